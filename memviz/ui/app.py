@@ -59,7 +59,7 @@ from memviz.ui.shell.same_for_all import Handout, SameForAll
 from memviz.ui.shell.session import Session
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.shell.theme import theme
-from memviz.ui.shell.turns import IN_TURN, in_turn
+from memviz.ui.shell.turns import IN_TURN, OrderlyBlocks, in_turn
 from memviz.ui.shell.windows import Windows
 from memviz.ui.shell.wiring import IN_PARTS, NO_PROGRESS, PRIVATE
 from memviz.ui.upload import routes
@@ -101,7 +101,7 @@ def build_app(
     return page
 
 
-class PageBlocks(QuickBlocks, ExplainingBlocks):
+class PageBlocks(OrderlyBlocks, QuickBlocks, ExplainingBlocks):
     """What routes and the doorway find by Gradio's application."""
 
     store: TraceStore

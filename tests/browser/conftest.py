@@ -157,7 +157,8 @@ def at_home(page: Any, address: str) -> None:
         for left in reversed(range(traces.count())):
             traces.first.get_by_role("button", name=re.compile("^Close")).click()
             playwright.expect(traces).to_have_count(left)
-        playwright.expect(page.locator("#what-if-verdict h1")).to_have_count(0)
+        # Or else the next story might take what is left for its own.
+        playwright.expect(page.locator("#what-if-verdict h1, #live-set table")).to_have_count(0)
         # Components stay, and count what they have drawn; a story waits for what is drawn for it.
         page.evaluate("document.querySelectorAll('[data-drawn]').forEach((each) => delete each.dataset.drawn)")
     else:
@@ -175,6 +176,22 @@ def watch(page: Any) -> list[str]:
     page.on("console", lambda message: faults.append(f"console: {message.text}") if message.type == "error" else None)
     page.on("request", lambda asked: faults.append(f"asked {asked.url}") if not asked.url.startswith(_OURS) else None)
     return faults
+
+
+def rest(page: Any, ms: int) -> None:
+    """Waits by the page's own clock, and for two of its frames: its shorter timers have run out then, however busy the
+    machine is."""
+    page.evaluate(
+        """(ms) => new Promise((over) => {
+          setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(over)), ms);
+        })""",
+        ms,
+    )
+
+
+def program(address: str) -> Any:
+    """A program that asks the page. Of itself it would give up where an answer takes more than five seconds."""
+    return pytest.importorskip("gradio_client").Client(address, verbose=False, httpx_kwargs={"timeout": None})
 
 
 def reload(page: Any) -> None:

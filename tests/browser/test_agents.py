@@ -25,7 +25,7 @@ def uploaded(server: str, name: str) -> str:
     import httpx
 
     with (SAMPLES / name).open("rb") as file:
-        answer = httpx.post(f"{server}gradio_api/upload", files={"files": file})
+        answer = httpx.post(f"{server}gradio_api/upload", files={"files": file}, timeout=None)
     return f"{server}gradio_api/file={answer.json()[0]}"
 
 

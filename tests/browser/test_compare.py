@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import at_home
+from tests.browser.conftest import at_home, new_visitor, rest
 
 DRAWN = ".mv-linked .mvt[data-drawn]:not([hidden])"
 
@@ -35,7 +35,7 @@ def _wait_until_it_rests(page: Any) -> None:
     """The plots are drawn once more in the screen's own pixels, and the table when Gradio tells of the session."""
     before: list[str] = []
     for _ in range(40):
-        page.wait_for_timeout(300)
+        rest(page, 300)
         now = [*(pixels(page, letter) for letter in "AB"), page.locator("#differences").inner_html()]
         if now == before:
             return
@@ -116,7 +116,7 @@ def test_a_row_lights_its_allocations_in_both_and_stays_when_clicked(compared: A
         expect_drawn_otherwise(compared, letter, old)
     row.get_by_role("button").click()
     compared.locator("#compare-top h1").hover()
-    compared.wait_for_timeout(400)
+    rest(compared, 400)
     lit = pixels(compared, "A")
     assert lit != before[0]
     compared.keyboard.press("Escape")
@@ -139,7 +139,7 @@ def test_clicks_that_come_before_the_answer_are_all_answered_in_their_order(comp
     compared.locator("#differences th[aria-sort] [data-value=a]").wait_for()
     compared.wait_for_url(re.compile("by=module&sort=a"))
     # Nothing comes after it.
-    compared.wait_for_timeout(500)
+    rest(compared, 500)
     assert compared.locator("#differences [data-by=module]").count() == 1
     assert "by=module&sort=a" in compared.url
 
@@ -219,7 +219,7 @@ def test_the_address_holds_the_comparison_and_a_link_restores_it(compared: Any, 
     compared.locator("#tabs [role=tab]").filter(has_text="Explore").click()
     compared.wait_for_url(lambda url: "tab=compare" not in url)
     # Samples may be opened by anybody, so another visitor sees the same.
-    other = browser.new_context(viewport={"width": 1440, "height": 1000}).new_page()
+    other = new_visitor(browser).new_page()
     other.goto(link)
     other.locator("#compare-overlay .mvt[data-drawn]").wait_for()
     other.locator("#differences [data-by=module]").wait_for()

@@ -16,6 +16,7 @@ from tests.browser.mounting import load
 
 MODULES = (
     "axes.js",
+    "base.js",
     "event_list/scale.js",
     "memory_timeline/legend.js",
     "memory_timeline/phases.js",
@@ -334,3 +335,38 @@ def test_an_overlay_says_the_change_with_its_sign(scripts: Any) -> None:
     cases = [[5 * mib, 3 * mib], [3 * mib, 5 * mib], [mib, mib], [mib, None], [None, mib]]
     words = scripts.evaluate("(cases) => cases.map(([a, b]) => memviz.overlay.changeWords(a ?? NaN, b ?? NaN))", cases)
     assert words == ["5.00 MiB, +2.00 MiB", "3.00 MiB, −2.00 MiB", "1.00 MiB", "1.00 MiB", "nothing here"]
+
+
+# -- what is told to Python
+
+GRADIO = """([kind, fails]) => new Promise((done) => {
+  const sent = [];
+  let [first, isUnderWay, isMoreTold, answers] = [null, false, false, 0];
+  const send = () => {
+    isUnderWay = true;
+    sent.push(JSON.parse(JSON.stringify(first)));
+  };
+  const say = memviz.base[kind]((event) => {
+    first ??= event;
+    if (isUnderWay) isMoreTold = true;
+    else send();
+  });
+  const answer = () => {
+    if ((!isUnderWay && sent.at(-1) === "d") || ++answers > 20) return done(sent);
+    const isSentAgain = isMoreTold && !fails;
+    isUnderWay = isMoreTold = false;
+    if (isSentAgain) send();
+  };
+  for (const word of "abcd") say(word);
+  setInterval(answer, 120);
+})"""
+"""While an answer is on its way it keeps in mind that more was told, and sends the first event once more; after an
+answer that failed it does not."""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(("kind", "sent"), [("inTurn", "abcd"), ("latest", "ad")])
+def test_what_is_told_while_an_answer_is_on_its_way_is_sent_after_it(
+    scripts: Any, kind: str, sent: str, fails: bool
+) -> None:
+    assert scripts.evaluate(GRADIO, [kind, fails]) == list(sent)

@@ -14,7 +14,6 @@ from tests.traces import MiB
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
-PATIENCE_MS = 15_000
 STANDS_ON = """() => {
   const node = document.activeElement;
   return node === document.body ? "nowhere" : (node.getAttribute("aria-label") || node.textContent).trim();
@@ -46,7 +45,7 @@ def press(page: Any, control: Any) -> None:
 
 def expect_to_stand_on(page: Any, words: str) -> None:
     with suppress(playwright.TimeoutError):
-        page.wait_for_function(f"(words) => ({STANDS_ON})() === words", arg=words, timeout=PATIENCE_MS)
+        page.wait_for_function(f"(words) => ({STANDS_ON})() === words", arg=words)
     assert page.evaluate(STANDS_ON) == words
 
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from tests.browser.conftest import program
 from tests.browser.test_run import opened
 from tests.runner.processes import wait_until
 from tests.server import ROOT, Server, started
 
-gradio_client = pytest.importorskip("gradio_client")
+pytest.importorskip("gradio_client")
 expect = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed").expect
 Status = pytest.importorskip("gradio_client.utils").Status
 PATIENCE_MS = 150_000
@@ -30,7 +31,7 @@ from tests import forked
 
 forked.runs_from_here()
 Worker.module = "tests.runner.fake_worker"
-limits.AT_HOME = replace(limits.AT_HOME, patience_seconds=2)
+limits.AT_HOME = replace(limits.AT_HOME, patience_seconds=10)
 real = RunAnswers.listing
 
 def listing(self):
@@ -44,7 +45,7 @@ build_app().launch(**launch_options())
 GOES_AWAY = """
 import sys
 from gradio_client import Client
-Client(sys.argv[1], verbose=False).submit("endless", {}, [], "", api_name="/run")
+Client(sys.argv[1], verbose=False, httpx_kwargs={"timeout": None}).submit("endless", {}, [], "", api_name="/run")
 print("asked", flush=True)
 sys.stdin.read()
 """
@@ -60,7 +61,7 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def client(fake: Server) -> Any:
-    return gradio_client.Client(fake.address, verbose=False)
+    return program(fake.address)
 
 
 def ask(client: Any, workload: str = "done", **settings: str) -> Any:
@@ -86,7 +87,7 @@ def test_a_program_that_is_killed_frees_the_device(fake: Server, client: Any) ->
 
 
 def test_one_who_asks_for_fifty_runs_keeps_nobody_from_one(fake: Server, client: Any, tmp_path: Path) -> None:
-    greedy = gradio_client.Client(fake.address, verbose=False)
+    greedy = program(fake.address)
     gates = [tmp_path / f"gate{number}" for number in range(50)]
     jobs = [ask(greedy, "waits", gate=str(gate)) for gate in gates]
     wait_until(lambda: sum(job.status().code is Status.PROCESSING for job in jobs) >= MOST_THREADS)

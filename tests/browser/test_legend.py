@@ -11,6 +11,7 @@ import pytest
 from memviz.trace.load import load_trace
 from memviz.ui.components.memory_timeline import MemoryTimeline, piece_server
 from memviz.ui.payloads.timeline_value import timeline_value
+from tests.browser.conftest import rest
 from tests.browser.mounting import mount
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
@@ -47,7 +48,7 @@ def test_every_colour_in_sight_is_named_once(page: Any, meaning: str, width: int
     page.set_viewport_size({"width": width, "height": 900})
     page.get_by_label("Colour", exact=True).select_option(meaning)
     page.wait_for_function(f"({TIMELINE}).data.meaning === '{meaning}'")
-    page.wait_for_timeout(RESTS_MS)
+    rest(page, RESTS_MS)
     named = page.evaluate(NAMED)
     assert len({name for name, _ in named}) == len(named)
     assert set(page.evaluate(IN_SIGHT)) <= {name for name, _ in named}
@@ -99,7 +100,7 @@ def test_escape_ends_what_is_kept(page: Any) -> None:
 @pytest.mark.parametrize("width", [1440, 1024, 760])
 def test_what_is_clicked_stays_in_sight_and_the_room_of_its_chip_lights_nothing_else(page: Any, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 900})
-    page.wait_for_timeout(RESTS_MS)
+    rest(page, RESTS_MS)
     titles = page.locator(".mvt-legend .mvt-key").evaluate_all("(keys) => keys.map((key) => key.title)")
     # Of those that have room the one that would lose it next.
     name, _ = min((title.rsplit(": ", 1) for title in titles), key=lambda each: int(re.sub(r"\D", "", each[1])))
@@ -107,7 +108,7 @@ def test_what_is_clicked_stays_in_sight_and_the_room_of_its_chip_lights_nothing_
     box = key.bounding_box()
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     playwright.expect(page.locator(".mvt-chip")).to_have_text(f"only {name} ×")
-    page.wait_for_timeout(RESTS_MS)
+    rest(page, RESTS_MS)
     playwright.expect(key).to_be_visible()
     lit = f"""() => {{
       const {{ lit, data }} = {TIMELINE};
@@ -120,7 +121,7 @@ def test_a_key_that_keeps_a_colour_keeps_the_focus(page: Any) -> None:
     page.locator(".mvt-legend .mvt-key", has_text="optimizer state").focus()
     page.keyboard.press("Enter")
     playwright.expect(page.locator(".mvt-chip")).to_have_text("only optimizer state ×")
-    page.wait_for_timeout(RESTS_MS)
+    rest(page, RESTS_MS)
     assert "optimizer state" in page.evaluate("document.activeElement.textContent")
     page.keyboard.press("Enter")
     playwright.expect(page.locator(".mvt-chip")).to_have_count(0)

@@ -15,6 +15,7 @@ from memviz.commands.peak import peak
 from memviz.commands.replay import replay
 from memviz.commands.summary import summary
 from memviz.trace.load import load_trace
+from tests.browser.conftest import program
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 TRAINING, CHECKPOINTED = SAMPLES / "training.pickle.gz", SAMPLES / "training-checkpointed.pickle.gz"
@@ -25,7 +26,7 @@ gradio_client = pytest.importorskip("gradio_client")
 
 @pytest.fixture(scope="module")
 def client(server: str) -> Any:
-    return gradio_client.Client(server, verbose=False)
+    return program(server)
 
 
 def named(client: Any) -> dict[str, Any]:

@@ -17,9 +17,16 @@ from tests.traces import MiB
 COUNT = 5
 HIGHEST = 3
 QUESTIONS = "**/gradio_api/queue/join*"
+ANSWERED_AT_ONCE = "**/gradio_api/run/predict*"
 AHEAD = "#timeline .mvt[data-ahead]"
 BEFORE_THE_PEAK = "event 19"
 WORDS = "#verdict .mv-verdict"
+SEE_HEADS = """() => {
+  const head = document.querySelector("#lower-head");
+  window.heads = [];
+  const see = () => window.heads.push(head.textContent);
+  new MutationObserver(see).observe(head, { subtree: true, childList: true, characterData: true });
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +46,12 @@ def dropped(page: Any, server: str, files: list[Path]) -> Any:
 
 @contextmanager
 def nobody_answers(page: Any) -> Iterator[None]:
-    """What the page tells its server meanwhile reaches it afterwards."""
-    page.route(QUESTIONS, lambda _: None)
+    """What the page tells its server meanwhile reaches it afterwards, in the same order."""
+    held: list[Any] = []
+    page.route(QUESTIONS, lambda route: held.append(route))
     yield
+    while held:
+        held.pop(0).continue_()
     page.unroute(QUESTIONS)
 
 
@@ -63,8 +73,8 @@ def expect_shown_ahead(page: Any, rank: int) -> None:
     page.locator(f'{AHEAD}[data-key="{key_of(page, rank)}"]').wait_for()
     assert page.locator(".mv-trace.mv-chosen").inner_text().startswith(f"run.rank{rank}")
     assert page.locator("#traces [aria-current=true]").count() == 1
-    dimmed = "(node) => Number(getComputedStyle(node).opacity) < 1"
-    assert page.locator("#verdict").evaluate(dimmed), "what speaks of the rank before stands back"
+    # What speaks of the rank before stands back.
+    page.wait_for_function("() => getComputedStyle(document.querySelector('#verdict')).opacity < 1")
 
 
 def expect_answered(page: Any, words: str) -> None:
@@ -92,6 +102,30 @@ def test_what_is_chosen_in_it_meanwhile_is_answered_afterwards(dropped: Any) -> 
         dropped.keyboard.press("Shift+ArrowLeft")
         dropped.locator("#timeline .mvt-pilltext", has_text=BEFORE_THE_PEAK).wait_for()
     expect_answered(dropped, "136 MiB")
+    dropped.locator("#lower-head", has_text=BEFORE_THE_PEAK).wait_for()
+
+
+def test_an_answer_that_is_overtaken_on_its_way_is_not_what_stays(dropped: Any) -> None:
+    held: list[tuple[Any, Any]] = []
+
+    def hold_the_peak(route: Any) -> None:
+        """The answer about another trace, as it begins at its peak, is made, and arrives last."""
+        sent = route.request.post_data_json
+        if held or sent["event_data"] is not None or len(sent["data"]) != 3:
+            route.continue_()
+        else:
+            held.append((route, route.fetch()))
+
+    dropped.route(ANSWERED_AT_ONCE, hold_the_peak)
+    row(dropped, HIGHEST).click()
+    expect_answered(dropped, "136 MiB")
+    dropped.locator("#timeline .mvt-plot").focus()
+    dropped.keyboard.press("Shift+ArrowLeft")
+    dropped.locator("#lower-head", has_text=BEFORE_THE_PEAK).wait_for()
+    dropped.evaluate(SEE_HEADS)
+    [(route, answer)] = held
+    route.fulfill(response=answer)
+    dropped.wait_for_function("at => window.heads.some((words) => words.includes(at))", arg="event 20 ")
     dropped.locator("#lower-head", has_text=BEFORE_THE_PEAK).wait_for()
 
 

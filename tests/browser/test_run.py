@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.browser.conftest import new_visitor
+from tests.runner.processes import wait_until
 from tests.server import ROOT, started
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
@@ -182,6 +184,7 @@ def test_a_run_that_is_killed_half_way_says_so_and_the_others_go_on(tab: Any, ru
     fill(tab, layers="200, 1, 2", sequence="256")
     press(tab, "Predict 3 variants")
     expect(row(tab, 0).locator(".mv-phase")).to_be_visible()
+    wait_until(lambda: workers(runs))
     for pid in workers(runs):
         os.kill(pid, signal.SIGKILL)
     expect(row(tab, 0)).to_contain_text("its process died")
@@ -209,7 +212,7 @@ def test_what_runs_can_be_cancelled_and_run_again(tab: Any) -> None:
 
 
 def test_runs_are_kept_for_their_visitor_alone(browser: Any, tmp_path: Path, watched: Callable[..., Any]) -> None:
-    context = browser.new_context(viewport={"width": 1440, "height": 1000})
+    context = new_visitor(browser)
     with page_of(tmp_path) as first:
         page = opened(watched(context), first.address)
         fill(page, **SMALL)
@@ -226,7 +229,7 @@ def test_runs_are_kept_for_their_visitor_alone(browser: Any, tmp_path: Path, wat
         kept.get_by_role("button", name="Open my first run").click()
         expect(page.locator("#traces")).to_contain_text("my first run")
         expect(page.locator("#verdict h1")).to_contain_text("The peak is")
-        stranger = browser.new_context()
+        stranger = new_visitor(browser)
         other = opened(watched(stranger), again.address)
         expect(other.locator("#run-kept summary")).to_have_count(0)
         stranger.close()

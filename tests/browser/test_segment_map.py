@@ -11,6 +11,7 @@ from memviz.figures.colouring import colouring, pixel_palette
 from memviz.trace.model import Trace
 from memviz.ui.components.segment_map import SegmentMap, moment_server
 from memviz.ui.payloads.segment_view import map_value
+from tests.browser.conftest import rest
 from tests.browser.mounting import Mounted, load, mount
 from tests.traces import MiB, alloc, block, event, frame, segment, trace_of
 
@@ -282,7 +283,7 @@ def test_the_last_picture_stays_until_the_newest_is_there(page):
 def test_another_traces_moment_changes_nothing(page):
     made = shown(page, two_segments())
     made.say(key="another", at=0, pin=0)
-    page.wait_for_timeout(100)
+    rest(page, 100)
     assert page.locator(".mvs").get_attribute("data-at") == "4"
     assert len(made.asked) == 1
 

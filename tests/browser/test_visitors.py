@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.browser.conftest import new_visitor, program, rest
 from tests.traces import alloc, frame, snapshot
 
 EVIL = "<img src=x onerror=document.title='pwned'>${document.title='pwned'}{{value}}</script><b>"
@@ -44,7 +45,7 @@ def test_another_visitor_sees_nothing_by_looking_or_by_link(
     page.keyboard.press("Shift+ArrowLeft")
     page.wait_for_url(re.compile("trace="))
     link = page.url
-    other = browser.new_context().new_page()
+    other = new_visitor(browser).new_page()
     other.goto(link)
     other.get_by_text("This link names a trace that is not open here").wait_for()
     assert not re.search("secret[-_]", other.content())
@@ -71,7 +72,7 @@ def test_text_from_a_file_stays_text(page: Any, server: str, tmp_path: Path) -> 
     path.write_bytes(pickle.dumps(snapshot(events, external_annotations=annotations)))
     open_file(page, server, path)
     page.locator(".mvt-phase").first.wait_for()
-    page.wait_for_timeout(1000)
+    rest(page, 1000)
     assert page.title() != "pwned"
     assert page.locator("img[src=x]").count() == 0
 
@@ -99,7 +100,7 @@ def test_ten_uploads_at_once_leave_the_page_answering(server: str, tmp_path: Pat
     path.write_bytes(pickle.dumps(snapshot(events)))
 
     def ask(_: int) -> int:
-        answer = client.Client(server, verbose=False).predict(client.handle_file(path), api_name="/summary")
+        answer = program(server).predict(client.handle_file(path), api_name="/summary")
         return int(answer["devices"][0]["peak_bytes"])
 
     with ThreadPoolExecutor(10) as pool:

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from memviz.trace.load import load_trace
-from tests.browser.conftest import at_home
+from tests.browser.conftest import at_home, new_visitor
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 expect = playwright.expect
@@ -157,7 +157,7 @@ def test_the_address_holds_the_question_and_a_link_asks_it_again(tab: Any, brows
     asked = parse_qs(urlsplit(tab.url).query)
     assert asked.pop("trace")[0].startswith("sample:")
     assert asked == {"tab": ["what-if"], "memory": ["2,400 MiB"], "max_split": ["128"]}
-    visitor = browser.new_context(viewport={"width": 1440, "height": 1000})
+    visitor = new_visitor(browser)
     other = watched(visitor)
     other.goto(tab.url)
     expect(verdict(other)).to_contain_text("max_split_size_mb:128 would carry it through")

@@ -9,6 +9,7 @@ import pytest
 from memviz.trace.model import Trace
 from memviz.ui.components.memory_timeline import MemoryTimeline, piece_server
 from memviz.ui.payloads.timeline_value import timeline_value
+from tests.browser.conftest import rest
 from tests.browser.mounting import Mounted, mount
 from tests.traces import MiB, alloc, free, trace_of
 
@@ -142,7 +143,7 @@ def test_keys_come_to_one_block_of_512_bytes_above_32_gibibytes(page: Any) -> No
     for _ in range(6):
         page.keyboard.press("w")
     page.wait_for_function(f"({TIMELINE}).viewport.top - ({TIMELINE}).viewport.bottom === 512")
-    page.wait_for_timeout(RESTS_MS)
+    rest(page, RESTS_MS)
     rows = page.evaluate(
         f"""() => {{
             const {{ canvas, viewport }} = {TIMELINE};
@@ -211,7 +212,7 @@ def test_what_is_seen_of_the_height_is_said_and_taken_back_from_a_link(page: Any
 def test_what_does_not_fit_the_seen_height_is_not_drawn_outside_the_plot(page: Any) -> None:
     """Lines of what is reserved or at its peak lie above: no label claims to be at a height that is not seen."""
     shown(page, {"low": 8 * GiB, "high": 9 * GiB})
-    page.wait_for_timeout(RESTS_MS)
+    rest(page, RESTS_MS)
     assert page.locator(".mvt-peakline").count() == 0
     assert page.locator(".mvt-figure", has_text="GiB").count() == 0
     box = plot(page)

@@ -110,7 +110,7 @@ def test_an_error_is_shown_as_python_would_show_it(tmp_path):
     body = "GPU.malloc(1000)\ndef deeper():\n    raise KeyError('mine')\ndeeper()\n"
     done = record(tmp_path, body)
     plain = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60
+        [sys.executable, "train.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True
     )
     assert done.returncode == plain.returncode == 1
     assert done.stderr == "memviz: 2 events written to run.pickle, at its end.\n" + plain.stderr

@@ -64,7 +64,7 @@ def test_a_profile_of_what_there_is_is_written_when_the_script_is_told_to_end(tm
     try:
         assert process.stdout.readline() == "waiting\n"
         process.send_signal(ends)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=forked.MOST_SECONDS)
     finally:
         process.kill()
     assert process.returncode, said

@@ -42,7 +42,7 @@ def test_files_are_named_by_rank_and_mesh_and_the_one_that_fails_says_so(tmp_pat
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 1
     assert names(tmp_path) == ["run.rank0.dp0.pickle", "run.rank1.dp1.pickle"], done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -144,36 +145,49 @@ def test_an_order_is_carried_out_as_the_case_that_was_sent(tmp_path, monkeypatch
     )
 
 
-def script_for(tmp_path, monkeypatch, text: str) -> Processes:
-    """Cases carried out by a script in the place of their own process."""
+def script_for(tmp_path, monkeypatch, text: str, is_ready: Callable[[int], bool] = bool) -> Processes:
+    """Cases carried out by a script in the place of their own process, once it is ready."""
     script = tmp_path / "case.py"
     script.write_text(text)
 
     def begun(environment: Any) -> Any:
         command = [sys.executable, "-S", "-E", str(script)]
         everything = environment_with(environment)
-        return processes.subprocess.Popen(command, stdin=-1, env=everything, start_new_session=True)
+        process = processes.subprocess.Popen(command, stdin=-1, env=everything, start_new_session=True)
+        wait_until(lambda: is_ready(process.pid))
+        return process
 
     monkeypatch.setattr(processes, "_begun", begun)
     return Processes(Results(tmp_path), {"commit": "c"})
 
 
 def test_a_process_that_takes_too_long_is_ended_with_all_that_it_started(tmp_path, monkeypatch):
+    folder = tmp_path / "children"
+    folder.mkdir()
     hangs = f"""
 import os, sys, time
-sys.stdin.readline()
+parent = os.getpid()
 if os.fork() == 0:
-    open({str(tmp_path / "child")!r}, "w").write(str(os.getpid()))
+    open(f"{folder}/{{parent}}", "w").write(str(os.getpid()))
+    time.sleep(600)
+sys.stdin.readline()
 time.sleep(600)
 """
-    cases = script_for(tmp_path, monkeypatch, hangs)
+
+    def child_of(parent: int) -> str:
+        return (folder / str(parent)).read_text() if (folder / str(parent)).exists() else ""
+
+    cases = script_for(tmp_path, monkeypatch, hangs, lambda parent: bool(child_of(parent)))
     words = cases.carry_out(Case("replay", "slow"), 1.0)
     cases.end()
     assert words == "It took longer than 1 seconds and was stopped."
     found = Results(tmp_path).read("replay", "slow")
     assert found is not None
     assert (found["failed"], found["machine"]) == (words, {"commit": "c"})
-    wait_until(lambda: not is_there(int((tmp_path / "child").read_text())))
+    children = [int(each.read_text()) for each in folder.iterdir()]
+    # The second is that of the process begun ahead.
+    assert len(children) == 2
+    wait_until(lambda: not any(map(is_there, children)))
 
 
 def test_a_process_that_aborts_loses_no_other_and_leaves_its_last_words(tmp_path, monkeypatch):

@@ -100,7 +100,7 @@ def test_whoever_is_killed_leaves_no_process(tmp_path: Path) -> None:
     folder = write_ranks(tmp_path / "job", 8)
     code = "import sys, tests.ranks.test_pool as here; here.killed_while_reading(sys.argv[1])"
     asked = subprocess.run(
-        [sys.executable, "-c", code, str(folder)], cwd=ROOT, stdout=subprocess.PIPE, timeout=60, check=False
+        [sys.executable, "-c", code, str(folder)], cwd=ROOT, stdout=subprocess.PIPE, timeout=600, check=False
     )
     assert (asked.returncode, asked.stdout) == (-signal.SIGKILL, b"reading\n")
 

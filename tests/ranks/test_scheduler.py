@@ -78,7 +78,7 @@ def test_workers_say_what_this_machine_says(cluster: Any, job: Path) -> None:
 def test_workers_without_this_memviz_are_sent_what_they_need(other_cluster: Any, job: Path) -> None:
     address = other_cluster.scheduler_address
     with distributed.Client(address, set_as_default=False) as client:
-        client.wait_for_workers(1, timeout=60)
+        client.wait_for_workers(1, timeout=600)
         assert gathered(Gathering((str(job),), scheduler=address)) == read(job)
         assert "memviz-" in next(iter(client.run(memviz_at).values()))
 
@@ -121,7 +121,7 @@ def test_a_place_that_fails_now_and_then(cluster: Any, tmp_path: Path) -> None:
     known = "tests.ranks.unsteady_files.UnsteadyFiles"
     with distributed.Client(cluster.scheduler_address, set_as_default=False) as client:
         # Those that a test before has ended come back with nothing registered.
-        client.wait_for_workers(2, timeout=60)
+        client.wait_for_workers(2, timeout=600)
         client.run(_register, str(Path(__file__).parents[2]), known)
     _register(str(Path(__file__).parents[2]), known)
     found = gathered(Gathering((f"unsteady://{folder}",), scheduler=cluster.scheduler_address))

@@ -10,7 +10,7 @@ from memviz.runner.jobs.order import OrderStatus
 from memviz.runner.jobs.scheduler import Scheduler
 from memviz.runner.jobs.worker_process import Worker
 
-PATIENCE_SECONDS = 240
+PATIENCE_SECONDS = 600
 
 
 def wait_until(it_is_so: Callable[[], bool]) -> None:

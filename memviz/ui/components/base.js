@@ -96,11 +96,21 @@ function telling(tell, queue) {
   let waiting = [];
   /** @type {any} */
   let said;
-  const again = () => waiting.length && tell(event);
+  let timer = 0;
+  const soon = () => {
+    clearTimeout(timer);
+    timer = setTimeout(again, SEEN_MS);
+  };
+  // Until it is taken: where an answer fails, Gradio forgets that more was told meanwhile.
+  function again() {
+    if (!waiting.length) return;
+    tell(event);
+    soon();
+  }
   const event = {
     toJSON() {
       if (waiting.length) said = waiting.shift();
-      setTimeout(again, SEEN_MS);
+      soon();
       return said;
     },
   };
@@ -108,8 +118,8 @@ function telling(tell, queue) {
     const isFirst = !waiting.length;
     waiting = queue(waiting, data);
     if (!hasBegun()) isFirst && known.then(again);
-    else if (isFirst) tell(event);
-    else setTimeout(again, SEEN_MS);
+    else if (isFirst) again();
+    else soon();
   };
 }
 

@@ -7,10 +7,23 @@ import { inTurn, nearest } from "./base.js";
 /** @param {HTMLElement} one @param {HTMLElement} other */
 const areAlike = (one, other) => JSON.stringify({ ...one.dataset }) === JSON.stringify({ ...other.dataset });
 
+/** Answers can overtake each other on their way. A panel that holds their number ([data-mv-answer]) tells of an older one
+ * that was shown after a newer one, as of a click, so that what it has overwritten is asked for again.
+ * @param {HTMLElement} element @param {Gradio["watch"]} watch @param {(data: any) => void} click */
+function tellOvertaken(element, watch, click) {
+  let shown = 0;
+  watch("value", () => {
+    const number = Number(/** @type {HTMLElement | null} */ (element.querySelector("[data-mv-answer]"))?.dataset.mvAnswer || shown);
+    if (number < shown) click({ act: "again" });
+    shown = number;
+  });
+}
+
 /** Clicks on what has `data-act`, and where keys do not click by themselves, Enter and Space on it.
  * @param {HTMLElement} element @param {Gradio} gradio */
-export function mount(element, { tell }) {
+export function mount(element, { watch, tell }) {
   const click = inTurn(tell.click);
+  tellOvertaken(element, watch, click);
   const clicked = (/** @type {HTMLElement} */ control) => click({ ...control.dataset });
   element.addEventListener("click", (event) => {
     const control = nearest(event, "[data-act]");

@@ -59,6 +59,8 @@ class ExploreTab:
     events_box: gr.Column
     events: EventList
     inspector: Panel
+    number: Panel
+    """Of the answer that stands in the details; see `Heard`."""
     shown: gr.State
     """The key of the trace that the details are about."""
     chosen: gr.State
@@ -94,6 +96,7 @@ def build(context: Context, session: gr.State) -> ExploreTab:
             with gr.Column(visible="hidden", elem_id="events-box") as events_box:
                 events = EventList(context.find, elem_id="events")
         inspector = Panel(elem_id="inspector")
+        number = Panel(visible="hidden", elem_id="answer-number")
     parts = ExploreTab(
         verdict=verdict,
         findings=findings,
@@ -108,6 +111,7 @@ def build(context: Context, session: gr.State) -> ExploreTab:
         events_box=events_box,
         events=events,
         inspector=inspector,
+        number=number,
         shown=gr.State(""),
         chosen=gr.State({}),
         heard=gr.State(Heard()),
@@ -138,30 +142,37 @@ def _wire(context: Context, session: gr.State, parts: ExploreTab) -> None:
         before = heard.state.tab
         turned = heard.state.clicked(clicked(event), timeline_key(current.current) if current.current else "")
         heard.session, heard.state = current, turned
-        shown = heard.answered(partial(panels, context, due=answer.TABLE))
-        is_same = turned.tab == before
-        return [*shown, *([gr.skip()] * len(parts.maps) if is_same else heard.answered(partial(maps, context)))]
+
+        def details(session: Session, state: ExploreState, said: Mapping[str, Any]) -> list[Any]:
+            shown = panels(context, session, state, said, answer.TABLE)
+            is_same = turned.tab == before
+            return [*shown, *([gr.skip()] * len(parts.maps) if is_same else maps(context, session, state, said))]
+
+        return heard.answered(details)
 
     def search(current: Session, heard: Heard, event: gr.EventData) -> list[Any]:
         heard.session, heard.state = current, heard.state.finding(typed(event))
         return heard.answered(partial(panels, context, due=answer.FOUND))
 
+    def everything(session: Session, state: ExploreState, said: Mapping[str, Any]) -> list[Any]:
+        return [said, *panels(context, session, state, said, answer.ALL), *maps(context, session, state, said)]
+
     def another(current: Session, chosen: Mapping[str, Any], heard: Heard) -> list[Any]:
         heard.session, heard.chosen = current, chosen_of_another(current, chosen, heard.chosen)
+        return heard.answered(everything)
 
-        def everything(session: Session, state: ExploreState, said: Mapping[str, Any]) -> list[Any]:
-            shown = panels(context, session, state, said, answer.ALL)
-            return [said, *shown, *maps(context, session, state, said)]
-
+    def again(heard: Heard) -> list[Any]:
         return heard.answered(everything)
 
     told, turned = [session, parts.chosen, parts.heard], [session, parts.heard]
-    parts.timeline.select(select, told, [parts.chosen, *parts.panels], **_LATEST)
+    details, all_details = [*parts.panels, parts.number], [parts.chosen, *parts.panels, *parts.maps, parts.number]
+    parts.timeline.select(select, told, [parts.chosen, *details], **_LATEST)
     parts.shown.change(_offering(context), [session, parts.heard], [parts.findings], **_LATEST)
-    parts.find.input(search, turned, parts.panels, **_LATEST)
-    parts.shown.change(another, told, [parts.chosen, *parts.panels, *parts.maps], **_LATEST)
+    parts.find.input(search, turned, details, **_LATEST)
+    parts.shown.change(another, told, all_details, **_LATEST)
+    parts.number.click(again, [parts.heard], all_details, **_LATEST)
     for panel in (parts.head, parts.live):
-        panel.click(act, turned, [*parts.panels, *parts.maps], **_LATEST)
+        panel.click(act, turned, [*parts.panels, *parts.maps, parts.number], **_LATEST)
 
 
 def _offering(context: Context) -> Callable[[Session, Heard], Awaitable[Any]]:

@@ -1,12 +1,19 @@
-"""Questions that read or write whole files, in turn between those who ask: Gradio's own queue knows no visitors."""
+"""Who waits for whom: Gradio's own queue knows no visitors.
+
+Questions that read or write whole files are answered in turn between those who ask. Events of one visitor that change
+the same state are answered one after the other.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from functools import wraps
+from inspect import isgeneratorfunction
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import gradio as gr
 from gradio.context import LocalContext
 
 from memviz.errors import MemvizError
@@ -53,3 +60,30 @@ def in_turn(answer: Callable[..., Any], line: FairLock = _line) -> Callable[...,
 def _visitor() -> str:
     """Gradio's name of the window or the program that asks."""
     return getattr(LocalContext.request.get(None), "session_hash", None) or ""
+
+
+class OrderlyBlocks(gr.Blocks):
+    """A page whose queued events wait for each other where they read a `gr.State` and write it again.
+
+    Gradio answers events side by side, each with the state as it was when the event came in. The last one to end would
+    undo what the others changed: a trace that was chosen while another one was being opened, or the trace itself.
+    """
+
+    def __init__(self, *settings: Any, **named: Any) -> None:
+        super().__init__(*settings, **named)
+        self._changing: WeakKeyDictionary[Any, asyncio.Lock] = WeakKeyDictionary()
+        """By the session."""
+
+    async def process_api(self, block_fn: Any, inputs: list[Any], state: Any = None, *more: Any, **named: Any) -> Any:
+        event = self.fns[block_fn] if isinstance(block_fn, int) else block_fn
+        if state is None or not _changes_state(event):
+            return await super().process_api(block_fn, inputs, state, *more, **named)
+        async with self._changing.setdefault(state, asyncio.Lock()):
+            return await super().process_api(block_fn, inputs, state, *more, **named)
+
+
+def _changes_state(event: Any) -> bool:
+    # Answers in parts run for minutes, and cancel each other by means of their own.
+    if not event.queue or isgeneratorfunction(event.fn):
+        return False
+    return any(block.stateful and block in event.inputs for block in event.outputs)

@@ -82,7 +82,7 @@ def test_who_asks_again_replaces_what_they_had_waiting(scheduler: Scheduler, end
 
 
 def test_only_so_many_wait(endless: Request) -> None:
-    with contextlib.closing(Scheduler(timeout=60, most_waiting=2)) as scheduler:
+    with contextlib.closing(Scheduler(timeout=PATIENCE_SECONDS, most_waiting=2)) as scheduler:
         running(scheduler, scheduler.submit([endless], ["endless"], owner="a"), 0)
         for name in "bc":
             scheduler.submit([DONE], [name], owner=name)

@@ -94,11 +94,14 @@ def test_two_visitors_who_ask_for_the_same_run_get_one_each(scheduler: Scheduler
 
 
 def test_what_nobody_asks_after_ends_and_the_next_goes_on(tmp_path: Path) -> None:
-    with contextlib.closing(Scheduler(timeout=PATIENCE_SECONDS, patience=1.5)) as scheduler:
+    with contextlib.closing(Scheduler(timeout=PATIENCE_SECONDS, patience=300)) as scheduler:
         gone = scheduler.submit([ENDLESS, DONE], ["gone", "behind"], owner="ann")
         worker = running(scheduler, gone)
         never_seen = scheduler.submit([DONE], ["never seen"], owner="eve")
         waits = scheduler.submit([DONE], ["waits"], owner="bob")
+        order = scheduler._orders[waits.id]
+        with order.attention.paid():
+            scheduler.tick(time.monotonic() + 600)
         assert over(scheduler, waits).variants[0].state == "done"
         wait_until(lambda: not worker.is_alive)
         left = scheduler._orders[gone.id].status

@@ -19,7 +19,7 @@ WAYS = (
 def test_gradients_are_those_of_one_process(tmp_path: Path) -> None:
     ranks = [_begun(GroupRank(number, 2), tmp_path / "meet") for number in range(2)]
     for process in ranks:
-        out, errors = process.communicate(timeout=120)
+        out, errors = process.communicate(timeout=forked.MOST_SECONDS)
         assert process.returncode == 0, errors
         off = dict(line.split() for line in out.splitlines())
         assert tuple(off) == WAYS and all(float(share) < ROUNDING for share in off.values()), out

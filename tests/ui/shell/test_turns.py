@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import gradio as gr
 import pytest
 from gradio.context import LocalContext
+from gradio.state_holder import SessionState
 
 from memviz.fair_lock import FairLock
-from memviz.ui.shell.turns import in_turn
+from memviz.ui.shell.turns import OrderlyBlocks, in_turn
 
 
 class Visitor:
@@ -66,3 +68,32 @@ def test_a_fault_gives_the_turn_on() -> None:
     with pytest.raises(ValueError, match="no"):
         asyncio.run(in_turn(fails, line)("no"))
     assert asked(line, [("a", "after")])[1] == ["AFTER"]
+
+
+@pytest.mark.parametrize("visitors", [1, 2])
+def test_what_two_events_of_a_visitor_change_at_once_both_stays(visitors: int) -> None:
+    """And another visitor waits for neither."""
+    may_end = threading.Event()
+
+    def slow(opened: tuple[str, ...]) -> tuple[str, ...]:
+        assert may_end.wait(60)
+        return (*opened, "slow")
+
+    def quick(opened: tuple[str, ...]) -> tuple[str, ...]:
+        return (*opened, "quick")
+
+    async def ask() -> list[Any]:
+        with OrderlyBlocks() as page:
+            opened = gr.State(())
+            for answer in (slow, quick):
+                gr.Button().click(answer, opened, opened)
+        states = [SessionState(page) for _ in range(visitors)]
+        first = asyncio.create_task(page.process_api(0, [None], state=states[0]))
+        second = asyncio.create_task(page.process_api(1, [None], state=states[-1]))
+        # As far as it comes beside the first one: to its end only where it is another visitor's.
+        await asyncio.wait([second], timeout=None if visitors == 2 else 0.2)
+        may_end.set()
+        await asyncio.gather(first, second)
+        return [state[opened._id] for state in states]
+
+    assert asyncio.run(ask()) == ([("slow", "quick")] if visitors == 1 else [("slow",), ("quick",)])

@@ -29,7 +29,7 @@ def begun(rank: GroupRank, way: str, meet_at: Path) -> subprocess.Popen[str]:
 def test_gradients_and_outputs_are_those_of_one_process(way: str, tmp_path: Path) -> None:
     ranks = [begun(GroupRank(number, 2), way, tmp_path / "meet") for number in range(2)]
     for process in ranks:
-        out, errors = process.communicate(timeout=120)
+        out, errors = process.communicate(timeout=forked.MOST_SECONDS)
         assert process.returncode == 0, errors
         assert float(out) < ROUNDING
 
