@@ -85,6 +85,8 @@ class Category(IntEnum):
     """Kept by a CUDA graph for its replays."""
     HOST_COPY = 12
     """Pinned memory of the host, from which and into which a GPU copies."""
+    AUTOCAST_WEIGHT_COPIES = 13
+    """Weights in half precision, which autocast keeps until its region ends and autograd until the backward."""
 
     @property
     def label(self) -> str:

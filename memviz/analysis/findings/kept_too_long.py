@@ -19,6 +19,7 @@ _STAYS = (
     Category.OPTIMIZER_STATE,
     Category.INPUT,
     Category.WORKSPACE,
+    Category.AUTOCAST_WEIGHT_COPIES,
     Category.KV_CACHE,
     Category.COLLECTIVE,
     Category.GRAPH_POOL,
