@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memviz.analysis.actions.layers import layers_holding
 from memviz.analysis.annotations import steps
 from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
 from memviz.analysis.callstacks.sites import NO_SITE, sites
+from memviz.analysis.findings.facts import Facts
 from memviz.analysis.health import history
 from memviz.analysis.live import live_rows
 from memviz.analysis.peak import peak
@@ -50,6 +52,8 @@ class MostOfIt:
     """For most of these bytes the purpose is no more than probable."""
     kept_by: KeptBy | None = None
     """Of activations: who keeps them."""
+    layers: str = ""
+    """'24 equal layers', where these made all that those places keep."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +136,14 @@ def _most_of_it(trace: Trace, device: DeviceTrace) -> MostOfIt | None:
             said = [part for part in told(trace, device, rows) if part.kind == group.key]
             probable = sum(part.bytes for part in said if part.certainty == Certainty.PROBABLE)
             keeps = kept_by(trace, device, rows) if group.key == Category.ACTIVATION.label else None
-            return MostOfIt(group.label, group.bytes, 2 * probable > group.bytes, keeps)
+            layers = _layers(trace, device, keeps) if keeps is not None else ""
+            return MostOfIt(group.label, group.bytes, 2 * probable > group.bytes, keeps, layers)
     return None
+
+
+def _layers(trace: Trace, device: DeviceTrace, keeps: KeptBy) -> str:
+    holding = layers_holding(Facts(trace, device), keeps.rows, timeline(device).peak_event)
+    return holding.words if holding is not None and len(holding.rows) == len(keeps.rows) else ""
 
 
 def _ran_out(trace: Trace, device: DeviceTrace, rule: SiteRule = DEFAULT_RULE) -> FailedRequest | None:

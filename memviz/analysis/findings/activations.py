@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from memviz.analysis.actions.autocast import is_mixed
-from memviz.analysis.actions.layers import layered_steps
+from memviz.analysis.actions.layers import layers_holding
 from memviz.analysis.findings.facts import Facts, site_name
 from memviz.analysis.findings.finding import Finding, FindingKind
 from memviz.analysis.live import live_rows
 from memviz.analysis.purpose.activity import Doing, stack_signs
 from memviz.analysis.purpose.reasons import Certainty, Reason
 from memviz.trace.model import Category, Ints8
-from memviz.units import bytes_text, count_text, percent_text
+from memviz.units import bytes_text, percent_text
 
 _MUCH = 0.2
 """Of the peak."""
@@ -64,9 +62,7 @@ def _remedy(facts: Facts, has_layers: bool) -> str:
 
 
 def _in_layers(facts: Facts, live: Ints8) -> str:
-    for step in layered_steps(facts, around=facts.line.peak_event):
-        inside = np.intersect1d(live, np.concatenate([layer.kept for layer in step.layers]))
-        if len(inside):
-            size = bytes_text(int(facts.rows.size[inside].sum()))
-            return f", {size} of it in {count_text(len(step.layers))} equal layers"
-    return ""
+    layers = layers_holding(facts, live, facts.line.peak_event)
+    if layers is None:
+        return ""
+    return f", {bytes_text(int(facts.rows.size[layers.rows].sum()))} of it in {layers.words}"

@@ -1,4 +1,4 @@
-"""Which few places keep most of what a forward keeps, and in how many equal layers."""
+"""Which few places keep most of what a forward keeps."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from memviz.trace.model import Category, DeviceTrace, Ints8, Trace
 _MOST_PLACES = 3
 _ENOUGH = 0.5
 """Of the activations: places that make less of them together are no answer."""
-_FEWEST_LAYERS = 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KeptBy:
     places: tuple[Site, ...]
     """By bytes, the largest first."""
     bytes: int
     """All that they hold of activations at this moment."""
-    layers: int
-    """How many equal blocks most places hold; 0 where they hold no equal ones."""
+    rows: Ints8
+    """Of `lifetimes`."""
 
 
 def kept_by(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule = DEFAULT_RULE) -> KeptBy | None:
@@ -42,19 +41,4 @@ def kept_by(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule = DEF
     chosen = [table.sites[sites_held[i]] for i in order[:needed].tolist()]
     if needed > _MOST_PLACES or any(site.kind not in (SiteKind.USER, SiteKind.LIBRARY) for site in chosen):
         return None
-    layers = _layers(place, all_rows.size[rows], order[:needed], len(sites_held))
-    return KeptBy(tuple(chosen), int(sums[order[:needed]].sum()), layers)
-
-
-def _layers(place: Ints8, size: Ints8, chosen: Ints8, places: int) -> int:
-    """The number of equal blocks in which most bytes are held, if all chosen places hold it or a multiple of it."""
-    sizes, code = np.unique(size, return_inverse=True)
-    pairs, count = np.unique(place * len(sizes) + code, return_counts=True)
-    most = np.zeros(places, dtype=np.int64)
-    np.maximum.at(most, pairs // len(sizes), count)
-    held = np.bincount(most, weights=sum_by(place, size, places))
-    held[:_FEWEST_LAYERS] = 0
-    layers = int(np.argmax(held))
-    if not layers:
-        return 0
-    return layers if (most[chosen] % layers == 0).all() else 0
+    return KeptBy(tuple(chosen), int(sums[order[:needed]].sum()), rows[np.isin(place, order[:needed])])
