@@ -71,7 +71,7 @@ def layered_steps(facts: Facts, around: int | None = None) -> tuple[LayeredStep,
     """Forwards with the backward that follows at once, where equal layers keep something: all, or the one around an
     event."""
     spans = facts.phases.spans
-    if not facts.phases.is_training:
+    if not facts.phases.is_training and not len(facts.failed_requests):
         return ()
     layered = []
     for number, span in enumerate(spans):
@@ -86,7 +86,7 @@ def layered_steps(facts: Facts, around: int | None = None) -> tuple[LayeredStep,
 def kept_for_backward(facts: Facts, forward: PhaseSpan, backward: PhaseSpan | None) -> Ints8:
     """Made in a forward, live when its backward begins, and freed within it; or live where the trace ends before."""
     rows, last_event = facts.rows, facts.count - 1
-    begin, end = (backward.first, backward.last) if backward else (last_event, last_event)
+    begin, end = (backward.first, backward.last) if backward else (_stops_at(facts, forward), last_event)
     end += end == last_event
     first, last = np.searchsorted(rows.start, [forward.first, begin])
     made = np.arange(first, last)
@@ -94,9 +94,16 @@ def kept_for_backward(facts: Facts, forward: PhaseSpan, backward: PhaseSpan | No
     return made[waits & np.isin(facts.purposes.category[made], _KEPT)]
 
 
+def _stops_at(facts: Facts, forward: PhaseSpan) -> int:
+    """The event at which a forward ends that no backward follows: a request fails, or the recording ends."""
+    failed = facts.failed_requests[facts.failed_requests >= forward.first]
+    return int(failed[0]) if len(failed) else facts.count - 1
+
+
 def _layers(facts: Facts, forward: PhaseSpan, backward: PhaseSpan | None) -> tuple[Layer, ...]:
     rows, kept = facts.rows, kept_for_backward(facts, forward, backward)
-    first, last = np.searchsorted(rows.start, [forward.first, backward.first if backward else facts.count])
+    past = backward.first if backward else _stops_at(facts, forward) + 1
+    first, last = np.searchsorted(rows.start, [forward.first, past])
     made = np.arange(first, last)
     count, of_layers = _repeated(facts, kept)
     if count < _FEWEST:

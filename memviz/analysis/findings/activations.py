@@ -27,8 +27,10 @@ def activations(facts: Facts) -> Iterator[Finding]:
     rows = rows[facts.has_purpose(Category.ACTIVATION)[rows]]
     has_backward = any(span.doing == Doing.BACKWARD for span in facts.phases.spans)
     if not has_backward:
-        # A recording that ends, or ran out of memory, before it. What a forward lets go by itself waits for nothing.
-        rows = rows[facts.rows.end[rows] == len(facts.device.events)]
+        # A recording that ends, or ran out of memory, before it. What a forward lets go by itself waits for nothing,
+        # and what goes once a request has failed goes with the exception.
+        failed = facts.failed_requests[facts.failed_requests >= event]
+        rows = rows[facts.rows.end[rows] > (failed[0] if len(failed) else facts.count - 1)]
     size = int(facts.rows.size[rows].sum())
     if size < max(_MUCH * facts.line.peak_bytes, 1):
         return

@@ -39,7 +39,8 @@ def growing(facts: Facts) -> Iterator[Finding]:
         site = site_name(growth.sites[0])
         made = _made(made_by(growth.sites[0]))
         if len(growth.sites) > 1:
-            made = f" is made in forwards at {count_text(len(growth.sites))} places{f', mostly {site},' if site else ''} and"
+            mostly = f", mostly {site}," if site else ""
+            made = f" is made in forwards at {count_text(len(growth.sites))} places{mostly} and"
         yield Finding(
             FindingKind.GROWING,
             int(growth.bytes.sum()),

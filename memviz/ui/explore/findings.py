@@ -17,6 +17,7 @@ FEW = 5
 _LONGEST = 400
 _WHAT_IF, _RUN = ("what-if", "What if"), ("run", "Run")
 _TABS = {
+    FindingKind.OUT_OF_MEMORY: _WHAT_IF,
     FindingKind.ACTIVATIONS: _RUN,
     FindingKind.PINNED_SEGMENTS: _WHAT_IF,
     FindingKind.SPIKE: _WHAT_IF,
