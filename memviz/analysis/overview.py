@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memviz.analysis.actions.layers import layers_holding
+from memviz.analysis.actions.proposals import limit_of_start
 from memviz.analysis.annotations import steps
 from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
 from memviz.analysis.callstacks.sites import NO_SITE, Site, SiteKind, sites
@@ -87,6 +88,9 @@ class Overview:
     most_of_it: MostOfIt | None
     """Of the peak: the largest category, where it is known and makes a good part."""
     ran_out: FailedRequest | None
+    is_estimate: bool = False
+    limit_of_start: str = ""
+    """Of an estimate: how much its recording missed."""
     largest_site: str = ""
     """At the peak, where most of it has no purpose and its places are known."""
     largest_site_bytes: int = 0
@@ -105,6 +109,8 @@ def overview(trace: Trace, device: DeviceTrace) -> Overview:
         step=_step(trace, device, line.peak_event),
         most_of_it=_most_of_it(trace, device),
         ran_out=_ran_out(trace, device),
+        is_estimate=trace.is_estimate,
+        limit_of_start=limit_of_start(Facts(trace, device)) if trace.is_estimate else "",
         largest_site=site,
         largest_site_bytes=site_bytes,
     )

@@ -10,6 +10,11 @@ from memviz.units import bytes_text, count_text, counted, percent_text
 
 
 def explore(overview: Overview) -> Headline:
+    said = _said(overview)
+    return said.as_estimate(overview.limit_of_start) if overview.is_estimate else said
+
+
+def _said(overview: Overview) -> Headline:
     if overview.ran_out is not None:
         return _ran_out(overview, overview.ran_out)
     if not overview.event_count:

@@ -336,6 +336,10 @@ class About:
         return f"{self.origin} {joint} {self.on}" if self.on else self.origin
 
 
+ESTIMATE_CODE = "estimate"
+"""Of the note that a trace is an estimate."""
+
+
 @dataclass(frozen=True)
 class Note:
     """Something the reader must know about this Trace, in plain words, with what to do."""
@@ -375,6 +379,11 @@ class Trace:
     @cached_property
     def event_count(self) -> int:
         return sum(len(device.events) for device in self.devices)
+
+    @property
+    def is_estimate(self) -> bool:
+        """The requests of a recording, edited and replayed."""
+        return any(note.code == ESTIMATE_CODE for note in self.notes)
 
     def action_name(self, code: int) -> str:
         if code >= Action.OTHER:
