@@ -74,10 +74,13 @@ class PythonStacks:
         place_depth = np.repeat(depth_of, self.length) - (
             np.arange(len(by_torch)) - np.repeat(stacks.offsets[:-1], self.length)
         )
-        is_below = place_depth > np.repeat(outermost, self.length) + 1
-        below = _least_depth(
-            depth(last_place(stacks, by_torch & is_below)), depth(last_place(stacks, bodies & is_below))
-        )
+        outer = np.repeat(outermost, self.length)
+        below = depth(last_place(stacks, by_torch & (place_depth > outer)))
+        # Decorators may stand between the call and the model's own function, which is the outermost body.
+        own_body = depth(last_place(stacks, bodies))
+        own_body = np.where((below >= 0) & (own_body > below), outermost, own_body)
+        deeper = bodies & (place_depth > np.repeat(np.maximum(own_body, outermost), self.length))
+        below = _least_depth(below, depth(last_place(stacks, deeper)))
         self.own_until = np.where(below >= 0, below, self.length)
         """Where the outermost module's own functions end, and another module is called."""
         return innermost, outermost

@@ -121,3 +121,15 @@ def test_a_criterion_that_is_called_by_itself_is_no_forward():
 def test_a_real_forward_that_is_called_directly_is_one(name):
     trace = load_trace(FOLDER / name)
     assert [span.kind for span in phase_spans(trace, trace.devices[0]).spans] == ["forward"]
+
+
+def test_a_model_whose_forward_is_decorated_begins_anew_where_its_lines_do():
+    def decorated(line: int) -> list:
+        wrapper = frame("wrapper", f"{t.SITE}/transformers/utils/generic.py", 1036)
+        return [t.NATIVE, frame("forward", "/p/layer.py", 5), t.CALL, frame("forward", "/p/model.py", line), wrapper,
+                t.CALL, t.MAIN]  # fmt: skip
+
+    events = Recording()
+    for _ in range(3):
+        events.alloc(1, decorated(8)).alloc(2, decorated(9)).free(1).free(2)
+    assert [name for name, _, _ in named(events)] == ["forward 1", "forward 2", "forward 3"]
