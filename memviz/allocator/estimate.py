@@ -9,11 +9,9 @@ from memviz.allocator.replayed import Figures, Replayed
 from memviz.allocator.replayer import Source
 from memviz.allocator.settings import Settings
 from memviz.allocator.what_if import figures_on, replay_on
-from memviz.trace.model import Note, Trace
+from memviz.trace.model import ESTIMATE_CODE, Note, Trace
 
 ESTIMATE = "an estimate from the trace"
-ESTIMATE_CODE = "estimate"
-"""Of the note that says so."""
 
 
 @dataclass(frozen=True)

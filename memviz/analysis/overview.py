@@ -6,25 +6,33 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memviz.analysis.actions.layers import layers_holding
+from memviz.analysis.actions.proposals import limit_of_start
 from memviz.analysis.annotations import steps
 from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
-from memviz.analysis.callstacks.sites import NO_SITE, sites
+from memviz.analysis.callstacks.sites import NO_SITE, Site, SiteKind, sites
+from memviz.analysis.findings.facts import Facts
 from memviz.analysis.health import history
+from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.live import live_rows
 from memviz.analysis.peak import peak
 from memviz.analysis.purpose.activity import Doing
-from memviz.analysis.purpose.kept_by import KeptBy, kept_by
+from memviz.analysis.purpose.categories import categories
 from memviz.analysis.purpose.kinds import SAYS_NOTHING
 from memviz.analysis.purpose.phase_spans import phase_spans
 from memviz.analysis.purpose.reasons import Certainty
 from memviz.analysis.purpose.told import told
 from memviz.analysis.step_names import noted_step, step_name
+from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import timeline
 from memviz.analysis.which_device import Which, which
-from memviz.trace.model import Action, Category, DeviceTrace, Trace
+from memviz.trace.model import Action, Category, DeviceTrace, Ints8, Trace
 
 _LEAST_SHARE = 0.2
 """Of the peak: a kind that makes less of it does not say what the peak is."""
+_MOST_PLACES = 3
+_ENOUGH = 0.5
+"""Of the activations: places that make less of them together are no answer."""
 _JUST_BEGUN = 20
 """A twentieth of a backward: what lies in it is still the forward's height."""
 
@@ -42,6 +50,16 @@ class FailedRequest:
     reserved_bytes: int
 
 
+@dataclass(frozen=True, eq=False)
+class KeptBy:
+    places: tuple[Site, ...]
+    """By bytes, the largest first."""
+    bytes: int
+    """All that they hold of activations at this moment."""
+    rows: Ints8
+    """Of `lifetimes`."""
+
+
 @dataclass(frozen=True)
 class MostOfIt:
     category: str
@@ -50,6 +68,8 @@ class MostOfIt:
     """For most of these bytes the purpose is no more than probable."""
     kept_by: KeptBy | None = None
     """Of activations: who keeps them."""
+    layers: str = ""
+    """'24 equal layers', where these made all that those places keep."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +88,9 @@ class Overview:
     most_of_it: MostOfIt | None
     """Of the peak: the largest category, where it is known and makes a good part."""
     ran_out: FailedRequest | None
+    is_estimate: bool = False
+    limit_of_start: str = ""
+    """Of an estimate: how much its recording missed."""
     largest_site: str = ""
     """At the peak, where most of it has no purpose and its places are known."""
     largest_site_bytes: int = 0
@@ -86,6 +109,8 @@ def overview(trace: Trace, device: DeviceTrace) -> Overview:
         step=_step(trace, device, line.peak_event),
         most_of_it=_most_of_it(trace, device),
         ran_out=_ran_out(trace, device),
+        is_estimate=trace.is_estimate,
+        limit_of_start=limit_of_start(Facts(trace, device)) if trace.is_estimate else "",
         largest_site=site,
         largest_site_bytes=site_bytes,
     )
@@ -132,8 +157,30 @@ def _most_of_it(trace: Trace, device: DeviceTrace) -> MostOfIt | None:
             said = [part for part in told(trace, device, rows) if part.kind == group.key]
             probable = sum(part.bytes for part in said if part.certainty == Certainty.PROBABLE)
             keeps = kept_by(trace, device, rows) if group.key == Category.ACTIVATION.label else None
-            return MostOfIt(group.label, group.bytes, 2 * probable > group.bytes, keeps)
+            layers = _layers(trace, device, keeps) if keeps is not None else ""
+            return MostOfIt(group.label, group.bytes, 2 * probable > group.bytes, keeps, layers)
     return None
+
+
+def kept_by(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule = DEFAULT_RULE) -> KeptBy | None:
+    """Of the activations among these rows of `lifetimes`. None where no few places hold most of them."""
+    rows = rows[categories(trace, device).category[rows] == Category.ACTIVATION]
+    all_rows, table = lifetimes(device), sites(trace, rule)
+    sites_held, place = np.unique(table.of_stack[all_rows.stack[rows]], return_inverse=True)
+    if not len(rows):
+        return None
+    sums = sum_by(place, all_rows.size[rows], len(sites_held))
+    order = np.argsort(-sums, kind="stable")
+    needed = int(np.searchsorted(np.cumsum(sums[order]), _ENOUGH * sums.sum())) + 1
+    chosen = [table.sites[sites_held[i]] for i in order[:needed].tolist()]
+    if needed > _MOST_PLACES or any(site.kind not in (SiteKind.USER, SiteKind.LIBRARY) for site in chosen):
+        return None
+    return KeptBy(tuple(chosen), int(sums[order[:needed]].sum()), rows[np.isin(place, order[:needed])])
+
+
+def _layers(trace: Trace, device: DeviceTrace, keeps: KeptBy) -> str:
+    holding = layers_holding(Facts(trace, device), keeps.rows, timeline(device).peak_event)
+    return holding.words if holding is not None and len(holding.rows) == len(keeps.rows) else ""
 
 
 def _ran_out(trace: Trace, device: DeviceTrace, rule: SiteRule = DEFAULT_RULE) -> FailedRequest | None:

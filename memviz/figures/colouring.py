@@ -39,6 +39,7 @@ _CATEGORY_ORDER = (
     Category.WORKSPACE,
     Category.COLLECTIVE,
     Category.GRADIENT,
+    Category.AUTOCAST_WEIGHT_COPIES,
     Category.ACTIVATION,
     Category.INPUT,
     Category.OUTPUT,

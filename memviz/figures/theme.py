@@ -80,6 +80,7 @@ LIGHT = Palette(
         Category.COLLECTIVE: "#9c4b23",
         Category.GRAPH_POOL: "#9c4b23",
         Category.HOST_COPY: "#8abbd8",
+        Category.AUTOCAST_WEIGHT_COPIES: "#7a1f2e",
         Category.UNKNOWN: "#7a7d86",
     },
 )
@@ -110,6 +111,7 @@ DARK = Palette(
         Category.COLLECTIVE: "#a2532d",
         Category.GRAPH_POOL: "#a2532d",
         Category.HOST_COPY: "#98c8e5",
+        Category.AUTOCAST_WEIGHT_COPIES: "#86242f",
         Category.UNKNOWN: "#7c7f88",
     },
 )

@@ -29,6 +29,13 @@ class _Part:
 
 def compare(told: Telling, names: Sequence[str] = ()) -> Headline:
     """`names` are what the traces are called, where that is not their files' names."""
+    said = _said(told, names)
+    estimates = [moment for moment in told.found.moments if moment.is_estimate]
+    limits = dict.fromkeys(moment.limit_of_start for moment in estimates if moment.limit_of_start)
+    return said.as_estimate(" ".join(limits)) if estimates else said
+
+
+def _said(told: Telling, names: Sequence[str]) -> Headline:
     comparison = told.found
     called = _called(comparison, names)
     peaks = [moment.live_bytes for moment in comparison.moments]

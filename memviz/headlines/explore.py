@@ -10,6 +10,11 @@ from memviz.units import bytes_text, count_text, counted, percent_text
 
 
 def explore(overview: Overview) -> Headline:
+    said = _said(overview)
+    return said.as_estimate(overview.limit_of_start) if overview.is_estimate else said
+
+
+def _said(overview: Overview) -> Headline:
     if overview.ran_out is not None:
         return _ran_out(overview, overview.ran_out)
     if not overview.event_count:
@@ -28,10 +33,11 @@ def explore(overview: Overview) -> Headline:
 
 def _kept(overview: Overview) -> str:
     """Who keeps most of the activations, where a few places do."""
-    keeps = overview.most_of_it.kept_by if overview.most_of_it is not None else None
-    if keeps is None:
+    most = overview.most_of_it
+    keeps = most.kept_by if most is not None else None
+    if most is None or keeps is None:
         return ""
-    layers = f", in {keeps.layers} equal layers" if keeps.layers else ""
+    layers = f", in {most.layers}" if most.layers else ""
     share = percent_text(keeps.bytes, overview.peak_bytes)
     return f"{share} is kept by {_places(keeps.places)}{layers}. "
 

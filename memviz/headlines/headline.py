@@ -14,6 +14,10 @@ class Headline:
         """With another sentence to the reason, where there is one to add."""
         return Headline(self.answer, f"{self.reason} {more}".strip())
 
+    def as_estimate(self, limit: str = "") -> Headline:
+        """Called an estimate, with what limits it."""
+        return Headline(f"Estimate: {self.answer}", self.reason).and_also(limit)
+
     def __str__(self) -> str:
         return f"{self.answer} {self.reason}".strip()
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from memviz.analysis.comparing.letters import letter
 from memviz.analysis.which_device import Which, others_out_of_memory
-from memviz.trace.model import DeviceTrace, Trace
+from memviz.trace.model import Category, DeviceTrace, Trace
 from memviz.trace.reserved_bytes import is_reserved_known
 from memviz.units import bytes_text, count_text
 
@@ -28,14 +28,14 @@ def of_device(device: Which) -> str:
 
 
 def kind_name(category: str) -> str:
-    """parameter -> parameters, temporary -> temporary tensors; what has no plural stays."""
+    """parameter -> parameters, temporary -> temporary tensors; what has no plural or is one stays."""
     if category == "temporary":
         return "temporary tensors"
-    return f"{category}s" if is_plural(category) else category
+    return f"{category}s" if category in _MANY else category
 
 
 def is_plural(category: str) -> bool:
-    return category in _MANY or category == "temporary"
+    return category in (*_MANY, "temporary", Category.AUTOCAST_WEIGHT_COPIES.label)
 
 
 def reserved_text(live_bytes: int, reserved_bytes: int) -> str:

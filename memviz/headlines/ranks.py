@@ -49,12 +49,16 @@ def _most_out_of_line(job: Ranks) -> str:
     if not job.outliers:
         return ""
     one = job.outliers[0]
-    cause, because = one.chief, ""
-    if cause is not None:
-        because = (
-            f", {_part(cause.delta_bytes, one.delta_bytes)} by {short(cause.name)} ({delta_text(cause.delta_bytes)})"
+    category, site = one.chief_category, one.chief_site
+    causes = []
+    if category is not None:
+        causes.append(
+            f", {_part(category.delta_bytes, one.delta_bytes)} {category.words} ({delta_text(category.delta_bytes)})"
         )
-    return f"Rank {one.rank} has {delta_text(one.delta_bytes)} against rank {one.against}{because}."
+    if site is not None:
+        joint = "; the largest site is" if causes else f", {_part(site.delta_bytes, one.delta_bytes)} by"
+        causes.append(f"{joint} {short(site.name)} ({delta_text(site.delta_bytes)})")
+    return f"Rank {one.rank} has {delta_text(one.delta_bytes)} against rank {one.against}{''.join(causes)}."
 
 
 def _part(of_cause: int, whole: int) -> str:

@@ -35,6 +35,7 @@ def ranks_json(job: Ranks, card: OnCard | None = None) -> dict[str, Any]:
                 "delta_bytes": one.delta_bytes,
                 "against": one.against,
                 "because": _differences(one.because, "site"),
+                "categories": _differences(one.categories, "category"),
             }
             for one in job.outliers
         ],

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memviz.ranks.differences import REST, NamedDelta, by_site, bytes_apart
+from memviz.analysis.purpose.kinds import SAYS_NOTHING
+from memviz.ranks.differences import REST, NamedDelta, by_category, by_site, bytes_apart
 from memviz.ranks.numbers import Rank
 
 _LEAST_GAP, _MOST_GAP = 0.001, 0.02
@@ -52,15 +53,30 @@ class Outlier:
     delta_bytes: int
     because: tuple[NamedDelta, ...]
     """By site. They add up to the difference."""
+    categories: tuple[NamedDelta, ...] = ()
+    """They add up to it, too."""
 
     @property
-    def chief(self) -> NamedDelta | None:
-        """The largest that goes the way of the whole; others may go against it.
+    def chief_category(self) -> NamedDelta | None:
+        """The largest that goes the way of the whole and explains something."""
+        deltas = {one.delta_bytes for one in self.categories}
+        # As much less of another category is the same tensors, which look different there.
+        telling = (one for one in self.categories if one.name not in SAYS_NOTHING and -one.delta_bytes not in deltas)
+        return max(self._along(tuple(telling)), key=lambda one: abs(one.delta_bytes), default=None)
+
+    @property
+    def chief_site(self) -> NamedDelta | None:
+        """The largest that goes the way of the whole; None where several are as large.
 
         All that is left together may be more: it is many sites, each of them smaller.
         """
-        along = (one for one in self.because if (one.delta_bytes > 0) == (self.delta_bytes > 0) and one.delta_bytes)
-        return max(along, key=lambda one: (one.name != REST, abs(one.delta_bytes)), default=None)
+        along = self._along(self.because)
+        ranked = sorted(along, key=lambda one: (one.name == REST, -abs(one.delta_bytes)))
+        is_tied = len(ranked) > 1 and ranked[1].name != REST and ranked[0].delta_bytes == ranked[1].delta_bytes
+        return None if is_tied or not ranked else ranked[0]
+
+    def _along(self, parts: Sequence[NamedDelta]) -> list[NamedDelta]:
+        return [one for one in parts if one.delta_bytes * self.delta_bytes > 0]
 
 
 def grouped(ranks: Sequence[Rank]) -> tuple[tuple[RankGroup, ...], tuple[Outlier, ...]]:
@@ -139,6 +155,7 @@ def _far(part: Sequence[Rank], norms: Sequence[Sequence[Rank]]) -> list[Outlier]
             against=median.number,
             delta_bytes=rank.row.peak_bytes - median.row.peak_bytes,
             because=by_site(rank.row, median.row, _CAUSES),
+            categories=by_category(rank.row, median.row),
         )
         for rank in far
     ]

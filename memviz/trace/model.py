@@ -85,6 +85,8 @@ class Category(IntEnum):
     """Kept by a CUDA graph for its replays."""
     HOST_COPY = 12
     """Pinned memory of the host, from which and into which a GPU copies."""
+    AUTOCAST_WEIGHT_COPIES = 13
+    """Weights in half precision, which autocast keeps until its region ends and autograd until the backward."""
 
     @property
     def label(self) -> str:
@@ -334,6 +336,10 @@ class About:
         return f"{self.origin} {joint} {self.on}" if self.on else self.origin
 
 
+ESTIMATE_CODE = "estimate"
+"""Of the note that a trace is an estimate."""
+
+
 @dataclass(frozen=True)
 class Note:
     """Something the reader must know about this Trace, in plain words, with what to do."""
@@ -373,6 +379,11 @@ class Trace:
     @cached_property
     def event_count(self) -> int:
         return sum(len(device.events) for device in self.devices)
+
+    @property
+    def is_estimate(self) -> bool:
+        """The requests of a recording, edited and replayed."""
+        return any(note.code == ESTIMATE_CODE for note in self.notes)
 
     def action_name(self, code: int) -> str:
         if code >= Action.OTHER:

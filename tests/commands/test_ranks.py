@@ -43,6 +43,11 @@ def test_json_says_who_stands_out_and_why(job: Path) -> None:
             "delta_bytes": 16 * MiB,
             "against": 4,
             "because": [{"site": "train.py:99 cache", "delta_bytes": 16 * MiB}],
+            "categories": [
+                {"category": "activation", "delta_bytes": 60 * MiB},
+                {"category": "temporary", "delta_bytes": -60 * MiB},
+                {"category": "output", "delta_bytes": 16 * MiB},
+            ],
         }
     ]
     assert [Path(one["place"]).name for one in found["failed"]] == ["run.rank9.pickle"]
@@ -66,7 +71,8 @@ def test_as_text_it_says_the_same(job: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(
         "Of 11 ranks the highest peak is 136 MiB, on rank 5. 10 need the same, 1 differs. "
-        "Rank 5 has +16.0 MiB against rank 4, most of it by train.py:99 cache (+16.0 MiB)."
+        "Rank 5 has +16.0 MiB against rank 4, most of it probably output (+16.0 MiB); the largest site is train.py:99 "
+        "cache (+16.0 MiB)."
     )
     assert "\n  120 MiB: 10 ranks, 0-4, 6-8, 10-11\n" in done.stdout
     assert "! " + str(job / "run.rank9.pickle") in done.stdout

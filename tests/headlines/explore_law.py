@@ -50,7 +50,7 @@ ANSWERS = (
     ),
     Form("state", rf"(?P<live>{SIZE}) are live(?: on (?P<device>{DEVICE}))?\."),
 )
-_KEPT = rf"(?:(?P<kept>{SHARE}) is kept by (?P<places>.+?)(?:, in (?P<layers>{COUNT}) equal layers)?\. )?"
+_KEPT = rf"(?:(?P<kept>{SHARE}) is kept by (?P<places>.+?)(?:, in (?P<layers>{COUNT}) (?:equal )?layers)?\. )?"
 REASONS = (
     Form("before", rf"{_KEPT}It was there before the first event\."),
     Form("last", rf"{_KEPT}It comes (?:in (?P<step>.+), )?at event (?P<event>{COUNT}), the (?P<which>last|only one)\."),

@@ -10,7 +10,7 @@ from memviz.headlines.ranks import missing, ranks
 from memviz.ranks.numbers import Rank
 from memviz.ranks.places import Place
 from memviz.ranks.reduce_rank import row_of
-from memviz.ranks.row import RankRanOut, SiteBytes
+from memviz.ranks.row import KindBytes, RankRanOut, SiteBytes
 from memviz.ranks.together import Ranks, of_ranks
 from tests.traces import MiB, alloc, trace_of
 
@@ -69,3 +69,24 @@ def test_a_cause_that_others_go_against_is_more_than_all(cache: int, weights: in
         for sizes in held
     ]
     assert words in ranks(of_ranks(tuple(Rank(number, row) for number, row in enumerate(rows)))).reason
+
+
+def test_a_difference_names_its_largest_category_and_no_site_that_ties() -> None:
+    """The six sites of activations are as large as one another, and optimizer state is more than each."""
+    held = [{"norm": 0, "state": 100}] * 20 + [{"norm": 256, "state": 1637}]
+    rows = [
+        replace(
+            EMPTY,
+            peak_bytes=(6 * sizes["norm"] + sizes["state"]) * MiB,
+            sites=tuple(SiteBytes(f"norm{at}", f"norm{at}_forward", sizes["norm"] * MiB) for at in range(6)),
+            other_sites_bytes=sizes["state"] * MiB,
+            categories=(
+                KindBytes("activation", 6 * sizes["norm"] * MiB),
+                KindBytes("optimizer state", sizes["state"] * MiB),
+            ),
+        )
+        for sizes in held
+    ]
+    said = ranks(of_ranks(tuple(Rank(number, row) for number, row in enumerate(rows)))).reason
+    assert "Rank 20 has +3,073 MiB against rank 9, most of it optimizer state (+1,537 MiB)." in said
+    assert "norm" not in said

@@ -142,15 +142,28 @@ def test_the_same_line_in_another_folder_is_the_same_site() -> None:
 def test_the_chief_cause_goes_the_way_of_the_whole() -> None:
     """A rank that holds more may hold less of what is largest in it."""
     causes = (NamedDelta("a.py:1", -575), NamedDelta("b.py:1", 288), NamedDelta("c.py:1", 400))
-    assert Outlier(64, 5, 113, causes).chief == causes[2]
-    assert Outlier(64, 5, -113, (NamedDelta("a.py:1", 3), NamedDelta("b.py:1", -116))).chief == NamedDelta(
+    assert Outlier(64, 5, 113, causes).chief_site == causes[2]
+    assert Outlier(64, 5, -113, (NamedDelta("a.py:1", 3), NamedDelta("b.py:1", -116))).chief_site == NamedDelta(
         "b.py:1", -116
     )
-    assert Outlier(64, 5, 0, ()).chief is None
+    assert Outlier(64, 5, 0, ()).chief_site is None
 
 
 def test_the_chief_cause_is_a_site_where_one_is_named() -> None:
     """What is left may be more together, and nobody can look it up."""
     causes = (NamedDelta("a.py:1", 40), NamedDelta("b.py:1", 30), NamedDelta(REST, 50))
-    assert Outlier(64, 5, 120, causes).chief == causes[0]
-    assert Outlier(64, 5, 50, causes[2:]).chief == causes[2]
+    assert Outlier(64, 5, 120, causes).chief_site == causes[0]
+    assert Outlier(64, 5, 50, causes[2:]).chief_site == causes[2]
+
+
+def test_of_sites_that_tie_none_is_the_chief_cause() -> None:
+    causes = tuple(NamedDelta(f"norm{number}_forward", 256) for number in range(6))
+    assert Outlier(64, 5, 3281, causes).chief_site is None
+
+
+def test_the_chief_category_is_the_largest_that_explains_something() -> None:
+    parts = (NamedDelta("unknown", 1600), NamedDelta("activation", 1537), NamedDelta("gradient", -9))
+    assert Outlier(64, 5, 3128, (), parts).chief_category == parts[1]
+    assert Outlier(64, 5, 1600, (), parts[:1]).chief_category is None
+    renamed = (NamedDelta("activation", 60), NamedDelta("temporary", -60), NamedDelta("output", 16))
+    assert Outlier(64, 5, 16, (), renamed).chief_category == renamed[2]

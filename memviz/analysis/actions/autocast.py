@@ -52,7 +52,7 @@ def autocast(facts: Facts) -> Proposal | None:
     halved = np.flatnonzero(computed & (_is_product(names) | np.isin(names, _FOLLOW))[_place(facts)])
     if not len(halved):
         return None
-    copies = Edit(halved=halved, again=_copies_of_weights(facts, names), again_as=Category.ACTIVATION)
+    copies = Edit(halved=halved, again=_copies_of_weights(facts, names), again_as=Category.AUTOCAST_WEIGHT_COPIES)
     trace = edited(facts.trace, facts.device, copies)
     return Proposal(ActionKind.AUTOCAST, "autocast to bfloat16", ASSUMPTIONS, trace)
 
@@ -60,6 +60,8 @@ def autocast(facts: Facts) -> Proposal | None:
 def is_mixed(facts: Facts) -> bool:
     """Whether something is in half precision already: forwards keep copies in another precision, something is copied
     into twice its size, or an attention runs that knows half precision alone."""
+    if facts.has_purpose(Category.AUTOCAST_WEIGHT_COPIES).any():
+        return True
     names = _names(facts)
     activations = facts.has_purpose(Category.ACTIVATION)
     copies = activations & (names == "_to_copy")[_place(facts)]

@@ -1,4 +1,4 @@
-"""The equal layers of a forward: what each of them makes, keeps for the backward and hands to the next one."""
+"""The layers of a forward, as groups of stacks that repeat: what each makes, keeps for the backward and hands on."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from memviz.analysis.purpose.activity import Doing
 from memviz.analysis.purpose.phase_spans import PhaseSpan
 from memviz.analysis.sums import sum_by
 from memviz.trace.model import Category, Ints8
+from memviz.units import count_text
 
 _FEWEST = 2
+_NEARLY_ALL = 0.95
+"""Of the bytes that repeated groups keep: of several groups that keep as much the smallest is a layer."""
 _KEPT = np.array([Category.ACTIVATION, Category.OUTPUT, Category.UNKNOWN], dtype=np.uint8)
 
 
@@ -39,11 +42,36 @@ class LayeredStep:
     layers: tuple[Layer, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class LayersHolding:
+    """Layers of one forward that made some of these rows."""
+
+    count: int
+    is_equal: bool
+    """All of them hold the same sizes."""
+    rows: Ints8
+
+    @property
+    def words(self) -> str:
+        return f"{count_text(self.count)} {'equal ' if self.is_equal else ''}layers"
+
+
+def layers_holding(facts: Facts, rows: Ints8, event: int) -> LayersHolding | None:
+    """The layers of the forward around an event among what is live then; None where fewer than two hold any."""
+    for step in layered_steps(facts, around=event):
+        parts = [np.intersect1d(rows, layer.made) for layer in step.layers]
+        sizes = {tuple(np.sort(facts.rows.size[part]).tolist()) for part in parts if len(part)}
+        count = sum(len(part) > 0 for part in parts)
+        if count >= _FEWEST:
+            return LayersHolding(count, len(sizes) == 1, np.concatenate(parts))
+    return None
+
+
 def layered_steps(facts: Facts, around: int | None = None) -> tuple[LayeredStep, ...]:
     """Forwards with the backward that follows at once, where equal layers keep something: all, or the one around an
     event."""
     spans = facts.phases.spans
-    if not facts.phases.is_training:
+    if not facts.phases.is_training and not len(facts.failed_requests):
         return ()
     layered = []
     for number, span in enumerate(spans):
@@ -58,7 +86,7 @@ def layered_steps(facts: Facts, around: int | None = None) -> tuple[LayeredStep,
 def kept_for_backward(facts: Facts, forward: PhaseSpan, backward: PhaseSpan | None) -> Ints8:
     """Made in a forward, live when its backward begins, and freed within it; or live where the trace ends before."""
     rows, last_event = facts.rows, facts.count - 1
-    begin, end = (backward.first, backward.last) if backward else (last_event, last_event)
+    begin, end = (backward.first, backward.last) if backward else (_stops_at(facts, forward), last_event)
     end += end == last_event
     first, last = np.searchsorted(rows.start, [forward.first, begin])
     made = np.arange(first, last)
@@ -66,9 +94,16 @@ def kept_for_backward(facts: Facts, forward: PhaseSpan, backward: PhaseSpan | No
     return made[waits & np.isin(facts.purposes.category[made], _KEPT)]
 
 
+def _stops_at(facts: Facts, forward: PhaseSpan) -> int:
+    """The event at which a forward ends that no backward follows: a request fails, or the recording ends."""
+    failed = facts.failed_requests[facts.failed_requests >= forward.first]
+    return int(failed[0]) if len(failed) else facts.count - 1
+
+
 def _layers(facts: Facts, forward: PhaseSpan, backward: PhaseSpan | None) -> tuple[Layer, ...]:
     rows, kept = facts.rows, kept_for_backward(facts, forward, backward)
-    first, last = np.searchsorted(rows.start, [forward.first, backward.first if backward else facts.count])
+    past = backward.first if backward else _stops_at(facts, forward) + 1
+    first, last = np.searchsorted(rows.start, [forward.first, past])
     made = np.arange(first, last)
     count, of_layers = _repeated(facts, kept)
     if count < _FEWEST:
@@ -87,16 +122,28 @@ def _layers(facts: Facts, forward: PhaseSpan, backward: PhaseSpan | None) -> tup
 
 
 def _repeated(facts: Facts, kept: Ints8) -> tuple[int, Ints8]:
-    """How often the stacks that keep most bytes come, and their rows. What comes once is no layer."""
+    """How often the group of stacks comes that keeps most bytes, and its rows. What comes once is no layer.
+
+    One layer may come to a stack several times, as a loop over heads does: then its group is what repeats as a whole.
+    """
     rows = facts.rows
     stacks, code = np.unique(rows.stack[kept], return_inverse=True)
     if not len(kept):
         return 0, kept
-    times = np.bincount(code)
-    held = sum_by(times, sum_by(code, rows.size[kept], len(stacks)), int(times.max()) + 1)
-    held[:_FEWEST] = 0
-    count = int(held.argmax())
-    return (count, kept[times[code] == count]) if held[count] else (0, kept[:0])
+    times, held = np.bincount(code), sum_by(code, rows.size[kept], len(stacks))
+    in_a_row = np.bincount(code[np.append(True, code[1:] != code[:-1])])
+    counts = [count for count in np.unique(in_a_row)[::-1].tolist() if count >= _FEWEST]
+    periodic = [count for count in counts if _is_periodic(code[(times % count == 0)[code]], count)]
+    sums = {count: int(held[times % count == 0].sum()) for count in periodic}
+    for count in periodic:
+        if sums[count] >= _NEARLY_ALL * max(sums.values()):
+            return count, kept[(times % count == 0)[code]]
+    return 0, kept[:0]
+
+
+def _is_periodic(code: Ints8, count: int) -> bool:
+    """The same sequence of stacks comes so many times."""
+    return len(code) > 0 and bool((code.reshape(count, -1) == code[: len(code) // count]).all())
 
 
 def _layer(facts: Facts, made: Ints8, kept: Ints8, first: int, past: int) -> Layer | None:

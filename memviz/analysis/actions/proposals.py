@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from memviz.analysis.actions.action import ActionKind, Proposal
 from memviz.analysis.actions.autocast import autocast
 from memviz.analysis.actions.checkpoint import checkpoint
@@ -11,6 +13,7 @@ from memviz.analysis.findings.facts import Facts
 from memviz.analysis.findings.finding import Finding, FindingKind
 from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace, Trace
+from memviz.units import bytes_text
 
 _EXPANDABLE = Proposal(
     ActionKind.EXPANDABLE_SEGMENTS,
@@ -36,6 +39,22 @@ def proposal(trace: Trace, device: DeviceTrace, finding: Finding, kind: ActionKi
     if kind not in kinds_of(finding):
         raise UsageError(f"Against {finding.key} there is no {kind}.")
     facts = Facts(trace, device)
+    made = _made(facts, finding, kind)
+    limit = limit_of_start(facts)
+    if made is None or made.trace is None or not limit:
+        return made
+    return replace(made, assumptions=(*made.assumptions, limit))
+
+
+def limit_of_start(facts: Facts) -> str:
+    """An edit changes only what was recorded. Empty where the recording is complete."""
+    start = facts.line.start_bytes
+    if not start:
+        return ""
+    return f"Recording started with {bytes_text(start)} allocated, which the estimate leaves as they are."
+
+
+def _made(facts: Facts, finding: Finding, kind: ActionKind) -> Proposal | None:
     match kind:
         case ActionKind.CHECKPOINT:
             return checkpoint(facts)

@@ -12,8 +12,10 @@ from functools import cached_property
 
 import numpy as np
 
+from memviz.analysis.actions.proposals import limit_of_start
 from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
 from memviz.analysis.comparing.match_allocations import Alike, Pair, Thing, alike
+from memviz.analysis.findings.facts import Facts
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.live import live_rows
 from memviz.analysis.purpose.kinds import KINDS, SAYS_NOTHING, kinds
@@ -34,6 +36,9 @@ class Moment:
     live_bytes: int
     reserved_peak_bytes: int
     event_count: int
+    is_estimate: bool = False
+    limit_of_start: str = ""
+    """Of an estimate: how much its recording missed."""
     ran_out_at: int | None = None
     """The last event at which it was refused memory; None where it never was."""
 
@@ -110,6 +115,8 @@ def _moment(side: Pair) -> Moment:
         live_bytes=line.peak_bytes,
         reserved_peak_bytes=line.reserved_peak_bytes,
         event_count=len(device.events),
+        is_estimate=trace.is_estimate,
+        limit_of_start=limit_of_start(Facts(trace, device)) if trace.is_estimate else "",
         ran_out_at=int(refused[-1]) if len(refused) else None,
     )
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from memviz.analysis.actions.autocast import is_mixed
-from memviz.analysis.actions.layers import layered_steps
+from memviz.analysis.actions.layers import layers_holding
 from memviz.analysis.findings.facts import Facts, site_name
 from memviz.analysis.findings.finding import Finding, FindingKind
 from memviz.analysis.live import live_rows
 from memviz.analysis.purpose.activity import Doing, stack_signs
 from memviz.analysis.purpose.reasons import Certainty, Reason
 from memviz.trace.model import Category, Ints8
-from memviz.units import bytes_text, count_text, percent_text
+from memviz.units import bytes_text, percent_text
 
 _MUCH = 0.2
 """Of the peak."""
@@ -29,8 +27,10 @@ def activations(facts: Facts) -> Iterator[Finding]:
     rows = rows[facts.has_purpose(Category.ACTIVATION)[rows]]
     has_backward = any(span.doing == Doing.BACKWARD for span in facts.phases.spans)
     if not has_backward:
-        # A recording that ends, or ran out of memory, before it. What a forward lets go by itself waits for nothing.
-        rows = rows[facts.rows.end[rows] == len(facts.device.events)]
+        # A recording that ends, or ran out of memory, before it. What a forward lets go by itself waits for nothing,
+        # and what goes once a request has failed goes with the exception.
+        failed = facts.failed_requests[facts.failed_requests >= event]
+        rows = rows[facts.rows.end[rows] > (failed[0] if len(failed) else facts.count - 1)]
     size = int(facts.rows.size[rows].sum())
     if size < max(_MUCH * facts.line.peak_bytes, 1):
         return
@@ -64,9 +64,7 @@ def _remedy(facts: Facts, has_layers: bool) -> str:
 
 
 def _in_layers(facts: Facts, live: Ints8) -> str:
-    for step in layered_steps(facts, around=facts.line.peak_event):
-        inside = np.intersect1d(live, np.concatenate([layer.kept for layer in step.layers]))
-        if len(inside):
-            size = bytes_text(int(facts.rows.size[inside].sum()))
-            return f", {size} of it in {count_text(len(step.layers))} equal layers"
-    return ""
+    layers = layers_holding(facts, live, facts.line.peak_event)
+    if layers is None:
+        return ""
+    return f", {bytes_text(int(facts.rows.size[layers.rows].sum()))} of it in {layers.words}"

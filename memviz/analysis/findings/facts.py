@@ -16,7 +16,7 @@ from memviz.analysis.purpose.phase_spans import PhaseSpan, PhaseSpans, phase_spa
 from memviz.analysis.purpose.reasons import Certainty
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import Timeline, timeline
-from memviz.trace.model import Bools, Category, DeviceTrace, Ints8, Trace
+from memviz.trace.model import Action, Bools, Category, DeviceTrace, Ints8, Trace
 
 NOTICEABLE = 0.01
 """Share of a peak below which nothing is worth a sentence."""
@@ -52,6 +52,11 @@ class Facts:
             if span.doing == Doing.FORWARD:
                 first.setdefault(span.step, span)
         return tuple(first.values())
+
+    @cached_property
+    def failed_requests(self) -> Ints8:
+        """Events."""
+        return np.flatnonzero(self.device.events.action == Action.OOM)
 
     @property
     def count(self) -> int:

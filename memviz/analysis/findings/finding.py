@@ -10,6 +10,7 @@ from memviz.trace.model import Ints8
 
 
 class FindingKind(StrEnum):
+    OUT_OF_MEMORY = "out_of_memory"
     ACTIVATIONS = "activations"
     KEPT_TOO_LONG = "kept_too_long"
     GROWING = "growing"

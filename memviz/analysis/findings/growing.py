@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from memviz.analysis.annotations import ended_steps
+from memviz.analysis.callstacks.sites import Site
 from memviz.analysis.findings.facts import Facts, made_by, site_name
 from memviz.analysis.findings.finding import Finding, FindingKind
 from memviz.analysis.lifetimes import BEFORE
+from memviz.analysis.purpose.activity import Doing
+from memviz.analysis.purpose.phases import doing_of_rows
 from memviz.analysis.sums import sum_by
 from memviz.trace.model import NO_STACK, Category, Ints8
 from memviz.units import bytes_text, count_text
@@ -26,25 +30,59 @@ def growing(facts: Facts) -> Iterator[Finding]:
     rows = facts.rows
     first, past = np.searchsorted(moments, rows.start), np.searchsorted(moments, rows.end)
     seen = np.flatnonzero((first < past) & ~facts.has_purpose(Category.KV_CACHE))
-    for site, part in facts.by_site(seen):
-        change = sum_by(first[part], rows.size[part], len(moments) + 1)
-        change -= sum_by(past[part], rows.size[part], len(moments) + 1)
-        grown = change[1:-1]
-        total = int(grown.sum())
-        if (grown <= 0).any() or total < _least(facts):
-            continue
-        added = part[(rows.start[part] > moments[0]) & (rows.end[part] > moments[-1])]
+    grown_at = [
+        _Growth((site,), grown, part[(rows.start[part] > moments[0]) & (rows.end[part] > moments[-1])])
+        for site, part in facts.by_site(seen)
+        if (grown := _grown(facts, part, first, past, len(moments))) is not None
+    ]
+    for growth in _by_cause(facts, grown_at):
+        site = site_name(growth.sites[0])
+        made = _made(made_by(growth.sites[0]))
+        if len(growth.sites) > 1:
+            mostly = f", mostly {site}," if site else ""
+            made = f" is made in forwards at {count_text(len(growth.sites))} places{mostly} and"
         yield Finding(
             FindingKind.GROWING,
-            total,
-            f"What{_made(made_by(site))} lives on grows by {_each_step(grown)}: {bytes_text(total)} in "
-            f"{count_text(len(grown))} steps.",
+            int(growth.bytes.sum()),
+            f"What{made} lives on grows by {_each_step(growth.bytes)}: {bytes_text(int(growth.bytes.sum()))} in "
+            f"{count_text(len(growth.bytes))} steps.",
             "If it is not meant to be collected, look for a list, a cache or a sum of losses that keeps it: "
             ".item() or .detach() lets go of what hangs on it.",
-            added,
+            growth.added,
             int(moments[-1]),
-            site_name(site),
+            site,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class _Growth:
+    sites: tuple[Site, ...]
+    """The one that adds most first."""
+    bytes: Ints8
+    """From each moment to the next."""
+    added: Ints8
+
+
+def _grown(facts: Facts, part: Ints8, first: Ints8, past: Ints8, moments: int) -> Ints8 | None:
+    """How much more these rows hold at each moment than at the one before; None unless it is more each time."""
+    size = facts.rows.size[part]
+    grown = (sum_by(first[part], size, moments + 1) - sum_by(past[part], size, moments + 1))[1:-1]
+    return None if (grown <= 0).any() or int(grown.sum()) < _least(facts) else np.asarray(grown)
+
+
+def _by_cause(facts: Facts, growths: list[_Growth]) -> list[_Growth]:
+    """What forwards leave at several places hangs on one graph, which something keeps; all else is by itself."""
+    doing = doing_of_rows(facts.trace, facts.device)
+    graph = [one for one in growths if len(one.added) and bool((doing[one.added] == Doing.FORWARD).all())]
+    if len(graph) < 2:
+        return growths
+    graph.sort(key=lambda one: -int(one.bytes.sum()))
+    together = _Growth(
+        tuple(one.sites[0] for one in graph),
+        np.sum([one.bytes for one in graph], axis=0),
+        np.sort(np.concatenate([one.added for one in graph])),
+    )
+    return [together, *(one for one in growths if one not in graph)]
 
 
 def _made(who: str) -> str:

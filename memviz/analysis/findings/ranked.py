@@ -10,11 +10,12 @@ from memviz.analysis.cache import kept
 from memviz.analysis.findings.activations import activations
 from memviz.analysis.findings.duplicated_weights import duplicated_weights
 from memviz.analysis.findings.facts import Facts
-from memviz.analysis.findings.finding import Finding
+from memviz.analysis.findings.finding import Finding, FindingKind
 from memviz.analysis.findings.gradients_in_forward import gradients_in_forward
 from memviz.analysis.findings.growing import growing
 from memviz.analysis.findings.kept_too_long import kept_too_long
 from memviz.analysis.findings.large_temporary import large_temporary
+from memviz.analysis.findings.out_of_memory import out_of_memory
 from memviz.analysis.findings.pinned_segments import pinned_segments
 from memviz.analysis.findings.private_pools import private_pools
 from memviz.analysis.findings.spike import spike
@@ -24,6 +25,7 @@ from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace, Trace
 
 _LOOKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+    out_of_memory,
     activations,
     kept_too_long,
     growing,
@@ -39,7 +41,7 @@ _LOOKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
 
 
 def findings(trace: Trace, device: DeviceTrace) -> tuple[Finding, ...]:
-    """By bytes, the largest first."""
+    """By bytes, the largest first; before all others what a request that failed lacked."""
     return kept(trace, (findings, device), lambda: _ranked(Facts(trace, device)))
 
 
@@ -54,7 +56,16 @@ def _ranked(facts: Facts) -> tuple[Finding, ...]:
     # Where only the state at the end is known, that is all there is to look at.
     looks = _LOOKS if facts.count else (private_pools,)
     seen = [finding for look in looks for finding in look(facts)]
-    ranked = sorted(seen, key=lambda finding: (-finding.bytes, finding.kind, finding.site, finding.event))
+    ranked = sorted(
+        seen,
+        key=lambda finding: (
+            finding.kind is not FindingKind.OUT_OF_MEMORY,
+            -finding.bytes,
+            finding.kind,
+            finding.site,
+            finding.event,
+        ),
+    )
     numbers: Counter[str] = Counter()
     numbered = []
     for finding in ranked:

@@ -1,7 +1,7 @@
-"""Blocks twice as large as what was made just before and is live beside them: half precision turned to single.
+"""Copies into twice the precision: half precision turned to single.
 
-A trace does not say what an operator read. What speaks for a copy is the operator where C++ frames name it, or that
-one line made both in a row; and that there is a source of half the size for each of them.
+A trace does not say what an operator read. So C++ frames have to name an operator that copies, a block of half the size
+has to be live beside each copy, and none of twice the size, of which it could be a copy into half the precision.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memviz.analysis.callstacks.operators import NO_OPERATOR, operator_name, operators
-from memviz.analysis.callstacks.sites import sites
+from memviz.analysis.callstacks.operators import operator_name, operators
 from memviz.analysis.findings.facts import Facts, made_by, site_name
 from memviz.analysis.findings.finding import Finding, FindingKind
 from memviz.analysis.purpose.reasons import Certainty
@@ -34,7 +33,7 @@ def wider_copies(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             FindingKind.WIDER_COPIES,
             most,
-            f"{bytes_text(most)}{made_by(site)} are probably copies in twice the precision: each time a block of "
+            f"{bytes_text(most)}{made_by(site)} are probably copies into twice the precision: each time a block of "
             "half the size is live beside it.",
             "Keep to one precision there, or work in parts: what is computed from it may not need all of it at once.",
             np.unique(np.concatenate([rows, mine])),
@@ -51,17 +50,28 @@ def _copies(facts: Facts) -> tuple[Ints8, Ints8]:
     is_wide = (rows.start >= begin) & (rows.size % 2 == 0) & (rows.stack != NO_STACK)
     is_wide &= rows.size * _LEAST_SHARE >= facts.noticeable_bytes
     # What comes from the host has no source here.
-    wide = np.flatnonzero(is_wide & ~facts.has_purpose(Category.PARAMETER, Category.INPUT))
+    wide = np.flatnonzero(
+        is_wide & ~facts.has_purpose(Category.PARAMETER, Category.INPUT, Category.AUTOCAST_WEIGHT_COPIES)
+    )
     source = _latest(facts, rows.size[wide] // 2, rows.start[wide])
     fits = (source >= 0) & (rows.end[source] > rows.start[wide]) & (rows.start[source] >= begin)
     wide, source = wide[fits], source[fits]
-    says, copies = _operators(facts)
-    stack = rows.stack[wide]
-    of_stack = sites(facts.trace).of_stack
-    # Rows stand in the order of their allocs.
-    in_a_row = (source + 1 == wide) & (of_stack[rows.stack[source]] == of_stack[stack])
-    likely = copies[stack] | (~says[stack] & in_a_row)
+    narrower = _live_then(facts, 2 * facts.rows.size[wide], rows.start[wide]) > 0
+    likely = _copying(facts)[rows.stack[wide]] & ~narrower
     return wide[likely], source[likely]
+
+
+def _live_then(facts: Facts, size: Ints8, event: Ints8) -> Ints8:
+    """How many blocks of each size are live before each event."""
+    rows = facts.rows
+    order = np.argsort(rows.size, kind="stable")
+    sorted_sizes, live = rows.size[order], np.zeros(len(size), dtype=np.int64)
+    for wanted in np.unique(size).tolist():
+        first, past = np.searchsorted(sorted_sizes, [wanted, wanted + 1])
+        of_size, asked = order[first:past], np.flatnonzero(size == wanted)
+        begun = np.searchsorted(rows.start[of_size], event[asked])
+        live[asked] = begun - np.searchsorted(np.sort(rows.end[of_size]), event[asked], side="right")
+    return live
 
 
 def _latest(facts: Facts, size: Ints8, before: Ints8) -> Ints8:
@@ -78,8 +88,8 @@ def _latest(facts: Facts, size: Ints8, before: Ints8) -> Ints8:
     return np.where(known & (place >= 0) & (rows.size[row] == size), row, -1)
 
 
-def _operators(facts: Facts) -> tuple[Bools, Bools]:
-    """Per stack, and one more for none: whether an operator is known, and whether it copies."""
+def _copying(facts: Facts) -> Bools:
+    """Per stack, and one more for none: its operator makes the same values in another precision."""
     texts = operators(facts.trace)
     copying = [text for text in np.unique(texts).tolist() if operator_name(facts.trace, text) in _COPIES]
-    return np.asarray(texts != NO_OPERATOR), np.isin(texts, copying)
+    return np.isin(texts, copying)

@@ -75,6 +75,7 @@ _SIGNS = (
 )
 _NATIVE_SIGNS = {FrameKind.NODE: Doing.BACKWARD, FrameKind.ENGINE: Doing.BACKWARD}
 _WORKSPACE_NAMES = ("at::cuda::getNewWorkspace", "at::cuda::getCurrentCUDABlas", "at::cuda::getCUDABlasLtWorkspace")
+_CAST_NAMES = ("at::autocast::cached_cast",)
 _ACCUMULATE = "torch::autograd::AccumulateGrad::"
 
 
@@ -86,10 +87,13 @@ class StackSigns:
     recomputes: Bools
     """A forward inside a backward: activation checkpointing makes again what it had let go."""
     workspace: Bools
+    casts: Bools
+    """Autocast copies an operator's argument into another precision."""
     accumulates: Bools
     """Autograd stores or adds up the gradient of a leaf."""
     zero_grad: Bools
     """A call that lets gradients go."""
+    sees_cpp: bool
     sees_engine: bool
     """Stacks hold C++ frames, so no allocation of a backward goes unmarked."""
     sees_nodes: bool
@@ -116,8 +120,10 @@ def _read_signs(trace: Trace) -> StackSigns:
         doing=np.append(doing, np.uint8(Doing.NOTHING)),
         recomputes=np.append(recomputes, False),
         workspace=np.append(first_in_stack(stacks, _named(trace, _WORKSPACE_NAMES)) >= 0, False),
+        casts=np.append(first_in_stack(stacks, _named(trace, _CAST_NAMES)) >= 0, False),
         accumulates=np.append(first_in_stack(stacks, _named(trace, (_ACCUMULATE, f"void {_ACCUMULATE}"))) >= 0, False),
         zero_grad=np.append(first_in_stack(stacks, _named_exactly(trace, "zero_grad")) >= 0, False),
+        sees_cpp=bool((kinds > LAST_PYTHON_KIND).any()),
         sees_engine=bool((kinds == FrameKind.ENGINE).any()),
         sees_nodes=bool((kinds == FrameKind.NODE).any()),
     )
@@ -128,7 +134,7 @@ class ModuleCalls:
     by_torch: Bools
     """Frames by which torch calls a module."""
     bodies: Bools
-    """Frames of functions called `forward` outside of torch: where a stack shows no call by torch, they tell too."""
+    """Frames of functions called `forward` outside of torch: programs also call `model.forward(x)` directly."""
 
 
 def module_calls(trace: Trace) -> ModuleCalls:

@@ -51,7 +51,7 @@ def categories(trace: Trace, device: DeviceTrace) -> Categories:
 def _categorised(trace: Trace, device: DeviceTrace) -> Categories:
     evidence = Evidence(trace, device)
     findings = Findings(len(evidence.size))
-    _say_recorded(findings, device)
+    _say_recorded(findings, trace, device)
     _say_taken_over(findings, trace, device)
     say_metadata(findings, trace, device)
     if device.kind == "host":
@@ -67,10 +67,12 @@ def _categorised(trace: Trace, device: DeviceTrace) -> Categories:
     return Categories(findings.category, findings.reason, findings.certainty)
 
 
-def _say_recorded(findings: Findings, device: DeviceTrace) -> None:
+def _say_recorded(findings: Findings, trace: Trace, device: DeviceTrace) -> None:
     recorded = label_of_rows(device, "category")
     if recorded is not None:
-        known = np.flatnonzero(recorded != Category.UNKNOWN)
+        # A run labels what a forward keeps as activations, whatever autocast made of it.
+        is_cast = (recorded == Category.ACTIVATION) & stack_signs(trace).casts[lifetimes(device).stack]
+        known = np.flatnonzero((recorded != Category.UNKNOWN) & ~is_cast)
         findings.say(known, recorded[known], Reason.RECORDED, Certainty.STATED)
 
 
@@ -95,7 +97,9 @@ def _follow_same_stack(findings: Findings, evidence: Evidence) -> None:
     """What the end of the trace cut off is what all others of its stack were, if they agree."""
     cut_off = is_among(findings.reason, _CUT_OFF) & evidence.never_freed & evidence.begun
     rows = np.flatnonzero(cut_off)
-    others = np.where(cut_off, Category.UNKNOWN, findings.category).astype(np.uint8)
+    # One call of an operator casts a weight and an activation, so its stack does not say which is which.
+    tells_nothing = cut_off | (findings.reason == Reason.AUTOCAST_KEPT)
+    others = np.where(tells_nothing, Category.UNKNOWN, findings.category).astype(np.uint8)
     like = agreed(evidence.stack, others, evidence.stack[rows])
     # A block that is never freed is no temporary, whatever others were.
     known = (like != Category.UNKNOWN) & (like != Category.TEMPORARY)

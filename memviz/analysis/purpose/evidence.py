@@ -22,9 +22,11 @@ from memviz.analysis.purpose.python_calls import call_over, freed_outside_call
 from memviz.analysis.purpose.replacements import stack_of_frees
 from memviz.trace.distinct import distinct, is_among
 from memviz.trace.model import DEFAULT_POOL, NO_STACK, Action, Bools, Bytes1, DeviceTrace, Ints4, Ints8, Trace
+from memviz.trace.rounding import CUBLAS_WORKSPACE_BYTES, HOPPER_WORKSPACE_BYTES
 
 _MOST_OUTPUTS = 4
 """Of one forward. What stays behind in larger numbers is something else."""
+_MOST_HANDLES = 2
 _WORK = (Doing.FORWARD, Doing.BACKWARD, Doing.STEP)
 
 
@@ -72,6 +74,18 @@ class Evidence:
         return self._signs.workspace[self._rows.stack]
 
     @cached_property
+    def hopper_workspace(self) -> Bools:
+        """Of the size that Hopper's cuBLAS takes, where no C++ frame says what took it.
+
+        Each cuBLAS handle has one, and the main thread and autograd's have one handle each. Weights of this size come
+        in larger numbers, or their gradients are as large.
+        """
+        of_size = self.size == HOPPER_WORKSPACE_BYTES
+        is_alone = np.count_nonzero(of_size) <= _MOST_HANDLES and not (self.size == CUBLAS_WORKSPACE_BYTES).any()
+        is_silent = self.no_stack | (not self._signs.sees_cpp)
+        return np.asarray(of_size & is_alone & self.never_freed & is_silent)
+
+    @cached_property
     def accumulated(self) -> Bools:
         return self._signs.accumulates[self._rows.stack]
 
@@ -97,12 +111,6 @@ class Evidence:
         return self._next(self._allocs[self._alloc_doing == Doing.BACKWARD])
 
     @cached_property
-    def after_work(self) -> Bools:
-        """Some forward, backward or step was seen before it."""
-        work = self._allocs[is_among(self._alloc_doing, _WORK)]
-        return self._rows.start > (work[0] if len(work) else self._never)
-
-    @cached_property
     def pass_of(self) -> Ints4:
         """The forward pass that made it, or -1."""
         return forward_passes(self._trace, self._device).around(self._rows.start).astype(np.int32)
@@ -126,7 +134,7 @@ class Evidence:
         over = self._rows.end >= self.next_backward_over
         if self._signs.sees_nodes and self.sees_frees:
             over |= ~self.never_freed
-        left = (self.backwards >= 1) & (self.pass_of >= 0) & by_others & over
+        left = (self.backwards >= 1) & (self.pass_of >= 0) & by_others & over & ~self.autocast_weight_copy
         rows = np.flatnonzero(left)
         count = np.bincount(self.pass_of[rows]) if len(rows) else np.zeros(1, dtype=np.int64)
         left[rows] = count[self.pass_of[rows]] <= _MOST_OUTPUTS
@@ -162,6 +170,26 @@ class Evidence:
         outside = freed_outside_call(self._trace, self.stack[within], self.free_stack[within])
         is_within[within[~outside]] = True
         return is_within
+
+    @cached_property
+    def autocast_weight_copy(self) -> Bools:
+        """Cast by autocast, kept beyond its call, and half as large as something that its forward found.
+
+        Autocast casts activations by the same function, but what they are cast from is made within the forward. Where
+        a forward keeps more casts of a size than it found tensors of twice that size, some of them are activations.
+        """
+        is_copy = self._signs.casts[self.stack] & self.begun & (self.pass_of >= 0) & ~self.freed_within_call
+        rows, first = np.flatnonzero(is_copy), forward_passes(self._trace, self._device).first
+        pairs, pair_of = np.unique(np.stack([self.size[rows], self.pass_of[rows]]), axis=1, return_inverse=True)
+        count = np.bincount(pair_of.ravel(), minlength=pairs.shape[1])
+        found = np.zeros(pairs.shape[1], dtype=np.int64)
+        for pair, (size, number) in enumerate(pairs.T.tolist()):
+            weights = self.size == 2 * size
+            found[pair] = np.count_nonzero(self.start[weights] < first[number]) - np.count_nonzero(
+                self.end[weights] <= first[number]
+            )
+        is_copy[rows] = (count <= found)[pair_of.ravel()]
+        return is_copy
 
     @cached_property
     def call_goes_on(self) -> Bools:
@@ -220,7 +248,7 @@ class Evidence:
     @cached_property
     def kept_between_passes(self) -> Bools:
         passes = forward_passes(self._trace, self._device)
-        outlives = self.outlives_pass & ~self.is_last_of_pass & self.during(Doing.FORWARD)
+        outlives = self.outlives_pass & ~self.is_last_of_pass & self.during(Doing.FORWARD) & ~self.autocast_weight_copy
         return kept_between_passes(self._rows, passes, self.pass_of, outlives & ~self.comes(self.next_backward))
 
     @cached_property
@@ -240,10 +268,6 @@ class Evidence:
     @cached_property
     def sees_training(self) -> bool:
         return bool(is_among(self._alloc_doing, (Doing.BACKWARD, Doing.STEP)).any())
-
-    @cached_property
-    def sees_backward(self) -> bool:
-        return bool((self._alloc_doing == Doing.BACKWARD).any())
 
     @cached_property
     def sees_work(self) -> bool:

@@ -6,20 +6,25 @@ Where nothing but forwards shows, each is one of its own.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
 
 from memviz.analysis.annotations import annotated
 from memviz.analysis.cache import kept
+from memviz.analysis.callstacks.frames import path_of
 from memviz.analysis.purpose.activity import Doing
 from memviz.analysis.purpose.forward_passes import forward_passes
 from memviz.analysis.purpose.phases import DOING, doing_of_allocs
+from memviz.analysis.purpose.python_calls import python_stacks
 from memviz.trace.distinct import distinct, is_among
 from memviz.trace.model import Action, Bytes1, DeviceTrace, Ints4, Ints8, Spans, Trace
 
 _WORK = (Doing.FORWARD, Doing.BACKWARD, Doing.STEP)
 _NAMES = {Doing.FORWARD: "forward", Doing.BACKWARD: "backward", Doing.STEP: "optimizer step"}
+_CRITERION = re.compile(r"(loss|losses|criterion)[^/]*\.py$", re.IGNORECASE)
+"""Files of modules that compute a loss, as torch/nn/modules/loss.py."""
 _BLIP = 2
 """So few allocations of another kind, with the same kind before and behind, are a hook's."""
 
@@ -66,10 +71,19 @@ def _found(trace: Trace, device: DeviceTrace) -> PhaseSpans:
     at, doing = _runs(*_without_blips(*_work(trace, device)))
     is_training = bool(is_among(doing, (Doing.BACKWARD, Doing.STEP)).any())
     if not is_training:
-        at = forward_passes(trace, device).first
+        at = _of_models(trace, device, forward_passes(trace, device).first)
         doing = np.full(len(at), Doing.FORWARD, dtype=np.uint8)
     step = _numbers(doing) if is_training else np.arange(1, len(at) + 1)
     return _spans(doing, step, at, len(device.events))
+
+
+def _of_models(trace: Trace, device: DeviceTrace, at: Ints8) -> Ints8:
+    """Forwards of models: a criterion that is called by itself belongs to the forward before it."""
+    paths = [
+        path_of(trace.strings[code]) for code in python_stacks(trace).model_files(device.events.stack[at]).tolist()
+    ]
+    is_model = np.array([_CRITERION.search(path) is None for path in paths], dtype=np.bool_)
+    return at[is_model] if is_model.any() else at
 
 
 def _taken_over(spans: Spans, count: int) -> PhaseSpans:

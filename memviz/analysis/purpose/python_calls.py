@@ -41,6 +41,7 @@ class PythonStacks:
         self._sums = _running_hash(self.frame, place - first)
         frames = trace.stacks.frames
         self._line = frames.line
+        self._filename = frames.filename
         self._function = np.unique(frames.filename.astype(np.int64) << 32 | frames.name, return_inverse=True)[1]
         depth_of = self.length - 1
         every = np.arange(len(self.length))
@@ -59,21 +60,30 @@ class PythonStacks:
         # Torch calls a module by two functions, one in the other: the inner one counts.
         inner = by_torch & ~np.append(False, by_torch[:-1])
         bodies = calls.bodies[stacks.indices]
+
+        def depth(places: Ints8) -> Ints8:
+            return _depth(places, stacks.offsets, depth_of)
+
+        def before(body: Ints8) -> Ints8:
+            return np.maximum(body - 1, -1)
+
         none = last_place(stacks, by_torch) < 0
-        depths = []
-        for find in (_first_place, last_place):
-            called, body = find(stacks, inner), find(stacks, bodies)
-            depth = _depth(called, stacks.offsets, depth_of)
-            before_body = np.maximum(_depth(body, stacks.offsets, depth_of) - 1, -1)
-            depths.append(np.where(none, before_body, depth))
-        place = np.arange(len(by_torch))
-        second = by_torch & (place < np.repeat(last_place(stacks, inner), self.length))
-        second_body = bodies & (place < np.repeat(last_place(stacks, bodies), self.length))
-        below = np.where(none, last_place(stacks, second_body), last_place(stacks, second))
-        below = _depth(below, stacks.offsets, depth_of)
+        innermost = np.where(none, before(depth(_first_place(stacks, bodies))), depth(_first_place(stacks, inner)))
+        # `model.forward(x)` is a call of the model, though torch has no part in it.
+        outermost = _least_depth(depth(last_place(stacks, inner)), before(depth(last_place(stacks, bodies))))
+        place_depth = np.repeat(depth_of, self.length) - (
+            np.arange(len(by_torch)) - np.repeat(stacks.offsets[:-1], self.length)
+        )
+        outer = np.repeat(outermost, self.length)
+        below = depth(last_place(stacks, by_torch & (place_depth > outer)))
+        # Decorators may stand between the call and the model's own function, which is the outermost body.
+        own_body = depth(last_place(stacks, bodies))
+        own_body = np.where((below >= 0) & (own_body > below), outermost, own_body)
+        deeper = bodies & (place_depth > np.repeat(np.maximum(own_body, outermost), self.length))
+        below = _least_depth(below, depth(last_place(stacks, deeper)))
         self.own_until = np.where(below >= 0, below, self.length)
         """Where the outermost module's own functions end, and another module is called."""
-        return depths[0], depths[1]
+        return innermost, outermost
 
     def _site_depths(self, trace: Trace, user: Ints8, depth_of: Ints8) -> Ints8:
         """Of the function that a person would call theirs. The main program is no call that ends."""
@@ -147,6 +157,11 @@ class PythonStacks:
     def line_at(self, stack: Ints4, depth: Ints4 | Ints8) -> Ints4:
         place = self.offsets[stack] + np.minimum(depth, self.length[stack] - 1)
         return np.asarray(self._line[self.frame[place]], dtype=np.int32)
+
+    def model_files(self, stack: Ints4) -> Ints4:
+        """The files of the outermost modules' functions, as numbers of strings."""
+        depth = np.minimum(self.model_depth[stack] + 1, self.length[stack] - 1)
+        return np.asarray(self._filename[self.frame[self.offsets[stack] + depth]])
 
     @property
     def call_depth(self) -> Ints8:
@@ -230,6 +245,11 @@ def _first_place(stacks: Stacks, places: Bools) -> Ints8:
     hits = np.flatnonzero(places)
     first = np.append(hits, len(places))[np.searchsorted(hits, stacks.offsets[:-1])]
     return np.where(first < stacks.offsets[1:], first, -1)
+
+
+def _least_depth(one: Ints8, other: Ints8) -> Ints8:
+    """The outer one of two depths, of which either may be -1 for none."""
+    return np.where((one < 0) | (other < 0), np.maximum(one, other), np.minimum(one, other))
 
 
 def _depth(place: Ints8, offsets: Ints8, innermost: Ints8) -> Ints8:

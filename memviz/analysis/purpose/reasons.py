@@ -49,6 +49,7 @@ class Reason(IntEnum):
     FORWARD_OUTPUT = auto()
     FORWARD_KEPT = auto()
     HANDED_ON = auto()
+    AUTOCAST_KEPT = auto()
     KEPT_BETWEEN = auto()
     FORWARD_KEPT_LONGER = auto()
     FORWARD_ONLY_KEPT = auto()
@@ -87,7 +88,7 @@ REASON_TEXTS: dict[Reason, str] = {
     Reason.ANNOTATED: "made within a range that the program calls so",
     Reason.HOST: "pinned memory of the host",
     Reason.WORKSPACE: "cuBLAS took it as its workspace",
-    Reason.WORKSPACE_SIZE: "has exactly the size of a cuBLAS workspace, and is never freed",
+    Reason.WORKSPACE_SIZE: "has exactly the size of a cuBLAS workspace",
     Reason.ZERO_GRAD: "freed by zero_grad",
     Reason.BUILD_KEPT: "made while a module was built, moved or loaded, and alive when it was used",
     Reason.BUILD_FREED: "made while a module was built, moved or loaded, and freed before it was used",
@@ -108,7 +109,8 @@ REASON_TEXTS: dict[Reason, str] = {
     Reason.OUTLIVES_BACKWARD: "one of the few that a forward made and its backward did not let go",
     Reason.FORWARD_KEPT: "made in a forward, and alive when its backward began",
     Reason.HANDED_ON: "made in a forward, handed on beyond the layer that made it, and freed before its end",
-    Reason.KEPT_BETWEEN: "one or two a layer, made in a forward and alive in the next one",
+    Reason.AUTOCAST_KEPT: "cast by autocast, and half the size of a weight that was there before the forward",
+    Reason.KEPT_BETWEEN: "made in a forward, and later forwards replace it by something larger at the same place",
     Reason.FORWARD_KEPT_LONGER: "made in a forward, and kept over more than one backward",
     Reason.FORWARD_ONLY_KEPT: "made in a forward and kept beyond it, as for a backward that does not come here",
     Reason.BACKWARD_USED: "alive when a backward began, and freed during it",

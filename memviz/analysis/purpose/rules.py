@@ -51,8 +51,9 @@ RULES = (
     Rule(
         Reason.WORKSPACE_SIZE,
         Category.WORKSPACE,
-        lambda e: (e.size == CUBLAS_WORKSPACE_BYTES) & e.never_freed,
+        lambda e: (e.size == CUBLAS_WORKSPACE_BYTES) & (e.never_freed | ~e.begun | e.during(Doing.BUILD)),
     ),
+    Rule(Reason.WORKSPACE_SIZE, Category.WORKSPACE, lambda e: e.hopper_workspace, Certainty.PROBABLE),
     Rule(Reason.ZERO_GRAD, Category.GRADIENT, lambda e: e.freed_by_zero_grad & ~e.during(Doing.FORWARD)),
     Rule(Reason.BUILD_KEPT, Category.PARAMETER, lambda e: e.during(Doing.BUILD) & _alive_later(e)),
     Rule(Reason.BUILD_FREED, Category.TEMPORARY, lambda e: e.during(Doing.BUILD)),
@@ -76,6 +77,12 @@ RULES = (
         lambda e: _may_be_temporary(e) & ~e.recomputed & e.call_goes_on,
     ),
     Rule(Reason.CALL_FREED, Category.TEMPORARY, _may_be_temporary, Certainty.PROBABLE),
+    Rule(
+        Reason.AUTOCAST_KEPT,
+        Category.AUTOCAST_WEIGHT_COPIES,
+        lambda e: e.autocast_weight_copy,
+        Certainty.PROBABLE,
+    ),
     Rule(Reason.RECOMPUTED, Category.ACTIVATION, lambda e: e.recomputed),
     Rule(
         Reason.ACCUMULATED,

@@ -58,8 +58,10 @@ _WithoutFunctionModes: Any = torch._C.DisableTorchFunction
 class Autocast:
     """One for a device. `around` is for kernels of ours that stand where torch's would."""
 
-    def __init__(self, release: tuple[int, int]) -> None:
+    def __init__(self, release: tuple[int, int], kept: Callable[[Tensor], None] = lambda cast: None) -> None:
         self.release = release
+        self._kept = kept
+        """Told of each cast that goes into the cache."""
         self.names = {name for name in _ALL if release >= SINCE.get(name, release)}
         self._wrapped: set[str] = set()
         self._regions: list[bool] = []
@@ -173,6 +175,7 @@ class Autocast:
         known = self._cast.get(id(value))
         if known is None:
             known = self._cast[id(value)] = (value, value.to(dtype))
+            self._kept(known[1])
         return known[1]
 
 

@@ -134,7 +134,7 @@ class PredictedDevice:
             # It would run when Python sees fit, which no prediction can follow.
             stack.enter_context(without_collection())
             stack.enter_context(followed_by(self.recorder))
-            autocast = Autocast(self.release)
+            autocast = Autocast(self.release, lambda cast: self.recorder.know(cast, Category.AUTOCAST_WEIGHT_COPIES))
             kernels = kernels_for(self.card, self.release)
             kernels = {name: autocast.around(name, kernel) for name, kernel in kernels.items()}
             stack.enter_context(registered(kernels))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from memviz.allocator.estimate import ESTIMATE_CODE, ReplayedEstimate, estimate, estimated_trace, unchanged
+from memviz.allocator.estimate import ReplayedEstimate, estimate, estimated_trace, unchanged
 from memviz.allocator.replay import source_of
 from memviz.allocator.replayed import Figures
 from memviz.allocator.replayer import Source
@@ -43,8 +43,7 @@ class Offer:
 
 def offers(trace: Trace, device: DeviceTrace, *, most_events: int = MOST_EVENTS) -> dict[str, tuple[Offer, ...]]:
     """By the key of a finding; what would save nothing is not offered, and nothing is estimated from an estimate."""
-    is_estimate = any(note.code == ESTIMATE_CODE for note in trace.notes)
-    if device.kind != "gpu" or len(device.events) > most_events or is_estimate:
+    if device.kind != "gpu" or len(device.events) > most_events or trace.is_estimate:
         return {}
     return kept(trace, (offers, device), lambda: _offers(trace, device))
 

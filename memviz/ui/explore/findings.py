@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from memviz.analysis.actions.proposals import limit_of_start
+from memviz.analysis.findings.facts import Facts
 from memviz.analysis.findings.finding import Finding, FindingKind
 from memviz.analysis.findings.ranked import findings
 from memviz.trace.model import DeviceTrace, Trace
@@ -17,6 +19,7 @@ FEW = 5
 _LONGEST = 400
 _WHAT_IF, _RUN = ("what-if", "What if"), ("run", "Run")
 _TABS = {
+    FindingKind.OUT_OF_MEMORY: _WHAT_IF,
     FindingKind.ACTIVATIONS: _RUN,
     FindingKind.PINNED_SEGMENTS: _WHAT_IF,
     FindingKind.SPIKE: _WHAT_IF,
@@ -30,10 +33,7 @@ _TABS = {
 
 
 _NO_OFFERS: Mapping[str, tuple[Offer, ...]] = {}
-_ESTIMATES = (
-    "What a button says is an estimate from the trace: its requests, edited, put to PyTorch’s allocator again. A click "
-    "opens that beside the recording."
-)
+_ESTIMATES = "Estimates: the trace is edited and replayed through PyTorch’s allocator. Click to compare."
 
 
 def findings_html(
@@ -52,7 +52,8 @@ def findings_html(
     if rest:
         parts.append(tag("details", tag("summary", f"{count_text(len(rest))} more"), _list(rest, key, offered)))
     if any(offered.values()):
-        parts.append(tag("p", _ESTIMATES, class_="mv-soft mv-estimates"))
+        limit = limit_of_start(Facts(trace, device))
+        parts.append(tag("p", f"{_ESTIMATES} {limit}".strip(), class_="mv-estimates"))
     return tag("section", *parts, class_="mv-findings", data_trace=key or None)
 
 
@@ -74,7 +75,9 @@ def _offer(finding: Finding, offer: Offer) -> Html:
     """Opens the estimate beside the recording."""
     data = {"data_act": "estimate", "data_finding": finding.key, "data_kind": str(offer.kind)}
     title = " ".join(("An estimate from the trace, which assumes:", *offer.assumptions))
-    return tag("button", f"{offer.name}: {_saved(offer)}", type="button", class_="mv-quiet", title=title, **data)
+    return tag(
+        "button", f"estimate, {offer.name}: {_saved(offer)}", type="button", class_="mv-quiet", title=title, **data
+    )
 
 
 def _saved(offer: Offer) -> str:

@@ -47,7 +47,7 @@ def outliers_html(job: Ranks) -> Html:
         return Html("")
     rows = [_outlier_row(job, one) for one in job.outliers[:MOST_ROWS]]
     head = tag("h2", "Ranks that stand out ", tag("span", count_text(len(job.outliers))))
-    names = ("", "Rank", "More or less", "Largest part at")
+    names = ("", "Rank", "More or less", "Largest parts")
     return tag("section", head, _table(names, rows), _more(len(job.outliers), "ranks"))
 
 
@@ -62,8 +62,17 @@ def _outlier_row(job: Ranks, one: Outlier) -> Html:
         tag("td", picture),
         tag("th", _choosing(one.rank, f"rank {one.rank}"), scope="row"),
         tag("td", tag("b", delta_text(one.delta_bytes), class_=look), class_="mv-number"),
-        tag("td", cause_text(one.chief), tag("small", f"against rank {one.against}"), class_="mv-code"),
+        tag("td", *_causes(one), tag("small", f"against rank {one.against}"), class_="mv-code"),
     )
+
+
+def _causes(one: Outlier) -> list[Html | str]:
+    """The category first, and a site where one is the largest."""
+    category, site = one.chief_category, one.chief_site
+    words = [f"{category.words} ({delta_text(category.delta_bytes)})"] if category is not None else []
+    if site is not None:
+        words.append(cause_text(site))
+    return [", ".join(words)]
 
 
 def cause_text(cause: NamedDelta | None) -> str:

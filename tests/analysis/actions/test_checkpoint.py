@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from memviz.analysis.actions.checkpoint import checkpoint
-from memviz.analysis.actions.layers import layered_steps
+from memviz.analysis.actions.layers import LayersHolding, layered_steps, layers_holding
 from memviz.analysis.findings.facts import Facts
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.timeline import timeline
@@ -144,3 +144,29 @@ def test_events_of_an_edit_are_in_order():
     rows = lifetimes(made.trace.devices[0])
     assert (rows.end > rows.start).all()
     assert np.all(timeline(made.trace.devices[0]).live >= 0)
+
+
+def holding(sizes_of_layers: list[list[int]], stacks: list[list[dict[str, Any]]]) -> LayersHolding | None:
+    """Of a forward whose layers come to these stacks with these sizes, all live when the backward begins."""
+    events: list[Any] = [alloc(WEIGHTS, 50 * MiB, frames=BUILD)]
+    made = [(size, stack) for sizes in sizes_of_layers for size, stack in zip(sizes, stacks, strict=True)]
+    events += [alloc(number * MiB, size * MiB, frames=stack) for number, (size, stack) in enumerate(made)]
+    events += [alloc(LOGITS, 20 * MiB, frames=HEAD), alloc(SCRATCH, MiB, frames=BACKWARD)]
+    for number, (size, _) in reversed(list(enumerate(made))):
+        events += [*free(number * MiB, size * MiB), alloc(GRADIENT, MiB, frames=BACKWARD), *free(GRADIENT, MiB)]
+    facts = Facts(trace := trace_of(events), trace.devices[0])
+    rows = np.arange(1, 1 + len(made))
+    return layers_holding(facts, rows, facts.line.peak_event)
+
+
+def test_layers_are_groups_of_stacks_and_no_blocks():
+    """Each layer comes to one line three times, as a loop over heads does, which keeps nearly all of its bytes."""
+    found = holding(5 * [[40, 40, 40, 1]], [WIDE, WIDE, WIDE, NORM])
+    assert found is not None
+    assert (found.words, len(found.rows)) == ("5 equal layers", 20)
+
+
+def test_layers_of_unequal_sizes_are_not_called_equal():
+    found = holding([[16, 4], [8, 2], [4, 1]], [WIDE, NORM])
+    assert found is not None
+    assert found.words == "3 layers"

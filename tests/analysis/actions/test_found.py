@@ -221,14 +221,14 @@ def test_a_phase_begins_with_what_is_made_again_before_its_first_segment():
     assert phases(made, device)[copy] == Phase.BACKWARD
 
 
-def test_copies_of_weights_are_activations_of_the_forward():
+def test_copies_of_weights_are_autocast_copies_of_the_forward():
     product = [frame("at::_ops::addmm::call()", "??", 0), frame("forward", "/p/model.py", 20), CALL, MAIN]
     loop = Loop().make(70, 20, product).make(SCRATCH, 1, BACKWARD).end(SCRATCH, 1)
     loop.make(GRADIENT, 100, [NATIVE, NODE, ENGINE]).end(70, 20)
     trace = loop.step().without_gradient().forward().trace()
     made = autocast(Facts(trace, trace.devices[0])).trace
     device, (copy,) = made.devices[0], made_again(trace, made)
-    assert categories(made, device).category[copy] == Category.ACTIVATION
+    assert categories(made, device).category[copy] == Category.AUTOCAST_WEIGHT_COPIES
     assert phases(made, device)[copy] == Phase.FORWARD
     assert names(made, device) == names(trace, trace.devices[0])
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 from memviz.analysis.findings.finding import FindingKind
 from memviz.analysis.lifetimes import lifetimes
 from tests.analysis.findings.steps import Loop, MiB, of_kind
-from tests.analysis.training import LOSS, STEP
-from tests.traces import trace_of
+from tests.analysis.training import CALL, LOSS, MAIN, NATIVE, STEP
+from tests.traces import frame, trace_of
 
 KEPT = 60
 
@@ -86,3 +86,16 @@ def test_a_step_that_ended_before_the_first_event_is_no_moment_between_steps():
     ]
     trace = trace_of(loop.events, external_annotations=marks)
     assert of_kind(trace, FindingKind.GROWING) == []
+
+
+def test_graphs_that_a_list_of_losses_keeps_are_one_finding():
+    loop, places = Loop(), range(6)
+    layers = [[NATIVE, frame("forward", "/p/model.py", 20 + place), CALL, MAIN] for place in places]
+    for step in range(4):
+        loop.forward()
+        for place in places:
+            loop.make(1000 * (step + 1) + place, 5 + place, layers[place])
+        loop.make(1000 * (step + 1) + 500, 3, LOSS).backward().step().without_gradient()
+    found = of_kind(loop.trace(), FindingKind.GROWING)
+    assert [finding.bytes for finding in found] == [3 * sum(5 + place for place in places) * MiB, 3 * 3 * MiB]
+    assert "at 6 places, mostly model.py:25 forward," in found[0].sentence

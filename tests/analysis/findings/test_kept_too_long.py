@@ -4,8 +4,9 @@ import pytest
 
 from memviz.analysis.findings.finding import FindingKind
 from memviz.analysis.lifetimes import lifetimes
-from tests.analysis.findings.steps import HIDDEN, OTHER, Loop, MiB, of_kind
-from tests.analysis.training import ACCUMULATE, BACKWARD, LOSS
+from tests.analysis.findings.steps import GRADIENT, HIDDEN, OTHER, Loop, MiB, of_kind
+from tests.analysis.training import ACCUMULATE, BACKWARD, CALL, LOSS, MAIN, NATIVE
+from tests.traces import frame
 
 LOGITS = 50
 
@@ -51,3 +52,22 @@ def test_gradients_have_a_finding_of_their_own(stack):
     loop = Loop().whole().forward().backward(stack).step()
     loop.make(HIDDEN, 20, LOSS).make(OTHER, 20, LOSS).without_gradient().end(HIDDEN, 20).end(OTHER, 20).whole()
     assert of_kind(loop.trace(), FindingKind.KEPT_TOO_LONG) == []
+
+
+def test_a_graph_that_one_name_holds_is_one_finding():
+    """Logits keep all activations of their step until the next one makes new logits."""
+    loop, places = Loop(), range(8)
+    layers = [[NATIVE, frame("forward", "/p/model.py", 20 + place), CALL, MAIN] for place in places]
+    for step in range(3):
+        for place in places:
+            loop.make(1000 * step + place, 10 + place, layers[place])
+        loop.make(1000 * step + 500, 30, LOSS)
+        if step:
+            loop.end(1000 * step - 500, 30)
+            for place in places:
+                loop.end(1000 * (step - 1) + place, 10 + place)
+        loop.make(GRADIENT, 100, ACCUMULATE).step().without_gradient()
+    (finding,) = of_kind(loop.trace(), FindingKind.KEPT_TOO_LONG)
+    assert finding.bytes == (sum(10 + place for place in places) + 30) * MiB
+    assert len(finding.rows) == 2 * (len(places) + 1)
+    assert "at 9 places, mostly train.py:30 loss," in finding.sentence

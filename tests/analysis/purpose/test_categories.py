@@ -16,6 +16,7 @@ from memviz.analysis.purpose.rules import CUBLAS_WORKSPACE_BYTES, LAST_RULES, RU
 from memviz.analysis.timeline import timeline
 from memviz.trace.load import load_trace
 from memviz.trace.model import Category, Labels, Trace
+from memviz.trace.rounding import HOPPER_WORKSPACE_BYTES
 from tests.analysis import training as t
 from tests.analysis.training import Recording
 from tests.real import FOLDER, requires_real
@@ -47,9 +48,13 @@ INNER = [t.NATIVE, frame("forward", "/p/inner.py", 5), t.CALL, frame("forward", 
 AFTER = [t.NATIVE, frame("forward", "/p/model.py", 15), t.CALL, t.MAIN]
 LATER = [t.NATIVE, frame("forward", "/p/model.py", 16), t.CALL, t.MAIN]
 
+CAST = [t.NATIVE, frame("at::autocast::cached_cast(c10::ScalarType, at::Tensor const&, c10::DeviceType)", "??", 0)]
+CAST += t.FORWARD[1:]
+
 CASES = {
     Reason.WORKSPACE: made(t.WORKSPACE),
     Reason.WORKSPACE_SIZE: made(t.LOSS, CUBLAS_WORKSPACE_BYTES),
+    Reason.AUTOCAST_KEPT: Recording().alloc(9, t.MOVE, 200).alloc(1, CAST).alloc(2, AFTER).alloc(3, t.BACKWARD).free(1),
     Reason.ZERO_GRAD: made(t.BACKWARD).free(1, [frame("zero_grad", t.OPTIMIZER, 900), t.MAIN]).alloc(2, t.FORWARD),
     Reason.BUILD_KEPT: made(t.MOVE).alloc(2, t.FORWARD),
     Reason.BUILD_FREED: made(t.MOVE).free(1).alloc(2, t.FORWARD),
@@ -230,6 +235,48 @@ def test_what_is_replaced_by_something_longer_in_each_forward_is_a_cache():
     assert judged(trace, 10) == judged(trace, 13) == (Category.KV_CACHE, Reason.KEPT_BETWEEN)
 
 
+def test_what_each_forward_leaves_behind_is_no_cache_without_growth():
+    """A list of hidden states, one a layer, of batches that differ in length."""
+    events = Recording()
+    for batch, size in enumerate((300, 200, 400, 100)):
+        for layer in (8, 9):
+            events.alloc(2 * batch + layer, in_model(layer, 5), size=size)
+            events.alloc(999, in_model(layer, 6)).free(999, in_model(layer, 6))
+            if batch:
+                events.free(2 * batch - 2 + layer, in_model(layer, 7))
+        events.alloc(990, in_model(10, 5)).alloc(991, t.LOSS).free(991).free(990)
+    trace = trace_of(events.events)
+    assert not (categories(trace, trace.devices[0]).category == Category.KV_CACHE).any()
+
+
+def test_more_casts_than_there_are_weights_of_twice_their_size_are_activations():
+    events = Recording().alloc(9, t.MOVE, 200).alloc(1, CAST).alloc(2, CAST).alloc(3, AFTER).alloc(4, t.BACKWARD)
+    trace = trace_of(events.free(1).free(2).events)
+    assert judged(trace, 1) == judged(trace, 2) == (Category.ACTIVATION, Reason.FORWARD_KEPT)
+
+
+def test_a_cast_of_what_the_forward_made_itself_is_an_activation():
+    events = Recording().alloc(9, t.FORWARD, 200).alloc(1, CAST).alloc(2, AFTER).alloc(3, t.BACKWARD).free(1).free(9)
+    assert of(events) == (Category.ACTIVATION, Reason.FORWARD_KEPT)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_few_blocks_of_the_size_that_hopper_takes_are_no_weights(count):
+    size = HOPPER_WORKSPACE_BYTES
+    blocks = [block(size * place, size, size) for place in range(count)]
+    blocks += [block(size * count + 512 * place, 512, 500) for place in range(12)]
+    trace = trace_of(Recording().alloc(1 << 40, t.python_only(t.FORWARD)).events, [segment(0, 4 * size, blocks)])
+    assert [judged(trace, size * place)[0] for place in range(count)] == count * [Category.WORKSPACE]
+    assert judged(trace, size * count) == (Category.PARAMETER, Reason.BEFORE_ONLY_WEIGHTS)
+
+
+def test_many_blocks_of_the_size_that_hopper_takes_are_weights():
+    size = HOPPER_WORKSPACE_BYTES
+    blocks = [block(size * place, size, size) for place in range(8)]
+    trace = trace_of(Recording().alloc(1 << 40, t.FORWARD).events, [segment(0, 8 * size, blocks)])
+    assert judged(trace, size) == (Category.PARAMETER, Reason.BEFORE_ONLY_WEIGHTS)
+
+
 def test_as_many_weights_as_gradients_and_the_rest_is_the_optimizers():
     """Three of each size from before the recording; the backward makes one gradient of each."""
     sizes = [401 + i for i in range(4)]
@@ -348,4 +395,24 @@ def test_a_real_late_start_has_as_much_state_twice_as_weights():
     found = peak_of_real("train-late-start.pickle")
     assert found["unknown"] == 0
     assert found["optimizer state"] == pytest.approx(2 * found["parameter"], rel=0.02)
-    assert found["activation"] / found.total() == pytest.approx(0.57, abs=0.01)
+    assert found["activation"] / found.total() == pytest.approx(0.50, abs=0.01)
+
+
+@requires_real
+@pytest.mark.parametrize(
+    ("name", "layers", "of_layer", "head"),
+    [
+        ("forward-bf16.pickle", 12, (4 * [1_179_648], 3 * [4_718_592]), 15_360_000),
+        ("forward-many-segments.pickle", 48, (4 * [5_120_000], 3 * [20_480_000]), 32_000_000),
+        ("train-late-start.pickle", 24, (4 * [2_097_152], 3 * [8_388_608]), 20_480_000),
+        ("train-mixed-precision.pickle", 4, (4 * [524_288], 3 * [1_376_256]), 10_240_000),
+    ],
+)
+def test_every_weight_of_a_real_transformer_has_one_autocast_copy_at_the_peak(name, layers, of_layer, head):
+    """Four attention matrices and three of the feed-forward in each layer, and the head."""
+    trace = load_trace(FOLDER / name)
+    device = trace.devices[0]
+    rows = live_rows(device, timeline(device).peak_event)
+    is_copy = categories(trace, device).category[rows] == Category.AUTOCAST_WEIGHT_COPIES
+    copies = lifetimes(device).size[rows[is_copy]]
+    assert sorted(copies.tolist()) == sorted([*layers * sum(of_layer, []), head])

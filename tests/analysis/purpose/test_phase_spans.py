@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from memviz.analysis.purpose.phase_spans import phase_spans
 from memviz.trace.load import load_trace
 from tests.analysis import training as t
 from tests.analysis.training import Recording
 from tests.real import FOLDER, requires_real
-from tests.traces import trace_of
+from tests.traces import frame, trace_of
 
 
 def named(recording: Recording, **more) -> list[tuple[str, int, int]]:
@@ -87,3 +89,47 @@ def test_a_real_training_has_three_steps_of_three_phases():
     assert [found.name(span) for span in found.spans] == [f"{kind} of step {n}" for n in (1, 2, 3) for kind in kinds]
     # The peak: the first allocations of the second backward.
     assert found.name(found.spans[found.around(4506)]) == "backward of step 2"
+
+
+def directly_called(line: int) -> list:
+    """`model.forward(x)`, which calls a layer at this line."""
+    return [t.NATIVE, frame("forward", "/p/layer.py", 5), t.CALL, frame("forward", "/p/model.py", line), t.MAIN]
+
+
+def test_layers_of_a_model_that_is_called_by_its_forward_are_no_forwards():
+    events = Recording()
+    for _ in range(2):
+        for number, line in enumerate((8, 9, 10)):
+            events.alloc(number, directly_called(line))
+        events.alloc(5, t.LOSS).free(5)
+        for number in range(3):
+            events.free(number)
+    assert [name for name, _, _ in named(events)] == ["forward 1", "forward 2"]
+
+
+def test_a_criterion_that_is_called_by_itself_is_no_forward():
+    inner = frame("forward", f"{t.SITE}/torch/nn/modules/loss.py", 1297)
+    criterion = [t.NATIVE, inner, t.CALL, frame("main", "/p/train.py", 51)]
+    events = Recording()
+    for _ in range(2):
+        events.alloc(1, t.FORWARD).alloc(2, criterion).free(2).free(1)
+    assert [(name, first) for name, first, _ in named(events)] == [("forward 1", 0), ("forward 2", 6)]
+
+
+@requires_real
+@pytest.mark.parametrize("name", ["forward-bf16.pickle", "forward-fp32.pickle"])
+def test_a_real_forward_that_is_called_directly_is_one(name):
+    trace = load_trace(FOLDER / name)
+    assert [span.kind for span in phase_spans(trace, trace.devices[0]).spans] == ["forward"]
+
+
+def test_a_model_whose_forward_is_decorated_begins_anew_where_its_lines_do():
+    def decorated(line: int) -> list:
+        wrapper = frame("wrapper", f"{t.SITE}/transformers/utils/generic.py", 1036)
+        return [t.NATIVE, frame("forward", "/p/layer.py", 5), t.CALL, frame("forward", "/p/model.py", line), wrapper,
+                t.CALL, t.MAIN]  # fmt: skip
+
+    events = Recording()
+    for _ in range(3):
+        events.alloc(1, decorated(8)).alloc(2, decorated(9)).free(1).free(2)
+    assert [name for name, _, _ in named(events)] == ["forward 1", "forward 2", "forward 3"]

@@ -9,8 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from memviz.analysis.lifetimes import lifetimes
+from memviz.analysis.purpose.categories import categories
 from memviz.runner.predict.autocast import ANSWER_IN_SINGLE, TO_HALF, TO_SINGLE, TO_WIDEST
 from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.trace.model import Category
 from tests.runner.predict.rows import A100, allocations
 
 _HEADER = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
@@ -99,3 +102,17 @@ def test_backward_within_the_region_sums_gradients_in_fp32() -> None:
         rows = [(r.operator, r.size) for r in allocations(device.finish())]
     summed = rows.index(("sum_dim_IntList", 64 * 4))
     assert rows[summed + 1] == ("_to_copy", 64 * 2)
+
+
+def test_casts_of_weights_are_labelled_and_casts_of_activations_are_activations() -> None:
+    with PredictedDevice(A100) as device:
+        model = nn.Sequential(nn.Linear(64, 64, device="cuda"), nn.Linear(64, 64, device="cuda"))
+        x = torch.zeros(32, 64, device="cuda")
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            out = model(x)
+        out.float().sum().backward()
+        trace = device.finish()
+    column = trace.devices[0]
+    found = categories(trace, column).category
+    copies = lifetimes(column).size[found == Category.AUTOCAST_WEIGHT_COPIES]
+    assert sorted(copies.tolist()) == 2 * [64 * 2] + 2 * [64 * 64 * 2]

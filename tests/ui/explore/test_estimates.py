@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from memviz.analysis.comparing.changes import telling
 from memviz.analysis.findings.ranked import findings
+from memviz.analysis.overview import overview
 from memviz.analysis.timeline import timeline
+from memviz.headlines.compare import compare
+from memviz.headlines.explore import explore
 from memviz.ui.explore.estimates import offers, with_estimate
 from memviz.ui.explore.findings import findings_html
 from memviz.ui.shell.context import Context, open_trace
 from memviz.ui.shell.session import Session
 from memviz.ui.shell.store import TraceStore
-from tests.analysis.actions.test_checkpoint import LAYERS, network
+from tests.analysis.actions.test_checkpoint import LAYERS, WEIGHTS, network, network_events
 from tests.analysis.findings.steps import Loop
 from tests.analysis.training import FORWARD, LOSS, MOVE
-from tests.traces import MiB, block, segment
+from tests.traces import MiB, block, segment, trace_of
 from tests.ui.page import elements, words
 
 SAVED = LAYERS * 58 + 21 - LAYERS * 8 - 50
@@ -33,9 +37,9 @@ def test_what_an_action_saves_stands_on_a_button_and_says_what_it_assumes():
     html = findings_html(trace, device, "key/0", offered)
     first = elements(html, "button", data_act="estimate")[0]
     assert (first["data-finding"], first["data-kind"]) == ("activations-1", "checkpoint")
-    assert f"checkpoint 4 layers: −{SAVED} MiB" in words(html)
+    assert f"estimate, checkpoint 4 layers: −{SAVED} MiB" in words(html)
     assert "about 30 % more work" in first["title"]
-    assert "estimate from the trace" in words(html)
+    assert "Estimates: the trace is edited and replayed" in words(html)
 
 
 def test_a_click_opens_the_estimate_beside_its_recording():
@@ -50,6 +54,31 @@ def test_a_click_opens_the_estimate_beside_its_recording():
     assert made.about.label == "replayed with checkpoint 4 layers, an estimate from the trace"
     assert made.notes[0].text.startswith("It is an estimate from the trace, not a recording. It assumes: ")
     assert with_estimate(context, after.choosing(recording.key), data).opened == after.opened
+
+
+def test_the_headline_of_an_estimate_calls_it_one():
+    context, session = opened(network(steps=2))
+    after = with_estimate(context, session, {"finding": "activations-1", "kind": "checkpoint"})
+    recorded, made = (context.store.get(key) for key in after.compared)
+    assert not str(explore(overview(recorded, recorded.devices[0]))).startswith("Estimate")
+    alone = explore(overview(made, made.devices[0]))
+    both = compare(telling([(recorded, recorded.devices[0]), (made, made.devices[0])]))
+    assert alone.answer.startswith("Estimate: ")
+    assert both.answer.startswith("Estimate: ")
+    assert "Recording started" not in f"{alone} {both}"
+
+
+def test_an_estimate_of_a_late_recording_says_what_it_leaves_as_it_was():
+    """Its weights have no alloc in it."""
+    late = trace_of(network_events(2)[1:], [segment(WEIGHTS, 50 * MiB, [block(WEIGHTS, 50 * MiB)])])
+    context, session = opened(late)
+    limit = "Recording started with 50.0 MiB allocated, which the estimate leaves as they are."
+    assert limit in words(findings_html(late, late.devices[0], "key/0", offers(late, late.devices[0])))
+    after = with_estimate(context, session, {"finding": "activations-1", "kind": "checkpoint"})
+    made = context.store.get(after.compared[1])
+    assert explore(overview(made, made.devices[0])).reason.endswith(limit)
+    assert compare(telling([(late, late.devices[0]), (made, made.devices[0])])).reason.endswith(limit)
+    assert limit in made.notes[0].text
 
 
 def test_of_an_estimate_nothing_is_estimated():

@@ -87,7 +87,9 @@ def test_rows_are_ordered_by_the_mesh_where_all_say_it() -> None:
 
 def test_groups_and_outliers_are_told_with_their_causes(job: Ranks) -> None:
     assert "Ranks that stand out 1" in words(outliers_html(job))
-    assert "+8.00 MiB train.py:99 cache (+8.00 MiB) against rank 3" in words(outliers_html(job))
+    assert "+8.00 MiB probably output (+8.00 MiB), train.py:99 cache (+8.00 MiB) against rank 3" in words(
+        outliers_html(job)
+    )
     assert "7 ranks 120 MiB 0–4, 6–7" in words(groups_html(job))
     assert spans_text([0, 1, 2, 5, 7, 8]) == "0–2, 5, 7–8"
 

@@ -1,0 +1,94 @@
+"""Every history that ends in a failed request says what lacked and what helps."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memviz.analysis.findings.finding import FindingKind
+from memviz.analysis.findings.ranked import findings
+from memviz.trace.model import Action
+from tests.analysis.findings.steps import HIDDEN, OTHER, Loop, MiB, of_kind
+from tests.analysis.training import BUILD, FORWARD, LOSS
+from tests.headlines.made import COUNT, made
+from tests.traces import alloc, event, free, trace_of
+
+ASKED = 60
+
+
+def failed(reserved: int, device_free: int | None, loop: Loop | None = None) -> list:
+    """100 MiB of weights and 40 MiB of a forward are live when 60 MiB are requested."""
+    loop = Loop().forward() if loop is None else loop
+    grown = event("segment_alloc", 0, reserved * MiB)
+    more = {} if device_free is None else {"device_free": device_free * MiB}
+    return [grown, *loop.events, event("oom", 0, ASKED * MiB, frames=LOSS, **more)]
+
+
+def test_it_says_how_much_is_missing_and_what_most_is():
+    (finding,) = of_kind(trace_of(failed(150, 20)), FindingKind.OUT_OF_MEMORY)
+    assert finding.bytes == 30 * MiB
+    assert finding.sentence == (
+        "Out of memory at event 4: 60.0 MiB requested by train.py:30 loss, with 140 MiB live, 10.0 MiB reserved but "
+        "unused and 20.0 MiB free on the device. At least 30.0 MiB less makes it fit. Largest category: parameter, "
+        "100 MiB (71 % of what is live), mostly made by train.py:50 main."
+    )
+
+
+def test_without_a_missing_byte_it_is_fragmentation():
+    (finding,) = of_kind(trace_of(failed(190, 20)), FindingKind.OUT_OF_MEMORY)
+    assert "Enough is free, but no piece of 60.0 MiB." in finding.sentence
+    assert finding.remedy.startswith("Set expandable_segments:True")
+
+
+def test_a_file_that_does_not_say_what_the_driver_had_gives_an_upper_bound():
+    (finding,) = of_kind(trace_of(failed(150, None)), FindingKind.OUT_OF_MEMORY)
+    assert "Up to 50.0 MiB less makes it fit." in finding.sentence
+
+
+def test_a_request_larger_than_the_card_says_so():
+    (finding,) = of_kind(trace_of([event("segment_alloc", 0, 2 * MiB), event("oom", 0, 90 * MiB, device_free=MiB)]),
+                         FindingKind.OUT_OF_MEMORY)  # fmt: skip
+    assert "The request alone is 87.0 MiB larger than all that the process could have." in finding.sentence
+
+
+def test_activations_are_found_though_the_exception_lets_them_go():
+    """The first forward fails, and leaving it frees all that it kept for a backward."""
+    events = [alloc(1, 10 * MiB, frames=BUILD), alloc(HIDDEN, 90 * MiB, frames=FORWARD, user_metadata="activation")]
+    events += [alloc(OTHER, 90 * MiB, frames=FORWARD, user_metadata="activation"), event("oom", 0, 90 * MiB)]
+    events += [*free(OTHER, 90 * MiB), *free(HIDDEN, 90 * MiB)]
+    (finding,) = of_kind(trace_of(events), FindingKind.ACTIVATIONS)
+    assert finding.bytes == 180 * MiB
+
+
+@pytest.mark.parametrize("seed", range(COUNT))
+def test_every_made_history_with_a_failed_request_has_a_finding(seed):
+    trace = made(seed)
+    for device in trace.devices:
+        kinds = [finding.kind for finding in findings(trace, device)]
+        ran_out = bool((device.events.action == Action.OOM).any())
+        assert (kinds[:1] == [FindingKind.OUT_OF_MEMORY]) == ran_out
+        assert kinds.count(FindingKind.OUT_OF_MEMORY) == ran_out
+
+
+SIZES = st.integers(1, 1 << 36)
+
+
+@given(
+    requests=st.lists(st.tuples(st.booleans(), SIZES, st.booleans()), max_size=12),
+    asked=SIZES,
+    device_free=st.none() | st.integers(0, 1 << 37),
+    reserved=st.integers(0, 1 << 38),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_history_that_ends_in_a_failed_request_has_a_finding(requests, asked, device_free, reserved):
+    events = [event("segment_alloc", 0, reserved)] if reserved else []
+    for number, (has_stack, size, is_freed) in enumerate(requests):
+        events.append(alloc(number + 1, size, frames=FORWARD if has_stack else []))
+        events += free(number + 1, size) if is_freed else []
+    more = {} if device_free is None else {"device_free": device_free}
+    trace = trace_of([*events, event("oom", 0, asked, **more)])
+    found = findings(trace, trace.devices[0])
+    assert found[0].kind is FindingKind.OUT_OF_MEMORY
+    assert found[0].bytes > 0
+    assert found[0].sentence and found[0].remedy
