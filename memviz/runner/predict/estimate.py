@@ -103,7 +103,7 @@ class Estimate:
     @property
     def expected_error(self) -> ExpectedError:
         """How true it is likely to be: what recordings of its class say of predictions."""
-        return expected_error(self.operators, trains=trains(self.trace), card=self.card)
+        return expected_error(self.operators, trains=trains(self.trace), card=self.card, unproven=self.unproven)
 
     @property
     def peak_reserved_on_card(self) -> int:
