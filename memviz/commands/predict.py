@@ -27,8 +27,8 @@ The script really runs, in this process and as `python SCRIPT ...` would run it,
 pretended: what it prints, writes and downloads is its own, and so is its exit status. Nothing is computed on that
 device; its memory is counted as the card's allocator would. Where the script asks for values that nobody computes
 it gets a natural answer, which is noted, or is stopped with exit status 3: state the answer with --assume then.
+Exit status 4 says that the memory is not known, as processes that the script started had the card, if anything did.
 """
-_UNDECIDED = "whether it fits is not known: what ran until then does, and the program did not come to a good end"
 _RARELY_A_SCRIPTS = ("--card", "--assume", "--settings", "--with", "--torch")
 
 
@@ -138,31 +138,44 @@ def _say(done: ScriptPrediction, output: Path | None) -> None:
     from memviz.runner.predict.stated import sentences_of
     from memviz.runner.predict.unproven import sentence_of
 
-    estimate, until = done.estimate, ""
+    estimate = done.estimate
     if done.stopped is not None:
         _line(f"stopped at {done.stopped}")
-        until = ", until there"
-    elif done.exit_status:
-        _line(f"the program ended with exit status {int(done.exit_status)}; what follows is of what ran until then")
-    steps = f", {count_text(estimate.steps)} {'step' if estimate.steps == 1 else 'steps'}" if estimate.steps else ""
-    rank = "" if estimate.rank is None else f", rank {estimate.rank.number} of {estimate.rank.world_size}"
-    _line(f"predicted for {estimate.card.name} with the kernels of torch {estimate.torch}{rank}{steps}{until}:")
-    _line(f"  live       {bytes_text(estimate.peak_requested)} at the highest moment, {_blocks(estimate)}")
-    _line(f"  reserved   {bytes_text(estimate.peak_reserved)} at most{_elsewhere(estimate)}")
-    _line(f"  beside it  {estimate.context.interval} for the CUDA context, {estimate.context.source}")
-    if estimate.peak_host:
-        _line(f"  host       {bytes_text(estimate.peak_host)} at most, of tensors there that have no values")
-    for name, models in done.applied.items():
-        _line(f"  {name} changed {', '.join(models) or 'no model'}")
-    if done.stopped is None:
-        _line(f"  {_fit_words(estimate) if done.fits is not None else _UNDECIDED}")
-    _line(f"  {estimate.expected_error.sentence}")
-    if sentence := sentence_of(estimate.unproven):
-        _line(f"- {sentence}")
+    if estimate.peak_requested or estimate.out_of_memory or not done.not_known:
+        _say_figures(done)
+    if done.not_known:
+        _line(f"the peak of the whole program is not known: {done.not_known}")
+    else:
+        _line(f"  {estimate.expected_error.sentence}")
+        if sentence := sentence_of(estimate.unproven):
+            _line(f"- {sentence}")
+    for command, times in estimate.commands.items():
+        _line(f"- not predicted: `{command}`{f' ({count_text(times)} times)' if times > 1 else ''}")
     for sentence in sentences_of(estimate.assumed):
         _line(f"- assumed: {sentence}")
     if output is not None:
         _line(f"the snapshot is in {output}; look at it with python -m memviz open {output}")
+
+
+def _say_figures(done: ScriptPrediction) -> None:
+    estimate, until = done.estimate, ", until there" if done.not_known else ""
+    steps = f", {count_text(estimate.steps)} {'step' if estimate.steps == 1 else 'steps'}" if estimate.steps else ""
+    rank = "" if estimate.rank is None else f", rank {estimate.rank.number} of {estimate.rank.world_size}"
+    card = estimate.card.name
+    kernels = f"for {card} with the kernels" if estimate.limited else f"with the kernels of {card} and"
+    _line(f"predicted {kernels} of torch {estimate.torch}{rank}{steps}{until}:")
+    _line(f"  live       {bytes_text(estimate.peak_requested)} at the highest moment, {_blocks(estimate)}")
+    _line(f"  reserved   {bytes_text(estimate.peak_reserved)} at most{_elsewhere(estimate)}")
+    if estimate.limited:
+        _line(f"  beside it  {estimate.context.interval} for the CUDA context, {estimate.context.source}")
+    if estimate.peak_host:
+        _line(f"  host       {bytes_text(estimate.peak_host)} at most, of tensors there that have no values")
+    for name, models in done.applied.items():
+        _line(f"  {name} changed {', '.join(models) or 'no model'}")
+    if done.fits is not None:
+        _line(f"  {_fit_words(done)}")
+    elif not done.not_known:
+        _line(f"  {_common_words(estimate)}")
 
 
 def _blocks(estimate: Estimate) -> str:
@@ -175,23 +188,34 @@ def _blocks(estimate: Estimate) -> str:
 def _elsewhere(estimate: Estimate) -> str:
     """Reserved on the card and without a limit, where these are not one."""
     free, squeezed = estimate.peak_reserved_without_limit, estimate.peak_reserved_on_card
-    if free is None or squeezed >= free:
+    if free is None or squeezed is None or squeezed >= free:
         return ""
-    if estimate.limited:
-        return f" on the card, {bytes_text(free)} without a limit"
-    return f"; on the card, where what is cached goes back, {bytes_text(squeezed)}" if estimate.fits() else ""
+    return f" on the card, {bytes_text(free)} without a limit"
 
 
-def _fit_words(estimate: Estimate) -> str:
+def _common_words(estimate: Estimate) -> str:
+    """Common cards by verdict: without --card nobody asked about one."""
+    if not estimate.peak_reserved:
+        return "it took no memory of a card"
+    fits = estimate.common_fits()
+    names = {word: [name for name, has in fits.items() if has == word] for word in ("yes", "close", "no")}
+    said = (("held by", names["yes"]), ("close on", names["close"]), ("not by", names["no"]))
+    words = "; ".join(f"{what} {', '.join(cards)}" for what, cards in said if cards)
+    return f"{words} (--card NAME makes one card's memory the limit)"
+
+
+def _fit_words(done: ScriptPrediction) -> str:
     from memviz.headlines.run import usable_words
 
+    estimate = done.estimate
     name, word = estimate.card.name, estimate.fit_word()
     if estimate.out_of_memory:
         times = f"{count_text(estimate.out_of_memory)} times" if estimate.out_of_memory > 1 else "once"
         if estimate.is_limited_by_itself:
             return f"does not fit: the program ran out of the share of {name} that it allows itself {times}"
-        close = ", but it is close: what the CUDA context takes decides" if word == "close" else ""
-        return f"does not fit: {name} ran out of memory {times}{close}"
+        usable = usable_words(estimate.fit())
+        after = "what it needs in all is not known" if done.exit_status else "the program went on to its end"
+        return f"does not fit: {name} ran out of memory {times}, with {usable}; {after}"
     fit = estimate.fit()
     usable = f"the {bytes_text(fit.usable_bytes)} that a process gets of {name}"
     if word == "close":

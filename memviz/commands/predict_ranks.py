@@ -154,6 +154,8 @@ def _path_of(output: Path, rank: int) -> Path:
 
 
 def _sentence(ranks: Sequence[int], figures: dict[str, Any], file: str | None) -> str:
+    if figures.get("not_known") and not figures["peak_reserved_bytes"]:
+        return f"{ranks_text(ranks)}: not known, as {figures['not_known']}"
     live, reserved = (bytes_text(figures[name]) for name in ("peak_requested_bytes", "peak_reserved_bytes"))
     where = f", in {file}" if file else ""
     return f"{ranks_text(ranks)}: live {live}, reserved {reserved} at most{where}"

@@ -173,8 +173,10 @@ def test_the_scripts_own_exit_is_kept(tmp_path: Path, ending: str, status: int, 
     done = predict(tmp_path, f"import torch\nx = torch.ones(8).cuda()\n{ending}\n")
     assert done.returncode == status == said(done)["exit_status"]
     assert last_words in done.stderr.splitlines() or not last_words
-    assert (f"exit status {status}; what follows is of what ran until then" in done.stderr) is bool(status)
-    assert said(done)["peak_requested_bytes"] == 32
+    assert (f"ended with exit status {status}, and only what ran until then is counted" in done.stderr) is bool(status)
+    figures = said(done)
+    assert figures["peak_requested_bytes"] == 32
+    assert (figures["not_known"] is None) is (figures["expected_error"] is not None) is not status
 
 
 def test_a_program_that_failed_after_it_took_too_much_does_not_fit(tmp_path: Path) -> None:
@@ -188,7 +190,8 @@ def test_an_error_is_shown_as_python_would_show_it(tmp_path: Path) -> None:
     body = "import torch\nx = torch.ones(8).cuda()\ndef deeper():\n    x.view(3)\ndeeper()\n"
     done = predict(tmp_path, body)
     assert done.returncode == 1 and said(done)["exit_status"] == 1
-    assert said(done)["fits"] is None and said(done)["fit"] is None and "whether it fits is not known" in done.stderr
+    assert said(done)["fits"] is None and said(done)["fit"] is None and "is not known" in done.stderr
+    assert "Expected error" not in done.stderr
     shown = done.stderr.partition("memviz:")[0].splitlines()
     last = "RuntimeError: shape '[3]' is invalid for input of size 8"
     assert shown[0] == "Traceback (most recent call last):" and shown[-1] == last
@@ -262,7 +265,81 @@ torch.empty(30 << 30, dtype=torch.uint8, device="cuda")
     figures = said(done)
     assert (figures["out_of_memory"], figures["fits"], figures["peak_requested_bytes"]) == (2, False, 0)
     done = predict(tmp_path, body)
-    assert done.returncode == 0 and said(done)["fits"] is False
+    assert done.returncode == 0 and said(done)["peak_requested_bytes"] == 40 << 30
+
+
+def test_without_a_card_the_verdict_is_a_list_of_common_ones(tmp_path: Path) -> None:
+    body = "import torch\nheld = torch.empty(20 << 30, dtype=torch.uint8, device='cuda')\n"
+    done = predict(tmp_path, body)
+    figures = said(done)
+    assert [figures[key] for key in ("fits", "fit", "context", "peak_reserved_on_card_bytes")] == [None] * 4
+    assert figures["card"] == "NVIDIA GeForce RTX 4090", "whose kernels are followed"
+    cards = figures["cards"]
+    assert (cards["NVIDIA GeForce RTX 4090"], cards["Tesla T4"], cards["NVIDIA A100 80GB"]) == ("yes", "no", "yes")
+    held_by, not_by = (words.split(" (")[0] for words in done.stderr.partition("held by ")[2].split("; not by "))
+    assert {name for name, word in cards.items() if word == "yes"} == set(held_by.split(", "))
+    assert {name for name, word in cards.items() if word == "no"} == set(not_by.split(", "))
+    assert not any("CUDA context" in note for note in figures["notes"]) and "CUDA context" not in done.stderr
+    named = said(predict(tmp_path, body, "--card", "T4"))
+    assert (named["fits"], named["fit"], named["cards"]) == (False, "no", None)
+
+
+CHILD = "import torch; torch.ones(1000, device='cuda')"
+CHILDREN = {
+    "subprocess": f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {CHILD!r}], capture_output=True)\n",
+    "shell": "import os, sys\nos.system(sys.executable + ' -V > log.txt')\n",
+    "spawned": (
+        "import os, torch.multiprocessing as mp\ndef work(): os.close(2); import torch; torch.ones(9, device='cuda')\n"
+        "if __name__ == '__main__':\n    p = mp.get_context('spawn').Process(target=work); p.start(); p.join()\n"
+    ),
+    "forked": (
+        "import torch, multiprocessing as mp\ndef work(): torch.ones(9, device='cuda')\n"
+        "p = mp.get_context('fork').Process(target=work); p.start(); p.join()\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("started", CHILDREN)
+def test_what_children_take_is_not_known_and_never_nothing(tmp_path: Path, started: str) -> None:
+    done = predict(tmp_path, CHILDREN[started], "--card", "T4")
+    figures = said(done)
+    assert done.returncode == figures["exit_status"] == 4, done.stderr
+    assert figures["fits"] is figures["fit"] is figures["expected_error"] is None and figures["not_known"]
+    assert "0 B" not in done.stderr and "fits in" not in done.stderr and figures["not_known"] in done.stderr
+    assert bool(figures["processes"]) is (started != "forked")
+
+
+def test_beside_memory_of_its_own_a_child_is_what_is_not_counted(tmp_path: Path) -> None:
+    body = "import subprocess, sys, torch\nheld = torch.ones(8).cuda()\nsubprocess.run([sys.executable, '-V'])\n"
+    done = predict(tmp_path, body, "--card", "T4")
+    figures = said(done)
+    assert (done.returncode, figures["fits"], figures["not_known"]) == (0, True, None)
+    assert figures["expected_error"]["not_counted"] == ["processes that it started"]
+    assert figures["expected_error"]["is_lower_bound"] and list(figures["processes"].values()) == [1]
+    # Programs that are not Python, and processes that load data, have no card.
+    body = (
+        "import subprocess, torch\nsubprocess.run(['echo', 'x'])\nheld = torch.ones(8).cuda()\n"
+        "data = torch.utils.data.TensorDataset(torch.zeros(4, 2))\n"
+        "list(torch.utils.data.DataLoader(data, num_workers=1))\n"
+    )
+    assert said(predict(tmp_path, body))["expected_error"]["not_counted"] == []
+
+
+def test_a_program_that_fails_before_it_takes_memory_is_not_known(tmp_path: Path) -> None:
+    done = predict(tmp_path, "import torch\nimport no_such_module\n", "--card", "T4")
+    figures = said(done)
+    assert (done.returncode, figures["fits"], figures["fit"], figures["expected_error"]) == (1, None, None, None)
+    assert "before it ended with exit status 1" in figures["not_known"] and figures["not_known"] in done.stderr
+    assert "0 B" not in done.stderr and "fits" not in done.stderr
+
+
+def test_a_program_that_ran_out_is_not_close_as_its_need_is_not_known(tmp_path: Path) -> None:
+    body = (
+        "import torch\nheld = []\nfor _ in range(400):\n"
+        "    held.append(torch.empty(128 << 20, dtype=torch.uint8, device='cuda'))\n"
+    )
+    done = predict(tmp_path, body, "--card", "RTX 4090")
+    assert (said(done)["fits"], said(done)["fit"]) == (False, "no") and "close" not in done.stderr
 
 
 def test_what_waits_for_a_stream_is_live_and_torch_counts_it_no_longer(tmp_path: Path) -> None:
@@ -289,7 +366,7 @@ def test_a_prediction_says_how_true_it_is_likely_to_be(tmp_path: Path) -> None:
     found = said(predict(tmp_path, TRAINING))["expected_error"]
     assert found["class"] == "training" and found["recordings"] >= 3 and found["covered"]
     assert found["live"] is not None and found["not_covered"] == found["not_counted"] == []
-    context = said(predict(tmp_path, TRAINING))["context"]
+    context = said(predict(tmp_path, TRAINING, "--card", "RTX 4090"))["context"]
     assert (context["least_bytes"], context["most_bytes"]) == (192 * MiB, 512 * MiB)
     convolution = "import torch\ntorch.nn.Conv2d(3, 8, 3).cuda()(torch.randn(1, 3, 8, 8, device='cuda'))\n"
     found = said(predict(tmp_path, convolution))["expected_error"]

@@ -171,6 +171,13 @@ CARD_KINDS = {
 CARDS = tuple(card for cards in CARD_KINDS.values() for card in cards)
 """Those of the last generations that models are run on, largest first within a kind."""
 
+_COMMON = ("RTX 4060", "RTX 3060", "T4", "RTX 4080", "RTX 4090", "RTX 5090", "A100 40GB", "L40S", "A100 80GB", "H200")
+
+
+def common_cards() -> tuple[KnownCard, ...]:
+    """One of each size of memory that people have most, smallest first."""
+    return tuple(map(card_named, _COMMON))
+
 
 def card_named(name: str) -> KnownCard:
     """By its name or a part of it, in any case: 'h200', 'RTX 4090', 'a100 40'. The plain card goes before its kin."""

@@ -2,7 +2,7 @@
 
 with memviz.predicting(card="RTX 4090") as predicted:
     train()
-print(predicted.peak, predicted.fits(), predicted.by_category())
+print(predicted, predicted.fits(), predicted.by_category())
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ class Predicting:
         self.device = device
         self.estimate: Estimate | None = None
 
+    def __repr__(self) -> str:
+        return "<Predicting: not over>" if self.estimate is None else repr(self.estimate)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
@@ -52,7 +55,8 @@ def predicting(
 
     Args:
         card: Which one, by a part of its name, as in "RTX 4090". It raises torch.cuda.OutOfMemoryError where it has
-            no more; without one memory is not limited, and kernels are chosen as for an RTX 4090.
+            no more; without one memory is not limited, kernels are chosen as for an RTX 4090, and `fits` has to be
+            told a card.
         torch: The release whose kernels are followed, as in "2.6"; by default the installed one.
         settings: As in PYTORCH_CUDA_ALLOC_CONF, which holds by default.
         assume: Answers where the program asks for values that nobody computes, by line: {"train.py:12": 3.0}.
