@@ -46,8 +46,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", help="a knob of the optimizations")
     parser.add_argument("--steps", type=positive, metavar="N", help="end after N steps of the optimizer")
     parser.add_argument(
-        "--assume", action="append", default=[], metavar="FILE.py:LINE=VALUE",
-        help="the answer where a line asks for values; may be given several times",
+        "--assume", action="append", default=[], metavar="FILE.py:LINE=VALUE[,VALUE ...]",
+        help="the answer where a line asks for values, or several, taken in turn; may be given several times",
     )  # fmt: skip
     parser.add_argument(
         "--world-size", type=positive, metavar="N",
@@ -86,7 +86,7 @@ def _predict(args: argparse.Namespace) -> int:
         torch=args.torch,
         settings=args.settings,
         steps=args.steps,
-        assume=dict(map(_assumed, args.assume)),
+        assume=_assumed_by_line(args.assume),
         rank=_rank_of(args),
         output=args.output and args.output.absolute(),
         overwrite=args.overwrite,
@@ -122,6 +122,15 @@ def _rank_of(args: argparse.Namespace) -> GroupRank | None:
     return GroupRank(int(args.rank or 0), args.world_size)
 
 
+def _assumed_by_line(texts: list[str]) -> dict[str, Any]:
+    """One answer or, of a line that is named again, all of them in their order."""
+    answers: dict[str, Any] = {}
+    for place, value in map(_assumed, texts):
+        more = value if isinstance(value, tuple) else (value,)
+        answers[place] = (*answers[place], *more) if place in answers else more
+    return answers
+
+
 def _assumed(text: str) -> tuple[str, Any]:
     place, equals, value = text.partition("=")
     file, _, line = place.rpartition(":")
@@ -135,6 +144,7 @@ def _assumed(text: str) -> tuple[str, Any]:
 
 def _say(done: ScriptPrediction, output: Path | None) -> None:
     """On stderr: stdout is the script's."""
+    from memviz.runner.predict.prediction_errors import caught_refusal
     from memviz.runner.predict.stated import sentences_of
     from memviz.runner.predict.unproven import sentence_of
 
@@ -153,6 +163,10 @@ def _say(done: ScriptPrediction, output: Path | None) -> None:
         _line(f"- not predicted: `{command}`{f' ({count_text(times)} times)' if times > 1 else ''}")
     for sentence in sentences_of(estimate.assumed):
         _line(f"- assumed: {sentence}")
+    if caught := caught_refusal():
+        _line(f"- {caught}")
+    if done.unused_sentence:
+        _line(f"error: {done.unused_sentence}")
     if output is not None:
         _line(f"the snapshot is in {output}; look at it with python -m memviz open {output}")
 
@@ -197,7 +211,9 @@ def _common_words(estimate: Estimate) -> str:
     """Common cards by verdict: without --card nobody asked about one."""
     if not estimate.peak_reserved:
         return "it took no memory of a card"
-    fits = estimate.common_fits()
+    from memviz.runner.predict.cards import short_name
+
+    fits = {short_name(name): word for name, word in estimate.common_fits().items()}
     names = {word: [name for name, has in fits.items() if has == word] for word in ("yes", "close", "no")}
     said = (("held by", names["yes"]), ("close on", names["close"]), ("not by", names["no"]))
     words = "; ".join(f"{what} {', '.join(cards)}" for what, cards in said if cards)

@@ -14,6 +14,7 @@ import pytest
 
 from memviz.commands import main, predict_ranks
 from memviz.commands.command_line import parser
+from memviz.runner.predict.cards import short_name
 from memviz.trace.load import load_trace
 from memviz.trace.model import Category
 from tests.second_process import ROOT
@@ -153,6 +154,62 @@ def test_what_is_stated_lets_it_go_on(tmp_path: Path) -> None:
     assert stated == {"where": "train.py:2", "what": "300 is taken, as was asked", "times": 1}
 
 
+def test_an_answer_that_no_line_takes_is_an_error_with_the_lines_that_ask(tmp_path: Path) -> None:
+    for place in ("tran.py:2", "train.py:3"):
+        done = predict(tmp_path, BRANCH.replace("rand(5", "ones(5"), "--assume", f"{place}=300")
+        assert done.returncode == said(done)["exit_status"] == 2 and said(done)["unused_assume"] == [place]
+        assert f"No line used --assume {place}. The program asked for no value." in done.stderr
+    done = predict(tmp_path, BRANCH, "--assume", "train.py:3=300")
+    assert done.returncode == 3 and "Values were asked for at train.py:2." in done.stderr
+    done = predict(tmp_path, BRANCH, "--assume", "train.py:2=300", "--assume", "train.py:1=1")
+    assert done.returncode == 2 and "No line used --assume train.py:1. Values" in done.stderr
+
+
+def test_a_line_that_asks_for_several_values_takes_several_answers(tmp_path: Path) -> None:
+    body = """import torch
+data = torch.zeros(100)
+start = torch.rand(3, device="cuda").mul(9).long()
+for _ in range(2):
+    print(len(data[start[0] : start[1] + 4]))
+print(start.tolist())
+"""
+    options = ("--assume", "train.py:5=0,8", "--assume", "train.py:6=1", "--assume", "train.py:6=2,3")
+    done = predict(tmp_path, body, *options)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[:-1] == ["8", "8", "[1, 2, 3]"]
+
+
+def test_the_line_to_assume_is_the_innermost_that_asks(tmp_path: Path) -> None:
+    """Of the program's line, which calls the library, the same answer would be given to the mask."""
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "lib.py").write_text(
+        "import torch\ndef generate():\n"
+        "    said = (torch.randn(4, 16, device='cuda') @ torch.randn(16, 9, device='cuda')).argmax(1) * 2\n"
+        "    kept = said[said >= 0]\n"
+        "    return ['abcdefgh'[i] for i in kept.tolist()]\n"
+    )
+    body = "import sys\nsys.path.insert(0, 'site-packages')\nimport lib\nprint(*lib.generate())\n"
+    stopped = said(predict(tmp_path, body))["stopped"]
+    assert (stopped["where"], stopped["assume"]) == ("train.py:4", "--assume lib.py:5=VALUE")
+    assert stopped["assume"] in stopped["what"]
+    done = predict(tmp_path, body, *stopped["assume"].replace("VALUE", "5").split())
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "f f f f")
+
+
+def test_where_no_value_helps_none_is_asked_for(tmp_path: Path) -> None:
+    body = "import pickle, torch\nx = torch.rand(9, device='cuda').cpu()\npickle.dumps(x)\n"
+    done = predict(tmp_path, body)
+    assert done.returncode == 3 and said(done)["stopped"]["assume"] == ""
+    assert "--assume" not in done.stderr and "No value helps" in done.stderr
+
+
+def test_a_note_does_not_say_that_a_number_decides_where_it_stops(tmp_path: Path) -> None:
+    body = "import torch\nx = torch.rand(9, 9, device='cuda')\n[1, 2][int((x @ x).mean().item())]\n"
+    done = predict(tmp_path, body)
+    assert done.returncode == 3 and "counts as 1 where it decides" not in done.stderr
+    assert any("cannot be a size or an index" in each["what"] for each in said(done)["assumed"])
+
+
 @pytest.mark.parametrize("wrong", ["train.py=3", "train.py:x=3", "train.py:3=oh dear", ":3=1"])
 def test_an_answer_that_cannot_be_read_is_said(tmp_path: Path, wrong: str) -> None:
     done = predict(tmp_path, "print('never')", "--assume", wrong)
@@ -277,8 +334,8 @@ def test_without_a_card_the_verdict_is_a_list_of_common_ones(tmp_path: Path) -> 
     cards = figures["cards"]
     assert (cards["NVIDIA GeForce RTX 4090"], cards["Tesla T4"], cards["NVIDIA A100 80GB"]) == ("yes", "no", "yes")
     held_by, not_by = (words.split(" (")[0] for words in done.stderr.partition("held by ")[2].split("; not by "))
-    assert {name for name, word in cards.items() if word == "yes"} == set(held_by.split(", "))
-    assert {name for name, word in cards.items() if word == "no"} == set(not_by.split(", "))
+    assert {short_name(name) for name, word in cards.items() if word == "yes"} == set(held_by.split(", "))
+    assert {short_name(name) for name, word in cards.items() if word == "no"} == set(not_by.split(", "))
     assert not any("CUDA context" in note for note in figures["notes"]) and "CUDA context" not in done.stderr
     named = said(predict(tmp_path, body, "--card", "T4"))
     assert (named["fits"], named["fit"], named["cards"]) == (False, "no", None)

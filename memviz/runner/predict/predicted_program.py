@@ -59,13 +59,15 @@ def predicting(
             told a card.
         torch: The release whose kernels are followed, as in "2.6"; by default the installed one.
         settings: As in PYTORCH_CUDA_ALLOC_CONF, which holds by default.
-        assume: Answers where the program asks for values that nobody computes, by line: {"train.py:12": 3.0}.
+        assume: Answers where the program asks for values that nobody computes, by line: {"train.py:12": 3.0}; several
+            in a tuple are taken in turn.
         steps: After so many steps of an optimizer the block is over.
         world_size: Of a group of processes, as `torchrun` would say; the others are pretended.
         rank: Which of them runs here.
 
     Raises:
         DataNeeded: The program asks for values that nobody computes, and no natural answer is known.
+        UsageError: A line of `assume` asked for no value.
     """
     device = device_for(card, torch=torch, settings=settings, assume=assume, rank=_rank(world_size, rank))
     done = Predicting(device)
@@ -76,6 +78,8 @@ def predicting(
             pass
         finally:
             done.estimate = estimate_of(device, device.finish(), steps=counted.taken)
+    if unused := device.recorder.assumptions.unused_sentence:
+        raise UsageError(unused)
 
 
 def predict(

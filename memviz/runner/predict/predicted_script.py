@@ -26,6 +26,8 @@ from optimizations import Optimization
 
 STOPPED = 3
 """The exit status of a program that asked for values that nobody computes."""
+UNUSED = 2
+"""The exit status where an answer was stated for a line that asks for none, as of every wrong use of the command."""
 NOT_KNOWN = 4
 """The exit status where the program came to a good end and processes that it started had the card, if anything did."""
 INTERRUPTED = 128 + signal.SIGINT
@@ -61,6 +63,10 @@ class ScriptPrediction:
     """Why it could not go on to its end."""
     applied: Mapping[str, list[str]] = field(default_factory=dict)
     """Optimizations, and the classes of the models that each changed."""
+    unused_assume: tuple[str, ...] = ()
+    """Lines that an answer was stated for, and none of them asked."""
+    unused_sentence: str = ""
+    """What was stated in vain, with the lines that did ask."""
 
     @property
     def not_known(self) -> str:
@@ -116,8 +122,11 @@ def predict_script(
     if order.output is not None:
         with replacing(order.output) as file:
             write_pickle(trace, file)
-    done = ScriptPrediction(status, estimate, stopped, changes.applied)
-    return replace(done, exit_status=NOT_KNOWN) if done.not_known and not status else done
+    assumed = device.recorder.assumptions
+    done = ScriptPrediction(status, estimate, stopped, changes.applied, assumed.unused, assumed.unused_sentence)
+    if status or not (done.not_known or done.unused_assume):
+        return done
+    return replace(done, exit_status=UNUSED if done.unused_assume else NOT_KNOWN)
 
 
 def _steps(count: int) -> str:

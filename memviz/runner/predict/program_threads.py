@@ -176,7 +176,7 @@ def follow_workers(patches: Patches, recorder: AllocationRecorder) -> None:
 
     def reduced(tensor: Tensor) -> Any:
         if on_card(tensor):
-            raise data_needed("sending a tensor of the card to another process")
+            raise data_needed("sending a tensor of the card to another process", takes_value=False)
         if not recorder.host.is_unknown(tensor):
             return whole(tensor)
         return _unknown_again, (tuple(tensor.shape), tensor.stride(), tensor.dtype)

@@ -42,6 +42,7 @@ def script_json(done: ScriptPrediction, output: Path | None = None) -> dict[str,
         **(_of_the_group(estimate) if estimate.rank is not None else {}),
         "optimizations": {name: list(models) for name, models in done.applied.items()},
         "file": None if output is None else str(output),
+        "unused_assume": list(done.unused_assume),
         "stopped": None if stopped is None else _why(stopped),
     }
 
@@ -51,9 +52,5 @@ def _of_the_group(estimate: Estimate) -> dict[str, Any]:
 
 
 def _why(stopped: Stopped) -> dict[str, str]:
-    states = stopped.where and isinstance(stopped, DataNeeded)
-    return {
-        "where": stopped.where,
-        "what": stopped.what,
-        "assume": f"--assume {stopped.where}=VALUE" if states else "",
-    }
+    assume = stopped.assume if isinstance(stopped, DataNeeded) else ""
+    return {"where": stopped.where, "what": stopped.what, "assume": assume}

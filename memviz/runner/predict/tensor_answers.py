@@ -127,7 +127,7 @@ class TensorAnswers:
 
     def _no_dlpack(self, args: Any, kwargs: Any) -> Any:
         if args[0].is_meta or self._host.is_unknown(args[0]):
-            raise data_needed("DLPack")
+            raise data_needed("DLPack", takes_value=False)
         return NotImplemented
 
     def _decision(self, word: str) -> Answer:
@@ -165,7 +165,7 @@ class TensorAnswers:
             with torch._C.DisableTorchFunction():
                 is_unknown = self._host.is_unknown(tensor)
             if is_unknown and not _is_copying():
-                raise data_needed("torch.save, pickling or sending to another process")
+                raise data_needed("torch.save, pickling or sending to another process", takes_value=False)
             return whole(tensor, protocol)
 
         return reduced
@@ -218,6 +218,8 @@ class TensorAnswers:
             return _nested(tensor.shape, iter(self._shares(shares)))
         if not self._host.is_unknown(tensor):
             return NotImplemented
+        if self._assumptions.states_several:
+            return _nested(tensor.shape, (self._number(tensor) for _ in range(tensor.numel())))
         return _nested(tensor.shape, repeat(self._number(tensor) if tensor.numel() else None))
 
     def _shown(self, args: Any, kwargs: Any) -> Any:
@@ -303,7 +305,7 @@ class TensorAnswers:
 
     def _split(self, args: Any, kwargs: Any) -> Any:
         if any(map(self._host.is_unknown, args[1:])):
-            raise data_needed("tensor_split")
+            raise data_needed("tensor_split", takes_value=False)
         return NotImplemented
 
     def _made_of_numbers(self, func: Any) -> Answer:

@@ -89,10 +89,10 @@ def test_a_number_may_be_shown_and_added_up_and_that_is_stated(where: str) -> No
     assert shown == ["unknown", "unknown", "unknown", "  unknown", "unknown"]
     assert said == [
         "a number taken from a tensor is not computed: it prints as unknown, "
-        "and counts as 1 where it decides and where math or numpy take it"
+        "counts as 1 where it is compared and where math or numpy take it, and cannot be a size or an index"
     ]
     assert isinstance(total, float) and type(total) is UnknownNumber
-    assert copy.deepcopy([total])[0] is total and pickle.loads(pickle.dumps(total)).line == total.line
+    assert copy.deepcopy([total])[0] is total and pickle.loads(pickle.dumps(total)).asked == total.asked
 
 
 DECIDES = "a number that is not computed decides here, as if it were 1.0"
