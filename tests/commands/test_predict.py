@@ -103,6 +103,20 @@ def test_a_module_runs_as_python_m_would_run_it(tmp_path: Path) -> None:
     assert said(done)["peak_requested_bytes"] == 4000
 
 
+def test_a_package_that_cannot_be_imported_is_said_with_its_reason(tmp_path: Path) -> None:
+    package = tmp_path / "work"
+    package.mkdir()
+    (package / "__init__.py").write_text("from importlib.metadata import version\nversion('no-such-distribution')\n")
+    (package / "train.py").write_text("")
+    done = predict_in("-m", "work.train", folder=tmp_path)
+    assert done.returncode == 2 and "There is no module" not in done.stderr
+    assert "work.train" in done.stderr and "PackageNotFoundError" in done.stderr
+    (package / "__init__.py").write_text("import no_such_library\n")
+    assert "No module named 'no_such_library'" in predict_in("-m", "work.train", folder=tmp_path).stderr
+    for absent in ("absent", "absent.module", "tests.absent"):
+        assert f"There is no module {absent}" in predict_in("-m", absent, folder=tmp_path).stderr
+
+
 def test_steps_end_it_as_if_it_had_said_so(tmp_path: Path) -> None:
     done = predict(tmp_path, "import atexit\natexit.register(print, 'goodbye')\n" + TRAINING, "--steps", "3")
     assert (done.returncode, done.stdout.splitlines()[:-1]) == (0, ["goodbye"])

@@ -49,6 +49,9 @@ class Looks:
         known = self._host.known
         reason = known.reason_of(args, kwargs)
         if reason:
+            given = self._recorder.assumptions.given() if func is aten._local_scalar_dense.default else NOT_STATED
+            if given is not NOT_STATED:
+                return given
             self._recorder.assumptions.state_a_decision(reason)
         out = known.on_device(known.reads(func, args, kwargs), reason)
         self._recorder.ran(treatment, args, kwargs, out)
