@@ -19,10 +19,13 @@ class Doubt:
     more: float = 0.0
     """By which share the run may need more than is predicted, and less."""
     less: float = 0.0
+    more_bytes: int = 0
+    """Bytes that the prediction does not count, at most; `more` holds as well."""
 
     def surely_usable(self, card_bytes: int) -> int:
         """What is left at worst, in bytes of the prediction."""
-        return max(0, int((card_bytes - self.context.most_bytes) / (1 + self.more)))
+        left = card_bytes - self.context.most_bytes
+        return max(0, int(min(left / (1 + self.more), (left - self.more_bytes) / (1 + self.less))))
 
     def perhaps_usable(self, card_bytes: int) -> int:
         """What is left at best."""

@@ -219,7 +219,10 @@ def _print(answer: FitAnswer, measured: list[MeasuredWay] | None = None) -> None
         if answer.keep != "nothing":
             print(f"`--keep {_KEEPS[_KEEPS.index(answer.keep) + 1]}` lets more be changed.")
     else:
-        print(f"{way_label(chosen)} fits in {room}: {bytes_text(chosen.peak_reserved_bytes)} reserved, predicted.")
+        close = ", but it is close" if chosen.prediction.fit == "close" else ""
+        reserved = bytes_text(chosen.peak_reserved_bytes)
+        print(f"{way_label(chosen)} fits in {room}{close}: {reserved} reserved, predicted.")
+        print((chosen.prediction.expected_error or {}).get("sentence", ""))
         print(_kept(chosen))
         plain = answer.as_it_is
         if plain is not None and plain.fits and plain is not chosen:
@@ -292,8 +295,7 @@ def _print_front(answer: FitAnswer, unit: str) -> None:
 
     front = answer.front(answer.shown)
     rows = [
-        [way_label(way), bytes_text(way.peak_reserved_bytes), _seconds(way), "yes" if way.fits else "no"]
-        for way in front[:_MOST_ROWS]
+        [way_label(way), bytes_text(way.peak_reserved_bytes), _seconds(way), _fits(way)] for way in front[:_MOST_ROWS]
     ]
     print_table(["cheapest first", "reserved", f"seconds a {unit}", "fits"], rows, left=1)
     if len(front) > _MOST_ROWS:
@@ -325,6 +327,10 @@ def _print_measured(measured: list[MeasuredWay], plan: Plan) -> None:
             print(f"- {printable(way_label(each.way))}: {printable(each.why)}")
     if not all(each.gpu.startswith(card) for each in measured):
         print(f"Where the GPU is no {card}, it may choose other kernels, and its seconds are its own.")
+
+
+def _fits(way: TriedWay) -> str:
+    return "close" if way.prediction.fit == "close" else "yes" if way.fits else "no"
 
 
 def _measured_seconds(each: MeasuredWay) -> str:

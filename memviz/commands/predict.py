@@ -27,8 +27,8 @@ The script really runs, in this process and as `python SCRIPT ...` would run it,
 pretended: what it prints, writes and downloads is its own, and so is its exit status. Nothing is computed on that
 device; its memory is counted as the card's allocator would. Where the script asks for values that nobody computes
 it gets a natural answer, which is noted, or is stopped with exit status 3: state the answer with --assume then.
+Exit status 4 says that the memory is not known, as processes that the script started had the card, if anything did.
 """
-_UNDECIDED = "whether it fits is not known: what ran until then does, and the program did not come to a good end"
 _RARELY_A_SCRIPTS = ("--card", "--assume", "--settings", "--with", "--torch")
 
 
@@ -46,8 +46,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", help="a knob of the optimizations")
     parser.add_argument("--steps", type=positive, metavar="N", help="end after N steps of the optimizer")
     parser.add_argument(
-        "--assume", action="append", default=[], metavar="FILE.py:LINE=VALUE",
-        help="the answer where a line asks for values; may be given several times",
+        "--assume", action="append", default=[], metavar="FILE.py:LINE=VALUE[,VALUE ...]",
+        help="the answer where a line asks for values, or several, taken in turn; may be given several times",
     )  # fmt: skip
     parser.add_argument(
         "--world-size", type=positive, metavar="N",
@@ -86,7 +86,7 @@ def _predict(args: argparse.Namespace) -> int:
         torch=args.torch,
         settings=args.settings,
         steps=args.steps,
-        assume=dict(map(_assumed, args.assume)),
+        assume=_assumed_by_line(args.assume),
         rank=_rank_of(args),
         output=args.output and args.output.absolute(),
         overwrite=args.overwrite,
@@ -122,6 +122,15 @@ def _rank_of(args: argparse.Namespace) -> GroupRank | None:
     return GroupRank(int(args.rank or 0), args.world_size)
 
 
+def _assumed_by_line(texts: list[str]) -> dict[str, Any]:
+    """One answer or, of a line that is named again, all of them in their order."""
+    answers: dict[str, Any] = {}
+    for place, value in map(_assumed, texts):
+        more = value if isinstance(value, tuple) else (value,)
+        answers[place] = (*answers[place], *more) if place in answers else more
+    return answers
+
+
 def _assumed(text: str) -> tuple[str, Any]:
     place, equals, value = text.partition("=")
     file, _, line = place.rpartition(":")
@@ -135,34 +144,52 @@ def _assumed(text: str) -> tuple[str, Any]:
 
 def _say(done: ScriptPrediction, output: Path | None) -> None:
     """On stderr: stdout is the script's."""
+    from memviz.runner.predict.prediction_errors import caught_refusal
     from memviz.runner.predict.stated import sentences_of
     from memviz.runner.predict.unproven import sentence_of
 
-    estimate, until = done.estimate, ""
+    estimate = done.estimate
     if done.stopped is not None:
         _line(f"stopped at {done.stopped}")
-        until = ", until there"
-    elif done.exit_status:
-        _line(f"the program ended with exit status {int(done.exit_status)}; what follows is of what ran until then")
+    if estimate.peak_requested or estimate.out_of_memory or not done.not_known:
+        _say_figures(done)
+    if done.not_known:
+        _line(f"the peak of the whole program is not known: {done.not_known}")
+    else:
+        _line(f"  {estimate.expected_error.sentence}")
+        if sentence := sentence_of(estimate.unproven):
+            _line(f"- {sentence}")
+    for command, times in estimate.commands.items():
+        _line(f"- not predicted: `{command}`{f' ({count_text(times)} times)' if times > 1 else ''}")
+    for sentence in sentences_of(estimate.assumed):
+        _line(f"- assumed: {sentence}")
+    if caught := caught_refusal():
+        _line(f"- {caught}")
+    if done.unused_sentence:
+        _line(f"error: {done.unused_sentence}")
+    if output is not None:
+        _line(f"the snapshot is in {output}; look at it with python -m memviz open {output}")
+
+
+def _say_figures(done: ScriptPrediction) -> None:
+    estimate, until = done.estimate, ", until there" if done.not_known else ""
     steps = f", {count_text(estimate.steps)} {'step' if estimate.steps == 1 else 'steps'}" if estimate.steps else ""
     rank = "" if estimate.rank is None else f", rank {estimate.rank.number} of {estimate.rank.world_size}"
-    _line(f"predicted for {estimate.card.name} with the kernels of torch {estimate.torch}{rank}{steps}{until}:")
+    card = estimate.card.name
+    kernels = f"for {card} with the kernels" if estimate.limited else f"with the kernels of {card} and"
+    _line(f"predicted {kernels} of torch {estimate.torch}{rank}{steps}{until}:")
     _line(f"  live       {bytes_text(estimate.peak_requested)} at the highest moment, {_blocks(estimate)}")
     _line(f"  reserved   {bytes_text(estimate.peak_reserved)} at most{_elsewhere(estimate)}")
-    _line(f"  beside it  {estimate.context.interval} for the CUDA context, {estimate.context.source}")
+    if estimate.limited:
+        _line(f"  beside it  {estimate.context.interval} for the CUDA context, {estimate.context.source}")
     if estimate.peak_host:
         _line(f"  host       {bytes_text(estimate.peak_host)} at most, of tensors there that have no values")
     for name, models in done.applied.items():
         _line(f"  {name} changed {', '.join(models) or 'no model'}")
-    if done.stopped is None:
-        _line(f"  {_fit_words(estimate) if done.fits is not None else _UNDECIDED}")
-    _line(f"  {estimate.expected_error.sentence}")
-    if sentence := sentence_of(estimate.unproven):
-        _line(f"- {sentence}")
-    for sentence in sentences_of(estimate.assumed):
-        _line(f"- assumed: {sentence}")
-    if output is not None:
-        _line(f"the snapshot is in {output}; look at it with python -m memviz open {output}")
+    if done.fits is not None:
+        _line(f"  {_fit_words(done)}")
+    elif not done.not_known:
+        _line(f"  {_common_words(estimate)}")
 
 
 def _blocks(estimate: Estimate) -> str:
@@ -175,23 +202,36 @@ def _blocks(estimate: Estimate) -> str:
 def _elsewhere(estimate: Estimate) -> str:
     """Reserved on the card and without a limit, where these are not one."""
     free, squeezed = estimate.peak_reserved_without_limit, estimate.peak_reserved_on_card
-    if free is None or squeezed >= free:
+    if free is None or squeezed is None or squeezed >= free:
         return ""
-    if estimate.limited:
-        return f" on the card, {bytes_text(free)} without a limit"
-    return f"; on the card, where what is cached goes back, {bytes_text(squeezed)}" if estimate.fits() else ""
+    return f" on the card, {bytes_text(free)} without a limit"
 
 
-def _fit_words(estimate: Estimate) -> str:
+def _common_words(estimate: Estimate) -> str:
+    """Common cards by verdict: without --card nobody asked about one."""
+    if not estimate.peak_reserved:
+        return "it took no memory of a card"
+    from memviz.runner.predict.cards import short_name
+
+    fits = {short_name(name): word for name, word in estimate.common_fits().items()}
+    names = {word: [name for name, has in fits.items() if has == word] for word in ("yes", "close", "no")}
+    said = (("held by", names["yes"]), ("close on", names["close"]), ("not by", names["no"]))
+    words = "; ".join(f"{what} {', '.join(cards)}" for what, cards in said if cards)
+    return f"{words} (--card NAME makes one card's memory the limit)"
+
+
+def _fit_words(done: ScriptPrediction) -> str:
     from memviz.headlines.run import usable_words
 
+    estimate = done.estimate
     name, word = estimate.card.name, estimate.fit_word()
     if estimate.out_of_memory:
         times = f"{count_text(estimate.out_of_memory)} times" if estimate.out_of_memory > 1 else "once"
         if estimate.is_limited_by_itself:
             return f"does not fit: the program ran out of the share of {name} that it allows itself {times}"
-        close = ", but it is close: what the CUDA context takes decides" if word == "close" else ""
-        return f"does not fit: {name} ran out of memory {times}{close}"
+        usable = usable_words(estimate.fit())
+        after = "what it needs in all is not known" if done.exit_status else "the program went on to its end"
+        return f"does not fit: {name} ran out of memory {times}, with {usable}; {after}"
     fit = estimate.fit()
     usable = f"the {bytes_text(fit.usable_bytes)} that a process gets of {name}"
     if word == "close":

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _MOST_AT_ONCE = 4
 """Processes; each may take a gigabyte or two."""
+_UNUSED = 2
+"""The exit status of a rank that came to a good end and did not use an `--assume`."""
 _NAMED = ("card", "torch", "settings", "steps", "world_size")
 _REPEATED = {"optimizations": "--with", "set": "--set", "assume": "--assume"}
 _PEAKS = ("peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
@@ -62,6 +64,8 @@ def predict_all_ranks(args: argparse.Namespace) -> int:
     for (ranks, one), file in zip(classes, files, strict=True):
         _line(_sentence(ranks, one.figures, file))
     runs.say_who_failed()
+    if runs.unused:
+        _line(f"error: no line of any rank used --assume {', '.join(sorted(runs.unused))}")
     said = [
         {"ranks": ranks, **{peak: one.figures[peak] for peak in _PEAKS}, "file": file}
         for (ranks, one), file in zip(classes, files, strict=True)
@@ -71,7 +75,7 @@ def predict_all_ranks(args: argparse.Namespace) -> int:
     if args.json:
         whole = {**highest.figures, "rank": "all", "ran": runs.count, "classes": said, "file": None}
         sys.stdout.write(json.dumps(whole) + "\n")
-    return max(int(one.figures["exit_status"]) for _, one in classes)
+    return max(_UNUSED if runs.unused else 0, *(int(one.figures["exit_status"]) for _, one in classes))
 
 
 class _Runs:
@@ -81,6 +85,8 @@ class _Runs:
         self.count = 0
         self._failed: dict[int, str] = {}
         """What was said by ranks whose program ended with an error of its own."""
+        self.unused: set[str] | None = None
+        """Lines of `--assume` that no rank used."""
 
     def file_of(self, rank: int) -> Path:
         name = self._args.output.name if self._args.output else "run.pickle"
@@ -101,6 +107,11 @@ class _Runs:
             raise UsageError(f"Rank {rank} could not be predicted:\n{done.stderr.strip()}")
         if figures["stopped"] is not None:
             raise UsageError(f"Rank {rank} stopped at {figures['stopped']['where']}: {figures['stopped']['what']}")
+        unused = set(figures.get("unused_assume", ()))
+        self.unused = unused if self.unused is None else self.unused & unused
+        if unused and figures["exit_status"] == _UNUSED:
+            # Another rank may use it.
+            figures["exit_status"] = 0
         if figures["exit_status"]:
             self._failed[rank] = done.stderr.partition("\nmemviz: ")[0].strip()
         if rank == 0:
@@ -154,6 +165,8 @@ def _path_of(output: Path, rank: int) -> Path:
 
 
 def _sentence(ranks: Sequence[int], figures: dict[str, Any], file: str | None) -> str:
+    if figures.get("not_known") and not figures["peak_reserved_bytes"]:
+        return f"{ranks_text(ranks)}: not known, as {figures['not_known']}"
     live, reserved = (bytes_text(figures[name]) for name in ("peak_requested_bytes", "peak_reserved_bytes"))
     where = f", in {file}" if file else ""
     return f"{ranks_text(ranks)}: live {live}, reserved {reserved} at most{where}"

@@ -72,6 +72,20 @@ def _changes(way: Way) -> int:
     return sum(len(change) for change in way["optimizations"])
 
 
+def fit_words(way: Way) -> str:
+    """Answer of one way; "close" where what is not known exactly decides."""
+    return "close" if is_close(way) else "fits" if way["fits"] else "does not fit"
+
+
+def is_close(way: Way) -> bool:
+    return way.get("fit") == "close"
+
+
+def error_words(way: Way) -> str:
+    """Expected error of a way; empty in searches that were kept before it was known."""
+    return str((way.get("expected_error") or {}).get("sentence", ""))
+
+
 def cost_words(way: Way) -> str:
     return f"{cost_figure(way)} {cost_unit(way)}"
 
@@ -106,10 +120,10 @@ def fit(status: SearchStatus) -> Headline:
 def _fits(status: SearchStatus, way: Way) -> str:
     """That nothing has to be done comes first, whatever else is cheaper."""
     plain = _as_it_is(status)
-    if plain is not None and plain["fits"]:
-        return f"It fits as it is: {bytes_text(plain['peak_reserved_bytes'])} reserved."
-    so_far = "" if status.is_over else " so far"
-    return f"It fits with {way['title']}{so_far}: {bytes_text(way['peak_reserved_bytes'])} reserved."
+    shown = plain if plain is not None and plain["fits"] else way
+    how = "as it is" if shown is plain else f"with {way['title']}{'' if status.is_over else ' so far'}"
+    close = ", but it is close" if is_close(shown) else ""
+    return f"It fits {how}{close}: {bytes_text(shown['peak_reserved_bytes'])} reserved."
 
 
 def _cheaper(status: SearchStatus, way: Way) -> str:

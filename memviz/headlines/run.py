@@ -150,13 +150,14 @@ def _alone(run: Run) -> Headline:
 
 
 def close_words(run: Run) -> str:
-    """What makes it close: the CUDA context, or what convolutions take beside what is predicted."""
+    """The reason why it is close: the CUDA context, or what the prediction does not count."""
     assert run.fit is not None
     usable, error = usable_words(run.fit), run.expected_error
-    if error is None or not error.least_growth or run.peak_reserved_bytes * (1 + error.share) > run.fit.usable_bytes:
+    if error is None or not error.is_lower_bound:
         return usable
-    share = percent_text(round(1000 * error.least_growth), 1000)
-    return f"workspaces of convolutions are not counted, and one network took {share} more with them; {usable}"
+    if run.peak_reserved_bytes * (1 + error.share) > run.fit.usable_bytes:
+        return usable
+    return f"{error.uncounted_words}; {usable}"
 
 
 def usable_words(fit: Fit) -> str:

@@ -47,7 +47,10 @@ class OpenTrace(Result):
         return summary_result(self.trace, self.device if device is None else str(device))
 
     def peak(self, by: str = "site", *, top: int | None = None, device: int | str | None = None) -> Live:
-        """What the peak is made of. `by` is as in `Live.by`; `top` keeps the largest groups."""
+        """The highest moment of live bytes, in groups: `by` is as in `Live.by`; `top` keeps the largest.
+
+        A prediction's `peak` is of reserved bytes instead.
+        """
         return live_result(self.trace, self._device(device), None, by, top)
 
     def by(self, by: str, *, top: int | None = None, device: int | str | None = None) -> Live:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from memviz.units import bytes_text
+
 _TRAINING = "training"
 
 
@@ -30,6 +32,10 @@ class ExpectedError:
     """By which share of it a peak is known to have come out higher where that is not counted."""
     like_card: bool = True
     """Whether any of them is of a card with the same figures that PyTorch's rules look at."""
+    uncounted_bytes: int | None = None
+    """An estimate of the bytes that are not counted, of all kinds at once; None where no kind has an estimate."""
+    estimates_all: bool = True
+    """Whether each kind that is not counted has an estimate."""
 
     @property
     def covered(self) -> bool:
@@ -41,24 +47,43 @@ class ExpectedError:
         return max(self.live or 0.0, self.allocated or 0.0, self.reserved or 0.0) / 100
 
     @property
+    def is_lower_bound(self) -> bool:
+        return bool(self.not_counted)
+
+    def reserved_interval(self, reserved: int) -> tuple[int, int]:
+        """Bytes that a card may reserve, from the least to the most, where `reserved` are predicted."""
+        more = max(round(self.least_growth * reserved), self.uncounted_bytes or 0)
+        return round(reserved * (1 - self.share)), round(reserved * (1 + self.share)) + more
+
+    @property
     def sentence(self) -> str:
         if not self.recordings and not self.published:
-            return f"No recording of {self._steps} says how true this is likely to be."
-        basis = f"{self._figures} on {self._basis}"
-        said = f"Likely to be true to {basis} like this."
-        if self.not_covered:
-            said = f"No recording has {_listed(self.not_covered)}. Without that, predictions were true to {basis}."
-        elif not self.covered:
-            said = f"Likely to be true to {basis}."
-        more = [f"{_capital(_listed(self.not_counted))} are not counted."] if self.not_counted else []
-        more += ["None of these was on a card like this."] if not self.like_card else []
-        return " ".join([said, *more])
+            said = f"No recording of {self._steps} shows the expected error."
+            return f"{said} The peak is a lower bound: {self.uncounted_words}." if self.is_lower_bound else said
+        without = f" without {_listed(self.not_covered)}, which no recording has" if self.not_covered else ""
+        said = f"Expected error{without}: {self._figures} ({self._basis}{' like this' if self.covered else ''})."
+        if self.is_lower_bound:
+            bound = f"at least this peak ({self._figures}; {self._basis}), and more"
+            said = f"Expected error{without}: {bound}: {self.uncounted_words}."
+        return said if self.like_card else f"{said} None of these was on a card like this."
+
+    @property
+    def uncounted_words(self) -> str:
+        """Names of what is not counted, and by how much that may raise the peak."""
+        if self.uncounted_bytes is None:
+            size = "by how much is not known"
+        else:
+            size = f"up to {bytes_text(self.uncounted_bytes)} by estimate"
+            size += "" if self.estimates_all else " and more, as not all have an estimate"
+        grew = f"; one network reserved {100 * self.least_growth:.0f} % more" if self.least_growth else ""
+        return f"{_listed(self.not_counted)} are not counted, {size}{grew}"
 
     @property
     def _figures(self) -> str:
+        """With a lower bound the error has one side, as what is missing can only make a peak higher."""
+        sign = "\N{MINUS SIGN}" if self.is_lower_bound else "±"
         named = (("live", self.live), ("allocated", self.allocated), ("reserved", self.reserved))
-        said = [f"{name} ± {_percent(value)}" for name, value in named if value is not None]
-        return ", ".join(said)
+        return ", ".join(f"{name} {sign} {_percent(value)}" for name, value in named if value is not None)
 
     @property
     def _basis(self) -> str:
@@ -75,17 +100,20 @@ class ExpectedError:
     def as_json(self) -> dict[str, Any]:
         as_dict = asdict(self)
         as_dict["class"] = as_dict.pop("kind")
-        return {**as_dict, "covered": self.covered, "sentence": self.sentence}
+        said = {"covered": self.covered, "is_lower_bound": self.is_lower_bound, "sentence": self.sentence}
+        return {**as_dict, **said}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ExpectedError:
         names = ("live", "allocated", "reserved", "recordings", "published", "least_growth", "like_card")
         known = {**{name: value[name] for name in names}, "kind": value["class"]}
+        known["uncounted_bytes"] = value.get("uncounted_bytes")
+        known["estimates_all"] = value.get("estimates_all", True)
         listed: Any = {name: tuple(map(str, value[name])) for name in ("not_covered", "not_counted")}
-        numbers = (value for name, value in known.items() if name not in ("kind", "like_card"))
-        if not (
-            isinstance(known["kind"], str) and isinstance(known["like_card"], bool) and all(map(_is_number, numbers))
-        ):
+        flags = ("like_card", "estimates_all")
+        numbers = (value for name, value in known.items() if name not in ("kind", *flags))
+        are_flags = all(isinstance(known[name], bool) for name in flags)
+        if not (isinstance(known["kind"], str) and are_flags and all(map(_is_number, numbers))):
             raise TypeError("not an expected error")
         return cls(**known, **listed)
 
@@ -100,8 +128,3 @@ def _percent(value: float) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _capital(text: str) -> str:
-    """cuDNN keeps its own."""
-    return text if text.startswith("cuDNN") else f"{text[0].upper()}{text[1:]}"

@@ -14,6 +14,7 @@ import pytest
 
 from memviz.commands import main, predict_ranks
 from memviz.commands.command_line import parser
+from memviz.runner.predict.cards import short_name
 from memviz.trace.load import load_trace
 from memviz.trace.model import Category
 from tests.second_process import ROOT
@@ -102,6 +103,20 @@ def test_a_module_runs_as_python_m_would_run_it(tmp_path: Path) -> None:
     assert said(done)["peak_requested_bytes"] == 4000
 
 
+def test_a_package_that_cannot_be_imported_is_said_with_its_reason(tmp_path: Path) -> None:
+    package = tmp_path / "work"
+    package.mkdir()
+    (package / "__init__.py").write_text("from importlib.metadata import version\nversion('no-such-distribution')\n")
+    (package / "train.py").write_text("")
+    done = predict_in("-m", "work.train", folder=tmp_path)
+    assert done.returncode == 2 and "There is no module" not in done.stderr
+    assert "work.train" in done.stderr and "PackageNotFoundError" in done.stderr
+    (package / "__init__.py").write_text("import no_such_library\n")
+    assert "No module named 'no_such_library'" in predict_in("-m", "work.train", folder=tmp_path).stderr
+    for absent in ("absent", "absent.module", "tests.absent"):
+        assert f"There is no module {absent}" in predict_in("-m", absent, folder=tmp_path).stderr
+
+
 def test_steps_end_it_as_if_it_had_said_so(tmp_path: Path) -> None:
     done = predict(tmp_path, "import atexit\natexit.register(print, 'goodbye')\n" + TRAINING, "--steps", "3")
     assert (done.returncode, done.stdout.splitlines()[:-1]) == (0, ["goodbye"])
@@ -153,6 +168,62 @@ def test_what_is_stated_lets_it_go_on(tmp_path: Path) -> None:
     assert stated == {"where": "train.py:2", "what": "300 is taken, as was asked", "times": 1}
 
 
+def test_an_answer_that_no_line_takes_is_an_error_with_the_lines_that_ask(tmp_path: Path) -> None:
+    for place in ("tran.py:2", "train.py:3"):
+        done = predict(tmp_path, BRANCH.replace("rand(5", "ones(5"), "--assume", f"{place}=300")
+        assert done.returncode == said(done)["exit_status"] == 2 and said(done)["unused_assume"] == [place]
+        assert f"No line used --assume {place}. The program asked for no value." in done.stderr
+    done = predict(tmp_path, BRANCH, "--assume", "train.py:3=300")
+    assert done.returncode == 3 and "Values were asked for at train.py:2." in done.stderr
+    done = predict(tmp_path, BRANCH, "--assume", "train.py:2=300", "--assume", "train.py:1=1")
+    assert done.returncode == 2 and "No line used --assume train.py:1. Values" in done.stderr
+
+
+def test_a_line_that_asks_for_several_values_takes_several_answers(tmp_path: Path) -> None:
+    body = """import torch
+data = torch.zeros(100)
+start = torch.rand(3, device="cuda").mul(9).long()
+for _ in range(2):
+    print(len(data[start[0] : start[1] + 4]))
+print(start.tolist())
+"""
+    options = ("--assume", "train.py:5=0,8", "--assume", "train.py:6=1", "--assume", "train.py:6=2,3")
+    done = predict(tmp_path, body, *options)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[:-1] == ["8", "8", "[1, 2, 3]"]
+
+
+def test_the_line_to_assume_is_the_innermost_that_asks(tmp_path: Path) -> None:
+    """Of the program's line, which calls the library, the same answer would be given to the mask."""
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "lib.py").write_text(
+        "import torch\ndef generate():\n"
+        "    said = (torch.randn(4, 16, device='cuda') @ torch.randn(16, 9, device='cuda')).argmax(1) * 2\n"
+        "    kept = said[said >= 0]\n"
+        "    return ['abcdefgh'[i] for i in kept.tolist()]\n"
+    )
+    body = "import sys\nsys.path.insert(0, 'site-packages')\nimport lib\nprint(*lib.generate())\n"
+    stopped = said(predict(tmp_path, body))["stopped"]
+    assert (stopped["where"], stopped["assume"]) == ("train.py:4", "--assume lib.py:5=VALUE")
+    assert stopped["assume"] in stopped["what"]
+    done = predict(tmp_path, body, *stopped["assume"].replace("VALUE", "5").split())
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "f f f f")
+
+
+def test_where_no_value_helps_none_is_asked_for(tmp_path: Path) -> None:
+    body = "import pickle, torch\nx = torch.rand(9, device='cuda').cpu()\npickle.dumps(x)\n"
+    done = predict(tmp_path, body)
+    assert done.returncode == 3 and said(done)["stopped"]["assume"] == ""
+    assert "--assume" not in done.stderr and "No value helps" in done.stderr
+
+
+def test_a_note_does_not_say_that_a_number_decides_where_it_stops(tmp_path: Path) -> None:
+    body = "import torch\nx = torch.rand(9, 9, device='cuda')\n[1, 2][int((x @ x).mean().item())]\n"
+    done = predict(tmp_path, body)
+    assert done.returncode == 3 and "counts as 1 where it decides" not in done.stderr
+    assert any("cannot be a size or an index" in each["what"] for each in said(done)["assumed"])
+
+
 @pytest.mark.parametrize("wrong", ["train.py=3", "train.py:x=3", "train.py:3=oh dear", ":3=1"])
 def test_an_answer_that_cannot_be_read_is_said(tmp_path: Path, wrong: str) -> None:
     done = predict(tmp_path, "print('never')", "--assume", wrong)
@@ -173,8 +244,10 @@ def test_the_scripts_own_exit_is_kept(tmp_path: Path, ending: str, status: int, 
     done = predict(tmp_path, f"import torch\nx = torch.ones(8).cuda()\n{ending}\n")
     assert done.returncode == status == said(done)["exit_status"]
     assert last_words in done.stderr.splitlines() or not last_words
-    assert (f"exit status {status}; what follows is of what ran until then" in done.stderr) is bool(status)
-    assert said(done)["peak_requested_bytes"] == 32
+    assert (f"ended with exit status {status}, and only what ran until then is counted" in done.stderr) is bool(status)
+    figures = said(done)
+    assert figures["peak_requested_bytes"] == 32
+    assert (figures["not_known"] is None) is (figures["expected_error"] is not None) is not status
 
 
 def test_a_program_that_failed_after_it_took_too_much_does_not_fit(tmp_path: Path) -> None:
@@ -188,7 +261,8 @@ def test_an_error_is_shown_as_python_would_show_it(tmp_path: Path) -> None:
     body = "import torch\nx = torch.ones(8).cuda()\ndef deeper():\n    x.view(3)\ndeeper()\n"
     done = predict(tmp_path, body)
     assert done.returncode == 1 and said(done)["exit_status"] == 1
-    assert said(done)["fits"] is None and said(done)["fit"] is None and "whether it fits is not known" in done.stderr
+    assert said(done)["fits"] is None and said(done)["fit"] is None and "is not known" in done.stderr
+    assert "Expected error" not in done.stderr
     shown = done.stderr.partition("memviz:")[0].splitlines()
     last = "RuntimeError: shape '[3]' is invalid for input of size 8"
     assert shown[0] == "Traceback (most recent call last):" and shown[-1] == last
@@ -262,7 +336,81 @@ torch.empty(30 << 30, dtype=torch.uint8, device="cuda")
     figures = said(done)
     assert (figures["out_of_memory"], figures["fits"], figures["peak_requested_bytes"]) == (2, False, 0)
     done = predict(tmp_path, body)
-    assert done.returncode == 0 and said(done)["fits"] is False
+    assert done.returncode == 0 and said(done)["peak_requested_bytes"] == 40 << 30
+
+
+def test_without_a_card_the_verdict_is_a_list_of_common_ones(tmp_path: Path) -> None:
+    body = "import torch\nheld = torch.empty(20 << 30, dtype=torch.uint8, device='cuda')\n"
+    done = predict(tmp_path, body)
+    figures = said(done)
+    assert [figures[key] for key in ("fits", "fit", "context", "peak_reserved_on_card_bytes")] == [None] * 4
+    assert figures["card"] == "NVIDIA GeForce RTX 4090", "whose kernels are followed"
+    cards = figures["cards"]
+    assert (cards["NVIDIA GeForce RTX 4090"], cards["Tesla T4"], cards["NVIDIA A100 80GB"]) == ("yes", "no", "yes")
+    held_by, not_by = (words.split(" (")[0] for words in done.stderr.partition("held by ")[2].split("; not by "))
+    assert {short_name(name) for name, word in cards.items() if word == "yes"} == set(held_by.split(", "))
+    assert {short_name(name) for name, word in cards.items() if word == "no"} == set(not_by.split(", "))
+    assert not any("CUDA context" in note for note in figures["notes"]) and "CUDA context" not in done.stderr
+    named = said(predict(tmp_path, body, "--card", "T4"))
+    assert (named["fits"], named["fit"], named["cards"]) == (False, "no", None)
+
+
+CHILD = "import torch; torch.ones(1000, device='cuda')"
+CHILDREN = {
+    "subprocess": f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {CHILD!r}], capture_output=True)\n",
+    "shell": "import os, sys\nos.system(sys.executable + ' -V > log.txt')\n",
+    "spawned": (
+        "import os, torch.multiprocessing as mp\ndef work(): os.close(2); import torch; torch.ones(9, device='cuda')\n"
+        "if __name__ == '__main__':\n    p = mp.get_context('spawn').Process(target=work); p.start(); p.join()\n"
+    ),
+    "forked": (
+        "import torch, multiprocessing as mp\ndef work(): torch.ones(9, device='cuda')\n"
+        "p = mp.get_context('fork').Process(target=work); p.start(); p.join()\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("started", CHILDREN)
+def test_what_children_take_is_not_known_and_never_nothing(tmp_path: Path, started: str) -> None:
+    done = predict(tmp_path, CHILDREN[started], "--card", "T4")
+    figures = said(done)
+    assert done.returncode == figures["exit_status"] == 4, done.stderr
+    assert figures["fits"] is figures["fit"] is figures["expected_error"] is None and figures["not_known"]
+    assert "0 B" not in done.stderr and "fits in" not in done.stderr and figures["not_known"] in done.stderr
+    assert bool(figures["processes"]) is (started != "forked")
+
+
+def test_beside_memory_of_its_own_a_child_is_what_is_not_counted(tmp_path: Path) -> None:
+    body = "import subprocess, sys, torch\nheld = torch.ones(8).cuda()\nsubprocess.run([sys.executable, '-V'])\n"
+    done = predict(tmp_path, body, "--card", "T4")
+    figures = said(done)
+    assert (done.returncode, figures["fits"], figures["not_known"]) == (0, True, None)
+    assert figures["expected_error"]["not_counted"] == ["processes that it started"]
+    assert figures["expected_error"]["is_lower_bound"] and list(figures["processes"].values()) == [1]
+    # Programs that are not Python, and processes that load data, have no card.
+    body = (
+        "import subprocess, torch\nsubprocess.run(['echo', 'x'])\nheld = torch.ones(8).cuda()\n"
+        "data = torch.utils.data.TensorDataset(torch.zeros(4, 2))\n"
+        "list(torch.utils.data.DataLoader(data, num_workers=1))\n"
+    )
+    assert said(predict(tmp_path, body))["expected_error"]["not_counted"] == []
+
+
+def test_a_program_that_fails_before_it_takes_memory_is_not_known(tmp_path: Path) -> None:
+    done = predict(tmp_path, "import torch\nimport no_such_module\n", "--card", "T4")
+    figures = said(done)
+    assert (done.returncode, figures["fits"], figures["fit"], figures["expected_error"]) == (1, None, None, None)
+    assert "before it ended with exit status 1" in figures["not_known"] and figures["not_known"] in done.stderr
+    assert "0 B" not in done.stderr and "fits" not in done.stderr
+
+
+def test_a_program_that_ran_out_is_not_close_as_its_need_is_not_known(tmp_path: Path) -> None:
+    body = (
+        "import torch\nheld = []\nfor _ in range(400):\n"
+        "    held.append(torch.empty(128 << 20, dtype=torch.uint8, device='cuda'))\n"
+    )
+    done = predict(tmp_path, body, "--card", "RTX 4090")
+    assert (said(done)["fits"], said(done)["fit"]) == (False, "no") and "close" not in done.stderr
 
 
 def test_what_waits_for_a_stream_is_live_and_torch_counts_it_no_longer(tmp_path: Path) -> None:
@@ -289,7 +437,7 @@ def test_a_prediction_says_how_true_it_is_likely_to_be(tmp_path: Path) -> None:
     found = said(predict(tmp_path, TRAINING))["expected_error"]
     assert found["class"] == "training" and found["recordings"] >= 3 and found["covered"]
     assert found["live"] is not None and found["not_covered"] == found["not_counted"] == []
-    context = said(predict(tmp_path, TRAINING))["context"]
+    context = said(predict(tmp_path, TRAINING, "--card", "RTX 4090"))["context"]
     assert (context["least_bytes"], context["most_bytes"]) == (192 * MiB, 512 * MiB)
     convolution = "import torch\ntorch.nn.Conv2d(3, 8, 3).cuda()(torch.randn(1, 3, 8, 8, device='cuda'))\n"
     found = said(predict(tmp_path, convolution))["expected_error"]

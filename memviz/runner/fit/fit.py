@@ -173,6 +173,7 @@ def way_json(way: TriedWay) -> dict[str, Any]:
         "keeps": way.candidate.keeps,
         "fits": way.fits,
         "fit": way.prediction.fit,
+        "expected_error": way.prediction.expected_error,
         "peak_allocated_bytes": way.prediction.peak_allocated_bytes,
         "peak_reserved_bytes": way.peak_reserved_bytes,
         "peak_reserved_without_limit_bytes": way.prediction.peak_reserved_bytes,

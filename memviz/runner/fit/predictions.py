@@ -49,6 +49,8 @@ class Prediction:
     link_bytes: int = 0
     of_classes: tuple[tuple[int, int, int, int], ...] = ()
     """`flops`, `bytes_moved`, `host_bytes`, `link_bytes` of one rank of each class, on many GPUs."""
+    expected_error: dict[str, Any] | None = None
+    """As `run --json` has it."""
 
 
 def prediction_of(event: RunEvent) -> Prediction:
@@ -68,6 +70,7 @@ def prediction_of(event: RunEvent) -> Prediction:
         run.code,
         pinned_host_bytes=run.pinned_host_bytes or 0,
         link_bytes=run.link_bytes or 0,
+        expected_error=run.expected_error.as_json() if run.expected_error else None,
         of_classes=tuple((one.flops, one.bytes_moved, one.host_bytes, one.link_bytes) for one in run.classes),
     )
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn, Self
+
+from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from memviz.runner.predict.library_answers import library_answer
 from memviz.runner.predict.prediction_errors import data_needed, decided
-from memviz.runner.predict.program_frames import frames, line_of_caller, place_of_caller
+from memviz.runner.predict.program_frames import AskedLine, asked_here, frames, place_of_caller, place_to_assume
 from memviz.runner.predict.stand_ins import STANDS
 from memviz.runner.predict.stated import Stated, sentences_of
 
@@ -18,6 +23,10 @@ _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _TAKEN = (
     "taken from a tensor is not computed: it prints as unknown, and counts as {number} where it decides and where math "
     "or numpy take it"
+)
+_TAKEN_AND_NO_SIZE = (
+    "taken from a tensor is not computed: it prints as unknown, counts as {number} where it is compared and where math "
+    "or numpy take it, and cannot be a size or an index"
 )
 _DECIDES = "a number that is not computed decides here, as if it were {number}"
 _TAKEN_AS = "a number that is not computed is taken as {number}"
@@ -29,11 +38,15 @@ NOT_STATED = object()
 class Assumptions:
     def __init__(self, given: Mapping[str, Any] | None = None) -> None:
         """`given` are the user's own answers, by 'train.py:12'."""
-        self._given = [(*_split_place(place), value) for place, value in (given or {}).items()]
+        self._given = [_Given(place, value) for place, value in (given or {}).items()]
+        self._asked: dict[str, None] = {}
+        """Lines where a value was asked for, as `--assume` takes them."""
         self._sentences: dict[str, None] = {}
         """In the order in which they were first needed."""
         self._stated: dict[tuple[str, str], Stated] = {}
         """By line and kind."""
+        self._of_modules: Any = WeakIdKeyDictionary()
+        """Sentences that hold once the module is called."""
         self._decisions: dict[str, int] = {}
 
     @property
@@ -48,6 +61,26 @@ class Assumptions:
     def say(self, sentence: str) -> None:
         self._sentences[sentence] = None
 
+    def when_called(self, made: Any, *sentences: str) -> Any:
+        """`made`, which says these once it runs: what is compiled and never called changes no peak."""
+        if isinstance(made, nn.Module):
+            self._of_modules[made] = (*self._of_modules.get(made, ()), *sentences)
+            return made
+        if isinstance(made, type) or not callable(made):
+            return made
+
+        @wraps(made)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            for sentence in sentences:
+                self.say(sentence)
+            return made(*args, **kwargs)
+
+        return run
+
+    def module_called(self, module: nn.Module) -> None:
+        for sentence in self._of_modules.get(module, ()) if len(self._of_modules) else ():
+            self.say(sentence)
+
     def state(self, kind: str, number: float | None = None) -> None:
         """With the program's line."""
         now = Stated(place_of_caller(), kind, number, number)
@@ -55,15 +88,40 @@ class Assumptions:
         self._stated[now.where, kind] = now if before is None else before.and_again(now)
 
     def given(self) -> Any:
-        """What the user said for the line that asks, or for one that called it; NOT_STATED where nothing was."""
-        if not self._given:
+        """The user's answer for the line that asks, or for one that called it; NOT_STATED where there is none."""
+        answer = self._answer()
+        if answer is None:
             return NOT_STATED
-        for frame in frames():
-            for file, line, value in self._given:
-                if frame.f_lineno == line and _is_file(frame.f_code.co_filename, file):
-                    self.state(f"{value!r} is taken, as was asked")
-                    return value
-        return NOT_STATED
+        value = answer.next()
+        self.state(f"{value!r} is taken, as was asked")
+        return value
+
+    def _answer(self) -> _Given | None:
+        if not self._given:
+            return None
+        self._asked[place_to_assume()] = None
+        answers = (given for frame in frames() for given in self._given if given.is_of(frame))
+        return next(answers, None)
+
+    @property
+    def states_several(self) -> bool:
+        """Whether the line that asks now has several answers, taken in turn."""
+        answer = self._answer()
+        return answer is not None and len(answer.values) > 1
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Lines that the user stated an answer for, and none of them asked."""
+        return tuple(given.place for given in self._given if not given.taken)
+
+    @property
+    def unused_sentence(self) -> str:
+        """Empty where every stated answer was used."""
+        if not self.unused:
+            return ""
+        asked = ", ".join(filter(None, self._asked))
+        where = f"Values were asked for at {asked}." if asked else "The program asked for no value."
+        return f"No line used --assume {', '.join(self.unused)}. {where}"
 
     def for_library(self, kind: type, stands: int | None = None) -> Any:
         """The value for a library's own code, if that is what needs one now; None where it has to be refused.
@@ -83,10 +141,12 @@ class Assumptions:
             return given
         if drawn:
             self.state("a number that is drawn at random is not computed: it prints as unknown")
-            return UnknownNumber(line_of_caller(), whole, None, None, drawn=True)
+            return UnknownNumber(asked_here(), whole, None, None, drawn=True)
         kind = "a whole number" if whole else "a number"
-        self.state(f"{kind} {_TAKEN}", int(STANDS if stands is None else stands))
-        return UnknownNumber(line_of_caller(), whole, self, stands)
+        self.state(
+            f"{kind} {_TAKEN_AND_NO_SIZE if stands is None else _TAKEN}", int(STANDS if stands is None else stands)
+        )
+        return UnknownNumber(asked_here(), whole, self, stands)
 
     def truth(self, stands: int | None) -> bool:
         """Of a condition that lies in a tensor, where `stands` is a natural answer."""
@@ -100,29 +160,39 @@ class Assumptions:
         return truth
 
     def state_a_decision(self, what: str) -> None:
-        self._count_decision(line_of_caller())
+        self._count_decision(asked_here())
         self.state(what)
 
-    def decide(self, line: str, number: float) -> None:
+    def decide(self, asked: AskedLine, number: float) -> None:
         """A comparison with a number that nobody computes."""
-        self._count_decision(line)
+        self._count_decision(asked)
         self.state(_DECIDES, number)
 
-    def _count_decision(self, line: str) -> None:
+    def _count_decision(self, asked: AskedLine) -> None:
         place = place_of_caller()
         times = self._decisions[place] = self._decisions.get(place, 0) + 1
         if times > _MOST_DECISIONS:
-            raise decided(line, without_end=True)
+            raise decided(asked, without_end=True)
 
 
-def _split_place(place: str) -> tuple[str, int]:
-    file, _, line = place.rpartition(":")
-    return file, int(line)
+class _Given:
+    """The user's answers for one line; several are taken in turn, and again from the first."""
 
+    def __init__(self, place: str, value: Any) -> None:
+        file, _, line = place.rpartition(":")
+        self.place = place
+        self.values = list(value) if isinstance(value, tuple | list) and value else [value]
+        self.taken = 0
+        self._parts, self._line = Path(file).parts, int(line)
 
-def _is_file(filename: str, wanted: str) -> bool:
-    have, want = Path(filename).parts, Path(wanted).parts
-    return have[-len(want) :] == want
+    def is_of(self, frame: FrameType) -> bool:
+        if frame.f_lineno != self._line:
+            return False
+        return Path(frame.f_code.co_filename).parts[-len(self._parts) :] == self._parts
+
+    def next(self) -> Any:
+        self.taken += 1
+        return self.values[(self.taken - 1) % len(self.values)]
 
 
 class UnknownNumber(float):
@@ -134,8 +204,8 @@ class UnknownNumber(float):
     finds 1.0, or what stands in.
     """
 
-    __slots__ = ("assumptions", "drawn", "line", "stands", "whole")
-    line: str
+    __slots__ = ("asked", "assumptions", "drawn", "stands", "whole")
+    asked: AskedLine
     """The line that took it from a tensor."""
     whole: bool
     assumptions: Assumptions | None
@@ -146,14 +216,14 @@ class UnknownNumber(float):
 
     def __new__(
         cls,
-        line: str = "",
+        asked: AskedLine = AskedLine(),  # noqa: B008
         whole: bool = False,
         assumptions: Assumptions | None = None,
         stands: int | None = None,
         drawn: bool = False,
     ) -> Self:
         made = super().__new__(cls, STANDS if stands is None else stands)
-        made.line, made.whole, made.assumptions, made.stands, made.drawn = line, whole, assumptions, stands, drawn
+        made.asked, made.whole, made.assumptions, made.stands, made.drawn = asked, whole, assumptions, stands, drawn
         return made
 
     def __repr__(self) -> str:
@@ -181,18 +251,18 @@ class UnknownNumber(float):
         return self
 
     def __reduce__(self) -> Any:
-        return UnknownNumber, (self.line, self.whole, None, self.stands, self.drawn)
+        return UnknownNumber, (self.asked, self.whole, None, self.stands, self.drawn)
 
     __hash__ = float.__hash__
 
     def _stop(self, *_: Any) -> NoReturn:
-        raise decided(self.line)
+        raise decided(self.asked)
 
     def _decide(self) -> None:
         if self.drawn:
             self._stop()
         if self.assumptions is not None:
-            self.assumptions.decide(self.line, STANDS if self.stands is None else self.stands)
+            self.assumptions.decide(self.asked, STANDS if self.stands is None else self.stands)
 
     def __bool__(self) -> bool:
         self._decide()
@@ -201,7 +271,7 @@ class UnknownNumber(float):
     def _whole_number(self) -> int:
         """As a size, an index, or what `int()` makes of it."""
         if self.stands is None:
-            self._stop()
+            raise decided(self.asked, "a size, an index or a whole number")
         self._decide()
         return self.stands
 
@@ -236,13 +306,13 @@ def _of_whole(own: str, one: UnknownNumber, other: Any) -> UnknownNumber:
     if type(other) is UnknownNumber:
         other = other.stands if other.whole else STANDS
     if one.stands is None or not isinstance(other, int):
-        return UnknownNumber(one.line, isinstance(other, int) and "truediv" not in own, one.assumptions)
+        return UnknownNumber(one.asked, isinstance(other, int) and "truediv" not in own, one.assumptions)
     try:
         standing = getattr(one.stands, own)(other)
     except ZeroDivisionError:
         standing = STANDS
     stands = standing if isinstance(standing, int) else None
-    return UnknownNumber(one.line, stands is not None, one.assumptions, stands)
+    return UnknownNumber(one.asked, stands is not None, one.assumptions, stands)
 
 
 def _comparing(own: str) -> Callable[..., Any]:

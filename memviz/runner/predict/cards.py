@@ -171,23 +171,31 @@ CARD_KINDS = {
 CARDS = tuple(card for cards in CARD_KINDS.values() for card in cards)
 """Those of the last generations that models are run on, largest first within a kind."""
 
+_COMMON = ("RTX 4060", "RTX 3060", "T4", "RTX 4080", "RTX 4090", "RTX 5090", "A100 40GB", "L40S", "A100 80GB", "H200")
+
+
+def common_cards() -> tuple[KnownCard, ...]:
+    """One of each size of memory that people have most, smallest first."""
+    return tuple(map(card_named, _COMMON))
+
 
 def card_named(name: str) -> KnownCard:
     """By its name or a part of it, in any case: 'h200', 'RTX 4090', 'a100 40'. The plain card goes before its kin."""
-    wanted = _shortened(name).lower()
+    wanted = short_name(name).lower()
     words = wanted.split()
-    exact = [card for card in CARDS if wanted == _shortened(card.name).lower()]
+    exact = [card for card in CARDS if wanted == short_name(card.name).lower()]
     fitting = exact or [card for card in CARDS if words and all(word in card.name.lower() for word in words)]
     if not fitting:
-        raise UsageError(f"No card is known as {name!r}.{nearest(name, [_shortened(card.name) for card in CARDS])}")
+        raise UsageError(f"No card is known as {name!r}.{nearest(name, [short_name(card.name) for card in CARDS])}")
     plain = min(fitting, key=lambda card: len(card.name.split()))
     if not all(set(plain.name.split()) <= set(card.name.split()) for card in fitting):
-        several = " or ".join(_shortened(card.name) for card in fitting)
+        several = " or ".join(short_name(card.name) for card in fitting)
         raise UsageError(f"{name!r} may be {several}: say which.")
     return plain
 
 
-def _shortened(name: str) -> str:
+def short_name(name: str) -> str:
+    """Without its maker and family: "RTX 4090", "A100 80GB"."""
     for family in _FAMILIES:
         if name.lower().startswith(family.lower()):
             name = name[len(family) :]

@@ -10,7 +10,7 @@ import torch
 
 from memviz.runner.predict.assumptions import Assumptions, UnknownNumber
 from memviz.runner.predict.named_devices import CUDA_0, NamedDevices
-from memviz.runner.predict.program_frames import line_of_caller
+from memviz.runner.predict.program_frames import AskedLine, line_of_caller
 from memviz.runner.predict.stream_order import Lane, Moment, StreamOrder
 from memviz.runner.predict.torch_patches import Patches
 
@@ -197,7 +197,7 @@ class FakeEvent(_RealEvent):  # type: ignore[misc]
         if self._moment is None or end_event._moment is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
         self.assumptions.state(_TIMES)
-        return UnknownNumber(line_of_caller(), False, self.assumptions)
+        return UnknownNumber(AskedLine(line_of_caller()), False, self.assumptions)
 
     def ipc_handle(self) -> bytes:
         raise RuntimeError("CUDA error: an event of a card that is not there cannot be shared with another process")

@@ -25,7 +25,6 @@ from memviz.runner.predict.prediction_errors import (
     in_words_of_a_card,
     name_for_users,
     not_predicted,
-    remedy_for,
     shapes_not_registered,
 )
 from memviz.runner.predict.sparse import Sparse, may_be_sparse
@@ -149,7 +148,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not on_device or not (unknown_shape or "meta tensor" in str(error)):
                 raise
             if torch.Tag.dynamic_output_shape in func.tags:
-                raise data_needed(name_for_users(func), remedy_for(func)) from error
+                raise data_needed(name_for_users(func), takes_value=False) from error
             if not unknown_shape:
                 raise
             reason = str(error).partition(". ")[0].strip()

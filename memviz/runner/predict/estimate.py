@@ -1,18 +1,20 @@
-"""What a predicted program came to: its peaks, what was alive at the highest, and whether it fits a card."""
+"""Result of a predicted program: its peaks, what was alive at the highest, and whether it fits a card."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memviz.allocator.context import CudaContext, context_on
+from memviz.allocator.context import CudaContext, context_on, context_sentence
 from memviz.allocator.replay import source_of
 from memviz.allocator.what_if import FitWord, figures_on
+from memviz.errors import UsageError
 from memviz.runner.expected_error import ExpectedError
-from memviz.runner.predict.cards import KnownCard, card_named
+from memviz.runner.predict.cards import KnownCard, card_named, common_cards
 from memviz.runner.predict.cuda_history import HistoryWindow
 from memviz.runner.predict.evidence import Unproven
 from memviz.runner.predict.group.layout import Layout
@@ -23,12 +25,15 @@ from memviz.runner.predict.predicted_trace import trains
 from memviz.runner.predict.stated import Stated
 from memviz.runner.run import Fit
 from memviz.trace.model import Action, Category, DeviceTrace, Trace
+from memviz.units import bytes_text
 
 if TYPE_CHECKING:
     from memviz.runner.predict.predicted_device import PredictedDevice
 
+_CHILDREN = "processes that it started"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Estimate:
     """Bytes of PyTorch's allocator, on the card and with the kernels of the release that were asked for."""
 
@@ -49,7 +54,7 @@ class Estimate:
     wanted: int = 0
     """Bytes that would have been reserved where the card had no more, the first time."""
     limited: bool = False
-    """By the card's memory while it ran."""
+    """By the memory of a card that was named; without one there is no limit, and no verdict."""
     steps: int = 0
     """Of an optimizer."""
     rank: GroupRank | None = None
@@ -62,27 +67,52 @@ class Estimate:
     """Rules that it rests on and that no recording proves, with their bytes."""
     layout: Layout = field(default_factory=Layout)
     """What the program made of its group."""
+    commands: Mapping[str, int] = field(default_factory=dict)
+    """Other processes of Python that the program started, with how often: what they take is not predicted."""
+    children_used_the_card: bool = False
+    """Whether a fork of the program allocated on the pretended card; its bytes are in no peak."""
     _fit: dict[str, Fit] = field(default_factory=dict, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        parts = ("live", self.peak_requested), ("allocated", self.peak_allocated), ("reserved", self.peak_reserved)
+        peaks = ", ".join(f"{name} {bytes_text(size)}" for name, size in parts)
+        on = f" on {self.card.name}" if self.limited else ""
+        return f"<Estimate{on}: {peaks} at most>"
 
     @property
     def peak(self) -> int:
-        """Reserved: `torch.cuda.max_memory_reserved()`."""
+        """Reserved bytes, as `torch.cuda.max_memory_reserved()`; `memviz.open(...).peak()` is of live bytes."""
         return self.peak_reserved
 
     def fit(self, card: str | KnownCard | None = None) -> Fit:
         """Its requests, replayed on a card with the memory that a process gets there."""
+        if card is None and not self.limited:
+            raise UsageError('No card was named. Ask of one, as in fits("A100 80GB"), or predict with card=.')
         chosen = self.card if card is None else card_named(card) if isinstance(card, str) else card
         if chosen.name not in self._fit:
             self._fit[chosen.name] = fit_on(self.trace, chosen, self.peak_reserved, self.expected_error)
         return self._fit[chosen.name]
 
     def fit_word(self, card: str | KnownCard | None = None) -> FitWord:
-        """Like `fits`, but "close" where what is not known exactly decides: the context, or the prediction itself."""
+        """Like `fits`, but "close" where what is not known exactly decides: the context, or the prediction itself.
+
+        How much a program needs that ran out of memory is not known, so nothing shows that it is close.
+        """
         if self.out_of_memory and card is None:
-            perhaps = doubt_on(self.card, self.expected_error).perhaps_usable(self.card.memory_bytes)
-            return "no" if self.wanted > perhaps or self.is_limited_by_itself else "close"
+            return "no"
         words: dict[str, FitWord] = {"yes": "yes", "close": "close"}
         return words.get(self.fit(card).word, "no")
+
+    def common_fits(self) -> dict[str, FitWord]:
+        """The verdict on common cards, smallest first; the kernels stay those that were predicted."""
+        return {card.name: self._quick_fit(card) for card in common_cards()}
+
+    def _quick_fit(self, card: KnownCard) -> FitWord:
+        """Without a replay where the peaks decide."""
+        doubt = doubt_on(card, self.expected_error)
+        if self.peak_reserved <= doubt.surely_usable(card.memory_bytes):
+            return "yes"
+        return "no" if self.peak_requested > doubt.perhaps_usable(card.memory_bytes) else self.fit_word(card)
 
     @property
     def is_limited_by_itself(self) -> bool:
@@ -103,12 +133,15 @@ class Estimate:
     @property
     def expected_error(self) -> ExpectedError:
         """How true it is likely to be: what recordings of its class say of predictions."""
-        return expected_error(self.operators, trains=trains(self.trace), card=self.card)
+        error = expected_error(self.operators, trains=trains(self.trace), card=self.card, unproven=self.unproven)
+        if not self.commands and not self.children_used_the_card:
+            return error
+        return replace(error, not_counted=(*error.not_counted, _CHILDREN), estimates_all=False)
 
     @property
-    def peak_reserved_on_card(self) -> int:
-        """Where memory is short what is cached goes back, so it can be less than without a limit."""
-        return self.peak_reserved if self.limited else self.fit().peak_reserved_bytes
+    def peak_reserved_on_card(self) -> int | None:
+        """On the card that was named: where memory is short what is cached goes back."""
+        return self.peak_reserved if self.limited else None
 
     @property
     def peak_reserved_without_limit(self) -> int | None:
@@ -120,7 +153,7 @@ class Estimate:
         return figures_on(source_of(self.trace, self.trace.devices[0])).peak_reserved_bytes
 
     def fits(self, card: str | KnownCard | None = None) -> bool:
-        """On the card that was asked for, or on another; the choice of kernels stays that of the first."""
+        """On the card that was named, or on another; the choice of kernels stays that of the first."""
         if self.out_of_memory and card is None:
             return False
         return self.fit(card).fits
@@ -136,6 +169,7 @@ def fingerprint_of(trace: Trace) -> str:
 
 
 def estimate_of(device: PredictedDevice, trace: Trace, *, steps: int = 0) -> Estimate:
+    about_the_card = () if device.limited else (context_sentence(device.card.name),)
     return Estimate(
         card=device.card,
         torch=".".join(map(str, device.release)),
@@ -152,9 +186,11 @@ def estimate_of(device: PredictedDevice, trace: Trace, *, steps: int = 0) -> Est
         rank=device.rank,
         windows=device.windows,
         assumed=device.recorder.assumptions.stated,
-        notes=device.unseen(),
+        notes=tuple(note for note in device.unseen() if note not in about_the_card),
         unproven=device.unproven(),
         layout=device.layout,
+        commands=dict(device.children.commands),
+        children_used_the_card=device.children.used_the_card,
     )
 
 

@@ -16,6 +16,7 @@ from typing import Literal
 
 from memviz.runner.expected_error import ExpectedError
 from memviz.runner.predict.cards import KnownCard, card_named
+from memviz.runner.predict.evidence import NCCL, Standing, Unproven
 from memviz.runner.predict.operator_families import CONVOLUTIONS, NOT_COUNTED, families_of
 
 DATA = Path(__file__).with_name("held_against.json")
@@ -76,8 +77,13 @@ def _like(card: KnownCard) -> tuple[int, int]:
     return card.threads_per_multiprocessor, card.cublas_workspace_bytes
 
 
-def expected_error(operators: Iterable[str], *, trains: bool, card: KnownCard) -> ExpectedError:
-    """Of a prediction with these operators: recordings alone where they have all that matters, else tables too."""
+def expected_error(
+    operators: Iterable[str], *, trains: bool, card: KnownCard, unproven: Iterable[Unproven] = ()
+) -> ExpectedError:
+    """Expected error with these operators: by recordings alone where they have all that matters, else tables too.
+
+    `unproven` are the rules that the prediction rests on: those that count nothing say how much is missing.
+    """
     needed = families_of(operators)
     kind: Kind = "training" if trains else "inference"
     ours = [one for one in held() if one.kind == kind]
@@ -87,6 +93,8 @@ def expected_error(operators: Iterable[str], *, trains: bool, card: KnownCard) -
     used = [*recordings, *published]
     missing -= _covered(published)
     counted = needed & NOT_COUNTED.keys()
+    estimates = _estimates(unproven) if counted else []
+    sizes = [size for size in estimates if size is not None]
     return ExpectedError(
         live=_worst(one.live for one in used),
         allocated=_worst(one.allocated for one in used),
@@ -98,7 +106,14 @@ def expected_error(operators: Iterable[str], *, trains: bool, card: KnownCard) -
         not_counted=tuple(NOT_COUNTED[family] for family in sorted(counted)),
         least_growth=CONVOLUTIONS_GREW_BY if CONVOLUTIONS in counted else 0.0,
         like_card=is_recorded(card),
+        uncounted_bytes=sum(sizes) if sizes else None,
+        estimates_all=len(sizes) == len(estimates),
     )
+
+
+def _estimates(unproven: Iterable[Unproven]) -> list[int | None]:
+    """Bytes at most of each rule that counts nothing; NCCL's buffers are in no peak of PyTorch's allocator."""
+    return [one.bytes_at_most for one in unproven if one.standing == Standing.MISSING and one.rule != NCCL]
 
 
 def _covered(rows: Iterable[Held]) -> frozenset[str]:

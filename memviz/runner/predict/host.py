@@ -213,7 +213,7 @@ class Host:
         else:
             reads = _is_sized_by_values(func) and any(tensor in self.unknown for tensor in tensors_of(args))
         if reads:
-            raise data_needed(name_for_users(func))
+            raise data_needed(name_for_users(func), takes_value=False)
 
     def _by_shapes(self, func: Any, args: Any, kwargs: Any) -> Any:
         twins: dict[int, Tensor] = {}

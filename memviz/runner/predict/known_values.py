@@ -28,6 +28,11 @@ _MOST_ELEMENTS = 1 << 22
 _MOST_SPELLED_OUT = 1 << 12
 """Elements that are all alike; of more the number is kept alone, until some of them differ."""
 _HOST = torch.device("cpu")
+_FROM_ZERO = {aten.randint.default, aten.randint.generator}
+_WHOLE_DRAWS = _FROM_ZERO | {aten.randint.low, aten.randint.low_generator}
+_MOST_DRAWN = 256
+"""Elements: offsets, lengths and steps, and not whole batches of tokens."""
+_DRAWN = "small whole numbers that are drawn on the card are drawn on the host instead, from seed 0"
 _FINITE = "numbers that nobody computes are taken to be finite"
 _FILL_ALL = {aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten.copy_.default}
 _UNIFORM_REDUCTIONS = {
@@ -71,6 +76,7 @@ class KnownValues:
     def __init__(self, is_unknown_on_host: Callable[[Any], bool]) -> None:
         self._entries: dict[int, _Entry] = {}
         self._is_unknown_on_host = is_unknown_on_host
+        self._draws = torch.Generator().manual_seed(0)
 
     def __contains__(self, tensor: Tensor) -> bool:
         return _key(tensor) in self._entries
@@ -149,6 +155,10 @@ class KnownValues:
 
     def follow(self, func: Any, args: Any, kwargs: Any, out: Any, *, writes: bool) -> None:
         """After an operator ran without values: those of what it made and wrote, as far as they are known."""
+        if func in _WHOLE_DRAWS and out.is_meta and 0 < out.numel() <= _MOST_DRAWN:
+            low, high = (0, args[0]) if func in _FROM_ZERO else args[:2]
+            values = torch.randint(low, high, tuple(out.shape), dtype=out.dtype, generator=self._draws)
+            return self.put(out, values, _DRAWN)
         if draws(func):
             return self._forget_written(func, args, kwargs, writes)
         if not self.all_known(args, kwargs) and not self._only_shapes_count(func, args, kwargs, writes):

@@ -37,6 +37,11 @@ def of_unknown_length(func: Any, args: Any, kwargs: Any, assumptions: Assumption
     return make(given, **named)
 
 
+def has_length(func: Any) -> bool:
+    """Whether a stated length would make its result."""
+    return func in _SHAPES
+
+
 def _bins(count: int, self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     kind = torch.long if weights is None else torch.float32 if weights.dtype == torch.float32 else torch.float64
     return _empty(max(count, minlength), kind=kind)

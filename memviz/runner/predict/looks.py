@@ -18,7 +18,7 @@ from memviz.runner.predict.arguments import with_each
 from memviz.runner.predict.assumptions import NOT_STATED
 from memviz.runner.predict.choices import FIRST, SENTENCE
 from memviz.runner.predict.even_shares import EVENLY
-from memviz.runner.predict.lengths import of_unknown_length
+from memviz.runner.predict.lengths import has_length, of_unknown_length
 from memviz.runner.predict.operator_treatments import Treatment, tensors_in
 from memviz.runner.predict.prediction_errors import data_needed, name_for_users, not_predicted, remedy_for
 
@@ -49,6 +49,9 @@ class Looks:
         known = self._host.known
         reason = known.reason_of(args, kwargs)
         if reason:
+            given = self._recorder.assumptions.given() if func is aten._local_scalar_dense.default else NOT_STATED
+            if given is not NOT_STATED:
+                return given
             self._recorder.assumptions.state_a_decision(reason)
         out = known.on_device(known.reads(func, args, kwargs), reason)
         self._recorder.ran(treatment, args, kwargs, out)
@@ -74,8 +77,9 @@ class Looks:
         if given is NOT_STATED and func in _ARE_EQUAL:
             self._recorder.assumptions.state_a_decision(_EQUAL)
             return bool(args[0].shape == args[1].shape)
-        if given is NOT_STATED or torch.Tag.data_dependent_output not in func.tags:
-            raise data_needed(name_for_users(func), remedy_for(func))
+        decides = torch.Tag.data_dependent_output in func.tags
+        if given is NOT_STATED or not decides:
+            raise data_needed(name_for_users(func), remedy_for(func), takes_value=decides or has_length(func))
         return given
 
     def _without_values(self, func: Any, treatment: Treatment, args: Any, kwargs: Any, shapes: Any) -> Any:

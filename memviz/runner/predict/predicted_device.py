@@ -45,7 +45,7 @@ from memviz.runner.predict.place import Become, place_model
 from memviz.runner.predict.predicted_trace import KeptTrace, PhaseMarks, trace_of
 from memviz.runner.predict.prediction_errors import caught_refusal, forget_refusals
 from memviz.runner.predict.program_phases import ProgramPhases, phases_named
-from memviz.runner.predict.program_threads import SharedAllocationMode
+from memviz.runner.predict.program_threads import ChildProcesses, SharedAllocationMode
 from memviz.runner.predict.saved_files import kept
 from memviz.runner.predict.slices import sliced_as_in
 from memviz.runner.predict.torch_patches import followed_by, nothing_compiled
@@ -105,6 +105,7 @@ class PredictedDevice:
             release=self.release,
             figures_only=figures_only,
         )
+        self.children = ChildProcesses(self.recorder)
         self._marks = PhaseMarks()
         self.limited = limited
         self._facts = dict(facts or {})
@@ -143,6 +144,7 @@ class PredictedDevice:
             named = NamedDevices(self.card.name, self.rank)
             cuda = FakeCuda(self, self.recorder, self._report, self._history, named)
             stack.enter_context(cuda.installed(mode))
+            stack.enter_context(self.children.followed())
             stack.enter_context(nothing_compiled(self.recorder.assumptions))
             stack.enter_context(jagged_attention_on(self.card))
             stack.enter_context(nothing_scripted(self.recorder.assumptions))

@@ -2,7 +2,7 @@
 
 with memviz.predicting(card="RTX 4090") as predicted:
     train()
-print(predicted.peak, predicted.fits(), predicted.by_category())
+print(predicted, predicted.fits(), predicted.by_category())
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ class Predicting:
         self.device = device
         self.estimate: Estimate | None = None
 
+    def __repr__(self) -> str:
+        return "<Predicting: not over>" if self.estimate is None else repr(self.estimate)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
@@ -52,16 +55,19 @@ def predicting(
 
     Args:
         card: Which one, by a part of its name, as in "RTX 4090". It raises torch.cuda.OutOfMemoryError where it has
-            no more; without one memory is not limited, and kernels are chosen as for an RTX 4090.
+            no more; without one memory is not limited, kernels are chosen as for an RTX 4090, and `fits` has to be
+            told a card.
         torch: The release whose kernels are followed, as in "2.6"; by default the installed one.
         settings: As in PYTORCH_CUDA_ALLOC_CONF, which holds by default.
-        assume: Answers where the program asks for values that nobody computes, by line: {"train.py:12": 3.0}.
+        assume: Answers where the program asks for values that nobody computes, by line: {"train.py:12": 3.0}; several
+            in a tuple are taken in turn.
         steps: After so many steps of an optimizer the block is over.
         world_size: Of a group of processes, as `torchrun` would say; the others are pretended.
         rank: Which of them runs here.
 
     Raises:
         DataNeeded: The program asks for values that nobody computes, and no natural answer is known.
+        UsageError: A line of `assume` asked for no value.
     """
     device = device_for(card, torch=torch, settings=settings, assume=assume, rank=_rank(world_size, rank))
     done = Predicting(device)
@@ -72,6 +78,8 @@ def predicting(
             pass
         finally:
             done.estimate = estimate_of(device, device.finish(), steps=counted.taken)
+    if unused := device.recorder.assumptions.unused_sentence:
+        raise UsageError(unused)
 
 
 def predict(

@@ -64,7 +64,8 @@ def predict(plan: Plan, tell: Tell, rank: GroupRank | None = None, *, figures_on
             "pinned_host_bytes": device.pinned_host_bytes,
             "notes": (*device.unseen(), *filter(None, [sentence_of(device.unproven())])),
         }
-    error = expected_error(device.recorder.operators, trains=trains(trace), card=plan.card)
+        operators, unproven = device.recorder.operators, device.unproven()
+    error = expected_error(operators, trains=trains(trace), card=plan.card, unproven=unproven)
     fit = fit_on(trace, plan.card, device.highest_reserved_bytes, error)
     took = time.perf_counter() - begun
     known |= {
@@ -175,4 +176,6 @@ def _fit_of(
 def doubt_on(card: KnownCard, error: ExpectedError | None) -> Doubt:
     """What is not counted can only make it more."""
     context = context_on(card.name)
-    return Doubt(context) if error is None else Doubt(context, error.share + error.least_growth, error.share)
+    if error is None:
+        return Doubt(context)
+    return Doubt(context, error.share + error.least_growth, error.share, error.uncounted_bytes or 0)

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,12 @@ from optimizations import Optimization
 
 STOPPED = 3
 """The exit status of a program that asked for values that nobody computes."""
+UNUSED = 2
+"""The exit status where an answer was stated for a line that asks for none, as of every wrong use of the command."""
+NOT_KNOWN = 4
+"""The exit status where the program came to a good end and processes that it started had the card, if anything did."""
 INTERRUPTED = 128 + signal.SIGINT
+_ONLY_OWN = "which are not predicted: predict the script that they run, with --world-size N for several"
 
 
 @dataclass(frozen=True)
@@ -58,14 +63,36 @@ class ScriptPrediction:
     """Why it could not go on to its end."""
     applied: Mapping[str, list[str]] = field(default_factory=dict)
     """Optimizations, and the classes of the models that each changed."""
+    unused_assume: tuple[str, ...] = ()
+    """Lines that an answer was stated for, and none of them asked."""
+    unused_sentence: str = ""
+    """What was stated in vain, with the lines that did ask."""
+
+    @property
+    def not_known(self) -> str:
+        """The reason why the peaks are not those of the whole program; empty where they are."""
+        if self.stopped is not None:
+            return f"the program was stopped at {self.stopped.where or 'a line that is not known'}"
+        own = "took no memory of a card"
+        if self.estimate.children_used_the_card:
+            return f"a fork of the program used the card, {_ONLY_OWN}"
+        if not self.estimate.peak_reserved and self.estimate.commands:
+            return f"the program's own process {own} and it started other processes of Python, {_ONLY_OWN}"
+        if self.exit_status and not self.estimate.peak_reserved and not self.estimate.out_of_memory:
+            return f"the program {own} before it ended with exit status {int(self.exit_status)}"
+        if self.exit_status:
+            return (
+                f"the program ended with exit status {int(self.exit_status)}, and only what ran until then is counted"
+            )
+        return ""
 
     @property
     def fits(self) -> bool | None:
-        """None where the program did not come to a good end before it took too much: what is missing may not fit."""
-        if self.stopped is not None:
+        """On the card that was named; None where none was, or the program took too little before its end to tell."""
+        if self.stopped is not None or not self.estimate.limited:
             return None
         fits = self.estimate.fits()
-        return None if fits and self.exit_status else fits
+        return None if fits and self.not_known else fits
 
 
 def predict_script(
@@ -95,7 +122,11 @@ def predict_script(
     if order.output is not None:
         with replacing(order.output) as file:
             write_pickle(trace, file)
-    return ScriptPrediction(status, estimate, stopped, changes.applied)
+    assumed = device.recorder.assumptions
+    done = ScriptPrediction(status, estimate, stopped, changes.applied, assumed.unused, assumed.unused_sentence)
+    if status or not (done.not_known or done.unused_assume):
+        return done
+    return replace(done, exit_status=UNUSED if done.unused_assume else NOT_KNOWN)
 
 
 def _steps(count: int) -> str:

@@ -5,9 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from memviz.errors import UsageError
-from memviz.runner.predict.program_frames import line_of_caller, place_of, place_of_caller
+from memviz.runner.predict.program_frames import (
+    AskedLine,
+    line_of_caller,
+    place_of,
+    place_of_caller,
+    place_to_assume,
+)
 
 REMEDY = "Or take the value from the host, write it as a constant, or leave this line out of what is predicted."
+_NO_VALUE_HELPS = "No value helps: leave this line out of what is predicted."
 _HOW_MANY = "VALUE is how many there are."
 _REMEDIES = {
     "bincount": f"{_HOW_MANY} Or give it minlength: values are taken to lie below.",
@@ -74,9 +81,11 @@ class NotPredicted(Stopped):
 class DataNeeded(Stopped):
     """The program branches on data, or a shape depends on it."""
 
-    def __init__(self, asking: str, rest: str) -> None:
+    def __init__(self, asking: str, rest: str, place: str = "") -> None:
         self._refusal = f"{_head()}{asking}"
         _refused.append(self._refusal)
+        self.assume = f"--assume {place}=VALUE" if place else ""
+        """The option that states the value; empty where none would be taken."""
         super().__init__(f"{asking} {rest}")
 
     def was_not_caught(self) -> None:
@@ -111,21 +120,22 @@ def no_such_kernel(why: str) -> NoSuchKernel:
     return NoSuchKernel(f"No available kernel. Aborting execution. {why}")
 
 
-def data_needed(what: str, remedy: str = REMEDY) -> DataNeeded:
-    """`what` was asked for, as the user would write it: '.tolist()'."""
+def data_needed(what: str, remedy: str = REMEDY, *, takes_value: bool = True) -> DataNeeded:
+    """`what` was asked for, as the user would write it: '.tolist()'. `takes_value`: whether --assume would answer."""
     asks = "asks for the values of a tensor, and a predicted device computes none."
-    return DataNeeded(what, f"{asks} {_say_it(remedy)}")
+    place = place_to_assume() if takes_value else ""
+    return DataNeeded(what, f"{asks} {_say_it(place, remedy)}", place)
 
 
-def decided(line: str, *, without_end: bool = False) -> DataNeeded:
-    """By a number that was taken from a tensor before, in `line`; `without_end` again and again."""
-    number = f"a number that was taken from a tensor{f' ({line})' if line else ''}"
+def decided(asked: AskedLine, what: str = "a decision", *, without_end: bool = False) -> DataNeeded:
+    """By a number that was taken from a tensor before, in a line; `without_end` again and again."""
+    number = f"a number that was taken from a tensor{f' ({asked.words})' if asked.words else ''}"
     why = (
         "that never changes on a predicted device, so the program would not end."
         if without_end
         else "and a predicted device computes none: it may be printed and added up, but this cannot be decided by it."
     )
-    return DataNeeded("a decision", f"asks for {number}, {why} {_say_it(REMEDY)}")
+    return DataNeeded(what, f"asks for {number}, {why} {_say_it(asked.place, REMEDY)}", asked.place)
 
 
 def size_needed(error: TypeError) -> DataNeeded:
@@ -146,9 +156,8 @@ def interrupted(error: KeyboardInterrupt) -> Stopped:
     return stopped
 
 
-def _say_it(remedy: str) -> str:
-    place = place_of_caller()
-    return f"State it with --assume {place}=VALUE. {remedy}" if place else remedy
+def _say_it(place: str, remedy: str) -> str:
+    return f"State it with --assume {place}=VALUE. {remedy}" if place else _NO_VALUE_HELPS
 
 
 def in_words_of_a_card(error: RuntimeError, func: Any, args: Any) -> None:

@@ -13,6 +13,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
+from typing import NamedTuple
 
 import torch
 
@@ -39,6 +40,14 @@ _NO_FILE = "??"
 """What real stacks have for C++."""
 
 
+class AskedLine(NamedTuple):
+    """A line that takes a value from a tensor."""
+
+    words: str = ""
+    place: str = ""
+    """For `--assume`; empty where no answer would be taken."""
+
+
 def frames() -> Iterator[FrameType]:
     """Of whoever called into torch, innermost first."""
     frame: FrameType | None = sys._getframe(1)
@@ -61,6 +70,27 @@ def place_of_caller() -> str:
     own, library = _callers()
     frame = own or library
     return "" if frame is None else f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def place_to_assume() -> str:
+    """The innermost line outside torch and Python's own library, as `--assume` takes it: it asks for one value only.
+
+    In an installed library the path begins at its package, which is the same on every machine.
+    """
+    for frame in frames():
+        name = frame.f_code.co_filename
+        if _is_driver(name):
+            break
+        if name.startswith(_TORCH) or is_of_python(name):
+            continue
+        folder = next((folder for folder in _INSTALLED if folder in name), None)
+        path = short_path(name) if folder is None else name.rpartition(folder)[2].lstrip(os.sep)
+        return f"{path}:{frame.f_lineno}"
+    return ""
+
+
+def asked_here() -> AskedLine:
+    return AskedLine(line_of_caller(), place_to_assume())
 
 
 def place_of(traceback: TracebackType | None) -> str:

@@ -170,6 +170,14 @@ def _written_by_fused(func: Any, args: Any, kwargs: Any) -> Any:
     return None if _all_on_device(args[0]) else NotImplemented
 
 
+def _filled(func: Any, args: Any, kwargs: Any) -> Any:
+    """A card takes the number of a scalar tensor of the host; torch's rule for shapes wants it on the device."""
+    value = args[2]
+    if not args[0].is_meta or value.is_meta or value.dim():
+        return NotImplemented
+    return func(*args[:2], _new((), value.dtype))
+
+
 _ONE_TO_ONE = (
     aten.gelu.default,
     aten.gelu_backward.default,
@@ -213,4 +221,5 @@ SHAPES: dict[Any, Shape] = {
     **dict.fromkeys(_FOREACH_IN_PLACE, _in_place),
     **{getattr(packet, overload): _written_by_fused for packet in _FUSED for overload in packet.overloads()},
     aten.convolution.default: laid_out,
+    **dict.fromkeys((aten.masked_fill.Tensor, aten.masked_fill_.Tensor), _filled),
 }

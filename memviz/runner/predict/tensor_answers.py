@@ -33,8 +33,6 @@ _READ_VALUES: dict[Any, str] = {
 }
 _MADE_OF_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)
 _SIZED_BY_NUMBERS = (torch.arange, torch.range, torch.nn.functional.interpolate)
-_KEEP_IT_THERE = "torch.stack keeps the numbers on the device."
-
 
 _TRUTH = "bool(), as in a condition,"
 _OF_A_FINITE_NUMBER = (_TRUTH, "float()")
@@ -127,7 +125,7 @@ class TensorAnswers:
 
     def _no_dlpack(self, args: Any, kwargs: Any) -> Any:
         if args[0].is_meta or self._host.is_unknown(args[0]):
-            raise data_needed("DLPack")
+            raise data_needed("DLPack", takes_value=False)
         return NotImplemented
 
     def _decision(self, word: str) -> Answer:
@@ -165,7 +163,7 @@ class TensorAnswers:
             with torch._C.DisableTorchFunction():
                 is_unknown = self._host.is_unknown(tensor)
             if is_unknown and not _is_copying():
-                raise data_needed("torch.save, pickling or sending to another process")
+                raise data_needed("torch.save, pickling or sending to another process", takes_value=False)
             return whole(tensor, protocol)
 
         return reduced
@@ -218,6 +216,8 @@ class TensorAnswers:
             return _nested(tensor.shape, iter(self._shares(shares)))
         if not self._host.is_unknown(tensor):
             return NotImplemented
+        if self._assumptions.states_several:
+            return _nested(tensor.shape, (self._number(tensor) for _ in range(tensor.numel())))
         return _nested(tensor.shape, repeat(self._number(tensor) if tensor.numel() else None))
 
     def _shown(self, args: Any, kwargs: Any) -> Any:
@@ -303,16 +303,24 @@ class TensorAnswers:
 
     def _split(self, args: Any, kwargs: Any) -> Any:
         if any(map(self._host.is_unknown, args[1:])):
-            raise data_needed("tensor_split")
+            raise data_needed("tensor_split", takes_value=False)
         return NotImplemented
 
     def _made_of_numbers(self, func: Any) -> Answer:
         """torch takes them out of the program's lists by itself, and for the device it would leave them there."""
 
         def made(args: Any, kwargs: Any) -> Any:
-            for value in (*args, *kwargs.values()):
-                if isinstance(value, list | tuple) and any(map(self._host.is_unknown, _leaves(value))):
-                    raise data_needed("A tensor made of numbers that lie in tensors", _KEEP_IT_THERE)
+            lists = [value for value in (*args, *kwargs.values()) if isinstance(value, list | tuple)]
+            if any(self._host.is_unknown(leaf) or _is_on_device(leaf) for leaf in _leaves(lists)):
+                lost: list[Any] = []
+                args = tuple(self._stand_in(arg, lost) if isinstance(arg, list | tuple) else arg for arg in args)
+                if "data" in kwargs:
+                    kwargs = {**kwargs, "data": self._stand_in(kwargs["data"], lost)}
+                out = made(args, kwargs)
+                out = func(*args, **kwargs) if out is NotImplemented else out
+                if lost:
+                    self.lose(out)
+                return out
             on_device = self._named.means_us(kwargs.get("device"), numbers=True)
             if kwargs.get("device") is None:
                 on_device = func is Tensor.new_tensor and args[0].is_meta
@@ -322,6 +330,18 @@ class TensorAnswers:
             return self._moved_there(func, args, kwargs)
 
         return made
+
+    def _stand_in(self, value: Any, lost: list[Any]) -> Any:
+        """A list with tensors of the host for all others, of their types; those without an answer go into `lost`."""
+        if isinstance(value, list | tuple):
+            return [self._stand_in(item, lost) for item in value]
+        if not self._host.is_unknown(value):
+            return self._host.known.of(value) if _is_on_device(value) else value
+        given = self._assumptions.given()
+        if given is NOT_STATED:
+            lost.append(value)
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            return torch.full(value.shape, 1 if given is NOT_STATED else given, dtype=value.dtype)
 
     def _moved_there(self, func: Any, args: Any, kwargs: Any) -> Tensor:
         if func is Tensor.new_tensor:
@@ -333,6 +353,10 @@ class TensorAnswers:
         if has_unknown_numbers(args, kwargs):
             self._host.known.forget(there)
         return there.requires_grad_() if asks_gradient else there
+
+
+def _is_on_device(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_meta
 
 
 def _is_copying() -> bool:

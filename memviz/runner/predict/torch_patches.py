@@ -28,6 +28,7 @@ _NO_FAST_PATH = (
 )
 _COMPILED = "OptimizedModule"
 """The class of what torch.compile makes of a module; to import it takes seconds."""
+_FLEX = "torch.nn.attention.flex_attention"
 _NOTHING = object()
 
 
@@ -96,6 +97,7 @@ def _follow_modules(patches: Patches, recorder: AllocationRecorder) -> None:
         recorder.module_called(self)
         if type(self).__name__ == _COMPILED or self._compiled_call_impl is not None:
             recorder.assumptions.say(_NOT_COMPILED)
+        recorder.assumptions.module_called(self)
         with position.inside(self):
             out = before(self, *args, **kwargs)
         if not position.modules:
@@ -149,17 +151,17 @@ def _follow_resizing(patches: Patches, recorder: AllocationRecorder) -> None:
 def nothing_compiled(assumptions: Assumptions) -> Iterator[None]:
     """What torch.compile would compile runs as it stands, and the run says so."""
 
-    def say(options: Any) -> None:
-        assumptions.say(_NOT_COMPILED)
-        if options.get("mode") in _WITH_GRAPHS:
-            assumptions.say(_NO_GRAPHS)
-
     def compile(model: Any = None, **kwargs: Any) -> Any:
-        say(kwargs)
-        return model if model is not None else lambda function: function
+        if model is None:
+            return lambda function: compile(function, **kwargs)
+        if getattr(model, "__module__", "") == _FLEX and getattr(model, "__name__", "") == _FLEX.rpartition(".")[2]:
+            # Predicted as its compiled kernels take memory.
+            return model
+        graphs = (_NO_GRAPHS,) if kwargs.get("mode") in _WITH_GRAPHS else ()
+        return assumptions.when_called(model, _NOT_COMPILED, *graphs)
 
     def compile_in_place(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        say(kwargs)
+        compile(self, **kwargs)
 
     patches = Patches()
     try:

@@ -63,7 +63,9 @@ def _words(one: Unproven) -> str:
         if one.bytes_at_most < _LEAST_SAID:
             return ""
         likely = "nothing" if not one.bytes else bytes_text(one.bytes)
-        return f"{one.rule} (not predicted: likely {likely} at a time, at most {bytes_text(one.bytes_at_most)})"
+        return (
+            f"{one.rule} (not predicted: likely {likely} at a time, up to {bytes_text(one.bytes_at_most)} by estimate)"
+        )
     if one.bytes is None or one.bytes < _LEAST_SAID:
         return ""
     return f"{one.rule} ({one.standing}: {bytes_text(one.bytes)}, {_of_the_peak(one.bytes_at_peak)})"

@@ -136,10 +136,16 @@ def load_module(name: str, arguments: Sequence[str]) -> Script:
 
 
 def _spec_of(name: str) -> ModuleSpec | None:
+    """None where there is no such module; a package on the way to it may fail for a reason of its own."""
     try:
         return importlib.util.find_spec(name)
-    except (ImportError, ValueError):
+    except ValueError:
         return None
+    except ImportError as error:
+        if type(error) is ModuleNotFoundError and error.name and f"{name}.".startswith(f"{error.name}."):
+            return None
+        cause = f"{type(error).__name__}: {error}"
+        raise UsageError(f"The package of {name} cannot be imported: {cause}.") from error
 
 
 def _no_code(_name: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil, log10
 from typing import Any
 
-from memviz.headlines.fit import cost_words, front, rank
+from memviz.headlines.fit import cost_words, fit_words, front, rank
 from memviz.ui.html.markup import Html, tag
 from memviz.ui.html.words import cut
 from memviz.units import bytes_text, duration_text
@@ -63,8 +63,8 @@ def picture_html(ways: Sequence[Way], usable_bytes: int, chosen: int | None) -> 
 
 def _point(number: int, way: Way, scale: _Scale, on_front: bool, is_chosen: bool) -> Html:
     place = f"left:{scale.x(rank(way)):.2f}%;top:{scale.y(way['peak_reserved_bytes']):.2f}%"
-    fits = "fits" if way["fits"] else "does not fit"
-    words = f"{cut(str(way['title']))}: {bytes_text(way['peak_reserved_bytes'])} reserved, {cost_words(way)}, {fits}"
+    reserved = bytes_text(way["peak_reserved_bytes"])
+    words = f"{cut(str(way['title']))}: {reserved} reserved, {cost_words(way)}, {fit_words(way)}"
     kinds = [f"mv-is-{way['keeps']}", *(["mv-fits"] if way["fits"] else []), *(["mv-on-front"] if on_front else [])]
     return tag(
         "button",

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memviz.headlines.fit import best, cost_figure, cost_unit, cost_words, fit, front, rank
+from memviz.headlines.fit import (
+    best,
+    cost_figure,
+    cost_unit,
+    cost_words,
+    error_words,
+    fit,
+    fit_words,
+    front,
+    is_close,
+    rank,
+)
 from memviz.runner.jobs.searches import SearchStatus
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.html.words import cut, rounded
@@ -60,7 +71,9 @@ def _shown(ways: tuple[Mapping[str, Any], ...]) -> int | None:
 
 
 def _way(number: int, way: Mapping[str, Any], opening: str) -> Html:
-    fits = tag("b", "✓ fits", class_="mv-good") if way["fits"] else tag("b", "✗ does not fit", class_="mv-bad")
+    mark, kind = ("≈", None) if is_close(way) else ("✓", "mv-good") if way["fits"] else ("✗", "mv-bad")
+    fits = tag("b", f"{mark} {fit_words(way)}", class_=kind)
+    error = tag("p", error_words(way), class_="mv-soft mv-truth") if error_words(way) else Html("")
     what = tag("p", tag("b", cut(str(way["title"]))), " ", fits, f" {cost_words(way)}", class_="mv-fit-way")
     button = tag(
         "button", "Open its timeline", type="button", class_="mv-quiet", data_act="timeline", data_number=str(number)
@@ -69,7 +82,9 @@ def _way(number: int, way: Mapping[str, Any], opening: str) -> Html:
     parts = [code_html("On the command line", str(way["command"]))]
     if way["code"]:
         parts.insert(0, code_html("In your own script", str(way["code"])))
-    return joined(what, tag("p", button, " ", said), tag("section", *parts, class_="mv-take-away", aria_live="polite"))
+    return joined(
+        what, error, tag("p", button, " ", said), tag("section", *parts, class_="mv-take-away", aria_live="polite")
+    )
 
 
 def _table(ways: tuple[Mapping[str, Any], ...]) -> Html:
@@ -102,5 +117,5 @@ def _row(number: int, way: Mapping[str, Any]) -> Html:
         tag("td", name),
         tag("td", rounded(way["peak_reserved_bytes"]), class_="mv-number"),
         tag("td", cost_figure(way)),
-        tag("td", "fits" if way["fits"] else "does not fit"),
+        tag("td", fit_words(way)),
     )

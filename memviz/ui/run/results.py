@@ -193,24 +193,22 @@ def _limit(scale: _ByteScale) -> Html:
     return tag("i", class_="mv-limit", style=band)
 
 
-def _doubt(variant: Variant) -> tuple[float, float] | None:
-    """Bytes below and above what is reserved, where predictions of its class were off."""
+def _doubt(variant: Variant) -> tuple[int, int] | None:
+    """The least and the most bytes that are expected to be reserved, where these differ."""
     run = variant.run
     if run is None or run.expected_error is None:
         return None
-    error = run.expected_error
-    less, more = error.share, error.share + error.least_growth
-    return (less * run.peak_reserved_bytes, more * run.peak_reserved_bytes) if more else None
+    least, most = run.expected_error.reserved_interval(run.peak_reserved_bytes)
+    return (least, most) if most > least else None
 
 
 def _whisker(variant: Variant, scale: _ByteScale) -> Html:
     doubt = _doubt(variant)
-    if doubt is None or variant.run is None:
+    if doubt is None:
         return Html("")
-    at = variant.run.peak_reserved_bytes
-    low, high = at - doubt[0], min(at + doubt[1], scale.bytes)
+    low, high = doubt[0], min(doubt[1], scale.bytes)
     style = f"left:{scale.share(low)};width:{scale.share(high - low)}"
-    words = f"{bytes_text(round(low))} to {bytes_text(round(at + doubt[1]))}"
+    words = f"{bytes_text(low)} to {bytes_text(doubt[1])}"
     return tag("i", class_="mv-doubt", style=style, title=f"Likely reserved: {words}")
 
 

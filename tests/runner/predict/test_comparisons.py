@@ -42,8 +42,8 @@ DRAWN: dict[str, Callable[[], object]] = {
     "a tensor": lambda: bool(torch.rand((), device="cuda") < 0.5),
     "any": lambda: bool((torch.randn(8, device="cuda") > 0).any()),
     "a mean": lambda: bool(torch.randn(8, device="cuda").mean() * 2 > 1),
-    "a size": lambda: torch.empty(torch.randint(1, 9, (), device="cuda").item()),
-    "an index": lambda: [1, 2][torch.randint(2, (1,), device="cuda")],
+    "a size": lambda: torch.empty(torch.randint(1, 9, (300,), device="cuda")[0].item()),
+    "an index": lambda: [1, 2][torch.randint(2, (300,), device="cuda")[0]],
     "a count": lambda: int((torch.rand(8, device="cuda") > 0.5).sum()),
     "of the host": lambda: bool(torch.rand((), device="cuda").cpu() < 0.5),
 }

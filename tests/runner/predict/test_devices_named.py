@@ -218,6 +218,20 @@ def test_what_would_run_in_graphs_runs_as_it_stands_step_by_step() -> None:
         assert [each for each in device.unseen() if "CUDA graphs, whose memory stays in a pool" in each]
 
 
+def test_what_is_compiled_and_never_called_is_not_said() -> None:
+    with PredictedDevice(A100) as device:
+        never = torch.compile(lambda x: x * 2, mode="max-autotune")
+        scripted = torch.jit.script(lambda x: x * 2)
+        module = torch.jit.script(nn.Linear(8, 8)), nn.Linear(8, 8)
+        module[1].compile(mode="reduce-overhead")
+        kinds = ("torch.compile", "TorchScript", "Code compiled")
+        assert not [each for each in device.unseen() if each.startswith(kinds)]
+        never(torch.zeros(3, device="cuda"))
+        assert [each.split(" ")[0] for each in device.unseen() if each.startswith(kinds)] == ["torch.compile", "Code"]
+        scripted(torch.zeros(3, device="cuda"))
+        assert len([each for each in device.unseen() if each.startswith(kinds)]) == 3
+
+
 def test_a_module_that_was_compiled_before_is_said_too() -> None:
     model = nn.Linear(8, 8)
     model._compiled_call_impl = model._call_impl

@@ -11,12 +11,17 @@ import torch
 from memviz.runner.expected_error import ExpectedError
 from memviz.runner.predict import held_against
 from memviz.runner.predict.cards import card_named
+from memviz.runner.predict.evidence import NCCL, Standing, Unproven
 from memviz.runner.predict.held_against import Held, expected_error
 from memviz.runner.predict.operator_families import families_of
 from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.predict.predicted_run import doubt_on
 from memviz.runner.predict.predicted_trace import trains
-from memviz.runner.predict.unproven import unproven_of
+from memviz.runner.predict.unproven import sentence_of, unproven_of
+from memviz.runner.predict.workspaces import RECURRENT
+from memviz.units import bytes_text
 
+GiB = 1 << 30
 CARD = card_named("RTX 4090")
 PRODUCTS, SUMS = frozenset({"matrix products"}), frozenset({"matrix products", "reductions"})
 
@@ -45,7 +50,7 @@ def test_a_covered_prediction_has_the_worst_of_the_recordings_of_its_class() -> 
     assert (found.live, found.allocated, found.reserved) == (0.0, 0.1, 0.5)
     assert (found.recordings, found.published, found.covered) == (2, 0, True)
     assert found.sentence == (
-        "Likely to be true to live ± 0.0 %, allocated ± 0.1 %, reserved ± 0.5 % on 2 recorded training steps like this."
+        "Expected error: live ± 0.0 %, allocated ± 0.1 %, reserved ± 0.5 % (2 recorded training steps like this)."
     )
 
 
@@ -58,14 +63,47 @@ def test_what_recordings_lack_is_taken_from_published_tables() -> None:
 def test_what_nobody_recorded_is_named() -> None:
     found = expected_error(["mm", "native_dropout"], trains=True, card=CARD)
     assert found.not_covered == ("dropout",) and not found.covered
-    assert found.sentence.startswith("No recording has dropout. Without that, predictions were true to live ± 0.0 %,")
+    assert found.sentence.startswith("Expected error without dropout, which no recording has: live ± 0.0 %,")
 
 
 def test_what_has_no_rule_is_said_not_to_be_counted() -> None:
     found = expected_error(["convolution", "mm"], trains=False, card=CARD)
     assert found.not_counted == ("cuDNN workspaces",) and found.not_covered == ()
     assert found.least_growth == held_against.CONVOLUTIONS_GREW_BY
-    assert found.sentence.endswith("on 1 recorded forward pass. cuDNN workspaces are not counted.")
+    assert found.uncounted_bytes is None and found.is_lower_bound
+    assert found.reserved_interval(1000) == (995, 1005 + 1380)
+
+
+def test_an_error_on_both_sides_stands_beside_nothing_that_is_not_counted() -> None:
+    """The estimate in the note of a rule is the one in the sentence, in the interval and in the verdict on a card."""
+    estimates = []
+    for width in (8, 1024):
+        with PredictedDevice(CARD) as device:
+            torch.nn.Conv2d(3, 8, 3).cuda()(torch.empty(64, 3, width, width, device="cuda"))
+            unproven, operators = unproven_of(device.recorder), device.recorder.operators
+        found = expected_error(operators, trains=False, card=CARD, unproven=unproven)
+        (rule,) = [one for one in unproven if one.bytes_at_most]
+        assert found.uncounted_bytes == rule.bytes_at_most and found.estimates_all
+        assert "at least" in found.sentence and "±" not in found.sentence
+        size = bytes_text(found.uncounted_bytes)
+        assert size in found.sentence and (size in sentence_of(unproven) or found.uncounted_bytes < 1 << 20)
+        least, most = found.reserved_interval(GiB)
+        assert most >= GiB + rule.bytes_at_most and least <= GiB
+        doubt = doubt_on(CARD, found)
+        assert doubt.surely_usable(CARD.memory_bytes) + rule.bytes_at_most <= CARD.memory_bytes
+        estimates.append(found.uncounted_bytes)
+    assert estimates[0] < GiB < estimates[1]
+
+
+def test_of_several_kinds_that_are_not_counted_the_sentence_says_that_one_has_no_estimate() -> None:
+    sorts = Unproven("sorting and scanning", Standing.MISSING, "", 4 << 20, 0, 8 << 20)
+    layers = Unproven("cuDNN's recurrent layers", Standing.MISSING, "", None, 0, None)
+    nccl = Unproven(NCCL, Standing.MISSING, "", None, 0, None)
+    one = expected_error(["sort"], trains=False, card=CARD, unproven=(sorts, nccl))
+    both = expected_error(["sort", RECURRENT], trains=False, card=CARD, unproven=(sorts, layers))
+    assert (one.uncounted_bytes, one.estimates_all) == (8 << 20, True)
+    assert (both.uncounted_bytes, both.estimates_all) == (8 << 20, False)
+    assert both.sentence != one.sentence and "not all have an estimate" in both.sentence
 
 
 @pytest.mark.parametrize(
@@ -94,7 +132,7 @@ def sparse_on_card() -> torch.Tensor:
 def test_a_card_of_another_class_is_said_to_be_one() -> None:
     found = expected_error(["mm"], trains=True, card=card_named("H100"))
     assert not found.like_card and not found.covered
-    assert found.sentence.endswith("recorded training steps. None of these was on a card like this.")
+    assert found.sentence.endswith("recorded training steps). None of these was on a card like this.")
     assert expected_error(["mm"], trains=True, card=card_named("RTX 3060")).like_card
 
 

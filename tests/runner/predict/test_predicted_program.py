@@ -42,6 +42,15 @@ def test_what_fits_is_asked_of_any_card() -> None:
         estimate.fits("no such card")
 
 
+def test_without_a_card_there_is_no_verdict_until_one_is_named() -> None:
+    estimate = memviz.predict(lambda: torch.empty(20 << 30, dtype=torch.uint8, device="cuda"))
+    assert estimate.fits("RTX 4090") and not estimate.fits("T4") and estimate.peak_reserved_on_card is None
+    for ask in (estimate.fits, estimate.fit, estimate.fit_word):
+        with pytest.raises(UsageError, match="No card was named"):
+            ask()
+    assert repr(estimate) == "<Estimate: live 20.00 GiB, allocated 20.00 GiB, reserved 20.00 GiB at most>"
+
+
 def test_a_block_of_code_is_an_estimate_when_it_is_over() -> None:
     with memviz.predicting(card="T4") as predicted:
         assert torch.cuda.get_device_name().endswith("T4")

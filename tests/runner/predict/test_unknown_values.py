@@ -89,10 +89,10 @@ def test_a_number_may_be_shown_and_added_up_and_that_is_stated(where: str) -> No
     assert shown == ["unknown", "unknown", "unknown", "  unknown", "unknown"]
     assert said == [
         "a number taken from a tensor is not computed: it prints as unknown, "
-        "and counts as 1 where it decides and where math or numpy take it"
+        "counts as 1 where it is compared and where math or numpy take it, and cannot be a size or an index"
     ]
     assert isinstance(total, float) and type(total) is UnknownNumber
-    assert copy.deepcopy([total])[0] is total and pickle.loads(pickle.dumps(total)).line == total.line
+    assert copy.deepcopy([total])[0] is total and pickle.loads(pickle.dumps(total)).asked == total.asked
 
 
 DECIDES = "a number that is not computed decides here, as if it were 1.0"
@@ -393,3 +393,56 @@ def test_a_library_on_the_way_is_named_beside_the_users_line() -> None:
 def test_a_large_tensor_of_the_host_is_not_made_sparse() -> None:
     with PredictedDevice(A100), pytest.raises(UsageError, match=": to_sparse cannot be predicted: how much it gives"):
         torch.randn(1024, 1024).to_sparse()
+
+
+def test_a_mask_is_filled_with_a_number_of_the_host() -> None:
+    with PredictedDevice(A100) as device:
+        x, mask = torch.ones(8, 8, device="cuda"), torch.zeros(8, 8, dtype=torch.bool, device="cuda")
+        before = device.allocated_bytes
+        out = x.masked_fill(mask, torch.tensor(-1.0))
+        assert out.is_cuda and device.allocated_bytes - before == 512
+        assert x.masked_fill_(mask, torch.tensor(-1.0)) is x
+        filled = torch.zeros(3, dtype=torch.long, device="cuda").masked_fill(mask[0, :3] == 0, torch.tensor(7))
+        assert filled.tolist() == [7, 7, 7]
+        with pytest.raises(RuntimeError):
+            x.masked_fill(mask, torch.ones(8))
+
+
+MADE: dict[str, tuple[Callable[[], Tensor], torch.dtype, str]] = {
+    "floats": (lambda: torch.tensor([there().sum(), 2.0]), torch.float32, "cpu"),
+    "wholes": (lambda: torch.tensor((there(4).argmax(), 3)), torch.long, "cpu"),
+    "on the card": (lambda: torch.tensor([[there()]], device="cuda"), torch.float32, "cuda"),
+    "halves": (lambda: torch.as_tensor([there()], dtype=torch.float16), torch.float16, "cpu"),
+    "of another": (lambda: there(2).new_tensor([there()]), torch.float32, "cuda"),
+}
+
+
+@pytest.mark.parametrize("way", MADE)
+def test_a_tensor_is_made_of_numbers_that_nobody_knows(way: str) -> None:
+    make, dtype, kind = MADE[way]
+    with PredictedDevice(A100):
+        made = make()
+        assert (made.dtype, made.device.type) == (dtype, kind) and "values unknown" in repr(made)
+
+
+def test_a_tensor_is_made_of_numbers_that_are_known_or_stated() -> None:
+    with PredictedDevice(A100):
+        counts = torch.ones(3, device="cuda").cumsum(0)
+        assert torch.tensor([counts[2], 5.0]).tolist() == [3.0, 5.0]
+    line = test_a_tensor_is_made_of_numbers_that_are_known_or_stated.__code__.co_firstlineno + 6
+    with PredictedDevice(A100, assume={f"test_unknown_values.py:{line}": (7, 9)}):
+        assert torch.tensor([there(), there()]).tolist() == [7, 9]
+
+
+def test_small_whole_numbers_are_drawn_from_a_seed_that_is_said() -> None:
+    drawn = []
+    for _ in range(2):
+        with PredictedDevice(A100) as device:
+            at, length = torch.randint(900, (), device="cuda"), torch.randint(5, 9, (1,), device="cuda")
+            drawn.append((int(at), length.item()))
+            assert torch.zeros(1000)[at : at + length].shape == (length.item(),)
+            assert any("from seed 0" in said for said in stated(device))
+    assert drawn[0] == drawn[1] and 0 <= drawn[0][0] < 900 and 5 <= drawn[0][1] < 9
+    line = test_small_whole_numbers_are_drawn_from_a_seed_that_is_said.__code__.co_firstlineno + 11
+    with PredictedDevice(A100, assume={f"test_unknown_values.py:{line}": 3}):
+        assert torch.randint(900, (), device="cuda").item() == 3

@@ -211,7 +211,7 @@ def test_what_may_fit_is_said_before_what_does_not() -> None:
 def test_how_true_it_is_likely_to_be_is_a_sentence_and_an_interval_on_the_bar() -> None:
     error = ExpectedError(0.0, 0.5, 2.0, 13, 0, "training")
     status = OrderStatus("x", (variant("Baseline", in_doubt(20, "yes", expected_error=error)),))
-    assert "reserved ± 2.0 % on 13 recorded training steps like this." in words(head_html(status))
+    assert error.sentence in words(head_html(status)) and "reserved ± 2.0 % (13" in error.sentence
     html = results_html(status)
     assert 'title="Likely reserved: 19.60 GiB to 20.40 GiB"' in html and "how far it may be off" in words(html)
     exact = replace(error, allocated=0.0, reserved=0.0)
