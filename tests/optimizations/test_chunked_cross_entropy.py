@@ -156,9 +156,10 @@ class Wrapper(torch.nn.Module):
 # torch's compiler instantiates the autograd.Function and reads .grad of all tensors, and torch warns of both.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize(
-    "wrap", [Wrapper, lambda model: torch.compile(model, backend="eager")], ids=["peft", "compile"]
+    ("wrap", "before"),
+    [(Wrapper, False), (Wrapper, True), (lambda model: torch.compile(model, backend="eager"), False)],
+    ids=["wrapped", "wrapped later", "compiled"],
 )
-@pytest.mark.parametrize("before", [False, True])
 def test_a_model_within_wrappers_is_found_once(wrap: Any, before: bool):
     case = llama()
     plain = one_step(case.model, case.loss)
