@@ -7,7 +7,7 @@ more time than they save memory. What to know before using it:
 * It pays where activations make the peak. Where the loss does, or the optimizer, it moves bytes for nothing.
 * Whatever is saved by several operators is copied once. Copies run on the stream that computes, not beside it.
 * Inside checkpointed blocks nothing is saved; what is moved there are the inputs of the blocks.
-* What a loss outside of the model saves stays on the device.
+* What a loss outside of the model saves stays on the device, and so do sparse and jagged tensors.
 * PyTorch rounds each piece of pinned memory up to a power of two, and keeps what was given back for others of its size.
   `most_gib` bounds what it holds so: beyond it tensors stay where they are.
 """
@@ -131,6 +131,8 @@ class _Moving:
             self.entered.pop().__exit__()
 
     def to_host(self, saved: Tensor) -> Tensor | _Waits:
+        if saved.layout is not torch.strided:
+            return saved
         size = saved.numel() * saved.element_size()
         is_small = size < max(self.knobs.least_mib * _MIB, 1)
         if is_small or _is_on_host(saved) or _storage_of(saved) in self.stays:

@@ -7,6 +7,7 @@ quantized, cast or adapted ones will do, and their hooks run once for each piece
 * In inference the inner tensors shrink to those of one piece. It pays where the feed-forward makes the peak.
 * In training autograd would keep every piece. So each is computed again for backward, which costs a second forward
   pass of the feed-forwards; `recompute=False` leaves that to checkpointed blocks around them.
+* Further tensors that a feed-forward is given for every token, as MPT's residual, are cut with them.
 * Known are modules called FeedForward, MLP or FFN that are made of linear layers, activations, dropout and norms;
   nn.Sequential of such; BERT's, which stands in two modules; and the single-stream blocks of Flux and HunyuanVideo,
   whose feed-forward shares its last matrix with attention.
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -90,15 +91,19 @@ class ChunkedFeedForward:
     def code(self) -> str:
         return f"from {__name__} import ChunkedFeedForward\n\nundo = {self!r}.apply(model)"
 
-    def run(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """`function` on all rows of `x`, some at a time."""
+    def run(self, function: Callable[..., Tensor], x: Tensor, *more: Tensor) -> Tensor:
+        """Call `function` on all rows of `x`, some at a time, and of tensors with the same rows."""
         if x.dim() < 2 or x.numel() // x.shape[-1] <= self.tokens:
-            return function(x)
-        pieces = x.reshape(-1, x.shape[-1]).split(self.tokens)  # type: ignore[no-untyped-call]
+            return function(x, *more)
+        pieces = list(zip(*(self._cut(tensor) for tensor in (x, *more)), strict=True))
         if torch.is_grad_enabled():
             again = functools.partial(checkpoint, function, use_reentrant=False) if self.recompute else function
-            return torch.cat([again(piece) for piece in pieces]).view(*x.shape[:-1], -1)
+            return torch.cat([again(*piece) for piece in pieces]).view(*x.shape[:-1], -1)
         return _written_one_by_one(function, pieces).view(*x.shape[:-1], -1)
+
+    def _cut(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        pieces: tuple[Tensor, ...] = tensor.reshape(-1, tensor.shape[-1]).split(self.tokens)  # type: ignore[no-untyped-call]
+        return pieces
 
     def _chosen(self, model: nn.Module) -> dict[str, _Way]:
         ways = {name or "(the model)": way for name, way in feed_forwards(model)}
@@ -116,16 +121,16 @@ class ChunkedFeedForward:
         return chosen
 
 
-def _written_one_by_one(function: Callable[[Tensor], Tensor], pieces: tuple[Tensor, ...]) -> Tensor:
+def _written_one_by_one(function: Callable[..., Tensor], pieces: Sequence[tuple[Tensor, ...]]) -> Tensor:
     """Not joined in the end, which would take the output twice."""
-    first = function(pieces[0])
-    output = first.new_empty(sum(map(len, pieces)), first.shape[-1])
+    first = function(*pieces[0])
+    output = first.new_empty(sum(len(piece[0]) for piece in pieces), first.shape[-1])
     output[: len(first)] = first
     done = len(first)
     del first
     for piece in pieces[1:]:
-        output[done : done + len(piece)] = function(piece)
-        done += len(piece)
+        output[done : done + len(piece[0])] = function(*piece)
+        done += len(piece[0])
     return output
 
 
@@ -173,7 +178,27 @@ class _InPieces:
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         plain = type(self.module).forward
-        return self.knobs.run(lambda piece: plain(self.module, piece, *args, **kwargs), x)
+        given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        rows = {name: value for name, value in given.items() if self._has_rows(name, value, x)}
+
+        def piece(part: Tensor, *more: Tensor) -> Tensor:
+            cut = {**given, **dict(zip(rows, more, strict=True))}
+            by_name = {name: value for name, value in cut.items() if isinstance(name, str)}
+            result: Tensor = plain(self.module, part, *(cut[place] for place in range(len(args))), **by_name)
+            return result
+
+        return self.knobs.run(piece, x, *rows.values())
+
+    def _has_rows(self, name: int | str, value: Any, x: Tensor) -> bool:
+        """A residual, for one. What is the same for all tokens has one axis or none."""
+        if not isinstance(value, Tensor) or value.dim() < 2:
+            return False
+        if value.shape[:-1] != x.shape[:-1]:
+            raise ValueError(
+                f"{type(self.module).__name__} is given {tuple(value.shape)} beside {tuple(x.shape)} ({name}), which "
+                "cannot be cut by tokens: leave this module out with the pattern `only`."
+            )
+        return True
 
 
 class _ChunkInPieces(_InPieces):

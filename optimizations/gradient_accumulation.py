@@ -8,12 +8,16 @@ a read and a write of all of them. What to know before using it:
 * It changes the loop and not the model, so `apply` leaves a model as it is. In a loop of your own:
 
       for piece, share in GradientAccumulation(4).split(inputs):
-          (loss(model(**piece)) * share).backward()
+          (model(**piece).loss * share).backward()
       optimizer.step()
 
-* `share` is the piece's part of the batch. So the loss has to be a mean over the batch in which every row counts the
-  same; one over tokens of which some are padding has to be weighted by the tokens that count.
-* Layers that look at a whole batch, as batch norm does, look at a piece. Dropout draws other random numbers.
+* The loss is a mean over the batch, and `share` is the piece's part of what it is a mean over: of the targets in
+  `labels` that are not -100, or of the rows where there are no integer labels. A piece without a target is left out.
+* A model of transformers that is told `num_items_in_batch` divides by it itself: then every share is 1.
+* Labels that repeat `input_ids` are shifted by a causal model, so the first token of a row is no target.
+* Counting reads the labels on the host, one synchronization a batch.
+* The claim holds for losses that are such means and layers that see each row alone. Batch norm, contrastive losses
+  and the load-balancing loss of experts see a piece. Dropout draws other random numbers.
 * Gradients exist from the first piece on, where one backward pass makes the last of them when few activations are
   left. So it may save less than what activations shrink by; weights stepped in backward wait for the last piece.
 """
@@ -24,10 +28,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
-SHARED = ("img_ids", "txt_ids", "image_rotary_emb")
-"""Inputs without a batch, by the names that the models of diffusers give them: places of tokens, the same for all."""
+SHARED = ("img_ids", "txt_ids", "image_rotary_emb", "cache_position")
+"""Inputs without a batch, by the names that diffusers and transformers give them: positions, the same for all rows."""
+_PACKED = ("image_grid_thw", "video_grid_thw", "cu_seq_lens_q", "cu_seq_lens_k")
+"""Inputs whose presence says that others hold all rows of the batch in one sequence."""
+_IGNORED = -100
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,7 @@ class GradientAccumulation:
 
     @property
     def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
-        """The same sums in another order."""
+        """The same sums in another order, for a loss that is a mean over rows or targets."""
         return "rounding"
 
     @property
@@ -73,34 +81,73 @@ class GradientAccumulation:
     def split(
         self, inputs: Mapping[str, Any], shared: Sequence[str] = SHARED
     ) -> Iterator[tuple[dict[str, Any], float]]:
-        """The keyword arguments of each piece, and the piece's share of the batch."""
+        """Yield the keyword arguments of each piece, and the piece's share of the loss."""
         batch = batch_of(inputs, shared)
         if batch < self.pieces:
             raise ValueError(
                 f"A batch of {batch} cannot be taken in {self.pieces} pieces: make it larger, or take fewer."
             )
+        if packed := [key for key in _PACKED if key in inputs]:
+            raise ValueError(
+                f"With {packed[0]} the rows of this batch lie in one sequence and cannot be cut: let the data loader "
+                "make smaller batches."
+            )
+        targets = _targets_of_rows(inputs, batch)
         ends = [batch * (number + 1) // self.pieces for number in range(self.pieces)]
         for start, end in zip([0, *ends], ends, strict=False):
-            rows = slice(start, end)
-            piece = {key: value if key in shared else _part(value, batch, rows) for key, value in inputs.items()}
-            yield piece, (end - start) / batch
+            share = sum(targets[start:end]) / (sum(targets) or 1)
+            if share:
+                rows = slice(start, end)
+                cut = {key: _part(value, batch, rows, key) for key, value in inputs.items() if key not in shared}
+                yield {**inputs, **cut}, 1.0 if inputs.get("num_items_in_batch") is not None else share
 
     def code(self) -> str:
         lines = (
             f"from {__name__} import GradientAccumulation",
             "",
-            f"for piece, share in {self!r}.split(inputs):",
-            "    (loss(model(**piece)) * share).backward()",
+            "optimizer.zero_grad()",
+            f"for piece, share in {self!r}.split(inputs):  # inputs: the keyword arguments of the model for one batch",
+            "    loss = model(**piece).loss  # or a loss of your own, a mean over the batch",
+            "    (loss * share).backward()",
+            "optimizer.step()",
         )
         return "\n".join(lines)
 
 
 def batch_of(inputs: Mapping[str, Any], shared: Sequence[str] = SHARED) -> int:
-    """How many rows the first tensor has that is not the same for all."""
-    for tensor in _tensors([value for key, value in inputs.items() if key not in shared]):
-        if tensor.dim():
-            return len(tensor)
+    """Return the number of rows of the first tensor that is not the same for all rows."""
+    for key, value in inputs.items():
+        for tensor in _tensors(value) if key not in shared else ():
+            axis = _axis(tensor, key)
+            if axis is not None:
+                return tensor.shape[axis]
     raise ValueError("None of these inputs is a tensor with rows, so there is no batch to take in pieces.")
+
+
+def _targets_of_rows(inputs: Mapping[str, Any], batch: int) -> list[int]:
+    """For each row the number of targets that the loss is a mean over, or 1 where rows count the same."""
+    for name in ("shift_labels", "labels"):
+        labels = inputs.get(name)
+        if not isinstance(labels, Tensor) or labels.is_floating_point() or not labels.dim() or len(labels) != batch:
+            continue
+        labels = labels.cpu()
+        # Asked so that memviz can answer for labels without values: it takes them to be all targets.
+        if labels.is_meta or torch.equal(labels, labels.clamp(min=0)):
+            break
+        ignored = labels == _IGNORED
+        if name == "labels" and _is_shifted(labels, inputs):
+            ignored = ignored[:, 1:]
+        counts: list[int] = (~ignored).reshape(batch, -1).sum(1).tolist()
+        return counts
+    return [1] * batch
+
+
+def _is_shifted(labels: Tensor, inputs: Mapping[str, Any]) -> bool:
+    """A loss that compares each token with the next is given the tokens themselves as labels."""
+    tokens = inputs.get("input_ids")
+    if tokens is None:
+        return labels.dim() == 2 and "inputs_embeds" in inputs
+    return tokens.shape == labels.shape and bool(((labels == _IGNORED) | (labels == tokens.cpu())).all())
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -116,12 +163,20 @@ def _inside(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else ()
 
 
-def _part(value: Any, batch: int, rows: slice) -> Any:
-    """What has as many rows as the batch is cut; whatever else there is belongs to every piece."""
+def _axis(tensor: Tensor, key: str) -> int | None:
+    """The axis of the rows: the first one, but (axes, rows, tokens) or (tokens,) in positions."""
+    axis = tensor.dim() - 2 if key == "position_ids" else 0
+    return axis if 0 <= axis < tensor.dim() else None
+
+
+def _part(value: Any, batch: int, rows: slice, key: str) -> Any:
+    """Cut every tensor that has as many rows as the batch; all else belongs to every piece."""
     if isinstance(value, Tensor):
-        return value[rows] if value.dim() and len(value) == batch else value
+        axis = _axis(value, key)
+        return value if axis is None or value.shape[axis] != batch else value[(slice(None),) * axis + (rows,)]
     if isinstance(value, Mapping):
-        return {key: _part(inner, batch, rows) for key, inner in value.items()}
+        return {inner: _part(part, batch, rows, inner) for inner, part in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_part(inner, batch, rows) for inner in value)
+        parts = [_part(inner, batch, rows, key) for inner in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value

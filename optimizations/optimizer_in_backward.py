@@ -6,9 +6,16 @@ same to the bit. What an optimizer takes while it steps is then for one weight t
 for all. What to know before using it:
 
 * Apply it before the optimizer is made. One that was made before steps in backward from its second step on.
-* `optimizer.step()` and `zero_grad()` may stay in the loop: they find nothing left to do. Schedulers work as ever.
-* Nobody sees all gradients at once: clipping by their norm, a `GradScaler` and closures do not go with it.
-* With `micro_batches` the gradients wait in between, and are stepped with and freed in the last backward pass.
+* `optimizer.step()` and `zero_grad()` stay in the loop: with one backward pass a step they find nothing left to do.
+  Schedulers work as ever.
+* With `micro_batches` a weight is stepped in the last of so many backward passes. One that had a gradient in fewer of
+  them, as an expert without tokens, keeps it until `optimizer.step()` steps it. So does every weight after a pass that
+  failed or an accumulation that ended early.
+* The claim is about `zero_grad()` as it is by default: after `set_to_none=False` a weight without a gradient would be
+  stepped with zeros. A backward pass that fails half-way has stepped some of the weights.
+* Nobody sees all gradients at once: a `GradScaler` and closures do not go with it, and `clip_grad_norm_` and
+  `clip_grad_value_` of torch refuse its weights. `Trainer` of transformers clips unless `max_grad_norm=0`, and then
+  logs their norm as nan.
 * States in 8 bits go with it: they are unpacked and packed with each weight.
 * Optimizers are those of `torch.optim` that step each weight by itself; LBFGS does not.
 * A copy of the model is a plain model.
@@ -16,6 +23,10 @@ for all. What to know before using it:
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import math
+import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +35,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     _global_optimizer_post_hooks,
@@ -56,7 +68,7 @@ class OptimizerInBackward:
 
     @property
     def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
-        """The same kernels on the same numbers, one weight at a time."""
+        """The same kernels on the same numbers, one weight at a time, for loops as above."""
         return "bitwise"
 
     @property
@@ -101,6 +113,9 @@ class _Steps:
         model = self.model()
         mine = set() if model is None else {parameter for parameter in model.parameters() if parameter.requires_grad}
         theirs = {weight for group in optimizer.param_groups for weight in group["params"]} & mine
+        if optimizer in self.taken:
+            # It is made once and then steps: a step is over.
+            self.taken[optimizer].sums.clear()
         if optimizer in self.taken or not theirs:
             return
         _refuse_others(optimizer)
@@ -126,7 +141,8 @@ class _Taken:
     def __init__(self, optimizer: Optimizer, weights: set[nn.Parameter], micro_batches: int) -> None:
         self.optimizer = weakref.ref(optimizer)
         self.micro_batches = micro_batches
-        self.waiting = dict.fromkeys(weights, micro_batches)
+        self.sums: dict[Tensor, _Sum] = {}
+        """Gradients that wait for further passes of their step."""
         self.hooks: dict[nn.Parameter, Any] = {}
         for weight in weights:
             leaf: Any = weight
@@ -141,10 +157,8 @@ class _Taken:
         group = None if optimizer is None else _group_of(weight, optimizer)
         if optimizer is None or group is None or not isinstance(weight, nn.Parameter):
             return
-        self.waiting[weight] -= 1
-        if self.waiting[weight]:
+        if self.micro_batches > 1 and not self._is_whole(weight):
             return
-        self.waiting[weight] = self.micro_batches
         groups = optimizer.param_groups
         # As it is now: a scheduler may have changed it since the last step.
         optimizer.param_groups = [{**group, "params": [weight]}]
@@ -153,6 +167,28 @@ class _Taken:
         finally:
             optimizer.param_groups = groups
         weight.grad = None
+
+    def _is_whole(self, weight: Tensor) -> bool:
+        """Count a pass. In doubt the count begins anew, and the loop's own step takes the weight."""
+        gradient, before = weight.grad, self.sums.pop(weight, None)
+        assert gradient is not None
+        passes = before.passes + 1 if before is not None and before.went_on_as(gradient) else 1
+        if passes < self.micro_batches:
+            self.sums[weight] = _Sum(weakref.ref(gradient), gradient._version, passes)
+        return passes == self.micro_batches
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """A gradient after some passes."""
+
+    gradient: weakref.ref[Tensor]
+    version: int
+    passes: int
+
+    def went_on_as(self, gradient: Tensor) -> bool:
+        """Autograd adds in place. Zeroed, dropped or edited since, it is another sum."""
+        return self.gradient() is gradient and gradient._version == self.version + 1
 
 
 def _group_of(weight: Tensor, optimizer: Optimizer) -> dict[str, Any] | None:
@@ -184,31 +220,66 @@ def _refuse_others(optimizer: Optimizer) -> None:
         )
 
 
+_CLIPS = ("clip_grad_norm_", "clip_grad_value_", "_clip_grads_with_norm_", "clip_grads_with_norm_")
+"""Of torch; the third is called by the first, whichever way a program has imported that."""
+
+
 class _Made:
     """Hears of each optimizer that is made, and of those made before when they step, while anybody listens."""
 
     def __init__(self) -> None:
         self.listeners: list[_Steps] = []
-        self.plain: Any = None
-        self.hook: Any = None
+        self.undo: contextlib.ExitStack | None = None
 
     def listen(self) -> None:
-        if self.listeners and self.plain is None:
+        if self.listeners and self.undo is None:
+            self.undo = contextlib.ExitStack()
             kind: Any = Optimizer
-            self.plain = plain = kind.__init__
+            plain = kind.__init__
 
             def init(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
                 plain(optimizer, *args, **kwargs)
                 self.tell(optimizer)
 
-            self.init = init
-            kind.__init__ = init
-            self.hook = register_optimizer_step_pre_hook(self.tell)
-        elif not self.listeners and self.plain is not None:
-            if Optimizer.__init__ is self.init:
-                Optimizer.__init__ = self.plain  # type: ignore[method-assign]
-            self.hook.remove()
-            self.plain = None
+            self._put(kind, "__init__", init)
+            for place in (clip_grad, torch.nn.utils):
+                for name in _CLIPS:
+                    if hasattr(place, name):
+                        self._put(place, name, self._refusing(getattr(place, name)))
+            self.undo.callback(register_optimizer_step_pre_hook(self.tell).remove)
+        elif not self.listeners and self.undo is not None:
+            self.undo.close()
+            self.undo = None
+
+    def _put(self, place: Any, name: str, function: Callable[..., Any]) -> None:
+        plain = getattr(place, name)
+        setattr(place, name, function)
+
+        def put_back() -> None:
+            if getattr(place, name) is function:
+                setattr(place, name, plain)
+
+        assert self.undo is not None
+        self.undo.callback(put_back)
+
+    def _refusing(self, clip: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(clip)
+        def refusing(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            weights = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+            stepped = {weight for steps in self.listeners for taken in steps.taken.values() for weight in taken.hooks}
+            if stepped.isdisjoint(weights):
+                return clip(weights, *args, **kwargs)
+            said = f"{clip.__name__} finds no gradients: OptimizerInBackward has stepped with them and let them go."
+            bound = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value"))
+            if bound != math.inf:
+                raise ValueError(
+                    f"{said} Leave clipping out (max_grad_norm=0 in Trainer), or leave the optimizer in backward out."
+                )
+            # Loops ask so for the norm alone, as Trainer does for its log.
+            warnings.warn(f"{said} Their norm is not known: it is nan.", stacklevel=2)
+            return torch.tensor(math.nan)
+
+        return refusing
 
     def tell(self, optimizer: Optimizer, *_: Any) -> None:
         for listener in tuple(self.listeners):

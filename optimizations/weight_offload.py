@@ -5,7 +5,7 @@
 it, between its forward passes. A part stays until another one computes, as with diffusers' model offloading: all steps
 of a denoiser find its weights there. Nothing is computed otherwise. What to know before using it:
 
-* It is for inference: autograd would keep the weights of every module on the device until backward.
+* It is for inference: a backward pass through the model is refused, since its weights have gone to the host by then.
 * Every forward pass copies all weights over the bus, 1 GiB in 40 ms or so, before each module computes.
 * `ahead` copies the next piece on a CUDA stream of its own while one computes, in the order of the forward pass before,
   so that two pieces are on the device at once. Copies out of pinned memory need no word to run by themselves:
@@ -23,10 +23,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 _PIECES = ("block", "leaf", "part", "model")
 _GIB = 1 << 30
@@ -225,7 +226,11 @@ class _Unit:
             if self.ahead is not None:
                 self.ahead.go_on_from(self)
 
-    def leave(self, module: nn.Module, *_: Any) -> None:
+    def leave(self, module: nn.Module, _: Any, output: Any = None) -> None:
+        if torch.is_grad_enabled():
+            for made in tree_leaves(output):
+                if isinstance(made, Tensor) and made.requires_grad:
+                    made.register_hook(_refuse_backward)  # type: ignore[no-untyped-call]
         if not self.until and module is self.modules[-1]:
             self.go()
 
@@ -238,6 +243,14 @@ class _Unit:
     def restore(self) -> None:
         for weight in self.weights:
             weight.restore()
+
+
+def _refuse_backward(_: Tensor) -> NoReturn:
+    """Backward would read weights that have gone to the host."""
+    raise RuntimeError(
+        "Weights that wait on the host cannot be trained, nor can what comes before them: undo WeightOffload, or run "
+        "the model under torch.no_grad()."
+    )
 
 
 class _Ahead:

@@ -16,7 +16,7 @@ from optimizations import activation_offload
 from optimizations.activation_offload import ActivationOffload, host_bytes
 from optimizations.checkpointing import Checkpointing
 from tests.optimizations.memory import Memory
-from tests.optimizations.tiny import different, gpt2, llama, ltx, one_step, stack, vit
+from tests.optimizations.tiny import Case, different, gpt2, llama, ltx, one_step, stack, vit
 
 EVERYTHING = ActivationOffload(least_mib=0.0)
 
@@ -50,6 +50,29 @@ class Shared(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = x * 2
         return y.sin() * y.t() * y
+
+
+class Graph(nn.Module):
+    """Multiplies by a sparse matrix, as networks of graphs do; autograd saves that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        edges = torch.tensor([[0, 1, 2, 2], [1, 2, 0, 2]])
+        adjacency = torch.sparse_coo_tensor(edges, torch.ones(4), (3, 3), check_invariants=False)
+        return torch.sparse.mm(adjacency, self.layer(x)).relu()
+
+
+@pytest.mark.usefixtures("cpu_is_a_device")
+def test_sparse_tensors_stay_and_the_others_go():
+    torch.manual_seed(0)
+    case = Case(Graph(), lambda model: model(torch.arange(24.0).reshape(3, 8)).square().mean())
+    plain = one_step(case.model, case.loss)
+    EVERYTHING.apply(case.model)
+    assert different(plain, one_step(case.model, case.loss)) == []
+    assert host_bytes(case.model).most > 0
 
 
 @pytest.mark.usefixtures("cpu_is_a_device")

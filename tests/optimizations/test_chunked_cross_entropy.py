@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import Any
 
 import pytest
@@ -58,6 +59,121 @@ def test_what_needs_no_gradient_gets_none():
     with torch.no_grad():
         again, _ = chunked_cross_entropy(hidden, weight, targets, tokens=4)
     torch.testing.assert_close(again, total.detach())
+
+
+def test_without_gradients_none_are_made():
+    """Evaluation takes a chunk's logits and their logarithms, and no gradient of the head."""
+    words, width, tokens = 32_000, 1024, 64
+    model = torch.nn.Linear(width, words, bias=False, device="meta", dtype=torch.bfloat16)
+    hidden, targets = (
+        torch.empty(512, width, device="meta", dtype=torch.bfloat16),
+        torch.empty(512, device="meta").long(),
+    )
+    peaks = {}
+    for with_gradients in (False, True):
+        with Memory() as memory, torch.set_grad_enabled(with_gradients):
+            memory.note([hidden, model.weight, targets])
+            chunked_cross_entropy(hidden, model.weight, targets, tokens=tokens)
+        peaks[with_gradients] = memory.peak_allocated
+    assert peaks[True] - peaks[False] >= 2 * words * width
+    assert peaks[False] < 2 * (words * width + 512 * width) + 11 * words * tokens
+
+
+def test_the_heads_gradient_in_fp32_does_not_round_with_every_chunk():
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(8192, 32).bfloat16(), (torch.randn(300, 32) * 0.2).bfloat16()
+    targets = torch.randint(0, 300, (8192,))
+
+    def gradient(dtype: torch.dtype, **knobs: Any) -> torch.Tensor:
+        leaf = weight.clone().to(dtype).requires_grad_()
+        total, count = chunked_cross_entropy(hidden.to(dtype), leaf, targets, **knobs)
+        (total / count).backward()
+        assert leaf.grad is not None and leaf.grad.dtype is dtype
+        return leaf.grad.float()
+
+    exact = gradient(torch.float32)
+    once, own, sums = (
+        float((gradient(torch.bfloat16, **knobs) - exact).norm() / exact.norm())
+        for knobs in ({"tokens": 8192}, {"tokens": 64}, {"tokens": 64, "accum_dtype": torch.float32})
+    )
+    assert sums < 1.2 * once < own / 4
+
+
+def test_what_fp32_sums_take_is_predicted():
+    """4 bytes more a weight of the head: a sum twice as large, and a chunk's product beside it."""
+    words, width = 32_000, 256
+    with torch.device("meta"):
+        hidden = torch.empty(128, width, dtype=torch.bfloat16, requires_grad=True)
+        weight = torch.empty(words, width, dtype=torch.bfloat16, requires_grad=True)
+        targets = torch.empty(128, dtype=torch.long)
+    peaks, runs = [], []
+    for accum_dtype in (None, torch.float32):
+        with Memory() as memory:
+            memory.note([hidden, weight, targets])
+            chunked_cross_entropy(hidden, weight, targets, tokens=8, accum_dtype=accum_dtype)[0].backward()
+        peaks.append(memory.peak_allocated)
+        hidden.grad = weight.grad = None
+        knobs = {} if accum_dtype is None else {"accum_dtype": "float32"}
+        settings, chosen = {"layers": "1", "sequence": "512"}, (("chunked_cross_entropy", {"tokens": "64", **knobs}),)
+        run = predict(plan_of(Request("llama", settings, chosen, numerics=False)), lambda _: None).run
+        runs.append(run.peak_allocated_bytes)
+    assert 3.9 * words * width <= peaks[1] - peaks[0] <= 4.1 * words * width
+    assert 2 * 2048 * 128_256 <= runs[1] - runs[0] <= 4 * 2048 * 128_256
+    with pytest.raises(ValueError, match="accum_dtype is 'fp8'; it is one of weight, float32"):
+        ChunkedCrossEntropy(accum_dtype="fp8")
+
+
+def test_trainers_and_generate_see_what_the_model_takes():
+    case = llama()
+    case.model.eval()
+    prompt, plain = torch.arange(3, 8)[None], inspect.signature(case.model.forward)
+    expected = case.model.generate(prompt, max_new_tokens=4, do_sample=False)
+    ChunkedCrossEntropy().apply(case.model)
+    assert inspect.signature(case.model.forward) == plain
+    lengths = []
+    case.model.lm_head.register_forward_hook(lambda _module, _inputs, logits: lengths.append(logits.shape[1]))
+    assert torch.equal(case.model.generate(prompt, max_new_tokens=4, do_sample=False), expected)
+    assert lengths == [1] * 4
+
+
+class Wrapper(torch.nn.Module):
+    """As those of peft: it answers for what is inside of it."""
+
+    def __init__(self, inside: torch.nn.Module) -> None:
+        super().__init__()
+        self.base_model = inside
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("base_model"), name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.base_model(*args, **kwargs)
+
+
+# torch's compiler instantiates the autograd.Function and reads .grad of all tensors, and torch warns of both.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("wrap", "before"),
+    [(Wrapper, False), (Wrapper, True), (lambda model: torch.compile(model, backend="eager"), False)],
+    ids=["wrapped", "wrapped later", "compiled"],
+)
+def test_a_model_within_wrappers_is_found_once(wrap: Any, before: bool):
+    case = llama()
+    plain = one_step(case.model, case.loss)
+    model = case.model if before else wrap(case.model)
+    undo = ChunkedCrossEntropy(tokens=4).apply(model)
+    model = wrap(model) if before else model
+    assert model(input_ids=torch.arange(6)[None], labels=torch.arange(6)[None]).logits is None
+    loss = case.loss(model)
+    case.model.zero_grad()
+    loss.backward()
+    ours = {name: weight.grad for name, weight in case.model.named_parameters()}
+    torch.testing.assert_close({"loss": loss.detach(), **ours}, plain)
+    undo()
+    assert different(plain, one_step(case.model, case.loss)) == []
 
 
 def test_backward_twice_is_refused_and_not_wrong():

@@ -16,10 +16,30 @@ from memviz.runner.request import Request
 from optimizations.chunked_feed_forward import ChunkedFeedForward, feed_forwards
 from optimizations.split_feed_forward import SplitFeedForward
 from tests.optimizations.memory import Memory
-from tests.optimizations.tiny import bert, different, flux, gpt2, hunyuan_video, llama, ltx, one_step, stack, vit
+from tests.optimizations.tiny import Case, bert, different, flux, gpt2, hunyuan_video, llama, ltx, one_step, stack, vit
 from tests.optimizations.whole import Whole
 
-CASES = {"gpt2": gpt2, "llama": llama, "bert": bert, "vit": vit, "ltx": ltx, "flux": flux, "hunyuan": hunyuan_video}
+
+def mpt() -> Case:
+    """Its feed-forward is given the residual too."""
+    from transformers import MptConfig, MptForCausalLM
+
+    torch.manual_seed(0)
+    model = MptForCausalLM(MptConfig(d_model=32, n_heads=2, n_layers=2, vocab_size=64, max_seq_len=32)).train()
+    tokens = torch.arange(20).reshape(2, 10)
+    return Case(model, lambda model: model(input_ids=tokens, labels=tokens).loss)
+
+
+CASES = {
+    "gpt2": gpt2,
+    "llama": llama,
+    "bert": bert,
+    "vit": vit,
+    "ltx": ltx,
+    "flux": flux,
+    "hunyuan": hunyuan_video,
+    "mpt": mpt,
+}
 no_dropout: dict[str, dict[str, float]] = {
     "gpt2": dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
     "bert": dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0),
@@ -39,6 +59,28 @@ def test_outputs_and_gradients_are_the_same_up_to_rounding_and_undone_to_the_bit
         torch.testing.assert_close(case.loss(case.model), output)
     undo()
     assert different(plain, one_step(case.model, case.loss)) == []
+
+
+class ScaledMLP(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor, *, scale: Any = 1.0) -> torch.Tensor:
+        return residual + self.down(torch.relu(self.up(x))) * scale
+
+
+@pytest.mark.parametrize("scale", [0.5, torch.tensor(0.5), torch.linspace(0, 1, 8), torch.rand(2, 5, 1)])
+def test_further_tensors_are_cut_where_they_have_the_same_rows(scale: Any):
+    torch.manual_seed(0)
+    model, x, residual = ScaledMLP(), torch.randn(2, 5, 8), torch.randn(2, 5, 8)
+    expected = model(x, residual, scale=scale)
+    ChunkedFeedForward(tokens=3).apply(model)
+    torch.testing.assert_close(model(x, residual, scale=scale), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x, residual=residual, scale=scale), expected)
+    with pytest.raises(ValueError, match=r"ScaledMLP is given \(2, 1, 8\) beside \(2, 5, 8\) \(scale\)"):
+        model(x, residual, scale=torch.ones(2, 1, 8))
 
 
 @pytest.mark.parametrize(("name", "count"), [("gpt2", 4), ("llama", 4), ("bert", 4), ("vit", 4), ("flux", 5)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -62,6 +62,76 @@ def test_uneven_pieces_count_by_their_rows() -> None:
     for piece, share in GradientAccumulation(2).split({"input": x}):
         (model(**piece).square().mean() * share).backward()
     torch.testing.assert_close(model.weight.grad, whole)
+
+
+def masked(case: Case, counts: tuple[int, ...], shifted: bool = True) -> dict[str, Tensor]:
+    """A batch with so many labels in each row; a model of masked tokens is given other tokens than its labels."""
+    torch.manual_seed(3)
+    tokens = torch.randint(5, 60, (len(counts), 10))
+    labels = torch.full_like(tokens, -100)
+    for row, count in enumerate(counts):
+        labels[row, 10 - count :] = tokens[row, 10 - count :]
+    return {"input_ids": tokens if shifted else torch.where(labels == -100, tokens, 3), "labels": labels}
+
+
+def gradients_of(case: Case, inputs: dict[str, Any], pieces: GradientAccumulation | None) -> dict[str, Tensor]:
+    case.model.eval().zero_grad()
+    for piece, share in [(inputs, 1.0)] if pieces is None else pieces.split(inputs):
+        (case.model(**piece).loss * share).backward()
+    return {name: weight.grad.clone() for name, weight in case.model.named_parameters() if weight.grad is not None}
+
+
+@pytest.mark.parametrize("counts", [(1, 2, 10, 10), (10, 3, 10, 1), (0, 0, 4, 10)])
+@pytest.mark.parametrize(
+    ("make", "shifted", "given"),
+    [(llama, True, {}), (gpt2, True, {}), (bert, False, {}), (llama, True, {"num_items_in_batch": 17})],
+)
+def test_unequal_numbers_of_targets_give_the_gradients_of_the_whole_batch(
+    make: Any, shifted: bool, given: dict[str, Any], counts: tuple[int, ...]
+) -> None:
+    case = make()
+    inputs = {**masked(case, counts, shifted), **given}
+    whole = gradients_of(case, inputs, None)
+    torch.testing.assert_close(gradients_of(case, inputs, GradientAccumulation(2)), whole, rtol=1e-4, atol=1e-6)
+
+
+def test_embeddings_in_place_of_tokens_and_shifted_labels_count_as_their_loss_counts() -> None:
+    case = llama()
+    inputs = masked(case, (1, 2, 10, 10))
+    shifted = nn.functional.pad(inputs["labels"], (0, 1), value=-100)[:, 1:].contiguous()
+    tokens = inputs.pop("input_ids")
+    for more in (
+        {"input_ids": tokens, "shift_labels": shifted},
+        {"inputs_embeds": case.model.get_input_embeddings()(tokens).detach()},
+    ):
+        whole = gradients_of(case, {**inputs, **more}, None)
+        ours = gradients_of(case, {**inputs, **more}, GradientAccumulation(2))
+        torch.testing.assert_close(ours, whole, rtol=1e-4, atol=1e-6)
+
+
+class Pair(NamedTuple):
+    tokens: Tensor
+    scale: int
+
+
+@pytest.mark.parametrize("batch", [3, 4])
+def test_positions_of_several_axes_and_named_tuples_are_cut_by_rows(batch: int) -> None:
+    rows, places = torch.arange(batch), torch.arange(3 * batch * 5).reshape(3, batch, 5)
+    inputs = {"position_ids": places, "pair": Pair(rows, 2), "cache_position": torch.arange(batch)}
+    split = [piece for piece, _ in GradientAccumulation(2).split(inputs)]
+    assert torch.equal(torch.cat([piece["position_ids"] for piece in split], 1), places)
+    assert torch.equal(torch.cat([piece["pair"].tokens for piece in split]), rows)
+    for piece in split:
+        assert piece["position_ids"].shape == (3, len(piece["pair"].tokens), 5)
+        assert piece["pair"].scale == 2 and len(piece["cache_position"]) == batch
+    (piece, _), _ = GradientAccumulation(2).split({"tokens": rows, "position_ids": torch.arange(5)})
+    assert torch.equal(piece["position_ids"], torch.arange(5))
+
+
+def test_rows_that_lie_in_one_sequence_are_refused() -> None:
+    inputs = {"input_ids": torch.zeros(4, 3), "pixel_values": torch.zeros(64, 8), "image_grid_thw": torch.ones(4, 3)}
+    with pytest.raises(ValueError, match="With image_grid_thw the rows of this batch lie in one sequence"):
+        list(GradientAccumulation(2).split(inputs))
 
 
 def test_a_batch_that_is_too_small_or_missing_is_refused() -> None:

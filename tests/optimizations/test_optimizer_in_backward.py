@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -62,6 +63,78 @@ def test_micro_batches_are_added_up_before_the_step():
     undo()
     expected = trained(plain, MAKES["AdamW"], micro_batches=3)
     assert all(torch.equal(each, stepped[key]) for key, each in expected.items())
+
+
+ROUTES = ["ab", "aa", "bb", "ba", "a", "aa", "bab", ""]
+"""Experts that see something in each pass of a step: in some, none, or in more or fewer passes than were said."""
+
+
+def trained_experts(micro_batches: int | None, fails: bool = False) -> tuple[list[torch.Tensor], list[int]]:
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
+    undo = OptimizerInBackward(micro_batches).apply(model) if micro_batches else lambda: None
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for route in ROUTES:
+        if fails:
+            for number in range(2):
+                with pytest.raises(RuntimeError, match="out of memory"):
+                    failing(model["b"](model["a"](torch.ones(3, 4)))).sum().backward()
+                optimizer.zero_grad(set_to_none=number == 0)
+            optimizer.zero_grad()
+        for expert in route:
+            model[expert](torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    undo()
+    counts = [int(state["step"]) for state in optimizer.state.values()]
+    return [weight.detach().clone() for weight in model.parameters()], counts
+
+
+def failing(x: torch.Tensor) -> torch.Tensor:
+    """Its backward pass fails when the last weights have their gradients and the first do not."""
+    x.grad_fn.next_functions[1][0].register_hook(_fail)  # type: ignore[union-attr]
+    return x
+
+
+def _fail(*_: Any) -> None:
+    raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_experts_without_tokens_and_passes_that_failed_leave_the_others_in_step(fails: bool):
+    expected, steps = trained_experts(None, fails)
+    ours, stepped = trained_experts(2, fails)
+    assert steps == stepped
+    assert all(torch.equal(one, other) for one, other in zip(ours, expected, strict=True))
+
+
+CLIPS = ("clip_grad_norm_", "clip_grad_value_", "_clip_grads_with_norm_")
+
+
+@pytest.mark.parametrize("name", CLIPS[:2])
+@pytest.mark.parametrize("early", [False, True])
+def test_clipping_is_refused_for_its_weights_alone_until_undone(name: str, early: bool):
+    """By the function that a program imported before too, as far as that says so itself."""
+    case, other = stack(), stack()
+    plain = [getattr(nn.utils.clip_grad, each) for each in CLIPS]
+    clip = getattr(nn.utils, name)
+    undo = OptimizerInBackward().apply(case.model)
+    optimizer = torch.optim.SGD(case.model.parameters(), lr=0.1)
+    case.loss(case.model).backward()
+    clip = clip if early else getattr(nn.utils, name)
+    with pytest.raises(RuntimeError if early and name == "clip_grad_value_" else ValueError):
+        clip(case.model.parameters(), 1.0)
+    if not early:
+        with pytest.warns(UserWarning, match="norm is not known"):
+            assert clip(case.model.parameters(), math.inf).isnan()
+    other.loss(other.model).backward()
+    clip(other.model.parameters(), 1e-6)
+    assert all(weight.grad is not None and weight.grad.abs().max() <= 1e-6 for weight in other.model.parameters())
+    optimizer.step()
+    undo()
+    case.loss(case.model).backward()
+    nn.utils.clip_grad_norm_(case.model.parameters(), 1.0)
+    assert [getattr(nn.utils.clip_grad, each) for each in CLIPS] == plain
 
 
 def test_gradients_are_gone_after_backward_and_stay_where_no_optimizer_is():

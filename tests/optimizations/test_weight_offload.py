@@ -128,6 +128,25 @@ def test_what_would_save_nothing_is_refused():
         WeightOffload().check(model, training=False)
 
 
+@pytest.mark.parametrize("granularity", ["leaf", "block", "model"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_backward_pass_is_refused_and_a_forward_pass_is_not(granularity, frozen):
+    """Frozen weights are read by the backward pass of what comes before them, as of an adapter."""
+    case = llama()
+    if frozen:
+        case.model.requires_grad_(False)
+        case.model.get_input_embeddings().requires_grad_(True)
+    expected = case.loss(case.model).detach()
+    undo = WeightOffload(granularity).apply(case.model)
+    loss = case.loss(case.model)
+    torch.testing.assert_close(loss, expected, rtol=0, atol=0, check_stride=False)
+    with pytest.raises(RuntimeError, match="Weights that wait on the host cannot be trained"):
+        loss.backward()
+    undo()
+    case.model.zero_grad()
+    case.loss(case.model).backward()
+
+
 def test_the_device_holds_a_block_or_a_layer_and_the_bus_carries_the_rest():
     settings = {"double_layers": "2", "single_layers": "4"}
 
