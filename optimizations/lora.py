@@ -10,7 +10,7 @@ gradients of frozen weights would want. `up` begins as zero: at first the model 
 * Adapted are linear layers (and GPT-2's Conv1D) inside of the repeated blocks, `only` those whose name has the pattern.
 * Adapters have the dtype of their layer, or fp32 beside weights in fewer than 16 bits.
 * `by="peft"` takes the adapters of that library, where it is installed; what they learnt is merged and saved its way.
-  As `get_peft_model` does, it keeps adapters in fp32 beside bf16 and fp16 layers; `autocast_adapter_dtype=False` does not.
+  As `get_peft_model` does, it keeps them in fp32 beside bf16 and fp16 layers, unless `autocast_adapter_dtype=False`.
 * `nn.TransformerEncoder` computes the slow way in eval mode: torch's fast path would skip the adapters.
 """
 

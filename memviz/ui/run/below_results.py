@@ -37,7 +37,7 @@ def _outputs(variants: Sequence[Variant]) -> Html:
     return tag(
         "section",
         tag("h2", "Outputs against the baseline", class_="mv-h2"),
-        tag("p", f"computed on a small twin of the model: {on}" if on else "", class_="mv-soft"),
+        tag("p", f"computed on a reduced model: {on}" if on else "", class_="mv-soft"),
         tag("table", tag("thead", tag("tr", *head)), tag("tbody", *rows), class_="mv-table"),
     )
 
@@ -67,7 +67,7 @@ def _about_outputs(numbers: Mapping[str, Any]) -> tuple[str, str, str, Html]:
     mark = marks.get(verdict.get("ok"), Html(""))
     caution = verdict.get("caution")
     words = joined(mark, str(verdict.get("words", "")), tag("small", str(caution), class_="mv-soft") if caution else "")
-    return *_sizes(worst), words
+    return *(("–", "–", "–") if verdict.get("short") == "not exercised" else _sizes(worst)), words
 
 
 def _sizes(values: Mapping[str, Any]) -> tuple[str, str, str]:
