@@ -44,7 +44,6 @@ class SplitFeedForward:
     )
     not_with: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "any"
-    idle_where: ClassVar[str] = "one slice is the whole"
 
     splits: int = field(
         default=4,

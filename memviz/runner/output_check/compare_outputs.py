@@ -104,7 +104,7 @@ def compare_outputs(
         raise UsageError("There are no inputs to run the model on; give the keyword arguments of at least one call.")
     reference = build().train(training)
     step = ComparedStep([dict(batch) for batch in batches], training, loss or mean_of_output, seed)
-    changes = changes or [Change("", apply, split, lossy=claim == "lossy")]
+    changes = changes or [Change("", apply, split, lossy=claim == "lossy", in_steps=claim == "training")]
     idle = list(not_exercised(reference, step, changes, optimizer)) if gradients is None else []
     comparison = _Comparison(reference, step, apply, claim, gradients, progress or _silent, frozenset(withheld), split)
     if trained_beside is not None:
@@ -113,7 +113,9 @@ def compare_outputs(
     numerics = comparison.run(optimizer, steps)
     if len(idle) >= len(changes) and not numerics.same:
         idle = []
-    return replace(numerics, changes=len(changes), not_exercised=tuple(idle))
+    if numerics.losses is not None and not numerics.losses.updates:
+        idle += [NotExercised(change.title, change.reason) for change in changes if change.in_steps]
+    return replace(numerics, changes=len(changes), not_exercised=tuple(dict.fromkeys(idle)))
 
 
 def mean_of_output(output: Any) -> Tensor:

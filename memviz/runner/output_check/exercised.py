@@ -42,6 +42,8 @@ class Change:
     """Why it would do nothing."""
     lossy: bool = False
     """It may compute as much as it likes: what it loses must show in the results."""
+    in_steps: bool = False
+    """What it loses shows in the weights after several steps of an optimizer, and nowhere else."""
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]

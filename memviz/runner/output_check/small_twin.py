@@ -90,9 +90,10 @@ class _Check:
                 self.applied.append(reduced)
             reason = refusal or getattr(reduced, "idle_where", "") or SAME_OPERATORS
             lossy = reduced.claim == "lossy" and not isinstance(reduced, Lora)
+            in_steps = reduced.claim == "training"
             now = list(self.applied)
             if change.name != "allocator_settings" or len(self.plan.optimizations) == 1:
-                yield Change(change.title, _applying(now), _split(now), reason, lossy)
+                yield Change(change.title, _applying(now), _split(now), reason, lossy, in_steps)
 
     def _refusal(self, change: Optimization, reduced: Optimization, model: nn.Module) -> str:
         """Why a change is not compared; empty where it is."""
