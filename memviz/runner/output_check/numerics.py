@@ -243,7 +243,7 @@ def _rounding(numerics: Numerics, places: list[_Finding]) -> Verdict:
     if beyond is not None:
         return _suspicious(numerics, beyond.place, f"{beyond.what}{beyond.why}", ok=beyond.ok)
     if numerics.adapters:
-        words = "equal up to rounding to adapters merged into the weights, both trained alike"
+        words = "equal up to rounding, once trained, to adapters merged into the weights"
         return _fine(numerics, words, short="equal up to rounding, adapters trained")
     if all(place.difference.bitwise for place in places):
         return _fine(numerics, "bitwise equal, more than claimed", short="bitwise equal")
