@@ -33,10 +33,15 @@ class ActivationOffload:
     """`undo = ActivationOffload().apply(model)`; `host_bytes(model)` says what waits on the host now and at most."""
 
     least_mib: float = field(
-        default=1.0, metadata={"help": "smaller tensors stay on the device", "unit": "MiB", "least": 0}
+        default=1.0, metadata={"help": "smaller tensors stay on the device", "unit": "MiB", "least": 0, "reduced": 0.0}
     )
     most_gib: float = field(
         default=0.0, metadata={"help": "pinned on the host at most; 0 is no bound", "unit": "GiB", "least": 0}
+    )
+    from_host: bool = field(
+        default=False,
+        repr=False,
+        metadata={"help": "copy what is on the host, too, as a check on a CPU", "python_only": True, "reduced": True},
     )
 
     name: ClassVar[str] = "activation_offload"
@@ -46,6 +51,7 @@ class ActivationOffload:
     )
     not_with: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "training"
+    pins_host_memory: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for knob in fields(self):
@@ -135,7 +141,7 @@ class _Moving:
             return saved
         size = saved.numel() * saved.element_size()
         is_small = size < max(self.knobs.least_mib * _MIB, 1)
-        if is_small or _is_on_host(saved) or _storage_of(saved) in self.stays:
+        if is_small or (_is_on_host(saved) and not self.knobs.from_host) or _storage_of(saved) in self.stays:
             return saved
         copied = self._copies_of(saved)
         layout = int(saved.storage_offset()), tuple(saved.shape), saved.stride(), saved.dtype, saved._version

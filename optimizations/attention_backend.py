@@ -64,6 +64,7 @@ class AttentionBackend:
     sentence: ClassVar[str] = "One kernel for all attention. All but math never hold the table of scores."
     not_with: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "any"
+    idle_where: ClassVar[str] = "the kernel of the reduced model is the same without it"
 
     def __post_init__(self) -> None:
         if self.backend not in _KERNELS:

@@ -56,6 +56,7 @@ class Checkpointing:
     sentence: ClassVar[str] = "Blocks keep only their inputs and compute the rest again: up to one more forward a step."
     not_with: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "training"
+    idle_where: ClassVar[str] = "no block is checkpointed"
 
     def __post_init__(self) -> None:
         if self.every < 0:

@@ -37,7 +37,12 @@ class ChunkedFeedForward:
 
     tokens: int = field(
         default=1024,
-        metadata={"help": "tokens that go through at once", "least": 1, "says": "feed-forwards of {} tokens"},
+        metadata={
+            "help": "tokens that go through at once",
+            "least": 1,
+            "says": "feed-forwards of {} tokens",
+            "counted_in": "rows",
+        },
     )
     recompute: bool = field(
         default=True, metadata={"help": "in training, compute each piece again for backward and keep its input only"}
@@ -54,6 +59,7 @@ class ChunkedFeedForward:
         "split_feed_forward": "both cut the same feed-forwards, one by tokens and one by channels.",
     }
     needs: ClassVar[Literal["any", "training", "inference"]] = "any"
+    idle_where: ClassVar[str] = "all tokens of a feed-forward fit in one piece"
 
     def __post_init__(self) -> None:
         if self.tokens < 1:

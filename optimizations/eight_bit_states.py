@@ -60,6 +60,7 @@ class EightBitStates:
     not_with: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "training"
     needs_optimizer: ClassVar[bool] = True
+    idle_where: ClassVar[str] = "the optimizer keeps no state of so many numbers"
 
     def __post_init__(self) -> None:
         if self.least < 1:

@@ -43,8 +43,12 @@ class KvCache:
         default="quantized",
         metadata={"help": "how keys and values are kept", "choices": _KINDS, "says": "{} cache", "always": True},
     )
-    length: int = field(default=8192, metadata={"help": "tokens that a static cache has room for", "least": 1})
-    window: int = field(default=1024, metadata={"help": "tokens that a sliding cache keeps", "least": 2})
+    length: int = field(
+        default=8192, metadata={"help": "tokens that a static cache has room for", "least": 1, "counted_in": "sequence"}
+    )
+    window: int = field(
+        default=1024, metadata={"help": "tokens that a sliding cache keeps", "least": 2, "counted_in": "sequence"}
+    )
     by: str = field(default="fp8", metadata={"help": "what quantizes: transformers, or a library", "choices": _BY})
 
     name: ClassVar[str] = "kv_cache"
@@ -69,6 +73,13 @@ class KvCache:
     def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
         """Of the call that reads the prompt and of those after it."""
         return {"dynamic": "bitwise", "static": "rounding"}.get(self.kind, "lossy")  # type: ignore[return-value]
+
+    @property
+    def idle_where(self) -> str:
+        return {
+            "dynamic": "the model uses a dynamic cache anyway",
+            "sliding": "no token after the prompt looks further back than the window",
+        }.get(self.kind, "no token after the prompt reads what is cached")
 
     @property
     def environment(self) -> Mapping[str, str]:

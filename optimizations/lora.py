@@ -8,14 +8,15 @@ gradients of frozen weights would want. `up` begins as zero: at first the model 
 * An adapted layer stands as `Adapted` in the place of the old one, which is its `base`; undo puts the old ones back and
   lets the adapters go. `merge(model)` adds them to the weights first.
 * Adapted are linear layers (and GPT-2's Conv1D) inside of the repeated blocks, `only` those whose name has the pattern.
-* `by="peft"` takes the adapters of that library, where it is installed; what they learnt is merged and saved its way.
 * Adapters have the dtype of their layer, or fp32 beside weights in fewer than 16 bits.
+* `by="peft"` takes the adapters of that library, where it is installed; what they learnt is merged and saved its way.
+  As `get_peft_model` does, it keeps them in fp32 beside bf16 and fp16 layers, unless `autocast_adapter_dtype=False`.
+* `nn.TransformerEncoder` computes the slow way in eval mode: torch's fast path would skip the adapters.
 """
 
 from __future__ import annotations
 
 import importlib
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,9 @@ import torch
 from torch import Tensor, nn
 
 _BY = ("torch", "peft")
+_HALVES = (torch.bfloat16, torch.float16)
+_HAS_FAST_PATH = (nn.TransformerEncoderLayer,)
+"""Modules whose fast path in eval mode reads the weights of their layers and never calls the layers."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,9 @@ class Lora:
     alpha: float = field(default=16.0, metadata={"help": "what is added is scaled by alpha / rank"})
     only: str = field(default="", metadata={"help": "only layers whose name this pattern is found in"})
     by: str = field(default="torch", metadata={"help": "whose adapters: this file's, or a library's", "choices": _BY})
+    autocast_adapter_dtype: bool = field(
+        default=True, metadata={"help": "peft only: adapters in fp32 beside bf16 and fp16 layers, peft's default"}
+    )
 
     name: ClassVar[str] = "lora"
     title: ClassVar[str] = "Train adapters (LoRA)"
@@ -82,18 +89,22 @@ class Lora:
         places = [(owner, last, layer) for layer, names in chosen.items() for owner, last in _places(model, names)]
         for weight in trained:
             weight.requires_grad_(False)
-        known = set(vars(model))
+        before = set(vars(model))
         if self.by == "peft":
             self._inject(model, chosen)
         else:
             adapted = {layer: Adapted(layer, self.rank, self.alpha) for layer in chosen}
             for owner, last, layer in places:
                 owner._modules[last] = adapted[layer]
+        injected = set(vars(model)) - before
+        for adapter in {owner._modules[last] for owner, last, _ in places if isinstance(owner, _HAS_FAST_PATH)}:
+            if adapter is not None:
+                adapter.register_forward_pre_hook(_no_fast_path)
 
         def undo() -> None:
             for owner, last, layer in places:
                 owner._modules[last] = layer
-            for name in set(vars(model)) - known:
+            for name in injected & set(vars(model)):
                 delattr(model, name)
             for weight in trained:
                 weight.requires_grad_()
@@ -107,6 +118,11 @@ class Lora:
         turned = not any(isinstance(layer, nn.Linear) for layer in chosen)
         config = peft.LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=names, fan_in_fan_out=turned)
         peft.inject_adapter_in_model(config, model)
+        if self.autocast_adapter_dtype:
+            for module in filter(_is_peft, model.modules()):
+                for adapter in (part for name, part in module.named_children() if name.startswith("lora_")):
+                    for weight in (one for one in adapter.parameters() if one.dtype in _HALVES):
+                        weight.data = weight.data.to(torch.float32)
 
     def code(self) -> str:
         return f"from {__name__} import Lora\n\nundo = {self!r}.apply(model)"
@@ -138,6 +154,10 @@ def _is_peft(module: nn.Module) -> bool:
     return type(module).__module__.startswith("peft.")
 
 
+def _no_fast_path(_module: nn.Module, _args: Any) -> None:
+    """Do nothing: a module with a hook inside of it is not computed by torch's fast path."""
+
+
 class Adapted(nn.Module):
     """A layer with an adapter beside it."""
 
@@ -150,9 +170,8 @@ class Adapted(nn.Module):
         self.lora_down = nn.Linear(narrow, rank, bias=False, device=weight.device, dtype=dtype)
         self.lora_up = nn.Linear(rank, wide, bias=False, device=weight.device, dtype=dtype)
         self.scale = alpha / rank
-        with torch.no_grad():
-            self.lora_down.weight.normal_(std=1 / math.sqrt(narrow))
-            self.lora_up.weight.zero_()
+        # `lora_down` is drawn as nn.Linear draws, kaiming-uniform with a = sqrt(5), which is peft's start too.
+        nn.init.zeros_(self.lora_up.weight)
         self.train(base.training)
 
     @property

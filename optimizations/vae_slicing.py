@@ -31,6 +31,7 @@ class VaeSlicing:
     not_with: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "inference"
     only_on: ClassVar[str] = "an autoencoder"
+    idle_where: ClassVar[str] = "the batch is one picture"
 
     @property
     def claim(self) -> Literal["bitwise", "rounding", "lossy"]:

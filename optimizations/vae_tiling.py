@@ -34,6 +34,7 @@ class VaeTiling:
     not_with: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "inference"
     only_on: ClassVar[str] = "an autoencoder"
+    idle_where: ClassVar[str] = "the picture is no larger than one tile"
 
     @property
     def claim(self) -> Literal["bitwise", "rounding", "lossy"]:

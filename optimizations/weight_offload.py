@@ -50,6 +50,11 @@ class WeightOffload:
             "help": "bring the next piece beside the computation, on a stream: two are there at once, less waits"
         },
     )
+    from_host: bool = field(
+        default=False,
+        repr=False,
+        metadata={"help": "copy what is on the host, too, as a check on a CPU", "python_only": True, "reduced": True},
+    )
 
     name: ClassVar[str] = "weight_offload"
     title: ClassVar[str] = "Weights wait on the host"
@@ -59,6 +64,7 @@ class WeightOffload:
     )
     not_with: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "inference"
+    pins_host_memory: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.granularity not in _PIECES:
@@ -135,7 +141,7 @@ class WeightOffload:
             if self.most_gib and waiting + size > self.most_gib * _GIB:
                 continue
             waiting += size
-            weights.update({weight: _Weight(weight) for weight in new})
+            weights.update({weight: _Weight(weight, copies=self.from_host) for weight in new})
             units.append(_Unit(modules, [weights[weight] for weight in own]))
         return units
 
@@ -160,9 +166,11 @@ def host_bytes(model: nn.Module) -> int:
 
 
 class _Weight:
-    def __init__(self, parameter: nn.Parameter) -> None:
+    def __init__(self, parameter: nn.Parameter, *, copies: bool) -> None:
         self.parameter = parameter
         self.device = parameter.device
+        self.copies = copies
+        """Where the device is the host, too."""
         self.host: Tensor | None = None
         self.ready: tuple[Tensor, int, Tensor] | None = None
         """Brought ahead: what was on the host then, its version, and the copy of it."""
@@ -177,12 +185,12 @@ class _Weight:
             # As it is now: it may have been loaded or converted since.
             self.host = self.parameter.data
             here = self._brought()
-            self.parameter.data = _on_device(self.host, self.device) if here is None else here
+            self.parameter.data = self._bring(self.host) if here is None else here
 
     def make_ready(self) -> None:
         if not self.users and self.host is not None:
             now = self.parameter.data
-            self.ready = now, self.parameter._version, _on_device(now, self.device)
+            self.ready = now, self.parameter._version, self._bring(now)
 
     def _brought(self) -> Tensor | None:
         """What came ahead, where nothing has changed since."""
@@ -200,8 +208,12 @@ class _Weight:
 
     def restore(self) -> None:
         if self.host is not None:
-            self.parameter.data = _on_device(self.parameter.data, self.device)
+            self.parameter.data = self._bring(self.parameter.data)
             self.host = None
+
+    def _bring(self, tensor: Tensor) -> Tensor:
+        here = _on_device(tensor, self.device)
+        return here.clone() if self.copies and here is tensor else here
 
 
 class _Unit:

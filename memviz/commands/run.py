@@ -58,7 +58,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_parallel(parser)
     parser.add_argument("--keep-output", action="store_true", help="the warm-up's output stays alive")
-    parser.add_argument("--no-numerics", action="store_true", help="do not compare outputs on a small twin")
+    parser.add_argument("--no-numerics", action="store_true", help="do not compare outputs on a reduced model")
     parser.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="(default: MEMVIZ_MAX_RUN_SECONDS, or 900)")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.pickle", help="keep the trace")
     add_json(parser)
@@ -222,6 +222,10 @@ def _print_numerics(run: Run) -> None:
         print(f"\nThe outputs could not be compared: {printable(str(run.numerics['error']))}")
         return
     print(f"\nOutputs, on {printable(str(run.numerics['on']))}: {printable(str(run.numerics['verdict']['words']))}")
+    if caution := run.numerics["verdict"].get("caution"):
+        print(printable(str(caution)))
+    if run.numerics["verdict"].get("short") == "not exercised":
+        return
     differences = [output["difference"] for output in run.numerics.get("outputs", ())]
     finite = [difference for difference in differences if "relative_absmax" in difference]
     if worst := max(finite, key=lambda difference: float(difference["relative_l2"]), default=None):

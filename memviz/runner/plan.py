@@ -70,8 +70,7 @@ class Plan:
     @property
     def claim(self) -> Claim:
         """The weakest of all claims about the outputs."""
-        claims = [optimization.claim for optimization in self.optimizations]
-        return max(claims, key=get_args(Claim).index, default="bitwise")
+        return weakest(optimization.claim for optimization in self.optimizations)
 
     @property
     def passes(self) -> int:
@@ -100,6 +99,10 @@ class Plan:
         parts.append("loading counts" if request.conversion == "on-host" else "")
         parts.append("the warm-up's output stays alive" if request.keep_output and request.warmup else "")
         return "; ".join(filter(None, parts))
+
+
+def weakest(claims: Iterable[Claim]) -> Claim:
+    return max(claims, key=get_args(Claim).index, default="bitwise")
 
 
 def plan_of(request: Request) -> Plan:

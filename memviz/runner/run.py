@@ -180,12 +180,23 @@ def _said(run: Run) -> Iterator[tuple[str, str]]:
         yield "work", f"{run.flops / 1e12:,.1f} TFLOP"
     if not run.request.optimizations:
         yield "output difference", "–"
+        if "forward pass" not in run.window:
+            yield "loss", "–"
     verdict, losses = (run.numerics or {}).get("verdict"), (run.numerics or {}).get("losses")
     if verdict:
-        yield "output difference", str(verdict["words"]).split(",")[0]
+        yield "output difference", str(verdict.get("short") or str(verdict["words"]).split(",")[0])
     if losses and losses["ours"]:
-        ours, reference = float(losses["ours"][-1]), float(losses["reference"][-1])
-        yield "loss", f"{ours:.6g}, equal" if ours == reference else f"{ours:.6g}, baseline {reference:.6g}"
+        yield "loss", _loss_words(losses)
+
+
+def _loss_words(losses: Mapping[str, Any]) -> str:
+    """Of the last compared step, beside the baseline's at the same step of the same training."""
+    ours, reference = float(losses["ours"][-1]), float(losses["reference"][-1])
+    trained = f" training {losses['trains']}" if losses.get("trains") else ""
+    if ours == reference:
+        return f"{ours:.6g}{trained}, equal"
+    same = f"{ours:.6g}" == f"{reference:.6g}"
+    return f"{ours:.6g}{trained}, {'equal in six digits' if same else f'baseline {reference:.6g}'}"
 
 
 def run_of(trace: Trace) -> Run | None:

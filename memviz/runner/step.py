@@ -166,8 +166,12 @@ def make_optimizer(kind: Optimizer, model: nn.Module) -> torch.optim.Optimizer |
         return None
     if not trained:
         raise ValueError("No weight of this model is trained, so an optimizer has nothing to do.")
+    return optimizer_of(kind, trained)
+
+
+def optimizer_of(kind: Optimizer, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
     if kind == "sgd":
-        return torch.optim.SGD(trained, lr=1e-3, foreach=True)
+        return torch.optim.SGD(weights, lr=1e-3, foreach=True)
     if kind == "adamw-fused":
-        return torch.optim.AdamW(trained, lr=1e-4, fused=True)
-    return torch.optim.AdamW(trained, lr=1e-4, foreach=kind == "adamw")
+        return torch.optim.AdamW(weights, lr=1e-4, fused=True)
+    return torch.optim.AdamW(weights, lr=1e-4, foreach=kind == "adamw")

@@ -106,6 +106,48 @@ def test_a_copy_learns_by_itself():
     assert loss_of(type(case)(twin, case.loss)) < before
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")  # padding makes them
+@pytest.mark.parametrize("by", ["torch", "peft"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_an_encoder_of_torch_computes_its_adapters_in_eval_mode_too(by, padded):
+    if by == "peft":
+        pytest.importorskip("peft", reason="peft is not installed")
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, dropout=0.0)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=padded)
+    undo = Lora(rank=4, by=by).apply(model)
+    for adapter in (each for each in model.parameters() if each.requires_grad):
+        nn.init.normal_(adapter, std=0.3)
+    x, valid = torch.randn(2, 7, 32), torch.arange(7) < torch.tensor([[7], [5]])
+    mask = {"src_key_padding_mask": ~valid} if padded else {}
+    with torch.no_grad():
+        expected, found = model.train()(x, **mask), model.eval()(x, **mask)
+        torch.testing.assert_close(found[valid], expected[valid], rtol=1e-4, atol=1e-5)
+        undo()
+        assert not torch.allclose(model(x, **mask)[valid], expected[valid], rtol=0.1)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("by", ["torch", "peft"])
+def test_undo_keeps_what_was_set_on_the_model_since(by):
+    if by == "peft":
+        pytest.importorskip("peft", reason="peft is not installed")
+    model = llama().model
+    before = set(vars(model))
+    undo = Lora(rank=2, by=by).apply(model)
+    model.note = "mine"
+    undo()
+    assert (set(vars(model)) - before, model.note) == ({"note"}, "mine")
+
+
+def test_adapters_start_with_the_standard_deviation_that_peft_starts_with():
+    """Kaiming-uniform with a = sqrt(5): uniform up to 1 / sqrt(inputs)."""
+    torch.manual_seed(0)
+    down = Adapted(nn.Linear(1024, 8), 64, 16.0).lora_down.weight.detach()
+    assert float(down.std()) == pytest.approx((3 * 1024) ** -0.5, rel=0.02)
+    assert float(down.abs().max()) == pytest.approx(1024**-0.5, rel=0.01)
+
+
 def test_beside_weights_in_eight_bits_adapters_have_more():
     case = llama()
     undo_lora = Lora(rank=4).apply(case.model)

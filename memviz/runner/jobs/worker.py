@@ -148,7 +148,7 @@ def _run(number: int, request: Request, folder: Path, send: Send, until: float) 
     with hearing_torch() as warned:
         try:
             refuse_if_twin_is_too_large(plan, most_bytes())
-            numerics = numerics_of(plan, tell, done.run.mode)
+            numerics = numerics_of(plan, tell, done.run.mode, pinned=done.run.pinned_host_bytes)
         except MemvizError as error:
             numerics = {"error": str(error)}
         except Exception as error:

@@ -18,8 +18,16 @@ from torch import Tensor, nn
 from memviz.errors import UsageError
 from memviz.runner.output_check.difference import Difference, difference, differences
 from memviz.runner.output_check.dropout import as_a_factor
+from memviz.runner.output_check.exercised import (
+    Apply,
+    Change,
+    NotExercised,
+    adapter_weights,
+    load_adapters,
+    not_exercised,
+)
 from memviz.runner.output_check.flatten import flatten
-from memviz.runner.output_check.gradients import Gradients, LossCurve, compare_gradients
+from memviz.runner.output_check.gradients import Gradients, LossCurve, Named, compare_gradients, update_difference
 from memviz.runner.output_check.in_float64 import doubled_copy, fits
 from memviz.runner.output_check.layers import (
     Alone,
@@ -39,8 +47,10 @@ from memviz.runner.output_check.model_runs import (
     GradientsOf,
     Inputs,
     Loss,
+    MakeOptimizer,
     Split,
     StepResult,
+    adapter_name,
     dropout_off,
 )
 from memviz.runner.output_check.moved import holding, moved_weights, takes
@@ -55,10 +65,7 @@ from memviz.runner.output_check.rounding_bounds import (
 from memviz.runner.output_check.signal import signal_of
 from memviz.runner.output_check.stored import Types, as_stored, coarsest_stored, computing_in, stored_types
 
-Undo = Callable[[], None]
-Apply = Callable[[nn.Module], Undo]
 Progress = Callable[[str], None]
-MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -80,20 +87,35 @@ def compare_outputs(
     seed: int = 0,
     withheld: Collection[str] = (),
     split: Split | None = None,
+    changes: Sequence[Change] = (),
+    trained_beside: Callable[[nn.Module], nn.Module] | None = None,
 ) -> Numerics:
     """`build` gives a model with its weights; `inputs` are keyword arguments of one call, or of each micro-batch.
 
     `gradients` says where the changed model keeps them, by the parameters' names, if not in the parameters.
     `withheld` are outputs that the changed model does not give, and says so: the others are compared.
     `split` is how a changed step takes its batch in pieces, where it does.
+    `changes` are those that `apply` consists of, for each to be looked at by itself.
+    `trained_beside` gives a copy of the model with the adapters that `apply` adds, as the reference: both are compared
+    once these have been trained for `steps` steps, since new adapters change nothing.
     """
     batches: Inputs = [inputs] if isinstance(inputs, Mapping) else list(inputs)
     if not batches:
         raise UsageError("There are no inputs to run the model on; give the keyword arguments of at least one call.")
     reference = build().train(training)
     step = ComparedStep([dict(batch) for batch in batches], training, loss or mean_of_output, seed)
+    changes = changes or [Change("", apply, split, lossy=claim == "lossy", in_steps=claim == "training")]
+    idle = list(not_exercised(reference, step, changes, optimizer)) if gradients is None else []
     comparison = _Comparison(reference, step, apply, claim, gradients, progress or _silent, frozenset(withheld), split)
-    return comparison.run(optimizer, steps)
+    if trained_beside is not None:
+        comparison = replace(comparison, reference=trained_beside(reference), origin=reference)
+        idle += comparison.train_adapters(optimizer, steps)
+    numerics = comparison.run(optimizer, steps)
+    if len(idle) >= len(changes) and not numerics.same:
+        idle = []
+    if numerics.losses is not None and not numerics.losses.updates:
+        idle += [NotExercised(change.title, change.reason) for change in changes if change.in_steps]
+    return replace(numerics, changes=len(changes), not_exercised=tuple(dict.fromkeys(idle)))
 
 
 def mean_of_output(output: Any) -> Tensor:
@@ -121,6 +143,8 @@ class _Comparison:
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
     origin: nn.Module | None = None
     """What is changed, where it is not held against itself."""
+    adapters: dict[str, Tensor] = field(default_factory=dict)
+    """What the adapters have learnt that both have; empty where there are none."""
     rests: Types = field(default_factory=dict)
     """What the changed model keeps some weights in, where the reference's are rounded to it."""
     notes: list[str] = field(default_factory=list)
@@ -132,6 +156,15 @@ class _Comparison:
         beside = self._beside_stored().run(make, 0)
         notes = tuple(dict.fromkeys((*numerics.notes, *beside.notes)))
         return replace(numerics, beside_stored=beside, notes=notes)
+
+    def train_adapters(self, make: MakeOptimizer, steps: int) -> list[NotExercised]:
+        """In the reference; a change that has not come to differ from nothing is none to compare."""
+        self.progress("training the adapters")
+        before = adapter_weights(self.reference)
+        self.step.losses(self.reference, steps, make, None)
+        self.adapters = adapter_weights(self.reference)
+        still = all(torch.equal(weight, before[name]) for name, weight in self.adapters.items())
+        return [NotExercised("adapters", f"{steps} steps of training left them as they were")] if still else []
 
     def _beside_stored(self) -> _Comparison:
         self.progress("weights as they are stored")
@@ -146,7 +179,7 @@ class _Comparison:
         return replace(
             self,
             reference=rounded,
-            origin=self.reference,
+            origin=self.origin or self.reference,
             claim="rounding",
             arithmetic=arithmetic,
             notes=[],
@@ -178,7 +211,7 @@ class _Comparison:
             if self.step.run(self.reference).draws:  # by a function of its own
                 how = "off"
                 off.enter_context(dropout_off(self.reference))
-            self.notes.append(f"ComparedLayer with dropout {how}: a change may draw other random numbers and be right.")
+            self.notes.append(f"Compared with dropout {how}: a change may draw other random numbers and be right.")
             yield True
 
     def _draws_like(self, ran: StepResult) -> bool:
@@ -189,6 +222,7 @@ class _Comparison:
     def _changed(self) -> Iterator[nn.Module]:
         changed = deepcopy(self.origin or self.reference)
         undo = self.apply(changed)
+        load_adapters(changed, self.adapters)
         try:
             yield changed
         finally:
@@ -210,8 +244,8 @@ class _Comparison:
         with holding(self.reference, weights):
             return _Known(ran, again, exact, losses, weights, self.step.run(self.reference))
 
-    def _curve(self, make: MakeOptimizer, steps: int) -> tuple[float, ...]:
-        return tuple(self.step.losses(deepcopy(self.reference), steps, make, None))
+    def _curve(self, make: MakeOptimizer, steps: int) -> _Curve:
+        return _trained(deepcopy(self.reference), lambda model: self.step.losses(model, steps, make, None))
 
     @property
     def _changed_step(self) -> ComparedStep:
@@ -250,6 +284,7 @@ class _Comparison:
             gradients=gradients,
             losses=losses,
             signal=signal,
+            adapters=bool(self.adapters),
             stored=None if stored is None else str(stored).removeprefix("torch."),
             stored_loss=None if stored is None else loss_of_weights(self.reference, stored),
             notes=tuple(dict.fromkeys(self.notes)),
@@ -339,8 +374,26 @@ class _Comparison:
         if known.losses is None or _elsewhere(changed, ours):
             return None
         self.progress("losses of the changed model")
-        mine = self._changed_step.losses(changed, len(known.losses[0]), make, self.gradients)
-        return LossCurve(*known.losses, tuple(mine))
+        first, again = known.losses
+        steps = len(first.losses)
+        curve = _trained(changed, lambda model: self._changed_step.losses(model, steps, make, self.gradients))
+        updates = update_difference(first.updates, curve.updates)
+        trains = "adapters" if self.adapters else ""
+        return LossCurve(first.losses, again.losses, curve.losses, updates, trains)
+
+
+@dataclass(frozen=True)
+class _Curve:
+    losses: tuple[float, ...]
+    updates: Named
+    """What all steps moved each weight by."""
+
+
+def _trained(model: nn.Module, train: Callable[[nn.Module], list[float]]) -> _Curve:
+    trained = {adapter_name(name): weight for name, weight in model.named_parameters() if weight.requires_grad}
+    before = {name: weight.detach().clone() for name, weight in trained.items()}
+    losses = tuple(train(model))
+    return _Curve(losses, {name: (weight.detach() - before[name]) for name, weight in trained.items()})
 
 
 @dataclass(frozen=True)
@@ -349,15 +402,11 @@ class _Known:
     again: StepResult
     exact: StepResult | None
     """In float64."""
-    losses: tuple[tuple[float, ...], tuple[float, ...]] | None
+    losses: tuple[_Curve, _Curve] | None
     weights: dict[str, Tensor]
     """Moved, as after a step of an optimizer; none where they would take too much."""
     later: StepResult
     """With those."""
-
-
-def _rows(tensor: Tensor) -> int:
-    return tensor.numel() // (tensor.shape[-1] if tensor.dim() > 2 else 1)
 
 
 def _same(one: StepResult, other: StepResult) -> bool:
@@ -384,7 +433,7 @@ def _beyond(ran: StepResult, ours: StepResult, outputs: Mapping[str, Difference]
 
 def _elsewhere(changed: nn.Module, ours: StepResult) -> bool:
     """Something took the gradients from the parameters, and nobody said where to."""
-    parameters = dict(changed.named_parameters())
+    parameters = {adapter_name(name): parameter for name, parameter in changed.named_parameters()}
     trained = any(parameter.requires_grad for parameter in parameters.values())
     return trained and not any(name in parameters for name in ours.gradients)
 

@@ -91,10 +91,16 @@ class LossCurve:
     again: tuple[float, ...]
     """The reference once more: the noise."""
     ours: tuple[float, ...]
+    updates: float | None = None
+    """Relative L2 between what both move the weights by in all steps; None where nothing moves."""
+    trains: str = ""
+    """Other weights than the model's own that both train, as in 'adapters'."""
 
     @property
     def bitwise(self) -> bool:
-        return all(_same(one, other) for one, other in zip(self.reference, self.ours, strict=True))
+        """Every loss, and what the steps made of the weights."""
+        same = all(_same(one, other) for one, other in zip(self.reference, self.ours, strict=True))
+        return same and not self.updates
 
     @property
     def finite(self) -> bool:
@@ -112,6 +118,14 @@ class LossCurve:
 
     def _pairs(self, other: tuple[float, ...]) -> zip[tuple[float, float]]:
         return zip(self.reference, other, strict=True)
+
+
+def update_difference(reference: Named, ours: Named) -> float | None:
+    """Between weights' changes of the same names."""
+    names = [name for name in reference if name in ours and ours[name].shape == reference[name].shape]
+    apart = math.hypot(*(float((ours[name] - reference[name]).double().norm()) for name in names))
+    whole = math.hypot(*(float(reference[name].double().norm()) for name in names))
+    return apart / whole if whole else None
 
 
 def _same(one: float, other: float) -> bool:

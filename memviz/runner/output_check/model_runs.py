@@ -18,6 +18,7 @@ Inputs = Sequence[Mapping[str, Any]]
 Loss = Callable[[Any], Tensor]
 Split = Callable[[Mapping[str, Any]], Iterable[tuple[Mapping[str, Any], float]]]
 """A batch in pieces, and the share of each."""
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 GradientsOf = Callable[[nn.Module], Mapping[str, Tensor]]
 """Where the gradients are after backward, by the parameters' names."""
 
@@ -79,9 +80,7 @@ class ComparedStep:
         model.zero_grad(set_to_none=True)
         return outputs, kept
 
-    def losses(
-        self, model: nn.Module, steps: int, make: Callable[..., Any], gradients: GradientsOf | None
-    ) -> list[float]:
+    def losses(self, model: nn.Module, steps: int, make: MakeOptimizer, gradients: GradientsOf | None) -> list[float]:
         """The loss before each of `steps` steps, in float64. Changes the model's weights."""
         optimizer = make([parameter for parameter in model.parameters() if parameter.requires_grad])
         losses = []
@@ -142,7 +141,19 @@ class ComparedStep:
 
 
 def named_gradients(model: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    named = model.named_parameters()
+    return {adapter_name(name): parameter.grad for name, parameter in named if parameter.grad is not None}
+
+
+def adapter_name(name: str) -> str:
+    """The name that `optimizations.lora` gives to a parameter that peft has wrapped or made."""
+    for theirs, ours in (
+        (".base_layer.", ".base."),
+        (".lora_A.default.", ".lora_down."),
+        (".lora_B.default.", ".lora_up."),
+    ):
+        name = name.replace(theirs, ours)
+    return name
 
 
 def _input_gradients(leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ import torch
 
 from memviz.runner.output_check.difference import Difference
 from memviz.runner.output_check.difference_words import layer_title, scientific, share_text
+from memviz.runner.output_check.exercised import NotExercised
 from memviz.runner.output_check.gradients import Gradients, LossCurve
 from memviz.runner.output_check.layers import LayerDifference, Rounding
 from memviz.runner.output_check.rounding_bounds import MARGIN, one_rounding, unit_roundoff
@@ -32,6 +33,7 @@ CLAIMS = {
     "lossy": "no more loss than its type of storage explains",
 }
 BUG = "This is a bug, not rounding."
+NOT_EXERCISED = "not exercised"
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Verdict:
     """What was found there, as a sentence without its beginning; empty where nothing is wrong."""
     caution: str
     """Why this proves less than it seems; empty where it does not."""
+    short: str = ""
+    """The words for a narrow column: 'bitwise equal', 'not exercised'."""
 
     def sentence(self, title: str) -> str:
         """'Split feed-forward claims equal output up to rounding, but layer 0 differs by 139 %. This is ...'"""
@@ -89,6 +93,18 @@ class Numerics:
     explains is taken off there, and what is left must be rounding. None where no type of storage was found."""
     later: tuple[LaterGap, ...] = ()
     """Empty where the changed model has not the same weights, by name and type."""
+    changes: int = 1
+    """How many the compared change consists of."""
+    not_exercised: tuple[NotExercised, ...] = ()
+    """Those of them that computed nothing here."""
+    adapters: bool = False
+    """Both train the same adapters, which the reference computes merged into its weights."""
+
+    @property
+    def same(self) -> bool:
+        """No bit of any result differs."""
+        bitwise = all(place.difference.bitwise for place in _places(self))
+        return bitwise and (self.losses is None or self.losses.bitwise)
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -131,9 +147,22 @@ def judge(numerics: Numerics) -> Verdict:
     wrong = _broken(numerics, places)
     if wrong is not None:
         return wrong
-    decide = {"bitwise": _bitwise, "rounding": _rounding, "training": _rounding, "lossy": _lossy}[numerics.claim]
+    decide = {"bitwise": _bitwise, "rounding": _rounding, "training": _training, "lossy": _lossy}[numerics.claim]
     verdict = decide(numerics, places)
-    return verdict if verdict.finding else _of_before(numerics, places) or verdict
+    return verdict if verdict.finding else _of_before(numerics, places) or _as_exercised(numerics, verdict)
+
+
+def _as_exercised(numerics: Numerics, verdict: Verdict) -> Verdict:
+    """Nothing is called equal that computed nothing."""
+    idle = numerics.not_exercised
+    if not idle:
+        return verdict
+    if len(idle) >= numerics.changes:
+        reasons = "; ".join(dict.fromkeys(change.reason for change in idle))
+        return Verdict(None, f"{NOT_EXERCISED}: {reasons}", "", "", "", NOT_EXERCISED)
+    idle_words = "; ".join(f"{change.title} ({change.reason})" for change in idle)
+    words = f"{NOT_EXERCISED}: {idle_words}. All else: {verdict.words}"
+    return replace(verdict, ok=None, words=words, short="partly exercised")
 
 
 def _places(numerics: Numerics) -> Iterator[_Finding]:
@@ -197,9 +226,11 @@ def _bitwise(numerics: Numerics, places: list[_Finding]) -> Verdict:
             numerics, "loss", f"the losses of {len(losses.ours)} steps drift apart by {share_text(losses.worst)}."
         )
     if all(place.difference.bitwise for place in places if place.kind != "gradient"):
-        return _fine(numerics, "bitwise equal, as claimed" + ("; gradients equal up to rounding" if rounded else ""))
+        more = "; gradients equal up to rounding" if rounded else ""
+        return _fine(numerics, f"bitwise equal, as claimed{more}", short="bitwise equal")
     largest = max(place.noise for place in places)
-    return _fine(numerics, f"as equal as the same run twice, which differs by up to {scientific(largest)}")
+    words = f"as equal as the same run twice, which differs by up to {scientific(largest)}"
+    return _fine(numerics, words, short="as equal as the same run twice")
 
 
 def _within_noise(place: _Finding, *, noisy: bool) -> bool:
@@ -211,9 +242,28 @@ def _rounding(numerics: Numerics, places: list[_Finding]) -> Verdict:
     beyond = _beyond_rounding(numerics, places)
     if beyond is not None:
         return _suspicious(numerics, beyond.place, f"{beyond.what}{beyond.why}", ok=beyond.ok)
+    if numerics.adapters:
+        words = "equal up to rounding, once trained, to adapters merged into the weights"
+        return _fine(numerics, words, short="equal up to rounding, adapters trained")
     if all(place.difference.bitwise for place in places):
-        return _fine(numerics, "bitwise equal, more than claimed")
-    return _fine(numerics, "equal up to rounding, as claimed")
+        return _fine(numerics, "bitwise equal, more than claimed", short="bitwise equal")
+    return _fine(numerics, "equal up to rounding, as claimed", short="equal up to rounding")
+
+
+def _training(numerics: Numerics, places: list[_Finding]) -> Verdict:
+    """The claim is about outputs for the same weights; how far the steps part is said, and not judged."""
+    verdict, losses = _rounding(numerics, places), numerics.losses
+    if verdict.finding or losses is None or losses.updates is None:
+        return verdict
+    steps = f"{len(losses.ours)} optimizer steps"
+    if losses.updates > 1:
+        what = f"{steps} change the weights otherwise, by {share_text(losses.updates)} of the baseline's change."
+        return _suspicious(numerics, "loss", what)
+    parted = f"{steps} change the weights by {share_text(losses.updates)} otherwise than the baseline's"
+    # For the same weights nothing else is computed, unless something else was applied too.
+    words = parted if numerics.changes == 1 else f"{verdict.words}; {parted}"
+    short = f"steps differ by {share_text(losses.updates)}"
+    return replace(verdict, words=words, short=short)
 
 
 @dataclass(frozen=True)
@@ -281,7 +331,7 @@ def _innermost(wrong: list[_Finding]) -> _Finding:
 
 def _lossy(numerics: Numerics, places: list[_Finding]) -> Verdict:
     if all(place.difference.bitwise for place in places):
-        return _fine(numerics, "bitwise equal, more than claimed")
+        return _fine(numerics, "bitwise equal, more than claimed", short="bitwise equal")
     beside = numerics.beside_stored
     beyond = _beyond_rounding(beside, list(_places(beside))) if beside is not None else None
     if beyond is not None:
@@ -297,13 +347,13 @@ def _lossy(numerics: Numerics, places: list[_Finding]) -> Verdict:
     size = max((output.difference.relative_l2 for output in numerics.outputs), default=0.0)
     if numerics.stored is None:
         words = f"the output differs by {share_text(size)}, and no type of storage says how much is right"
-        return _fine(numerics, f"lossy, as claimed: {words}", ok=None)
+        return _fine(numerics, f"lossy, as claimed: {words}", ok=None, short=f"differs by {share_text(size)}")
     one = unit_roundoff(getattr(torch, numerics.stored))
     words = (
         f"expected loss for {numerics.stored}: storing moves a weight by up to {share_text(one)} of itself, "
         f"the output by {share_text(size)}"
     )
-    return _fine(numerics, words)
+    return _fine(numerics, words, short=f"expected loss for {numerics.stored}")
 
 
 def _size(place: _Finding) -> str:
@@ -317,14 +367,16 @@ def _same_type(place: _Finding) -> bool:
 
 
 def _suspicious(numerics: Numerics, place: str, what: str, *, ok: bool | None = False) -> Verdict:
-    return Verdict(ok, f"suspicious: {what}", place, f"claims {CLAIMS[numerics.claim]}, but {what}", "")
+    words = f"suspicious: {what}"
+    return Verdict(ok, words, place, f"claims {CLAIMS[numerics.claim]}, but {what}", "", words.rstrip("."))
 
 
-def _fine(numerics: Numerics, words: str, *, ok: bool | None = True) -> Verdict:
+def _fine(numerics: Numerics, words: str, *, ok: bool | None = True, short: str) -> Verdict:
     """A weak signal takes the proof away, unless the layers alone have been compared."""
     weak = numerics.signal.words if numerics.signal is not None else ""
     if weak and numerics.layers:
         weak += " The layers alone were compared, too."
     elif weak:
         ok = None
-    return Verdict(ok, words, "", "", weak)
+    other = "It trains other weights than the baseline, so what it learns differs." if numerics.adapters else ""
+    return Verdict(ok, words, "", "", " ".join(filter(None, (other, weak))), short)

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from memviz.runner.output_check.flatten import flatten
+from memviz.runner.output_check.model_runs import adapter_name
 from memviz.runner.output_check.rounding_bounds import coarser, unit_roundoff
 
 Types = dict[str, torch.dtype]
@@ -27,12 +28,16 @@ def stored_types(reference: nn.Module, changed: nn.Module) -> Types:
 
     A layer that something was wrapped around, as adapters are, is the wrapper's `base`.
     """
-    ours = {name.replace(".base.", "."): parameter.dtype for name, parameter in changed.named_parameters()}
+    ours = {_plain(name): parameter.dtype for name, parameter in changed.named_parameters()}
     return {
-        name: ours[name]
+        name: ours[_plain(name)]
         for name, parameter in reference.named_parameters()
-        if name in ours and parameter.is_floating_point() and coarser(ours[name], parameter.dtype)
+        if _plain(name) in ours and parameter.is_floating_point() and coarser(ours[_plain(name)], parameter.dtype)
     }
+
+
+def _plain(name: str) -> str:
+    return adapter_name(name).replace(".base.", ".")
 
 
 def coarsest_stored(types: Types) -> torch.dtype | None:

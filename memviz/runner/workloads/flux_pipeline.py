@@ -99,17 +99,14 @@ class FluxPipeline(PipelineModel):
     def small(self) -> Self:
         smaller = self._at_most(
             batch=2,
-            height=64,
-            width=64,
             text_tokens=16,
             denoising=2,
             double_layers=2,
             single_layers=2,
             text_layers=2,
             short_text_layers=2,
-            tile=32,
         )
-        return replace(smaller, narrow=8)
+        return replace(smaller, **self._sides_in_tiles(64, of=16), narrow=8)
 
     def _shapes(self) -> str:
         pictures = self._denoiser()._pictures()

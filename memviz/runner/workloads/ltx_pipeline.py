@@ -93,10 +93,8 @@ class LtxPipeline(PipelineModel):
         }
 
     def small(self) -> Self:
-        smaller = self._at_most(
-            batch=2, frames=9, height=32, width=160, text_tokens=16, denoising=2, layers=2, text_layers=2
-        )
-        return replace(smaller, narrow=8, tile=2 * _OVERLAP)
+        smaller = self._at_most(batch=2, frames=9, text_tokens=16, denoising=2, layers=2, text_layers=2)
+        return replace(smaller, **self._sides_in_tiles(4 * _OVERLAP, of=32), narrow=8)
 
     def _shapes(self) -> str:
         alone = replace(self._denoiser(), batch=self.batch)

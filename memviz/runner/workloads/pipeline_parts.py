@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypeVar
 from torch import Tensor, nn
 
 from memviz.runner.knobs import knob
+from memviz.runner.workloads.picture_model import side_in_tiles
 from memviz.runner.workloads.workload import FromConfiguration, check_multiple, plural
 
 Denoiser = TypeVar("Denoiser", bound=FromConfiguration)
@@ -29,6 +30,14 @@ class PipelineModel(FromConfiguration):
     def _check(self) -> None:
         check_multiple("tile", self.tile, 32, why="tiles overlap by a quarter, in latents too")
         self._denoiser()
+
+    def _sides_in_tiles(self, reduced_tile: int, of: int) -> dict[str, Any]:
+        """Knobs of a reduced model whose picture is to its tiles as the picture is."""
+        sides = {
+            name: side_in_tiles(getattr(self, name), self.tile, reduced_tile=reduced_tile, of=of)
+            for name in ("height", "width")
+        }
+        return {**sides, "tile": reduced_tile}
 
     @abstractmethod
     def _denoiser(self) -> FromConfiguration: ...

@@ -88,10 +88,8 @@ class SdxlPipeline(PipelineModel):
         }
 
     def small(self) -> Self:
-        smaller = self._at_most(
-            batch=2, height=64, width=32, denoising=2, depth=2, text_layers=2, short_text_layers=2, tile=32
-        )
-        return replace(smaller, narrow=4)
+        smaller = self._at_most(batch=2, denoising=2, depth=2, text_layers=2, short_text_layers=2)
+        return replace(smaller, **self._sides_in_tiles(64, of=32), narrow=4)
 
     def _shapes(self) -> str:
         alone = replace(self._denoiser(), batch=self.batch)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from memviz.runner.knobs import knob
-from memviz.runner.workloads.picture_model import PictureModel, pictures_knob, side_knob
+from memviz.runner.workloads.picture_model import PictureModel, pictures_knob, side_in_tiles, side_knob
 from memviz.runner.workloads.random_inputs import RandomInputs
 from memviz.runner.workloads.workload import DTYPES, Published, check_multiple
 
@@ -17,6 +17,7 @@ _CHANNELS = 4
 _PIXELS_PER_LATENT = 8
 _LEVELS = 4
 _TILES = 4 * _PIXELS_PER_LATENT
+_REDUCED_TILE = 64
 _PARTS = ("decoder", "whole")
 
 
@@ -79,7 +80,11 @@ class Vae(PictureModel):
         return mean
 
     def small(self) -> Self:
-        return replace(self._at_most(batch=2, height=128, width=128, tile=96), channels=32)
+        sides: dict[str, Any] = {
+            name: side_in_tiles(getattr(self, name), self.tile, reduced_tile=_REDUCED_TILE, of=self.side)
+            for name in ("height", "width")
+        }
+        return replace(self._at_most(batch=2), **sides, tile=_REDUCED_TILE, channels=32)
 
     def _shapes(self) -> str:
         return f"{self.part}, {self._pictures()}"

@@ -82,9 +82,9 @@ class WanPipeline(PipelineModel):
         }
 
     def small(self) -> Self:
-        smaller = self._at_most(batch=2, frames=5, height=64, width=32, text_tokens=16, denoising=2, text_layers=2)
+        smaller = self._at_most(batch=2, frames=5, text_tokens=16, denoising=2, text_layers=2)
         layers = min(self._denoiser().depth, 2)
-        return replace(smaller, layers=layers, narrow=4, tile=min(self.tile, 32))
+        return replace(smaller, **self._sides_in_tiles(32, of=16), layers=layers, narrow=4)
 
     def _shapes(self) -> str:
         alone = self._denoiser()

@@ -33,11 +33,11 @@ def _outputs(variants: Sequence[Variant]) -> Html:
         tag("th", words, scope="col", class_=None if at in (0, 4) else "mv-number")
         for at, words in enumerate(_OUTPUT_HEADS)
     ]
-    on = next((str(numbers["on"]) for _, numbers in compared if "on" in numbers), "")
+    on = "; ".join(dict.fromkeys(str(numbers["on"]) for _, numbers in compared if "on" in numbers))
     return tag(
         "section",
         tag("h2", "Outputs against the baseline", class_="mv-h2"),
-        tag("p", f"computed on a small twin of the model: {on}" if on else "", class_="mv-soft"),
+        tag("p", f"computed on a reduced model: {on}" if on else "", class_="mv-soft"),
         tag("table", tag("thead", tag("tr", *head)), tag("tbody", *rows), class_="mv-table"),
     )
 
@@ -66,8 +66,10 @@ def _about_outputs(numbers: Mapping[str, Any]) -> tuple[str, str, str, Html]:
     marks: dict[Any, Html] = {True: tag("b", "✓ ", class_="mv-good"), False: tag("b", "✗ ", class_="mv-bad")}
     mark = marks.get(verdict.get("ok"), Html(""))
     caution = verdict.get("caution")
-    words = joined(mark, str(verdict.get("words", "")), tag("small", str(caution), class_="mv-soft") if caution else "")
-    return *_sizes(worst), words
+    words = joined(
+        mark, str(verdict.get("words", "")), tag("small", f" {caution}", class_="mv-soft") if caution else ""
+    )
+    return *(("–", "–", "–") if verdict.get("short") == "not exercised" else _sizes(worst)), words
 
 
 def _sizes(values: Mapping[str, Any]) -> tuple[str, str, str]:

@@ -238,7 +238,7 @@ def _step(form: FormFields) -> Html:
             title="Of a prediction: newer releases fuse what older ones did in several steps",
         ),
         _tick("keep_output", form.keep_output, "The warm-up's output stays alive"),
-        _tick("numerics", form.numerics, "Compare the outputs on a small twin"),
+        _tick("numerics", form.numerics, "Check outputs on a reduced model"),
     ]
     return _fold("The step, and what its peak counts", fields)
 

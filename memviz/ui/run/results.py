@@ -290,9 +290,9 @@ def _output_words(run: Run) -> Html | None:
     verdict = verdict_of(run.numerics)
     if verdict is None:
         return None
-    # What it claimed stands in the table below.
-    words = str(verdict["words"]).removesuffix(", as claimed")
-    return tag("small", f"output {cut(words)}", class_="mv-bad" if verdict.get("ok") is False else None)
+    words = str(verdict["words"])
+    short = str(verdict.get("short") or words.removesuffix(", as claimed"))
+    return tag("small", f"output {cut(short)}", class_="mv-bad" if verdict.get("ok") is False else None, title=words)
 
 
 def _state(variant: Variant, number: int) -> Html:

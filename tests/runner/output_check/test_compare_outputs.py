@@ -36,7 +36,7 @@ def test_dropout_drawn_in_another_order_is_no_error():
     )
     assert found.verdict.words == "equal up to rounding, as claimed"
     assert found.notes == (
-        "ComparedLayer with dropout as a factor of 1 - p: a change may draw other random numbers and be right.",
+        "Compared with dropout as a factor of 1 - p: a change may draw other random numbers and be right.",
     )
 
 

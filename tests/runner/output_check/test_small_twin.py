@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from memviz.runner.measure.accelerator import Accelerator
 from memviz.runner.output_check import small_twin
 from memviz.runner.output_check.model_runs import forked, random_state, set_random_state
+from memviz.runner.output_check.small_twin import in_proportion, numerics_of
+from memviz.runner.plan import plan_of
+from memviz.runner.request import Request
+from memviz.runner.run import _loss_words
+from optimizations.lora import Adapted
 
 
 @pytest.mark.parametrize("kind", ["cuda", "xpu"])
@@ -33,3 +40,117 @@ def test_a_device_with_a_generator_of_its_own_is_forked_and_set_whatever_it_is_c
         set_random_state([before[0], torch.tensor([2])], device)
         assert states[-1].tolist() == [2]
     assert states[-1].tolist() == [1]
+
+
+def numerics(
+    workload: str, settings: dict[str, str], *chosen: tuple[str, dict[str, str]], pinned: int | None = None, **how: str
+) -> dict[str, Any]:
+    request = Request(workload, settings, chosen, numerics=False, **how)
+    made = numerics_of(plan_of(request), lambda _: None, "predicted", pinned=pinned)
+    assert made is not None
+    return made
+
+
+TRAIN = {"layers": "2", "sequence": "4096", "batch": "2"}
+READ = {"layers": "2", "sequence": "2048", "mode": "inference", "cache": "true", "new_tokens": "32"}
+EXERCISED: dict[str, tuple[str, dict[str, str], tuple[str, dict[str, str]]]] = {
+    "several chunks of tokens": ("llama", TRAIN, ("chunked_feed_forward", {})),
+    "several chunks of logits": ("llama", TRAIN, ("chunked_cross_entropy", {})),
+    "several micro-batches": ("llama", {**TRAIN, "batch": "5"}, ("gradient_accumulation", {"pieces": "4"})),
+    "another kernel": ("llama", TRAIN, ("attention_backend", {"backend": "math"})),
+    "slices": ("llama", TRAIN, ("split_feed_forward", {})),
+    "recomputed blocks": ("llama", TRAIN, ("checkpointing", {})),
+    "moved activations": ("llama", TRAIN, ("activation_offload", {})),
+    "summed gradients": ("llama", {**TRAIN, "micro_batches": "2"}, ("flat_gradients", {})),
+    "steps in backward": ("llama", TRAIN, ("optimizer_in_backward", {})),
+    "states in a byte": ("llama", TRAIN, ("eight_bit_states", {})),
+    "adapters": ("llama", TRAIN, ("lora", {})),
+    "more tokens than the window": ("llama", READ, ("kv_cache", {"kind": "sliding"})),
+    "cached keys read back": ("llama", READ, ("kv_cache", {})),
+    "a cache of one size": ("llama", READ, ("kv_cache", {"kind": "static"})),
+    "moved weights": ("llama", READ, ("weight_offload", {})),
+    "weights in 8 bits": ("llama", READ, ("layerwise_casting", {})),
+    "weights as whole numbers": ("llama", READ, ("weight_quantization", {})),
+    "several tiles": ("vae", {}, ("vae_tiling", {})),
+    "several pictures": ("vae", {"batch": "2"}, ("vae_slicing", {})),
+}
+IDLE: dict[str, tuple[str, dict[str, str], tuple[str, dict[str, str]]]] = {
+    "one chunk": ("llama", TRAIN, ("chunked_feed_forward", {"tokens": "8192"})),
+    "the same kernel": ("llama", TRAIN, ("attention_backend", {})),
+    "no block": ("llama", TRAIN, ("checkpointing", {"every": "0"})),
+    "blocks that only the whole model has": ("llama", {"layers": "8"}, ("checkpointing", {"skip": "6-7"})),
+    "no states": ("llama", TRAIN, ("eight_bit_states", {"least": "1000000000"})),
+    "a window for all tokens": ("llama", READ, ("kv_cache", {"kind": "sliding", "window": "4096"})),
+    "no token after the prompt": ("llama", {**READ, "new_tokens": "0"}, ("kv_cache", {})),
+    "the usual cache": ("llama", READ, ("kv_cache", {"kind": "dynamic"})),
+    "one tile": ("vae", {"height": "512", "width": "512"}, ("vae_tiling", {})),
+    "one picture": ("vae", {}, ("vae_slicing", {})),
+    "settings": ("llama", TRAIN, ("allocator_settings", {})),
+}
+
+
+def optimizer_for(settings: dict[str, str]) -> str:
+    return "none" if settings.get("mode") == "inference" or "layers" not in settings else "adamw"
+
+
+@pytest.mark.parametrize("case", EXERCISED)
+def test_a_change_runs_on_the_reduced_model_where_it_runs_in_the_run(case):
+    workload, settings, change = EXERCISED[case]
+    made = numerics(workload, settings, change, optimizer=optimizer_for(settings))
+    assert made["not_exercised"] == []
+    assert made["verdict"]["short"] != "not exercised"
+    assert made["verdict"]["ok"] is not False
+
+
+@pytest.mark.parametrize("case", IDLE)
+def test_a_change_that_does_nothing_in_the_run_is_not_called_equal(case):
+    workload, settings, change = IDLE[case]
+    made = numerics(workload, settings, change, optimizer=optimizer_for(settings))
+    assert (made["verdict"]["short"], made["verdict"]["ok"]) == ("not exercised", None)
+    assert "equal" not in made["verdict"]["words"]
+    assert made["not_exercised"][0]["reason"] in made["verdict"]["words"]
+
+
+def test_what_the_run_did_not_move_to_the_host_is_not_exercised():
+    change = ("activation_offload", {"least_mib": "1000000"})
+    assert numerics("llama", TRAIN, change, pinned=0)["verdict"]["short"] == "not exercised"
+    assert numerics("llama", TRAIN, change, pinned=1 << 20)["verdict"]["short"] == "bitwise equal"
+
+
+def test_adapters_are_compared_once_they_have_learnt_and_beside_losses_of_the_same_training():
+    made = numerics("llama", TRAIN, ("lora", {}), ("checkpointing", {}), optimizer="adamw")
+    losses, outputs = made["losses"], made["outputs"]
+    assert made["verdict"]["ok"] is True and "bitwise" not in made["verdict"]["words"]
+    assert losses["trains"] == "adapters" and 0 < losses["updates"] < 1e-2
+    assert losses["ours"] == pytest.approx(losses["reference"], rel=1e-5)
+    assert losses["ours"][-1] < losses["ours"][0]
+    assert any(not row["difference"]["bitwise"] for row in outputs)
+
+
+def test_adapters_that_nobody_calls_are_found(monkeypatch):
+    """They start at zero, so a first step would not show it."""
+
+    def forward(adapted: Adapted, x: torch.Tensor) -> torch.Tensor:
+        return adapted.base(x) + 0 * adapted.lora_up(adapted.lora_down(x))
+
+    monkeypatch.setattr(Adapted, "forward", forward)
+    made = numerics("llama", TRAIN, ("lora", {}), optimizer="adamw")
+    assert made["verdict"]["ok"] is False
+
+
+@pytest.mark.parametrize(
+    ("value", "whole", "reduced", "expected"),
+    [(1024, 4096, 64, 16), (4096, 4096, 64, 64), (9000, 4096, 64, 140), (4095, 4096, 64, 63), (1, 4096, 64, 8)],
+)
+def test_a_size_is_reduced_in_proportion_and_stays_on_its_side_of_the_whole(value, whole, reduced, expected):
+    assert in_proportion(value, whole, reduced) == expected
+
+
+def test_the_facts_of_a_run_say_the_loss_of_the_same_training():
+    assert loss_fact([7.96045, 7.9], [7.96045, 7.9], "adapters") == "7.9 training adapters, equal"
+    assert loss_fact([5.0], [5.25], "") == "5, baseline 5.25"
+    assert loss_fact([5.0000001], [5.0], "") == "5, equal in six digits"
+
+
+def loss_fact(ours: list[float], reference: list[float], trains: str) -> str:
+    return _loss_words({"ours": ours, "reference": reference, "trains": trains})

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from memviz.runner.output_check import in_float64
 from memviz.runner.output_check.compare_outputs import compare_outputs
+from memviz.runner.output_check.exercised import Change
 from memviz.runner.output_check.numerics import Claim, Numerics
 from tests.runner.output_check.models import FeedForward, Stack, nothing, split_wrongly, stack, tokens, with_forward
 
@@ -28,6 +29,14 @@ def compared(apply: Callable[[nn.Module], Undo], claim: Claim, *, training: bool
 
 def plain(ff: FeedForward, x: Tensor) -> Tensor:
     return ff.net[2](ff.net[1](ff.net[0](x)))
+
+
+def copied_input(ff: FeedForward, x: Tensor) -> Tensor:
+    return plain(ff, x.clone())
+
+
+copied = with_forward(copied_input)
+"""Another computation that gives the same bits."""
 
 
 def stored_as(dtype: torch.dtype, factor: float = 1.0) -> Callable[[nn.Module], Undo]:
@@ -48,14 +57,45 @@ def stored_as(dtype: torch.dtype, factor: float = 1.0) -> Callable[[nn.Module], 
 
 @pytest.mark.parametrize("training", [False, True])
 def test_bitwise_as_claimed(training):
-    verdict = compared(nothing, "bitwise", training=training).verdict
+    verdict = compared(copied, "bitwise", training=training).verdict
     assert (verdict.ok, verdict.words, verdict.place) == (True, "bitwise equal, as claimed", "")
+    assert verdict.short == "bitwise equal"
     assert verdict.sentence("Checkpoint blocks") == "Checkpoint blocks: bitwise equal, as claimed."
 
 
 def test_more_than_claimed():
-    assert compared(nothing, "rounding").verdict.words == "bitwise equal, more than claimed"
-    assert compared(nothing, "lossy").verdict.words == "bitwise equal, more than claimed"
+    assert compared(copied, "rounding").verdict.words == "bitwise equal, more than claimed"
+
+
+@pytest.mark.parametrize("claim", ["bitwise", "rounding", "training", "lossy"])
+@pytest.mark.parametrize("training", [False, True])
+def test_a_change_that_computes_nothing_is_not_called_equal(claim, training):
+    found = compared(nothing, claim, training=training)
+    assert (found.verdict.ok, found.verdict.short) == (None, "not exercised")
+    assert found.verdict.words.startswith("not exercised: ") and "equal" not in found.verdict.words
+
+
+def test_a_loss_that_no_output_shows_is_not_exercised():
+    """It computes, but nothing of what it would lose is read."""
+    assert compared(copied, "lossy").verdict.short == "not exercised"
+
+
+def test_views_compute_nothing():
+    def view(ff: FeedForward, x: Tensor) -> Tensor:
+        return plain(ff, x.view_as(x)[..., : x.shape[-1]])
+
+    assert compared(with_forward(view), "bitwise").verdict.short == "not exercised"
+
+
+def test_of_several_changes_those_that_computed_nothing_are_named():
+    apply = with_forward(copied_input)
+    changes = [Change("Views", nothing, reason="all fits"), Change("Copies", apply), Change("Nothing", apply)]
+    numerics = compare_outputs(
+        stack(count=2, residual=True), tokens(), apply, training=False, claim="bitwise", changes=changes
+    )
+    assert [change.title for change in numerics.not_exercised] == ["Views", "Nothing"]
+    assert (numerics.verdict.ok, numerics.verdict.short) == (None, "partly exercised")
+    assert "Views (all fits)" in numerics.verdict.words and "Copies" not in numerics.verdict.words
 
 
 def another_order(ff: FeedForward, x: Tensor) -> Tensor:
@@ -185,20 +225,24 @@ def test_noise_excuses_what_it_explains():
         def forward(self, hidden_states: Tensor) -> dict[str, Tensor]:
             calls.append(1)
             whole = super().forward(hidden_states)["sample"]
-            return {"sample": whole * (1 + 1e-7 * len(calls))}
+            return {"sample": whole * (1 + 1e-6 * len(calls))}
 
     calls: list[int] = []
 
     def build() -> nn.Module:
         return Noisy(list(stack(count=1, residual=True)().layers))
 
-    verdict = compare_outputs(build, tokens(), nothing, training=False, claim="bitwise").verdict
+    def counted(model: nn.Module) -> Undo:
+        handle = model.register_forward_hook(lambda _module, _args, output: {"sample": output["sample"].clone()})
+        return handle.remove
+
+    verdict = compare_outputs(build, tokens(), counted, training=False, claim="bitwise").verdict
     assert verdict.ok is True
     assert verdict.words.startswith("as equal as the same run twice, which differs by up to ")
 
 
 def test_a_weak_signal_takes_the_proof_from_equal_outputs():
-    found = compare_outputs(stack(), tokens(), nothing, training=False, claim="bitwise")
+    found = compare_outputs(stack(), tokens(), copied, training=False, claim="bitwise")
     assert found.verdict.ok is True
     assert found.verdict.caution.endswith("The layers alone were compared, too.")
     assert all(layer.alone.bitwise for layer in found.layers)

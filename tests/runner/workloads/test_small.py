@@ -131,3 +131,25 @@ def test_inputs_without_numbers_have_the_same_shapes(name, settings):
     ]
     assert shapes[0] == shapes[1]
     assert list(real) == list(empty)
+
+
+TILED = [
+    ("vae", {"height": "1024", "width": "512"}, (True, False)),
+    ("vae", {"height": "4096", "width": "520"}, (True, True)),
+    ("sdxl_pipeline", {}, (False, False)),
+    ("sdxl_pipeline", {"height": "2048", "width": "1024"}, (True, False)),
+    ("flux_pipeline", {"height": "1536", "width": "2048"}, (True, True)),
+    ("wan_pipeline", {}, (True, True)),
+    ("ltx_pipeline", {}, (False, True)),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "beyond"), TILED)
+def test_a_picture_is_to_its_tiles_as_in_the_run(name, settings, beyond):
+    """A side that one tile holds stays one tile, and a larger one is several that overlap as much."""
+    whole = workload_named(name, settings)
+    reduced = whole.small()
+    for side, is_beyond in zip(("height", "width"), beyond, strict=True):
+        share, ours = (getattr(each, side) / each.tile for each in (whole, reduced))
+        assert (share > 1, ours > 1) == (is_beyond, is_beyond)
+        assert ours == pytest.approx(min(share, 2.5), abs=0.5)

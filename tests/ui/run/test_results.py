@@ -238,6 +238,24 @@ def test_absmax_stands_beside_its_share_of_the_largest_value() -> None:
     assert rows(html)[-1][:4] == ["Split", "1.5e-04", "3.0e-01", "8.0e-03"]
 
 
+def test_what_was_not_exercised_has_no_figures_and_no_tick() -> None:
+    verdict = {"ok": None, "words": "not exercised: the picture is one tile", "short": "not exercised"}
+    numerics = {"verdict": verdict, "outputs": [{"difference": {"absmax": 0, "relative_l2": 0}}]}
+    html = results_html(OrderStatus("x", (LTX[0], variant("Tiles", predicted(9, 1, numerics=numerics)))))
+    assert rows(html)[-1] == ["Tiles", "–", "–", "–", "not exercised: the picture is one tile"]
+    assert "output not exercised" in words(html)
+
+
+def test_the_reduced_models_of_all_variants_are_named() -> None:
+    known = [
+        variant(
+            name, predicted(9, 1, numerics={"on": f"reduced model {name}", "verdict": {"ok": True, "words": "equal"}})
+        )
+        for name in ("A", "B", "A")
+    ]
+    assert "reduced model A; reduced model B" in words(results_html(OrderStatus("x", (LTX[0], *known))))
+
+
 def test_measured_runs_are_compared_by_their_seconds() -> None:
     slow = run(fit=None, flops=None, peak_reserved_bytes=2 * GIB, seconds=Seconds(1.2, 0, 10, "cuda events"))
     fast = run(fit=None, flops=None, peak_reserved_bytes=4 * GIB, seconds=Seconds(1.0, 0, 10, "cuda events"))
