@@ -16,6 +16,8 @@ of a denoiser find its weights there. Nothing is computed otherwise. What to kno
 * With layerwise casting the small weights come over the bus and are cast on the device, as long as what comes at once
   is not less than what is cast at once: then they are cast on the host, before they come.
 * Weights are read where their module is called. A module that reads those of another finds them on the host.
+* Without `onload_device` the model is on the device when this is applied. With it, as in diffusers and accelerate, the
+  model is in host memory and may be larger than the device: its weights stay there, and the rest is moved.
 """
 
 from __future__ import annotations
@@ -54,6 +56,9 @@ class WeightOffload:
         default=False,
         repr=False,
         metadata={"help": "copy what is on the host, too, as a check on a CPU", "python_only": True, "reduced": True},
+    )
+    onload_device: str = field(
+        default="", metadata={"help": "where a model that is in host memory computes", "python_only": True}
     )
 
     name: ClassVar[str] = "weight_offload"
@@ -108,6 +113,8 @@ class WeightOffload:
         self.check(model, training=False)
         units = self._units(model)
         undo = contextlib.ExitStack()
+        if self.onload_device:
+            undo.callback(_move(model, {weight for unit in units for weight in unit.weights}, self.onload_device))
         for unit in units:
             undo.callback(unit.restore)
         for weight in {weight for unit in units for weight in unit.weights}:
@@ -131,6 +138,10 @@ class WeightOffload:
     def code(self) -> str:
         return f"from {__name__} import WeightOffload\n\nundo = {self!r}.apply(model)"
 
+    def offloaded(self, model: nn.Module) -> list[nn.Parameter]:
+        """Return the weights that stay in host memory while their module does not compute."""
+        return list(dict.fromkeys(weight.parameter for unit in self._units(model) for weight in unit.weights))
+
     def _units(self, model: nn.Module) -> list[_Unit]:
         """As many as may wait on the host, from the first on."""
         units, weights, waiting = [], dict[nn.Parameter, _Weight](), 0
@@ -141,7 +152,7 @@ class WeightOffload:
             if self.most_gib and waiting + size > self.most_gib * _GIB:
                 continue
             waiting += size
-            weights.update({weight: _Weight(weight, copies=self.from_host) for weight in new})
+            weights.update({weight: _Weight(weight, self.onload_device, copies=self.from_host) for weight in new})
             units.append(_Unit(modules, [weights[weight] for weight in own]))
         return units
 
@@ -166,9 +177,11 @@ def host_bytes(model: nn.Module) -> int:
 
 
 class _Weight:
-    def __init__(self, parameter: nn.Parameter, *, copies: bool) -> None:
+    def __init__(self, parameter: nn.Parameter, onload_device: str, *, copies: bool) -> None:
         self.parameter = parameter
-        self.device = parameter.device
+        self.home = parameter.device
+        """Undo brings it back there."""
+        self.device = torch.device(onload_device) if onload_device else parameter.device
         self.copies = copies
         """Where the device is the host, too."""
         self.host: Tensor | None = None
@@ -177,7 +190,9 @@ class _Weight:
         self.users = 0
 
     def rest(self) -> None:
-        self.parameter.data = self.host = _on_host(self.parameter.data)
+        here = self.parameter.data
+        rests = here.device.type == "cpu" and self.device.type == "cuda"
+        self.parameter.data = self.host = _pinned(here) if rests else _on_host(here)
 
     def come(self) -> None:
         self.users += 1
@@ -208,7 +223,7 @@ class _Weight:
 
     def restore(self) -> None:
         if self.host is not None:
-            self.parameter.data = self._bring(self.parameter.data)
+            self.parameter.data = _on_device(self.parameter.data, self.home)
             self.host = None
 
     def _bring(self, tensor: Tensor) -> Tensor:
@@ -363,6 +378,25 @@ def _pinned_bytes(tensor: Tensor) -> int:
 def _on_host(tensor: Tensor) -> Tensor:
     host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
     return host.copy_(tensor)
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, pin_memory=True).copy_(tensor)
+
+
+def _move(model: nn.Module, offloaded: set[_Weight], device: str) -> Callable[[], None]:
+    """Move what is not offloaded to the device; return what moves it back."""
+    stay = {weight.parameter for weight in offloaded}
+    tensors = dict.fromkeys(tensor for tensor in (*model.parameters(), *model.buffers()) if tensor not in stay)
+    before = {tensor: tensor.device for tensor in tensors}
+    for tensor in tensors:
+        tensor.data = tensor.data.to(device)
+
+    def undo() -> None:
+        for tensor, home in before.items():
+            tensor.data = tensor.data.to(home)
+
+    return undo
 
 
 def _on_device(tensor: Tensor, device: torch.device) -> Tensor:

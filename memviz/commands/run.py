@@ -48,9 +48,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--warmup", type=int, default=1, metavar="N", help="steps before (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=1, metavar="N", help="(default: %(default)s)")
     parser.add_argument(
-        "--conversion", choices=("before", "measured", "on-host"), default="before",
-        help="whether the peak counts what applying the optimizations takes; on-host: weights are cast or quantized in "
-        "host memory, never lie on the card as they were, and loading counts (default: %(default)s)",
+        "--load", choices=("host", "device"), default="host",
+        help="where weights are when they are cast, quantized or offloaded; with device they are on the card whole "
+        "first, and that counts (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--conversion", choices=("before", "measured", "on-host"),
+        help="older spelling of --load: measured is device, the others are host",
     )  # fmt: skip
     parser.add_argument(
         "--torch", default="", metavar="RELEASE",
@@ -84,7 +88,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _request(args: argparse.Namespace) -> Request:
     from memviz.runner.config_source import with_config
-    from memviz.runner.request import DEFAULT_CARD, Request
+    from memviz.runner.request import DEFAULT_CARD, Request, load_of
 
     request = Request(
         workload=args.workload,
@@ -95,7 +99,7 @@ def _request(args: argparse.Namespace) -> Request:
         optimizer=args.optimizer,
         warmup=args.warmup,
         steps=args.steps,
-        conversion=args.conversion,
+        load=args.load if args.conversion is None else load_of(args.conversion),
         keep_output=args.keep_output,
         numerics=not args.no_numerics,
         torch=args.torch,
@@ -161,7 +165,7 @@ def _move(made: Path, wanted: Path) -> None:
 
 def _print(run: Run, path: Path | None) -> None:
     from memviz.headlines.rank_classes import class_words
-    from memviz.headlines.run import is_training, optimizer_words, reserved_on_card
+    from memviz.headlines.run import is_training, optimizer_words, peak_words, reserved_on_card
 
     print(
         f"{printable(run.describes)}\n{run.label}: {run.mode} {'for' if run.mode == 'predicted' else 'on'} {run.device}"
@@ -170,7 +174,7 @@ def _print(run: Run, path: Path | None) -> None:
         print(run.why)
     gap = percent_text(run.peak_reserved_bytes - run.peak_allocated_bytes, run.peak_reserved_bytes)
     print(f"\n  weights    {bytes_text(run.weights_bytes)}, {count_text(run.parameters)} parameters")
-    print(f"  allocated  {bytes_text(run.peak_allocated_bytes)} at the peak")
+    print(f"  allocated  {bytes_text(run.peak_allocated_bytes)} {peak_words(run)}")
     without = "without a limit" if reserved_on_card(run) is not None else "at its peak"
     print(f"  reserved   {bytes_text(run.peak_reserved_bytes)} {without}, {gap} of it above what is ever allocated")
     if run.pinned_host_bytes:

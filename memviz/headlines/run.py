@@ -101,10 +101,21 @@ def _stepping(run: Run) -> str:
     return with_optimizer(run) if run.request.optimizer != "none" else ""
 
 
+def peak_words(run: Run) -> str:
+    """ "at the peak", with its moment where that is none of a step."""
+    return "at the peak, while loading" if run.peak_while_loading else "at the peak"
+
+
 def reserved_on_card(run: Run) -> int | None:
     """Where memory is short on the card and it fits all the same, as what is cached goes back; else None."""
     fit = run.fit
     return fit.peak_reserved_bytes if fit and fit.fits and fit.peak_reserved_bytes < run.peak_reserved_bytes else None
+
+
+def reserved_bytes(run: Run) -> int:
+    """Peak of what is reserved: on the card where it fits there, else without a limit."""
+    squeezed = reserved_on_card(run)
+    return run.peak_reserved_bytes if squeezed is None else squeezed
 
 
 @dataclass(frozen=True)
@@ -135,7 +146,9 @@ def step_word(run: Run) -> str:
 
 def _alone(run: Run) -> Headline:
     where = where_words(run)
-    first = f"This {step_word(run)} reserves {bytes_text(run.peak_reserved_bytes)} at its peak{where}{_stepping(run)}."
+    loading = ", while loading" if run.peak_while_loading else ""
+    peak = f"{bytes_text(run.peak_reserved_bytes)} at its peak{loading}"
+    first = f"This {step_word(run)} reserves {peak}{where}{_stepping(run)}."
     if run.fit is None:
         return Headline(first)
     usable, squeezed = bytes_text(run.fit.usable_bytes), reserved_on_card(run)

@@ -20,6 +20,7 @@ def run_json(run: Run, path: Path | None = None) -> dict[str, Any]:
         "device": run.device,
         "peak_allocated_bytes": run.peak_allocated_bytes,
         "peak_reserved_bytes": run.peak_reserved_bytes,
+        "peak_while_loading": run.peak_while_loading,
         "peak_reserved_on_card_bytes": None if run.fit is None else run.fit.peak_reserved_bytes,
         "fits": None if run.fit is None else run.fit.fits,
         "fit": None if run.fit is None else run.fit.word,

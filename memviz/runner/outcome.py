@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -22,6 +22,7 @@ from memviz.runner.request import Optimizer
 from memviz.runner.run import Run
 from memviz.trace.model import Trace
 from optimizations import Optimization
+from optimizations.weight_offload import WeightOffload, host_bytes
 from optimizations.weight_quantization import Quantized
 
 _LIBRARIES = ("torch", "diffusers", "transformers")
@@ -66,8 +67,10 @@ def keeping_what_was_recorded(device: PredictedDevice | CudaDevice) -> Iterator[
         raise Interrupted(trace, live) from error
 
 
-def peaks_of(device: PredictedDevice | CudaDevice) -> dict[str, int]:
+def peaks_of(device: PredictedDevice | CudaDevice, loaded_bytes: int) -> dict[str, Any]:
+    """`loaded_bytes` is the peak of loading, in allocated bytes."""
     return {
+        "peak_while_loading": 0 < device.peak_allocated_bytes <= loaded_bytes,
         "peak_allocated_bytes": device.peak_allocated_bytes,
         "peak_reserved_bytes": device.peak_reserved_bytes,
         "peak_requested_bytes": device.peak_requested_bytes,
@@ -79,6 +82,7 @@ def sizes_of(model: nn.Module) -> dict[str, int]:
     codes = [module for module in model.modules() if isinstance(module, Quantized)]
     return {
         "weights_bytes": own_bytes(model),
+        "weights_on_host_bytes": host_bytes(model),
         "parameters": sum(weight.numel() for weight in model.parameters()) + sum(each.replaced for each in codes),
     }
 
@@ -114,16 +118,22 @@ def run_with(plan: Plan, mode: Any, device: str, known: dict[str, Any]) -> Run:
         window=plan.window,
         provenance=provenance(plan),
         command=command_of(plan.request),
-        code=code_of(plan.optimizations, plan.on_host, plan.request.optimizer),
+        code=code_of([_loaded(plan, one) for one in plan.optimizations], plan.on_host, plan.request.optimizer),
         claim=plan.claim,
         **known,
     )
 
 
+def _loaded(plan: Plan, change: Optimization) -> Optimization:
+    """An offload of a model in host memory says where the model computes."""
+    return replace(change, onload_device="cuda") if isinstance(change, WeightOffload) and plan.offload else change
+
+
 def code_of(
     optimizations: Sequence[Optimization], on_host: Sequence[Optimization] = (), optimizer: Optimizer = "none"
 ) -> str:
-    """Each of several has an undo of its own; after those in host memory the model comes to the card.
+    """Each of several has an undo of its own; after those in host memory the model comes to the card, if the offload
+    does not bring it there.
 
     The optimizer stands there where it is made otherwise than torch does by itself: some wait for what is applied.
     """
@@ -131,7 +141,7 @@ def code_of(
     if sum(_UNDO in part for part in parts) > 1:
         names = [optimization.name for optimization in optimizations]
         parts = [part.replace(_UNDO, f"\nundo_{name} = ") for name, part in zip(names, parts, strict=True)]
-    if on_host:
+    if on_host and not any(getattr(optimization, "onload_device", "") for optimization in optimizations):
         parts.insert(optimizations.index(on_host[-1]) + 1, 'model.to("cuda")')
     if optimizer in _MADE_WITH:
         made = f"optimizer = AdamW(model.parameters(), {_MADE_WITH[optimizer]})"

@@ -16,6 +16,7 @@ from memviz.runner.workloads import Workload, workload_named
 from memviz.runner.workloads.configured import configured_workload
 from optimizations import OPTIMIZATIONS, Optimization, check_together
 from optimizations.gradient_accumulation import GradientAccumulation
+from optimizations.weight_offload import WeightOffload
 
 Claim = Literal["bitwise", "rounding", "training", "lossy"]
 """From the strongest to the weakest."""
@@ -54,13 +55,22 @@ class Plan:
         return self.request.label or label_of(self.optimizations)
 
     @property
+    def offload(self) -> WeightOffload | None:
+        """The optimization that keeps weights in host memory, where the model is loaded there."""
+        there = [change for change in self.optimizations if isinstance(change, WeightOffload)]
+        return there[0] if there and self.request.load == "host" else None
+
+    @property
     def on_host(self) -> tuple[Optimization, ...]:
-        """What is applied before the weights come to the card: all up to the last that makes them smaller."""
-        if self.request.conversion != "on-host":
+        """Optimizations applied before the weights come to the device.
+
+        These are all up to the last that makes weights smaller, or up to the offload, which itself needs the device.
+        """
+        if self.request.load != "host":
             return ()
-        shrinking = [getattr(change, "shrinks_weights", False) for change in self.optimizations]
-        count = len(shrinking) - shrinking[::-1].index(True) if True in shrinking else 0
-        return tuple(change for change in self.optimizations[:count] if change.name not in _OF_THE_CARD)
+        last = max((at for at, change in enumerate(self.optimizations) if _converts(change)), default=-1)
+        before = self.optimizations[: last + 1]
+        return tuple(one for one in before if one.name not in _OF_THE_CARD and one is not self.offload)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -95,14 +105,19 @@ class Plan:
         steps = f"{request.steps} {self.unit}{ending}"
         after = f" after {request.warmup} to warm up, which counts too" if request.warmup else ""
         parts = [f"{steps}{after}"]
-        parts.append("applying the optimizations counts" if request.conversion == "measured" else "")
-        parts.append("loading counts" if request.conversion == "on-host" else "")
+        if any(map(_converts, self.optimizations)):
+            where = "on the host" if request.load == "host" else "on the device, where they are whole first"
+            parts.append(f"loading counts, and weights are converted {where}")
         parts.append("the warm-up's output stays alive" if request.keep_output and request.warmup else "")
         return "; ".join(filter(None, parts))
 
 
 def weakest(claims: Iterable[Claim]) -> Claim:
     return max(claims, key=get_args(Claim).index, default="bitwise")
+
+
+def _converts(change: Optimization) -> bool:
+    return isinstance(change, WeightOffload) or getattr(change, "shrinks_weights", False)
 
 
 def plan_of(request: Request) -> Plan:
@@ -257,7 +272,7 @@ def command_of(request: Request) -> str:
     plain = Request(request.workload)
     # Whether a step fits depends on it, so it is named even where it is the usual one.
     words += ["--optimizer", request.optimizer]
-    for flag in ("warmup", "steps", "conversion", "torch"):
+    for flag in ("warmup", "steps", "load", "torch"):
         if getattr(request, flag) != getattr(plain, flag):
             words += [f"--{flag}", str(getattr(request, flag))]
     for key, text in request.parallel.items():

@@ -11,7 +11,9 @@ from memviz.errors import UsageError
 
 On = Literal["auto", "predict", "cuda"]
 Optimizer = Literal["none", "sgd", "adamw", "adamw-fused", "adamw-for-loop"]
-Conversion = Literal["before", "measured", "on-host"]
+Load = Literal["host", "device"]
+_LOAD_OF_CONVERSION: Mapping[str, Load] = {"before": "host", "on-host": "host", "measured": "device"}
+"""`conversion` is the older spelling of `load`, in command lines, links and files."""
 
 _OLDEST, _NEWEST = (2, 0), (2, 13)
 """Whose choices of kernels are known: PyTorch's sources were read so far."""
@@ -21,6 +23,11 @@ DEFAULT_CARD = "RTX 4090"
 def release_of(text: str) -> tuple[int, int] | None:
     """'2.6' as (2, 6); nothing is the installed one."""
     return known_release(text, _OLDEST, _NEWEST) if text else None
+
+
+def load_of(conversion: str) -> str:
+    """Return the value of `load`, or a text that a request refuses."""
+    return _LOAD_OF_CONVERSION.get(conversion, conversion)
 
 
 @dataclass(frozen=True)
@@ -37,9 +44,9 @@ class Request:
     """With none, gradients are never cleared and add up, as in the seed of checkpointing."""
     warmup: int = 1
     steps: int = 1
-    conversion: Conversion = "before"
-    """Whether the peak counts what applying the optimizations takes. With on-host, what makes weights smaller comes
-    before the card, where they never lie as they were, and the peak counts from there on."""
+    load: Load = "host"
+    """Where weights are when they are cast, quantized or offloaded. With device, all of them are on the card before,
+    as they were, and that counts towards the peak like everything else."""
     keep_output: bool = False
     """Whether the warm-up's output is alive during the steps, as in the seed of the split feed-forward."""
     numerics: bool = True
@@ -53,7 +60,7 @@ class Request:
     """What people call this variant; made from the optimizations where empty."""
 
     def __post_init__(self) -> None:
-        for name, kind in (("on", On), ("optimizer", Optimizer), ("conversion", Conversion)):
+        for name, kind in (("on", On), ("optimizer", Optimizer), ("load", Load)):
             if getattr(self, name) not in get_args(kind):
                 raise UsageError(f"{name} is one of {', '.join(get_args(kind))}; not {getattr(self, name)}.")
         release_of(self.torch)
@@ -65,10 +72,10 @@ class Request:
         return release_of(self.torch)
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "conversion": "on-host" if self.load == "host" else "measured"}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Request:
         known = {attribute.name: value[attribute.name] for attribute in fields(cls) if attribute.name in value}
         pairs = tuple((name, dict(knobs)) for name, knobs in known.pop("optimizations", ()))
-        return cls(**{**known, "optimizations": pairs})
+        return cls(**{"load": load_of(value.get("conversion", "before")), **known, "optimizations": pairs})

@@ -126,10 +126,18 @@ class Run:
     """Held on the host in pages that stay there, as offloading takes them; None where nobody counted."""
     link_bytes: int | None = None
     """Of one step, that collectives send to other devices; None where nobody counted."""
+    weights_on_host_bytes: int = 0
+    """Of the weights, those that an offload keeps in host memory while they do not compute."""
+    peak_while_loading: bool = False
+    """Nothing takes as much after the model is loaded and converted."""
 
     def as_json(self) -> dict[str, Any]:
         error = self.expected_error
-        return {**asdict(self), "expected_error": None if error is None else error.as_json()}
+        return {
+            **asdict(self),
+            "request": self.request.as_json(),
+            "expected_error": None if error is None else error.as_json(),
+        }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Run:

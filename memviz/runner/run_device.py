@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -30,8 +31,11 @@ class RunDevice(Protocol):
     def torch_device(self) -> torch.device:
         """Where tensors have to be made."""
 
-    def place(self, model: nn.Module) -> nn.Module:
-        """`model.to(device)`, tensor by tensor in torch's own order; tied weights stay tied."""
+    def place(self, model: nn.Module, on_host: Collection[nn.Parameter] = ()) -> nn.Module:
+        """`model.to(device)`, tensor by tensor in torch's own order; tied weights stay tied.
+
+        Weights of `on_host` stay in host memory.
+        """
 
     def inputs(self, workload: TakesInputs) -> dict[str, Any]:
         """Made there, and known as inputs."""

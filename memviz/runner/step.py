@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,31 +33,25 @@ def kernels_of_its_own() -> Iterator[None]:
 
 
 def convert_on_host(plan: Plan, model: nn.Module) -> None:
-    """Where weights are to be small before they come to the card, with all that is applied before that."""
+    """Apply what comes before the weights are on the device."""
     if plan.on_host:
         apply_all(model, plan.on_host)
 
 
 def prepare(plan: Plan, device: RunDevice, model: nn.Module, tell: Tell) -> nn.Module:
-    """Puts the model on the device and changes it; afterwards the peak counts from here, unless asked otherwise.
-
-    What was to be converted in host memory is so already.
-    """
+    """Load the model onto the device and apply what `convert_on_host` left. The peak counts all of it."""
+    offload = plan.offload
     tell("placing the weights")
     with device.phase("load"):
-        model = device.place(model)
-    if plan.request.conversion == "measured":
-        device.reset_peak()
+        model = device.place(model, () if offload is None else offload.offloaded(model))
     rest = [change for change in plan.optimizations if change not in plan.on_host]
     if rest:
         tell("applying the optimizations")
         with device.phase("conversion"):
             # Settings of the environment are the predicted device's own from the start.
             changes = [change for change in rest if not (device.is_predicted and change.environment)]
-            apply_all(model, changes)
-    if plan.request.conversion == "before":
-        device.empty_cache()
-        device.reset_peak()
+            there = str(device.torch_device)
+            apply_all(model, [replace(one, onload_device=there) if one is offload else one for one in changes])
     return model
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from memviz.runner.plan import plan_of
+from memviz.runner.predict.cards import card_named
+from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.predict.predicted_run import predict
 from memviz.runner.request import Request
 from memviz.runner.workloads import workload_named
@@ -261,3 +264,44 @@ def test_the_run_says_what_the_host_holds_and_the_bound_bounds_it():
     assert 0 < pinned(most_gib=str(bound)) <= pinned() / 2
     without = predict(plan_of(Request("gpt2", knobs)), lambda phase: None).run
     assert without.pinned_host_bytes == 0
+
+
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(1024, 1024)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(1024, 1024), nn.ReLU()) for _ in range(16))
+        self.register_buffer("scale", torch.ones(1024))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x) * self.scale
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def places(model: nn.Module) -> dict[str, str]:
+    return {name: each.device.type for name, each in (*model.named_parameters(), *model.named_buffers())}
+
+
+@pytest.mark.parametrize("way", WAYS[:1] + WAYS[2:3] + WAYS[4:], ids=named)
+def test_a_model_in_host_memory_computes_on_the_device_and_is_never_there_as_a_whole(way):
+    """It may be larger than the device: only the rest and what computes are there."""
+    seen = []
+    with PredictedDevice(card_named("RTX 3060")) as device, torch.no_grad():
+        model = Wide()
+        undo = replace(way, onload_device="cuda").apply(model)
+        at_rest = places(model)
+        waits = "blocks." if way.granularity == "block" else ("blocks.", "first.")
+        assert at_rest == {name: "cpu" if name.startswith(waits) else "cuda" for name in at_rest}
+        for block in model.blocks:
+            block[1].register_forward_hook(lambda *_: seen.append([*places(model.blocks).values()].count("cuda")))
+            block[0].register_forward_pre_hook(lambda module, _: seen.append({*places(module).values()}))
+        for _ in range(2):
+            assert model(torch.randn(2, 1024, device="cuda")).is_cuda
+        assert all(there == {"cuda"} for there in seen[::2]) and max(seen[1::2]) <= 2
+        assert places(model) == at_rest
+        assert device.peak_allocated_bytes < sum(each.nbytes for each in model.parameters()) // 2
+        assert device.pinned_host_bytes > 16 << 20
+        undo()
+        assert {*places(model).values()} == {"cpu"}

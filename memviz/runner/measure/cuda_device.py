@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -120,8 +120,10 @@ class CudaDevice:
     def torch_device(self) -> torch.device:
         return torch.device(self.accelerator.kind, self.index)
 
-    def place(self, model: nn.Module) -> nn.Module:
-        model = model.to(self.torch_device)
+    def place(self, model: nn.Module, on_host: Collection[nn.Parameter] = ()) -> nn.Module:
+        # `.to` would move all of it, and a model whose weights stay on the host may be larger than the card.
+        stay = frozenset(map(id, on_host))
+        model._apply(lambda tensor: tensor if id(tensor) in stay else tensor.to(self.torch_device))
         if self._records:
             self._hooks.model(model)
         return model

@@ -68,13 +68,14 @@ def _recorded(plan: Plan, tell: Tell, accelerator: Accelerator) -> Outcome:
             measured = CudaDevice(accelerator=accelerator)
             with kernels_of_its_own(), measured as device, keeping_what_was_recorded(device):
                 model = prepare(plan, device, model, tell)
+                loaded_bytes = device.peak_allocated_bytes
                 trace = take_steps(plan, device, model, tell)
     except Exception as error:
         _with_reasons(error, warned.about(error.__cause__ or error))
         raise
     notes = [*words_of(plan, trace), *_disagreements(device), *device.notes, *warned.notes()]
     known = {
-        **peaks_of(device),
+        **peaks_of(device, loaded_bytes),
         **sizes_of(model),
         **dict.fromkeys(("flops", "bytes_moved", "host_bytes", "seconds", "fit")),
         "notes": tuple(notes),

@@ -19,7 +19,7 @@ from optimizations import apply_all
 def prepare_rank(
     plan: Plan, device: PredictedDevice, model: nn.Module, tell: Tell
 ) -> tuple[nn.Module, MakePasses | None]:
-    """Peaks count from here. A stage of a pipeline makes the passes of a step in an order of its own."""
+    """A stage of a pipeline makes the passes of a step in an order of its own."""
     assert device.rank is not None
     parallel = plan.parallel
     if parallel.pipeline > 1:
@@ -36,8 +36,6 @@ def prepare_rank(
         part_matrices(model, mesh["tensor"])
     with device.phase("load"):
         held = _placed(plan, device, model if stage is None else stage, mesh)
-    device.empty_cache()
-    device.reset_peak()
     passes = None if stage is None else partial(PipelineStep, plan, device, stage=stage, mesh=mesh)
     return held, passes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,20 +46,25 @@ class Become:
         return copied
 
 
-def place_model(recorder: AllocationRecorder, model: nn.Module, wanted: Become) -> nn.Module:
-    """A tensor that is on the device already stays, as `.to` leaves it; so tied weights stay tied."""
+def place_model(
+    recorder: AllocationRecorder, model: nn.Module, wanted: Become, on_host: Collection[Parameter] = ()
+) -> nn.Module:
+    """A tensor that is on the device already stays, as `.to` leaves it; so tied weights stay tied.
+
+    Weights of `on_host` are in host memory afterwards, without values.
+    """
     with torch._C.DisableTorchFunction():
-        return _place(recorder, model, wanted)
+        return _place(recorder, model, wanted, frozenset(map(id, on_host)))
 
 
-def _place(recorder: AllocationRecorder, model: nn.Module, wanted: Become) -> nn.Module:
+def _place(recorder: AllocationRecorder, model: nn.Module, wanted: Become, on_host: Set[int]) -> nn.Module:
     names = {id(module): path for path, module in model.named_modules()}
     recorder.position.name_modules(model)
     recorder.placed = Category.PARAMETER
     try:
         with torch.no_grad():
             for module in _children_first(model):
-                _place_own(recorder, module, names[id(module)], wanted)
+                _place_own(recorder, module, names[id(module)], wanted, on_host)
     finally:
         recorder.placed = None
     return model
@@ -71,17 +76,25 @@ def _children_first(module: nn.Module) -> Iterator[nn.Module]:
     yield module
 
 
-def _place_own(recorder: AllocationRecorder, module: nn.Module, path: str, wanted: Become) -> None:
+def _place_own(recorder: AllocationRecorder, module: nn.Module, path: str, wanted: Become, on_host: Set[int]) -> None:
     with recorder.position.inside(module):
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                placed = _placed_parameter(recorder, parameter, wanted)
+                is_on_host = id(parameter) in on_host
+                placed = _on_host(parameter) if is_on_host else _placed_parameter(recorder, parameter, wanted)
                 module._parameters[name] = placed
                 recorder.position.own(placed, path)
                 recorder.watch(placed)
         for name, buffer in module._buffers.items():
             if buffer is not None and not _is_there(recorder, buffer):
                 module._buffers[name] = _copied(buffer, wanted)
+
+
+def _on_host(parameter: Parameter) -> Parameter:
+    """A model that was built without memory is in host memory as far as a program can tell."""
+    if parameter.is_meta:
+        become(parameter, Become(torch.device("cpu")).copy(parameter))
+    return parameter
 
 
 def _placed_parameter(recorder: AllocationRecorder, parameter: Parameter, wanted: Become) -> Parameter:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import TracebackType
@@ -164,8 +164,8 @@ class PredictedDevice:
         self.recorder.close()
         self._inside.close()
 
-    def place(self, model: nn.Module) -> nn.Module:
-        return place_model(self.recorder, model, Become(META))
+    def place(self, model: nn.Module, on_host: Collection[nn.Parameter] = ()) -> nn.Module:
+        return place_model(self.recorder, model, Become(META), on_host)
 
     def inputs(self, workload: TakesInputs) -> dict[str, Any]:
         made = workload.inputs(self.torch_device)

@@ -31,7 +31,7 @@ from memviz.trace.model import Trace
 
 _OF_WHAT_IT_DOES = (
     *("flops", "bytes_moved", "host_bytes", "weights_bytes", "parameters", "seconds", "expected_error", "notes"),
-    *("link_bytes", "pinned_host_bytes"),
+    *("weights_on_host_bytes", "link_bytes", "pinned_host_bytes", "peak_while_loading"),
 )
 """Figures in which allocator settings have no part."""
 _COUNTED = ("flops", "bytes_moved", "host_bytes", "link_bytes")
@@ -57,9 +57,9 @@ def predict(plan: Plan, tell: Tell, rank: GroupRank | None = None, *, figures_on
     with kernels_of_its_own(), predicted as device:
         totals = _StepTotals(device)
         with keeping_what_was_recorded(device):
-            trace, weights_bytes = _taken(plan, device, model, tell, totals.begin)
+            trace, weights_bytes, loaded_bytes = _taken(plan, device, model, tell, totals.begin)
         known = {
-            **peaks_of(device),
+            **peaks_of(device, loaded_bytes),
             **totals.of_one_step(plan.request.steps),
             "pinned_host_bytes": device.pinned_host_bytes,
             "notes": (*device.unseen(), *filter(None, [sentence_of(device.unproven())])),
@@ -82,8 +82,8 @@ def predict(plan: Plan, tell: Tell, rank: GroupRank | None = None, *, figures_on
 
 def _taken(
     plan: Plan, device: PredictedDevice, model: nn.Module, tell: Tell, warmed: Callable[[], None]
-) -> tuple[Trace, int]:
-    """The trace, and the bytes of the weights on the card."""
+) -> tuple[Trace, int, int]:
+    """Return the trace, the bytes of the weights, and the allocated peak of loading."""
     if device.rank is None:
         model, passes = prepare(plan, device, model, tell), None
     else:
@@ -91,8 +91,9 @@ def _taken(
         from memviz.runner.parallel.prepare_rank import prepare_rank
 
         model, passes = prepare_rank(plan, device, model, tell)
-    weights_bytes = own_bytes(model)
-    return take_steps(plan, device, model, tell, warmed=warmed, make_passes=passes), weights_bytes
+    weights_bytes, loaded_bytes = own_bytes(model), device.peak_allocated_bytes
+    trace = take_steps(plan, device, model, tell, warmed=warmed, make_passes=passes)
+    return trace, weights_bytes, loaded_bytes
 
 
 def predict_again(plan: Plan, done: Outcome) -> Run:

@@ -14,7 +14,7 @@ from typing import Any
 
 from memviz.errors import UsageError
 from memviz.runner.knobs import words_of_value
-from memviz.runner.request import Request
+from memviz.runner.request import Request, load_of
 from memviz.ui.run.config_field import CONFIG, config_of
 from memviz.ui.run.faults import EVERY_CHOICE, knob_faults, step_faults
 from memviz.ui.run.parallel_form import asked_of, parallel_faults, place_of_refusal, texts_of
@@ -25,7 +25,7 @@ MOST_VARIANTS = 32
 GENERAL = ("run", "knobs")
 """Places of faults that are of no field of their own."""
 BASELINE = "Baseline"
-_OPTIONS = ("optimizer", "warmup", "steps", "conversion", "torch")
+_OPTIONS = ("optimizer", "warmup", "steps", "load", "torch")
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,17 @@ def form_fields_of(fields: Mapping[str, Any], listing: Mapping[str, Any]) -> For
         their_knobs=dict(_theirs(fields)),
         on=str(fields.get("on", "predict")),
         card=str(fields.get("card", "")),
-        options={name: str(fields[name]) for name in _OPTIONS if name in fields},
+        options={**_older(fields), **{name: str(fields[name]) for name in _OPTIONS if name in fields}},
         keep_output=fields.get("keep_output") is True,
         numerics=fields.get("numerics", True) is True,
         parallel=texts_of(fields),
         search={key: value for key, value in fields.items() if key.startswith("fit:")},
     )
+
+
+def _older(fields: Mapping[str, Any]) -> dict[str, str]:
+    """Of forms and links that say `conversion` for `load`."""
+    return {"load": load_of(str(fields["conversion"]))} if "conversion" in fields else {}
 
 
 def _theirs(fields: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], str]]:

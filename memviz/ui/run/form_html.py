@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from memviz.headlines.run import reserved_bytes
 from memviz.runner.jobs.order import Variant
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.run.config_field import CONFIG, config_field_html
@@ -213,8 +214,7 @@ def _optimizer(form: FormFields) -> Html:
 
 def _step(form: FormFields) -> Html:
     value = form.options.get
-    windows = [("before", "is over before the peak counts"), ("measured", "counts towards the peak")]
-    windows.append(("on-host", "makes weights small on the host; loading counts"))
+    loads = [("host", "on the host, as people load models"), ("device", "on the device, which holds them whole first")]
     fields = [
         tag(
             "label",
@@ -226,8 +226,8 @@ def _step(form: FormFields) -> Html:
         tag("label", tag("span", "Steps"), _input("steps", value("steps", "1")), _fault("steps"), class_="mv-wide"),
         tag(
             "label",
-            tag("span", "Applying the optimizations"),
-            _select("conversion", value("conversion", "before"), windows),
+            tag("span", "Weights are cast or offloaded"),
+            _select("load", value("load", "host"), loads),
             class_="mv-wide",
         ),
         tag(
@@ -314,8 +314,8 @@ def estimate_html(variant: Variant) -> Html:
     if variant.run is None:
         return tag("p", "estimating …", class_="mv-soft")
     run = variant.run
-    words = f"{variant.label}: {bytes_text(run.peak_reserved_bytes)} reserved"
-    fits = {None: "", True: ", fits", False: ", does not fit"}[run.fit.fits if run.fit else None]
+    words = f"{variant.label}: {bytes_text(reserved_bytes(run))} reserved"
+    fits = {"": "", "yes": ", fits", "no": ", does not fit", "close": ", close"}[run.fit.word if run.fit else ""]
     return tag("p", "Estimate. ", tag("b", words), fits, class_="mv-soft")
 
 

@@ -12,6 +12,7 @@ from memviz.headlines.run import (
     close_words,
     is_training,
     optimizer_words,
+    reserved_bytes,
     reserved_on_card,
     said_of,
     step_word,
@@ -40,7 +41,7 @@ def results_html(
     variants = status.variants
     shown = said_of(variants).number if chosen is None or chosen >= len(variants) else chosen
     usable, most_usable = _usable(variants)
-    scale = _HEADROOM * max((most_usable, *(variant.run.peak_reserved_bytes for variant in variants if variant.run)))
+    scale = _HEADROOM * max((most_usable, *(reserved_bytes(variant.run) for variant in variants if variant.run)))
     rows = [
         _row(variants, number, _ByteScale(scale or 1, usable, most_usable), is_chosen=number == shown)
         for number in range(len(variants))
@@ -198,7 +199,7 @@ def _doubt(variant: Variant) -> tuple[int, int] | None:
     run = variant.run
     if run is None or run.expected_error is None:
         return None
-    least, most = run.expected_error.reserved_interval(run.peak_reserved_bytes)
+    least, most = run.expected_error.reserved_interval(reserved_bytes(run))
     return (least, most) if most > least else None
 
 
@@ -213,11 +214,9 @@ def _whisker(variant: Variant, scale: _ByteScale) -> Html:
 
 
 def _bar(run: Run, scale: _ByteScale) -> Html:
-    weights = min(run.weights_bytes, run.peak_allocated_bytes)
+    weights = min(max(0, run.weights_bytes - run.weights_on_host_bytes), run.peak_allocated_bytes)
     rest = run.peak_allocated_bytes - weights
-    squeezed = reserved_on_card(run)
-    reserved = run.peak_reserved_bytes if squeezed is None else squeezed
-    cached = max(0, reserved - run.peak_allocated_bytes)
+    cached = max(0, reserved_bytes(run) - run.peak_allocated_bytes)
     return joined(
         tag("i", class_="mv-kind", style=f"{colour_style(_WEIGHTS)};width:{scale.share(weights)}"),
         tag("i", class_="mv-kind", style=f"{colour_style(_REST)};width:{scale.share(rest)}"),
@@ -232,11 +231,12 @@ def _figures(run: Run) -> Html:
     if squeezed is not None:
         without = tag("span", "without a limit ", tag("b", rounded(run.peak_reserved_bytes)))
         reserved = [tag("span", "reserved on the card ", tag("b", rounded(squeezed))), without]
+    loading = " while loading" if run.peak_while_loading else ""
     held = run.pinned_host_bytes
     pinned = [tag("span", "pinned on the host ", tag("b", rounded(held)))] if held else []
     return tag(
         "p",
-        tag("span", "allocated ", tag("b", rounded(run.peak_allocated_bytes))),
+        tag("span", "allocated ", tag("b", rounded(run.peak_allocated_bytes)), loading),
         *reserved,
         tag("span", f"gap {gap}"),
         *pinned,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -196,9 +197,18 @@ def test_only_what_the_listing_names_is_taken() -> None:
 
 
 def test_a_card_and_the_step_are_handed_on() -> None:
-    (request,) = asked(optimizer="adamw", steps="3", conversion="measured", keep_output=True, numerics=False).requests
-    assert (request.card, request.optimizer, request.steps, request.conversion) == ("NVIDIA Y", "adamw", 3, "measured")
+    (request,) = asked(optimizer="adamw", steps="3", load="device", keep_output=True, numerics=False).requests
+    assert (request.card, request.optimizer, request.steps, request.load) == ("NVIDIA Y", "adamw", 3, "device")
     assert (request.keep_output, request.numerics, request.on) == (True, False, "predict")
+
+
+@pytest.mark.parametrize("conversion, load", [("before", "host"), ("on-host", "host"), ("measured", "device")])
+def test_links_with_the_older_name_of_where_weights_are_loaded_still_mean_it(conversion: str, load: str) -> None:
+    (request,) = asked(conversion=conversion).requests
+    assert request.load == load
+    form = form_html(form_fields_of({"workload": "tiny", "conversion": conversion}, LISTING), LISTING)
+    assert re.search(rf'<option value="{load}" selected', form)
+    assert asked(conversion="elsewhere").faults["run"] == "load is one of host, device; not elsewhere."
 
 
 def test_the_form_shows_what_there_is_and_escapes_it() -> None:

@@ -414,3 +414,26 @@ def test_what_the_host_holds_stands_beside_the_peak() -> None:
     assert "pinned on the host 3,072 MiB" in words(results_html(OrderStatus("x", (variant("Waits", holds),))))
     none = predicted(20, 100, pinned_host_bytes=0)
     assert "pinned" not in words(results_html(OrderStatus("x", (variant("Baseline", none),))))
+
+
+def test_a_peak_of_loading_is_marked_wherever_it_is_shown() -> None:
+    only = (variant("Cast", predicted(22.5, 100, peak_while_loading=True)),)
+    assert "at its peak, while loading" in headline(only).answer
+    assert re.search(r"allocated [\d.]+ GiB while loading", words(results_html(OrderStatus("x", only))))
+    plain = OrderStatus("x", (variant("Cast", predicted(22.5, 100)),))
+    assert "while loading" not in words(results_html(plain)) + words(head_html(plain))
+
+
+def test_weights_that_stay_on_the_host_take_nothing_of_the_bar() -> None:
+    known = predicted(2, 100, weights_bytes=22 * GIB, weights_on_host_bytes=22 * GIB)
+    parts = re.findall(r'mv-kind" style="[^"]*width:([\d.]+)%', results_html(OrderStatus("x", (variant("A", known),))))
+    assert float(parts[0]) == 0 < float(parts[1])
+
+
+def test_bar_and_interval_end_at_what_is_reserved_on_the_card() -> None:
+    """Without a limit it would be above the card's line, beside the word that it fits."""
+    error = ExpectedError(0.0, 0.5, 2.0, 13, 0, "training")
+    fit = Fit(int(23.5 * GIB), True, int(22.69 * GIB), None, None, None, int(1.64 * GIB))
+    run = replace(predicted(25.14, 100), fit=fit, expected_error=error)
+    html = results_html(OrderStatus("x", (variant("Baseline", run),)))
+    assert 'title="Likely reserved: 22.24 GiB to 23.14 GiB"' in html
