@@ -12,14 +12,12 @@ from memviz.analysis.purpose.reasons import Certainty, Reason
 from memviz.trace.distinct import is_among
 from memviz.trace.model import Category
 
-
 _FEWEST_COPIED = 2
 """Weights. One tensor of the size of another is no copy of it."""
 
 
 def say_weight_copies(findings: Findings, evidence: Evidence) -> None:
-    """What user code makes before the first forward with the sizes of all weights in their order: an average, a
-    teacher."""
+    """Tell copies of all weights, as an average or a teacher, that user code makes before the first forward."""
     early = evidence.begun & evidence.never_freed & (evidence.start < evidence.first_work) & evidence.sees_work
     weights = evidence.size[early & (findings.category == Category.PARAMETER)]
     # A prediction takes for an input whatever comes from the host outside of a model.
