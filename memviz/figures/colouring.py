@@ -33,6 +33,7 @@ OTHER = "other"
 
 _CATEGORY_ORDER = (
     Category.PARAMETER,
+    Category.WEIGHT_COPIES,
     Category.OPTIMIZER_STATE,
     Category.KV_CACHE,
     Category.GRAPH_POOL,

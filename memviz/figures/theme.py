@@ -81,6 +81,7 @@ LIGHT = Palette(
         Category.GRAPH_POOL: "#9c4b23",
         Category.HOST_COPY: "#8abbd8",
         Category.AUTOCAST_WEIGHT_COPIES: "#7a1f2e",
+        Category.WEIGHT_COPIES: "#7a1f2e",
         Category.UNKNOWN: "#7a7d86",
     },
 )
@@ -112,6 +113,7 @@ DARK = Palette(
         Category.GRAPH_POOL: "#a2532d",
         Category.HOST_COPY: "#98c8e5",
         Category.AUTOCAST_WEIGHT_COPIES: "#86242f",
+        Category.WEIGHT_COPIES: "#86242f",
         Category.UNKNOWN: "#7c7f88",
     },
 )

@@ -87,6 +87,8 @@ class Category(IntEnum):
     """Pinned memory of the host, from which and into which a GPU copies."""
     AUTOCAST_WEIGHT_COPIES = 13
     """Weights in half precision, which autocast keeps until its region ends and autograd until the backward."""
+    WEIGHT_COPIES = 14
+    """A second copy of the weights that no backward trains: an average, a teacher, a reference model."""
 
     @property
     def label(self) -> str:

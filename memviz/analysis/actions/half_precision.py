@@ -18,6 +18,7 @@ ASSUMPTIONS = (
 )
 _HALVED = (
     Category.PARAMETER,
+    Category.WEIGHT_COPIES,
     Category.GRADIENT,
     Category.OPTIMIZER_STATE,
     Category.ACTIVATION,

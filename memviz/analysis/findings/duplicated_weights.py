@@ -47,7 +47,9 @@ def _weights(facts: Facts) -> Ints8:
         return np.zeros(0, dtype=np.int64)
     first, last, rows = facts.forwards[0].first, facts.forwards[-1].last, facts.rows
     is_there = (rows.start >= 0) & (rows.start < first) & (rows.end > last)
-    return np.flatnonzero(is_there & facts.has_purpose(Category.PARAMETER, Category.INPUT, Category.UNKNOWN))
+    return np.flatnonzero(
+        is_there & facts.has_purpose(Category.PARAMETER, Category.WEIGHT_COPIES, Category.INPUT, Category.UNKNOWN)
+    )
 
 
 def _longest_repeat(facts: Facts, rows: Ints8) -> tuple[Ints8, Ints8]:

@@ -20,6 +20,7 @@ _STAYS = (
     Category.INPUT,
     Category.WORKSPACE,
     Category.AUTOCAST_WEIGHT_COPIES,
+    Category.WEIGHT_COPIES,
     Category.KV_CACHE,
     Category.COLLECTIVE,
     Category.GRAPH_POOL,

@@ -21,6 +21,7 @@ _REMEDIES = {
     Category.ACTIVATION: "Use gradient checkpointing, or a smaller batch or shorter inputs.",
     Category.TEMPORARY: "Compute in chunks, or take a smaller batch or shorter inputs.",
     Category.KV_CACHE: "Use a quantized or sliding-window KV cache, or shorter inputs.",
+    Category.WEIGHT_COPIES: "Keep the copy in CPU memory or in half precision.",
     Category.AUTOCAST_WEIGHT_COPIES: "Load the weights in half precision, so that autocast makes no copies.",
 }
 _ANY = "Take a smaller batch or shorter inputs, or use CPU offload."

@@ -17,7 +17,7 @@ from memviz.analysis.purpose.before_recording import say_before_recording
 from memviz.analysis.purpose.by_order import say_by_order
 from memviz.analysis.purpose.evidence import Evidence
 from memviz.analysis.purpose.findings import Findings
-from memviz.analysis.purpose.from_the_start import say_from_the_start
+from memviz.analysis.purpose.from_the_start import say_from_the_start, say_weight_copies
 from memviz.analysis.purpose.metadata import say_annotations, say_metadata
 from memviz.analysis.purpose.phases import label_of_rows
 from memviz.analysis.purpose.reasons import Certainty, Reason
@@ -62,6 +62,7 @@ def _categorised(trace: Trace, device: DeviceTrace) -> Categories:
     say_annotations(findings, trace, device)
     say_by_order(findings, evidence, device)
     say_before_recording(findings, evidence, device)
+    say_weight_copies(findings, evidence)
     say_from_the_start(findings, evidence)
     _apply(LAST_RULES, findings, evidence)
     return Categories(findings.category, findings.reason, findings.certainty)

@@ -1,4 +1,4 @@
-"""What is there before the first forward and stays: weights, or what the model is given."""
+"""What is there before the first forward and stays: weights, copies of them, or what the model is given."""
 
 from __future__ import annotations
 
@@ -11,6 +11,25 @@ from memviz.analysis.purpose.findings import Findings
 from memviz.analysis.purpose.reasons import Certainty, Reason
 from memviz.trace.distinct import is_among
 from memviz.trace.model import Category
+
+_FEWEST_COPIED = 2
+"""Weights. One tensor of the size of another is no copy of it."""
+
+
+def say_weight_copies(findings: Findings, evidence: Evidence) -> None:
+    """Tell copies of all weights, as an average or a teacher, that user code makes before the first forward."""
+    early = evidence.begun & evidence.never_freed & (evidence.start < evidence.first_work) & evidence.sees_work
+    weights = evidence.size[early & (findings.category == Category.PARAMETER)]
+    # A prediction takes for an input whatever comes from the host outside of a model.
+    is_guess = (findings.category == Category.INPUT) & (findings.reason == Reason.RECORDED)
+    rows = np.flatnonzero(early & (findings.open | is_guess) & evidence.during(Doing.NOTHING))
+    count = len(weights)
+    if count < _FEWEST_COPIED or len(np.unique(weights)) < _FEWEST_COPIED:
+        return
+    for place in np.flatnonzero(evidence.size[rows] == weights[0]).tolist():
+        copies = rows[place : place + count]
+        if np.array_equal(evidence.size[copies], weights):
+            findings.say(copies, Category.WEIGHT_COPIES, Reason.WEIGHTS_AGAIN, Certainty.PROBABLE)
 
 
 def say_from_the_start(findings: Findings, evidence: Evidence) -> None:

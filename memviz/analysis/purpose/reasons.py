@@ -54,6 +54,7 @@ class Reason(IntEnum):
     FORWARD_KEPT_LONGER = auto()
     FORWARD_ONLY_KEPT = auto()
     BACKWARD_USED = auto()
+    WEIGHTS_AGAIN = auto()
     GIVEN = auto()
     LOOSE_RESULT = auto()
     KEPT_RESULT = auto()
@@ -114,6 +115,7 @@ REASON_TEXTS: dict[Reason, str] = {
     Reason.FORWARD_KEPT_LONGER: "made in a forward, and kept over more than one backward",
     Reason.FORWARD_ONLY_KEPT: "made in a forward and kept beyond it, as for a backward that does not come here",
     Reason.BACKWARD_USED: "alive when a backward began, and freed during it",
+    Reason.WEIGHTS_AGAIN: "made outside of the model before a forward, with the sizes of its weights in their order",
     Reason.GIVEN: "made outside of the model before a forward, and alive when it began",
     Reason.LOOSE_RESULT: "the result of an operator outside of any module, handed on to what came next",
     Reason.KEPT_RESULT: "the result of an operator outside of any module, alive to the end of the trace",

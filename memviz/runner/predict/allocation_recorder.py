@@ -55,6 +55,8 @@ class CategoryColumn:
         self.values = bytearray()
         self._undecided: dict[int, int] = {}
         """Of the forward pass, with the module's call that made each."""
+        self._outside: set[int] = set()
+        """Made outside of modules before a backward that may use them; what it does not free it did not keep."""
 
     def allocated(self, category: Category, *, may_be_kept: bool, call: int) -> None:
         """The next number's. `call` is that of the innermost module, 0 outside of all."""
@@ -64,14 +66,19 @@ class CategoryColumn:
 
     def freed(self, number: int, open_calls: Sequence[int]) -> None:
         made_in = self._undecided.pop(number, 0)
+        if number in self._outside and self.values[number] == _UNKNOWN:
+            self.values[number] = Category.ACTIVATION
+        self._outside.discard(number)
         if self.values[number] == _UNKNOWN:
             handed_on = made_in and made_in not in open_calls
             self.values[number] = Category.ACTIVATION if handed_on else Category.TEMPORARY
 
     def backward_goes_on(self) -> None:
         """What is alive of the forward pass now was kept for it."""
-        for number in self._undecided:
-            if self.values[number] == _UNKNOWN:
+        for number, made_in in self._undecided.items():
+            if not made_in:
+                self._outside.add(number)
+            elif self.values[number] == _UNKNOWN:
                 self.values[number] = Category.ACTIVATION
         self._undecided.clear()
 

@@ -277,6 +277,29 @@ def test_many_blocks_of_the_size_that_hopper_takes_are_weights():
     assert judged(trace, size) == (Category.PARAMETER, Reason.BEFORE_ONLY_WEIGHTS)
 
 
+COPY = [t.NATIVE, frame("average", "/p/train.py", 20), t.MAIN]
+
+
+def weights_and(*sizes: int) -> Trace:
+    events = Recording()
+    for address, size in enumerate((500, 20, 300)):
+        events.alloc(address, t.MOVE, size)
+    for address, size in enumerate(sizes):
+        events.alloc(10 + address, COPY, size)
+    return trace_of(events.alloc(90, t.FORWARD).alloc(91, t.BACKWARD).free(90).alloc(92, t.STEP).events)
+
+
+def test_a_second_copy_of_all_weights_is_neither_input_nor_parameter():
+    trace = weights_and(500, 20, 300)
+    assert [judged(trace, 10 + place) for place in range(3)] == 3 * [(Category.WEIGHT_COPIES, Reason.WEIGHTS_AGAIN)]
+    assert judged(trace, 0) == (Category.PARAMETER, Reason.BUILD_KEPT)
+
+
+def test_inputs_that_only_share_a_size_with_weights_are_inputs():
+    trace = weights_and(500, 20, 301)
+    assert [judged(trace, 10 + place)[0] for place in range(3)] == 3 * [Category.INPUT]
+
+
 def test_as_many_weights_as_gradients_and_the_rest_is_the_optimizers():
     """Three of each size from before the recording; the backward makes one gradient of each."""
     sizes = [401 + i for i in range(4)]
