@@ -158,9 +158,12 @@ class Space:
         changed = request.optimizer != self.request.optimizer
         same = request.optimizer in _SAME_OPTIMIZER.get(self.request.optimizer, ())
         is_other = (changed and not same) or "dtype" in {self.names[place] for place, _ in changes}
-        if plan.claim == "lossy":
+        # What was asked for is fixed: only what is changed beside it can break what must stay.
+        given = {name for name, _ in self.request.optimizations}
+        claims = {optimization.claim for optimization in plan.optimizations if optimization.name not in given}
+        if "lossy" in claims:
             return "nothing"
-        is_other = is_other or plan.claim == "training"
+        is_other = is_other or "training" in claims
         return "outputs" if not is_other else "training" if plan.workload.training else "nothing"
 
     def _request_of(self, numbers: Mapping[int, int]) -> Request:
@@ -190,7 +193,10 @@ class Space:
         return [other for other in alike if other != place and other in self.candidates]
 
     def first(self) -> Iterator[Place]:
-        """What is tried before all else: as it is, each option alone, and one of everything that goes together."""
+        """Tried before all else: as it is, one of everything that goes together, and each option alone.
+
+        Everything at once comes second, so that a model that fits at all is soon known to fit.
+        """
         yield from (place for place in self._tried_first() if place in self.candidates)
 
     def _tried_first(self) -> Iterator[Place]:
@@ -203,7 +209,7 @@ class Space:
         everything: Place = ()
         while len(everything) < len(self.options):
             everything = (*everything, max(self._going_with(everything)[:2]))
-        yield from (nothing, *alone, everything)
+        yield from dict.fromkeys((nothing, everything, *alone))
 
 
 def _changes(place: Place) -> list[_Change]:
