@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _MOST_AT_ONCE = 4
 """Processes; each may take a gigabyte or two."""
-_NAMED = ("card", "torch", "settings", "steps", "world_size")
+_NAMED = ("card", "memory", "torch", "settings", "steps", "world_size")
 _REPEATED = {"optimizations": "--with", "set": "--set", "assume": "--assume"}
 _PEAKS = ("peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
 

@@ -126,6 +126,8 @@ class Run:
     """Held on the host in pages that stay there, as offloading takes them; None where nobody counted."""
     link_bytes: int | None = None
     """Of one step, that collectives send to other devices; None where nobody counted."""
+    warnings: tuple[str, ...] = ()
+    """Dtypes that it used and the card has no hardware for, such as bf16 on a T4, in a sentence each."""
 
     def as_json(self) -> dict[str, Any]:
         error = self.expected_error
@@ -140,7 +142,8 @@ class Run:
         error = known.get("expected_error")
         known["expected_error"] = ExpectedError.from_json(error) if error else None
         known["classes"] = tuple(map(RankClass.from_json, known.get("classes", ())))
-        known["notes"] = tuple(str(note) for note in known.get("notes", ()))
+        for name in ("notes", "warnings"):
+            known[name] = tuple(str(text) for text in known.get(name, ()))
         return _checked(cls(**known))
 
 

@@ -72,6 +72,8 @@ class Candidate:
     keeps: Keep
     layout: str = ""
     """How it is parted, where that is not as it was asked for."""
+    asked: Request | None = None
+    """The request that it is a change of."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class Space:
     def _candidate(self, changes: Mapping[int, int], keeps: Keep) -> Candidate:
         request = self._request_of(changes)
         is_other = request.parallel != self.request.parallel
-        return Candidate(request, keeps, parallel_of(request.parallel).parts if is_other else "")
+        return Candidate(request, keeps, parallel_of(request.parallel).parts if is_other else "", self.request)
 
     def _places(self) -> list[Place]:
         places = list(islice(self._going_on(()), MOST_CANDIDATES + 1))

@@ -83,7 +83,7 @@ def test_while_it_goes_on_the_front_so_far_stands_there_and_the_best_ones_code()
     html = fit_html(status, 24 * GiB, None)
     assert "mv-working" in html and "undo = x" in words(html)
     assert words(html).count("Split") and not elements(html, "table")
-    assert "4 of 9 ways predicted" in words(fit_head_html(status, 24 * GiB))
+    assert "4 of 9 configurations predicted" in words(fit_head_html(status, 24 * GiB))
     over = SearchStatus("id", SearchOrder(Request("gpt2")), ways=ways(), answer={"tried": 4, "of": 9, "grid": None})
     table = rows(fit_html(over, 24 * GiB, 2))
     # The unit stands once, over its column.
