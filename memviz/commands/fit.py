@@ -234,7 +234,7 @@ class _Progress:
         if way is not None and way.fits and (self._way is None or way.cost.rank < self._way.cost.rank):
             self._way = way
         left = left_words(self._pace.seconds_left(done, of))
-        words = f"{done} of {of} configurations predicted{left}; {self._words()} ..."
+        words = f"{done} of {of} configurations tried{left}; {self._words()} ..."
         self.say(words, at_once=is_first and self._way is not None)
 
     def say(self, words: str, *, at_once: bool = False) -> None:
@@ -245,12 +245,11 @@ class _Progress:
             print(f"memviz: {printable(words)}", file=sys.stderr, flush=True)
 
     def _words(self) -> str:
-        from memviz.headlines.fit import shortened
-        from memviz.runner.fit.fit import way_label
+        from memviz.runner.fit.fit import short_label
 
         if self._way is None:
             return "none fits yet"
-        return f"{shortened(way_label(self._way))} fits: {bytes_text(self._way.peak_reserved_bytes)}"
+        return f"{short_label(self._way)} fits: {bytes_text(self._way.peak_reserved_bytes)}"
 
 
 def _print(answer: FitAnswer, measured: list[MeasuredWay] | None = None) -> None:
@@ -278,13 +277,12 @@ def _print(answer: FitAnswer, measured: list[MeasuredWay] | None = None) -> None
 
 
 def _print_least(answer: FitAnswer, room: str) -> None:
-    from memviz.headlines.fit import shortened
-    from memviz.runner.fit.fit import way_label
+    from memviz.runner.fit.fit import short_label
 
     print(f"Nothing that was tried fits in {room}.")
     least = answer.grown
     if least is not None:
-        print(f"The least is {shortened(way_label(least))}: {bytes_text(least.peak_reserved_bytes)} reserved.")
+        print(f"The least is {short_label(least)}: {bytes_text(least.peak_reserved_bytes)} reserved.")
     _print_largest(answer)
     if answer.largest is not None:
         from memviz.runner.plan import command_of
@@ -295,10 +293,10 @@ def _print_least(answer: FitAnswer, room: str) -> None:
 
 
 def _print_chosen(answer: FitAnswer, chosen: TriedWay, room: str) -> None:
-    from memviz.headlines.fit import kept_words, shortened
-    from memviz.runner.fit.fit import way_json, way_label
+    from memviz.headlines.fit import kept_words
+    from memviz.runner.fit.fit import short_label, way_json
 
-    label, reserved = shortened(way_label(chosen)), bytes_text(chosen.peak_reserved_bytes)
+    label, reserved = short_label(chosen), bytes_text(chosen.peak_reserved_bytes)
     if chosen.prediction.fit == "close":
         print(f"{label} is close: it fits in {room} as predicted, and may not on a card. {reserved} reserved.")
     else:
@@ -364,11 +362,11 @@ def _print_front(answer: FitAnswer) -> None:
         known = way_json(way)
         mark = ", chosen" if way is chosen else ""
         reserved = bytes_text(way.peak_reserved_bytes)
-        rows.append([way_label(way), reserved, cost_figure(known), f"{fit_cell(known)}{mark}"])
+        rows.append([reserved, cost_figure(known), f"{fit_cell(known)}{mark}", way_label(way)])
     per = cost_unit(way_json(ways[0]))
     if first:
         print(f"{count_text(first)} that cost less and do not fit are left out")
-    print_table(["cheapest first", "reserved", per, ""], rows, left=1)
+    print_table(["reserved", per, "", "configuration, cheapest first"], rows, left=1)
     if len(ways) > first + _MOST_ROWS:
         print(f"and {len(ways) - first - _MOST_ROWS} that take less and cost more")
 

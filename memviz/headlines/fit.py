@@ -17,10 +17,6 @@ _KEPT = {
     "nothing": "Its outputs change.",
 }
 
-_JOINED = " + "
-_MOST_NAMED = 2
-"""Parts of a title in a headline; the table and the command have all."""
-
 Way = Mapping[str, Any]
 """As `fit --json` has it."""
 
@@ -88,7 +84,7 @@ def cost_figure(way: Way) -> str:
 
 
 def work_text(work: float) -> str:
-    return f"{work / 1e12:,.1f} T"
+    return f"{work / 1e12:,.2f} T"
 
 
 def cost_unit(way: Way) -> str:
@@ -100,13 +96,6 @@ def cost_unit(way: Way) -> str:
 def fit_cell(way: Way) -> str:
     """ "fits", "does not fit" or "close"."""
     return "close" if way.get("fit") == "close" else "fits" if way["fits"] else "does not fit"
-
-
-def shortened(title: str) -> str:
-    """The first two parts of a title, and how many more there are."""
-    parts = title.split(_JOINED)
-    more = f" and {len(parts) - _MOST_NAMED} more" if len(parts) > _MOST_NAMED else ""
-    return _JOINED.join(parts[:_MOST_NAMED]) + more
 
 
 def left_words(seconds: float | None) -> str:
@@ -123,13 +112,13 @@ def stopped_words(by: str, done: int, of: int) -> str:
     if not of:
         return by
     rest = "; another may be better" if done < of else ""
-    return f"{by} {count_text(done)} of {count_text(of)} configurations were predicted{rest}."
+    return f"{by} {count_text(done)} of {count_text(of)} configurations were tried{rest}."
 
 
 def fit(status: SearchStatus) -> Headline:
     number = best(status.ways)
     if status.failed and not status.ways:
-        return Headline("No configuration was predicted.", _stopped(status))
+        return Headline("No configuration was tried.", _stopped(status))
     answer = "Searching for a configuration that fits." if number is None else _fits(status, status.ways[number])
     cheaper = "" if number is None else _cheaper(status, status.ways[number])
     if not status.is_over:
@@ -153,7 +142,7 @@ def _fits(status: SearchStatus, way: Way) -> str:
     if plain is not None and plain["fits"]:
         return f"It {_verb(plain)} as it is: {bytes_text(plain['peak_reserved_bytes'])} reserved."
     so_far, reserved = "" if status.is_over else " so far", bytes_text(way["peak_reserved_bytes"])
-    return f"It {_verb(way)} with {shortened(way['title'])}{so_far}: {reserved} reserved."
+    return f"It {_verb(way)} with {way['short_title']}{so_far}: {reserved} reserved."
 
 
 def _verb(way: Way) -> str:
@@ -165,7 +154,7 @@ def _cheaper(status: SearchStatus, way: Way) -> str:
     if plain is None or not plain["fits"] or way is plain:
         return ""
     so_far, reserved = "" if status.is_over else " so far", bytes_text(way["peak_reserved_bytes"])
-    return f"The cheapest{so_far} is {shortened(way['title'])}, by its estimate: {reserved} reserved. "
+    return f"The cheapest{so_far} is {way['short_title']}, by its estimate: {reserved} reserved. "
 
 
 def _as_it_is(status: SearchStatus) -> Way | None:
@@ -188,7 +177,7 @@ def _under_way(status: SearchStatus) -> str:
     if not status.of:
         return "The search begins."
     left = left_words(status.seconds_left)
-    return f"{count_text(status.done)} of {count_text(status.of)} configurations predicted{left}."
+    return f"{count_text(status.done)} of {count_text(status.of)} configurations tried{left}."
 
 
 def _nothing_fits(status: SearchStatus) -> Headline:
@@ -196,7 +185,7 @@ def _nothing_fits(status: SearchStatus) -> Headline:
     if least is None:
         return Headline("Nothing that was tried could run.", "Predict it as it is: that says why.")
     more = {"outputs": "Let training change too.", "training": "Let weights be stored in fewer bits too."}
-    said = f"The least is {shortened(least['title'])}: {bytes_text(least['peak_reserved_bytes'])}."
+    said = f"The least is {least['short_title']}: {bytes_text(least['peak_reserved_bytes'])}."
     rest = [said, _largest(status).strip(), _stopped(status) or more.get(status.order.keep, "")]
     answer = "Nothing that was tried fits at this size." if _largest(status) else "Nothing that was tried fits."
     return Headline(answer, " ".join(filter(None, rest)))

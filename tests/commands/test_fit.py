@@ -218,10 +218,10 @@ def test_a_search_that_is_stopped_prints_what_it_found(
     assert main(asked) == status
     said = capsys.readouterr()
     assert " fits in the 14.49 GiB" in said.out and ", chosen" in said.out
-    assert re.search(r"Stopped by .*\. 3 of \d+ configurations were predicted; another may be better\.", said.out)
+    assert re.search(r"Stopped by .*\. 3 of \d+ configurations were tried; another may be better\.", said.out)
     assert "The same command continues from there." in said.out
     # Without a terminal there are plain lines, and few.
-    assert 1 <= said.err.count("configurations predicted") <= 3 and "\r" not in said.err
+    assert 1 <= said.err.count("configurations tried") <= 3 and "\r" not in said.err
     told = 0
     assert main([*asked, "--json", "--largest", "batch"]) == status
     said = capsys.readouterr()

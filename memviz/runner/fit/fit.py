@@ -23,6 +23,11 @@ from optimizations import Optimization
 
 LARGEST = ("batch", "sequence")
 _MOST_REASONS = 3
+_NAMED_LAST = ("allocator_settings", "attention_backend")
+_MOST_NAMED = 2
+"""Optimizations in a headline; the table and the command name all."""
+
+Named = Callable[[tuple[Optimization, ...]], str]
 
 
 @dataclass(frozen=True)
@@ -214,6 +219,7 @@ def way_json(way: TriedWay) -> dict[str, Any]:
         "parallel": parallel_of(request.parallel).used,
         "label": way_label(way),
         "title": way_label(way, title_of),
+        "short_title": short_label(way, title_of),
         "keeps": way.candidate.keeps,
         "fits": way.fits,
         "fit": way.prediction.fit,
@@ -257,7 +263,7 @@ def _other_settings(way: TriedWay) -> dict[str, str]:
     return {name: text for name, text in settings.items() if text != known.get(name)}
 
 
-def way_label(way: TriedWay, named: Callable[[tuple[Optimization, ...]], str] = label_of) -> str:
+def way_label(way: TriedWay, named: Named = label_of) -> str:
     """`checkpointing every=2 + adamw-fused`, or `baseline`; in the words of the page by `title_of`."""
     request = way.candidate.request
     plan = plan_of(request)
@@ -267,6 +273,20 @@ def way_label(way: TriedWay, named: Callable[[tuple[Optimization, ...]], str] = 
     more += [] if request.optimizer == "none" else [request.optimizer]
     more += [text for name, text in _other_settings(way).items() if name == "dtype"]
     return " + ".join([*more, *([named(plan.optimizations)] if plan.optimizations or not more else [])])
+
+
+def short_label(way: TriedWay, named: Named = label_of) -> str:
+    """For a headline: two optimizations that were not asked for, and the number of other changes."""
+    request, asked = way.candidate.request, way.candidate.asked or way.candidate.request
+    given = {name for name, _ in asked.optimizations}
+    added = [change for change in plan_of(request).optimizations if change.name not in given]
+    parts = [named((change,)) for change in sorted(added, key=lambda change: change.name in _NAMED_LAST)]
+    parts += [way.candidate.layout] if way.candidate.layout else []
+    parts += [request.optimizer] if request.optimizer != asked.optimizer else []
+    parts += [text for name, text in _other_settings(way).items() if name == "dtype"]
+    more = len(parts) - _MOST_NAMED
+    together = " + ".join(parts[:_MOST_NAMED]) or way_label(way, named)
+    return f"{together} and {more} more" if more > 0 else together
 
 
 def largest_json(answer: FitAnswer) -> dict[str, Any] | None:

@@ -64,6 +64,8 @@ _SAME_OPTIMIZER: dict[Optimizer, tuple[Optimizer, ...]] = {
 }
 """The same arithmetic, in other kernels."""
 _LEAST_OPTIMIZER: Optimizer = "sgd"
+_USUAL = ({"checkpointing"}, {"checkpointing", "chunked_cross_entropy"}, {"weight_offload"})
+"""What people combine first, each with its first option: soon tried, so that a good answer comes early."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,7 @@ class Space:
         return [other for other in alike if other != place and other in self.candidates]
 
     def first(self) -> Iterator[Place]:
-        """Tried before all else: as it is, one of everything that goes together, and each option alone.
+        """Tried before all else: as it is, one of everything that goes together, usual ones, and each option alone.
 
         Everything at once comes second, so that a model that fits at all is soon known to fit.
         """
@@ -211,7 +213,8 @@ class Space:
         everything: Place = ()
         while len(everything) < len(self.options):
             everything = (*everything, max(self._going_with(everything)[:2]))
-        yield from dict.fromkeys((nothing, everything, *alone))
+        usual = (tuple(int(name in together) for name in self.names) for together in _USUAL)
+        yield from dict.fromkeys((nothing, everything, *usual, *alone))
 
 
 def _changes(place: Place) -> list[_Change]:

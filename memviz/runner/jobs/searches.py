@@ -1,4 +1,4 @@
-"""Searches for the way that fits: each a process of its own, whose predictions stand in the line of all runs.
+"""Searches for a configuration that fits: each a process of its own, whose predictions stand in the line of all runs.
 
 Between two of its predictions others have their turns. What nobody looks at any more ends, as orders do.
 """

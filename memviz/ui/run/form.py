@@ -98,10 +98,10 @@ def _card_of(fields: Mapping[str, Any]) -> str:
     return str(fields.get("memory", FIRST_MEMORY)).strip() or OTHER_CARD if card == OTHER_CARD else card
 
 
-def _card_faults(form: FormFields) -> Iterator[tuple[str, str]]:
+def _card_faults(form: FormFields, listing: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if form.card == OTHER_CARD:
         yield "memory", "State its memory, as in 48GiB."
-    elif form.card and form.on != "cuda":
+    elif form.card and form.on != "cuda" and _row(listing["cards"], form.card) is None:
         try:
             card_named(form.card)
         except UsageError:
@@ -124,7 +124,7 @@ def requests_of(form: FormFields, listing: Mapping[str, Any], most: int = MOST_V
     workload = _row(listing["workloads"], form.workload)
     if workload is None:
         return RunRequests(faults={"workload": "There is no such workload."})
-    faults = dict([*_conflicts(form, listing), *_wrong_values(form, workload, listing), *_card_faults(form)])
+    faults = dict([*_conflicts(form, listing), *_wrong_values(form, workload, listing), *_card_faults(form, listing)])
     config, wrong = config_of(form.config) if form.workload == CONFIG else ("", "")
     if wrong:
         return RunRequests(faults={**faults, "config": wrong})

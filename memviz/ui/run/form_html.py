@@ -210,7 +210,7 @@ def _cards(form: FormFields, cards: Sequence[Mapping[str, Any]]) -> tuple[Html, 
         made = tag("option", f"{words}{unproven}", value=card["name"], selected=card["name"] == form.card)
         kinds.setdefault(card.get("kind", ""), []).append(made)
     groups = [tag("optgroup", *made, label=kind or "Cards") for kind, made in kinds.items()]
-    is_other = form.card not in listed
+    is_other = form.card not in ("", *listed)
     groups.append(tag("option", "Other: state its memory", value=OTHER_CARD, selected=is_other))
     menu = tag("label", tag("span", "Card"), tag("select", *groups, name_="card"), class_="mv-wide")
     if not is_other:
