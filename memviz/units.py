@@ -93,6 +93,20 @@ def parse_bytes(text: str) -> int:
     return int(size)
 
 
+_SECONDS = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(s|m|min|h)?\s*", re.IGNORECASE)
+_UNIT_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600}
+_MOST_SECONDS = 1e9
+
+
+def parse_seconds(text: str) -> float:
+    """'90', '90s', '10m' and '2h', more than 0."""
+    match = _SECONDS.fullmatch(text)
+    seconds = float(match[1]) * _UNIT_SECONDS[(match[2] or "s").lower()] if match else 0.0
+    if not 0 < seconds <= _MOST_SECONDS:
+        raise ValueError(f"{text!r} is not a time; write for example 90s, 10m or 2h")
+    return seconds
+
+
 def kind_text(value: object) -> str:
     """ "an int", "a dict": what was found where something else belongs."""
     name = (value if isinstance(value, type) else type(value)).__name__

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from memviz.units import bytes_text, count_text, delta_text, duration_text, parse_bytes, percent_text, unit_text
+from memviz.units import (
+    bytes_text,
+    count_text,
+    delta_text,
+    duration_text,
+    parse_bytes,
+    parse_seconds,
+    percent_text,
+    unit_text,
+)
 
 GiB = 1 << 30
 
@@ -66,6 +75,13 @@ def test_sizes_are_understood(text: str, size: int) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size"):
         parse_bytes(text)
+
+
+def test_times_are_understood_and_nothing_else() -> None:
+    assert [parse_seconds(text) for text in ("90", "90s", "1.5m", "10 min", "2H")] == [90, 90, 90, 600, 7200]
+    for text in ("", "0", "-1", "soon", "inf", "10 d"):
+        with pytest.raises(ValueError, match="is not a time"):
+            parse_seconds(text)
 
 
 @pytest.mark.parametrize("text", ["9EiB", "1" + "0" * 400, "99999999999PiB"])

@@ -57,6 +57,13 @@ def count(text: str) -> int:
     return number
 
 
+def add_memory(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--memory", metavar="SIZE",
+        help="of the card, as in 48GiB: of one that is not in the list, or with --card in the place of that card's own",
+    )  # fmt: skip
+
+
 def add_parallel(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpus", type=positive, default=1, metavar="N",

@@ -1,9 +1,10 @@
-"""The cheapest way to make a model fit on a card, predicted; and how large a batch it may take."""
+"""The cheapest configuration with which a model fits on a card, predicted; and how large a batch it may take."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,16 +12,18 @@ from typing import TYPE_CHECKING, Any
 from memviz.commands.command import (
     Command,
     add_json,
+    add_memory,
     add_parallel,
     pair,
     parallel_texts,
+    positive,
     print_json,
     print_table,
     printable,
 )
 from memviz.commands.terminal import progress
 from memviz.errors import UsageError
-from memviz.units import bytes_text, count_text, duration_text
+from memviz.units import bytes_text, count_text, duration_text, parse_seconds
 
 if TYPE_CHECKING:
     from memviz.runner.fit.fit import FitAnswer
@@ -33,24 +36,34 @@ if TYPE_CHECKING:
 
 _KEEPS = ("outputs", "training", "nothing")
 _MOST_ROWS = 12
+_BETWEEN_LINES = 30.0
+"""Seconds between lines of progress where there is no terminal."""
 _MEASURED = 3
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("workload", help="a name from `run --list`, a config.json, or FILE.py:function")
     parser.add_argument("--card", help="the card it is to fit on, by a part of its name (default: RTX 4090)")
+    add_memory(parser)
     parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", help="a knob of the workload")
     parser.add_argument(
         "--with", dest="optimizations", action="append", default=[], metavar="NAME[:KNOB=VALUE,...]",
-        help="an optimization that is on in every way that is tried",
+        help="an optimization that is on in every configuration; --keep is relative to it",
     )  # fmt: skip
     parser.add_argument(
         "--keep", choices=_KEEPS, default="outputs",
-        help="what must stay: outputs to rounding; the model, trained with another optimizer or number format; or "
-        "nothing, so that weights may be stored in fewer bits (default: %(default)s)",
+        help="what must stay as without the changes: outputs to rounding; the model, trained with another optimizer or "
+        "number format; or nothing, so that weights may be stored in fewer bits (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--largest", choices=("batch", "sequence"), help="how large it may get the way that is chosen")
-    parser.add_argument("--grid", action="store_true", help="map batch x sequence that way, with the border exact")
+    parser.add_argument(
+        "--largest", choices=("batch", "sequence"),
+        help="how large it may get with the chosen configuration, or where none fits with the smallest",
+    )  # fmt: skip
+    parser.add_argument("--grid", action="store_true", help="map batch x sequence with it, with the border exact")
+    parser.add_argument(
+        "--time-limit", type=_seconds, metavar="TIME", help="stop then, as in 90s, 10m or 2h, and show what was found"
+    )
+    parser.add_argument("--tries", type=positive, metavar="N", help="predict at most N (default: 300, or all of fewer)")
     parser.add_argument(
         "--optimizer", choices=("none", "sgd", "adamw", "adamw-fused", "adamw-for-loop"), default="none",
         help="that steps after backward (default: %(default)s, gradients add up)",
@@ -74,10 +87,18 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _seconds(text: str) -> float:
+    try:
+        return parse_seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _run(args: argparse.Namespace) -> int:
     from memviz.runner.fit.fit import find_fit, fit_json
+    from memviz.runner.fit.search import Stop
 
-    request, best = _request(args), _Best()
+    request, shown, stop = _request(args), _Progress(), Stop(args.time_limit)
     if args.measure:
         from memviz.runner.fit.measured_ways import check_can_be_measured
 
@@ -90,29 +111,47 @@ def _run(args: argparse.Namespace) -> int:
                 keep=args.keep,
                 largest=args.largest or "",
                 grid=args.grid,
-                tell=best.tell,
-                tell_largest=lambda value: progress(f"{args.largest or 'sequence'} {count_text(value)} ..."),
+                tries=args.tries,
+                stop=stop,
+                tell=shown.tell,
+                tell_largest=lambda value: shown.say(f"{args.largest or 'sequence'} {count_text(value)} ..."),
             )
-            measured = _measured(answer, gpus, args.measure) if args.measure else None
-    except KeyboardInterrupt:
-        progress("")
-        print(f"memviz: {best.stopped}", file=sys.stderr)
-        raise
+            measured = _measured(answer, gpus, args.measure) if args.measure and not answer.stopped else None
     finally:
         progress("")
+    ways = answer.searched.ways
     if args.json:
         print_json({**fit_json(answer), "measured": None if measured is None else _measured_json(measured)})
-    elif answer.searched.ways:
+    elif ways:
         _print(answer, measured)
-    if not answer.searched.ways:
+    if answer.stopped and (args.json or not ways):
+        print(f"memviz: {_stopped(answer)}", file=sys.stderr)
+    if not ways and not answer.stopped:
         raise UsageError(_all_refused(answer.searched.refused))
-    return 0
+    return stop.status if answer.stopped else 0
+
+
+_STOPPED_BY = {
+    "time limit": "Stopped by --time-limit.",
+    "interrupted": "Stopped by Ctrl-C.",
+    "terminated": "Stopped by a signal.",
+}
+
+
+def _stopped(answer: FitAnswer) -> str:
+    from memviz.headlines.fit import stopped_words
+    from memviz.runner.fit.predictions import may_be_kept
+
+    searched = answer.searched
+    said = stopped_words(_STOPPED_BY[answer.stopped], searched.tried, searched.planned)
+    return f"{said} The same command continues from there." if may_be_kept(answer.request) else said
 
 
 def _all_refused(reasons: tuple[str, ...]) -> str:
     """A search in which nothing ran says nothing about memory."""
     many = len(reasons)
-    ways = "The only way that was tried" if many == 1 else f"None of the {count_text(many)} ways that were tried"
+    tried = f"None of the {count_text(many)} configurations that were tried"
+    ways = "The only configuration that was tried" if many == 1 else tried
     return f"{ways} could {'not ' if many == 1 else ''}be predicted. {reasons[0]}"
 
 
@@ -148,8 +187,8 @@ def _measured(answer: FitAnswer, gpus: list[Gpu], count: int) -> list[MeasuredWa
     from memviz.runner.fit.measured_ways import chosen_ways, measured, of_card
     from memviz.runner.plan import plan_of
 
-    ways = chosen_ways(answer.front(answer.shown), count)
-    used = of_card(gpus, plan_of(answer.request).card.name)
+    ways = chosen_ways(answer.listed, count)
+    used = of_card(gpus, plan_of(answer.request).card.model)
     progress(f"measuring {count_text(len(ways))} ways on {count_text(len(used))} GPUs ...")
     return measured(ways, used, lambda done: progress(f"{done} of {len(ways)} ways measured ..."))
 
@@ -164,75 +203,70 @@ def _measured_json(measured: list[MeasuredWay]) -> list[dict[str, Any]]:
 def _request(args: argparse.Namespace) -> Request:
     from memviz.runner.config_source import with_config
     from memviz.runner.knobs import parse_named
+    from memviz.runner.predict.cards import card_text
     from memviz.runner.request import DEFAULT_CARD, Request
 
     request = Request(
         workload=args.workload,
         settings=dict(map(pair, args.set)),
         optimizations=tuple(parse_named(text) for text in args.optimizations),
-        card=args.card or DEFAULT_CARD,
+        card=card_text(args.card, args.memory) or DEFAULT_CARD,
         optimizer=args.optimizer,
         parallel=parallel_texts(args),
     )
     return with_config(request)
 
 
-class _Best:
-    """What stands in the line of progress."""
+class _Progress:
+    """A line on a terminal; elsewhere a plain line now and then, and as soon as something fits."""
 
     def __init__(self) -> None:
+        from memviz.runner.jobs.searches import Pace
+
         self._way: TriedWay | None = None
-        self._done = self._of = 0
+        self._pace = Pace()
+        self._said_at = float("-inf")
 
     def tell(self, way: TriedWay | None, done: int, of: int) -> None:
-        self._done, self._of = done, of
+        from memviz.headlines.fit import left_words
+
+        is_first = self._way is None
         if way is not None and way.fits and (self._way is None or way.cost.rank < self._way.cost.rank):
             self._way = way
-        progress(f"{done} of {of} ways predicted, {self._words()} ...")
+        left = left_words(self._pace.seconds_left(done, of))
+        words = f"{done} of {of} configurations tried{left}; {self._words()} ..."
+        self.say(words, at_once=is_first and self._way is not None)
 
-    @property
-    def stopped(self) -> str:
-        if not self._done:
-            return "Stopped before any way was predicted."
-        kept = f"Stopped after {count_text(self._done)} of {count_text(self._of)} ways, {self._words()}."
-        return f"{kept} What was predicted is kept: the same command goes on from there."
+    def say(self, words: str, *, at_once: bool = False) -> None:
+        progress(words)
+        is_due = at_once or time.monotonic() - self._said_at >= _BETWEEN_LINES
+        if is_due and not sys.stderr.isatty():
+            self._said_at = time.monotonic()
+            print(f"memviz: {printable(words)}", file=sys.stderr, flush=True)
 
     def _words(self) -> str:
-        from memviz.runner.fit.fit import way_label
+        from memviz.runner.fit.fit import short_label
 
         if self._way is None:
             return "none fits yet"
-        return f"{way_label(self._way)} fits: {bytes_text(self._way.peak_reserved_bytes)}"
+        return f"{short_label(self._way)} fits: {bytes_text(self._way.peak_reserved_bytes)}"
 
 
 def _print(answer: FitAnswer, measured: list[MeasuredWay] | None = None) -> None:
-    from memviz.runner.fit.fit import way_label
     from memviz.runner.plan import plan_of
 
     plan, chosen = plan_of(answer.request), answer.chosen
     room = f"the {bytes_text(answer.usable_bytes)} that a process gets of {plan.card.name}"
     if chosen is None:
-        least = min(answer.searched.ways, key=lambda way: way.peak_reserved_bytes, default=None)
-        print(f"Nothing that was tried fits in {room}.")
-        if least is not None:
-            print(f"The least is {way_label(least)}: {bytes_text(least.peak_reserved_bytes)} reserved.")
-        if answer.keep != "nothing":
-            print(f"`--keep {_KEEPS[_KEEPS.index(answer.keep) + 1]}` lets more be changed.")
+        _print_least(answer, room)
     else:
-        close = ", but it is close" if chosen.prediction.fit == "close" else ""
-        reserved = bytes_text(chosen.peak_reserved_bytes)
-        print(f"{way_label(chosen)} fits in {room}{close}: {reserved} reserved, predicted.")
-        print((chosen.prediction.expected_error or {}).get("sentence", ""))
-        print(_kept(chosen))
-        plain = answer.as_it_is
-        if plain is not None and plain.fits and plain is not chosen:
-            peak = bytes_text(plain.peak_reserved_bytes)
-            print(f"It fits as it is too, at {peak}: this way is cheaper, by its estimate.")
-    _print_largest(answer)
+        _print_chosen(answer, chosen, room)
     _print_grid(answer)
     print()
-    _print_front(answer, plan.unit)
+    _print_front(answer)
     print(f"\n{printable(_tried_words(answer.searched))}")
+    if answer.stopped:
+        print(_stopped(answer))
     print(f"Seconds are an estimate from the work of a {plan.unit} and the card's data sheet, and no measurement.")
     if measured is not None:
         _print_measured(measured, plan)
@@ -242,21 +276,48 @@ def _print(answer: FitAnswer, measured: list[MeasuredWay] | None = None) -> None
             print(printable(line))
 
 
+def _print_least(answer: FitAnswer, room: str) -> None:
+    from memviz.runner.fit.fit import short_label
+
+    print(f"Nothing that was tried fits in {room}.")
+    least = answer.grown
+    if least is not None:
+        print(f"The least is {short_label(least)}: {bytes_text(least.peak_reserved_bytes)} reserved.")
+    _print_largest(answer)
+    if answer.largest is not None:
+        from memviz.runner.plan import command_of
+
+        print(printable(command_of(answer.largest.request)))
+    elif answer.keep != "nothing" and not answer.stopped:
+        print(f"`--keep {_KEEPS[_KEEPS.index(answer.keep) + 1]}` lets more be changed.")
+
+
+def _print_chosen(answer: FitAnswer, chosen: TriedWay, room: str) -> None:
+    from memviz.headlines.fit import kept_words
+    from memviz.runner.fit.fit import short_label, way_json
+
+    label, reserved = short_label(chosen), bytes_text(chosen.peak_reserved_bytes)
+    if chosen.prediction.fit == "close":
+        print(f"{label} is close: it fits in {room} as predicted, and may not on a card. {reserved} reserved.")
+    else:
+        print(f"{label} fits in {room}: {reserved} reserved, predicted.")
+    if sentence := (chosen.prediction.expected_error or {}).get("sentence"):
+        print(sentence)
+    print(printable(kept_words(way_json(chosen))))
+    plain = answer.as_it_is
+    if plain is not None and plain.fits and plain is not chosen:
+        peak = bytes_text(plain.peak_reserved_bytes)
+        print(f"It fits as it is too, at {peak}: this way is cheaper, by its estimate.")
+    _print_largest(answer)
+
+
 def _tried_words(searched: Searched) -> str:
     refused = len(searched.refused)
-    predicted = f"Predicted {count_text(searched.tried - refused)} of {count_text(searched.of)} ways that go together"
+    predicted = f"Predicted {count_text(searched.tried - refused)} of {count_text(searched.of)} configurations"
     if not refused:
         return f"{predicted}."
     are = "1 was" if refused == 1 else f"{count_text(refused)} were"
     return f"{predicted}; {are} refused{'' if refused == 1 else ', the first'}: {searched.refused[0]}"
-
-
-def _kept(way: TriedWay) -> str:
-    return {
-        "outputs": "Its outputs stay as they are, to the bit or to rounding.",
-        "training": "It trains the same model with another optimizer or number format.",
-        "nothing": "Its outputs change: `python -m memviz run` says how far.",
-    }[way.candidate.keeps]
 
 
 def _print_largest(answer: FitAnswer) -> None:
@@ -290,16 +351,26 @@ def _cell(peak: int | None, fits: bool) -> str:
     return "" if peak is None else f"{peak / (1 << 30):.1f}{'' if fits else '!'}"
 
 
-def _print_front(answer: FitAnswer, unit: str) -> None:
-    from memviz.runner.fit.fit import way_label
+def _print_front(answer: FitAnswer) -> None:
+    """The rows around what was chosen, so that it is among them."""
+    from memviz.headlines.fit import cost_figure, cost_unit, fit_cell
+    from memviz.runner.fit.fit import way_json, way_label
 
-    front = answer.front(answer.shown)
-    rows = [
-        [way_label(way), bytes_text(way.peak_reserved_bytes), _seconds(way), _fits(way)] for way in front[:_MOST_ROWS]
-    ]
-    print_table(["cheapest first", "reserved", f"seconds a {unit}", "fits"], rows, left=1)
-    if len(front) > _MOST_ROWS:
-        print(f"and {len(front) - _MOST_ROWS} that take less and cost more")
+    ways, chosen = answer.listed, answer.chosen
+    at = 0 if chosen is None else ways.index(chosen)
+    first = max(0, at - _MOST_ROWS // 2) if at >= _MOST_ROWS else 0
+    rows = []
+    for way in ways[first : first + _MOST_ROWS]:
+        known = way_json(way)
+        mark = ", chosen" if way is chosen else ""
+        reserved = bytes_text(way.peak_reserved_bytes)
+        rows.append([reserved, cost_figure(known), f"{fit_cell(known)}{mark}", way_label(way)])
+    per = cost_unit(way_json(ways[0]))
+    if first:
+        print(f"{count_text(first)} that cost less and do not fit are left out")
+    print_table(["reserved", per, "", "configuration, cheapest first"], rows, left=1)
+    if len(ways) > first + _MOST_ROWS:
+        print(f"and {len(ways) - first - _MOST_ROWS} that take less and cost more")
 
 
 def _print_measured(measured: list[MeasuredWay], plan: Plan) -> None:
@@ -308,7 +379,7 @@ def _print_measured(measured: list[MeasuredWay], plan: Plan) -> None:
     if not measured:
         print("\nNothing fits as predicted, so nothing was measured.")
         return
-    card = plan.card.name
+    card = plan.card.model
     rows = [
         [
             printable(way_label(each.way)),
@@ -336,13 +407,6 @@ def _fits(way: TriedWay) -> str:
 def _measured_seconds(each: MeasuredWay) -> str:
     seconds = None if each.run is None else each.run.seconds
     return "" if seconds is None else f"{duration_text(round(seconds.median * 1e6))}, {seconds.spread_words}"
-
-
-def _seconds(way: TriedWay) -> str:
-    low, high = way.cost.seconds_low, way.cost.seconds_high
-    if low is None or high is None:
-        return f"{way.cost.flops / 1e12:,.1f} TFLOP"
-    return f"{duration_text(round(low * 1e6))} to {duration_text(round(high * 1e6))}"
 
 
 COMMAND = Command(_add_arguments, _run)

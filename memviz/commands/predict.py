@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memviz.collector import without_collection
-from memviz.commands.command import Command, add_json, pair, positive, printable
+from memviz.commands.command import Command, add_json, add_memory, pair, positive, printable
 from memviz.commands.last_line import LastLine
 from memviz.commands.terminal import progress
 from memviz.errors import UsageError
@@ -37,6 +37,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "python -m memviz predict [options] (SCRIPT | -m MODULE) [ARGUMENT ...]"
     parser.epilog = _MORE
     parser.add_argument("--card", help="by a part of its name; its memory is the limit then (default: no limit)")
+    add_memory(parser)
     parser.add_argument("--torch", default="", metavar="RELEASE", help="with the kernels of another release, as in 2.6")
     parser.add_argument("--settings", help="as in PYTORCH_CUDA_ALLOC_CONF, which holds by default")
     parser.add_argument(
@@ -66,6 +67,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _predict(args: argparse.Namespace) -> int:
     with without_collection():
+        from memviz.runner.predict.cards import card_text
         from memviz.runner.predict.model_changes import optimizations_named
         from memviz.runner.predict.predicted_script import ScriptOrder, predict_script
         from memviz.runner.record.script import load_module, load_script
@@ -82,7 +84,7 @@ def _predict(args: argparse.Namespace) -> int:
     stdout = LastLine() if args.json else None
     script = (load_module if args.module else load_script)(args.script, args.arguments)
     order = ScriptOrder(
-        card=args.card,
+        card=card_text(args.card, args.memory) or None,
         torch=args.torch,
         settings=args.settings,
         steps=args.steps,
@@ -186,6 +188,8 @@ def _say_figures(done: ScriptPrediction) -> None:
         _line(f"  host       {bytes_text(estimate.peak_host)} at most, of tensors there that have no values")
     for name, models in done.applied.items():
         _line(f"  {name} changed {', '.join(models) or 'no model'}")
+    for warning in estimate.warnings:
+        _line(f"  warning: {warning}")
     if done.fits is not None:
         _line(f"  {_fit_words(done)}")
     elif not done.not_known:

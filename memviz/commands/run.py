@@ -14,6 +14,7 @@ from memviz.allocator.context import context_on
 from memviz.commands.command import (
     Command,
     add_json,
+    add_memory,
     add_parallel,
     pair,
     parallel_texts,
@@ -41,6 +42,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--on", choices=("auto", "predict", "cuda"), default="auto", help="(default: %(default)s)")
     parser.add_argument("--card", help="the card to predict for, by a part of its name")
+    add_memory(parser)
     parser.add_argument(
         "--optimizer", choices=("none", "sgd", "adamw", "adamw-fused", "adamw-for-loop"), default="none",
         help="that steps after backward (default: %(default)s, gradients add up)",
@@ -88,6 +90,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _request(args: argparse.Namespace) -> Request:
     from memviz.runner.config_source import with_config
+    from memviz.runner.predict.cards import card_text
     from memviz.runner.request import DEFAULT_CARD, Request, load_of
 
     request = Request(
@@ -95,7 +98,7 @@ def _request(args: argparse.Namespace) -> Request:
         settings=dict(map(pair, args.set)),
         optimizations=tuple(_named(text) for text in args.optimizations),
         on=args.on,
-        card=args.card or DEFAULT_CARD,
+        card=card_text(args.card, args.memory) or DEFAULT_CARD,
         optimizer=args.optimizer,
         warmup=args.warmup,
         steps=args.steps,
@@ -192,6 +195,8 @@ def _print(run: Run, path: Path | None) -> None:
     if run.seconds:
         print(f"  seconds    {run.seconds.median:.4g}, {run.seconds.spread_words}")
     _print_fit(run)
+    for warning in run.warnings:
+        print(f"Warning: {printable(warning)}")
     if run.expected_error is not None:
         print(run.expected_error.sentence)
     _print_numerics(run)

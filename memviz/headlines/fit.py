@@ -1,4 +1,4 @@
-"""What a search for the way that fits has come to, of what is known by now."""
+"""Sentences about a search for a configuration that fits: under way, over or stopped."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Front:
 
 
 def rank(way: Way) -> float:
-    """By which ways are compared: the middle of its seconds, or the work where a card's speed is not known."""
+    """The cost by which configurations are compared: the middle of the seconds, or the work on an unknown card."""
     cost = way["cost"]
     if cost["seconds_low"] is None or cost["seconds_high"] is None:
-        return float(cost["flops"] + cost["bytes_moved"] + cost["host_bytes"])
+        return float(cost["flops"] + cost["bytes_moved"] + cost["host_bytes"] + cost.get("link_bytes", 0))
     return float(cost["seconds_low"] + cost["seconds_high"]) / 2
 
 
@@ -72,15 +72,6 @@ def _changes(way: Way) -> int:
     return sum(len(change) for change in way["optimizations"])
 
 
-def fit_words(way: Way) -> str:
-    """Answer of one way; "close" where what is not known exactly decides."""
-    return "close" if is_close(way) else "fits" if way["fits"] else "does not fit"
-
-
-def is_close(way: Way) -> bool:
-    return way.get("fit") == "close"
-
-
 def error_words(way: Way) -> str:
     """Expected error of a way; empty in searches that were kept before it was known."""
     return str((way.get("expected_error") or {}).get("sentence", ""))
@@ -93,47 +84,82 @@ def cost_words(way: Way) -> str:
 def cost_figure(way: Way) -> str:
     low, high = way["cost"]["seconds_low"], way["cost"]["seconds_high"]
     if low is None or high is None:
-        return f"{way['cost']['flops'] / 1e12:,.1f} TFLOP"
+        return work_text(rank(way))
     return f"{duration_text(round(low * 1e6))} to {duration_text(round(high * 1e6))}"
 
 
+def work_text(work: float) -> str:
+    return f"{work / 1e12:,.2f} T"
+
+
 def cost_unit(way: Way) -> str:
-    """The same for all ways of a card."""
+    """The same for all configurations on a card."""
     per = f"a {way['cost']['per']}"
-    return per if way["cost"]["seconds_low"] is None else f"{per}, estimated"
+    return f"FLOP and bytes moved {per}" if way["cost"]["seconds_low"] is None else f"{per}, estimated"
+
+
+def fit_cell(way: Way) -> str:
+    """ "fits", "does not fit" or "close"."""
+    return "close" if way.get("fit") == "close" else "fits" if way["fits"] else "does not fit"
+
+
+def left_words(seconds: float | None) -> str:
+    """ ", about 4 min left", or nothing where too little is known."""
+    if seconds is None:
+        return ""
+    if seconds < 90:
+        return f", about {max(10, 10 * round(seconds / 10))} s left"
+    return f", about {round(seconds / 60)} min left"
+
+
+def stopped_words(by: str, done: int, of: int) -> str:
+    """How far a search came that was stopped. `by` is what stopped it, as a sentence."""
+    if not of:
+        return by
+    rest = "; another may be better" if done < of else ""
+    return f"{by} {count_text(done)} of {count_text(of)} configurations were tried{rest}."
 
 
 def fit(status: SearchStatus) -> Headline:
     number = best(status.ways)
-    if status.failed and number is None:
-        return Headline("No way was found.", _stopped(status))
-    answer = "Looking for the way that fits." if number is None else _fits(status, status.ways[number])
+    if status.failed and not status.ways:
+        return Headline("No configuration was tried.", _stopped(status))
+    answer = "Searching for a configuration that fits." if number is None else _fits(status, status.ways[number])
     cheaper = "" if number is None else _cheaper(status, status.ways[number])
     if not status.is_over:
         return Headline(answer, f"{cheaper}{_under_way(status)}")
     if number is None:
         return _nothing_fits(status)
-    kept = _KEPT[status.ways[number]["keeps"]]
+    kept = kept_words(status.ways[number])
     return Headline(answer, f"{cheaper}{kept} {_largest(status)}{_stopped(status)}".strip())
+
+
+def kept_words(way: Way) -> str:
+    """What stays as it was asked for, what does not, and what the card has no hardware for."""
+    changes = way.get("changes") or ()
+    changed = f"Changed: {', '.join(changes)}." if changes else ""
+    return " ".join(filter(None, [_KEPT[way["keeps"]], changed, *way.get("warnings", ())]))
 
 
 def _fits(status: SearchStatus, way: Way) -> str:
     """That nothing has to be done comes first, whatever else is cheaper."""
     plain = _as_it_is(status)
-    shown = plain if plain is not None and plain["fits"] else way
-    how = "as it is" if shown is plain else f"with {way['title']}{'' if status.is_over else ' so far'}"
-    close = ", but it is close" if is_close(shown) else ""
-    return f"It fits {how}{close}: {bytes_text(shown['peak_reserved_bytes'])} reserved."
+    if plain is not None and plain["fits"]:
+        return f"It {_verb(plain)} as it is: {bytes_text(plain['peak_reserved_bytes'])} reserved."
+    so_far, reserved = "" if status.is_over else " so far", bytes_text(way["peak_reserved_bytes"])
+    return f"It {_verb(way)} with {way['short_title']}{so_far}: {reserved} reserved."
+
+
+def _verb(way: Way) -> str:
+    return "is close" if fit_cell(way) == "close" else "fits"
 
 
 def _cheaper(status: SearchStatus, way: Way) -> str:
     plain = _as_it_is(status)
     if plain is None or not plain["fits"] or way is plain:
         return ""
-    so_far = "" if status.is_over else " so far"
-    return (
-        f"The cheapest{so_far} is {way['title']}, by its estimate: {bytes_text(way['peak_reserved_bytes'])} reserved. "
-    )
+    so_far, reserved = "" if status.is_over else " so far", bytes_text(way["peak_reserved_bytes"])
+    return f"The cheapest{so_far} is {way['short_title']}, by its estimate: {reserved} reserved. "
 
 
 def _as_it_is(status: SearchStatus) -> Way | None:
@@ -145,9 +171,7 @@ def _as_it_is(status: SearchStatus) -> Way | None:
 
 def _stopped(status: SearchStatus) -> str:
     """With how far it came: what was not predicted may be better."""
-    if not status.failed or status.done >= status.of:
-        return status.failed
-    return f"{status.failed} {count_text(status.done)} of {count_text(status.of)} ways were predicted."
+    return stopped_words(status.failed, status.done, status.of) if status.failed else ""
 
 
 def _under_way(status: SearchStatus) -> str:
@@ -157,7 +181,8 @@ def _under_way(status: SearchStatus) -> str:
         return f"Trying {status.order.largest or 'sequence'} {count_text(status.value)}."
     if not status.of:
         return "The search begins."
-    return f"{count_text(status.done)} of {count_text(status.of)} ways predicted."
+    left = left_words(status.seconds_left)
+    return f"{count_text(status.done)} of {count_text(status.of)} configurations tried{left}."
 
 
 def _nothing_fits(status: SearchStatus) -> Headline:
@@ -165,8 +190,10 @@ def _nothing_fits(status: SearchStatus) -> Headline:
     if least is None:
         return Headline("Nothing that was tried could run.", "Predict it as it is: that says why.")
     more = {"outputs": "Let training change too.", "training": "Let weights be stored in fewer bits too."}
-    said = f"The least is {least['title']}: {bytes_text(least['peak_reserved_bytes'])}."
-    return Headline("Nothing that was tried fits.", f"{said} {more.get(status.order.keep, '')}".strip())
+    said = f"The least is {least['short_title']}: {bytes_text(least['peak_reserved_bytes'])}."
+    rest = [said, _largest(status).strip(), _stopped(status) or more.get(status.order.keep, "")]
+    answer = "Nothing that was tried fits at this size." if _largest(status) else "Nothing that was tried fits."
+    return Headline(answer, " ".join(filter(None, rest)))
 
 
 def _largest(status: SearchStatus) -> str:
@@ -178,8 +205,12 @@ def _largest(status: SearchStatus) -> str:
 
 def largest_words(largest: Mapping[str, Any]) -> str:
     """As `fit --json` has it."""
-    after, refused = "nothing larger was refused", largest.get("next_refused")
-    if largest["next_fails"]:
-        following = count_text(largest["value"] + 1)
+    value, after = count_text(largest["value"]), "nothing larger was refused"
+    at_least = "at least " if largest.get("stopped") else ""
+    if at_least:
+        after = "the search was stopped"
+    elif largest["next_fails"]:
+        following, refused = count_text(largest["value"] + 1), largest.get("next_refused")
         after = f"{following} is refused: {refused.rstrip('.')}" if refused else f"{following} does not fit"
-    return f"The largest {largest['knob']} this way is {count_text(largest['value'])}; {after}."
+    close = f" {value} is close: it fits as predicted, and may not on a card." if largest.get("fit") == "close" else ""
+    return f"The largest {largest['knob']} this way is {at_least}{value}; {after}.{close}"

@@ -34,6 +34,7 @@ def run_json(run: Run, path: Path | None = None) -> dict[str, Any]:
         "seconds_count": None if run.seconds is None else run.seconds.count,
         "flops": run.flops,
         "numerics": run.numerics,
+        "warnings": list(run.warnings),
         "trace": None if path is None else str(path),
         "run": run.as_json(),
     }

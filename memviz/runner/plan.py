@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from memviz.errors import UsageError
 from memviz.runner.knobs import as_text, described, nearest, with_knobs, words_of_value
 from memviz.runner.parallel.parallel import ALONE, GPUS, Parallel, parallel_of
-from memviz.runner.predict.cards import KnownCard, card_named
+from memviz.runner.predict.cards import KnownCard, card_named, memory_args
 from memviz.runner.request import Request
 from memviz.runner.workloads import Workload, workload_named
 from memviz.runner.workloads.configured import configured_workload
@@ -268,7 +268,7 @@ def command_of(request: Request) -> str:
         words += ["--with", f"{name}:{pairs}" if pairs else name]
     words += ["--on", request.on]
     if request.on != "cuda":
-        words += ["--card", request.card]
+        words += memory_args(request.card)
     plain = Request(request.workload)
     # Whether a step fits depends on it, so it is named even where it is the usual one.
     words += ["--optimizer", request.optimizer]

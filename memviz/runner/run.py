@@ -130,6 +130,8 @@ class Run:
     """Of the weights, those that an offload keeps in host memory while they do not compute."""
     peak_while_loading: bool = False
     """Nothing takes as much after the model is loaded and converted."""
+    warnings: tuple[str, ...] = ()
+    """Dtypes that it used and the card has no hardware for, such as bf16 on a T4, in a sentence each."""
 
     def as_json(self) -> dict[str, Any]:
         error = self.expected_error
@@ -148,7 +150,8 @@ class Run:
         error = known.get("expected_error")
         known["expected_error"] = ExpectedError.from_json(error) if error else None
         known["classes"] = tuple(map(RankClass.from_json, known.get("classes", ())))
-        known["notes"] = tuple(str(note) for note in known.get("notes", ()))
+        for name in ("notes", "warnings"):
+            known[name] = tuple(str(text) for text in known.get(name, ()))
         return _checked(cls(**known))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from memviz.commands import FAILED, main
 from memviz.commands import fit as fit_command
+from memviz.runner.fit import search as fit_search
 from memviz.runner.fit import space
 from memviz.runner.fit.fit import FitAnswer
 from memviz.runner.fit.search import Searched
@@ -58,8 +60,9 @@ def test_the_cheapest_way_that_fits_and_its_command_says_the_same(
     assert chosen["fits"] and chosen["keeps"] == "outputs"
     assert chosen["peak_reserved_bytes"] <= answer["usable_bytes"]
     # The allocator's settings, two ways to cut the feed-forward and weights on the host, each with each.
-    # The model has no attention and is no autoencoder, so what changes those is tried alone, twice and once.
-    assert (answer["tried"], answer["of"]) == (2 * 3 * 2 + 2 + 1, 2 * 3 * 2 + 2 + 1)
+    # The model has no attention and is no autoencoder, so what changes those is tried alone, twice and once, and in
+    # everything at once, which comes second.
+    assert (answer["tried"], answer["of"]) == (2 * 3 * 2 + 2 + 1 + 1, 2 * 3 * 2 + 2 + 1 + 1)
     by_cost = [way["cost"]["seconds_low"] + way["cost"]["seconds_high"] for way in answer["front"]]
     peaks = [way["peak_reserved_bytes"] for way in answer["front"]]
     assert by_cost == sorted(by_cost) and peaks == sorted(peaks, reverse=True)
@@ -192,8 +195,13 @@ def test_what_is_wrong_is_said(arguments: list[str], words: str, capsys: pytest.
     assert words in capsys.readouterr().err
 
 
-def test_whoever_stops_it_is_told_what_was_found_and_that_it_is_kept(
-    fit: Asked, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("fault", "status"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
+def test_a_search_that_is_stopped_prints_what_it_found(
+    fault: BaseException,
+    status: int,
+    fit: Asked,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     fit(*EASY)
     told, progress = 0, fit_command.progress
@@ -202,12 +210,68 @@ def test_whoever_stops_it_is_told_what_was_found_and_that_it_is_kept(
         nonlocal told
         told += bool(text)
         if text and told == 3:
-            raise KeyboardInterrupt
+            raise fault
         progress(text)
 
     monkeypatch.setattr(fit_command, "progress", stop_at_the_third)
-    assert main(["fit", *EASY, "--card", "T4", "--processes", "1"]) == 130
-    said = capsys.readouterr().err
-    assert "memviz: Stopped after 3 of " in said
-    assert " fits: " in said
-    assert "the same command goes on from there" in said
+    asked = ["fit", *EASY, "--card", "T4", "--processes", "1"]
+    assert main(asked) == status
+    said = capsys.readouterr()
+    assert " fits in the 14.49 GiB" in said.out and ", chosen" in said.out
+    assert re.search(r"Stopped by .*\. 3 of \d+ configurations were tried; another may be better\.", said.out)
+    assert "The same command continues from there." in said.out
+    # Without a terminal there are plain lines, and few.
+    assert 1 <= said.err.count("configurations tried") <= 3 and "\r" not in said.err
+    told = 0
+    assert main([*asked, "--json", "--largest", "batch"]) == status
+    said = capsys.readouterr()
+    answer = json.loads(said.out)
+    assert answer["tried"] == 3 < answer["planned"] and answer["stopped"]
+    assert answer["chosen"] and answer["largest"] is None
+    assert "memviz: Stopped by " in said.err
+
+
+def test_a_limit_of_time_or_tries_ends_the_search_with_what_it_found(
+    fit: Asked, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = fit(*EASY, "--tries", "4")
+    assert (answer["tried"], answer["planned"], answer["stopped"]) == (4, 4, None)
+    now = [0.0]
+
+    class LateClock:
+        """The time is over once the search has begun."""
+
+        @staticmethod
+        def monotonic() -> float:
+            now[0] += 1.0
+            return now[0]
+
+    monkeypatch.setattr(fit_search, "time", LateClock)
+    answer = fit(*EASY, "--time-limit", "2", "--largest", "batch")
+    assert answer["stopped"] == "time limit" and answer["largest"] is None
+    assert "memviz: Stopped by --time-limit." in capsys.readouterr().err or answer["tried"] == answer["planned"]
+
+
+def test_the_largest_batch_is_sought_below_one_that_does_not_fit(fit: Asked) -> None:
+    huge = ["feed_forward", "--set", "batch=200", *EASY[3:]]
+    answer = fit(*huge, "--largest", "batch", "--tries", "3")
+    assert answer["chosen"] is None
+    largest = answer["largest"]
+    assert 1 <= largest["value"] < 200 and largest["next_fails"] and largest["fit"] in ("yes", "close")
+    command = shlex.split(largest["command"])
+    assert f"batch={largest['value']}" in command
+
+
+def test_a_card_can_be_stated_by_its_memory(fit: Asked, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["fit", *EASY, "--tries", "1", "--processes", "1", "--json"]
+    assert main([*asked, "--memory", "48GiB"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert (alone["card"], alone["card_bytes"]) == ("a card of 48 GiB", 48 << 30)
+    assert alone["chosen"]["cost"]["seconds_low"] is None
+    assert "--memory 48GiB" in alone["chosen"]["command"] and "--card" not in alone["chosen"]["command"]
+    assert main([*asked, "--card", "T4", "--memory", "48GiB"]) == 0
+    other = json.loads(capsys.readouterr().out)
+    assert (other["card"], other["card_bytes"]) == ("Tesla T4 with 48 GiB", 48 << 30)
+    assert other["chosen"]["cost"]["seconds_low"] is not None
+    # What is set aside is the card's own where it is named, and else the most of any.
+    assert other["usable_bytes"] > alone["usable_bytes"]

@@ -7,7 +7,17 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.headlines.fit import best, fit, front
+from memviz.headlines.fit import (
+    best,
+    cost_figure,
+    cost_unit,
+    fit,
+    fit_cell,
+    front,
+    largest_words,
+    rank,
+    work_text,
+)
 from memviz.runner.fit.front import TriedWay, cheapest_that_fits, front_of
 from memviz.runner.fit.space import KEEPS, Keep
 from memviz.runner.jobs.searches import SearchOrder, SearchStatus
@@ -29,6 +39,7 @@ def told(tried: TriedWay, label: str = "split_feed_forward") -> dict[str, Any]:
     return {
         "label": label,
         "title": label.replace("_", " ").capitalize(),
+        "short_title": label.replace("_", " ").capitalize(),
         "optimizations": [{"name": name, **knobs} for name, knobs in tried.candidate.request.optimizations],
         "keeps": tried.candidate.keeps,
         "fits": tried.fits,
@@ -61,11 +72,13 @@ def status(**known: Any) -> SearchStatus:
 
 def test_each_moment_has_its_sentence() -> None:
     good, bad = told(way(2, 20 * GiB)), told(way(1, 30 * GiB, fits=False))
-    assert str(fit(status())) == "Looking for the way that fits. The search begins."
-    assert str(fit(status(before=2))) == "Looking for the way that fits. 2 of others first."
-    assert str(fit(status(ways=(bad,), done=1, of=9))) == "Looking for the way that fits. 1 of 9 ways predicted."
+    assert str(fit(status())) == "Searching for a configuration that fits. The search begins."
+    assert str(fit(status(before=2))) == "Searching for a configuration that fits. 2 of others first."
+    assert str(fit(status(ways=(bad,), done=1, of=9, seconds_left=200.0))) == (
+        "Searching for a configuration that fits. 1 of 9 configurations tried, about 3 min left."
+    )
     assert str(fit(status(ways=(bad, good), done=2, of=9))) == (
-        "It fits with Split feed forward so far: 20.00 GiB reserved. 2 of 9 ways predicted."
+        "It fits with Split feed forward so far: 20.00 GiB reserved. 2 of 9 configurations tried."
     )
     assert str(fit(status(ways=({**good, "fit": "close"},), done=2, of=9))) == (
         "It fits with Split feed forward so far, but it is close: 20.00 GiB reserved. 2 of 9 ways predicted."
@@ -84,7 +97,7 @@ def test_each_moment_has_its_sentence() -> None:
     assert str(fit(status(ways=(bad,), answer={}))) == (
         "Nothing that was tried fits. The least is Split feed forward: 30.00 GiB. Let training change too."
     )
-    assert str(fit(status(failed="There is no workload x."))) == "No way was found. There is no workload x."
+    assert str(fit(status(failed="There is no workload x."))) == "No configuration was tried. There is no workload x."
     assert str(fit(status(answer={}))).startswith("Nothing that was tried could run.")
 
 
@@ -93,7 +106,8 @@ def test_that_it_fits_as_it_is_is_said_first_whatever_else_is_cheaper() -> None:
     plain, cheaper = told(way(3, 12 * GiB), "baseline"), told(way(2, 2 * GiB, "split_feed_forward"))
     assert str(fit(status(ways=(plain, cheaper), done=2, of=9))) == (
         "It fits as it is: 12.00 GiB reserved. "
-        "The cheapest so far is Split feed forward, by its estimate: 2,048 MiB reserved. 2 of 9 ways predicted."
+        "The cheapest so far is Split feed forward, by its estimate: 2,048 MiB reserved. "
+        "2 of 9 configurations tried."
     )
     assert str(fit(status(ways=(plain, cheaper), answer={}))) == (
         "It fits as it is: 12.00 GiB reserved. "
@@ -107,10 +121,38 @@ def test_that_it_fits_as_it_is_is_said_first_whatever_else_is_cheaper() -> None:
     assert str(fit(status(ways=(too_large, cheaper), answer={}))).startswith("It fits with Split feed forward: 2,048")
 
 
-def test_a_search_that_was_stopped_says_how_far_it_came() -> None:
+def test_a_search_that_was_stopped_says_how_far_it_came_and_what_it_found() -> None:
     good, bad = told(way(2, 20 * GiB)), told(way(1, 30 * GiB, fits=False))
     stopped = {"done": 2, "of": 9, "failed": "Cancelled."}
-    assert str(fit(status(ways=(bad, good), **stopped))).endswith("Cancelled. 2 of 9 ways were predicted.")
-    assert str(fit(status(ways=(bad,), **stopped))) == "No way was found. Cancelled. 2 of 9 ways were predicted."
+    how_far = "Cancelled. 2 of 9 configurations were tried; another may be better."
+    assert str(fit(status(ways=(bad, good), **stopped))).endswith(how_far)
+    # What was predicted is said, though nothing of it fits.
+    assert str(fit(status(ways=(bad,), **stopped))) == (
+        f"Nothing that was tried fits. The least is Split feed forward: 30.00 GiB. {how_far}"
+    )
+    assert str(fit(status(done=0, of=0, failed="Cancelled."))) == "No configuration was tried. Cancelled."
     over = {**stopped, "done": 9}
-    assert str(fit(status(ways=(good,), **over))).endswith("Cancelled."), "in what came after the search"
+    assert str(fit(status(ways=(good,), **over))).endswith("Cancelled. 9 of 9 configurations were tried.")
+
+
+def test_what_changed_unasked_and_what_is_close_is_said() -> None:
+    changed = {
+        **told(way(2, 20 * GiB, keeps="training")),
+        "changes": ["optimizer sgd instead of adamw"],
+        "fit": "close",
+    }
+    said = str(fit(status(ways=(changed,), answer={})))
+    assert said.startswith("It is close with") and "Changed: optimizer sgd instead of adamw." in said
+    assert fit_cell(changed) == "close" and fit_cell({**changed, "fit": "yes"}) == "fits"
+    largest = {"knob": "batch", "value": 1294, "next_fails": True}
+    assert largest_words(largest) == "The largest batch this way is 1,294; 1,295 does not fit."
+    assert " 1,294 is close:" in largest_words({**largest, "fit": "close"})
+    until_then = largest_words({**largest, "next_fails": False, "stopped": True})
+    assert until_then == "The largest batch this way is at least 1,294; the search was stopped."
+
+
+def test_on_a_card_of_unknown_speed_the_cost_that_is_said_is_the_one_that_is_compared() -> None:
+    cost = {"flops": 164 * 10**12, "bytes_moved": 10**12, "host_bytes": 0, "link_bytes": 0, "per": "step"}
+    unknown = {**told(way(1, GiB)), "cost": {**cost, "seconds_low": None, "seconds_high": None}}
+    assert rank(unknown) == 165e12 and cost_figure(unknown) == work_text(rank(unknown)) == "165.00 T"
+    assert cost_unit(unknown) == "FLOP and bytes moved a step"

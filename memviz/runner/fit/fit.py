@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,19 +10,36 @@ from memviz.allocator.context import overhead_on
 from memviz.allocator.what_if import CardMemory
 from memviz.errors import UsageError
 from memviz.runner.fit.front import TriedWay, cheapest_that_fits, front_of
-from memviz.runner.fit.grid import Grid, Predicted, grid_json, grid_of
+from memviz.runner.fit.grid import Grid, grid_json, grid_of
 from memviz.runner.fit.largest import Largest, largest_that_fits
 from memviz.runner.fit.predictions import Predictor
-from memviz.runner.fit.search import Searched, Told, search
+from memviz.runner.fit.search import Searched, Stop, Told, search
 from memviz.runner.fit.space import KEEPS, Keep, space_of
 from memviz.runner.knobs import described, nearest
 from memviz.runner.parallel.parallel import parallel_of
-from memviz.runner.plan import label_of, plan_of, title_of
+from memviz.runner.plan import command_of, label_of, plan_of, title_of
 from memviz.runner.request import Request
 from optimizations import Optimization
 
 LARGEST = ("batch", "sequence")
 _MOST_REASONS = 3
+_NAMED_LAST = ("allocator_settings", "attention_backend")
+_MOST_NAMED = 2
+"""Optimizations in a headline; the table and the command name all."""
+
+Named = Callable[[tuple[Optimization, ...]], str]
+
+
+@dataclass(frozen=True)
+class LargestValue:
+    """The largest value of a knob, with one configuration."""
+
+    knob: str
+    found: Largest
+    request: Request
+    """With that value."""
+    fit: str = ""
+    """Of that value: "yes", or "close"."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +48,11 @@ class FitAnswer:
     keep: Keep
     usable_bytes: int
     searched: Searched
-    largest: tuple[str, Largest] | None
-    """The knob, and its largest value; None where nobody asked, or nothing fits."""
+    largest: LargestValue | None
+    """None where nobody asked, or no value was found that fits."""
     grid: Grid | None = None
+    stopped: str = ""
+    """`Stop.by`: what ended the search before it was through."""
 
     @property
     def chosen(self) -> TriedWay | None:
@@ -54,6 +73,19 @@ class FitAnswer:
                 return way
         return None
 
+    @property
+    def grown(self) -> TriedWay | None:
+        """The configuration whose largest batch is sought: what was chosen, or where nothing fits what takes least."""
+        return self.chosen or min(self.searched.ways, key=lambda way: way.peak_reserved_bytes, default=None)
+
+    @property
+    def listed(self) -> tuple[TriedWay, ...]:
+        """The front, and what was chosen where another of the same cost takes less."""
+        front, chosen = self.front(self.shown), self.chosen
+        if chosen is None or chosen in front:
+            return front
+        return tuple(sorted((*front, chosen), key=lambda way: (way.cost.rank, -way.peak_reserved_bytes)))
+
     def front(self, keep: Keep) -> tuple[TriedWay, ...]:
         return front_of(way for way in self.searched.ways if way.candidate.keeps == keep)
 
@@ -70,28 +102,28 @@ def find_fit(
     keep: Keep = "outputs",
     largest: str = "",
     grid: bool = False,
+    tries: int | None = None,
+    stop: Stop | None = None,
     tell: Told = lambda way, done, of: None,
     tell_largest: Callable[[int], None] = lambda value: None,
 ) -> FitAnswer:
-    plan = plan_of(request)
+    """`stop` ends it early, with what was found by then."""
+    plan, stop = plan_of(request), stop or Stop()
     for knob in [*filter(None, [largest]), *(LARGEST if grid else ())]:
         _check_knob(request, knob)
     space = space_of(request, keep)
-    searched = search(space, predictor, tell)
+    searched = search(space, predictor, tell, tries=tries, stop=stop)
     card = CardMemory(plan.card.memory_bytes, overhead_on(plan.card.name))
-    answer = FitAnswer(request, keep, card.usable_bytes, searched, None)
-    if largest and answer.chosen is not None:
-        largest_found = _largest(answer.chosen.candidate.request, largest, card.usable_bytes, predictor, tell_largest)
-        answer = replace(answer, largest=None if largest_found is None else (largest, largest_found))
-    if grid and answer.chosen is not None:
-        asks = asking(answer.chosen.candidate.request, predictor)
-        answer = replace(
-            answer,
-            grid=grid_of(
-                asks, knob_value(answer.chosen.candidate.request, "sequence"), card.usable_bytes, tell_largest
-            ),
-        )
-    return answer
+    usable = card.usable_bytes
+    answer = FitAnswer(request, keep, usable, searched, None)
+    if answer.grown is not None and not stop.by:
+        asks = Asking(answer.grown.candidate.request, predictor, stop)
+        if largest:
+            answer = replace(answer, largest=asks.largest(largest, usable, tell_largest))
+        if grid:
+            known = grid_of(asks, knob_value(asks.request, "sequence"), usable, tell_largest)
+            answer = replace(answer, grid=known)
+    return replace(answer, stopped=stop.by if searched.is_stopped or largest or grid else "")
 
 
 def _check_knob(request: Request, name: str) -> None:
@@ -101,31 +133,45 @@ def _check_knob(request: Request, name: str) -> None:
         raise UsageError(f"{request.workload} has no knob {name} to make larger.{nearest(name, there)}")
 
 
-def _largest(
-    request: Request, knob: str, usable: int, predictor: Predictor, tell: Callable[[int], None]
-) -> Largest | None:
-    predicted = asking(request, predictor)
+class Asking:
+    """One configuration with knobs of other values."""
 
-    def fits(value: int) -> tuple[bool, int] | str:
-        tell(value)
-        return predicted({knob: value})
+    def __init__(self, request: Request, predictor: Predictor, stop: Stop | None = None) -> None:
+        self.request = request
+        self._predictor = predictor
+        self._stop = stop or Stop()
+        self._fit = ""
+        """Of the newest prediction."""
 
-    return largest_that_fits(fits, usable, knob_value(request, knob))
-
-
-def asking(request: Request, predictor: Predictor) -> Predicted:
-    """Whether the way fits with knobs of these values, and its peak without a limit; or why they are refused."""
-
-    def predicted(values: Mapping[str, int]) -> tuple[bool, int] | str:
-        turned = replace(request, settings={**request.settings, **{knob: str(n) for knob, n in values.items()}})
+    def __call__(self, values: Mapping[str, int]) -> tuple[bool, int] | str:
+        """Whether these values fit, and the peak without a limit; or why they are refused."""
+        turned = self._with(values)
         try:
             plan_of(turned)
         except UsageError as error:
             return str(error)
-        prediction = predictor.one(turned)
+        with self._stop.ends():
+            prediction = self._predictor.one(turned, self._stop.until)
+        self._fit = prediction.fit
         return prediction.refused or (prediction.fits is True, prediction.peak_reserved_bytes)
 
-    return predicted
+    def largest(self, knob: str, usable: int, tell: Callable[[int], None]) -> LargestValue | None:
+        words: dict[int, str] = {}
+
+        def fits(value: int) -> tuple[bool, int] | str:
+            tell(value)
+            answer = self({knob: value})
+            words[value] = self._fit
+            return answer
+
+        found = largest_that_fits(fits, usable, knob_value(self.request, knob))
+        if found is None:
+            return None
+        return LargestValue(knob, found, replace(self._with({knob: found.value}), numerics=False), words[found.value])
+
+    def _with(self, values: Mapping[str, int]) -> Request:
+        texts = {knob: str(value) for knob, value in values.items()}
+        return replace(self.request, settings={**self.request.settings, **texts})
 
 
 def knob_value(request: Request, name: str) -> int:
@@ -136,11 +182,12 @@ def knob_value(request: Request, name: str) -> int:
 
 
 def fit_json(answer: FitAnswer) -> dict[str, Any]:
-    chosen = answer.chosen
+    chosen, card = answer.chosen, plan_of(answer.request).card
     return {
         "workload": answer.request.workload,
         "settings": dict(answer.request.settings),
-        "card": plan_of(answer.request).card.name,
+        "card": card.name,
+        "card_bytes": card.memory_bytes,
         "usable_bytes": answer.usable_bytes,
         "keep": answer.keep,
         "chosen": None if chosen is None else way_json(chosen),
@@ -148,6 +195,8 @@ def fit_json(answer: FitAnswer) -> dict[str, Any]:
         "fronts": {keep: [way_json(way) for way in answer.front(keep)] for keep in allowed(answer.keep)},
         "tried": answer.searched.tried,
         "of": answer.searched.of,
+        "planned": answer.searched.planned,
+        "stopped": answer.stopped or None,
         "refused": {
             "count": len(answer.searched.refused),
             "reasons": list(dict.fromkeys(answer.searched.refused))[:_MOST_REASONS],
@@ -170,10 +219,13 @@ def way_json(way: TriedWay) -> dict[str, Any]:
         "parallel": parallel_of(request.parallel).used,
         "label": way_label(way),
         "title": way_label(way, title_of),
+        "short_title": short_label(way, title_of),
         "keeps": way.candidate.keeps,
         "fits": way.fits,
         "fit": way.prediction.fit,
         "expected_error": way.prediction.expected_error,
+        "changes": list(changes_of(way)),
+        "warnings": list(way.prediction.warnings),
         "peak_allocated_bytes": way.prediction.peak_allocated_bytes,
         "peak_reserved_bytes": way.peak_reserved_bytes,
         "peak_reserved_without_limit_bytes": way.prediction.peak_reserved_bytes,
@@ -192,7 +244,27 @@ def way_json(way: TriedWay) -> dict[str, Any]:
     }
 
 
-def way_label(way: TriedWay, named: Callable[[tuple[Optimization, ...]], str] = label_of) -> str:
+def changes_of(way: TriedWay) -> Iterator[str]:
+    """Differences from the request beside the optimizations: another optimizer, dtype or layout."""
+    asked, request = way.candidate.asked, way.candidate.request
+    if asked is None:
+        return
+    if request.optimizer != asked.optimizer:
+        yield f"optimizer {request.optimizer} instead of {asked.optimizer}"
+    if way.candidate.layout:
+        yield f"{way.candidate.layout} instead of {plan_of(asked).parallel.parts}"
+    before = {knob.name: str(knob.default) for knob in described(plan_of(asked).workload)}
+    yield from (f"{name} {text} instead of {before[name]}" for name, text in _other_settings(way).items())
+
+
+def _other_settings(way: TriedWay) -> dict[str, str]:
+    asked = way.candidate.asked
+    known = {} if asked is None else asked.settings
+    settings = {} if asked is None else way.candidate.request.settings
+    return {name: text for name, text in settings.items() if text != known.get(name)}
+
+
+def way_label(way: TriedWay, named: Named = label_of) -> str:
     """`checkpointing every=2 + adamw-fused`, or `baseline`; in the words of the page by `title_of`."""
     request = way.candidate.request
     plan = plan_of(request)
@@ -200,17 +272,39 @@ def way_label(way: TriedWay, named: Callable[[tuple[Optimization, ...]], str] = 
     layout = way.candidate.layout or (plan.parallel.parts if plan.parallel.gpus > 1 else "")
     more = [layout] if layout else []
     more += [] if request.optimizer == "none" else [request.optimizer]
+    more += [text for name, text in _other_settings(way).items() if name == "dtype"]
     return " + ".join([*more, *([named(plan.optimizations)] if plan.optimizations or not more else [])])
+
+
+def short_label(way: TriedWay, named: Named = label_of) -> str:
+    """For a headline: two optimizations that were not asked for, and the number of other changes."""
+    request, asked = way.candidate.request, way.candidate.asked or way.candidate.request
+    given = {name for name, _ in asked.optimizations}
+    added = [change for change in plan_of(request).optimizations if change.name not in given]
+    parts = [named((change,)) for change in sorted(added, key=lambda change: change.name in _NAMED_LAST)]
+    parts += [way.candidate.layout] if way.candidate.layout else []
+    parts += [request.optimizer] if request.optimizer != asked.optimizer else []
+    parts += [text for name, text in _other_settings(way).items() if name == "dtype"]
+    more = len(parts) - _MOST_NAMED
+    together = " + ".join(parts[:_MOST_NAMED]) or way_label(way, named)
+    return f"{together} and {more} more" if more > 0 else together
 
 
 def largest_json(answer: FitAnswer) -> dict[str, Any] | None:
     if answer.largest is None:
         return None
-    knob, largest_value = answer.largest
+    largest, found = answer.largest, answer.largest.found
+    grown = answer.grown
+    assert grown is not None
     return {
-        "knob": knob,
-        "value": largest_value.value,
-        "next_fails": largest_value.next_fails,
-        "next_refused": largest_value.refused.removeprefix(f"{answer.request.workload}: ") or None,
-        "predictions": largest_value.predictions,
+        "knob": largest.knob,
+        "value": found.value,
+        "next_fails": found.next_fails,
+        "next_refused": found.refused.removeprefix(f"{answer.request.workload}: ") or None,
+        "predictions": found.predictions,
+        "fit": largest.fit,
+        "stopped": found.is_stopped,
+        "label": way_label(grown),
+        "title": way_label(grown, title_of),
+        "command": command_of(largest.request),
     }

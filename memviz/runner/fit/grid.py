@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from memviz.runner.fit.largest import largest_that_fits
+from memviz.runner.fit.largest import Stopped, largest_that_fits
 
 Predicted = Callable[[Mapping[str, int]], "tuple[bool, int] | str"]
 """Whether these values fit, and the peak without a limit; or why they are refused."""
@@ -85,9 +86,10 @@ def _filled(predicted: Predicted, row: Row, batches: tuple[int, ...]) -> Row:
     for batch in (batch for batch in batches if batch <= row.largest or batch == beyond):
         if batch in peaks:
             continue
-        answer = predicted({"batch": batch, "sequence": row.sequence})
-        if not isinstance(answer, str):
-            peaks[batch] = answer[1]
+        with suppress(Stopped):
+            answer = predicted({"batch": batch, "sequence": row.sequence})
+            if not isinstance(answer, str):
+                peaks[batch] = answer[1]
     return Row(row.sequence, row.largest, row.is_exact, peaks)
 
 

@@ -7,7 +7,7 @@ that are given back let values fit whose peak without a limit is above it; among
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 Asked = Callable[[int], "tuple[bool, int] | str"]
@@ -38,11 +38,25 @@ class Largest:
     predictions: int
     refused: str = ""
     """Why the next is refused, where that is no matter of memory."""
+    is_stopped: bool = False
+    """The search ended before it came to one that does not fit."""
+
+
+class Stopped(Exception):
+    """Raised by a prediction where the search is to end."""
 
 
 def largest_that_fits(ask: Asked, usable_bytes: int, first: int = 1) -> Largest | None:
-    """None where not even 1 fits. `first` is where to begin."""
+    """None where not even 1 fits. `first` is where to begin; where `ask` raises Stopped, the largest until then."""
     points: dict[int, Point] = {}
+    try:
+        return _searched(ask, usable_bytes, max(first, 1), points)
+    except Stopped:
+        is_any = any(good for good, _ in points.values())
+        return Largest(_border(points)[0], False, len(points), is_stopped=True) if is_any else None
+
+
+def _searched(ask: Asked, usable_bytes: int, first: int, points: dict[int, Point]) -> Largest | None:
     refused: dict[int, str] = {}
 
     def fits(value: int) -> bool:
@@ -52,7 +66,7 @@ def largest_that_fits(ask: Asked, usable_bytes: int, first: int = 1) -> Largest 
         points[value] = (False, None) if isinstance(answer, str) else answer
         return points[value][0]
 
-    if not fits(max(first, 1)) and (1 in points or not fits(1)):
+    if not fits(first) and not _any_fits_below(first, fits, refused):
         return None
     slow = 0
     while len(points) < _MOST_PREDICTIONS:
@@ -71,6 +85,16 @@ def largest_that_fits(ask: Asked, usable_bytes: int, first: int = 1) -> Largest 
         is_slow = high is not None and new_high is not None and new_high - new_low > (high - low) // 2
         slow = slow + 1 if is_slow else max(slow - 1, 0)
     return Largest(_border(points)[0], False, len(points))
+
+
+def _any_fits_below(first: int, fits: Callable[[int], bool], refused: Mapping[int, str]) -> bool:
+    """1, or where that is refused for another reason than memory, a half, a quarter and so on of `first`."""
+    if first in refused or first == 1:
+        return first > 1 and fits(1)
+    if fits(1):
+        return True
+    halves = (first >> times for times in range(1, first.bit_length() - 1))
+    return 1 in refused and any(fits(value) for value in halves)
 
 
 def _border(points: dict[int, Point]) -> tuple[int, int | None]:

@@ -7,6 +7,7 @@ import json
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
@@ -51,6 +52,7 @@ class Prediction:
     """`flops`, `bytes_moved`, `host_bytes`, `link_bytes` of one rank of each class, on many GPUs."""
     expected_error: dict[str, Any] | None = None
     """As `run --json` has it."""
+    warnings: tuple[str, ...] = ()
 
 
 def prediction_of(event: RunEvent) -> Prediction:
@@ -72,6 +74,7 @@ def prediction_of(event: RunEvent) -> Prediction:
         link_bytes=run.link_bytes or 0,
         expected_error=run.expected_error.as_json() if run.expected_error else None,
         of_classes=tuple((one.flops, one.bytes_moved, one.host_bytes, one.link_bytes) for one in run.classes),
+        warnings=run.warnings,
     )
 
 
@@ -164,6 +167,19 @@ Others = Callable[[Request], Sequence[Request]]
 """Those that differ from it in their allocator settings alone, and may be asked for later."""
 
 
+class _OutOfTime(Exception):
+    pass
+
+
+def _wait_for(threads: Sequence[threading.Thread], until: float | None) -> None:
+    for thread in threads:
+        while thread.is_alive():
+            # In pieces: a person who presses Ctrl-C is heard by this thread alone.
+            thread.join(0.2)
+            if until is not None and time.monotonic() >= until:
+                raise _OutOfTime
+
+
 class SearchWorker(Protocol):
     @property
     def is_alive(self) -> bool: ...
@@ -214,15 +230,28 @@ class Predictor:
             worker.close()
         self._folder.cleanup()
 
-    def one(self, request: Request) -> Prediction:
+    def one(self, request: Request, until: float | None = None) -> Prediction:
+        """At the time `until` of the monotonic clock its process is ended, and it is refused."""
         known = self.kept.get(request)
-        return known if known is not None else self._predict(0, request)
+        if known is not None:
+            return known
+        timer = threading.Timer(max(0.0, (until or 0.0) - time.monotonic()), self._kill)
+        if until is not None:
+            timer.start()
+        try:
+            return self._predict(0, request)
+        finally:
+            timer.cancel()
 
-    def all(self, ask: Ask, hear: Hear, others: Others = lambda request: ()) -> None:
+    def _kill(self) -> None:
+        for worker in filter(None, self._workers):
+            worker.kill()
+
+    def all(self, ask: Ask, hear: Hear, others: Others = lambda request: (), *, until: float | None = None) -> None:
         """Until there is nothing to ask. Both are called by one thread at a time, and what they raise ends it.
 
         The `others` of a request cost little beside it, so they are predicted with it and kept until
-        they are asked for.
+        they are asked for. At the time `until` of the monotonic clock what is under way is ended.
         """
         faults: list[BaseException] = []
 
@@ -235,6 +264,9 @@ class Predictor:
                         return
                     prediction = self.kept.get(request) or self._predict(place, request, others(request))
                     with self._lock:
+                        if faults:
+                            # Its process was ended, which says nothing about the request.
+                            return
                         hear(request, prediction)
             except BaseException as fault:
                 faults.append(fault)
@@ -243,14 +275,13 @@ class Predictor:
         for thread in threads:
             thread.start()
         try:
-            for thread in threads:
-                while thread.is_alive():
-                    # In pieces: a person who presses Ctrl-C is heard by this thread alone.
-                    thread.join(0.2)
+            _wait_for(threads, until)
         except BaseException as fault:
-            faults.append(fault)
-            for worker in filter(None, self._workers):
-                worker.kill()
+            with self._lock:
+                faults.append(fault)
+            self._kill()
+            if isinstance(fault, _OutOfTime):
+                return
             raise
         if faults:
             raise faults[0]

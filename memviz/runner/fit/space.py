@@ -64,6 +64,8 @@ _SAME_OPTIMIZER: dict[Optimizer, tuple[Optimizer, ...]] = {
 }
 """The same arithmetic, in other kernels."""
 _LEAST_OPTIMIZER: Optimizer = "sgd"
+_USUAL = ({"checkpointing"}, {"checkpointing", "chunked_cross_entropy"}, {"weight_offload"})
+"""What people combine first, each with its first option: soon tried, so that a good answer comes early."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ class Candidate:
     keeps: Keep
     layout: str = ""
     """How it is parted, where that is not as it was asked for."""
+    asked: Request | None = None
+    """The request that it is a change of."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ class Space:
     def _candidate(self, changes: Mapping[int, int], keeps: Keep) -> Candidate:
         request = self._request_of(changes)
         is_other = request.parallel != self.request.parallel
-        return Candidate(request, keeps, parallel_of(request.parallel).parts if is_other else "")
+        return Candidate(request, keeps, parallel_of(request.parallel).parts if is_other else "", self.request)
 
     def _places(self) -> list[Place]:
         places = list(islice(self._going_on(()), MOST_CANDIDATES + 1))
@@ -158,9 +162,12 @@ class Space:
         changed = request.optimizer != self.request.optimizer
         same = request.optimizer in _SAME_OPTIMIZER.get(self.request.optimizer, ())
         is_other = (changed and not same) or "dtype" in {self.names[place] for place, _ in changes}
-        if plan.claim == "lossy":
+        # What was asked for is fixed: only what is changed beside it can break what must stay.
+        given = {name for name, _ in self.request.optimizations}
+        claims = {optimization.claim for optimization in plan.optimizations if optimization.name not in given}
+        if "lossy" in claims:
             return "nothing"
-        is_other = is_other or plan.claim == "training"
+        is_other = is_other or "training" in claims
         return "outputs" if not is_other else "training" if plan.workload.training else "nothing"
 
     def _request_of(self, numbers: Mapping[int, int]) -> Request:
@@ -190,7 +197,10 @@ class Space:
         return [other for other in alike if other != place and other in self.candidates]
 
     def first(self) -> Iterator[Place]:
-        """What is tried before all else: as it is, each option alone, and one of everything that goes together."""
+        """Tried before all else: as it is, one of everything that goes together, usual ones, and each option alone.
+
+        Everything at once comes second, so that a model that fits at all is soon known to fit.
+        """
         yield from (place for place in self._tried_first() if place in self.candidates)
 
     def _tried_first(self) -> Iterator[Place]:
@@ -203,7 +213,8 @@ class Space:
         everything: Place = ()
         while len(everything) < len(self.options):
             everything = (*everything, max(self._going_with(everything)[:2]))
-        yield from (nothing, *alone, everything)
+        usual = (tuple(int(name in together) for name in self.names) for together in _USUAL)
+        yield from dict.fromkeys((nothing, everything, *usual, *alone))
 
 
 def _changes(place: Place) -> list[_Change]:

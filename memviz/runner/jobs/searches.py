@@ -1,4 +1,4 @@
-"""Searches for the way that fits: each a process of its own, whose predictions stand in the line of all runs.
+"""Searches for a configuration that fits: each a process of its own, whose predictions stand in the line of all runs.
 
 Between two of its predictions others have their turns. What nobody looks at any more ends, as orders do.
 """
@@ -12,7 +12,8 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,6 +30,10 @@ MODULE = "memviz.runner.fit.driver"
 MOST_AT_ONCE = 8
 _KEPT = 64
 _LOOK_SECONDS = 1.0
+_NEWEST, _LEAST_TIMED = 24, 4
+"""Predictions whose pace is taken: some of them come in pairs, the second of which is a replay."""
+_LEAST_SECONDS = 2.0
+"""Answers that were kept from before come at once, and say nothing about those to come."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +62,28 @@ class SearchStatus:
     """All that `fit --json` says."""
     failed: str = ""
     seconds: float = 0.0
+    seconds_left: float | None = None
+    """Until all are predicted, by the newest ones; None where too few are."""
 
     @property
     def is_over(self) -> bool:
         return self.answer is not None or bool(self.failed)
+
+
+class Pace:
+    """Time that is left of a search, by how fast its newest predictions came."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._newest: deque[float] = deque(maxlen=_NEWEST)
+
+    def seconds_left(self, done: int, of: int) -> float | None:
+        """To be asked after each prediction."""
+        self._newest.append(self._clock())
+        took = self._newest[-1] - self._newest[0]
+        if len(self._newest) < _LEAST_TIMED or took < _LEAST_SECONDS:
+            return None
+        return took / (len(self._newest) - 1) * (of - done)
 
 
 class Searches:
@@ -137,6 +160,7 @@ class _Search:
         self._why = ""
         self._began = time.monotonic()
         self._attention = Attention()
+        self._pace = Pace()
         self._process: subprocess.Popen[str] | None = None
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._follow, self._watch)]
 
@@ -219,7 +243,8 @@ class _Search:
         kind = message["kind"]
         if kind == "way":
             more = () if message["way"] is None else (message["way"],)
-            self._set(ways=(*self.status.ways, *more), done=message["done"], of=message["of"])
+            left = self._pace.seconds_left(message["done"], message["of"])
+            self._set(ways=(*self.status.ways, *more), done=message["done"], of=message["of"], seconds_left=left)
         elif kind == "value":
             self._set(value=message["value"])
         elif kind == "answer":

@@ -124,6 +124,8 @@ class AllocationRecorder:
         self.assumptions = Assumptions() if assumptions is None else assumptions
         self.totals = OperatorTotals()
         self.operators: set[str] = set()
+        self.dtypes: set[torch.dtype] = set()
+        """Of the tensors on the device."""
         self._watched: Any = WeakIdKeyDictionary()
         """Parameters, and the hook that tells when their gradient is done."""
         self.placed: Category | None = None
@@ -297,6 +299,7 @@ class AllocationRecorder:
             self.host.nowhere.add(tensor)
             return
         comes_in = treatment.name == _COPY_OVER and not there and not self.position.modules
+        self.dtypes.add(tensor.dtype)
         ledger.take(storage, self._describe_next(treatment.name, Category.INPUT if comes_in else Category.UNKNOWN))
 
     def _is_nowhere(self, args: list[torch.Tensor], kwargs: Any) -> bool:

@@ -8,10 +8,15 @@ correction another on cards without HBM. Multiprocessors and capabilities are th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
+from memviz.allocator.what_if import CardMemory
 from memviz.errors import UsageError
 from memviz.runner.knobs import nearest
+from memviz.runner.request import DEFAULT_CARD
+from memviz.units import parse_bytes
 
 _KiB, _MiB, _GiB = 1 << 10, 1 << 20, 1 << 30
 _WORKSPACE = (2 * 4096 + 8 * 16) * _KiB
@@ -20,10 +25,20 @@ _AMD_WORKSPACE = 128 * _MiB
 _HOPPER, _NEWER = (9,), (10, 11, 12)
 _NEWER_AS_HOPPER_SINCE = (2, 12)
 """PyTorch's pull request 175344, of February 2026: until then 32 MiB were Hopper's alone."""
+_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 _THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
 _MOST_THREADS = 2048
 _NEWEST = (99, 0)
 _AMD = "AMD "
+_ANY = "a card of "
+_WITH = " with "
+"""Between a card's name and a memory that is not its own."""
+NATIVE_SINCE = {"bf16": (8, 0), "fp8": (8, 9)}
+"""Compute capability from which matrix products of a dtype run in hardware, by NVIDIA's programming guide."""
+_WITHOUT = {
+    "bf16": "PyTorch emulates it, far slower than fp16, and some kernels refuse it",
+    "fp8": "weights can be stored in it and are cast for each use, but fp8 matrix products do not run",
+}
 _FAMILIES = ("NVIDIA ", "Tesla ", _AMD, "GeForce ", "Instinct ")
 
 
@@ -34,6 +49,16 @@ class KnownCard:
     memory_gib: float
     capability: tuple[int, int]
     multiprocessors: int
+
+    @property
+    def model(self) -> str:
+        """Its name without a memory that was stated for it."""
+        return self.name.partition(_WITH)[0]
+
+    @property
+    def is_only_memory(self) -> bool:
+        """Stated by its memory alone; all else is that of the usual card."""
+        return self.name.startswith(_ANY)
 
     @property
     def memory_bytes(self) -> int:
@@ -179,14 +204,88 @@ def common_cards() -> tuple[KnownCard, ...]:
     return tuple(map(card_named, _COMMON))
 
 
+def card_text(card: str | None, memory: str | None) -> str:
+    """A card with another memory, or known by its memory alone, as one text for `card_named`; empty for none."""
+    if not memory:
+        return card or ""
+    size = _size_of(memory)
+    return ", ".join(filter(None, [card, size_text(size)]))
+
+
+def _size_of(memory: str) -> int:
+    try:
+        size = parse_bytes(memory)
+    except ValueError as error:
+        raise UsageError(f"The memory of a card: {error}.") from None
+    if size <= 0:
+        raise UsageError("The memory of a card must be more than 0; write for example 24GiB.")
+    return size
+
+
 def card_named(name: str) -> KnownCard:
-    """By its name or a part of it, in any case: 'h200', 'RTX 4090', 'a100 40'. The plain card goes before its kin."""
+    """By its name or a part of it, in any case: 'h200', 'RTX 4090', 'a100 40'. The plain card goes before its kin.
+
+    'RTX 4090, 48GiB' is the same card with another memory. '48GiB' is any card of that size: its context is the most
+    that was seen on any, and its kernels are those of the usual card.
+    """
+    model, comma, memory = name.rpartition(",")
+    if comma:
+        known, size = card_named(model), _size_of(memory)
+        return replace(known, name=f"{known.model}{_WITH}{CardMemory(size).name}", memory_gib=size / _GiB)
+    if not _is_size(name):
+        return _listed(name)
+    size = _size_of(name)
+    return replace(_listed(DEFAULT_CARD), name=f"{_ANY}{CardMemory(size).name}", memory_gib=size / _GiB)
+
+
+def _is_size(text: str) -> bool:
+    """'48GiB', and not '4090' or '80GB', which are parts of names."""
+    with suppress(ValueError):
+        parse_bytes(text)
+        return not text.strip()[-1].isdigit() and not any(text.lower() in card.name.lower() for card in CARDS)
+    return False
+
+
+def size_text(size: int) -> str:
+    """A size that `parse_bytes` reads back to the byte: '48GiB'."""
+    unit, name = next(((unit, name) for unit, name in _UNITS if size % unit == 0), (1, "B"))
+    return f"{size // unit}{name}"
+
+
+def memory_args(card: str) -> tuple[str, ...]:
+    """Options of the command line for a text of `card_text`."""
+    model, comma, memory = card.rpartition(", ")
+    if not comma:
+        model, memory = ("", card) if _is_size(card) else (card, "")
+    return (*(("--card", model) if model else ()), *(("--memory", memory) if memory else ()))
+
+
+def is_native(dtype: str, card: KnownCard) -> bool:
+    """Whether the card has hardware for it."""
+    return card.is_amd or card.capability >= NATIVE_SINCE.get(dtype, (0, 0))
+
+
+def dtype_warnings(dtypes: Iterable[str], card: KnownCard) -> tuple[str, ...]:
+    """One sentence for each dtype without native support on the card."""
+    return tuple(_dtype_warning(dtype, card) for dtype in sorted(set(dtypes)) if not is_native(dtype, card))
+
+
+def _dtype_warning(dtype: str, card: KnownCard) -> str:
+    since, own = (".".join(map(str, version)) for version in (NATIVE_SINCE[dtype], card.capability))
+    return (
+        f"{dtype} has no native support on {card.name} (compute capability {own}; native since {since}): "
+        f"{_WITHOUT[dtype]}."
+    )
+
+
+def _listed(name: str) -> KnownCard:
     wanted = short_name(name).lower()
     words = wanted.split()
     exact = [card for card in CARDS if wanted == short_name(card.name).lower()]
     fitting = exact or [card for card in CARDS if words and all(word in card.name.lower() for word in words)]
     if not fitting:
-        raise UsageError(f"No card is known as {name!r}.{nearest(name, [short_name(card.name) for card in CARDS])}")
+        hint = nearest(name, [short_name(card.name) for card in CARDS])
+        raise UsageError(f"No card is known as {name!r}.{hint} Or state its memory, as in 48GiB.")
     plain = min(fitting, key=lambda card: len(card.name.split()))
     if not all(set(plain.name.split()) <= set(card.name.split()) for card in fitting):
         several = " or ".join(short_name(card.name) for card in fitting)

@@ -62,6 +62,8 @@ class Estimate:
     windows: tuple[HistoryWindow, ...] = ()
     assumed: tuple[Stated, ...] = ()
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """Dtypes that were used and that the card has no hardware for."""
     operators: frozenset[str] = frozenset()
     unproven: tuple[Unproven, ...] = ()
     """Rules that it rests on and that no recording proves, with their bytes."""
@@ -187,6 +189,7 @@ def estimate_of(device: PredictedDevice, trace: Trace, *, steps: int = 0) -> Est
         windows=device.windows,
         assumed=device.recorder.assumptions.stated,
         notes=tuple(note for note in device.unseen() if note not in about_the_card),
+        warnings=device.warnings(),
         unproven=device.unproven(),
         layout=device.layout,
         commands=dict(device.children.commands),

@@ -28,7 +28,7 @@ from memviz.errors import UsageError
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.assumptions import Assumptions
 from memviz.runner.predict.autocast import Autocast, followed
-from memviz.runner.predict.cards import KnownCard
+from memviz.runner.predict.cards import KnownCard, dtype_warnings
 from memviz.runner.predict.cuda_history import HistoryWindow, MemoryHistory
 from memviz.runner.predict.evidence import Unproven
 from memviz.runner.predict.fake_cuda import FakeCuda
@@ -60,6 +60,8 @@ RESERVED_IS_UNPROVEN = (
     "No recording of a rank was held against a prediction yet: what is live follows PyTorch's own code, but what is "
     "reserved depends on the order in which streams give memory back, and is not validated."
 )
+_DTYPES = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"}
+"""Those that some cards have no hardware for."""
 _EVENTS_BETWEEN_COLLECTIONS = 1000
 """Of all cycles, where a program empties the cache; to look for them takes long once libraries are loaded."""
 
@@ -302,6 +304,10 @@ class PredictedDevice:
         assumed = filter(None, (*self.recorder.assumptions.sentences, caught_refusal()))
         shared = (RESERVED_IS_UNPROVEN,) if COLLECTIVES in self.recorder.operators else ()
         return (*unseen_by(self.recorder.operators, self.card), *shared, *assumed)
+
+    def warnings(self) -> tuple[str, ...]:
+        """In sentences: dtypes that were used and that the card has no hardware for."""
+        return dtype_warnings((_DTYPES.get(dtype, "") for dtype in self.recorder.dtypes), self.card)
 
     def unproven(self) -> tuple[Unproven, ...]:
         """Rules that its memory rests on and that no recording proves."""

@@ -31,7 +31,7 @@ from memviz.trace.model import Trace
 
 _OF_WHAT_IT_DOES = (
     *("flops", "bytes_moved", "host_bytes", "weights_bytes", "parameters", "seconds", "expected_error", "notes"),
-    *("weights_on_host_bytes", "link_bytes", "pinned_host_bytes", "peak_while_loading"),
+    *("weights_on_host_bytes", "link_bytes", "pinned_host_bytes", "peak_while_loading", "warnings"),
 )
 """Figures in which allocator settings have no part."""
 _COUNTED = ("flops", "bytes_moved", "host_bytes", "link_bytes")
@@ -62,6 +62,7 @@ def predict(plan: Plan, tell: Tell, rank: GroupRank | None = None, *, figures_on
             **peaks_of(device, loaded_bytes),
             **totals.of_one_step(plan.request.steps),
             "pinned_host_bytes": device.pinned_host_bytes,
+            "warnings": device.warnings(),
             "notes": (*device.unseen(), *filter(None, [sentence_of(device.unproven())])),
         }
         operators, unproven = device.recorder.operators, device.unproven()

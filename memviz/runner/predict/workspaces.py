@@ -19,6 +19,7 @@ from torch import Tensor
 from memviz.allocator.context import context_sentence
 from memviz.runner.predict import convolutions, crossings, indexing
 from memviz.runner.predict.cards import KnownCard
+from memviz.runner.request import DEFAULT_CARD
 
 aten = torch.ops.aten
 Temporaries = Callable[[Any, Any, Any, KnownCard], Iterable[int | tuple[int, ...]]]
@@ -276,8 +277,14 @@ _UNSEEN = (
 )
 
 
+_ONLY_MEMORY = (
+    f"Of the card only the memory is known: kernels, workspaces and compute capability are taken from {DEFAULT_CARD}."
+)
+
+
 def unseen_by(operators: Iterable[str], card: KnownCard) -> tuple[str, ...]:
     """What a run of these operators takes on a card beyond what is predicted."""
     used = set(operators)
     of_operators = (sentence for names, sentence in _UNSEEN if used.intersection(names))
-    return (*of_operators, context_sentence(card.name))
+    alone = (_ONLY_MEMORY,) if card.is_only_memory else ()
+    return (*of_operators, *alone, context_sentence(card.name))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from memviz.allocator.context import overhead_on
+from memviz.allocator.what_if import CardMemory
 from memviz.errors import MemvizError, TraceError, UsageError
 from memviz.runner.jobs.kept_runs import KeptRuns, default_folder
 from memviz.runner.jobs.order import OrderStatus, Variant
@@ -21,6 +22,7 @@ from memviz.runner.jobs.searches import Searches, SearchOrder, SearchStatus
 from memviz.runner.jobs.worker_process import listing
 from memviz.runner.jobs.zero_gpu import LENT_DEVICE, is_zero_gpu
 from memviz.runner.parallel.rank_files import file_of_rank
+from memviz.runner.predict.cards import card_named
 from memviz.runner.run import load_run
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
@@ -199,9 +201,9 @@ class RunAnswers:
         return self.begin(RunRequests((request,), (str(way["title"]),)), visitor)
 
     def usable_bytes(self, card: str) -> int:
-        """Of a card of the listing, less what its CUDA context takes at most."""
-        memory = next((row["memory_bytes"] for row in self.listing()["cards"] if row["name"] == card), 0)
-        return max(0, int(memory) - overhead_on(card))
+        """Of a card, less what its CUDA context takes at most."""
+        known = card_named(card)
+        return CardMemory(known.memory_bytes, overhead_on(known.name)).usable_bytes
 
     def follow(self, order: str, is_there: Callable[[], bool] = lambda: True) -> Iterator[OrderStatus]:
         """Each change of an order, until it is over, its owner has begun another, or nobody is there to see it."""

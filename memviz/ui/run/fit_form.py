@@ -1,4 +1,4 @@
-"""What a visitor may say of a search for the way that fits, and the search that the form means."""
+"""Fields of a search for a configuration that fits, and the search that the form means."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def search_of(fields: Mapping[str, Any], requests: RunRequests) -> SearchOrder:
     """Of the workload as it stands in the form; the search itself switches optimizations on."""
     sizes = {tuple(sorted(request.settings.items())) for request in requests.requests}
     if requests.faults or not requests.requests:
-        raise UsageError("Nothing was searched: what is marked above does not go.")
+        raise UsageError("Nothing was searched. Fix the marked fields first.")
     if len(sizes) > 1:
         raise UsageError("A search is for one size: give one value for each knob of the workload.")
     keep, largest = str(fields.get("fit:keep", "outputs")), str(fields.get("fit:largest", ""))
@@ -39,7 +39,7 @@ def fit_fields_html(fields: Mapping[str, Any]) -> Html:
     grid = tag("input", type="checkbox", name_="fit:grid", checked=fields.get("fit:grid") is True)
     return tag(
         "details",
-        tag("summary", "Find the way that fits"),
+        tag("summary", "Find a configuration that fits"),
         tag(
             "p",
             "Tries combinations of the optimizations for this model and card: which are cheapest for their memory?",
@@ -47,7 +47,7 @@ def fit_fields_html(fields: Mapping[str, Any]) -> Html:
         ),
         _menu("fit:keep", "What must stay", _KEEPS, fields),
         _menu("fit:largest", "And then look for", _LARGEST, fields),
-        tag("label", grid, tag("span", "Map batch × sequence the way that is found"), class_="mv-check"),
+        tag("label", grid, tag("span", "Map batch × sequence with it"), class_="mv-check"),
         tag(
             "p",
             tag("button", "Find it", type="button", class_="mv-quiet", data_act="fit", data_act_above=True),

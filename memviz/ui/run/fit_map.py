@@ -15,7 +15,7 @@ def map_html(grid: Mapping[str, Any]) -> Html:
     rows = [_row(row, batches, grid["usable_bytes"]) for row in grid["rows"]]
     return tag(
         "section",
-        tag("h2", "Batch × sequence, the way that is found", class_="mv-h2"),
+        tag("h2", "Batch × sequence with this configuration", class_="mv-h2"),
         tag(
             "p",
             "GiB reserved without a limit, by batch. The last column is the border: that fits, and one more does not.",

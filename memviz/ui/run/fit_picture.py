@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil, log10
 from typing import Any
 
-from memviz.headlines.fit import cost_words, fit_words, front, rank
+from memviz.headlines.fit import cost_unit, cost_words, fit_cell, front, rank, work_text
 from memviz.ui.html.markup import Html, tag
 from memviz.ui.html.words import cut
 from memviz.units import bytes_text, duration_text
@@ -63,8 +63,8 @@ def picture_html(ways: Sequence[Way], usable_bytes: int, chosen: int | None) -> 
 
 def _point(number: int, way: Way, scale: _Scale, on_front: bool, is_chosen: bool) -> Html:
     place = f"left:{scale.x(rank(way)):.2f}%;top:{scale.y(way['peak_reserved_bytes']):.2f}%"
-    reserved = bytes_text(way["peak_reserved_bytes"])
-    words = f"{cut(str(way['title']))}: {reserved} reserved, {cost_words(way)}, {fit_words(way)}"
+    reserved = f"{bytes_text(way['peak_reserved_bytes'])} reserved"
+    words = f"{cut(str(way['title']))}: {reserved}, {cost_words(way)}, {fit_cell(way)}"
     kinds = [f"mv-is-{way['keeps']}", *(["mv-fits"] if way["fits"] else []), *(["mv-on-front"] if on_front else [])]
     return tag(
         "button",
@@ -120,8 +120,8 @@ def _costs(scale: _Scale, ways: Sequence[Way]) -> list[Html]:
     """The cheapest and the dearest, in the words of what they are compared by."""
     in_seconds, per = ways[0]["cost"]["seconds_low"] is not None, ways[0]["cost"]["per"]
     ends = [scale.low, scale.high] if scale.high > scale.low else [scale.low]
-    texts = [duration_text(round(end * 1e6)) if in_seconds else f"{end / 1e12:,.1f} T" for end in ends]
-    what = f"a {per}, the middle of its estimate" if in_seconds else f"of work a {per}"
+    texts = [duration_text(round(end * 1e6)) if in_seconds else work_text(end) for end in ends]
+    what = f"a {per}, the middle of its estimate" if in_seconds else cost_unit(ways[0])
     return [tag("span", texts[0]), tag("span", what, class_="mv-soft"), *(tag("span", text) for text in texts[1:])]
 
 

@@ -5,19 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memviz.headlines.fit import (
-    best,
-    cost_figure,
-    cost_unit,
-    cost_words,
-    error_words,
-    fit,
-    fit_words,
-    front,
-    is_close,
-    rank,
-)
+from memviz.headlines.fit import best, cost_figure, cost_unit, cost_words, error_words, fit, fit_cell, front, rank
 from memviz.runner.jobs.searches import SearchStatus
+from memviz.runner.predict.cards import card_named
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.html.words import cut, rounded
 from memviz.ui.run.below_results import code_html
@@ -30,7 +20,7 @@ def fit_head_html(status: SearchStatus, usable_bytes: int) -> Html:
     said = fit(status)
     request = status.order.request
     facts = [
-        ("predicted for", f"{request.card}, {bytes_text(usable_bytes)} usable"),
+        ("predicted for", f"{card_named(request.card).name}, {bytes_text(usable_bytes)} usable"),
         ("keeps", {"nothing": "nothing"}.get(status.order.keep, status.order.keep)),
     ]
     if status.is_over and status.answer is not None:
@@ -71,8 +61,8 @@ def _shown(ways: tuple[Mapping[str, Any], ...]) -> int | None:
 
 
 def _way(number: int, way: Mapping[str, Any], opening: str) -> Html:
-    mark, kind = ("≈", None) if is_close(way) else ("✓", "mv-good") if way["fits"] else ("✗", "mv-bad")
-    fits = tag("b", f"{mark} {fit_words(way)}", class_=kind)
+    sign, kind = {"fits": ("✓", "mv-good"), "close": ("≈", "mv-close")}.get(fit_cell(way), ("✗", "mv-bad"))
+    fits = tag("b", f"{sign} {fit_cell(way)}", class_=kind)
     error = tag("p", error_words(way), class_="mv-soft mv-truth") if error_words(way) else Html("")
     what = tag("p", tag("b", cut(str(way["title"]))), " ", fits, f" {cost_words(way)}", class_="mv-fit-way")
     button = tag(
@@ -89,10 +79,13 @@ def _way(number: int, way: Mapping[str, Any], opening: str) -> Html:
 
 def _table(ways: tuple[Mapping[str, Any], ...]) -> Html:
     """The front in words; and every way, for points may lie on each other."""
-    drawn = front(ways).numbers
+    chosen, drawn = best(ways), set(front(ways).numbers)
+    # Of equal cost another may take less, and then the front has that one.
+    listed = drawn if chosen is None else drawn | {chosen}
     every = sorted(range(len(ways)), key=lambda number: (rank(ways[number]), number))
+    in_order = [number for number in every if number in listed]
     return joined(
-        _rows(ways, drawn, "The front, cheapest first", "mv-table mv-fit-front"),
+        _rows(ways, in_order, "The front, cheapest first", "mv-table mv-fit-front"),
         tag(
             "details",
             tag("summary", f"All {count_text(len(ways))} ways that run"),
@@ -103,13 +96,15 @@ def _table(ways: tuple[Mapping[str, Any], ...]) -> Html:
 
 
 def _rows(ways: Sequence[Mapping[str, Any]], numbers: Sequence[int], title: str, kind: str) -> Html:
-    heads = (title, "Reserved", cost_unit(ways[numbers[0]]).capitalize() if numbers else "", "")
+    unit = cost_unit(ways[numbers[0]]) if numbers else ""
+    heads = (title, "Reserved", unit[:1].upper() + unit[1:], "")
     head = [tag("th", words, scope="col", class_="mv-number" if at == 1 else None) for at, words in enumerate(heads)]
-    rows = [_row(number, ways[number]) for number in numbers]
+    chosen = best(ways)
+    rows = [_row(number, ways[number], is_chosen=number == chosen) for number in numbers]
     return tag("table", tag("thead", tag("tr", *head)), tag("tbody", *rows), class_=kind)
 
 
-def _row(number: int, way: Mapping[str, Any]) -> Html:
+def _row(number: int, way: Mapping[str, Any], *, is_chosen: bool) -> Html:
     label = cut(str(way["title"]))
     name = tag("button", label, type="button", class_="mv-link", data_act="way", data_number=str(number))
     return tag(
@@ -117,5 +112,6 @@ def _row(number: int, way: Mapping[str, Any]) -> Html:
         tag("td", name),
         tag("td", rounded(way["peak_reserved_bytes"]), class_="mv-number"),
         tag("td", cost_figure(way)),
-        tag("td", fit_words(way)),
+        tag("td", tag("b", fit_cell(way), ", chosen") if is_chosen else fit_cell(way)),
+        class_="mv-chosen" if is_chosen else None,
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 from memviz.errors import UsageError
 from memviz.runner.knobs import words_of_value
+from memviz.runner.predict.cards import card_named
 from memviz.runner.request import Request, load_of
 from memviz.ui.run.config_field import CONFIG, config_of
 from memviz.ui.run.faults import EVERY_CHOICE, knob_faults, step_faults
@@ -25,6 +26,9 @@ MOST_VARIANTS = 32
 GENERAL = ("run", "knobs")
 """Places of faults that are of no field of their own."""
 BASELINE = "Baseline"
+OTHER_CARD = "other"
+"""In the menu of cards: one that is stated by its memory."""
+FIRST_MEMORY = "24GiB"
 _OPTIONS = ("optimizer", "warmup", "steps", "load", "torch")
 
 
@@ -79,7 +83,7 @@ def form_fields_of(fields: Mapping[str, Any], listing: Mapping[str, Any]) -> For
         ),
         their_knobs=dict(_theirs(fields)),
         on=str(fields.get("on", "predict")),
-        card=str(fields.get("card", "")),
+        card=_card_of(fields),
         options={**_older(fields), **{name: str(fields[name]) for name in _OPTIONS if name in fields}},
         keep_output=fields.get("keep_output") is True,
         numerics=fields.get("numerics", True) is True,
@@ -91,6 +95,22 @@ def form_fields_of(fields: Mapping[str, Any], listing: Mapping[str, Any]) -> For
 def _older(fields: Mapping[str, Any]) -> dict[str, str]:
     """Of forms and links that say `conversion` for `load`."""
     return {"load": load_of(str(fields["conversion"]))} if "conversion" in fields else {}
+
+
+def _card_of(fields: Mapping[str, Any]) -> str:
+    """A name of the menu, or what was typed in the place of one."""
+    card = str(fields.get("card", ""))
+    return str(fields.get("memory", FIRST_MEMORY)).strip() or OTHER_CARD if card == OTHER_CARD else card
+
+
+def _card_faults(form: FormFields, listing: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if form.card == OTHER_CARD:
+        yield "memory", "State its memory, as in 48GiB."
+    elif form.card and form.on != "cuda" and _row(listing["cards"], form.card) is None:
+        try:
+            card_named(form.card)
+        except UsageError:
+            yield "memory", f"{form.card[:40]} is no size, as in 48GiB, and no card with a size, as in RTX 4090, 48GiB."
 
 
 def _theirs(fields: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], str]]:
@@ -109,7 +129,7 @@ def requests_of(form: FormFields, listing: Mapping[str, Any], most: int = MOST_V
     workload = _row(listing["workloads"], form.workload)
     if workload is None:
         return RunRequests(faults={"workload": "There is no such workload."})
-    faults = dict([*_conflicts(form, listing), *_wrong_values(form, workload, listing)])
+    faults = dict([*_conflicts(form, listing), *_wrong_values(form, workload, listing), *_card_faults(form, listing)])
     config, wrong = config_of(form.config) if form.workload == CONFIG else ("", "")
     if wrong:
         return RunRequests(faults={**faults, "config": wrong})
@@ -281,6 +301,7 @@ def changed(
         return {key: value for key, value in fields.items() if not key.startswith("w:")}, True
     # Choices are ticked instead of taken from a menu from now on, or from a menu again.
     turns = any(fields.get(name) in (EVERY_CHOICE, "") for name in _with_choices(now, listing))
+    turns = turns or (fields.get("card") == OTHER_CARD) != (before.get("card") == OTHER_CARD)
     return dict(fields), turns or now.on != then.on
 
 

@@ -11,7 +11,16 @@ from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.run.config_field import CONFIG, config_field_html
 from memviz.ui.run.faults import EVERY_CHOICE
 from memviz.ui.run.fit_form import fit_fields_html
-from memviz.ui.run.form import GENERAL, MOST_UNASKED, FormFields, RunRequests, values_of, without_effect
+from memviz.ui.run.form import (
+    FIRST_MEMORY,
+    GENERAL,
+    MOST_UNASKED,
+    OTHER_CARD,
+    FormFields,
+    RunRequests,
+    values_of,
+    without_effect,
+)
 from memviz.ui.run.parallel_form import asked_of, parallel_fields_html, parallel_words
 from memviz.units import bytes_text, count_text
 
@@ -179,10 +188,10 @@ def _where(form: FormFields, listing: Mapping[str, Any]) -> Html:
         )
         for way, words, possible in ways
     ]
-    card = tag("label", tag("span", "Card"), _cards(form, listing["cards"]), class_="mv-wide")
+    card, memory = _cards(form, listing["cards"])
     why = tag("p", NO_DEVICE, class_="mv-soft") if not can else Html("")
     count, axes = parallel_fields_html(form.parallel)
-    cards = joined(tag("div", card, count, class_="mv-card-count"), axes)
+    cards = joined(tag("div", card, count, class_="mv-card-count"), memory, axes)
     return joined(
         tag("p", "Device", class_="mv-device", id="run-device"),
         tag("div", *switch, class_="mv-way", role="radiogroup", aria_labelledby="run-device"),
@@ -191,15 +200,26 @@ def _where(form: FormFields, listing: Mapping[str, Any]) -> Html:
     )
 
 
-def _cards(form: FormFields, cards: Sequence[Mapping[str, Any]]) -> Html:
-    """By kind, as each is sold for something."""
+def _cards(form: FormFields, cards: Sequence[Mapping[str, Any]]) -> tuple[Html, Html]:
+    """By kind, as each is sold for something; and a field for the memory of one that is not among them."""
     kinds: dict[str, list[Html]] = {}
+    listed: set[str] = set()
     for card in cards:
         words = f"{card['name'].removeprefix('NVIDIA ')}, {bytes_text(card['memory_bytes'])}"
         unproven = ", unproven" if card.get("unproven") else ""
+        listed.add(card["name"])
         made = tag("option", f"{words}{unproven}", value=card["name"], selected=card["name"] == form.card)
         kinds.setdefault(card.get("kind", ""), []).append(made)
-    return tag("select", *(tag("optgroup", *made, label=kind or "Cards") for kind, made in kinds.items()), name_="card")
+    groups = [tag("optgroup", *made, label=kind or "Cards") for kind, made in kinds.items()]
+    is_other = form.card not in ("", *listed)
+    groups.append(tag("option", "Other: state its memory", value=OTHER_CARD, selected=is_other))
+    menu = tag("label", tag("span", "Card"), tag("select", *groups, name_="card"), class_="mv-wide")
+    if not is_other:
+        return menu, Html("")
+    text = "" if form.card == OTHER_CARD else form.card
+    field = tag("input", type="text", name_="memory", value=text, placeholder=FIRST_MEMORY, autocomplete="off")
+    title = "48GiB, or a card with another memory: RTX 4090, 48GiB"
+    return menu, tag("label", tag("span", "Memory"), field, _fault("memory"), class_="mv-wide", title=title)
 
 
 _RELEASES = [("", "as installed"), ("2.6", "2.6, as when the examples were published")]

@@ -74,7 +74,11 @@ def _truth(status: OrderStatus) -> Html:
     """How true the predictions are likely to be: one sentence for all of which the same is to be said."""
     errors = [variant.run.expected_error for variant in status.variants if variant.run and variant.run.expected_error]
     sentences = dict.fromkeys(error.sentence for error in errors)
-    return joined(*(tag("p", sentence, class_="mv-soft mv-truth") for sentence in sentences))
+    warnings = dict.fromkeys(text for variant in status.variants if variant.run for text in variant.run.warnings)
+    return joined(
+        *(tag("p", text, class_="mv-note mv-warning") for text in warnings),
+        *(tag("p", sentence, class_="mv-soft mv-truth") for sentence in sentences),
+    )
 
 
 def _under_way(status: OrderStatus, done: int) -> str:

@@ -36,5 +36,5 @@ STORIES: Mapping[str, Mapping[str, Any]] = {
 
 def story_fields(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The form as the story wants it; where it runs stays as it was chosen."""
-    kept = {key: fields[key] for key in ("on", "card", "numerics") if key in fields}
+    kept = {key: fields[key] for key in ("on", "card", "memory", "numerics") if key in fields}
     return {**kept, **STORIES.get(name, {})}

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memviz.runner.fit.fit import FitAnswer, changes_of, short_label, way_label
 from memviz.runner.fit.front import cheapest_that_fits, front_of
+from memviz.runner.fit.search import Searched
+from memviz.runner.fit.space import Candidate
+from memviz.runner.request import Request
 from tests.runner.fit.ways import hypervolume, way
 
 POINTS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=30)
@@ -48,3 +55,35 @@ def test_every_way_is_on_the_front_or_no_better_than_one_that_is(points: list[tu
 def test_the_area_under_a_front_is_that_of_all_cells_it_dominates(points: list[tuple[int, int]]) -> None:
     cells = sum(any(x <= i and y <= j for x, y in points) for i in range(10) for j in range(10))
     assert hypervolume(points, (10, 10)) == cells
+
+
+def test_a_headline_names_two_optimizations_that_were_added_and_counts_the_others() -> None:
+    asked = Request("gpt2", {"layers": "1"}, (("lora", {}),), optimizer="adamw")
+
+    def short(*names: str, **changed: Any) -> str:
+        on = (*asked.optimizations, *((name, {}) for name in names))
+        candidate = Candidate(replace(asked, optimizations=on, **changed), "outputs", asked=asked)
+        return short_label(replace(way(1, 1), candidate=candidate))
+
+    assert short() == "adamw + lora"
+    assert short("checkpointing") == "checkpointing"
+    assert short("checkpointing", optimizer="sgd") == "checkpointing + sgd"
+    # Settings of the allocator are the last to be named.
+    names = ("allocator_settings", "checkpointing", "chunked_cross_entropy")
+    assert short(*names, optimizer="adamw-fused") == "chunked_cross_entropy + checkpointing and 2 more"
+
+
+def test_another_optimizer_or_dtype_is_said() -> None:
+    asked = Request("feed_forward", {"mode": "training"}, optimizer="adamw")
+    other = replace(asked, optimizer="sgd", settings={"mode": "training", "dtype": "bf16"})
+    changed = replace(way(1, 1), candidate=Candidate(other, "training", asked=asked))
+    assert list(changes_of(changed)) == ["optimizer sgd instead of adamw", "dtype bf16 instead of fp32"]
+    assert way_label(changed) == "sgd + bf16"
+    assert list(changes_of(replace(changed, candidate=Candidate(asked, "outputs", asked=asked)))) == []
+
+
+def test_what_was_chosen_is_in_the_table_though_another_of_its_cost_takes_less() -> None:
+    plain, less = way(2, 20), way(2, 10, "split_feed_forward", "allocator_settings")
+    answer = FitAnswer(plain.candidate.request, "outputs", 24, Searched((plain, less), 2, 2), None)
+    assert answer.chosen is plain and plain not in answer.front("outputs")
+    assert answer.listed == (plain, less)

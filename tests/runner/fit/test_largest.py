@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.runner.fit.largest import Largest, largest_that_fits
+from memviz.runner.fit.largest import Largest, Stopped, largest_that_fits
 
 GiB = 1 << 30
 SEGMENTS = (
@@ -48,6 +48,35 @@ def test_it_fits_and_the_next_does_not(at_rest: int, slope: int, floor: int, fir
         assert found is None
     else:
         assert found == Largest((machine.usable - at_rest) // slope, True, len(machine.asked))
+
+
+def test_below_a_value_that_does_not_fit_smaller_ones_that_the_model_refuses_are_passed_over() -> None:
+    """As where gradient accumulation takes a batch in 8 pieces."""
+    asked: list[int] = []
+
+    def ask(value: int) -> tuple[bool, int] | str:
+        asked.append(value)
+        return "a batch of 8 or more" if value < 8 else (value <= 21, value * GiB)
+
+    assert largest_that_fits(ask, 21 * GiB, 64) == Largest(21, True, len(asked))
+
+
+def test_where_the_search_is_to_end_the_largest_until_then_is_the_answer() -> None:
+    asked: list[int] = []
+
+    def ask(value: int) -> tuple[bool, int] | str:
+        asked.append(value)
+        if len(asked) == 3:
+            raise Stopped
+        return value <= 1000, value
+
+    assert largest_that_fits(ask, 1000) == Largest(asked[1], False, 2, is_stopped=True)
+    asked.clear()
+
+    def refuse(value: int) -> tuple[bool, int] | str:
+        raise Stopped
+
+    assert largest_that_fits(refuse, 1000) is None
 
 
 @given(at_rest=st.integers(GiB, 12 * GiB), slope=st.integers(1 << 20, 2 * GiB))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -111,6 +113,38 @@ def test_what_is_wrong_with_one_ends_it_for_all(tmp_path: Path) -> None:
     left = iter(REQUESTS)
     with Predictor(processes=2, kept=KeptPredictions(tmp_path)) as predictor, pytest.raises(RuntimeError, match="no"):
         predictor.all(lambda: next(left, None), hear)
+
+
+def test_at_the_end_of_its_time_it_ends_what_is_under_way_and_does_not_hear_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = threading.Event()
+
+    class Slow(Worker):
+        def run(self, requests: list[Request], *, figures_only: bool) -> Iterator[Event]:
+            for event in super().run(requests, figures_only=figures_only):
+                if event.request.settings["layers"] == "3":
+                    assert killed.wait(60)
+                    event.what = "killed"
+                yield event
+
+        def kill(self) -> None:
+            killed.set()
+
+    monkeypatch.setattr(predictions, "Worker", Slow)
+    heard: list[str] = []
+    left = iter(REQUESTS)
+    with Predictor(processes=1, kept=KeptPredictions(tmp_path)) as predictor:
+        predictor.all(
+            lambda: next(left, None),
+            lambda request, prediction: heard.append(request.settings["layers"]),
+            until=time.monotonic() + 1.0,
+        )
+        assert heard == ["1", "2"]
+        killed.clear()
+        predictor.one(REQUESTS[2], until=time.monotonic())
+        assert killed.is_set()
+    assert KeptPredictions(tmp_path).get(REQUESTS[2]) is None
 
 
 def test_what_costs_little_beside_another_is_predicted_with_it_and_not_again(tmp_path: Path) -> None:

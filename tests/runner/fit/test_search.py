@@ -92,7 +92,7 @@ class Teller:
     def __init__(self, kept: KeptPredictions, luck: int) -> None:
         self.kept, self.made, self._luck = kept, 0, random.Random(luck)
 
-    def all(self, ask: Ask, hear: Hear, others: Others) -> None:
+    def all(self, ask: Ask, hear: Hear, others: Others, *, until: float | None = None) -> None:
         pending: list[Request] = []
         while (request := ask()) is not None or pending:
             pending += [request] if request is not None else []

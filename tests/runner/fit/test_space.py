@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from memviz.runner.fit import space as fit_space
 from memviz.runner.fit.space import Space, space_of
 from memviz.runner.plan import plan_of
@@ -16,12 +18,13 @@ def names_on(space: Space) -> set[str]:
 
 
 def test_the_first_is_the_way_that_was_asked_for() -> None:
-    first, *alone = space_of(TRAINING, "outputs").first()
+    first, everything, *others = space_of(TRAINING, "outputs").first()
     space = space_of(TRAINING, "outputs")
     assert space.candidates[first].request == TRAINING
-    changed = [space.candidates[place].request for place in alone[:-1]]
-    assert all(len(each.optimizations) + (each.optimizer != "adamw") == 1 for each in changed)
-    assert {name for name, _ in space.candidates[alone[-1]].request.optimizations} >= {
+    changed = [space.candidates[place].request for place in others]
+    assert {name for name, _ in changed[1].optimizations} == {"checkpointing", "chunked_cross_entropy"}
+    assert all(len(each.optimizations) + (each.optimizer != "adamw") == 1 for each in changed if each is not changed[1])
+    assert {name for name, _ in space.candidates[everything].request.optimizations} >= {
         "checkpointing",
         "flat_gradients",
     }
@@ -76,6 +79,19 @@ def test_what_was_asked_for_is_always_on() -> None:
         assert dict(candidate.request.optimizations)["checkpointing"] == {"every": "2"}
 
 
+def test_what_must_stay_is_relative_to_what_was_asked_for() -> None:
+    lora, cast = Request("gpt2", {"layers": "1"}, (("lora", {}),), optimizer="adamw"), ("layerwise_casting", {})
+    space = space_of(lora, "outputs")
+    plain = {name for candidate in space.candidates.values() for name, _ in candidate.request.optimizations}
+    assert {"lora", "checkpointing", "chunked_cross_entropy"} <= plain and "eight_bit_states" not in plain
+    assert {candidate.keeps for candidate in space.candidates.values()} == {"outputs"}
+    of_class = {candidate.keeps for candidate in space_of(lora, "training").candidates.values()}
+    assert of_class == {"outputs", "training"}
+    quantized = space_of(replace(INFERENCE, optimizations=(cast,)), "outputs")
+    assert len(quantized.candidates) > 1
+    assert {candidate.keeps for candidate in quantized.candidates.values()} == {"outputs"}
+
+
 def test_a_space_that_is_too_large_to_look_at_is_drawn_from_and_begins_as_ever(monkeypatch) -> None:
     whole = space_of(TRAINING, "nothing")
     assert len(whole.candidates) > 600
@@ -92,7 +108,7 @@ def test_a_space_that_is_too_large_to_look_at_is_drawn_from_and_begins_as_ever(m
 def test_all_together_is_all_that_goes_together() -> None:
     """What is named first is on; what does not go with it is off."""
     space = space_of(TRAINING, "outputs")
-    everything = space.candidates[list(space.first())[-1]].request
+    everything = space.candidates[list(space.first())[1]].request
     assert {"split_feed_forward", "checkpointing"} <= {name for name, _ in everything.optimizations}
     assert "chunked_feed_forward" not in {name for name, _ in everything.optimizations}
 

@@ -12,7 +12,7 @@ from memviz.fair_lock import FairLock
 from memviz.runner.fit.fit import find_fit, fit_json
 from memviz.runner.fit.predictions import KeptPredictions, Predictor
 from memviz.runner.jobs.scheduler import Crowded
-from memviz.runner.jobs.searches import Searches, SearchOrder, SearchStatus
+from memviz.runner.jobs.searches import Pace, Searches, SearchOrder, SearchStatus
 from memviz.runner.request import Request
 from tests.runner.processes import is_there, wait_until
 
@@ -118,3 +118,12 @@ def test_what_cannot_be_searched_is_said_in_words(searches: Searches) -> None:
         "There is no workload nonesuch."
         in over(searches, searches.submit(SearchOrder(Request("nonesuch")), "").id).failed
     )
+
+
+def test_the_time_left_follows_the_newest_predictions() -> None:
+    now = iter([0.0, 0.1, 0.2, 0.3, *(10.0 * number for number in range(1, 40))])
+    pace = Pace(lambda: next(now))
+    assert [pace.seconds_left(done, 100) for done in (1, 2, 3)] == [None, None, None]
+    assert pace.seconds_left(4, 100) is None
+    left = [pace.seconds_left(done, 100) for done in range(5, 40)]
+    assert left[-1] == pytest.approx(10.0 * 61)

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from memviz.errors import UsageError
-from memviz.runner.predict.cards import CARDS, KnownCard, card_named
+from memviz.runner.plan import command_of, plan_of
+from memviz.runner.predict.cards import CARDS, NATIVE_SINCE, KnownCard, card_named, card_text, dtype_warnings
 from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.request import Request
 from tests.runner.predict.rows import sizes
 
 
@@ -89,3 +91,58 @@ def test_each_card_has_a_little_less_than_a_size_that_is_sold(card: KnownCard) -
     assert 0.91 * size < card.memory_gib < size
     said = [int(word[:-2]) for word in card.name.split() if word.endswith("GB")]
     assert said in ([], [size], [480])
+
+
+GiB = 1 << 30
+
+
+def test_a_card_is_stated_by_its_memory_alone_or_with_another_memory() -> None:
+    alone, other = card_named(card_text(None, "48 GB")), card_named(card_text("a100 40", "20000MiB"))
+    assert (alone.name, alone.memory_bytes, alone.is_only_memory) == ("a card of 48 GiB", 48 * GiB, True)
+    known = card_named("a100 40")
+    assert (other.memory_bytes, other.model, other.is_only_memory) == (20000 << 20, known.name, False)
+    assert (other.capability, other.multiprocessors) == (known.capability, known.multiprocessors)
+    assert card_text("T4", "") == "T4" and card_text(None, None) == ""
+
+
+@pytest.mark.parametrize("text", ["4090", "80GB", "12GB"])
+def test_a_part_of_a_name_is_no_memory(text: str) -> None:
+    try:
+        assert not card_named(text).is_only_memory
+    except UsageError as error:
+        assert "say which" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("memory", "says"), [("much", "is not a size"), ("0", "more than 0"), ("9EiB", "more than any")]
+)
+def test_a_memory_that_is_none_is_refused(memory: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        card_text("T4", memory)
+
+
+@pytest.mark.parametrize("card", ["T4", "48GiB", "RTX 4090, 48GiB", "NVIDIA H200"])
+def test_the_command_states_the_same_card(card: str) -> None:
+    words = command_of(Request("gpt2", card=card)).split(" --optimizer")[0]
+    given = {flag: text.strip("'") for flag, _, text in (part.partition(" ") for part in words.split(" --")[1:])}
+    stated = card_text(given.get("card"), given.get("memory"))
+    assert plan_of(Request("gpt2", card=stated)).card == card_named(card)
+
+
+def test_dtypes_without_native_support_follow_the_capability() -> None:
+    """By NVIDIA's table of tensor cores: bf16 since Ampere, fp8 since Ada."""
+    lacking = {
+        name: len(dtype_warnings(NATIVE_SINCE, card_named(name))) for name in ("V100 32", "T4", "A100 80", "4090")
+    }
+    assert lacking == {"V100 32": 2, "T4": 2, "A100 80": 1, "4090": 0}
+    assert dtype_warnings(["", "fp16", "fp32"], card_named("T4")) == ()
+    (said,) = dtype_warnings(["bf16"], card_named("T4"))
+    assert said.startswith("bf16 has no native support on Tesla T4 (compute capability 7.5; native since 8.0)")
+
+
+def test_a_tensor_on_the_card_in_such_a_dtype_is_warned_of() -> None:
+    for name, count in (("T4", 1), ("A100 80", 0)):
+        with PredictedDevice(card_named(name)) as device:
+            torch.ones(4, device="cuda", dtype=torch.bfloat16)
+            torch.ones(4, dtype=torch.float8_e4m3fn)
+        assert len(device.warnings()) == count

@@ -20,6 +20,7 @@ from tests.runner.fit.ways import way as tried
 from tests.ui.page import HOSTILE, elements, rows, words
 
 GiB = 1 << 30
+ORDER = SearchOrder(Request("gpt2"))
 ASKED = RunRequests((Request("gpt2", {"batch": "4"}, (("checkpointing", {}),), on="auto"),), ("Baseline",))
 
 
@@ -83,7 +84,7 @@ def test_while_it_goes_on_the_front_so_far_stands_there_and_the_best_ones_code()
     html = fit_html(status, 24 * GiB, None)
     assert "mv-working" in html and "undo = x" in words(html)
     assert words(html).count("Split") and not elements(html, "table")
-    assert "4 of 9 ways predicted" in words(fit_head_html(status, 24 * GiB))
+    assert "4 of 9 configurations tried" in words(fit_head_html(status, 24 * GiB))
     over = SearchStatus("id", SearchOrder(Request("gpt2")), ways=ways(), answer={"tried": 4, "of": 9, "grid": None})
     table = rows(fit_html(over, 24 * GiB, 2))
     # The unit stands once, over its column.
@@ -158,3 +159,24 @@ def test_what_was_chosen_stays_chosen_when_the_form_is_drawn_anew() -> None:
     chosen = [element["value"] for element in elements(html, "option") if "selected" in element]
     assert chosen == ["nothing", ""]
     assert "checked" in elements(html, "input")[0]
+
+
+def test_the_axis_ends_at_the_costs_that_the_list_says() -> None:
+    def unknown(flops: int) -> dict[str, Any]:
+        cost = {"flops": flops, "bytes_moved": 10**12, "host_bytes": 0, "link_bytes": 10**12, "per": "step"}
+        return {**ways()[1], "cost": {**cost, "seconds_low": None, "seconds_high": None}}
+
+    both = (unknown(164 * 10**12), unknown(165 * 10**12))
+    listed = [row[2] for row in rows(fit_html(SearchStatus("id", ORDER, ways=both, answer={}), 24 * GiB, None))[1:]]
+    axis = words(picture_html(both, 24 * GiB, None))
+    assert {text for text in listed if text.endswith(" T")} == {"166.00 T", "167.00 T"}
+    assert "166.00 T" in axis and "167.00 T" in axis
+
+
+def test_a_search_that_was_stopped_shows_its_table_with_what_was_chosen() -> None:
+    status = SearchStatus("id", ORDER, done=4, of=9, ways=ways(), failed="Cancelled.")
+    table = rows(fit_html(status, 24 * GiB, None))
+    assert [row[0] for row in table if row[-1].endswith(", chosen")] == ["Split", "Split"]
+    assert "4 of 9 configurations were tried" in words(fit_head_html(status, 24 * GiB))
+    close = tuple({**way, "fit": "close"} for way in ways())
+    assert "≈ close" in words(fit_html(SearchStatus("id", ORDER, ways=close), 24 * GiB, 1))

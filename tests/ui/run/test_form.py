@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 from memviz.runner.jobs.bounds import most_bytes
-from memviz.ui.run.form import FormFields, RunRequests, changed, form_fields_of, place_of, requests_of, without_effect
+from memviz.ui.run.form import (
+    FIRST_MEMORY,
+    OTHER_CARD,
+    FormFields,
+    RunRequests,
+    changed,
+    form_fields_of,
+    place_of,
+    requests_of,
+    without_effect,
+)
 from memviz.ui.run.form_html import form_html, form_value, refused_html
 from memviz.ui.run.limits import AT_HOME, ON_A_SPACE, run_limits
 from memviz.ui.run.stories import story_fields
@@ -209,6 +219,29 @@ def test_links_with_the_older_name_of_where_weights_are_loaded_still_mean_it(con
     form = form_html(form_fields_of({"workload": "tiny", "conversion": conversion}, LISTING), LISTING)
     assert re.search(rf'<option value="{load}" selected', form)
     assert asked(conversion="elsewhere").faults["run"] == "load is one of host, device; not elsewhere."
+
+
+def test_a_card_that_is_not_listed_is_stated_by_its_memory() -> None:
+    def other(**fields: str) -> tuple[RunRequests, str]:
+        form = form_fields_of({"workload": "tiny", "card": OTHER_CARD, **fields}, LISTING)
+        return requests_of(form, LISTING), form_html(form, LISTING)
+
+    found, html = other()
+    assert found.requests[0].card == FIRST_MEMORY and not found.faults
+    (field,) = elements(html, "input", name="memory")
+    assert field["value"] == FIRST_MEMORY
+    for text in ("48 GiB", "RTX 4090, 48GiB"):
+        found, html = other(memory=text)
+        assert found.requests[0].card == text and not found.faults
+        selected = [option["value"] for option in elements(html, "option") if "selected" in option]
+        assert selected.count(OTHER_CARD) == 1
+    for text in ("", "lots", "0"):
+        found, html = other(memory=text)
+        assert list(found.faults) == ["memory"]
+        assert elements(html, "p", data_fault="memory")
+    listed = form_html(form_fields_of({"workload": "tiny", "card": "NVIDIA Y"}, LISTING), LISTING)
+    assert not elements(listed, "input", name="memory")
+    assert changed({"workload": "tiny", "card": OTHER_CARD}, {"workload": "tiny", "card": "NVIDIA Y"}, LISTING)[1]
 
 
 def test_the_form_shows_what_there_is_and_escapes_it() -> None:
