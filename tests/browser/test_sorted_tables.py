@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from memviz.trace.load import load_trace
 from memviz.ui.saved.report import report_page
 from tests.browser.conftest import at_home, playwright
@@ -48,14 +46,16 @@ FALSE_HEADS = """() => {
       let shown = rows(table).map((row) => value(row.cells[column]));
       if (order === "other") shown = shown.map(Math.abs);
       const sign = arrow === "↑" ? 1 : -1;
-      if (shown.some((one, i) => i && (one < shown[i - 1] ? -1 : one > shown[i - 1] ? 1 : 0) * sign < 0)) say(shown.join(" "));
+      const against = (one, other) => (one < other ? -1 : one > other ? 1 : 0);
+      if (shown.some((one, i) => i && against(one, shown[i - 1]) * sign < 0)) say(shown.join(" "));
     });
     if (cells.filter((cell) => cell.hasAttribute("aria-sort")).length > 1) wrong.push(`${table.className}: two orders`);
   }
   return wrong;
 }"""
 SORTED = """([panel, value, before]) => {
-  const order = document.querySelector(`${panel} thead [data-act=sort][data-value=${value}]`)?.closest("th")?.getAttribute("aria-sort");
+  const button = document.querySelector(`${panel} thead [data-act=sort][data-value=${value}]`);
+  const order = button?.closest("th")?.getAttribute("aria-sort");
   return order && order !== before;
 }"""
 
