@@ -27,6 +27,15 @@ def bytes_text(count: int | float) -> str:
     return f"{sign}{_three_digits(max(size / _MIB, 1))} MiB"
 
 
+def bytes_texts(*counts: int) -> list[str]:
+    """Sizes that a sentence compares, in the unit of the largest if none is less than 1: '6.60 GiB', '11.57 GiB'."""
+    sizes = [abs(count) for count in counts if count] or [0]
+    for unit, name in ((_TIB, "TiB"), (_GIB, "GiB")):
+        if max(sizes) >= _TEN * unit and min(sizes) >= unit:
+            return [f"{count / unit:,.2f} {name}".replace("-", _MINUS) for count in counts]
+    return [bytes_text(count) for count in counts]
+
+
 def _three_digits(value: float) -> str:
     digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
     return f"{value:,.{digits}f}"

@@ -6,6 +6,7 @@ import pytest
 
 from memviz.units import (
     bytes_text,
+    bytes_texts,
     count_text,
     delta_text,
     duration_text,
@@ -38,6 +39,13 @@ GiB = 1 << 30
 )
 def test_three_digits_and_one_unit(size: int, text: str) -> None:
     assert bytes_text(size) == text
+
+
+def test_sizes_that_a_sentence_compares_have_one_unit() -> None:
+    assert bytes_texts(7_085_000_000, 12_423_000_000, 0) == ["6.60 GiB", "11.57 GiB", "0.00 GiB"]
+    assert bytes_texts(9_000 << 20, 40 << 20) == ["9,000 MiB", "40.0 MiB"]
+    assert bytes_texts(42 << 20, 23 << 30) == ["42.0 MiB", "23.00 GiB"], "in GiB it would lose its digits"
+    assert bytes_texts(0) == ["0 B"]
 
 
 def test_a_change_shows_its_direction() -> None:

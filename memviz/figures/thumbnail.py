@@ -13,7 +13,7 @@ from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.timeline import timeline
 from memviz.figures.colouring import colouring, pixel_palette
 from memviz.figures.packed_timeline import spans
-from memviz.figures.raster import View, allocation_grid, colour_grid, column_instants
+from memviz.figures.raster import NOTHING, View, allocation_grid, colour_grid, column_instants
 from memviz.trace.model import DeviceTrace, Trace
 
 _CLEAR = 0xFF00FF
@@ -23,11 +23,19 @@ _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 def thumbnail(trace: Trace, device: DeviceTrace, *, width: int = 92, height: int = 52, top: int | None = None) -> bytes:
     """A PNG with a transparent ground, for light and dark pages alike. `top` makes several share one scale."""
+    return drawn_thumbnail(trace, device, width=width, height=height, top=top)[0]
+
+
+def drawn_thumbnail(
+    trace: Trace, device: DeviceTrace, *, width: int, height: int, top: int | None = None
+) -> tuple[bytes, frozenset[str]]:
+    """The picture, and the labels of the groups that have a pixel in it."""
     line, colours = timeline(device), colouring(trace, device)
     view = View(0, len(line.live), width, height, float(top or max(line.peak_bytes, 1)))
     grid = allocation_grid(spans(lifetimes(device), colours), column_instants(line.live, view), view)
     pixels = colour_grid(grid, colours.group, pixel_palette(colours, dark=False), _CLEAR)
-    return _png(pixels, clear=_CLEAR)
+    drawn = np.unique(colours.group[grid[grid != NOTHING]]).tolist()
+    return _png(pixels, clear=_CLEAR), frozenset(colours.labels[group] for group in drawn)
 
 
 def data_address(picture: bytes) -> str:

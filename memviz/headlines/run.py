@@ -9,7 +9,7 @@ from memviz.headlines.headline import Headline
 from memviz.headlines.rank_classes import where_words
 from memviz.runner.jobs.order import Variant
 from memviz.runner.run import Fit, Run, Seconds
-from memviz.units import bytes_text, percent_text
+from memviz.units import bytes_text, bytes_texts, percent_text
 
 
 def base_of(variants: Sequence[Variant], number: int) -> int:
@@ -145,16 +145,16 @@ def step_word(run: Run) -> str:
 
 
 def _alone(run: Run) -> Headline:
-    where = where_words(run)
+    where, squeezed = where_words(run), reserved_on_card(run)
     loading = ", while loading" if run.peak_while_loading else ""
-    peak = f"{bytes_text(run.peak_reserved_bytes)} at its peak{loading}"
-    first = f"This {step_word(run)} reserves {peak}{where}{_stepping(run)}."
+    sizes = (run.peak_reserved_bytes, run.fit.usable_bytes if run.fit else 0, squeezed or 0)
+    reserved, usable, less = bytes_texts(*sizes)
+    first = f"This {step_word(run)} reserves {reserved} at its peak{loading}{where}{_stepping(run)}."
     if run.fit is None:
         return Headline(first)
-    usable, squeezed = bytes_text(run.fit.usable_bytes), reserved_on_card(run)
     if squeezed is not None and run.fit.word != "close":
         first = f"Without a limit this {first.removeprefix('This ')}"
-        less = f"where it gives back what is cached and reserves {bytes_text(squeezed)}"
+        less = f"where it gives back what is cached and reserves {less}"
         return Headline(first, f"It fits in {usable}{with_optimizer(run)}, {less}.")
     if run.fit.word == "close":
         return Headline(first, f"It is close{with_optimizer(run)}: {close_words(run)}.")
@@ -175,7 +175,7 @@ def close_words(run: Run) -> str:
 
 def usable_words(fit: Fit) -> str:
     """Of a card: what is left depends on what the CUDA context takes."""
-    least, most = bytes_text(fit.usable_bytes), bytes_text(fit.most_usable_bytes)
+    least, most = bytes_texts(fit.usable_bytes, fit.most_usable_bytes)
     return f"{least} to {most} usable" if most != least else f"{least} usable"
 
 
@@ -200,9 +200,8 @@ def _nearly(pairs: Sequence[_Pair]) -> RunHeadline:
     step, fit = step_word(best.base), best.run.fit
     assert fit is not None
     answer = f"{best.label} may make the {step} fit{where_words(best.run)}{with_optimizer(best.base)}: it is close."
-    return RunHeadline(
-        Headline(answer, f"It reserves {bytes_text(best.run.peak_reserved_bytes)} of {usable_words(fit)}."), best.number
-    )
+    reserves = bytes_texts(best.run.peak_reserved_bytes, fit.most_usable_bytes)[0]
+    return RunHeadline(Headline(answer, f"It reserves {reserves} of {usable_words(fit)}."), best.number)
 
 
 def _nothing_fits(pairs: Sequence[_Pair], *, others_fit: bool) -> RunHeadline:
@@ -211,11 +210,12 @@ def _nothing_fits(pairs: Sequence[_Pair], *, others_fit: bool) -> RunHeadline:
     theirs = [pair for pair in pairs if pair.base_number == first.base_number]
     tried = {choice.number: choice.run for choice in theirs} | {first.base_number: first.base}
     least = min(tried, key=lambda number: tried[number].peak_reserved_bytes)
-    words = bytes_text(first.base.fit.usable_bytes) if first.base.fit else "this card"
+    fit = first.base.fit
+    reserves, usable = bytes_texts(tried[least].peak_reserved_bytes, fit.usable_bytes if fit else 0)
+    words = usable if fit else "this card"
     what = first.base_label.removesuffix(": Baseline") if others_fit else f"the {step_word(first.base)}"
     where = where_words(tried[least])
     answer = f"Nothing here makes {what} fit in {words}{where}{with_optimizer(first.base)}."
-    reserves = bytes_text(tried[least].peak_reserved_bytes)
     return RunHeadline(
         Headline(answer, f"The least that any variant{' of it' if others_fit else ''} reserves is {reserves}."), least
     )

@@ -41,7 +41,7 @@ from memviz.ui.shell.exports import Exports, not_kept
 from memviz.ui.shell.first_lines import FRONTEND, files_of_page, first_lines
 from memviz.ui.shell.housekeeping import Housekeeping
 from memviz.ui.shell.idle import rest_when_idle
-from memviz.ui.shell.links import SAMPLE, named, view_state
+from memviz.ui.shell.links import SAMPLE, named, parts_of_sample, view_state
 from memviz.ui.shell.open_pages import OpenPages
 from memviz.ui.shell.page_config import kinds_of, seen_by_people
 from memviz.ui.shell.page_frame import (
@@ -171,7 +171,8 @@ class _Page:
                 with gr.Tab(run.LABEL, id=run.ID) as tab:
                     self.run = run.build(self.context, tab)
                 with gr.Tab(what_if.LABEL, id=what_if.ID):
-                    self.what_if = what_if.build(self.context, self.session, self.tabs, self.turn)
+                    offered = samples_html(what_if.ID)
+                    self.what_if = what_if.build(self.context, self.tabs, self.turn, offered)
         self.saved = gr.DownloadButton("Save", visible="hidden", elem_id="saved")
 
     def _loaded(self) -> None:
@@ -195,9 +196,14 @@ class _Page:
                 api_visibility="private",
             )
         self.arrivals.click(self._arrived, [self.session], outputs, **IN_PARTS)
-        for panel in (self.traces, self.band, self.samples, self.foot, self.compare.offer, self.explore.verdict):
+        for panel in (self.traces, self.band, self.explore.verdict):
             panel.click(self._act, [self.session], outputs, **PRIVATE)
-        self.explore.findings.click(self._follow_finding, [self.session], outputs, **PRIVATE).then(None, js=_TO_THE_TOP)
+        for panel in (self.samples, self.foot, self.compare.offer, self.what_if.offer):
+            panel.click(self._act, [self.session], outputs, **PRIVATE).then(None, js=_TO_THE_TOP)
+        led = self.explore.findings.click(
+            self._follow_finding, [self.session, self.run.state], [*outputs, self.run.state], **PRIVATE
+        )
+        led.then(None, js=_TO_THE_TOP)
         self.what_if.keep.click(self._keep_replay, [self.session, self.what_if.state], outputs, **PRIVATE).then(
             None, js=_TO_THE_TOP
         )
@@ -259,14 +265,15 @@ class _Page:
             self.context.tables.drop(current.table)
         return self._shown(after, tab=tab_after(data))
 
-    def _follow_finding(self, current: Session, event: gr.EventData) -> list[Any]:
+    def _follow_finding(self, current: Session, state: RunState, event: gr.EventData) -> list[Any]:
         """To the tab that would help with it, or to an estimate of what would come of an action."""
         data = clicked(event)
         if data.get("act") == "estimate":
             after = with_estimate(self.context, current, data)
-            return self._shown(after, tab=compare.ID if after != current else None)
+            return [*self._shown(after, tab=compare.ID if after != current else None), gr.skip()]
         tab = data.get("tab")
-        return self._shown(current, tab=tab if tab in (what_if.ID, run.ID) else None)
+        values = self._shown(current, tab=tab if tab in (what_if.ID, run.ID) else None)
+        return [*values, run.led_by(state, data.get("finding", "")) if tab == run.ID else gr.skip()]
 
     def _keep_replay(self, current: Session, state: WhatIfState, event: gr.EventData) -> list[Any]:
         session, tab = what_if.kept(self.what_if, current, state, event)
@@ -334,12 +341,16 @@ class _Page:
         return self._sample(session, wanted) if trace is None else session.choosing(trace.key)
 
     def _sample(self, session: Session, wanted: str) -> Session | None:
-        """Samples may be named by anybody."""
-        file = wanted.removeprefix(SAMPLE)
+        """Samples may be named by anybody, and what is made of them again."""
+        file, action = parts_of_sample(wanted.removeprefix(SAMPLE))
         sample = next((sample for sample in OFFERED_SAMPLES if file in sample.files), None)
         if sample is None or not wanted.startswith(SAMPLE):
             return None
-        return open_sample(self.context.store, session, replace(sample, files=(file,)))
+        opened = open_sample(self.context.store, session, replace(sample, files=(file,)))
+        if not action:
+            return opened
+        after = with_estimate(self.context, opened, action)
+        return after if after is not opened else None
 
 
 def _tab_of_table(before: Session, after: Session) -> str | None:

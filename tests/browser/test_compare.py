@@ -5,12 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from memviz.trace.formats.write_snapshot import write_pickle
+from memviz.trace.load import load_trace
 from tests.browser.conftest import at_home, new_visitor, rest
+from tests.house.repository import ROOT
 
 DRAWN = ".mv-linked .mvt[data-drawn]:not([hidden])"
 
@@ -67,6 +71,29 @@ def test_the_answer_is_there_at_once(compared: Any) -> None:
     assert names(compared) == ["training", "training-checkpointed"]
     assert compared.locator(DRAWN).count() == 2
     compared.get_by_role("heading", name="From peak A to peak B").wait_for()
+
+
+RAN = {"step time": "12.3 ms", "work": "1.7 TFLOP", "output difference": "bitwise equal", "loss": "7.96045"}
+
+
+@pytest.mark.parametrize("width", [1440, 1024, 390])
+def test_names_are_read_beside_columns_of_what_runs_wrote(page: Any, server: str, tmp_path: Path, width: int) -> None:
+    files = []
+    for name in ("training", "training-checkpointed"):
+        trace = load_trace(ROOT / "sample_traces" / f"{name}.pickle.gz")
+        files.append(tmp_path / f"{name}.pickle")
+        with files[-1].open("wb") as file:
+            write_pickle(replace(trace, about=replace(trace.about, facts={**trace.about.facts, **RAN})), file)
+    at_home(page, server)
+    page.set_input_files("#first-files input[type=file]", files)
+    page.locator("#traces .mv-trace").nth(1).wait_for()
+    page.get_by_role("tab", name="Compare").click()
+    page.locator(".mv-scores").get_by_text("7.96045").first.wait_for(state="attached")
+    page.set_viewport_size({"width": width, "height": 900})
+    whole = "(all) => all.every((name) => name.clientWidth > 40 && name.scrollWidth <= name.clientWidth)"
+    page.wait_for_function(f"({whole})([...document.querySelectorAll('.mv-scores .mv-whose')])")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate("document.querySelector('.mv-scores').scrollWidth") <= width - 32
 
 
 SITE_COLOURS = """() => [...document.querySelectorAll('.mv-linked *')].filter((node) => node.memviz?.data).map(

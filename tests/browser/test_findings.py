@@ -46,6 +46,21 @@ def test_a_finding_leads_to_the_tab_that_helps(explored):
     explored.locator("#what-if-verdict h1").wait_for()
 
 
+def test_a_finding_leads_to_a_run_with_what_helps_on_and_says_which_model_stands_in(explored):
+    explored.locator("#findings").get_by_role("button", name="Run", exact=True).first.click()
+    note = explored.locator("#run-form [data-part=stand-in]")
+    workload = explored.locator("#run-form [name=workload]")
+    playwright.expect(note).to_contain_text("stands in")
+    assert workload.locator("option:checked").inner_text() in note.inner_text()
+    playwright.expect(explored.get_by_role("tab", name="Run")).to_have_attribute("aria-selected", "true")
+    playwright.expect(explored.locator("#run-form [name='o:checkpointing']")).to_be_checked()
+    playwright.expect(explored.locator("#run-form [data-part='idle:checkpointing']")).to_be_empty()
+    assert explored.locator("#run-form [name='w:mode']").input_value() == "training"
+    # Of another model it is no longer so.
+    workload.select_option("llama")
+    playwright.expect(note).to_be_empty()
+
+
 def test_on_a_phone_all_but_the_first_are_folded(explored):
     everything = explored.locator("#findings .mv-finding").count()
     assert everything > 1

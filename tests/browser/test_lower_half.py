@@ -206,17 +206,14 @@ def test_on_a_narrow_screen_the_pinned_allocation_is_a_sheet_with_a_handle(page,
     handle.wait_for(state="detached")
 
 
-def test_a_menu_closes_with_escape_with_a_click_elsewhere_with_another_and_with_a_choice(run):
-    share, export = run.get_by_text("Share", exact=True), run.get_by_text("Export", exact=True)
+def test_a_menu_closes_with_escape_with_a_click_elsewhere_and_with_a_choice(run):
+    export = run.get_by_text("Export", exact=True)
     opened = run.locator("details.mv-menu[open]")
-    share.click()
     export.click()
     playwright.expect(opened).to_have_text(re.compile("^Export"))
     run.keyboard.press("Escape")
     playwright.expect(opened).to_have_count(0)
     playwright.expect(export).to_be_focused()
-    share.press("Enter")
-    playwright.expect(opened).to_have_count(1)
     export.press("Enter")
     playwright.expect(opened).to_have_count(1)
     playwright.expect(opened).to_have_text(re.compile("^Export"))
@@ -229,9 +226,9 @@ def test_a_menu_closes_with_escape_with_a_click_elsewhere_with_another_and_with_
 
 
 def test_what_is_sent_to_somebody_else_has_the_trace_inside(run, watched, browser, tmp_path):
-    run.get_by_text("Share", exact=True).click()
+    run.get_by_text("Export", exact=True).click()
     with run.expect_download() as download:
-        run.get_by_role("button", name="Page to send, works anywhere").click()
+        run.get_by_role("button", name="Report as one HTML page").click()
     sent = tmp_path / "sent.html"
     download.value.save_as(sent)
     other = watched(new_visitor(browser))
@@ -241,7 +238,6 @@ def test_what_is_sent_to_somebody_else_has_the_trace_inside(run, watched, browse
 
 
 def test_a_link_to_a_visitors_own_trace_says_that_it_is_theirs_alone(run):
-    run.get_by_text("Share", exact=True).click()
     run.get_by_role("button", name="Link for this browser alone").click()
     run.get_by_role("button", name="Copied").wait_for()
     assert "trace=" in run.evaluate("navigator.clipboard.readText()")

@@ -78,6 +78,23 @@ def test_in_a_window_that_is_wide_again_nothing_is_closed(narrow: Any) -> None:
     assert is_open(narrow)
 
 
+def test_a_sample_that_is_tapped_far_down_shows_its_headline(page: Any, server: str) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(server)
+    page.locator("#samples [data-sample=late-start]").scroll_into_view_if_needed()
+    assert page.evaluate("scrollY") > 300
+    page.locator("#samples [data-sample=late-start]").click()
+    page.locator("#verdict h1").wait_for()
+    page.wait_for_function("document.querySelector('#verdict h1').getBoundingClientRect().top >= 0 && scrollY === 0")
+
+
+def test_the_mode_that_is_offered_is_the_other_one(page: Any, server: str) -> None:
+    page.goto(f"{server}?__theme=dark")
+    page.get_by_role("button", name="Light", exact=True).click()
+    page.get_by_role("button", name="Dark", exact=True).click()
+    page.get_by_role("button", name="Light", exact=True).wait_for()
+
+
 def test_a_call_in_a_refusal_is_broken_where_the_screen_ends(page: Any) -> None:
     call = "torch.cuda.memory._record_memory_history(max_entries=1_000_000)"
     page.set_viewport_size({"width": 390, "height": 844})

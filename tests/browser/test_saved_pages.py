@@ -152,7 +152,7 @@ def test_a_saved_page_is_dark_where_the_system_is_and_fits_a_phone(opened: Any, 
     opened(report_page([sample("training"), sample("training-checkpointed")]))
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(15, 15, 17)"
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    page.get_by_role("button", name="Dark").click()
+    page.get_by_role("button", name="Light").click()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     page.get_by_role("tab", name="A training").click()
     expect(page.locator("#timeline .mvt-plot")).to_be_visible()

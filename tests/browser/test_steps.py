@@ -115,6 +115,44 @@ def test_another_trace_is_a_step(opened: Any) -> None:
     back(opened, second, forward=True)
 
 
+def shown_tab(page: Any, name: str) -> None:
+    playwright.expect(page.get_by_role("tab", name=name)).to_have_attribute("aria-selected", "true")
+
+
+def test_from_the_first_trace_back_leads_to_the_samples_and_forward_to_it_again(page: Any, server: str) -> None:
+    at_home(page, server)
+    before = entries(page)
+    page.locator("[data-sample=training]").click()
+    page.locator("#timeline .mvt[data-drawn] .mvt-pilltext").wait_for()
+    expect_entries(page, before + 1)
+    first = view(page)
+    page.evaluate("history.back()")
+    page.locator("#samples [data-sample=training]").wait_for()
+    assert page.url.startswith(server) and "trace=" not in page.url
+    # It stays open.
+    playwright.expect(page.locator("#traces .mv-trace")).to_have_count(1)
+    back(page, first, forward=True)
+    page.locator("#verdict h1").wait_for()
+    assert entries(page) == before + 1
+
+
+def test_an_estimate_is_one_step_though_it_opens_a_trace_and_turns_to_another_tab(page: Any, server: str) -> None:
+    at_home(page, server)
+    page.locator("[data-sample=training]").click()
+    offered = page.locator("#findings [data-act=estimate]").first
+    offered.wait_for()
+    page.wait_for_timeout(RESTS_MS)
+    before, first = entries(page), view(page)
+    offered.click()
+    page.locator("#compare-B .mvt[data-drawn]").wait_for()
+    expect_entries(page, before + 1)
+    back(page, first)
+    shown_tab(page, "Explore")
+    page.evaluate("history.forward()")
+    shown_tab(page, "Compare")
+    playwright.expect(page.locator("#compare-top h1")).to_contain_text("checkpoint 8 layers")
+
+
 def test_the_address_names_the_trace_that_is_shown_and_nothing_of_another_one(opened: Any) -> None:
     opened.locator("#timeline .mvt-plot").focus()
     for key in ("ArrowRight", "ArrowRight"):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import new_visitor, program, rest
+from tests.browser.conftest import at_home, new_visitor, program, rest
 from tests.traces import alloc, frame, snapshot
 
 EVIL = "<img src=x onerror=document.title='pwned'>${document.title='pwned'}{{value}}</script><b>"
@@ -50,6 +50,36 @@ def test_another_visitor_sees_nothing_by_looking_or_by_link(
     other.get_by_text("This link names a trace that is not open here").wait_for()
     assert not re.search("secret[-_]", other.content())
     other.context.close()
+
+
+def test_a_link_to_an_estimate_of_a_sample_makes_it_again_for_another_visitor(
+    page: Any, browser: Any, watched: Callable[[Any], Any], server: str, secret_file: Path
+) -> None:
+    at_home(page, server)
+    page.locator("[data-sample=training]").click()
+    page.locator("#findings [data-act=estimate]").first.click()
+    page.locator("#compare-B .mvt[data-drawn]").wait_for()
+    page.wait_for_url(re.compile("traces=.*checkpoint"))
+    page.get_by_role("button", name="Share link").click()
+    page.get_by_role("button", name="Copied").wait_for()
+    said = page.locator("#compare-top h1").inner_text()
+    visitor = new_visitor(browser)
+    other = watched(visitor)
+    other.goto(page.evaluate("navigator.clipboard.readText()"))
+    other.locator("#compare-B .mvt[data-drawn]").wait_for()
+    assert other.locator("#compare-top h1").inner_text() == said
+    visitor.close()
+    # What only this browser has makes the link this browser's alone, also beside a sample.
+    page.set_input_files("#files input[type=file]", secret_file)
+    page.locator("#traces .mv-trace").nth(2).wait_for()
+    page.get_by_role("button", name="Share link").wait_for()
+    page.get_by_role("tab", name="Explore").click()
+    page.get_by_role("button", name="Link for this browser alone").wait_for()
+    page.locator("#traces [title='training']").click()
+    page.get_by_role("button", name="Share link").wait_for()
+    page.get_by_role("tab", name="Compare").click()
+    page.locator("#compare-top").get_by_role("checkbox", name="secret-run").click()
+    page.get_by_role("button", name="Link for this browser alone").wait_for()
 
 
 def test_a_visitor_finds_their_own_traces_again_when_they_come_back(
@@ -89,7 +119,8 @@ def test_a_broken_file_is_explained_and_nothing_open_is_lost(
     assert "cut off" in alert.inner_text()
     assert "Your 1 open trace is untouched." in alert.inner_text()
     page.locator(".mvt[data-drawn]").first.wait_for()
-    alert.get_by_role("button", name="Dismiss").click()
+    # It goes with the next thing that works.
+    page.locator("#traces").get_by_role("button", name=re.compile("^secret-run")).click()
     alert.wait_for(state="hidden")
 
 

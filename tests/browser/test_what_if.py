@@ -54,6 +54,26 @@ def test_the_sample_is_answered_at_once_and_any_moment_can_be_looked_at(tab: Any
     expect(tab.locator("#what-if-segments h2")).to_contain_text(re.compile(r"Segments at event \d\d\b"))
 
 
+def test_without_a_trace_it_says_what_to_do_and_offers_samples_that_are_answered_there(
+    same_page: Any, server: str
+) -> None:
+    page = same_page
+    at_home(page, server)
+    page.get_by_role("tab", name="What if").click()
+    offer = page.locator("#what-if-offer")
+    expect(offer.get_by_role("heading", level=1)).to_contain_text("Open a trace")
+    line = "getComputedStyle(document.querySelector('.mv-what-if-form')).borderRightColor"
+    assert page.evaluate(line) == "rgba(0, 0, 0, 0)"
+    # One that is answered in Explore elsewhere.
+    offer.locator("[data-sample=training]").click()
+    expect(verdict(page)).to_contain_text("MiB")
+    expect(page.get_by_role("tab", name="What if")).to_have_attribute("aria-selected", "true")
+    expect(offer.get_by_role("heading")).to_have_count(0)
+    page.get_by_role("button", name="Close training").click()
+    expect(offer.get_by_role("heading", level=1)).to_be_visible()
+    expect(verdict(page)).to_have_count(0)
+
+
 def test_whoever_goes_to_another_tab_meanwhile_stays_there(same_page: Any, server: str) -> None:
     """The answer would turn the page to What if; it comes when its visitor has long gone to Run."""
     page, held = same_page, []

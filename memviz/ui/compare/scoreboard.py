@@ -9,7 +9,7 @@ from memviz.analysis.comparing.scores import Score
 from memviz.ui.compare.state import LETTERS, Side
 from memviz.ui.html.kinds import colour_style
 from memviz.ui.html.markup import Html, esc, tag
-from memviz.ui.html.words import cut_middle, rounded
+from memviz.ui.html.words import rounded, told_apart
 from memviz.ui.shell.session import Opened
 from memviz.units import bytes_text, duration_text, percent_text
 
@@ -28,6 +28,12 @@ class Board:
     other: int
     """The trace that the waterfall leads to."""
     also_open: tuple[Opened, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """As much of each as there is room for: of what is compared, then of what else is open."""
+        names = [side.name for side in self.sides] + [trace.name for trace in self.also_open]
+        return told_apart(names, _MOST_NAME)
 
 
 def scoreboard_html(board: Board) -> Html:
@@ -74,14 +80,12 @@ def _head(text: str, title: str) -> Html:
 
 
 def _name(board: Board, number: int) -> Html:
-    side = board.sides[number]
-    name: Html = tag("span", cut_middle(side.name, _MOST_NAME), class_="mv-whose", title=side.name)
+    side, shown = board.sides[number], board.names[number]
+    name: Html = tag("span", shown, class_="mv-whose", title=side.name)
     if len(board.sides) > 2 and number:
         words = f"Show the way from A to {side.letter} below"
         pressed = "true" if number == board.other else "false"
-        name = _button(
-            cut_middle(side.name, _MOST_NAME), "other", side, class_="mv-whose", title=words, aria_pressed=pressed
-        )
+        name = _button(shown, "other", side, class_="mv-whose", title=words, aria_pressed=pressed)
     title = "The baseline" if number == 0 else f"Make {side.letter} the baseline (Shift+{side.letter})"
     badge = _button(
         side.letter,
@@ -186,7 +190,7 @@ def _also(board: Board) -> Html:
         tag(
             "button",
             tag("i", aria_hidden="true"),
-            cut_middle(trace.name, _MOST_NAME),
+            name,
             type="button",
             role="checkbox",
             aria_checked="false",
@@ -194,6 +198,6 @@ def _also(board: Board) -> Html:
             data_key=trace.key,
             title=f"Compare {trace.name} too",
         )
-        for trace in board.also_open
+        for trace, name in zip(board.also_open, board.names[len(board.sides) :], strict=True)
     ]
     return tag("p", "Also open", *boxes, class_="mv-also")

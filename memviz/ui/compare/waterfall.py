@@ -159,11 +159,13 @@ def _heads(fall: Waterfall, letter: str) -> list[Html]:
 
 
 def _head(text: str, sort: str, *, chosen: bool) -> Html:
-    falls = "ascending" if sort == "name" else "descending"
+    # A change is ordered by its size, up or down alike: neither of ARIA's two orders of what the cells show.
+    falls = {"name": "ascending", "change": "other"}.get(sort, "descending")
     arrow = (" ↑" if sort == "name" else " ↓") if chosen else ""
+    title = "Largest change first, up or down" if sort == "change" else None
     return tag(
         "th",
-        tag("button", text, arrow, type="button", data_act="sort", data_value=sort),
+        tag("button", text, arrow, type="button", data_act="sort", data_value=sort, title=title),
         scope="col",
         class_=None if sort == "name" else "mv-number",
         aria_sort=falls if chosen else None,

@@ -19,6 +19,7 @@ from memviz.errors import UsageError
 from memviz.headlines.names import trace_name
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.shell.context import Context
+from memviz.ui.shell.links import estimate_name
 from memviz.ui.shell.opened_beside import with_made
 from memviz.ui.shell.session import Session
 
@@ -87,11 +88,15 @@ def with_estimate(context: Context, session: Session, data: Mapping[str, str]) -
         return session
     kind = ActionKind(data["kind"])
     try:
-        made = _made(source_of(*current), finding_named(*current, data.get("finding", "")), kind)
+        found = finding_named(*current, data.get("finding", ""))
+        made = _made(source_of(*current), found, kind)
     except UsageError:
         # Of another trace than the one that is open now.
         return session
-    return session if made is None else with_made(context.store, session, session.current.key, made, compared=True)
+    if made is None:
+        return session
+    sample = estimate_name(session.current.sample, found.key, kind)
+    return with_made(context.store, session, session.current.key, made, compared=True, sample=sample)
 
 
 def _made(source: Source, finding: Finding, kind: ActionKind) -> Trace | None:

@@ -91,4 +91,6 @@ def _way(finding: Finding) -> Html:
     tab, words = _TABS.get(finding.kind, ("", ""))
     if not tab:
         return Html("")
-    return tag("button", words, type="button", class_="mv-quiet", data_act="turn", data_tab=tab)
+    return tag(
+        "button", words, type="button", class_="mv-quiet", data_act="turn", data_tab=tab, data_finding=finding.key
+    )

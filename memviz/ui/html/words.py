@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from os.path import commonprefix
+
 from memviz.ui.html.markup import Html, tag
 from memviz.units import bytes_text, count_text, counted
 
@@ -21,6 +24,32 @@ def cut_middle(text: str, longest: int) -> str:
     return f"{text[:head]}…{text[head + 1 - longest :]}"
 
 
+def told_apart(names: Sequence[str], longest: int) -> list[str]:
+    """Each name without its middle where it is too long; names that differ stay different."""
+    shown = [cut_middle(name, longest) for name in names]
+    whose: dict[str, set[str]] = {}
+    for name, text in zip(names, shown, strict=True):
+        whose.setdefault(text, set()).add(name)
+    around = {
+        name: _around(name, len(commonprefix(list(alike))), longest)
+        for alike in whose.values()
+        for name in (alike if len(alike) > 1 else ())
+    }
+    different = {around.get(name, text): name for name, text in zip(names, shown, strict=True)}
+    if len(different) == len(set(names)):
+        return [around.get(name, text) for name, text in zip(names, shown, strict=True)]
+    numbers = {name: f" {number}" for number, name in enumerate(dict.fromkeys(names), 1)}
+    return [cut_middle(name, longest - len(numbers[name])) + numbers[name] for name in names]
+
+
+def _around(name: str, place: int, longest: int) -> str:
+    """The part of a name with what stands at `place`."""
+    inner = longest - 2
+    first = min(max(place - inner // 2, 0), max(len(name) - inner, 0))
+    end = first + inner
+    return f"{'…' if first else ''}{name[first:end]}{'…' if end < len(name) else ''}"
+
+
 def when(event: int, *, is_still: bool = False) -> str:
     """`is_still`: of a recording without events, whose one moment is its end."""
     if is_still:
@@ -34,6 +63,12 @@ def allocations(count: int) -> str:
 
 def exact(count: int) -> str:
     return f"{count_text(count)} B"
+
+
+def dark_html() -> Html:
+    """The button to the mode that the page is not in."""
+    words = tag("span", "Dark", class_="mv-when-light"), tag("span", "Light", class_="mv-when-dark")
+    return tag("button", *words, type="button", data_mv_dark=True)
 
 
 def rounded(count: int) -> Html:

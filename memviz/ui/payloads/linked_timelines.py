@@ -12,7 +12,7 @@ from memviz.analysis.live import has_times
 from memviz.analysis.timeline import timeline
 from memviz.figures.colouring import SharedHue, largest_of_all
 from memviz.trace.model import DeviceTrace, Trace
-from memviz.ui.html.words import cut_middle
+from memviz.ui.html.words import LONGEST, cut_middle
 from memviz.ui.payloads.timeline_value import timeline_value
 from memviz.units import bytes_text
 
@@ -62,7 +62,7 @@ def linked_values(
             **value,
             **common,
             "badge": trace.letter,
-            "name": cut_middle(trace.name, _MOST_NAME),
+            "name": cut_middle(trace.name, LONGEST),
             "band": any(value["phases"] for value in values),
             "align": placed(aligned, number),
         }

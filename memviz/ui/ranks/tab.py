@@ -141,10 +141,10 @@ def pressed(context: Context, session: Session, event: gr.EventData) -> tuple[Se
     if shown is None or rank is None or shown.job.of(rank) is None:
         return session, None
     if data.get("act") == "open-rank":
-        session, key = _opened(context, session, shown, rank)
+        session, key = _opened(context, session.without_refused(), shown, rank)
         return session.choosing(key), "explore"
     if data.get("act") == "compare-rank":
-        session, other = _opened(context, session, shown, shown.job.against(rank))
+        session, other = _opened(context, session.without_refused(), shown, shown.job.against(rank))
         session, key = _opened(context, session, shown, rank)
         return replace(session.choosing(key), compared=(other, key)), "compare"
     return session, None

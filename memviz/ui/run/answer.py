@@ -69,6 +69,8 @@ class RunState:
     story: str = ""
     drawn: int = 0
     """Version of the form."""
+    finding: str = ""
+    """The kind of a finding that led here, until the form says what helps against it."""
 
 
 class RunAnswers:
@@ -235,7 +237,7 @@ class RunAnswers:
             chosen = [variant for variant in status.variants if variant.run is not None]
         else:
             chosen = [variant for at, variant in enumerate(status.variants) if at in numbers]
-        keys = []
+        session, keys = session.without_refused(), []
         for pictured in [variant for variant in chosen if variant.file is not None][:MOST_COMPARED]:
             assert pictured.file is not None
             session, is_open = self._read(session, pictured.file, pictured.label)
@@ -251,7 +253,7 @@ class RunAnswers:
         if rank not in [one.shown for one in variant.run.classes]:
             return session
         path = file_of_rank(variant.file, rank, variant.run.rank)
-        return self._read(session, path, f"{variant.label}, rank {rank}")[0]
+        return self._read(session.without_refused(), path, f"{variant.label}, rank {rank}")[0]
 
     def _read(self, session: Session, path: Path, name: str) -> tuple[Session, bool]:
         """Files of runs go after some hours; what was kept is still there."""
@@ -264,7 +266,7 @@ class RunAnswers:
         """UsageError where it is gone."""
         kept = self.kept(visitor).get(id)
         trace, _ = load_run(kept.path)
-        return self._shown(session, _named(trace, kept.name))
+        return self._shown(session.without_refused(), _named(trace, kept.name))
 
     def _shown(self, session: Session, trace: Trace) -> Session:
         """The same run is not opened twice."""

@@ -66,6 +66,14 @@ def form_value(
     }
 
 
+def stand_in_words(form: FormFields, listing: Mapping[str, Any]) -> str:
+    """For whoever comes from a finding of a recorded model."""
+    titles = {row["name"]: row["title"] for row in (*listing["workloads"], *listing["optimizations"])}
+    on = " and ".join(titles[name] for name in form.chosen)
+    model = titles[form.workload]
+    return f"{model} stands in: the snapshot does not name its model. {on} is on. Choose a model like yours."
+
+
 def form_html(form: FormFields, listing: Mapping[str, Any]) -> Html:
     row = next(workload for workload in listing["workloads"] if workload["name"] == form.workload)
     return joined(
@@ -87,6 +95,7 @@ def _fields(form: FormFields, row: Mapping[str, Any], listing: Mapping[str, Any]
     head = tag("h3", "Optimizations ", tag("small", data_part="count"), class_="mv-run-head")
     return [
         tag("label", tag("span", "Workload"), _select("workload", form.workload, names), class_="mv-wide mv-big"),
+        tag("p", data_part="stand-in", class_="mv-note mv-stand-in"),
         tag("p", row["sentence"], class_="mv-soft"),
         _fault("workload"),
         config_field_html(form.config) if form.workload == CONFIG else Html(""),

@@ -8,14 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from memviz.analysis.live import live_rows
-from memviz.analysis.purpose.kinds import KINDS, kinds
+from memviz.analysis.purpose.kinds import KINDS
 from memviz.analysis.timeline import timeline
 from memviz.analysis.which_device import chosen_device
 from memviz.errors import TraceError
-from memviz.figures.thumbnail import data_address, thumbnail
+from memviz.figures.thumbnail import data_address, drawn_thumbnail
 from memviz.runner.jobs.order import Variant
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
@@ -39,7 +36,7 @@ class Picture:
     """At the peak."""
     events: int
     kinds: frozenset[str]
-    """Of what is live at the peak."""
+    """That are drawn in it."""
 
 
 class RunPictures:
@@ -75,9 +72,8 @@ class RunPictures:
 def _drawn(trace: Trace) -> Picture:
     device = chosen_device(trace)
     line = timeline(device)
-    codes = np.unique(kinds(trace, device, live_rows(device, line.peak_event))).tolist()
-    png = thumbnail(trace, device, width=_WIDTH, height=_HEIGHT)
-    return Picture(data_address(png), line.peak_bytes, len(device.events), frozenset(KINDS[code] for code in codes))
+    png, kinds = drawn_thumbnail(trace, device, width=_WIDTH, height=_HEIGHT)
+    return Picture(data_address(png), line.peak_bytes, len(device.events), kinds)
 
 
 def pictures_html(variants: Sequence[Variant], pictures: Mapping[int, Picture]) -> Html:

@@ -23,11 +23,18 @@ from memviz.ui.run.answer import RunAnswers, RunState, refused
 from memviz.ui.run.fit_form import search_of
 from memviz.ui.run.fit_results import fit_head_html, fit_html
 from memviz.ui.run.form import GENERAL, MOST_UNASKED, RunRequests, changed
-from memviz.ui.run.form_html import cancel_html, estimate_html, form_value, many_html, refused_html
+from memviz.ui.run.form_html import (
+    cancel_html,
+    estimate_html,
+    form_value,
+    many_html,
+    refused_html,
+    stand_in_words,
+)
 from memviz.ui.run.kept_runs import kept_value
 from memviz.ui.run.published_table_html import table_html
 from memviz.ui.run.results import head_html, results_html
-from memviz.ui.run.stories import story_fields
+from memviz.ui.run.stories import STAND_INS, stand_in_fields, story_fields
 from memviz.ui.shell.context import Context
 from memviz.ui.shell.presence import presence
 from memviz.ui.shell.session import Session
@@ -110,8 +117,12 @@ class _RunEvents:
             order = self.answers.scheduler.newest_of(secret)
             searched = self.answers.searches.newest_of(secret)
             state = replace(state, drawn=1, order=order.id if order else "", search=searched.id if searched else "")
+        is_led = bool(state.finding)
+        if is_led:
+            fields = stand_in_fields(state.finding, state.fields)
+            state = replace(state, fields=fields, drawn=state.drawn + 1, story="", finding="")
         try:
-            form = self._form(state)
+            form = self._form(state, is_stand_in=is_led)
         except MemvizError as error:
             yield [secret, *_values(results=refused_html(str(error)))]
             return
@@ -141,9 +152,13 @@ class _RunEvents:
     def _results(self, status: OrderStatus | None, chosen: int | None) -> Html:
         return results_html(status, chosen, self.answers.pictures.of(status.variants) if status else {})
 
-    def _form(self, state: RunState, said: Html | str = "") -> dict[str, Any]:
+    def _form(self, state: RunState, said: Html | str = "", *, is_stand_in: bool = False) -> dict[str, Any]:
         form, requests = self.answers.meant(state.fields)
-        return form_value(form, requests, self.answers.listing(), version=str(state.drawn), said=said)
+        listing = self.answers.listing()
+        value = form_value(form, requests, listing, version=str(state.drawn), said=said)
+        if is_stand_in:
+            value["parts"]["stand-in"] = stand_in_words(form, listing)
+        return value
 
     def _marked(self, state: RunState, status: OrderStatus) -> Any:
         """What was refused in the run is marked at its field."""
@@ -320,6 +335,12 @@ class _RunEvents:
 
 def _values(**known: Any) -> list[Any]:
     return [known.get(name, gr.skip()) for name in _PARTS]
+
+
+def led_by(state: RunState, finding: str) -> RunState:
+    """`finding` is the key of one that leads here."""
+    kind = finding.rpartition("-")[0]
+    return replace(state, finding=kind) if kind in STAND_INS else state
 
 
 def pressed(parts: RunTab, session: Session, state: RunState, event: gr.EventData) -> tuple[Session, str]:

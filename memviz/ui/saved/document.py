@@ -18,6 +18,7 @@ from typing import Any
 
 from memviz.ui.components.scripts import bundle
 from memviz.ui.html.markup import Html, esc, tag
+from memviz.ui.html.words import dark_html
 from memviz.ui.saved.views import SavedPanel, State, Texts, panel_data
 
 _UI = Path(__file__).parents[1]
@@ -62,7 +63,7 @@ def html_text(document: Document) -> str:
 <div class="gradio-container mv-saved"><main>
 {document.body}
 </main>
-{tag("div", foot, " ", tag("button", "Dark", type="button", data_mv_dark=True), class_="mv-foot")}
+{tag("div", foot, " ", dark_html(), class_="mv-foot")}
 </div>
 <script type="application/json" id="mv-saved">{_json(document)}</script>
 <script>{script}</script>

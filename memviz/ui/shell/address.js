@@ -3,7 +3,7 @@
 // says of itself in [data-mv-query], whose trace is the open one unless it names several.
 import { onSaid } from "../components/base.js";
 import { followTab } from "./focus.js";
-import { noteAddress, noteTab } from "./steps.js";
+import { noteAddress, notePlace } from "./steps.js";
 
 const OF_THE_TIMELINE = ["at", "from", "to", "low", "high", "pin", "order", "colour", "axis"];
 const OURS = [
@@ -12,6 +12,7 @@ const OURS = [
   ...["memory", "card", "overhead", "expandable", "max_split", "roundup", "threshold", "more", "release"],
 ];
 const COMPARE = "Compare";
+const SAMPLE = "sample:";
 /** What Gradio draws anew that the address or a tab's number depends on. */
 const WATCHED = "#traces, #actions, #compare-place, #what-if-form, .tab-container";
 const QUIET_MS = 120;
@@ -21,6 +22,15 @@ const JOINED_MS = 50;
  * @type {{ key: string, said: Record<string, string> | null }} */
 let explored = { key: "", said: null };
 
+/** A link is for everybody where everybody has what it names: the samples, and what is made of them again.
+ * @param {string[]} names */
+function sayForWhom(names) {
+  const whom = names.every((name) => name.startsWith(SAMPLE)) ? "all" : "own";
+  for (const button of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("[data-mv-share]"))) {
+    button.hidden = button.dataset.mvShare !== whom;
+  }
+}
+
 /** @param {boolean} [isAsked] by somebody who wants to share what is seen */
 export function followView(isAsked = false) {
   const tabs = /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("[data-mv-query]"));
@@ -29,13 +39,15 @@ export function followView(isAsked = false) {
   const query = new URLSearchParams(location.search);
   const named = query.get("trace");
   const saidOfIt = explored.key === key ? explored.said : null;
-  // Untouched, the address stays as it was typed; but it never speaks of another tab or trace than what is seen.
-  if (!seen && !(link && (isAsked || saidOfIt || query.has("tab") || (named && named !== link)))) return;
-  for (const key of OURS) query.delete(key);
   const said = new URLSearchParams(seen ? seen.dataset.mvQuery : saidOfIt || {});
+  sayForWhom((said.get("traces") || link || "").split(","));
+  // Untouched, the address stays as it was typed; but it never speaks of another tab or trace than what is seen.
+  const isLeft = !link && explored.key !== "";
+  if (!seen && !isLeft && !(link && (isAsked || saidOfIt || query.has("tab") || (named && named !== link)))) return;
+  for (const key of OURS) query.delete(key);
   if (link && !said.has("traces")) query.set("trace", link);
   for (const [key, value] of said) query.set(key, value);
-  history.replaceState(history.state, "", `${location.pathname}?${query}`);
+  history.replaceState(history.state, "", String(query) ? `${location.pathname}?${query}` : location.pathname);
   if (named !== query.get("trace")) noteAddress();
 }
 
@@ -75,7 +87,7 @@ function countCompared() {
 const redrawn = onceQuiet(() => {
   countCompared();
   followView();
-  noteTab();
+  notePlace();
   followTab();
 }, QUIET_MS);
 

@@ -21,11 +21,9 @@ function escape(event) {
   menu.querySelector("summary")?.focus();
 }
 
-/** What is copied says so on its button, so its menu stays.
- * @param {Event} event */
+/** @param {Event} event */
 function choose(event) {
-  const button = nearest(event, `${MENU} button`);
-  if (button && button.dataset.mvShare === undefined) close();
+  if (nearest(event, `${MENU} button`)) close();
 }
 
 export function listenToMenus() {

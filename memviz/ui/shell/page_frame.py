@@ -9,7 +9,7 @@ from memviz.analysis.timeline import timeline
 from memviz.figures.thumbnail import data_address, thumbnail
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.html.markup import Html, joined, tag
-from memviz.ui.html.words import cut_middle
+from memviz.ui.html.words import cut_middle, dark_html, told_apart
 from memviz.ui.shell.context import timeline_key
 from memviz.ui.shell.links import link_name
 from memviz.ui.shell.rank_tables import NamedRanks
@@ -68,7 +68,7 @@ def foot_html() -> Html:
         "div",
         tag("button", "Samples", type="button", data_act="home"),
         tag("button", "Keys ", tag("kbd", "?"), type="button", data_mv_keys=True),
-        tag("button", "Dark", type="button", data_mv_dark=True),
+        dark_html(),
         dialog,
         class_="mv-foot",
     )
@@ -88,16 +88,20 @@ def actions_html(session: Session, exports: Mapping[str, str]) -> Html:
     files = [tag("button", words, type="button", data_act="export", data_kind=kind) for kind, words in exports.items()]
     menu = tag("details", tag("summary", "Export"), tag("div", *pictures, *files), class_="mv-menu")
     link, timeline_of_it = link_name(current), timeline_key(current)
-    return tag("div", _share(current), menu, class_="mv-actions", data_mv_link=link, data_mv_explored=timeline_of_it)
+    return tag("div", *_share(current), menu, class_="mv-actions", data_mv_link=link, data_mv_explored=timeline_of_it)
 
 
-def _share(current: Opened) -> Html:
-    """A sample's link works for everybody. Any other trace is this visitor's alone: what is sent has it inside."""
-    if current.sample:
-        return tag("button", "Share link", type="button", data_mv_share=True)
-    page = tag("button", "Page to send, works anywhere", type="button", data_act="export", data_kind="report")
-    link = tag("button", "Link for this browser alone", type="button", data_mv_share=True)
-    return tag("details", tag("summary", "Share"), tag("div", page, link), class_="mv-menu")
+def _share(current: Opened) -> tuple[Html, Html]:
+    """For whom the link of what is seen works; the page's script shows one of them (address.js)."""
+    every, own = (
+        {"data_mv_share": "all", "hidden": not current.sample},
+        {"data_mv_share": "own", "hidden": bool(current.sample)},
+    )
+    why = "Others cannot open it: send them the report, under Export"
+    return (
+        tag("button", "Share link", type="button", title="A link that works for everybody", **every),
+        tag("button", "Link for this browser alone", type="button", title=why, **own),
+    )
 
 
 def traces_html(session: Session, find: Find, table: NamedRanks | None = None) -> Html:
@@ -108,7 +112,10 @@ def traces_html(session: Session, find: Find, table: NamedRanks | None = None) -
     peaks = [timeline(pair[1]).peak_bytes for _, pair in pairs if pair is not None]
     # Two are compared in their own tab; of many, as of ranks, a glance says which is highest.
     highest = max(peaks) if len(peaks) >= _MANY else 0
-    rows = [_trace_row(opened, session, pair, highest) for opened, pair in pairs]
+    longest = _BESIDE_A_BADGE if len(session.compared) > 1 else _LONGEST_NAME
+    names = told_apart([opened.name for opened in session.opened], longest)
+    named = zip(names, pairs, strict=True)
+    rows = [_trace_row(name, opened, session, pair, highest=highest) for name, (opened, pair) in named]
     if table is not None:
         rows.insert(0, _table_row(table, session.table))
     return tag("section", tag("h2", "Open traces ", tag("span", len(rows))), *rows, class_="mv-traces")
@@ -124,7 +131,10 @@ def _table_row(table: NamedRanks, key: str) -> Html:
     return tag("div", look, close, class_="mv-trace")
 
 
-def _trace_row(opened: Opened, session: Session, current: tuple[Trace, DeviceTrace] | None, highest: int = 0) -> Html:
+def _trace_row(
+    name: str, opened: Opened, session: Session, current: tuple[Trace, DeviceTrace] | None, *, highest: int
+) -> Html:
+    """`name` is as much of the trace's own as there is room for."""
     chosen = opened.key == session.chosen and not session.home
     picture: object = tag("span", class_="mv-thumb")
     ahead = None
@@ -140,7 +150,6 @@ def _trace_row(opened: Opened, session: Session, current: tuple[Trace, DeviceTra
             bar = tag("i", class_="mv-peakline", style=f"width:{100 * peak / highest:.1f}%")
             ahead = timeline_key(opened) if len(device.events) <= _MOST_AHEAD else None
     badge = _badge(opened, session)
-    name = cut_middle(opened.name, _BESIDE_A_BADGE if badge else _LONGEST_NAME)
     words = tag("span", tag("b", name), tag("small", facts), bar)
     return tag(
         "div",

@@ -19,7 +19,7 @@ class Opened:
     device: str
     devices: tuple[str, ...]
     sample: str = ""
-    """Samples may be named in links, because everybody has them."""
+    """The name of a sample in links, because everybody has them; of an estimate of one, with its action behind it."""
 
     @staticmethod
     def of(key: str, trace: Trace) -> Opened:
@@ -37,6 +37,8 @@ class Refused:
     reason: str
     turn: str = ""
     """Which one it is for the browser that sent it, and waits to see it here."""
+    drop: int = 0
+    """With which other files it came."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,10 @@ class Session:
     def with_refused(self, refused: Refused) -> Session:
         return replace(self, refused=(*self.refused, refused))
 
-    def without_refused(self) -> Session:
-        return replace(self, refused=())
+    def without_refused(self, before: int | None = None) -> Session:
+        """After a success. What came with drop `before` or after it stays to be read."""
+        still = () if before is None else tuple(one for one in self.refused if one.drop >= before)
+        return self if still == self.refused else replace(self, refused=still)
 
     def choosing(self, key: str) -> Session:
         return replace(self, chosen=key, home=False)._sound()

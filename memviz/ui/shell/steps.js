@@ -1,14 +1,17 @@
 // @ts-check
-// The back button undoes: each view, choice and tab that a person came to rest at is an entry of the browser's history.
-// What passes on the way there, as in a drag or a row of turns of the wheel, is none.
+// The back button undoes: each action of a visitor that leads to another view, choice, tab or trace is one entry of the
+// browser's history, however many answers carry it out. What passes on the way there, as in a drag or a row of turns of
+// the wheel, is none. The samples before anything is open are an entry too, so that going back from the first trace stays here.
 import { onSaid, say } from "../components/base.js";
 
 const REST_MS = 700;
 const TAB = '#tabs [role="tab"]';
+const ACTS = ["pointerdown", "click", "keydown", "wheel", "change", "drop"];
 
 /** What the explored timeline says of itself; memory_timeline/README.md has it all.
  * @typedef {{ key: string, [more: string]: any }} State */
-/** @typedef {{ view: State | null, tab: string, address: string }} Entry */
+/** `view` is null at the samples.
+ * @typedef {{ view: State | null, tab: string, address: string }} Entry */
 
 /** Where the browser's history stands. @type {Entry} */
 const here = { view: null, tab: "", address: location.href };
@@ -16,7 +19,15 @@ const here = { view: null, tab: "", address: location.href };
  * @type {State | null} */
 let awaited = null;
 let resting = 0;
+/** What the explored timeline has said last.
+ * @type {State | null} */
+let latest = null;
+/** The visitor did something since the last entry. */
+let hasActed = false;
+/** Gone back to the samples or from them, which the server is asked for. */
+let isGoing = false;
 
+const isHome = () => !document.querySelector("[data-mv-link]");
 const tabs = () => [.../** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll(TAB))];
 const tabName = (/** @type {HTMLElement | undefined} */ tab) => tab?.textContent?.trim() || "";
 const shownTab = () => tabName(tabs().find((tab) => tab.getAttribute("aria-selected") === "true"));
@@ -25,10 +36,13 @@ const shownTab = () => tabName(tabs().find((tab) => tab.getAttribute("aria-selec
  * @param {State | null} view */
 const told = (view) => JSON.stringify(view && { ...view, sight: null });
 
-/** @param {Entry} entry @param {boolean} isNew */
-function keep(entry, isNew) {
+/** The first change after an action is an entry; what comes of the same action later belongs to it.
+ * @param {Entry} entry */
+function keep(entry) {
   // A page that was saved to a disk has no address of its own to go back to.
   if (!location.protocol.startsWith("http")) return;
+  const isNew = hasActed;
+  hasActed = false;
   // The address has followed the view already; the entry that is left gets back its own.
   if (isNew) history.replaceState({ memviz: { ...here } }, "", here.address);
   Object.assign(here, entry);
@@ -38,27 +52,36 @@ function keep(entry, isNew) {
 
 /** @param {State} view */
 function rest(view) {
-  if (told(view) !== told(here.view)) keep({ view, tab: shownTab(), address: location.href }, here.view !== null);
+  if (!isHome() && told(view) !== told(here.view)) keep({ view, tab: shownTab(), address: location.href });
 }
 
 /** A trace is shown from its beginning, or as a link says.
  * @param {State} view */
 function begin(view) {
   clearTimeout(resting);
+  latest = view;
   const before = awaited;
   awaited = null;
   if (before?.key === view.key) return say("memviz:back", before);
-  const isAnother = here.view !== null && here.view.key !== view.key;
-  keep({ view, tab: shownTab(), address: location.href }, isAnother);
+  keep({ view, tab: shownTab(), address: location.href });
 }
 
 /** @param {State} view */
 function goBackTo(view) {
-  if (document.querySelector(`#timeline .mvt[data-key="${CSS.escape(view.key)}"]`)) return say("memviz:back", view);
+  const isThere = document.querySelector(`#timeline .mvt[data-key="${CSS.escape(view.key)}"]`);
+  if (isThere) say("memviz:back", view);
+  if (isThere && !isHome()) return;
   const rows = /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll('#traces [data-act="choose"]'));
   const row = [...rows].find(({ dataset }) => dataset.key && view.key.startsWith(dataset.key));
-  awaited = row ? view : null;
+  awaited = row && !isThere ? view : null;
+  isGoing = Boolean(row) && isHome();
   row?.click();
+}
+
+function goHome() {
+  const samples = /** @type {HTMLElement | null} */ (document.querySelector('#foot [data-act="home"]'));
+  isGoing = !isHome();
+  if (isGoing) samples?.click();
 }
 
 /** @param {PopStateEvent} event */
@@ -67,17 +90,20 @@ function popped({ state }) {
   const entry = state?.memviz;
   if (!entry) return;
   clearTimeout(resting);
+  hasActed = false;
   Object.assign(here, entry);
   const tab = tabs().find((one) => tabName(one) === entry.tab);
   if (entry.tab !== shownTab()) tab?.click();
   if (entry.view) goBackTo(entry.view);
+  else goHome();
 }
 
-/** Another tab is an entry at once, with the view as it is. */
-export function noteTab() {
-  const tab = shownTab();
-  if (!tab || tab === here.tab) return;
-  keep({ view: here.view, tab, address: location.href }, here.tab !== "");
+/** Another tab, the samples, or the trace that was looked at before them: with the view as it is. */
+export function notePlace() {
+  const tab = shownTab(), view = isHome() ? null : latest;
+  if (isGoing && isHome() === (here.view === null)) isGoing = false;
+  if (!tab || isGoing) return;
+  if (tab !== here.tab || (view === null) !== (here.view === null)) keep({ view, tab, address: location.href });
 }
 
 /** The trace that is seen has got its address. */
@@ -85,10 +111,21 @@ export function noteAddress() {
   here.address = location.href;
 }
 
+/** A click that no visitor made is the page's own, as on the row that was gone back to; a file comes from a visitor.
+ * @param {Event} event */
+function acted({ isTrusted, type }) {
+  if (!isTrusted && type !== "change" && type !== "drop") return;
+  hasActed = true;
+  isGoing = false;
+}
+
 export function listenToSteps() {
+  // On the window, before whoever takes an event for itself.
+  for (const name of ACTS) window.addEventListener(name, acted, { capture: true, passive: true });
   onSaid("memviz:begun", begin);
   onSaid("memviz:state", (view) => {
     clearTimeout(resting);
+    latest = view;
     resting = setTimeout(() => rest(view), REST_MS);
   });
   window.addEventListener("popstate", popped);

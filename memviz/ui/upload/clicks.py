@@ -8,11 +8,11 @@ from dataclasses import replace
 from memviz.ui.shell.context import Context
 from memviz.ui.shell.session import Session
 from memviz.ui.upload.opening import open_sample
-from memviz.ui.upload.samples import sample_named
+from memviz.ui.upload.samples import OFFERED_SAMPLES, sample_named
 
 
 def session_after(context: Context, session: Session, data: Mapping[str, str]) -> Session:
-    key = data.get("key", "")
+    session, key = session.without_refused(), data.get("key", "")
     match data.get("act"):
         case "choose":
             return session.choosing(key)
@@ -22,8 +22,6 @@ def session_after(context: Context, session: Session, data: Mapping[str, str]) -
             if key == session.table:
                 return replace(session, table="")
             return session.closing(key)
-        case "dismiss":
-            return session.without_refused()
         case "home":
             return replace(session, home=True)
         case "sample":
@@ -37,4 +35,6 @@ def tab_after(data: Mapping[str, str]) -> str | None:
     if data.get("act") in ("home", "ranks"):
         return {"home": "explore", "ranks": "ranks"}[data["act"]]
     sample = sample_named(data.get("sample", ""))
-    return sample.tab if sample else None
+    if sample is None:
+        return None
+    return data["tab"] if data.get("tab") in {other.tab for other in OFFERED_SAMPLES} else sample.tab

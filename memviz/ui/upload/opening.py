@@ -43,18 +43,25 @@ def open_files(
 def arrived(context: Context, session: Session, said: Mapping[str, str]) -> Session:
     """What the visitor's own browser says of a file that it has sent: that it is open, or why not.
 
-    Files come one by one: what was refused before stays on the page until it is dismissed, or opened after all.
+    Files come one by one: what was refused of those that came together stays until one that came later is open.
     """
     if "refused" in said:
         name, reason, turn = (said.get(key, "") for key in ("refused", "reason", "turn"))
-        refused = Refused(name[:_MOST_NAME], reason[:_MOST_REASON], turn[:_MOST_TURN])
+        refused = Refused(name[:_MOST_NAME], reason[:_MOST_REASON], turn[:_MOST_TURN], _drop(said))
         before = [refusal for refusal in session.refused if refusal.name != refused.name]
         return replace(session, refused=(*before, refused)[-_MOST_REFUSED:])
     after = session
     for key in said.get("stored", "").split(" ")[:MOST_OPEN]:
         after = _with_stored(context, after, key)
+    if after is not session:
+        after = after.without_refused(before=_drop(said))
     # Of many that were dropped together the first is looked at, and the others come beside it.
     return after.choosing(session.chosen) if "beside" in said and session.current is not None else after
+
+
+def _drop(said: Mapping[str, str]) -> int:
+    text = said.get("drop", "")
+    return int(text) if text.isdecimal() and len(text) <= _MOST_TURN else 0
 
 
 def _with_table(session: Session, key: str) -> Session:

@@ -10,8 +10,11 @@ from memviz.units import bytes_text, delta_text
 
 RECORD = """# before the model is built
 torch.cuda.memory._record_memory_history()
-model = build(); train(model, steps=3)
-torch.cuda.memory._dump_snapshot("run.pickle")"""
+try:
+    train_a_few_steps()
+finally:  # also when it runs out of memory
+    torch.cuda.memory._dump_snapshot("run.pickle")
+    torch.cuda.memory._record_memory_history(enabled=None)"""
 
 
 def welcome_html() -> Html:
@@ -26,25 +29,28 @@ def record_html() -> Html:
     return tag("section", head, tag("pre", RECORD, tabindex="0"), safe, class_="mv-record")
 
 
-def samples_html() -> Html:
-    cards = [_card(sample) for sample in OFFERED_SAMPLES]
+def samples_html(tab: str = "") -> Html:
+    """`tab` is where they are offered to be answered; each has a tab of its own otherwise."""
+    offered = [sample for sample in OFFERED_SAMPLES if not tab or len(sample.files) == 1]
+    cards = [_card(sample, tab) for sample in sorted(offered, key=lambda sample: sample.tab != tab)]
     return tag("section", tag("h2", "Or start with a sample"), tag("div", *cards, class_="mv-samples"))
 
 
-def _card(sample: OfferedSample) -> Html:
+def _card(sample: OfferedSample, tab: str) -> Html:
     card = card_of(sample)
     pictures = [tag("img", src=data_address(picture), alt="") for picture in card.pictures]
     first, last = card.peaks[0], card.peaks[-1]
     change = f"{delta_text(last - first)}" if len(card.peaks) > 1 else f"{bytes_text(first)} peak"
-    tab = sample.tab.replace("-", " ").capitalize()
+    where = "" if tab else f"{sample.tab.replace('-', ' ').capitalize()} · "
     return tag(
         "button",
         tag("span", *pictures, class_="mv-pictures"),
         tag("b", sample.title),
         tag("span", sample.text),
-        tag("small", f"{tab} · {change} · predicted"),
+        tag("small", f"{where}{change} · predicted"),
         type="button",
         data_act="sample",
         data_sample=sample.name,
+        data_tab=tab or None,
         class_="mv-sample",
     )

@@ -12,6 +12,7 @@ from memviz.allocator.replayer import Progress, part_of, rest_of
 from memviz.allocator.what_if import WhatIf
 from memviz.headlines.what_if import what_if
 from memviz.trace.model import Action, DeviceTrace, Trace
+from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.payloads.linked_timelines import LinkedTrace, linked_values
 from memviz.ui.payloads.segment_view import map_value
 from memviz.ui.shell.context import Context
@@ -43,6 +44,7 @@ PARTS = (
     "state",
     "waiting",
     "verdict",
+    "offer",
     "form",
     "plot",
     "head",
@@ -57,6 +59,7 @@ PARTS = (
 EMPTY: dict[str, Any] = {
     "waiting": "",
     "verdict": "",
+    "offer": "",
     "plot": {},
     "head": "",
     "maps": {},
@@ -74,9 +77,16 @@ def terms_of(parsed: ParsedQuestion) -> Terms:
 
 
 class WhatIfAnswers:
-    def __init__(self, context: Context, replays: Replays) -> None:
+    def __init__(self, context: Context, replays: Replays, samples: str = "") -> None:
         self.context = context
         self.replays = replays
+        self.samples = samples
+
+    def offer_html(self) -> Html:
+        """Where no trace is open."""
+        words = "Drop a snapshot on the left. Its requests are replayed with other settings, or on another card."
+        head = tag("h1", "Open a trace to try other allocator settings.", class_="mv-verdict")
+        return joined(tag("header", head, tag("p", words, class_="mv-lead")), Html(self.samples))
 
     def find(self, key: str, parsed: ParsedQuestion, searches: bool, progress: Progress) -> tuple[WhatIf, Any]:
         assert parsed.settings is not None
@@ -98,6 +108,7 @@ class WhatIfAnswers:
         return {
             "waiting": "",
             "verdict": what_if_html(answer),
+            "offer": "",
             "plot": plot_value(device, outcome, at=answer.at, label=label),
             "head": segments_head_html(answer.at, matters=True),
             "maps": self._maps(state.key, answer),

@@ -21,6 +21,7 @@ from memviz.ui.components.plain_form import PlainForm, form_fields
 from memviz.ui.components.reserved_plot import ReservedPlot
 from memviz.ui.components.segment_pair import SegmentPair
 from memviz.ui.components.turn import Turn
+from memviz.ui.html.markup import Html
 from memviz.ui.shell.background import BackgroundStopped, BackgroundWork, Workshop
 from memviz.ui.shell.context import Context, timeline_key
 from memviz.ui.shell.session import Session
@@ -57,6 +58,8 @@ class FollowedTrace:
 class WhatIfTab:
     waiting: Panel
     verdict: Panel
+    offer: Panel
+    """Its clicks open samples, which the page does."""
     form: PlainForm
     plot: ReservedPlot
     head: Panel
@@ -80,14 +83,25 @@ class WhatIfTab:
 
     @property
     def answer(self) -> list[Any]:
-        parts = [self.state, self.waiting, self.verdict, self.form, self.plot, self.head, self.maps, self.table]
+        parts = [
+            self.state,
+            self.waiting,
+            self.verdict,
+            self.offer,
+            self.form,
+            self.plot,
+            self.head,
+            self.maps,
+            self.table,
+        ]
         return [*parts, self.blocks, self.save, self.keep, *self.timelines]
 
 
-def build(context: Context, session: gr.State, tabs: gr.Tabs, turn: Turn) -> WhatIfTab:
+def build(context: Context, tabs: gr.Tabs, turn: Turn, samples: Html) -> WhatIfTab:
+    """`samples` stand there while no trace is open."""
     replays = Replays(context)
-    answers = WhatIfAnswers(context, replays)
-    waiting, answer = Panel(elem_id="what-if-waits"), Panel(elem_id="what-if-verdict")
+    answers = WhatIfAnswers(context, replays, samples)
+    waiting, answer, offer = (Panel(elem_id=f"what-if-{name}") for name in ("waits", "verdict", "offer"))
     with gr.Row(elem_classes="mv-what-if"):
         with gr.Column(elem_classes="mv-what-if-form", scale=0, min_width=264):
             form = PlainForm(elem_id="what-if-form")
@@ -104,6 +118,7 @@ def build(context: Context, session: gr.State, tabs: gr.Tabs, turn: Turn) -> Wha
     parts = WhatIfTab(
         waiting,
         answer,
+        offer,
         form,
         plot,
         head,
@@ -150,10 +165,6 @@ def _values(**given: Any) -> list[Any]:
     return [given.get(name, gr.skip()) for name in PARTS]
 
 
-def _emptied(state: WhatIfState) -> list[Any]:
-    return _values(state=state.turned_to("")[0], form=None, **EMPTY)
-
-
 def _skipped() -> list[Any]:
     return [gr.skip()] * len(PARTS)
 
@@ -196,7 +207,7 @@ class _WhatIfEvents:
             yield [True, *_skipped()]
             yield from ([gr.skip(), *values] for values in self._opened(trace.key, state, request))
         else:
-            yield [gr.skip(), *(_skipped() if trace.key == state.key else _emptied(state))]
+            yield [gr.skip(), *(_skipped() if trace.key == state.key else self._emptied(state))]
 
     @in_parts
     def _turn(
@@ -210,11 +221,15 @@ class _WhatIfEvents:
 
     def _opened(self, key: str, state: WhatIfState, request: gr.Request) -> Iterator[list[Any]]:
         """A trace begins with the question that most people have, and stays as it was left."""
-        if not key and state.key:
-            yield _emptied(state)
+        if not key:
+            yield self._emptied(state, offer=self.answers.offer_html())
         elif state.key != key:
             turned, is_first = state.turned_to(key)
             yield from self._answer(turned, request, is_first=is_first, is_another=True)
+
+    @staticmethod
+    def _emptied(state: WhatIfState, offer: str = "") -> list[Any]:
+        return _values(state=state.turned_to("")[0], form=None, **{**EMPTY, "offer": offer})
 
     @in_parts
     def _changed(self, state: WhatIfState, event: gr.EventData, request: gr.Request) -> Iterator[list[Any]]:

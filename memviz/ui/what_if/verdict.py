@@ -181,10 +181,11 @@ def search_html(answer: Answer, known: Search | None) -> Html:
         words = " replays the settings that matter and ranks them."
         return tag("p", tag("b", "Find the best"), words, class_="mv-soft")
     live = max(candidate.peak_requested_bytes for candidate in known.tried)
+    order = "those that fit first, then by peak reserved" if answer.what_if.card else "by peak reserved"
     refused = ", with what was refused," if live > timeline(answer.device).peak_bytes else ","
     floor = tag("small", f"the live peak, {bytes_text(live)}{refused} is the floor of all")
     return joined(
-        tag("h2", "Settings, by peak reserved", " ", floor, class_="mv-h2"),
+        tag("h2", "Settings, ", order, " ", floor, class_="mv-h2"),
         tag("p", known.advice, class_="mv-advice"),
         tag("p", about_rows(answer.what_if, known), class_="mv-soft"),
         _table(answer, known, live),
@@ -194,7 +195,7 @@ def search_html(answer: Answer, known: Search | None) -> Html:
 def _table(answer: Answer, known: Search, live: int) -> Html:
     card = answer.what_if.card
     where = f"In {bytes_text(card.usable_bytes)}" if card else "Without limit"
-    heads = (("Setting", ""), ("", "mv-scale"), ("Reserved ↑", "mv-number"), ("Retries", "mv-number"))
+    heads = (("Setting", ""), ("", "mv-scale"), ("Reserved", "mv-number"), ("Retries", "mv-number"))
     head = [tag("th", text, class_=kind or None, scope="col") for text, kind in (*heads, ("Fits on", ""), (where, ""))]
     shown = list(rows(answer.what_if, known))
     most = max(max(outcome.reserved_bytes for outcome in shown), card.usable_bytes if card else 0)

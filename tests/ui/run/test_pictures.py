@@ -14,7 +14,8 @@ import numpy as np
 from memviz.runner.jobs.order import Variant
 from memviz.runner.request import Request
 from memviz.ui.run.pictures import RunPictures, pictures_html
-from tests.traces import MiB, alloc, snapshot
+from tests.traces import MiB, alloc, frame, free, snapshot
+from tests.ui.page import words
 from tests.ui.run.test_results import predicted
 
 
@@ -46,6 +47,17 @@ def test_they_stand_on_one_scale_the_highest_just_below_the_edge(tmp_path: Path)
     found = pictures.of(variants)
     assert {number: each.live_bytes for number, each in found.items()} == {0: 100 * MiB, 1: 50 * MiB}
     assert np.allclose(heights_shown(variants, pictures), [1 / 1.04, 0.5 / 1.04], atol=0.02)
+
+
+def test_its_legend_names_what_is_drawn_also_what_is_gone_at_the_peak(tmp_path: Path) -> None:
+    file = tmp_path / "step.pickle"
+    engine = frame("torch::autograd::Engine::thread_main()", "??", 0)
+    brief = [alloc(0, 40 * MiB, frames=[engine]), *free(0, 40 * MiB)]
+    file.write_bytes(pickle.dumps(snapshot([*brief, alloc(1 << 40, 50 * MiB)])))
+    step = Variant(Request("feed_forward"), "Baseline", state="done", run=predicted(50, 1), file=file)
+    (picture,) = RunPictures().of([step]).values()
+    assert (picture.live_bytes, picture.kinds) == (50 * MiB, {"temporary", "unknown"})
+    assert "temporary" in words(pictures_html([step], {0: picture}))
 
 
 def test_a_higher_one_that_arrives_later_moves_the_scale_of_all(tmp_path: Path) -> None:

@@ -10,12 +10,14 @@ from memviz.analysis.held import held_bytes
 from memviz.trace.model import Trace
 from memviz.ui.explore.verdict import facts, verdict_html
 from memviz.ui.html.markup import Html, esc, tag
+from memviz.ui.html.words import told_apart
 from memviz.ui.shell import page_frame
 from memviz.ui.shell.context import Context, open_trace, timeline_key
 from memviz.ui.shell.links import link_name, named, view_state
 from memviz.ui.shell.page_frame import actions_html, refused_html, traces_html
 from memviz.ui.shell.session import Opened, Refused, Session
 from memviz.ui.shell.store import TraceStore
+from memviz.ui.upload.clicks import session_after
 from memviz.ui.upload.opening import arrived, open_files, open_sample, reopened
 from memviz.ui.upload.samples import OFFERED_SAMPLES, SAMPLES, sample_named
 from memviz.ui.upload.welcome import samples_html
@@ -254,6 +256,15 @@ def test_what_arrives_is_opened_and_what_is_refused_stays_said_until_it_is_opene
     assert ([each.name for each in session.opened], session.refused) == (["b", "a"], ())
     assert arrived(Context(store), session, {"stored": key}) is session
     assert arrived(Context(store), session, {"stored": "a guess"}) is session
+    later = arrived(Context(store), session, {**said, "drop": "1"})
+    key = store.add(replace(other, about=replace(other.about, source="c.pickle")))
+    together = arrived(Context(store), later, {"stored": key, "drop": "1", "beside": "1"})
+    assert together.refused == later.refused, "they came together"
+    assert arrived(Context(store), together, {"stored": "a guess", "drop": "2"}).refused == later.refused
+    key = store.add(replace(other, about=replace(other.about, source="d.pickle")))
+    assert arrived(Context(store), together, {"stored": key, "drop": "2"}).refused == ()
+    for act in ("choose", "close", "home", "dismiss"):
+        assert session_after(Context(store), together, {"act": act, "key": key}).refused == (), act
     many = session
     for i in range(9):
         many = arrived(Context(store), many, {"refused": f"{i}" * 999, "reason": "x" * 9999})
@@ -297,6 +308,19 @@ def test_long_names_in_the_sidebar_keep_what_tells_them_apart() -> None:
     session = Session().with_opened(replace(A, name=names[0])).with_opened(replace(B, name=names[1]))
     shown = words(traces_html(session, lambda _: None))
     assert "profil…un_fp32" in shown and "profil…un_bf16" in shown
+
+
+def test_names_that_differ_stay_different_however_long_they_are() -> None:
+    alike = [f"Wedsonlin_experiment_{rate}_snapshot_final" for rate in ("lr1e-3", "lr1e-4", "lr2e-4")]
+    for names in (
+        alike,
+        [*alike, alike[0]],
+        ["a" * n for n in range(20, 25)],
+        ["x" * 30 + f"{i}" * 30 for i in range(9)],
+    ):
+        shown = told_apart(names, 18)
+        assert len(set(shown)) == len(set(names)) and all(len(text) <= 18 for text in shown)
+    assert told_apart(["run", "run", "walk"], 18) == ["run", "run", "walk"]
 
 
 def test_what_no_segment_was_recorded_for_is_not_said_to_have_reserved_nothing() -> None:

@@ -20,9 +20,9 @@ const STOP_MS = 1000;
 
 /** @typedef {import("../memory_timeline/total.js").Total} Total */
 /** What Gradio is told: a file that is open now, or one that is refused.
- * @typedef {{ stored: string, beside?: string } | { refused: string, reason: string, turn: string }} Told */
+ * @typedef {{ drop: number } & ({ stored: string, beside?: string } | { refused: string, reason: string, turn: string })} Told */
 
-/** @typedef {{ keys: string[], where: string, done: Promise<boolean> }} Gathered */
+/** @typedef {{ keys: string[], drop: number, where: string, done: Promise<boolean> }} Gathered */
 
 /** @returns {{ root?: string } | undefined} */
 const gradioConfig = () => /** @type {any} */ (globalThis).gradio_config;
@@ -63,6 +63,7 @@ class Arrival {
     this.file = file;
     this.arrivals = arrivals;
     this.isBeside = isBeside;
+    this.drop = arrivals.drops;
     this.before = before;
     const cancel = el("button", { type: "button", class: "mv-x", "aria-label": `Cancel ${file.name}`, onclick: () => this.cancel() }, "×");
     this.row = el("div", { class: "mv-arrival", role: "status" }, el("b", { title: file.name }, file.name), this.words, cancel, this.line);
@@ -139,14 +140,14 @@ class Arrival {
     // A table of ranks has no timeline: what was shown of its way here ends.
     if (!key) explored()?.reading.end();
     const ready = this.isFirst && key ? explored()?.reading.drawnOf(key) : null;
-    this.leaveOnceShown({ stored, beside: this.isBeside ? "1" : undefined }, `#traces [data-key="${CSS.escape(stored)}"]`, ready);
+    this.leaveOnceShown({ stored, drop: this.drop, beside: this.isBeside ? "1" : undefined }, `#traces [data-key="${CSS.escape(stored)}"]`, ready);
   }
 
   /** @param {string} reason */
   refused(reason) {
     this.finish();
     const turn = String(++this.arrivals.refusals);
-    this.leaveOnceShown({ refused: this.file.name, reason, turn }, `#band [data-refused="${turn}"]`);
+    this.leaveOnceShown({ refused: this.file.name, reason, turn, drop: this.drop }, `#band [data-refused="${turn}"]`);
     explored()?.reading.end();
   }
 
@@ -205,6 +206,8 @@ class Arrivals extends Component {
   /** @type {Arrival | undefined} */
   last;
   refusals = 0;
+  /** How often files came, each time one or several. */
+  drops = 0;
   /** Files that it will be told of together.
    * @type {Gathered | null} */
   gathered = null;
@@ -240,6 +243,7 @@ class Arrivals extends Component {
 
   /** @param {File[]} files */
   add(files) {
+    this.drops++;
     for (const [place, file] of files.entries()) {
       const arrival = new Arrival(file, this, place > 0 && files.length >= MANY, this.last);
       this.last = arrival;
@@ -267,27 +271,27 @@ class Arrivals extends Component {
   /** One after the other: every answer is the whole page anew, and of two at once one would be lost.
    * @param {Told} message @param {string} where @param {Promise<void> | null} ready @returns {Promise<boolean>} */
   told(message, where, ready) {
-    if ("beside" in message && message.beside) return this.toldTogether(message.stored, where);
+    if ("beside" in message && message.beside) return this.toldTogether(message.stored, message.drop, where);
     this.gathered = null;
     return (this.telling = this.telling.then(() => ready).then(() => this.tellUntilShown(message, where)));
   }
 
-  /** All that come while Gradio is being told of others are one message: of many files each would be the page anew.
-   * @param {string} stored @param {string} where @returns {Promise<boolean>} */
-  toldTogether(stored, where) {
-    if (this.gathered && this.gathered.keys.length >= TOGETHER) this.gathered = null;
-    const gathered = (this.gathered ??= this.gather());
+  /** All of one drop that come while Gradio is being told of others are one message: of many files each would be the page anew.
+   * @param {string} stored @param {number} drop @param {string} where @returns {Promise<boolean>} */
+  toldTogether(stored, drop, where) {
+    if (this.gathered && (this.gathered.keys.length >= TOGETHER || this.gathered.drop !== drop)) this.gathered = null;
+    const gathered = (this.gathered ??= this.gather(drop));
     gathered.keys.push(stored);
     gathered.where = where;
     return gathered.done;
   }
 
-  /** @returns {Gathered} */
-  gather() {
-    const gathered = { keys: /** @type {string[]} */ ([]), where: "", done: Promise.resolve(false) };
+  /** @param {number} drop @returns {Gathered} */
+  gather(drop) {
+    const gathered = { keys: /** @type {string[]} */ ([]), drop, where: "", done: Promise.resolve(false) };
     gathered.done = this.telling = this.telling.then(() => {
       if (this.gathered === gathered) this.gathered = null;
-      return this.tellUntilShown({ stored: gathered.keys.join(" "), beside: "1" }, gathered.where);
+      return this.tellUntilShown({ stored: gathered.keys.join(" "), drop, beside: "1" }, gathered.where);
     });
     return gathered;
   }

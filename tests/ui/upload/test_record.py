@@ -1,0 +1,41 @@
+"""The lines that people copy to record a snapshot, run as a program."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from memviz.ui.upload.welcome import RECORD
+from tests.house.repository import text_of
+
+FAKE_TORCH = """
+from types import SimpleNamespace
+
+said = []
+
+def dump(path):
+    with open(path, "w") as file:
+        file.write(" ".join(said))
+
+memory = SimpleNamespace(_record_memory_history=lambda enabled="all": said.append(str(enabled)), _dump_snapshot=dump)
+cuda = SimpleNamespace(memory=memory)
+"""
+OUT_OF_MEMORY = """import torch
+
+def train_a_few_steps():
+    raise RuntimeError("CUDA out of memory")
+
+"""
+
+
+def test_a_training_that_runs_out_of_memory_leaves_its_snapshot(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(FAKE_TORCH)
+    (tmp_path / "train.py").write_text(OUT_OF_MEMORY + RECORD)
+    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert "CUDA out of memory" in done.stderr and done.returncode
+    assert (tmp_path / "run.pickle").read_text() == "all", "recorded until it was written"
+
+
+def test_the_readme_says_the_same() -> None:
+    assert f"```python\n{RECORD}\n```" in text_of("README.md")
