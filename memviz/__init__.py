@@ -5,6 +5,7 @@ records one on a GPU, and `with memviz.predicting(card="RTX 4090") as predicted:
 `memviz.figures` draws what they come to.
 """
 
+import os
 from importlib import import_module
 
 TYPE_CHECKING = False
@@ -24,6 +25,11 @@ _LIVES_IN = {
     "predicting": "memviz.runner.predict.predicted_program",
     "recording": "memviz.runner.record.recording",
 }
+
+_TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+if not os.path.isdir(os.path.join(__path__[0], "optimizations")) and os.path.isdir(os.path.join(_TOP, "optimizations")):
+    # A wheel has the folder in here, a checkout next to this one: code that memviz prints names it one way in both.
+    __path__.append(_TOP)
 
 
 def __getattr__(name: str) -> "Any":

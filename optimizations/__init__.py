@@ -100,7 +100,6 @@ OPTIMIZATIONS: tuple[type[Optimization], ...] = (
 OFFERED_FIRST: tuple[type[Optimization], ...] = (
     Checkpointing,
     GradientAccumulation,
-    GradientAccumulation,
     ChunkedCrossEntropy,
     SplitFeedForward,
     ChunkedFeedForward,
@@ -116,9 +115,6 @@ OFFERED_FIRST: tuple[type[Optimization], ...] = (
     WeightQuantization,
     FlatGradients,
     AttentionBackend,
-    VaeTiling,
-    VaeSlicing,
-    KvCache,
 )
 """Wherever people choose, in this order; what is not named here comes after them."""
 _PLACES = {optimization.name: place for place, optimization in enumerate(OPTIMIZATIONS)}

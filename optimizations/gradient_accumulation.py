@@ -105,10 +105,10 @@ class GradientAccumulation:
         lines = (
             f"from {__name__} import GradientAccumulation",
             "",
+            "# inputs: the keyword arguments of the model for one batch; the loss: a mean over it",
             "optimizer.zero_grad()",
-            f"for piece, share in {self!r}.split(inputs):  # inputs: the keyword arguments of the model for one batch",
-            "    loss = model(**piece).loss  # or a loss of your own, a mean over the batch",
-            "    (loss * share).backward()",
+            f"for piece, share in {self!r}.split(inputs):",
+            "    (model(**piece).loss * share).backward()",
             "optimizer.step()",
         )
         return "\n".join(lines)

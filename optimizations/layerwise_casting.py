@@ -55,19 +55,6 @@ _SKIP = "pos_embed,patch_embed,norm,^proj_in$,^proj_out$,lora_,@declared"
 
 
 @dataclass(frozen=True)
-class SkipCost:
-    """What one reason to skip keeps from being stored small."""
-
-    reason: str
-    """A pattern, the name of a class, or with whom the weight is shared."""
-    modules: tuple[str, ...]
-    kept_bytes: int
-    """What these weights take as they are."""
-    saved_bytes: int
-    """How much less they would take in the storage dtype."""
-
-
-@dataclass(frozen=True)
 class LayerwiseCasting:
     name: ClassVar[str] = "layerwise_casting"
     title: ClassVar[str] = "Store weights in a small dtype"
@@ -180,16 +167,6 @@ class LayerwiseCasting:
                 weight.restore()
 
         return restore
-
-    def skip_costs(self, model: nn.Module) -> tuple[SkipCost, ...]:
-        """What is left alone and why, the dearest first."""
-        storage = _DTYPES[self.storage].itemsize
-        costs = []
-        for reason, weights in self._sort(model)[1].items():
-            kept = sum(weight.numel() * weight.element_size() for weight in weights)
-            saved = kept - sum(weight.numel() for weight in weights) * storage
-            costs.append(SkipCost(reason, tuple(dict.fromkeys(weights.values())), kept, saved))
-        return tuple(sorted(costs, key=lambda cost: -cost.saved_bytes))
 
     def code(self) -> str:
         return f"from {__name__} import LayerwiseCasting\n\nundo = {self!r}.apply(model)"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import platform
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -21,12 +24,13 @@ from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.request import Optimizer
 from memviz.runner.run import Run
 from memviz.trace.model import Trace
-from optimizations import Optimization
+from optimizations import OPTIMIZATIONS, Optimization
 from optimizations.weight_offload import WeightOffload, host_bytes
 from optimizations.weight_quantization import Quantized
 
 _LIBRARIES = ("torch", "diffusers", "transformers")
 _UNDO = "\nundo = "
+_IMPORT = re.compile(r"from (?:memviz\.)?optimizations\.(\w+) import (\w+)\n\n")
 _MADE_WITH: dict[Optimizer, str] = {"adamw-fused": "fused=True", "adamw-for-loop": "foreach=False"}
 
 
@@ -132,21 +136,60 @@ def _loaded(plan: Plan, change: Optimization) -> Optimization:
 def code_of(
     optimizations: Sequence[Optimization], on_host: Sequence[Optimization] = (), optimizer: Optimizer = "none"
 ) -> str:
-    """Each of several has an undo of its own; after those in host memory the model comes to the card, if the offload
-    does not bring it there.
+    """Python that applies them in a script, with memviz installed, in its checkout, or with their files copied.
 
-    The optimizer stands there where it is made otherwise than torch does by itself: some wait for what is applied.
+    Variables come before all imports of torch, the loop after all else. Each of several has an undo of its own; after
+    those in host memory the model comes to the card, unless an offload brings it there. The optimizer is made here where torch would make another one.
     """
-    parts = [optimization.code() for optimization in optimizations]
-    if sum(_UNDO in part for part in parts) > 1:
-        names = [optimization.name for optimization in optimizations]
-        parts = [part.replace(_UNDO, f"\nundo_{name} = ") for name, part in zip(names, parts, strict=True)]
-    if on_host and not any(getattr(optimization, "onload_device", "") for optimization in optimizations):
-        parts.insert(optimizations.index(on_host[-1]) + 1, 'model.to("cuda")')
+    imports, first, then, loop = list[tuple[str, str]](), list[str](), list[str](), list[str]()
+    brings_it = any(getattr(optimization, "onload_device", "") for optimization in optimizations)
+    for optimization in optimizations:
+        module, body = _IMPORT.match(optimization.code()), _IMPORT.sub("", optimization.code(), count=1)
+        (loop if getattr(optimization, "changes_loop", False) else then if module else first).append(
+            _with_undo_of_its_own(body, optimization, optimizations)
+        )
+        if module:
+            imports.append((module[1], module[2]))
+        if on_host and optimization is on_host[-1] and not brings_it:
+            then.append('model.to("cuda")')
     if optimizer in _MADE_WITH:
         made = f"optimizer = AdamW(model.parameters(), {_MADE_WITH[optimizer]})"
-        parts.append(f"from torch.optim import AdamW\n\n{made}")
-    return "\n\n".join(parts)
+        then.append(f"from torch.optim import AdamW\n\n{made}")
+    bodies = [*then, *loop]
+    if names := _names_of_the_reader(bodies):
+        bodies.insert(0, f"# Yours: {', '.join(names)}.")
+    return "\n\n".join([*first, *_import_lines(imports), *bodies])
+
+
+def _with_undo_of_its_own(body: str, optimization: Optimization, among: Sequence[Optimization]) -> str:
+    several = sum(_UNDO in f"\n{_IMPORT.sub('', other.code(), count=1)}" for other in among) > 1
+    return (
+        f"undo_{optimization.name} = {body.removeprefix('undo = ')}" if several and body.startswith("undo = ") else body
+    )
+
+
+def _import_lines(imports: Sequence[tuple[str, str]]) -> Iterator[str]:
+    if not imports:
+        return
+    files = ", ".join(f"{module}.py" for module, _ in imports)
+    yield "\n".join(
+        (
+            '# Install memviz ("pip install ." in its checkout), or copy from its optimizations next to this file:',
+            f"# {files}",
+            "try:",
+            *(f"    from memviz.optimizations.{module} import {name}" for module, name in imports),
+            "except ModuleNotFoundError:",
+            *(f"    from {module} import {name}" for module, name in imports),
+        )
+    )
+
+
+def _names_of_the_reader(bodies: Sequence[str]) -> list[str]:
+    """Names that are read before anything here binds them."""
+    names = [node for node in ast.walk(ast.parse("\n\n".join(bodies))) if isinstance(node, ast.Name)]
+    bound = {node.id for node in names if isinstance(node.ctx, ast.Store)} | set(vars(builtins))
+    bound |= {kind.__name__ for kind in OPTIMIZATIONS} | {"AdamW"}
+    return sorted({node.id for node in names} - bound, key=lambda name: (name != "model", name))
 
 
 def provenance(plan: Plan) -> dict[str, str]:

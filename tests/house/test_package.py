@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from optimizations import OPTIMIZATIONS
 from tests.house.repository import ROOT
 
 PARTS = ("memviz", "optimizations", "sample_traces")
@@ -140,6 +143,87 @@ def test_what_was_not_installed_is_named_with_what_brings_it(
         said
         == f'memviz: This needs {library}, which is not installed here. `pip install "memviz[{extra}]"` brings it.\n'
     )
+
+
+KNOBS: dict[str, dict[str, str]] = {
+    "activation_offload": {"least_mib": "0"},
+    "attention_backend": {"backend": "math"},
+    "chunked_cross_entropy": {"tokens": "4"},
+    "chunked_feed_forward": {"tokens": "4"},
+}
+SETTINGS = {"kv_cache": {"cache": "true"}, "gradient_accumulation": {"batch": "2"}}
+PRINT = """
+import json, sys
+from memviz.runner.outcome import code_of
+from memviz.runner.plan import plan_of
+from memviz.runner.request import Request
+plans = {name: plan_of(Request(**given)) for name, given in json.load(sys.stdin).items()}
+print(json.dumps({name: code_of(plan.optimizations) for name, plan in plans.items()}))
+"""
+
+
+def requests() -> dict[str, dict[str, object]]:
+    """Of each optimization, on a workload that it has an effect on."""
+    made = {}
+    for kind in OPTIMIZATIONS:
+        training = kind.needs != "inference"
+        workload = "vae" if kind.name.startswith("vae") else "llama"
+        settings = {"mode": "training" if training else "inference", **SETTINGS.get(kind.name, {})}
+        chosen = [[kind.name, KNOBS.get(kind.name, {})]]
+        optimizer = "adamw" if training else "none"
+        made[kind.name] = {
+            "workload": workload,
+            "settings": settings,
+            "optimizations": chosen,
+            "optimizer": optimizer,
+        }
+    return made
+
+
+def answer(command: list[str], given: object, cwd: Path, *paths: Path) -> dict[str, str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "PYTHONWARNINGS": "ignore"}
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):
+        environment.pop(name, None)
+    done = subprocess.run(
+        [sys.executable, *command], cwd=cwd, env=environment, input=json.dumps(given), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    answers: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return answers
+
+
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What pip makes of a wheel, beside the libraries that are here."""
+    folder = tmp_path_factory.mktemp("site")
+    zipfile.ZipFile(wheel).extractall(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def codes(site: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return answer(["-c", PRINT], requests(), tmp_path_factory.mktemp("asked"), site)
+
+
+def test_a_checkout_prints_the_code_that_a_wheel_prints(codes: dict[str, str]) -> None:
+    assert answer(["-c", PRINT], requests(), ROOT, ROOT) == codes
+
+
+@pytest.mark.parametrize("place", ["wheel", "checkout", "copies"])
+def test_the_code_that_a_run_prints_runs_as_it_is(
+    place: str, site: Path, codes: dict[str, str], tmp_path: Path
+) -> None:
+    """With memviz installed, in its checkout, and with the file of the optimization copied next to it."""
+    copies, program = tmp_path / "copies", str(ROOT / "tests" / "house" / "printed_code.py")
+    for kind in OPTIMIZATIONS:
+        (copies / kind.name).mkdir(parents=True)
+        if place == "copies":
+            shutil.copy(ROOT / "optimizations" / f"{kind.name}.py", copies / kind.name)
+    where = {"wheel": [site], "checkout": [ROOT], "copies": []}[place]
+    done = answer([program, str(copies)], codes, ROOT if place == "checkout" else tmp_path, *where)
+    above = "" if place == "copies" else "memviz.optimizations."
+    expected = {kind.name: f"{above}{kind.name}" for kind in OPTIMIZATIONS} | {"allocator_settings": ""}
+    assert done == expected
 
 
 def test_the_settings_of_tools_stand_in_one_file() -> None:

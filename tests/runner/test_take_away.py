@@ -73,10 +73,22 @@ def test_the_shown_code_runs_on_a_model(kind: Any, knobs: bool, monkeypatch: pyt
     optimizer: Any = "adamw" if training else "none"
     request = Request(workload, settings, ((kind.name, knobs_on),), optimizer=optimizer)
     code = code_of(plan_of(request).optimizations)
-    model, inputs = tiny().model, {"input_ids": torch.arange(8).reshape(2, 4)}
-    names: dict[str, Any] = {"model": model, "torch": torch, "inputs": inputs, "loss": lambda output: output[0].sum()}
+    model, tokens = tiny().model, torch.arange(8).reshape(2, 4)
+    names: dict[str, Any] = {"model": model, "inputs": {"input_ids": tokens, "labels": tokens}}
+    names["optimizer"] = torch.optim.SGD(model.parameters(), lr=0.1)
     exec(compile(code, kind.name, "exec"), names)
     names.get("undo", lambda: None)()
+
+
+def test_the_shown_code_of_several_names_what_is_its_readers_and_takes_its_step_last() -> None:
+    names = ("allocator_settings", "gradient_accumulation", "optimizer_in_backward", "lora")
+    request = Request("llama", {"batch": "4"}, tuple((name, {}) for name in names), optimizer="adamw-fused")
+    code = code_of(plan_of(request).optimizations, optimizer=request.optimizer)
+    inside = ("os.environ", "try:", "# Yours: model, inputs.", "Lora(", "OptimizerInBackward(", "AdamW(", "for piece")
+    places = [code.index(text) for text in inside]
+    assert places == sorted(places)
+    code = code_of(plan_of(Request("llama", {"batch": "4"}, (("gradient_accumulation", {}),))).optimizations)
+    assert "# Yours: model, inputs, optimizer." in code
 
 
 def test_the_shown_code_of_several_can_be_undone_one_by_one() -> None:
