@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from memviz.errors import UsageError
 from memviz.runner.output_check import difference as module
-from memviz.runner.output_check.difference import Difference, difference, differences
-from memviz.runner.output_check.ulps import Ulps
+from memviz.runner.output_check.difference import Difference, Ulps, difference, differences
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 

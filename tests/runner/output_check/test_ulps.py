@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.runner.output_check.ulps import UlpCounts, Ulps, ulps_between
+from memviz.runner.output_check.difference import UlpCounts, Ulps, ulps_between
 
 TYPES = [
     torch.float64,
