@@ -139,7 +139,8 @@ def code_of(
     """Python that applies them in a script, with memviz installed, in its checkout, or with their files copied.
 
     Variables come before all imports of torch, the loop after all else. Each of several has an undo of its own; after
-    those in host memory the model comes to the card, unless an offload brings it there. The optimizer is made here where torch would make another one.
+    those in host memory the model comes to the card, unless an offload brings it there. The optimizer is made here
+    where torch would make another one.
     """
     imports, first, then, loop = list[tuple[str, str]](), list[str](), list[str](), list[str]()
     brings_it = any(getattr(optimization, "onload_device", "") for optimization in optimizations)
