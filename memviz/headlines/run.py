@@ -145,13 +145,14 @@ def step_word(run: Run) -> str:
 
 
 def _alone(run: Run) -> Headline:
-    where, squeezed = where_words(run), reserved_on_card(run)
+    where = where_words(run)
     loading = ", while loading" if run.peak_while_loading else ""
-    sizes = (run.peak_reserved_bytes, run.fit.usable_bytes if run.fit else 0, squeezed or 0)
-    reserved, usable, less = bytes_texts(*sizes)
-    first = f"This {step_word(run)} reserves {reserved} at its peak{loading}{where}{_stepping(run)}."
+    peak = f"{bytes_text(run.peak_reserved_bytes)} at its peak{loading}"
+    first = f"This {step_word(run)} reserves {peak}{where}{_stepping(run)}."
     if run.fit is None:
         return Headline(first)
+    squeezed = reserved_on_card(run)
+    usable, less = bytes_texts(run.fit.usable_bytes, squeezed or 0)
     if squeezed is not None and run.fit.word != "close":
         first = f"Without a limit this {first.removeprefix('This ')}"
         less = f"where it gives back what is cached and reserves {less}"
@@ -210,12 +211,11 @@ def _nothing_fits(pairs: Sequence[_Pair], *, others_fit: bool) -> RunHeadline:
     theirs = [pair for pair in pairs if pair.base_number == first.base_number]
     tried = {choice.number: choice.run for choice in theirs} | {first.base_number: first.base}
     least = min(tried, key=lambda number: tried[number].peak_reserved_bytes)
-    fit = first.base.fit
-    reserves, usable = bytes_texts(tried[least].peak_reserved_bytes, fit.usable_bytes if fit else 0)
-    words = usable if fit else "this card"
+    words = bytes_text(first.base.fit.usable_bytes) if first.base.fit else "this card"
     what = first.base_label.removesuffix(": Baseline") if others_fit else f"the {step_word(first.base)}"
     where = where_words(tried[least])
     answer = f"Nothing here makes {what} fit in {words}{where}{with_optimizer(first.base)}."
+    reserves = bytes_text(tried[least].peak_reserved_bytes)
     return RunHeadline(
         Headline(answer, f"The least that any variant{' of it' if others_fit else ''} reserves is {reserves}."), least
     )

@@ -21,7 +21,7 @@ def tab(same_page: Any, server: str) -> Any:
     """The sample leads to the tab with the answer on screen."""
     page = same_page
     at_home(page, server)
-    page.locator("[data-sample=out-of-memory]").click()
+    page.locator("#samples [data-sample=out-of-memory]").click()
     # The words of the story before may stand there still; what it drew no longer counts.
     page.locator("#what-if-plot [data-drawn]").wait_for()
     expect(verdict(page)).to_contain_text("In 2,400 MiB this run stops at event 6,194.")
@@ -80,7 +80,7 @@ def test_whoever_goes_to_another_tab_meanwhile_stays_there(same_page: Any, serve
     at_home(page, server)
     turned = page.locator("#turn").text_content()
     page.route("**/queue/join*", lambda request: held.append(request))
-    page.locator("[data-sample=out-of-memory]").click()
+    page.locator("#samples [data-sample=out-of-memory]").click()
     page.get_by_role("tab", name="Run").click()
     for request in held:
         request.continue_()
