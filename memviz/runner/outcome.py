@@ -25,7 +25,7 @@ from memviz.runner.request import Optimizer
 from memviz.runner.run import Run
 from memviz.trace.model import Trace
 from optimizations import OPTIMIZATIONS, Optimization
-from optimizations.weight_offload import WeightOffload, host_bytes
+from optimizations.weight_offload import WeightOffload
 from optimizations.weight_quantization import Quantized
 
 _LIBRARIES = ("torch", "diffusers", "transformers")
@@ -86,7 +86,6 @@ def sizes_of(model: nn.Module) -> dict[str, int]:
     codes = [module for module in model.modules() if isinstance(module, Quantized)]
     return {
         "weights_bytes": own_bytes(model),
-        "weights_on_host_bytes": host_bytes(model),
         "parameters": sum(weight.numel() for weight in model.parameters()) + sum(each.replaced for each in codes),
     }
 

@@ -25,9 +25,9 @@ def release_of(text: str) -> tuple[int, int] | None:
     return known_release(text, _OLDEST, _NEWEST) if text else None
 
 
-def load_of(conversion: str) -> str:
-    """Return the value of `load`, or a text that a request refuses."""
-    return _LOAD_OF_CONVERSION.get(conversion, conversion)
+def load_of(conversion: str) -> Load:
+    """Return the value of `load`. An unknown text stays, and a request refuses it."""
+    return _LOAD_OF_CONVERSION.get(conversion, conversion)  # type: ignore[arg-type, return-value]
 
 
 @dataclass(frozen=True)

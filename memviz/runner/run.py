@@ -126,8 +126,8 @@ class Run:
     """Held on the host in pages that stay there, as offloading takes them; None where nobody counted."""
     link_bytes: int | None = None
     """Of one step, that collectives send to other devices; None where nobody counted."""
-    weights_on_host_bytes: int = 0
-    """Of the weights, those that an offload keeps in host memory while they do not compute."""
+    weights_at_peak_bytes: int | None = None
+    """Weights on the card at the peak, where an offload keeps the others in host memory; None where all are there."""
     peak_while_loading: bool = False
     """Nothing takes as much after the model is loaded and converted."""
     warnings: tuple[str, ...] = ()

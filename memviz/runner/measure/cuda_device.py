@@ -123,7 +123,9 @@ class CudaDevice:
     def place(self, model: nn.Module, on_host: Collection[nn.Parameter] = ()) -> nn.Module:
         # `.to` would move all of it, and a model whose weights stay on the host may be larger than the card.
         stay = frozenset(map(id, on_host))
-        model._apply(lambda tensor: tensor if id(tensor) in stay else tensor.to(self.torch_device))
+        model._apply(  # type: ignore[no-untyped-call]
+            lambda tensor: tensor if id(tensor) in stay else tensor.to(self.torch_device)
+        )
         if self._records:
             self._hooks.model(model)
         return model

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -27,11 +28,12 @@ from memviz.runner.predict.predicted_trace import trains
 from memviz.runner.predict.unproven import sentence_of
 from memviz.runner.run import Fit, Run
 from memviz.runner.step import Tell, convert_on_host, kernels_of_its_own, prepare, take_steps
-from memviz.trace.model import Trace
+from memviz.trace.model import Action, Category, Trace
+from optimizations.weight_offload import host_bytes
 
 _OF_WHAT_IT_DOES = (
     *("flops", "bytes_moved", "host_bytes", "weights_bytes", "parameters", "seconds", "expected_error", "notes"),
-    *("weights_on_host_bytes", "link_bytes", "pinned_host_bytes", "peak_while_loading", "warnings"),
+    *("weights_at_peak_bytes", "link_bytes", "pinned_host_bytes", "peak_while_loading", "warnings"),
 )
 """Figures in which allocator settings have no part."""
 _COUNTED = ("flops", "bytes_moved", "host_bytes", "link_bytes")
@@ -76,6 +78,7 @@ def predict(plan: Plan, tell: Tell, rank: GroupRank | None = None, *, figures_on
         "fit": fit,
         "took_seconds": took,
         "expected_error": error,
+        "weights_at_peak_bytes": _weights_at_peak(trace) if host_bytes(model) else None,
     }
     run = run_with(plan, "predicted", plan.card.name, known)
     return Outcome(run, trace, device.said_between, device.layout)
@@ -95,6 +98,16 @@ def _taken(
     weights_bytes, loaded_bytes = own_bytes(model), device.peak_allocated_bytes
     trace = take_steps(plan, device, model, tell, warmed=warmed, make_passes=passes)
     return trace, weights_bytes, loaded_bytes
+
+
+def _weights_at_peak(trace: Trace) -> int | None:
+    events, labels = trace.devices[0].events, trace.devices[0].event_labels
+    if labels is None or not len(events):
+        return None
+    signs = np.select([events.action == Action.ALLOC, events.action == Action.FREE_COMPLETED], [1, -1], 0)
+    change = signs * events.size
+    until = int(np.argmax(np.cumsum(change))) + 1
+    return int(change[:until][labels.category[:until] == Category.PARAMETER].sum())
 
 
 def predict_again(plan: Plan, done: Outcome) -> Run:

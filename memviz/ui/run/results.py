@@ -218,7 +218,8 @@ def _whisker(variant: Variant, scale: _ByteScale) -> Html:
 
 
 def _bar(run: Run, scale: _ByteScale) -> Html:
-    weights = min(max(0, run.weights_bytes - run.weights_on_host_bytes), run.peak_allocated_bytes)
+    there = run.weights_bytes if run.weights_at_peak_bytes is None else run.weights_at_peak_bytes
+    weights = min(there, run.peak_allocated_bytes)
     rest = run.peak_allocated_bytes - weights
     cached = max(0, reserved_bytes(run) - run.peak_allocated_bytes)
     return joined(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,10 +16,14 @@ from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.runner.measure.cuda_device import CudaDevice
 from memviz.runner.measure.reconcile import Reported, reconcile
+from memviz.runner.plan import plan_of
 from memviz.runner.record.memory_history import is_recording
+from memviz.runner.request import Request
 from memviz.runner.run_device import RunDevice
+from memviz.runner.step import convert_on_host, prepare
 from memviz.trace.load import load_trace
 from memviz.trace.model import Category, Trace
+from optimizations.weight_offload import host_bytes
 from tests.real import FOLDER, requires_real
 from tests.runner.fake_gpu import FakeGpu, OutOfMemoryError
 from tests.runner.torch_storages import watching_torch
@@ -180,3 +185,28 @@ def test_real_recordings_agree_from_wherever_the_peak_counts(name):
         peaks = reconcile(trace, device, Reported(live, reserved), since=since, lost_events=False)
         assert peaks.reserved.difference == 0
         assert live <= peaks.allocated.from_trace <= reserved
+
+
+def test_weights_that_stay_on_the_host_are_never_on_the_gpu(monkeypatch):
+    """The device is torch's meta here, which tells both sides apart; every tensor that goes there is noted."""
+    gpu, arrived = FakeGpu(), set[int]()
+    move = Tensor.to
+
+    def noting(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        arrived.add(tensor.numel())
+        return move(tensor, *args, **kwargs)
+
+    chosen = (("layerwise_casting", {"skip": ""}), ("weight_offload", {}))
+    plan = plan_of(Request("feed_forward", {"dim": "64", "layers": "2", "mode": "inference"}, chosen))
+    model = plan.workload.build()
+    convert_on_host(plan, model)
+    monkeypatch.setattr(Tensor, "to", noting)
+    device = CudaDevice(accelerator=replace(gpu.accelerator, kind="meta"), record=False)
+    model = prepare(plan, device, model, lambda _: None)
+    offload = plan.offload
+    assert offload is not None
+    waits = {name: each for name, each in model.named_parameters() if each.device.type == "cpu"}
+    assert sum(each.nbytes for each in waits.values()) == host_bytes(model) > 0
+    assert {each.dtype for each in waits.values() if each.dim() > 1} == {torch.float8_e4m3fn}
+    assert arrived.isdisjoint(each.numel() for each in waits.values())
+    assert {each.device.type for each in (*model.parameters(), *model.buffers())} == {"cpu", "meta"}

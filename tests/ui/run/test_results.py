@@ -426,7 +426,7 @@ def test_a_peak_of_loading_is_marked_wherever_it_is_shown() -> None:
 
 
 def test_weights_that_stay_on_the_host_take_nothing_of_the_bar() -> None:
-    known = predicted(2, 100, weights_bytes=22 * GIB, weights_on_host_bytes=22 * GIB)
+    known = predicted(2, 100, weights_bytes=22 * GIB, weights_at_peak_bytes=0)
     parts = re.findall(r'mv-kind" style="[^"]*width:([\d.]+)%', results_html(OrderStatus("x", (variant("A", known),))))
     assert float(parts[0]) == 0 < float(parts[1])
 
