@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+from weakref import WeakValueDictionary
 
 from memviz.errors import MemvizError
 from memviz.fair_lock import FairLock
 
 Task = Callable[[Callable[[int, int], None]], Any]
 """Told where to say how much is done, of how much."""
+
+
+_LAST_PART_SECONDS = 10.0
+"""For an answer that was stopped to end; one whose visitor is gone may never do so."""
 
 
 class BackgroundStopped(MemvizError):
@@ -25,6 +30,7 @@ class BackgroundWork:
         self._gate = gate
         self._stopped = threading.Event()
         self._done = threading.Event()
+        self._news = threading.Event()
         self._result: Any = None
         self._fault: BaseException | None = None
         # A daemon: whoever ends the page does not wait for it.
@@ -32,13 +38,16 @@ class BackgroundWork:
 
     def stop(self) -> None:
         self._stopped.set()
+        self._news.set()
 
     @property
     def is_stopped(self) -> bool:
         return self._stopped.is_set()
 
     def is_done(self, patience_seconds: float) -> bool:
-        return self._done.wait(patience_seconds)
+        """Waits so long for it, or until it is stopped."""
+        self._news.wait(patience_seconds)
+        return self._done.is_set()
 
     def result(self) -> Any:
         """Raises what the task raised, and BackgroundStopped after `stop`."""
@@ -59,11 +68,20 @@ class BackgroundWork:
             self._fault = fault
         finally:
             self._done.set()
+            self._news.set()
 
     def _progress(self, done: int, total: int) -> None:
         if self._stopped.is_set():
             raise BackgroundStopped("Stopped.")
         self.share = done / max(total, 1)
+
+
+class _Answers:
+    """Of one visitor."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.asked = 0
 
 
 class Workshop:
@@ -74,6 +92,26 @@ class Workshop:
         self._turns = FairLock(at_once)
         self._lock = threading.Lock()
         self._running: dict[str, BackgroundWork] = {}
+        self._answers: WeakValueDictionary[str, _Answers] = WeakValueDictionary()
+
+    @contextmanager
+    def answering(self, visitor: str) -> Iterator[Callable[[], bool]]:
+        """Stop the visitor's answer before this one and wait for its end; tells whether nothing newer was asked.
+
+        Two answers in parts that are sent side by side may arrive in any order: the last part of the older one would
+        take the newer one back.
+        """
+        with self._lock:
+            answers = self._answers.setdefault(visitor, _Answers())
+            answers.asked += 1
+            number = answers.asked
+        self.stop(visitor)
+        has_ended = answers.lock.acquire(timeout=_LAST_PART_SECONDS)
+        try:
+            yield lambda: answers.asked == number
+        finally:
+            if has_ended:
+                answers.lock.release()
 
     def begin(self, visitor: str, task: Task, owner: str = "") -> BackgroundWork:
         """`owner`: whoever has several windows waits for all of them behind others."""

@@ -6,7 +6,7 @@ a new question ends the one before. Recordings of millions of events are replaye
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -265,8 +265,8 @@ class _WhatIfEvents:
         yield from self._answer(turned, request, is_pressed=True)
 
     def _cancel(self, request: gr.Request) -> str:
-        self.workshop.stop(_visitor(request))
-        return ""
+        with self.workshop.answering(_visitor(request)):
+            return ""
 
     def _save(self, state: WhatIfState, event: gr.EventData) -> str | None:
         return self.answers.file(state, clicked(event).get("act", ""))
@@ -304,28 +304,31 @@ class _WhatIfEvents:
             state.question, parsed, self.answers.known_memory(state.key), version=f"{state.key} {state.turn}"
         )
         # What was asked before is answered no more, also where this is refused: it would take the words away again.
-        self.workshop.stop(_visitor(request))
-        yield _values(state=state, form=form, **(EMPTY if is_another else {}))
-        if parsed.settings is None:
-            return
-        if len(device.events) > _LONG and not is_pressed:
-            words = refusal_html("Press Replay: this recording is long, and replaying it takes a while.")
-            yield _values(form=form, verdict=words)
-            return
-        searches = searches or len(device.events) <= _SEARCHED_UNASKED
-        work = self.workshop.begin(
-            _visitor(request),
-            lambda progress: self.answers.find(state.key, parsed, searches, progress),
-            visitor_of(getattr(request.request, "scope", {})),
-        )
-        # Gradio sends what changed from part to part, and takes a value that is missing in the next one back.
-        for part in self._work(work, state, device):
-            yield _values(form=form, **part)
-        self.workshop.ended(_visitor(request), work)
+        with self.workshop.answering(_visitor(request)) as is_newest:
+            yield _values(**{"waiting": "", **(EMPTY if is_another else {}), "state": state, "form": form})
+            if parsed.settings is None or not is_newest():
+                return
+            if len(device.events) > _LONG and not is_pressed:
+                words = refusal_html("Press Replay: this recording is long, and replaying it takes a while.")
+                yield _values(form=form, verdict=words)
+                return
+            searches = searches or len(device.events) <= _SEARCHED_UNASKED
+            work = self.workshop.begin(
+                _visitor(request),
+                lambda progress: self.answers.find(state.key, parsed, searches, progress),
+                visitor_of(getattr(request.request, "scope", {})),
+            )
+            # Gradio sends what changed from part to part, and takes a value that is missing in the next one back.
+            for part in self._work(work, state, device, is_newest):
+                yield _values(form=form, **part)
+            self.workshop.ended(_visitor(request), work)
 
-    def _work(self, work: BackgroundWork, state: WhatIfState, device: DeviceTrace) -> Iterator[dict[str, Any]]:
+    def _work(
+        self, work: BackgroundWork, state: WhatIfState, device: DeviceTrace, is_newest: Callable[[], bool]
+    ) -> Iterator[dict[str, Any]]:
         while not work.is_done(_SHOWN_AFTER_SECONDS):
-            if work.is_stopped:
+            if work.is_stopped or not is_newest():
+                work.stop()
                 return
             yield {"waiting": waiting_html(work.share, events=len(device.events))}
         try:
@@ -336,7 +339,7 @@ class _WhatIfEvents:
             yield {**EMPTY, "verdict": refusal_html(str(error))}
             return
         drawn = self.answers.drawn(state, Answer(device, outcome, searched, moment_that_matters(device, outcome)))
-        if not work.is_stopped:
+        if is_newest():
             yield drawn
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +16,7 @@ from memviz.ui.what_if.state import WhatIfState
 from memviz.ui.what_if.tab import FollowedTrace, _WhatIfEvents
 
 VERDICT = 1 + PARTS.index("verdict")
-FORM = PARTS.index("form")
+FORM, WAITING = PARTS.index("form"), PARTS.index("waiting")
 
 
 def followed(context: Context, trace: FollowedTrace, *, looked_at: bool) -> list[list[Any]]:
@@ -36,26 +36,48 @@ def test_a_trace_that_nobody_looks_at_here_is_not_replayed(context: Context, key
     assert only[VERDICT] == ""
 
 
-@pytest.mark.parametrize("while_it", ["computes", "is drawn"])
-def test_an_answer_that_comes_after_a_refusal_does_not_take_its_words_away(
+@pytest.mark.parametrize("while_it", ["computes", "is drawn", "is sent"])
+def test_an_answer_does_not_take_away_the_words_of_a_refusal_that_came_meanwhile(
     context: Context, key: str, monkeypatch: pytest.MonkeyPatch, while_it: str
 ) -> None:
     answers = WhatIfAnswers(context, Replays(context))
     tab: Any = SimpleNamespace(answers=answers)
     request: Any = SimpleNamespace(session_hash="somebody", request=None)
     events = _WhatIfEvents(context, tab)
-    state = WhatIfState(key, Question(max_split="128"))
-    refused: list[list[Any]] = []
-    slow = {"computes": "find", "is drawn": "drawn"}[while_it]
-    plain = getattr(answers, slow)
+    state, refused = WhatIfState(key, Question(max_split="128")), WhatIfState(key, Question(max_split="2"))
+    said: list[list[Any]] = []
+    has_begun = threading.Event()
+    second = threading.Thread(target=lambda: said.extend(events._answer(refused, request)))
 
-    def refuse_first(*given: Any) -> Any:
-        refused.extend(events._answer(replace(state, question=Question(max_split="2")), request))
-        return plain(*given)
+    def ask_meanwhile() -> None:
+        if not has_begun.is_set():
+            second.start()
+            # As far as it comes by itself.
+            second.join(1)
+            has_begun.set()
 
-    monkeypatch.setattr(answers, slow, refuse_first)
-    verdicts = [str(values[VERDICT - 1]) for values in events._answer(state, request)]
-    assert [values[FORM]["faults"]["max_split"] for values in refused] == [
-        "CachingAllocator option max_split_size_mb too small, must be >= 20"
-    ]
-    assert not any("<h1" in verdict for verdict in verdicts)
+    def find(*given: Any) -> Any:
+        if while_it == "computes":
+            ask_meanwhile()
+        assert while_it != "is sent" or has_begun.wait(60)
+        return plain_find(*given)
+
+    def drawn(*given: Any) -> Any:
+        if while_it == "is drawn":
+            ask_meanwhile()
+        return plain_drawn(*given)
+
+    plain_find, plain_drawn = answers.find, answers.drawn
+    monkeypatch.setattr(answers, "find", find)
+    monkeypatch.setattr(answers, "drawn", drawn)
+    for values in events._answer(state, request):
+        if while_it == "is sent" and "Replaying" in str(values[WAITING]):
+            ask_meanwhile()
+        said.append(values)
+    second.join(60)
+    forms = [values[FORM] for values in said if "faults" in values[FORM]]
+    assert forms[-1]["faults"] == {
+        "max_split": "CachingAllocator option max_split_size_mb too small, must be >= 20",
+    }
+    assert [values[WAITING] for values in said if isinstance(values[WAITING], str)][-1] == ""
+    assert not any("<h1" in str(values[VERDICT - 1]) for values in said)
