@@ -27,7 +27,7 @@ def release_of(text: str) -> tuple[int, int] | None:
 
 def load_of(conversion: str) -> Load:
     """Return the value of `load`. An unknown text stays, and a request refuses it."""
-    return _LOAD_OF_CONVERSION.get(conversion, conversion)  # type: ignore[arg-type, return-value]
+    return _LOAD_OF_CONVERSION.get(conversion, conversion)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
