@@ -78,7 +78,9 @@ def test_the_command_spreads_its_search(address: str, tmp_path: Path, monkeypatc
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     small = ("feed_forward", "--set", "layers=1", "--card", "T4")
     done = memviz("fit", *small, "--json", "--scheduler", address, of=OF_RUNS)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    # There is no terminal, so progress is plain lines.
+    assert all("configurations tried" in line for line in done.stderr.splitlines())
     answer = json.loads(done.stdout)
     assert answer["tried"] == answer["of"] > 1
 
