@@ -28,7 +28,7 @@ _NO_FAST_PATH = (
 )
 _COMPILED = "OptimizedModule"
 """The class of what torch.compile makes of a module; to import it takes seconds."""
-_FLEX = "torch.nn.attention.flex_attention"
+_FLEX = "torch.nn.attention.flex_attention.flex_attention"
 _NOTHING = object()
 
 
@@ -154,8 +154,8 @@ def nothing_compiled(assumptions: Assumptions) -> Iterator[None]:
     def compile(model: Any = None, **kwargs: Any) -> Any:
         if model is None:
             return lambda function: compile(function, **kwargs)
-        if getattr(model, "__module__", "") == _FLEX and getattr(model, "__name__", "") == _FLEX.rpartition(".")[2]:
-            # Predicted as its compiled kernels take memory.
+        if f"{getattr(model, '__module__', '')}.{getattr(model, '__qualname__', '')}".startswith(_FLEX):
+            # Predicted as its compiled kernels take memory; uncompiled it compiles a function of its own.
             return model
         graphs = (_NO_GRAPHS,) if kwargs.get("mode") in _WITH_GRAPHS else ()
         return assumptions.when_called(model, _NOT_COMPILED, *graphs)
