@@ -55,6 +55,7 @@ class Optimization(Protocol):
     # then `split` gives the pieces; `only_on: ClassVar[str]`, the only kind of model that it has an effect on, as in
     # "an autoencoder"; `needs_cache: ClassVar[bool]`, whether it has an effect only where a model is told
     # to keep keys and values; `idle_where: str`, where it does nothing, for a check whose model is such;
+    # `sees_less: bool`, whether outputs come of a part of what they came of, so that a check expects no size of it;
     # `pins_host_memory: ClassVar[bool]`, whether all that it does is to move tensors to host memory. In a knob's
     # metadata `reduced` is its value on a reduced model, and `counted_in` ("rows" or "sequence") has it cut in
     # proportion there.

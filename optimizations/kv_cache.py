@@ -75,6 +75,10 @@ class KvCache:
         return {"dynamic": "bitwise", "static": "rounding"}.get(self.kind, "lossy")  # type: ignore[return-value]
 
     @property
+    def sees_less(self) -> bool:
+        return self.kind == "sliding"
+
+    @property
     def idle_where(self) -> str:
         return {
             "dynamic": "the model uses a dynamic cache anyway",

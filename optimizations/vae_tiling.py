@@ -34,6 +34,7 @@ class VaeTiling:
     not_with: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "inference"
     only_on: ClassVar[str] = "an autoencoder"
+    sees_less: ClassVar[bool] = True
     idle_where: ClassVar[str] = "the picture is no larger than one tile"
 
     @property

@@ -27,8 +27,8 @@ from optimizations import Optimization, apply_all
 from optimizations.gradient_accumulation import GradientAccumulation
 from optimizations.lora import Lora
 
-_MOST_PIECES, _MOST_BATCHES = 8, 3
-"""On the reduced model: of what is cut by a size, and of a batch."""
+_MOST_PIECES = 3
+"""Of a batch, on the reduced model."""
 
 
 def numerics_of(plan: Plan, tell: Tell, mode: str, *, pinned: int | None = None) -> dict[str, Any] | None:
@@ -75,6 +75,8 @@ class _Check:
             changes=self.changes,
             trained_beside=None if lora is None else lambda model: with_merged_adapters(model, lora),
         )
+        sees_less = any(getattr(change, "sees_less", False) for change in self.applied)
+        numerics = replace(numerics, sees_less=sees_less)
         weights = ", random weights" if isinstance(twin, FromConfiguration) else ""
         return {"on": f"{twin.describe()}{weights}, on {self.place.type}", **numerics.as_json()}
 
@@ -127,7 +129,7 @@ def _twin_of(plan: Plan) -> Workload:
 
 
 def _fewer(pieces: GradientAccumulation) -> GradientAccumulation:
-    return replace(pieces, pieces=min(pieces.pieces, _MOST_BATCHES))
+    return replace(pieces, pieces=min(pieces.pieces, _MOST_PIECES))
 
 
 def _reduced(change: Optimization, own: Workload, twin: Workload) -> Optimization:
@@ -144,10 +146,10 @@ def _reduced(change: Optimization, own: Workload, twin: Workload) -> Optimizatio
 
 
 def in_proportion(value: int, whole: int, reduced: int) -> int:
-    """As large a part of `reduced` as `value` is of `whole`: all of it, or one of at most eight pieces."""
+    """As large a part of `reduced` as `value` is of `whole`: all of it, or less."""
     if value >= whole:
         return max(reduced, value * reduced // whole)
-    return min(max(round(value * reduced / whole), -(-reduced // _MOST_PIECES)), max(reduced - 1, 1))
+    return max(min(round(value * reduced / whole), reduced - 1), 1)
 
 
 def _counts(own: Workload, twin: Workload, unit: str) -> tuple[int, int]:

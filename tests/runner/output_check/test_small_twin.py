@@ -55,6 +55,8 @@ TRAIN = {"layers": "2", "sequence": "4096", "batch": "2"}
 READ = {"layers": "2", "sequence": "2048", "mode": "inference", "cache": "true", "new_tokens": "32"}
 EXERCISED: dict[str, tuple[str, dict[str, str], tuple[str, dict[str, str]]]] = {
     "several chunks of tokens": ("llama", TRAIN, ("chunked_feed_forward", {})),
+    "several chunks of a picture's tokens": ("sdxl", {"mode": "inference"}, ("chunked_feed_forward", {})),
+    "several chunks of a batch": ("vit", {"layers": "2"}, ("chunked_feed_forward", {})),
     "several chunks of logits": ("llama", TRAIN, ("chunked_cross_entropy", {})),
     "several micro-batches": ("llama", {**TRAIN, "batch": "5"}, ("gradient_accumulation", {"pieces": "4"})),
     "another kernel": ("llama", TRAIN, ("attention_backend", {"backend": "math"})),
@@ -66,6 +68,7 @@ EXERCISED: dict[str, tuple[str, dict[str, str], tuple[str, dict[str, str]]]] = {
     "states in a byte": ("llama", TRAIN, ("eight_bit_states", {})),
     "adapters": ("llama", TRAIN, ("lora", {})),
     "more tokens than the window": ("llama", READ, ("kv_cache", {"kind": "sliding"})),
+    "a window of a model whose tokens all look far back": ("qwen3", READ, ("kv_cache", {"kind": "sliding"})),
     "cached keys read back": ("llama", READ, ("kv_cache", {})),
     "a cache of one size": ("llama", READ, ("kv_cache", {"kind": "static"})),
     "moved weights": ("llama", READ, ("weight_offload", {})),
@@ -140,7 +143,7 @@ def test_adapters_that_nobody_calls_are_found(monkeypatch):
 
 @pytest.mark.parametrize(
     ("value", "whole", "reduced", "expected"),
-    [(1024, 4096, 64, 16), (4096, 4096, 64, 64), (9000, 4096, 64, 140), (4095, 4096, 64, 63), (1, 4096, 64, 8)],
+    [(1024, 4096, 64, 16), (4096, 4096, 64, 64), (9000, 4096, 64, 140), (4095, 4096, 64, 63), (1, 4096, 64, 1)],
 )
 def test_a_size_is_reduced_in_proportion_and_stays_on_its_side_of_the_whole(value, whole, reduced, expected):
     assert in_proportion(value, whole, reduced) == expected
