@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from memviz.headlines.run import reserved_bytes
 from memviz.runner.jobs.kept_runs import KeptRun
 from memviz.ui.html.markup import Html, tag
 from memviz.ui.html.words import rounded
@@ -47,7 +48,7 @@ def _cells(kept: KeptRun) -> list[Html]:
         tag("td", name),
         tag("td", f"{run.request.workload}, {where}"),
         tag("td", rounded(run.peak_allocated_bytes), class_="mv-number"),
-        tag("td", rounded(run.peak_reserved_bytes), class_="mv-number"),
+        tag("td", rounded(reserved_bytes(run)), class_="mv-number"),
         tag("td", *(_button(words, act, kept) for words, act in _ACTS)),
     ]
 
