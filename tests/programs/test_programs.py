@@ -72,7 +72,7 @@ def test_a_program_comes_to_its_end_and_its_own_arithmetic_holds(name: str, tmp_
     assert 0 < requested <= allocated <= said["peak_reserved_bytes"]
     assert sum(said["by_category"].values()) == requested
     assert said["out_of_memory"] == case.failures
-    assert said["fits"] is (case.failures == 0)
+    assert said["fits"] is (case.failures == 0 if "--card" in case.options else None)
     assert all(place["where"].startswith(str(HERE / name)) for place in said["assumed"] if place["where"])
     assert not any("went on" in note for note in said["notes"])
 
