@@ -100,6 +100,7 @@ class ExpectedError:
     def as_json(self) -> dict[str, Any]:
         as_dict = asdict(self)
         as_dict["class"] = as_dict.pop("kind")
+        as_dict |= {"not_covered": list(self.not_covered), "not_counted": list(self.not_counted)}
         said = {"covered": self.covered, "is_lower_bound": self.is_lower_bound, "sentence": self.sentence}
         return {**as_dict, **said}
 

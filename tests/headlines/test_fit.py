@@ -81,7 +81,7 @@ def test_each_moment_has_its_sentence() -> None:
         "It fits with Split feed forward so far: 20.00 GiB reserved. 2 of 9 configurations tried."
     )
     assert str(fit(status(ways=({**good, "fit": "close"},), done=2, of=9))) == (
-        "It fits with Split feed forward so far, but it is close: 20.00 GiB reserved. 2 of 9 ways predicted."
+        "It is close with Split feed forward so far: 20.00 GiB reserved. 2 of 9 configurations tried."
     )
     assert str(fit(status(ways=(good,), value=37, of=9))).endswith("Trying batch 37.")
     answer = {"largest": {"knob": "batch", "value": 36, "next_fails": True, "predictions": 4}}

@@ -10,6 +10,7 @@ from memviz.analysis.findings.facts import Facts
 from memviz.analysis.purpose.activity import Doing
 from memviz.analysis.purpose.phase_spans import PhaseSpan
 from memviz.analysis.sums import sum_by
+from memviz.trace.distinct import distinct, is_among
 from memviz.trace.model import Category, Ints8
 from memviz.units import count_text
 
@@ -59,7 +60,7 @@ class LayersHolding:
 def layers_holding(facts: Facts, rows: Ints8, event: int) -> LayersHolding | None:
     """The layers of the forward around an event among what is live then; None where fewer than two hold any."""
     for step in layered_steps(facts, around=event):
-        parts = [np.intersect1d(rows, layer.made) for layer in step.layers]
+        parts = [rows[is_among(rows, layer.made)] for layer in step.layers]
         sizes = {tuple(np.sort(facts.rows.size[part]).tolist()) for part in parts if len(part)}
         count = sum(len(part) > 0 for part in parts)
         if count >= _FEWEST:
@@ -132,7 +133,7 @@ def _repeated(facts: Facts, kept: Ints8) -> tuple[int, Ints8]:
         return 0, kept
     times, held = np.bincount(code), sum_by(code, rows.size[kept], len(stacks))
     in_a_row = np.bincount(code[np.append(True, code[1:] != code[:-1])])
-    counts = [count for count in np.unique(in_a_row)[::-1].tolist() if count >= _FEWEST]
+    counts = [count for count in distinct(in_a_row)[::-1].tolist() if count >= _FEWEST]
     periodic = [count for count in counts if _is_periodic(code[(times % count == 0)[code]], count)]
     sums = {count: int(held[times % count == 0].sum()) for count in periodic}
     for count in periodic:

@@ -14,6 +14,8 @@ from memviz.trace.model import Category
 
 _FEWEST_COPIED = 2
 """Weights. One tensor of the size of another is no copy of it."""
+_MOST_TRIED = 64
+"""Places where a copy may begin: each is compared whole, and a file may hold millions of one size."""
 
 
 def say_weight_copies(findings: Findings, evidence: Evidence) -> None:
@@ -24,9 +26,9 @@ def say_weight_copies(findings: Findings, evidence: Evidence) -> None:
     is_guess = (findings.category == Category.INPUT) & (findings.reason == Reason.RECORDED)
     rows = np.flatnonzero(early & (findings.open | is_guess) & evidence.during(Doing.NOTHING))
     count = len(weights)
-    if count < _FEWEST_COPIED or len(np.unique(weights)) < _FEWEST_COPIED:
+    if count < _FEWEST_COPIED or (weights == weights[0]).all():
         return
-    for place in np.flatnonzero(evidence.size[rows] == weights[0]).tolist():
+    for place in np.flatnonzero(evidence.size[rows] == weights[0])[:_MOST_TRIED].tolist():
         copies = rows[place : place + count]
         if np.array_equal(evidence.size[copies], weights):
             findings.say(copies, Category.WEIGHT_COPIES, Reason.WEIGHTS_AGAIN, Certainty.PROBABLE)

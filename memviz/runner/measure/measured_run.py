@@ -191,8 +191,10 @@ def _retried(retries: int) -> Iterator[str]:
 
 
 def _seconds(plan: Plan, accelerator: Accelerator, until: float | None) -> tuple[Seconds, int]:
+    # Drawing the weights counts in no peak: the device resets it when it is entered.
+    model = _made(plan, accelerator)
     with kernels_of_its_own(), CudaDevice(accelerator=accelerator, record=False) as device:
-        model = prepare(plan, device, _made(plan, accelerator), lambda _: None)
+        model = prepare(plan, device, model, lambda _: None)
         optimizer = make_optimizer(plan.request.optimizer, model)
         pieces = pieces_of(plan.optimizations)
         step = RunStep(plan.workload, device, model, device.inputs(plan.workload), optimizer, pieces=pieces)

@@ -111,10 +111,10 @@ export function noteAddress() {
   here.address = location.href;
 }
 
-/** A click that no visitor made is the page's own, as on the row that was gone back to; a file comes from a visitor.
+/** A click that no visitor made is the page's own, as on the row that was gone back to.
  * @param {Event} event */
 function acted({ isTrusted, type }) {
-  if (!isTrusted && type !== "change" && type !== "drop") return;
+  if (!isTrusted && type === "click") return;
   hasActed = true;
   isGoing = false;
 }

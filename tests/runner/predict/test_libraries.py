@@ -31,8 +31,8 @@ def llama() -> Any:
 def test_text_that_nobody_computes_is_generated_without_a_mask() -> None:
     with PredictedDevice(A100) as device:
         model = llama().to("cuda").eval()
-        tokens = torch.randint(0, 1000, (2, 8), device="cuda")
-        assert model.generate(tokens, max_new_tokens=4, pad_token_id=0).shape == (2, 12)
+        tokens = torch.randint(0, 1000, (2, 200), device="cuda")
+        assert model.generate(tokens, max_new_tokens=4, pad_token_id=0).shape == (2, 204)
         assert any("hide nothing" in sentence for sentence in device.unseen())
 
 

@@ -38,7 +38,7 @@ def test_prompt_and_every_step_reach_the_picture(twin: tuple[nn.Module, dict[str
         for hook in hooks:
             hook.remove()
         other = model(**{**inputs, "prompts": (inputs["prompts"] + 1) % 40})
-    assert picture.shape == (1, 3, 64, 32)
+    assert picture.shape == (1, 3, 64, 64)
     assert calls == [("text_encoder", 2), ("text_encoder_2", 2), ("unet", 2), ("unet", 2), ("vae", 1)]
     assert (other - picture).norm() > 1e-3 * picture.norm()
 

@@ -24,7 +24,7 @@ CALLS = {
     "wan_pipeline": [("text_encoder", 1)] * 2 + [("transformer", 1)] * 4 + [("vae", 1)],
 }
 """Parts in the order in which they run, with their batch: LTX looks at both prompts at once, Wan apart."""
-SIZES = {"ltx_pipeline": (9, 32, 160), "wan_pipeline": (5, 64, 32)}
+SIZES = {"ltx_pipeline": (9, 256, 352), "wan_pipeline": (5, 64, 80)}
 BOTH = pytest.mark.parametrize("name", CALLS)
 
 
@@ -90,7 +90,7 @@ def test_latents_of_ltx_are_put_in_their_places_as_diffusers_does() -> None:
     finally:
         for hook in hooks:
             hook.remove()
-    assert torch.equal(given[0], LTXPipeline._unpack_latents(inputs["latents"], 2, 1, 5))
+    assert torch.equal(given[0], LTXPipeline._unpack_latents(inputs["latents"], 2, 8, 11))
 
 
 @BOTH
