@@ -102,9 +102,7 @@ class EightBitStates:
     def load(self, optimizer: Optimizer, state_dict: Mapping[str, Any]) -> None:
         """Load a state dict as `optimizer.load_state_dict` does, each state packed before it reaches the device."""
         optimizer.load_state_dict({**state_dict, "state": {}})
-        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
-        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-        for number, weight in zip(numbers, weights, strict=True):
+        for number, weight in _weights_of(optimizer, state_dict).items():
             for key, value in state_dict["state"].get(number, {}).items():
                 packed = _packed_state(key, value, self.least)
                 if isinstance(packed, Packed):
@@ -253,8 +251,7 @@ class _Steps:
 
     def widen(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Replace packed states of a state dict by wide ones in host memory, one at a time."""
-        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
-        weights = dict(zip(numbers, (p for group in optimizer.param_groups for p in group["params"]), strict=True))
+        weights = _weights_of(optimizer, state_dict)
         wide = {
             number: self.unpacked(state, weights.get(number), device="cpu")
             for number, state in state_dict["state"].items()
@@ -272,6 +269,12 @@ class _Steps:
         self.aside = {}
 
     after.of_each_weight = True  # type: ignore[attr-defined]
+
+
+def _weights_of(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> dict[int, nn.Parameter]:
+    """Weights of an optimizer by their numbers in its state dict."""
+    numbers = (number for group in state_dict["param_groups"] for number in group["params"])
+    return dict(zip(numbers, (each for group in optimizer.param_groups for each in group["params"]), strict=True))
 
 
 def _packed_state(key: str, value: Any, least: int) -> Any:

@@ -32,7 +32,7 @@ _LEAST_SHARE = 0.2
 """Of the peak: a kind that makes less of it does not say what the peak is."""
 _MOST_PLACES = 3
 _ENOUGH = 0.5
-"""Of the activations: places that make less of them together are no answer."""
+"""Least share of the activations that the named places must hold."""
 _JUST_BEGUN = 20
 """A twentieth of a backward: what lies in it is still the forward's height."""
 
@@ -53,7 +53,7 @@ class FailedRequest:
 @dataclass(frozen=True, eq=False)
 class KeptBy:
     places: tuple[Site, ...]
-    """By bytes, the largest first."""
+    """Sites by bytes, largest first."""
     bytes: int
     """All that they hold of activations at this moment."""
     rows: Ints8
@@ -90,7 +90,7 @@ class Overview:
     ran_out: FailedRequest | None
     is_estimate: bool = False
     limit_of_start: str = ""
-    """Of an estimate: how much its recording missed."""
+    """Sentence on memory from before the recording, which an estimate leaves as it is; else empty."""
     largest_site: str = ""
     """At the peak, where most of it has no purpose and its places are known."""
     largest_site_bytes: int = 0

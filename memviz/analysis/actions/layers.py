@@ -16,7 +16,7 @@ from memviz.units import count_text
 
 _FEWEST = 2
 _NEARLY_ALL = 0.95
-"""Of the bytes that repeated groups keep: of several groups that keep as much the smallest is a layer."""
+"""Share of the bytes kept by repeated groups; the smallest group that keeps as much is a layer."""
 _KEPT = np.array([Category.ACTIVATION, Category.OUTPUT, Category.UNKNOWN], dtype=np.uint8)
 
 

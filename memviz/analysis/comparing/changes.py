@@ -38,7 +38,7 @@ class Moment:
     event_count: int
     is_estimate: bool = False
     limit_of_start: str = ""
-    """Of an estimate: how much its recording missed."""
+    """Sentence on memory from before the recording, which an estimate leaves as it is; else empty."""
     ran_out_at: int | None = None
     """The last event at which it was refused memory; None where it never was."""
 

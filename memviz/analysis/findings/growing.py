@@ -71,7 +71,7 @@ def _grown(facts: Facts, part: Ints8, first: Ints8, past: Ints8, moments: int) -
 
 
 def _by_cause(facts: Facts, growths: list[_Growth]) -> list[_Growth]:
-    """What forwards leave at several places hangs on one graph, which something keeps; all else is by itself."""
+    """Merge growths made in forwards at several places: one kept graph holds them. Others stay apart."""
     doing = doing_of_rows(facts.trace, facts.device)
     graph = [one for one in growths if len(one.added) and bool((doing[one.added] == Doing.FORWARD).all())]
     if len(graph) < 2:

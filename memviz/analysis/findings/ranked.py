@@ -41,7 +41,7 @@ _LOOKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
 
 
 def findings(trace: Trace, device: DeviceTrace) -> tuple[Finding, ...]:
-    """By bytes, the largest first; before all others what a request that failed lacked."""
+    """Findings by bytes, largest first, after those of a failed request."""
     return kept(trace, (findings, device), lambda: _ranked(Facts(trace, device)))
 
 
