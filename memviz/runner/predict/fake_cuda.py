@@ -29,6 +29,7 @@ from memviz.runner.predict.named_devices import META, NamedDevices, on_card
 from memviz.runner.predict.out_of_memory import OutOfMemoryError, OutOfMemoryReport, without_our_frames
 from memviz.runner.predict.place import NOTHING_TO_COPY, Become, place_model
 from memviz.runner.predict.program_threads import follow_threads, follow_workers
+from memviz.runner.predict.slices import SLICES_UNTIL, index_with_every_slice
 from memviz.runner.predict.sparse import new_of_sparse
 from memviz.runner.predict.stream_order import StreamOrder
 from memviz.runner.predict.tensor_answers import Answer, TensorAnswers, has_unknown_numbers, stop_at_unknown_numbers
@@ -64,6 +65,8 @@ class FakeCudaMode(TorchFunctionMode):
         self._waiting = recorder.ledger.allocator.pending.blocks
         own = {Tensor.cuda: self._to_the_card, Tensor.record_stream: self._record_stream, Tensor.type: self._type}
         own[Tensor.new] = new_of_sparse
+        if recorder.release <= SLICES_UNTIL:
+            own[Tensor.__getitem__] = index_with_every_slice
         self._types_of = tensors.answers[Tensor.type]
         self._answers = {**tensors.answers, **own}
 

@@ -47,7 +47,6 @@ from memviz.runner.predict.prediction_errors import caught_refusal, forget_refus
 from memviz.runner.predict.program_phases import ProgramPhases, phases_named
 from memviz.runner.predict.program_threads import ChildProcesses, SharedAllocationMode
 from memviz.runner.predict.saved_files import kept
-from memviz.runner.predict.slices import sliced_as_in
 from memviz.runner.predict.torch_patches import followed_by, nothing_compiled
 from memviz.runner.predict.torchscript import nothing_scripted
 from memviz.runner.predict.unproven import unproven_of
@@ -151,7 +150,6 @@ class PredictedDevice:
             stack.enter_context(jagged_attention_on(self.card))
             stack.enter_context(nothing_scripted(self.recorder.assumptions))
             stack.enter_context(grouped(self.recorder, self.rank, self.layout, cuda.order))
-            stack.enter_context(sliced_as_in(self.release))
             stack.enter_context(kept(self.recorder.host, self.recorder.assumptions, named))
             stack.enter_context(mode())
             position = self.recorder.position

@@ -55,3 +55,9 @@ def test_the_result_is_the_same(index: Any) -> None:
     with PredictedDevice(A100, release=(2, 6)):
         shown = torch.zeros(8, 16, 64, device="cuda", requires_grad=True)[index]
         assert (shown.shape, shown.stride()) == (real.shape, real.stride())
+
+
+def test_tensors_are_no_sequences_after_it() -> None:
+    with PredictedDevice(A100, release=(2, 6)):
+        torch.zeros(8, 16, device="cuda")[:, 3]
+    assert torch.tensor([torch.ones(()), 2.0]).tolist() == [1.0, 2.0]
