@@ -1,0 +1,98 @@
+"""Sizes and habits that may only shrink: `budgets.toml` holds the most that there may be of each."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections import Counter, defaultdict
+from functools import cache
+from pathlib import PurePosixPath
+
+from tests.house.journeys import JOURNEYS
+from tests.house.repository import ROOT, python_files, text_of
+
+SMALL = 120
+"""Lines: a module of fewer, with one importer in its own folder, belongs into that importer."""
+RELATIVE_CLAUSE = re.compile(r"(What|Of|By|Whether|Whoever|Nobody)\b")
+
+
+@cache
+def budgets() -> dict[str, int]:
+    return tomllib.loads(text_of("tests/house/budgets.toml"))
+
+
+def product() -> list[str]:
+    return [name for name in python_files() if name.split("/")[0] in ("memviz", "optimizations", "sample_traces")]
+
+
+def line_count(names: list[str]) -> int:
+    return sum(text_of(name).count("\n") for name in names)
+
+
+def beyond_budget(**sizes: int) -> dict[str, int]:
+    return {name: size for name, size in sizes.items() if size > budgets()[name]}
+
+
+def test_the_product_and_its_tests_do_not_grow() -> None:
+    tests = [name for name in python_files() if name.startswith("tests/")]
+    sizes = {"modules": len(product()), "product_lines": line_count(product()), "test_lines": line_count(tests)}
+    assert beyond_budget(**sizes) == {}
+
+
+def test_small_modules_with_one_importer_do_not_become_more() -> None:
+    small = small_modules_with_one_importer()
+    assert beyond_budget(small_single_importer_modules=len(small)) == {}, small
+
+
+def small_modules_with_one_importer() -> list[str]:
+    importers: dict[str, set[str]] = defaultdict(set)
+    modules = {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in product()}
+    for path in product():
+        for node in ast.walk(ast.parse(text_of(path))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = {f"{node.module}.{alias.name}" for alias in node.names} & modules.keys()
+                for name in names or {node.module} & modules.keys():
+                    importers[modules[name]].add(path)
+    return sorted(
+        name
+        for name, (only, *more) in importers.items()
+        if not more and PurePosixPath(only).parent == PurePosixPath(name).parent and line_count([name]) < SMALL
+    )
+
+
+def test_public_class_names_are_unique() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for name in product():
+        for node in ast.parse(text_of(name)).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(name)
+    repeated = {name: found for name, found in places.items() if len(found) > 1}
+    assert beyond_budget(repeated_public_classes=len(repeated)) == {}, repeated
+
+
+def test_docstrings_do_not_begin_with_a_relative_clause() -> None:
+    openings = Counter(name for name in python_files() for text in docstrings(name) if RELATIVE_CLAUSE.match(text))
+    assert beyond_budget(docstrings_that_begin_with_a_relative_clause=openings.total()) == {}, openings
+
+
+def docstrings(name: str) -> list[str]:
+    """Of modules, classes and functions, and the strings below attributes."""
+    found = []
+    for node in ast.walk(ast.parse(text_of(name))):
+        for statement in getattr(node, "body", ()) if not isinstance(node, ast.Lambda | ast.IfExp) else ():
+            value = statement.value if isinstance(statement, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                found.append(value.value)
+    return found
+
+
+def test_no_journey_enters_more_modules() -> None:
+    command = [sys.executable, "-m", "tests.house.journeys"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    entered = {f"modules_entered_by_{name}": len(files) for name, files in json.loads(done.stdout).items()}
+    assert entered.keys() == {f"modules_entered_by_{name}" for name in JOURNEYS} and min(entered.values()) > 5
+    assert beyond_budget(**entered) == {}
