@@ -41,7 +41,7 @@ class Optimization(Protocol):
     """The file's name, too."""
     title: ClassVar[str]
     sentence: ClassVar[str]
-    """What it does and what it costs."""
+    """The effect and its cost, for people who choose."""
     not_with: ClassVar[Mapping[str, str]]
     """Names of optimizations that it does not go with, and why. One of the two says so."""
     needs: ClassVar[Literal["any", "training", "inference"]]

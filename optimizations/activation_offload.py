@@ -1,4 +1,4 @@
-"""What autograd keeps for backward waits in host memory, and comes back when backward needs it.
+"""Activation offload: tensors saved for backward wait in pinned host memory until backward needs them.
 
 Every tensor that a forward pass of the model saves is copied to pinned host memory and let go on the device; backward
 copies it back where it is used. Weights stay, and so does what is smaller than `least_mib`, whose copies would cost
@@ -89,11 +89,11 @@ class HostBytes:
     now: int
     most: int
     pinned: int
-    """What PyTorch holds there for them, in blocks that are powers of two."""
+    """Pinned memory that PyTorch reserves for them, in blocks that are powers of two."""
 
 
 def host_bytes(model: nn.Module) -> HostBytes:
-    """What of the model's activations waits in host memory."""
+    """Return how many bytes of the model's activations are in host memory."""
     moving = _moving(model)
     if moving is None:
         raise ValueError("This model keeps its activations on the device: apply ActivationOffload first.")
@@ -120,7 +120,7 @@ class _Moving:
         self.stays: set[int] = set()
         """Storages of weights."""
         self.known: dict[int, tuple[weakref.ref[Any], dict[_Layout, weakref.ref[_Waits]]]] = {}
-        """By storages that are alive: which of their tensors were copied already."""
+        """Copies made so far, by the id of their storage; the weak reference tells whether that storage still lives."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy of the model begins with nothing moved."""

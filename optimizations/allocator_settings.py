@@ -55,7 +55,7 @@ class AllocatorSettings:
 
     @property
     def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
-        """Where a tensor lies has no part in what is computed from it."""
+        """Outputs stay bitwise equal: an address is no input of any kernel."""
         return "bitwise"
 
     @property
@@ -82,7 +82,7 @@ def _options(conf: str) -> list[str]:
 
 
 def _in_force() -> str:
-    """What the allocator has read; what it will read, while CUDA has not started."""
+    """Return the settings that the allocator has read, or will read when CUDA starts."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         recorded = torch.cuda.memory._snapshot().get("allocator_settings", {})
         return str(next((recorded[name] for name in _VARIABLES if name in recorded), ""))

@@ -102,7 +102,7 @@ class AttentionBackend:
             return undo.pop_all().close
 
     def kernels(self, device: str) -> list[SDPBackend]:
-        """What may compute attention there, the first that can."""
+        """Return the kernels that may compute attention on this device; the first that supports the inputs runs."""
         if device == "cpu":
             return [SDPBackend.MATH] if self.backend == "math" else [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
         wanted = ["math"] if self.backend == "math" else [self.backend, "efficient", "math"]
@@ -232,7 +232,7 @@ def _refuse_none(model: nn.Module) -> None:
 
 
 def _may_attend(function: Any, kind: type, seen: set[CodeType]) -> bool:
-    """Whether a forward names attention, or calls what does; what has no code to look at may."""
+    """Return whether a forward names attention or calls a function that does; a callable without code counts."""
     function = inspect.unwrap(function)
     called = function if inspect.isroutine(function) else type(function).__call__
     called = getattr(called, "__func__", called)

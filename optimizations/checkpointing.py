@@ -179,7 +179,7 @@ class Checkpointing:
 
 
 def blocks(model: nn.Module) -> dict[str, nn.Module]:
-    """What can be checkpointed, by name and in the model's order: entries of the outermost lists of alike modules.
+    """Return the checkpointable blocks by name, in the model's order: entries of the outermost lists of alike modules.
 
     An entry that is itself a model of such entries, and says so, is taken apart: it would be computed again as a whole.
     """
@@ -204,7 +204,7 @@ def _listed_in(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _alike(modules: list[nn.Module]) -> bool:
-    """Of one class; or of several that all say that they can be checkpointed, as layers of transformers do."""
+    """Return whether all are of one class, or of classes that offer checkpointing, as layers of transformers do."""
     classes = {getattr(type(module), "unchecked_class", type(module)) for module in modules}
     return len(classes) == 1 or all(hasattr(kind, "gradient_checkpointing") for kind in classes)
 
@@ -234,7 +234,7 @@ def _checkpointed_again(strategy: Checkpointing, number: int, make: Callable[...
 
 
 def _as_plain(plain: type[nn.Module], block: nn.Module, by_name: Mapping[str, Any]) -> nn.Module:
-    """What a function is given: the block with all that it has and is, but called as if it were not checkpointed."""
+    """Return a twin of the block that shares its state, and whose call is not checkpointed."""
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return plain.__call__(block, *args, **by_name, **kwargs)
@@ -245,7 +245,7 @@ def _as_plain(plain: type[nn.Module], block: nn.Module, by_name: Mapping[str, An
 
 
 def _takes_the_block_alone(function: Callable[..., Any]) -> bool:
-    """As function(block, *args); one whose only parameter before them is `number` is given the number first."""
+    """Return whether a function is called as function(block, *args), without the block's number first."""
     try:
         first, rest, *_ = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -266,7 +266,7 @@ def _as_now(value: Any) -> Any:
 
 
 def _to_host(saved: Tensor) -> tuple[Tensor, torch.device]:
-    """What needs no gradient is a mask or a position that all blocks share: it would not leave the device anyway."""
+    """Copy an input to host memory, unless it needs no gradient: masks and positions, which all blocks share."""
     device = saved.device
     if device.type == "cpu" or not saved.requires_grad:
         return saved, device

@@ -149,7 +149,7 @@ def chunked_cross_entropy(
 class _Chunks:
     of_tokens: Tensor
     size: int
-    """Of a piece."""
+    """Tokens in a piece."""
     ignored: int
     with_gradients: bool
     accum_dtype: torch.dtype | None
@@ -186,7 +186,7 @@ class _SumOfLosses(torch.autograd.Function):
 
 
 class _Gradients:
-    """Of the sum of all losses, added up piece by piece."""
+    """Gradients of the summed loss, accumulated piece by piece."""
 
     def __init__(
         self,
@@ -231,7 +231,7 @@ class _Gradients:
 
 
 def _sum_dtype(weight: Tensor) -> torch.dtype:
-    """What is not divided by the number of tokens yet may be too large for fp16."""
+    """Return the dtype to sum losses in: before the division by the number of tokens they may overflow fp16."""
     return torch.float32 if weight.dtype is torch.float16 else weight.dtype
 
 

@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 _NAMES = re.compile(r"(FeedForward|MLP|Mlp|FFN)$")
 _NOT_BY_TOKEN = (nn.MultiheadAttention, nn.Softmax, nn.Softmax2d, nn.Softmin, nn.LogSoftmax)
 _OTHER_PARTS = ("Linear", "Conv1D", "Identity", "LayerNorm", "RMSNorm", "Dropout")
-"""By the end of a class's name: layers of libraries are not to be imported here."""
+"""Ends of class names, since libraries are not imported here."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class _InPieces:
 
 class _ChunkInPieces(_InPieces):
     def __call__(self, x: Tensor) -> Tensor:
-        """Of one tensor, since its caller counts the arguments."""
+        """Take exactly one tensor, since transformers counts the arguments of this function."""
         plain = type(self.module).feed_forward_chunk  # type: ignore[attr-defined]
         return self.knobs.run(lambda piece: plain(self.module, piece), x)
 
@@ -285,7 +285,7 @@ def _sees_one_token(layer: nn.Module) -> bool:
 
 
 def _is_fused(block: Any) -> bool:
-    """By the names that diffusers gives. Its forward is cat([attention, act_mlp(proj_mlp(x))]), then proj_out."""
+    """Return whether a block of diffusers computes cat([attention, act_mlp(proj_mlp(x))]), then proj_out."""
     layers = [getattr(block, name, None) for name in ("proj_mlp", "act_mlp", "proj_out")]
     if (
         not all(isinstance(layer, nn.Module) for layer in layers)

@@ -1,4 +1,4 @@
-"""What an optimizer remembers of each weight, in 8 bits: blocks of 256 numbers, each with a scale of its own.
+"""8-bit optimizer states: blocks of 256 numbers, each with its own scale.
 
 AdamW keeps two numbers a weight, as wide as the weight. Between steps they rest here as one byte each. A step takes one
 weight after the other: its states are unpacked, PyTorch's own optimizer steps it, and they are packed again, so that
@@ -150,7 +150,7 @@ class Packed:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Whether its numbers fill its memory, in whatever order."""
+    """Return whether the elements fill the storage, in any order."""
     return tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
@@ -314,7 +314,7 @@ def _refuse_others(optimizer: Optimizer) -> None:
 
 @dataclass(frozen=True)
 class Held:
-    """What bitsandbytes remembers of a weight, by its names. Not tensors by themselves: torch would widen those."""
+    """bitsandbytes' state of one weight. Wrapped, since torch would cast bare tensors to the weight's dtype."""
 
     states: dict[str, Any]
 

@@ -111,7 +111,7 @@ def flat_gradient(model: nn.Module) -> Tensor:
 
 
 class _Sums:
-    """What is added up for one model. A step is `begun` by its first forward and over with its last backward."""
+    """Gradient sums of one model. A step is `begun` by its first forward and over with its last backward."""
 
     def __init__(self, knobs: FlatGradients) -> None:
         self.knobs = knobs
@@ -200,7 +200,7 @@ class _Sums:
             self.hand_over()
 
     def refuse_replaced(self) -> None:
-        """As FSDP around a model does, which takes its parameters away once the backward pass has used them."""
+        """Refuse a model whose parameters were replaced, as FSDP does once the backward pass has used them."""
         model = self.model() if self.model is not None else None
         if model is not None and not self.places.keys() <= {*model.parameters()}:
             raise RuntimeError(
@@ -244,16 +244,16 @@ class _Sums:
 
 
 class _Replicas:
-    """Of a model under DistributedDataParallel, which reduces gradients in its own buckets and writes them back."""
+    """Replicas under DistributedDataParallel, which reduces gradients in its own buckets and writes them back."""
 
     def __init__(self, model: DistributedDataParallel) -> None:
         self.model = model
         self.held = False
         self.syncs = True
-        """Whether the last forward pass was outside of no_sync."""
+        """The last forward pass was outside of no_sync."""
 
     def hold_back(self) -> None:
-        """As in `no_sync`, for this forward pass: it decides whether the wrapper reduces in the backward pass."""
+        """Suppress the reduction of this step, as `no_sync` does: the wrapper decides on it in the forward pass."""
         self.syncs = self.model.require_backward_grad_sync
         self.model.require_backward_grad_sync, self.held = False, True
 

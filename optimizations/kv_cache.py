@@ -71,7 +71,7 @@ class KvCache:
 
     @property
     def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
-        """Of the call that reads the prompt and of those after it."""
+        """The claim for the prefill and for the decoding steps after it."""
         return {"dynamic": "bitwise", "static": "rounding"}.get(self.kind, "lossy")  # type: ignore[return-value]
 
     @property
@@ -156,7 +156,7 @@ class _GivesCache:
 
 
 def cache_argument(kind: type[nn.Module], config: Any) -> str:
-    """By which a model of transformers is brought a cache of keys and values; empty where it takes none."""
+    """Return the name of the argument that takes a key/value cache, or an empty string."""
     known = inspect.signature(kind.forward).parameters
     if "use_cache" not in known or (getattr(kind, "_is_stateful", False) and not _has_heads(config)):
         return ""
@@ -164,7 +164,7 @@ def cache_argument(kind: type[nn.Module], config: Any) -> str:
 
 
 def _has_heads(config: Any) -> bool:
-    """Of attention. Mamba's and xLSTM's layers keep a state of one size, by the same argument since 5.24."""
+    """Return whether the model has attention heads; Mamba and xLSTM take a state of fixed size by the same argument."""
     text = config.get_text_config(decoder=True)
     return "num_attention_heads" in {*text.to_dict(), *text.attribute_map}
 

@@ -268,7 +268,7 @@ class _Weight:
                 self.ready = rests, self.weight._version, rests.to(self.compute or self.own)
 
     def _is_ready(self) -> bool:
-        """Whether the weight was cast up ahead, and is up now. What has changed since is not taken."""
+        """Use the copy that was cast up ahead, unless the weight has changed since; return whether it was used."""
         if self.ready is None:
             return False
         (rests, version, wide), self.ready = self.ready, None
@@ -295,7 +295,7 @@ class _Weight:
             _cast(self.weight, self.storage)
 
     def tells(self) -> torch.dtype:
-        """What a model says of itself: the dtype that its weight has when it is not at rest."""
+        """Return the dtype that the model reports: the one of its weight while it computes."""
         weight = self._now().dtype
         return weight if self.users == 0 and weight is not self.storage else self.own
 
@@ -306,7 +306,7 @@ class _Weight:
         delattr(self.owners[0][1], self.witness)
 
     def _wide(self) -> torch.dtype:
-        """What the weight would be in now if it had not been cast."""
+        """Return the dtype that the weight would have without the casting."""
         if self.weight.dtype is not self.storage:
             return self.weight.dtype
         return getattr(self.owners[0][1], self.witness).dtype  # type: ignore[no-any-return]
@@ -357,7 +357,7 @@ class _Ahead:
 
     def __init__(self) -> None:
         self.order: list[_Unit] = []
-        """Of the pass before; of this one, those so far."""
+        """Units in the order of the last pass."""
         self.so_far: list[_Unit] | None = None
         self.next: _Unit | None = None
         self.streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -435,7 +435,7 @@ def _is_leaf(module: nn.Module) -> bool:
 
 
 def _in_order(module: nn.Module) -> list[Parameter]:
-    """As Module.to goes through them: those of the modules below first, then the module's own."""
+    """Return the parameters in the order of `Module.to`: children first, then the module's own."""
     below = [weight for child in module.children() for weight in _in_order(child)]
     return list(
         dict.fromkeys([*below, *(parameter for parameter in module._parameters.values() if parameter is not None)])
@@ -455,7 +455,7 @@ def _units(
 
 
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """What the outermost lists of modules hold."""
+    """Yield the entries of the outermost lists of modules."""
     for child in module.children():
         listed = isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential))
         if listed and not isinstance(child, (nn.ModuleList, nn.ModuleDict)):
@@ -486,7 +486,7 @@ def _reads(module: nn.Module) -> list[Parameter]:
 
 @cache
 def _taken(code: CodeType) -> list[list[str]]:
-    """What stands before `.weight` and `.parameters` in a function, as in self.proj.weight."""
+    """Return the attribute chains that end in `.weight` or `.parameters`, as in self.proj.weight."""
     names_taken: list[list[str]] = []
     names: list[str] = []
     for step in dis.get_instructions(code) if {"weight", "parameters"} & {*code.co_names} else ():
@@ -497,7 +497,7 @@ def _taken(code: CodeType) -> list[list[str]]:
 
 
 class _Convert:
-    """Where layers compute in another dtype than the model's, what goes in and what comes out is converted."""
+    """Hooks that cast inputs and outputs of layers that compute in another dtype than the model."""
 
     def __init__(self, inside: torch.dtype, outside: torch.dtype) -> None:
         self.inside, self.outside = inside, outside

@@ -176,7 +176,7 @@ class Adapted(nn.Module):
 
     @property
     def weight(self) -> Any:
-        """What a module that asks for its layer's dtype or device reads."""
+        """The base weight, for modules that read the dtype or device of their layer."""
         return self.base.weight
 
     @property
@@ -209,7 +209,7 @@ def _sizes(layer: Any) -> tuple[int, int]:
 
 
 def _linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Of the repeated blocks, or of the whole model where there are none; under every name that they have."""
+    """Yield linear layers of the repeated blocks, or of the whole model without such, under each of their names."""
     inside = {module for block in _listed_in(model) for module in block.modules()}
     for name, module in model.named_modules(remove_duplicate=False):
         if (not inside or module in inside) and _is_linear(module):

@@ -221,7 +221,7 @@ def _refuse_others(optimizer: Optimizer) -> None:
 
 
 _CLIPS = ("clip_grad_norm_", "clip_grad_value_", "_clip_grads_with_norm_", "clip_grads_with_norm_")
-"""Of torch; the third is called by the first, whichever way a program has imported that."""
+"""torch's functions for clipping; the first calls the third, so programs that imported it by name are seen too."""
 
 
 class _Made:

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Rows = tuple[Tensor, Tensor | None]
-"""Of a linear layer: their weight and their bias."""
+"""Weight and bias of some rows of a linear layer."""
 Slice = tuple[Rows, Rows | None, Tensor]
 """Rows of the first matrix, rows of the factor, columns of the second matrix."""
 
@@ -179,7 +179,7 @@ def _hand_on(x: Tensor) -> Tensor:
 
 
 def _replacing(module: Any, knobs: SplitFeedForward) -> dict[nn.Module, Any]:
-    """What stands as which forward."""
+    """Return the modules whose forward is replaced, with the replacement."""
     if not (_fused(module) or _apart(module)):
         return {module: _InSlices(module, knobs)}
     waits = _Waits(module)
@@ -246,7 +246,7 @@ def _inner(x: Tensor, parts: Parts, first: Rows, factor: Rows | None, as_publish
 
 
 def _rows(parts: Parts, splits: int) -> tuple[list[Rows], list[Rows] | list[None]]:
-    """Of the first matrix and of the factor's: views of equally many rows, biases alike."""
+    """Return equal slices of the first matrix and of the factor, as views, with their biases."""
     size = parts.inner // splits
     first = _split(parts.first, size)
     if parts.factor is parts.first:
@@ -330,7 +330,7 @@ def _sequential(module: nn.Module) -> Parts | None:
 
 
 def _named(module: Any) -> Parts | None:
-    """By the names that transformers gives, where the forward computes what they say."""
+    """Return the parts found by the names that transformers uses, if the forward computes what they say."""
     names = next((names for names in _NAMES if _has(module, *names)), None)
     if names is None:
         return None

@@ -143,7 +143,7 @@ class WeightOffload:
         return list(dict.fromkeys(weight.parameter for unit in self._units(model) for weight in unit.weights))
 
     def _units(self, model: nn.Module) -> list[_Unit]:
-        """As many as may wait on the host, from the first on."""
+        """Return the units that may be offloaded, from the first on."""
         units, weights, waiting = [], dict[nn.Parameter, _Weight](), 0
         for modules in self._pieces(model):
             own = dict.fromkeys(parameter for module in modules for parameter in module.parameters())
@@ -170,7 +170,7 @@ class WeightOffload:
 
 
 def host_bytes(model: nn.Module) -> int:
-    """Of the weights that wait in host memory while they do not compute."""
+    """Return the bytes of weights that stay in host memory while their module does not compute."""
     units = {unit for module in model.modules() if (unit := _unit_of(module)) is not None}
     weights = {weight for unit in units for weight in unit.weights}
     return sum(weight.parameter.numel() * weight.parameter.element_size() for weight in weights)
@@ -183,7 +183,7 @@ class _Weight:
         """Undo brings it back there."""
         self.device = torch.device(onload_device) if onload_device else parameter.device
         self.copies = copies
-        """Where the device is the host, too."""
+        """Copy even where the device is the host, too."""
         self.host: Tensor | None = None
         self.ready: tuple[Tensor, int, Tensor] | None = None
         """Brought ahead: what was on the host then, its version, and the copy of it."""
@@ -208,7 +208,7 @@ class _Weight:
             self.ready = now, self.parameter._version, self._bring(now)
 
     def _brought(self) -> Tensor | None:
-        """What came ahead, where nothing has changed since."""
+        """Return the copy that was made ahead, unless the weight has changed since."""
         if self.ready is None:
             return None
         (host, version, here), self.ready = self.ready, None
@@ -289,7 +289,7 @@ class _Ahead:
 
     def __init__(self) -> None:
         self.order: list[_Unit] = []
-        """Of the pass before."""
+        """Units in the order of the last pass."""
         self.so_far: list[_Unit] | None = None
         self.next: _Unit | None = None
         self.streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -352,7 +352,7 @@ class _Away:
 
 
 def _uncalled(model: nn.Module) -> list[str]:
-    """Of what owns weights directly below a model: lists, whose entries are called and not they, and its own."""
+    """Return names of weights that no called child owns: those in lists of modules, and the model's own."""
     lists = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
     return [
         *(
@@ -370,7 +370,7 @@ def _unit_of(module: nn.Module) -> _Unit | None:
 
 
 def _pinned_bytes(tensor: Tensor) -> int:
-    """What PyTorch takes of the host's memory for it."""
+    """Return the pinned memory that PyTorch takes for this tensor: the next power of two."""
     size = tensor.numel() * tensor.element_size()
     return 1 << (size - 1).bit_length() if size else 0
 

@@ -161,7 +161,7 @@ class WeightQuantization:
         return f"from {__name__} import WeightQuantization\n\nundo = {self!r}.apply(model)"
 
     def _chosen(self, model: nn.Module) -> dict[str, nn.Linear]:
-        """By every name that they have."""
+        """Return the linear layers to quantize, under each of their names."""
         if any(isinstance(module, Quantized) or _is_torchao(module) for module in model.modules()):
             raise ValueError("Weights of this model are whole numbers already: undo that first.")
         inside = {module for block in _listed_in(model) for module in block.modules()}
@@ -294,7 +294,7 @@ def _packed(weight: Tensor, group: int, bits: int, kind: torch.dtype) -> tuple[T
 
 
 def _on_host(tensor: Tensor) -> Tensor:
-    """Of a model without values there is nothing to copy."""
+    """Copy to host memory, unless the tensor is on meta and has no values."""
     return tensor if tensor.device.type == "meta" else tensor.cpu()
 
 

@@ -27,7 +27,7 @@ from sample_traces.train import train
 MiB = 1 << 20
 CARD = card_named("A10")
 RELEASE = (2, 13)
-"""Of PyTorch, whose choices of kernels are followed, whichever is installed."""
+"""PyTorch release whose kernel choices are predicted, regardless of the installed one."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Recipe:
     name: str
     about: str
     lengths: Sequence[int]
-    """Of the sequences, one for each step."""
+    """Sequence length of each step."""
     checkpointed: bool = False
     keep_last: int | None = None
-    """What a ring buffer of this many entries would still hold."""
+    """Keep the last entries only, as a ring buffer of this size."""
     memory: int | None = None
-    """What the process can have of the device."""
+    """Memory limit of the process in bytes."""
 
 
 SAMPLES = (
