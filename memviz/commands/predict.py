@@ -19,7 +19,7 @@ from memviz.units import bytes_text, count_text
 
 if TYPE_CHECKING:
     from memviz.runner.predict.estimate import Estimate
-    from memviz.runner.predict.group.rank import GroupRank
+    from memviz.runner.predict.group.ranks import GroupRank
     from memviz.runner.predict.predicted_script import ScriptPrediction
 
 _MORE = """\
@@ -68,8 +68,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _predict(args: argparse.Namespace) -> int:
     with without_collection():
         from memviz.runner.predict.cards import card_text
-        from memviz.runner.predict.model_changes import optimizations_named
-        from memviz.runner.predict.predicted_script import ScriptOrder, predict_script
+        from memviz.runner.predict.predicted_script import ScriptOrder, optimizations_named, predict_script
         from memviz.runner.record.script import load_module, load_script
 
     if args.script.endswith(".json"):
@@ -100,7 +99,7 @@ def _predict(args: argparse.Namespace) -> int:
         progress("")
     _say(done, args.output)
     if stdout is not None:
-        from memviz.runner.predict.script_json import script_json
+        from memviz.runner.predict.predicted_script import script_json
 
         stdout.write(json.dumps(script_json(done, args.output)))
     return done.exit_status
@@ -113,7 +112,7 @@ def _misplaced(arguments: list[str]) -> str:
 
 
 def _rank_of(args: argparse.Namespace) -> GroupRank | None:
-    from memviz.runner.predict.group.rank import GroupRank, rank_of_environment
+    from memviz.runner.predict.group.ranks import GroupRank, rank_of_environment
 
     if args.world_size is None:
         if args.rank is not None:
@@ -146,9 +145,9 @@ def _assumed(text: str) -> tuple[str, Any]:
 
 def _say(done: ScriptPrediction, output: Path | None) -> None:
     """On stderr: stdout is the script's."""
+    from memviz.runner.predict.accuracy import unproven_sentence
+    from memviz.runner.predict.assumptions import sentences_of
     from memviz.runner.predict.prediction_errors import caught_refusal
-    from memviz.runner.predict.stated import sentences_of
-    from memviz.runner.predict.unproven import sentence_of
 
     estimate = done.estimate
     if done.stopped is not None:
@@ -159,7 +158,7 @@ def _say(done: ScriptPrediction, output: Path | None) -> None:
         _line(f"the peak of the whole program is not known: {done.not_known}")
     else:
         _line(f"  {estimate.expected_error.sentence}")
-        if sentence := sentence_of(estimate.unproven):
+        if sentence := unproven_sentence(estimate.unproven):
             _line(f"- {sentence}")
     for command, times in estimate.commands.items():
         _line(f"- not predicted: `{command}`{f' ({count_text(times)} times)' if times > 1 else ''}")

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from memviz.runner.knobs import described
+from memviz.runner.predict.accuracy import is_recorded
 from memviz.runner.predict.cards import CARD_KINDS, KnownCard
-from memviz.runner.predict.held_against import is_recorded
 from memviz.runner.workloads import WORKLOADS
 from memviz.runner.workloads.configured import ConfiguredModel
 from memviz.runner.workloads.own import program_rows

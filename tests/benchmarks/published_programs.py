@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from memviz.runner.predict.cards import card_named
-from memviz.runner.predict.operator_families import families_of
+from memviz.runner.predict.evidence import families_of
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.predict.predicted_trace import trains
 

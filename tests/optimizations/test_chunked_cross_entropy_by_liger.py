@@ -12,9 +12,9 @@ import torch
 
 from memviz.runner.plan import plan_of
 from memviz.runner.predict.cards import card_named
+from memviz.runner.predict.compiled_code import TRITON_NOT_RUN
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.predict.predicted_run import predict
-from memviz.runner.predict.triton_kernels import NOT_RUN
 from memviz.runner.request import Request
 from memviz.runner.run import Run
 from optimizations.chunked_cross_entropy import ChunkedCrossEntropy
@@ -104,7 +104,7 @@ def test_it_takes_both_gradients_and_the_logits_of_a_piece_to_the_byte(
 
 def test_a_run_says_what_did_not_run_and_takes_less(library: Any) -> None:
     plain, ours = (run(*chosen) for chosen in ((), (BY_LIGER,)))
-    assert NOT_RUN in ours.notes and NOT_RUN not in plain.notes
+    assert TRITON_NOT_RUN in ours.notes and TRITON_NOT_RUN not in plain.notes
     # Its logits as bf16, as fp32 and as the gradient are not there.
     assert plain.peak_allocated_bytes - ours.peak_allocated_bytes > 1024 * WORDS * 4
 

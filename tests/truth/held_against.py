@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from memviz.runner.predict.held_against import DATA, Held, held
-from memviz.runner.predict.operator_families import NOT_COUNTED, all_families, families_of
+from memviz.runner.predict.accuracy import DATA, MeasuredPeak, measured_peaks
+from memviz.runner.predict.evidence import NOT_COUNTED, all_families, families_of
 from tests.truth.comparison import compare
 from tests.truth.recordings import recordings
 
 RECORDINGS = "recordings"
 README = Path(__file__).parent.parent.parent / "README.md"
 BEGIN, END = "<!-- held: begin -->\n", "<!-- held: end -->"
-_MEASURES: dict[str, Callable[[Held], tuple[int, int] | None]] = {
+_MEASURES: dict[str, Callable[[MeasuredPeak], tuple[int, int] | None]] = {
     "live": lambda one: one.live,
     "allocated": lambda one: one.allocated,
     "reserved": lambda one: one.reserved,
@@ -54,8 +54,8 @@ def write(part: str, rows: list[dict[str, Any]]) -> None:
 
 def readme_table() -> str:
     """What the README says of all that is shipped."""
-    recorded = [one for one in held() if not one.is_published]
-    published = [one for one in held() if one.is_published]
+    recorded = [one for one in measured_peaks() if not one.is_published]
+    published = [one for one in measured_peaks() if one.is_published]
     lines = ["| held against | peaks | live | allocated | reserved | command |", "|---|---|---|---|---|---|"]
     for kind, words in (("inference", "recorded forward passes"), ("training", "recorded training steps")):
         rows = [one for one in recorded if one.kind == kind]
@@ -73,7 +73,7 @@ def readme_table() -> str:
     return "\n".join(lines)
 
 
-def _cells(rows: Sequence[Held]) -> list[str]:
+def _cells(rows: Sequence[MeasuredPeak]) -> list[str]:
     return [_cell([pair for one in rows if (pair := measure(one)) is not None]) for measure in _MEASURES.values()]
 
 
@@ -95,7 +95,7 @@ def _listed(names: Iterable[str]) -> str:
 def write_readme() -> None:
     text = README.read_text(encoding="utf-8")
     before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
-    held.cache_clear()
+    measured_peaks.cache_clear()
     README.write_text(f"{before}{readme_table()}{after}", encoding="utf-8")
 
 

@@ -7,8 +7,8 @@ from statistics import median
 
 import pytest
 
+from memviz.runner.predict.accuracy import DATA, expected_error, measured_peaks
 from memviz.runner.predict.cards import card_named
-from memviz.runner.predict.held_against import DATA, expected_error, held
 from tests.benchmarks.published import points
 from tests.truth.held_against import BEGIN, END, README, RECORDINGS, readme_table, row
 from tests.truth.recordings import recordings
@@ -32,7 +32,7 @@ def test_published_peaks_are_those_of_the_table_and_language_models_are_met_with
     """Median 0.1 %, worst 1.2 %."""
     measured = {(point.source, tuple(point.settings.items())): point.measured for point in points()}
     errors = []
-    for one in (one for one in held() if one.is_published):
+    for one in (one for one in measured_peaks() if one.is_published):
         source, *settings = one.name.split()
         pairs = tuple((name, value) for name, value in (setting.split("=") for setting in settings))
         assert one.allocated is not None and one.allocated[0] == measured[source, pairs]
@@ -48,7 +48,7 @@ def test_the_readme_says_what_is_shipped() -> None:
 
 def test_what_is_said_of_a_class_is_the_worst_of_its_recordings() -> None:
     for kind in ("training", "inference"):
-        pairs = [one.reserved for one in held() if one.kind == kind and not one.is_published and one.reserved]
+        pairs = [one.reserved for one in measured_peaks() if one.kind == kind and not one.is_published and one.reserved]
         worst = max(abs(predicted - measured) / measured for measured, predicted in pairs)
         found = expected_error(["bmm", "sum_dim_IntList"], trains=kind == "training", card=card_named("RTX 4090"))
         assert found.reserved == pytest.approx(100 * worst, abs=1e-3) and found.recordings == len(pairs)

@@ -13,7 +13,7 @@ from memviz.errors import UsageError
 from memviz.runner.knobs import described
 from memviz.runner.parallel.parallel import AXES, GPUS, Parallel
 from memviz.runner.plan import Plan, plan_of
-from memviz.runner.predict.group.rank import CARDS_OF_A_MACHINE
+from memviz.runner.predict.group.ranks import CARDS_OF_A_MACHINE
 from memviz.runner.request import Request
 
 LAYOUT = "parallel"

@@ -23,7 +23,7 @@ from memviz.runner.fit.predictions import KeptPredictions, Prediction, Predictor
 from memviz.runner.fit.space import Candidate, Space
 from memviz.runner.plan import Plan, plan_of
 from memviz.runner.predict.cards import KnownCard, is_native
-from memviz.runner.predict.group.rank import CARDS_OF_A_MACHINE
+from memviz.runner.predict.group.ranks import CARDS_OF_A_MACHINE
 from memviz.runner.request import Request
 
 MOST_ALL = 300

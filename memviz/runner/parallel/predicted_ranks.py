@@ -10,9 +10,7 @@ from memviz.runner.outcome import Outcome
 from memviz.runner.parallel.rank_class import RankClass
 from memviz.runner.plan import Plan
 from memviz.runner.predict.estimate import fingerprint_of
-from memviz.runner.predict.group.classes import classes_of
-from memviz.runner.predict.group.layout import Layout
-from memviz.runner.predict.group.rank import GroupRank
+from memviz.runner.predict.group.ranks import GroupRank, Layout, classes_of
 from memviz.runner.predict.predicted_run import predict
 from memviz.runner.step import Tell
 

@@ -1,11 +1,13 @@
-"""What the dispatch mode sees, written into the ledger with where the program was and what each tensor is for."""
+"""Records the allocations of each operator in the ledger, with phase, module, stack and category."""
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,24 +20,99 @@ from memviz.allocator.device import DeviceMemory
 from memviz.allocator.settings import Settings
 from memviz.runner.predict.arguments import tensors_among
 from memviz.runner.predict.assumptions import Assumptions
-from memviz.runner.predict.blas_workspaces import BlasWorkspaces, Handle
 from memviz.runner.predict.cards import KnownCard
-from memviz.runner.predict.choices import Choices
-from memviz.runner.predict.evidence import NCCL_NUMBER, NO_RULE, RULES, Counted, Standing, rule_of
-from memviz.runner.predict.host import Host
-from memviz.runner.predict.known_results import Shapes
+from memviz.runner.predict.default_values import IndexTensors
+from memviz.runner.predict.evidence import (
+    COLLECTIVES,
+    CUBLAS_NUMBER,
+    NCCL_NUMBER,
+    NO_RULE,
+    RULES,
+    Counted,
+    Standing,
+    likely_and_most,
+    rule_of,
+)
+from memviz.runner.predict.host import Host, PinnedHost
 from memviz.runner.predict.ledger import Ledger, LiveAllocation, Place
 from memviz.runner.predict.named_devices import on_card
-from memviz.runner.predict.not_predicted import likely_and_most
-from memviz.runner.predict.operator_families import COLLECTIVES
 from memviz.runner.predict.operator_treatments import COPIES, Instead, OperatorTotals, Treatment, tensors_in
-from memviz.runner.predict.pinned_host import PinnedHost
 from memviz.runner.predict.prediction_errors import OF_SPARSE, not_predicted, users_name
 from memviz.runner.predict.program_frames import NoStacks, StackTable
 from memviz.runner.predict.program_position import ACCUMULATE, NO_TASK, ProgramPosition
-from memviz.runner.predict.workspaces import LT_KEPT_SINCE, RECURRENT, uses_lt
+from memviz.runner.predict.shapes import ShapeKey
+from memviz.runner.predict.workspaces import LT_KEPT_SINCE, RECURRENT, WorkspaceSizes, uses_lt, workspace_sizes
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, Category, Phase
+
+BlasHandle = tuple[bool, int]
+"""Whether it is backward's, and the stream. Each thread has one of its own, and on a card backward runs in another."""
+
+
+class BlasWorkspaces:
+    """`take` is told how much, for which operator and by which rule."""
+
+    def __init__(
+        self,
+        card: KnownCard,
+        release: tuple[int, int],
+        take: Callable[[int, str, int], LiveAllocation],
+        free: Callable[[LiveAllocation], None],
+    ) -> None:
+        self._card = card
+        self._release = release
+        self._take = take
+        self._free = free
+        self._kept: dict[tuple[BlasHandle, bool], LiveAllocation] = {}
+        """By the handle, and by whether it is cublasLt's."""
+        self._told: dict[str, Any] = {}
+        """By the program, since torch 2.13; it goes before the environment."""
+
+    @property
+    def sizes(self) -> WorkspaceSizes:
+        return replace(self._from_environment, **self._told) if self._told else self._from_environment
+
+    @cached_property
+    def _from_environment(self) -> WorkspaceSizes:
+        """torch reads it at the first product, and never again."""
+        return workspace_sizes(self._card, self._release, os.environ)
+
+    def need(self, handle: BlasHandle, treatment: Treatment, *, is_lt: bool = False) -> None:
+        """One that is large enough is used again; if the program has asked for more since, a larger one replaces it."""
+        size = self.sizes.lt if is_lt else self.sizes.cublas
+        kept = self._kept.get((handle, is_lt))
+        if not size or (kept is not None and kept.requested >= size):
+            return
+        rule = treatment.rule if is_lt else CUBLAS_NUMBER
+        self._kept[handle, is_lt] = self._take(size, treatment.name, rule)
+        if kept is not None:
+            self._free(kept)
+
+    def clear(self) -> None:
+        """They are made again when they are needed."""
+        while self._kept:
+            self._free(self._kept.popitem()[1])
+
+    def functions(self) -> dict[str, Callable[..., int | None]]:
+        """Of `torch._C`, behind `torch.backends.cuda.cublas_workspace_size` and its like."""
+        return {
+            "_cuda_getCublasWorkspaceSize": lambda: self.sizes.cublas,
+            "_cuda_setCublasWorkspaceSize": lambda size: self._tell("cublas", size),
+            "_cuda_resetCublasWorkspaceSize": lambda: self._forget("cublas"),
+            "_cuda_getCublasLtWorkspaceSize": lambda: self.sizes.lt_said,
+            "_cuda_setCublasLtWorkspaceSize": lambda size: self._tell("lt_told", size),
+            "_cuda_resetCublasLtWorkspaceSize": lambda: self._forget("lt_told"),
+            "_cuda_clearCublasWorkspaces": self.clear,
+        }
+
+    def _tell(self, which: str, size: int) -> None:
+        if size < 0:
+            raise RuntimeError(f"The size of a workspace is {size}; it is 0 at least.")
+        self._told[which] = size
+
+    def _forget(self, which: str) -> None:
+        self._told.pop(which, None)
+
 
 _UNKNOWN = int(Category.UNKNOWN)
 _NEWEST = (99, 0)
@@ -120,7 +197,7 @@ class AllocationRecorder:
         self.ledger.freed = lambda allocation: self.categories.freed(allocation.number, self.position.calls)
         self.host = Host()
         self.pinned = PinnedHost()
-        self.choices = Choices()
+        self.choices = IndexTensors()
         self.assumptions = Assumptions() if assumptions is None else assumptions
         self.totals = OperatorTotals()
         self.operators: set[str] = set()
@@ -156,7 +233,7 @@ class AllocationRecorder:
             if type(argument) is Parameter:
                 self._uses(argument)
 
-    def ran(self, treatment: Treatment, args: Any, kwargs: Any, out: Any, shapes: Shapes | None = None) -> None:
+    def ran(self, treatment: Treatment, args: Any, kwargs: Any, out: Any, shapes: ShapeKey | None = None) -> None:
         """`shapes` are those of the arguments, where the operator's work follows from them."""
         self.operators.add(treatment.name)
         if treatment.launches and any(tensor.is_meta for tensor in tensors_in(out)):
@@ -317,7 +394,7 @@ class AllocationRecorder:
         return is_on_device(out) and not (len(nowhere) and any(tensor in nowhere for tensor in tensors_in(out)))
 
     @property
-    def _handle(self) -> Handle:
+    def _handle(self) -> BlasHandle:
         return self.position.task != NO_TASK, self.ledger.place()[0]
 
     def _take_workspace(self, size: int, operator: str, rule: int) -> LiveAllocation:

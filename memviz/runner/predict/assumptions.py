@@ -1,8 +1,13 @@
-"""Values that are assumed where nobody computes them; the notes of the run say each assumption."""
+"""Assumed values where a program or a library reads a value that is not computed; the notes of the run list each one.
+
+Library code needs some values where every working run gets the same answer: whether gradients overflowed, whether
+the arguments of a distribution are valid.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from types import FrameType
@@ -11,11 +16,170 @@ from typing import Any, NoReturn, Self
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from memviz.runner.predict.library_answers import library_answer
+from memviz.runner.predict.default_values import DEFAULT_NUMBER
 from memviz.runner.predict.prediction_errors import data_needed, decided
-from memviz.runner.predict.program_frames import AskedLine, asked_here, frames, place_of_caller, place_to_assume
-from memviz.runner.predict.stand_ins import STANDS
-from memviz.runner.predict.stated import Stated, sentences_of
+from memviz.runner.predict.program_frames import (
+    AskedLine,
+    asked_here,
+    first_of_library,
+    frames,
+    place_of_caller,
+    place_to_assume,
+)
+from memviz.units import count_text
+
+_NUMBER_FIELD = "{number}"
+_MOST_PLACES = 3
+"""That one sentence names."""
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """Something that a program asked and nobody computes, with the answer that it got."""
+
+    where: str
+    """The program's line, as 'train.py:12'; empty for torch's own code."""
+    kind: str
+    """What is taken for granted, with `{number}` where it says which number."""
+    least: float | None = None
+    most: float | None = None
+    """The numbers that were said, from the least to the most."""
+    times: int = 1
+
+    @property
+    def what(self) -> str:
+        number = f"{self.least}" if self.least == self.most else f"{self.least} to {self.most}"
+        return self.kind.replace(_NUMBER_FIELD, number)
+
+    def and_again(self, other: Assumption) -> Assumption:
+        """Of the same kind."""
+        numbers = [number for number in (self.least, self.most, other.least, other.most) if number is not None]
+        least, most = min(numbers, default=None), max(numbers, default=None)
+        return Assumption(self.where, self.kind, least, most, self.times + other.times)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"where": self.where, "what": self.what, "times": self.times}
+
+
+def sentences_of(stated: Iterable[Assumption]) -> list[str]:
+    """One for all that are alike, with the lines and how often."""
+    alike: dict[str, list[Assumption]] = {}
+    for one in stated:
+        alike.setdefault(one.kind, []).append(one)
+    return list(map(_assumption_sentence, alike.values()))
+
+
+def _assumption_sentence(alike: list[Assumption]) -> str:
+    whole = alike[0]
+    for other in alike[1:]:
+        whole = whole.and_again(other)
+    places = [one.where for one in alike if one.where]
+    often = f" ({count_text(whole.times)} times)" if whole.times > len(alike) else ""
+    return f"{_places_text(places)}{often}: {whole.what}." if places else f"{whole.what}."
+
+
+def _places_text(places: list[str]) -> str:
+    if len(places) <= _MOST_PLACES + 1:
+        return " and ".join(filter(None, (", ".join(places[:-1]), places[-1])))
+    return f"{', '.join(places[:_MOST_PLACES])} and {count_text(len(places) - _MOST_PLACES)} more lines"
+
+
+@dataclass(frozen=True)
+class _LibraryRule:
+    file: str
+    functions: tuple[str, ...]
+    """Of that file; empty is any."""
+    value: Callable[[FrameType], Any]
+    sentence: str
+    natural: tuple[type, ...] = ()
+    """Kinds of answers for which what stands in is better than the value, where anything does."""
+
+
+_SCALER = "A scaler of gradients is taken to find no overflow: every step is taken, and its scale stays as it began."
+_TEXT = "Text is taken to go on to the greatest length allowed, without an end or padding before."
+_DRAFTS = "Text is taken to go on to the greatest length allowed, and what is drafted for it to be accepted whole."
+_GRADCHECK = "What gradcheck compares is taken to agree: gradients are not computed, only what checking them takes."
+_GENERATION = "/transformers/generation/"
+_LIBRARY_RULES = (
+    _LibraryRule("torch/amp/grad_scaler.py", ("get_scale",), lambda frame: frame.f_locals["self"]._init_scale, _SCALER),
+    _LibraryRule("torch/amp/grad_scaler.py", ("_get_growth_tracker",), lambda frame: 0, _SCALER),
+    _LibraryRule("torch/amp/grad_scaler.py", (), lambda frame: 0.0, _SCALER),
+    _LibraryRule(
+        "torch/distributions/distribution.py",
+        (),
+        lambda frame: True,
+        "Arguments and samples of torch.distributions are taken to be valid.",
+    ),
+    _LibraryRule(
+        "torch/nn/init.py",
+        (),
+        lambda frame: False,
+        "Random weights that have to lie within bounds are taken to do so when they are first drawn.",
+    ),
+    _LibraryRule(
+        "torch/nn/utils/clip_grad.py",
+        (),
+        lambda frame: False,
+        "The norm of all gradients is taken to be a finite number.",
+    ),
+    _LibraryRule(
+        "/transformers/masking_utils.py",
+        (),
+        lambda frame: True,
+        "Masks of attention that nobody computes are taken to hide nothing.",
+    ),
+    _LibraryRule(
+        "torch/__init__.py",
+        ("_check_tensor_all_with",),
+        lambda frame: True,
+        "What a library checks of the values of a tensor (torch._check_tensor_all) is taken to hold.",
+    ),
+    _LibraryRule(
+        "torch/utils/data/", (), lambda frame: 0, "Seeds that loaders of data draw on the card are taken to be 0."
+    ),
+    _LibraryRule(
+        "torch/testing/_comparison.py", (), lambda frame: True, "Values that are compared are taken to be close."
+    ),
+    _LibraryRule(
+        "torch/autograd/gradcheck.py",
+        ("_check_jacobians_equal", "_check_no_differentiable_outputs", "_check_no_differentiable_outputs_fast"),
+        lambda frame: False,
+        _GRADCHECK,
+    ),
+    _LibraryRule(
+        "torch/autograd/gradcheck.py",
+        ("_allclose_with_type_promotion", "_test_backward_mul_by_grad_output", "check_undefined_grad_support"),
+        lambda frame: True,
+        _GRADCHECK,
+    ),
+    # Whether any beam goes on, which is known where the greatest length is reached, and how long the longest is.
+    _LibraryRule(_GENERATION, ("_beam_search",), lambda frame: True, _TEXT, natural=(int,)),
+    _LibraryRule(_GENERATION, ("_assisted_decoding",), lambda frame: False, _DRAFTS, natural=(int,)),
+    _LibraryRule(_GENERATION, ("_speculative_sampling",), lambda frame: False, _DRAFTS, natural=(int, bool)),
+    _LibraryRule(_GENERATION, (), lambda frame: False, _TEXT),
+    _LibraryRule("/transformers/models/whisper/generation", (), lambda frame: False, _TEXT),
+)
+"""The first that fits."""
+
+
+@dataclass(frozen=True)
+class LibraryAnswer:
+    value: Any
+    sentence: str
+
+
+def library_answer(kind: type, stands: int | None) -> LibraryAnswer | None:
+    """For the library that asks now for a value of this kind, if one does; None where it has to be refused."""
+    frame = first_of_library()
+    if frame is None:
+        return None
+    file, function = Path(frame.f_code.co_filename).as_posix(), frame.f_code.co_name
+    for rule in _LIBRARY_RULES:
+        if rule.file in file and (not rule.functions or function in rule.functions):
+            is_natural = stands is not None and kind in rule.natural
+            return LibraryAnswer(kind(stands) if is_natural else rule.value(frame), rule.sentence)
+    return None
+
 
 _WORD = "unknown"
 _KEEP_UNKNOWN = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
@@ -38,12 +202,12 @@ NOT_STATED = object()
 class Assumptions:
     def __init__(self, given: Mapping[str, Any] | None = None) -> None:
         """`given` are the user's own answers, by 'train.py:12'."""
-        self._given = [_Given(place, value) for place, value in (given or {}).items()]
+        self._given = [_GivenAnswer(place, value) for place, value in (given or {}).items()]
         self._asked: dict[str, None] = {}
         """Lines where a value was asked for, as `--assume` takes them."""
         self._sentences: dict[str, None] = {}
         """In the order in which they were first needed."""
-        self._stated: dict[tuple[str, str], Stated] = {}
+        self._stated: dict[tuple[str, str], Assumption] = {}
         """By line and kind."""
         self._of_modules: Any = WeakIdKeyDictionary()
         """Sentences that hold once the module is called."""
@@ -54,9 +218,9 @@ class Assumptions:
         return (*self._sentences, *sentences_of(self._stated.values()))
 
     @property
-    def stated(self) -> tuple[Stated, ...]:
+    def stated(self) -> tuple[Assumption, ...]:
         """For torch's own code, without a line; for the program's, with it."""
-        return (*(Stated("", sentence.rstrip(".")) for sentence in self._sentences), *self._stated.values())
+        return (*(Assumption("", sentence.rstrip(".")) for sentence in self._sentences), *self._stated.values())
 
     def say(self, sentence: str) -> None:
         self._sentences[sentence] = None
@@ -83,7 +247,7 @@ class Assumptions:
 
     def state(self, kind: str, number: float | None = None) -> None:
         """With the program's line."""
-        now = Stated(place_of_caller(), kind, number, number)
+        now = Assumption(place_of_caller(), kind, number, number)
         before = self._stated.get((now.where, kind))
         self._stated[now.where, kind] = now if before is None else before.and_again(now)
 
@@ -96,7 +260,7 @@ class Assumptions:
         self.state(f"{value!r} is taken, as was asked")
         return value
 
-    def _answer(self) -> _Given | None:
+    def _answer(self) -> _GivenAnswer | None:
         if not self._given:
             return None
         self._asked[place_to_assume()] = None
@@ -144,7 +308,8 @@ class Assumptions:
             return UnknownNumber(asked_here(), whole, None, None, drawn=True)
         kind = "a whole number" if whole else "a number"
         self.state(
-            f"{kind} {_TAKEN_AND_NO_SIZE if stands is None else _TAKEN}", int(STANDS if stands is None else stands)
+            f"{kind} {_TAKEN_AND_NO_SIZE if stands is None else _TAKEN}",
+            int(DEFAULT_NUMBER if stands is None else stands),
         )
         return UnknownNumber(asked_here(), whole, self, stands)
 
@@ -175,7 +340,7 @@ class Assumptions:
             raise decided(asked, without_end=True)
 
 
-class _Given:
+class _GivenAnswer:
     """The user's answers for one line; several are taken in turn, and again from the first."""
 
     def __init__(self, place: str, value: Any) -> None:
@@ -222,7 +387,7 @@ class UnknownNumber(float):
         stands: int | None = None,
         drawn: bool = False,
     ) -> Self:
-        made = super().__new__(cls, STANDS if stands is None else stands)
+        made = super().__new__(cls, DEFAULT_NUMBER if stands is None else stands)
         made.asked, made.whole, made.assumptions, made.stands, made.drawn = asked, whole, assumptions, stands, drawn
         return made
 
@@ -262,7 +427,7 @@ class UnknownNumber(float):
         if self.drawn:
             self._stop()
         if self.assumptions is not None:
-            self.assumptions.decide(self.asked, STANDS if self.stands is None else self.stands)
+            self.assumptions.decide(self.asked, DEFAULT_NUMBER if self.stands is None else self.stands)
 
     def __bool__(self) -> bool:
         self._decide()
@@ -277,8 +442,8 @@ class UnknownNumber(float):
 
     def __float__(self) -> float:
         if self.assumptions is not None:
-            self.assumptions.state(_TAKEN_AS, int(STANDS if self.stands is None else self.stands))
-        return STANDS if self.stands is None else float(self.stands)
+            self.assumptions.state(_TAKEN_AS, int(DEFAULT_NUMBER if self.stands is None else self.stands))
+        return DEFAULT_NUMBER if self.stands is None else float(self.stands)
 
     def is_integer(self) -> bool:
         return self.whole
@@ -291,7 +456,7 @@ class UnknownNumber(float):
     __divmod__ = __rdivmod__ = _stop
 
 
-def _unknown(own: str) -> Callable[..., Any]:
+def _unknown_result(own: str) -> Callable[..., Any]:
     def operation(self: UnknownNumber, other: Any, *_: Any) -> Any:
         if not isinstance(other, int | float):
             return NotImplemented
@@ -304,18 +469,18 @@ def _unknown(own: str) -> Callable[..., Any]:
 def _of_whole(own: str, one: UnknownNumber, other: Any) -> UnknownNumber:
     """A whole number again, where Python's own operation on the stand-ins gives one."""
     if type(other) is UnknownNumber:
-        other = other.stands if other.whole else STANDS
+        other = other.stands if other.whole else DEFAULT_NUMBER
     if one.stands is None or not isinstance(other, int):
         return UnknownNumber(one.asked, isinstance(other, int) and "truediv" not in own, one.assumptions)
     try:
         standing = getattr(one.stands, own)(other)
     except ZeroDivisionError:
-        standing = STANDS
+        standing = DEFAULT_NUMBER
     stands = standing if isinstance(standing, int) else None
     return UnknownNumber(one.asked, stands is not None, one.assumptions, stands)
 
 
-def _comparing(own: str) -> Callable[..., Any]:
+def _comparison(own: str) -> Callable[..., Any]:
     compare = getattr(float, own)
 
     def comparison(self: UnknownNumber, other: Any) -> Any:
@@ -332,6 +497,6 @@ def _comparing(own: str) -> Callable[..., Any]:
 
 for _name in _KEEP_UNKNOWN:
     for _own in (f"__{_name}__", f"__r{_name}__"):
-        setattr(UnknownNumber, _own, _unknown(_own))
+        setattr(UnknownNumber, _own, _unknown_result(_own))
 for _name in _COMPARISONS:
-    setattr(UnknownNumber, f"__{_name}__", _comparing(f"__{_name}__"))
+    setattr(UnknownNumber, f"__{_name}__", _comparison(f"__{_name}__"))

@@ -1,8 +1,8 @@
-"""Which attention kernel a card would choose, and what is called then.
+"""Attention kernels: which one a card would choose, what is called then, and what flex attention takes.
 
-The rules are those of torch's `sdp_utils.cpp` for tensors of one shape each: kernels are tried in an order of
-preference, and the first takes it that is switched on and can do it. The switches are torch's own
-(`torch.nn.attention.sdpa_kernel`, `torch.backends.cuda.enable_*_sdp`), which work without a card too.
+The rules are those of torch's `sdp_utils.cpp`: kernels are tried in an order of preference, and the first that is
+enabled and supports the call takes it. Flex attention takes memory as its compiled kernels do: the output, and one
+number for each query, in backward likewise.
 """
 
 from __future__ import annotations
@@ -236,3 +236,60 @@ def _described(call: AttentionCall) -> str:
     sizes = " ".join(str(tuple(tensor.shape)) for tensor in (call.query, call.key, call.value))
     mask = ", with a mask" if call.mask is not None else ""
     return f"{call.query.dtype} of {sizes}{mask}{f', dropout {call.dropout:g}' if call.dropout else ''}"
+
+
+FLEX_ASSUMED = (
+    "flex_attention runs as its compiled kernels would, and keeps no scores; uncompiled it would keep them all"
+)
+
+
+ForgetValues = Callable[[Tensor], None]
+"""The values of a tensor, which seems to hold what lay there before."""
+
+
+def flex_attention(
+    forget: ForgetValues, query: Tensor, key: Tensor, value: Tensor, score_mod: Any
+) -> tuple[Tensor, ...]:
+    """What torch's own gives: the output, the logarithms of sums, and the largest scores, which nobody asked for."""
+    inputs: tuple[Tensor, ...] = (query, key, value)
+    if torch.is_autocast_enabled("cuda"):
+        inputs = tuple(tensor.to(torch.get_autocast_dtype("cuda")) for tensor in inputs)
+    made: tuple[Tensor, ...] = _FlexAttention.apply(forget, *inputs, *_learned_biases(score_mod))  # type: ignore[no-untyped-call]
+    return made
+
+
+def _learned_biases(score_mod: Any) -> list[Tensor]:
+    """What the function takes from around it and is trained, as a table of biases."""
+    cells = [cell.cell_contents for cell in getattr(score_mod, "__closure__", None) or ()]
+    names = getattr(getattr(score_mod, "__code__", None), "co_names", ())
+    around = [score_mod.__globals__.get(name) for name in names]
+    return [value for value in (*cells, *around) if isinstance(value, Tensor) and value.requires_grad]
+
+
+class _FlexAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, forget: ForgetValues, query: Tensor, key: Tensor, value: Tensor, *learned: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        same = query.size(-1) == value.size(-1)
+        output = torch.empty_like(query) if same else query.new_empty(*query.shape[:-1], value.size(-1))
+        sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
+        largest = query.new_empty(0, dtype=torch.float32)
+        for tensor in (output, sums):
+            forget(tensor)
+        ctx.forget = forget
+        ctx.save_for_backward(query, key, value, output, sums, *learned)
+        ctx.mark_non_differentiable(largest)
+        return output, sums, largest
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """The kernel reads the products of output and gradient, one number for each query."""
+        query, key, value, _output, _sums, *learned = ctx.saved_tensors
+        products = query.new_empty(query.shape[:-1], dtype=torch.float32)
+        made = tuple(torch.empty_like(tensor) for tensor in (query, key, value, *learned))
+        del products
+        for gradient in made:
+            ctx.forget(gradient)
+        return None, *made

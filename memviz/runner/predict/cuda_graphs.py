@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from memviz.allocator.blocks import PoolId, PoolPair
 from memviz.runner.predict.assumptions import Assumptions
+from memviz.runner.predict.cuda_streams import Lane, StreamOrder
 from memviz.runner.predict.known_values import KnownValues
 from memviz.runner.predict.ledger import Ledger
-from memviz.runner.predict.stream_order import Lane, StreamOrder
 from memviz.runner.predict.torch_patches import Patches
 
 _REPLAYED = (

@@ -14,9 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.arguments import is_on_device
 from memviz.runner.predict.autocast import Autocast, Kernel
-from memviz.runner.predict.group.shards import on_shards
-from memviz.runner.predict.known_results import Shapes, shapes_of
-from memviz.runner.predict.looks import Looks
+from memviz.runner.predict.group.dtensor import run_on_shards
 from memviz.runner.predict.named_devices import META
 from memviz.runner.predict.operator_treatments import Operator, Treatment, tensors_in, treatment_of
 from memviz.runner.predict.prediction_errors import (
@@ -27,7 +25,9 @@ from memviz.runner.predict.prediction_errors import (
     not_predicted,
     shapes_not_registered,
 )
+from memviz.runner.predict.shapes import ShapeKey, shape_key
 from memviz.runner.predict.sparse import Sparse, may_be_sparse
+from memviz.runner.predict.value_reads import ValueReads
 
 _WithoutFunctionModes: Any = torch._C.DisableTorchFunction
 """Below an operator nobody says "cuda", and to ask at each attribute would take longer than the operator."""
@@ -45,7 +45,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.autocast = autocast
         self._kernels = kernels
         self._treatments: dict[Operator, Treatment] = {}
-        self.looks = Looks(recorder, self)
+        self.looks = ValueReads(recorder, self)
         self._sparse = Sparse(recorder)
 
     supports_higher_order_operators = True
@@ -61,7 +61,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise not_predicted(func.__name__, "it takes functions as arguments, and no rule says what they would take")
         if types and any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
             # A tensor made of others says itself what of them is in memory.
-            return on_shards(self, func, args, kwargs or {})
+            return run_on_shards(self, func, args, kwargs or {})
         with _WithoutFunctionModes():
             return self._dispatched(func, args, kwargs or {})
 
@@ -80,7 +80,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if treatment.parts_in is not None:
             with self, self.autocast.below(func.name().removeprefix("aten::")):
                 return treatment.parts_in(*args, **kwargs)
-        shapes = None if treatment.is_view or treatment.resizes else shapes_of(args, kwargs)
+        shapes = None if treatment.is_view or treatment.resizes else shape_key(args, kwargs)
         out = self._result(func, treatment, args, kwargs, shapes)
         self.recorder.ran(treatment, args, kwargs, out, shapes)
         if not treatment.is_view:
@@ -118,7 +118,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.recorder.choices.follow(func, args, out)
         return out
 
-    def _result(self, func: Any, treatment: Treatment, args: Any, kwargs: Any, shapes: Shapes | None) -> Any:
+    def _result(self, func: Any, treatment: Treatment, args: Any, kwargs: Any, shapes: ShapeKey | None) -> Any:
         out = NotImplemented if treatment.shape is None else treatment.shape(func, args, kwargs)
         if out is not NotImplemented:
             return out

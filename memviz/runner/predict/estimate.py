@@ -14,15 +14,14 @@ from memviz.allocator.replay import source_of
 from memviz.allocator.what_if import FitWord, figures_on
 from memviz.errors import UsageError
 from memviz.runner.expected_error import ExpectedError
+from memviz.runner.predict.accuracy import expected_error
+from memviz.runner.predict.assumptions import Assumption
 from memviz.runner.predict.cards import KnownCard, card_named, common_cards
-from memviz.runner.predict.cuda_history import HistoryWindow
+from memviz.runner.predict.cuda_memory import HistoryWindow
 from memviz.runner.predict.evidence import Unproven
-from memviz.runner.predict.group.layout import Layout
-from memviz.runner.predict.group.rank import GroupRank
-from memviz.runner.predict.held_against import expected_error
+from memviz.runner.predict.group.ranks import GroupRank, Layout
 from memviz.runner.predict.predicted_run import doubt_on, fit_on
 from memviz.runner.predict.predicted_trace import trains
-from memviz.runner.predict.stated import Stated
 from memviz.runner.run import Fit
 from memviz.trace.model import Action, Category, DeviceTrace, Trace
 from memviz.units import bytes_text
@@ -60,7 +59,7 @@ class Estimate:
     rank: GroupRank | None = None
     """Which process of a group ran."""
     windows: tuple[HistoryWindow, ...] = ()
-    assumed: tuple[Stated, ...] = ()
+    assumed: tuple[Assumption, ...] = ()
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     """Dtypes that were used and that the card has no hardware for."""

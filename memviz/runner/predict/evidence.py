@@ -1,16 +1,24 @@
-"""What stands behind each rule of the predictor that no shape decides: a recording, torch's source, or an estimate.
+"""Evidence for each rule of the predictor: a recording, torch's source, or an estimate.
 
-A rule is proved where a program of `tests/truth` takes memory by it and every size agrees with the recording, in its
-order. What is read follows torch's source line by line and was never held against a card; what is estimated follows
-from how a kernel must work; what is not predicted is missing from every peak.
+A rule is proved where a program of `tests/truth` takes memory by it and every size agrees with the recording, in
+its order. What is read follows torch's source and was not compared with a card; what is estimated follows from how
+a kernel must work; what is not predicted is missing from every peak, and an estimate from shapes is reported
+instead. A recording proves the operator families that it runs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from memviz.runner.predict.cards import KnownCard
+from memviz.runner.predict.workspaces import RECURRENT, USES_CUBLAS
 
 
 class Standing(StrEnum):
@@ -271,3 +279,185 @@ class Unproven:
     """Of the highest live bytes."""
     bytes_at_most: int | None
     """Of what is not predicted, an upper bound at one time."""
+
+
+aten = torch.ops.aten
+PRODUCTS, REDUCTIONS, CONVOLUTION_FAMILY, BATCH_NORM = "matrix products", "reductions", "convolutions", "batch norm"
+CUDNN_ATTENTION, RECURRENT_FAMILY = "cuDNN's attention", "recurrent layers"
+LINEAR_ALGEBRA, FOURIER_TRANSFORMS = "linear algebra", "Fourier transforms"
+SPARSE_PRODUCTS = "products of sparse tensors"
+COLLECTIVES = "several processes that share a model"
+"""Said as an operator too: what they send one another has many names."""
+_FAMILY_OPERATORS = {
+    REDUCTIONS: (
+        *("sum", "nansum", "mean", "prod", "var", "std", "var_mean", "std_mean", "linalg_vector_norm"),
+        *("max", "min", "amax", "amin", "argmax", "argmin", "any", "all"),
+        *("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"),
+    ),
+    CONVOLUTION_FAMILY: ("convolution", "convolution_backward"),
+    BATCH_NORM: (
+        "native_batch_norm",
+        "_native_batch_norm_legit",
+        "cudnn_batch_norm",
+        "native_batch_norm_backward",
+        "cudnn_batch_norm_backward",
+    ),
+    CUDNN_ATTENTION: (
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_cudnn_attention_backward",
+    ),
+    "scaled-dot-product attention": (
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_backward",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_efficient_attention_backward",
+        *("_flash_attention_forward", "_flash_attention_backward"),
+        *("_efficient_attention_forward", "_efficient_attention_backward"),
+    ),
+    "layer norm": (
+        "native_layer_norm",
+        "native_layer_norm_backward",
+        "_fused_rms_norm",
+        "_fused_rms_norm_backward",
+        "native_group_norm",
+        "native_group_norm_backward",
+    ),
+    "softmax": ("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data"),
+    "dropout": ("native_dropout", "native_dropout_backward", "bernoulli_"),
+    "gradients of embeddings": ("embedding_dense_backward", "_embedding_bag_dense_backward"),
+    "sorting and scanning": (
+        "sort",
+        "topk",
+        "argsort",
+        "cumsum",
+        "cumprod",
+        "unique_dim",
+        "_unique2",
+        "multinomial",
+        "nonzero",
+        "_coalesce",
+    ),
+    "sparse tensors": ("_sparse_coo_tensor_with_dims_and_tensors",),
+    LINEAR_ALGEBRA: (
+        *("_linalg_svd", "_linalg_eigh", "linalg_eig", "_linalg_eigvals", "linalg_qr", "geqrf", "ormqr"),
+        *("linalg_householder_product", "linalg_lu_factor_ex", "linalg_lu", "linalg_lu_solve", "_linalg_det"),
+        *("_linalg_slogdet", "linalg_ldl_factor_ex", "linalg_ldl_solve", "linalg_cholesky_ex", "cholesky_solve"),
+        *("cholesky_inverse", "linalg_inv_ex", "_linalg_solve_ex", "linalg_lstsq"),
+    ),
+    FOURIER_TRANSFORMS: ("_fft_r2c", "_fft_c2c", "_fft_c2r"),
+    SPARSE_PRODUCTS: ("_sparse_addmm",),
+    "CTC losses": ("_ctc_loss", "_ctc_loss_backward"),
+    "fused optimizers": ("_fused_adamw_", "_fused_adam_", "_fused_sgd_", "_fused_adagrad_"),
+    "norms of many gradients": ("_foreach_norm",),
+}
+NOT_COUNTED = {
+    CONVOLUTION_FAMILY: "cuDNN workspaces",
+    BATCH_NORM: "cuDNN's reserves of batch norm",
+    CUDNN_ATTENTION: "cuDNN workspaces of attention",
+    RECURRENT_FAMILY: "cuDNN workspaces of recurrent layers",
+    LINEAR_ALGEBRA: "cuSOLVER workspaces of linear algebra",
+    FOURIER_TRANSFORMS: "cuFFT workspaces of Fourier transforms",
+    SPARSE_PRODUCTS: "cuSPARSE workspaces of sparse products",
+    "sorting and scanning": "temporary copies of sorting and scanning",
+}
+"""What has no rule, by family: a prediction with these is a lower bound."""
+
+
+def all_families() -> frozenset[str]:
+    return frozenset(_families().values())
+
+
+def families_of(operators: Iterable[str]) -> frozenset[str]:
+    """By the names that operators have in stacks: `sum_dim_IntList`."""
+    known = _families()
+    return frozenset(known[name] for name in operators if name in known)
+
+
+@cache
+def _families() -> dict[str, str]:
+    families = {name: PRODUCTS for packet in USES_CUBLAS for name in _overloads(packet)}
+    for family, names in _FAMILY_OPERATORS.items():
+        for name in names:
+            families |= dict.fromkeys(_overloads(getattr(aten, name)), family)
+    return families | {RECURRENT: RECURRENT_FAMILY, COLLECTIVES: COLLECTIVES}
+
+
+def _overloads(packet: Any) -> list[str]:
+    name = packet.__name__
+    return [name if overload == "default" else f"{name}_{overload}" for overload in packet.overloads()]
+
+
+_INDEX = 8
+
+
+def likely_and_most(rule: str, args: Any, out: Any) -> tuple[int | None, int | None]:
+    """Bytes of one call of what is not predicted, beside its results: a likely figure, and an upper one."""
+    if rule == CONVOLUTIONS:
+        return _convolution(args, out)
+    if rule == SORTS and isinstance(args[0], Tensor):
+        copies = args[0].numel() * (args[0].element_size() + _INDEX)
+        return copies, 2 * copies
+    return None, None
+
+
+def _convolution(args: Any, out: Any) -> tuple[int, int]:
+    """Tensor cores read channels last: what lies otherwise is copied. At most an image is unfolded besides.
+
+    Unfolded, an image has a window of its channels for each place of the other. With a stride that is the coarser
+    one; where its gradient is not asked for, or no place is in two windows, the finer one alone has windows.
+    """
+    tensors = [tensor for tensor in args[:3] if isinstance(tensor, Tensor) and tensor.dim() > 2]
+    large = [tensor for tensor in (*tensors, *_tensors_in(out)) if tensor.dim() > 2]
+    if len(tensors) < 2:
+        return 0, 0
+    backward = len(tensors) == 3
+    weight = tensors[-1]
+    likely = 0 if _lies_channels_last(tensors[0]) else sum(map(_bytes, large))
+    images = tensors[:2] if backward else [tensors[0], *_tensors_in(out)]
+    if len(images) < 2:
+        return likely, likely
+    fine, coarse = sorted(images, key=_pixels, reverse=True)[:2]
+    both = _pixels(fine) == _pixels(coarse) or (backward and _wants_gradient_of_input(args) and _overlap(args, weight))
+    places = _pixels(coarse)
+    channels = max(fine.size(1), coarse.size(1)) if both else fine.size(1)
+    window = weight[0, 0].numel()
+    unfolded = places * channels * window * weight.element_size() if window > 1 else 0
+    return likely, likely + unfolded
+
+
+def _pixels(image: Tensor) -> int:
+    return image.numel() // max(image.size(1), 1)
+
+
+def _wants_gradient_of_input(args: Any) -> bool:
+    """By the last argument of a backward, a mask; unknown is yes."""
+    mask = args[-1]
+    return not isinstance(mask, list | tuple) or not mask or bool(mask[0])
+
+
+def _overlap(args: Any, weight: Tensor) -> bool:
+    """Of a backward: patches of a picture that lie side by side are one product, whichever way it is asked."""
+    strides, dilations = args[4], args[6]
+    reach = [
+        (size - 1) * dilation
+        for size, dilation in zip(weight.shape[2:], _per_dimension(dilations, weight), strict=True)
+    ]
+    return any(far >= stride for far, stride in zip(reach, _per_dimension(strides, weight), strict=True))
+
+
+def _per_dimension(given: Any, weight: Tensor) -> list[int]:
+    """One number may stand for all dimensions."""
+    return list(given) * (weight.dim() - 2) if len(given) == 1 else list(given)
+
+
+def _lies_channels_last(tensor: Tensor) -> bool:
+    return tensor.stride(1) == 1 and not tensor.is_contiguous()
+
+
+def _tensors_in(out: Any) -> list[Tensor]:
+    items: Iterable[Any] = out if isinstance(out, tuple | list) else (out,)
+    return [item for item in items if isinstance(item, Tensor)]
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

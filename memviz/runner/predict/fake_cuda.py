@@ -13,28 +13,36 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
-from memviz.runner.predict.cuda_beyond import follow_beyond
+from memviz.runner.predict.attention import FLEX_ASSUMED, flex_attention
+from memviz.runner.predict.compiled_code import follow_triton
 from memviz.runner.predict.cuda_graphs import GraphPools, follow_graphs
-from memviz.runner.predict.cuda_history import MemoryHistory, follow_history
-from memviz.runner.predict.cuda_memory import CardMemoryCalls, OfDevice, follow_memory
-from memviz.runner.predict.cuda_parallel import follow_data_parallel
-from memviz.runner.predict.cuda_profilers import follow_profilers
+from memviz.runner.predict.cuda_machine import (
+    FakeMachine,
+    cast_to_type,
+    follow_machine,
+    follow_profilers,
+    follow_types,
+    refuse_unsupported,
+)
+from memviz.runner.predict.cuda_memory import (
+    MemoryDevice,
+    MemoryFunctions,
+    MemoryHistory,
+    OutOfMemoryError,
+    OutOfMemoryReport,
+    follow_history,
+    follow_memory,
+    without_our_frames,
+)
 from memviz.runner.predict.cuda_random import IN_ORDER, check_generator, follow_generators, is_for_a_sampler
-from memviz.runner.predict.cuda_streams import follow_streams
-from memviz.runner.predict.cuda_tensor_types import cast, follow_types
-from memviz.runner.predict.cuda_words import FakeMachine, follow_machine
-from memviz.runner.predict.flex_attention import ASSUMED as FLEX_ASSUMED
-from memviz.runner.predict.flex_attention import flex_attention
+from memviz.runner.predict.cuda_streams import StreamOrder, follow_data_parallel, follow_streams
+from memviz.runner.predict.decompositions import SLICES_UNTIL, index_with_every_slice
+from memviz.runner.predict.model_transfer import NOTHING_TO_COPY, MoveTo, move_model
 from memviz.runner.predict.named_devices import META, NamedDevices, on_card
-from memviz.runner.predict.out_of_memory import OutOfMemoryError, OutOfMemoryReport, without_our_frames
-from memviz.runner.predict.place import NOTHING_TO_COPY, Become, place_model
 from memviz.runner.predict.program_threads import follow_threads, follow_workers
-from memviz.runner.predict.slices import SLICES_UNTIL, index_with_every_slice
 from memviz.runner.predict.sparse import new_of_sparse
-from memviz.runner.predict.stream_order import StreamOrder
 from memviz.runner.predict.tensor_answers import Answer, TensorAnswers, has_unknown_numbers, stop_at_unknown_numbers
 from memviz.runner.predict.torch_patches import Patches
-from memviz.runner.predict.triton_kernels import follow_triton
 
 _modes: Callable[[], list[Any]] = overrides._get_current_function_mode_stack
 _HOST_WAITS = {
@@ -157,7 +165,7 @@ class FakeCudaMode(TorchFunctionMode):
 
     def _type(self, args: Any, kwargs: Any) -> Any:
         kind = kwargs.get("dtype", args[1] if len(args) > 1 else None)
-        return self._types_of(args, kwargs) if kind is None else cast(args[0], kind)
+        return self._types_of(args, kwargs) if kind is None else cast_to_type(args[0], kind)
 
     def _host_waits(self) -> None:
         """Frees that wait for the current stream are seen to be done."""
@@ -179,7 +187,7 @@ class FakeCuda:
 
     def __init__(
         self,
-        device: OfDevice,
+        device: MemoryDevice,
         recorder: AllocationRecorder,
         report: OutOfMemoryReport,
         history: MemoryHistory,
@@ -210,7 +218,7 @@ class FakeCuda:
         mode: Mode = lambda: entered  # noqa: E731
         patches.replace(Tensor, "__reduce_ex__", tensors.write_out(Tensor.__reduce_ex__))
         _move_modules(patches, recorder, named)
-        calls = CardMemoryCalls(self._device, recorder, named, self._report)
+        calls = MemoryFunctions(self._device, recorder, named, self._report)
         follow_machine(patches, FakeMachine(recorder.card, named, calls.get_info), follow_generators(patches, named))
         follow_memory(patches, calls, self._device.set_allocator_settings)
         follow_history(patches, self._history)
@@ -219,7 +227,7 @@ class FakeCuda:
         follow_types(patches, named)
         follow_data_parallel(patches, order, named)
         follow_profilers(patches)
-        follow_beyond(patches)
+        refuse_unsupported(patches)
         follow_triton(patches, tensors.lose, recorder.assumptions)
         follow_threads(patches, (shared, mode))
         follow_workers(patches, recorder)
@@ -331,7 +339,7 @@ def _move_modules(patches: Patches, recorder: AllocationRecorder, named: NamedDe
         dtypes = [arg for arg in args if isinstance(arg, torch.dtype)]
         dtype, layout = kwargs.get("dtype", dtypes[0] if dtypes else None), kwargs.get("memory_format")
         waits = not kwargs.get("non_blocking", any(arg is True for arg in args))
-        place_model(recorder, self, Become(META, dtype, layout, waits))
+        move_model(recorder, self, MoveTo(META, dtype, layout, waits))
         # What was there already changes there.
         changes = {name: value for name, value in (("dtype", dtype), ("memory_format", layout)) if value is not None}
         return to(self, **changes) if changes else self
@@ -339,7 +347,7 @@ def _move_modules(patches: Patches, recorder: AllocationRecorder, named: NamedDe
     def to_the_card(self: nn.Module, device_: Any = None, **kwargs: Any) -> nn.Module:
         named.check(kwargs.get("device", device_))
         _check_memory(recorder, self)
-        return place_model(recorder, self, Become(META))
+        return move_model(recorder, self, MoveTo(META))
 
     patches.replace(nn.Module, "to", moved)
     patches.replace(nn.Module, "cuda", to_the_card)

@@ -1,18 +1,16 @@
-"""The host beside the device: real CPU tensors, which may hold what came from the device and so is not known.
+"""The host beside the device: real CPU tensors, whose values may be unknown because they came from the device.
 
-What the program makes on the host itself, a counter or a schedule, is computed there for real. A copy of what lies on
-the device has no values: it is memory of zeros that nobody may read, and that takes address space only. The host
-computes with it as the device does, by shapes alone, and what comes of it is unknown too.
-
-Small tensors of the device keep values that are known (`known_values`), and bring them along. Large tensors of
-floating-point numbers have no values on the host either: a model that is built there before it goes to the device,
-or weights read from a file, take address space only.
+What the program computes on the host itself is computed for real. A copy from the device, and a large
+floating-point tensor such as a weight, has no values: its memory takes address space only, and the host computes
+with it by shapes alone. Small tensors of the device bring along values that are known (`known_values`). Pinned
+memory follows torch's `CachingHostAllocator.h`: blocks of the next power of two, kept until the program ends.
 """
 
 from __future__ import annotations
 
 import mmap
 import sys
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -20,13 +18,49 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memviz.runner.predict import known_values, stand_ins
+from memviz.runner.predict import default_values, known_values
 from memviz.runner.predict.arguments import fills_its_storage, is_on_device, tensors_of, with_each, written_by
-from memviz.runner.predict.by_storage import ByStorage, MarkedStorages
-from memviz.runner.predict.even_shares import CONCERNED, EVENLY, EvenShares
+from memviz.runner.predict.default_values import (
+    CHOSEN_EVENLY,
+    ROUTED_OPERATORS,
+    WHOLE_ARITHMETIC,
+    ByStorage,
+    DefaultValues,
+    MarkedStorages,
+    UniformRouting,
+)
 from memviz.runner.predict.known_values import KnownValues
 from memviz.runner.predict.prediction_errors import data_needed, name_for_users, not_predicted
-from memviz.runner.predict.stand_ins import WHOLE_ARITHMETIC, StandIns
+
+
+class PinnedHost(MarkedStorages):
+    def __init__(self) -> None:
+        super().__init__()
+        self._used: Counter[int] = Counter()
+        """Blocks of each size, now."""
+        self._made: Counter[int] = Counter()
+
+    @property
+    def held_bytes(self) -> int:
+        """So much of the host's memory is taken, and stays taken."""
+        return sum(size * count for size, count in self._made.items())
+
+    def add(self, tensor: Tensor) -> None:
+        super().add(tensor)
+        size = _pinned_block_size(tensor.untyped_storage().nbytes())
+        self._used[size] += 1
+        self._made[size] = max(self._made[size], self._used[size])
+
+    def _take(self, key: int) -> None:
+        known = self._refs.get(key)
+        if known is not None:
+            self._used[_pinned_block_size(known.size)] -= 1
+        super()._take(key)
+
+
+def _pinned_block_size(size: int) -> int:
+    return 1 << (size - 1).bit_length() if size else 0
+
 
 aten = torch.ops.aten
 _UNRESERVED = getattr(mmap, "MAP_NORESERVE", 0)
@@ -53,8 +87,8 @@ class Host:
         self.nowhere = MarkedStorages()
         """What a program put on the `meta` device itself; it takes no memory anywhere."""
         self.known = KnownValues(self.unknown.__contains__)
-        self.stand_ins = StandIns(self.values)
-        self.shares = EvenShares(self.values)
+        self.stand_ins = DefaultValues(self.values)
+        self.shares = UniformRouting(self.values)
         self._even: ByStorage[bool] = ByStorage()
         """Unknown here, and even shares lie in the memory."""
         self.arrived_bytes = 0
@@ -79,7 +113,7 @@ class Host:
             if writes:
                 self.known.forget_written(func, args, kwargs)
             return
-        assumed = self.shares.follow(func, args, out) if func in CONCERNED else None
+        assumed = self.shares.follow(func, args, out) if func in ROUTED_OPERATORS else None
         self.stand_ins.follow(func, args, out)
         self.known.follow(func, args, kwargs, out, writes=writes)
         if assumed is not None:
@@ -90,7 +124,7 @@ class Host:
         if not fills_its_storage(out) or not self.is_unknown(out):
             return
         if out.is_meta:
-            self.known.put(out, values, EVENLY)
+            self.known.put(out, values, CHOSEN_EVENLY)
         else:
             out.copy_(values)
             self._even.put(out, True)
@@ -98,13 +132,13 @@ class Host:
     def counted(self, func: Any, args: Any, out: Any) -> None:
         """After an operator whose result is as long as values say, and these nobody knows."""
         self.stand_ins.follow(func, args, out)
-        if func in CONCERNED and (assumed := self.shares.follow(func, args, out)) is not None:
+        if func in ROUTED_OPERATORS and (assumed := self.shares.follow(func, args, out)) is not None:
             self._assume(out, assumed)
 
     def even_shares(self, tensor: Tensor) -> Tensor | None:
         """Of counts that nobody computes."""
         if tensor.is_meta:
-            return self.known.of(tensor) if self.known.reason(tensor) == EVENLY else None
+            return self.known.of(tensor) if self.known.reason(tensor) == CHOSEN_EVENLY else None
         return tensor if tensor in self._even and tensor in self.unknown else None
 
     def stands_for(self, tensor: Tensor) -> int | None:
@@ -306,7 +340,7 @@ _LARGE_FROM_NOTHING = {
 
 def may_say_of_unknown(func: Any) -> bool:
     """Whether something may be known of an operator's result where nothing is of what it is given."""
-    return known_values.says_of_unknown(func) or stand_ins.says_of_unknown(func) or func in CONCERNED
+    return known_values.says_of_unknown(func) or default_values.has_default(func) or func in ROUTED_OPERATORS
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from memviz.runner.predict.group.rank import GroupRank
+from memviz.runner.predict.group.ranks import GroupRank
 from memviz.runner.predict.prediction_errors import card_of_another_rank, no_such_device
 
 META = torch.device("meta")

@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 
-from memviz.runner.predict import choices, in_place
+from memviz.runner.predict import default_values, in_place
 from memviz.runner.predict.attention import seeds_on_host
 from memviz.runner.predict.evidence import rule_of
 from memviz.runner.predict.host import MOVES, may_say_of_unknown
-from memviz.runner.predict.known_results import KnownResults, Shapes
-from memviz.runner.predict.reducing_operators import temporaries_of
-from memviz.runner.predict.shapes import SHAPES
+from memviz.runner.predict.reductions import temporaries_of
+from memviz.runner.predict.shapes import SHAPE_RULES, ResultCache, ShapeKey
 from memviz.runner.predict.workspaces import TEMPORARIES, USES_CUBLAS, Temporaries
 
 aten = torch.ops.aten
@@ -78,9 +77,9 @@ class Treatment:
     """Of values that nobody knows."""
     may_choose: bool
     """One of several places."""
-    results: KnownResults | None
+    results: ResultCache | None
     """Where the same shapes make the same result."""
-    work: dict[Shapes, tuple[int, int]]
+    work: dict[ShapeKey, tuple[int, int]]
     """Floating-point operations and bytes moved, by the shapes that were met."""
 
 
@@ -109,8 +108,8 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
         rule=rule_of(packet.__name__),
         moves=func in MOVES,
         may_say=may_say_of_unknown(func),
-        may_choose=choices.concerns(func),
-        results=KnownResults() if (new or schema.is_mutable) and _repeats(func) else None,
+        may_choose=default_values.may_return_indices(func),
+        results=ResultCache() if (new or schema.is_mutable) and _repeats(func) else None,
         work={},
     )
 
@@ -118,7 +117,7 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
 def _shape_of(func: Operator, release: tuple[int, int]) -> Instead | None:
     if func in in_place.WRITTEN:
         return in_place.written
-    return SHAPES.get(func) or seeds_on_host(func, release)
+    return SHAPE_RULES.get(func) or seeds_on_host(func, release)
 
 
 def _resizes(func: Operator) -> bool:
@@ -213,7 +212,7 @@ class OperatorTotals:
     link_bytes: int = 0
     """That collectives send to other devices."""
 
-    def add(self, treatment: Treatment, args: Any, kwargs: Any, out: Any, shapes: Shapes | None) -> None:
+    def add(self, treatment: Treatment, args: Any, kwargs: Any, out: Any, shapes: ShapeKey | None) -> None:
         """`shapes` are those of the arguments, where all that is counted follows from them."""
         work = None if shapes is None else treatment.work.get(shapes)
         if work is None:

@@ -25,31 +25,32 @@ from memviz.allocator.settings import Settings, parse_settings
 from memviz.allocator.statistics import Statistics
 from memviz.collector import without_collection
 from memviz.errors import UsageError
+from memviz.runner.predict.accuracy import unproven_of
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.assumptions import Assumptions
 from memviz.runner.predict.autocast import Autocast, followed
 from memviz.runner.predict.cards import KnownCard, dtype_warnings
-from memviz.runner.predict.cuda_history import HistoryWindow, MemoryHistory
-from memviz.runner.predict.evidence import Unproven
+from memviz.runner.predict.compiled_code import nothing_scripted
+from memviz.runner.predict.cuda_memory import (
+    HistoryWindow,
+    MemoryHistory,
+    OutOfMemoryReport,
+    PretendedOutOfMemory,
+    card_memory,
+)
+from memviz.runner.predict.decompositions import jagged_attention_on, kernels_for, registered_kernels
+from memviz.runner.predict.evidence import COLLECTIVES, Unproven
 from memviz.runner.predict.fake_cuda import FakeCuda
-from memviz.runner.predict.group.layout import Layout
-from memviz.runner.predict.group.pretended_group import grouped
-from memviz.runner.predict.group.rank import GroupRank
+from memviz.runner.predict.group.process_group import grouped
+from memviz.runner.predict.group.ranks import GroupRank, Layout
 from memviz.runner.predict.in_place import owners_of_a_lone_sum
-from memviz.runner.predict.jagged_attention import jagged_attention_on
-from memviz.runner.predict.kernels import kernels_for, registered
+from memviz.runner.predict.model_transfer import MoveTo, move_model
 from memviz.runner.predict.named_devices import CUDA_0, META, NamedDevices
-from memviz.runner.predict.operator_families import COLLECTIVES
-from memviz.runner.predict.out_of_memory import OutOfMemoryReport, PretendedOutOfMemory, card_memory
-from memviz.runner.predict.place import Become, place_model
 from memviz.runner.predict.predicted_trace import KeptTrace, PhaseMarks, trace_of
 from memviz.runner.predict.prediction_errors import caught_refusal, forget_refusals
-from memviz.runner.predict.program_phases import ProgramPhases, phases_named
 from memviz.runner.predict.program_threads import ChildProcesses, SharedAllocationMode
 from memviz.runner.predict.saved_files import kept
-from memviz.runner.predict.torch_patches import followed_by, nothing_compiled
-from memviz.runner.predict.torchscript import nothing_scripted
-from memviz.runner.predict.unproven import unproven_of
+from memviz.runner.predict.torch_patches import ProgramPhases, followed_by, nothing_compiled, phases_named
 from memviz.runner.predict.workspaces import unseen_by
 from memviz.runner.run_device import TakesInputs
 from memviz.trace.intern import Interner
@@ -139,7 +140,7 @@ class PredictedDevice:
             autocast = Autocast(self.release, lambda cast: self.recorder.know(cast, Category.AUTOCAST_WEIGHT_COPIES))
             kernels = kernels_for(self.card, self.release)
             kernels = {name: autocast.around(name, kernel) for name, kernel in kernels.items()}
-            stack.enter_context(registered(kernels))
+            stack.enter_context(registered_kernels(kernels))
             stack.enter_context(followed(autocast))
             mode: Any = partial(SharedAllocationMode, self.recorder, kernels, autocast)
             named = NamedDevices(self.card.name, self.rank)
@@ -165,7 +166,7 @@ class PredictedDevice:
         self._inside.close()
 
     def place(self, model: nn.Module, on_host: Collection[nn.Parameter] = ()) -> nn.Module:
-        return place_model(self.recorder, model, Become(META), on_host)
+        return move_model(self.recorder, model, MoveTo(META), on_host)
 
     def inputs(self, workload: TakesInputs) -> dict[str, Any]:
         made = workload.inputs(self.torch_device)

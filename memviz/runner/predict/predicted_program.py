@@ -1,4 +1,4 @@
-"""Anybody's program on a card that is not there: around code of one's own, or a function of it.
+"""Predicts a program from Python: code in a `with` block, or a function; a limit of optimizer steps ends it.
 
 with memviz.predicting(card="RTX 4090") as predicted:
     train()
@@ -10,16 +10,66 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 from memviz.allocator.settings import Settings, parse_settings, settings_from_environment
 from memviz.errors import UsageError
 from memviz.runner.predict.cards import card_named
 from memviz.runner.predict.estimate import Estimate, estimate_of
-from memviz.runner.predict.group.rank import GroupRank
-from memviz.runner.predict.optimizer_steps import EnoughSteps, OptimizerSteps
+from memviz.runner.predict.group.ranks import GroupRank
 from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.predict.torch_patches import Patches
 from memviz.runner.request import DEFAULT_CARD, release_of
+
+
+class EnoughSteps(SystemExit):
+    """The program ends as if it had called `sys.exit(0)`."""
+
+
+class OptimizerSteps:
+    """A program with several optimizers, such as a GAN, ends when all of them have taken their steps.
+
+    One that never steps does not keep it: the program ends too where another would take one step too many.
+    """
+
+    def __init__(self, most: int | None, tell: Callable[[int], None] = lambda steps: None) -> None:
+        self._most = most
+        self._tell = tell
+        self._taken: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._patches = Patches()
+        self.taken = 0
+        """Of the optimizer that took most."""
+
+    def __enter__(self) -> Self:
+        from torch.optim import Optimizer
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        made = Optimizer.__init__
+
+        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            made(optimizer, *args, **kwargs)
+            self._taken.setdefault(optimizer, 0)
+
+        self._patches.replace(Optimizer, "__init__", init)
+        self._patches.call_back(register_optimizer_step_pre_hook(self._steps).remove)
+        self._patches.call_back(register_optimizer_step_post_hook(self._stepped).remove)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._patches.undo()
+
+    def _steps(self, optimizer: Any, *_: Any) -> None:
+        if self._most is not None and self._taken.get(optimizer, 0) >= self._most:
+            raise EnoughSteps(0)
+
+    def _stepped(self, optimizer: Any, *_: Any) -> None:
+        count = self._taken[optimizer] = self._taken.get(optimizer, 0) + 1
+        if count > self.taken:
+            self.taken = count
+            self._tell(count)
+        if self._most is not None and min(self._taken.values()) >= self._most:
+            raise EnoughSteps(0)
 
 
 class Predicting:

@@ -20,12 +20,11 @@ from memviz.collector import without_collection
 from memviz.runner.expected_error import ExpectedError
 from memviz.runner.outcome import Outcome, check, keeping_what_was_recorded, own_bytes, peaks_of, run_with, sizes_of
 from memviz.runner.plan import Plan
+from memviz.runner.predict.accuracy import expected_error, unproven_sentence
 from memviz.runner.predict.cards import KnownCard
-from memviz.runner.predict.group.rank import GroupRank
-from memviz.runner.predict.held_against import expected_error
+from memviz.runner.predict.group.ranks import GroupRank
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.predict.predicted_trace import trains
-from memviz.runner.predict.unproven import sentence_of
 from memviz.runner.run import Fit, Run
 from memviz.runner.step import Tell, convert_on_host, kernels_of_its_own, prepare, take_steps
 from memviz.trace.model import Action, Category, Trace
@@ -65,7 +64,7 @@ def predict(plan: Plan, tell: Tell, rank: GroupRank | None = None, *, figures_on
             **totals.of_one_step(plan.request.steps),
             "pinned_host_bytes": device.pinned_host_bytes,
             "warnings": device.warnings(),
-            "notes": (*device.unseen(), *filter(None, [sentence_of(device.unproven())])),
+            "notes": (*device.unseen(), *filter(None, [unproven_sentence(device.unproven())])),
         }
         operators, unproven = device.recorder.operators, device.unproven()
     error = expected_error(operators, trains=trains(trace), card=plan.card, unproven=unproven)

@@ -1,28 +1,183 @@
-"""A script of anybody's, unmodified, on a card that is not there: `python train.py` as it would run there."""
+"""Predicts an unmodified script, as `python train.py` would run it; its exit functions, `--with` and JSON result.
+
+Functions that the script registers with `atexit` run when it ends, because this process goes on. Those that
+libraries register on import stay with the process: torch would take back operators that the next program needs.
+"""
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
-from memviz.runner.predict.assumptions import UnknownNumber
+from torch import nn
+
+from memviz.errors import UsageError
+from memviz.runner.knobs import parse_named
+from memviz.runner.plan import label_of, optimization_named
+from memviz.runner.predict.assumptions import Assumptions, UnknownNumber
 from memviz.runner.predict.estimate import Estimate, estimate_of
-from memviz.runner.predict.exit_functions import ExitFunctions, exit_functions
-from memviz.runner.predict.group.rank import GroupRank
-from memviz.runner.predict.model_changes import ModelChanges
-from memviz.runner.predict.optimizer_steps import OptimizerSteps
-from memviz.runner.predict.predicted_program import device_for
-from memviz.runner.predict.prediction_errors import Stopped, interrupted, size_needed
+from memviz.runner.predict.group.ranks import GroupRank
+from memviz.runner.predict.named_devices import on_card
+from memviz.runner.predict.predicted_program import OptimizerSteps, device_for
+from memviz.runner.predict.prediction_errors import DataNeeded, Stopped, interrupted, size_needed
+from memviz.runner.predict.program_frames import is_installed, is_of_python
+from memviz.runner.predict.torch_patches import Patches
 from memviz.runner.record.recording import free_path
 from memviz.runner.record.script import Script
 from memviz.trace.formats.replacing import replacing
 from memviz.trace.formats.write_snapshot import write_pickle
-from optimizations import Optimization
+from optimizations import OPTIMIZATIONS, Optimization, apply_all, check_together
+
+_MODULE_CODE = "<module>"
+"""The name of the code that runs when a module is imported."""
+
+
+class ExitFunctions:
+    """Of one program."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+
+    def run(self) -> None:
+        """The last that was registered first; one that fails stops no other."""
+        while self._kept:
+            function, args, kwargs = self._kept.pop()
+            try:
+                function(*args, **kwargs)
+            except (Exception, SystemExit) as error:
+                sys.stderr.write(f"Exception ignored in atexit callback {function!r}:\n")
+                traceback.print_exception(error)
+
+    def register(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._kept.append((function, args, kwargs))
+
+    def unregister(self, function: Callable[..., Any]) -> None:
+        self._kept = [kept for kept in self._kept if kept[0] != function]
+
+
+@contextmanager
+def exit_functions() -> Iterator[ExitFunctions]:
+    """Of whatever runs inside."""
+    kept, patches = ExitFunctions(), Patches()
+    register, unregister = atexit.register, atexit.unregister
+
+    def registered(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        code = sys._getframe(1).f_code
+        stays = is_of_python(code.co_filename) or (code.co_name == _MODULE_CODE and is_installed(code.co_filename))
+        if stays:
+            register(func, *args, **kwargs)
+        else:
+            kept.register(func, args, kwargs)
+        return func
+
+    def taken_back(func: Callable[..., Any], /) -> None:
+        kept.unregister(func)
+        unregister(func)
+
+    patches.replace(atexit, "register", registered)
+    patches.replace(atexit, "unregister", taken_back)
+    try:
+        yield kept
+    finally:
+        patches.undo()
+
+
+def optimizations_named(texts: Sequence[str], knobs: Sequence[tuple[str, str]]) -> tuple[Optimization, ...]:
+    """From NAME:KNOB=VALUE each. A knob that is set by itself belongs to every one of them that has it."""
+    having = {kind.name: {knob.name for knob in fields(kind)} for kind in OPTIMIZATIONS}  # type: ignore[arg-type]
+    said = dict(map(parse_named, texts))
+    for knob, value in knobs:
+        names = [name for name in said if knob in having.get(name, ())]
+        if not names:
+            raise UsageError(f"--set {knob}={value}: no optimization of --with has this knob.")
+        for name in names:
+            said[name] = {**said[name], knob: value}
+    chosen = tuple(optimization_named(name, given) for name, given in said.items())
+    for change in chosen:
+        if getattr(change, "changes_loop", False):
+            raise UsageError(f"{change.name} changes a loop and no model: change the script's own, as its file says.")
+    try:
+        check_together(chosen)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return chosen
+
+
+class ModelChanges:
+    """Each model is changed once: where it is moved to the device, or where it is first called there."""
+
+    def __init__(self, optimizations: Sequence[Optimization], assumptions: Assumptions) -> None:
+        # Settings of the environment are the device's own from the start.
+        self._changes = [change for change in optimizations if not change.environment]
+        self._assumptions = assumptions
+        self._seen: WeakSet[nn.Module] = WeakSet()
+        self._within = False
+        self.applied: dict[str, list[str]] = {change.name: [] for change in self._changes}
+        """Classes of the models that each changed."""
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        if not self._changes:
+            yield
+            return
+        patches = Patches()
+        try:
+            for name in ("to", "cuda", "to_empty"):
+                patches.replace(nn.Module, name, self._moved(getattr(nn.Module, name)))
+            patches.replace(nn.Module, "__call__", self._called(nn.Module.__call__))
+            yield
+        finally:
+            patches.undo()
+
+    def _moved(self, move: Any) -> Any:
+        def moved(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            within, self._within = self._within, True
+            try:
+                out = move(model, *args, **kwargs)
+            finally:
+                self._within = within
+            if not within:
+                self._arrived(model)
+            return out
+
+        return moved
+
+    def _called(self, call: Any) -> Any:
+        def called(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if self._within:
+                return call(model, *args, **kwargs)
+            self._arrived(model)
+            self._within = True
+            try:
+                return call(model, *args, **kwargs)
+            finally:
+                self._within = False
+
+        return called
+
+    def _arrived(self, model: nn.Module) -> None:
+        weight = next(model.parameters(), None)
+        if weight is None or model in self._seen or not on_card(weight):
+            return
+        self._seen.update(model.modules())
+        for change in self._changes:
+            try:
+                change.check(model, training=model.training)
+                apply_all(model, [change])
+            except ValueError as error:
+                self._assumptions.say(f"{label_of((change,))} was not applied to {type(model).__name__}: {error}")
+            else:
+                self.applied[change.name].append(type(model).__name__)
+
 
 STOPPED = 3
 """The exit status of a program that asked for values that nobody computes."""
@@ -171,3 +326,49 @@ def _cause(error: BaseException | None) -> Stopped | None:
             return size_needed(error)
         error = error.__cause__ or error.__context__
     return None
+
+
+def script_json(done: ScriptPrediction, output: Path | None = None) -> dict[str, Any]:
+    estimate, stopped, whole = done.estimate, done.stopped, not done.not_known
+    return {
+        "card": estimate.card.name,
+        "torch": estimate.torch,
+        "exit_status": done.exit_status,
+        "not_known": done.not_known or None,
+        "rank": None if estimate.rank is None else estimate.rank.number,
+        "world_size": None if estimate.rank is None else estimate.rank.world_size,
+        "peak_requested_bytes": estimate.peak_requested,
+        "peak_allocated_bytes": estimate.peak_allocated,
+        "peak_reserved_bytes": estimate.peak_reserved,
+        "peak_host_bytes": estimate.peak_host,
+        "peak_reserved_on_card_bytes": estimate.peak_reserved_on_card,
+        "peak_reserved_without_limit_bytes": estimate.peak_reserved_without_limit,
+        "fits": done.fits,
+        "fit": None if done.fits is None else estimate.fit_word(),
+        "cards": estimate.common_fits() if whole and not estimate.limited else None,
+        "context": estimate.context.as_json() if estimate.limited else None,
+        "expected_error": estimate.expected_error.as_json() if whole else None,
+        "out_of_memory": estimate.out_of_memory,
+        "steps": estimate.steps,
+        "by_category": estimate.by_category(),
+        "processes": dict(estimate.commands),
+        "windows": [asdict(window) for window in estimate.windows],
+        "assumed": [stated.as_json() for stated in estimate.assumed],
+        "notes": list(estimate.notes),
+        "warnings": list(estimate.warnings),
+        "unproven": [asdict(one) for one in estimate.unproven],
+        **(_group_json(estimate) if estimate.rank is not None else {}),
+        "optimizations": {name: list(models) for name, models in done.applied.items()},
+        "file": None if output is None else str(output),
+        "unused_assume": list(done.unused_assume),
+        "stopped": None if stopped is None else _reason_json(stopped),
+    }
+
+
+def _group_json(estimate: Estimate) -> dict[str, Any]:
+    return {"fingerprint": estimate.fingerprint, "layout": estimate.layout.as_json()}
+
+
+def _reason_json(stopped: Stopped) -> dict[str, str]:
+    assume = stopped.assume if isinstance(stopped, DataNeeded) else ""
+    return {"where": stopped.where, "what": stopped.what, "assume": assume}

@@ -23,9 +23,9 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
+from memviz.runner.predict.cuda_memory import OutOfMemoryError, without_our_frames
 from memviz.runner.predict.dispatch_mode import AllocationMode
 from memviz.runner.predict.named_devices import on_card
-from memviz.runner.predict.out_of_memory import OutOfMemoryError, without_our_frames
 from memviz.runner.predict.prediction_errors import data_needed
 from memviz.runner.predict.torch_patches import Patches
 

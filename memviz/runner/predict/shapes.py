@@ -1,22 +1,172 @@
-"""Shapes of the commonest operators, found without torch's own way.
+"""Shapes of results: rules for the commonest operators, cuDNN's memory formats, and a cache by argument shapes.
 
 On tensors without data torch runs most operators in Python, at a third of a millisecond and more each: a training
-step would take half a minute. Here are those that make up nine tenths of a step, for the plain case; for any other
-they answer NotImplemented, and torch's own rules decide. A test holds them to torch's.
+step would take half a minute. A rule answers NotImplemented for any but the plain case, and torch's own rules
+decide; a test compares them. cuDNN works channels last where the input or the weight does
+(`cudnn_conv_suggest_memory_format`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from memviz.runner.predict.convolutions import laid_out
+from memviz.runner.predict.arguments import PLAIN_TENSORS, tensors_of
+from memviz.runner.predict.named_devices import META
+
+_PLAIN_VALUES = (
+    *(int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format),
+    torch.Size,
+)
+_MOST_RESULTS = 1 << 14
+"""Of a program that never asks for the same twice; then all is forgotten."""
+ShapeKey = tuple[Hashable, ...]
+Make = Callable[[Any], Any]
+"""From the arguments."""
+
+
+def shape_key(args: Any, kwargs: Any) -> ShapeKey | None:
+    """All that a result without data can depend on; None where that is not sure, or nothing lies on the device."""
+    parts: list[Hashable] = [torch.get_default_dtype()]
+    if not _add_to_key(parts, args):
+        return None
+    for name, value in kwargs.items():
+        parts.append(name)
+        if not _add_to_key(parts, (value,)):
+            return None
+    return tuple(parts)
+
+
+def _add_to_key(parts: list[Hashable], values: Iterable[Any]) -> bool:
+    for value in values:
+        kind = type(value)
+        if kind in PLAIN_TENSORS:
+            if not value.is_meta or value.layout is not torch.strided or value.is_complex() or value.is_neg():
+                return False
+            parts += (value.shape, value.stride(), value.storage_offset(), value.dtype)
+        elif kind is list or kind is tuple:
+            parts.append((kind, len(value)))
+            if not _add_to_key(parts, value):
+                return False
+        elif kind in _PLAIN_VALUES:
+            # 1, 1.0 and True are equal, and make different types.
+            parts.append((kind, value))
+        else:
+            return False
+    return True
+
+
+class ResultCache:
+    """Of one operator."""
+
+    def __init__(self) -> None:
+        self._known: dict[ShapeKey, Make | None] = {}
+
+    def of(self, func: Any, args: Any, kwargs: Any, shapes: ShapeKey, run: Callable[[Any, Any, Any], Any]) -> Any:
+        """`run` gives it where it is not known yet."""
+        make = self._known.get(shapes)
+        if make is not None:
+            return make(args)
+        out = run(func, args, kwargs)
+        if shapes not in self._known:
+            if len(self._known) >= _MOST_RESULTS:
+                self._known.clear()
+            self._known[shapes] = _maker(out, args, kwargs)
+        return out
+
+
+def _maker(out: Any, args: Any, kwargs: Any) -> Make | None:
+    """How to make such a result anew; None where it is more than new tensors, each with its memory to itself.
+
+    What is written in place is the argument as it was, as no operator comes here that changes shapes.
+    """
+    if out is None:
+        return _make_none
+    if args and out is args[0]:
+        return _make_first
+    taken = {tensor.untyped_storage()._cdata for tensor in tensors_of((args, kwargs))}
+    if type(out) is Tensor:
+        return _maker_of_one(out, taken)
+    if type(out) not in (tuple, list):
+        return None
+    makers: list[Make | None] = []
+    for item in out:
+        makers.append(_maker_of_one(item, taken) if type(item) is Tensor else _make_same(item))
+        if makers[-1] is None:
+            return None
+    kind, known = type(out), [make for make in makers if make is not None]
+    return lambda args: kind([make(args) for make in known])
+
+
+def _make_none(args: Any) -> None:
+    return None
+
+
+def _make_first(args: Any) -> Any:
+    return args[0]
+
+
+def _make_same(item: Any) -> Make | None:
+    return (lambda args: item) if type(item) in (int, float, bool, type(None)) else None
+
+
+def _maker_of_one(tensor: Tensor, taken: set[int]) -> Make | None:
+    if not tensor.is_meta or tensor.layout is not torch.strided or tensor.is_complex() or tensor.is_neg():
+        return None
+    storage = tensor.untyped_storage()
+    if storage._cdata in taken or tensor.requires_grad or tensor.storage_offset():
+        return None
+    taken.add(storage._cdata)
+    size, stride, dtype = tensor.shape, tensor.stride(), tensor.dtype
+
+    def make(args: Any) -> Tensor:
+        return torch.empty_strided(size, stride, dtype=dtype, device=META)
+
+    return make if make(()).untyped_storage().nbytes() == storage.nbytes() else None
+
 
 aten = torch.ops.aten
-Shape = Callable[[Any, Any, Any], Any]
+
+
+def convolution_shape(func: Any, args: Any, kwargs: Any) -> Any:
+    """The result of a convolution, where it isn't contiguous; a shape as in `shapes`."""
+    tensor, weight = args[0], args[1]
+    if not tensor.is_meta or tensor.is_contiguous() and weight.is_contiguous():
+        return NotImplemented
+    layout = _convolution_layout(tensor, weight)
+    if layout is torch.contiguous_format:
+        return NotImplemented
+    return torch.empty_like(func(*args, **kwargs), memory_format=layout)
+
+
+def convolution_copies(args: Any, kwargs: Any, out: Any, card: Any) -> Iterable[int]:
+    """What lies another way than the convolution works is copied first (read); of a backward, the gradient too."""
+    tensors = [arg for arg in args[:3] if isinstance(arg, Tensor) and arg.dim() > 2]
+    layout = _convolution_layout(*tensors[-2:])
+    return [_bytes(tensor) for tensor in tensors if not tensor.is_contiguous(memory_format=layout)]
+
+
+def _convolution_layout(tensor: Tensor, weight: Tensor) -> torch.memory_format:
+    """Of one dimension, what is permuted is made contiguous; float64 has no kernels for channels last."""
+    from torch._prims_common import suggest_memory_format
+
+    if tensor.dim() not in (4, 5) or torch.float64 in (tensor.dtype, weight.dtype):
+        return torch.contiguous_format
+    layout: torch.memory_format = suggest_memory_format(tensor)
+    if layout is not torch.contiguous_format:
+        return layout
+    layout = suggest_memory_format(weight)
+    return layout
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+ShapeRule = Callable[[Any, Any, Any], Any]
 """Operator, arguments, keyword arguments -> the result, or NotImplemented."""
 
 _META = torch.device("meta")
@@ -146,7 +296,7 @@ def _sequences_backward(func: Any, args: Any, kwargs: Any) -> Any:
     return _new(like.shape, like.dtype) if like.is_meta else NotImplemented
 
 
-def _one_beside_each(func: Any, args: Any, kwargs: Any) -> Any:
+def _new_list(func: Any, args: Any, kwargs: Any) -> Any:
     """A new tensor beside each of a list."""
     if not all(map(_is_plain, args[0])):
         return NotImplemented
@@ -165,12 +315,12 @@ def _all_on_device(tensors: list[Any]) -> bool:
     return all(isinstance(tensor, Tensor) and tensor.is_meta for tensor in tensors)
 
 
-def _written_by_fused(func: Any, args: Any, kwargs: Any) -> Any:
+def _fused_optimizer(func: Any, args: Any, kwargs: Any) -> Any:
     """Optimizers in one kernel, of which torch has no rule: they write where weights and states are."""
     return None if _all_on_device(args[0]) else NotImplemented
 
 
-def _filled(func: Any, args: Any, kwargs: Any) -> Any:
+def _masked_fill(func: Any, args: Any, kwargs: Any) -> Any:
     """A card takes the number of a scalar tensor of the host; torch's rule for shapes wants it on the device."""
     value = args[2]
     if not args[0].is_meta or value.is_meta or value.dim():
@@ -206,7 +356,7 @@ _FOREACH_IN_PLACE = (
     aten._foreach_div_.ScalarList,
 )
 _FUSED = [getattr(aten, name) for name in ("_fused_sgd_", "_fused_adagrad_") if hasattr(aten, name)]
-SHAPES: dict[Any, Shape] = {
+SHAPE_RULES: dict[Any, ShapeRule] = {
     **dict.fromkeys(_ONE_TO_ONE, _one_to_one),
     **{getattr(aten, name).Tensor: _broadcast for name in ("add", "sub", "mul", "div")},
     aten.sum.dim_IntList: _reduced,
@@ -214,12 +364,12 @@ SHAPES: dict[Any, Shape] = {
     aten.addmm.default: _addmm,
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
-    aten._foreach_sqrt.default: _one_beside_each,
+    aten._foreach_sqrt.default: _new_list,
     aten._ctc_loss_backward.default: _sequences_backward,
     aten._ctc_loss_backward.Tensor: _sequences_backward,
     **({aten._grouped_mm.default: _grouped_product} if hasattr(aten, "_grouped_mm") else {}),
     **dict.fromkeys(_FOREACH_IN_PLACE, _in_place),
-    **{getattr(packet, overload): _written_by_fused for packet in _FUSED for overload in packet.overloads()},
-    aten.convolution.default: laid_out,
-    **dict.fromkeys((aten.masked_fill.Tensor, aten.masked_fill_.Tensor), _filled),
+    **{getattr(packet, overload): _fused_optimizer for packet in _FUSED for overload in packet.overloads()},
+    aten.convolution.default: convolution_shape,
+    **dict.fromkeys((aten.masked_fill.Tensor, aten.masked_fill_.Tensor), _masked_fill),
 }

@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.arguments import tensors_among
 from memviz.runner.predict.assumptions import NOT_STATED, UnknownNumber
-from memviz.runner.predict.choices import FIRST, SENTENCE
+from memviz.runner.predict.default_values import FIRST_CHOSEN, FIRST_INDEX
+from memviz.runner.predict.model_transfer import swap_data
 from memviz.runner.predict.named_devices import META, NamedDevices
-from memviz.runner.predict.place import become
 from memviz.runner.predict.prediction_errors import data_needed
 from memviz.runner.predict.program_frames import frames
 
@@ -206,8 +206,8 @@ class TensorAnswers:
         given = self._assumptions.given()
         if given is not NOT_STATED:
             return int(given)
-        self._assumptions.state_a_decision(SENTENCE)
-        return FIRST
+        self._assumptions.state_a_decision(FIRST_CHOSEN)
+        return FIRST_INDEX
 
     def _listed(self, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
@@ -374,7 +374,7 @@ def _set_data(args: Any, kwargs: Any) -> Any:
     tensor, data = args
     if tensor.is_meta == data.is_meta:
         return NotImplemented
-    become(tensor, data)
+    swap_data(tensor, data)
     return None
 
 

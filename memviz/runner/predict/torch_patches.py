@@ -1,7 +1,12 @@
-"""What torch does differently while a predicted device is in use, put in place and taken back with it."""
+"""Patches of torch while a predicted device is in use: modules, optimizers, storages, torch.compile and phases.
+
+At the end of a phase, cycles of objects are collected: Python would have done so by then, at a time that no
+prediction can follow, and most of what a step leaves behind is young.
+"""
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +18,8 @@ from torch import nn
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.assumptions import Assumptions
+from memviz.runner.predict.program_position import NO_TASK, ProgramPosition
+from memviz.trace.model import Stage
 
 _NOT_COMPILED = (
     "torch.compile is not predicted: what it would compile ran as it stands, operator by operator. Compiled code keeps "
@@ -175,3 +182,94 @@ def nothing_compiled(assumptions: Assumptions) -> Iterator[None]:
             yield
     finally:
         patches.undo()
+
+
+_STEP = "optimizer step"
+_YOUNG = 1
+_PHASES_BETWEEN_FULL_COLLECTIONS = 64
+
+
+class ProgramPhases:
+    def __init__(self, mark: Callable[[str, Stage], None], position: ProgramPosition) -> None:
+        self._mark = mark
+        self._position = position
+        self._open = ""
+        self._ended = 0
+
+    def is_in(self, name: str) -> bool:
+        return self._open == name
+
+    def begin(self, name: str) -> bool:
+        """False within another, and where whoever runs the program names its phases."""
+        if self._open or self._position.phases or self._position.task != NO_TASK:
+            return False
+        self._open = name
+        self._mark(name, Stage.START)
+        return True
+
+    def end(self) -> None:
+        if not self._open:
+            return
+        self._ended += 1
+        gc.collect() if self._ended % _PHASES_BETWEEN_FULL_COLLECTIONS == 0 else gc.collect(_YOUNG)
+        self._mark(self._open, Stage.END)
+        self._open = ""
+
+
+@contextmanager
+def phases_named(phases: ProgramPhases, position: ProgramPosition) -> Iterator[None]:
+    patches = Patches()
+    try:
+        _follow_forward(patches, phases, position)
+        _follow_backward(patches, phases)
+        _follow_steps(patches, phases)
+        yield
+    finally:
+        patches.undo()
+
+
+def _follow_forward(patches: Patches, phases: ProgramPhases, position: ProgramPosition) -> None:
+    """Of outermost modules that have weights; a loss is none."""
+    before = nn.Module.__call__
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if position.modules or next(self.parameters(), None) is None or not phases.begin("forward"):
+            return before(self, *args, **kwargs)
+        position.here.steps = 0
+        try:
+            return before(self, *args, **kwargs)
+        finally:
+            phases.end()
+
+    patches.replace(nn.Module, "__call__", call)
+
+
+def _follow_backward(patches: Patches, phases: ProgramPhases) -> None:
+    for name in ("backward", "grad"):
+        patches.replace(torch.autograd, name, _in_backward(getattr(torch.autograd, name), phases))
+
+
+def _in_backward(run: Callable[..., Any], phases: ProgramPhases) -> Callable[..., Any]:
+    def run_in_phase(*args: Any, **kwargs: Any) -> Any:
+        if not phases.begin("backward"):
+            return run(*args, **kwargs)
+        try:
+            return run(*args, **kwargs)
+        finally:
+            phases.end()
+
+    return run_in_phase
+
+
+def _follow_steps(patches: Patches, phases: ProgramPhases) -> None:
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    def begins(*_: Any) -> None:
+        phases.begin(_STEP)
+
+    def ends(*_: Any) -> None:
+        if phases.is_in(_STEP):
+            phases.end()
+
+    patches.call_back(register_optimizer_step_pre_hook(begins).remove)
+    patches.call_back(register_optimizer_step_post_hook(ends).remove)

@@ -1,27 +1,98 @@
-"""Memory that operators take on CUDA and no shape shows: workspaces, and tensors that live inside one kernel call.
+"""Memory that operators take on CUDA and no shape shows: workspaces, copies, and tensors inside one kernel call.
 
-Each rule gives the bytes of what is alive together while the operator runs, beside its results. Where they come
-from stands with them; "read" means in torch's source, "estimated" that the sizes follow from how the kernel works
-and were not compared with a card. What has no rule is told by `unseen_by`.
+Each rule gives the bytes that are alive together while the operator runs, beside its results. "Read" means in
+torch's source; "estimated" means that the sizes follow from how the kernel works and were not compared with a card.
+A copy between host and card needs a contiguous buffer where the two sides differ in layout or type
+(`copy_kernel_cuda`). `unseen_by` lists what has no rule.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from math import ceil
+from operator import mul
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from memviz.allocator.context import context_sentence
-from memviz.runner.predict import convolutions, crossings, indexing
+from memviz.runner.predict import indexing, shapes
 from memviz.runner.predict.cards import KnownCard
 from memviz.runner.request import DEFAULT_CARD
 
 aten = torch.ops.aten
+
+
+def _copy_to_new(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:
+    """`tensor.to(device)`: what the card takes besides."""
+    return _copy_buffers(out, args[0], waits=not kwargs.get("non_blocking"))
+
+
+def _copy_to_existing(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:
+    """`tensor.copy_(other)`."""
+    return _copy_buffers(args[0], args[1], waits=_waits(args, kwargs))
+
+
+def _copy_lists(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterator[tuple[int, ...]]:
+    """`torch._foreach_copy_`: one after the other, where they cross."""
+    for to, source in zip(args[0], args[1], strict=True):
+        yield tuple(_copy_buffers(to, source, waits=_waits(args, kwargs)))
+
+
+def _waits(args: Any, kwargs: Any) -> bool:
+    return not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+
+
+def _copy_buffers(to: Tensor, source: Tensor, *, waits: bool) -> Iterable[int]:
+    if to.is_meta == source.is_meta or not to.numel() or _is_one_piece(to, source):
+        return ()
+    return _host_to_card(to, source, waits=waits) if to.is_meta else _card_to_host(to, source, waits=waits)
+
+
+def _host_to_card(to: Tensor, source: Tensor, *, waits: bool) -> Iterable[int]:
+    """What does not lie end to end here is first put down so; of the host's type where it changes here."""
+    if not waits and to.dtype != source.dtype:
+        return (to.numel() * source.element_size(),)
+    return () if to.is_contiguous() else (to.numel() * to.element_size(),)
+
+
+def _card_to_host(to: Tensor, source: Tensor, *, waits: bool) -> Iterable[int]:
+    if not waits and to.dtype != source.dtype:
+        source = torch.empty_like(source, dtype=to.dtype, device="meta")
+        yield source.nbytes
+    if source.shape != to.shape or not source.is_contiguous():
+        yield to.numel() * source.element_size()
+
+
+def _is_one_piece(to: Tensor, source: Tensor) -> bool:
+    if to.dtype != source.dtype:
+        return False
+    if to.numel() == 1 or to.shape == source.shape and to.is_contiguous() and source.is_contiguous():
+        return True
+    return to.shape == source.shape and _steps(to) == _steps(source) and _has_no_gaps(to)
+
+
+def _steps(tensor: Tensor) -> list[tuple[int, int]]:
+    """How far apart its elements lie, and how many, along each dimension that has several."""
+    return [(step, size) for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+
+
+def _has_no_gaps(tensor: Tensor) -> bool:
+    steps = sorted(_steps(tensor))
+    return [step for step, _ in steps] == list(accumulate((size for _, size in steps[:-1]), mul, initial=1))
+
+
+_COPY_TEMPORARIES: dict[Any, Callable[..., Iterable[int | tuple[int, ...]]]] = {
+    aten._to_copy: _copy_to_new,
+    aten.copy_: _copy_to_existing,
+    aten._foreach_copy_: _copy_lists,
+}
+
+
 Temporaries = Callable[[Any, Any, Any, KnownCard], Iterable[int | tuple[int, ...]]]
 """Arguments, keyword arguments, result, card -> bytes of each; a tuple is taken and given back before the next."""
 
@@ -233,8 +304,8 @@ _PADDING = [
 ]
 TEMPORARIES: dict[Any, Temporaries] = {
     **indexing.TEMPORARIES,
-    **crossings.TEMPORARIES,
-    **dict.fromkeys((aten.convolution, aten.convolution_backward), convolutions.copies),
+    **_COPY_TEMPORARIES,
+    **dict.fromkeys((aten.convolution, aten.convolution_backward), shapes.convolution_copies),
     aten._scaled_dot_product_flash_attention: _flash,
     aten._scaled_dot_product_flash_attention_backward: _flash_backward,
     aten._scaled_dot_product_efficient_attention: _efficient,

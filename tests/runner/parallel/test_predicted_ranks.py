@@ -22,7 +22,7 @@ from memviz.runner.parallel.predicted_ranks import predict_plan
 from memviz.runner.parallel.rank_files import file_of_rank
 from memviz.runner.plan import plan_of
 from memviz.runner.predict.estimate import fingerprint_of
-from memviz.runner.predict.group.rank import GroupRank
+from memviz.runner.predict.group.ranks import GroupRank
 from memviz.runner.predict.predicted_run import predict
 from memviz.runner.request import Request
 from memviz.runner.run import Run, load_run

@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from memviz.runner.predict.group.rank import GroupRank
+from memviz.runner.predict.group.ranks import GroupRank
 from tests import forked
 
 ROUNDING = 1e-4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from memviz.runner.predict.einsums import einsum
+from memviz.runner.predict.decompositions import einsum
 from memviz.runner.predict.predicted_device import PredictedDevice
 from tests.runner.predict.rows import A100
 

@@ -12,12 +12,12 @@ from torch import nn
 from torch.nn import functional
 
 from memviz.runner.plan import plan_of
+from memviz.runner.predict.accuracy import unproven_sentence
 from memviz.runner.predict.cards import card_named
 from memviz.runner.predict.evidence import NO_RULE, RULES, Standing, Unproven, rule_of
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.predict.predicted_run import predict
-from memviz.runner.predict.reducing_operators import temporaries_of
-from memviz.runner.predict.unproven import sentence_of
+from memviz.runner.predict.reductions import temporaries_of
 from memviz.runner.predict.workspaces import RECURRENT, TEMPORARIES
 from memviz.runner.request import Request
 from memviz.units import bytes_text
@@ -162,11 +162,11 @@ def test_in_words_the_large_ones_are_named_with_their_bytes() -> None:
     large = Unproven("masks", Standing.READ, "", 3 * MiB, MiB, None)
     unknown = Unproven("layers", Standing.MISSING, "", None, 0, None)
     missing = Unproven("convolutions", Standing.MISSING, "", 2 * MiB, 0, 5 * MiB)
-    assert sentence_of([small]) == ""
-    assert sentence_of([small, large]) == (
+    assert unproven_sentence([small]) == ""
+    assert unproven_sentence([small, large]) == (
         f"No recording proves these rules: masks (read: {bytes_text(3 * MiB)}, {bytes_text(MiB)} of the peak)."
     )
-    assert "layers (not predicted); convolutions (not predicted: likely" in sentence_of([unknown, missing])
+    assert "layers (not predicted); convolutions (not predicted: likely" in unproven_sentence([unknown, missing])
 
 
 def test_a_run_notes_them() -> None:

@@ -9,15 +9,13 @@ import pytest
 import torch
 
 from memviz.runner.expected_error import ExpectedError
-from memviz.runner.predict import held_against
+from memviz.runner.predict import accuracy
+from memviz.runner.predict.accuracy import MeasuredPeak, expected_error, unproven_of, unproven_sentence
 from memviz.runner.predict.cards import card_named
-from memviz.runner.predict.evidence import NCCL, Standing, Unproven
-from memviz.runner.predict.held_against import Held, expected_error
-from memviz.runner.predict.operator_families import families_of
+from memviz.runner.predict.evidence import NCCL, Standing, Unproven, families_of
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.predict.predicted_run import doubt_on
 from memviz.runner.predict.predicted_trace import trains
-from memviz.runner.predict.unproven import sentence_of, unproven_of
 from memviz.runner.predict.workspaces import RECURRENT
 from memviz.units import bytes_text
 
@@ -26,12 +24,12 @@ CARD = card_named("RTX 4090")
 PRODUCTS, SUMS = frozenset({"matrix products"}), frozenset({"matrix products", "reductions"})
 
 
-def one(name: str, families: frozenset[str], **changes: Any) -> Held:
+def one(name: str, families: frozenset[str], **changes: Any) -> MeasuredPeak:
     made: dict[str, Any] = {
         "card": "RTX 4090", "torch": "2.6", "kind": "training",
         "live": (1000, 1000), "allocated": (1000, 1001), "reserved": (1000, 995),
     }  # fmt: skip
-    return Held(name=name, families=families, **{**made, **changes})
+    return MeasuredPeak(name=name, families=families, **{**made, **changes})
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +40,7 @@ def _known(monkeypatch: pytest.MonkeyPatch) -> None:
         one("c", SUMS, kind="inference"),
         one("d", PRODUCTS | {"layer norm"}, live=None, allocated=(1000, 990), reserved=None),
     )
-    monkeypatch.setattr(held_against, "held", lambda: rows)
+    monkeypatch.setattr(accuracy, "held", lambda: rows)
 
 
 def test_a_covered_prediction_has_the_worst_of_the_recordings_of_its_class() -> None:
@@ -69,7 +67,7 @@ def test_what_nobody_recorded_is_named() -> None:
 def test_what_has_no_rule_is_said_not_to_be_counted() -> None:
     found = expected_error(["convolution", "mm"], trains=False, card=CARD)
     assert found.not_counted == ("cuDNN workspaces",) and found.not_covered == ()
-    assert found.least_growth == held_against.CONVOLUTIONS_GREW_BY
+    assert found.least_growth == accuracy.CONVOLUTIONS_GREW_BY
     assert found.uncounted_bytes is None and found.is_lower_bound
     assert found.reserved_interval(1000) == (995, 1005 + 1380)
 
@@ -86,7 +84,7 @@ def test_an_error_on_both_sides_stands_beside_nothing_that_is_not_counted() -> N
         assert found.uncounted_bytes == rule.bytes_at_most and found.estimates_all
         assert "at least" in found.sentence and "±" not in found.sentence
         size = bytes_text(found.uncounted_bytes)
-        assert size in found.sentence and (size in sentence_of(unproven) or found.uncounted_bytes < 1 << 20)
+        assert size in found.sentence and (size in unproven_sentence(unproven) or found.uncounted_bytes < 1 << 20)
         least, most = found.reserved_interval(GiB)
         assert most >= GiB + rule.bytes_at_most and least <= GiB
         doubt = doubt_on(CARD, found)

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from memviz.runner.predict.cards import KnownCard, card_named
+from memviz.runner.predict.indexing import sort_scratch_bytes
 from memviz.runner.predict.predicted_device import PredictedDevice
-from memviz.runner.predict.sorting import scratch_of_pairs
 from tests.runner.predict.rows import A100, allocations
 
 RTX4090 = card_named("RTX 4090")
@@ -41,7 +41,7 @@ def taken(
     ],
 )
 def test_scratch_of_a_sort(card: str, count: int, highest: int, size: int) -> None:
-    assert scratch_of_pairs(count, highest, card_named(card)) == size
+    assert sort_scratch_bytes(count, highest, card_named(card)) == size
 
 
 def test_a_number_to_the_power_of_a_tensor_is_a_tensor_for_a_moment() -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from memviz.runner.plan import plan_of
-from memviz.runner.predict.known_results import KnownResults, shapes_of
 from memviz.runner.predict.predicted_run import predict
+from memviz.runner.predict.shapes import ResultCache, shape_key
 from memviz.runner.request import Request
 from memviz.trace.model import NO_STACK
 
@@ -23,11 +23,11 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 class Counted:
     def __init__(self) -> None:
-        self.results = KnownResults()
+        self.results = ResultCache()
         self.runs = 0
 
     def __call__(self, func: Any, *args: Any) -> Any:
-        shapes = shapes_of(args, {})
+        shapes = shape_key(args, {})
         assert shapes is not None
         return self.results.of(func, args, {}, shapes, self._run)
 
@@ -86,8 +86,8 @@ def test_numbers_that_are_equal_and_of_other_types_are_told_apart() -> None:
 
 
 def test_what_lies_on_the_host_or_has_a_generator_is_never_remembered() -> None:
-    assert shapes_of((torch.empty(2),), {}) is None
-    assert shapes_of((meta(2),), {"generator": torch.Generator()}) is None
+    assert shape_key((torch.empty(2),), {}) is None
+    assert shape_key((meta(2),), {"generator": torch.Generator()}) is None
 
 
 def test_figures_alone_are_those_of_the_whole_prediction() -> None:

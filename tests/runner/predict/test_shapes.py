@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memviz.runner.predict.shapes import SHAPES
+from memviz.runner.predict.shapes import SHAPE_RULES
 
 aten = torch.ops.aten
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64]
@@ -35,7 +35,7 @@ def pairs(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
 
 def same(func: Any, *args: Any, **kwargs: Any) -> None:
     """Where ours has an answer it is torch's: or torch refuses, and so do we by having none."""
-    ours = SHAPES[func](func, args, kwargs)
+    ours = SHAPE_RULES[func](func, args, kwargs)
     if ours is NotImplemented:
         return
     theirs = func(*args, **kwargs)
@@ -93,7 +93,7 @@ def test_products_and_norms(dtype: torch.dtype) -> None:
     same(aten.native_layer_norm.default, x, [8], make(8), make(8), 1e-5)
     for wanted in ([True, True, True], [True, False, False]):
         args = (out, x, [8], mean, rstd, make(8), make(8), wanted)
-        ours = SHAPES[aten.native_layer_norm_backward.default](None, args, {})
+        ours = SHAPE_RULES[aten.native_layer_norm_backward.default](None, args, {})
         theirs = aten.native_layer_norm_backward.default(*args)
         assert [None if our is None else our.shape for our in ours] == [
             None if their is None else their.shape for their in theirs
@@ -102,6 +102,6 @@ def test_products_and_norms(dtype: torch.dtype) -> None:
 
 def test_what_does_not_fit_is_left_to_torch() -> None:
     wide, tall = torch.empty(3, 4, device="meta"), torch.empty(5, 3, device="meta")
-    assert SHAPES[aten.addmm.default](None, (wide, wide, tall), {}) is NotImplemented
-    assert SHAPES[aten.mul.Tensor](None, (wide, tall), {}) is NotImplemented
-    assert SHAPES[aten.add.Tensor](None, (torch.empty(2), torch.empty(2)), {}) is NotImplemented
+    assert SHAPE_RULES[aten.addmm.default](None, (wide, wide, tall), {}) is NotImplemented
+    assert SHAPE_RULES[aten.mul.Tensor](None, (wide, tall), {}) is NotImplemented
+    assert SHAPE_RULES[aten.add.Tensor](None, (torch.empty(2), torch.empty(2)), {}) is NotImplemented

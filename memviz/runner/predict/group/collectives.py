@@ -1,4 +1,7 @@
-"""Collectives as operators: nothing is sent, and what other ranks hold is taken to be what this one holds."""
+"""Collectives as operators: nothing is sent, and other ranks are assumed to hold what this rank holds.
+
+A pending collective keeps its tensors until the program waits for it, as NCCL does. Bytes sent are those of a ring.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,146 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d as functions
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
-from memviz.runner.predict.group.layout import Layout
-from memviz.runner.predict.group.sent_bytes import counting_functions, sent_bytes
-from memviz.runner.predict.group.works import Works
-from memviz.runner.predict.operator_treatments import Instead, Operator, tensors_in
+from memviz.runner.predict.cuda_streams import Lane, Moment, StreamOrder
+from memviz.runner.predict.group.ranks import Layout
+from memviz.runner.predict.operator_treatments import Instead, Operator, OperatorTotals, tensors_in
 from memviz.runner.predict.program_position import NO_TASK
-from memviz.runner.predict.stream_order import StreamOrder
 from memviz.trace.model import Category
+
+_RECEIVE_OPERATORS = ("recv_", "recv_any_source_")
+_FUNCTIONAL_COLLECTIVES = (
+    *("all_gather_into_tensor", "all_gather_into_tensor_coalesced", "all_reduce", "all_reduce_"),
+    *("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "all_to_all_single", "broadcast"),
+)
+"""As DTensor has them."""
+
+
+def sent_bytes(func: Operator, args: Any, written: Any, count: int) -> int:
+    """Of what `count` ranks share all but its own part; of what is summed for all, twice that."""
+    name = func._schema.name.partition("::")[2]
+    if name in _RECEIVE_OPERATORS:
+        return 0
+    if name == "send":
+        return _tensor_bytes(args)
+    whole = max(_tensor_bytes(value) for value in (written, *args))
+    return (2 if name.startswith("allreduce") else 1) * whole * (count - 1) // count
+
+
+def counting_functions(totals: OperatorTotals) -> dict[Operator, Instead]:
+    """They run as they are; what they send is added."""
+    there: Any = torch.ops._c10d_functional
+    return {
+        getattr(there, name).default: _counting(totals, name)
+        for name in _FUNCTIONAL_COLLECTIVES
+        if hasattr(there, name)
+    }
+
+
+def _counting(totals: OperatorTotals, name: str) -> Callable[[Operator, Any, Any], Any]:
+    def count(func: Operator, args: Any, kwargs: Any) -> Any:
+        group: Any = [value for value in (*args, *kwargs.values()) if isinstance(value, str)][-1]
+        ranks = c10d._resolve_process_group(group).size()
+        times = {"all_gather": ranks, "all_reduce": 2}.get(name[:10], 1)
+        if any(tensor.is_meta for tensor in tensors_in(args[0])):
+            totals.link_bytes += times * _tensor_bytes(args[0]) * (ranks - 1) // ranks
+        return NotImplemented
+
+    return count
+
+
+def _tensor_bytes(value: Any) -> int:
+    return sum(tensor.nbytes for tensor in tensors_in(value))
+
+
+_BASE: Any = c10d.Work
+
+
+class PendingCollectives:
+    """Of the collectives that go on. Those of one group end in their order.
+
+    NCCL begins one when the stream that asks has come to it and the group's last one is over, whichever stream asked
+    for that. So whoever waits for a collective has waited for what came before earlier ones, too.
+    """
+
+    def __init__(self, order: StreamOrder) -> None:
+        self._order = order
+        self._lanes: dict[str, Lane] = {}
+        """Of NCCL, one a group."""
+        self._going_on: dict[str, list[PretendedWork]] = {}
+        self._made: list[PretendedWork] = []
+        """All of them: C++ may wait for one at any time, and for ever if its Python object were gone."""
+
+    def begin(self, group: str, held: list[torch.Tensor], result: list[torch.Tensor], *, is_async: bool) -> Any:
+        """As torch's C++ takes it."""
+        moment = self._run(group) if any(tensor.is_meta for tensor in held) else {}
+        if not is_async:
+            self._order.wait(self._order.current, moment)
+            return c10d.FakeWork().boxed()
+        work = PretendedWork(self, group, held, result, moment)
+        self._going_on.setdefault(group, []).append(work)
+        self._made.append(work)
+        return work.boxed()
+
+    def _run(self, group: str) -> Moment:
+        """When it is over."""
+        lane = self._lanes.setdefault(group, Lane(-1 - len(self._lanes), 0))
+        self._order.wait(lane, self._order.moment(self._order.current))
+        return dict(lane.knows)
+
+    def wait(self, work: PretendedWork) -> None:
+        self._order.wait(self._order.current, work.moment)
+        self.end(work)
+
+    def end(self, work: PretendedWork) -> None:
+        going_on = self._going_on.get(work.group, [])
+        if work in going_on:
+            last = going_on.index(work)
+            for over in going_on[: last + 1]:
+                over.held, over.tensors = [], []
+            del going_on[: last + 1]
+
+    def end_all(self) -> None:
+        for going_on in list(self._going_on.values()):
+            if going_on:
+                self.end(going_on[-1])
+
+
+class PretendedWork(_BASE):  # type: ignore[misc]
+    def __init__(
+        self,
+        works: PendingCollectives,
+        group: str,
+        held: list[torch.Tensor],
+        tensors: list[torch.Tensor],
+        moment: Moment,
+    ) -> None:
+        super().__init__()
+        self._works = works
+        self.group = group
+        self.held = held
+        self.tensors = tensors
+        self.moment = moment
+
+    def wait(self, timeout: Any = None) -> bool:
+        self._works.wait(self)
+        return True
+
+    def synchronize(self) -> None:
+        self._works.wait(self)
+
+    def is_completed(self) -> bool:
+        return True
+
+    def result(self) -> list[torch.Tensor]:
+        return self.tensors
+
+    def get_future(self) -> Any:
+        """Who has it waits for it instead, and it holds what was received."""
+        future: Any = torch.futures.Future()
+        future.set_result(self.tensors)
+        self._works.end(self)
+        return future
+
 
 aten = torch.ops.aten
 _ALIKE = "What other ranks send is taken to be what this rank would send them."
@@ -35,7 +171,7 @@ class Collectives:
         self._recorder = recorder
         self._host = recorder.host
         self._layout = layout
-        self.works = Works(order)
+        self.works = PendingCollectives(order)
         self.reduced_by = "SUM"
 
     def treatments(self) -> dict[Operator, Instead]:

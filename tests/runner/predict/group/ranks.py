@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from memviz.runner.predict.group.rank import GroupRank
+from memviz.runner.predict.group.ranks import GroupRank
 from memviz.runner.predict.predicted_device import PredictedDevice
 from tests.runner.predict.rows import A100
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from memviz.headlines.rank_classes import ranks_text
-from memviz.runner.predict.group.classes import classes_of
-from memviz.runner.predict.group.layout import Layout, dimension_of, grid_of, places_of
+from memviz.runner.predict.group.ranks import Layout, classes_of, dimension_of, grid_of, places_of
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from memviz.errors import UsageError
-from memviz.runner.predict.group.pretended_group import GroupNeeded
-from memviz.runner.predict.group.rank import GroupRank, rank_of_environment
+from memviz.runner.predict.group.process_group import GroupNeeded
+from memviz.runner.predict.group.ranks import GroupRank, rank_of_environment
 from memviz.runner.predict.predicted_device import PredictedDevice
 from tests.runner.predict.group.ranks import as_rank, held
 from tests.runner.predict.rows import A100

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from memviz.runner.predict.group.pipelines import MessageNeeded
+from memviz.runner.predict.group.process_group import MessageNeeded
 from tests.runner.predict.group.ranks import as_rank, held, layers
 
 WIDTH, ROWS, STAGES, PIECES = 128, 256, 4, 8

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from memviz.runner.predict.group.rank import GroupRank
+from memviz.runner.predict.group.ranks import GroupRank
 from tests import forked
 from tests.second_process import predict
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memviz.runner.predict.group.rank import GroupRank
+from memviz.runner.predict.group.ranks import GroupRank
 from memviz.runner.predict.predicted_script import ScriptOrder, predict_script
 from memviz.runner.record.script import load_script
 

@@ -1,11 +1,12 @@
-"""Operators that look at values: a number taken from a tensor, the places where a mask is true.
+"""Operators that read values: a number from a tensor, the indices where a mask is true, results of unknown length.
 
-Where the values are known the answer is the card's own. Where nobody computes them, the answer is what the user
-stated for that line, or a natural one if there is any, which is noted; otherwise the program is stopped there.
+Known values give the card's own answer. Otherwise the answer is what the user stated for the line with --assume, or
+a default value, which is noted; without either the program stops there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,23 +16,81 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memviz.errors import UsageError
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.arguments import with_each
-from memviz.runner.predict.assumptions import NOT_STATED
-from memviz.runner.predict.choices import FIRST, SENTENCE
-from memviz.runner.predict.even_shares import EVENLY
-from memviz.runner.predict.lengths import has_length, of_unknown_length
+from memviz.runner.predict.assumptions import NOT_STATED, Assumptions
+from memviz.runner.predict.default_values import CHOSEN_EVENLY, FIRST_CHOSEN, FIRST_INDEX
 from memviz.runner.predict.operator_treatments import Treatment, tensors_in
 from memviz.runner.predict.prediction_errors import data_needed, name_for_users, not_predicted, remedy_for
 
 aten = torch.ops.aten
+BELOW_MINLENGTH = "values that are not computed are taken to be below minlength where they are counted"
+
+
+def result_of_unknown_length(func: Any, args: Any, kwargs: Any, assumptions: Assumptions) -> Any:
+    """Shapes of what the operator gives, as tensors without data; NotImplemented where nobody says how long."""
+    make = _SHAPES_OF_LENGTH.get(func)
+    if make is None:
+        return NotImplemented
+    named = {**dict(zip((one.name for one in func._schema.arguments), args, strict=False)), **kwargs}
+    given = assumptions.given()
+    if given is NOT_STATED:
+        least = named.get("minlength", 0)
+        if not least:
+            return NotImplemented
+        assumptions.state(BELOW_MINLENGTH)
+        given = least
+    if type(given) is not int or given < 0:
+        raise UsageError(f"--assume takes a whole number here, of what the result has; not {given!r}.")
+    return make(given, **named)
+
+
+def has_length(func: Any) -> bool:
+    """Whether a stated length would make its result."""
+    return func in _SHAPES_OF_LENGTH
+
+
+def _bincount(count: int, self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    kind = torch.long if weights is None else torch.float32 if weights.dtype == torch.float32 else torch.float64
+    return _empty(max(count, minlength), kind=kind)
+
+
+def _unique(
+    count: int, self: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False,
+    dim: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    if dim is None:
+        found, whence = _empty(count, kind=self.dtype), self.shape
+    else:
+        shape = list(self.shape)
+        shape[dim] = count
+        found, whence = _empty(*shape, kind=self.dtype), torch.Size([self.size(dim)])
+    return found, _empty(*whence if return_inverse else (0,)), _empty(count if return_counts else 0)
+
+
+def _repeat_interleave(count: int, repeats: Tensor, output_size: int | None = None) -> Tensor:
+    return _empty(count)
+
+
+def _empty(*shape: int, kind: torch.dtype = torch.long) -> Tensor:
+    return torch.empty(shape, dtype=kind, device="meta")
+
+
+_SHAPES_OF_LENGTH: dict[Any, Callable[..., Any]] = {
+    aten.bincount.default: _bincount,
+    aten.repeat_interleave.Tensor: _repeat_interleave,
+    **dict.fromkeys((aten._unique2.default, aten.unique_consecutive.default), _unique),
+    **dict.fromkeys((aten.unique_dim.default, aten.unique_dim_consecutive.default), _unique),
+}
+
+
 _MASKS = (torch.bool, torch.uint8)
 _MOST_PLACES = 1 << 22
 """Bytes."""
 _ARE_EQUAL = (aten.equal.default, aten.allclose.default)
-_EQUAL = "tensors that are not computed are taken to be equal"
-_ALL_TRUE = "a mask that is not computed is taken to be true everywhere"
+_TAKEN_AS_EQUAL = "tensors that are not computed are taken to be equal"
+_TAKEN_AS_TRUE = "a mask that is not computed is taken to be true everywhere"
 
 
-class Looks:
+class ValueReads:
     def __init__(self, recorder: AllocationRecorder, mode: TorchDispatchMode) -> None:
         self._recorder = recorder
         self._host = recorder.host
@@ -69,13 +128,13 @@ class Looks:
                 return tensor.expand(shape)[mask.expand(shape)]
         if func.overloadpacket is aten._ctc_loss and (longest := self._longest(args[3])) is not None:
             return self._losses_of_sequences(treatment, args, kwargs, longest)
-        if (shapes := of_unknown_length(func, args, kwargs, self._recorder.assumptions)) is not NotImplemented:
+        if (shapes := result_of_unknown_length(func, args, kwargs, self._recorder.assumptions)) is not NotImplemented:
             return self._without_values(func, treatment, args, kwargs, shapes)
         if func is aten.linalg_lstsq.default:
             raise not_predicted(name_for_users(func), "no rule says what its solver takes")
         given = self._recorder.assumptions.given()
         if given is NOT_STATED and func in _ARE_EQUAL:
-            self._recorder.assumptions.state_a_decision(_EQUAL)
+            self._recorder.assumptions.state_a_decision(_TAKEN_AS_EQUAL)
             return bool(args[0].shape == args[1].shape)
         decides = torch.Tag.data_dependent_output in func.tags
         if given is NOT_STATED or not decides:
@@ -108,8 +167,8 @@ class Looks:
         if tensor.is_floating_point():
             return float(assumptions.number())
         if tensor in self._recorder.choices:
-            assumptions.state_a_decision(SENTENCE)
-            return FIRST
+            assumptions.state_a_decision(FIRST_CHOSEN)
+            return FIRST_INDEX
         if stands is None:
             raise data_needed(name_for_users(aten._local_scalar_dense.default))
         return int(assumptions.number(whole=True, stands=stands))
@@ -158,7 +217,7 @@ class Looks:
         if not tensor.is_meta:
             return places.copy_(first)
         if places.nbytes <= _MOST_PLACES:
-            self._host.known.put(places, first, _ALL_TRUE)
+            self._host.known.put(places, first, _TAKEN_AS_TRUE)
         return places
 
     def _count(self, tensor: Tensor) -> int:
@@ -167,10 +226,10 @@ class Looks:
             given = self._recorder.assumptions.given()
         share = self._host.shares.places_in(tensor) if given is NOT_STATED else None
         if share is not None:
-            self._recorder.assumptions.state(EVENLY)
+            self._recorder.assumptions.state(CHOSEN_EVENLY)
             return share
         if given is NOT_STATED or given is True:
-            self._recorder.assumptions.state(_ALL_TRUE)
+            self._recorder.assumptions.state(_TAKEN_AS_TRUE)
             return tensor.numel()
         if given is False:
             return 0

@@ -1,7 +1,8 @@
-"""`torch.distributed` of one rank: torch's own Python runs above backends that send nothing.
+"""`torch.distributed` for one rank: torch's own Python runs above backends that send nothing.
 
-No network: rendezvous gives a store of this process, and whoever starts processes by `torch.multiprocessing.spawn`
-gets the one that is predicted.
+There is no network: rendezvous gives a store of this process, and `torch.multiprocessing.spawn` starts the
+predicted rank alone. A pipeline stage learns the shapes that its neighbours would send from its own inputs and
+outputs.
 """
 
 from __future__ import annotations
@@ -17,23 +18,83 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d as functions
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
+from memviz.runner.predict.cuda_streams import StreamOrder
 from memviz.runner.predict.group.collectives import Collectives
-from memviz.runner.predict.group.layout import Layout
-from memviz.runner.predict.group.pipelines import follow_pipelines, no_message
-from memviz.runner.predict.group.rank import GroupRank
-from memviz.runner.predict.group.sharded_optimizers import follow_sharded_optimizers
-from memviz.runner.predict.group.sharded_tensors import follow_sharded_tensors, forget_meshes
+from memviz.runner.predict.group.dtensor import follow_dtensor, forget_meshes
+from memviz.runner.predict.group.ranks import GroupRank, Layout
 from memviz.runner.predict.named_devices import META
 from memviz.runner.predict.prediction_errors import Stopped
-from memviz.runner.predict.stream_order import StreamOrder
 from memviz.runner.predict.torch_patches import Patches
+
+_STAGE_MODULE = "torch.distributed.pipelining.stage"
+_STAGE_REMEDY = (
+    "A stage that is made with PipelineStage(..., input_args=..., output_args=...) needs no message; "
+    "give each rank its own, as tensors of one microbatch."
+)
+
+
+class MessageNeeded(Stopped):
+    """Of another rank, which does not run."""
+
+
+def no_message(object_list: list[Any], src: int | None = None, *args: Any, **named: Any) -> None:
+    sender = named.get("group_src") if src is None else src
+    whose = "another rank" if sender is None else f"rank {sender}"
+    raise MessageNeeded(f"recv_object_list asks for what {whose} sends, and one rank alone runs. {_STAGE_REMEDY}")
+
+
+def follow_pipelines(patches: Patches) -> None:
+    """Where the program has them; without a vote in this release of torch, static stages ask nobody."""
+    module: Any = sys.modules.get(_STAGE_MODULE)
+    stage = getattr(module, "PipelineStage", None)
+    if stage is None or not hasattr(stage, "_warmup_forward_vote"):
+        return
+    receive: Callable[[Any, int], Any] = stage._recv_meta
+
+    def vote(self: Any, has_backward: bool, received_acc: Any = None) -> torch.Tensor:
+        """The others vote as this stage does."""
+        dynamic = module.InferenceMode.needs_dynamic(self._user_meta, has_backward)
+        self._inference_mode = module.InferenceMode.DYNAMIC if dynamic else module.InferenceMode.STATIC
+        return torch.tensor([0 if dynamic else 1], dtype=torch.int32, device=self.device)
+
+    def result(self: Any, received_result: Any = None) -> torch.Tensor:
+        static = self._inference_mode is module.InferenceMode.STATIC
+        return torch.tensor([int(static)], dtype=torch.int32, device=self.device)
+
+    def received(self: Any, src_stage: int) -> Any:
+        if src_stage < self.stage_index or self._stage_meta.outputs is None:
+            return receive(self, src_stage)
+        return module._StageBackwardMeta(backward_metas=module._derive_grad_metas(self._stage_meta.outputs))
+
+    patches.replace(stage, "_warmup_forward_vote", vote)
+    patches.replace(stage, "_warmup_backward_result", result)
+    patches.replace(stage, "_recv_meta", received)
+
+
+_ZERO_OPTIMIZER = "ZeroRedundancyOptimizer"
+"""By its name: to import it takes long and warns."""
+
+
+def follow_zero_optimizer(patches: Patches, layout: Layout) -> None:
+    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if type(optimizer).__name__ != _ZERO_OPTIMIZER:
+            return
+        by_weights: dict[Any, list[int]] = {}
+        for rank, groups in enumerate(optimizer._partition_parameters_cache):
+            shapes = tuple(tuple(weight.shape) for group in groups for weight in group["params"])
+            by_weights.setdefault(shapes, []).append(rank)
+        layout.unlike = list(by_weights.values())
+
+    patches.call_back(register_optimizer_step_post_hook(stepped).remove)
+
 
 _TIMEOUT = timedelta(minutes=10)
 _NCCL_VERSION = 2 << 32 | 27 << 16 | 5
 _DEVICES = ("cuda", "cpu")
-_NEEDED = (
+_GROUP_NEEDED = (
     "is one of a group of processes, and it is not said which. Predict one rank with --world-size N [--rank R], as in "
     "--world-size 8."
 )
@@ -43,29 +104,29 @@ class GroupNeeded(Stopped):
     """The script is one process of many, and nobody said of how many."""
 
 
-class _Silent(type):
+class _SilentBackend(type):
     """A backend of C++ by its name; its objects send nothing: collectives are answered before they come to one."""
 
     backend: str
 
     def __call__(cls, store: Any, rank: int, size: int, options: Any = None, timeout: Any = None) -> Any:
         made = c10d.FakeProcessGroup._create_internal(rank, size)
-        _silent[id(made)] = made, cls.backend
+        _silent_backends[id(made)] = made, cls.backend
         return made
 
     def __instancecheck__(cls, value: Any) -> bool:
-        return _named(value) == cls.backend
+        return _backend_name(value) == cls.backend
 
 
-_silent: dict[int, tuple[Any, str]] = {}
+_silent_backends: dict[int, tuple[Any, str]] = {}
 """Those that were made, by their address."""
 
 
-def _named(backend: Any) -> str:
-    return _silent.get(id(backend), (None, ""))[1]
+def _backend_name(backend: Any) -> str:
+    return _silent_backends.get(id(backend), (None, ""))[1]
 
 
-class _Options(c10d.Backend.Options):
+class _NcclOptions(c10d.Backend.Options):
     """Of NCCL: what a program sets is kept, and nothing follows of it."""
 
     def __init__(self, is_high_priority_stream: bool = False) -> None:
@@ -91,7 +152,7 @@ def follow_group(patches: Patches, rank: GroupRank | None, collectives: Collecti
         return
     group = _Group(patches, rank, collectives, layout)
     nccl, gloo = (
-        _Silent(name, (), {"backend": backend, "Options": _Options})
+        _SilentBackend(name, (), {"backend": backend, "Options": _NcclOptions})
         for name, backend in (("ProcessGroupNCCL", "nccl"), ("ProcessGroupGloo", "gloo"))
     )
     for owner in (functions, dist):
@@ -138,7 +199,7 @@ class _Group:
         """In place of a rendezvous over the network."""
         if self._rank is None:
             if rank < 0 or world_size < 1:
-                raise GroupNeeded(f"torch.distributed.init_process_group: this {_NEEDED}")
+                raise GroupNeeded(f"torch.distributed.init_process_group: this {_GROUP_NEEDED}")
         elif world_size not in (-1, self._rank.world_size):
             raise GroupNeeded(
                 f"torch.distributed.init_process_group asks for {world_size} processes, and --world-size says "
@@ -156,10 +217,10 @@ class _Group:
             group, store = make(*args, **kwargs)
             if not self._begun:
                 self._begun = True
-                follow_sharded_tensors(self._patches, self._layout)
+                follow_dtensor(self._patches, self._layout)
                 follow_pipelines(self._patches)
                 _follow_checkpoints(self._patches)
-                follow_sharded_optimizers(self._patches, self._layout)
+                follow_zero_optimizer(self._patches, self._layout)
             ranks = args[2] if len(args) > 2 else kwargs.get("global_ranks_in_group")
             if isinstance(group, dist.ProcessGroup):
                 self._layout.note_group(ranks or range(group.size()))
@@ -170,7 +231,9 @@ class _Group:
                     except RuntimeError:
                         continue
                     types = dist.ProcessGroup.BackendType
-                    group._register_backend(META, types.NCCL if _named(backend) == "nccl" else types.GLOO, backend)
+                    group._register_backend(
+                        META, types.NCCL if _backend_name(backend) == "nccl" else types.GLOO, backend
+                    )
                     break
             return group, store
 
@@ -227,7 +290,7 @@ def _follow_processes(patches: Patches, rank: GroupRank | None) -> None:
     def spawn(fn: Any, args: Any = (), nprocs: int = 1, *rest: Any, **named: Any) -> None:
         """One of them, in this process."""
         if rank is None:
-            raise GroupNeeded(f"torch.multiprocessing.spawn starts {nprocs} processes, and each {_NEEDED}")
+            raise GroupNeeded(f"torch.multiprocessing.spawn starts {nprocs} processes, and each {_GROUP_NEEDED}")
         fn(rank.number % nprocs, *args)
 
     for owner in (multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
@@ -255,4 +318,4 @@ def _leave(hook: Any) -> None:
         dist.destroy_process_group()
     forget_meshes()
     sys.excepthook = hook
-    _silent.clear()
+    _silent_backends.clear()

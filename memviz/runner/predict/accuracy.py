@@ -1,8 +1,7 @@
-"""Recordings that others made on real cards, and published peaks, each beside what is predicted for it.
+"""Accuracy of predictions: errors measured on recordings and published peaks, and bytes that rest on unproven rules.
 
-The figures are data, `held_against.json`: `python -m tests.truth.held_against` writes what recordings say, and
-`python -m tests.benchmarks.published` what published tables say. From them follows how true a prediction is likely
-to be.
+The figures are data: `python -m tests.truth.held_against` writes those of recordings, and `python -m
+tests.benchmarks.published` those of published tables.
 """
 
 from __future__ import annotations
@@ -12,12 +11,27 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
 
 from memviz.runner.expected_error import ExpectedError
 from memviz.runner.predict.cards import KnownCard, card_named
-from memviz.runner.predict.evidence import NCCL, Standing, Unproven
-from memviz.runner.predict.operator_families import CONVOLUTIONS, NOT_COUNTED, families_of
+from memviz.runner.predict.evidence import (
+    CONVOLUTION_FAMILY,
+    NCCL,
+    NO_RULE,
+    NOT_COUNTED,
+    RULES,
+    Standing,
+    Unproven,
+    families_of,
+)
+from memviz.trace.model import Action
+from memviz.units import bytes_text
+
+if TYPE_CHECKING:
+    from memviz.runner.predict.allocation_recorder import AllocationRecorder
 
 DATA = Path(__file__).with_name("held_against.json")
 Kind = Literal["training", "inference"]
@@ -27,7 +41,7 @@ nvidia-smi showed was not predicted, so that it came out higher by this share of
 
 
 @dataclass(frozen=True)
-class Held:
+class MeasuredPeak:
     """A peak that somebody measured, and what is predicted of it."""
 
     name: str
@@ -47,9 +61,9 @@ class Held:
 
 
 @cache
-def held() -> tuple[Held, ...]:
+def measured_peaks() -> tuple[MeasuredPeak, ...]:
     return tuple(
-        Held(
+        MeasuredPeak(
             name=row["name"],
             card=row["card"],
             torch=row["torch"],
@@ -70,10 +84,12 @@ def _pair(value: list[int] | None) -> tuple[int, int] | None:
 
 def is_recorded(card: KnownCard) -> bool:
     """Whether any recording is of a card with the same threads and workspaces: what the rules look at but for size."""
-    return _like(card) in {_like(card_named(one.card)) for one in held() if not one.is_published}
+    return _rule_inputs(card) in {
+        _rule_inputs(card_named(one.card)) for one in measured_peaks() if not one.is_published
+    }
 
 
-def _like(card: KnownCard) -> tuple[int, int]:
+def _rule_inputs(card: KnownCard) -> tuple[int, int]:
     return card.threads_per_multiprocessor, card.cublas_workspace_bytes
 
 
@@ -86,7 +102,7 @@ def expected_error(
     """
     needed = families_of(operators)
     kind: Kind = "training" if trains else "inference"
-    ours = [one for one in held() if one.kind == kind]
+    ours = [one for one in measured_peaks() if one.kind == kind]
     recordings = [one for one in ours if not one.is_published]
     missing = needed - _covered(recordings)
     published = [one for one in ours if one.is_published and one.families & missing] if missing else []
@@ -104,7 +120,7 @@ def expected_error(
         kind=kind,
         not_covered=tuple(sorted(missing - counted)),
         not_counted=tuple(NOT_COUNTED[family] for family in sorted(counted)),
-        least_growth=CONVOLUTIONS_GREW_BY if CONVOLUTIONS in counted else 0.0,
+        least_growth=CONVOLUTIONS_GREW_BY if CONVOLUTION_FAMILY in counted else 0.0,
         like_card=is_recorded(card),
         uncounted_bytes=sum(sizes) if sizes else None,
         estimates_all=len(sizes) == len(estimates),
@@ -116,7 +132,7 @@ def _estimates(unproven: Iterable[Unproven]) -> list[int | None]:
     return [one.bytes_at_most for one in unproven if one.standing == Standing.MISSING and one.rule != NCCL]
 
 
-def _covered(rows: Iterable[Held]) -> frozenset[str]:
+def _covered(rows: Iterable[MeasuredPeak]) -> frozenset[str]:
     return frozenset().union(*(one.families for one in rows))
 
 
@@ -124,3 +140,64 @@ def _worst(pairs: Iterable[tuple[int, int] | None]) -> float | None:
     """In percent, of what was measured."""
     errors = [100 * abs(predicted - measured) / measured for measured, predicted in filter(None, pairs)]
     return round(max(errors), 4) if errors else None
+
+
+_LEAST_SAID = 1 << 20
+"""Bytes: in words, less is not worth a reader's time."""
+
+
+def unproven_of(recorder: AllocationRecorder) -> tuple[Unproven, ...]:
+    """In the order of the table."""
+    highest, at_peak = _bytes_by_rule(recorder)
+    unproven = []
+    for number, rule in enumerate(RULES):
+        standing = rule.standing_on(recorder.card)
+        if standing is Standing.MISSING and number in recorder.missing:
+            likely, most = recorder.missing[number]
+            unproven.append(Unproven(rule.name, standing, rule.because, likely, 0, most))
+        elif standing not in (Standing.PROVED, Standing.MISSING) and highest.get(number):
+            held = at_peak.get(number, 0)
+            unproven.append(Unproven(rule.name, standing, rule.because, highest[number], held, None))
+    return tuple(unproven)
+
+
+def _bytes_by_rule(recorder: AllocationRecorder) -> tuple[dict[int, int], dict[int, int]]:
+    """Bytes at once at most, and at the moment of the highest live bytes."""
+    history, rules = recorder.ledger.history, np.frombuffer(recorder.columns.rule, dtype=np.uint8)
+    action, size = np.array(history.action, dtype=np.uint8), np.array(history.size, dtype=np.int64)
+    cause = np.array(history.causes(), dtype=np.int64)
+    change = np.where(action == Action.ALLOC, size, 0) - np.where(action == Action.FREE_COMPLETED, size, 0)
+    if not len(change) or not len(rules):
+        return {}, {}
+    top = int(np.cumsum(change).argmax())
+    number = np.where(cause >= 0, rules[np.maximum(cause, 0)], NO_RULE)
+    highest, at_peak = {}, {}
+    for rule in set(number.tolist()) - {NO_RULE}:
+        level = np.cumsum(np.where(number == rule, change, 0))
+        highest[rule], at_peak[rule] = int(level.max()), int(level[top])
+    return highest, at_peak
+
+
+def unproven_sentence(unproven: Iterable[Unproven]) -> str:
+    """Empty where every rule that mattered is proved."""
+    parts = [words for one in unproven if (words := _unproven_text(one))]
+    return f"No recording proves these rules: {'; '.join(parts)}." if parts else ""
+
+
+def _unproven_text(one: Unproven) -> str:
+    if one.standing == Standing.MISSING:
+        if one.bytes is None or one.bytes_at_most is None:
+            return f"{one.rule} (not predicted)"
+        if one.bytes_at_most < _LEAST_SAID:
+            return ""
+        likely = "nothing" if not one.bytes else bytes_text(one.bytes)
+        return (
+            f"{one.rule} (not predicted: likely {likely} at a time, up to {bytes_text(one.bytes_at_most)} by estimate)"
+        )
+    if one.bytes is None or one.bytes < _LEAST_SAID:
+        return ""
+    return f"{one.rule} ({one.standing}: {bytes_text(one.bytes)}, {_peak_text(one.bytes_at_peak)})"
+
+
+def _peak_text(size: int) -> str:
+    return f"{bytes_text(size)} of the peak" if size else "none at the peak"

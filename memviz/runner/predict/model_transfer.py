@@ -25,7 +25,7 @@ NOTHING_TO_COPY = (
 
 
 @dataclass(frozen=True, slots=True)
-class Become:
+class MoveTo:
     """What each tensor is to be once it is there. One copy makes it so: what comes from the host changes on the way."""
 
     device: torch.device
@@ -46,25 +46,25 @@ class Become:
         return copied
 
 
-def place_model(
-    recorder: AllocationRecorder, model: nn.Module, wanted: Become, on_host: Collection[Parameter] = ()
+def move_model(
+    recorder: AllocationRecorder, model: nn.Module, wanted: MoveTo, on_host: Collection[Parameter] = ()
 ) -> nn.Module:
     """A tensor that is on the device already stays, as `.to` leaves it; so tied weights stay tied.
 
     Weights of `on_host` are in host memory afterwards, without values.
     """
     with torch._C.DisableTorchFunction():
-        return _place(recorder, model, wanted, frozenset(map(id, on_host)))
+        return _move(recorder, model, wanted, frozenset(map(id, on_host)))
 
 
-def _place(recorder: AllocationRecorder, model: nn.Module, wanted: Become, on_host: Set[int]) -> nn.Module:
+def _move(recorder: AllocationRecorder, model: nn.Module, wanted: MoveTo, on_host: Set[int]) -> nn.Module:
     names = {id(module): path for path, module in model.named_modules()}
     recorder.position.name_modules(model)
     recorder.placed = Category.PARAMETER
     try:
         with torch.no_grad():
             for module in _children_first(model):
-                _place_own(recorder, module, names[id(module)], wanted, on_host)
+                _move_own(recorder, module, names[id(module)], wanted, on_host)
     finally:
         recorder.placed = None
     return model
@@ -76,12 +76,12 @@ def _children_first(module: nn.Module) -> Iterator[nn.Module]:
     yield module
 
 
-def _place_own(recorder: AllocationRecorder, module: nn.Module, path: str, wanted: Become, on_host: Set[int]) -> None:
+def _move_own(recorder: AllocationRecorder, module: nn.Module, path: str, wanted: MoveTo, on_host: Set[int]) -> None:
     with recorder.position.inside(module):
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 is_on_host = id(parameter) in on_host
-                placed = _on_host(parameter) if is_on_host else _placed_parameter(recorder, parameter, wanted)
+                placed = _on_host(parameter) if is_on_host else _moved_parameter(recorder, parameter, wanted)
                 module._parameters[name] = placed
                 recorder.position.own(placed, path)
                 recorder.watch(placed)
@@ -93,11 +93,11 @@ def _place_own(recorder: AllocationRecorder, module: nn.Module, path: str, wante
 def _on_host(parameter: Parameter) -> Parameter:
     """A model that was built without memory is in host memory as far as a program can tell."""
     if parameter.is_meta:
-        become(parameter, Become(torch.device("cpu")).copy(parameter))
+        swap_data(parameter, MoveTo(torch.device("cpu")).copy(parameter))
     return parameter
 
 
-def _placed_parameter(recorder: AllocationRecorder, parameter: Parameter, wanted: Become) -> Parameter:
+def _moved_parameter(recorder: AllocationRecorder, parameter: Parameter, wanted: MoveTo) -> Parameter:
     if _is_there(recorder, parameter):
         return parameter
     data = _copied(parameter, wanted)
@@ -107,14 +107,14 @@ def _placed_parameter(recorder: AllocationRecorder, parameter: Parameter, wanted
         gradient = parameter.grad
     if parameter.is_meta and not _is_made_of_others(parameter):
         parameter.data = data
-    elif not become(parameter, data):
+    elif not swap_data(parameter, data):
         parameter = Parameter(data, parameter.requires_grad)
     if gradient is not parameter.grad:
         parameter.grad = gradient
     return parameter
 
 
-def become(tensor: Any, data: Any) -> bool:
+def swap_data(tensor: Any, data: Any) -> bool:
     """Gives a tensor the memory of another on the other side; the object stays, as optimizers and programs hold it.
 
     False where C++ holds it too, such as a graph that is alive.
@@ -149,10 +149,10 @@ def _on_one_side(gradient: Any, tensor: Any) -> bool:
     if gradient.is_meta == tensor.is_meta:
         return True
     with torch.no_grad():
-        return become(gradient, torch.ops.aten._to_copy.default(gradient.detach(), device=tensor.detach().device))
+        return swap_data(gradient, torch.ops.aten._to_copy.default(gradient.detach(), device=tensor.detach().device))
 
 
-def _copied(tensor: Any, wanted: Become) -> Any:
+def _copied(tensor: Any, wanted: MoveTo) -> Any:
     if not tensor.is_meta or not _is_made_of_others(tensor):
         return wanted.copy(tensor)
     # It would find its parts on the device already.

@@ -1,0 +1,406 @@
+"""A CUDA build of torch on a machine with one card: properties, versions, tensor types, profilers, unsupported calls.
+
+`torch.cuda` is Python over some hundred functions of C++ that a build for the host lacks. They are supplied here,
+so every release's own Python runs above them, with its own warnings and deprecated names.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from types import SimpleNamespace
+from typing import Any, ClassVar
+from uuid import NAMESPACE_URL, UUID, uuid5
+
+import torch
+from torch import Tensor
+
+from memviz.runner.predict.cards import KnownCard
+from memviz.runner.predict.named_devices import META, NamedDevices
+from memviz.runner.predict.prediction_errors import not_predicted
+from memviz.runner.predict.torch_patches import Patches
+
+_KiB, _MiB = 1 << 10, 1 << 20
+_REGISTERS = 65_536
+_SHARED_PER_BLOCK = 48 * _KiB
+_SHARED_MEMORY = {(7, 0): 96, (7, 5): 64, (8, 0): 164, (8, 6): 100, (8, 9): 100, (12, 0): 100}
+"""KiB of a multiprocessor; later ones of data centres have more."""
+_LATEST_SHARED_MEMORY = 228
+_L2 = {
+    "NVIDIA L40S": 96,
+    "NVIDIA GeForce RTX 5090": 96,
+    "NVIDIA GeForce RTX 4090": 72,
+    "NVIDIA RTX PRO 6000 Blackwell": 128,
+}
+"""MiB of second-level cache, where it is not that of most cards of its capability."""
+_L2_OF_CAPABILITY = {(7, 0): 6, (7, 5): 4, (8, 0): 40, (8, 6): 6, (8, 9): 48, (9, 0): 50, (9, 4): 4, (10, 0): 126}
+_LATER_L2 = 64
+
+
+@dataclass(frozen=True)
+class CardProperties:
+    """What `torch.cuda.get_device_properties` gives: the names are torch's."""
+
+    name: str
+    major: int
+    minor: int
+    total_memory: int
+    multi_processor_count: int
+    uuid: UUID
+    max_threads_per_multi_processor: int
+    shared_memory_per_multiprocessor: int
+    shared_memory_per_block_optin: int
+    L2_cache_size: int
+    max_threads_per_block: int = 1024
+    warp_size: int = 32
+    regs_per_multiprocessor: int = _REGISTERS
+    shared_memory_per_block: int = _SHARED_PER_BLOCK
+    is_integrated: int = 0
+    is_multi_gpu_board: int = 0
+    pci_bus_id: int = 1
+    pci_device_id: int = 0
+    pci_domain_id: int = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
+            f"total_memory={self.total_memory // _MiB}MB, multi_processor_count={self.multi_processor_count}, "
+            f"uuid={self.uuid}, pci_bus_id={self.pci_bus_id}, pci_device_id={self.pci_device_id}, "
+            f"pci_domain_id={self.pci_domain_id}, L2_cache_size={self.L2_cache_size // _MiB}MB)"
+        )
+
+
+def properties_of(card: KnownCard) -> CardProperties:
+    """Of two cards of a kind these are the same; even the number that is a card's own is made from its name."""
+    major, minor = card.capability
+    shared = _SHARED_MEMORY.get(card.capability, _LATEST_SHARED_MEMORY) * _KiB
+    is_old = major == 7
+    return CardProperties(
+        name=card.name,
+        major=major,
+        minor=minor,
+        total_memory=card.memory_bytes,
+        multi_processor_count=card.multiprocessors,
+        uuid=uuid5(NAMESPACE_URL, card.name),
+        max_threads_per_multi_processor=card.threads_per_multiprocessor,
+        shared_memory_per_multiprocessor=shared,
+        shared_memory_per_block_optin=shared if is_old else shared - _KiB,
+        L2_cache_size=_L2.get(card.name, _L2_OF_CAPABILITY.get(card.capability, _LATER_L2)) * _MiB,
+    )
+
+
+_CUDA_VERSIONS = {6: "12.4", 7: "12.6", 8: "12.8", 9: "12.8", 10: "12.8"}
+"""Of CUDA, in the wheels of torch 2.x that pip gives."""
+_LATEST_CUDA_VERSION = "13.0"
+_CUDNN = {"12.4": 90100, "12.6": 90501, "12.8": 91002, "13.0": 91501}
+_ARCHITECTURES = {"12": "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90", "13": "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"}
+_MOST_FFT_PLANS = 4096
+"""Of Fourier transforms, kept by cuFFT."""
+_NO_CARD = (
+    "No CUDA GPUs are available: CUDA_VISIBLE_DEVICES hides the one that is pretended. Leave it out, or set it to 0."
+)
+
+
+class FakeMachine:
+    """With one card, unless the program hides it from itself; of a group, with one for each process."""
+
+    def __init__(self, card: KnownCard, named: NamedDevices, mem_get_info: Callable[[], tuple[int, int]]) -> None:
+        self.card = card
+        self._named = named
+        self._mem_get_info = mem_get_info
+        self._process = os.getpid()
+        self._sync_debug_mode = 0
+        self._properties = properties_of(card)
+        self.version = _CUDA_VERSIONS.get(int(str(torch.__version__).split(".")[1]), _LATEST_CUDA_VERSION)
+
+    def count(self) -> int:
+        """Whichever card a program chooses of its own machine is ours."""
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        hidden = visible is not None and (not visible.strip() or visible.strip().startswith("-"))
+        return 0 if hidden else self._named.count
+
+    def begin(self) -> None:
+        if not self.count():
+            raise RuntimeError(_NO_CARD)
+
+    def is_in_fork(self) -> bool:
+        """A child process cannot use what its parent began with."""
+        return os.getpid() != self._process
+
+    def exchange(self, device: int) -> int:
+        if device >= 0:
+            self._named.check(device)
+        return self.current()
+
+    def current(self) -> int:
+        index: int = self._named.own.index
+        return index
+
+    def describe(self, device: int) -> Any:
+        self._named.exists(device)
+        return self._properties
+
+    def capability(self, device: int) -> dict[str, Any]:
+        self._named.exists(device)
+        kinds = vars(torch).values()
+        return {"supported_dtypes": {kind for kind in kinds if isinstance(kind, torch.dtype)}}
+
+    def set_sync_debug_mode(self, mode: int) -> None:
+        self._sync_debug_mode = mode
+
+    def functions(self) -> dict[str, Any]:
+        """Of `torch._C`."""
+        check = self._named.check
+        architectures = _ARCHITECTURES[self.version.partition(".")[0]]
+        return {
+            "_has_cuda": True,
+            "_has_cudnn": True,
+            "_cuda_isInBadFork": self.is_in_fork,
+            "_cuda_getDeviceCount": self.count,
+            "_cuda_getDevice": self.current,
+            "_cuda_setDevice": check,
+            "_cuda_exchangeDevice": self.exchange,
+            "_cuda_maybeExchangeDevice": self.exchange,
+            "_cuda_canDeviceAccessPeer": lambda device, peer: False,
+            "_cuda_hasPrimaryContext": lambda device: True,
+            "_cuda_getArchFlags": lambda: architectures,
+            "_cuda_getCompiledVersion": lambda: int(self.version.replace(".", "0")) * 10,
+            "_cuda_get_sync_debug_mode": lambda: self._sync_debug_mode,
+            "_cuda_set_sync_debug_mode": self.set_sync_debug_mode,
+            "_cuda_getCurrentBlasHandle": lambda: 0x1,
+            "_cuda_getCurrentSolverHandle": lambda: 0x1,
+            "_cuda_ipc_collect": lambda: None,
+            "_cuda_sleep": lambda cycles: None,
+            "_cuda_lock_mutex": lambda: None,
+            "_cuda_unlock_mutex": lambda: None,
+            "_cuda_get_cudnn_benchmark_limit": lambda: 10,
+            "_cuda_set_cudnn_benchmark_limit": lambda limit: None,
+            "_get_accelerator": lambda *check_available: torch.device("cuda"),
+            "_accelerator_getAccelerator": lambda: torch.device("cuda"),
+            "_accelerator_getDeviceIndex": self.current,
+            "_accelerator_setDeviceIndex": check,
+            "_accelerator_exchangeDevice": self.exchange,
+            "_accelerator_maybeExchangeDevice": self.exchange,
+            "_accelerator_getDeviceCapability": self.capability,
+            "_accelerator_deviceCount": self.count,
+            "_accelerator_hooks_device_count": self.count,
+            "_accelerator_hooks_set_current_device": check,
+            "_accelerator_hooks_get_current_device": self.current,
+            "_accelerator_hooks_exchange_device": self.exchange,
+            "_accelerator_hooks_maybe_exchange_device": self.exchange,
+        }
+
+    def runtime(self) -> Any:
+        """In place of `torch.cuda.cudart()`."""
+        done = int
+        names = ("cudaProfilerStart", "cudaProfilerStop", "cudaHostRegister", "cudaHostUnregister", "cudaStreamCreate")
+        return SimpleNamespace(
+            cudaError=IntEnum("cudaError", {"success": 0}),
+            cudaGetErrorString=lambda code: "no error",
+            cudaMemGetInfo=lambda device: self._mem_get_info(),
+            **{name: lambda *args: done() for name in (*names, "cudaStreamDestroy", "cudaDeviceSynchronize")},
+        )
+
+
+def follow_machine(patches: Patches, machine: FakeMachine, begin: Callable[[], None]) -> None:
+    """`begin` is called when the program first uses CUDA."""
+
+    def first_used() -> None:
+        machine.begin()
+        begin()
+
+    # We use it; a build for CUDA would complain of what it misses, and a profile with stacks of its being imported.
+    importlib.import_module("torch.utils.flop_counter")
+    cuda: Any = torch.cuda
+    for name, function in {**machine.functions(), "_cuda_init": first_used}.items():
+        patches.put(torch._C, name, function)
+    for name, value in {
+        "_initialized": False,
+        "_queued_calls": list(cuda._queued_calls),
+        "_cached_device_count": None,
+        # It would look at the real machine's cards.
+        "_HAS_PYNVML": False,
+        "_cudart": machine.runtime(),
+        "_is_in_bad_fork": machine.is_in_fork,
+        "_exchange_device": machine.exchange,
+        "_maybe_exchange_device": machine.exchange,
+        "_get_device_properties": machine.describe,
+        "_device_count_nvml": lambda: -1,
+        "has_magma": True,
+    }.items():
+        patches.put(cuda, name, value)
+    patches.put(torch.version, "cuda", machine.version)
+    cudnn: Any = getattr(torch.backends.cudnn, "m", torch.backends.cudnn)
+    patches.put(cudnn, "version", lambda: _CUDNN[machine.version])
+    # Without one there would be a warning; recurrent layers are predicted step by step.
+    patches.put(cudnn, "is_acceptable", lambda tensor: False)
+    plans: Any = torch.backends.cuda.cuFFTPlanCache
+    patches.put(plans, "size", 0)
+    patches.put(plans, "max_size", _MOST_FFT_PLANS)
+    patches.put(torch, "_cufft_clear_plan_cache", lambda *args: None)
+
+
+_TENSOR_TYPES = {
+    "FloatTensor": torch.float32,
+    "DoubleTensor": torch.float64,
+    "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16,
+    "ByteTensor": torch.uint8,
+    "CharTensor": torch.int8,
+    "ShortTensor": torch.int16,
+    "IntTensor": torch.int32,
+    "LongTensor": torch.int64,
+    "BoolTensor": torch.bool,
+}
+_CUDA_MODULE = "torch.cuda"
+
+
+class _CardType(type):
+    dtype: torch.dtype
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, Tensor) and value.is_cuda and value.dtype == cls.dtype
+
+    def __repr__(cls) -> str:
+        return f"<class '{_CUDA_MODULE}.{cls.__name__}'>"
+
+
+class CardType(metaclass=_CardType):
+    """A kind of tensors on the card; to call it makes one."""
+
+    dtype: ClassVar[torch.dtype]
+
+    def __new__(cls, *args: Any, device: Any = None) -> Any:
+        if args and not isinstance(args[0], int):
+            if isinstance(args[0], torch.Size):
+                return torch.empty(args[0], dtype=cls.dtype, device="cuda")
+            return torch.tensor(args[0], dtype=cls.dtype, device="cuda")
+        return torch.empty(args or (0,), dtype=cls.dtype, device="cuda")
+
+
+def cast_to_type(tensor: Tensor, kind: Any) -> Any:
+    """`tensor.type(kind)`; NotImplemented where torch's own is right."""
+    name = kind.__name__ if isinstance(kind, _CardType) else kind
+    if isinstance(name, str) and name.removeprefix("torch.") in (f"cuda.{type_name}" for type_name in _TENSOR_TYPES):
+        return tensor.to(META, _TENSOR_TYPES[name.rpartition(".")[2]])
+    if isinstance(kind, _CardType):
+        return tensor.to(META, kind.dtype)
+    if isinstance(kind, str) and kind.startswith("torch.") and tensor.is_meta:
+        return tensor.to("cpu", _TENSOR_TYPES[kind.rpartition(".")[2]])
+    return NotImplemented
+
+
+def follow_types(patches: Patches, named: NamedDevices) -> None:
+    for name, dtype in _TENSOR_TYPES.items():
+        patches.put(torch.cuda, name, _CardType(name, (CardType,), {"dtype": dtype, "__module__": _CUDA_MODULE}))
+    set_type: Any = torch.set_default_tensor_type
+
+    def set_default_tensor_type(kind: Any) -> None:
+        name = kind.__name__ if isinstance(kind, _CardType) else str(kind)
+        if isinstance(kind, _CardType) or name.startswith(f"{_CUDA_MODULE}."):
+            torch.set_default_dtype(_TENSOR_TYPES[name.rpartition(".")[2]])
+            torch.set_default_device("cuda")
+        else:
+            torch.set_default_device(None)
+            set_type(kind)
+
+    before = torch.get_default_dtype()
+    patches.call_back(lambda: torch.set_default_dtype(before))
+    patches.put(torch, "set_default_tensor_type", set_default_tensor_type)
+    _follow_default_device(patches, named)
+
+
+def _follow_default_device(patches: Patches, named: NamedDevices) -> None:
+    """torch keeps it below every mode, where no word of ours is heard any more."""
+    set_device: Callable[[Any], None] = torch.set_default_device
+    get_device: Callable[[], torch.device] = torch.get_default_device
+    chosen: list[bool] = []
+
+    def set_default_device(device: Any) -> None:
+        ours = named.means_us(device, numbers=True)
+        chosen[:] = [True] if ours else []
+        set_device(META if ours else device)
+
+    def get_default_device() -> torch.device:
+        return named.own if chosen else get_device()
+
+    def take_back() -> None:
+        if chosen:
+            set_device(None)
+
+    patches.put(torch, "set_default_device", set_default_device)
+    patches.put(torch, "get_default_device", get_default_device)
+    patches.call_back(take_back)
+
+
+def follow_profilers(patches: Patches) -> None:
+    _mark_ranges(patches)
+    emits: Any = torch.autograd.profiler.emit_nvtx
+    patches.put(emits, "__enter__", lambda self: self)
+    patches.put(emits, "__exit__", lambda self, *error: False)
+    begin: Any = torch.autograd.profiler.profile.__init__
+
+    def begun(self: Any, *args: Any, use_cuda: bool = False, use_device: str | None = None, **options: Any) -> None:
+        if not use_cuda and use_device != "cuda":
+            begin(self, *args, use_device=use_device, **options)
+            return
+        begin(self, *args, **{**options, "use_cpu": True})
+        # Its tables have the card's columns then.
+        self.use_device = "cuda"
+
+    patches.put(torch.autograd.profiler.profile, "__init__", begun)
+
+
+def _mark_ranges(patches: Patches) -> None:
+    """For a profiler that is not there."""
+    depth: list[None] = []
+
+    def push(message: str, *rest: Any) -> int:
+        depth.append(None)
+        return len(depth) - 1
+
+    def pop(*rest: Any) -> int:
+        if depth:
+            depth.pop()
+        return len(depth)
+
+    nothing: Callable[..., int] = lambda *args: 0  # noqa: E731
+    ranges = {"rangePushA": push, "rangePop": pop, "rangeStartA": nothing, "rangeEnd": nothing, "markA": nothing}
+    stub = SimpleNamespace(**ranges, deviceRangeStart=nothing, deviceRangeEnd=nothing)
+    patches.put(torch.cuda.nvtx, "_nvtx", stub)
+
+
+_TUNING = "while it tries kernels it copies what they work on, as often as its measurements have it"
+_UNSUPPORTED = {
+    "an allocator of one's own (CUDAPluggableAllocator)": (
+        "what it reserves follows rules of its own",
+        ("_cuda_customAllocator", "_cuda_changeCurrentAllocator", "_cuda_getAllocator"),
+    ),
+    "torch.cuda.jiterator": (
+        "it compiles C++ for the card, which nobody runs here",
+        ("_cuda_jiterator_compile_and_launch_kernel",),
+    ),
+}
+
+
+def refuse_unsupported(patches: Patches) -> None:
+    for what, (why, names) in _UNSUPPORTED.items():
+        for name in names:
+            patches.put(torch._C, name, _refuses(what, why))
+    patches.put(torch._C, "_cuda_tunableop_enable", _tuning)
+    patches.put(torch._C, "_cuda_tunableop_is_enabled", lambda: False)
+
+
+def _refuses(what: str, why: str) -> Callable[..., None]:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise not_predicted(what, why)
+
+    return refuse
+
+
+def _tuning(is_on: bool) -> None:
+    if is_on:
+        raise not_predicted("torch.cuda.tunable", _TUNING)
