@@ -250,7 +250,10 @@ ForgetValues = Callable[[Tensor], None]
 def flex_attention(
     forget: ForgetValues, query: Tensor, key: Tensor, value: Tensor, score_mod: Any
 ) -> tuple[Tensor, ...]:
-    """What torch's own gives: the output, the logarithms of sums, and the largest scores, which nobody asked for."""
+    """The output, the logarithms of sums, and no largest scores, without tracing the functions that it is given.
+
+    It is no operator of C++, and uncompiled it would keep every score; programs compile it, so that is predicted.
+    """
     inputs: tuple[Tensor, ...] = (query, key, value)
     if torch.is_autocast_enabled("cuda"):
         inputs = tuple(tensor.to(torch.get_autocast_dtype("cuda")) for tensor in inputs)

@@ -20,6 +20,8 @@ from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.torch_patches import Patches
 
 aten = torch.ops.aten
+# Since then torch swaps the operands where the rows of the result then lie as the equation orders them (read; the older
+# way is proved by recordings of torch 2.6). It decides the layout of the result, and so what the next operators copy.
 EINSUM_REORDERS_SINCE = (2, 9)
 _ELLIPSIS = "."
 """Stands for one dimension of an ellipsis, followed by its number from the right."""
@@ -78,6 +80,8 @@ def _matrix_product(left: Tensor, right: Tensor, kept: int) -> Any:
     return made.view(made.shape[:kept])
 
 
+# Up to it every ":" of `x[:, -1, :]` makes a slice, though it shows the whole dimension, and the gradient of a slice is
+# padded with zeros to the size of the sliced tensor.
 SLICES_UNTIL = (2, 6)
 _SLICE_END = 2**63 - 1
 _FULL_SLICE = slice(None)
@@ -134,6 +138,7 @@ _JAGGED_KERNELS = {
 
 @contextmanager
 def jagged_attention_on(card: KnownCard) -> Iterator[None]:
+    """Answer which kernels the build has: torch.nested asks for them, and a build for the host has none."""
     patches = Patches()
     try:
         for name, backend in _JAGGED_KERNELS.items():

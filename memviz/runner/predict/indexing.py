@@ -25,7 +25,11 @@ _TILES = ((90, 384 * 12), (80, 384 * 10), (0, 256 * 11))
 
 
 def sort_scratch_bytes(count: int, highest: int, card: KnownCard) -> int:
-    """Bytes for sorting so many indices, of which none is higher."""
+    """Scratch bytes of CUB's radix sort for `count` keys with values of 8 bytes, of which none is above `highest`.
+
+    One block of threads sorts a few without any. More are sorted in passes of 8 bits: each pass has counters, each tile
+    of the keys has its own, and keys and values have a copy each where there are several passes.
+    """
     if count <= _ONE_BLOCK:
         return 1
     passes = -(-max(highest.bit_length(), 1) // _BITS)

@@ -132,7 +132,7 @@ aten = torch.ops.aten
 
 
 def convolution_shape(func: Any, args: Any, kwargs: Any) -> Any:
-    """The result of a convolution, where it isn't contiguous; a shape as in `shapes`."""
+    """The result of a convolution, where it is not contiguous."""
     tensor, weight = args[0], args[1]
     if not tensor.is_meta or tensor.is_contiguous() and weight.is_contiguous():
         return NotImplemented
@@ -169,19 +169,15 @@ def _bytes(tensor: Tensor) -> int:
 ShapeRule = Callable[[Any, Any, Any], Any]
 """Operator, arguments, keyword arguments -> the result, or NotImplemented."""
 
-_META = torch.device("meta")
 _HALVES = (torch.float16, torch.bfloat16)
 
 
 def _new(size: Any, dtype: torch.dtype) -> Tensor:
-    return torch.empty(size, dtype=dtype, device=_META)
+    return torch.empty(size, dtype=dtype, device=META)
 
 
 def _is_plain(value: Any) -> bool:
-    return type(value) in _PLAIN_TYPES and value.is_meta and value.is_contiguous() and value.is_floating_point()
-
-
-_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+    return type(value) in PLAIN_TENSORS and value.is_meta and value.is_contiguous() and value.is_floating_point()
 
 
 def _one_to_one(func: Any, args: Any, kwargs: Any) -> Any:
@@ -287,7 +283,7 @@ def _grouped_product(func: Any, args: Any, kwargs: Any) -> Any:
     wide = 16 // left.element_size()
     row = -(-columns // wide) * wide
     strides = [rows * row, row, 1][-len(groups) - 2 :]
-    return torch.empty_strided([*groups, rows, columns], strides, dtype=left.dtype, device=_META)
+    return torch.empty_strided([*groups, rows, columns], strides, dtype=left.dtype, device=META)
 
 
 def _sequences_backward(func: Any, args: Any, kwargs: Any) -> Any:

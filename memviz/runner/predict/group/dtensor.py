@@ -118,7 +118,6 @@ _BY_ELEMENT = (
     *("add", "sub", "mul", "div", "addcmul", "addcdiv", "lerp", "sqrt", "neg", "pow", "maximum", "minimum"),
     *("clamp_min", "clamp_max", "abs", "sign", "reciprocal", "copy", "zero"),
 )
-_DTENSOR_MODULE = "torch.distributed.tensor"
 
 
 def _elementwise_operators() -> frozenset[Any]:
@@ -133,7 +132,7 @@ _ELEMENTWISE_OPERATORS = _elementwise_operators()
 
 def run_on_shards(mode: TorchDispatchMode, func: Any, args: Any, kwargs: Any) -> Any:
     """The result, or NotImplemented where torch's own way is the right one."""
-    if func not in _ELEMENTWISE_OPERATORS or _DTENSOR_MODULE not in sys.modules:
+    if func not in _ELEMENTWISE_OPERATORS or _DTENSOR not in sys.modules:
         return NotImplemented
     from torch.distributed.tensor import DTensor
 
