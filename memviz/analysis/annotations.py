@@ -11,8 +11,8 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from memviz.analysis.cache import remembered
-from memviz.analysis.live import clock, has_stamps
+from memviz.analysis.cache import cached
+from memviz.analysis.lifetimes import clock, has_stamps
 from memviz.analysis.sums import max_of_ranges
 from memviz.analysis.timeline import timeline
 from memviz.trace.model import Annotations, Bools, Columns, DeviceTrace, Ints4, Ints8, Stage, Trace
@@ -47,7 +47,7 @@ class Annotated:
     """Annotations of a file whose events have no times: they cannot be placed among the events."""
 
 
-@remembered
+@cached
 def annotated(device: DeviceTrace) -> Annotated:
     rows = device.annotations
     if len(device.events) and not has_stamps(device):
@@ -116,7 +116,7 @@ def _intervals(device: DeviceTrace, start: Ints8, end: Ints8) -> Intervals:
     )
 
 
-@remembered
+@cached
 def interval_peaks(device: DeviceTrace) -> Ints8:
     """Most live bytes from the beginning of each interval to its end, what was live when it began included."""
     intervals = annotated(device).intervals
@@ -136,7 +136,7 @@ def annotation_of_events(device: DeviceTrace, events: Ints8) -> Ints8:
     return _innermost(device)[events]
 
 
-@remembered
+@cached
 def _innermost(device: DeviceTrace) -> Ints8:
     """Per event. One loop over the annotations, with those that are open on a heap, the latest on top."""
     intervals, count = annotated(device).intervals, len(device.events)

@@ -1,17 +1,74 @@
-"""Results that several views need are computed once, kept on what they are computed from, and die with it.
+"""Results that several views need are computed once, kept on the trace or device they come from, and die with it.
 
 Traces and devices are frozen, so a result stays right; and no cache outlives a trace or mixes visitors.
+`held_bytes` measures what a cached result takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import sys
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import wraps
-from typing import TypeVar
+from types import FunctionType, ModuleType
+from typing import Any, TypeVar
 
-from memviz.analysis.held import held_bytes
+import numpy as np
+
 from memviz.trace.holes import give_back_after
 from memviz.trace.model import DeviceTrace, Trace
+
+_ALIKE = 512
+"""Of a longer row, so many items stand for all: its items are of one kind."""
+_NOTHING = (type, FunctionType, ModuleType, type(None), bool)
+"""Not the trace's own."""
+
+
+def held_bytes(owner: Any) -> int:
+    """Of a trace it grows as views are looked at, since what they compute is kept. Takes some milliseconds."""
+    seen: set[int] = set()
+    return int(_size_of(owner, seen))
+
+
+def _size_of(value: Any, seen: set[int]) -> float:
+    if isinstance(value, _NOTHING) or id(value) in seen:
+        return 0
+    seen.add(id(value))
+    if isinstance(value, np.ndarray):
+        return _array(value, seen)
+    own = sys.getsizeof(value)
+    if isinstance(value, Mapping):
+        return own + _row(value.keys(), len(value), seen) + _row(value.values(), len(value), seen)
+    if isinstance(value, list | tuple | set | frozenset):
+        return own + _row(value, len(value), seen)
+    fields = getattr(value, "__dict__", None)
+    slots = [getattr(value, name, None) for name in getattr(type(value), "__slots__", ())]
+    inside = sum(_size_of(slot, seen) for slot in slots) if slots else 0
+    # The fields' names are the class's.
+    return own + inside + (sum(_size_of(known, seen) for known in fields.values()) if type(fields) is dict else 0)
+
+
+def _array(array: np.ndarray[Any, Any], seen: set[int]) -> float:
+    """A view counts as what it looks into, once."""
+    base = array
+    while isinstance(base.base, np.ndarray):
+        base = base.base
+    if base is not array:
+        if id(base) in seen:
+            return sys.getsizeof(array)
+        seen.add(id(base))
+    return base.nbytes
+
+
+def _row(items: Iterable[Any], count: int, seen: set[int]) -> float:
+    if count <= 2 * _ALIKE:
+        return sum(_size_of(item, seen) for item in items)
+    row = list(items)
+    if all(type(cell) is str for cell in row):
+        return sum(map(sys.getsizeof, row))
+    step = count // _ALIKE
+    chosen = row[::step]
+    return sum(_size_of(item, seen) for item in chosen) * count / len(chosen)
+
 
 _LARGE = 1 << 14
 """Bytes. What takes fewer stays: some of it took long to work out."""
@@ -19,7 +76,7 @@ _LARGE = 1 << 14
 Result = TypeVar("Result")
 
 
-def kept(owner: Trace | DeviceTrace, key: Hashable, make: Callable[[], Result]) -> Result:
+def cached_on(owner: Trace | DeviceTrace, key: Hashable, make: Callable[[], Result]) -> Result:
     """`key` says what the result is, and what else it depends on."""
     results = owner.__dict__.setdefault("_kept", {})
     if key not in results:
@@ -29,18 +86,18 @@ def kept(owner: Trace | DeviceTrace, key: Hashable, make: Callable[[], Result]) 
     return result
 
 
-def remembered(function: Callable[[DeviceTrace], Result]) -> Callable[[DeviceTrace], Result]:
+def cached(function: Callable[[DeviceTrace], Result]) -> Callable[[DeviceTrace], Result]:
     """For a function of nothing but a device."""
     key = f"{function.__module__}.{function.__qualname__}"
 
     @wraps(function)
     def recall(device: DeviceTrace) -> Result:
-        return kept(device, key, lambda: function(device))
+        return cached_on(device, key, lambda: function(device))
 
     return recall
 
 
-def let_go(trace: Trace) -> None:
+def drop_large(trace: Trace) -> None:
     """What was computed for views that nobody looks at: it comes again when it is asked for."""
     for owner in (trace, *trace.devices):
         results = owner.__dict__.get("_kept", {})

@@ -1,4 +1,4 @@
-"""One event and the state after it: where the reserved bytes are, and what happened around then."""
+"""State after an event: use of reserved bytes and neighbouring events; and a summary of the events between two."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import numpy as np
 from memviz.analysis.annotations import NO_INTERVAL, annotated, annotation_of_events
 from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
 from memviz.analysis.callstacks.sites import sites
-from memviz.analysis.lifetimes import BEFORE
-from memviz.analysis.live import check_event, clock, has_times, live_rows
-from memviz.analysis.reserved.fragmentation import Fragmentation, fragmentation_at
-from memviz.analysis.reserved.known import tells_reserved
-from memviz.analysis.reserved.segments import TileKind, segments_at
-from memviz.trace.model import NO_STACK, Action, DeviceTrace, Trace, driver_free
+from memviz.analysis.fragmentation import Fragmentation, fragmentation_at
+from memviz.analysis.lifetimes import BEFORE, check_event, clock, has_times, lifetimes, live_rows
+from memviz.analysis.segments import TileKind, segments_at
+from memviz.analysis.timeline import has_reserved, timeline
+from memviz.trace.model import NO_STACK, Action, Bools, DeviceTrace, Ints8, Trace, driver_free
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def moment(
         annotation=_annotation(trace, device, event),
         around=tuple(_happened(trace, device, neighbour, rule) for neighbour in near),
         failed=_failed(device, event),
-        is_reserved_known=tells_reserved(device),
+        is_reserved_known=has_reserved(device),
     )
 
 
@@ -92,3 +91,49 @@ def _failed(device: DeviceTrace, event: int) -> Failed | None:
     if event == BEFORE or events.action[event] != Action.OOM:
         return None
     return Failed(int(events.size[event]), driver_free(events, event))
+
+
+@dataclass(frozen=True)
+class Total:
+    """Some allocations."""
+
+    count: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class RangeSummary:
+    """Live before the first event, plus `allocated`, minus `freed`, is live after the last one."""
+
+    first: int
+    """-1 takes in what was there before the first event of the trace."""
+    last: int
+    peak_event: int
+    """The first one after which live bytes are highest, among these."""
+    allocated: Total
+    freed: Total
+    throughout: Total
+    """Live before the first event, and still live after the last."""
+
+
+def summarize_range(device: DeviceTrace, first: int, last: int) -> RangeSummary:
+    """Both events belong to it."""
+    check_event(device, first)
+    check_event(device, last)
+    rows, live = lifetimes(device), timeline(device).live
+    first, last = min(first, last), max(first, last)
+    begin = max(first, 0)
+    known = int(np.searchsorted(rows.start, last, side="right"))
+    start, end, size = rows.start[:known], rows.end[:known], rows.size[:known]
+    return RangeSummary(
+        first=first,
+        last=last,
+        peak_event=first + int(live[first + 1 : last + 2].argmax()),
+        allocated=_total(size, start >= begin),
+        freed=_total(size, (end >= begin) & (end <= last)),
+        throughout=_total(size, (start < begin) & (end > last)),
+    )
+
+
+def _total(size: Ints8, chosen: Bools) -> Total:
+    return Total(int(np.count_nonzero(chosen)), int(size[chosen].sum()))

@@ -14,12 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memviz.analysis.cache import kept
-from memviz.analysis.callstacks.frames import path_of
+from memviz.analysis.cache import cached_on
+from memviz.analysis.callstacks.frames import first_in_stack, path_of
 from memviz.analysis.callstacks.sites import sites
-from memviz.analysis.callstacks.stack_places import first_in_stack
-from memviz.analysis.lifetimes import lifetimes
-from memviz.analysis.live import check_event, clock, has_times
+from memviz.analysis.lifetimes import check_event, clock, has_times, lifetimes
 from memviz.analysis.purpose.categories import categories
 from memviz.analysis.purpose.phases import label_of_rows
 from memviz.analysis.sums import sum_by
@@ -173,7 +171,7 @@ def _frame_texts(trace: Trace) -> list[str]:
         columns = zip(frames.filename.tolist(), frames.line.tolist(), frames.name.tolist(), strict=True)
         return [f"{path_of(strings[file])}:{line} {strings[name]}".lower() for file, line, name in columns]
 
-    return kept(trace, _frame_texts, texts)
+    return cached_on(trace, _frame_texts, texts)
 
 
 def _within(device: DeviceTrace, limit: Limit) -> Bools:

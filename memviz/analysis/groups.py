@@ -13,7 +13,7 @@ from memviz.analysis.annotations import annotated, annotation_of_events
 from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
 from memviz.analysis.callstacks.sites import Site, sites, with_line
 from memviz.analysis.lifetimes import BEFORE, lifetimes
-from memviz.analysis.purpose.kinds import KINDS, kinds
+from memviz.analysis.purpose.categories import KINDS, kinds
 from memviz.analysis.purpose.phases import label_of_rows, phases
 from memviz.analysis.sums import sum_by
 from memviz.errors import UsageError

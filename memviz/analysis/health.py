@@ -11,11 +11,10 @@ from typing import Literal
 
 import numpy as np
 
+from memviz.analysis.fragmentation import fragmentation_at, fragmentation_of
 from memviz.analysis.lifetimes import BEFORE, lifetimes, matched
-from memviz.analysis.reserved.fragmentation import fragmentation_at, fragmentation_of
-from memviz.analysis.reserved.known import tells_reserved
-from memviz.analysis.reserved.segments import TileKind, segments_at
-from memviz.analysis.timeline import timeline
+from memviz.analysis.segments import TileKind, segments_at
+from memviz.analysis.timeline import has_reserved, timeline
 from memviz.trace.distinct import distinct, is_among
 from memviz.trace.formats.profiler_trace import is_profiled
 from memviz.trace.model import NO_STACK, Action, Bools, DeviceTrace, Ints8, Note, Trace, driver_free
@@ -304,8 +303,8 @@ def _unplaced(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     bytes_over_time = timeline(device)
     if is_profiled(trace):
         return
-    if not len(device.segments) and (bytes_over_time.end_bytes or not tells_reserved(device)):
-        reserved = "what was reserved before its first event" if tells_reserved(device) else "reserved bytes"
+    if not len(device.segments) and (bytes_over_time.end_bytes or not has_reserved(device)):
+        reserved = "what was reserved before its first event" if has_reserved(device) else "reserved bytes"
         text = f"It has no segments, so {reserved} and fragmentation are not known."
         yield Note("no_segments", text, _RECORD, "warning")
         return

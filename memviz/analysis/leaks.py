@@ -1,4 +1,4 @@
-"""What was allocated and never freed, and what grows from step to step."""
+"""Allocations that are never freed, that grow from step to step, or that are freed at once (churn)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memviz.analysis.groups import Groups, grouped, keyed_by
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import timeline
-from memviz.trace.model import DeviceTrace, Ints8, Trace
+from memviz.trace.model import Action, DeviceTrace, Ints8, Trace
 
 
 def never_freed(
@@ -81,3 +81,18 @@ def _live_per_step(codes: Ints8, span: tuple[Ints8, Ints8], size: Ints8, shape: 
     change = sum_by(codes * width + span[0], size, shape[0] * width)
     change -= sum_by(codes * width + span[1], size, shape[0] * width)
     return np.asarray(np.cumsum(change.reshape(shape[0], width), axis=1)[:, :-1], dtype=np.int64)
+
+
+def freed_at_once(
+    trace: Trace, device: DeviceTrace, by: str = "site", *, top: int | None = None, rule: SiteRule = DEFAULT_RULE
+) -> Groups:
+    """Bytes are summed over all such allocations: traffic, never live together."""
+    return grouped(trace, device, _rows_freed_at_once(device), by, top=top, rule=rule)
+
+
+def _rows_freed_at_once(device: DeviceTrace) -> Ints8:
+    rows, count = lifetimes(device), len(device.events)
+    # The order among allocs and frees alone: a segment may be made in between.
+    order = np.append(np.cumsum(device.events.action <= Action.FREE_COMPLETED), count + 1)
+    freed = np.minimum(rows.free_requested, rows.end)
+    return np.flatnonzero((rows.start >= 0) & (freed < count) & (order[freed] == order[rows.start] + 1))

@@ -9,20 +9,17 @@ import numpy as np
 from memviz.analysis.actions.layers import layers_holding
 from memviz.analysis.actions.proposals import limit_of_start
 from memviz.analysis.annotations import steps
+from memviz.analysis.breakdown import purpose_totals
 from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
 from memviz.analysis.callstacks.sites import NO_SITE, Site, SiteKind, sites
-from memviz.analysis.findings.facts import Facts
+from memviz.analysis.findings.finding import Facts
 from memviz.analysis.health import history
-from memviz.analysis.lifetimes import lifetimes
-from memviz.analysis.live import live_rows
+from memviz.analysis.lifetimes import lifetimes, live_rows
 from memviz.analysis.peak import peak
-from memviz.analysis.purpose.activity import Doing
-from memviz.analysis.purpose.categories import categories
-from memviz.analysis.purpose.kinds import SAYS_NOTHING
-from memviz.analysis.purpose.phase_spans import phase_spans
+from memviz.analysis.purpose.activity import Activity
+from memviz.analysis.purpose.categories import SAYS_NOTHING, categories
+from memviz.analysis.purpose.phases import noted_step, phase_spans, step_name
 from memviz.analysis.purpose.reasons import Certainty
-from memviz.analysis.purpose.told import told
-from memviz.analysis.step_names import noted_step, step_name
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import timeline
 from memviz.analysis.which_device import Which, which
@@ -118,7 +115,7 @@ def overview(trace: Trace, device: DeviceTrace) -> Overview:
 
 def _largest_site(trace: Trace, device: DeviceTrace) -> tuple[str, int]:
     rows, total = live_rows(device, timeline(device).peak_event), timeline(device).peak_bytes
-    unsaid = sum(part.bytes for part in told(trace, device, rows) if part.kind in SAYS_NOTHING)
+    unsaid = sum(part.bytes for part in purpose_totals(trace, device, rows) if part.kind in SAYS_NOTHING)
     if 2 * unsaid <= total:
         return "", 0
     largest = next(iter(peak(trace, device, "site", top=1).live.groups), None)
@@ -138,7 +135,7 @@ def _step(trace: Trace, device: DeviceTrace, event: int) -> str:
         return step
     behind = phases.spans[place - 1] if place else span
     has_just_begun = _JUST_BEGUN * (event - span.first) <= span.last - span.first
-    if span.doing == Doing.BACKWARD and behind.doing == Doing.FORWARD and has_just_begun:
+    if span.doing == Activity.BACKWARD and behind.doing == Activity.FORWARD and has_just_begun:
         return f"{step}, right after its forward"
     return f"the {span.kind} of {step}"
 
@@ -154,7 +151,7 @@ def _most_of_it(trace: Trace, device: DeviceTrace) -> MostOfIt | None:
     for group in peak(trace, device, "category", top=1).live.groups:
         if group.key not in SAYS_NOTHING and group.bytes > _LEAST_SHARE * timeline(device).peak_bytes:
             rows = live_rows(device, timeline(device).peak_event)
-            said = [part for part in told(trace, device, rows) if part.kind == group.key]
+            said = [part for part in purpose_totals(trace, device, rows) if part.kind == group.key]
             probable = sum(part.bytes for part in said if part.certainty == Certainty.PROBABLE)
             keeps = kept_by(trace, device, rows) if group.key == Category.ACTIVATION.label else None
             layers = _layers(trace, device, keeps) if keeps is not None else ""

@@ -1,8 +1,8 @@
-"""How many bytes were live, waiting to be freed and reserved after each event.
+"""Live, waiting and reserved bytes after each event, and live bytes while a file is still being read.
 
 `live` counts requested bytes from the alloc until the free is complete, so it includes `waiting`: blocks
 whose free was asked for while another stream may still use them. `reserved` is what the allocator holds
-from the device, counted back from the final segments.
+from the device in segments.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memviz.analysis.cache import remembered
+from memviz.analysis.cache import cached
 from memviz.analysis.lifetimes import BEFORE, lifetimes
-from memviz.trace.model import Columns, DeviceTrace, Ints8
-from memviz.trace.reserved_bytes import reserved_after
+from memviz.trace.model import Action, Columns, DeviceTrace, Events, Ints8
+from memviz.trace.reserved_bytes import is_reserved_known, reserved_after
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class Timeline(Columns):
         return int(self.reserved.max())
 
 
-@remembered
+@cached
 def timeline(device: DeviceTrace) -> Timeline:
     rows, count = lifetimes(device), len(device.events)
     live = sum_of_spans(rows.start, rows.end, rows.size, count)
@@ -65,3 +65,53 @@ def sum_of_spans(start: Ints8, end: Ints8, size: Ints8, count: int) -> Ints8:
     ended = end < count
     delta[end[ended] + 1] -= size[ended]
     return np.cumsum(delta, out=delta)
+
+
+def has_reserved(device: DeviceTrace) -> bool:
+    """Of the whole recording: a moment at which nothing is live says nothing of that."""
+    line = timeline(device)
+    return is_reserved_known(line.peak_bytes, line.reserved_peak_bytes)
+
+
+_BLOCK = 256
+
+
+class RunningTotal:
+    """Of the device with most events so far."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, _RunningDevice] = {}
+
+    def watch(self, events: Events, device: int) -> None:
+        self._of.setdefault(device, _RunningDevice()).add(events)
+
+    @property
+    def events(self) -> int:
+        return max((total.events for total in self._of.values()), default=0)
+
+    def largest(self, columns: int) -> Ints8:
+        """The most bytes in each of so many equal stretches, or in fewer where there are few events."""
+        if not self._of:
+            return np.zeros(0, dtype=np.int64)
+        return max(self._of.values(), key=lambda total: total.events).largest(columns)
+
+
+class _RunningDevice:
+    def __init__(self) -> None:
+        self.events = 0
+        self._bytes = 0
+        self._least = 0
+        self._blocks: list[Ints8] = []
+
+    def add(self, events: Events) -> None:
+        begun, ended = events.action == Action.ALLOC, events.action == Action.FREE_COMPLETED
+        live = self._bytes + np.cumsum(np.where(begun, events.size, np.where(ended, -events.size, 0)))
+        self._blocks.append(np.maximum.reduceat(live, np.arange(0, len(live), _BLOCK)))
+        self._least = min(self._least, int(live.min()))
+        self._bytes = int(live[-1])
+        self.events += len(live)
+
+    def largest(self, columns: int) -> Ints8:
+        blocks = np.concatenate(self._blocks)
+        starts = np.unique(np.linspace(0, len(blocks), columns, endpoint=False).astype(np.int64))
+        return np.asarray(np.maximum.reduceat(blocks, starts) - self._least, dtype=np.int64)

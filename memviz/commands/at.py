@@ -7,7 +7,7 @@ from typing import Any
 
 from memviz.analysis.as_json import live_json
 from memviz.analysis.groups import GROUPINGS
-from memviz.analysis.live import event_at_seconds
+from memviz.analysis.lifetimes import event_at_seconds
 from memviz.analysis.peak import at as live_at
 from memviz.analysis.which_device import chosen_device
 from memviz.commands.command import (

@@ -12,7 +12,7 @@ from typing import Any
 
 from memviz.commands.terminal import progress
 from memviz.errors import UsageError
-from memviz.headlines.harmless import harmless
+from memviz.headlines.headline import escape_control_chars
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 
@@ -114,7 +114,7 @@ def print_json(value: Any) -> None:
 
 def printable(text: str) -> str:
     """Text from a file as one line of a terminal, whatever is in it."""
-    return harmless(text, keep="")
+    return escape_control_chars(text, keep="")
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int) -> None:

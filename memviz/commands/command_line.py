@@ -22,7 +22,7 @@ from memviz.commands.terminal import (
     status_of,
 )
 from memviz.errors import MemvizError, library_needed
-from memviz.headlines.harmless import harmless
+from memviz.headlines.headline import escape_control_chars
 
 if TYPE_CHECKING:
     from memviz.commands.command import Command
@@ -79,7 +79,7 @@ def _taken_over(args: argparse.Namespace) -> int:
     try:
         status: int = args.run(args)
     except MemvizError as error:
-        print(f"memviz: {harmless(str(error))}", file=sys.stderr)
+        print(f"memviz: {escape_control_chars(str(error))}", file=sys.stderr)
         return FAILED
     except ModuleNotFoundError as error:
         needed = library_needed(error)

@@ -9,10 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from memviz.analysis.comparing.changes import Changes, changes, telling
-from memviz.analysis.comparing.letters import letter
-from memviz.analysis.comparing.match_allocations import GROUPINGS, Pair
-from memviz.analysis.comparing.setting_differences import setting_differences
+from memviz.analysis.comparing.changes import Changes, changes, setting_differences, summarize_comparison
+from memviz.analysis.comparing.matching import GROUPINGS, Pair
 from memviz.analysis.which_device import chosen_device
 from memviz.commands.command import (
     Command,
@@ -27,8 +25,8 @@ from memviz.commands.command import (
 )
 from memviz.commands.diff_markdown import markdown
 from memviz.errors import UsageError
-from memviz.headlines.compare import compare
-from memviz.headlines.diff_as_json import compared_json
+from memviz.headlines.compare import compare, compared_json
+from memviz.headlines.names import letter
 from memviz.trace.model import Trace
 from memviz.trace.reserved_bytes import is_reserved_known
 from memviz.units import bytes_text, count_text, delta_text, parse_bytes, percent_text
@@ -50,7 +48,7 @@ def _pairs(traces: Sequence[Trace], device: str | None) -> list[Pair]:
 
 
 def _print(sides: Sequence[Pair], comparison: Changes, top: int | None) -> None:
-    print(f"{printable(str(compare(telling(sides))))}\n")
+    print(f"{printable(str(compare(summarize_comparison(sides))))}\n")
     for number, moment in enumerate(comparison.moments):
         change = "" if number == 0 else f", {_change(comparison, number)}"
         device = f", device {moment.which.name}" if moment.which.is_one_of_several else ""

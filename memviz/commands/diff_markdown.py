@@ -8,12 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from memviz.analysis.comparing.changes import Changes, telling
-from memviz.analysis.comparing.letters import letter
-from memviz.analysis.comparing.match_allocations import Pair
+from memviz.analysis.comparing.changes import Changes, summarize_comparison
+from memviz.analysis.comparing.matching import Pair
 from memviz.headlines.compare import compare
-from memviz.headlines.harmless import harmless
-from memviz.headlines.names import reserved_text
+from memviz.headlines.headline import escape_control_chars
+from memviz.headlines.names import letter, reserved_text
 from memviz.units import bytes_text, delta_text, percent_text
 
 _CAUSES = 3
@@ -22,7 +21,7 @@ _LONGEST = 200
 
 def markdown(sides: Sequence[Pair], comparison: Changes, *, grown: Sequence[int], link: str | None) -> str:
     """`grown` are the numbers of the traces that grew by more than allowed."""
-    parts = [f"### {plain(str(compare(telling(sides))))}", "", *_peaks(comparison), ""]
+    parts = [f"### {plain(str(compare(summarize_comparison(sides))))}", "", *_peaks(comparison), ""]
     for number in range(1, len(comparison.moments)):
         parts += [*_causes(comparison, number), ""]
     for number in grown:
@@ -76,11 +75,11 @@ def _row(*cells: str) -> str:
 
 def code(text: str) -> str:
     """A code span of one line. Its fence is longer than any run of backticks inside."""
-    line = harmless(text, keep="")[:_LONGEST].replace("|", "\\|")
+    line = escape_control_chars(text, keep="")[:_LONGEST].replace("|", "\\|")
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
     return f"{fence} {line} {fence}"
 
 
 def plain(text: str) -> str:
     """Text in which nothing is markup, a mention or a link."""
-    return re.sub(r"([\\`*_{}\[\]()<>#|~])", r"\\\1", harmless(text, keep="")).replace("@", "&#64;")
+    return re.sub(r"([\\`*_{}\[\]()<>#|~])", r"\\\1", escape_control_chars(text, keep="")).replace("@", "&#64;")

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
+from memviz.analysis.allocations import write_allocations
 from memviz.analysis.which_device import chosen_device
-from memviz.analysis.write_allocations import write_allocations
 from memviz.commands.command import Command, add_device, add_file, open_trace
 from memviz.errors import UsageError
 from memviz.trace.formats.replacing import replacing

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from memviz.allocator.estimate import ESTIMATE
-from memviz.analysis.findings.as_json import findings_json
-from memviz.analysis.findings.ranked import findings as findings_of
+from memviz.analysis.findings.ranking import findings as findings_of
+from memviz.analysis.findings.ranking import findings_json
 from memviz.analysis.which_device import chosen_device
 from memviz.commands.command import Command, add_device, add_file, add_json, open_trace, print_json, printable
 from memviz.commands.peak import print_elsewhere

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from memviz.commands.command import printable
 from memviz.errors import UsageError
-from memviz.headlines.rank_classes import ranks_text
+from memviz.headlines.run import ranks_text
 from memviz.runner.record.recording import free_path
 from memviz.units import bytes_text
 

@@ -33,7 +33,7 @@ from memviz.commands.command import (
 from memviz.commands.terminal import progress
 from memviz.errors import UsageError
 from memviz.headlines import what_if as headlines
-from memviz.headlines.replay_as_json import replayed_json
+from memviz.headlines.what_if import replayed_json
 from memviz.trace.formats.replacing import replacing
 from memviz.trace.formats.write_snapshot import write_pickle
 from memviz.trace.model import Trace

@@ -167,8 +167,7 @@ def _move(made: Path, wanted: Path) -> None:
 
 
 def _print(run: Run, path: Path | None) -> None:
-    from memviz.headlines.rank_classes import class_words
-    from memviz.headlines.run import is_training, optimizer_words, peak_words, reserved_on_card
+    from memviz.headlines.run import class_words, is_training, optimizer_words, peak_words, reserved_on_card
 
     print(
         f"{printable(run.describes)}\n{run.label}: {run.mode} {'for' if run.mode == 'predicted' else 'on'} {run.device}"

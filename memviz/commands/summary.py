@@ -15,7 +15,7 @@ from memviz.commands.command import (
     print_json,
     printable,
 )
-from memviz.headlines.summary_as_json import summary_json
+from memviz.headlines.explore import summary_json
 from memviz.trace.model import Trace
 from memviz.units import bytes_text, count_text, counted
 

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any, TextIO, cast
 
 from memviz.errors import MemvizError, library_needed
-from memviz.headlines.harmless import harmless
+from memviz.headlines.headline import escape_control_chars
 
 FAILED = 2
 """What was asked cannot be answered, in words on the standard error stream; argparse's status too."""
@@ -48,7 +48,7 @@ class _Stream:
 
     def write(self, text: str) -> int:
         try:
-            self._stream.write(harmless(text))
+            self._stream.write(escape_control_chars(text))
         except UnicodeEncodeError:
             # A terminal that knows ASCII alone.
             self.write(text.encode("ascii", "backslashreplace").decode())
@@ -87,7 +87,7 @@ def progress(words: str) -> None:
         return
     plain = cast(TextIO, getattr(stream, "_stream", stream))
     with suppress(OSError, UnicodeEncodeError):
-        plain.write(f"\r\x1b[K{harmless(words, keep='')}")
+        plain.write(f"\r\x1b[K{escape_control_chars(words, keep='')}")
         plain.flush()
 
 

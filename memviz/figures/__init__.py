@@ -14,13 +14,10 @@ from memviz.errors import library_needed
 
 if TYPE_CHECKING:
     from memviz.figures.drawings import icicle, peak, segments, timeline, waterfall
-    from memviz.figures.plots.fragmentation import plot_fragmentation, plot_fragmentation_at
     from memviz.figures.plots.icicle import plot_icicle
-    from memviz.figures.plots.peak import plot_peak
-    from memviz.figures.plots.replay import plot_replay
-    from memviz.figures.plots.segments import plot_segments
-    from memviz.figures.plots.timeline import plot_timeline
-    from memviz.figures.plots.waterfall import plot_waterfall
+    from memviz.figures.plots.peak import plot_peak, plot_waterfall
+    from memviz.figures.plots.segments import plot_fragmentation, plot_fragmentation_at, plot_segments
+    from memviz.figures.plots.timeline import plot_replay, plot_timeline
 
 __all__ = [
     "icicle",

@@ -15,10 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from memviz.analysis.groups import keyed_by
-from memviz.analysis.lifetimes import lifetimes
-from memviz.analysis.live import live_rows
-from memviz.analysis.purpose.categories import categories
-from memviz.analysis.purpose.kinds import BEFORE_RECORDING, KINDS, SAYS_NOTHING, kinds
+from memviz.analysis.lifetimes import lifetimes, live_rows
+from memviz.analysis.purpose.categories import BEFORE_RECORDING, KINDS, SAYS_NOTHING, categories, kinds
 from memviz.analysis.purpose.reasons import Certainty
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import timeline

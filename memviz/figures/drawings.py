@@ -11,22 +11,20 @@ from typing import Any, Protocol
 import plotly.graph_objects as go
 
 from memviz.analysis.annotations import annotated, interval_peaks
-from memviz.analysis.callstacks.stacks import TreeOptions, stack_tree
+from memviz.analysis.callstacks.stack_tree import TreeOptions, stack_tree
 from memviz.analysis.comparing.changes import Changes, changes
 from memviz.analysis.decimate import by_event, by_time
-from memviz.analysis.live import clock, live_rows
-from memviz.analysis.out_of_memory import out_of_memory
-from memviz.analysis.peak import LiveSet, at
+from memviz.analysis.lifetimes import clock, live_rows
+from memviz.analysis.peak import LiveSet, at, out_of_memory
 from memviz.analysis.purpose.categories import categories
-from memviz.analysis.reserved.segments import SegmentsAt, segments_at
+from memviz.analysis.segments import SegmentsAt, segments_at
 from memviz.analysis.timeline import timeline as line_of
 from memviz.analysis.which_device import chosen_device
 from memviz.errors import UsageError
 from memviz.figures.plots.icicle import MOST_NODES, plot_icicle
-from memviz.figures.plots.peak import plot_peak
+from memviz.figures.plots.peak import plot_peak, plot_waterfall
 from memviz.figures.plots.segments import plot_segments
 from memviz.figures.plots.timeline import plot_timeline
-from memviz.figures.plots.waterfall import plot_waterfall
 from memviz.trace.model import DeviceTrace, Trace
 
 _MOST_FAILURES = 20

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from memviz.analysis.callstacks.sites import NO_SITE
-from memviz.analysis.comparing.changes import Change, Changes, Telling
-from memviz.analysis.purpose.kinds import SAYS_NOTHING
-from memviz.headlines.headline import Headline
+from memviz.analysis.comparing.changes import (
+    Change,
+    Changes,
+    ComparisonSummary,
+    diff_json,
+    setting_differences,
+    summarize_comparison,
+)
+from memviz.analysis.comparing.matching import Pair
+from memviz.analysis.purpose.categories import SAYS_NOTHING
+from memviz.headlines.headline import Headline, headline_json
 from memviz.headlines.names import device_name, is_plural, kind_name, number, short, told_apart, trace_name
 from memviz.units import bytes_text, count_text
 
@@ -27,7 +36,7 @@ class _Part:
     is_plural: bool = False
 
 
-def compare(told: Telling, names: Sequence[str] = ()) -> Headline:
+def compare(told: ComparisonSummary, names: Sequence[str] = ()) -> Headline:
     """`names` are what the traces are called, where that is not their files' names."""
     said = _said(told, names)
     estimates = [moment for moment in told.found.moments if moment.is_estimate]
@@ -35,7 +44,7 @@ def compare(told: Telling, names: Sequence[str] = ()) -> Headline:
     return said.as_estimate(" ".join(limits)) if estimates else said
 
 
-def _said(told: Telling, names: Sequence[str]) -> Headline:
+def _said(told: ComparisonSummary, names: Sequence[str]) -> Headline:
     comparison = told.found
     called = _called(comparison, names)
     peaks = [moment.live_bytes for moment in comparison.moments]
@@ -120,7 +129,7 @@ def _plural(by: str) -> str:
     return _PLURALS.get(by, f"{by}s")
 
 
-def _most_telling(told: Telling, change: int) -> list[_Part]:
+def _most_telling(told: ComparisonSummary, change: int) -> list[_Part]:
     parts = _parts(told.found, change)
     if sum(abs(part.bytes) for part in parts) >= _ENOUGH * abs(change):
         return parts
@@ -184,3 +193,9 @@ def _rest(rest: int, change: int, by: str, *, others_moved: bool) -> str:
     if change > 0:
         return f", the rest {size}" if rest > 0 else f", the rest gives {size} back"
     return f", the rest {size}" if rest < 0 else f", the rest {size} more"
+
+
+def compared_json(sides: Sequence[Pair], comparison: Changes, top: int | None = None) -> dict[str, Any]:
+    headline = compare(summarize_comparison(sides))
+    settings = setting_differences([trace for trace, _ in sides])
+    return {"headline": headline_json(headline), **diff_json(comparison, settings, top=top)}

@@ -1,11 +1,20 @@
-"""What a device's history comes to: its peak and what most of that is, or how it ran out of memory."""
+"""Headlines of a trace: its peak or how it ran out of memory, what is live at an event, and how segments are used."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+from memviz.analysis.as_json import summary
 from memviz.analysis.callstacks.sites import Site
-from memviz.analysis.overview import FailedRequest, Overview
-from memviz.headlines.headline import Headline
+from memviz.analysis.overview import FailedRequest, Overview, overview
+from memviz.analysis.peak import LiveSet
+from memviz.analysis.purpose.categories import categories
+from memviz.analysis.segments import SegmentsAt, TileKind
+from memviz.analysis.which_device import Which
+from memviz.headlines.headline import Headline, headline_json
 from memviz.headlines.names import device_name, kind_name, of_device, short
+from memviz.trace.model import DeviceTrace, Trace
 from memviz.units import bytes_text, count_text, counted, percent_text
 
 
@@ -81,3 +90,73 @@ def _when(overview: Overview) -> str:
     if overview.peak_event == last:
         return f"It comes {step}at event {count_text(last)}, the {'last' if last else 'only one'}."
     return f"It comes {step}at event {count_text(overview.peak_event)}; the last is event {count_text(last)}."
+
+
+def live_then(live: LiveSet, which: Which, event_count: int) -> Headline:
+    """`event_count` is the device's: without a history the only moment is the end."""
+    answer = f"{bytes_text(live.live_bytes)} are live{_device_words(which)}{_moment_words(live.event, event_count)}{_largest_groups(live)}."
+    if live.reserved_bytes < live.live_bytes:
+        # The file says less of its segments than of its tensors.
+        return Headline(answer)
+    return Headline(answer, f"{bytes_text(live.reserved_bytes)} are reserved then.")
+
+
+def segments_then(found: SegmentsAt, which: Which, event_count: int, *, is_known: bool) -> Headline:
+    """`is_known`: the recording tells what was reserved."""
+    reserved, segments = found.reserved_bytes, counted(len(found.segments), "segment")
+    where = f"{_device_words(which)}{_moment_words(found.event, event_count)}"
+    if not is_known:
+        return Headline(f"What is reserved{where} is not in the file.")
+    if not reserved:
+        return Headline(f"Nothing is reserved{where}.")
+    free = int(found.tiles.size[found.tiles.kind == TileKind.FREE].sum())
+    share = f"{bytes_text(free)} ({percent_text(free, reserved)})"
+    return Headline(
+        f"{bytes_text(reserved)} are reserved in {segments}{where}.",
+        f"Blocks take {bytes_text(reserved - free)} of it, and {share} is free.",
+    )
+
+
+def _device_words(which: Which) -> str:
+    return f" on {device_name(which)}" if which.is_one_of_several else ""
+
+
+def _moment_words(event: int, event_count: int) -> str:
+    if not event_count:
+        return " at the end"
+    return f" after event {count_text(event)}" if event >= 0 else " before the first event"
+
+
+def _largest_groups(live: LiveSet) -> str:
+    """The largest group, as far as its name says something."""
+    if not live.live.groups:
+        return ""
+    first = live.live.groups[0]
+    name = kind_name(first.label) if live.live.by == "category" else first.label
+    return f", {percent_text(first.bytes, live.live_bytes)} of it {_JOINTS.get(live.live.by, 'in')} {short(name)}"
+
+
+_JOINTS = {"site": "at", "line": "at", "stack": "at", "category": "in", "size": "of"}
+
+
+def summary_json(
+    trace: Trace, devices: Sequence[DeviceTrace] | None = None, *, findings: bool = True
+) -> dict[str, Any]:
+    """Of these devices, or of all; each with its headline, and with its findings where somebody wants them."""
+    chosen = trace.devices if devices is None else tuple(devices)
+    for device in chosen:
+        # First, while little else is held: finding purposes takes more memory than anything here, and gives it back.
+        categories(trace, device)
+    summed = summary(trace, chosen)
+    for row, device in zip(summed["devices"], chosen, strict=True):
+        row["headline"] = headline_json(explore(overview(trace, device)))
+        if findings:
+            row["findings"] = _findings(trace, device)
+    return summed
+
+
+def _findings(trace: Trace, device: DeviceTrace) -> Any:
+    # Every kind of finding is a module of its own; a summary for people shows none.
+    from memviz.analysis.findings.ranking import findings_json
+
+    return findings_json(trace, device)["findings"]

@@ -1,7 +1,8 @@
-"""Two sentences: the answer, and the reason or what follows from it."""
+"""A headline: the answer and its reason; and text of unknown origin made safe for a terminal."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -24,3 +25,18 @@ class Headline:
 
 def headline_json(headline: Headline) -> dict[str, str]:
     return {"answer": headline.answer, "reason": headline.reason}
+
+
+_UNUSUAL = re.compile(r"[^\n\t -~]")
+
+
+def escape_control_chars(text: str, keep: str = "\n\t") -> str:
+    """As it stands, but for what is not printed: control characters, marks of direction, halves of a character."""
+    if not _UNUSUAL.search(text) and all(letter in keep or letter not in text for letter in "\n\t"):
+        return text
+    return "".join(letter if letter.isprintable() or letter in keep else _escaped(letter) for letter in text)
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

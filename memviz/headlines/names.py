@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memviz.analysis.comparing.letters import letter
 from memviz.analysis.which_device import Which, others_out_of_memory
 from memviz.trace.model import Category, DeviceTrace, Trace
 from memviz.trace.reserved_bytes import is_reserved_known
 from memviz.units import bytes_text, count_text
+
+
+def letter(number: int) -> str:
+    """What a trace of a comparison is called in short; A is the baseline."""
+    return chr(ord("A") + number) if number < 26 else f"#{number + 1}"
+
 
 LONGEST = 60
 """Characters of one name in a sentence."""

@@ -1,12 +1,17 @@
-"""The answer of a what-if: where it ends, and what helps. It claims what was replayed, and compares like with like."""
+"""Headline of a replay: where it ends, and which settings help."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from memviz.allocator.agreement import addresses
+from memviz.allocator.as_json import replay_json
+from memviz.allocator.question import ReplayAnswer
 from memviz.allocator.replayed import RanOut, Replayed
 from memviz.allocator.search import Search
 from memviz.allocator.settings import Settings
 from memviz.allocator.what_if import WhatIf
+from memviz.analysis.as_json import device_number
 from memviz.headlines.headline import Headline
 from memviz.units import bytes_text, count_text, percent_text
 
@@ -192,3 +197,8 @@ def _advised(outcome: WhatIf, searched: Search | None) -> str:
 
 def _joined(*sentences: str) -> str:
     return " ".join(sentence for sentence in sentences if sentence)
+
+
+def replayed_json(answer: ReplayAnswer) -> dict[str, Any]:
+    said = str(what_if(answer.found, answer.searched))
+    return {"device": device_number(answer.device), **replay_json(answer.found, answer.searched, said)}

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from memviz.analysis.comparing.changes import Change, Changes, changes, telling
-from memviz.analysis.comparing.letters import letter
-from memviz.analysis.comparing.match_allocations import Pair
-from memviz.headlines.compare import compare
-from memviz.headlines.diff_as_json import compared_json
+from memviz.analysis.comparing.changes import Change, Changes, changes, summarize_comparison
+from memviz.analysis.comparing.matching import Pair
+from memviz.headlines.compare import compare, compared_json
 from memviz.headlines.headline import Headline
+from memviz.headlines.names import letter
 from memviz.notebook.result import Result
 from memviz.notebook.table import MOST_ROWS, Bar, TableRow, drawn, share
 from memviz.ui.html.markup import Html
@@ -46,7 +45,7 @@ class Comparison(Result):
 
     @cached_property
     def headline(self) -> Headline:
-        return compare(telling(self.sides))
+        return compare(summarize_comparison(self.sides))
 
     def as_json(self) -> dict[str, Any]:
         """As `diff --json --top 0` writes it."""

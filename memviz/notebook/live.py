@@ -12,9 +12,8 @@ from memviz.analysis.overview import overview
 from memviz.analysis.peak import LiveSet, at
 from memviz.analysis.timeline import timeline
 from memviz.analysis.which_device import chosen_device, which
-from memviz.headlines.explore import explore
+from memviz.headlines.explore import explore, live_then
 from memviz.headlines.headline import Headline
-from memviz.headlines.moment import live_then
 from memviz.notebook.result import Result
 from memviz.notebook.table import MOST_ROWS, Bar, TableRow, drawn, share
 from memviz.trace.model import DeviceTrace, Trace

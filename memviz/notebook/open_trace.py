@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from operator import index
 from typing import Any, Protocol
 
-from memviz.analysis.comparing.match_allocations import Pair
-from memviz.analysis.live import event_at_seconds
+from memviz.analysis.comparing.matching import Pair
+from memviz.analysis.lifetimes import event_at_seconds
 from memviz.analysis.which_device import chosen_device
 from memviz.errors import UsageError
 from memviz.headlines.headline import Headline

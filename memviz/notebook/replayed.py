@@ -13,8 +13,7 @@ from memviz.allocator.settings import parse_settings
 from memviz.allocator.what_if import CardMemory
 from memviz.errors import UsageError
 from memviz.headlines.headline import Headline
-from memviz.headlines.replay_as_json import replayed_json
-from memviz.headlines.what_if import what_if
+from memviz.headlines.what_if import replayed_json, what_if
 from memviz.notebook.result import Result
 from memviz.notebook.table import Bar, TableRow, drawn, share
 from memviz.trace.model import DeviceTrace, Trace

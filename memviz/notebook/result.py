@@ -7,8 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memviz.errors import library_needed
-from memviz.headlines.harmless import harmless
-from memviz.headlines.headline import Headline
+from memviz.headlines.headline import Headline, escape_control_chars
 from memviz.ui.html.markup import Html
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class Result(ABC):
     def _html(self) -> Html: ...
 
     def __str__(self) -> str:
-        return harmless(str(self.headline), keep="")
+        return escape_control_chars(str(self.headline), keep="")
 
     def __repr__(self) -> str:
         return str(self)

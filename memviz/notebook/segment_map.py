@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from memviz.analysis.reserved.known import tells_reserved
-from memviz.analysis.reserved.segments import SegmentsAt, TileKind, segments_at
+from memviz.analysis.segments import SegmentsAt, TileKind, segments_at
 from memviz.analysis.sums import sum_by
+from memviz.analysis.timeline import has_reserved
 from memviz.analysis.which_device import chosen_device, which
+from memviz.headlines.explore import segments_then
 from memviz.headlines.headline import Headline
-from memviz.headlines.moment import segments_then
 from memviz.notebook.result import Result
 from memviz.notebook.table import MOST_ROWS, TableRow, drawn, stacked
 from memviz.trace.model import DeviceTrace, Trace, address_text
@@ -67,7 +67,7 @@ class SegmentMap(Result):
     @property
     def headline(self) -> Headline:
         device = chosen_device(self.trace, self.device)
-        return segments_then(self.found, which(self.trace, device), len(device.events), is_known=tells_reserved(device))
+        return segments_then(self.found, which(self.trace, device), len(device.events), is_known=has_reserved(device))
 
     def as_json(self) -> dict[str, Any]:
         names = self.columns()
@@ -75,7 +75,7 @@ class SegmentMap(Result):
             "device": self.device,
             "event": self.event,
             "reserved_bytes": self.reserved_bytes,
-            "reserved_is_known": tells_reserved(chosen_device(self.trace, self.device)),
+            "reserved_is_known": has_reserved(chosen_device(self.trace, self.device)),
             "free_bytes": self.free_bytes,
             "outside_bytes": self.found.outside_bytes,
             "segments": [dict(zip(names, row, strict=True)) for row in zip(*names.values(), strict=True)],

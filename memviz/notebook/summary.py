@@ -10,10 +10,9 @@ from memviz.analysis.decimate import by_event
 from memviz.analysis.overview import overview
 from memviz.analysis.timeline import timeline
 from memviz.analysis.which_device import chosen_device
-from memviz.headlines.explore import explore
+from memviz.headlines.explore import explore, summary_json
 from memviz.headlines.headline import Headline
 from memviz.headlines.names import reserved_text
-from memviz.headlines.summary_as_json import summary_json
 from memviz.notebook.result import Result
 from memviz.notebook.table import TableRow, area, drawn
 from memviz.trace.model import DeviceTrace, Trace

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memviz.analysis.purpose.kinds import SAYS_NOTHING
+from memviz.analysis.purpose.categories import SAYS_NOTHING
 from memviz.ranks.differences import REST, NamedDelta, by_category, by_site, bytes_apart
 from memviz.ranks.numbers import Rank
 

@@ -12,12 +12,12 @@ from typing import IO
 
 import numpy as np
 
+from memviz.analysis.breakdown import purpose_totals
 from memviz.analysis.callstacks.sites import NO_SITE, sites
 from memviz.analysis.health import history
-from memviz.analysis.live import live_rows
+from memviz.analysis.lifetimes import live_rows
 from memviz.analysis.peak import peak
 from memviz.analysis.purpose.reasons import Certainty
-from memviz.analysis.purpose.told import told
 from memviz.analysis.timeline import timeline
 from memviz.analysis.which_device import chosen_device
 from memviz.c_memory import large_blocks_kept
@@ -136,7 +136,7 @@ def row_of(trace: Trace, place: Place, device: str | None = None) -> RankRow:
 
 def _categories(trace: Trace, device: DeviceTrace) -> tuple[KindBytes, ...]:
     probable: Counter[str] = Counter()
-    for part in told(trace, device, live_rows(device, timeline(device).peak_event)):
+    for part in purpose_totals(trace, device, live_rows(device, timeline(device).peak_event)):
         probable[part.kind] += part.bytes if part.certainty == Certainty.PROBABLE else 0
     groups = peak(trace, device, "category").live.groups
     return tuple(KindBytes(group.label, group.bytes, probable[group.label]) for group in groups)

@@ -13,7 +13,7 @@ import numpy as np
 
 from memviz.analysis.annotations import steps
 from memviz.analysis.decimate import by_event
-from memviz.analysis.purpose.phase_spans import phase_spans
+from memviz.analysis.purpose.phases import phase_spans
 from memviz.ranks.row import Curve, StepPart
 from memviz.trace.model import DeviceTrace, Ints8, Trace
 

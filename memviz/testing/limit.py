@@ -9,7 +9,7 @@ from typing import Any
 from memviz.analysis.peak import peak
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
-from memviz.headlines.harmless import harmless
+from memviz.headlines.headline import escape_control_chars
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.units import bytes_text, parse_bytes, percent_text
 
@@ -81,4 +81,4 @@ def largest_sites(trace: Trace, device: DeviceTrace) -> str:
     if live.live.rest_count:
         rows.append((live.live.rest_bytes, "all others"))
     sizes = [(bytes_text(size), percent_text(size, live.live_bytes), label) for size, label in rows]
-    return "\n".join(f"{size:>10}  {share:>5}  {harmless(label, keep='')}" for size, share, label in sizes)
+    return "\n".join(f"{size:>10}  {share:>5}  {escape_control_chars(label, keep='')}" for size, share, label in sizes)

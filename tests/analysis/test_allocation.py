@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from memviz.analysis.allocation import Allocation, BlockKnown, Span, allocation
+from memviz.analysis.allocations import Allocation, BlockKnown, Span, allocation
 from memviz.analysis.purpose.reasons import REASON_TEXTS, Certainty, Reason
 from memviz.errors import UsageError
 from memviz.trace.model import NO_STACK, Category, Labels, Phase, Trace

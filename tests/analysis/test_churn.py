@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memviz.analysis.churn import freed_at_once
+from memviz.analysis.leaks import freed_at_once
 from tests.traces import alloc, event, frame, free, trace_of
 
 LINE = frame("f", "train.py", 3)

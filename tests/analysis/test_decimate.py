@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memviz.analysis.decimate import DecimatedTimeline, by_event, by_time
-from memviz.analysis.live import clock
+from memviz.analysis.lifetimes import clock
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memviz.analysis.event_state import EventState, EventSummary, Failed, moment
-from memviz.analysis.reserved.fragmentation import fragmentation_at
+from memviz.analysis.fragmentation import fragmentation_at
 from memviz.errors import UsageError
 from tests.traces import MiB, alloc, block, event, frame, free, segment, trace_of
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 
-from memviz.analysis.cache import kept
-from memviz.analysis.held import held_bytes
+from memviz.analysis.cache import cached_on, held_bytes
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.timeline import timeline
 from tests.traces import alloc, frame, free, trace_of
@@ -43,8 +42,8 @@ def test_what_views_have_computed_counts_too():
 def test_what_is_kept_twice_counts_once():
     trace = many(100)
     big = "x" * 1_000_000
-    kept(trace, "a", lambda: [big, big])
-    kept(trace, "b", lambda: {"again": big})
+    cached_on(trace, "a", lambda: [big, big])
+    cached_on(trace, "b", lambda: {"again": big})
     assert 1_000_000 < held_bytes(trace) < 1_500_000
 
 

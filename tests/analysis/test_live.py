@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from memviz.analysis.lifetimes import lifetimes
-from memviz.analysis.live import clock, event_at_time, live_rows, time_of_event
+from memviz.analysis.lifetimes import clock, event_at_time, lifetimes, live_rows, time_of_event
 from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace
 from tests.analysis.replays import sound_traces

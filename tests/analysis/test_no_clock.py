@@ -6,11 +6,10 @@ import io
 import json
 from dataclasses import replace
 
-from memviz.analysis.allocation import allocation
+from memviz.analysis.allocations import allocation, write_allocations
 from memviz.analysis.annotations import annotated
-from memviz.analysis.comparing.scores import scores
-from memviz.analysis.live import has_times
-from memviz.analysis.write_allocations import write_allocations
+from memviz.analysis.comparing.changes import scores
+from memviz.analysis.lifetimes import has_times
 from memviz.trace.formats.write_snapshot import snapshot_dict
 from memviz.trace.model import About, Trace
 from tests.traces import alloc, free, read, snapshot

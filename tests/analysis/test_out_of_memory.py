@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from memviz.analysis.groups import Group, Groups
-from memviz.analysis.out_of_memory import OutOfMemory, out_of_memory
-from memviz.analysis.peak import LiveSet
+from memviz.analysis.peak import LiveSet, OutOfMemory, out_of_memory
 from tests.traces import MiB, alloc, frame, segment, trace_of
 
 LINE = frame("f", "train.py", 3)

@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.analysis.running_total import RunningTotal
-from memviz.analysis.timeline import timeline
+from memviz.analysis.timeline import RunningTotal, timeline
 from memviz.trace.model import DeviceTrace, Events
 from tests.traces import alloc, free, trace_of
 

@@ -8,8 +8,7 @@ import pytest
 
 from memviz.analysis.findings.finding import FindingKind
 from memviz.analysis.overview import overview
-from memviz.analysis.purpose.phase_spans import phase_spans
-from memviz.analysis.step_names import phase_name, step_name
+from memviz.analysis.purpose.phases import phase_name, phase_spans, step_name
 from memviz.trace.model import Trace
 from memviz.ui.payloads.timeline_value import phase_bands
 from tests.analysis.findings.steps import of_kind

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memviz.analysis.breakdown import WeightedRows, rows_in_range, weighted_breakdown, weighted_stacks
 from memviz.analysis.lifetimes import BEFORE, lifetimes
 from memviz.analysis.timeline import timeline
-from memviz.analysis.weighed import Weighed, lived, weighed_breakdown, weighed_stacks
 from memviz.errors import UsageError
 from memviz.figures.colouring import MEANINGS, colouring
 from memviz.trace.model import Trace
@@ -28,7 +28,7 @@ def late() -> Trace:
 def test_byte_events_add_up_to_the_live_bytes_after_each_event(one: int, other: int) -> None:
     device = late().devices[0]
     first, last = min(one, other), max(one, other)
-    held = lived(device, first, last)
+    held = rows_in_range(device, first, last)
     live = timeline(device).live[first + 1 : last + 2]
     assert int(held.byte_events.sum()) == int(live.sum())
     assert held.events == len(live)
@@ -43,7 +43,7 @@ def test_byte_events_add_up_to_the_live_bytes_after_each_event(one: int, other: 
 
 def test_what_was_there_before_counts_from_the_moment_before_the_first_event() -> None:
     device = late().devices[0]
-    held = lived(device, BEFORE, 6)
+    held = rows_in_range(device, BEFORE, 6)
     assert dict(zip(lifetimes(device).size[held.rows].tolist(), held.byte_events.tolist(), strict=True)) == {
         2 * MiB: 2 * MiB * 2,
         3 * MiB: 3 * MiB * 3,
@@ -51,7 +51,7 @@ def test_what_was_there_before_counts_from_the_moment_before_the_first_event() -
         5: 5,
     }
     with pytest.raises(UsageError):
-        lived(device, 0, 99)
+        rows_in_range(device, 0, 99)
 
 
 @pytest.mark.parametrize("meaning", MEANINGS)
@@ -60,10 +60,10 @@ def test_groups_and_stacks_share_one_sum_whatever_colours_mean(meaning: str, by:
     trace = late()
     device = trace.devices[0]
     colours = colouring(trace, device, meaning)
-    held = lived(device, BEFORE, len(device.events) - 1)
-    weighed = Weighed(held.rows, held.byte_events, colours.group[held.rows], colours.labels)
-    groups = weighed_breakdown(trace, device, weighed, by)
-    stacks = weighed_stacks(trace, device, weighed)
+    held = rows_in_range(device, BEFORE, len(device.events) - 1)
+    weighed = WeightedRows(held.rows, held.byte_events, colours.group[held.rows], colours.labels)
+    groups = weighted_breakdown(trace, device, weighed, by)
+    stacks = weighted_stacks(trace, device, weighed)
     whole = int(timeline(device).live.sum())
     assert groups.groups.bytes == sum(group.bytes for group in groups.groups.groups) == whole
     assert int(stacks.tree.bytes[0]) == whole
@@ -77,7 +77,7 @@ def test_counted_by_one_a_node_weighs_its_allocations() -> None:
     trace = late()
     device = trace.devices[0]
     colours, rows = colouring(trace, device), np.arange(4)
-    weighed = Weighed(rows, np.ones(4, dtype=np.int64), colours.group, colours.labels)
-    tree = weighed_stacks(trace, device, weighed).tree
+    weighed = WeightedRows(rows, np.ones(4, dtype=np.int64), colours.group, colours.labels)
+    tree = weighted_stacks(trace, device, weighed).tree
     assert tree.bytes.tolist() == tree.count.tolist()
     assert tree.bytes[0] == 4

@@ -52,7 +52,7 @@ def test_a_summary_loads_what_it_needs() -> None:
     loaded = loaded_by("summary", SAMPLE)
     assert "numpy" in loaded
     assert not loaded & {"numpy.ma", "zipfile", "lzma", "hashlib", "shutil", "traceback", "threading"}
-    assert ours(loaded, "analysis.comparing") == {"memviz.analysis.comparing", "memviz.analysis.comparing.letters"}
+    assert ours(loaded, "analysis.comparing") == {"memviz.analysis.comparing", "memviz.headlines.names"}
     # The layers of a forward are what findings and actions count them as.
     known = {"analysis.findings.facts", "analysis.actions.layers"}
     assert {f"memviz.{name}" for name in known} <= ours(loaded, "analysis.findings", "analysis.actions")

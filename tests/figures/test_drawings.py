@@ -10,13 +10,13 @@ import pytest
 
 import memviz
 from memviz import figures
-from memviz.analysis.callstacks.stacks import stack_tree
+from memviz.analysis.callstacks.stack_tree import stack_tree
 from memviz.analysis.comparing.changes import changes
 from memviz.analysis.decimate import by_event
-from memviz.analysis.live import live_rows
+from memviz.analysis.lifetimes import live_rows
 from memviz.analysis.peak import at, peak
 from memviz.analysis.purpose.categories import categories
-from memviz.analysis.reserved.segments import segments_at
+from memviz.analysis.segments import segments_at
 from memviz.errors import UsageError
 from memviz.notebook.open_trace import OpenTrace
 from tests.house.repository import ROOT

@@ -5,13 +5,8 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from memviz.analysis.reserved.fragmentation import (
-    Fragmentation,
-    FragmentationSeries,
-    fragmentation_at,
-    fragmentation_over,
-)
-from memviz.figures.plots.fragmentation import plot_fragmentation, plot_fragmentation_at
+from memviz.analysis.fragmentation import Fragmentation, FragmentationSeries, fragmentation_at, fragmentation_over
+from memviz.figures.plots.segments import plot_fragmentation, plot_fragmentation_at
 from memviz.trace.model import Trace
 from tests.figures.drawn import notes, spec, titles
 from tests.traces import MiB, alloc, block, segment, trace_of

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from memviz.analysis.callstacks.stacks import TreeOptions, stack_tree
-from memviz.analysis.callstacks.tree import StackTree
-from memviz.analysis.live import live_rows
+from memviz.analysis.callstacks.stack_tree import StackTree, TreeOptions, stack_tree
+from memviz.analysis.lifetimes import live_rows
 from memviz.figures.plots.icicle import MOST_NODES, plot_icicle
 from memviz.trace.model import Trace
 from tests.figures.drawn import HARMLESS, MARKUP, markup_in, notes, spec, texts, titles

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from memviz.analysis.reserved.reserved_lines import ReplayedBytes, ReservedLines, reserved_by_event
-from memviz.figures.plots.replay import plot_replay
+from memviz.analysis.decimate import ReplayedBytes, ReservedLines, reserved_by_event
+from memviz.figures.plots.timeline import plot_replay
 from memviz.trace.model import DeviceTrace
 from tests.figures.drawn import HARMLESS, MARKUP, markup_in, notes, spec, texts, trace_named
 from tests.traces import MiB, alloc, event, free, trace_of

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from memviz.analysis.purpose.categories import categories
-from memviz.analysis.reserved.segments import SegmentsAt, Tiles, segments_at
+from memviz.analysis.segments import SegmentsAt, Tiles, segments_at
 from memviz.figures.plots.segments import MOST_TILES, plot_segments
 from memviz.figures.theme import LIGHT
 from memviz.trace.model import Category, Segments, Trace

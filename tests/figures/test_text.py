@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.figures.text import LONGEST, byte_axis, lines, plain, rows_axis
+from memviz.figures.theme import LONGEST, byte_axis, lines, plain, rows_axis
 
 KiB, MiB, GiB = 1 << 10, 1 << 20, 1 << 30
 

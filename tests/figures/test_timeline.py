@@ -5,7 +5,7 @@ import pytest
 
 from memviz.analysis.annotations import annotated
 from memviz.analysis.decimate import DecimatedTimeline, by_event, by_time
-from memviz.analysis.out_of_memory import out_of_memory
+from memviz.analysis.peak import out_of_memory
 from memviz.figures.plots.timeline import plot_timeline
 from memviz.trace.model import Trace
 from tests.figures.drawn import HARMLESS, MARKUP, markup_in, notes, spec, texts, titles, trace_named

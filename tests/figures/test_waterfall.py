@@ -5,16 +5,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memviz.analysis.comparing.changes import Change, Changes, Moment
-from memviz.analysis.comparing.match_allocations import Thing
+from memviz.analysis.comparing.matching import MatchKey
 from memviz.analysis.which_device import Which
-from memviz.figures.plots.waterfall import MOST_ROWS, plot_waterfall
+from memviz.figures.plots.peak import MOST_CHANGES, plot_waterfall
 from memviz.figures.theme import LIGHT
 from tests.figures.drawn import HARMLESS, MARKUP, markup_in, notes, spec, texts, titles
 from tests.traces import MiB
 
 
 def comparison(rows: list[tuple[str, int, int]]) -> Changes:
-    made = tuple(Change(Thing(label, label), "unknown", (a, b), (1, 1)) for label, a, b in rows)
+    made = tuple(Change(MatchKey(label, label), "unknown", (a, b), (1, 1)) for label, a, b in rows)
     totals = [sum(row.bytes[side] for row in made) for side in (0, 1)]
     moments = tuple(Moment(name, Which("0"), 0, size, size, 1) for name, size in zip("ab", totals, strict=True))
     return Changes("site", moments, made)
@@ -54,7 +54,7 @@ def test_bars_add_up_to_the_difference_of_the_peaks(sizes):
     drawing = plot_waterfall(result)
     drawn = sum(drawing.data[0].x) if drawing.data else 0
     assert drawn == result.delta(1)
-    assert not drawing.data or len(drawing.data[0].x) <= MOST_ROWS + 1
+    assert not drawing.data or len(drawing.data[0].x) <= MOST_CHANGES + 1
 
 
 def test_equal_traces_are_an_empty_figure_that_says_so():

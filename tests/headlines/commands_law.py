@@ -6,11 +6,10 @@ import re
 from collections.abc import Sequence
 
 from memviz.analysis.comparing.changes import changes
-from memviz.analysis.comparing.match_allocations import Pair
+from memviz.analysis.comparing.matching import Pair
 from memviz.analysis.health import health, history
-from memviz.analysis.out_of_memory import out_of_memory
 from memviz.analysis.overview import overview
-from memviz.analysis.peak import peak
+from memviz.analysis.peak import out_of_memory, peak
 from memviz.analysis.timeline import timeline
 from memviz.headlines.explore import explore
 from memviz.trace.model import DeviceTrace, Trace

@@ -9,10 +9,10 @@ import numpy as np
 
 from memviz.analysis.callstacks.sites import NO_SITE
 from memviz.analysis.comparing.changes import Change, changes
-from memviz.analysis.comparing.letters import letter
-from memviz.analysis.comparing.match_allocations import Pair
+from memviz.analysis.comparing.matching import Pair
 from memviz.analysis.timeline import timeline
 from memviz.headlines.headline import Headline
+from memviz.headlines.names import letter
 from memviz.trace.model import Action
 from tests.headlines.claims import (
     COUNT,

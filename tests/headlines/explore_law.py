@@ -9,14 +9,11 @@ import numpy as np
 from memviz.analysis.annotations import steps
 from memviz.analysis.callstacks.sites import NO_SITE, sites
 from memviz.analysis.groups import grouped
-from memviz.analysis.lifetimes import lifetimes
-from memviz.analysis.live import live_rows
-from memviz.analysis.out_of_memory import out_of_memory
-from memviz.analysis.peak import peak
-from memviz.analysis.purpose.activity import Doing
-from memviz.analysis.purpose.categories import categories
-from memviz.analysis.purpose.kinds import KINDS, kinds
-from memviz.analysis.purpose.phases import doing_of_allocs
+from memviz.analysis.lifetimes import lifetimes, live_rows
+from memviz.analysis.peak import out_of_memory, peak
+from memviz.analysis.purpose.activity import Activity
+from memviz.analysis.purpose.categories import KINDS, categories, kinds
+from memviz.analysis.purpose.phases import activity_of_allocs
 from memviz.analysis.purpose.reasons import Certainty
 from memviz.analysis.timeline import timeline
 from memviz.headlines.headline import Headline
@@ -167,21 +164,21 @@ def rows_of(trace: Trace, device: DeviceTrace, rows: np.ndarray, label: str) -> 
 def _check_step(trace: Trace, device: DeviceTrace, event: int, said: str) -> None:
     """The phase is that of the last allocation up to the peak that shows one; steps are counted from one."""
     around = {step.name for step in steps(trace, device) if step.start_event <= event <= step.end_event}
-    doing = doing_of_allocs(trace, device)[: event + 1]
-    shown = doing[np.isin(doing, (Doing.FORWARD, Doing.BACKWARD, Doing.STEP))]
+    doing = activity_of_allocs(trace, device)[: event + 1]
+    shown = doing[np.isin(doing, (Activity.FORWARD, Activity.BACKWARD, Activity.STEP))]
     if not said:
         assert not around and not len(shown), f"it comes in {around or shown[-1]}"
         return
     assert "step 0" not in said, "people count from one"
     phase = re.match(r"the (forward|backward|optimizer step)\b", said)
-    names = {"forward": Doing.FORWARD, "backward": Doing.BACKWARD, "optimizer step": Doing.STEP}
+    names = {"forward": Activity.FORWARD, "backward": Activity.BACKWARD, "optimizer step": Activity.STEP}
     if phase:
         noted = {trace.strings[code] for code in device.annotations.name.tolist()}
         is_noted = phase[1] == "optimizer step" and any(name.startswith("Optimizer.step#") for name in noted)
         assert is_noted or names[phase[1]] in shown[-3:], f"nothing shows: {phase[1]}"
     elif said.endswith("right after its forward"):
-        assert shown[-1] == Doing.BACKWARD or Doing.BACKWARD in doing
-        assert Doing.FORWARD in shown
+        assert shown[-1] == Activity.BACKWARD or Activity.BACKWARD in doing
+        assert Activity.FORWARD in shown
     if "recorded " in said:
         line = timeline(device)
         assert line.live[0] > 0 or line.reserved[0] > 0, "it was recorded from its beginning"

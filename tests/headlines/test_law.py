@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 
-from memviz.analysis.comparing.changes import changes, telling
-from memviz.analysis.comparing.match_allocations import Pair
+from memviz.analysis.comparing.changes import changes, summarize_comparison
+from memviz.analysis.comparing.matching import Pair
 from memviz.analysis.health import health
 from memviz.analysis.overview import overview
 from memviz.analysis.peak import peak
@@ -70,7 +70,7 @@ def test_what_explore_says_is_true_of_every_device():
 
 def test_what_compare_says_is_true_of_pairs_and_of_several():
     for sides, names in pairs():
-        check_compare(sides, compare(telling(sides)), called(sides, names))
+        check_compare(sides, compare(summarize_comparison(sides)), called(sides, names))
 
 
 def test_what_summary_and_peak_print_is_true(capsys: pytest.CaptureFixture[str]):
@@ -87,7 +87,7 @@ def test_what_diff_prints_is_true(capsys: pytest.CaptureFixture[str]):
         found = changes(sides, "site")
         diff_command._print(sides, found, None)
         printed = capsys.readouterr().out
-        assert printed.startswith(str(compare(telling(sides))))
+        assert printed.startswith(str(compare(summarize_comparison(sides))))
         check_diff(sides, "site", printed)
 
 
@@ -154,7 +154,7 @@ def test_the_law_refuses_what_is_false_of_a_device(wrong: Callable[[Headline], H
 def test_the_law_refuses_what_is_false_of_a_comparison(wrong: Callable[[Headline], Headline]):
     refused = 0
     for sides, names in pairs():
-        said = compare(telling(sides))
+        said = compare(summarize_comparison(sides))
         if wrong(said) != said:
             with pytest.raises(AssertionError):
                 check_compare(sides, wrong(said), called(sides, names))

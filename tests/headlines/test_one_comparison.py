@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from memviz.analysis.comparing.changes import changes, telling
+from memviz.analysis.comparing.changes import changes, summarize_comparison
 from memviz.commands.diff import diff
 from memviz.headlines.compare import compare
 from memviz.trace.load import load_trace
@@ -75,7 +75,7 @@ def rows_of(page: str) -> list[list[str]]:
 
 
 def test_all_say_the_same_sentence() -> None:
-    said = compare(telling(sides()))
+    said = compare(summarize_comparison(sides()))
     assert diff(traces())["headline"] == {"answer": said.answer, "reason": said.reason}
     page = unescape(report_page(sides()))
     assert said.answer in page and said.reason in page
@@ -99,6 +99,6 @@ def test_a_trace_has_one_name_wherever_it_is_spoken_of() -> None:
         replace(trace, about=replace(trace.about, source=f"{name}.pickle.gz"))
         for (trace, _), name in zip(sides(), "xy", strict=True)
     ]
-    said = compare(telling([(trace, trace.devices[0]) for trace in named])).answer
+    said = compare(summarize_comparison([(trace, trace.devices[0]) for trace in named])).answer
     assert [Opened.of("key", trace).name for trace in named] == ["x", "y"]
     assert said.startswith("y peaks") and said.endswith("than x.")

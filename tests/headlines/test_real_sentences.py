@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from memviz.analysis.findings.ranked import findings
+from memviz.analysis.findings.ranking import findings
 from memviz.analysis.overview import overview
 from memviz.headlines.explore import explore
 from memviz.trace.load import load_trace

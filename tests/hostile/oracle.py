@@ -7,15 +7,14 @@ import time
 
 import numpy as np
 
-from memviz.analysis.callstacks.stacks import TreeOptions, stack_tree
+from memviz.analysis.as_json import summary
+from memviz.analysis.callstacks.stack_tree import TreeOptions, stack_tree
+from memviz.analysis.fragmentation import fragmentation_at
 from memviz.analysis.groups import GROUPINGS
 from memviz.analysis.health import health
-from memviz.analysis.lifetimes import lifetimes
-from memviz.analysis.live import live_rows
+from memviz.analysis.lifetimes import lifetimes, live_rows
 from memviz.analysis.peak import peak
-from memviz.analysis.reserved.fragmentation import fragmentation_at
-from memviz.analysis.reserved.segments import segments_at
-from memviz.analysis.summary import summary
+from memviz.analysis.segments import segments_at
 from memviz.analysis.timeline import timeline
 from memviz.errors import MemvizError
 from memviz.trace.formats.write_snapshot import write_pickle

@@ -24,7 +24,7 @@ import pytest
 from memviz.commands import command_line, main, summary, terminal
 from memviz.commands.command import printable
 from memviz.errors import UsageError
-from memviz.headlines.harmless import harmless
+from memviz.headlines.headline import escape_control_chars
 from memviz.trace.formats.replacing import replacing
 from tests.traces import alloc, frame, snapshot
 
@@ -59,9 +59,9 @@ def is_harmless(text: str) -> bool:
 
 
 def test_what_moves_a_cursor_or_turns_writing_round_is_spelled_out() -> None:
-    assert harmless(f"a{ESCAPES}b\n\tä 日本 ✓") == f"a{SPOKEN}b\n\tä 日本 ✓"
+    assert escape_control_chars(f"a{ESCAPES}b\n\tä 日本 ✓") == f"a{SPOKEN}b\n\tä 日本 ✓"
     assert printable("a\tb\nc") == r"a\x09b\x0ac"
-    assert harmless("\U000e0001") == r"\U000e0001"
+    assert escape_control_chars("\U000e0001") == r"\U000e0001"
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memviz.analysis.lifetimes import lifetimes
-from memviz.analysis.live import live_rows
-from memviz.analysis.purpose.categories import categories
-from memviz.analysis.purpose.kinds import KINDS, SAYS_NOTHING, kinds
+from memviz.analysis.lifetimes import lifetimes, live_rows
+from memviz.analysis.purpose.categories import KINDS, SAYS_NOTHING, categories, kinds
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import timeline
 from memviz.trace.model import Category, DeviceTrace, Trace

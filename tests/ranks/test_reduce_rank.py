@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memviz.analysis.summary import summary
+from memviz.analysis.as_json import summary
 from memviz.analysis.which_device import chosen_device
 from memviz.ranks.places import Place, places_of
 from memviz.ranks.reduce_rank import MOST_SITES, reduce_rank, row_of

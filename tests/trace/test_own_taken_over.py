@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from memviz.allocator.replay import replay
-from memviz.analysis.actions.checkpoint import checkpoint
-from memviz.analysis.findings.facts import Facts
+from memviz.analysis.actions.proposals import checkpoint
+from memviz.analysis.findings.finding import Facts
 from memviz.analysis.purpose.categories import categories
-from memviz.analysis.purpose.phase_spans import phase_spans
+from memviz.analysis.purpose.phases import phase_spans
 from memviz.analysis.purpose.reasons import Certainty
 from memviz.errors import TraceError
 from memviz.trace.formats.base64_columns import text_of

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from memviz.analysis.actions.found import found
 from memviz.analysis.lifetimes import Lifetimes, lifetimes
+from memviz.analysis.purpose.categories import categories
+from memviz.analysis.purpose.phases import ACTIVITIES, first_events, phase_spans, phases
 from memviz.analysis.purpose.reasons import Certainty
 from memviz.trace.model import (
     Action,
@@ -32,6 +33,32 @@ from memviz.trace.model import (
     Trace,
 )
 from memviz.trace.picked import first_or_second, picked
+
+
+def inferred_purposes(trace: Trace, device: DeviceTrace) -> TakenOver:
+    rows, said = lifetimes(device), categories(trace, device)
+    of_rows = Purposes(said.category, said.certainty, phases(trace, device), np.ones(len(rows), dtype=np.bool_))
+    events = _rows_at(first_events(rows, len(device.events)), len(device.events))
+    blocks = _rows_at(rows.block.astype(np.int64), len(device.blocks))
+    return TakenOver(picked(of_rows, events), picked(of_rows, blocks), _recorded_spans(trace, device))
+
+
+def _rows_at(place: Ints8, count: int) -> Ints8:
+    """The row at each place, or -1."""
+    row = np.full(count, -1, dtype=np.int64)
+    has_place = np.flatnonzero(place >= 0)
+    row[place[has_place]] = has_place
+    return row
+
+
+def _recorded_spans(trace: Trace, device: DeviceTrace) -> Spans:
+    spans = phase_spans(trace, device).spans
+    return Spans(
+        np.array([ACTIVITIES.index(span.doing) for span in spans], dtype=np.uint8),
+        np.array([span.step for span in spans], dtype=np.int32),
+        np.array([span.first for span in spans], dtype=np.int64),
+    )
+
 
 _GROWS_OR_SHRINKS = (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, Action.SEGMENT_MAP, Action.SEGMENT_UNMAP)
 
@@ -97,7 +124,7 @@ class _Entries(Columns):
 _LAST = np.iinfo(np.int64).max
 
 
-def edited(trace: Trace, device: DeviceTrace, edit: Edit) -> Trace:
+def apply_edit(trace: Trace, device: DeviceTrace, edit: Edit) -> Trace:
     """One device, with its final state as it was: a replay makes its own."""
     rows, starts = lifetimes(device), _starts_of_groups(device.events)
     sizes = rows.size.copy()
@@ -114,7 +141,7 @@ def edited(trace: Trace, device: DeviceTrace, edit: Edit) -> Trace:
         events=_events(device.events, entries),
         event_labels=_labels(device.event_labels, entries),
         blocks=_blocks(device, rows, sizes, edit),
-        taken_over=_taken_over(found(trace, device), entries, edit.again_as),
+        taken_over=_taken_over(inferred_purposes(trace, device), entries, edit.again_as),
     )
     return replace(trace, devices=(changed,))
 

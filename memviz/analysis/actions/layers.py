@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memviz.analysis.findings.facts import Facts
-from memviz.analysis.purpose.activity import Doing
-from memviz.analysis.purpose.phase_spans import PhaseSpan
+from memviz.analysis.findings.finding import Facts
+from memviz.analysis.purpose.activity import Activity
+from memviz.analysis.purpose.phases import PhaseSpan
 from memviz.analysis.sums import sum_by
 from memviz.trace.distinct import distinct, is_among
 from memviz.trace.model import Category, Ints8
@@ -77,7 +77,7 @@ def layered_steps(facts: Facts, around: int | None = None) -> tuple[LayeredStep,
     layered = []
     for number, span in enumerate(spans):
         following = spans[number + 1] if number + 1 < len(spans) else None
-        if span.doing != Doing.FORWARD or (following is not None and following.doing != Doing.BACKWARD):
+        if span.doing != Activity.FORWARD or (following is not None and following.doing != Activity.BACKWARD):
             continue
         if around is None or span.first <= around <= (following or span).last:
             layered.append(LayeredStep(span.step, following, _layers(facts, span, following)))

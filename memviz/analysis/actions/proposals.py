@@ -1,19 +1,263 @@
-"""What could be done about a finding."""
+"""Proposals for a finding: gradient checkpointing, autocast, half precision or an earlier free, as edited requests."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
 
-from memviz.analysis.actions.action import ActionKind, Proposal
-from memviz.analysis.actions.autocast import autocast
-from memviz.analysis.actions.checkpoint import checkpoint
-from memviz.analysis.actions.free_earlier import free_earlier
-from memviz.analysis.actions.half_precision import half_precision
-from memviz.analysis.findings.facts import Facts
-from memviz.analysis.findings.finding import Finding, FindingKind
+import numpy as np
+import numpy.typing as npt
+
+from memviz.analysis.actions.edit import Again, Earlier, Edit, apply_edit
+from memviz.analysis.actions.layers import Layer, LayeredStep, layered_steps
+from memviz.analysis.callstacks.sites import operator_name, operators
+from memviz.analysis.findings.copies import wider_copies
+from memviz.analysis.findings.finding import Facts, Finding, FindingKind
+from memviz.analysis.lifetimes import BEFORE
+from memviz.analysis.purpose.activity import Activity
+from memviz.analysis.purpose.phases import PhaseSpan
+from memviz.analysis.purpose.python_calls import call_over, python_stacks
 from memviz.errors import UsageError
-from memviz.trace.model import DeviceTrace, Trace
-from memviz.units import bytes_text
+from memviz.trace.model import Bools, Category, DeviceTrace, Ints8, Trace
+from memviz.units import bytes_text, count_text
+
+# Something that could be done about a trace, and the requests as they would be then.
+
+
+class ActionKind(StrEnum):
+    FREE_EARLIER = "free_earlier"
+    CHECKPOINT = "checkpoint"
+    HALF_PRECISION = "half_precision"
+    AUTOCAST = "autocast"
+    EXPANDABLE_SEGMENTS = "expandable_segments"
+
+
+@dataclass(frozen=True, eq=False)
+class Proposal:
+    """What an estimate is made of. Its figures come of a replay."""
+
+    kind: ActionKind
+    name: str
+    """As a button says it: 'checkpoint 24 layers'."""
+    assumptions: tuple[str, ...]
+    trace: Trace | None
+    """The edited requests, of one device; None where only the allocator's settings are others."""
+
+
+# What outlives its step let go when the next one begins.
+
+FREE_EARLIER_ASSUMPTIONS = ("Nothing reads it any more once the next forward begins.",)
+
+
+def free_earlier(facts: Facts, rows: Ints8) -> Proposal | None:
+    """Each of these rows ends where the first forward behind its beginning does; None where none lives so long."""
+    begins = np.array([span.first for span in facts.forwards], dtype=np.int64)
+    following = np.searchsorted(begins, facts.rows.start[rows], side="right")
+    ends = np.append(begins, facts.count)[following]
+    late = (facts.rows.start[rows] >= 0) & (facts.rows.end[rows] > ends) & (facts.rows.end[rows] < facts.count)
+    if not late.any():
+        return None
+    trace = apply_edit(facts.trace, facts.device, Edit(earlier=Earlier(rows[late], ends[late])))
+    return Proposal(ActionKind.FREE_EARLIER, "free it before the next forward", FREE_EARLIER_ASSUMPTIONS, trace)
+
+
+# Activation checkpointing on a recorded trace: a layer keeps its input, and makes the rest again in the backward.
+
+CHECKPOINT_ASSUMPTIONS = (
+    "Within a layer's forward what it keeps now lives until the function that made it is over, or until the layer is.",
+    "In the backward each layer's forward is run once more, with its temporaries, before the layer's own backward: "
+    "about 30 % more work.",
+    "Only layers that come from the same lines, one after the other, are checkpointed, and only where the trace shows "
+    "their forward.",
+)
+
+
+def checkpoint(facts: Facts) -> Proposal | None:
+    steps = layered_steps(facts)
+    if not steps:
+        return None
+    count = max(len(step.layers) for step in steps)
+    trace = apply_edit(facts.trace, facts.device, checkpoint_edit(facts, steps))
+    return Proposal(ActionKind.CHECKPOINT, f"checkpoint {count_text(count)} layers", CHECKPOINT_ASSUMPTIONS, trace)
+
+
+def checkpoint_edit(facts: Facts, steps: tuple[LayeredStep, ...]) -> Edit:
+    earlier: list[tuple[Ints8, Ints8]] = []
+    again: list[tuple[Ints8, ...]] = []
+    for step in steps:
+        earlier += [(layer.kept, _let_go(facts, layer)) for layer in step.layers]
+        if step.backward is not None:
+            begins = _recomputed_at(facts, step, step.backward)
+            pairs = zip(step.layers, begins, strict=True)
+            again += [_recomputed(facts, layer, begin) for layer, begin in pairs if begin < facts.count]
+    made_again = Again(*(np.concatenate(column) for column in zip(*again, strict=True))) if again else Edit().again
+    return Edit(Earlier(*(np.concatenate(column) for column in zip(*earlier, strict=True))), made_again)
+
+
+def _let_go(facts: Facts, layer: Layer) -> Ints8:
+    """The event before which each of what a layer keeps is let go where nothing is kept for a backward: when the
+    function that holds it is over, as later stacks show. What the function hands on stays until the layer is done."""
+    rows, made = facts.rows, layer.made
+    depths = python_stacks(facts.trace).code_depth
+    over = call_over(facts.trace, rows.start[made], rows.stack[made], layer.past, depths)
+    is_handed_on = over == np.append(rows.start[made][1:], layer.past)
+    return np.where(is_handed_on, layer.past, over)[np.searchsorted(made, layer.kept)]
+
+
+def _recomputed_at(facts: Facts, step: LayeredStep, backward: PhaseSpan) -> list[int]:
+    """The event before which the backward comes to each layer: when the one above has let go of all it kept. The
+    number of events where the trace ends before."""
+    rows, begins = facts.rows, []
+    for number, layer in enumerate(step.layers):
+        first_freed = int(rows.end[layer.kept].min(initial=facts.count))
+        if first_freed == facts.count:
+            begins.append(facts.count)
+            continue
+        if number + 1 < len(step.layers):
+            above = np.append(step.layers[number + 1].kept, layer.output)
+        else:
+            # What comes behind the last layer: the head and the loss.
+            behind = np.arange(layer.made[-1] + 1, len(rows))
+            above = np.append(behind[rows.start[behind] < backward.first], layer.output)
+        ends = rows.end[above]
+        ends = ends[(ends >= backward.first) & (ends < first_freed)]
+        begins.append(int(ends.max()) + 1 if len(ends) else min(backward.first, first_freed))
+    return begins
+
+
+def _recomputed(facts: Facts, layer: Layer, begin: int) -> tuple[Ints8, ...]:
+    """All that the layer makes up to the last that its backward needs; the rest is not run again."""
+    rows = facts.rows
+    needed = layer.made[layer.made <= layer.kept.max(initial=-1)]
+    # What lives on beyond the layer without being kept for the backward, as its output, is not made twice.
+    needed = needed[np.isin(needed, layer.kept) | (rows.end[needed] <= layer.past)]
+    is_kept = np.isin(needed, layer.kept)
+    end = np.where(is_kept, np.maximum(rows.end[needed], begin), begin)
+    return (
+        needed,
+        np.full(len(needed), begin),
+        end,
+        rows.start[needed],
+        rows.end[needed],
+        np.ones(len(needed), np.int64),
+    )
+
+
+# Autocast to bfloat16 on a recorded trace: which results it halves, by the operators that make them.
+#
+# It halves what matrix products, convolutions and attention make, and what follows from them element by element.
+# Weights stay, and are copied in half the size for the products that use them, until their backward is done.
+
+OperatorNames = npt.NDArray[Any]
+"""Texts, one for each distinct stack."""
+
+AUTOCAST_ASSUMPTIONS = (
+    "Everything is in float32 now: a trace does not say in which precision anything is.",
+    "Results of products, convolutions and attention are halved, and so are norms that feed them and what follows from "
+    "them element by element; sums, losses, weights, gradients and the optimizer's state are not.",
+    "Each weight that a product uses has a copy of half its size from the forward to its backward.",
+)
+_FEW_COPIES = 0.05
+"""Of the bytes of all activations: so few copies are a mask's or an index's."""
+_HALF_ALONE = ("flash_attention", "cudnn_attention")
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "addmv", "einsum")
+_PRODUCTS_OF = ("convolution", "attention")
+_ELEMENTWISE = (
+    *("gelu", "relu", "silu", "silu_", "relu_", "native_dropout", "dropout", "mul", "clamp", "leaky_relu", "hardswish"),
+    *("native_layer_norm", "_fused_rms_norm", "native_group_norm", "rms_norm", "clone", "cat", "_unsafe_view"),
+    *("gelu_backward", "silu_backward", "threshold_backward", "native_dropout_backward", "hardswish_backward"),
+)
+"""Norms stay in float32, but what is kept of them is the copy that the next product takes."""
+
+
+def autocast(facts: Facts) -> Proposal | None:
+    """None where C++ frames do not say which operator made what, or where precisions are mixed already."""
+    names = _operator_names(facts)
+    rows = facts.rows
+    if (rows.start == BEFORE).any() or is_mixed(facts):
+        return None
+    computed = facts.has_purpose(Category.ACTIVATION, Category.OUTPUT, Category.TEMPORARY)
+    halved = np.flatnonzero(computed & (_is_product(names) | np.isin(names, _ELEMENTWISE))[_stack_of_rows(facts)])
+    if not len(halved):
+        return None
+    copies = Edit(halved=halved, again=_copies_of_weights(facts, names), again_as=Category.AUTOCAST_WEIGHT_COPIES)
+    trace = apply_edit(facts.trace, facts.device, copies)
+    return Proposal(ActionKind.AUTOCAST, "autocast to bfloat16", AUTOCAST_ASSUMPTIONS, trace)
+
+
+def is_mixed(facts: Facts) -> bool:
+    """Whether something is in half precision already: forwards keep copies in another precision, something is copied
+    into twice its size, or an attention runs that knows half precision alone."""
+    if facts.has_purpose(Category.AUTOCAST_WEIGHT_COPIES).any():
+        return True
+    names = _operator_names(facts)
+    activations = facts.has_purpose(Category.ACTIVATION)
+    copies = activations & (names == "_to_copy")[_stack_of_rows(facts)]
+    size = facts.rows.size
+    if int(size[copies].sum()) > _FEW_COPIES * int(size[activations].sum()):
+        return True
+    return any(word in name for name in set(names.tolist()) for word in _HALF_ALONE) or any(wider_copies(facts))
+
+
+def _copies_of_weights(facts: Facts, names: OperatorNames) -> Again:
+    """As many bytes as half the gradients that products make, from their step's forward until each is made."""
+    rows, spans = facts.rows, facts.phases.spans
+    forwards = np.array([span.first for span in spans if span.doing == Activity.FORWARD], dtype=np.int64)
+    is_gradient = facts.has_purpose(Category.GRADIENT) & _is_product(names)[_stack_of_rows(facts)]
+    gradients = np.flatnonzero(is_gradient & (rows.start >= forwards.min(initial=facts.count)))
+    begin = forwards[np.searchsorted(forwards, rows.start[gradients], side="right") - 1]
+    order = rows.start[gradients]
+    return Again(gradients, begin, order, order, order, np.full(len(gradients), 2))
+
+
+def _operator_names(facts: Facts) -> OperatorNames:
+    """Of each distinct stack its operator's name; the last one is of no stack."""
+    texts = operators(facts.trace)
+    known, place = np.unique(texts, return_inverse=True)
+    return np.array([operator_name(facts.trace, text) for text in known.tolist()])[place]
+
+
+def _stack_of_rows(facts: Facts) -> Ints8:
+    return np.asarray(facts.rows.stack, dtype=np.int64)
+
+
+def _is_product(names: OperatorNames) -> Bools:
+    is_product = np.isin(names, _PRODUCTS)
+    for word in _PRODUCTS_OF:
+        is_product |= np.char.find(names, word) >= 0
+    return np.asarray(is_product)
+
+
+# The whole model in half the precision: everything that is computed with takes half of its bytes.
+
+HALF_PRECISION_ASSUMPTIONS = (
+    "Everything is in float32 now: a trace does not say in which precision anything is.",
+    "Weights, gradients, the optimizer's state, activations and temporaries are halved, inputs and workspaces are not, "
+    "as after model.bfloat16(). Under autocast weights and some results stay as they are, and it saves less.",
+)
+_HALVED = (
+    Category.PARAMETER,
+    Category.WEIGHT_COPIES,
+    Category.GRADIENT,
+    Category.OPTIMIZER_STATE,
+    Category.ACTIVATION,
+    Category.OUTPUT,
+    Category.TEMPORARY,
+    Category.KV_CACHE,
+)
+
+
+def half_precision(facts: Facts) -> Proposal | None:
+    """None where something was there before the recording, whose size was decided then, or is half already."""
+    halved = np.flatnonzero(facts.has_purpose(*_HALVED) & (facts.rows.start > BEFORE))
+    if not len(halved) or (facts.rows.start == BEFORE).any() or is_mixed(facts):
+        return None
+    trace = apply_edit(facts.trace, facts.device, Edit(halved=halved))
+    return Proposal(ActionKind.HALF_PRECISION, "the model in half the precision", HALF_PRECISION_ASSUMPTIONS, trace)
+
+
+# What could be done about a finding.
 
 _EXPANDABLE = Proposal(
     ActionKind.EXPANDABLE_SEGMENTS,

@@ -11,9 +11,9 @@ from enum import IntEnum
 
 import numpy as np
 
-from memviz.analysis.cache import kept
+from memviz.analysis.cache import cached_on
 from memviz.trace.distinct import distinct
-from memviz.trace.model import Bytes1, Trace
+from memviz.trace.model import Bools, Bytes1, Ints8, Stacks, Trace
 
 
 class FrameKind(IntEnum):
@@ -129,7 +129,7 @@ _NODE_CALLS = ("::apply(", "_apply_functional(")
 
 
 def frame_kinds(trace: Trace, rule: SiteRule = DEFAULT_RULE) -> Bytes1:
-    return kept(trace, (frame_kinds, rule), lambda: _judged(trace, rule))
+    return cached_on(trace, (frame_kinds, rule), lambda: _judged(trace, rule))
 
 
 def _judged(trace: Trace, rule: SiteRule) -> Bytes1:
@@ -188,3 +188,32 @@ def _native_kind(name: str) -> FrameKind:
     if not name or name.startswith(_PLUMBING_NAMES):
         return FrameKind.PLUMBING
     return FrameKind.NATIVE
+
+
+NOWHERE = -1
+
+
+def first_in_stack(stacks: Stacks, frames: Bools) -> Ints8:
+    """For each stack the place of its innermost frame among these; NOWHERE for none."""
+    hits = np.flatnonzero(frames[stacks.indices])
+    # Behind all places, where no stack ends.
+    first = np.append(hits, len(stacks.indices))[np.searchsorted(hits, stacks.offsets[:-1])]
+    return np.where(first < stacks.offsets[1:], first, NOWHERE)
+
+
+def last_in_stack(stacks: Stacks, frames: Bools) -> Ints8:
+    """The same for the outermost one."""
+    return last_place(stacks, frames[stacks.indices])
+
+
+def last_place(stacks: Stacks, places: Bools) -> Ints8:
+    """For each stack the outermost of these places; NOWHERE for none."""
+    hits = np.append(NOWHERE, np.flatnonzero(places))
+    last = hits[np.searchsorted(hits[1:], stacks.offsets[1:])]
+    return np.where(last >= stacks.offsets[:-1], last, NOWHERE)
+
+
+def only_places(stacks: Stacks, places: Bools) -> Stacks:
+    """The same stacks with only these places."""
+    before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(places)])
+    return Stacks(stacks.frames, before[stacks.offsets], stacks.indices[places])

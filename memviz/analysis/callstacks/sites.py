@@ -11,10 +11,17 @@ from enum import StrEnum
 
 import numpy as np
 
-from memviz.analysis.cache import kept
-from memviz.analysis.callstacks.frames import DEFAULT_RULE, FrameKind, SiteRule, frame_kinds, path_of
-from memviz.analysis.callstacks.stack_places import first_in_stack, last_in_stack
-from memviz.trace.model import Ints4, Trace
+from memviz.analysis.cache import cached_on
+from memviz.analysis.callstacks.frames import (
+    DEFAULT_RULE,
+    FrameKind,
+    SiteRule,
+    first_in_stack,
+    frame_kinds,
+    last_in_stack,
+    path_of,
+)
+from memviz.trace.model import Ints4, Ints8, Trace
 
 
 class SiteKind(StrEnum):
@@ -84,7 +91,7 @@ _SITE_KIND = {
 
 
 def sites(trace: Trace, rule: SiteRule = DEFAULT_RULE) -> Sites:
-    return kept(trace, (sites, rule), lambda: _interned(trace, rule))
+    return cached_on(trace, (sites, rule), lambda: _interned(trace, rule))
 
 
 def _interned(trace: Trace, rule: SiteRule) -> Sites:
@@ -165,3 +172,28 @@ def shortest_tails(paths: Iterable[str]) -> dict[str, str]:
             tails.update((path, tail) for path in group if len(group) == 1 or depth >= len(parts[path]))
         waiting, depth = [path for path in waiting if path not in tails], depth + 1
     return tails
+
+
+NO_OPERATOR = -1
+_OPERATOR = "at::_ops::"
+
+
+def operators(trace: Trace, rule: SiteRule = DEFAULT_RULE) -> Ints8:
+    """Per stack the text of its operator. One longer than the stacks, so that NO_STACK (-1) finds NO_OPERATOR."""
+    return cached_on(trace, (operators, rule), lambda: _operators(trace, rule))
+
+
+def _operators(trace: Trace, rule: SiteRule) -> Ints8:
+    stacks = trace.stacks
+    place = first_in_stack(stacks, frame_kinds(trace, rule) == FrameKind.OPERATOR)
+    operator_of = np.full(len(stacks) + 1, NO_OPERATOR)
+    known = np.flatnonzero(place >= 0)
+    operator_of[known] = stacks.frames.name[stacks.indices[place[known]]]
+    return operator_of
+
+
+def operator_name(trace: Trace, text: int) -> str:
+    """at::_ops::_to_copy::call(...) -> _to_copy."""
+    if text == NO_OPERATOR:
+        return ""
+    return short_native(trace.strings[text]).removeprefix(_OPERATOR).partition("::")[0]

@@ -18,8 +18,8 @@ from typing import Literal
 import numpy as np
 
 from memviz.analysis.annotations import StepRange, annotated, steps
-from memviz.analysis.comparing.match_allocations import Pair
-from memviz.analysis.live import clock, has_times
+from memviz.analysis.comparing.matching import Pair
+from memviz.analysis.lifetimes import clock, has_times
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace
@@ -32,7 +32,7 @@ _MARGIN = 0.04
 
 
 @dataclass(frozen=True)
-class Way:
+class Alignment:
     kind: Literal["start", "scale", "peak", "step", "annotation"]
     number: int = 0
     """Of the step, from 0."""
@@ -40,11 +40,11 @@ class Way:
     """Of the annotation."""
 
 
-START = Way("start")
+START = Alignment("start")
 """Whole runs: first event over first, last over last."""
-SCALE = Way("scale")
+SCALE = Alignment("scale")
 """From the first event on, as many events (or µs) to the inch in all."""
-PEAK = Way("peak")
+PEAK = Alignment("peak")
 """The same, with the peaks in one line."""
 
 
@@ -59,7 +59,7 @@ class Aligned:
     """What to look at first, in the same measure."""
 
 
-def ways(sides: Sequence[Pair]) -> tuple[Way, ...]:
+def ways(sides: Sequence[Pair]) -> tuple[Alignment, ...]:
     """Those that hold for all of them."""
     # A step that ended before the recording began has no length.
     shared = [all(map(_has_events, matching)) for matching in zip(*(steps(*side) for side in sides), strict=False)]
@@ -71,8 +71,8 @@ def ways(sides: Sequence[Pair]) -> tuple[Way, ...]:
         START,
         SCALE,
         PEAK,
-        *(Way("step", number=number) for number in np.flatnonzero(shared)[:_MOST_STEPS].tolist()),
-        *(Way("annotation", name=name) for name in names[:_MOST_NAMES]),
+        *(Alignment("step", number=number) for number in np.flatnonzero(shared)[:_MOST_STEPS].tolist()),
+        *(Alignment("annotation", name=name) for name in names[:_MOST_NAMES]),
     )
 
 
@@ -80,7 +80,7 @@ def _has_events(step: StepRange) -> bool:
     return step.end_event >= step.start_event
 
 
-def align(sides: Sequence[Pair], way: Way = START, axis: Axis = "event") -> Aligned:
+def align(sides: Sequence[Pair], way: Alignment = START, axis: Axis = "event") -> Aligned:
     devices = [device for _, device in sides]
     if axis == "time" and not all(map(has_times, devices)):
         raise UsageError("Not all of these traces have times. Align them by event.")
@@ -98,7 +98,7 @@ def align(sides: Sequence[Pair], way: Way = START, axis: Axis = "event") -> Alig
     return Aligned(axis, tuple(spans), extent, (max(extent[0], -_MARGIN), min(extent[1], 1 + _MARGIN)))
 
 
-def _marked(side: Pair, way: Way) -> tuple[int, int]:
+def _marked(side: Pair, way: Alignment) -> tuple[int, int]:
     """First and last event of the step, or of the annotation where it occurs first."""
     if way.kind == "step":
         spans = [(step.start_event, step.end_event) for step in steps(*side)][way.number : way.number + 1]

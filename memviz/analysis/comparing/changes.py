@@ -1,28 +1,57 @@
-"""From one trace's peak to the others': what holds how many bytes more, as rows that add up to the byte.
+"""Differences between traces: rows that add up from peak to peak, a score per trace, and allocator settings.
 
-The page, `diff`, reports and programs all show these rows. A thing that holds more in one trace than in another
+The page, `diff`, reports and programs all show these rows. What holds more in one trace than in another
 is one row with both figures, and with what it consists of most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from memviz.analysis.actions.proposals import limit_of_start
+from memviz.analysis.cache import cached_on
 from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
-from memviz.analysis.comparing.match_allocations import Alike, Pair, Thing, alike
-from memviz.analysis.findings.facts import Facts
-from memviz.analysis.lifetimes import lifetimes
-from memviz.analysis.live import live_rows
-from memviz.analysis.purpose.kinds import KINDS, SAYS_NOTHING, kinds
+from memviz.analysis.comparing.matching import Matching, MatchKey, Pair, match_allocations
+from memviz.analysis.findings.finding import Facts
+from memviz.analysis.lifetimes import clock, has_times, lifetimes, live_rows
+from memviz.analysis.purpose.categories import KINDS, SAYS_NOTHING, kinds
 from memviz.analysis.sums import sum_by
-from memviz.analysis.timeline import timeline
+from memviz.analysis.timeline import sum_of_spans, timeline
 from memviz.analysis.which_device import Which, which
-from memviz.trace.model import Action, Ints8
+from memviz.trace.model import Action, DeviceTrace, Ints8, Trace
+from memviz.trace.reserved_bytes import is_reserved_known
+
+
+@dataclass(frozen=True)
+class Setting:
+    name: str
+    values: tuple[str | None, ...]
+    """Per trace; None where the file does not say."""
+
+    @property
+    def is_known_to_differ(self) -> bool:
+        """An older file that does not say may have had the same."""
+        return len(set(self.values) - {None}) > 1
+
+
+def setting_differences(traces: Sequence[Trace]) -> tuple[Setting, ...]:
+    flat = [dict(_flat(trace.settings)) for trace in traces]
+    names = sorted({name for values in flat for name in values})
+    every = (Setting(name, tuple(values.get(name) for values in flat)) for name in names)
+    return tuple(setting for setting in every if len(set(setting.values)) > 1)
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", str(value)
 
 
 @dataclass(frozen=True)
@@ -45,7 +74,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Change:
-    thing: Thing
+    thing: MatchKey
     kind: str
     """What most of its bytes are, where it holds most: one of `kinds.KINDS`; unknown where nobody asked."""
     bytes: tuple[int, ...]
@@ -92,7 +121,7 @@ def changes(
 ) -> Changes:
     """At each side's peak. To know what a row consists of most takes longer than all else."""
     moments = tuple(_moment(side) for side in sides)
-    matched = alike(sides, by, rule=rule)
+    matched = match_allocations(sides, by, rule=rule)
     held = [_held(matched, number, side, moments[number].event) for number, side in enumerate(sides)]
     totals = np.stack([sums.bytes for sums in held])
     counts = np.stack([sums.counts for sums in held])
@@ -132,13 +161,13 @@ class _Held:
     counts: Ints8
 
 
-def _held(matched: Alike, number: int, side: Pair, event: int) -> _Held:
+def _held(matched: Matching, number: int, side: Pair, event: int) -> _Held:
     rows, many = live_rows(side[1], event), len(matched.things)
     size, thing = lifetimes(side[1]).size[rows], matched.of_rows(number, side, rows)
     return _Held(rows, thing, size, sum_by(thing, size, many), np.bincount(thing, minlength=many))
 
 
-def _most_of(matched: Alike, held: Sequence[_Held], sides: Sequence[Pair]) -> Ints8:
+def _most_of(matched: Matching, held: Sequence[_Held], sides: Sequence[Pair]) -> Ints8:
     many, width = len(matched.things), len(KINDS)
     by_kind = [
         sum_by(at_peak.thing * width + kinds(*side, at_peak.rows), at_peak.size, many * width).reshape(many, width)
@@ -152,7 +181,7 @@ def _by_difference(row: Change) -> tuple[int, str, str]:
     return -largest, row.thing.label, row.thing.key
 
 
-def says_most(sides: Sequence[Pair], other: int = 1) -> str:
+def best_grouping(sides: Sequence[Pair], other: int = 1) -> str:
     """The grouping to look at first: sites, unless most of the change sits where only one trace ever was.
 
     Two different steps share few sites, and then their categories say more, as far as those are known.
@@ -170,7 +199,7 @@ def says_most(sides: Sequence[Pair], other: int = 1) -> str:
 
 
 @dataclass(frozen=True)
-class Telling:
+class ComparisonSummary:
     """What the sentence on a comparison is made from, whatever rows are looked at."""
 
     found: Changes
@@ -183,8 +212,8 @@ class Telling:
         return self.found if self.found.by == "category" else changes(self.sides, "category")
 
 
-def telling(sides: Sequence[Pair], other: int = 1) -> Telling:
-    return Telling(changes(sides, says_most(sides, other), with_kinds=False), sides)
+def summarize_comparison(sides: Sequence[Pair], other: int = 1) -> ComparisonSummary:
+    return ComparisonSummary(changes(sides, best_grouping(sides, other), with_kinds=False), sides)
 
 
 def _places(rows: Sequence[Change]) -> list[tuple[int, int, bool]]:
@@ -196,3 +225,113 @@ def _places(rows: Sequence[Change]) -> list[tuple[int, int, bool]]:
         there = bool(row.counts[0]), bool(row.counts[1])
         places[home] = (before + row.bytes[0], after + row.bytes[1], first or there[0], second or there[1])
     return [(before, after, first and second) for before, after, first, second in places.values()]
+
+
+@dataclass(frozen=True)
+class Score:
+    kinds: tuple[tuple[str, int], ...]
+    """Live bytes at the peak by `kinds.KINDS`, those that have any."""
+    highest: Mapping[str, int]
+    """Most live bytes of each kind at any moment."""
+    live_bytes: int
+    """At the peak; the sum of the above."""
+    reserved_bytes: int
+    """Most at any time: what a card must be able to give."""
+    delta_bytes: int
+    """Live, over the baseline's."""
+    duration_us: int | None
+    """From the first event to the last; None where the file has no times."""
+
+    @property
+    def knows_reserved(self) -> bool:
+        return is_reserved_known(self.live_bytes, self.reserved_bytes)
+
+    @property
+    def gap_bytes(self) -> int:
+        """Reserved at most, and not live at the peak."""
+        return self.reserved_bytes - self.live_bytes
+
+
+def scores(sides: Sequence[Pair]) -> tuple[Score, ...]:
+    """The baseline first."""
+    baseline = timeline(sides[0][1]).peak_bytes
+    return tuple(_score(side, baseline) for side in sides)
+
+
+def _score(side: Pair, baseline: int) -> Score:
+    device = side[1]
+    line = timeline(device)
+    rows = live_rows(device, line.peak_event)
+    held = sum_by(kinds(*side, rows), lifetimes(device).size[rows], len(KINDS)).tolist()
+    return Score(
+        kinds=tuple((kind, count) for kind, count in zip(KINDS, held, strict=True) if count),
+        highest=_highest(*side),
+        live_bytes=line.peak_bytes,
+        reserved_bytes=line.reserved_peak_bytes,
+        delta_bytes=line.peak_bytes - baseline,
+        duration_us=_duration(device),
+    )
+
+
+def _highest(trace: Trace, device: DeviceTrace) -> dict[str, int]:
+    def find() -> dict[str, int]:
+        rows, codes, count = lifetimes(device), kinds(trace, device), len(device.events)
+        highest = {}
+        for code in np.unique(codes).tolist():
+            chosen = codes == code
+            live = sum_of_spans(rows.start[chosen], rows.end[chosen], rows.size[chosen], count)
+            highest[KINDS[code]] = int(live.max())
+        return highest
+
+    return cached_on(trace, (_highest, device.name), find)
+
+
+def _duration(device: DeviceTrace) -> int | None:
+    if not has_times(device):
+        return None
+    times = clock(device)
+    return int(times[-1]) - int(times[0])
+
+
+def diff_json(comparison: Changes, settings: Sequence[Setting], *, top: int | None = None) -> dict[str, Any]:
+    pairs = [_pair_json(comparison, settings, other, top) for other in range(1, len(comparison.moments))]
+    return pairs[0] if len(pairs) == 1 else {"comparisons": pairs}
+
+
+def _pair_json(comparison: Changes, settings: Sequence[Setting], other: int, top: int | None) -> dict[str, Any]:
+    return {
+        "a": _side_json(comparison, 0),
+        "b": _side_json(comparison, other),
+        "by": comparison.by,
+        "delta_bytes": comparison.delta(other),
+        "rows": [_row_json(row, comparison.by, other) for row in comparison.rows[:top]],
+        "rest_bytes": comparison.after(top).delta(other),
+        "settings": {setting.name: [setting.values[0], setting.values[other]] for setting in settings},
+    }
+
+
+def _row_json(row: Change, by: str, other: int) -> dict[str, Any]:
+    return {
+        "site" if by == "site" else "key": row.thing.name,
+        "a_bytes": row.bytes[0],
+        "b_bytes": row.bytes[other],
+        "delta_bytes": row.delta(other),
+        "a_count": row.counts[0],
+        "b_count": row.counts[other],
+        "function": row.thing.function,
+        "operator": row.thing.operator,
+    }
+
+
+def _side_json(comparison: Changes, number: int) -> dict[str, Any]:
+    moment = comparison.moments[number]
+    return {
+        "file": moment.source,
+        "device": moment.which.name,
+        "event": moment.event,
+        "peak_bytes": moment.live_bytes,
+        "reserved_peak_bytes": moment.reserved_peak_bytes,
+        "reserved_is_known": is_reserved_known(moment.live_bytes, moment.reserved_peak_bytes),
+        "events": moment.event_count,
+        "ran_out_at_event": moment.ran_out_at,
+    }

@@ -1,12 +1,23 @@
-"""One thing worth knowing about a device's history: a sentence with its figure, and the allocations that show it."""
+"""A finding: one sentence with its figure and the allocations that show it; and the facts that all findings look at."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
+import numpy as np
+
+from memviz.analysis.callstacks.sites import NO_SITE, Site, sites
+from memviz.analysis.lifetimes import Lifetimes, lifetimes
+from memviz.analysis.purpose.activity import Activity
+from memviz.analysis.purpose.categories import Categories, categories
+from memviz.analysis.purpose.phases import PhaseSpan, PhaseSpans, phase_spans
 from memviz.analysis.purpose.reasons import Certainty
-from memviz.trace.model import Ints8
+from memviz.analysis.sums import sum_by
+from memviz.analysis.timeline import Timeline, timeline
+from memviz.trace.model import Action, Bools, Category, DeviceTrace, Ints8, Trace
 
 
 class FindingKind(StrEnum):
@@ -45,3 +56,102 @@ class Finding:
     def key(self) -> str:
         """What it is named by in links and requests."""
         return f"{self.kind}-{self.number}"
+
+
+NOTICEABLE = 0.01
+"""Share of a peak below which nothing is worth a sentence."""
+_LONGEST_SITE = 60
+
+
+@dataclass(frozen=True)
+class Facts:
+    trace: Trace
+    device: DeviceTrace
+
+    @cached_property
+    def rows(self) -> Lifetimes:
+        return lifetimes(self.device)
+
+    @cached_property
+    def line(self) -> Timeline:
+        return timeline(self.device)
+
+    @cached_property
+    def purposes(self) -> Categories:
+        return categories(self.trace, self.device)
+
+    @cached_property
+    def phases(self) -> PhaseSpans:
+        return phase_spans(self.trace, self.device)
+
+    @cached_property
+    def forwards(self) -> tuple[PhaseSpan, ...]:
+        """The first forward of every step; where nothing is trained, every forward."""
+        first: dict[int, PhaseSpan] = {}
+        for span in self.phases.spans:
+            if span.doing == Activity.FORWARD:
+                first.setdefault(span.step, span)
+        return tuple(first.values())
+
+    @cached_property
+    def failed_requests(self) -> Ints8:
+        """Events."""
+        return np.flatnonzero(self.device.events.action == Action.OOM)
+
+    @property
+    def count(self) -> int:
+        return len(self.device.events)
+
+    @property
+    def noticeable_bytes(self) -> int:
+        return max(int(NOTICEABLE * self.line.peak_bytes), 1)
+
+    def has_purpose(self, *wanted: Category) -> Bools:
+        return np.isin(self.purposes.category, np.array(wanted, dtype=np.uint8))
+
+    def certainty(self, rows: Ints8) -> Certainty:
+        """Sure where the purpose of at least half of these bytes is."""
+        sizes = self.rows.size[rows]
+        is_sure = 2 * int(sizes[self.purposes.sure[rows]].sum()) >= int(sizes.sum())
+        return Certainty.SURE if is_sure else Certainty.PROBABLE
+
+    def by_site(self, rows: Ints8) -> Iterator[tuple[Site, Ints8]]:
+        """These rows, apart by who made them."""
+        table = sites(self.trace)
+        codes = table.of_stack[self.rows.stack[rows]]
+        order = np.argsort(codes, kind="stable")
+        firsts = np.flatnonzero(np.diff(codes[order], prepend=-1))
+        for part in np.split(rows[order], firsts[1:]) if len(rows) else ():
+            yield table.of(int(self.rows.stack[part[0]])), part
+
+    def largest_site(self, rows: Ints8) -> Site:
+        """Who made most of these bytes."""
+        table = sites(self.trace)
+        codes = table.of_stack[self.rows.stack[rows]]
+        return table.sites[int(sum_by(codes, self.rows.size[rows], len(table.sites)).argmax())]
+
+    def most_together(self, rows: Ints8) -> tuple[int, int]:
+        """How many bytes of these are live at once at most, and the first event after which they are."""
+        moments = np.concatenate([self.rows.start[rows], self.rows.end[rows]])
+        change = np.concatenate([self.rows.size[rows], -self.rows.size[rows]])
+        order = np.argsort(moments, kind="stable")
+        moments, live = moments[order], np.cumsum(change[order])
+        # Of several changes at one event only the last says what is live after it.
+        last = np.append(moments[1:] != moments[:-1], True)
+        best = int(live[last].argmax())
+        return int(live[last][best]), min(int(moments[last][best]), self.count - 1)
+
+
+def site_name(site: Site) -> str:
+    """Empty where no stack was recorded. Somebody's function may have a name of a megabyte."""
+    if site == NO_SITE:
+        return ""
+    half = _LONGEST_SITE // 2
+    label = site.label
+    return label if len(label) <= _LONGEST_SITE else f"{label[: half - 1]}…{label[-half:]}"
+
+
+def made_by(site: Site) -> str:
+    """ " made by model.py:12 forward", or nothing."""
+    name = site_name(site)
+    return f" made by {name}" if name else ""

@@ -11,14 +11,21 @@ from enum import IntEnum
 
 import numpy as np
 
-from memviz.analysis.cache import kept
-from memviz.analysis.callstacks.frames import LAST_PYTHON_KIND, FrameKind, frame_kinds, path_of
-from memviz.analysis.callstacks.stack_places import first_in_stack, last_in_stack, only_places
+from memviz.analysis.cache import cached_on
+from memviz.analysis.callstacks.frames import (
+    LAST_PYTHON_KIND,
+    FrameKind,
+    first_in_stack,
+    frame_kinds,
+    last_in_stack,
+    only_places,
+    path_of,
+)
 from memviz.trace.distinct import distinct, is_among
 from memviz.trace.model import Bools, Bytes1, Ints4, Ints8, Trace
 
 
-class Doing(IntEnum):
+class Activity(IntEnum):
     NOTHING = 0
     """Nothing in the stack says it."""
     FORWARD = 1
@@ -31,7 +38,7 @@ class Doing(IntEnum):
 
 @dataclass(frozen=True)
 class Sign:
-    doing: Doing
+    doing: Activity
     path: str
     """A part of the path."""
     functions: frozenset[str] = frozenset()
@@ -56,24 +63,24 @@ _MODULE_MOVES = frozenset(
 _CALL_FILE, _CALLS = "/torch/nn/modules/module.py", frozenset({"_call_impl", "_wrapped_call_impl"})
 _SIGNS = (
     Sign(
-        Doing.BUILD,
+        Activity.BUILD,
         "/torch/nn/modules/module.py",
         _MODULE_MOVES,
     ),
-    Sign(Doing.BUILD, "/torch/nn/modules/", frozenset({"__init__", "reset_parameters"})),
-    Sign(Doing.BUILD, "/torch/nn/init.py"),
-    Sign(Doing.BACKWARD, "/torch/autograd/__init__.py"),
-    Sign(Doing.BACKWARD, "/torch/_tensor.py", frozenset({"backward"})),
+    Sign(Activity.BUILD, "/torch/nn/modules/", frozenset({"__init__", "reset_parameters"})),
+    Sign(Activity.BUILD, "/torch/nn/init.py"),
+    Sign(Activity.BACKWARD, "/torch/autograd/__init__.py"),
+    Sign(Activity.BACKWARD, "/torch/_tensor.py", frozenset({"backward"})),
     Sign(
-        Doing.BACKWARD,
+        Activity.BACKWARD,
         "/torch/utils/checkpoint.py",
         frozenset({"backward", "unpack_hook", "unpack_hook_with_error_cb", "recompute_fn"}),
     ),
-    Sign(Doing.STEP, "/torch/optim/optimizer.py", frozenset({"wrapper"})),
-    Sign(Doing.STEP, "/torch/optim/", frozenset({"step"})),
-    Sign(Doing.BUILD_OPTIMIZER, "/torch/optim/", frozenset({"__init__", "load_state_dict"})),
+    Sign(Activity.STEP, "/torch/optim/optimizer.py", frozenset({"wrapper"})),
+    Sign(Activity.STEP, "/torch/optim/", frozenset({"step"})),
+    Sign(Activity.BUILD_OPTIMIZER, "/torch/optim/", frozenset({"__init__", "load_state_dict"})),
 )
-_NATIVE_SIGNS = {FrameKind.NODE: Doing.BACKWARD, FrameKind.ENGINE: Doing.BACKWARD}
+_NATIVE_SIGNS = {FrameKind.NODE: Activity.BACKWARD, FrameKind.ENGINE: Activity.BACKWARD}
 _WORKSPACE_NAMES = ("at::cuda::getNewWorkspace", "at::cuda::getCurrentCUDABlas", "at::cuda::getCUDABlasLtWorkspace")
 _CAST_NAMES = ("at::autocast::cached_cast",)
 _ACCUMULATE = "torch::autograd::AccumulateGrad::"
@@ -101,23 +108,23 @@ class StackSigns:
 
 
 def stack_signs(trace: Trace) -> StackSigns:
-    return kept(trace, stack_signs, lambda: _read_signs(trace))
+    return cached_on(trace, stack_signs, lambda: _read_signs(trace))
 
 
 def _read_signs(trace: Trace) -> StackSigns:
     stacks, kinds, signs = trace.stacks, frame_kinds(trace), _frame_signs(trace)
-    first = first_in_stack(stacks, signs != Doing.NOTHING)
-    doing = np.where(first >= 0, _at(signs[stacks.indices], first), Doing.NOTHING).astype(np.uint8)
-    called_by = last_in_stack(stacks, signs == Doing.BACKWARD)
+    first = first_in_stack(stacks, signs != Activity.NOTHING)
+    doing = np.where(first >= 0, _at(signs[stacks.indices], first), Activity.NOTHING).astype(np.uint8)
+    called_by = last_in_stack(stacks, signs == Activity.BACKWARD)
     backward = called_by >= 0
     # Compiled code bears the names of what it was compiled from, in its backward too: only torch's own calls count.
     forward = first_in_stack(stacks, module_calls(trace).by_torch)
     recomputes = (forward >= 0) & (forward < called_by)
-    doing[backward] = Doing.BACKWARD
-    silent = doing == Doing.NOTHING
+    doing[backward] = Activity.BACKWARD
+    silent = doing == Activity.NOTHING
     doing[silent] = _built_by_user(trace, signs)[silent]
     return StackSigns(
-        doing=np.append(doing, np.uint8(Doing.NOTHING)),
+        doing=np.append(doing, np.uint8(Activity.NOTHING)),
         recomputes=np.append(recomputes, False),
         workspace=np.append(first_in_stack(stacks, _named(trace, _WORKSPACE_NAMES)) >= 0, False),
         casts=np.append(first_in_stack(stacks, _named(trace, _CAST_NAMES)) >= 0, False),
@@ -138,7 +145,7 @@ class ModuleCalls:
 
 
 def module_calls(trace: Trace) -> ModuleCalls:
-    return kept(trace, module_calls, lambda: _module_calls(trace))
+    return cached_on(trace, module_calls, lambda: _module_calls(trace))
 
 
 def _module_calls(trace: Trace) -> ModuleCalls:
@@ -165,8 +172,8 @@ def _frame_signs(trace: Trace) -> Bytes1:
         of_file = [sign for sign in _SIGNS if sign.path in path]
         for frame in np.flatnonzero(frames.filename == filename) if of_file else ():
             name = strings[frames.name[frame]]
-            signs[frame] = next((s.doing for s in of_file if not s.functions or name in s.functions), Doing.NOTHING)
-    signs[calls.by_torch | calls.bodies] = Doing.FORWARD
+            signs[frame] = next((s.doing for s in of_file if not s.functions or name in s.functions), Activity.NOTHING)
+    signs[calls.by_torch | calls.bodies] = Activity.FORWARD
     return signs
 
 
@@ -178,15 +185,15 @@ def _built_by_user(trace: Trace, signs: Bytes1) -> Bytes1:
     """
     frames = trace.stacks.frames
     modules = _files_called(trace, "forward", module_calls(trace).by_torch)
-    optimizers = _files_called(trace, "step", signs == Doing.STEP)
+    optimizers = _files_called(trace, "step", signs == Activity.STEP)
     of_frame = np.zeros(len(frames), dtype=np.uint8)
     init = _named_exactly(trace, "__init__")
-    of_frame[init & is_among(frames.filename, np.setdiff1d(modules, optimizers, assume_unique=True))] = Doing.BUILD
+    of_frame[init & is_among(frames.filename, np.setdiff1d(modules, optimizers, assume_unique=True))] = Activity.BUILD
     of_frame[init & is_among(frames.filename, np.setdiff1d(optimizers, modules, assume_unique=True))] = (
-        Doing.BUILD_OPTIMIZER
+        Activity.BUILD_OPTIMIZER
     )
-    first = first_in_stack(trace.stacks, of_frame != Doing.NOTHING)
-    return np.where(first >= 0, _at(of_frame[trace.stacks.indices], first), Doing.NOTHING).astype(np.uint8)
+    first = first_in_stack(trace.stacks, of_frame != Activity.NOTHING)
+    return np.where(first >= 0, _at(of_frame[trace.stacks.indices], first), Activity.NOTHING).astype(np.uint8)
 
 
 def _files_called(trace: Trace, function: str, caller: Bools) -> Ints4:

@@ -1,31 +1,366 @@
-"""What each allocation is for: as our own runs recorded it, else inferred, with the reason and how sure it is.
+"""Category of each allocation: as recorded by our own runs or the program, else inferred, with reason and certainty.
 
-First speak those who know: our own labels, and metadata of the program. Then what the program was doing (`RULES`),
-then sizes and order (`from_the_start`, `before_recording`, `by_order`), each for what is open still.
+Labels of our own runs and metadata of the program come first. Then the program's activity (`rules.RULES`), then
+sizes and order, each for what is still open.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from memviz.analysis.cache import kept
-from memviz.analysis.lifetimes import lifetimes
-from memviz.analysis.purpose.activity import Doing, stack_signs
-from memviz.analysis.purpose.before_recording import say_before_recording
-from memviz.analysis.purpose.by_order import say_by_order
-from memviz.analysis.purpose.evidence import Evidence
-from memviz.analysis.purpose.findings import Findings
-from memviz.analysis.purpose.from_the_start import say_from_the_start, say_weight_copies
-from memviz.analysis.purpose.metadata import say_annotations, say_metadata
-from memviz.analysis.purpose.phases import label_of_rows
+from memviz.analysis.annotations import annotated, annotation_of_events
+from memviz.analysis.cache import cached_on
+from memviz.analysis.lifetimes import BEFORE, lifetimes
+from memviz.analysis.purpose.activity import Activity, stack_signs
+from memviz.analysis.purpose.evidence import Evidence, agreed, freed_like
+from memviz.analysis.purpose.phases import known_of_rows, label_of_rows
 from memviz.analysis.purpose.reasons import Certainty, Reason
-from memviz.analysis.purpose.replacements import agreed, freed_like
 from memviz.analysis.purpose.rules import LAST_RULES, RULES, Rule
-from memviz.analysis.purpose.taken_over import known_of_rows
-from memviz.trace.distinct import is_among
-from memviz.trace.model import Bools, Bytes1, Category, Columns, DeviceTrace, Phase, Trace
+from memviz.analysis.sums import sum_by
+from memviz.trace.distinct import distinct, is_among
+from memviz.trace.model import EMPTY_TEXT, NO_STACK, Bools, Bytes1, Category, Columns, DeviceTrace, Ints8, Phase, Trace
+
+# What has been found of each allocation so far.
+
+
+class Inference:
+    """Columns in the making, one row per row of `lifetimes`."""
+
+    def __init__(self, count: int) -> None:
+        self.category = np.full(count, Category.UNKNOWN, dtype=np.uint8)
+        self.reason = np.full(count, Reason.NONE, dtype=np.uint8)
+        self.certainty = np.full(count, Certainty.OPEN, dtype=np.uint8)
+
+    @property
+    def open(self) -> Bools:
+        """Of which nobody has spoken."""
+        return np.asarray(self.reason == Reason.NONE)
+
+    def say(self, rows: npt.NDArray[Any], category: Any, reason: Reason, certainty: Any) -> None:
+        """`rows` are numbers or a mask; `category` and `certainty`, a Certainty, are one for all, or one each."""
+        self.category[rows] = category
+        self.reason[rows] = reason
+        self.certainty[rows] = certainty
+
+
+# What a program says of an allocation itself: in metadata that torch keeps with it, or by the note around it.
+
+_WORDS = (
+    (Category.KV_CACHE, r"kv.?cache|key.?value.?cache|past.?key"),
+    (Category.OPTIMIZER_STATE, r"optimi[sz]er.?state|exp_avg|momentum"),
+    (Category.GRADIENT, r"\bgrad(ient)?s?\b"),
+    (Category.ACTIVATION, r"\bactivations?\b"),
+    (Category.COLLECTIVE, r"all.?gather|all.?reduce|reduce.?scatter|all.?to.?all|\bnccl\b"),
+    (Category.WORKSPACE, r"\bworkspace\b"),
+    (Category.INPUT, r"\b(inputs?|batch)\b"),
+    (Category.OUTPUT, r"\b(outputs?|logits)\b"),
+    (Category.PARAMETER, r"\b(weights?|param(eter)?s?)\b"),
+)
+_PATTERNS = tuple((category, re.compile(words, re.IGNORECASE)) for category, words in _WORDS)
+
+
+def say_metadata(findings: Inference, trace: Trace, device: DeviceTrace) -> None:
+    texts = device.events.metadata
+    if not (texts != EMPTY_TEXT).any():
+        return
+    start = lifetimes(device).start
+    begun = np.flatnonzero(findings.open & (start >= 0))
+    text = texts[start[begun]]
+    for code in distinct(text[text != EMPTY_TEXT]).tolist():
+        category = _meaning(trace.strings[code])
+        if category is not Category.UNKNOWN:
+            findings.say(begun[text == code], category, Reason.METADATA, Certainty.STATED)
+
+
+def say_annotations(findings: Inference, trace: Trace, device: DeviceTrace) -> None:
+    """A note says what goes on, not what all that is made meanwhile is for: no more than probable."""
+    start, intervals = lifetimes(device).start, annotated(device).intervals
+    begun = np.flatnonzero(findings.open & (start >= 0))
+    if not len(intervals) or not len(begun):
+        return
+    around = annotation_of_events(device, start[begun])
+    name = np.append(intervals.name, EMPTY_TEXT)[around]
+    for code in distinct(name[name != EMPTY_TEXT]).tolist():
+        category = _meaning(trace.strings[code])
+        if category is not Category.UNKNOWN:
+            findings.say(begun[name == code], category, Reason.ANNOTATED, Certainty.PROBABLE)
+
+
+def _meaning(text: str) -> Category:
+    return next((category for category, pattern in _PATTERNS if pattern.search(text)), Category.UNKNOWN)
+
+
+# What was there before the recording, without a stack: told by sizes, and by what the events do with it.
+#
+# Blocks that stay to the end are weights, unless the events show how many weights of a size there are: each has one
+# gradient. What is there more often is the optimizer's, or a gradient that is added to and never let go.
+
+FEWEST_WEIGHTS = 8
+"""Fewer tensors than this are hardly a model's."""
+_SOME, _MOST = 0.1, 0.5
+"""Of the bytes: so many must fit before sizes are believed."""
+
+
+def say_before_recording(findings: Inference, evidence: Evidence, device: DeviceTrace) -> None:
+    before = findings.open & ~evidence.begun & evidence.no_stack
+    stays = np.flatnonzero(before & evidence.never_freed)
+    goes = np.flatnonzero(before & ~evidence.never_freed)
+    if len(goes):
+        _say_freed(findings, evidence, goes, weights=stays)
+    if len(stays) >= FEWEST_WEIGHTS or len(stays) and evidence.sees_work:
+        _say_kept(findings, evidence, stays, len(device.events))
+
+
+def _say_freed(findings: Inference, evidence: Evidence, rows: Ints8, *, weights: Ints8) -> None:
+    doing = evidence.doing_at_free[rows]
+    step = rows[doing == Activity.STEP]
+    like = agreed(evidence.free_stack, findings.category, evidence.free_stack[step])
+    known = is_among(like, (Category.PARAMETER, Category.OPTIMIZER_STATE))
+    findings.say(step[known], like[known], Reason.BEFORE_STEP_FREED, Certainty.PROBABLE)
+    findings.say(step[~known], Category.OPTIMIZER_STATE, Reason.BEFORE_STEP_FREED, Certainty.PROBABLE)
+    used = rows[is_among(doing, (Activity.BACKWARD, Activity.FORWARD))]
+    findings.say(used, Category.ACTIVATION, Reason.BEFORE_USED, Certainty.PROBABLE)
+    rest = rows[doing == Activity.NOTHING]
+    size = evidence.size
+    sized = is_among(size[rest], np.append(size[weights], size[findings.category == Category.GRADIENT]))
+    is_training = evidence.sees_training or bool((findings.category == Category.GRADIENT).any())
+    gradients = sized & is_training
+    findings.say(rest[gradients], Category.GRADIENT, Reason.BEFORE_GRADIENT, Certainty.PROBABLE)
+    findings.say(rest[~gradients], Category.ACTIVATION, Reason.BEFORE_USED, Certainty.PROBABLE)
+
+
+def _say_kept(findings: Inference, evidence: Evidence, rows: Ints8, count: int) -> None:
+    size = evidence.size
+    sizes, code = np.unique(size[rows], return_inverse=True)
+    gradients = np.flatnonzero(findings.category == Category.GRADIENT)
+    at_once = _at_once(sizes, size[gradients], evidence.start[gradients], evidence.end[gradients], count)
+    there = np.bincount(code, minlength=len(sizes))
+    rank = _rank(code, evidence.address[rows])
+    total = int(size[rows].sum())
+    if int((sizes * np.minimum(at_once, there)).sum()) > _SOME * total:
+        like = at_once[code] > 0
+        weight = ~like | (rank < at_once[code])
+        findings.say(rows[like & weight], Category.PARAMETER, Reason.BEFORE_LIKE_GRADIENTS, Certainty.PROBABLE)
+        findings.say(rows[~like], Category.PARAMETER, Reason.BEFORE_ONLY_WEIGHTS, Certainty.PROBABLE)
+        findings.say(rows[~weight], Category.OPTIMIZER_STATE, Reason.BEFORE_MORE_OF_IT, Certainty.PROBABLE)
+        return
+    second = (rank >= (there[code] + 1) // 2) & _added_to(findings, evidence, sizes, rows, code)
+    findings.say(rows, Category.PARAMETER, Reason.BEFORE_ONLY_WEIGHTS, Certainty.PROBABLE)
+    findings.say(rows[second], Category.GRADIENT, Reason.BEFORE_MORE_OF_IT, Certainty.PROBABLE)
+
+
+def _added_to(findings: Inference, evidence: Evidence, sizes: Ints8, rows: Ints8, code: Ints8) -> Bools:
+    """Backward makes something of this size and lets it go at once: it is added to a gradient that was there.
+
+    That says nothing unless it holds for most bytes.
+    """
+    backward = evidence.during(Activity.BACKWARD) | (findings.reason == Reason.ORDER_FREED)
+    made = backward & (findings.category == Category.TEMPORARY)
+    returns = is_among(sizes, evidence.size[made])[code]
+    size = evidence.size[rows]
+    return np.asarray(returns & bool(size[returns].sum() > _MOST * size.sum()))
+
+
+def _at_once(sizes: Ints8, size: Ints8, start: Ints8, end: Ints8, count: int) -> Ints8:
+    """How many of each size are live when most of their bytes are."""
+    if not len(size):
+        return np.zeros(len(sizes), dtype=np.int64)
+    change = sum_by(np.maximum(start, 0), size, count + 2) - sum_by(end, size, count + 2)
+    moment = int(np.argmax(np.cumsum(change)))
+    live = size[(start <= moment) & (end > moment)]
+    known, counts = np.unique(live, return_counts=True)
+    place = np.searchsorted(known, sizes)
+    hit = (place < len(known)) & (np.append(known, -1)[place] == sizes)
+    return np.where(hit, np.append(counts, 0)[place], 0)
+
+
+def _rank(code: Ints8, address: Ints8) -> Ints8:
+    """The how many-th of its size each is, by address: what was built first tends to lie below."""
+    order = np.lexsort((address, code))
+    sorted_code = code[order]
+    first = np.searchsorted(sorted_code, sorted_code)
+    rank = np.empty(len(code), dtype=np.int64)
+    rank[order] = np.arange(len(code)) - first
+    return rank
+
+
+# The shape of what is live for a while: where it climbs to a top, and where it has come down again.
+
+_HIGH = 0.5
+"""Of the highest top: what rises over it is a hill."""
+_LOW = 0.2
+"""What falls below it has ended."""
+
+
+@dataclass(frozen=True, eq=False)
+class Hills:
+    tops: Ints8
+    """Event at which each hill is highest."""
+    bottoms: Ints8
+    """Event at which it is lowest behind each top, before the next hill or the end."""
+    count: int
+
+    def is_down(self, events: Ints8) -> Bools:
+        """Behind a top, and not yet at the bottom that follows it."""
+        top = np.searchsorted(self.tops, events, side="left") - 1
+        return np.asarray((top >= 0) & (events <= np.append(self.bottoms, -1)[top]))
+
+    def top_after(self, events: Ints8) -> Ints8:
+        return np.append(self.tops, self.count + 1)[np.searchsorted(self.tops, events, side="left")]
+
+    def bottom_after(self, events: Ints8) -> Ints8:
+        return np.append(self.bottoms, self.count + 1)[np.searchsorted(self.bottoms, events, side="left")]
+
+
+def hills(start: Ints8, end: Ints8, size: Ints8, count: int) -> Hills:
+    """Of rows that end within the trace."""
+    if not len(start):
+        none = np.zeros(0, dtype=np.int64)
+        return Hills(none, none, count)
+    change = sum_by(start, size, count + 1) - sum_by(end, size, count + 1)
+    live = np.cumsum(change)[:count]
+    high, low = live > _HIGH * live.max(), live < _LOW * live.max()
+    marks = np.flatnonzero(high | low)
+    turns = high[marks] != np.append(False, high[marks][:-1])
+    climbs, falls = marks[turns & high[marks]], marks[turns & low[marks]]
+    falls = np.append(falls, count)[: len(climbs)]
+    following = np.append(climbs[1:], count)
+    tops = np.array([a + int(np.argmax(live[a:b])) for a, b in zip(climbs, falls, strict=True)], dtype=np.int64)
+    bottoms = np.array(
+        [b + int(np.argmin(live[b:c])) if b < c else b for b, c in zip(falls, following, strict=True)], dtype=np.int64
+    )
+    return Hills(tops, bottoms, count)
+
+
+# Purposes of a trace without stacks: sizes and order are all there is.
+#
+# Live bytes of what is freed again make hills: a forward climbs, its backward comes down. What is there before and
+# never freed are weights. What has a weight's size and is made on the way down is a gradient; what is made on the way
+# up and freed on the way down was kept for the backward.
+
+_MOST_OUTPUTS = 4
+"""Of one hill."""
+_MOST_COPIES = 5
+"""Of each weight that a training may hold, itself included."""
+
+
+def say_by_order(findings: Inference, evidence: Evidence, device: DeviceTrace) -> None:
+    rows = np.flatnonzero(findings.open & evidence.no_stack & evidence.begun)
+    if evidence.sees_work or not len(rows) or not len(device.events):
+        return
+    start, size, kept = evidence.start[rows], evidence.size[rows], evidence.never_freed[rows]
+    freed = rows[~kept]
+    climb = int(evidence.start[freed[0]]) if len(freed) else len(device.events)
+    first = rows[kept & (start < climb)]
+    weights = evidence.size[np.append(first, np.flatnonzero(~evidence.begun & evidence.never_freed))]
+    if len(weights) < FEWEST_WEIGHTS:
+        return
+    _say(findings, first, Category.PARAMETER, Reason.ORDER_FIRST)
+    like_weight = is_among(size, weights)
+    passing = rows[~kept & ~like_weight]
+    seen = hills(evidence.start[passing], evidence.end[passing], evidence.size[passing], len(device.events))
+    outlasting = kept | (seen.bottom_after(start) <= evidence.end[rows])
+    gradients = like_weight & (start >= climb) & seen.is_down(start) & outlasting
+    # What was there before the recording counts several times: weights, and the optimizer's states of them.
+    is_training = _MOST_COPIES * int(size[gradients].sum()) > int(weights.sum()) > 0
+    if is_training:
+        _say_weights_again(findings, rows[gradients], rows[like_weight & kept & (start >= climb)], evidence, weights)
+    _say_passing(findings, evidence, seen, freed, is_training)
+
+
+def _say_weights_again(findings: Inference, gradients: Ints8, kept: Ints8, evidence: Evidence, weights: Ints8) -> None:
+    """What is never freed is the optimizer's; the first of each size is a gradient where no others are."""
+    passing = gradients[~evidence.never_freed[gradients]]
+    _say(findings, passing, Category.GRADIENT, Reason.ORDER_GRADIENT)
+    _say(findings, kept, Category.OPTIMIZER_STATE, Reason.ORDER_STATE)
+    if 2 * int(evidence.size[passing].sum()) > int(weights.sum()) or not len(kept):
+        return
+    sizes, code = np.unique(evidence.size[kept], return_inverse=True)
+    there = np.bincount(np.searchsorted(sizes, weights[is_among(weights, sizes)]), minlength=len(sizes))
+    order = np.argsort(code, kind="stable")
+    rank = np.empty(len(kept), dtype=np.int64)
+    rank[order] = np.arange(len(kept)) - np.searchsorted(code[order], code[order])
+    _say(findings, kept[rank < there[code]], Category.GRADIENT, Reason.ORDER_GRADIENT)
+
+
+def _say_passing(findings: Inference, evidence: Evidence, seen: Hills, rows: Ints8, is_training: bool) -> None:
+    rows = rows[findings.open[rows]]
+    start, end = evidence.start[rows], evidence.end[rows]
+    over_top = seen.top_after(start) <= end
+    at_once = end < evidence.next_alloc[rows]
+    on_the_way_down = seen.is_down(start)
+    stays = over_top & ~on_the_way_down & ~(at_once & is_training)
+    _say(findings, rows[stays], Category.ACTIVATION, Reason.ORDER_KEPT)
+    # As many as a forward may hand back, and its backward does not let go.
+    left = stays & (seen.bottom_after(start) + is_training <= end)
+    hill = np.searchsorted(seen.tops, start)
+    left &= np.bincount(hill[left], minlength=len(seen.tops) + 1)[hill] <= _MOST_OUTPUTS
+    _say(findings, rows[left], Category.OUTPUT, Reason.ORDER_OUTPUT)
+    temporary = ~stays & (at_once | ~over_top & on_the_way_down & is_training)
+    _say(findings, rows[temporary], Category.TEMPORARY, Reason.ORDER_FREED)
+    rest = findings.open[rows]
+    _say(findings, rows[rest], Category.ACTIVATION, Reason.ORDER_HANDED_ON)
+
+
+def _say(findings: Inference, rows: Ints8, category: Category, reason: Reason) -> None:
+    findings.say(rows, category, reason, Certainty.PROBABLE)
+
+
+# What is there before the first forward and stays: weights, copies of them, or what the model is given.
+
+_FEWEST_COPIED = 2
+"""Weights. One tensor of the size of another is no copy of it."""
+_MOST_TRIED = 64
+"""Places where a copy may begin: each is compared whole, and a file may hold millions of one size."""
+
+
+def say_weight_copies(findings: Inference, evidence: Evidence) -> None:
+    """Tell copies of all weights, as an average or a teacher, that user code makes before the first forward."""
+    early = evidence.begun & evidence.never_freed & (evidence.start < evidence.first_work) & evidence.sees_work
+    weights = evidence.size[early & (findings.category == Category.PARAMETER)]
+    # A prediction takes for an input whatever comes from the host outside of a model.
+    is_guess = (findings.category == Category.INPUT) & (findings.reason == Reason.RECORDED)
+    rows = np.flatnonzero(early & (findings.open | is_guess) & evidence.during(Activity.NOTHING))
+    count = len(weights)
+    if count < _FEWEST_COPIED or (weights == weights[0]).all():
+        return
+    for place in np.flatnonzero(evidence.size[rows] == weights[0])[:_MOST_TRIED].tolist():
+        copies = rows[place : place + count]
+        if np.array_equal(evidence.size[copies], weights):
+            findings.say(copies, Category.WEIGHT_COPIES, Reason.WEIGHTS_AGAIN, Certainty.PROBABLE)
+
+
+def say_from_the_start(findings: Inference, evidence: Evidence) -> None:
+    early = findings.open & evidence.never_freed & evidence.during(Activity.NOTHING)
+    early &= ~evidence.begun | (evidence.start < evidence.first_work) & evidence.sees_work
+    rows = np.flatnonzero(early & ~(evidence.no_stack & ~evidence.begun))
+    if not len(rows):
+        return
+    size = evidence.size[rows]
+    gradients = is_among(size, evidence.size[findings.category == Category.GRADIENT])
+    weights = np.ones(len(rows), dtype=np.bool_)
+    if 2 * size[gradients].sum() > size.sum():
+        weights = gradients
+    elif len(rows) < FEWEST_WEIGHTS:
+        weights = ~evidence.begun[rows]
+    else:
+        # What the model is given is made last, at a place of its own.
+        _, place, count = np.unique(evidence.stack[rows], return_inverse=True, return_counts=True)
+        shared = np.flatnonzero(count[place] >= FEWEST_WEIGHTS)
+        weights[shared[-1] + 1 if len(shared) else len(rows) :] = False
+    findings.say(rows[weights], Category.PARAMETER, Reason.FROM_THE_START, Certainty.PROBABLE)
+    findings.say(rows[~weights], Category.INPUT, Reason.GIVEN, Certainty.PROBABLE)
+
+
+# What each allocation is for: as our own runs recorded it, else inferred, with the reason and how sure it is.
+#
+# First speak those who know: our own labels, and metadata of the program. Then what the program was doing (`RULES`),
+# then sizes and order (`from_the_start`, `before_recording`, `by_order`), each for what is open still.
 
 _CUT_OFF = (Reason.BACKWARD_CUT_OFF, Reason.STEP_CUT_OFF, Reason.FORWARD_ONLY_KEPT, Reason.FORWARD_OUTPUT)
 """What is said of blocks whose end the trace may not show."""
@@ -45,12 +380,12 @@ class Categories(Columns):
 
 
 def categories(trace: Trace, device: DeviceTrace) -> Categories:
-    return kept(trace, (categories, device), lambda: _categorised(trace, device))
+    return cached_on(trace, (categories, device), lambda: _categorised(trace, device))
 
 
 def _categorised(trace: Trace, device: DeviceTrace) -> Categories:
     evidence = Evidence(trace, device)
-    findings = Findings(len(evidence.size))
+    findings = Inference(len(evidence.size))
     _say_recorded(findings, trace, device)
     _say_taken_over(findings, trace, device)
     say_metadata(findings, trace, device)
@@ -68,7 +403,7 @@ def _categorised(trace: Trace, device: DeviceTrace) -> Categories:
     return Categories(findings.category, findings.reason, findings.certainty)
 
 
-def _say_recorded(findings: Findings, trace: Trace, device: DeviceTrace) -> None:
+def _say_recorded(findings: Inference, trace: Trace, device: DeviceTrace) -> None:
     recorded = label_of_rows(device, "category")
     if recorded is not None:
         # A run labels what a forward keeps as activations, whatever autocast made of it.
@@ -77,24 +412,24 @@ def _say_recorded(findings: Findings, trace: Trace, device: DeviceTrace) -> None
         findings.say(known, recorded[known], Reason.RECORDED, Certainty.STATED)
 
 
-def _say_taken_over(findings: Findings, trace: Trace, device: DeviceTrace) -> None:
+def _say_taken_over(findings: Inference, trace: Trace, device: DeviceTrace) -> None:
     """Where nothing was found there, nothing is found here either."""
     known = known_of_rows(device)
     if known is None:
         return
-    is_forward = stack_signs(trace).doing[lifetimes(device).stack] == Doing.FORWARD
+    is_forward = stack_signs(trace).doing[lifetimes(device).stack] == Activity.FORWARD
     is_again = is_forward & (known.phase == Phase.BACKWARD)
     for chosen, reason in ((is_again, Reason.RECOMPUTED), (~is_again, Reason.TAKEN_OVER)):
         rows = np.flatnonzero(findings.open & known.is_known & chosen)
         findings.say(rows, known.category[rows], reason, known.certainty[rows])
 
 
-def _apply(rules: tuple[Rule, ...], findings: Findings, evidence: Evidence) -> None:
+def _apply(rules: tuple[Rule, ...], findings: Inference, evidence: Evidence) -> None:
     for rule in rules:
         findings.say(findings.open & rule.holds(evidence), rule.category, rule.reason, rule.certainty)
 
 
-def _follow_same_stack(findings: Findings, evidence: Evidence) -> None:
+def _follow_same_stack(findings: Inference, evidence: Evidence) -> None:
     """What the end of the trace cut off is what all others of its stack were, if they agree."""
     cut_off = is_among(findings.reason, _CUT_OFF) & evidence.never_freed & evidence.begun
     rows = np.flatnonzero(cut_off)
@@ -107,9 +442,30 @@ def _follow_same_stack(findings: Findings, evidence: Evidence) -> None:
     findings.say(rows[known], like[known], Reason.SAME_STACK, Certainty.SURE)
 
 
-def _follow_free(findings: Findings, device: DeviceTrace) -> None:
+def _follow_free(findings: Inference, device: DeviceTrace) -> None:
     """What a step leaves behind is a parameter if it is freed where the first parameters were."""
     first = np.flatnonzero(is_among(findings.reason, (Reason.BUILD_KEPT, Reason.OPTIMIZER_BUILD_KEPT)))
     rows = np.flatnonzero(findings.reason == Reason.STEP_KEPT)
     like = freed_like(device, findings.category, first, rows)
     findings.say(rows[like == Category.PARAMETER], Category.PARAMETER, Reason.REPLACED, Certainty.SURE)
+
+
+# What an allocation is, wherever it is shown: its category, or that it was there before the recording began.
+#
+# What was live at the first event without a stack to say more is a kind of its own, not an unknown one: another
+# recording could tell.
+
+BEFORE_RECORDING = "before recording"
+KINDS = (*(category.label for category in Category), BEFORE_RECORDING)
+"""What a row of `kinds` means."""
+SAYS_NOTHING = (Category.UNKNOWN.label, BEFORE_RECORDING)
+"""Kinds that explain nothing."""
+
+
+def kinds(trace: Trace, device: DeviceTrace, rows: Ints8 | slice = slice(None)) -> Ints8:
+    """Per row of `lifetimes`, or for these rows, an index into KINDS."""
+    lives = lifetimes(device)
+    kind_codes = categories(trace, device).category[rows].astype("int64")
+    unseen = (lives.start[rows] == BEFORE) & (lives.stack[rows] == NO_STACK) & (kind_codes == Category.UNKNOWN)
+    kind_codes[unseen] = KINDS.index(BEFORE_RECORDING)
+    return kind_codes

@@ -7,27 +7,208 @@ freed before it.
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from memviz.analysis.annotations import annotated
-from memviz.analysis.lifetimes import BEFORE, lifetimes
-from memviz.analysis.purpose.activity import Doing, stack_signs
-from memviz.analysis.purpose.forward_passes import forward_passes
-from memviz.analysis.purpose.kept_between import kept_between_passes
-from memviz.analysis.purpose.named_frames import named
-from memviz.analysis.purpose.phases import doing_of_allocs, doing_of_rows
+from memviz.analysis.cache import cached_on
+from memviz.analysis.callstacks.frames import LAST_PYTHON_KIND, first_in_stack, frame_kinds, path_of
+from memviz.analysis.lifetimes import BEFORE, Lifetimes, lifetimes
+from memviz.analysis.purpose.activity import Activity, stack_signs
+from memviz.analysis.purpose.phases import Passes, activity_of_allocs, activity_of_rows, forward_passes
 from memviz.analysis.purpose.python_calls import call_over, freed_outside_call
-from memviz.analysis.purpose.replacements import stack_of_frees
+from memviz.analysis.sums import sum_by
 from memviz.trace.distinct import distinct, is_among
-from memviz.trace.model import DEFAULT_POOL, NO_STACK, Action, Bools, Bytes1, DeviceTrace, Ints4, Ints8, Trace
+from memviz.trace.model import DEFAULT_POOL, NO_STACK, Action, Bools, Bytes1, Category, DeviceTrace, Ints4, Ints8, Trace
 from memviz.trace.rounding import CUBLAS_WORKSPACE_BYTES, HOPPER_WORKSPACE_BYTES
+
+# What a stack says by the names of its functions and files, where people agree on names.
+#
+# A name alone proves nothing, so what rests on one is only probable. The innermost name that says something counts: a
+# cache that is set up while weights are loaded is a cache.
+
+
+@dataclass(frozen=True)
+class Name:
+    category: Category
+    functions: re.Pattern[str] | None = None
+    """Found anywhere in the function's name."""
+    files: re.Pattern[str] | None = None
+    """Found anywhere in the path."""
+
+
+def _words(text: str) -> re.Pattern[str]:
+    return re.compile(text, re.IGNORECASE)
+
+
+NAMES = (
+    Name(Category.KV_CACHE, _words(r"kv_?cache|key_value_cache|init_cache|cache_one_gpu|update_cache|append_kv")),
+    Name(
+        Category.KV_CACHE,
+        _words(r"update|append|get_seq|__init__|lazy_init|crop|reorder"),
+        _words(r"/(cache_utils|kv_?cache)"),
+    ),
+    Name(Category.GRAPH_POOL, None, _words(r"/torch/cuda/graphs\.py$|/cudagraph_trees\.py$")),
+    Name(
+        Category.COLLECTIVE,
+        _words(
+            r"all_gather|reduce_scatter|all_reduce|all_to_all|^broadcast|_unshard$|^unshard$|^wait_for_unshard|foreach_reduce"
+        ),
+        _words(r"/torch/distributed/|/deepspeed/|/megatron/|/fairscale/|/apex/"),
+    ),
+    Name(Category.GRADIENT, _words(r"^__init__$|allocate"), _words(r"/param_and_grad_buffer\.py$")),
+    Name(
+        Category.OPTIMIZER_STATE,
+        _words(r"__init__|init_|build|setup|create|get_|load"),
+        _words(r"/optim/|/optimizers?/|/optimizers?\.py$|_optimizer\.py$|/adamw?\.py$|/bitsandbytes/optim"),
+    ),
+    Name(Category.OPTIMIZER_STATE, _words(r"init_(optimizer_)?states?$|exp_avg|initialize_optimizer_states")),
+    Name(
+        Category.INPUT,
+        _words(
+            r"collate|get_batch|next_batch|prepare_input|_prepare_batch|batch_to|send_to_device|to_device|"
+            r"recursive_to|move_to|pin_memory|load_batch|make_batch|random_batch"
+        ),
+    ),
+    Name(
+        Category.INPUT,
+        _words(r"^apply$|^to$|^cuda$|recursive_apply|__next__|__iter__|__getitem__"),
+        _words(r"/data/|/dataloader|/dataset|/batch"),
+    ),
+    Name(
+        Category.PARAMETER,
+        _words(
+            r"load_(model|weight|weights|state|state_dict|file|checkpoint|pretrained|tensors?)|from_pretrained|"
+            r"create_(weights|module|params)|init_(weight|weights|all_weights|params)|set_module_tensor_to_device|"
+            r"materiali[sz]e|reset_parameters|get_model$|build_model|model_provider|dispatch_model|quantize_weights?"
+        ),
+    ),
+    Name(Category.PARAMETER, _words("get_tensor|load"), _words(r"/safetensors/")),
+)
+_COLLECTIVES = ("c10d::", "void c10d::")
+"""C++ by which torch lets processes exchange tensors."""
+
+
+def named_frames(trace: Trace) -> Bytes1:
+    """A Category per stack, and one more at the end for NO_STACK; UNKNOWN where no name says anything."""
+    return cached_on(trace, named_frames, lambda: _read(trace))
+
+
+def _read(trace: Trace) -> Bytes1:
+    of_frame = _of_frames(trace)
+    stacks = trace.stacks
+    place = first_in_stack(stacks, of_frame != Category.UNKNOWN)
+    of_stack = np.full(len(stacks) + 1, Category.UNKNOWN, dtype=np.uint8)
+    known = np.flatnonzero(place >= 0)
+    of_stack[known] = of_frame[stacks.indices[place[known]]]
+    return of_stack
+
+
+def _of_frames(trace: Trace) -> Bytes1:
+    frames, strings = trace.stacks.frames, trace.strings
+    python = np.flatnonzero(frame_kinds(trace) <= LAST_PYTHON_KIND)
+    categories = np.full(len(frames), Category.UNKNOWN, dtype=np.uint8)
+    pairs, pair_of = np.unique(
+        frames.filename[python].astype(np.int64) << 32 | frames.name[python], return_inverse=True
+    )
+    of_pair = [_meaning(strings[pair & 0xFFFFFFFF], path_of(strings[pair >> 32])) for pair in pairs.tolist()]
+    categories[python] = np.array(of_pair, dtype=np.uint8)[pair_of] if len(of_pair) else 0
+    collective = [int(code) for code in distinct(frames.name) if strings[code].startswith(_COLLECTIVES)]
+    categories[is_among(frames.name, collective)] = Category.COLLECTIVE
+    return categories
+
+
+def _meaning(function: str, path: str) -> Category:
+    for name in NAMES:
+        fits = name.functions is None or name.functions.search(function)
+        if fits and (name.files is None or name.files.search(path)):
+            return name.category
+    return Category.UNKNOWN
+
+
+# Optimizers written by hand make new tensors each step and let the old ones go: which of them are parameters?
+#
+# `p.data = p.data - update` frees the old parameter at one place, and `m = beta * m + ...` the old state at another.
+# Frees have stacks of their own where `context="all"` was recorded. So what is freed at the place where the first
+# parameters were freed is a parameter too, and so are all others made at the same place.
+
+
+def freed_like(device: DeviceTrace, category: Bytes1, first: Ints8, rows: Ints8) -> Bytes1:
+    """For each of `rows` the category of those of `first` that were freed where its stack's allocations are.
+
+    UNKNOWN where there is none, or where they do not agree.
+    """
+    stack, freed_at = lifetimes(device).stack, stack_of_frees(device)
+    of_free = agreed(freed_at[first], category[first], freed_at[rows])
+    return agreed(stack[rows], of_free, stack[rows])
+
+
+def agreed(keys: Ints4, category: Bytes1, wanted: Ints4) -> Bytes1:
+    """For each wanted key the one category seen under it; UNKNOWN where there is none or more than one."""
+    seen = (keys >= 0) & (category != Category.UNKNOWN)
+    size = int(max(keys.max(initial=0), wanted.max(initial=0))) + 1
+    lowest = np.full(size, len(Category), dtype=np.uint8)
+    highest = np.full(size, Category.UNKNOWN, dtype=np.uint8)
+    np.minimum.at(lowest, keys[seen], category[seen])
+    np.maximum.at(highest, keys[seen], category[seen])
+    one = (lowest[wanted] == highest[wanted]) & (wanted >= 0)
+    return np.where(one, highest[wanted], Category.UNKNOWN).astype(np.uint8)
+
+
+def stack_of_frees(device: DeviceTrace) -> Ints4:
+    """The stack of each row's free. With `context="alloc"` a free only repeats its alloc's, and counts for nothing."""
+    rows, count = lifetimes(device), len(device.events)
+    has_request = (rows.free_requested >= 0) & (rows.free_requested < count)
+    stacks_of_frees = np.full(len(rows), NO_STACK, dtype=np.int32)
+    stacks_of_frees[has_request] = device.events.stack[rows.free_requested[has_request]]
+    known = (stacks_of_frees != NO_STACK) & (rows.stack != NO_STACK)
+    if (stacks_of_frees[known] == rows.stack[known]).all():
+        stacks_of_frees[:] = NO_STACK
+    return stacks_of_frees
+
+
+# A cache of keys and values: what a forward replaces by something larger at the same place, again and again.
+#
+# What merely outlives its forward may be a list of outputs or activations that no backward uses, so that is no
+# evidence.
+
+_FEWEST_PASSES = 3
+_MOSTLY = 0.75
+"""Share of the changes from pass to pass that are growth. The rest are new sequences."""
+
+
+def cache_stacks(rows: Lifetimes, passes: Passes, pass_of: Ints4, outlives: Bools) -> Bools:
+    """Among rows that outlive the pass that made them, those that a later pass frees where it makes larger ones."""
+    is_cache = np.zeros(len(rows), dtype=np.bool_)
+    left = np.flatnonzero(outlives & (pass_of >= 0))
+    if len(left):
+        is_replaced = passes.around(np.minimum(rows.end[left], passes.last[-1] + 1)) > pass_of[left]
+        grows = _growing_stacks(rows, left, pass_of[left].astype(np.int64))
+        # The last ones are still there at the end.
+        is_cache[left] = (is_replaced | (rows.end[left] >= passes.last[-1])) & np.isin(rows.stack[left], grows)
+    return is_cache
+
+
+def _growing_stacks(rows: Lifetimes, left: Ints8, made_in: Ints8) -> Ints8:
+    """Stacks that leave more in nearly every pass than in the pass before."""
+    width = int(rows.stack.max(initial=0)) + 2
+    passes = int(made_in.max()) + 1
+    keys, key_of = np.unique((rows.stack[left].astype(np.int64) + 1) * passes + made_in, return_inverse=True)
+    size = sum_by(key_of, rows.size[left], len(keys))
+    stack = keys // passes
+    same = stack[1:] == stack[:-1]
+    changes = np.bincount(stack[1:][same], minlength=width)
+    growth = np.bincount(stack[1:][same & (size[1:] > size[:-1])], minlength=width)
+    return np.flatnonzero((changes >= _FEWEST_PASSES - 1) & (growth >= _MOSTLY * changes)) - 1
+
 
 _MOST_OUTPUTS = 4
 """Of one forward. What stays behind in larger numbers is something else."""
 _MOST_HANDLES = 2
-_WORK = (Doing.FORWARD, Doing.BACKWARD, Doing.STEP)
+_WORK = (Activity.FORWARD, Activity.BACKWARD, Activity.STEP)
 
 
 class Evidence:
@@ -41,16 +222,16 @@ class Evidence:
         self._never = self._count + 1
         self._signs = stack_signs(trace)
         self._allocs = np.flatnonzero(device.events.action == Action.ALLOC).astype(np.int32)
-        self._alloc_doing = doing_of_allocs(trace, device)[self._allocs]
+        self._alloc_doing = activity_of_allocs(trace, device)[self._allocs]
         self._alloc_seen = device.events.stack[self._allocs] != NO_STACK
         self.size, self.address, self.stack = self._rows.size, self._rows.address, self._rows.stack
         self.start, self.end = self._rows.start, self._rows.end
 
     @cached_property
     def _doing(self) -> Bytes1:
-        return doing_of_rows(self._trace, self._device)
+        return activity_of_rows(self._trace, self._device)
 
-    def during(self, doing: Doing) -> Bools:
+    def during(self, doing: Activity) -> Bools:
         same: Bools = self._doing == doing
         return same
 
@@ -108,7 +289,7 @@ class Evidence:
 
     @cached_property
     def next_backward(self) -> Ints4:
-        return self._next(self._allocs[self._alloc_doing == Doing.BACKWARD])
+        return self._next(self._allocs[self._alloc_doing == Activity.BACKWARD])
 
     @cached_property
     def pass_of(self) -> Ints4:
@@ -124,13 +305,13 @@ class Evidence:
         passes = forward_passes(self._trace, self._device)
         last = np.append(passes.last, self._never)[self.pass_of]
         following = np.append(passes.next, self._never)[self.pass_of]
-        at_return = (self.free_doing == Doing.FORWARD) & (self._rows.free_requested < following)
+        at_return = (self.free_doing == Activity.FORWARD) & (self._rows.free_requested < following)
         return np.asarray((self._rows.end > last) & ~at_return)
 
     @cached_property
     def outlives_backward(self) -> Bools:
         """Few that its pass made and that are still there when its backward is over, and not freed by it."""
-        by_others = self.free_doing != Doing.BACKWARD
+        by_others = self.free_doing != Activity.BACKWARD
         over = self._rows.end >= self.next_backward_over
         if self._signs.sees_nodes and self.sees_frees:
             over |= ~self.never_freed
@@ -226,12 +407,12 @@ class Evidence:
     @cached_property
     def freed_outside_backward(self) -> Bools:
         """By a person's own code: a free of the engine has its C++ in its stack, or none."""
-        return np.asarray((self.free_stack != NO_STACK) & (self.free_doing != Doing.BACKWARD))
+        return np.asarray((self.free_stack != NO_STACK) & (self.free_doing != Activity.BACKWARD))
 
     @cached_property
     def name(self) -> Bytes1:
         """The Category that a name in its stack speaks of."""
-        return named(self._trace)[self._rows.stack]
+        return named_frames(self._trace)[self._rows.stack]
 
     @cached_property
     def in_private_pool(self) -> Bools:
@@ -242,14 +423,16 @@ class Evidence:
     def doing_at_free(self) -> Bytes1:
         """What the free's stack shows; where it has none, what the last alloc before it was made by."""
         before = np.searchsorted(self._allocs, np.minimum(self._rows.free_requested, self._count)) - 1
-        around = np.append(self._alloc_doing, np.uint8(Doing.NOTHING))[before]
+        around = np.append(self._alloc_doing, np.uint8(Activity.NOTHING))[before]
         return np.where(self.free_stack == NO_STACK, around, self.free_doing).astype(np.uint8)
 
     @cached_property
     def kept_between_passes(self) -> Bools:
         passes = forward_passes(self._trace, self._device)
-        outlives = self.outlives_pass & ~self.is_last_of_pass & self.during(Doing.FORWARD) & ~self.autocast_weight_copy
-        return kept_between_passes(self._rows, passes, self.pass_of, outlives & ~self.comes(self.next_backward))
+        outlives = (
+            self.outlives_pass & ~self.is_last_of_pass & self.during(Activity.FORWARD) & ~self.autocast_weight_copy
+        )
+        return cache_stacks(self._rows, passes, self.pass_of, outlives & ~self.comes(self.next_backward))
 
     @cached_property
     def next_alloc(self) -> Ints4:
@@ -258,7 +441,7 @@ class Evidence:
     @cached_property
     def next_forward(self) -> Ints4:
         """The next work, if it is a forward and the work before was none."""
-        forward = self._alloc_doing == Doing.FORWARD
+        forward = self._alloc_doing == Activity.FORWARD
         next_one = self._next(self._allocs[forward])
         work = np.flatnonzero(is_among(self._alloc_doing, _WORK))
         before = np.searchsorted(self._allocs[work], self.start, side="right") - 1
@@ -267,7 +450,7 @@ class Evidence:
 
     @cached_property
     def sees_training(self) -> bool:
-        return bool(is_among(self._alloc_doing, (Doing.BACKWARD, Doing.STEP)).any())
+        return bool(is_among(self._alloc_doing, (Activity.BACKWARD, Activity.STEP)).any())
 
     @cached_property
     def sees_work(self) -> bool:
@@ -281,7 +464,7 @@ class Evidence:
 
     @cached_property
     def step_over(self) -> Ints4:
-        return self._next(self._allocs[(self._alloc_doing != Doing.STEP) & self._alloc_seen], self._annotated_ends)
+        return self._next(self._allocs[(self._alloc_doing != Activity.STEP) & self._alloc_seen], self._annotated_ends)
 
     @cached_property
     def backward_over(self) -> Ints4:
@@ -303,18 +486,18 @@ class Evidence:
     @cached_property
     def _telling(self) -> Bools:
         """Allocs that show whether a backward goes on. Without C++ frames a hook's stack may hide its backward."""
-        told: Bools = (self._alloc_doing != Doing.NOTHING) | (self._alloc_seen & self._signs.sees_engine)
+        told: Bools = (self._alloc_doing != Activity.NOTHING) | (self._alloc_seen & self._signs.sees_engine)
         return told
 
     @cached_property
     def _backward_ends(self) -> Ints8:
-        ends: Ints8 = self._allocs[self._telling & (self._alloc_doing != Doing.BACKWARD)]
+        ends: Ints8 = self._allocs[self._telling & (self._alloc_doing != Activity.BACKWARD)]
         return ends
 
     @cached_property
     def _backward_begins(self) -> Ints8:
         telling = np.flatnonzero(self._telling)
-        backward = self._alloc_doing[telling] == Doing.BACKWARD
+        backward = self._alloc_doing[telling] == Activity.BACKWARD
         begins = backward & ~np.concatenate([np.zeros(1, dtype=np.bool_), backward[:-1]])[: len(backward)]
         begins_event: Ints8 = self._allocs[telling[begins]]
         return begins_event

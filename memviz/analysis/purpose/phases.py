@@ -1,61 +1,107 @@
-"""In which phase of training each allocation was made: as recorded by our own runs, else by its stack."""
+"""Phases of training: the phase of each allocation, forward passes, numbered spans of phases, and names of steps."""
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from memviz.analysis.cache import kept
-from memviz.analysis.lifetimes import lifetimes
-from memviz.analysis.purpose.activity import Doing, stack_signs
-from memviz.analysis.purpose.taken_over import known_of_rows
-from memviz.trace.model import NO_STACK, Action, Bytes1, DeviceTrace, Ints4, Labels, Phase, Purposes, Trace
-from memviz.trace.picked import picked
+from memviz.analysis.annotations import annotated
+from memviz.analysis.cache import cached_on
+from memviz.analysis.callstacks.frames import path_of
+from memviz.analysis.health import history
+from memviz.analysis.lifetimes import Lifetimes, lifetimes
+from memviz.analysis.purpose.activity import Activity, stack_signs
+from memviz.analysis.purpose.python_calls import python_stacks
+from memviz.trace.distinct import distinct, is_among
+from memviz.trace.model import (
+    NO_STACK,
+    Action,
+    Bools,
+    Bytes1,
+    DeviceTrace,
+    Ints4,
+    Ints8,
+    Labels,
+    Phase,
+    Purposes,
+    Spans,
+    Trace,
+)
+from memviz.trace.picked import first_or_second, picked
 
-_PHASE = np.zeros(len(Doing), dtype=np.uint8)
-_PHASE[[Doing.FORWARD, Doing.BACKWARD, Doing.STEP]] = [Phase.FORWARD, Phase.BACKWARD, Phase.STEP]
-DOING = (Doing.NOTHING, Doing.FORWARD, Doing.BACKWARD, Doing.STEP)
+# What was found of a recording, carried to requests that were edited: it holds there, whatever stacks seem to say.
+#
+# What is made a second time has the stack of the first, so it would look like a forward within the backward.
+
+
+def known_of_rows(device: DeviceTrace) -> Purposes | None:
+    """Per row of `lifetimes`; None for what was recorded."""
+    known = device.taken_over
+    if known is None:
+        return None
+    rows = lifetimes(device)
+    event = first_events(rows, len(device.events))
+    return first_or_second(event >= 0, picked(known.events, event), picked(known.blocks, rows.block.astype(np.int64)))
+
+
+def first_events(rows: Lifetimes, count: int) -> Ints8:
+    """Of each its alloc, or of what was there before its free; -1 where it has none."""
+    is_asked_for = (rows.free_requested >= 0) & (rows.free_requested < count)
+    freed = np.where(is_asked_for, rows.free_requested, np.where(rows.end < count, rows.end, -1))
+    return np.where(rows.start >= 0, rows.start, freed)
+
+
+# In which phase of training each allocation was made: as recorded by our own runs, else by its stack.
+
+_PHASE = np.zeros(len(Activity), dtype=np.uint8)
+_PHASE[[Activity.FORWARD, Activity.BACKWARD, Activity.STEP]] = [Phase.FORWARD, Phase.BACKWARD, Phase.STEP]
+ACTIVITIES = (Activity.NOTHING, Activity.FORWARD, Activity.BACKWARD, Activity.STEP)
 """Of each Phase."""
 
 
 def phases(trace: Trace, device: DeviceTrace) -> Bytes1:
     """A Phase per row of `lifetimes`."""
-    inferred = _PHASE[doing_of_rows(trace, device)]
+    inferred = _PHASE[activity_of_rows(trace, device)]
     recorded = label_of_rows(device, "phase")
     return inferred if recorded is None else np.where(recorded != Phase.UNKNOWN, recorded, inferred).astype(np.uint8)
 
 
-def doing_of_rows(trace: Trace, device: DeviceTrace) -> Bytes1:
+def activity_of_rows(trace: Trace, device: DeviceTrace) -> Bytes1:
     """A Doing per row of `lifetimes`."""
     rows = lifetimes(device)
     doing = stack_signs(trace).doing[rows.stack]
     begun = (rows.start >= 0) & (rows.stack == NO_STACK)
-    doing[begun] = doing_of_allocs(trace, device)[rows.start[begun]]
+    doing[begun] = activity_of_allocs(trace, device)[rows.start[begun]]
     return _as_known(doing, known_of_rows(device))
 
 
-def doing_of_allocs(trace: Trace, device: DeviceTrace) -> Bytes1:
+def activity_of_allocs(trace: Trace, device: DeviceTrace) -> Bytes1:
     """A Doing per event; NOTHING for all that are no alloc.
 
     Where only Python frames are recorded, autograd's own thread leaves empty stacks. So an alloc without a stack
     that follows one made by a call of `backward` belongs to that backward.
     """
-    return kept(trace, (doing_of_allocs, device), lambda: _doing_of_allocs(trace, device))
+    return cached_on(trace, (activity_of_allocs, device), lambda: _activity_of_allocs(trace, device))
 
 
-def _doing_of_allocs(trace: Trace, device: DeviceTrace) -> Bytes1:
+def _activity_of_allocs(trace: Trace, device: DeviceTrace) -> Bytes1:
     signs, events = stack_signs(trace), device.events
-    doing = np.full(len(events), Doing.NOTHING, dtype=np.uint8)
+    doing = np.full(len(events), Activity.NOTHING, dtype=np.uint8)
     allocs = np.flatnonzero(events.action == Action.ALLOC)
     stack = events.stack[allocs]
     known = None if device.taken_over is None else picked(device.taken_over.events, allocs)
     doing_now = _as_known(signs.doing[stack], known)
     if not signs.sees_engine:
         last_seen = np.maximum.accumulate(np.where(stack != NO_STACK, np.arange(len(allocs)), 0))
-        follows = (stack == NO_STACK) & (doing_now[last_seen] == Doing.BACKWARD) if len(allocs) else stack == NO_STACK
-        doing_now[follows if known is None else follows & ~known.is_known] = Doing.BACKWARD
+        follows = (
+            (stack == NO_STACK) & (doing_now[last_seen] == Activity.BACKWARD) if len(allocs) else stack == NO_STACK
+        )
+        doing_now[follows if known is None else follows & ~known.is_known] = Activity.BACKWARD
     doing[allocs] = doing_now
     return doing
 
@@ -63,7 +109,9 @@ def _doing_of_allocs(trace: Trace, device: DeviceTrace) -> Bytes1:
 def _as_known(doing: Bytes1, known: Purposes | None) -> Bytes1:
     if known is None:
         return doing
-    return np.where(known.phase != Phase.UNKNOWN, np.array(DOING, dtype=np.uint8)[known.phase], doing).astype(np.uint8)
+    return np.where(known.phase != Phase.UNKNOWN, np.array(ACTIVITIES, dtype=np.uint8)[known.phase], doing).astype(
+        np.uint8
+    )
 
 
 def label_of_rows(device: DeviceTrace, column: str) -> Bytes1 | Ints4 | None:
@@ -82,3 +130,244 @@ def _label(labels: Labels | None, column: str, place: npt.NDArray[Any]) -> Bytes
         return np.zeros(len(place), dtype=np.int32)
     values: Ints4 = getattr(labels, column)
     return np.where(place >= 0, values[place], 0).astype(np.int32)
+
+
+# Where one forward ends and the next begins, and what outlives the forward that made it.
+#
+# A pass is what one outermost call of a module allocates, without a break. It begins anew where another line calls,
+# or where the line of the outermost module's function moves up to where it began, or above.
+
+
+@dataclass(frozen=True, eq=False)
+class Passes:
+    """In the order in which they come."""
+
+    first: Ints8
+    """Event of the first alloc."""
+    last: Ints8
+    """Event of the last alloc."""
+    next: Ints8
+    """Event of the first alloc after it, or the number of events and one."""
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def around(self, events: Ints8) -> Ints8:
+        """The pass within which each event lies, or -1."""
+        place = np.searchsorted(self.first, events, side="right") - 1
+        inside = (place >= 0) & (np.append(self.last, -1)[place] >= events)
+        return np.where(inside, place, -1)
+
+
+def forward_passes(trace: Trace, device: DeviceTrace) -> Passes:
+    return cached_on(trace, (forward_passes, device), lambda: _passes(trace, device))
+
+
+def _passes(trace: Trace, device: DeviceTrace) -> Passes:
+    events, never = device.events, len(device.events) + 1
+    allocs = np.flatnonzero(events.action == Action.ALLOC)
+    inside = activity_of_allocs(trace, device)[allocs] == Activity.FORWARD
+    if not inside.any():
+        none = np.zeros(0, dtype=np.int64)
+        return Passes(none, none, none)
+    stack = events.stack[allocs]
+    entered = inside & ~np.append(False, inside[:-1])
+    caller = _callers(trace, stack)
+    entered[1:] |= inside[1:] & (caller[1:] != caller[:-1])
+    first_of_run = np.maximum.accumulate(np.where(entered, np.arange(len(allocs)), 0))
+    begins = entered | _called_again(trace, stack, inside, first_of_run)
+    bounds = np.flatnonzero(begins | ~inside)
+    last = np.append(bounds[1:], len(allocs)) - 1
+    mine = begins[bounds]
+    after = np.append(allocs, never)[last[mine] + 1]
+    return Passes(first=allocs[bounds[mine]], last=allocs[last[mine]], next=after)
+
+
+def _called_again(trace: Trace, stack: Ints4, inside: Bools, first_of_run: Ints8) -> Bools:
+    """The outermost module's function is back at the line where it began."""
+    known = python_stacks(trace)
+    rows = np.flatnonzero(inside[1:] & inside[:-1] & (stack[1:] != NO_STACK) & (stack[:-1] != NO_STACK)) + 1
+    depth = known.model_called_again(stack[rows - 1], stack[rows])
+    rows, depth = rows[depth >= 0], depth[depth >= 0]
+    first = stack[first_of_run[rows]]
+    again = np.zeros(len(stack), dtype=np.bool_)
+    again[rows] = known.line_at(stack[rows], depth) <= known.line_at(first, depth)
+    return again
+
+
+def _callers(trace: Trace, stack: Ints4) -> Ints8:
+    """A number for where each stack's outermost module was called from; 0 where it has none."""
+    known = python_stacks(trace)
+    depth = np.append(known.model_depth, -1)
+    place = np.arange(len(depth) - 1)
+    of_stack = np.zeros(len(depth), dtype=np.uint64)
+    has = depth[:-1] >= 0
+    of_stack[:-1][has] = known.prefix(place[has], depth[:-1][has])
+    return of_stack[np.where(stack == NO_STACK, len(depth) - 1, stack)].view(np.int64)
+
+
+# Forwards, backwards and optimizer steps one after the other, numbered from 1, as stacks show them.
+#
+# A step of training ends with its optimizer step; where none shows, with its last backward before another forward.
+# Where nothing but forwards shows, each is one of its own.
+
+_WORK = (Activity.FORWARD, Activity.BACKWARD, Activity.STEP)
+_NAMES = {Activity.FORWARD: "forward", Activity.BACKWARD: "backward", Activity.STEP: "optimizer step"}
+_CRITERION = re.compile(r"(loss|losses|criterion)[^/]*\.py$", re.IGNORECASE)
+"""Files of modules that compute a loss, as torch/nn/modules/loss.py."""
+_BLIP = 2
+"""So few allocations of another kind, with the same kind before and behind, are a hook's."""
+
+
+@dataclass(frozen=True)
+class PhaseSpan:
+    doing: Activity
+    step: int
+    """From 1; of a trace that only has forwards, the number of the forward."""
+    first: int
+    """Event of its first alloc."""
+    last: int
+    """Event before the next span begins, or the last event of the trace."""
+
+    @property
+    def kind(self) -> str:
+        return _NAMES[self.doing]
+
+
+@dataclass(frozen=True)
+class PhaseSpans:
+    spans: tuple[PhaseSpan, ...]
+    is_training: bool
+
+    def name(self, span: PhaseSpan) -> str:
+        """'backward of step 2'; of forwards alone 'forward 2', of a single one 'forward'."""
+        if self.is_training:
+            return f"{span.kind} of step {span.step}"
+        return f"{span.kind} {span.step}" if len(self.spans) > 1 else span.kind
+
+    def around(self, event: int) -> int:
+        """Which one an event lies in, or -1."""
+        place = int(np.searchsorted([span.first for span in self.spans], event, side="right")) - 1
+        return place if place >= 0 and event <= self.spans[place].last else -1
+
+
+def phase_spans(trace: Trace, device: DeviceTrace) -> PhaseSpans:
+    return cached_on(trace, (phase_spans, device), lambda: _found(trace, device))
+
+
+def _found(trace: Trace, device: DeviceTrace) -> PhaseSpans:
+    if device.taken_over is not None:
+        return _taken_over(device.taken_over.spans, len(device.events))
+    at, doing = _runs(*_without_blips(*_work(trace, device)))
+    is_training = bool(is_among(doing, (Activity.BACKWARD, Activity.STEP)).any())
+    if not is_training:
+        at = _of_models(trace, device, forward_passes(trace, device).first)
+        doing = np.full(len(at), Activity.FORWARD, dtype=np.uint8)
+    step = _numbers(doing) if is_training else np.arange(1, len(at) + 1)
+    return _spans(doing, step, at, len(device.events))
+
+
+def _of_models(trace: Trace, device: DeviceTrace, at: Ints8) -> Ints8:
+    """Forwards of models: a criterion that is called by itself belongs to the forward before it."""
+    paths = [
+        path_of(trace.strings[code]) for code in python_stacks(trace).model_files(device.events.stack[at]).tolist()
+    ]
+    is_model = np.array([_CRITERION.search(path) is None for path in paths], dtype=np.bool_)
+    return at[is_model] if is_model.any() else at
+
+
+def _taken_over(spans: Spans, count: int) -> PhaseSpans:
+    """Those of the recording, where they begin now."""
+    return _spans(np.array(ACTIVITIES, dtype=np.uint8)[spans.phase], spans.step, spans.first, count)
+
+
+def _spans(doing: Bytes1, step: Ints4 | Ints8, at: Ints8, count: int) -> PhaseSpans:
+    last = np.append(at[1:] - 1, count - 1)[: len(at)]
+    columns = (column.tolist() for column in (doing, step, at, last))
+    spans = tuple(PhaseSpan(Activity(kind), *rest) for kind, *rest in zip(*columns, strict=True))
+    return PhaseSpans(spans, any(span.doing != Activity.FORWARD for span in spans))
+
+
+def _work(trace: Trace, device: DeviceTrace) -> tuple[Ints4, Bytes1]:
+    """Events that tell, and what: allocations, and optimizer steps that torch itself noted."""
+    allocs = np.flatnonzero(device.events.action == Action.ALLOC).astype(np.int32)
+    doing = activity_of_allocs(trace, device)[allocs]
+    tells = is_among(doing, _WORK)
+    intervals = annotated(device).intervals
+    codes = [code for code in distinct(intervals.name) if trace.strings[code].startswith("Optimizer.step#")]
+    # A fused optimizer allocates nothing.
+    noted = intervals.start_event[is_among(intervals.name, codes)]
+    noted = np.repeat(noted[noted < len(device.events)], _BLIP + 1)
+    at = np.concatenate([allocs[tells], noted.astype(np.int32)])
+    what = np.concatenate([doing[tells], np.full(len(noted), Activity.STEP, dtype=np.uint8)])
+    order = np.argsort(at, kind="stable")
+    return at[order], what[order]
+
+
+def _without_blips(at: Ints4, doing: Bytes1) -> tuple[Ints4, Bytes1]:
+    begins = np.flatnonzero(doing != np.append(Activity.NOTHING, doing[:-1]))
+    length = np.diff(np.append(begins, len(doing)))
+    kind = doing[begins]
+    between = np.zeros(len(begins), dtype=np.bool_)
+    between[1:-1] = (kind[:-2] == kind[2:]) & (length[1:-1] <= _BLIP) & (length[:-2] > _BLIP) & (length[2:] > _BLIP)
+    stays = np.repeat(~between, length)
+    return at[stays], doing[stays]
+
+
+def _runs(at: Ints4, doing: Bytes1) -> tuple[Ints8, Bytes1]:
+    begins = np.flatnonzero(doing != np.append(Activity.NOTHING, doing[:-1]))
+    return at[begins].astype(np.int64), doing[begins]
+
+
+def _numbers(doing: Bytes1) -> Ints8:
+    """The step that each run belongs to."""
+    before = np.append(Activity.NOTHING, doing[:-1])
+    ended_by = Activity.STEP if (doing == Activity.STEP).any() else Activity.BACKWARD
+    new = (before == ended_by) & (doing == Activity.FORWARD)
+    return np.asarray(np.cumsum(new) + 1, dtype=np.int64)
+
+
+# What a step or a forward is called in every sentence: as the program noted it, else by the number that we counted.
+
+_LONGEST = 40
+_PROFILED = "ProfilerStep#"
+_OPTIMIZERS = ("Optimizer.", "optimizer step")
+"""What torch and our own recordings note of an optimizer's step, which is a part of a training's."""
+_SAYS_STEP = re.compile(r"\b(step|iter|iteration|batch|warm-?up)(\b|_?\d)", re.IGNORECASE)
+
+
+def step_name(trace: Trace, device: DeviceTrace, span: PhaseSpan) -> str:
+    """'ProfilerStep#1', 'step 2', 'recorded step 2'; where nothing is trained 'forward 3', or 'the forward'."""
+    phases = phase_spans(trace, device)
+    # Counted by us, from where the recording begins.
+    recorded = "recorded " if history(device) == "late" else ""
+    if not phases.is_training:
+        return f"{recorded}forward {span.step}" if len(phases.spans) > 1 else "the forward"
+    return noted_step(trace, device, span.first) or f"{recorded}step {span.step}"
+
+
+def phase_name(trace: Trace, device: DeviceTrace, span: PhaseSpan) -> str:
+    """'backward of ProfilerStep#1', as briefly as above a timeline."""
+    phases = phase_spans(trace, device)
+    noted = noted_step(trace, device, span.first) if phases.is_training else ""
+    return f"{span.kind} of {noted}" if noted else phases.name(span)
+
+
+def noted_step(trace: Trace, device: DeviceTrace, event: int) -> str:
+    """As the profiler, or the program itself, called the step around an event; empty where neither did."""
+    begins, ends, names = cached_on(trace, (noted_step, device), lambda: _noted(trace, device))
+    place = bisect_right(begins, event) - 1
+    return names[place] if place >= 0 and event <= ends[place] else ""
+
+
+def _noted(trace: Trace, device: DeviceTrace) -> tuple[list[int], list[int], list[str]]:
+    """First and last event and the name of each, in order; none lies within another one."""
+    intervals = annotated(device).intervals
+    names = [trace.strings[code][:_LONGEST] for code in intervals.name.tolist()]
+    places = [place for place, name in enumerate(names) if name.startswith(_PROFILED)]
+    if not places:
+        outermost = np.flatnonzero(intervals.depth == 0).tolist()
+        own = (place for place in outermost if not names[place].startswith(_OPTIMIZERS))
+        places = [place for place in own if _SAYS_STEP.search(names[place])]
+    begins, ends = intervals.start_event[places].tolist(), intervals.end_event[places].tolist()
+    return begins, ends, [names[place] for place in places]

@@ -12,9 +12,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from memviz.analysis.cache import kept
-from memviz.analysis.callstacks.frames import LAST_PYTHON_KIND, FrameKind, frame_kinds
-from memviz.analysis.callstacks.stack_places import first_in_stack, last_place, only_places
+from memviz.analysis.cache import cached_on
+from memviz.analysis.callstacks.frames import (
+    LAST_PYTHON_KIND,
+    FrameKind,
+    first_in_stack,
+    frame_kinds,
+    last_place,
+    only_places,
+)
 from memviz.analysis.purpose.activity import ModuleCalls, module_calls
 from memviz.trace.distinct import distinct, is_among
 from memviz.trace.model import NO_STACK, Bools, Ints4, Ints8, Stacks, Trace
@@ -171,7 +177,7 @@ class PythonStacks:
 
 
 def python_stacks(trace: Trace) -> PythonStacks:
-    return kept(trace, python_stacks, lambda: PythonStacks(trace))
+    return cached_on(trace, python_stacks, lambda: PythonStacks(trace))
 
 
 def call_over(trace: Trace, allocs: Ints4 | Ints8, stack: Ints4, never: int, depths: Ints8 | None = None) -> Ints4:

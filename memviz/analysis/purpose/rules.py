@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memviz.analysis.purpose.activity import Doing
+from memviz.analysis.purpose.activity import Activity
 from memviz.analysis.purpose.evidence import Evidence
 from memviz.analysis.purpose.reasons import Certainty, Reason
 from memviz.trace.model import Bools, Category
@@ -34,11 +34,11 @@ def _left_by_backward(e: Evidence) -> Bools:
 
 
 def _may_be_temporary(e: Evidence) -> Bools:
-    during = e.during(Doing.FORWARD) | e.during(Doing.NOTHING) | e.recomputed
+    during = e.during(Activity.FORWARD) | e.during(Activity.NOTHING) | e.recomputed
     return during & ~e.no_stack & e.freed_within_call
 
 
-def _named(category: Category, *doing: Doing) -> Callable[[Evidence], Bools]:
+def _named(category: Category, *doing: Activity) -> Callable[[Evidence], Bools]:
     def holds(e: Evidence) -> Bools:
         during = np.logical_or.reduce([e.during(kind) for kind in doing])
         return np.asarray(during & (e.name == category) & _alive_later(e))
@@ -51,24 +51,24 @@ RULES = (
     Rule(
         Reason.WORKSPACE_SIZE,
         Category.WORKSPACE,
-        lambda e: (e.size == CUBLAS_WORKSPACE_BYTES) & (e.never_freed | ~e.begun | e.during(Doing.BUILD)),
+        lambda e: (e.size == CUBLAS_WORKSPACE_BYTES) & (e.never_freed | ~e.begun | e.during(Activity.BUILD)),
     ),
     Rule(Reason.WORKSPACE_SIZE, Category.WORKSPACE, lambda e: e.hopper_workspace, Certainty.PROBABLE),
-    Rule(Reason.ZERO_GRAD, Category.GRADIENT, lambda e: e.freed_by_zero_grad & ~e.during(Doing.FORWARD)),
-    Rule(Reason.BUILD_KEPT, Category.PARAMETER, lambda e: e.during(Doing.BUILD) & _alive_later(e)),
-    Rule(Reason.BUILD_FREED, Category.TEMPORARY, lambda e: e.during(Doing.BUILD)),
+    Rule(Reason.ZERO_GRAD, Category.GRADIENT, lambda e: e.freed_by_zero_grad & ~e.during(Activity.FORWARD)),
+    Rule(Reason.BUILD_KEPT, Category.PARAMETER, lambda e: e.during(Activity.BUILD) & _alive_later(e)),
+    Rule(Reason.BUILD_FREED, Category.TEMPORARY, lambda e: e.during(Activity.BUILD)),
     Rule(
         Reason.OPTIMIZER_BUILD_KEPT,
         Category.OPTIMIZER_STATE,
-        lambda e: e.during(Doing.BUILD_OPTIMIZER) & _alive_later(e),
+        lambda e: e.during(Activity.BUILD_OPTIMIZER) & _alive_later(e),
     ),
-    Rule(Reason.OPTIMIZER_BUILD_FREED, Category.TEMPORARY, lambda e: e.during(Doing.BUILD_OPTIMIZER)),
-    Rule(Reason.STEP_KEPT, Category.OPTIMIZER_STATE, lambda e: e.during(Doing.STEP) & e.outlives(e.step_over)),
-    Rule(Reason.STEP_FREED, Category.TEMPORARY, lambda e: e.during(Doing.STEP) & e.freed_before(e.step_over)),
+    Rule(Reason.OPTIMIZER_BUILD_FREED, Category.TEMPORARY, lambda e: e.during(Activity.BUILD_OPTIMIZER)),
+    Rule(Reason.STEP_KEPT, Category.OPTIMIZER_STATE, lambda e: e.during(Activity.STEP) & e.outlives(e.step_over)),
+    Rule(Reason.STEP_FREED, Category.TEMPORARY, lambda e: e.during(Activity.STEP) & e.freed_before(e.step_over)),
     Rule(
         Reason.STEP_CUT_OFF,
         Category.OPTIMIZER_STATE,
-        lambda e: e.during(Doing.STEP) & e.never_freed & e.begun,
+        lambda e: e.during(Activity.STEP) & e.never_freed & e.begun,
         Certainty.PROBABLE,
     ),
     Rule(
@@ -92,27 +92,27 @@ RULES = (
     Rule(
         Reason.BACKWARD_KEPT,
         Category.GRADIENT,
-        lambda e: e.during(Doing.BACKWARD) & ~e.no_stack & _left_by_backward(e),
+        lambda e: e.during(Activity.BACKWARD) & ~e.no_stack & _left_by_backward(e),
     ),
     Rule(
         Reason.BACKWARD_FREED,
         Category.TEMPORARY,
-        lambda e: e.during(Doing.BACKWARD) & ~e.no_stack & e.freed_before(e.backward_over),
+        lambda e: e.during(Activity.BACKWARD) & ~e.no_stack & e.freed_before(e.backward_over),
     ),
     Rule(
         Reason.SILENT_BACKWARD_KEPT,
         Category.GRADIENT,
-        lambda e: e.during(Doing.BACKWARD) & e.no_stack & _left_by_backward(e),
+        lambda e: e.during(Activity.BACKWARD) & e.no_stack & _left_by_backward(e),
     ),
     Rule(
         Reason.SILENT_BACKWARD_FREED,
         Category.TEMPORARY,
-        lambda e: e.during(Doing.BACKWARD) & e.no_stack & e.freed_before(e.backward_over),
+        lambda e: e.during(Activity.BACKWARD) & e.no_stack & e.freed_before(e.backward_over),
     ),
     Rule(
         Reason.BACKWARD_CUT_OFF,
         Category.GRADIENT,
-        lambda e: e.during(Doing.BACKWARD) & e.never_freed & e.begun,
+        lambda e: e.during(Activity.BACKWARD) & e.never_freed & e.begun,
         Certainty.PROBABLE,
     ),
     Rule(
@@ -122,52 +122,52 @@ RULES = (
         Certainty.PROBABLE,
     ),
     *(
-        Rule(Reason.NAMED, category, _named(category, Doing.NOTHING, Doing.FORWARD), Certainty.PROBABLE)
+        Rule(Reason.NAMED, category, _named(category, Activity.NOTHING, Activity.FORWARD), Certainty.PROBABLE)
         for category in (Category.KV_CACHE, Category.GRAPH_POOL, Category.COLLECTIVE)
     ),
     Rule(
         Reason.OUTLIVES_BACKWARD,
         Category.OUTPUT,
-        lambda e: e.during(Doing.FORWARD) & e.begun & e.outlives_backward,
+        lambda e: e.during(Activity.FORWARD) & e.begun & e.outlives_backward,
         Certainty.PROBABLE,
     ),
     Rule(
         Reason.FORWARD_OUTPUT,
         Category.OUTPUT,
-        lambda e: e.during(Doing.FORWARD) & e.begun & e.is_last_of_pass & ~e.comes(e.next_backward),
+        lambda e: e.during(Activity.FORWARD) & e.begun & e.is_last_of_pass & ~e.comes(e.next_backward),
         Certainty.PROBABLE,
     ),
     Rule(
         Reason.FORWARD_KEPT,
         Category.ACTIVATION,
-        lambda e: e.during(Doing.FORWARD) & e.begun & e.outlives(e.next_backward) & (e.backwards == 1),
+        lambda e: e.during(Activity.FORWARD) & e.begun & e.outlives(e.next_backward) & (e.backwards == 1),
     ),
     Rule(
         Reason.HANDED_ON,
         Category.ACTIVATION,
-        lambda e: e.during(Doing.FORWARD) & e.begun & (e.pass_of >= 0) & ~e.outlives_pass,
+        lambda e: e.during(Activity.FORWARD) & e.begun & (e.pass_of >= 0) & ~e.outlives_pass,
         Certainty.PROBABLE,
     ),
     Rule(
         Reason.FORWARD_KEPT_LONGER,
         Category.ACTIVATION,
-        lambda e: e.during(Doing.FORWARD) & e.begun & (e.backwards > 1),
+        lambda e: e.during(Activity.FORWARD) & e.begun & (e.backwards > 1),
         Certainty.PROBABLE,
     ),
     Rule(
         Reason.KEPT_BETWEEN,
         Category.KV_CACHE,
-        lambda e: e.during(Doing.FORWARD) & e.begun & e.kept_between_passes,
+        lambda e: e.during(Activity.FORWARD) & e.begun & e.kept_between_passes,
         Certainty.PROBABLE,
     ),
-    Rule(Reason.FORWARD_ONLY_KEPT, Category.ACTIVATION, lambda e: e.during(Doing.FORWARD), Certainty.PROBABLE),
+    Rule(Reason.FORWARD_ONLY_KEPT, Category.ACTIVATION, lambda e: e.during(Activity.FORWARD), Certainty.PROBABLE),
     Rule(
         Reason.BACKWARD_USED,
         Category.ACTIVATION,
-        lambda e: e.during(Doing.NOTHING) & ~e.no_stack & (e.backwards == 1) & e.freed_before(e.next_backward_over),
+        lambda e: e.during(Activity.NOTHING) & ~e.no_stack & (e.backwards == 1) & e.freed_before(e.next_backward_over),
     ),
     *(
-        Rule(Reason.NAMED, category, _named(category, Doing.NOTHING), Certainty.PROBABLE)
+        Rule(Reason.NAMED, category, _named(category, Activity.NOTHING), Certainty.PROBABLE)
         for category in (Category.OPTIMIZER_STATE, Category.GRADIENT, Category.INPUT, Category.PARAMETER)
     ),
 )
@@ -177,19 +177,19 @@ LAST_RULES = (
     Rule(
         Reason.GIVEN,
         Category.INPUT,
-        lambda e: e.during(Doing.NOTHING) & e.begun & e.outlives(e.next_forward),
+        lambda e: e.during(Activity.NOTHING) & e.begun & e.outlives(e.next_forward),
         Certainty.PROBABLE,
     ),
     Rule(
         Reason.LOOSE_RESULT,
         Category.ACTIVATION,
-        lambda e: e.during(Doing.NOTHING) & e.begun & ~e.no_stack & ~e.never_freed,
+        lambda e: e.during(Activity.NOTHING) & e.begun & ~e.no_stack & ~e.never_freed,
         Certainty.PROBABLE,
     ),
     Rule(
         Reason.KEPT_RESULT,
         Category.OUTPUT,
-        lambda e: e.during(Doing.NOTHING) & e.begun & ~e.no_stack & e.never_freed & e.sees_work,
+        lambda e: e.during(Activity.NOTHING) & e.begun & ~e.no_stack & e.never_freed & e.sees_work,
         Certainty.PROBABLE,
     ),
     Rule(Reason.NO_STACK, Category.UNKNOWN, lambda e: e.no_stack, Certainty.OPEN),

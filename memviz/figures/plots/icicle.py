@@ -8,10 +8,8 @@ import plotly.graph_objects as go
 
 from memviz.analysis.callstacks.frames import LAST_PYTHON_KIND, FrameKind, frame_kinds
 from memviz.analysis.callstacks.sites import short_native
-from memviz.analysis.callstacks.stacks import frame_name
-from memviz.analysis.callstacks.tree import OTHER, ROOT, StackTree
-from memviz.figures.text import lines, plain
-from memviz.figures.theme import Palette, figure, mixed, nothing_to_show, palette, text_on
+from memviz.analysis.callstacks.stack_tree import OTHER, ROOT, StackTree, frame_name
+from memviz.figures.theme import Palette, figure, lines, mixed, nothing_to_show, palette, plain, text_on
 from memviz.trace.model import Ints8, Trace
 from memviz.units import bytes_text, count_text, percent_text
 

@@ -1,25 +1,38 @@
-"""What is live at a moment, as bars: the groups, largest first, and what is left of them."""
+"""Bars of a peak: the groups that are live then, and the changes from one trace's peak to another's."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import plotly.graph_objects as go
 
+from memviz.analysis.comparing.changes import Change, Changes
 from memviz.analysis.groups import Group
 from memviz.analysis.peak import LiveSet
-from memviz.analysis.purpose.kinds import BEFORE_RECORDING
-from memviz.figures.text import byte_axis, lines, moment, plain, rows_axis
-from memviz.figures.theme import MONO, Palette, figure, nothing_to_show, palette
+from memviz.analysis.purpose.categories import BEFORE_RECORDING
+from memviz.figures.theme import (
+    MONO,
+    Palette,
+    byte_axis,
+    figure,
+    lines,
+    moment,
+    nothing_to_show,
+    palette,
+    plain,
+    rows_axis,
+)
+from memviz.headlines.names import letter
 from memviz.trace.model import Category
-from memviz.units import bytes_text, count_text, percent_text
+from memviz.units import bytes_text, count_text, delta_text, percent_text
 
 MOST_ROWS = 30
 _ROW_HEIGHT = 24
 
 
 @dataclass(frozen=True)
-class _Row:
+class _Bar:
     label: str
     bytes: int
     count: int
@@ -30,7 +43,7 @@ def plot_peak(result: LiveSet, *, dark: bool = False) -> go.Figure:
     """At most `MOST_ROWS` groups are drawn; the rest is one row, so that the bars add up to `live_bytes`."""
     title = f"{bytes_text(result.live_bytes)} live {moment(result.event)}, by {result.live.by}"
     drawing = figure(dark=dark, title=title)
-    rows = _rows(result, palette(dark))
+    rows = _bars(result, palette(dark))
     if not rows:
         return nothing_to_show(drawing, "Nothing is live here.")
     drawing.add_bar(
@@ -52,16 +65,16 @@ def plot_peak(result: LiveSet, *, dark: bool = False) -> go.Figure:
     return drawing
 
 
-def _rows(result: LiveSet, colours: Palette) -> list[_Row]:
+def _bars(result: LiveSet, colours: Palette) -> list[_Bar]:
     live = result.live
     rows = [
-        _Row(group.label, group.bytes, group.count, _colour(group, live.by, colours))
+        _Bar(group.label, group.bytes, group.count, _colour(group, live.by, colours))
         for group in live.groups[:MOST_ROWS]
     ]
     count = live.count - sum(row.count for row in rows)
     if count:
         left = live.bytes - sum(row.bytes for row in rows)
-        rows.append(_Row("everything else", left, count, colours.before))
+        rows.append(_Bar("everything else", left, count, colours.before))
     return rows
 
 
@@ -74,9 +87,127 @@ def _colour(group: Group, by: str, colours: Palette) -> str:
     return colours.category(next(category for category in Category if category.label == group.label))
 
 
-def _hover(row: _Row, whole: int) -> str:
+def _hover(row: _Bar, whole: int) -> str:
     return lines(
         plain(row.label, 160),
         f"{bytes_text(row.bytes)} ({count_text(row.bytes)} B), {percent_text(row.bytes, whole)}",
         f"{count_text(row.count)} allocation{'s' if row.count != 1 else ''}",
+    )
+
+
+MOST_CHANGES = 30
+_CHANGE_HEIGHT = 24
+_ROOM = 0.16
+
+
+@dataclass(frozen=True)
+class _Step:
+    label: str
+    before: tuple[int, int]
+    """Bytes and allocations in the baseline."""
+    after: tuple[int, int]
+
+    @property
+    def change(self) -> int:
+        return self.after[0] - self.before[0]
+
+
+def plot_waterfall(result: Changes, *, other: int = 1, dark: bool = False) -> go.Figure:
+    """From the baseline to the trace number `other`. The axis is the change: 0 is the baseline's peak.
+
+    At most `MOST_ROWS` changes are drawn; the rest is one row, so that the last bar ends at the other's peak.
+    """
+    drawing = figure(dark=dark, title=_title(result, other))
+    steps = _steps(result, other)
+    if not steps:
+        return nothing_to_show(drawing, "Every row holds as many bytes in both.")
+    colours = palette(dark)
+    ends = list(accumulate(step.change for step in steps))
+    starts = [0, *ends[:-1]]
+    drawing.add_bar(
+        orientation="h",
+        base=starts,
+        x=[step.change for step in steps],
+        y=list(range(len(steps))),
+        marker={"color": [colours.grew if step.change > 0 else colours.shrank for step in steps]},
+        text=[delta_text(step.change) for step in steps],
+        textposition="outside",
+        cliponaxis=False,
+        hovertext=[_step_hover(step) for step in steps],
+        hovertemplate="%{hovertext}<extra></extra>",
+        showlegend=False,
+    )
+    _connect(drawing, ends, colours)
+    _draw_axes(drawing, steps, ends)
+    _mark_peaks(drawing, result, other, colours)
+    return drawing
+
+
+def _title(result: Changes, other: int) -> str:
+    names = [plain(result.moments[side].source, 40) for side in (0, other)]
+    return f"{delta_text(result.delta(other))} from {names[0]} to {names[1]}, by {result.by}"
+
+
+def _steps(result: Changes, other: int) -> list[_Step]:
+    """Those that change, in the order of the result; what is not among them is the last."""
+    changed = [row for row in result.rows if row.bytes[other] != row.bytes[0]]
+    largest = sorted(changed, key=lambda row: -abs(row.delta(other)))[:MOST_CHANGES]
+    shown = [row for row in changed if row in largest]
+    steps = [
+        _Step(row.thing.name, (row.bytes[0], row.counts[0]), (row.bytes[other], row.counts[other])) for row in shown
+    ]
+    left = [row for row in result.rows if row not in shown]
+    rest = _Step("everything else", *(_sums(left, side) for side in (0, other)))
+    return [*steps, rest] if rest.change else steps
+
+
+def _sums(rows: list[Change], side: int) -> tuple[int, int]:
+    return sum(row.bytes[side] for row in rows), sum(row.counts[side] for row in rows)
+
+
+def _connect(drawing: go.Figure, ends: list[int], colours: Palette) -> None:
+    """A thin line from where each bar ends to where the next begins."""
+    drawing.add_scatter(
+        x=[x for end in ends[:-1] for x in (end, end, None)],
+        y=[y for row in range(len(ends) - 1) for y in (row, row + 1, None)],
+        mode="lines",
+        line={"width": 1, "color": colours.ink_3},
+        hoverinfo="skip",
+        showlegend=False,
+    )
+
+
+def _draw_axes(drawing: go.Figure, steps: list[_Step], ends: list[int]) -> None:
+    top, bottom = max(0, *ends), min(0, *ends)
+    room = max(int((top - bottom) * _ROOM), 1)
+    drawing.update_layout(height=130 + _CHANGE_HEIGHT * len(steps), margin_t=66)
+    drawing.update_xaxes(**byte_axis(top, bottom), range=[bottom - room, top + room])
+    drawing.update_yaxes(**rows_axis([plain(step.label, 60) for step in steps]), tickfont={"family": MONO})
+
+
+def _mark_peaks(drawing: go.Figure, result: Changes, other: int, colours: Palette) -> None:
+    change = result.delta(other)
+    # The lower of the two stands to the left of its line, so that they never meet.
+    anchors = ("right", "left") if change >= 0 else ("left", "right")
+    places = [(letter(0), 0, 0, "solid"), (letter(other), change, other, "dash")]
+    for (name, x, side, dash), anchor in zip(places, anchors, strict=True):
+        drawing.add_vline(x=x, line={"width": 1, "dash": dash, "color": colours.ink})
+        drawing.add_annotation(
+            text=f"{name} {bytes_text(result.moments[side].live_bytes)}",
+            x=x,
+            y=1,
+            yref="paper",
+            yanchor="bottom",
+            xanchor=anchor,
+            showarrow=False,
+            font_color=colours.ink,
+        )
+
+
+def _step_hover(step: _Step) -> str:
+    (before, count_before), (after, count_after) = step.before, step.after
+    return lines(
+        plain(step.label, 160),
+        f"{bytes_text(before)} to {bytes_text(after)}, {delta_text(step.change)}",
+        f"{count_text(count_before)} to {count_text(count_after)} allocations",
     )

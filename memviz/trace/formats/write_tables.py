@@ -1,4 +1,4 @@
-"""A Trace as CSV: its events and its stacks. Its allocations are in `memviz.analysis.write_allocations`.
+"""A Trace as CSV: its events and its stacks. Its allocations are in `memviz.analysis.allocations`.
 
 Stacks are rows of a table of their own, named by number in the others: spelled out in each row they would make
 a file of gigabytes. Empty cells say that there is no such thing, as a stack or a time.

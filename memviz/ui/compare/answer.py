@@ -6,11 +6,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memviz.analysis.comparing.align import START, ways
-from memviz.analysis.comparing.changes import Changes, Telling, changes, says_most
-from memviz.analysis.comparing.match_allocations import has_modules
-from memviz.analysis.comparing.scores import scores
-from memviz.analysis.comparing.setting_differences import setting_differences
-from memviz.analysis.live import has_times
+from memviz.analysis.comparing.changes import (
+    Changes,
+    ComparisonSummary,
+    best_grouping,
+    changes,
+    scores,
+    setting_differences,
+)
+from memviz.analysis.comparing.matching import has_modules
+from memviz.analysis.lifetimes import has_times
 from memviz.figures.colouring import colouring
 from memviz.headlines.compare import compare
 from memviz.ui.compare.controls import Controls, controls_html
@@ -64,7 +69,7 @@ class Comparison:
     def of(sides: tuple[Side, ...], state: CompareState) -> Comparison:
         pairs = [side.pair for side in sides]
         other = state.number_of_other(sides)
-        best = says_most(pairs, other)
+        best = best_grouping(pairs, other)
         return Comparison(sides, _sound(state, sides), other, best, changes(pairs, state.by or best))
 
     def top(self, session: Session) -> str:
@@ -74,7 +79,7 @@ class Comparison:
         also = tuple(trace for trace in session.opened if trace.key not in session.compared)
         board = Board(self.sides, scores(pairs), self._order(), self.other, also)
         names = [side.name for side in self.sides]
-        return compare_verdict_html(compare(Telling(main, pairs), names), settings) + scoreboard_html(board)
+        return compare_verdict_html(compare(ComparisonSummary(main, pairs), names), settings) + scoreboard_html(board)
 
     def controls(self) -> str:
         pairs = [side.pair for side in self.sides]

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from memviz.analysis.comparing.align import Way
-from memviz.analysis.comparing.scores import Score
+from memviz.analysis.comparing.align import Alignment
+from memviz.analysis.comparing.changes import Score
 from memviz.figures.colouring import SharedHue
 from memviz.ui.compare.state import COLOURS, LETTERS, CompareState
 from memviz.ui.html.kinds import colour_style, style_of, swatch
@@ -24,7 +24,7 @@ class Controls:
     state: CompareState
     scores: tuple[Score, ...]
     order: tuple[str, ...]
-    ways: tuple[Way, ...]
+    ways: tuple[Alignment, ...]
     has_times: bool
     names: tuple[str, ...]
     other: int
@@ -154,7 +154,7 @@ def _align(controls: Controls) -> Html:
     return tag("details", current, tag("div", *options), class_="mv-menu mv-align")
 
 
-def _option(way: Way, axis: str, chosen: bool) -> Html:
+def _option(way: Alignment, axis: str, chosen: bool) -> Html:
     return tag(
         "button",
         way_text(way, axis),
@@ -168,7 +168,7 @@ def _option(way: Way, axis: str, chosen: bool) -> Html:
     )
 
 
-def way_text(way: Way, axis: str) -> str:
+def way_text(way: Alignment, axis: str) -> str:
     if way.kind == "scale":
         return axis
     if way.kind == "step":
@@ -176,7 +176,7 @@ def way_text(way: Way, axis: str) -> str:
     return cut(way.name, _MOST_NAME) if way.kind == "annotation" else way.kind
 
 
-def _way_reason(way: Way, axis: str) -> str:
+def _way_reason(way: Alignment, axis: str) -> str:
     unit = "µs" if axis == "time" else "events"
     reasons = {
         "start": "each whole run, beginning over beginning",

@@ -7,7 +7,7 @@ from io import StringIO
 from typing import Any
 
 from memviz.analysis.comparing.changes import Changes, changes
-from memviz.analysis.comparing.match_allocations import Pair
+from memviz.analysis.comparing.matching import Pair
 from memviz.errors import UsageError
 from memviz.trace.formats.write_tables import safe, write_tables
 from memviz.ui.compare.state import LETTERS

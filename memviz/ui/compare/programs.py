@@ -8,7 +8,7 @@ import gradio as gr
 
 from memviz.analysis.comparing.changes import changes
 from memviz.analysis.groups import GROUPINGS
-from memviz.headlines.diff_as_json import compared_json
+from memviz.headlines.compare import compared_json
 from memviz.ui.shell.programs import grouping_of, in_words, one_file, open_upload, row_count, sound_answer
 from memviz.ui.shell.turns import IN_TURN, in_turn
 

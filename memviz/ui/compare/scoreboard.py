@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memviz.analysis.comparing.scores import Score
+from memviz.analysis.comparing.changes import Score
 from memviz.ui.compare.state import LETTERS, Side
 from memviz.ui.html.kinds import colour_style
 from memviz.ui.html.markup import Html, esc, tag

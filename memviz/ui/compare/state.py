@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from memviz.analysis.comparing.align import PEAK, SCALE, START, Axis, Way
+from memviz.analysis.comparing.align import PEAK, SCALE, START, Alignment, Axis
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.payloads.linked_timelines import LinkedTrace
 from memviz.ui.shell.context import Context, timeline_key
@@ -17,7 +17,7 @@ GROUPINGS = ("site", "category", "module", "stack")
 COLOURS = ("category", "site", "module")
 """What the timelines' colours may mean: what is the same in every trace."""
 SORTS = ("change", "a", "b", "name")
-_WAYS: dict[str, Way] = {choice.kind: choice for choice in (START, SCALE, PEAK)}
+_WAYS: dict[str, Alignment] = {choice.kind: choice for choice in (START, SCALE, PEAK)}
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class CompareState:
     """One of GROUPINGS; empty for what says most."""
     sort: str = "change"
     every_row: bool = False
-    way: Way = START
+    way: Alignment = START
     axis: Axis = "event"
     overlay: bool = False
     colour: str = "category"
@@ -77,10 +77,10 @@ def changed(state: CompareState, data: Mapping[str, str]) -> CompareState:
     return state
 
 
-def way_of(kind: str, number: str, name: str) -> Way:
+def way_of(kind: str, number: str, name: str) -> Alignment:
     """What is no way is the first."""
     if kind == "step" and number.isdigit():
-        return Way("step", number=int(number))
+        return Alignment("step", number=int(number))
     if kind == "annotation":
-        return Way("annotation", name=name)
+        return Alignment("annotation", name=name)
     return _WAYS.get(kind, START)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memviz.analysis.comparing.setting_differences import Setting
+from memviz.analysis.comparing.changes import Setting
 from memviz.headlines.headline import Headline
 from memviz.ui.compare.state import LETTERS
 from memviz.ui.html.headline import headline_html

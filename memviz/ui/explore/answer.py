@@ -8,17 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from memviz.analysis.allocation import allocation
-from memviz.analysis.callstacks.stack_paths import Path, parse_path, path_text, rows_below
-from memviz.analysis.churn import freed_at_once
-from memviz.analysis.event_state import moment
+from memviz.analysis.allocations import allocation
+from memviz.analysis.breakdown import (
+    Breakdown,
+    Path,
+    WeightedRows,
+    breakdown,
+    parse_path,
+    path_text,
+    rows_below,
+    weighted_breakdown,
+    weighted_stacks,
+)
+from memviz.analysis.event_state import RangeSummary, Total, moment, summarize_range
 from memviz.analysis.find import sites_found
-from memviz.analysis.leaks import growth
-from memviz.analysis.lifetimes import BEFORE, lifetimes
-from memviz.analysis.live import live_rows
-from memviz.analysis.purpose.dominant import Breakdown, breakdown
-from memviz.analysis.range_summary import Some, Within, within
-from memviz.analysis.weighed import Weighed, weighed_breakdown, weighed_stacks
+from memviz.analysis.leaks import freed_at_once, growth
+from memviz.analysis.lifetimes import BEFORE, lifetimes, live_rows
 from memviz.errors import UsageError
 from memviz.figures.colouring import Colouring
 from memviz.trace.model import DeviceTrace, Ints8, Trace
@@ -79,7 +84,7 @@ class _View:
     device: DeviceTrace
     state: ExploreState
     chosen: Chosen
-    during: Within | None
+    during: RangeSummary | None
     """Where a range is chosen."""
 
     @property
@@ -105,7 +110,7 @@ def details(
 ) -> Details:
     """`said` is what the timeline's `select` said last, of this trace or of another one."""
     chosen = chosen_of(said, key, device)
-    during = within(device, *chosen.range) if chosen.range else None
+    during = summarize_range(device, *chosen.range) if chosen.range else None
     view = _View(trace, device, state, chosen, during)
     return Details(
         head=_head(view) if "head" in due else None,
@@ -133,7 +138,7 @@ def _head(view: _View) -> Html:
         weighed, measure = weighed_by_lifetime(view.device, view.span, view.colours("category"))
         return head_html(view.state, lifetime_words_html(view.span, weighed, measure))
     rows = live_rows(view.device, view.event)
-    live = Some(len(rows), int(lifetimes(view.device).size[rows].sum()))
+    live = Total(len(rows), int(lifetimes(view.device).size[rows].sum()))
     moment_words = moment_words_html(view.event, live, of_range=view.during is not None, is_still=view.is_still)
     return head_html(view.state, moment_words, within_html(view.during) if view.during else Html(""))
 
@@ -174,21 +179,21 @@ def _live_set(view: _View) -> list[Html]:
         return [table]
     drawn = weighed_by_count(rows, view.colours("category")) if state.weight == "count" else weighed
     colours = view.colours(view.chosen.colour)
-    stacks = weighed_stacks(trace, device, painted(drawn, colours), path)
+    stacks = weighted_stacks(trace, device, painted(drawn, colours), path)
     return [icicle_html(trace, stacks, paint=paint_of(colours), measure=measure), table]
 
 
-def _table(view: _View, weighed: Weighed, by: str, measure: Measure, download: dict[str, str]) -> Html:
-    breakdown = weighed_breakdown(view.trace, view.device, weighed, by)
+def _table(view: _View, weighed: WeightedRows, by: str, measure: Measure, download: dict[str, str]) -> Html:
+    breakdown = weighted_breakdown(view.trace, view.device, weighed, by)
     return table_html(breakdown, view.state, look=_look(view, weighed, by, measure), download=download)
 
 
-def _look(view: _View, weighed: Weighed, by: str, measure: Measure = BYTES) -> TableLook:
+def _look(view: _View, weighed: WeightedRows, by: str, measure: Measure = BYTES) -> TableLook:
     colours = view.colours(view.chosen.colour)
     total = "Together" if measure.kind == "lifetime" else "Live"
     if colours.meaning == "category":
         return TableLook(measure=measure, total=total)
-    colour = weighed_breakdown(view.trace, view.device, painted(weighed, colours), by).dominant
+    colour = weighted_breakdown(view.trace, view.device, painted(weighed, colours), by).dominant
     return TableLook(paint_of(colours), colour, measure, total)
 
 
@@ -203,7 +208,7 @@ def _path(trace: Trace, text: str) -> Path:
 def _never_freed(view: _View) -> Html:
     trace, device = view.trace, view.device
     weighed = weighed_by_bytes(device, never_freed_rows(device), view.colours("category"))
-    kept = weighed_breakdown(trace, device, weighed, "site")
+    kept = weighted_breakdown(trace, device, weighed, "site")
     churn = freed_at_once(trace, device, top=CHURN_ROWS)
     download = {"key": view.chosen.key, "what": "never", "by": "site", "name": "never-freed.csv"}
     look = _look(view, weighed, "site")
@@ -244,4 +249,4 @@ def _lifetime_table(trace: Trace, device: DeviceTrace, request: Mapping[str, str
     first, last = sorted(int(end) for end in ends)
     weighed, _ = weighed_by_lifetime(device, (first, last), colours_of(trace, device, "category"))
     below = weighed.below(trace, device, parse_path(trace, request.get("path", "")))
-    return weighed_breakdown(trace, device, below, request.get("by", "site"))
+    return weighted_breakdown(trace, device, below, request.get("by", "site"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from io import StringIO
 from pathlib import Path
 
-from memviz.analysis.purpose.dominant import Breakdown
-from memviz.analysis.write_allocations import write_allocations
+from memviz.analysis.allocations import write_allocations
+from memviz.analysis.breakdown import Breakdown
 from memviz.headlines.names import trace_name
 from memviz.trace.formats.write_snapshot import write_pickle
 from memviz.trace.formats.write_tables import safe, write_tables

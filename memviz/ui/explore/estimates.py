@@ -9,12 +9,10 @@ from memviz.allocator.estimate import ReplayedEstimate, estimate, estimated_trac
 from memviz.allocator.replay import source_of
 from memviz.allocator.replayed import Figures
 from memviz.allocator.replayer import Source
-from memviz.analysis.actions.action import ActionKind
-from memviz.analysis.actions.proposals import kinds_of, proposal
-from memviz.analysis.cache import kept
-from memviz.analysis.findings.facts import NOTICEABLE
-from memviz.analysis.findings.finding import Finding
-from memviz.analysis.findings.ranked import finding_named, findings
+from memviz.analysis.actions.proposals import ActionKind, kinds_of, proposal
+from memviz.analysis.cache import cached_on
+from memviz.analysis.findings.finding import NOTICEABLE, Finding
+from memviz.analysis.findings.ranking import finding_named, findings
 from memviz.errors import UsageError
 from memviz.headlines.names import trace_name
 from memviz.trace.model import DeviceTrace, Trace
@@ -46,13 +44,13 @@ def offers(trace: Trace, device: DeviceTrace, *, most_events: int = MOST_EVENTS)
     """By the key of a finding; what would save nothing is not offered, and nothing is estimated from an estimate."""
     if device.kind != "gpu" or len(device.events) > most_events or trace.is_estimate:
         return {}
-    return kept(trace, (offers, device), lambda: _offers(trace, device))
+    return cached_on(trace, (offers, device), lambda: _offers(trace, device))
 
 
 def offers_at_hand(trace: Trace, device: DeviceTrace) -> dict[str, tuple[Offer, ...]]:
     """Without working anything out."""
-    kept: dict[str, tuple[Offer, ...]] = trace.__dict__.get("_kept", {}).get((offers, device), {})
-    return kept
+    cached_on: dict[str, tuple[Offer, ...]] = trace.__dict__.get("_kept", {}).get((offers, device), {})
+    return cached_on
 
 
 def _offers(trace: Trace, device: DeviceTrace) -> dict[str, tuple[Offer, ...]]:

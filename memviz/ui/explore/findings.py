@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from memviz.analysis.actions.proposals import limit_of_start
-from memviz.analysis.findings.facts import Facts
-from memviz.analysis.findings.finding import Finding, FindingKind
-from memviz.analysis.findings.ranked import findings
+from memviz.analysis.findings.finding import Facts, Finding, FindingKind
+from memviz.analysis.findings.ranking import findings
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.explore.estimates import Offer
 from memviz.ui.explore.live_set import lights

@@ -10,9 +10,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memviz.analysis.callstacks.stack_paths import Path, StackBreakdown, path_text
-from memviz.analysis.callstacks.tree import OTHER, ROOT, StackTree
-from memviz.analysis.purpose.dominant import Dominant
+from memviz.analysis.breakdown import Dominant, Path, StackBreakdown, path_text
+from memviz.analysis.callstacks.stack_tree import OTHER, ROOT, StackTree
 from memviz.figures.theme import DARK, LIGHT, mixed, text_on
 from memviz.trace.model import Trace
 from memviz.ui.explore.measure import BYTES, Measure

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import groupby
 
-from memviz.analysis.allocation import Allocation, BlockKnown, Span
+from memviz.analysis.allocations import Allocation, BlockKnown, Span
 from memviz.analysis.event_state import EventState, EventSummary
 from memviz.analysis.lifetimes import BEFORE
 from memviz.analysis.purpose.reasons import Certainty

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from memviz.analysis.breakdown import Breakdown, Dominant, WeightedRows
+from memviz.analysis.event_state import RangeSummary, Total
 from memviz.analysis.groups import Group
-from memviz.analysis.purpose.dominant import Breakdown, Dominant
 from memviz.analysis.purpose.reasons import Certainty
-from memviz.analysis.range_summary import Some, Within
-from memviz.analysis.weighed import Weighed
 from memviz.ui.explore.measure import BYTES, Measure
 from memviz.ui.explore.paint import CATEGORIES, Paint
 from memviz.ui.explore.state import GROUPINGS, TABS, WEIGHTS, ExploreState
@@ -51,14 +50,14 @@ def head_html(state: ExploreState, moment: Html | str = "", facts: Html | str = 
     return joined(tag("div", tabs_html(state), moment, switches, class_="mv-head"), facts)
 
 
-def moment_words_html(event: int, live: Some, *, of_range: bool = False, is_still: bool = False) -> Html:
+def moment_words_html(event: int, live: Total, *, of_range: bool = False, is_still: bool = False) -> Html:
     """Which moment everything below answers for."""
     which = "live at the range’s peak, " if of_range else ""
     words = f"{which}{when(event, is_still=is_still)} · {allocations(live.count)} · "
     return tag("p", words, rounded(live.bytes), class_="mv-moment", aria_live="polite")
 
 
-def lifetime_words_html(span: tuple[int, int], weighed: Weighed, measure: Measure) -> Html:
+def lifetime_words_html(span: tuple[int, int], weighed: WeightedRows, measure: Measure) -> Html:
     """Bytes × lifetime answer for a range, or for the whole trace."""
     words = f"events {count_text(max(span[0], 0))} to {count_text(span[1])} · {allocations(len(weighed.rows))} · "
     mean = measure.html(int(weighed.weight.sum()))
@@ -88,7 +87,7 @@ def _switch(act: str, choices: Mapping[str, str], chosen: str, label: str) -> Ht
     return tag("div", *buttons, class_="mv-switch", role="group", aria_label=label)
 
 
-def within_html(during: Within) -> Html:
+def within_html(during: RangeSummary) -> Html:
     span = f"events {count_text(max(during.first, 0))} to {count_text(during.last)}:"
     parts = (
         ("allocated within", during.allocated),

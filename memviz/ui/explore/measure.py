@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memviz.analysis.breakdown import WeightedRows, rows_in_range
 from memviz.analysis.groups import Group
 from memviz.analysis.lifetimes import lifetimes
-from memviz.analysis.weighed import Weighed, lived
 from memviz.figures.colouring import Colouring
 from memviz.trace.model import DeviceTrace, Ints8
 from memviz.ui.html.markup import Html, tag
@@ -55,20 +55,20 @@ class Measure:
 BYTES = Measure()
 
 
-def weighed_by_bytes(device: DeviceTrace, rows: Ints8, colours: Colouring) -> Weighed:
-    return Weighed(rows, lifetimes(device).size[rows], colours.group[rows], colours.labels)
+def weighed_by_bytes(device: DeviceTrace, rows: Ints8, colours: Colouring) -> WeightedRows:
+    return WeightedRows(rows, lifetimes(device).size[rows], colours.group[rows], colours.labels)
 
 
-def weighed_by_count(rows: Ints8, colours: Colouring) -> Weighed:
-    return Weighed(rows, np.ones(len(rows), dtype=np.int64), colours.group[rows], colours.labels)
+def weighed_by_count(rows: Ints8, colours: Colouring) -> WeightedRows:
+    return WeightedRows(rows, np.ones(len(rows), dtype=np.int64), colours.group[rows], colours.labels)
 
 
-def weighed_by_lifetime(device: DeviceTrace, span: tuple[int, int], colours: Colouring) -> tuple[Weighed, Measure]:
-    held = lived(device, *span)
+def weighed_by_lifetime(device: DeviceTrace, span: tuple[int, int], colours: Colouring) -> tuple[WeightedRows, Measure]:
+    held = rows_in_range(device, *span)
     part = colours.group[held.rows]
-    return Weighed(held.rows, held.byte_events, part, colours.labels), Measure("lifetime", held.events)
+    return WeightedRows(held.rows, held.byte_events, part, colours.labels), Measure("lifetime", held.events)
 
 
-def painted(weighed: Weighed, colours: Colouring) -> Weighed:
+def painted(weighed: WeightedRows, colours: Colouring) -> WeightedRows:
     """The same, counted as what other colours mean."""
-    return Weighed(weighed.rows, weighed.weight, colours.group[weighed.rows], colours.labels)
+    return WeightedRows(weighed.rows, weighed.weight, colours.group[weighed.rows], colours.labels)

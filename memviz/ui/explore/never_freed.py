@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from memviz.analysis.breakdown import Breakdown
 from memviz.analysis.groups import Groups
 from memviz.analysis.leaks import Growth, GrowthRow
-from memviz.analysis.purpose.dominant import Breakdown
 from memviz.ui.explore.live_set import TableLook, lights, name_html, table_html
 from memviz.ui.explore.state import ExploreState
 from memviz.ui.html.markup import Html, joined, tag

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from memviz.analysis.cache import kept
-from memviz.analysis.purpose.kinds import KINDS
+from memviz.analysis.cache import cached_on
+from memviz.analysis.purpose.categories import KINDS
 from memviz.figures.colouring import MEANINGS, Colouring, colouring, group_colour
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.html.kinds import shades_of, style_of
@@ -33,7 +33,7 @@ CATEGORIES = Paint("category", {kind: shades_of(kind) for kind in KINDS})
 def colours_of(trace: Trace, device: DeviceTrace, meaning: str) -> Colouring:
     """The timeline's own, made once. What a browser wants may be anything."""
     known = meaning if meaning in MEANINGS else "category"
-    return kept(trace, (colouring, device.name, known), lambda: colouring(trace, device, known))
+    return cached_on(trace, (colouring, device.name, known), lambda: colouring(trace, device, known))
 
 
 def paint_of(colours: Colouring) -> Paint:

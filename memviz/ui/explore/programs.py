@@ -10,14 +10,13 @@ from gradio.route_utils import get_root_url
 from memviz.analysis import peak as peaks
 from memviz.analysis.as_json import found_json, live_json
 from memviz.analysis.find import sites_found
-from memviz.analysis.findings.as_json import findings_json
+from memviz.analysis.findings.ranking import findings_json
 from memviz.analysis.groups import GROUPINGS
 from memviz.analysis.overview import overview
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
-from memviz.headlines.explore import explore
+from memviz.headlines.explore import explore, summary_json
 from memviz.headlines.headline import headline_json
-from memviz.headlines.summary_as_json import summary_json
 from memviz.ui.saved.report import check_count, report_page
 from memviz.ui.shell.exports import page_file
 from memviz.ui.shell.given_files import address_of

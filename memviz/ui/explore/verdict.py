@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from memviz.analysis.fragmentation import fragmentation_at
 from memviz.analysis.health import health, history
 from memviz.analysis.overview import overview
-from memviz.analysis.reserved.fragmentation import fragmentation_at
-from memviz.analysis.reserved.known import tells_reserved
-from memviz.analysis.timeline import timeline
+from memviz.analysis.timeline import has_reserved, timeline
 from memviz.analysis.which_device import others_out_of_memory
 from memviz.headlines.explore import explore
 from memviz.trace.model import DeviceTrace, Note, Trace
@@ -45,7 +44,7 @@ def facts(trace: Trace, device: DeviceTrace) -> list[tuple[str, str]]:
     pairs = [
         ("", trace.about.label),
         (f"{peak}live", bytes_text(line.peak_bytes)),
-        *(reserved if tells_reserved(device) else [("reserved", "not in the file")]),
+        *(reserved if has_reserved(device) else [("reserved", "not in the file")]),
         ("history", _HISTORY[history(device)]),
         ("", counted(len(device.events), "event")),
     ]

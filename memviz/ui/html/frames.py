@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memviz.analysis.cache import kept
+from memviz.analysis.cache import cached_on
 from memviz.analysis.callstacks.frames import LAST_PYTHON_KIND, FrameKind, frame_kinds
 from memviz.analysis.callstacks.sites import with_line
-from memviz.analysis.callstacks.stacks import frame_name
+from memviz.analysis.callstacks.stack_tree import frame_name
 from memviz.trace.model import Trace
 
 _PARTS = 2
@@ -27,7 +27,7 @@ class FrameWords:
 
 def frame_words(trace: Trace, frame: int) -> FrameWords:
     """`frame` may be one of the negative ones of `analysis.stacks`."""
-    return kept(trace, (frame_words, frame), lambda: _worded(trace, frame))
+    return cached_on(trace, (frame_words, frame), lambda: _worded(trace, frame))
 
 
 def _worded(trace: Trace, frame: int) -> FrameWords:

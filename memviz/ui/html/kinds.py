@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memviz.analysis.purpose.kinds import BEFORE_RECORDING
+from memviz.analysis.purpose.categories import BEFORE_RECORDING
 from memviz.figures.theme import DARK, LIGHT, Palette
 from memviz.trace.model import Category
 from memviz.ui.html.markup import Html, tag

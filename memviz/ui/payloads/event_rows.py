@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from memviz.analysis.annotations import NO_INTERVAL, annotated, annotation_of_events
-from memviz.analysis.cache import kept, remembered
+from memviz.analysis.cache import cached, cached_on
 from memviz.analysis.callstacks.sites import sites
-from memviz.analysis.lifetimes import BEFORE, lifetimes
-from memviz.analysis.live import has_times
+from memviz.analysis.lifetimes import BEFORE, has_times, lifetimes
 from memviz.trace.model import (
     DEFAULT_POOL,
     FREE_UNKNOWN,
@@ -123,7 +122,7 @@ class _Recent:
 def chosen_events(trace: Trace, device: DeviceTrace, wanted: EventFilter) -> EventSelection:
     if not wanted:
         return EventSelection(len(device.events))
-    recent = kept(trace, (chosen_events, device.name), _Recent)
+    recent = cached_on(trace, (chosen_events, device.name), _Recent)
     with recent.lock:
         if wanted not in recent.found:
             numbers = np.flatnonzero(_passing(trace, device, wanted))
@@ -161,7 +160,7 @@ def _within_annotations(trace: Trace, device: DeviceTrace, text: str) -> Bools:
     return np.asarray(np.cumsum(opened - closed)[:count] > 0, dtype=np.bool_)
 
 
-@remembered
+@cached
 def row_of_events(device: DeviceTrace) -> Ints4:
     """The row of `lifetimes` that each alloc begins and each free ends; -1 for other events."""
     lives, count = lifetimes(device), len(device.events)
@@ -174,7 +173,7 @@ def row_of_events(device: DeviceTrace) -> Ints4:
     return row_of
 
 
-@remembered
+@cached
 def stack_of_events(device: DeviceTrace) -> Ints4:
     """Where what the event is about was allocated; for events that are about no allocation their own stack."""
     row, lives = row_of_events(device), lifetimes(device)
@@ -185,7 +184,7 @@ def stack_of_events(device: DeviceTrace) -> Ints4:
     return stack
 
 
-@remembered
+@cached
 def _counts(device: DeviceTrace) -> Ints8:
     return np.bincount(device.events.action, minlength=1)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from memviz.analysis.comparing.align import START, Aligned, Axis, Way, align
-from memviz.analysis.live import has_times
+from memviz.analysis.comparing.align import START, Aligned, Alignment, Axis, align
+from memviz.analysis.lifetimes import has_times
 from memviz.analysis.timeline import timeline
 from memviz.figures.colouring import SharedHue, largest_of_all
 from memviz.trace.model import DeviceTrace, Trace
@@ -40,7 +40,7 @@ def linked_name(traces: Sequence[LinkedTrace]) -> str:
 
 
 def linked_values(
-    traces: Sequence[LinkedTrace], way: Way = START, axis: Axis = "event", *, colour: str = "category"
+    traces: Sequence[LinkedTrace], way: Alignment = START, axis: Axis = "event", *, colour: str = "category"
 ) -> list[dict[str, Any]]:
     """One per trace, in their order. `colour` is what colours mean: sites and modules have theirs in all of them."""
     baseline = timeline(traces[0].device).peak_bytes
@@ -74,7 +74,7 @@ def shared_hues(traces: Sequence[LinkedTrace], colour: str) -> list[SharedHue]:
     return [] if colour == "category" else largest_of_all([trace.pair for trace in traces], colour)
 
 
-def alignments(traces: Sequence[LinkedTrace], way: Way) -> Mapping[Axis, Aligned]:
+def alignments(traces: Sequence[LinkedTrace], way: Alignment) -> Mapping[Axis, Aligned]:
     pairs = [trace.pair for trace in traces]
     axes: tuple[Axis, ...] = ("event", "time") if all(has_times(trace.device) for trace in traces) else ("event",)
     return {axis: align(pairs, way, axis) for axis in axes}

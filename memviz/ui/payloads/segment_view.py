@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memviz.analysis.cache import kept
+from memviz.analysis.cache import cached_on
 from memviz.analysis.callstacks.sites import sites
-from memviz.analysis.lifetimes import lifetimes
-from memviz.analysis.live import clock, has_times
-from memviz.analysis.reserved.fragmentation import Fragmentation, fragmentation_at
-from memviz.analysis.reserved.known import tells_reserved
-from memviz.analysis.reserved.segments import SegmentsAt, TileKind, segments_at
+from memviz.analysis.fragmentation import Fragmentation, fragmentation_at
+from memviz.analysis.lifetimes import clock, has_times, lifetimes
+from memviz.analysis.segments import SegmentsAt, TileKind, segments_at
 from memviz.analysis.sums import sum_by
-from memviz.analysis.timeline import timeline
+from memviz.analysis.timeline import has_reserved, timeline
 from memviz.figures.colouring import Colouring, colouring, pixel_palette
 from memviz.figures.packed_timeline import PackedTimeline, as_sent, pack
 from memviz.trace.formats.profiler_trace import is_profiled
@@ -75,7 +73,7 @@ def segment_view(
 ) -> SegmentView:
     moment = segments_at(trace, device, event)
     drawing = packed_map(trace, device, moment, meaning=meaning)
-    if not tells_reserved(device):
+    if not has_reserved(device):
         words = tag("p", "The file says nothing of segments: what is reserved is not known.", class_="mv-soft")
         return SegmentView(f"{when(event)} · no segments in the file", words, Html(""), drawing)
     parts = fragmentation_at(trace, device, event)
@@ -167,7 +165,7 @@ def packed_map(trace: Trace, device: DeviceTrace, moment: SegmentsAt, *, meaning
         columns,
         at=moment.event,
         # A profile's segments are placeholders, until a replay makes some.
-        is_placed=tells_reserved(device) and (trace.about.origin == "replayed" or not is_profiled(trace)),
+        is_placed=has_reserved(device) and (trace.about.origin == "replayed" or not is_profiled(trace)),
         most_reserved=timeline(device).reserved_peak_bytes,
         groups=[[group.name, group.words] for group in groups],
         sites=labels,
@@ -178,14 +176,14 @@ def packed_map(trace: Trace, device: DeviceTrace, moment: SegmentsAt, *, meaning
 
 def _colours(trace: Trace, device: DeviceTrace, meaning: str) -> Colouring:
     """The timeline's own colours, made once: scrubbing asks for them at every moment."""
-    return kept(trace, (colouring, device.name, meaning), lambda: colouring(trace, device, meaning))
+    return cached_on(trace, (colouring, device.name, meaning), lambda: colouring(trace, device, meaning))
 
 
 def _palettes(trace: Trace, device: DeviceTrace, colours: Colouring) -> dict[str, list[int]]:
     def both() -> dict[str, list[int]]:
         return {mode: pixel_palette(colours, dark=mode == "dark").reshape(-1).tolist() for mode in ("light", "dark")}
 
-    return kept(trace, (pixel_palette, device.name, colours.meaning), both)
+    return cached_on(trace, (pixel_palette, device.name, colours.meaning), both)
 
 
 def _sites(trace: Trace, device: DeviceTrace, rows: Ints8) -> tuple[list[str], Ints8]:

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from memviz.analysis.callstacks.sites import sites
-from memviz.analysis.lifetimes import BEFORE, lifetimes
-from memviz.analysis.live import has_times
-from memviz.analysis.reserved.segment_lives import NOBODY, SegmentLives, segment_lives
+from memviz.analysis.lifetimes import BEFORE, has_times, lifetimes
+from memviz.analysis.segments import NO_ALLOCATION, SegmentLives, segment_lives
 from memviz.errors import UsageError
 from memviz.figures.colouring import Colouring
 from memviz.figures.packed_timeline import PackedTimeline, pack_rows, pack_sites, pack_spans, pack_times
@@ -69,7 +68,7 @@ def _by_use(lives: SegmentLives) -> Colouring:
 def _held_longest(trace: Trace, device: DeviceTrace, lives: SegmentLives) -> PackedTimeline:
     """Of each segment in words: whose allocation was in it for most events, and so kept it from being given back."""
     table = sites(trace)
-    held = lives.longest != NOBODY
+    held = lives.longest != NO_ALLOCATION
     site: Ints8 = np.full(len(lives), len(table.sites), dtype=np.int64)
     if held.any():
         site[held] = table.of_stack[lifetimes(device).stack[lives.longest[held]]]

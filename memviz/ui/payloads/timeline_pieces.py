@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from memviz.analysis.breakdown import parse_path, rows_below
 from memviz.analysis.callstacks.sites import sites
-from memviz.analysis.callstacks.stack_paths import parse_path, rows_below
 from memviz.analysis.find import rows_found
-from memviz.analysis.findings.ranked import finding_named
+from memviz.analysis.findings.ranking import finding_named
 from memviz.analysis.groups import keyed_by
 from memviz.analysis.lifetimes import lifetimes
 from memviz.errors import UsageError

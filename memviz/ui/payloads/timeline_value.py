@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from memviz.analysis.annotations import annotated
-from memviz.analysis.live import has_times
-from memviz.analysis.out_of_memory import out_of_memory
+from memviz.analysis.lifetimes import has_times
 from memviz.analysis.overview import overview
-from memviz.analysis.purpose.phase_spans import phase_spans
-from memviz.analysis.step_names import phase_name
+from memviz.analysis.peak import out_of_memory
+from memviz.analysis.purpose.phases import phase_name, phase_spans
 from memviz.analysis.timeline import timeline
 from memviz.headlines.explore import explore
 from memviz.trace.model import DeviceTrace, Trace

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from memviz.analysis.cache import kept
+from memviz.analysis.cache import cached_on
 from memviz.ranks.numbers import Rank, once_more, rank_in_name
 from memviz.ranks.places import Place
 from memviz.ranks.reduce_rank import row_of
@@ -91,7 +91,7 @@ def _row(context: Context, opened: Opened) -> RankRow | None:
     if pair is None:
         return None
     trace, device = pair
-    return kept(trace, ("rank's row", device.name), lambda: row_of(trace, Place(trace.about.source), device.name))
+    return cached_on(trace, ("rank's row", device.name), lambda: row_of(trace, Place(trace.about.source), device.name))
 
 
 def _number(trace: Trace) -> int | None:

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from memviz.analysis.purpose.kinds import KINDS
+from memviz.analysis.purpose.categories import KINDS
 from memviz.analysis.timeline import timeline
 from memviz.analysis.which_device import chosen_device
 from memviz.errors import TraceError
-from memviz.figures.thumbnail import data_address, drawn_thumbnail
+from memviz.figures.packed_timeline import data_address, drawn_thumbnail
 from memviz.runner.jobs.order import Variant
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace

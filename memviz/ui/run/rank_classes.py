@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from memviz.headlines.rank_classes import gpus_of, ranks_text
+from memviz.headlines.run import gpus_of, ranks_text
 from memviz.runner.jobs.order import Variant
 from memviz.runner.parallel.rank_class import RankClass
 from memviz.runner.parallel.rank_files import file_of_rank

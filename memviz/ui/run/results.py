@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from memviz.headlines.rank_classes import rank_words
 from memviz.headlines.run import (
     base_of,
     change_words,
     close_words,
     is_training,
     optimizer_words,
+    rank_words,
     reserved_bytes,
     reserved_on_card,
     said_of,

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from memviz.analysis.comparing.align import Axis, Way, ways
-from memviz.analysis.comparing.changes import Changes, changes, says_most
-from memviz.analysis.comparing.match_allocations import Alike, Pair, alike, has_modules
+from memviz.analysis.comparing.align import Alignment, Axis, ways
+from memviz.analysis.comparing.changes import Changes, best_grouping, changes
+from memviz.analysis.comparing.matching import Matching, Pair, has_modules, match_allocations
 from memviz.ui.compare.answer import Comparison, overlay_value
 from memviz.ui.compare.state import GROUPINGS, SORTS, CompareState, Side, changed
 from memviz.ui.html.markup import Html
@@ -37,7 +37,7 @@ class _Choices:
     sides: tuple[Side, ...]
     by: tuple[str, ...]
     sorts: tuple[str, ...]
-    ways: tuple[Way, ...]
+    ways: tuple[Alignment, ...]
     axes: tuple[Axis, ...]
     rows: tuple[bool, ...]
     """Whether every row is shown."""
@@ -95,7 +95,7 @@ def saved_comparison(sides: tuple[Side, ...], by: str, thrift: Thrift, *, has_ti
         axes=("event", "time") if has_times else ("event",),
         rows=(False, True) if thrift.every_row else (False,),
         found={grouping: changes(pairs, grouping) for grouping in groupings},
-        best={other: says_most(pairs, other) for other in range(1, len(sides))},
+        best={other: best_grouping(pairs, other) for other in range(1, len(sides))},
     )
     first = CompareState(by=by if by in groupings else choices.best[1])
     start = choices.state_of(first)
@@ -162,13 +162,13 @@ def _lights(pairs: Sequence[Pair], rows: SavedPanel) -> list[dict[str, Any]]:
             wanted.setdefault(by, set()).add(unescape(key))
     made: list[dict[str, Any]] = [{} for _ in pairs]
     for by in wanted.keys() - {"category"}:
-        same = alike(pairs, by)
+        same = match_allocations(pairs, by)
         for number in range(len(pairs)):
             made[number][by] = _light(same, number, wanted[by])
     return made
 
 
-def _light(same: Alike, number: int, wanted: set[str]) -> dict[str, Any]:
+def _light(same: Matching, number: int, wanted: set[str]) -> dict[str, Any]:
     # Stacks are counted from the one that stands for no stack, and one more stands for many allocations.
     own = same.of_code[number]
     counted = own if same.by == "module" else np.append(np.roll(own, 1), -1)

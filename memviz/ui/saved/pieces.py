@@ -11,13 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from memviz.analysis.callstacks.folding import folded
 from memviz.analysis.callstacks.frames import DEFAULT_RULE
 from memviz.analysis.callstacks.sites import sites
-from memviz.analysis.callstacks.tree import NO_FRAMES
+from memviz.analysis.callstacks.stack_tree import NO_FRAMES, fold_plumbing
 from memviz.analysis.groups import keyed_by
-from memviz.analysis.lifetimes import lifetimes
-from memviz.analysis.live import has_times
+from memviz.analysis.lifetimes import has_times, lifetimes
 from memviz.analysis.purpose.phases import label_of_rows
 from memviz.analysis.sums import sum_by
 from memviz.figures.colouring import MEANINGS, Colouring, colouring
@@ -107,7 +105,7 @@ def _stacks(trace: Trace, device: DeviceTrace, spans: SavedSpans) -> PackedTimel
 
 def _frames(trace: Trace) -> PackedTimeline:
     """Of each stack, folded as the icicle has it: its length, and its frames innermost first."""
-    stacks = folded(trace, DEFAULT_RULE)
+    stacks = fold_plumbing(trace, DEFAULT_RULE)
     columns = {"length": np.diff(stacks.offsets), "frame": stacks.indices}
     return pack({name: column.astype(np.uint32) for name, column in columns.items()}, no_frames=NO_FRAMES)
 

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from memviz.analysis.comparing.changes import telling
-from memviz.analysis.comparing.letters import letter
+from memviz.analysis.comparing.changes import summarize_comparison
 from memviz.analysis.health import health
 from memviz.analysis.overview import overview
 from memviz.errors import UsageError
 from memviz.headlines.compare import compare
 from memviz.headlines.explore import explore
 from memviz.headlines.headline import Headline
-from memviz.headlines.names import trace_name
+from memviz.headlines.names import letter, trace_name
 from memviz.trace.model import DeviceTrace, Note, Trace
 from memviz.ui.compare.state import LETTERS, Side, side_of
 from memviz.ui.html.markup import Html, joined, tag
@@ -75,7 +74,7 @@ def _side(number: int, trace: Trace, device: DeviceTrace) -> Side:
 
 
 def _title(sides: Sequence[Pair]) -> Headline:
-    return compare(telling(sides)) if len(sides) > 1 else explore(overview(*sides[0]))
+    return compare(summarize_comparison(sides)) if len(sides) > 1 else explore(overview(*sides[0]))
 
 
 def _facts(sides: Sequence[Pair]) -> Html:

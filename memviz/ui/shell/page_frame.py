@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from memviz.analysis.comparing.letters import letter
 from memviz.analysis.timeline import timeline
-from memviz.figures.thumbnail import data_address, thumbnail
+from memviz.figures.packed_timeline import data_address, thumbnail
+from memviz.headlines.names import letter
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.html.words import cut_middle, dark_html, told_apart

@@ -14,8 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from memviz.analysis.cache import let_go
-from memviz.analysis.held import held_bytes
+from memviz.analysis.cache import drop_large, held_bytes
 from memviz.trace.model import Trace
 
 GiB = 1 << 30
@@ -98,7 +97,7 @@ class TraceStore:
         for key in resting:
             kept_now[key].rested = kept_now[key].used
             kept_now[key].measured = -1.0
-            let_go(kept_now[key].trace)
+            drop_large(kept_now[key].trace)
             for listener in self._of_rest:
                 listener(key)
         for kept in kept_now.values():

@@ -17,9 +17,8 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from memviz.analysis.live import has_times
-from memviz.analysis.running_total import RunningTotal
-from memviz.analysis.timeline import timeline
+from memviz.analysis.lifetimes import has_times
+from memviz.analysis.timeline import RunningTotal, timeline
 from memviz.c_memory import large_blocks_kept
 from memviz.errors import TraceError
 from memviz.fair_lock import Turn

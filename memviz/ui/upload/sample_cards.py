@@ -15,7 +15,7 @@ from typing import Any
 
 from memviz.analysis.timeline import timeline
 from memviz.analysis.which_device import chosen_device
-from memviz.figures.thumbnail import thumbnail
+from memviz.figures.packed_timeline import thumbnail
 from memviz.trace.load import load_trace
 from memviz.ui.upload.samples import OFFERED_SAMPLES, SAMPLES, OfferedSample
 

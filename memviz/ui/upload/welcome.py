@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memviz.figures.thumbnail import data_address
+from memviz.figures.packed_timeline import data_address
 from memviz.ui.html.markup import Html, tag
 from memviz.ui.upload.sample_cards import card_of
 from memviz.ui.upload.samples import OFFERED_SAMPLES, OfferedSample

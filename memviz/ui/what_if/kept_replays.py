@@ -24,8 +24,7 @@ from memviz.allocator.search import Search, search
 from memviz.allocator.settings import Settings
 from memviz.allocator.settings_text import NEWEST, Release
 from memviz.allocator.what_if import CardMemory, WhatIf, answered, replay_on, smallest_for
-from memviz.analysis.cache import let_go
-from memviz.analysis.held import held_bytes
+from memviz.analysis.cache import drop_large, held_bytes
 from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.shell.context import Context
@@ -171,7 +170,7 @@ class Replays:
             resting = [kept for key, kept in self._kept.items() if _of_trace(key).partition("/")[0] == stored]
         for kept in resting:
             if kept.trace is not None:
-                let_go(kept.trace)
+                drop_large(kept.trace)
                 kept.bytes = held_bytes(kept.trace)
 
     def _get(self, key: Hashable) -> Any:

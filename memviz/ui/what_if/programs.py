@@ -11,7 +11,7 @@ from memviz.allocator.question import ReplayQuestion, replay_answer
 from memviz.allocator.settings import parse_settings
 from memviz.allocator.what_if import CardMemory
 from memviz.errors import MemvizError, UsageError
-from memviz.headlines.replay_as_json import replayed_json
+from memviz.headlines.what_if import replayed_json
 from memviz.ui.shell.presence import presence
 from memviz.ui.shell.programs import in_words, one_file, open_upload, sound_answer
 from memviz.ui.shell.turns import IN_TURN, in_turn

@@ -8,9 +8,9 @@ import numpy as np
 
 from memviz.allocator.replayed import Replayed, reserved_after_events
 from memviz.allocator.what_if import WhatIf
-from memviz.analysis.live import clock, has_times
-from memviz.analysis.reserved import reserved_lines
-from memviz.analysis.reserved.reserved_lines import ReplayedBytes, ReservedLines
+from memviz.analysis import decimate
+from memviz.analysis.decimate import ReplayedBytes, ReservedLines
+from memviz.analysis.lifetimes import clock, has_times
 from memviz.analysis.timeline import timeline
 from memviz.headlines.what_if import in_words
 from memviz.trace.model import DeviceTrace
@@ -22,11 +22,11 @@ COLUMNS = 900
 def plot_value(device: DeviceTrace, outcome: WhatIf, *, at: int, label: str) -> dict[str, Any]:
     replays = lines(device, outcome)
     limit = outcome.card.usable_bytes if outcome.card else None
-    by_event = reserved_lines.reserved_by_event(device, replays, limit=limit, columns=COLUMNS)
+    by_event = decimate.reserved_by_event(device, replays, limit=limit, columns=COLUMNS)
     is_known = outcome.knows_recorded_peak
     axes = {"event": _axis(by_event, is_known=is_known)}
     if has_times(device):
-        by_time = reserved_lines.reserved_by_time(device, replays, limit=limit, columns=COLUMNS)
+        by_time = decimate.reserved_by_time(device, replays, limit=limit, columns=COLUMNS)
         times = clock(device)
         axes["time"] = {**_axis(by_time, is_known=is_known), "span": int(times[-1] - times[0])}
     return {

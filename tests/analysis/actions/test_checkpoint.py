@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from memviz.analysis.actions.checkpoint import checkpoint
 from memviz.analysis.actions.layers import LayersHolding, layered_steps, layers_holding
-from memviz.analysis.findings.facts import Facts
+from memviz.analysis.actions.proposals import checkpoint
+from memviz.analysis.findings.finding import Facts
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.timeline import timeline
 from memviz.trace.model import Trace

@@ -12,18 +12,13 @@ import pytest
 
 from memviz.allocator.estimate import estimated_trace
 from memviz.allocator.replay import replay, source_of
-from memviz.analysis.actions.action import ActionKind, Proposal
-from memviz.analysis.actions.autocast import autocast
-from memviz.analysis.actions.checkpoint import checkpoint
-from memviz.analysis.actions.edit import Again, Edit, edited
-from memviz.analysis.actions.proposals import kinds_of, proposal
-from memviz.analysis.findings.facts import Facts
-from memviz.analysis.findings.ranked import findings
+from memviz.analysis.actions.edit import Again, Edit, apply_edit
+from memviz.analysis.actions.proposals import ActionKind, Proposal, autocast, checkpoint, kinds_of, proposal
+from memviz.analysis.findings.finding import Facts
+from memviz.analysis.findings.ranking import findings
 from memviz.analysis.lifetimes import lifetimes
-from memviz.analysis.purpose.categories import categories
-from memviz.analysis.purpose.kinds import KINDS, kinds
-from memviz.analysis.purpose.phase_spans import phase_spans
-from memviz.analysis.purpose.phases import phases
+from memviz.analysis.purpose.categories import KINDS, categories, kinds
+from memviz.analysis.purpose.phases import phase_spans, phases
 from memviz.analysis.purpose.reasons import Certainty, Reason
 from memviz.trace.load import load_trace
 from memviz.trace.model import Action, Category, DeviceTrace, Labels, Phase, Trace
@@ -166,7 +161,7 @@ def test_what_follows_a_hook_without_a_stack_follows_nothing_that_is_made_again(
 def test_what_was_refused_and_is_served_begins_no_phase():
     events = [each for each in network_events()[: 1 + 6 * LAYERS] if each["action"] == "alloc"]
     trace = trace_of([*events, event("oom", 0, MiB, frames=BACKWARD)])
-    made = edited(trace, trace.devices[0], Edit())
+    made = apply_edit(trace, trace.devices[0], Edit())
     after = replay(made, memory=1 << 40).trace
     assert len(lifetimes(after.devices[0])) == len(events) + 1
     assert names(after, after.devices[0]) == names(trace, trace.devices[0])
@@ -214,7 +209,7 @@ def test_a_phase_begins_with_what_is_made_again_before_its_first_segment():
     events.insert(first, event("segment_alloc", SCRATCH, 20 * MiB))
     trace = trace_of(events)
     again = Again(*(np.array([number]) for number in (1, first + 1, first + 3, 0, 0, 1)))
-    made = edited(trace, trace.devices[0], Edit(again=again))
+    made = apply_edit(trace, trace.devices[0], Edit(again=again))
     device, (copy,) = made.devices[0], made_again(trace, made)
     assert phase_spans(trace, trace.devices[0]).spans[1].first == first + 1
     assert phase_spans(made, device).spans[1].first == lifetimes(device).start[copy] == first

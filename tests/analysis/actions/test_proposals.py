@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memviz.analysis.actions.action import ActionKind
-from memviz.analysis.actions.autocast import autocast
-from memviz.analysis.actions.proposals import kinds_of, proposal
-from memviz.analysis.findings.facts import Facts
-from memviz.analysis.findings.finding import FindingKind
+from memviz.analysis.actions.proposals import ActionKind, autocast, kinds_of, proposal
+from memviz.analysis.findings.finding import Facts, FindingKind
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from tests.analysis.actions.test_checkpoint import MiB, network

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from memviz.analysis.callstacks.folding import folded
 from memviz.analysis.callstacks.frames import SiteRule
+from memviz.analysis.callstacks.stack_tree import fold_plumbing
 from tests.traces import alloc, frame, trace_of
 
 SITE = "/home/u/.venv/lib/python3.12/site-packages"
@@ -17,7 +17,7 @@ EINOPS, MODEL, MAIN = frame("einsum", f"{SITE}/einops/einops.py"), frame("mlp", 
 def kept(*frames) -> list[str]:
     trace = trace_of([alloc(1, 1, frames=list(frames))])
     names = trace.stacks.frames.name
-    return [trace.strings[names[each]] for each in folded(trace, SiteRule()).of(0)]
+    return [trace.strings[names[each]] for each in fold_plumbing(trace, SiteRule()).of(0)]
 
 
 def test_the_users_frames_stay_with_the_first_they_called():
@@ -39,5 +39,5 @@ def test_without_the_users_the_site_stays_once():
 
 def test_stacks_keep_their_numbers():
     trace = trace_of([alloc(1, 1, frames=[MODEL]), alloc(2, 1, frames=[NATIVE, MAIN])])
-    lengths = [len(folded(trace, SiteRule()).of(stack)) for stack in range(len(trace.stacks))]
+    lengths = [len(fold_plumbing(trace, SiteRule()).of(stack)) for stack in range(len(trace.stacks))]
     assert lengths == [1, 1]

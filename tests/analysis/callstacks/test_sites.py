@@ -9,8 +9,7 @@ import pytest
 
 from memviz.analysis.callstacks.frames import SiteRule
 from memviz.analysis.callstacks.sites import NO_SITE, Site, SiteKind, short_native, shortest_tails, sites
-from memviz.analysis.lifetimes import lifetimes
-from memviz.analysis.live import live_rows
+from memviz.analysis.lifetimes import lifetimes, live_rows
 from memviz.analysis.timeline import timeline
 from memviz.trace.load import load_trace
 from memviz.trace.model import NO_STACK

@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.analysis.callstacks.stack_paths import dominant_by_node, parse_path, path_text, rows_below, stack_breakdown
-from memviz.analysis.callstacks.stacks import TreeOptions, frame_name, stack_tree
-from memviz.analysis.callstacks.tree import NO_FRAMES, OTHER, StackTree
+from memviz.analysis.breakdown import Dominant, dominant_by_node, parse_path, path_text, rows_below, stack_breakdown
+from memviz.analysis.callstacks.stack_tree import NO_FRAMES, OTHER, StackTree, TreeOptions, frame_name, stack_tree
 from memviz.analysis.lifetimes import lifetimes
-from memviz.analysis.purpose.dominant import Dominant
-from memviz.analysis.purpose.kinds import KINDS, kinds
+from memviz.analysis.purpose.categories import KINDS, kinds
 from memviz.errors import UsageError
 from memviz.trace.model import Trace
 from tests.traces import alloc, frame, trace_of

@@ -9,8 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.analysis.callstacks.stacks import TreeOptions, frame_name, stack_tree
-from memviz.analysis.callstacks.tree import OTHER, StackTree
+from memviz.analysis.callstacks.stack_tree import OTHER, StackTree, TreeOptions, frame_name, stack_tree
 from memviz.analysis.lifetimes import lifetimes
 from memviz.trace.model import Trace
 from tests.traces import alloc, frame, trace_of

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.analysis.comparing.align import PEAK, SCALE, START, Aligned, Way, align, ways
+from memviz.analysis.comparing.align import PEAK, SCALE, START, Aligned, Alignment, align, ways
 from memviz.errors import UsageError
 from memviz.trace.model import Trace
 from tests.traces import alloc, free, read, snapshot
@@ -47,31 +47,37 @@ def test_peaks_stand_in_one_line_on_one_scale():
 def test_a_step_stands_over_the_same_step_however_many_events_it_takes():
     short = run(10, ("ProfilerStep#0", 0, 4), ("ProfilerStep#1", 5, 9))
     long = run(30, ("ProfilerStep#7", 0, 9), ("ProfilerStep#8", 10, 29))
-    found = align(sides(short, long), Way("step", number=1))
+    found = align(sides(short, long), Alignment("step", number=1))
     assert found.spans == ((6, 11), (11, 31))
     assert found.extent == (-1.2, 1)
     assert found.focus == (-0.04, 1)
 
 
 def test_an_annotation_stands_where_it_comes_first():
-    found = align(sides(run(10, ("a", 2, 3), ("a", 5, 6)), run(10, ("a", 4, 8))), Way("annotation", name="a"))
+    found = align(sides(run(10, ("a", 2, 3), ("a", 5, 6)), run(10, ("a", 4, 8))), Alignment("annotation", name="a"))
     assert found.spans == ((3, 5), (5, 10))
 
 
 def test_on_the_axis_of_time_places_are_microseconds_since_the_first_event():
     first, second = run(10, ("a", 2, 3)), run(10, ("a", 4, 8), first_us=7, step_us=1000)
-    assert align(sides(first, second), Way("annotation", name="a"), "time").spans == ((20, 30), (4000, 8000))
+    assert align(sides(first, second), Alignment("annotation", name="a"), "time").spans == ((20, 30), (4000, 8000))
     assert align(sides(first, second), START, "time").spans == ((0, 90), (0, 9000))
 
 
 def test_a_step_within_one_microsecond_still_has_a_width():
-    assert align(sides(run(10, ("a", 3, 3))), Way("annotation", name="a"), "time").spans == ((30, 31),)
+    assert align(sides(run(10, ("a", 3, 3))), Alignment("annotation", name="a"), "time").spans == ((30, 31),)
 
 
 def test_only_what_all_have_is_offered():
     first = run(20, ("ProfilerStep#0", 0, 9), ("ProfilerStep#1", 10, 19), ("b", 2, 3), ("a", 1, 4))
     second = run(20, ("ProfilerStep#0", 0, 9), ("a", 1, 4), ("c", 5, 6))
-    assert ways(sides(first, second)) == (START, SCALE, PEAK, Way("step", number=0), Way("annotation", name="a"))
+    assert ways(sides(first, second)) == (
+        START,
+        SCALE,
+        PEAK,
+        Alignment("step", number=0),
+        Alignment("annotation", name="a"),
+    )
 
 
 def test_a_step_that_ended_before_the_recording_is_not_offered():
@@ -82,7 +88,7 @@ def test_a_step_that_ended_before_the_recording_is_not_offered():
 
 def test_what_one_of_them_lacks_is_refused_by_name():
     with pytest.raises(UsageError, match="a step 2"):
-        align(sides(run(4), run(4)), Way("step", number=1))
+        align(sides(run(4), run(4)), Alignment("step", number=1))
 
 
 def test_traces_without_times_have_no_axis_of_time():

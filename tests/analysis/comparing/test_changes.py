@@ -8,10 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.analysis.comparing.changes import Change, Moment, Rest, changes, says_most
-from memviz.analysis.comparing.match_allocations import GROUPINGS, Thing
-from memviz.analysis.comparing.scores import Score, scores
-from memviz.analysis.comparing.setting_differences import Setting, setting_differences
+from memviz.analysis.comparing.changes import (
+    Change,
+    Moment,
+    Rest,
+    Score,
+    Setting,
+    best_grouping,
+    changes,
+    scores,
+    setting_differences,
+)
+from memviz.analysis.comparing.matching import GROUPINGS, MatchKey
 from memviz.analysis.which_device import Which
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
@@ -36,9 +44,9 @@ def before_and_after() -> list:
 def test_rows_are_ordered_by_their_change_and_add_up():
     found = changes(before_and_after())
     assert found.rows == (
-        Change(Thing("model.py:1 f\n", "model.py:1", "", "f"), "unknown", (100, 252), (1, 2)),
-        Change(Thing("model.py:3 h\n", "model.py:3", "", "h"), "unknown", (0, 40), (0, 1)),
-        Change(Thing("model.py:2 g\n", "model.py:2", "", "g"), "unknown", (30, 0), (1, 0)),
+        Change(MatchKey("model.py:1 f\n", "model.py:1", "", "f"), "unknown", (100, 252), (1, 2)),
+        Change(MatchKey("model.py:3 h\n", "model.py:3", "", "h"), "unknown", (0, 40), (0, 1)),
+        Change(MatchKey("model.py:2 g\n", "model.py:2", "", "g"), "unknown", (30, 0), (1, 0)),
     )
     assert [row.delta(1) for row in found.rows] == [152, 40, -30]
     assert found.delta(1) == 162 == sum(row.delta(1) for row in found.rows)
@@ -64,12 +72,12 @@ def test_rows_always_add_up_to_every_peak(each, by):
 
 
 def test_sites_come_first_where_both_have_them():
-    assert says_most(before_and_after()) == "site"
+    assert best_grouping(before_and_after()) == "site"
 
 
 def test_categories_that_nobody_knows_come_never_first():
     first, second = (trace_of([alloc(1, 100, frames=at(name))]) for name in ("f", "g"))
-    assert says_most(sides(first, second)) == "site"
+    assert best_grouping(sides(first, second)) == "site"
 
 
 @requires_real
@@ -78,7 +86,7 @@ def test_categories_that_nobody_knows_come_never_first():
     [("forward-fp32", "forward-bf16", "site"), ("train-complete", "train-mixed-precision", "category")],
 )
 def test_two_different_steps_are_compared_by_category(first, second, expected):
-    assert says_most(sides(*(load_trace(FOLDER / f"{name}.pickle") for name in (first, second)))) == expected
+    assert best_grouping(sides(*(load_trace(FOLDER / f"{name}.pickle") for name in (first, second)))) == expected
 
 
 @requires_real

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memviz.analysis.comparing.common_paths import common_tails
+from memviz.analysis.comparing.matching import common_tails
 
 F = "f"
 

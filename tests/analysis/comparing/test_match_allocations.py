@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memviz.analysis.comparing.match_allocations import Thing, alike, has_modules
-from memviz.analysis.purpose.kinds import BEFORE_RECORDING, KINDS, kinds
+from memviz.analysis.comparing.matching import MatchKey, has_modules, match_allocations
+from memviz.analysis.purpose.categories import BEFORE_RECORDING, KINDS, kinds
 from memviz.errors import UsageError
 from memviz.trace.model import Category, Trace
 from tests.traces import alloc, block, event, frame, free, segment, trace_of
@@ -25,15 +25,15 @@ def sides(*traces: Trace) -> list:
     return [(trace, trace.devices[0]) for trace in traces]
 
 
-def used(by: str, *traces: Trace) -> list[list[Thing]]:
+def used(by: str, *traces: Trace) -> list[list[MatchKey]]:
     """The things of each trace's allocations."""
-    found, pairs = alike(sides(*traces), by), sides(*traces)
+    found, pairs = match_allocations(sides(*traces), by), sides(*traces)
     return [[found.things[of_row] for of_row in found.of_rows(i, pair)] for i, pair in enumerate(pairs)]
 
 
 def test_a_site_is_its_line_and_operator_wherever_the_checkout_lies():
     first, second = used("site", program(), program(home="/srv/b"))
-    assert first == second == [Thing("model.py:10 forward\nmm", "model.py:10", "mm", "forward")]
+    assert first == second == [MatchKey("model.py:10 forward\nmm", "model.py:10", "mm", "forward")]
 
 
 def test_another_operator_on_the_same_line_is_another_site():
@@ -44,7 +44,7 @@ def test_another_operator_on_the_same_line_is_another_site():
 
 def test_where_lines_have_moved_the_function_is_the_site():
     first, second = used("site", program(), program(moved=2))
-    assert first == second == [Thing("model.py forward\nmm", "model.py:10, 12", "mm", "forward")]
+    assert first == second == [MatchKey("model.py forward\nmm", "model.py:10, 12", "mm", "forward")]
 
 
 def test_a_line_more_than_the_other_has_is_no_move():
@@ -65,7 +65,7 @@ def test_another_branch_is_no_move_while_most_lines_are_shared():
 
 def test_operators_do_not_count_where_a_trace_has_none():
     first, second = used("site", program(), program(native=False))
-    assert first == second == [Thing("model.py:10 forward\n", "model.py:10", "", "forward")]
+    assert first == second == [MatchKey("model.py:10 forward\n", "model.py:10", "", "forward")]
 
 
 def test_a_stack_is_ones_own_frames_and_the_operator():
@@ -98,8 +98,8 @@ def test_every_allocation_of_a_row_is_found_wherever_in_time():
         [alloc(1, 5, frames=here), free(1, 5), alloc(1, 5, frames=there), alloc(2, 5, frames=here), alloc(3, 5)]
     )
     pair = sides(trace)[0]
-    assert alike([pair], "site").rows_of(0, pair, "m.py:1 f\n").tolist() == [0, 2]
-    assert alike([pair], "site").rows_of(0, pair, "nothing").tolist() == []
+    assert match_allocations([pair], "site").rows_of(0, pair, "m.py:1 f\n").tolist() == [0, 2]
+    assert match_allocations([pair], "site").rows_of(0, pair, "nothing").tolist() == []
 
 
 def test_what_was_there_before_without_a_stack_is_a_kind_of_its_own():
@@ -108,16 +108,16 @@ def test_what_was_there_before_without_a_stack_is_a_kind_of_its_own():
 
 
 def test_without_modules_all_is_one_thing():
-    assert used("module", program())[0] == [Thing("", "no module recorded")]
+    assert used("module", program())[0] == [MatchKey("", "no module recorded")]
     assert not has_modules(sides(program())[0])
 
 
 def test_an_unknown_grouping_is_refused_with_the_choices():
     with pytest.raises(UsageError, match="site, line, stack, category, module, phase"):
-        alike(sides(program()), "colour")
+        match_allocations(sides(program()), "colour")
 
 
 @pytest.mark.parametrize("by", ["site", "category", "module", "stack"])
 def test_a_trace_without_allocations_has_nothing(by):
     empty = trace_of([event("segment_alloc", 0, 4096)])
-    assert alike(sides(empty, program()), by).of_rows(0, sides(empty)[0]).tolist() == []
+    assert match_allocations(sides(empty, program()), by).of_rows(0, sides(empty)[0]).tolist() == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memviz.analysis.findings.finding import Finding, FindingKind
-from memviz.analysis.findings.ranked import findings
+from memviz.analysis.findings.ranking import findings
 from memviz.trace.model import Trace
 from tests.analysis.training import ACCUMULATE, BACKWARD, BUILD, FORWARD, STEP
 from tests.traces import alloc, event, free, trace_of

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memviz.analysis.findings.finding import FindingKind
-from memviz.analysis.findings.ranked import findings
+from memviz.analysis.findings.ranking import findings
 from memviz.trace.model import Action
 from tests.analysis.findings.steps import HIDDEN, OTHER, Loop, MiB, of_kind
 from tests.analysis.training import BUILD, FORWARD, LOSS

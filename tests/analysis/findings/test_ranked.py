@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memviz.analysis.actions.proposals import kinds_of, proposal
-from memviz.analysis.findings.ranked import finding_named, findings
+from memviz.analysis.findings.ranking import finding_named, findings
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError

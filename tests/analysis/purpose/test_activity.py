@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memviz.analysis.purpose.activity import Doing, StackSigns, stack_signs
+from memviz.analysis.purpose.activity import Activity, StackSigns, stack_signs
 from memviz.trace.model import NO_STACK
 from tests.analysis import training as t
 from tests.traces import alloc, frame, trace_of
@@ -17,17 +17,17 @@ def signs(*stacks) -> StackSigns:
 @pytest.mark.parametrize(
     ("stack", "doing"),
     [
-        (t.FORWARD, Doing.FORWARD),
-        (t.BACKWARD, Doing.BACKWARD),
-        (t.ACCUMULATE, Doing.BACKWARD),
-        (t.CALL_BACKWARD, Doing.BACKWARD),
-        (t.RECOMPUTE, Doing.BACKWARD),
-        (t.STEP, Doing.STEP),
-        (t.BUILD, Doing.BUILD),
-        (t.MOVE, Doing.BUILD),
-        (t.LOSS, Doing.NOTHING),
-        ([frame("forward", "/p/model.py"), t.MAIN], Doing.FORWARD),
-        ([frame("load_state_dict", t.OPTIMIZER), t.MAIN], Doing.BUILD_OPTIMIZER),
+        (t.FORWARD, Activity.FORWARD),
+        (t.BACKWARD, Activity.BACKWARD),
+        (t.ACCUMULATE, Activity.BACKWARD),
+        (t.CALL_BACKWARD, Activity.BACKWARD),
+        (t.RECOMPUTE, Activity.BACKWARD),
+        (t.STEP, Activity.STEP),
+        (t.BUILD, Activity.BUILD),
+        (t.MOVE, Activity.BUILD),
+        (t.LOSS, Activity.NOTHING),
+        ([frame("forward", "/p/model.py"), t.MAIN], Activity.FORWARD),
+        ([frame("load_state_dict", t.OPTIMIZER), t.MAIN], Activity.BUILD_OPTIMIZER),
     ],
 )
 def test_a_stack_says_what_was_done(stack, doing):
@@ -35,11 +35,11 @@ def test_a_stack_says_what_was_done(stack, doing):
 
 
 def test_the_innermost_sign_counts_as_a_closure_runs_inside_a_step():
-    assert signs([*t.FORWARD, *t.STEP]).doing[0] == Doing.FORWARD
+    assert signs([*t.FORWARD, *t.STEP]).doing[0] == Activity.FORWARD
 
 
 def test_without_a_stack_nothing_is_known():
-    assert signs(t.FORWARD).doing[NO_STACK] == Doing.NOTHING
+    assert signs(t.FORWARD).doing[NO_STACK] == Activity.NOTHING
 
 
 def test_a_forward_inside_a_backward_recomputes():
@@ -50,7 +50,7 @@ def test_a_forward_inside_a_backward_recomputes():
 def test_compiled_code_that_bears_the_name_of_a_forward_recomputes_nothing():
     compiled = [t.NATIVE, frame("forward", "/p/model.py", 41), t.NODE, t.ENGINE]
     found = signs(compiled)
-    assert (found.doing[0], bool(found.recomputes[0])) == (Doing.BACKWARD, False)
+    assert (found.doing[0], bool(found.recomputes[0])) == (Activity.BACKWARD, False)
 
 
 def test_the_engine_is_seen_where_cpp_frames_are():
@@ -67,24 +67,26 @@ OWN_STEP = [
 
 
 def test_an_init_builds_a_module_if_torch_calls_its_files_forward():
-    assert signs(INIT, t.FORWARD).doing[0] == Doing.BUILD
-    assert signs(INIT, t.STEP).doing[0] == Doing.NOTHING
+    assert signs(INIT, t.FORWARD).doing[0] == Activity.BUILD
+    assert signs(INIT, t.STEP).doing[0] == Activity.NOTHING
 
 
 def test_an_init_builds_an_optimizer_if_torch_calls_its_files_step():
     init = [frame("__init__", "/p/optimizer.py", 5), t.MAIN]
-    assert signs(init, OWN_STEP).doing[0] == Doing.BUILD_OPTIMIZER
+    assert signs(init, OWN_STEP).doing[0] == Activity.BUILD_OPTIMIZER
 
 
 def test_an_init_of_a_file_that_has_both_says_nothing():
     both = "/p/all.py"
     forward, step = [frame("forward", both), t.CALL], [frame("step", both), t.WRAPPER]
-    assert signs([frame("__init__", both, 9)], forward, step).doing[0] == Doing.NOTHING
+    assert signs([frame("__init__", both, 9)], forward, step).doing[0] == Activity.NOTHING
 
 
 def test_an_init_during_a_forward_is_part_of_the_forward():
-    assert signs([frame("__init__", "/p/model.py", 5), *t.FORWARD]).doing[0] == Doing.FORWARD
+    assert signs([frame("__init__", "/p/model.py", 5), *t.FORWARD]).doing[0] == Activity.FORWARD
 
 
 def test_a_caller_at_the_end_of_one_stack_calls_nothing_of_the_next():
-    assert signs([frame("__init__", "/p/x.py", 9)], [frame("forward", "/p/x.py")], [t.CALL]).doing[0] == Doing.NOTHING
+    assert (
+        signs([frame("__init__", "/p/x.py", 9)], [frame("forward", "/p/x.py")], [t.CALL]).doing[0] == Activity.NOTHING
+    )

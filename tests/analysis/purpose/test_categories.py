@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from memviz.analysis.lifetimes import lifetimes
-from memviz.analysis.live import live_rows
+from memviz.analysis.lifetimes import lifetimes, live_rows
 from memviz.analysis.purpose.categories import categories
 from memviz.analysis.purpose.reasons import REASON_TEXTS, Certainty, Reason
 from memviz.analysis.purpose.rules import CUBLAS_WORKSPACE_BYTES, LAST_RULES, RULES

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import given
 
+from memviz.analysis.breakdown import Dominant, breakdown, dominant_of
 from memviz.analysis.groups import grouped
 from memviz.analysis.lifetimes import lifetimes
-from memviz.analysis.purpose.dominant import Dominant, breakdown, dominant_of
-from memviz.analysis.purpose.kinds import KINDS, kinds
+from memviz.analysis.purpose.categories import KINDS, kinds
 from memviz.analysis.purpose.reasons import Certainty
 from memviz.trace.model import Category, Labels, Trace
 from tests.analysis.replays import sound_traces

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memviz.analysis.purpose.phase_spans import phase_spans
+from memviz.analysis.purpose.phases import phase_spans
 from memviz.trace.load import load_trace
 from tests.analysis import training as t
 from tests.analysis.training import Recording

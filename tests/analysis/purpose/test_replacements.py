@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from memviz.analysis.purpose.replacements import agreed, freed_like
+from memviz.analysis.purpose.evidence import agreed, freed_like
 from memviz.trace.model import Category
 from tests.traces import alloc, frame, free, trace_of
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from memviz.analysis.live import live_rows
+from memviz.analysis.breakdown import PurposeTotal, largest_purpose_totals, purpose_totals
+from memviz.analysis.lifetimes import live_rows
 from memviz.analysis.overview import kept_by, overview
-from memviz.analysis.purpose.categories import categories
-from memviz.analysis.purpose.kinds import KINDS
+from memviz.analysis.purpose.categories import KINDS, categories
 from memviz.analysis.purpose.reasons import REASON_TEXTS, Certainty, Reason
-from memviz.analysis.purpose.told import Told, told, told_of_groups
 from memviz.trace.model import Trace
 from tests.analysis import training as t
 from tests.analysis.training import Recording
@@ -31,10 +30,10 @@ def all_rows(trace: Trace) -> np.ndarray:
 
 def test_purposes_add_up_to_all_bytes_the_largest_first():
     trace = trace_of(layers(4).events)
-    found = told(trace, trace.devices[0], all_rows(trace))
+    found = purpose_totals(trace, trace.devices[0], all_rows(trace))
     assert found == (
-        Told("activation", Certainty.SURE, REASON_TEXTS[Reason.FORWARD_KEPT], 2000, 8),
-        Told("gradient", Certainty.PROBABLE, REASON_TEXTS[Reason.BACKWARD_CUT_OFF], 10, 1),
+        PurposeTotal("activation", Certainty.SURE, REASON_TEXTS[Reason.FORWARD_KEPT], 2000, 8),
+        PurposeTotal("gradient", Certainty.PROBABLE, REASON_TEXTS[Reason.BACKWARD_CUT_OFF], 10, 1),
     )
 
 
@@ -43,7 +42,7 @@ def test_of_a_group_the_largest_reason_of_its_kind_is_told():
     rows = all_rows(trace)
     group = np.zeros(len(rows), dtype=np.int64)
     kind = np.array([KINDS.index("activation")])
-    (found,) = told_of_groups(trace, trace.devices[0], rows, group, kind)
+    (found,) = largest_purpose_totals(trace, trace.devices[0], rows, group, kind)
     assert (found.bytes, found.count, found.reason) == (1000, 4, REASON_TEXTS[Reason.FORWARD_KEPT])
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.analysis.reserved.reserved_lines import NOTHING, ReplayedBytes, reserved_by_event, reserved_by_time
+from memviz.analysis.decimate import PAST_END, ReplayedBytes, reserved_by_event, reserved_by_time
 from memviz.trace.model import DeviceTrace
 from tests.traces import alloc, trace_of
 
@@ -25,12 +25,12 @@ def test_each_column_shows_the_most_of_its_events():
 
 def test_a_line_ends_where_memory_ran_out():
     line = reserved_by_event(device([1, 2, 3, 4, 5]), [replay(0, 7, 3, stopped=True)], columns=6).lines[0]
-    assert (line.reserved.tolist(), line.stops_at, line.last_column) == ([0, 7, 3, *[NOTHING] * 3], 1, 2)
+    assert (line.reserved.tolist(), line.stops_at, line.last_column) == ([0, 7, 3, *[PAST_END] * 3], 1, 2)
 
 
 def test_it_may_end_before_the_first_event():
     line = reserved_by_event(device([1, 2]), [replay(5, stopped=True)], columns=3).lines[0]
-    assert (line.reserved.tolist(), line.stops_at, line.last_column) == ([5, NOTHING, NOTHING], -1, 0)
+    assert (line.reserved.tolist(), line.stops_at, line.last_column) == ([5, PAST_END, PAST_END], -1, 0)
 
 
 def test_a_time_in_which_nothing_happens_repeats_what_was_before():

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memviz.analysis import segments as module
 from memviz.analysis.lifetimes import lifetimes
-from memviz.analysis.reserved import segment_lives as module
-from memviz.analysis.reserved.segment_lives import segment_lives
-from memviz.analysis.reserved.segments import segments_at
+from memviz.analysis.segments import segment_lives, segments_at
 from memviz.errors import UsageError
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace

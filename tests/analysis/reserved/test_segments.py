@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memviz.analysis.lifetimes import lifetimes
-from memviz.analysis.reserved.segments import SegmentsAt, TileKind, segments_at
+from memviz.analysis.segments import SegmentsAt, TileKind, segments_at
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.trace.load import load_trace

@@ -8,10 +8,9 @@ from torch import Tensor, nn
 
 from memviz.allocator.estimate import estimate
 from memviz.allocator.replay import source_of
-from memviz.analysis.actions.action import ActionKind
-from memviz.analysis.actions.proposals import kinds_of, proposal
+from memviz.analysis.actions.proposals import ActionKind, kinds_of, proposal
 from memviz.analysis.findings.finding import FindingKind
-from memviz.analysis.findings.ranked import findings
+from memviz.analysis.findings.ranking import findings
 from memviz.runner.predict.cards import card_named
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.trace.model import Trace

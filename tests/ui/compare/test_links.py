@@ -6,7 +6,7 @@ from urllib.parse import parse_qsl
 
 import pytest
 
-from memviz.analysis.comparing.align import PEAK, Way
+from memviz.analysis.comparing.align import PEAK, Alignment
 from memviz.ui.compare.links import compare_query, compare_session, compare_state_of
 from memviz.ui.compare.state import CompareState
 from memviz.ui.shell.links import link_name
@@ -28,8 +28,8 @@ def no_sample(_: Session, __: str) -> None:
         CompareState(),
         CompareState(other=OPENED[2].key, by="module", sort="name"),
         CompareState(way=PEAK, axis="time", overlay=True),
-        CompareState(way=Way("step", number=3)),
-        CompareState(way=Way("annotation", name="a & b=c")),
+        CompareState(way=Alignment("step", number=3)),
+        CompareState(way=Alignment("annotation", name="a & b=c")),
     ],
 )
 def test_what_a_link_says_is_what_it_restores(view):

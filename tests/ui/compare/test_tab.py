@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from memviz.analysis.comparing.align import Way
+from memviz.analysis.comparing.align import Alignment
 from memviz.trace.model import About, Trace
 from memviz.ui.compare.empty import compare_empty_html, offer_html
 from memviz.ui.compare.state import CompareState, changed, sides_of
@@ -26,8 +26,8 @@ from tests.ui.page import HOSTILE, elements, tags, words
         ({"act": "by", "value": "nonsense"}, CompareState()),
         ({"act": "sort", "value": "name"}, CompareState(sort="name")),
         ({"act": "rows"}, CompareState(every_row=True)),
-        ({"act": "align", "value": "step", "number": "3"}, CompareState(way=Way("step", number=3))),
-        ({"act": "align", "value": "annotation", "name": "x"}, CompareState(way=Way("annotation", name="x"))),
+        ({"act": "align", "value": "step", "number": "3"}, CompareState(way=Alignment("step", number=3))),
+        ({"act": "align", "value": "annotation", "name": "x"}, CompareState(way=Alignment("annotation", name="x"))),
         ({"act": "align", "value": "nonsense"}, CompareState()),
         ({"act": "axis", "value": "time"}, CompareState(axis="time")),
         ({"act": "overlay", "value": "overlay"}, CompareState(overlay=True)),
@@ -94,7 +94,7 @@ def test_a_closed_trace_leaves_the_comparison(context):
 
 
 def test_aligned_by_a_step_that_another_set_lacks_is_aligned_by_start(context):
-    drawing = draw(context, session(context, run(1), run(2)), CompareState(way=Way("step", number=5)))
+    drawing = draw(context, session(context, run(1), run(2)), CompareState(way=Alignment("step", number=5)))
     assert "Align start" in words(drawing[4])
 
 

@@ -6,10 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from memviz.analysis.comparing.align import PEAK, START, Way
-from memviz.analysis.comparing.changes import Telling
-from memviz.analysis.comparing.scores import scores
-from memviz.analysis.comparing.setting_differences import Setting
+from memviz.analysis.comparing.align import PEAK, START, Alignment
+from memviz.analysis.comparing.changes import ComparisonSummary, Setting, scores
 from memviz.figures.colouring import colouring
 from memviz.headlines.compare import compare
 from memviz.headlines.headline import Headline
@@ -35,7 +33,7 @@ _BAR = "Peak, live by category, then cached up to reserved"
 def sentences(*traces: Trace, by: str = "site") -> str:
     names = ("fp32", "bf16", "int8")[: len(traces)]
     pairs = [(trace, trace.devices[0]) for trace in traces]
-    return str(compare(Telling(found(*traces, by=by), pairs), names))
+    return str(compare(ComparisonSummary(found(*traces, by=by), pairs), names))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +76,7 @@ def test_the_verdict_says_who_by_how_much_and_what_makes_it(traces, said):
 def test_a_name_that_has_its_letter_is_not_given_it_twice():
     name = "run" * 30
     traces = (run(9), run(2), run(5))
-    told = Telling(found(*traces, by="site"), [(trace, trace.devices[0]) for trace in traces])
+    told = ComparisonSummary(found(*traces, by="site"), [(trace, trace.devices[0]) for trace in traces])
     assert compare(told, [name, name, "int8"]).reason.endswith("n (A) is the highest.")
     assert "A, " not in compare(told, [name, name, "int8"]).reason
 
@@ -182,7 +180,7 @@ def controls(view: CompareState = _AS_OPENED, *, timed: bool = True) -> str:
     pairs = [(trace, trace.devices[0]) for trace in (run(1), run(2))]
     names = tuple(f"run-{i}" for i in range(2))
     order = colouring(*pairs[0]).labels
-    given = (START, PEAK, Way("step", number=1), Way("annotation", name="<b>a</b>"))
+    given = (START, PEAK, Alignment("step", number=1), Alignment("annotation", name="<b>a</b>"))
     return controls_html(Controls(view, tuple(scores(pairs)), order, given, has_times=timed, names=names, other=1))
 
 
@@ -208,7 +206,7 @@ def test_the_legend_names_what_was_there_at_another_moment_than_the_peak():
 
 
 def test_ways_to_align_are_buttons_with_their_reason():
-    text = controls(CompareState(way=Way("step", number=1)))
+    text = controls(CompareState(way=Alignment("step", number=1)))
     options = elements(text, "button", data_act="align")
     assert [(option["data-value"], option.get("data-number"), option["aria-pressed"]) for option in options] == [
         ("start", None, "false"),

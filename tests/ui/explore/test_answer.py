@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from memviz.analysis.breakdown import breakdown
 from memviz.analysis.leaks import never_freed
-from memviz.analysis.live import live_rows
-from memviz.analysis.purpose.dominant import breakdown
+from memviz.analysis.lifetimes import live_rows
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.figures.colouring import MEANINGS, colouring, group_colour

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memviz.analysis.comparing.changes import telling
-from memviz.analysis.findings.ranked import findings
+from memviz.analysis.comparing.changes import summarize_comparison
+from memviz.analysis.findings.ranking import findings
 from memviz.analysis.overview import overview
 from memviz.analysis.timeline import timeline
 from memviz.headlines.compare import compare
@@ -62,7 +62,7 @@ def test_the_headline_of_an_estimate_calls_it_one():
     recorded, made = (context.store.get(key) for key in after.compared)
     assert not str(explore(overview(recorded, recorded.devices[0]))).startswith("Estimate")
     alone = explore(overview(made, made.devices[0]))
-    both = compare(telling([(recorded, recorded.devices[0]), (made, made.devices[0])]))
+    both = compare(summarize_comparison([(recorded, recorded.devices[0]), (made, made.devices[0])]))
     assert alone.answer.startswith("Estimate: ")
     assert both.answer.startswith("Estimate: ")
     assert "Recording started" not in f"{alone} {both}"
@@ -77,7 +77,7 @@ def test_an_estimate_of_a_late_recording_says_what_it_leaves_as_it_was():
     after = with_estimate(context, session, {"finding": "activations-1", "kind": "checkpoint"})
     made = context.store.get(after.compared[1])
     assert explore(overview(made, made.devices[0])).reason.endswith(limit)
-    assert compare(telling([(late, late.devices[0]), (made, made.devices[0])])).reason.endswith(limit)
+    assert compare(summarize_comparison([(late, late.devices[0]), (made, made.devices[0])])).reason.endswith(limit)
     assert limit in made.notes[0].text
 
 

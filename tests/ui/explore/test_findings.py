@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from memviz.analysis.findings.ranked import findings
+from memviz.analysis.findings.ranking import findings
 from memviz.errors import UsageError
 from memviz.ui.explore.findings import findings_html
 from memviz.ui.payloads.timeline_pieces import lit_rows

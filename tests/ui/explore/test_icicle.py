@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from memviz.analysis.callstacks.stack_paths import StackBreakdown, stack_breakdown
-from memviz.analysis.callstacks.tree import OTHER
+from memviz.analysis.breakdown import StackBreakdown, stack_breakdown
+from memviz.analysis.callstacks.stack_tree import OTHER
 from memviz.analysis.lifetimes import lifetimes
 from memviz.figures.theme import DARK, LIGHT, mixed
 from memviz.trace.model import Category, Labels, Trace

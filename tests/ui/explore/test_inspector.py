@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from memviz.analysis.allocation import Allocation, BlockKnown, Span, allocation
+from memviz.analysis.allocations import Allocation, BlockKnown, Span, allocation
 from memviz.analysis.event_state import EventState, EventSummary, Failed, moment
-from memviz.analysis.reserved.fragmentation import Fragmentation
+from memviz.analysis.fragmentation import Fragmentation
 from memviz.trace.formats.profiler_trace import read_profile
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, About, Category, Phase, Trace

@@ -7,9 +7,9 @@ from io import StringIO
 
 import pytest
 
+from memviz.analysis.breakdown import Breakdown, Dominant
+from memviz.analysis.event_state import RangeSummary, Total
 from memviz.analysis.groups import Group, Groups
-from memviz.analysis.purpose.dominant import Breakdown, Dominant
-from memviz.analysis.range_summary import Some, Within
 from memviz.ui.explore.downloads import groups_csv
 from memviz.ui.explore.live_set import FEW_ROWS, head_html, moment_words_html, ordered, table_html, within_html
 from memviz.ui.explore.state import ExploreState
@@ -114,14 +114,14 @@ def test_the_table_names_what_a_download_asks_for(found):
 
 
 def test_the_head_says_which_moment():
-    moment = moment_words_html(4506, Some(242, 651 * MiB))
+    moment = moment_words_html(4506, Total(242, 651 * MiB))
     assert words(moment) == "event 4,506 · 242 allocations · 651 MiB"
-    assert words(moment_words_html(-1, Some(1, 0))) == "before the first event · 1 allocation · 0 B"
-    assert words(moment_words_html(7, Some(2, 0), of_range=True)).startswith("live at the range’s peak, event 7 ·")
+    assert words(moment_words_html(-1, Total(1, 0))) == "before the first event · 1 allocation · 0 B"
+    assert words(moment_words_html(7, Total(2, 0), of_range=True)).startswith("live at the range’s peak, event 7 ·")
 
 
 def test_a_range_says_what_came_went_and_stayed():
-    during = Within(-1, 99, 50, allocated=Some(3, 3 * MiB), freed=Some(2, MiB), throughout=Some(1, 512))
+    during = RangeSummary(-1, 99, 50, allocated=Total(3, 3 * MiB), freed=Total(2, MiB), throughout=Total(1, 512))
     assert words(within_html(during)) == (
         "events 0 to 99: allocated within 3.00 MiB in 3 freed within 1.00 MiB in 2 live throughout 512 B in 1"
     )

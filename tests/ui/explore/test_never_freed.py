@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from memviz.analysis.breakdown import Breakdown, Dominant
 from memviz.analysis.groups import Group, Groups
 from memviz.analysis.leaks import Growth, GrowthRow
-from memviz.analysis.purpose.dominant import Breakdown, Dominant
 from memviz.ui.explore.never_freed import churn_html, growth_html, kept_html, never_freed_html
 from memviz.ui.explore.state import ExploreState
 from tests.traces import MiB

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from memviz.analysis.cache import kept
-from memviz.analysis.held import held_bytes
+from memviz.analysis.cache import cached_on, held_bytes
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.ui.shell import store as shell_store
@@ -178,7 +177,7 @@ def test_a_trace_that_rests_is_not_counted_again_and_again(monkeypatch: pytest.M
 def test_replays_rest_with_their_trace(context: Context, replays: Replays, key: str, monkeypatch: pytest.MonkeyPatch):
     replay = replays.begun(key).recorded.trace
     line = timeline(replay.devices[0])
-    kept(replay, "a view", lambda: bytearray(1 << 20))
+    cached_on(replay, "a view", lambda: bytearray(1 << 20))
     later(monkeypatch, 100)
     assert context.store.forget({key.partition("/")[0]}, 1000)
     assert held_bytes(replay) < 1 << 20

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from memviz.analysis.held import held_bytes
+from memviz.analysis.cache import held_bytes
 from memviz.trace.model import Trace
 from memviz.ui.explore.verdict import facts, verdict_html
 from memviz.ui.html.markup import Html, esc, tag

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from memviz.analysis.comparing.match_allocations import Pair, alike
+from memviz.analysis.comparing.matching import Pair, match_allocations
 from memviz.analysis.lifetimes import lifetimes
 from memviz.errors import UsageError
 from memviz.figures.packed_timeline import PackedTimeline, as_sent, pack_rows
@@ -38,7 +38,7 @@ def rows_server(find: Find) -> Callable[[Any], dict[str, Any]]:
 
 
 def lit(sides: Sequence[Pair], by: str, row: str) -> list[PackedTimeline]:
-    alikes = alike(sides, by)
+    alikes = match_allocations(sides, by)
     return [pack_rows(alikes.rows_of(number, side, row), len(lifetimes(side[1]))) for number, side in enumerate(sides)]
 
 

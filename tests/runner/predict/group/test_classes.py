@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from memviz.headlines.rank_classes import ranks_text
+from memviz.headlines.run import ranks_text
 from memviz.runner.predict.group.ranks import Layout, classes_of, dimension_of, grid_of, places_of
 
 

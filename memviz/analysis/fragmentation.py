@@ -1,8 +1,8 @@
-"""Where the reserved bytes go: to tensors, to rounding, and to free memory of three kinds that differ in what helps.
+"""Use of the reserved bytes: tensors, rounding, and free memory of three kinds that differ in the remedy.
 
 A free segment goes back to the device with `empty_cache()`. A free remainder of a segment that is partly in use
-does not, whatever is called; only its own segment's tensors keep it. Free mapped pages of an expandable segment
-go back as far as they are whole pages.
+does not; only its own segment's tensors keep it. Free mapped pages of an expandable segment go back as far as
+they are whole pages.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from memviz.analysis.reserved.segments import SegmentsAt, TileKind, segments_at
+from memviz.analysis.segments import SegmentsAt, TileKind, segments_at
 from memviz.analysis.timeline import timeline
 from memviz.trace.model import Bools, Columns, DeviceTrace, Ints8, Trace
 

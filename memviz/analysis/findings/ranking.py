@@ -1,30 +1,23 @@
-"""All that was found in a device's history, ranked by bytes."""
+"""All findings of a device, ranked by bytes, and as plain values."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
-from memviz.analysis.cache import kept
-from memviz.analysis.findings.activations import activations
-from memviz.analysis.findings.duplicated_weights import duplicated_weights
-from memviz.analysis.findings.facts import Facts
-from memviz.analysis.findings.finding import Finding, FindingKind
-from memviz.analysis.findings.gradients_in_forward import gradients_in_forward
-from memviz.analysis.findings.growing import growing
-from memviz.analysis.findings.kept_too_long import kept_too_long
-from memviz.analysis.findings.large_temporary import large_temporary
-from memviz.analysis.findings.out_of_memory import out_of_memory
-from memviz.analysis.findings.pinned_segments import pinned_segments
-from memviz.analysis.findings.private_pools import private_pools
-from memviz.analysis.findings.spike import spike
-from memviz.analysis.findings.waiting_frees import waiting_frees
-from memviz.analysis.findings.wider_copies import wider_copies
+from memviz.analysis.as_json import device_number
+from memviz.analysis.cache import cached_on
+from memviz.analysis.findings.copies import duplicated_weights, wider_copies
+from memviz.analysis.findings.finding import Facts, Finding, FindingKind
+from memviz.analysis.findings.peak import activations, large_temporary, out_of_memory, spike
+from memviz.analysis.findings.reserved import pinned_segments, private_pools, waiting_frees
+from memviz.analysis.findings.retention import gradients_in_forward, growing, kept_too_long
 from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace, Trace
 
-_LOOKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+_DETECTORS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     out_of_memory,
     activations,
     kept_too_long,
@@ -42,7 +35,7 @@ _LOOKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
 
 def findings(trace: Trace, device: DeviceTrace) -> tuple[Finding, ...]:
     """Findings by bytes, largest first, after those of a failed request."""
-    return kept(trace, (findings, device), lambda: _ranked(Facts(trace, device)))
+    return cached_on(trace, (findings, device), lambda: _ranked(Facts(trace, device)))
 
 
 def finding_named(trace: Trace, device: DeviceTrace, key: str) -> Finding:
@@ -54,7 +47,7 @@ def finding_named(trace: Trace, device: DeviceTrace, key: str) -> Finding:
 
 def _ranked(facts: Facts) -> tuple[Finding, ...]:
     # Where only the state at the end is known, that is all there is to look at.
-    looks = _LOOKS if facts.count else (private_pools,)
+    looks = _DETECTORS if facts.count else (private_pools,)
     seen = [finding for look in looks for finding in look(facts)]
     ranked = sorted(
         seen,
@@ -72,3 +65,21 @@ def _ranked(facts: Facts) -> tuple[Finding, ...]:
         numbers[finding.kind] += 1
         numbered.append(replace(finding, number=numbers[finding.kind]))
     return tuple(numbered)
+
+
+def findings_json(trace: Trace, device: DeviceTrace) -> dict[str, Any]:
+    return {"device": device_number(device), "findings": [_finding(finding) for finding in findings(trace, device)]}
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "key": finding.key,
+        "kind": str(finding.kind),
+        "bytes": finding.bytes,
+        "sentence": finding.sentence,
+        "remedy": finding.remedy,
+        "site": finding.site,
+        "certainty": finding.certainty.word,
+        "event": finding.event,
+        "allocations": len(finding.rows),
+    }

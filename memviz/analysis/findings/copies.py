@@ -1,0 +1,178 @@
+"""Findings about copies: weights allocated twice, and half precision copied into single precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from memviz.analysis.callstacks.sites import operator_name, operators
+from memviz.analysis.findings.finding import Facts, Finding, FindingKind, made_by, site_name
+from memviz.analysis.purpose.reasons import Certainty
+from memviz.trace.model import NO_STACK, Bools, Category, Ints8
+from memviz.units import bytes_text, count_text
+
+# The same sizes in the same order, allocated twice before the first forward, and both live: weights and a copy.
+
+_FEWEST_WEIGHTS = 3
+"""Weights: two layers of a network are often alike."""
+_DUPLICATE_SHARE = 0.4
+"""Of the bytes of all weights: two equal parts of a network are no copy of it."""
+_MOST_DISTANCES = 8
+
+
+def duplicated_weights(facts: Facts) -> Iterator[Finding]:
+    rows = _weights(facts)
+    first, second = _longest_repeat(facts, rows)
+    size = int(facts.rows.size[second].sum())
+    if size < max(_DUPLICATE_SHARE * int(facts.rows.size[rows].sum()), facts.noticeable_bytes):
+        return
+    site = facts.largest_site(second)
+    yield Finding(
+        FindingKind.DUPLICATED_WEIGHTS,
+        size,
+        f"{count_text(len(second))} allocations of {bytes_text(size)} together{made_by(site)} have the sizes of "
+        f"{count_text(len(first))} made before them, in the same order, and both are live: probably a second copy of "
+        "the weights.",
+        "If it is read only now and then (an average, a reference model), keep it on the host or in half precision.",
+        np.concatenate([first, second]),
+        int(facts.rows.start[second[-1]]),
+        site_name(site),
+        Certainty.PROBABLE,
+    )
+
+
+def _weights(facts: Facts) -> Ints8:
+    """What was made before the first forward and is live in all, in the order in which it was made. A copy that no
+    module made looks like something that was given to the model."""
+    if not facts.forwards:
+        return np.zeros(0, dtype=np.int64)
+    first, last, rows = facts.forwards[0].first, facts.forwards[-1].last, facts.rows
+    is_there = (rows.start >= 0) & (rows.start < first) & (rows.end > last)
+    return np.flatnonzero(
+        is_there & facts.has_purpose(Category.PARAMETER, Category.WEIGHT_COPIES, Category.INPUT, Category.UNKNOWN)
+    )
+
+
+def _longest_repeat(facts: Facts, rows: Ints8) -> tuple[Ints8, Ints8]:
+    """Two stretches of equal sizes made at other places; a network's own equal layers come from one place."""
+    size, stack = facts.rows.size[rows], facts.rows.stack[rows]
+    nothing = rows[:0]
+    best = (nothing, nothing)
+    for distance in _distances(size):
+        same = (size[:-distance] == size[distance:]) & (stack[:-distance] != stack[distance:])
+        begin, length = _longest_run(same)
+        length = min(length, distance)
+        stretch = np.arange(begin, begin + length)
+        if length < _FEWEST_WEIGHTS or not _has_one_of_a_kind(size[stretch]):
+            continue
+        if size[stretch].sum() > facts.rows.size[best[0]].sum():
+            best = rows[stretch], rows[stretch + distance]
+    return best
+
+
+def _distances(size: Ints8) -> list[int]:
+    """From one block of the largest size that comes twice to the others of that size."""
+    sizes, counts = np.unique(size, return_counts=True)
+    if not (counts > 1).any():
+        return []
+    places = np.flatnonzero(size == sizes[counts > 1][-1])
+    return [int(distance) for distance in np.unique(places[1:] - places[0])[:_MOST_DISTANCES]]
+
+
+def _longest_run(same: Bools) -> tuple[int, int]:
+    edges = np.diff(np.concatenate([[0], same.astype(np.int8), [0]]))
+    begins, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+    if not len(begins):
+        return 0, 0
+    longest = int((ends - begins).argmax())
+    return int(begins[longest]), int((ends - begins)[longest])
+
+
+def _has_one_of_a_kind(size: Ints8) -> bool:
+    """Equal layers one after another have none: each half of four of them is the other's copy."""
+    return bool((np.unique(size, return_counts=True)[1] == 1).any())
+
+
+# Copies into twice the precision: half precision turned to single.
+#
+# A trace does not say what an operator read. So C++ frames have to name an operator that copies, a block of half the
+# size has to be live beside each copy, and none of twice the size, of which it could be a copy into half the
+# precision.
+
+_COPY_OPERATORS = ("_to_copy", "to", "copy_", "_copy_from")
+"""Operators that make the same values in another precision."""
+_LEAST_SHARE = 4
+"""A copy counts from so small a part of what is worth a sentence: one line often makes several."""
+
+
+def wider_copies(facts: Facts) -> Iterator[Finding]:
+    copies, sources = _pairs_of_copies(facts)
+    for site, rows in facts.by_site(copies):
+        mine = sources[np.searchsorted(copies, rows)]
+        most, event = facts.most_together(rows)
+        if most < facts.noticeable_bytes or len(np.unique(mine)) < len(rows):
+            continue
+        yield Finding(
+            FindingKind.WIDER_COPIES,
+            most,
+            f"{bytes_text(most)}{made_by(site)} are probably copies into twice the precision: each time a block of "
+            "half the size is live beside it.",
+            "Keep to one precision there, or work in parts: what is computed from it may not need all of it at once.",
+            np.unique(np.concatenate([rows, mine])),
+            event,
+            site_name(site),
+            Certainty.PROBABLE,
+        )
+
+
+def _pairs_of_copies(facts: Facts) -> tuple[Ints8, Ints8]:
+    """Rows from the first forward on, rising, and the latest row of half the size that is live beside each."""
+    rows = facts.rows
+    begin = facts.forwards[0].first if facts.forwards else facts.count
+    is_wide = (rows.start >= begin) & (rows.size % 2 == 0) & (rows.stack != NO_STACK)
+    is_wide &= rows.size * _LEAST_SHARE >= facts.noticeable_bytes
+    # What comes from the host has no source here.
+    wide = np.flatnonzero(
+        is_wide & ~facts.has_purpose(Category.PARAMETER, Category.INPUT, Category.AUTOCAST_WEIGHT_COPIES)
+    )
+    source = _latest(facts, rows.size[wide] // 2, rows.start[wide])
+    fits = (source >= 0) & (rows.end[source] > rows.start[wide]) & (rows.start[source] >= begin)
+    wide, source = wide[fits], source[fits]
+    narrower = _live_then(facts, 2 * facts.rows.size[wide], rows.start[wide]) > 0
+    likely = _copying(facts)[rows.stack[wide]] & ~narrower
+    return wide[likely], source[likely]
+
+
+def _live_then(facts: Facts, size: Ints8, event: Ints8) -> Ints8:
+    """How many blocks of each size are live before each event."""
+    rows = facts.rows
+    order = np.argsort(rows.size, kind="stable")
+    sorted_sizes, live = rows.size[order], np.zeros(len(size), dtype=np.int64)
+    for wanted in np.unique(size).tolist():
+        first, past = np.searchsorted(sorted_sizes, [wanted, wanted + 1])
+        of_size, asked = order[first:past], np.flatnonzero(size == wanted)
+        begun = np.searchsorted(rows.start[of_size], event[asked])
+        live[asked] = begun - np.searchsorted(np.sort(rows.end[of_size]), event[asked], side="right")
+    return live
+
+
+def _latest(facts: Facts, size: Ints8, before: Ints8) -> Ints8:
+    """Of each size the row that began last before an event, or -1."""
+    rows = facts.rows
+    sizes, code = np.unique(rows.size, return_inverse=True)
+    wanted = np.searchsorted(sizes, size)
+    known = wanted < len(sizes)
+    known[known] = sizes[wanted[known]] == size[known]
+    width = facts.count + 2
+    order = np.lexsort((rows.start, code))
+    place = np.searchsorted((code * width + rows.start + 1)[order], wanted * width + before + 1) - 1
+    row = order[np.maximum(place, 0)] if len(order) else place
+    return np.where(known & (place >= 0) & (rows.size[row] == size), row, -1)
+
+
+def _copying(facts: Facts) -> Bools:
+    """Per stack, and one more for none: its operator makes the same values in another precision."""
+    texts = operators(facts.trace)
+    copying = [text for text in np.unique(texts).tolist() if operator_name(facts.trace, text) in _COPY_OPERATORS]
+    return np.isin(texts, copying)

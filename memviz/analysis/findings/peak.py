@@ -1,0 +1,282 @@
+"""Findings about the peak: a request that failed, saved activations, a spike, and a large temporary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from memviz.analysis.actions.layers import layers_holding
+from memviz.analysis.actions.proposals import is_mixed
+from memviz.analysis.callstacks.sites import sites
+from memviz.analysis.findings.finding import Facts, Finding, FindingKind, made_by, site_name
+from memviz.analysis.lifetimes import live_rows
+from memviz.analysis.purpose.activity import Activity, stack_signs
+from memviz.analysis.purpose.categories import KINDS, SAYS_NOTHING, kinds
+from memviz.analysis.purpose.reasons import Certainty, Reason
+from memviz.analysis.sums import sum_by
+from memviz.trace.model import Action, Category, Ints8, driver_free
+from memviz.units import bytes_text, count_text, percent_text
+
+# The last request that failed: what is missing, what most of the live bytes are, and what makes it fit.
+
+_REMEDIES = {
+    Category.PARAMETER: "Store the weights in fewer bits, or use CPU offload.",
+    Category.GRADIENT: "Run the optimizer step in the backward pass, or use CPU offload.",
+    Category.OPTIMIZER_STATE: "Use an 8-bit optimizer, or train adapters (LoRA).",
+    Category.ACTIVATION: "Use gradient checkpointing, or a smaller batch or shorter inputs.",
+    Category.TEMPORARY: "Compute in chunks, or take a smaller batch or shorter inputs.",
+    Category.KV_CACHE: "Use a quantized or sliding-window KV cache, or shorter inputs.",
+    Category.WEIGHT_COPIES: "Keep the copy in CPU memory or in half precision.",
+    Category.AUTOCAST_WEIGHT_COPIES: "Load the weights in half precision, so that autocast makes no copies.",
+}
+_ANY_REMEDY = "Take a smaller batch or shorter inputs, or use CPU offload."
+
+
+def out_of_memory(facts: Facts) -> Iterator[Finding]:
+    failed = facts.failed_requests
+    if not len(failed):
+        return
+    event = int(failed[-1])
+    rows = live_rows(facts.device, event)
+    asked, live = int(facts.device.events.size[event]), int(facts.line.live[event + 1])
+    unused = max(int(facts.line.reserved[event + 1]) - live, 0)
+    free = driver_free(facts.device.events, event)
+    missing = asked - unused - (free or 0)
+    on_device = "" if free is None else f" and {bytes_text(free)} free on the device"
+    times = f" (the last of {count_text(len(failed))})" if len(failed) > 1 else ""
+    site = site_name(sites(facts.trace).of(int(facts.device.events.stack[event])))
+    most, largest, words = _largest_category(facts, rows)
+    yield Finding(
+        FindingKind.OUT_OF_MEMORY,
+        max(missing, 0) or asked,
+        f"Out of memory at event {count_text(event)}{times}: {bytes_text(asked)} requested"
+        f"{f' by {site}' if site else ''}, with {bytes_text(live)} live, {bytes_text(unused)} reserved but unused"
+        f"{on_device}. {_missing(missing, asked, live, free)}{words}",
+        _remedy_for_oom(missing, most, asked),
+        largest,
+        event,
+        site_name(facts.largest_site(largest)) if len(largest) else "",
+        facts.certainty(largest) if len(largest) else Certainty.SURE,
+    )
+
+
+def _missing(missing: int, asked: int, live: int, free: int | None) -> str:
+    if missing <= 0:
+        return f"Enough is free, but no piece of {bytes_text(asked)}."
+    if missing > live:
+        return f"The request alone is {bytes_text(missing - live)} larger than all that the process could have."
+    # Blocks are rounded up and fragmented, and the driver may have had some that the file does not say.
+    bound = "At least" if free is not None else "Up to"
+    return f"{bound} {bytes_text(missing)} less makes it fit."
+
+
+def _largest_category(facts: Facts, rows: Ints8) -> tuple[Category | None, Ints8, str]:
+    """The largest category that is known among these rows, its rows, and a sentence of it."""
+    size, kind = facts.rows.size[rows], kinds(facts.trace, facts.device, rows)
+    sums = sum_by(kind, size, len(KINDS))
+    if not sums.any():
+        return None, rows, ""
+    code = int(sums.argmax())
+    largest = rows[kind == code]
+    site = facts.largest_site(largest)
+    of_site = next(part for other, part in facts.by_site(largest) if other == site)
+    is_mostly = 2 * int(facts.rows.size[of_site].sum()) > int(sums[code]) and site_name(site)
+    mostly = f", mostly made by {site_name(site)}" if is_mostly else ""
+    share = f"{bytes_text(int(sums[code]))} ({percent_text(int(sums[code]), int(size.sum()))} of what is live){mostly}"
+    if KINDS[code] in SAYS_NOTHING:
+        return None, largest, f" Largest category: {KINDS[code]}, {share}."
+    probably = "probably " if facts.certainty(largest) is Certainty.PROBABLE else ""
+    return Category(code), largest, f" Largest category: {probably}{KINDS[code]}, {share}."
+
+
+def _remedy_for_oom(missing: int, most: Category | None, asked: int) -> str:
+    if missing <= 0:
+        return f"Set expandable_segments:True, or free {bytes_text(asked)} in one piece before it."
+    return _REMEDIES.get(most, _ANY_REMEDY) if most is not None else _ANY_REMEDY
+
+
+# Activations that wait for the backward at the peak: what checkpointing and less precision are for.
+
+_ACTIVATION_SHARE = 0.2
+"""Of the peak."""
+_WAIT = {True: "wait for the backward", False: "wait for a backward, which this recording does not reach"}
+
+
+def activations(facts: Facts) -> Iterator[Finding]:
+    event = facts.line.peak_event
+    if event < 0:
+        return
+    rows = live_rows(facts.device, event)
+    rows = rows[facts.has_purpose(Category.ACTIVATION)[rows]]
+    has_backward = any(span.doing == Activity.BACKWARD for span in facts.phases.spans)
+    if not has_backward:
+        # A recording that ends, or ran out of memory, before it. What a forward lets go by itself waits for nothing,
+        # and what goes once a request has failed goes with the exception.
+        failed = facts.failed_requests[facts.failed_requests >= event]
+        rows = rows[facts.rows.end[rows] > (failed[0] if len(failed) else facts.count - 1)]
+    size = int(facts.rows.size[rows].sum())
+    if size < max(_ACTIVATION_SHARE * facts.line.peak_bytes, 1):
+        return
+    certainty = facts.certainty(rows)
+    probably = "probably " if certainty is Certainty.PROBABLE else ""
+    layers = _in_layers(facts, rows)
+    yield Finding(
+        FindingKind.ACTIVATIONS,
+        size,
+        f"{bytes_text(size)} of the peak, {percent_text(size, facts.line.peak_bytes)}, are {probably}activations that "
+        f"{_WAIT[has_backward]}{layers}.",
+        _remedy_for_activations(facts, bool(layers)),
+        rows,
+        event,
+        site_name(facts.largest_site(rows)),
+        certainty,
+    )
+
+
+def _remedy_for_activations(facts: Facts, has_layers: bool) -> str:
+    """What is not done already."""
+    ways = []
+    # Stacks show it of what was recorded, and the reason of what an estimate makes again.
+    recomputes = stack_signs(facts.trace).recomputes[facts.rows.stack] | (facts.purposes.reason == Reason.RECOMPUTED)
+    if has_layers or not recomputes.any():
+        ways.append("checkpoint layers, so that they are made again in the backward")
+    if not is_mixed(facts):
+        ways.append("work in half the precision")
+    words = ", or ".join(ways) or "take a smaller batch, or shorter inputs"
+    return f"{words[0].upper()}{words[1:]}."
+
+
+def _in_layers(facts: Facts, live: Ints8) -> str:
+    layers = layers_holding(facts, live, facts.line.peak_event)
+    if layers is None:
+        return ""
+    return f", {bytes_text(int(facts.rows.size[layers.rows].sum()))} of it in {layers.words}"
+
+
+# A spike that reserves memory which nothing after it needs.
+
+_SPIKE_SHARE = 0.05
+"""Of the peak of what is reserved."""
+_SPIKE_HEIGHT = 0.05
+"""Of the peak: by so much a spike stands above all that comes behind it."""
+_SPIKE_RISE = 0.1
+"""Of the peak: live bytes fall behind a spike and rise again by at least so much. What only falls is no spike."""
+
+
+def spike(facts: Facts) -> Iterator[Finding]:
+    live, reserved = facts.line.live, facts.line.reserved
+    top = int(live.argmax())
+    later = np.maximum.accumulate(live[::-1])[::-1]
+    rises = np.flatnonzero(later[top:] - live[top:] >= _SPIKE_RISE * live[top])
+    if not len(rises):
+        return
+    # The first moment behind it after which live bytes never come as high again as they were there.
+    valley = top + int(rises[0])
+    needed = int(later[valley])
+    if needed > (1 - _SPIKE_HEIGHT) * live[top]:
+        return
+    before = np.flatnonzero(live[:top] <= needed)
+    begin = _before_growth(facts, int(before[-1])) if len(before) else 0
+    unused = min(int(reserved[valley:].min()) - needed, int(reserved[top : valley + 1].max() - reserved[begin]))
+    if unused < max(_SPIKE_SHARE * int(reserved.max()), 1) or not _is_work_left(facts, valley - 1):
+        return
+    rows = _of_the_spike(facts, begin, top, valley)
+    if not len(rows):
+        return
+    site = site_name(facts.largest_site(rows))
+    mostly = f", mostly {site}" if site else ""
+    yield Finding(
+        FindingKind.SPIKE,
+        unused,
+        f"A spike at event {count_text(top - 1)}{mostly} reserved {bytes_text(unused)} that nothing after it uses: "
+        f"it is {bytes_text(int(live[top]))} high, and at most {bytes_text(needed)} are live later.",
+        "Make the spike smaller, or call torch.cuda.empty_cache() once behind it.",
+        rows,
+        top - 1,
+        site,
+    )
+
+
+def _before_growth(facts: Facts, moment: int) -> int:
+    """What is reserved for an alloc is reserved just before it."""
+    others = np.flatnonzero(facts.device.events.action[:moment] < Action.SEGMENT_ALLOC)
+    return int(others[-1]) + 1 if len(others) else 0
+
+
+def _of_the_spike(facts: Facts, begin: int, top: int, valley: int) -> Ints8:
+    """What is live at the top, was not before, and is freed before live bytes rise again. Moments, not events."""
+    rows = facts.rows
+    at_top = (rows.start < top) & (rows.end > top - 1)
+    return np.flatnonzero(at_top & (rows.start >= begin) & (rows.end < valley))
+
+
+def _is_work_left(facts: Facts, event: int) -> bool:
+    """Whether the trace shows enough behind it to say what is needed there: a whole step, or else half of it all."""
+    doing = [(span.first, span.doing) for span in facts.phases.spans]
+    behind = [at for at, what in doing if what == Activity.FORWARD and at > event]
+    if doing and facts.phases.is_training:
+        return bool(behind) and any(what == Activity.BACKWARD and at > behind[0] for at, what in doing)
+    if doing:
+        return bool(behind)
+    allocs = facts.device.events.action == Action.ALLOC
+    return 2 * int(np.count_nonzero(allocs[event + 1 :])) >= int(np.count_nonzero(allocs))
+
+
+# A block that lives only a moment and makes the peak: without it, the peak would be lower.
+
+_MOMENT = 8
+"""Allocs and frees that come while it lives, at most."""
+_LARGE = 0.1
+"""Of the peak."""
+_LOWERS = 0.05
+"""Of the peak: by so much it would be lower."""
+_MOST_SITES = 3
+
+
+def large_temporary(facts: Facts) -> Iterator[Finding]:
+    line, rows, event = facts.line, facts.rows, facts.line.peak_event
+    brief = _brief(facts)
+    large = brief[rows.size[brief] >= max(_LARGE * line.peak_bytes, 1)]
+    at_peak = large[(rows.start[large] <= event) & (rows.end[large] > event)]
+    parts = [(site, part) for site, part in facts.by_site(large) if np.isin(part, at_peak).any()]
+    for site, part in sorted(parts, key=lambda pair: -int(rows.size[pair[1]].max()))[:_MOST_SITES]:
+        lower = line.peak_bytes - _peak_without(facts, part)
+        if lower < max(_LOWERS * line.peak_bytes, 1):
+            continue
+        # The same place may make larger ones elsewhere, which make no peak.
+        there = part[np.isin(part, at_peak)]
+        yield Finding(
+            FindingKind.LARGE_TEMPORARY,
+            lower,
+            _sentence(int(rows.size[there].max()), len(there), made_by(site), lower),
+            "Compute it in parts, in place, or with a fused operator that does not write it out.",
+            part,
+            event,
+            site_name(site),
+        )
+
+
+def _sentence(size: int, at_peak: int, who: str, lower: int) -> str:
+    several = at_peak > 1
+    what = f"{count_text(at_peak)} temporaries of up to" if several else "A temporary of"
+    without = "make the peak: without them" if several else "makes the peak: without it"
+    return f"{what} {bytes_text(size)}{who} {without}, it would be {bytes_text(lower)} lower."
+
+
+def _brief(facts: Facts) -> Ints8:
+    """Freed within few allocs and frees of its own alloc."""
+    rows, action = facts.rows, facts.device.events.action
+    # A free that no other stream delays is one thing, in two events.
+    number = np.append(np.cumsum((action == Action.ALLOC) | (action == Action.FREE_REQUESTED)), 0)
+    ended = (rows.start >= 0) & (rows.end < facts.count)
+    freed = np.minimum(rows.free_requested, rows.end)
+    ended &= ~facts.has_purpose(Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE, Category.INPUT)
+    return np.flatnonzero(ended & (number[np.minimum(freed, facts.count)] - number[rows.start] <= _MOMENT))
+
+
+def _peak_without(facts: Facts, part: Ints8) -> int:
+    change = np.zeros(facts.count + 1, dtype=np.int64)
+    change[facts.rows.start[part] + 1] = facts.rows.size[part]
+    change[facts.rows.end[part] + 1] -= facts.rows.size[part]
+    return int((facts.line.live - np.cumsum(change)).max())

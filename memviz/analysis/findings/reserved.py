@@ -1,0 +1,163 @@
+"""Findings about reserved memory that cannot be used: pinned segments, private pools, frees that wait for a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from memviz.analysis.findings.finding import Facts, Finding, FindingKind, made_by, site_name
+from memviz.analysis.lifetimes import clock, has_times
+from memviz.analysis.segments import TileKind, segments_at, segments_then
+from memviz.analysis.sums import sum_by
+from memviz.analysis.timeline import sum_of_spans
+from memviz.trace.model import DEFAULT_POOL, Action, Ints8
+from memviz.trace.rounding import LARGE_SEGMENT
+from memviz.units import bytes_text, count_text, counted, duration_text
+
+# Segments that are mostly free and cannot go back to the device, because a block in them lives on.
+
+_PINNED_SHARE = 0.05
+"""Of what is reserved."""
+
+
+def pinned_segments(facts: Facts) -> Iterator[Finding]:
+    event = _fullest(facts)
+    if event < 0:
+        return
+    blocks, free = _pins(facts, event)
+    reserved = int(facts.line.reserved[event + 1])
+    for site, rows in facts.by_site(blocks):
+        # Rows come in the order of their sites; the free bytes have to follow them.
+        idle = int(free[np.searchsorted(blocks, rows)].sum())
+        # One or two segments are always partly free.
+        if idle <= max(LARGE_SEGMENT, _PINNED_SHARE * reserved):
+            continue
+        one = len(rows) == 1
+        yield Finding(
+            FindingKind.PINNED_SEGMENTS,
+            idle,
+            f"{bytes_text(idle)} lie free in {counted(len(rows), 'segment')} that cannot go back to the device when "
+            f"{bytes_text(reserved)} are reserved: {'a block' if one else counted(len(rows), 'block')} of "
+            f"{bytes_text(int(facts.rows.size[rows].sum()))}{'' if one else ' together'}{made_by(site)} "
+            f"{'lives' if one else 'live'} on {'in it' if one else 'in them'}.",
+            "Make what lives long before what comes and goes, or let segments expand (expandable_segments:True).",
+            np.sort(rows),
+            event,
+            site_name(site),
+        )
+
+
+def _fullest(facts: Facts) -> int:
+    """The alloc for which most was reserved, or the peak where that came before."""
+    reserved, action = facts.line.reserved, facts.device.events.action
+    grown = int(reserved.argmax()) - 1
+    if grown < 0:
+        return facts.line.peak_event
+    allocs = np.flatnonzero(action[grown:] == Action.ALLOC)
+    return grown + int(allocs[0]) if len(allocs) else grown
+
+
+def _pins(facts: Facts, event: int) -> tuple[Ints8, Ints8]:
+    """Of each segment that is at least half free, the block that lives longest, and the free bytes; by block."""
+    moment = segments_at(facts.trace, facts.device, event)
+    tiles, segments = moment.tiles, moment.segments
+    used = tiles.kind != TileKind.FREE
+    free = sum_by(tiles.segment[~used], tiles.size[~used], len(segments))
+    is_idle = (2 * free >= segments.size) & ~segments.is_expandable
+    rows, segment = tiles.row[used], tiles.segment[used]
+    # What was taken for this very request has not been there to be used.
+    is_idle[segment[facts.rows.start[rows] == event]] = False
+    of_idle = is_idle[segment]
+    rows, segment = rows[of_idle], segment[of_idle]
+    order = np.lexsort((facts.rows.end[rows], segment))
+    rows, segment = rows[order], segment[order]
+    last = np.append(segment[1:] != segment[:-1], True)[: len(rows)]
+    by_row = np.argsort(rows[last], kind="stable")
+    return rows[last][by_row], free[segment[last]][by_row]
+
+
+# Memory in private pools, as CUDA graphs keep them: nothing outside can use what is free there.
+
+_POOL_SHARE = 0.01
+"""Of what is reserved."""
+
+
+def private_pools(facts: Facts) -> Iterator[Finding]:
+    """At the end, where graphs that are kept have their pools."""
+    trace, device, event = facts.trace, facts.device, facts.count - 1
+    segments = segments_then(device, event, trace.settings)
+    default = [number for number, pool in enumerate(trace.pools) if pool == DEFAULT_POOL]
+    private = ~np.isin(segments.pool, default)
+    reserved = int(segments.size[private].sum())
+    if reserved < max(_POOL_SHARE * int(segments.size.sum()), 1):
+        return
+    tiles = segments_at(trace, device, event).tiles
+    inside = private[tiles.segment] & (tiles.kind != TileKind.FREE)
+    rows = np.sort(tiles.row[inside])
+    live = int(tiles.requested[inside].sum())
+    pools = len(np.unique(segments.pool[private]))
+    where = "a private pool" if pools == 1 else f"{count_text(pools)} private pools"
+    yield Finding(
+        FindingKind.PRIVATE_POOLS,
+        reserved,
+        f"{bytes_text(reserved)} are reserved in {where} (CUDA graphs, MemPool) at the end, and {bytes_text(live)} of "
+        "it are live; nothing outside can use the rest.",
+        "Let graphs share a pool (torch.cuda.graph_pool_handle), and capture the largest one first.",
+        rows,
+        event,
+        site_name(facts.largest_site(rows)) if len(rows) else "",
+    )
+
+
+# Frees that wait for another stream: how long, and what the allocator took anew meanwhile.
+
+
+def waiting_frees(facts: Facts) -> Iterator[Finding]:
+    rows = facts.rows
+    waits = np.flatnonzero(
+        (rows.free_requested < facts.count) & ((rows.end - rows.free_requested > 1) | (rows.end == facts.count))
+    )
+    # Only of these: between its two events every other free is asked for and not complete, too.
+    waiting = sum_of_spans(rows.free_requested[waits], rows.end[waits], rows.size[waits], facts.count)
+    most = int(waiting.max())
+    if not len(waits) or most < facts.noticeable_bytes:
+        return
+    held_back = _taken_meanwhile(facts, waiting)
+    meanwhile = f"; while they did, the allocator took {bytes_text(held_back)} more" if held_back else ""
+    site = site_name(facts.largest_site(waits))
+    mostly = f", mostly of {site}," if site else ""
+    count = f"{count_text(len(waits))} frees" if len(waits) > 1 else "A free"
+    yield Finding(
+        FindingKind.WAITING_FREES,
+        most,
+        f"{count}{mostly} waited for another stream, {_how_long(facts, waits)}: up to {bytes_text(most)} at once"
+        f"{meanwhile}.",
+        "Let the streams wait for each other before the tensors are dropped, so that their memory is free at once.",
+        waits,
+        int(waiting.argmax()) - 1,
+        site,
+    )
+
+
+def _how_long(facts: Facts, waits: Ints8) -> str:
+    last = facts.count - 1
+    begin = np.maximum(facts.rows.free_requested[waits], 0)
+    end = np.minimum(facts.rows.end[waits], last)
+    if (begin == end).all():
+        return "still at the end"
+    if has_times(facts.device):
+        times = clock(facts.device)
+        return f"the longest {duration_text(int((times[end] - times[begin]).max()))}"
+    return f"the longest {counted(int((end - begin).max()), 'event')}"
+
+
+def _taken_meanwhile(facts: Facts, waiting: Ints8) -> int:
+    """From the device, for requests that would have fitted into what was waiting."""
+    events = facts.device.events
+    grows = np.flatnonzero((events.action == Action.SEGMENT_ALLOC) | (events.action == Action.SEGMENT_MAP))
+    allocs = np.flatnonzero(events.action == Action.ALLOC)
+    place = np.searchsorted(allocs, grows)
+    grows, place = grows[place < len(allocs)], place[place < len(allocs)]
+    requested = events.size[allocs[place]]
+    return int(events.size[grows[waiting[grows] >= requested]].sum())

@@ -1,0 +1,555 @@
+"""Segments of the allocator: address ranges reserved at an event, the blocks and gaps that tile them, their lives.
+
+After the last event it is the file's own list of blocks. Before that, segments are counted back from the end, live
+allocations are put into them, and what lies between is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from memviz.analysis.cache import cached
+from memviz.analysis.lifetimes import BEFORE, Lifetimes, lifetimes
+from memviz.errors import UsageError
+from memviz.trace.distinct import distinct, is_among
+from memviz.trace.model import NO_STACK, Action, Bools, Bytes1, Columns, DeviceTrace, Ints4, Ints8, Segments, Trace
+from memviz.trace.rounding import (
+    MIN_BLOCK,
+    SMALL_SEGMENT,
+    SMALL_SIZE,
+    divisions_of,
+    large_segment_of,
+    max_split_size_of,
+    round_sizes,
+)
+
+# Which address ranges the allocator held from the device at a moment.
+#
+# The final segments are exact, so a moment is counted back from them: a range was held then if the first later event
+# that touches it gives it back, was not held if that event takes it, and is as it is at the end if no later event
+# touches it. The same rule serves cudaMalloc/cudaFree and the pages of expandable segments.
+#
+# All work is per elementary range, between two neighbouring bounds of any event or segment. So the cost is that of
+# the segment events (few), and many overlapping ranges in a hostile file cost no more than others.
+
+_TOP_BIT = np.int64(-(2**63))
+_LAST = np.int64(2**63 - 1)
+
+
+def in_order(address: Ints8) -> Ints8:
+    """Addresses are unsigned, kept in int64; flipping the top bit makes int64 compare them rightly. Undoes itself."""
+    return np.bitwise_xor(address, _TOP_BIT)
+
+
+def upto(low: Ints8, size: Ints8) -> Ints8:
+    """End of a range; one that would leave the address space ends with it."""
+    high = low + size
+    return np.where(high < low, _LAST, high)
+
+
+def segments_then(device: DeviceTrace, event: int, settings: Mapping[str, Any]) -> Segments:
+    """Segments held after `event`, by address, in the shape of the final ones."""
+    history, final_count = range_history(device), len(device.segments)
+    cut = int(np.searchsorted(history.index, event, side="right"))
+    later = _earliest(len(history.low), history.first[cut:], history.last[cut:])
+    by_event = later < len(history.index) - cut
+    source = np.where(by_event, final_count + cut + later, history.final_row)
+    held = by_event.copy()
+    held[by_event] = history.gives_back[(cut + later)[by_event]]
+    held |= ~by_event & (history.final_row >= 0)
+
+    ranges = np.flatnonzero(held)
+    source = source[ranges]
+    rows = _rows(history, ranges, source)
+    if (source >= final_count).any():
+        rows = _with_origin(rows, source, _origin(history, cut)[ranges], history, large_segment_of(settings))
+    return _joined(rows, source, final_count)
+
+
+@dataclass(frozen=True)
+class RangeHistory:
+    index: Ints8
+    """Events that change what is held."""
+    gives_back: Bools
+    first: Ints8
+    last: Ints8
+    """Elementary ranges touched by each of these events: first <= range < last."""
+    low: Ints8
+    high: Ints8
+    """Bounds of the elementary ranges, by address as `in_order` gives it."""
+    final_row: Ints8
+    """Final segment of each elementary range, or -1."""
+    sources: Segments
+    """What can be known of a range: one row for each final segment, then one for each of these events."""
+
+
+@cached
+def range_history(device: DeviceTrace) -> RangeHistory:
+    events, segments = device.events, device.segments
+    index = np.flatnonzero((events.action >= Action.SEGMENT_ALLOC) & (events.action <= Action.SEGMENT_UNMAP))
+    sources = _sources(device, index)
+    low = in_order(sources.address)
+    high = upto(low, sources.size)
+    bounds = distinct(np.concatenate([low, high]))
+    count = max(len(bounds) - 1, 0)
+    first, last = np.searchsorted(bounds, low), np.searchsorted(bounds, high)
+    final = _earliest(count, first[: len(segments)], last[: len(segments)])
+    return RangeHistory(
+        index=index,
+        gives_back=is_among(events.action[index], (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)),
+        first=first[len(segments) :],
+        last=last[len(segments) :],
+        low=bounds[:count],
+        high=bounds[1:],
+        final_row=np.where(final < len(segments), final, -1),
+        sources=sources,
+    )
+
+
+def _sources(device: DeviceTrace, index: Ints8) -> Segments:
+    events, segments = device.events, device.segments
+    action, size = events.action[index], events.size[index]
+    expandable = (action == Action.SEGMENT_MAP) | (action == Action.SEGMENT_UNMAP)
+    return Segments(
+        address=np.concatenate([segments.address, events.address[index]]),
+        size=np.concatenate([segments.size, size]),
+        stream=np.concatenate([segments.stream, events.stream[index]]),
+        pool=np.concatenate([segments.pool, events.pool[index]]),
+        is_large=np.concatenate([segments.is_large, size > SMALL_SEGMENT]),
+        is_expandable=np.concatenate([segments.is_expandable, expandable]),
+        stack=np.concatenate([segments.stack, events.stack[index]]),
+    )
+
+
+def _earliest(count: int, first: Ints8, last: Ints8) -> Ints8:
+    """For each of `count` places the lowest row with first <= place < last; the number of rows where there is none.
+
+    A row is written at two overlapping stretches of a power of two; these are then halved down to single places.
+    """
+    best = np.full(count, len(first), dtype=np.int64)
+    used = np.flatnonzero(last > first)
+    if not len(used):
+        return best
+    power = np.frexp((last - first)[used].astype(np.float64))[1] - 1
+    for level in range(int(power.max()), -1, -1):
+        rows = used[power == level]
+        np.minimum.at(best, first[rows], rows)
+        np.minimum.at(best, last[rows] - (1 << level), rows)
+        if level:
+            half = 1 << (level - 1)
+            halved = best.copy()
+            halved[half:] = np.minimum(best[half:], best[:-half])
+            best = halved
+    return best
+
+
+def _rows(history: RangeHistory, ranges: Ints8, source: Ints8) -> Segments:
+    sources = history.sources
+    return Segments(
+        address=history.low[ranges],
+        size=history.high[ranges] - history.low[ranges],
+        stream=sources.stream[source],
+        pool=sources.pool[source],
+        is_large=sources.is_large[source],
+        is_expandable=sources.is_expandable[source],
+        stack=sources.stack[source],
+    )
+
+
+def _origin(history: RangeHistory, cut: int) -> Ints8:
+    """Source of the event that took each elementary range, where it was recorded; else -1."""
+    origin = cut - 1 - _earliest(len(history.low), history.first[:cut][::-1], history.last[:cut][::-1])
+    taken = origin >= 0
+    taken[taken] = ~history.gives_back[origin[taken]]
+    return np.where(taken, origin + len(history.sources) - len(history.index), -1)
+
+
+def _with_origin(rows: Segments, source: Ints8, origin: Ints8, history: RangeHistory, large_page: int) -> Segments:
+    """Corrects what an event that gives a range back cannot say: where the range came from, and its size class.
+
+    The small pool maps one page of 2 MiB at a time. A range that was mapped before the history began can only
+    be judged by what was unmapped: a whole number of the large pool's pages.
+    """
+    sources, known = history.sources, origin >= 0
+    gone = source >= len(sources) - len(history.index)
+    by_page = np.where(known, sources.is_large[origin], sources.size[source] % large_page == 0)
+    return replace(
+        rows,
+        stack=np.where(gone, np.where(known, sources.stack[origin], NO_STACK), rows.stack).astype(np.int32),
+        is_large=np.where(gone & rows.is_expandable, by_page, rows.is_large),
+    )
+
+
+def _joined(rows: Segments, source: Ints8, final_count: int) -> Segments:
+    """Neighbours become one segment where the file's final list would show one.
+
+    Ranges of one source are one segment that the bounds of others cut. Mapped ranges of one stream and pool are
+    one expandable segment, except where the file itself lists two.
+    """
+    high = rows.address + rows.size
+    mapped = _equal_neighbours(rows.stream, rows.pool, rows.is_large, rows.is_expandable) & rows.is_expandable[1:]
+    mapped &= np.maximum(source[1:], source[:-1]) >= final_count
+    touching = rows.address[1:] == high[:-1]
+    starts = np.ones(len(rows), dtype=np.bool_)
+    starts[1:] = ~(touching & (mapped | _equal_neighbours(source)))
+    first = np.flatnonzero(starts)
+    last = np.append(first[1:], len(rows))[: len(first)] - 1
+    kept = Segments(**{name: column[first] for name, column in rows.columns()})
+    return replace(kept, address=in_order(kept.address), size=high[last] - kept.address)
+
+
+def _equal_neighbours(*columns: npt.NDArray[Any]) -> Bools:
+    same = [column[1:] == column[:-1] for column in columns]
+    return np.asarray(np.logical_and.reduce(same), dtype=np.bool_)
+
+
+# How large the block of each live allocation is: at least the rounded request, sometimes more.
+#
+# Known exactly for what lives until the end. Otherwise it follows from what the allocator may leave over. In the
+# small pool and in expandable segments it splits to the byte, so a block is its rounded request. In the large pool a
+# remainder of up to 1 MiB is not split off but stays with the block; so a block that found its neighbour (or the end
+# of its segment) that near when it was made keeps the gap for life. Blocks of `max_split_size` and more are never
+# split.
+#
+# What was there before the first event and freed later has no such moment on record: its gap counts as its own where
+# it is that small before the first event or now, and as free memory otherwise.
+
+
+def block_sizes(
+    device: DeviceTrace, rows: Ints8, room: Ints8, keeps_rest: Bools, *, settings: Mapping[str, Any]
+) -> Ints8:
+    """Of these lifetimes, which are live and placed now. `room` is what lies before the next one or the segment's
+    end; `keeps_rest` says which are in the large pool of a segment that is not expandable."""
+    lives = lifetimes(device)
+    if device.kind == "host":
+        # Pinned memory is handed out whole, never split.
+        return room
+    rounded = round_sizes(lives.size[rows], divisions_of(settings))
+    limit = max_split_size_of(settings)
+    oversize = keeps_rest & (rounded >= limit) if limit is not None else np.zeros(len(rows), dtype=np.bool_)
+    gap = np.maximum(room - rounded, 0)
+    # While the setting is on, PyTorch splits to the byte in every pool.
+    keeps_rest = keeps_rest & (settings.get("expandable_segments") is not True)
+    own = oversize | (keeps_rest & (gap <= SMALL_SIZE))
+    block = lives.block[rows]
+    candidates = np.flatnonzero(keeps_rest & ~own & (block < 0))
+    sizes = rounded + np.where(own, gap, 0)
+    sizes[candidates] += _gap_when_made(device, rows[candidates], rounded[candidates])
+    sizes[block >= 0] = device.blocks.size[block[block >= 0]]
+    return np.minimum(sizes, room)
+
+
+def _gap_when_made(device: DeviceTrace, rows: Ints8, rounded: Ints8) -> Ints8:
+    """Bytes up to the neighbour that was live when each row began; 0 where there was none within SMALL_SIZE.
+
+    Every step looks at the next higher address that was ever used, for all rows that have not found theirs.
+    """
+    lives, index = lifetimes(device), _by_address(device)
+    moment = lives.start[rows]
+    end = in_order(lives.address[rows]) + rounded
+    gap = np.zeros(len(rows), dtype=np.int64)
+    place = np.searchsorted(index.addresses, end)
+    open_rows = np.arange(len(rows))
+    # Blocks begin at multiples of MIN_BLOCK, so there are no more addresses than this to look at.
+    for _ in range(SMALL_SIZE // MIN_BLOCK + 1):
+        near = place[open_rows] < len(index.addresses)
+        near[near] = index.addresses[place[open_rows][near]] <= end[open_rows][near] + SMALL_SIZE
+        open_rows = open_rows[near]
+        if not len(open_rows):
+            break
+        live = index.is_live(place[open_rows], moment[open_rows])
+        hit = open_rows[live]
+        gap[hit] = index.addresses[place[hit]] - end[hit]
+        open_rows = open_rows[~live]
+        place[open_rows] += 1
+    return gap
+
+
+@dataclass(frozen=True)
+class _LivesByAddress:
+    """Who was live at an address at a moment."""
+
+    addresses: Ints8
+    """Each once, ascending, as `in_order` gives them."""
+    began: Ints8
+    """Start of each lifetime, offset by its address's place so that one sorted column answers for all."""
+    end: Ints8
+    stride: int
+
+    def is_live(self, place: Ints8, moment: Ints8) -> Bools:
+        base = place * self.stride
+        last = np.searchsorted(self.began, base + moment + 1, side="right") - 1
+        return np.asarray((last >= 0) & (self.began[last] >= base) & (self.end[last] > moment), dtype=np.bool_)
+
+
+@cached
+def _by_address(device: DeviceTrace) -> _LivesByAddress:
+    lives = lifetimes(device)
+    addresses, place = np.unique(in_order(lives.address), return_inverse=True)
+    stride = len(device.events) + 2
+    began = place * stride + lives.start + 1
+    order = np.argsort(began, kind="stable")
+    return _LivesByAddress(addresses=addresses, began=began[order], end=lives.end[order], stride=stride)
+
+
+# The allocator's map at a moment: its segments, and the blocks and free ranges that tile each of them.
+#
+# After the last event it is the file's own list of blocks. Before that, segments are counted back
+# (`reserved_ranges`), live allocations are put into them, and what lies between is free: the allocator always joins
+# free neighbours, so each gap is one free block.
+
+
+class TileKind(IntEnum):
+    FREE = 0
+    LIVE = 1
+    WAITING = 2
+    """Its free was asked for, and another stream may still use it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tiles(Columns):
+    """By address. Those of one segment follow each other without a gap and add up to its size."""
+
+    segment: Ints4
+    """Row of `SegmentsAt.segments`."""
+    address: Ints8
+    size: Ints8
+    """Of the whole block: what lies beyond `requested` is lost to rounding or was not worth a split."""
+    kind: Bytes1
+    requested: Ints8
+    """0 for free memory."""
+    row: Ints8
+    """Of the lifetimes, or -1 for free memory."""
+
+
+@dataclass(frozen=True)
+class SegmentsAt:
+    event: int
+    segments: Segments
+    tiles: Tiles
+    outside_bytes: int
+    """Live, but not inside any segment known at this moment, or laid over another allocation. 0 in a sound file."""
+
+    @property
+    def reserved_bytes(self) -> int:
+        return int(self.segments.size.sum())
+
+
+def segments_at(trace: Trace, device: DeviceTrace, event: int) -> SegmentsAt:
+    """After `event`; -1 is before the first."""
+    if not -1 <= event < len(device.events):
+        raise UsageError(f"Event {event} does not exist: device {device.name} has {len(device.events)} events.")
+    segments = segments_then(device, event, trace.settings)
+    lives = lifetimes(device)
+    rows = np.flatnonzero((lives.start <= event) & (lives.end > event))
+    blocks = _blocks(trace, device, segments, rows, event)
+    tiles = _with_gaps(segments, blocks)
+    outside = int(lives.size[rows].sum() - blocks.requested.sum())
+    return SegmentsAt(event=event, segments=segments, tiles=tiles, outside_bytes=outside)
+
+
+def _blocks(trace: Trace, device: DeviceTrace, segments: Segments, rows: Ints8, event: int) -> Tiles:
+    """One tile for each of these lifetimes that has a place, by address."""
+    lives = lifetimes(device)
+    low = in_order(lives.address[rows])
+    order = np.argsort(low, kind="stable")
+    rows, low = rows[order], low[order]
+    segment_low = in_order(segments.address)
+    segment_high = segment_low + segments.size
+    segment = np.searchsorted(segment_low, low, side="right") - 1
+    inside = segment >= 0
+    inside[inside] = low[inside] < segment_high[segment[inside]]
+    rows, low, segment = rows[inside], low[inside], segment[inside]
+
+    upto = segment_high[segment]
+    upto[:-1] = np.where(segment[1:] == segment[:-1], low[1:], upto[:-1])
+    room = upto - low
+    keeps_rest = segments.is_large[segment] & ~segments.is_expandable[segment]
+    size = block_sizes(device, rows, room, keeps_rest, settings=trace.settings)
+    tiles = Tiles(
+        segment=segment.astype(np.int32),
+        address=lives.address[rows],
+        size=size,
+        kind=_kinds(lives, rows, event),
+        requested=np.minimum(lives.size[rows], size),
+        row=rows,
+    )
+    # Two allocations at one address leave no room for the first; its bytes count as outside.
+    return _taken(tiles, np.flatnonzero(size > 0))
+
+
+def _kinds(lives: Lifetimes, rows: Ints8, event: int) -> Bytes1:
+    waits = lives.free_requested[rows] <= event
+    return np.where(waits, TileKind.WAITING, TileKind.LIVE).astype(np.uint8)
+
+
+def _with_gaps(segments: Segments, blocks: Tiles) -> Tiles:
+    """What no block covers becomes one free tile for each gap."""
+    segment_low = in_order(segments.address)
+    low = in_order(blocks.address)
+    # Gaps begin where a segment or a block does, and end at the next block or the segment's end.
+    begin = np.concatenate([segment_low, low + blocks.size])
+    segment = np.concatenate([np.arange(len(segments)), blocks.segment])
+    following = np.searchsorted(low, begin)
+    finish = segment_low[segment] + segments.size[segment]
+    follows = following < len(blocks)
+    follows[follows] = blocks.segment[following[follows]] == segment[follows]
+    finish[follows] = low[following[follows]]
+    gaps = np.flatnonzero(finish > begin)
+    free = Tiles(
+        segment=segment[gaps].astype(np.int32),
+        address=in_order(begin[gaps]),
+        size=finish[gaps] - begin[gaps],
+        kind=np.full(len(gaps), TileKind.FREE, dtype=np.uint8),
+        requested=np.zeros(len(gaps), dtype=np.int64),
+        row=np.full(len(gaps), -1, dtype=np.int64),
+    )
+    both = Tiles(**{name: np.concatenate([column, getattr(free, name)]) for name, column in blocks.columns()})
+    return _taken(both, np.argsort(in_order(both.address), kind="stable"))
+
+
+def _taken(tiles: Tiles, rows: Ints8) -> Tiles:
+    return Tiles(**{name: column[rows] for name, column in tiles.columns()})
+
+
+# From when to when each segment stood, how much of it was used meanwhile, and which allocation held it longest.
+#
+# A segment here is a stretch of addresses that was taken from the device and given back in one piece; of an
+# expandable one, each stretch that was mapped. At every moment they add up to what `segments` shows, to the byte.
+
+NO_ALLOCATION = -1
+_MOST_PIECES = 8_000_000
+"""Of addresses that bounds of others cut. Real files have about one for each event; a hostile one may not."""
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentLives(Columns):
+    """One row per segment, by start, then address. It stands after event e: start <= e < end."""
+
+    start: Ints8
+    """Event that took it, or BEFORE."""
+    end: Ints8
+    """Event that gave it back; the number of events where it stands at the end."""
+    size: Ints8
+    address: Ints8
+    used: npt.NDArray[np.float64]
+    """Share of it that allocations took, on average over its events."""
+    longest: Ints8
+    """The row of `lifetimes` that was in it for most events, or NOBODY."""
+
+
+@cached
+def segment_lives(device: DeviceTrace) -> SegmentLives:
+    history = range_history(device)
+    pieces = _pieces(history, len(device.events))
+    share, longest, lived = _use(history, pieces, device)
+    first = np.flatnonzero(_begins(history, pieces, len(device.events)))
+    if not len(first):
+        nothing = np.zeros(0, dtype=np.int64)
+        return SegmentLives(nothing, nothing, nothing, nothing, nothing.astype(np.float64), nothing)
+    segment = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(pieces))))
+    width = (history.high - history.low)[pieces.range]
+    size = np.add.reduceat(width, first)
+    # Of the pieces of one segment, what was in any of them for most events.
+    order = np.lexsort((-lived, segment))
+    made = SegmentLives(
+        start=pieces.start[first],
+        end=pieces.end[first],
+        size=size,
+        address=in_order(history.low[pieces.range[first]]),
+        used=np.add.reduceat(share * width, first) / size,
+        longest=longest[order][first],
+    )
+    by_start = np.lexsort((in_order(made.address), made.start))
+    return SegmentLives(**{name: column[by_start] for name, column in made.columns()})
+
+
+@dataclass(frozen=True, eq=False)
+class _Pieces(Columns):
+    """One row per elementary range and time in which it was held, by start, end and range."""
+
+    range: Ints8
+    start: Ints8
+    end: Ints8
+
+
+def _pieces(history: RangeHistory, count: int) -> _Pieces:
+    """By the rule of `reserved_ranges`: held until an event that gives it back, since whatever touched it before."""
+    event = _repeated(history.last - history.first)
+    ranges = history.first[event] + _pieces_of(event)
+    order = np.lexsort((event, ranges))
+    ranges, event = ranges[order], event[order]
+    is_first = np.diff(ranges, prepend=-1) != 0
+    before = np.where(is_first, BEFORE, np.roll(history.index[event], 1))
+    given_back = history.gives_back[event]
+    # Until the end is held what the final segments have.
+    newest = np.full(len(history.low), BEFORE)
+    newest[ranges] = history.index[event]
+    final = np.flatnonzero(history.final_row >= 0)
+    made = _Pieces(
+        range=np.concatenate([ranges[given_back], final]),
+        start=np.concatenate([before[given_back], newest[final]]),
+        end=np.concatenate([history.index[event][given_back], np.full(len(final), count)]),
+    )
+    in_turn = np.lexsort((made.range, made.end, made.start))
+    return _Pieces(**{name: column[in_turn] for name, column in made.columns()})
+
+
+def _begins(history: RangeHistory, pieces: _Pieces, count: int) -> Bools:
+    """False where a piece goes on the one before it: neighbours that were taken and given back together."""
+    begins = np.ones(len(pieces), dtype=np.bool_)
+    one, next_one = pieces.range[:-1], pieces.range[1:]
+    together = (pieces.start[1:] == pieces.start[:-1]) & (pieces.end[1:] == pieces.end[:-1])
+    together &= history.high[one] == history.low[next_one]
+    together &= (pieces.end[1:] < count) | (history.final_row[one] == history.final_row[next_one])
+    begins[1:] = ~together
+    return begins
+
+
+def _use(history: RangeHistory, pieces: _Pieces, device: DeviceTrace) -> tuple[npt.NDArray[np.float64], Ints8, Ints8]:
+    """Of each piece: its share in use, the allocation that was in it longest, and for how many events."""
+    rows, count = lifetimes(device), len(device.events)
+    share: npt.NDArray[np.float64] = np.zeros(len(pieces))
+    longest: Ints8 = np.full(len(pieces), NO_ALLOCATION)
+    lived = np.zeros(len(pieces), dtype=np.int64)
+    if not len(pieces) or not len(rows):
+        return share, longest, lived
+    low = in_order(rows.address)
+    high = upto(low, np.maximum(rows.size, 1))
+    first = np.searchsorted(history.high, low, side="right")
+    last = np.searchsorted(history.low, high, side="left")
+    row = _repeated(np.maximum(last - first, 0))
+    ranges = first[row] + _pieces_of(row)
+
+    by_range = np.lexsort((pieces.start, pieces.range))
+    key = pieces.range[by_range] * (count + 2) + pieces.start[by_range] + 1
+    place_of = np.searchsorted(key, ranges * (count + 2) + rows.start[row] + 1, side="right") - 1
+    piece = by_range[np.maximum(place_of, 0)]
+    fits = (place_of >= 0) & (pieces.range[piece] == ranges) & (pieces.end[piece] > rows.start[row])
+    row, ranges, piece = row[fits], ranges[fits], piece[fits]
+
+    events = np.minimum(rows.end[row], pieces.end[piece]) - np.maximum(rows.start[row], pieces.start[piece])
+    inside = np.minimum(high[row], history.high[ranges]) - np.maximum(low[row], history.low[ranges])
+    whole = (history.high - history.low)[ranges] * (pieces.end - pieces.start)[piece].astype(np.float64)
+    share[:] = np.bincount(piece, weights=inside * events / whole, minlength=len(pieces))
+    order = np.lexsort((events, piece))
+    longest[piece[order]], lived[piece[order]] = row[order], events[order]
+    return share, longest, lived
+
+
+def _repeated(times: Ints8) -> Ints8:
+    if int(times.sum()) > _MOST_PIECES:
+        raise UsageError("Its segments overlap so much that they cannot be drawn over time.")
+    return np.repeat(np.arange(len(times)), times)
+
+
+def _pieces_of(repeated: Ints8) -> Ints8:
+    """0, 1, 2 ... within each run of equal numbers."""
+    begins = np.flatnonzero(np.diff(repeated, prepend=-1))
+    return np.arange(len(repeated)) - np.repeat(begins, np.diff(np.append(begins, len(repeated))))
