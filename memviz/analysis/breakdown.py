@@ -31,7 +31,7 @@ from memviz.trace.model import Bools, Category, DeviceTrace, Ints4, Ints8, Stack
 @dataclass(frozen=True)
 class PurposeTotal:
     kind: str
-    """One of `kinds.KINDS`."""
+    """One of `categories.KINDS`."""
     certainty: Certainty
     reason: str
     bytes: int
@@ -80,7 +80,7 @@ def _total_of(code: int, width: int, size: int, count: int) -> PurposeTotal:
 @dataclass(frozen=True)
 class Dominant:
     kind: str
-    """One of `kinds.KINDS`."""
+    """One of `categories.KINDS`."""
     bytes: int
     """Of this kind; the rest of the group is of others."""
     certainty: Certainty = Certainty.OPEN

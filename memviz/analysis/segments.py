@@ -29,14 +29,13 @@ from memviz.trace.rounding import (
     round_sizes,
 )
 
-# Which address ranges the allocator held from the device at a moment.
+# Reserved address ranges at an event. The final segments are exact, so an event is counted back from them: a range was
+# reserved then if the first later event that touches it gives it back, was not if that event takes it, and is as it is
+# at the end if no later event touches it. The same rule serves cudaMalloc/cudaFree and the pages of expandable
+# segments.
 #
-# The final segments are exact, so a moment is counted back from them: a range was held then if the first later event
-# that touches it gives it back, was not held if that event takes it, and is as it is at the end if no later event
-# touches it. The same rule serves cudaMalloc/cudaFree and the pages of expandable segments.
-#
-# All work is per elementary range, between two neighbouring bounds of any event or segment. So the cost is that of
-# the segment events (few), and many overlapping ranges in a hostile file cost no more than others.
+# All work is per elementary range, between two neighbouring bounds of any event or segment. So the cost is that of the
+# segment events (few), and many overlapping ranges in a hostile file cost no more than others.
 
 _TOP_BIT = np.int64(-(2**63))
 _LAST = np.int64(2**63 - 1)
@@ -209,16 +208,16 @@ def _equal_neighbours(*columns: npt.NDArray[Any]) -> Bools:
     return np.asarray(np.logical_and.reduce(same), dtype=np.bool_)
 
 
-# How large the block of each live allocation is: at least the rounded request, sometimes more.
+# Size of the block of each live allocation: at least the rounded request, sometimes more.
 #
-# Known exactly for what lives until the end. Otherwise it follows from what the allocator may leave over. In the
+# It is exact for blocks that live until the end. Otherwise it follows from what the allocator may leave over. In the
 # small pool and in expandable segments it splits to the byte, so a block is its rounded request. In the large pool a
 # remainder of up to 1 MiB is not split off but stays with the block; so a block that found its neighbour (or the end
 # of its segment) that near when it was made keeps the gap for life. Blocks of `max_split_size` and more are never
 # split.
 #
-# What was there before the first event and freed later has no such moment on record: its gap counts as its own where
-# it is that small before the first event or now, and as free memory otherwise.
+# For a block from before the first event that is freed later, that moment is not recorded: its gap counts as its own
+# where it is that small before the first event or now, and as free memory otherwise.
 
 
 def block_sizes(
@@ -298,11 +297,7 @@ def _by_address(device: DeviceTrace) -> _LivesByAddress:
     return _LivesByAddress(addresses=addresses, began=began[order], end=lives.end[order], stride=stride)
 
 
-# The allocator's map at a moment: its segments, and the blocks and free ranges that tile each of them.
-#
-# After the last event it is the file's own list of blocks. Before that, segments are counted back
-# (`reserved_ranges`), live allocations are put into them, and what lies between is free: the allocator always joins
-# free neighbours, so each gap is one free block.
+# The allocator always joins free neighbours, so each gap between live allocations is one free block.
 
 
 class TileKind(IntEnum):
@@ -418,10 +413,8 @@ def _taken(tiles: Tiles, rows: Ints8) -> Tiles:
     return Tiles(**{name: column[rows] for name, column in tiles.columns()})
 
 
-# From when to when each segment stood, how much of it was used meanwhile, and which allocation held it longest.
-#
-# A segment here is a stretch of addresses that was taken from the device and given back in one piece; of an
-# expandable one, each stretch that was mapped. At every moment they add up to what `segments` shows, to the byte.
+# Lives of segments. A segment here is a stretch of addresses that was taken from the device and given back in one
+# piece; of an expandable one, each stretch that was mapped. At every event they add up to `segments_at`, to the byte.
 
 NO_ALLOCATION = -1
 _MOST_PIECES = 8_000_000
@@ -480,7 +473,7 @@ class _Pieces(Columns):
 
 
 def _pieces(history: RangeHistory, count: int) -> _Pieces:
-    """By the rule of `reserved_ranges`: held until an event that gives it back, since whatever touched it before."""
+    """Reserved until an event that gives it back, since whatever touched it before."""
     event = _repeated(history.last - history.first)
     ranges = history.first[event] + _pieces_of(event)
     order = np.lexsort((event, ranges))

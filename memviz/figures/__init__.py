@@ -35,12 +35,23 @@ __all__ = [
     "waterfall",
 ]
 
+_PLOTS = {
+    "plot_fragmentation": "segments",
+    "plot_fragmentation_at": "segments",
+    "plot_icicle": "icicle",
+    "plot_peak": "peak",
+    "plot_replay": "timeline",
+    "plot_segments": "segments",
+    "plot_timeline": "timeline",
+    "plot_waterfall": "peak",
+}
+"""The module in `plots` of each figure of a result."""
+
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    word = name.removeprefix("plot_").removesuffix("_at")
-    module = f"plots.{word}" if name.startswith("plot_") else "drawings"
+    module = f"plots.{_PLOTS[name]}" if name in _PLOTS else "drawings"
     try:
         return getattr(import_module(f"{__name__}.{module}"), name)
     except ModuleNotFoundError as error:

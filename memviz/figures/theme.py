@@ -221,10 +221,8 @@ def _template(dark: bool) -> go.layout.Template:
     )
 
 
-# Words inside figures: texts from a trace made harmless, and axes of bytes.
-#
 # plotly reads a part of HTML in every label, hover text and title (<b>, <br>, <a href>), and TeX between dollar signs
-# where MathJax is there. A function name in a snapshot is anybody's text, so all of it goes through `plain`. It must
+# where MathJax is there. A function name in a snapshot is untrusted text, so all of it goes through `plain`. It must
 # never stand in a template either (`hovertemplate`, `texttemplate`): there `%{...}` is read as well.
 
 LONGEST = 80

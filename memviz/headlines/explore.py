@@ -94,7 +94,8 @@ def _when(overview: Overview) -> str:
 
 def live_then(live: LiveSet, which: Which, event_count: int) -> Headline:
     """`event_count` is the device's: without a history the only moment is the end."""
-    answer = f"{bytes_text(live.live_bytes)} are live{_device_words(which)}{_moment_words(live.event, event_count)}{_largest_groups(live)}."
+    where = f"{_device_words(which)}{_moment_words(live.event, event_count)}"
+    answer = f"{bytes_text(live.live_bytes)} are live{where}{_largest_groups(live)}."
     if live.reserved_bytes < live.live_bytes:
         # The file says less of its segments than of its tensors.
         return Headline(answer)

@@ -22,8 +22,6 @@ from memviz.errors import UsageError
 from memviz.trace.model import Bools, Category, DeviceTrace, Ints8, Trace
 from memviz.units import bytes_text, count_text
 
-# Something that could be done about a trace, and the requests as they would be then.
-
 
 class ActionKind(StrEnum):
     FREE_EARLIER = "free_earlier"
@@ -45,8 +43,6 @@ class Proposal:
     """The edited requests, of one device; None where only the allocator's settings are others."""
 
 
-# What outlives its step let go when the next one begins.
-
 FREE_EARLIER_ASSUMPTIONS = ("Nothing reads it any more once the next forward begins.",)
 
 
@@ -62,7 +58,7 @@ def free_earlier(facts: Facts, rows: Ints8) -> Proposal | None:
     return Proposal(ActionKind.FREE_EARLIER, "free it before the next forward", FREE_EARLIER_ASSUMPTIONS, trace)
 
 
-# Activation checkpointing on a recorded trace: a layer keeps its input, and makes the rest again in the backward.
+# Gradient checkpointing on a recorded trace: each layer keeps its input and recomputes the rest in the backward.
 
 CHECKPOINT_ASSUMPTIONS = (
     "Within a layer's forward what it keeps now lives until the function that made it is over, or until the layer is.",
@@ -144,10 +140,9 @@ def _recomputed(facts: Facts, layer: Layer, begin: int) -> tuple[Ints8, ...]:
     )
 
 
-# Autocast to bfloat16 on a recorded trace: which results it halves, by the operators that make them.
-#
-# It halves what matrix products, convolutions and attention make, and what follows from them element by element.
-# Weights stay, and are copied in half the size for the products that use them, until their backward is done.
+# Autocast to bfloat16 halves the results of matrix products, convolutions and attention, and of elementwise operators
+# that follow them. Weights stay, and are copied in half their size for the products that use them, until their
+# backward is done.
 
 OperatorNames = npt.NDArray[Any]
 """Texts, one for each distinct stack."""
@@ -229,7 +224,7 @@ def _is_product(names: OperatorNames) -> Bools:
     return np.asarray(is_product)
 
 
-# The whole model in half the precision: everything that is computed with takes half of its bytes.
+# Half precision of the whole model, as after `model.bfloat16()`.
 
 HALF_PRECISION_ASSUMPTIONS = (
     "Everything is in float32 now: a trace does not say in which precision anything is.",
@@ -256,8 +251,6 @@ def half_precision(facts: Facts) -> Proposal | None:
     trace = apply_edit(facts.trace, facts.device, Edit(halved=halved))
     return Proposal(ActionKind.HALF_PRECISION, "the model in half the precision", HALF_PRECISION_ASSUMPTIONS, trace)
 
-
-# What could be done about a finding.
 
 _EXPANDABLE = Proposal(
     ActionKind.EXPANDABLE_SEGMENTS,

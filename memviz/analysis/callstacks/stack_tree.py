@@ -26,7 +26,7 @@ from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.sums import sum_by
 from memviz.trace.model import Bools, Columns, DeviceTrace, Ints4, Ints8, Stacks, Trace
 
-# Stacks without what a reader skips: a person's own frames, and the first thing that they called.
+# Folding keeps the user's own frames and the first frame that they call.
 
 
 def fold_plumbing(trace: Trace, rule: SiteRule) -> Stacks:
@@ -51,8 +51,6 @@ def _kept_places(trace: Trace, rule: SiteRule) -> Bools:
     keep[places[places != NOWHERE]] = True
     return keep
 
-
-# A tree of stacks as columns, and what its nodes stand for.
 
 ROOT = -1
 OTHER = -2
@@ -108,10 +106,9 @@ def depths(parent: Ints4) -> Ints8:
     return depth
 
 
-# The largest nodes of a tree of stacks, found without making all of it: thousands of deep stacks have millions.
-#
-# From the root on, the largest node that is known is taken next, and its children become known. A node is never
-# larger than its parent, so this is the order of their bytes, and it ends when no more of them are wanted.
+# The largest nodes are found without building the whole tree, because thousands of deep stacks have millions of nodes.
+# From the root on, the largest known node is taken next and its children become known. A node is never larger than its
+# parent, so nodes come in order of their bytes.
 
 Key = tuple[int, int, "Place", int]
 Place = tuple[tuple[int, int], ...]
@@ -217,8 +214,6 @@ def _children(weighed: WeighedStacks, lengths: Ints8, node: _Node, row: int) -> 
         yield _Node(row, frame, node.depth + 1, members, size, count)
 
 
-# Allocations as a tree of their stacks, for flame and icicle charts.
-#
 # A node's bytes are its own (stacks that end there) plus its children's, to the byte, however the tree is folded or
 # pruned.
 

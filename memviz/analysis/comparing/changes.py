@@ -76,7 +76,7 @@ class Moment:
 class Change:
     thing: MatchKey
     kind: str
-    """What most of its bytes are, where it holds most: one of `kinds.KINDS`; unknown where nobody asked."""
+    """What most of its bytes are, where it holds most: one of `categories.KINDS`; unknown where nobody asked."""
     bytes: tuple[int, ...]
     """Per trace, 0 where it has nothing there."""
     counts: tuple[int, ...]
@@ -230,7 +230,7 @@ def _places(rows: Sequence[Change]) -> list[tuple[int, int, bool]]:
 @dataclass(frozen=True)
 class Score:
     kinds: tuple[tuple[str, int], ...]
-    """Live bytes at the peak by `kinds.KINDS`, those that have any."""
+    """Live bytes at the peak by `categories.KINDS`, those that have any."""
     highest: Mapping[str, int]
     """Most live bytes of each kind at any moment."""
     live_bytes: int

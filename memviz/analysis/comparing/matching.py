@@ -24,11 +24,9 @@ from memviz.analysis.purpose.phases import label_of_rows
 from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace, Ints4, Ints8, Trace
 
-# The same file in several programs: on another machine, in another folder.
-#
-# Two files are the same if they end alike: as many of the last parts of their paths are compared as it takes to tell
-# the files of each single trace apart. So the machine's part of a path (home, checkout, virtual environment) never
-# counts, and a file that lies at the same path in both always matches.
+# Two files are the same if their paths end alike: as many of the last parts are compared as it takes to tell the files
+# of each single trace apart. So home, checkout and virtual environment never count, and a file at the same path in
+# both always matches.
 
 Place = tuple[str, str]
 """Path and function."""
@@ -56,7 +54,7 @@ def _depth(parts: dict[str, list[str]], sides: Sequence[Collection[str]]) -> int
     return max(deepest, 1)
 
 
-# Whether a function has the same lines in several traces, or an edit above it has moved them.
+# An edit above a function moves its lines.
 
 Home = TypeVar("Home", bound=Hashable)
 Lines = dict[str, list[set[int]]]
@@ -82,9 +80,8 @@ def lines_text(lines: Collection[int]) -> str:
     return ", ".join(map(str, ordered)) if len(ordered) <= 3 else f"{ordered[0]}-{ordered[-1]}"
 
 
-# Which stacks of several traces are the same: a person's own frames, and the operator that took the memory.
-#
-# Frames of libraries between them do not count, so that another version of torch makes no other stack.
+# Two stacks are the same if their user frames and the operator that took the memory are. Frames of libraries do not
+# count, so another version of torch makes no other stack.
 
 _SHOWN = 3
 
@@ -170,15 +167,8 @@ def _stack_name(trace: Trace, sequence: tuple[int, ...], texts: dict[int, str], 
     return StackName(key, " ← ".join(shown) or site, operator)
 
 
-# Which allocations of several traces are of the same thing, wherever in time they were made.
-#
-# A site is a line and the operator that took the memory, as long as the function's lines are the same in all traces
-# that have it; where they have moved, it is the function. Operators count only where every trace recorded them.
-#
-# What is known per stack is decided per stack, so that a million allocations cost one look-up each.
-
 Pair = tuple[Trace, DeviceTrace]
-Named = tuple[Ints8, list["Thing"]]
+Named = tuple[Ints8, list["MatchKey"]]
 """Of one trace: per own code a number, and per number the thing."""
 _ALL = slice(None)
 

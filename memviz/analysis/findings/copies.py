@@ -12,7 +12,7 @@ from memviz.analysis.purpose.reasons import Certainty
 from memviz.trace.model import NO_STACK, Bools, Category, Ints8
 from memviz.units import bytes_text, count_text
 
-# The same sizes in the same order, allocated twice before the first forward, and both live: weights and a copy.
+# Duplicated weights: the same sizes in the same order, allocated twice before the first forward, and both live.
 
 _FEWEST_WEIGHTS = 3
 """Weights: two layers of a network are often alike."""
@@ -94,11 +94,9 @@ def _has_one_of_a_kind(size: Ints8) -> bool:
     return bool((np.unique(size, return_counts=True)[1] == 1).any())
 
 
-# Copies into twice the precision: half precision turned to single.
-#
-# A trace does not say what an operator read. So C++ frames have to name an operator that copies, a block of half the
-# size has to be live beside each copy, and none of twice the size, of which it could be a copy into half the
-# precision.
+# Copies from half into single precision. A trace does not say what an operator read. So C++ frames have to name an
+# operator that copies, a block of half the size has to be live beside each copy, and none of twice the size, of which
+# it could be a copy into half precision.
 
 _COPY_OPERATORS = ("_to_copy", "to", "copy_", "_copy_from")
 """Operators that make the same values in another precision."""

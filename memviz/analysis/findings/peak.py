@@ -18,7 +18,7 @@ from memviz.analysis.sums import sum_by
 from memviz.trace.model import Action, Category, Ints8, driver_free
 from memviz.units import bytes_text, count_text, percent_text
 
-# The last request that failed: what is missing, what most of the live bytes are, and what makes it fit.
+# Out of memory: the last request that failed, the bytes that are missing, and the remedy.
 
 _REMEDIES = {
     Category.PARAMETER: "Store the weights in fewer bits, or use CPU offload.",
@@ -96,7 +96,7 @@ def _remedy_for_oom(missing: int, most: Category | None, asked: int) -> str:
     return _REMEDIES.get(most, _ANY_REMEDY) if most is not None else _ANY_REMEDY
 
 
-# Activations that wait for the backward at the peak: what checkpointing and less precision are for.
+# Activations saved for the backward at the peak. Remedies: gradient checkpointing and half precision.
 
 _ACTIVATION_SHARE = 0.2
 """Of the peak."""
@@ -154,7 +154,7 @@ def _in_layers(facts: Facts, live: Ints8) -> str:
     return f", {bytes_text(int(facts.rows.size[layers.rows].sum()))} of it in {layers.words}"
 
 
-# A spike that reserves memory which nothing after it needs.
+# A spike that makes the allocator reserve memory which nothing needs afterwards.
 
 _SPIKE_SHARE = 0.05
 """Of the peak of what is reserved."""
@@ -223,7 +223,7 @@ def _is_work_left(facts: Facts, event: int) -> bool:
     return 2 * int(np.count_nonzero(allocs[event + 1 :])) >= int(np.count_nonzero(allocs))
 
 
-# A block that lives only a moment and makes the peak: without it, the peak would be lower.
+# A short-lived block without which the peak would be lower.
 
 _MOMENT = 8
 """Allocs and frees that come while it lives, at most."""

@@ -15,7 +15,7 @@ from memviz.trace.model import DEFAULT_POOL, Action, Ints8
 from memviz.trace.rounding import LARGE_SEGMENT
 from memviz.units import bytes_text, count_text, counted, duration_text
 
-# Segments that are mostly free and cannot go back to the device, because a block in them lives on.
+# Segments that are mostly free but stay reserved because a block in them is live.
 
 _PINNED_SHARE = 0.05
 """Of what is reserved."""
@@ -77,7 +77,7 @@ def _pins(facts: Facts, event: int) -> tuple[Ints8, Ints8]:
     return rows[last][by_row], free[segment[last]][by_row]
 
 
-# Memory in private pools, as CUDA graphs keep them: nothing outside can use what is free there.
+# Free memory in private pools, as CUDA graphs keep them, is of no use outside of them.
 
 _POOL_SHARE = 0.01
 """Of what is reserved."""
@@ -110,7 +110,7 @@ def private_pools(facts: Facts) -> Iterator[Finding]:
     )
 
 
-# Frees that wait for another stream: how long, and what the allocator took anew meanwhile.
+# Frees that wait for another stream: for how long, and the bytes newly reserved meanwhile.
 
 
 def waiting_frees(facts: Facts) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ from memviz.analysis.sums import sum_by
 from memviz.trace.model import NO_STACK, Action, Category, Ints8
 from memviz.units import bytes_text, count_text
 
-# What is more after every step than after the one before: a leak, or something that is collected on purpose.
+# Bytes that grow with every step: a leak, or something that is collected on purpose.
 
 _FEWEST_MOMENTS = 3
 _NOTICEABLE_GROWTH = 0.001
@@ -127,7 +127,7 @@ def _between_steps(facts: Facts) -> Ints8:
     return np.array([span.first - 1 for span in facts.forwards], dtype=np.int64)
 
 
-# Results of one step that are live in the next one's forward: logits, losses, outputs that a name still holds.
+# Results of one step that are live in the next forward: logits, losses, outputs that a name still holds.
 
 _STAYS = (
     Category.PARAMETER,
@@ -223,7 +223,7 @@ def step_of(facts: Facts, rows: Ints8) -> Ints8:
     return np.asarray(np.searchsorted(begins, facts.rows.start[rows], side="right") - 1, dtype=np.int64)
 
 
-# Gradients of a step that are live in the next one's forward, although the optimizer has used them.
+# Gradients that are live in the next forward, although the optimizer has used them.
 
 
 def gradients_in_forward(facts: Facts) -> Iterator[Finding]:

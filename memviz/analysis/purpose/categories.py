@@ -25,8 +25,6 @@ from memviz.analysis.sums import sum_by
 from memviz.trace.distinct import distinct, is_among
 from memviz.trace.model import EMPTY_TEXT, NO_STACK, Bools, Bytes1, Category, Columns, DeviceTrace, Ints8, Phase, Trace
 
-# What has been found of each allocation so far.
-
 
 class Inference:
     """Columns in the making, one row per row of `lifetimes`."""
@@ -48,7 +46,7 @@ class Inference:
         self.certainty[rows] = certainty
 
 
-# What a program says of an allocation itself: in metadata that torch keeps with it, or by the note around it.
+# Stated by the program: metadata that torch keeps with an allocation, or the annotation around it.
 
 _WORDS = (
     (Category.KV_CACHE, r"kv.?cache|key.?value.?cache|past.?key"),
@@ -64,23 +62,23 @@ _WORDS = (
 _PATTERNS = tuple((category, re.compile(words, re.IGNORECASE)) for category, words in _WORDS)
 
 
-def say_metadata(findings: Inference, trace: Trace, device: DeviceTrace) -> None:
+def say_metadata(inference: Inference, trace: Trace, device: DeviceTrace) -> None:
     texts = device.events.metadata
     if not (texts != EMPTY_TEXT).any():
         return
     start = lifetimes(device).start
-    begun = np.flatnonzero(findings.open & (start >= 0))
+    begun = np.flatnonzero(inference.open & (start >= 0))
     text = texts[start[begun]]
     for code in distinct(text[text != EMPTY_TEXT]).tolist():
         category = _meaning(trace.strings[code])
         if category is not Category.UNKNOWN:
-            findings.say(begun[text == code], category, Reason.METADATA, Certainty.STATED)
+            inference.say(begun[text == code], category, Reason.METADATA, Certainty.STATED)
 
 
-def say_annotations(findings: Inference, trace: Trace, device: DeviceTrace) -> None:
+def say_annotations(inference: Inference, trace: Trace, device: DeviceTrace) -> None:
     """A note says what goes on, not what all that is made meanwhile is for: no more than probable."""
     start, intervals = lifetimes(device).start, annotated(device).intervals
-    begun = np.flatnonzero(findings.open & (start >= 0))
+    begun = np.flatnonzero(inference.open & (start >= 0))
     if not len(intervals) or not len(begun):
         return
     around = annotation_of_events(device, start[begun])
@@ -88,17 +86,16 @@ def say_annotations(findings: Inference, trace: Trace, device: DeviceTrace) -> N
     for code in distinct(name[name != EMPTY_TEXT]).tolist():
         category = _meaning(trace.strings[code])
         if category is not Category.UNKNOWN:
-            findings.say(begun[name == code], category, Reason.ANNOTATED, Certainty.PROBABLE)
+            inference.say(begun[name == code], category, Reason.ANNOTATED, Certainty.PROBABLE)
 
 
 def _meaning(text: str) -> Category:
     return next((category for category, pattern in _PATTERNS if pattern.search(text)), Category.UNKNOWN)
 
 
-# What was there before the recording, without a stack: told by sizes, and by what the events do with it.
-#
-# Blocks that stay to the end are weights, unless the events show how many weights of a size there are: each has one
-# gradient. What is there more often is the optimizer's, or a gradient that is added to and never let go.
+# Allocations from before the recording, without a stack. Blocks that stay to the end are weights, unless the events
+# show how many weights of a size there are: each has one gradient. More blocks of that size belong to the optimizer,
+# or are gradients that accumulate.
 
 FEWEST_WEIGHTS = 8
 """Fewer tensors than this are hardly a model's."""
@@ -106,38 +103,38 @@ _SOME, _MOST = 0.1, 0.5
 """Of the bytes: so many must fit before sizes are believed."""
 
 
-def say_before_recording(findings: Inference, evidence: Evidence, device: DeviceTrace) -> None:
-    before = findings.open & ~evidence.begun & evidence.no_stack
+def say_before_recording(inference: Inference, evidence: Evidence, device: DeviceTrace) -> None:
+    before = inference.open & ~evidence.begun & evidence.no_stack
     stays = np.flatnonzero(before & evidence.never_freed)
     goes = np.flatnonzero(before & ~evidence.never_freed)
     if len(goes):
-        _say_freed(findings, evidence, goes, weights=stays)
+        _say_freed(inference, evidence, goes, weights=stays)
     if len(stays) >= FEWEST_WEIGHTS or len(stays) and evidence.sees_work:
-        _say_kept(findings, evidence, stays, len(device.events))
+        _say_kept(inference, evidence, stays, len(device.events))
 
 
-def _say_freed(findings: Inference, evidence: Evidence, rows: Ints8, *, weights: Ints8) -> None:
+def _say_freed(inference: Inference, evidence: Evidence, rows: Ints8, *, weights: Ints8) -> None:
     doing = evidence.doing_at_free[rows]
     step = rows[doing == Activity.STEP]
-    like = agreed(evidence.free_stack, findings.category, evidence.free_stack[step])
+    like = agreed(evidence.free_stack, inference.category, evidence.free_stack[step])
     known = is_among(like, (Category.PARAMETER, Category.OPTIMIZER_STATE))
-    findings.say(step[known], like[known], Reason.BEFORE_STEP_FREED, Certainty.PROBABLE)
-    findings.say(step[~known], Category.OPTIMIZER_STATE, Reason.BEFORE_STEP_FREED, Certainty.PROBABLE)
+    inference.say(step[known], like[known], Reason.BEFORE_STEP_FREED, Certainty.PROBABLE)
+    inference.say(step[~known], Category.OPTIMIZER_STATE, Reason.BEFORE_STEP_FREED, Certainty.PROBABLE)
     used = rows[is_among(doing, (Activity.BACKWARD, Activity.FORWARD))]
-    findings.say(used, Category.ACTIVATION, Reason.BEFORE_USED, Certainty.PROBABLE)
+    inference.say(used, Category.ACTIVATION, Reason.BEFORE_USED, Certainty.PROBABLE)
     rest = rows[doing == Activity.NOTHING]
     size = evidence.size
-    sized = is_among(size[rest], np.append(size[weights], size[findings.category == Category.GRADIENT]))
-    is_training = evidence.sees_training or bool((findings.category == Category.GRADIENT).any())
+    sized = is_among(size[rest], np.append(size[weights], size[inference.category == Category.GRADIENT]))
+    is_training = evidence.sees_training or bool((inference.category == Category.GRADIENT).any())
     gradients = sized & is_training
-    findings.say(rest[gradients], Category.GRADIENT, Reason.BEFORE_GRADIENT, Certainty.PROBABLE)
-    findings.say(rest[~gradients], Category.ACTIVATION, Reason.BEFORE_USED, Certainty.PROBABLE)
+    inference.say(rest[gradients], Category.GRADIENT, Reason.BEFORE_GRADIENT, Certainty.PROBABLE)
+    inference.say(rest[~gradients], Category.ACTIVATION, Reason.BEFORE_USED, Certainty.PROBABLE)
 
 
-def _say_kept(findings: Inference, evidence: Evidence, rows: Ints8, count: int) -> None:
+def _say_kept(inference: Inference, evidence: Evidence, rows: Ints8, count: int) -> None:
     size = evidence.size
     sizes, code = np.unique(size[rows], return_inverse=True)
-    gradients = np.flatnonzero(findings.category == Category.GRADIENT)
+    gradients = np.flatnonzero(inference.category == Category.GRADIENT)
     at_once = _at_once(sizes, size[gradients], evidence.start[gradients], evidence.end[gradients], count)
     there = np.bincount(code, minlength=len(sizes))
     rank = _rank(code, evidence.address[rows])
@@ -145,22 +142,22 @@ def _say_kept(findings: Inference, evidence: Evidence, rows: Ints8, count: int) 
     if int((sizes * np.minimum(at_once, there)).sum()) > _SOME * total:
         like = at_once[code] > 0
         weight = ~like | (rank < at_once[code])
-        findings.say(rows[like & weight], Category.PARAMETER, Reason.BEFORE_LIKE_GRADIENTS, Certainty.PROBABLE)
-        findings.say(rows[~like], Category.PARAMETER, Reason.BEFORE_ONLY_WEIGHTS, Certainty.PROBABLE)
-        findings.say(rows[~weight], Category.OPTIMIZER_STATE, Reason.BEFORE_MORE_OF_IT, Certainty.PROBABLE)
+        inference.say(rows[like & weight], Category.PARAMETER, Reason.BEFORE_LIKE_GRADIENTS, Certainty.PROBABLE)
+        inference.say(rows[~like], Category.PARAMETER, Reason.BEFORE_ONLY_WEIGHTS, Certainty.PROBABLE)
+        inference.say(rows[~weight], Category.OPTIMIZER_STATE, Reason.BEFORE_MORE_OF_IT, Certainty.PROBABLE)
         return
-    second = (rank >= (there[code] + 1) // 2) & _added_to(findings, evidence, sizes, rows, code)
-    findings.say(rows, Category.PARAMETER, Reason.BEFORE_ONLY_WEIGHTS, Certainty.PROBABLE)
-    findings.say(rows[second], Category.GRADIENT, Reason.BEFORE_MORE_OF_IT, Certainty.PROBABLE)
+    second = (rank >= (there[code] + 1) // 2) & _added_to(inference, evidence, sizes, rows, code)
+    inference.say(rows, Category.PARAMETER, Reason.BEFORE_ONLY_WEIGHTS, Certainty.PROBABLE)
+    inference.say(rows[second], Category.GRADIENT, Reason.BEFORE_MORE_OF_IT, Certainty.PROBABLE)
 
 
-def _added_to(findings: Inference, evidence: Evidence, sizes: Ints8, rows: Ints8, code: Ints8) -> Bools:
+def _added_to(inference: Inference, evidence: Evidence, sizes: Ints8, rows: Ints8, code: Ints8) -> Bools:
     """Backward makes something of this size and lets it go at once: it is added to a gradient that was there.
 
     That says nothing unless it holds for most bytes.
     """
-    backward = evidence.during(Activity.BACKWARD) | (findings.reason == Reason.ORDER_FREED)
-    made = backward & (findings.category == Category.TEMPORARY)
+    backward = evidence.during(Activity.BACKWARD) | (inference.reason == Reason.ORDER_FREED)
+    made = backward & (inference.category == Category.TEMPORARY)
     returns = is_among(sizes, evidence.size[made])[code]
     size = evidence.size[rows]
     return np.asarray(returns & bool(size[returns].sum() > _MOST * size.sum()))
@@ -189,7 +186,7 @@ def _rank(code: Ints8, address: Ints8) -> Ints8:
     return rank
 
 
-# The shape of what is live for a while: where it climbs to a top, and where it has come down again.
+# Hills of live bytes: where they rise to a top and have come down again.
 
 _HIGH = 0.5
 """Of the highest top: what rises over it is a hill."""
@@ -237,11 +234,9 @@ def hills(start: Ints8, end: Ints8, size: Ints8, count: int) -> Hills:
     return Hills(tops, bottoms, count)
 
 
-# Purposes of a trace without stacks: sizes and order are all there is.
-#
-# Live bytes of what is freed again make hills: a forward climbs, its backward comes down. What is there before and
-# never freed are weights. What has a weight's size and is made on the way down is a gradient; what is made on the way
-# up and freed on the way down was kept for the backward.
+# A trace without stacks has only sizes and order. Live bytes of freed blocks make hills: a forward climbs, its
+# backward comes down. Blocks from before that are never freed are weights. A block of a weight's size, made on the way
+# down, is a gradient; one made on the way up and freed on the way down was saved for the backward.
 
 _MOST_OUTPUTS = 4
 """Of one hill."""
@@ -249,8 +244,8 @@ _MOST_COPIES = 5
 """Of each weight that a training may hold, itself included."""
 
 
-def say_by_order(findings: Inference, evidence: Evidence, device: DeviceTrace) -> None:
-    rows = np.flatnonzero(findings.open & evidence.no_stack & evidence.begun)
+def say_by_order(inference: Inference, evidence: Evidence, device: DeviceTrace) -> None:
+    rows = np.flatnonzero(inference.open & evidence.no_stack & evidence.begun)
     if evidence.sees_work or not len(rows) or not len(device.events):
         return
     start, size, kept = evidence.start[rows], evidence.size[rows], evidence.never_freed[rows]
@@ -260,7 +255,7 @@ def say_by_order(findings: Inference, evidence: Evidence, device: DeviceTrace) -
     weights = evidence.size[np.append(first, np.flatnonzero(~evidence.begun & evidence.never_freed))]
     if len(weights) < FEWEST_WEIGHTS:
         return
-    _say(findings, first, Category.PARAMETER, Reason.ORDER_FIRST)
+    _say(inference, first, Category.PARAMETER, Reason.ORDER_FIRST)
     like_weight = is_among(size, weights)
     passing = rows[~kept & ~like_weight]
     seen = hills(evidence.start[passing], evidence.end[passing], evidence.size[passing], len(device.events))
@@ -269,15 +264,15 @@ def say_by_order(findings: Inference, evidence: Evidence, device: DeviceTrace) -
     # What was there before the recording counts several times: weights, and the optimizer's states of them.
     is_training = _MOST_COPIES * int(size[gradients].sum()) > int(weights.sum()) > 0
     if is_training:
-        _say_weights_again(findings, rows[gradients], rows[like_weight & kept & (start >= climb)], evidence, weights)
-    _say_passing(findings, evidence, seen, freed, is_training)
+        _say_weights_again(inference, rows[gradients], rows[like_weight & kept & (start >= climb)], evidence, weights)
+    _say_passing(inference, evidence, seen, freed, is_training)
 
 
-def _say_weights_again(findings: Inference, gradients: Ints8, kept: Ints8, evidence: Evidence, weights: Ints8) -> None:
+def _say_weights_again(inference: Inference, gradients: Ints8, kept: Ints8, evidence: Evidence, weights: Ints8) -> None:
     """What is never freed is the optimizer's; the first of each size is a gradient where no others are."""
     passing = gradients[~evidence.never_freed[gradients]]
-    _say(findings, passing, Category.GRADIENT, Reason.ORDER_GRADIENT)
-    _say(findings, kept, Category.OPTIMIZER_STATE, Reason.ORDER_STATE)
+    _say(inference, passing, Category.GRADIENT, Reason.ORDER_GRADIENT)
+    _say(inference, kept, Category.OPTIMIZER_STATE, Reason.ORDER_STATE)
     if 2 * int(evidence.size[passing].sum()) > int(weights.sum()) or not len(kept):
         return
     sizes, code = np.unique(evidence.size[kept], return_inverse=True)
@@ -285,33 +280,33 @@ def _say_weights_again(findings: Inference, gradients: Ints8, kept: Ints8, evide
     order = np.argsort(code, kind="stable")
     rank = np.empty(len(kept), dtype=np.int64)
     rank[order] = np.arange(len(kept)) - np.searchsorted(code[order], code[order])
-    _say(findings, kept[rank < there[code]], Category.GRADIENT, Reason.ORDER_GRADIENT)
+    _say(inference, kept[rank < there[code]], Category.GRADIENT, Reason.ORDER_GRADIENT)
 
 
-def _say_passing(findings: Inference, evidence: Evidence, seen: Hills, rows: Ints8, is_training: bool) -> None:
-    rows = rows[findings.open[rows]]
+def _say_passing(inference: Inference, evidence: Evidence, seen: Hills, rows: Ints8, is_training: bool) -> None:
+    rows = rows[inference.open[rows]]
     start, end = evidence.start[rows], evidence.end[rows]
     over_top = seen.top_after(start) <= end
     at_once = end < evidence.next_alloc[rows]
     on_the_way_down = seen.is_down(start)
     stays = over_top & ~on_the_way_down & ~(at_once & is_training)
-    _say(findings, rows[stays], Category.ACTIVATION, Reason.ORDER_KEPT)
+    _say(inference, rows[stays], Category.ACTIVATION, Reason.ORDER_KEPT)
     # As many as a forward may hand back, and its backward does not let go.
     left = stays & (seen.bottom_after(start) + is_training <= end)
     hill = np.searchsorted(seen.tops, start)
     left &= np.bincount(hill[left], minlength=len(seen.tops) + 1)[hill] <= _MOST_OUTPUTS
-    _say(findings, rows[left], Category.OUTPUT, Reason.ORDER_OUTPUT)
+    _say(inference, rows[left], Category.OUTPUT, Reason.ORDER_OUTPUT)
     temporary = ~stays & (at_once | ~over_top & on_the_way_down & is_training)
-    _say(findings, rows[temporary], Category.TEMPORARY, Reason.ORDER_FREED)
-    rest = findings.open[rows]
-    _say(findings, rows[rest], Category.ACTIVATION, Reason.ORDER_HANDED_ON)
+    _say(inference, rows[temporary], Category.TEMPORARY, Reason.ORDER_FREED)
+    rest = inference.open[rows]
+    _say(inference, rows[rest], Category.ACTIVATION, Reason.ORDER_HANDED_ON)
 
 
-def _say(findings: Inference, rows: Ints8, category: Category, reason: Reason) -> None:
-    findings.say(rows, category, reason, Certainty.PROBABLE)
+def _say(inference: Inference, rows: Ints8, category: Category, reason: Reason) -> None:
+    inference.say(rows, category, reason, Certainty.PROBABLE)
 
 
-# What is there before the first forward and stays: weights, copies of them, or what the model is given.
+# Blocks from before the first forward that stay: weights, copies of them, or inputs of the model.
 
 _FEWEST_COPIED = 2
 """Weights. One tensor of the size of another is no copy of it."""
@@ -319,30 +314,30 @@ _MOST_TRIED = 64
 """Places where a copy may begin: each is compared whole, and a file may hold millions of one size."""
 
 
-def say_weight_copies(findings: Inference, evidence: Evidence) -> None:
+def say_weight_copies(inference: Inference, evidence: Evidence) -> None:
     """Tell copies of all weights, as an average or a teacher, that user code makes before the first forward."""
     early = evidence.begun & evidence.never_freed & (evidence.start < evidence.first_work) & evidence.sees_work
-    weights = evidence.size[early & (findings.category == Category.PARAMETER)]
+    weights = evidence.size[early & (inference.category == Category.PARAMETER)]
     # A prediction takes for an input whatever comes from the host outside of a model.
-    is_guess = (findings.category == Category.INPUT) & (findings.reason == Reason.RECORDED)
-    rows = np.flatnonzero(early & (findings.open | is_guess) & evidence.during(Activity.NOTHING))
+    is_guess = (inference.category == Category.INPUT) & (inference.reason == Reason.RECORDED)
+    rows = np.flatnonzero(early & (inference.open | is_guess) & evidence.during(Activity.NOTHING))
     count = len(weights)
     if count < _FEWEST_COPIED or (weights == weights[0]).all():
         return
     for place in np.flatnonzero(evidence.size[rows] == weights[0])[:_MOST_TRIED].tolist():
         copies = rows[place : place + count]
         if np.array_equal(evidence.size[copies], weights):
-            findings.say(copies, Category.WEIGHT_COPIES, Reason.WEIGHTS_AGAIN, Certainty.PROBABLE)
+            inference.say(copies, Category.WEIGHT_COPIES, Reason.WEIGHTS_AGAIN, Certainty.PROBABLE)
 
 
-def say_from_the_start(findings: Inference, evidence: Evidence) -> None:
-    early = findings.open & evidence.never_freed & evidence.during(Activity.NOTHING)
+def say_from_the_start(inference: Inference, evidence: Evidence) -> None:
+    early = inference.open & evidence.never_freed & evidence.during(Activity.NOTHING)
     early &= ~evidence.begun | (evidence.start < evidence.first_work) & evidence.sees_work
     rows = np.flatnonzero(early & ~(evidence.no_stack & ~evidence.begun))
     if not len(rows):
         return
     size = evidence.size[rows]
-    gradients = is_among(size, evidence.size[findings.category == Category.GRADIENT])
+    gradients = is_among(size, evidence.size[inference.category == Category.GRADIENT])
     weights = np.ones(len(rows), dtype=np.bool_)
     if 2 * size[gradients].sum() > size.sum():
         weights = gradients
@@ -353,14 +348,9 @@ def say_from_the_start(findings: Inference, evidence: Evidence) -> None:
         _, place, count = np.unique(evidence.stack[rows], return_inverse=True, return_counts=True)
         shared = np.flatnonzero(count[place] >= FEWEST_WEIGHTS)
         weights[shared[-1] + 1 if len(shared) else len(rows) :] = False
-    findings.say(rows[weights], Category.PARAMETER, Reason.FROM_THE_START, Certainty.PROBABLE)
-    findings.say(rows[~weights], Category.INPUT, Reason.GIVEN, Certainty.PROBABLE)
+    inference.say(rows[weights], Category.PARAMETER, Reason.FROM_THE_START, Certainty.PROBABLE)
+    inference.say(rows[~weights], Category.INPUT, Reason.GIVEN, Certainty.PROBABLE)
 
-
-# What each allocation is for: as our own runs recorded it, else inferred, with the reason and how sure it is.
-#
-# First speak those who know: our own labels, and metadata of the program. Then what the program was doing (`RULES`),
-# then sizes and order (`from_the_start`, `before_recording`, `by_order`), each for what is open still.
 
 _CUT_OFF = (Reason.BACKWARD_CUT_OFF, Reason.STEP_CUT_OFF, Reason.FORWARD_ONLY_KEPT, Reason.FORWARD_OUTPUT)
 """What is said of blocks whose end the trace may not show."""
@@ -385,34 +375,34 @@ def categories(trace: Trace, device: DeviceTrace) -> Categories:
 
 def _categorised(trace: Trace, device: DeviceTrace) -> Categories:
     evidence = Evidence(trace, device)
-    findings = Inference(len(evidence.size))
-    _say_recorded(findings, trace, device)
-    _say_taken_over(findings, trace, device)
-    say_metadata(findings, trace, device)
+    inference = Inference(len(evidence.size))
+    _say_recorded(inference, trace, device)
+    _say_taken_over(inference, trace, device)
+    say_metadata(inference, trace, device)
     if device.kind == "host":
-        findings.say(findings.open, Category.HOST_COPY, Reason.HOST, Certainty.SURE)
-    _apply(RULES, findings, evidence)
-    _follow_free(findings, device)
-    _follow_same_stack(findings, evidence)
-    say_annotations(findings, trace, device)
-    say_by_order(findings, evidence, device)
-    say_before_recording(findings, evidence, device)
-    say_weight_copies(findings, evidence)
-    say_from_the_start(findings, evidence)
-    _apply(LAST_RULES, findings, evidence)
-    return Categories(findings.category, findings.reason, findings.certainty)
+        inference.say(inference.open, Category.HOST_COPY, Reason.HOST, Certainty.SURE)
+    _apply(RULES, inference, evidence)
+    _follow_free(inference, device)
+    _follow_same_stack(inference, evidence)
+    say_annotations(inference, trace, device)
+    say_by_order(inference, evidence, device)
+    say_before_recording(inference, evidence, device)
+    say_weight_copies(inference, evidence)
+    say_from_the_start(inference, evidence)
+    _apply(LAST_RULES, inference, evidence)
+    return Categories(inference.category, inference.reason, inference.certainty)
 
 
-def _say_recorded(findings: Inference, trace: Trace, device: DeviceTrace) -> None:
+def _say_recorded(inference: Inference, trace: Trace, device: DeviceTrace) -> None:
     recorded = label_of_rows(device, "category")
     if recorded is not None:
         # A run labels what a forward keeps as activations, whatever autocast made of it.
         is_cast = (recorded == Category.ACTIVATION) & stack_signs(trace).casts[lifetimes(device).stack]
         known = np.flatnonzero((recorded != Category.UNKNOWN) & ~is_cast)
-        findings.say(known, recorded[known], Reason.RECORDED, Certainty.STATED)
+        inference.say(known, recorded[known], Reason.RECORDED, Certainty.STATED)
 
 
-def _say_taken_over(findings: Inference, trace: Trace, device: DeviceTrace) -> None:
+def _say_taken_over(inference: Inference, trace: Trace, device: DeviceTrace) -> None:
     """Where nothing was found there, nothing is found here either."""
     known = known_of_rows(device)
     if known is None:
@@ -420,40 +410,38 @@ def _say_taken_over(findings: Inference, trace: Trace, device: DeviceTrace) -> N
     is_forward = stack_signs(trace).doing[lifetimes(device).stack] == Activity.FORWARD
     is_again = is_forward & (known.phase == Phase.BACKWARD)
     for chosen, reason in ((is_again, Reason.RECOMPUTED), (~is_again, Reason.TAKEN_OVER)):
-        rows = np.flatnonzero(findings.open & known.is_known & chosen)
-        findings.say(rows, known.category[rows], reason, known.certainty[rows])
+        rows = np.flatnonzero(inference.open & known.is_known & chosen)
+        inference.say(rows, known.category[rows], reason, known.certainty[rows])
 
 
-def _apply(rules: tuple[Rule, ...], findings: Inference, evidence: Evidence) -> None:
+def _apply(rules: tuple[Rule, ...], inference: Inference, evidence: Evidence) -> None:
     for rule in rules:
-        findings.say(findings.open & rule.holds(evidence), rule.category, rule.reason, rule.certainty)
+        inference.say(inference.open & rule.holds(evidence), rule.category, rule.reason, rule.certainty)
 
 
-def _follow_same_stack(findings: Inference, evidence: Evidence) -> None:
+def _follow_same_stack(inference: Inference, evidence: Evidence) -> None:
     """What the end of the trace cut off is what all others of its stack were, if they agree."""
-    cut_off = is_among(findings.reason, _CUT_OFF) & evidence.never_freed & evidence.begun
+    cut_off = is_among(inference.reason, _CUT_OFF) & evidence.never_freed & evidence.begun
     rows = np.flatnonzero(cut_off)
     # One call of an operator casts a weight and an activation, so its stack does not say which is which.
-    tells_nothing = cut_off | (findings.reason == Reason.AUTOCAST_KEPT)
-    others = np.where(tells_nothing, Category.UNKNOWN, findings.category).astype(np.uint8)
+    tells_nothing = cut_off | (inference.reason == Reason.AUTOCAST_KEPT)
+    others = np.where(tells_nothing, Category.UNKNOWN, inference.category).astype(np.uint8)
     like = agreed(evidence.stack, others, evidence.stack[rows])
     # A block that is never freed is no temporary, whatever others were.
     known = (like != Category.UNKNOWN) & (like != Category.TEMPORARY)
-    findings.say(rows[known], like[known], Reason.SAME_STACK, Certainty.SURE)
+    inference.say(rows[known], like[known], Reason.SAME_STACK, Certainty.SURE)
 
 
-def _follow_free(findings: Inference, device: DeviceTrace) -> None:
+def _follow_free(inference: Inference, device: DeviceTrace) -> None:
     """What a step leaves behind is a parameter if it is freed where the first parameters were."""
-    first = np.flatnonzero(is_among(findings.reason, (Reason.BUILD_KEPT, Reason.OPTIMIZER_BUILD_KEPT)))
-    rows = np.flatnonzero(findings.reason == Reason.STEP_KEPT)
-    like = freed_like(device, findings.category, first, rows)
-    findings.say(rows[like == Category.PARAMETER], Category.PARAMETER, Reason.REPLACED, Certainty.SURE)
+    first = np.flatnonzero(is_among(inference.reason, (Reason.BUILD_KEPT, Reason.OPTIMIZER_BUILD_KEPT)))
+    rows = np.flatnonzero(inference.reason == Reason.STEP_KEPT)
+    like = freed_like(device, inference.category, first, rows)
+    inference.say(rows[like == Category.PARAMETER], Category.PARAMETER, Reason.REPLACED, Certainty.SURE)
 
 
-# What an allocation is, wherever it is shown: its category, or that it was there before the recording began.
-#
-# What was live at the first event without a stack to say more is a kind of its own, not an unknown one: another
-# recording could tell.
+# A kind is a category, or *before recording* for blocks that were live at the first event without a stack: another
+# recording could tell their category.
 
 BEFORE_RECORDING = "before recording"
 KINDS = (*(category.label for category in Category), BEFORE_RECORDING)

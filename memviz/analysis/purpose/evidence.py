@@ -25,10 +25,8 @@ from memviz.trace.distinct import distinct, is_among
 from memviz.trace.model import DEFAULT_POOL, NO_STACK, Action, Bools, Bytes1, Category, DeviceTrace, Ints4, Ints8, Trace
 from memviz.trace.rounding import CUBLAS_WORKSPACE_BYTES, HOPPER_WORKSPACE_BYTES
 
-# What a stack says by the names of its functions and files, where people agree on names.
-#
-# A name alone proves nothing, so what rests on one is only probable. The innermost name that says something counts: a
-# cache that is set up while weights are loaded is a cache.
+# Names of functions and files, where people agree on names. A name alone proves nothing, so a purpose inferred from
+# one is only probable. The innermost telling name counts: a cache that is set up while weights are loaded is a cache.
 
 
 @dataclass(frozen=True)
@@ -129,11 +127,10 @@ def _meaning(function: str, path: str) -> Category:
     return Category.UNKNOWN
 
 
-# Optimizers written by hand make new tensors each step and let the old ones go: which of them are parameters?
-#
-# `p.data = p.data - update` frees the old parameter at one place, and `m = beta * m + ...` the old state at another.
-# Frees have stacks of their own where `context="all"` was recorded. So what is freed at the place where the first
-# parameters were freed is a parameter too, and so are all others made at the same place.
+# Optimizers written by hand make new tensors each step and drop the old ones. `p.data = p.data - update` frees the old
+# parameter at one place, and `m = beta * m + ...` the old state at another. Frees have stacks of their own where
+# `context="all"` was recorded. So a block freed at the place where the first parameters were freed is a parameter too,
+# and so are all others made at the same place.
 
 
 def freed_like(device: DeviceTrace, category: Bytes1, first: Ints8, rows: Ints8) -> Bytes1:
@@ -170,10 +167,8 @@ def stack_of_frees(device: DeviceTrace) -> Ints4:
     return stacks_of_frees
 
 
-# A cache of keys and values: what a forward replaces by something larger at the same place, again and again.
-#
-# What merely outlives its forward may be a list of outputs or activations that no backward uses, so that is no
-# evidence.
+# KV cache: a forward replaces it by a larger one at the same place, again and again. A block that merely outlives its
+# forward may be in a list of outputs or an activation that no backward uses, so that is no evidence.
 
 _FEWEST_PASSES = 3
 _MOSTLY = 0.75

@@ -34,9 +34,8 @@ from memviz.trace.model import (
 )
 from memviz.trace.picked import first_or_second, picked
 
-# What was found of a recording, carried to requests that were edited: it holds there, whatever stacks seem to say.
-#
-# What is made a second time has the stack of the first, so it would look like a forward within the backward.
+# Edited requests take over the purposes inferred for the recording, whatever their stacks show: a recomputed block has
+# the stack of the first one, so it would look like a forward within the backward.
 
 
 def known_of_rows(device: DeviceTrace) -> Purposes | None:
@@ -56,7 +55,7 @@ def first_events(rows: Lifetimes, count: int) -> Ints8:
     return np.where(rows.start >= 0, rows.start, freed)
 
 
-# In which phase of training each allocation was made: as recorded by our own runs, else by its stack.
+# Phase of each allocation: as recorded by our own runs, else by its stack.
 
 _PHASE = np.zeros(len(Activity), dtype=np.uint8)
 _PHASE[[Activity.FORWARD, Activity.BACKWARD, Activity.STEP]] = [Phase.FORWARD, Phase.BACKWARD, Phase.STEP]
@@ -132,10 +131,8 @@ def _label(labels: Labels | None, column: str, place: npt.NDArray[Any]) -> Bytes
     return np.where(place >= 0, values[place], 0).astype(np.int32)
 
 
-# Where one forward ends and the next begins, and what outlives the forward that made it.
-#
-# A pass is what one outermost call of a module allocates, without a break. It begins anew where another line calls,
-# or where the line of the outermost module's function moves up to where it began, or above.
+# A forward pass is all that one outermost call of a module allocates, without a break. A new one begins where another
+# line calls, or where the line of the outermost module's function moves up to where it began, or above.
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,10 +203,9 @@ def _callers(trace: Trace, stack: Ints4) -> Ints8:
     return of_stack[np.where(stack == NO_STACK, len(depth) - 1, stack)].view(np.int64)
 
 
-# Forwards, backwards and optimizer steps one after the other, numbered from 1, as stacks show them.
-#
-# A step of training ends with its optimizer step; where none shows, with its last backward before another forward.
-# Where nothing but forwards shows, each is one of its own.
+# Spans of forwards, backwards and optimizer steps, numbered from 1, as stacks show them. A step of training ends with
+# its optimizer step; where none shows, with its last backward before another forward. Where only forwards show, each
+# is a step.
 
 _WORK = (Activity.FORWARD, Activity.BACKWARD, Activity.STEP)
 _NAMES = {Activity.FORWARD: "forward", Activity.BACKWARD: "backward", Activity.STEP: "optimizer step"}
@@ -327,7 +323,7 @@ def _numbers(doing: Bytes1) -> Ints8:
     return np.asarray(np.cumsum(new) + 1, dtype=np.int64)
 
 
-# What a step or a forward is called in every sentence: as the program noted it, else by the number that we counted.
+# Names of steps and forwards: as the program annotated them, else by our own count.
 
 _LONGEST = 40
 _PROFILED = "ProfilerStep#"

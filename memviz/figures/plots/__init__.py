@@ -1,1 +1,1 @@
-"""One file per figure: a result of `memviz.analysis` drawn with plotly."""
+"""Results of `memviz.analysis` drawn with plotly."""
