@@ -30,7 +30,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from memviz.runner.jobs.process_tree import APART
+from memviz.runner.jobs.limits import APART
 from memviz.runner.jobs.searches import MODULE
 
 ROOT = Path(__file__).parents[1]

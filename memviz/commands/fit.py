@@ -27,10 +27,9 @@ from memviz.units import bytes_text, count_text, duration_text, parse_seconds
 
 if TYPE_CHECKING:
     from memviz.runner.fit.fit import FitAnswer
-    from memviz.runner.fit.front import TriedWay
-    from memviz.runner.fit.measured_ways import Gpu, MeasuredWay
+    from memviz.runner.fit.measurement import Gpu, Measurement
     from memviz.runner.fit.predictions import Predictor
-    from memviz.runner.fit.search import Searched
+    from memviz.runner.fit.search import Searched, Trial
     from memviz.runner.plan import Plan
     from memviz.runner.request import Request
 
@@ -100,7 +99,7 @@ def _run(args: argparse.Namespace) -> int:
 
     request, shown, stop = _request(args), _Progress(), Stop(args.time_limit)
     if args.measure:
-        from memviz.runner.fit.measured_ways import check_can_be_measured
+        from memviz.runner.fit.measurement import check_can_be_measured
 
         check_can_be_measured(request)
     try:
@@ -161,41 +160,40 @@ def _machines(args: argparse.Namespace) -> Iterator[tuple[Predictor, list[Gpu]]]
     from memviz.runner.fit.predictions import Predictor
 
     if args.scheduler is None:
-        from memviz.runner.fit.measured_ways import gpus_of_this_machine
+        from memviz.runner.fit.measurement import gpus_of_this_machine
 
         gpus = gpus_of_this_machine() if args.measure else []
         with Predictor(processes=args.processes) as predictor:
             yield predictor, gpus
         return
     from memviz.dask_client import dask_client
-    from memviz.runner.fit.far_gpus import gpus_of_workers
-    from memviz.runner.fit.far_predictions import FarWorker, predict_alike, threads_of
+    from memviz.runner.fit.dask_workers import DaskWorker, same_versions, worker_gpus, worker_threads
 
     with dask_client(args.scheduler) as client:
-        gpus = gpus_of_workers(client, args.scheduler) if args.measure else []
-        if gpus and not predict_alike(client):
+        gpus = worker_gpus(client, args.scheduler) if args.measure else []
+        if gpus and not same_versions(client):
             # Their PyTorch is built for a GPU and ours is not: what they predict would not be kept as ours.
             with Predictor(processes=args.processes) as predictor:
                 yield predictor, gpus
             return
-        threads = threads_of(client, args.scheduler)
-        with Predictor(processes=args.processes or threads, make_worker=lambda: FarWorker(client)) as predictor:
+        threads = worker_threads(client, args.scheduler)
+        with Predictor(processes=args.processes or threads, make_worker=lambda: DaskWorker(client)) as predictor:
             yield predictor, gpus
 
 
-def _measured(answer: FitAnswer, gpus: list[Gpu], count: int) -> list[MeasuredWay]:
-    from memviz.runner.fit.measured_ways import chosen_ways, measured, of_card
+def _measured(answer: FitAnswer, gpus: list[Gpu], count: int) -> list[Measurement]:
+    from memviz.runner.fit.measurement import gpus_named, measured, trials_to_measure
     from memviz.runner.plan import plan_of
 
-    ways = chosen_ways(answer.listed, count)
-    used = of_card(gpus, plan_of(answer.request).card.model)
+    ways = trials_to_measure(answer.listed, count)
+    used = gpus_named(gpus, plan_of(answer.request).card.model)
     progress(f"measuring {count_text(len(ways))} ways on {count_text(len(used))} GPUs ...")
     return measured(ways, used, lambda done: progress(f"{done} of {len(ways)} ways measured ..."))
 
 
-def _measured_json(measured: list[MeasuredWay]) -> list[dict[str, Any]]:
+def _measured_json(measured: list[Measurement]) -> list[dict[str, Any]]:
     from memviz.runner.fit.fit import way_label
-    from memviz.runner.fit.measured_ways import measured_json
+    from memviz.runner.fit.measurement import measured_json
 
     return [measured_json(each, way_label(each.way)) for each in measured]
 
@@ -223,11 +221,11 @@ class _Progress:
     def __init__(self) -> None:
         from memviz.runner.jobs.searches import Pace
 
-        self._way: TriedWay | None = None
+        self._way: Trial | None = None
         self._pace = Pace()
         self._said_at = float("-inf")
 
-    def tell(self, way: TriedWay | None, done: int, of: int) -> None:
+    def tell(self, way: Trial | None, done: int, of: int) -> None:
         from memviz.headlines.fit import left_words
 
         is_first = self._way is None
@@ -252,7 +250,7 @@ class _Progress:
         return f"{short_label(self._way)} fits: {bytes_text(self._way.peak_reserved_bytes)}"
 
 
-def _print(answer: FitAnswer, measured: list[MeasuredWay] | None = None) -> None:
+def _print(answer: FitAnswer, measured: list[Measurement] | None = None) -> None:
     from memviz.runner.plan import plan_of
 
     plan, chosen = plan_of(answer.request), answer.chosen
@@ -292,7 +290,7 @@ def _print_least(answer: FitAnswer, room: str) -> None:
         print(f"`--keep {_KEEPS[_KEEPS.index(answer.keep) + 1]}` lets more be changed.")
 
 
-def _print_chosen(answer: FitAnswer, chosen: TriedWay, room: str) -> None:
+def _print_chosen(answer: FitAnswer, chosen: Trial, room: str) -> None:
     from memviz.headlines.fit import kept_words
     from memviz.runner.fit.fit import short_label, way_json
 
@@ -373,7 +371,7 @@ def _print_front(answer: FitAnswer) -> None:
         print(f"and {len(ways) - first - _MOST_ROWS} that take less and cost more")
 
 
-def _print_measured(measured: list[MeasuredWay], plan: Plan) -> None:
+def _print_measured(measured: list[Measurement], plan: Plan) -> None:
     from memviz.runner.fit.fit import way_label
 
     if not measured:
@@ -400,11 +398,11 @@ def _print_measured(measured: list[MeasuredWay], plan: Plan) -> None:
         print(f"Where the GPU is no {card}, it may choose other kernels, and its seconds are its own.")
 
 
-def _fits(way: TriedWay) -> str:
+def _fits(way: Trial) -> str:
     return "close" if way.prediction.fit == "close" else "yes" if way.fits else "no"
 
 
-def _measured_seconds(each: MeasuredWay) -> str:
+def _measured_seconds(each: Measurement) -> str:
     seconds = None if each.run is None else each.run.seconds
     return "" if seconds is None else f"{duration_text(round(seconds.median * 1e6))}, {seconds.spread_words}"
 

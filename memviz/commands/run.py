@@ -80,7 +80,7 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError(f"{args.output} would be a snapshot: end its name in .pickle.")
     run, path = run_one(_request(args), keep=args.output, timeout=args.timeout)
     if args.json:
-        from memviz.runner.as_json import run_json
+        from memviz.runner.run import run_json
 
         print_json(run_json(run, path))
     else:
@@ -126,7 +126,7 @@ def _named(text: str) -> tuple[str, dict[str, str]]:
 
 def run_one(request: Request, *, keep: Path | None = None, timeout: float | None = None) -> tuple[Run, Path | None]:
     """The run, and where its trace was kept. Progress goes to a terminal only."""
-    from memviz.runner.jobs.bounds import most_seconds
+    from memviz.runner.jobs.limits import most_seconds
     from memviz.runner.jobs.worker_process import RunError, Worker, environment_of
 
     timeout = timeout or most_seconds()

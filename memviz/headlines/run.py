@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from memviz.headlines.headline import Headline
 from memviz.runner.jobs.order import Variant
-from memviz.runner.parallel.rank_class import RankClass
+from memviz.runner.parallel.parallelism import RankClass
 from memviz.runner.run import Fit, Run, Seconds
 from memviz.units import bytes_text, bytes_texts, count_text, percent_text
 

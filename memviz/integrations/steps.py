@@ -18,10 +18,8 @@ from typing import Any
 from memviz.errors import UsageError
 from memviz.runner.measure.accelerator import find_accelerator
 from memviz.runner.record.memory_history import StackKind, Taken
-from memviz.runner.record.rank_position import rank_position
-from memviz.runner.record.recorded_script import OUT_OF_MEMORY, beside, rank_path
-from memviz.runner.record.recording import Recording, free_path, read_taken, recording
-from memviz.runner.record.write_recording import own_words, write_snapshot
+from memviz.runner.record.recorded_script import OUT_OF_MEMORY, path_beside, rank_path, rank_position
+from memviz.runner.record.recording import Recording, free_path, own_words, read_taken, recording, write_snapshot
 
 
 class RecordedSteps:
@@ -63,7 +61,7 @@ class RecordedSteps:
         self._is_over = False
         position = rank_position()
         self.path = free_path(rank_path(self._named, position), overwrite=self._overwrite)
-        free_path(beside(self.path, OUT_OF_MEMORY), overwrite=self._overwrite)
+        free_path(path_beside(self.path, OUT_OF_MEMORY), overwrite=self._overwrite)
         find_accelerator()
 
     def step_begins(self, step: int, model: Any, *optimizers: Any) -> None:
@@ -128,7 +126,7 @@ class RecordedSteps:
         if self._open is None:
             return
         self._open.hooks.see_all()
-        path = beside(self.path, OUT_OF_MEMORY)
+        path = path_beside(self.path, OUT_OF_MEMORY)
         opened = self._open
         trace = read_taken(opened.history, taken, opened.log, opened.device, facts=opened.facts, source=path.name)
         write_snapshot(path, own_words(taken.snapshot, trace))

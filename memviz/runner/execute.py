@@ -1,19 +1,88 @@
-"""Plan -> Run: measured on the GPU that is here, or predicted for one that is not."""
+"""Plan -> Run: measure on the GPU that is here, or predict; of many GPUs, one rank of each class of equal ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from memviz.errors import UsageError
 from memviz.runner.measure.accelerator import find_accelerator
-from memviz.runner.measure.disturbances import Disturbances
-from memviz.runner.measure.measured_run import measure
-from memviz.runner.measure.torch_warnings import hearing_torch
+from memviz.runner.measure.gpu_state import Disturbances
+from memviz.runner.measure.measured_run import measure, torch_warnings
 from memviz.runner.outcome import Outcome
-from memviz.runner.parallel.predicted_ranks import predict_plan
+from memviz.runner.parallel.parallelism import RankClass
 from memviz.runner.plan import Plan
+from memviz.runner.predict.estimate import fingerprint_of
+from memviz.runner.predict.group.ranks import GroupRank, Layout, classes_of
+from memviz.runner.predict.predicted_run import predict
 from memviz.runner.step import Tell
+
+
+@dataclass(frozen=True)
+class _PredictedRank:
+    number: int
+    done: Outcome
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint_of(self.done.trace)
+
+    @property
+    def layout(self) -> Layout:
+        assert self.done.layout is not None
+        return self.done.layout
+
+
+def predict_plan(plan: Plan, tell: Tell, *, figures_only: bool = False) -> Outcome:
+    """On one card or on many; with `figures_only` the traces have no stacks."""
+    if plan.parallel.gpus == 1:
+        return predict(plan, tell, figures_only=figures_only)
+    count = plan.parallel.gpus
+
+    def run(ranks: Sequence[int]) -> list[_PredictedRank]:
+        def of(number: int) -> Tell:
+            return lambda phase: tell(f"rank {number} of {count}: {phase}")
+
+        return [
+            _PredictedRank(number, predict(plan, of(number), GroupRank(number, count), figures_only=figures_only))
+            for number in ranks
+        ]
+
+    classes = classes_of(count, run, same_program=True)
+    return _largest_rank(plan, classes)
+
+
+def _largest_rank(plan: Plan, classes: list[tuple[list[int], Any]]) -> Outcome:
+    """The run of the rank that reserves most, as the others fit where it does; and what the others come to."""
+    _, most = max(classes, key=lambda item: item[1].done.run.peak_reserved_bytes)
+    figures = tuple(_class_figures(ranks, one) for ranks, one in classes)
+    took = sum(one.done.run.took_seconds for _, one in classes)
+    run = replace(most.done.run, rank=most.number, classes=figures, took_seconds=took)
+    others = {
+        one.number: replace(one.done, run=replace(one.done.run, rank=one.number, classes=figures))
+        for _, one in classes
+        if one is not most
+    }
+    made: Outcome = replace(most.done, run=run, others=others)
+    return made
+
+
+def _class_figures(ranks: list[int], one: _PredictedRank) -> RankClass:
+    run = one.done.run
+    return RankClass(
+        ranks=tuple(ranks),
+        peak_allocated_bytes=run.peak_allocated_bytes,
+        peak_reserved_bytes=run.peak_reserved_bytes,
+        peak_requested_bytes=run.peak_requested_bytes,
+        weights_bytes=run.weights_bytes,
+        fit="" if run.fit is None else run.fit.word,
+        flops=run.flops or 0,
+        bytes_moved=run.bytes_moved or 0,
+        host_bytes=run.host_bytes or 0,
+        link_bytes=run.link_bytes or 0,
+    )
+
 
 _NOT_HERE = "Predicted, because nothing can be measured here."
 
@@ -35,29 +104,29 @@ def execute(
         if plan.request.on == "cuda":
             raise
         why = str(error).split(" Recording needs")[0]
-        return _instead(plan, tell, f"{_NOT_HERE} {why}")
+        return _predict_instead(plan, tell, f"{_NOT_HERE} {why}")
     beside = Disturbances(accelerator)
     try:
         # What has no effect on this platform is warned of once, with the first allocation.
-        with hearing_torch() as warned:
+        with torch_warnings() as warned:
             accelerator.start()
     except UsageError as error:
         if plan.request.on == "cuda":
             raise
-        return _instead(plan, tell, _NOT_HERE, str(error))
+        return _predict_instead(plan, tell, _NOT_HERE, str(error))
     why = "Measured, because there is a GPU here." if plan.request.on == "auto" else ""
 
     def early(done: Outcome) -> None:
-        recorded(_because(done, why))
+        recorded(_with_reason(done, why))
 
     done = measure(plan, tell, accelerator, beside=beside, until=until, recorded=early, notes=warned.notes())
-    return _because(done, why)
+    return _with_reason(done, why)
 
 
-def _instead(plan: Plan, tell: Tell, why: str, *notes: str) -> Outcome:
+def _predict_instead(plan: Plan, tell: Tell, why: str, *notes: str) -> Outcome:
     done = predict_plan(plan, tell)
-    return _because(replace(done, run=replace(done.run, notes=(*notes, *done.run.notes))), why)
+    return _with_reason(replace(done, run=replace(done.run, notes=(*notes, *done.run.notes))), why)
 
 
-def _because(done: Outcome, why: str) -> Outcome:
+def _with_reason(done: Outcome, why: str) -> Outcome:
     return replace(done, run=replace(done.run, why=why))

@@ -14,8 +14,8 @@ from memviz.runner.knobs import described
 from memviz.runner.predict.accuracy import is_recorded
 from memviz.runner.predict.cards import CARD_KINDS, KnownCard
 from memviz.runner.workloads import WORKLOADS
-from memviz.runner.workloads.configured import ConfiguredModel
 from memviz.runner.workloads.own import program_rows
+from memviz.runner.workloads.transformers_model import ConfiguredModel
 from optimizations import OFFERED_FIRST, OPTIMIZATIONS
 
 

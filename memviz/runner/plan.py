@@ -9,11 +9,11 @@ from typing import Literal, get_args
 
 from memviz.errors import UsageError
 from memviz.runner.knobs import as_text, described, nearest, with_knobs, words_of_value
-from memviz.runner.parallel.parallel import ALONE, GPUS, Parallel, parallel_of
+from memviz.runner.parallel.parallelism import ALONE, GPUS, Parallel, parallel_of
 from memviz.runner.predict.cards import KnownCard, card_named, memory_args
 from memviz.runner.request import Request
 from memviz.runner.workloads import Workload, workload_named
-from memviz.runner.workloads.configured import configured_workload
+from memviz.runner.workloads.transformers_model import configured_workload
 from optimizations import OPTIMIZATIONS, Optimization, check_together
 from optimizations.gradient_accumulation import GradientAccumulation
 from optimizations.weight_offload import WeightOffload

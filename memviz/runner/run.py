@@ -1,8 +1,4 @@
-"""The answer to a request: figures, where they come from, and the trace they are read off.
-
-A run is kept as one file, a snapshot that every viewer of snapshots opens; everything else stands in it under our
-own key. So a run survives, travels and is compared like any other trace.
-"""
+"""The answer to a request: figures, their origin and the trace, kept as one snapshot file that every viewer opens."""
 
 from __future__ import annotations
 
@@ -12,9 +8,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from memviz.allocator.context import context_on
 from memviz.errors import TraceError
 from memviz.runner.expected_error import ExpectedError
-from memviz.runner.parallel.rank_class import RankClass
+from memviz.runner.parallel.parallelism import RankClass
 from memviz.runner.request import Request
 from memviz.trace.formats.replacing import replacing
 from memviz.trace.formats.write_snapshot import write_pickle
@@ -235,3 +232,34 @@ def load_run(path: Path) -> tuple[Trace, Run]:
     if run is None:
         raise TraceError("It is a snapshot, but not one of memviz's runs.", source=path.name)
     return trace, run
+
+
+def run_json(run: Run, path: Path | None = None) -> dict[str, Any]:
+    request = run.request
+    return {
+        "workload": request.workload,
+        "settings": dict(request.settings),
+        "optimizations": [{"name": name, **knobs} for name, knobs in request.optimizations],
+        "optimizer": request.optimizer,
+        "mode": run.mode,
+        "device": run.device,
+        "peak_allocated_bytes": run.peak_allocated_bytes,
+        "peak_reserved_bytes": run.peak_reserved_bytes,
+        "peak_while_loading": run.peak_while_loading,
+        "peak_reserved_on_card_bytes": None if run.fit is None else run.fit.peak_reserved_bytes,
+        "fits": None if run.fit is None else run.fit.fits,
+        "fit": None if run.fit is None else run.fit.word,
+        "context": None if run.fit is None else context_on(run.device).as_json(),
+        "expected_error": None if run.expected_error is None else run.expected_error.as_json(),
+        "pinned_host_bytes": run.pinned_host_bytes,
+        "weights_bytes": run.weights_bytes,
+        "seconds": None if run.seconds is None else run.seconds.median,
+        "seconds_low": None if run.seconds is None else run.seconds.low,
+        "seconds_high": None if run.seconds is None else run.seconds.high,
+        "seconds_count": None if run.seconds is None else run.seconds.count,
+        "flops": run.flops,
+        "numerics": run.numerics,
+        "warnings": list(run.warnings),
+        "trace": None if path is None else str(path),
+        "run": run.as_json(),
+    }

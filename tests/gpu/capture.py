@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from memviz.runner.jobs.worker_process import environment_of
-from memviz.runner.measure.accelerator import find_accelerator
+from memviz.runner.measure.accelerator import find_accelerator, is_out_of_memory
 from memviz.runner.measure.measured_run import measure
-from memviz.runner.measure.memory_errors import is_out_of_memory
 from memviz.runner.outcome import Interrupted
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Request

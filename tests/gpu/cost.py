@@ -14,9 +14,8 @@ from typing import Any
 from torch import nn
 
 from memviz.runner.measure.accelerator import Accelerator, find_accelerator
-from memviz.runner.measure.cuda_device import CudaDevice
+from memviz.runner.measure.cuda_device import CudaDevice, EventStopwatch
 from memviz.runner.measure.measured_run import drawn_on
-from memviz.runner.measure.timing import EventStopwatch
 from memviz.runner.plan import Plan, plan_of
 from memviz.runner.record.memory_history import RecordedHistory
 from memviz.runner.request import Request

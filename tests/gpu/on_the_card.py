@@ -9,7 +9,7 @@ from torch import nn
 
 from memviz.runner.measure.accelerator import Accelerator
 from memviz.runner.measure.cuda_device import CudaDevice
-from memviz.runner.workloads.init_weights import scale_weights
+from memviz.runner.workloads.workload import scale_weights
 
 
 def on_the_card(accelerator: Accelerator) -> Any:

@@ -15,10 +15,10 @@ from torch import nn
 
 from memviz.runner.measure.accelerator import Accelerator, find_accelerator
 from memviz.runner.measure.cuda_device import CudaDevice
-from memviz.runner.output_check.compare_outputs import compare_outputs
+from memviz.runner.output_check.comparison import compare_outputs
 from memviz.runner.output_check.difference import differences
-from memviz.runner.output_check.flatten import cloned, flatten
-from memviz.runner.output_check.numerics import to_plain
+from memviz.runner.output_check.model_runs import cloned, flatten
+from memviz.runner.output_check.verdict import to_plain
 from memviz.runner.plan import Plan, fitted, plan_of
 from memviz.runner.published import SEEDS
 from memviz.runner.request import Request

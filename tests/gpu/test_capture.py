@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from memviz.runner.measure import timing
+from memviz.runner.measure import cuda_device
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Request
 from memviz.runner.run import load_run
@@ -44,7 +44,7 @@ def test_every_run_is_one_that_the_command_line_accepts(run):
 
 
 def test_a_run_is_kept_with_its_peaks_and_its_trace(tmp_path, monkeypatch):
-    monkeypatch.setattr(timing, "FILLED_SECONDS", 0.0)
+    monkeypatch.setattr(cuda_device, "FILLED_SECONDS", 0.0)
     gpu = NotThere()
     request = {"workload": "transformer_block", "settings": TINY}
     with watching_torch(gpu):

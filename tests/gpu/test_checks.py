@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from memviz.runner.measure import timing
+from memviz.runner.measure import cuda_device
 from memviz.runner.predict.cards import CARDS, card_named
 from memviz.runner.predict.predicted_device import PredictedDevice
 from tests.gpu import seeds
@@ -85,7 +85,7 @@ def test_what_drawing_leaves_on_the_card_is_seen(tmp_path):
 
 
 def test_a_run_with_adamw_is_timed_within_the_peak_of_the_recorded_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(timing, "FILLED_SECONDS", 0.0)
+    monkeypatch.setattr(cuda_device, "FILLED_SECONDS", 0.0)
     gpu = NotThere()
     with watching_torch(gpu):
         answers = answers_of(first.barely_fits, tmp_path, accelerator=gpu.accelerator, settings=SMALL)

@@ -13,7 +13,7 @@ from memviz.runner.plan import plan_of
 from memviz.runner.published import SEEDS
 from memviz.runner.record.memory_history import is_recording
 from memviz.runner.request import Request
-from memviz.runner.workloads.transformer_block import TransformerBlock
+from memviz.runner.workloads.layer_stacks import TransformerBlock
 from tests.gpu import cost, seeds
 from tests.gpu.building import all_drawn_on
 from tests.gpu.not_there import NotThere
@@ -55,7 +55,7 @@ def test_every_way_is_one_that_the_command_line_accepts(table):
 
 def test_a_table_takes_its_steps_on_the_card(monkeypatch):
     """A list that is joined at the end holds more than a flat buffer, which shows in the peaks of any device."""
-    module = importlib.import_module("memviz.runner.published.flat_gradients")
+    module = importlib.import_module("memviz.runner.published.tables")
     monkeypatch.setattr(module, "_STEPS", 1)
     tiny = {name: int(value) for name, value in TINY.items() if value.isdigit()}
     monkeypatch.setattr(module, "TransformerBlock", partial(TransformerBlock, **tiny))

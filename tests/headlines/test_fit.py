@@ -18,7 +18,7 @@ from memviz.headlines.fit import (
     rank,
     work_text,
 )
-from memviz.runner.fit.front import TriedWay, cheapest_that_fits, front_of
+from memviz.runner.fit.search import Trial, cheapest_that_fits, pareto_front
 from memviz.runner.fit.space import KEEPS, Keep
 from memviz.runner.jobs.searches import SearchOrder, SearchStatus
 from memviz.runner.request import Request
@@ -33,7 +33,7 @@ WAYS = st.lists(
 _COSTS = ("flops", "bytes_moved", "host_bytes", "seconds_low", "seconds_high")
 
 
-def told(tried: TriedWay, label: str = "split_feed_forward") -> dict[str, Any]:
+def told(tried: Trial, label: str = "split_feed_forward") -> dict[str, Any]:
     """As `fit --json` has it, without what no sentence needs."""
     cost = tried.cost
     return {
@@ -60,7 +60,7 @@ def test_the_front_and_the_best_are_those_of_the_search(points: list[tuple[int, 
     wanted = next((each for each in of_class if each is not None), None)
     assert (None if number is None else tried[number]) == wanted
     drawn = front(ways)
-    theirs = front_of(each for each in tried if each.candidate.keeps == drawn.keeps)
+    theirs = pareto_front(each for each in tried if each.candidate.keeps == drawn.keeps)
     assert [(tried[n].cost.rank, tried[n].peak_reserved_bytes) for n in drawn.numbers] == [
         (their.cost.rank, their.peak_reserved_bytes) for their in theirs
     ]

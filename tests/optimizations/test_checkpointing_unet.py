@@ -13,7 +13,7 @@ from memviz.runner.predict.predicted_run import predict
 from memviz.runner.request import Request
 from memviz.runner.run import Run
 from memviz.runner.workloads import workload_named
-from memviz.runner.workloads.sdxl import Sdxl
+from memviz.runner.workloads.image_models import Sdxl
 from optimizations.checkpointing import Checkpointing, blocks
 from tests.optimizations.tiny import different, one_step
 

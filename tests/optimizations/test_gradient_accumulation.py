@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from memviz.errors import UsageError
-from memviz.runner.output_check.compare_outputs import compare_outputs
+from memviz.runner.output_check.comparison import compare_outputs
 from memviz.runner.plan import plan_of
 from memviz.runner.predict.predicted_run import predict
 from memviz.runner.predict.predicted_script import optimizations_named

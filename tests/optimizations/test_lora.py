@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from memviz.runner.output_check.small_twin import numerics_of
+from memviz.runner.output_check.reduced_model import check_outputs
 from memviz.runner.plan import plan_of
 from memviz.runner.predict.predicted_run import predict
 from memviz.runner.request import Request
@@ -191,7 +191,7 @@ def test_what_comes_after_it_sees_the_adapters_and_the_outputs_are_as_claimed(be
     request = Request("llama", settings, (("lora", {}), *beside), optimizer="adamw", numerics=False)
     plan = plan_of(request)
     assert predict(plan, lambda _: None).run.peak_allocated_bytes > 0
-    numerics = numerics_of(plan, lambda _: None, "predicted")
+    numerics = check_outputs(plan, lambda _: None, "predicted")
     assert numerics is not None
     assert numerics["verdict"]["ok"] is True, numerics["verdict"]
 

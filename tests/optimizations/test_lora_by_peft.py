@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import memviz
-from memviz.runner.output_check.small_twin import numerics_of
+from memviz.runner.output_check.reduced_model import check_outputs
 from memviz.runner.plan import plan_of
 from memviz.runner.predict.predicted_run import predict
 from memviz.runner.request import Request
@@ -89,6 +89,6 @@ def peak_of_a_step(change: Callable[[nn.Module], nn.Module]) -> tuple[int, int, 
 def test_the_outputs_are_as_claimed():
     chosen = (("lora", {"by": "peft"}), ("optimizer_in_backward", {}))
     plan = plan_of(Request("llama", {"layers": "2", "sequence": "64"}, chosen, optimizer="adamw", numerics=False))
-    numerics = numerics_of(plan, lambda _: None, "predicted")
+    numerics = check_outputs(plan, lambda _: None, "predicted")
     assert numerics is not None
     assert numerics["verdict"]["ok"] is True, numerics["verdict"]

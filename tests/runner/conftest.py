@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from memviz.runner.measure import timing
+from memviz.runner.measure import cuda_device
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As few timed steps as count, and a rubbish collector that looks only at what a test made."""
-    monkeypatch.setattr(timing, "FILLED_SECONDS", 0.0)
+    monkeypatch.setattr(cuda_device, "FILLED_SECONDS", 0.0)
     gc.collect()
     gc.freeze()
     yield

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from memviz.allocator.context import context_on
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
-from memviz.runner.as_json import run_json
 from memviz.runner.outcome import Outcome, code_of
 from memviz.runner.plan import Plan, plan_of
 from memviz.runner.predict.predicted_run import fit_on, predict
 from memviz.runner.request import Request
+from memviz.runner.run import run_json
 from memviz.runner.step import convert_on_host
 from memviz.runner.workloads import WORKLOADS
 from memviz.trace.model import Action, Phase

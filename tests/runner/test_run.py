@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from memviz.errors import TraceError
-from memviz.runner.as_json import run_json
-from memviz.runner.run import FACT, Run, Seconds, load_run, run_of, save_run, with_run
+from memviz.runner.run import FACT, Run, Seconds, load_run, run_json, run_of, save_run, with_run
 from memviz.trace.formats.write_snapshot import write_pickle
 from memviz.trace.model import About, Trace
 from tests.runner.runs import run

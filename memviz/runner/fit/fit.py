@@ -9,14 +9,12 @@ from typing import Any
 from memviz.allocator.context import overhead_on
 from memviz.allocator.what_if import CardMemory
 from memviz.errors import UsageError
-from memviz.runner.fit.front import TriedWay, cheapest_that_fits, front_of
-from memviz.runner.fit.grid import Grid, grid_json, grid_of
-from memviz.runner.fit.largest import Largest, largest_that_fits
+from memviz.runner.fit.largest import Grid, Largest, grid_json, grid_of, largest_that_fits
 from memviz.runner.fit.predictions import Predictor
-from memviz.runner.fit.search import Searched, Stop, Told, search
+from memviz.runner.fit.search import OnTrial, Searched, Stop, Trial, cheapest_that_fits, pareto_front, search
 from memviz.runner.fit.space import KEEPS, Keep, space_of
 from memviz.runner.knobs import described, nearest
-from memviz.runner.parallel.parallel import parallel_of
+from memviz.runner.parallel.parallelism import parallel_of
 from memviz.runner.plan import command_of, label_of, plan_of, title_of
 from memviz.runner.request import Request
 from optimizations import Optimization
@@ -55,7 +53,7 @@ class FitAnswer:
     """`Stop.by`: what ended the search before it was through."""
 
     @property
-    def chosen(self) -> TriedWay | None:
+    def chosen(self) -> Trial | None:
         """Of the strongest class in which anything fits."""
         for keep in KEEPS:
             way = cheapest_that_fits(way for way in self.searched.ways if way.candidate.keeps == keep)
@@ -64,7 +62,7 @@ class FitAnswer:
         return None
 
     @property
-    def as_it_is(self) -> TriedWay | None:
+    def as_it_is(self) -> Trial | None:
         """With nothing changed of what was asked, where that could be predicted."""
         asked = (self.request.optimizations, self.request.optimizer)
         for way in self.searched.ways:
@@ -74,20 +72,20 @@ class FitAnswer:
         return None
 
     @property
-    def grown(self) -> TriedWay | None:
+    def grown(self) -> Trial | None:
         """The configuration whose largest batch is sought: what was chosen, or where nothing fits what takes least."""
         return self.chosen or min(self.searched.ways, key=lambda way: way.peak_reserved_bytes, default=None)
 
     @property
-    def listed(self) -> tuple[TriedWay, ...]:
+    def listed(self) -> tuple[Trial, ...]:
         """The front, and what was chosen where another of the same cost takes less."""
         front, chosen = self.front(self.shown), self.chosen
         if chosen is None or chosen in front:
             return front
         return tuple(sorted((*front, chosen), key=lambda way: (way.cost.rank, -way.peak_reserved_bytes)))
 
-    def front(self, keep: Keep) -> tuple[TriedWay, ...]:
-        return front_of(way for way in self.searched.ways if way.candidate.keeps == keep)
+    def front(self, keep: Keep) -> tuple[Trial, ...]:
+        return pareto_front(way for way in self.searched.ways if way.candidate.keeps == keep)
 
     @property
     def shown(self) -> Keep:
@@ -104,7 +102,7 @@ def find_fit(
     grid: bool = False,
     tries: int | None = None,
     stop: Stop | None = None,
-    tell: Told = lambda way, done, of: None,
+    tell: OnTrial = lambda way, done, of: None,
     tell_largest: Callable[[int], None] = lambda value: None,
 ) -> FitAnswer:
     """`stop` ends it early, with what was found by then."""
@@ -210,7 +208,7 @@ def allowed(keep: Keep) -> tuple[Keep, ...]:
     return KEEPS[: KEEPS.index(keep) + 1]
 
 
-def way_json(way: TriedWay) -> dict[str, Any]:
+def way_json(way: Trial) -> dict[str, Any]:
     request, cost = way.candidate.request, way.cost
     return {
         "optimizations": [{"name": name, **knobs} for name, knobs in request.optimizations],
@@ -244,7 +242,7 @@ def way_json(way: TriedWay) -> dict[str, Any]:
     }
 
 
-def changes_of(way: TriedWay) -> Iterator[str]:
+def changes_of(way: Trial) -> Iterator[str]:
     """Differences from the request beside the optimizations: another optimizer, dtype or layout."""
     asked, request = way.candidate.asked, way.candidate.request
     if asked is None:
@@ -257,14 +255,14 @@ def changes_of(way: TriedWay) -> Iterator[str]:
     yield from (f"{name} {text} instead of {before[name]}" for name, text in _other_settings(way).items())
 
 
-def _other_settings(way: TriedWay) -> dict[str, str]:
+def _other_settings(way: Trial) -> dict[str, str]:
     asked = way.candidate.asked
     known = {} if asked is None else asked.settings
     settings = {} if asked is None else way.candidate.request.settings
     return {name: text for name, text in settings.items() if text != known.get(name)}
 
 
-def way_label(way: TriedWay, named: Named = label_of) -> str:
+def way_label(way: Trial, named: Named = label_of) -> str:
     """`checkpointing every=2 + adamw-fused`, or `baseline`; in the words of the page by `title_of`."""
     request = way.candidate.request
     plan = plan_of(request)
@@ -276,7 +274,7 @@ def way_label(way: TriedWay, named: Named = label_of) -> str:
     return " + ".join([*more, *([named(plan.optimizations)] if plan.optimizations or not more else [])])
 
 
-def short_label(way: TriedWay, named: Named = label_of) -> str:
+def short_label(way: Trial, named: Named = label_of) -> str:
     """For a headline: two optimizations that were not asked for, and the number of other changes."""
     request, asked = way.candidate.request, way.candidate.asked or way.candidate.request
     given = {name for name, _ in asked.optimizations}

@@ -1,19 +1,19 @@
-"""The largest value of a knob that still fits, exactly: it runs, and the next does not.
+"""The largest value of a knob that still fits, exactly, and the largest batch for each of some sequence lengths.
 
-A peak is piecewise linear in the batch or the sequence, so a secant through the last two points guesses well, but a
-guess is only a guess: the answer is two predictions side by side, one that fits and one that does not. Cached segments
-that are given back let values fit whose peak without a limit is above it; among those the border is found by halves.
+A peak is piecewise linear in the batch or the sequence, so that a secant through predictions finds the border in few.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
-Asked = Callable[[int], "tuple[bool, int] | str"]
+AskFit = Callable[[int], "tuple[bool, int] | str"]
 """Whether a value fits, and the peak without a limit; or why the value itself is refused."""
 
-Point = tuple[bool, int | None]
+Answer = tuple[bool, int | None]
 
 _MOST = 1 << 40
 _MOST_PREDICTIONS = 100
@@ -46,9 +46,9 @@ class Stopped(Exception):
     """Raised by a prediction where the search is to end."""
 
 
-def largest_that_fits(ask: Asked, usable_bytes: int, first: int = 1) -> Largest | None:
+def largest_that_fits(ask: AskFit, usable_bytes: int, first: int = 1) -> Largest | None:
     """None where not even 1 fits. `first` is where to begin; where `ask` raises Stopped, the largest until then."""
-    points: dict[int, Point] = {}
+    points: dict[int, Answer] = {}
     try:
         return _searched(ask, usable_bytes, max(first, 1), points)
     except Stopped:
@@ -56,7 +56,7 @@ def largest_that_fits(ask: Asked, usable_bytes: int, first: int = 1) -> Largest 
         return Largest(_border(points)[0], False, len(points), is_stopped=True) if is_any else None
 
 
-def _searched(ask: Asked, usable_bytes: int, first: int, points: dict[int, Point]) -> Largest | None:
+def _searched(ask: AskFit, usable_bytes: int, first: int, points: dict[int, Answer]) -> Largest | None:
     refused: dict[int, str] = {}
 
     def fits(value: int) -> bool:
@@ -66,7 +66,7 @@ def _searched(ask: Asked, usable_bytes: int, first: int, points: dict[int, Point
         points[value] = (False, None) if isinstance(answer, str) else answer
         return points[value][0]
 
-    if not fits(first) and not _any_fits_below(first, fits, refused):
+    if not fits(first) and not _fits_below(first, fits, refused):
         return None
     slow = 0
     while len(points) < _MOST_PREDICTIONS:
@@ -87,7 +87,7 @@ def _searched(ask: Asked, usable_bytes: int, first: int, points: dict[int, Point
     return Largest(_border(points)[0], False, len(points))
 
 
-def _any_fits_below(first: int, fits: Callable[[int], bool], refused: Mapping[int, str]) -> bool:
+def _fits_below(first: int, fits: Callable[[int], bool], refused: Mapping[int, str]) -> bool:
     """1, or where that is refused for another reason than memory, a half, a quarter and so on of `first`."""
     if first in refused or first == 1:
         return first > 1 and fits(1)
@@ -97,7 +97,7 @@ def _any_fits_below(first: int, fits: Callable[[int], bool], refused: Mapping[in
     return 1 in refused and any(fits(value) for value in halves)
 
 
-def _border(points: dict[int, Point]) -> tuple[int, int | None]:
+def _border(points: dict[int, Answer]) -> tuple[int, int | None]:
     """The largest value that fits, and the smallest above it that does not."""
     low = max(value for value, (good, _) in points.items() if good)
     return low, min((value for value, (good, _) in points.items() if not good and value > low), default=None)
@@ -119,7 +119,7 @@ def _between(low: int, high: int, line: int | None, slow: int) -> int:
     return max(min(line, high) - step, middle)
 
 
-def _line(points: dict[int, Point], usable: int, low: int, high: int | None) -> int | None:
+def _line(points: dict[int, Answer], usable: int, low: int, high: int | None) -> int | None:
     """The last value under the border by a line through the nearest points, of both sides where both are known.
 
     Of one side alone two that are far enough apart: next to each other they say more of segments than of a slope.
@@ -138,3 +138,103 @@ def _under(usable: int, one: tuple[int, int], other: tuple[int, int]) -> int | N
     """None where the line does not rise."""
     (x, y), (z, w) = one, other
     return x + (usable - y) * (z - x) // (w - y) if w > y else None
+
+
+Predicted = Callable[[Mapping[str, int]], "tuple[bool, int] | str"]
+"""Whether these values fit, and the peak without a limit; or why they are refused."""
+
+_LENGTHS = (1, 2, 4, 8, 16)
+"""Quarters of the length that was asked for."""
+_MOST_BATCHES = 10
+
+
+@dataclass(frozen=True)
+class Row:
+    sequence: int
+    largest: int
+    """The largest batch that fits; 0 where not even 1 does."""
+    is_exact: bool
+    """The next was predicted, and does not fit."""
+    peaks: Mapping[int, int]
+    """By batch, those that were predicted."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    usable_bytes: int
+    batches: tuple[int, ...]
+    """The columns: 1 and its doubles, to the first beyond every border."""
+    rows: tuple[Row, ...]
+
+
+def grid_of(
+    predicted: Predicted, sequence: int, usable: int, tell: Callable[[int], None] = lambda sequence: None
+) -> Grid:
+    """Each row begins where the one before says its border is: so many tokens fit, in whichever shape."""
+    rows: list[Row] = []
+    tokens = 0
+    for length in sorted({max(1, sequence * quarters // 4) for quarters in _LENGTHS}):
+        tell(length)
+        row = _grid_row(predicted, length, usable, tokens // length)
+        if row is not None:
+            rows.append(row)
+            tokens = row.largest * length
+    batches = tuple(_doubled_lengths(max((row.largest for row in rows), default=0)))
+    return Grid(usable, batches, tuple(_filled_row(predicted, row, batches) for row in rows))
+
+
+def _grid_row(predicted: Predicted, length: int, usable: int, first: int) -> Row | None:
+    """None where the model takes no such sequence."""
+    peaks: dict[int, int] = {}
+    is_taken = False
+
+    def fits(batch: int) -> tuple[bool, int] | str:
+        nonlocal is_taken
+        answer = predicted({"batch": batch, "sequence": length})
+        if not isinstance(answer, str):
+            is_taken, peaks[batch] = True, answer[1]
+        return answer
+
+    border = largest_that_fits(fits, usable, max(first, 1))
+    if not is_taken:
+        return None
+    return Row(length, border.value if border else 0, border.next_fails if border else True, peaks)
+
+
+def _doubled_lengths(largest: int) -> Iterator[int]:
+    batch = 1
+    for _ in range(_MOST_BATCHES):
+        yield batch
+        if batch > largest:
+            return
+        batch *= 2
+
+
+def _filled_row(predicted: Predicted, row: Row, batches: tuple[int, ...]) -> Row:
+    """With the peaks of all columns that fit, and of the first that does not."""
+    beyond = next((batch for batch in batches if batch > row.largest), None)
+    peaks = dict(row.peaks)
+    for batch in (batch for batch in batches if batch <= row.largest or batch == beyond):
+        if batch in peaks:
+            continue
+        with suppress(Stopped):
+            answer = predicted({"batch": batch, "sequence": row.sequence})
+            if not isinstance(answer, str):
+                peaks[batch] = answer[1]
+    return Row(row.sequence, row.largest, row.is_exact, peaks)
+
+
+def grid_json(grid: Grid) -> dict[str, Any]:
+    return {
+        "usable_bytes": grid.usable_bytes,
+        "batches": list(grid.batches),
+        "rows": [
+            {
+                "sequence": row.sequence,
+                "largest_batch": row.largest,
+                "next_fails": row.is_exact,
+                "peak_reserved_without_limit_bytes": {str(batch): peak for batch, peak in sorted(row.peaks.items())},
+            }
+            for row in grid.rows
+        ],
+    }

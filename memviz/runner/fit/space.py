@@ -1,4 +1,4 @@
-"""Which ways of running a workload there are to try, and what each of them keeps as it was."""
+"""The configurations of a workload that a search tries: optimizations, their settings and layouts over GPUs."""
 
 from __future__ import annotations
 
@@ -10,27 +10,91 @@ from itertools import combinations, islice
 from typing import Literal, get_args
 
 from memviz.errors import UsageError
-from memviz.runner.fit.layouts import LAYOUT, layouts_of, parted
-from memviz.runner.jobs.searched_runs import ALLOCATOR_SETTINGS
-from memviz.runner.parallel.parallel import parallel_of
-from memviz.runner.plan import plan_of
+from memviz.runner.jobs.worker import ALLOCATOR_SETTINGS
+from memviz.runner.knobs import described
+from memviz.runner.parallel.parallelism import AXES, GPUS, Parallel, parallel_of
+from memviz.runner.plan import Plan, plan_of
+from memviz.runner.predict.group.ranks import CARDS_OF_A_MACHINE
 from memviz.runner.request import Optimizer, Request
 from optimizations import OPTIMIZATIONS
+
+LAYOUT = "parallel"
+_MOST_STAGES = 16
+
+
+def layouts_of(plan: Plan) -> tuple[Mapping[str, str], ...]:
+    """None where somebody said along which axes, or the workload has no batch to give to fewer."""
+    count, request = plan.parallel.gpus, plan.request
+    if count == 1 or set(request.parallel) != {GPUS} or _batch_of(plan) is None:
+        return ()
+    made = (_option(plan, parallel) for parallel in _parted(count) if parallel != plan.parallel)
+    return tuple(option for option in made if _is_possible(request, option))
+
+
+def with_layout(request: Request, option: Mapping[str, str]) -> Request:
+    """As one of these says."""
+    axes = {name: text for name, text in option.items() if name in AXES}
+    settings = {name: text for name, text in option.items() if name not in AXES}
+    return replace(request, parallel=axes, settings={**request.settings, **settings})
+
+
+def _option(plan: Plan, parallel: Parallel) -> dict[str, str]:
+    """Its axes, and the knobs of the workload that change with them: parts of a matrix share a batch, and stages take
+    as many one after the other as there are of them."""
+    option, workload = dict(parallel.as_texts), plan.workload
+    if parallel.tensor > 1:
+        option["batch"] = str((_batch_of(plan) or 1) * parallel.tensor)
+    if parallel.pipeline > 1:
+        option["micro_batches"] = str(workload.micro_batches * parallel.pipeline)
+    return option
+
+
+def _parted(count: int) -> Iterator[Parallel]:
+    for tensor in _divisors(count):
+        for pipeline in _divisors(count // tensor):
+            for data in _divisors(count // tensor // pipeline):
+                made = Parallel(pipeline, data, count // tensor // pipeline // data, tensor)
+                if tensor <= CARDS_OF_A_MACHINE and pipeline <= _MOST_STAGES and _is_usual(made):
+                    yield made
+
+
+def _is_usual(parallel: Parallel) -> bool:
+    """Of many GPUs, shards are copied where each machine holds a whole copy, and nowhere else."""
+    is_both = parallel.data > 1 and parallel.shard > 1
+    return not is_both or parallel.gpus <= CARDS_OF_A_MACHINE or parallel.shard * parallel.tensor == CARDS_OF_A_MACHINE
+
+
+def _divisors(count: int) -> list[int]:
+    return [size for size in range(1, count + 1) if count % size == 0]
+
+
+def _is_possible(request: Request, option: Mapping[str, str]) -> bool:
+    try:
+        plan_of(with_layout(request, option))
+    except UsageError:
+        return False
+    return True
+
+
+def _batch_of(plan: Plan) -> int | None:
+    knobs = {knob.name: knob.default for knob in described(plan.workload)}
+    return int(knobs["batch"]) if {"batch", "micro_batches"} <= set(knobs) else None
+
 
 Keep = Literal["outputs", "training", "nothing"]
 """What must stay as it is. From the strongest to the weakest: outputs to the bit or to rounding; the model, though it
 is trained with other arithmetic; nothing."""
 KEEPS: tuple[Keep, ...] = get_args(Keep)
 
-Chosen = Mapping[str, str]
-Place = tuple[int, ...]
+Settings = Mapping[str, str]
+Point = tuple[int, ...]
 """The number of the option in each dimension."""
 _Change = tuple[int, int]
 """The dimension, and the number of the option there; 0 is none."""
-Option = Chosen | None
+Option = Settings | None
 """An optimization's knobs; None leaves it out."""
 
-_OPTIONS: dict[str, tuple[Chosen, ...]] = {
+_OPTIONS: dict[str, tuple[Settings, ...]] = {
     "allocator_settings": ({"conf": "expandable_segments:True"},),
     "attention_backend": ({"backend": "flash"}, {"backend": "efficient"}),
     "split_feed_forward": ({"splits": "2"}, {"splits": "4"}, {"splits": "8"}),
@@ -90,11 +154,11 @@ class Space:
     options: tuple[tuple[Option, ...], ...]
 
     @cached_property
-    def candidates(self) -> dict[Place, Candidate]:
+    def candidates(self) -> dict[Point, Candidate]:
         alone, as_it_is = self._keeps_alone, self._keeps(()) or "outputs"
         known = {}
         for place in self._places():
-            changes = _changes(place)
+            changes = _changes_at(place)
             keeps = max((alone[change] for change in changes), key=KEEPS.index, default=as_it_is)
             known[place] = self._candidate(dict(changes), keeps)
         return known
@@ -104,7 +168,7 @@ class Space:
         is_other = request.parallel != self.request.parallel
         return Candidate(request, keeps, parallel_of(request.parallel).parts if is_other else "", self.request)
 
-    def _places(self) -> list[Place]:
+    def _places(self) -> list[Point]:
         places = list(islice(self._going_on(()), MOST_CANDIDATES + 1))
         if len(places) <= MOST_CANDIDATES:
             return places
@@ -114,7 +178,7 @@ class Space:
             drawn[self._drawn(luck)] = None
         return list(drawn)
 
-    def _going_on(self, begun: Place) -> Iterator[Place]:
+    def _going_on(self, begun: Point) -> Iterator[Point]:
         """All that go together and begin so."""
         if len(begun) == len(self.options):
             yield begun
@@ -122,20 +186,20 @@ class Space:
         for number in self._going_with(begun):
             yield from self._going_on((*begun, number))
 
-    def _drawn(self, luck: random.Random) -> Place:
-        place: Place = ()
+    def _drawn(self, luck: random.Random) -> Point:
+        place: Point = ()
         while len(place) < len(self.options):
             place = (*place, luck.choice(self._going_with(place)))
         return place
 
-    def _going_with(self, begun: Place) -> list[int]:
+    def _going_with(self, begun: Point) -> list[int]:
         """Of the next dimension."""
-        alone, apart, changes = self._keeps_alone, self._kept_apart, _changes(begun)
+        alone, apart, changes = self._keeps_alone, self._kept_apart, _changes_at(begun)
         new = [(len(begun), number) for number in range(1, len(self.options[len(begun)]))]
         fitting = (added for added in new if added in alone and not any((change, added) in apart for change in changes))
         return [0, *(number for _, number in fitting)]
 
-    def _goes_together(self, place: Place) -> bool:
+    def _goes_together(self, place: Point) -> bool:
         return all(number in self._going_with(place[:at]) for at, number in enumerate(place))
 
     @cached_property
@@ -183,12 +247,12 @@ class Space:
             elif name == "dtype":
                 request = replace(request, settings={**request.settings, **option})
             elif name == LAYOUT:
-                request = parted(request, option)
+                request = with_layout(request, option)
             else:
                 on.append((name, option))
         return replace(request, optimizations=(*request.optimizations, *on))
 
-    def with_other_settings(self, place: Place) -> list[Place]:
+    def with_other_settings(self, place: Point) -> list[Point]:
         """Those that differ in the allocator settings alone."""
         if ALLOCATOR_SETTINGS not in self.names:
             return []
@@ -196,28 +260,28 @@ class Space:
         alike = ((*place[:at], number, *place[at + 1 :]) for number in range(len(self.options[at])))
         return [other for other in alike if other != place and other in self.candidates]
 
-    def first(self) -> Iterator[Place]:
+    def first(self) -> Iterator[Point]:
         """Tried before all else: as it is, one of everything that goes together, usual ones, and each option alone.
 
         Everything at once comes second, so that a model that fits at all is soon known to fit.
         """
         yield from (place for place in self._tried_first() if place in self.candidates)
 
-    def _tried_first(self) -> Iterator[Place]:
+    def _tried_first(self) -> Iterator[Point]:
         nothing = (0,) * len(self.names)
         alone = (
             (*nothing[:place], number, *nothing[place + 1 :])
             for place, options in enumerate(self.options)
             for number in range(1, len(options))
         )
-        everything: Place = ()
+        everything: Point = ()
         while len(everything) < len(self.options):
             everything = (*everything, max(self._going_with(everything)[:2]))
         usual = (tuple(int(name in together) for name in self.names) for together in _USUAL)
         yield from dict.fromkeys((nothing, everything, *usual, *alone))
 
 
-def _changes(place: Place) -> list[_Change]:
+def _changes_at(place: Point) -> list[_Change]:
     return [change for change in enumerate(place) if change[1]]
 
 

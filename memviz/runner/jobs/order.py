@@ -1,4 +1,7 @@
-"""An order of runs and its status: frozen values that can be shown at any moment, and that can be waited for."""
+"""An order of runs and its status: frozen values that can be shown at any moment and waited for.
+
+Orders that no client has polled for a while end.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,42 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from memviz.fair_lock import Turn
-from memviz.runner.jobs.attention import Attention
 from memviz.runner.jobs.worker_process import AnyWorker, RunEvent
 from memviz.runner.request import Request
 from memviz.runner.run import Run
+
+
+class LastSeen:
+    """Of all who ask. Whoever waits for news looks all the while, however late a busy machine lets them ask again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._looking = 0
+        self._last = time.monotonic()
+
+    @contextmanager
+    def paid(self) -> Iterator[None]:
+        with self._lock:
+            self._looking += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._looking -= 1
+                self._last = time.monotonic()
+
+    def missing(self, now: float) -> float:
+        """Seconds for which nobody has looked. `now` is of the monotonic clock."""
+        with self._lock:
+            return 0.0 if self._looking else now - self._last
+
 
 _UNWANTED = "Nobody waited for it any more, so it was ended."
 
@@ -71,7 +100,7 @@ class Order:
         self.finished = finished
         self.owner = owner
         self.made = time.monotonic()
-        self.attention = Attention()
+        self.attention = LastSeen()
         self.may_run_unseen = False
         self.unwanted = False
         self.began: float | None = None

@@ -1,15 +1,15 @@
-"""Takes orders for runs and tells their status: one run at a time on the device, in turn between those who ask.
+"""Queue of runs: one at a time on the device, in turn between visitors, with files in a locked scratch folder.
 
-An order is a baseline and its variants. Each of its runs is a turn; between two of them others have theirs. Runs happen
-in a process of their own; a thread here listens to it and keeps the newest `OrderStatus`. What nobody looks at any more
-ends, and a process that nobody uses goes.
+The lock tells a folder in use from one that a killed page left, which the next page deletes.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import contextvars
 import math
+import shutil
 import tempfile
 import threading
 import time
@@ -17,15 +17,80 @@ import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from memviz.errors import MemvizError
 from memviz.fair_lock import FairLock
-from memviz.runner.jobs.bounds import TIMEOUT_SECONDS
+from memviz.runner.jobs.limits import TIMEOUT_SECONDS
 from memviz.runner.jobs.order import Finished, Order, OrderStatus, Variant
-from memviz.runner.jobs.scratch import Scratch
 from memviz.runner.jobs.worker_process import AnyWorker, Worker, environment_of
 from memviz.runner.jobs.zero_gpu import ZeroGpuWorker, is_zero_gpu
 from memviz.runner.request import Request
+
+_PREFIX = "memviz-runs-"
+_LOCK = "lock"
+
+
+class NoRoom(MemvizError):
+    """The disk for temporary files is full, or nothing can be written to it."""
+
+
+class Scratch:
+    """Makes folders inside one of its own, which is made with the first of them."""
+
+    def __init__(self, place: Path | None = None) -> None:
+        self._place = place
+        self._making = threading.Lock()
+        self._root: Path | None = None
+        self._held: BinaryIO | None = None
+
+    def new(self) -> Path:
+        try:
+            with self._making:
+                root = self._root or self._begin()
+            return Path(tempfile.mkdtemp(dir=root))
+        except OSError as error:
+            words = f"Files of a run cannot be written to {self._where()} ({error.strerror or error})."
+            raise NoRoom(f"{words} Make room there, or name another folder in TMPDIR.") from None
+
+    def close(self) -> None:
+        with self._making:
+            if self._held is not None:
+                self._held.close()
+            if self._root is not None:
+                shutil.rmtree(self._root, ignore_errors=True)
+            self._root = self._held = None
+
+    def _where(self) -> Path:
+        return self._place or Path(tempfile.gettempdir())
+
+    def _begin(self) -> Path:
+        _sweep(self._where())
+        root = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._where()))
+        # What is in the way of the lock is in the way of sweeping only.
+        with contextlib.suppress(OSError):
+            self._held = (root / _LOCK).open("wb")
+            _lock(self._held)
+        self._root = root
+        return root
+
+
+def _sweep(place: Path) -> None:
+    """Takes away what belongs to nobody any more."""
+    for lock in place.glob(f"{_PREFIX}*/{_LOCK}"):
+        with contextlib.suppress(OSError), lock.open("rb") as file:
+            _lock(file)
+            shutil.rmtree(lock.parent, ignore_errors=True)
+
+
+def _lock(file: BinaryIO) -> None:
+    """OSError where another process has it, or where the system has no such locks."""
+    try:
+        import fcntl
+    except ImportError:
+        raise OSError("This system has no such locks.") from None
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
 
 MOST_WAITING = 32
 """People whose orders wait, at once."""

@@ -19,9 +19,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memviz.fair_lock import FairLock
-from memviz.runner.jobs.attention import Attention
-from memviz.runner.jobs.bounds import MEMORY, most_bytes
-from memviz.runner.jobs.process_tree import end_tree
+from memviz.runner.jobs.limits import MEMORY, end_tree, most_bytes
+from memviz.runner.jobs.order import LastSeen
 from memviz.runner.jobs.scheduler import Closing, Crowded
 from memviz.runner.jobs.worker_process import start_module, takes_more, too_much
 from memviz.runner.request import Request
@@ -159,7 +158,7 @@ class _Search:
         self._stopped = threading.Event()
         self._why = ""
         self._began = time.monotonic()
-        self._attention = Attention()
+        self._attention = LastSeen()
         self._pace = Pace()
         self._process: subprocess.Popen[str] | None = None
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._follow, self._watch)]

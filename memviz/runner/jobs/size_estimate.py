@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from memviz.errors import UsageError
-from memviz.runner.jobs.bounds import MEMORY
+from memviz.runner.jobs.limits import MEMORY
 from memviz.runner.knobs import least_of
 from memviz.runner.plan import Plan
 from memviz.runner.workloads.workload import FromConfiguration

@@ -1,8 +1,8 @@
-"""The process in which runs happen: `python -m memviz.runner.jobs.worker`, fed and read by `process`.
+"""The process in which runs happen: `python -m memviz.runner.jobs.worker`, driven by `worker_process.py`.
 
-One line of JSON comes in: the requests and the folder for their files. Lines of JSON go out, one for each thing
-that happens. Whatever a model or a user's file prints goes to the standard error stream, so that it cannot be
-taken for an answer.
+One line of JSON comes in: the requests and the folder for their files. Lines of JSON go out, one for each event.
+Whatever a model or a user's file prints goes to standard error, so that it cannot be taken for an answer. A search
+needs figures alone: no file is written, and runs that differ only in allocator settings are replayed.
 """
 
 from __future__ import annotations
@@ -22,15 +22,51 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from memviz.collector import without_collection
 from memviz.errors import MemvizError, without_frames
-from memviz.runner.jobs.bounds import most_bytes
-from memviz.runner.jobs.searched_runs import SearchedRuns
-from memviz.runner.measure.memory_errors import host_is_full, is_out_of_memory
+from memviz.runner.jobs.limits import most_bytes
+from memviz.runner.measure.accelerator import host_is_full, is_out_of_memory
 from memviz.runner.request import Request
 from memviz.units import bytes_text
+
+if TYPE_CHECKING:
+    from memviz.runner.outcome import Outcome
+
+ALLOCATOR_SETTINGS = "allocator_settings"
+
+
+class SearchPredictions:
+    def __init__(self, send: Callable[..., None]) -> None:
+        self._send = send
+        self._done: tuple[Request, Outcome] | None = None
+
+    def run(self, number: int, request: Request) -> None:
+        with without_collection():
+            from memviz.runner.execute import predict_plan
+            from memviz.runner.jobs.size_estimate import refuse_if_too_large
+            from memviz.runner.plan import plan_of
+            from memviz.runner.predict.predicted_run import predict_again
+
+        plan = plan_of(request)
+        # Of many GPUs, another rank may reserve most under other settings.
+        is_alone = plan.parallel.gpus == 1
+        if is_alone and self._done is not None and without_settings(request) == without_settings(self._done[0]):
+            run = predict_again(plan, self._done[1])
+        else:
+            self._done = None
+            refuse_if_too_large(plan, most_bytes())
+            outcome = predict_plan(plan, lambda phase: self._send("phase", number, phase=phase), figures_only=True)
+            self._done, run = (request, outcome), outcome.run
+        self._send("done", number, run=run.as_json())
+
+
+def without_settings(request: Request) -> Request:
+    """The same for all that differ in allocator settings alone."""
+    others = tuple((name, knobs) for name, knobs in request.optimizations if name != ALLOCATOR_SETTINGS)
+    return replace(request, label="", optimizations=others)
+
 
 _LAST_FRAMES = 3
 
@@ -48,7 +84,7 @@ def main() -> None:
         out.write(json.dumps({"kind": kind, "number": number, **rest}) + "\n")
         out.flush()
 
-    searched = SearchedRuns(send)
+    searched = SearchPredictions(send)
     orders: queue.Queue[str] = queue.Queue()
     threading.Thread(target=_listen, args=(sys.stdin, orders), daemon=True).start()
     while True:
@@ -82,7 +118,7 @@ def warm_up() -> None:
     """Imports what every run needs, and what takes longest of what most models need."""
     with without_collection():
         import memviz.runner.execute
-        import memviz.runner.output_check.small_twin  # noqa: F401
+        import memviz.runner.output_check.reduced_model  # noqa: F401
 
         with contextlib.suppress(ImportError):
             from diffusers import LTXVideoTransformer3DModel  # noqa: F401
@@ -120,10 +156,9 @@ def _run(number: int, request: Request, folder: Path, send: Send, until: float) 
     with without_collection():
         from memviz.runner.execute import execute
         from memviz.runner.jobs.size_estimate import refuse_if_too_large, refuse_if_twin_is_too_large
-        from memviz.runner.measure.torch_warnings import hearing_torch
-        from memviz.runner.outcome import Outcome
-        from memviz.runner.output_check.small_twin import numerics_of
-        from memviz.runner.parallel.rank_files import file_of_rank
+        from memviz.runner.measure.measured_run import torch_warnings
+        from memviz.runner.output_check.reduced_model import check_outputs
+        from memviz.runner.parallel.parallelism import file_of_rank
         from memviz.runner.plan import plan_of
 
     def tell(phase: str) -> None:
@@ -145,10 +180,10 @@ def _run(number: int, request: Request, folder: Path, send: Send, until: float) 
         return
     # The figures are there; the outputs come after, and a failure there loses nothing.
     send("figures", number, run=done.run.as_json(), **written)
-    with hearing_torch() as warned:
+    with torch_warnings() as warned:
         try:
             refuse_if_twin_is_too_large(plan, most_bytes())
-            numerics = numerics_of(plan, tell, done.run.mode, pinned=done.run.pinned_host_bytes)
+            numerics = check_outputs(plan, tell, done.run.mode, pinned=done.run.pinned_host_bytes)
         except MemvizError as error:
             numerics = {"error": str(error)}
         except Exception as error:

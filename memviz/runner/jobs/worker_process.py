@@ -19,8 +19,18 @@ from pathlib import Path
 from typing import IO, Any, Literal, Protocol
 
 from memviz.errors import MemvizError, needed_library
-from memviz.runner.jobs.bounds import MEMORY, SECONDS, TIMEOUT_SECONDS, most_bytes, most_seconds
-from memviz.runner.jobs.process_tree import APART, end_tree, own_bytes, resident_bytes, step_behind
+from memviz.runner.jobs.limits import (
+    APART,
+    MEMORY,
+    SECONDS,
+    TIMEOUT_SECONDS,
+    end_tree,
+    most_bytes,
+    most_seconds,
+    own_bytes,
+    reparent,
+    resident_bytes,
+)
 from memviz.runner.request import Request
 from memviz.runner.run import Run
 from memviz.units import bytes_text
@@ -83,7 +93,7 @@ def listing(programs: Sequence[str] = ()) -> dict[str, Any]:
 
 def gpus_here() -> dict[str, Any]:
     """On which a run could be measured, without starting a driver in this process."""
-    gpus: dict[str, Any] = json.loads("".join(_lines_of("memviz.runner.measure.visible_gpus")))
+    gpus: dict[str, Any] = json.loads("".join(_lines_of("memviz.runner.measure.gpu_state")))
     return gpus
 
 
@@ -98,7 +108,7 @@ def _lines_of(module: str, *arguments: str, is_ahead: bool = False) -> Iterator[
     with tempfile.TemporaryFile() as errors:
         process = start_python(["-W", "ignore", "-m", module, *arguments], stderr=errors, env=_environment({}))
         if is_ahead:
-            step_behind(process)
+            reparent(process)
         watch = _Watch(process)
         try:
             assert process.stdout is not None

@@ -1,39 +1,225 @@
-"""A real GPU with its history recorded: what the driver of a run needs of a device, measured.
+"""A real GPU with its history recorded: memory of the steps, seconds of the steps, and PyTorch's own peaks.
 
-    with CudaDevice() as device:
-        model = device.place(model)
-        with device.phase("forward"):
-            output = model(**device.inputs(workload))
-        trace = device.finish()
-
-With `record=False` the same steps run with nothing recorded and no hooks, for their seconds.
+The peaks that PyTorch reports are compared with those of the trace, which the allocator model turns into blocks; a
+difference is shown with its reason. Seconds come from GPU events with the recording off, since it takes a stack at
+every allocation, and after whole warm-up steps, since a first backward loads kernels and takes workspaces.
 """
 
 from __future__ import annotations
 
 import gc
 import math
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from statistics import median, quantiles
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import nn
 
+from memviz.allocator.replay import replay
+from memviz.allocator.replayed import Replayed
 from memviz.errors import UsageError
 from memviz.runner.measure.accelerator import Accelerator, find_accelerator
-from memviz.runner.measure.reconcile import Peaks, Reported, reconcile
-from memviz.runner.measure.timing import EventStopwatch, Timing, measure
-from memviz.runner.record.event_clock import Counts, comparable, places
-from memviz.runner.record.log import Log
+from memviz.runner.record.log import Counts, Log, comparable, event_indices
 from memviz.runner.record.memory_history import RecordedHistory, StackKind, is_recording
-from memviz.runner.record.model_hooks import ModelHooks
+from memviz.runner.record.model_hooks import ModelHooks, see_all
 from memviz.runner.record.recording import read_taken
-from memviz.runner.record.tensor_labels import see_all
 from memviz.runner.run_device import TakesInputs
-from memviz.trace.model import Category, DeviceTrace, Phase, Trace
+from memviz.trace.model import Category, DeviceTrace, Events, Labels, Phase, Trace
+
+_LARGEST_HIDDEN_REST = 1 << 20
+
+
+@dataclass(frozen=True)
+class Reconciled:
+    reported: int
+    from_trace: int
+    reason: str
+    """Why they differ; empty where they agree."""
+
+    @property
+    def difference(self) -> int:
+        """What PyTorch reports beyond the trace."""
+        return self.reported - self.from_trace
+
+
+@dataclass(frozen=True)
+class Peaks:
+    allocated: Reconciled
+    reserved: Reconciled
+
+    @property
+    def agree(self) -> bool:
+        return not (self.allocated.difference or self.reserved.difference)
+
+    def facts(self) -> dict[str, str]:
+        """For the trace itself, so that a file says how well it was checked."""
+        return {"peak allocated": _reason_text(self.allocated), "peak reserved": _reason_text(self.reserved)}
+
+
+@dataclass(frozen=True)
+class Reported:
+    allocated: int
+    reserved: int
+
+
+def reconcile(trace: Trace, device: DeviceTrace, reported: Reported, *, since: int = 0, lost_events: bool) -> Peaks:
+    """`since` is the event before which the peaks were reset, `lost_events` whether the ring buffer was full."""
+    part = since_event(device, since)
+    replayed = replay(replace(trace, devices=(part,)), part)
+    allocated, reserved = replayed.peak_allocated_bytes, replayed.peak_reserved_bytes
+    return Peaks(
+        Reconciled(
+            reported.allocated, allocated, _difference_reason(reported.allocated - allocated, replayed, lost_events)
+        ),
+        Reconciled(
+            reported.reserved, reserved, _difference_reason(reported.reserved - reserved, replayed, lost_events)
+        ),
+    )
+
+
+def since_event(device: DeviceTrace, first: int) -> DeviceTrace:
+    """The same device as if its recording had begun there: what was live then is in its final state and its frees."""
+    if first <= 0:
+        return device
+    events = Events(**{name: column[first:] for name, column in device.events.columns()})
+    labels = device.event_labels
+    if labels is not None:
+        labels = Labels(**{name: column[first:] for name, column in labels.columns()})
+    return replace(device, events=events, event_labels=labels)
+
+
+def _difference_reason(difference: int, replayed: Replayed, lost_events: bool) -> str:
+    if not difference:
+        return ""
+    if lost_events:
+        return "The history was full, so the trace lacks its beginning, and with it perhaps the peak."
+    if not replayed.exact:
+        return "The trace does not replay exactly, so the sizes of its blocks are not all known."
+    if difference < 0:
+        return "The trace holds more than was reported: the peak was reset while something else was going on."
+    if difference <= _LARGEST_HIDDEN_REST:
+        return "Blocks handed out before the recording began can be up to 1 MiB larger than their requests show."
+    return "Memory was taken and given back outside the recorded part, before it began or after it ended."
+
+
+def _reason_text(peak: Reconciled) -> str:
+    if not peak.difference:
+        return f"{peak.reported} bytes, by PyTorch and by the trace"
+    return f"{peak.reported} bytes by PyTorch, {peak.from_trace} by the trace. {peak.reason}"
+
+
+FILLED_SECONDS = 3.0
+"""Of steps that count, where they are short."""
+FEWEST_STEPS = 3
+MOST_STEPS = 1000
+
+
+@dataclass(frozen=True)
+class Timing:
+    seconds: tuple[float, ...]
+    """Of each step that counts, in order."""
+    clock: str
+
+    @property
+    def count(self) -> int:
+        return len(self.seconds)
+
+    @property
+    def median(self) -> float:
+        return median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """Between the quartiles; 0 for a single step."""
+        low, high = self.quartiles
+        return high - low
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        if len(self.seconds) < 2:
+            return self.seconds[0], self.seconds[0]
+        low, _, high = quantiles(self.seconds, n=4, method="inclusive")
+        return low, high
+
+
+class EventStopwatch:
+    """Events in the GPU's own queue: nothing waits between two steps, as nothing would in training."""
+
+    clock = "GPU events"
+
+    def __init__(self, api: Any) -> None:
+        self._api = api
+        self._events: list[Any] = []
+
+    def lap(self) -> None:
+        event = self._api.Event(enable_timing=True)
+        event.record()
+        self._events.append(event)
+
+    def laps(self) -> tuple[float, ...]:
+        """Seconds between one `lap` and the next."""
+        self._api.synchronize()
+        pairs = zip(self._events, self._events[1:], strict=False)
+        return tuple(float(before.elapsed_time(after)) / 1000 for before, after in pairs)
+
+
+def time_steps(
+    step: Callable[[], object],
+    stopwatch: EventStopwatch,
+    *,
+    steps: int | None = None,
+    warmup: int = 1,
+    left_seconds: float = math.inf,
+    is_recording: Callable[[], bool] = is_recording,
+    clock: Callable[[], float] = time.monotonic,
+) -> Timing:
+    """`step` is all of a step, its backward and its optimizer included.
+
+    Raises:
+        UsageError: A history is on, by whomever, or too little time is left for as many steps as a median needs.
+    """
+    if warmup < 1:
+        raise UsageError("Seconds without a warm-up are those of loading and tuning. Allow at least one step for it.")
+    if steps is not None and steps < 1:
+        raise UsageError("At least one step has to be measured.")
+    if is_recording():
+        raise UsageError("Seconds are measured with the recording off: it takes a stack at every allocation.")
+    until = clock() + left_seconds
+    for _ in range(warmup):
+        step()
+    if steps is None:
+        first = _lap_seconds(step, stopwatch, 1)[0]
+        steps = _step_count(first, until - clock())
+    seconds = _lap_seconds(step, stopwatch, steps)
+    if is_recording():
+        raise UsageError("The program switched the recording on by itself, so its seconds are not those of the steps.")
+    return Timing(seconds, stopwatch.clock)
+
+
+def _lap_seconds(step: Callable[[], object], stopwatch: EventStopwatch, count: int) -> tuple[float, ...]:
+    """From a lap of its own on: what came before was waited for, and that is nobody's second."""
+    stopwatch.lap()
+    for _ in range(count):
+        step()
+        stopwatch.lap()
+    return stopwatch.laps()[-count:]
+
+
+def _step_count(one_seconds: float, left_seconds: float) -> int:
+    if FEWEST_STEPS * one_seconds > left_seconds:
+        raise UsageError(
+            f"A step takes {one_seconds:,.1f} s, and {max(0.0, left_seconds):,.0f} s are left of the time that a run "
+            f"may take: not enough for {FEWEST_STEPS} of them."
+        )
+    one = max(one_seconds, FILLED_SECONDS / MOST_STEPS)
+    wanted = max(FEWEST_STEPS, math.ceil(FILLED_SECONDS / one))
+    return wanted if math.isinf(left_seconds) else min(wanted, int(left_seconds / one))
+
 
 _SWITCHED_OFF = (
     "The program switched the recording off by itself (torch.cuda.memory._record_memory_history), so what came before "
@@ -199,7 +385,7 @@ class CudaDevice:
     ) -> Timing:
         """Only with `record=False`."""
         stopwatch = EventStopwatch(self.accelerator.api)
-        return measure(
+        return time_steps(
             step, stopwatch, steps=steps, warmup=warmup, left_seconds=left_seconds, is_recording=self._is_recording
         )
 
@@ -224,7 +410,7 @@ class CudaDevice:
         device = self._own_device(trace)
         since = 0
         if taken.counts is not None and self._reset_at is not None and comparable([self._reset_at], taken.counts).stop:
-            since = int(places(device.events, taken.counts, [self._reset_at])[0])
+            since = int(event_indices(device.events, taken.counts, [self._reset_at])[0])
         reported = Reported(final.peak_allocated, final.peak_reserved)
         lost = bool(self.history.lost(taken))
         self.peaks = reconcile(trace, device, reported, since=since, lost_events=lost)

@@ -1,33 +1,146 @@
-"""A run on a GPU that is there: recorded once for the memory, then made anew and timed with nothing recorded.
+"""A measured run: recorded once for its memory, then built anew and timed without recording.
 
-Nothing of the recorded run is left when the timed one begins. A model beside its own copy, or an optimizer beside
-another's states, would run out of memory where one alone fits.
+Its notes say which allocator settings took effect and what PyTorch warned of: its C++ says nowhere else that a setting
+has no effect on this platform, or why an attention kernel refused its inputs.
 """
 
 from __future__ import annotations
 
 import gc
 import math
+import os
+import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
 
+from memviz.allocator.settings import Settings, parse_settings
+from memviz.errors import UsageError
+from memviz.runner.jobs.worker_process import LEFT_OUT
 from memviz.runner.measure.accelerator import Accelerator, first_line
 from memviz.runner.measure.cuda_device import CudaDevice
-from memviz.runner.measure.disturbances import Disturbances
-from memviz.runner.measure.settings_in_effect import expandable_is_off, limit_words, words_of
-from memviz.runner.measure.torch_warnings import hearing_torch
+from memviz.runner.measure.gpu_state import Disturbances
 from memviz.runner.outcome import Outcome, check, keeping_what_was_recorded, peaks_of, run_with, sizes_of
 from memviz.runner.plan import Plan, pieces_of
 from memviz.runner.run import Seconds
 from memviz.runner.step import RunStep, Tell, convert_on_host, kernels_of_its_own, make_optimizer, prepare, take_steps
 from memviz.runner.workloads import Workload
 from memviz.runner.workloads.workload import FromConfiguration
-from memviz.units import bytes_text, count_text
+from memviz.trace.model import Trace
+from memviz.units import bytes_text, count_text, percent_text
+
+_CONF = "PYTORCH_CUDA_ALLOC_CONF"
+_OFF = (
+    "Expandable segments were asked for and are off: this PyTorch has none on this platform. "
+    "The figures are those of the allocator without them."
+)
+
+
+def expandable_is_off(plan: Plan, trace: Trace) -> bool:
+    """Chosen and not there. The recording itself says so, from torch 2.3 on; before, its segments do."""
+    chosen = _chosen_settings(plan)
+    if chosen is None or not chosen.expandable_segments:
+        return False
+    if "expandable_segments" in trace.settings:
+        return trace.settings["expandable_segments"] is not True
+    return not any(device.segments.is_expandable.any() for device in trace.devices if device.kind == "gpu")
+
+
+def settings_text(plan: Plan, trace: Trace, environment: Mapping[str, str] = os.environ) -> Iterator[str]:
+    if expandable_is_off(plan, trace):
+        yield _OFF
+    left_out = environment.get(LEFT_OUT)
+    if left_out:
+        why = "this run chooses its own" if _CONF in plan.environment else "a run has only what it chooses itself"
+        yield f"{left_out}, from the shell, was not in effect: {why}."
+    inherited = str(trace.settings.get(_CONF) or "")
+    if inherited and _CONF not in plan.environment:
+        yield f"The allocator had the settings {inherited}, which this run did not choose."
+
+
+def limit_text(plan: Plan, api: Any, index: int = 0) -> str:
+    """Why such a run has no seconds, by its settings and by what torch was told; empty where nothing limits it."""
+    chosen = _chosen_settings(plan)
+    fraction_of = getattr(api.memory, "get_per_process_memory_fraction", None)
+    fractions = [
+        1.0 if chosen is None else chosen.per_process_memory_fraction,
+        1.0 if fraction_of is None else fraction_of(index),
+    ]
+    if min(fractions) >= 1:
+        return ""
+    share = percent_text(min(fractions), 1)
+    return (
+        f"Its seconds were not measured, because its memory is limited to {share} of the card: "
+        "a step that makes do with less takes longer, and by how much is the limit's doing."
+    )
+
+
+def _chosen_settings(plan: Plan) -> Settings | None:
+    """None where there are none, and where PyTorch took what we cannot read: that loses nobody a measurement."""
+    try:
+        return parse_settings(plan.environment[_CONF])
+    except (KeyError, UsageError):
+        return None
+
+
+_MOST_WARNINGS = 16
+_MOST_WARNING_CHARACTERS = 400
+_FROM_CPP = "Triggered internally"
+_WHERE = re.compile(rf"\s*\({_FROM_CPP} at .*\)\s*$", re.DOTALL)
+_REFUSED = "not used because"
+_NO_KERNEL = "no available kernel"
+
+
+class TorchWarnings:
+    """Each sentence once, in order. What others than PyTorch warn of is left out."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def hear(
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        *more: Any,
+        **named: Any,
+    ) -> None:
+        """In the place of `warnings.showwarning`, whose further arguments say nothing that we show."""
+        text = str(message)
+        if _FROM_CPP not in text and "/torch/" not in filename.replace("\\", "/"):
+            return
+        words = " ".join(_WHERE.sub("", text).split())
+        if words and words not in self.words and len(self.words) < _MOST_WARNINGS:
+            self.words.append(
+                words if len(words) <= _MOST_WARNING_CHARACTERS else f"{words[:_MOST_WARNING_CHARACTERS]} …"
+            )
+
+    def notes(self) -> tuple[str, ...]:
+        return tuple(f"PyTorch warns: {sentence}" for sentence in self.words)
+
+    def about(self, error: BaseException) -> str:
+        """Where no attention kernel is left, torch has warned before why each of them is not."""
+        first = next((at for at, sentence in enumerate(self.words) if _REFUSED in sentence), None)
+        if _NO_KERNEL not in str(error).lower() or first is None:
+            return ""
+        return f"PyTorch's reasons: {' '.join(self.words[first:])}"
+
+
+@contextmanager
+def torch_warnings() -> Iterator[TorchWarnings]:
+    """Whatever is done with warnings otherwise."""
+    warned = TorchWarnings()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = warned.hear
+        yield warned
+
 
 _REST_BYTES = 32 << 20
 """Of what libraries keep for themselves: workspaces, for example."""
@@ -62,7 +175,7 @@ def _recorded(plan: Plan, tell: Tell, accelerator: Accelerator) -> Outcome:
     """What comes out of here holds no tensor."""
     begun = time.perf_counter()
     try:
-        with hearing_torch() as warned:
+        with torch_warnings() as warned:
             tell("building the model")
             model = _made(plan, accelerator)
             measured = CudaDevice(accelerator=accelerator)
@@ -73,7 +186,7 @@ def _recorded(plan: Plan, tell: Tell, accelerator: Accelerator) -> Outcome:
     except Exception as error:
         _with_reasons(error, warned.about(error.__cause__ or error))
         raise
-    notes = [*words_of(plan, trace), *_disagreements(device), *device.notes, *warned.notes()]
+    notes = [*settings_text(plan, trace), *_disagreements(device), *device.notes, *warned.notes()]
     known = {
         **peaks_of(device, loaded_bytes),
         **sizes_of(model),
@@ -148,7 +261,7 @@ def _timed(
     """Whatever goes wrong here costs the seconds and nothing that is known already."""
     notes: list[str] = []
     try:
-        limited = limit_words(plan, accelerator.api)
+        limited = limit_text(plan, accelerator.api)
         if limited:
             return None, (limited,)
         _let_go(plan, accelerator)

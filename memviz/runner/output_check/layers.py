@@ -1,11 +1,12 @@
-"""Which layers of a model are compared, and both ways of comparing them.
+"""Layers, gradients and losses of two models, compared one by one.
 
-*Alone*: each layer of the changed model is fed what the reference's layer got, so that its own error is seen and not
-what came from below. *Chained*: both models run through, and errors add up. Layers are matched by their path.
+Each layer of the changed model runs on the input that the reference's layer received, so that a difference is its own;
+the chained differences show what accumulates from layer to layer.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -15,11 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from memviz.errors import UsageError
-from memviz.runner.output_check.difference import Difference, difference
-from memviz.runner.output_check.flatten import cloned, flatten
-from memviz.runner.output_check.in_float64 import doubled, fits
-from memviz.runner.output_check.model_runs import forked, random_state, set_random_state
-from memviz.runner.output_check.rounding_bounds import MARGIN, coarser, coarsest, expected, work_of
+from memviz.runner.output_check.difference import MARGIN, Difference, coarser, coarsest, difference, expected, work_of
+from memviz.runner.output_check.model_runs import (
+    cloned,
+    fits_in_float64,
+    flatten,
+    forked,
+    in_double,
+    random_state,
+    set_random_state,
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ class Arithmetic:
 
     computes: frozenset[torch.dtype] = frozenset()
     """Types that it computes in on purpose, besides those of what it is given and gives."""
-    in_float64: Callable[[nn.Module], AbstractContextManager[nn.Module]] | None = doubled
+    in_float64: Callable[[nn.Module], AbstractContextManager[nn.Module]] | None = in_double
     """None where it cannot compute in float64."""
 
 
@@ -167,7 +173,7 @@ class ComparedLayer:
     """That output in float64, where more than float32 explains is to be explained."""
 
 
-class Alone:
+class LayerComparer:
     """Runs single layers: the changed model's while it is changed, and later the reference's in float64."""
 
     def __init__(self, device: torch.device, *, exactly: bool, arithmetic: Arithmetic) -> None:
@@ -196,7 +202,7 @@ class Alone:
         return replace(compared, rounding=rounding)
 
     def _in_float64(self, module: nn.Module, call: LayerCall, name: str) -> Tensor | None:
-        if self._arithmetic.in_float64 is None or not fits(module):
+        if self._arithmetic.in_float64 is None or not fits_in_float64(module):
             return None
         try:
             with self._arithmetic.in_float64(module) as exact:
@@ -276,3 +282,128 @@ def chained(changed: nn.Module, calls: Mapping[str, LayerCall], run: Callable[[]
 
 def _same_shape(one: Tensor | None, other: Tensor) -> bool:
     return one is not None and one.shape == other.shape
+
+
+Named = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class GradientDifference:
+    name: str
+    difference: Difference
+    noise: float
+    """Relative L2 between two runs of the reference."""
+    rounding: Rounding
+
+
+@dataclass(frozen=True)
+class Gradients:
+    parameters: tuple[GradientDifference, ...]
+    """Of the names that both models have."""
+    only_reference: tuple[str, ...]
+    """Parameters that have a gradient in the reference only: none in the changed model, or under another name."""
+    only_ours: tuple[str, ...]
+    relative_l2: float
+    """Of all gradients as one vector."""
+
+    @property
+    def size(self) -> float:
+        """The norm of the reference's, as one vector."""
+        return math.hypot(*(parameter.difference.reference_l2 for parameter in self.parameters))
+
+
+def compare_gradients(
+    reference: Named, ours: Named, again: Named, *, bounds: Rounding, exact: tuple[Named, Named] | None = None
+) -> Gradients:
+    """`ours` may come from anywhere, a flat buffer for instance, in any shape of as many elements.
+
+    `bounds` is what rounding may do to the gradients of this model; `exact` both models' gradients in float64.
+    """
+    rows = tuple(
+        _compare_gradient(name, (gradient, _gradient_shapes(name, ours[name], gradient), again[name]), bounds, exact)
+        for name, gradient in reference.items()
+        if name in ours
+    )
+    apart = math.sqrt(math.fsum(row.difference.l2**2 for row in rows))
+    whole = math.sqrt(math.fsum(row.difference.reference_l2**2 for row in rows))
+    return Gradients(
+        parameters=rows,
+        only_reference=tuple(name for name in reference if name not in ours),
+        only_ours=tuple(name for name in ours if name not in reference),
+        relative_l2=apart / whole if whole else math.inf if apart else 0.0,
+    )
+
+
+def _gradient_shapes(name: str, gradient: Tensor, like: Tensor) -> Tensor:
+    if gradient.numel() != like.numel():
+        raise UsageError(
+            f"The gradient of {name} has {gradient.numel()} elements, the reference's {like.numel()}; "
+            "only gradients of the same parameter can be compared."
+        )
+    return gradient.reshape(like.shape)
+
+
+def _compare_gradient(
+    name: str, pair: tuple[Tensor, Tensor, Tensor], bounds: Rounding, exact: tuple[Named, Named] | None
+) -> GradientDifference:
+    reference, ours, again = pair
+    apart = difference(reference, ours)
+    noise = 0.0 if torch.equal(reference, again) else difference(reference, again).relative_l2
+    if exact is not None and name in exact[0] and name in exact[1]:
+        bounds = in_float64(bounds, reference, exact[0][name], exact[1][name])
+    return GradientDifference(name, apart, noise, bounds)
+
+
+@dataclass(frozen=True)
+class LossCurve:
+    """The loss before each step, as float64 holds it."""
+
+    reference: tuple[float, ...]
+    again: tuple[float, ...]
+    """The reference once more: the noise."""
+    ours: tuple[float, ...]
+    updates: float | None = None
+    """Relative L2 between what both move the weights by in all steps; None where nothing moves."""
+    trains: str = ""
+    """Other weights than the model's own that both train, as in 'adapters'."""
+
+    @property
+    def bitwise(self) -> bool:
+        """Every loss, and what the steps made of the weights."""
+        same = all(_same(one, other) for one, other in zip(self.reference, self.ours, strict=True))
+        return same and not self.updates
+
+    @property
+    def finite(self) -> bool:
+        """Ours is finite wherever the reference is."""
+        return all(math.isfinite(our) or not math.isfinite(one) for one, our in self._pairs(self.ours))
+
+    @property
+    def worst(self) -> float:
+        """Largest relative difference."""
+        return max(map(_apart, self.reference, self.ours), default=0.0)
+
+    @property
+    def noise(self) -> float:
+        return max(map(_apart, self.reference, self.again), default=0.0)
+
+    def _pairs(self, other: tuple[float, ...]) -> zip[tuple[float, float]]:
+        return zip(self.reference, other, strict=True)
+
+
+def update_difference(reference: Named, ours: Named) -> float | None:
+    """Between weights' changes of the same names."""
+    names = [name for name in reference if name in ours and ours[name].shape == reference[name].shape]
+    apart = math.hypot(*(float((ours[name] - reference[name]).double().norm()) for name in names))
+    whole = math.hypot(*(float(reference[name].double().norm()) for name in names))
+    return apart / whole if whole else None
+
+
+def _same(one: float, other: float) -> bool:
+    return one == other or (math.isnan(one) and math.isnan(other))
+
+
+def _apart(one: float, other: float) -> float:
+    if _same(one, other):
+        return 0.0
+    return abs(other - one) / abs(one) if one and math.isfinite(one) and math.isfinite(other) else math.inf

@@ -1,17 +1,252 @@
-"""One run of a model that can be had again: same random numbers, same buffers, nothing left behind."""
+"""Repeatable runs of a model: the same random numbers, dropout, buffers and weights, in its own type or in float64.
+
+float64 tells rounding from a bug: from float32 on, rounding shrinks by 5e8, a mistake in the arithmetic does not.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from memviz.runner.output_check.dropout import Dropped, watched
-from memviz.runner.output_check.flatten import cloned, flatten
+ONLY_OUTPUT = "output"
+"""What a single tensor without a name is called."""
+
+
+def flatten(output: Any) -> dict[str, Tensor]:
+    """{'sample': ...}, {'0': ..., 'hidden_states.3': ...}; numbers, None and objects such as caches are left out."""
+    return {name or ONLY_OUTPUT: tensor for name, tensor in _walk(output, "")}
+
+
+def _walk(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+        return
+    for key, inner in _parts(value):
+        yield from _walk(inner, f"{name}.{key}" if name else str(key))
+
+
+def _parts(value: Any) -> list[tuple[Any, Any]]:
+    # The outputs of transformers and diffusers are mappings and dataclasses at once; as mappings they leave out None.
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return list(zip(value._fields, value, strict=True))
+    if isinstance(value, (tuple, list)):
+        return list(enumerate(value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return [(attribute.name, getattr(value, attribute.name)) for attribute in fields(value)]
+    return []
+
+
+def cloned(value: Any, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Any:
+    """The same arguments once more, with tensors of their own; floating point ones as `dtype` if it is given.
+
+    Objects are copied too: a cache that a layer appends to must not be appended to twice.
+    """
+    if isinstance(value, Tensor):
+        wanted = dtype if value.is_floating_point() else None
+        return value.detach().to(device=device, dtype=wanted, copy=True)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(cloned(item, dtype, device) for item in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(cloned(item, dtype, device) for item in value)
+    if type(value) is dict:
+        return {key: cloned(item, dtype, device) for key, item in value.items()}
+    return _copied(value)
+
+
+def _copied(value: Any) -> Any:
+    try:
+        return deepcopy(value)
+    except (TypeError, RuntimeError, NotImplementedError):
+        return value
+
+
+_ATTENTION = "scaled_dot_product_attention"
+_PLACES = {
+    F: ("dropout", "alpha_dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout", _ATTENTION),
+    torch: ("dropout", "dropout_", "alpha_dropout", "alpha_dropout_", "feature_dropout", "feature_dropout_"),
+}
+_Drop = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """One call that drops something."""
+
+    within_attention: bool
+    """There each kernel draws in an order of its own."""
+    shape: tuple[int, ...]
+    p: float
+
+
+@contextmanager
+def watched_dropout() -> Iterator[list[Dropped]]:
+    """What is dropped inside, in order."""
+    drops: list[Dropped] = []
+
+    def watch(plain: _Drop, is_attention: bool) -> _Drop:
+        def call(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            p = _attention_p(args, kwargs) if is_attention else _p(args, kwargs)
+            if p:
+                drops.append(Dropped(is_attention, tuple(x.shape), p))
+            return plain(x, *args, **kwargs)
+
+        return call
+
+    with _replaced(watch):
+        yield drops
+
+
+@contextmanager
+def dropout_as_factor() -> Iterator[None]:
+    def factor(plain: _Drop, is_attention: bool) -> _Drop:
+        def attention(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            p = _attention_p(args, kwargs)
+            given = [*args[:3], 0.0, *args[4:]] if len(args) > 3 else args
+            output = plain(x, *given, **(kwargs | {"dropout_p": 0.0} if "dropout_p" in kwargs else kwargs))
+            return output * (1 - p) if p else output
+
+        def drop(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            p = _p(args, kwargs)
+            in_place = kwargs.get("inplace", len(args) > 2 and args[2]) or getattr(plain, "__name__", "")[-1:] == "_"
+            return x.mul_(1 - p) if in_place else x * (1 - p) if p else x
+
+        return attention if is_attention else drop
+
+    with _replaced(factor):
+        yield
+
+
+@contextmanager
+def _replaced(make: Callable[[_Drop, bool], _Drop]) -> Iterator[None]:
+    with ExitStack() as undo:
+        for place, names in _PLACES.items():
+            for name in names:
+                plain = getattr(place, name)
+                undo.callback(setattr, place, name, plain)
+                setattr(place, name, _in_order(make(plain, name == _ATTENTION)))
+        yield
+
+
+def _in_order(function: _Drop) -> _Drop:
+    """Libraries may give the first argument by its name, too."""
+
+    def call(*args: Any, **kwargs: Any) -> Tensor:
+        first = next((name for name in ("query", "input") if name in kwargs), None)
+        return function(*args, **kwargs) if args or first is None else function(kwargs.pop(first), **kwargs)
+
+    return call
+
+
+def _p(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+    """Of (p, training); nothing where it does not train."""
+    p = args[0] if args else kwargs.get("p", 0.5)
+    trains = args[1] if len(args) > 1 else kwargs.get("training", kwargs.get("train", True))
+    return float(p) if trains else 0.0
+
+
+def _attention_p(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+    """Of (key, value, mask, p)."""
+    return float(args[3] if len(args) > 3 else kwargs.get("dropout_p", 0.0))
+
+
+FLOAT64_LIMIT_BYTES = 2 << 30
+"""A module whose weights would take more than this as float64 is judged without it."""
+
+
+def fits_in_float64(*modules: nn.Module) -> bool:
+    return sum(tensor.numel() * 8 for tensor in _floating(*modules)) <= FLOAT64_LIMIT_BYTES
+
+
+@contextmanager
+def in_double(module: nn.Module, *others: nn.Module) -> Iterator[nn.Module]:
+    """Weights and buffers in float64, then the very same ones as before.
+
+    The parameters stay the same objects, so it holds for code that keeps them elsewhere, too. Gradients go.
+    """
+    kept = [(tensor, tensor.data) for tensor in _floating(module, *others)]
+    try:
+        for tensor, data in kept:
+            tensor.grad = None
+            tensor.data = data.to(torch.float64)
+        yield module
+    finally:
+        for tensor, data in kept:
+            tensor.grad = None
+            tensor.data = data
+
+
+@contextmanager
+def double_copy(module: nn.Module) -> Iterator[nn.Module]:
+    """For a module that keeps account of its weights' types, as one whose weights are cast: what it is given back
+    would be another to it than what was taken."""
+    yield deepcopy(module).to(torch.float64)
+
+
+def _floating(*modules: nn.Module) -> list[Tensor]:
+    every = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    unique = {id(tensor): tensor for tensor in every if tensor.is_floating_point() and tensor.dtype != torch.float64}
+    return list(unique.values())
+
+
+PERTURBED_SHARE = 0.1
+"""Of its own size, by which every weight moves on average: far beyond any rounding, and the same model still."""
+
+
+def perturbed_weights(model: nn.Module, rests: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
+    """Through the types that the other model keeps them in, where it has its own, so that both can hold them."""
+    draw = torch.Generator().manual_seed(0)
+    moved = {}
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point():
+            size = float(parameter.detach().to(torch.float64).norm()) / math.sqrt(max(parameter.numel(), 1))
+            by = torch.randn(parameter.shape, generator=draw) * (PERTURBED_SHARE * size)
+            weight = parameter.detach() + by.to(device=parameter.device, dtype=parameter.dtype)
+            moved[name] = weight.to(rests[name]).to(weight.dtype) if name in rests else weight
+    return moved
+
+
+def can_perturb(model: nn.Module, weights: Mapping[str, Tensor], rests: Mapping[str, torch.dtype]) -> bool:
+    """Whether it has these very weights, neither under other names nor stored in a type that is not known.
+
+    A tensor that is made of others, as torchao's of codes and scales, says the dtype that it stands for.
+    """
+    ours = {name: parameter for name, parameter in model.named_parameters() if parameter.is_floating_point()}
+    return ours.keys() == weights.keys() and all(
+        ours[name].dtype is rests.get(name, weight.dtype)
+        and ours[name].shape == weight.shape
+        and not is_traceable_wrapper_subclass(ours[name])
+        for name, weight in weights.items()
+    )
+
+
+@contextmanager
+def with_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """In place, where an optimizer writes, too; afterwards as before."""
+    ours = {name: parameter for name, parameter in model.named_parameters() if name in weights}
+    kept = {name: weight.detach().clone() for name, weight in ours.items()}
+    try:
+        _write(ours, weights)
+        yield
+    finally:
+        _write(ours, kept)
+
+
+@torch.no_grad()
+def _write(into: Mapping[str, nn.Parameter], weights: Mapping[str, Tensor]) -> None:
+    for name, parameter in into.items():
+        parameter.copy_(weights[name])
+
 
 Inputs = Sequence[Mapping[str, Any]]
 """Keyword arguments of model(...), one mapping per micro-batch."""
@@ -60,7 +295,7 @@ class ComparedStep:
         self, model: nn.Module, gradients: GradientsOf | None = None, dtype: torch.dtype | None = None
     ) -> StepResult:
         """One forward pass, or in training one step without the optimizer. Gradients afterwards: none."""
-        with self._repeatable(model), watched() as dropped:
+        with self._repeatable(model), watched_dropout() as dropped:
             before = random_state(self.device)
             outputs, kept = self._forward(model, dtype) if not self.training else self._step(model, gradients, dtype)
             end = random_state(self.device)

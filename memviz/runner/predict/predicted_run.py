@@ -91,7 +91,7 @@ def _taken(
         model, passes = prepare(plan, device, model, tell), None
     else:
         # The libraries of many GPUs take a second to import.
-        from memviz.runner.parallel.prepare_rank import prepare_rank
+        from memviz.runner.parallel.rank_model import prepare_rank
 
         model, passes = prepare_rank(plan, device, model, tell)
     weights_bytes, loaded_bytes = own_bytes(model), device.peak_allocated_bytes

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from memviz.runner.published import checkpointing, flat_gradients, layerwise_casting, split_feed_forward
-from memviz.runner.published.table import Seed
+from memviz.runner.published import tables
+from memviz.runner.published.tables import Seed
 
 SEEDS: tuple[Seed, ...] = (
-    split_feed_forward.SEED,
-    checkpointing.SEED,
-    flat_gradients.SEED,
-    layerwise_casting.SEED,
+    tables.SPLIT_FEED_FORWARD,
+    tables.CHECKPOINTING,
+    tables.FLAT_GRADIENTS,
+    tables.LAYERWISE_CASTING,
 )

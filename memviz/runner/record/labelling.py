@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memviz.runner.record.event_clock import Counts, comparable, places
-from memviz.runner.record.log import PHASES, Log, Mark, TensorSeen
+from memviz.runner.record.log import PHASES, Counts, Log, Mark, TensorSeen, comparable, event_indices
 from memviz.trace.model import Action, Annotations, Category, DeviceTrace, Events, Ints8, Labels, Phase, Trace
 from memviz.trace.rounding import CUBLAS_WORKSPACE_BYTES
 
@@ -56,7 +55,9 @@ def _with_labels(device: DeviceTrace, log: Log, end: Counts | None, names: _Name
     labels = _Columns(device, names)
     marks = log.marks[comparable([mark.counts for mark in log.marks], end)] if end else []
     spans = (
-        _PhaseSpans(marks, places(events, end, [mark.counts for mark in marks]), len(events)) if end and marks else None
+        _PhaseSpans(marks, event_indices(events, end, [mark.counts for mark in marks]), len(events))
+        if end and marks
+        else None
     )
     if spans is not None:
         labels.say_when(spans)
@@ -84,7 +85,7 @@ def _placed(tensors_seen: Sequence[TensorSeen], events: Events, end: Counts | No
     else:
         part = comparable(counted, end)
         kept = list(tensors_seen[part])
-        at = places(events, end, counted[part])
+        at = event_indices(events, end, counted[part])
     order = sorted(range(len(kept)), key=lambda row: _LAST_WORD.index(kept[row].category))
     return [kept[row] for row in order], at[np.array(order, dtype=np.int64)]
 
@@ -231,7 +232,7 @@ def _annotations(device: DeviceTrace, log: Log, end: Counts | None, names: _Name
     kept = log.annotations[comparable([entry.counts for entry in log.annotations], end)] if end else []
     if end is None or not kept:
         return device.annotations
-    at = places(device.events, end, [entry.counts for entry in kept])
+    at = event_indices(device.events, end, [entry.counts for entry in kept])
     time_us = np.array([entry.time_us for entry in kept], dtype=np.int64)
     times = device.events.time_us
     if len(times) and times.any():

@@ -1,18 +1,65 @@
-"""What a run says of itself while it goes: which phase it is in, which module, and what this tensor is.
+"""Log of a running program: phases, modules and tensors, each entry with the allocator's counts as its time.
 
-Every entry carries the allocator's counts (`counts`), so that it can be put between the events of the history
-afterwards. Nothing is computed here: this runs inside the program that is being measured.
+Torch counts allocations and frees from the start of the process, also while no history is recorded.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
-from memviz.runner.record.event_clock import Counts
-from memviz.trace.model import Category, Phase, Stage
+import numpy as np
+
+from memviz.trace.model import Action, Bools, Category, Events, Ints8, Phase, Stage
+
+
+@dataclass(frozen=True)
+class Counts:
+    allocs: int
+    frees: int
+
+
+def counts_of(api: Any, device: int | None) -> Counts | None:
+    """None where torch has no such figures: XPU counts bytes only."""
+    figures = api.memory.memory_stats_as_nested_dict(device)
+    if not figures:
+        return Counts(0, 0)
+    try:
+        every = figures["allocation"]["all"]
+        return Counts(int(every["allocated"]), int(every["freed"]))
+    except (KeyError, TypeError):
+        return None
+
+
+def event_indices(events: Events, end: Counts, moments: Sequence[Counts]) -> Ints8:
+    """For each noted moment, how many events came before it; 0 where the buffer no longer has them."""
+    allocs = np.array([moment.allocs for moment in moments], dtype=np.int64)
+    frees = np.array([moment.frees for moment in moments], dtype=np.int64)
+    after_alloc = _event_index(events.action == Action.ALLOC, end.allocs - allocs)
+    after_free = _event_index(events.action == Action.FREE_REQUESTED, end.frees - frees)
+    return np.maximum(after_alloc, after_free)
+
+
+def _event_index(hit: Bools, still_to_come: Ints8) -> Ints8:
+    """Right behind the last of the hits that had happened by then."""
+    behind = np.concatenate([np.zeros(1, np.int64), np.flatnonzero(hit) + 1])
+    # A program that resets its figures lets moments lie after the end.
+    return np.asarray(behind[np.clip(len(behind) - 1 - still_to_come, 0, len(behind) - 1)], dtype=np.int64)
+
+
+def comparable(moments: Sequence[Counts], end: Counts) -> slice:
+    """Those in the same count as the end: after the last time the program reset its figures, and not later."""
+    first, last = 0, len(moments)
+    for row in range(1, len(moments)):
+        if moments[row].allocs < moments[row - 1].allocs or moments[row].frees < moments[row - 1].frees:
+            first = row
+    while last > first and (moments[last - 1].allocs > end.allocs or moments[last - 1].frees > end.frees):
+        last -= 1
+    return slice(first, last)
+
 
 PHASES = {"forward": Phase.FORWARD, "backward": Phase.BACKWARD, "optimizer step": Phase.STEP}
 """By the name of an annotation. Any other name stands around phases and is none."""

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from memviz.errors import UsageError
-from memviz.runner.measure.accelerator import Accelerator
-from memviz.runner.measure.memory_errors import is_out_of_memory
-from memviz.runner.record.event_clock import Counts, counts_of
+from memviz.runner.measure.accelerator import Accelerator, is_out_of_memory
+from memviz.runner.record.log import Counts, counts_of
 
 StackKind = Literal["python", "all", "none"]
 

@@ -9,26 +9,158 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from memviz.errors import UsageError
+from memviz.mesh import coordinates, sizes_of
 from memviz.runner.measure.accelerator import Accelerator, find_accelerator, first_line
-from memviz.runner.record.hard_exit import before_hard_exit
 from memviz.runner.record.log import Log
 from memviz.runner.record.memory_history import RecordedHistory, StackKind, Taken
-from memviz.runner.record.profile import FACT, Profile
-from memviz.runner.record.rank_position import RankPosition, is_chosen, rank_position
-from memviz.runner.record.recording import free_path, notes_of, read_taken
+from memviz.runner.record.recording import free_path, notes_of, own_words, read_taken, without_stacks, write_snapshot
 from memviz.runner.record.script import Script
-from memviz.runner.record.signals import Signals, end_by
-from memviz.runner.record.write_recording import own_words, without_stacks, write_snapshot
+from memviz.runner.record.signals import Signals, before_hard_exit, end_by
+from memviz.trace.formats.own_labels import MESH_FACT, RANK_FACT, WORLD_FACT
+
+FACT = "profile"
+"""Of a snapshot: the name of the profile's file, which lies beside it."""
+_GPUS = ("CUDA", "XPU")
+
+
+class Profile:
+    """Begun with the history, written when the program ends or is told to. It never ends the program itself."""
+
+    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+        self.path = path
+        self._say = say
+        self._running: Any = None
+        self.is_over = threading.Event()
+        """Written, or not to be had."""
+
+    def start(self) -> None:
+        try:
+            self._running = _profiler()
+            self._running.start()
+        except Exception as error:
+            self._running = None
+            self.is_over.set()
+            self._say(f"The profiler could not be switched on: {first_line(error)}")
+
+    def write(self) -> bool:
+        """Whether there is a file now."""
+        running, self._running = self._running, None
+        if running is None:
+            return False
+        try:
+            running.stop()
+            running.export_chrome_trace(str(self.path))
+        except Exception as error:
+            self._say(f"The profile is not written. {first_line(error)}")
+            return False
+        finally:
+            self.is_over.set()
+        self._say(f"The profile is written to {self.path}.")
+        return True
+
+
+def _profiler() -> Any:
+    try:
+        import torch.profiler as of_torch
+    except ImportError:
+        raise UsageError("There is no torch here.") from None
+    # Its functions have no types.
+    known: Any = of_torch
+    there = known.supported_activities()
+    named = [getattr(known.ProfilerActivity, name, None) for name in ("CPU", *_GPUS)]
+    # Stacks of Python are in the snapshot. Here each call would be an event of its own, and the program far slower.
+    return known.profile(activities=[kind for kind in named if kind in there], profile_memory=True)
+
+
+_RANKS = ("RANK", "LOCAL_RANK")
+_WORLDS = ("WORLD_SIZE",)
+_STAGES = ("pp", "pipeline", "stage")
+_SPAN = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+
+
+@dataclass(frozen=True)
+class RankPosition:
+    rank: int
+    world: int | None = None
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    """Its coordinate on every axis, the outermost first."""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """As they stand in its file's name: 'rank5', 'pp1', 'dp1'."""
+        return f"rank{self.rank}", *(f"{axis}{place}" for axis, place in self.mesh.items())
+
+    @property
+    def name(self) -> str:
+        of = "" if self.world is None else f" of {self.world}"
+        where = ", ".join(self.words[1:])
+        return f"Rank {self.rank}{of}{f' ({where})' if where else ''}"
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """For the file itself: its name may be changed."""
+        mesh = ",".join(f"{axis}={place}" for axis, place in self.mesh.items())
+        world = {} if self.world is None else {WORLD_FACT: str(self.world)}
+        return {RANK_FACT: str(self.rank), **world, **({MESH_FACT: mesh} if mesh else {})}
+
+    @property
+    def begins_a_stage(self) -> bool:
+        """The first of its pipeline's stage."""
+        return all(place == 0 for axis, place in self.mesh.items() if axis not in _STAGES)
+
+
+def rank_position(mesh: str = "", environment: Mapping[str, str] = os.environ) -> RankPosition | None:
+    """None where this process is one by itself."""
+    rank, world = _rank_number(environment, _RANKS), _rank_number(environment, _WORLDS)
+    if rank is None:
+        return None
+    sizes = sizes_of(mesh) if mesh else {}
+    if sizes and world is not None and prod(sizes.values()) != world:
+        raise UsageError(f"--mesh {mesh} has {prod(sizes.values())} ranks, and there are {world}.")
+    return RankPosition(rank, world, coordinates(rank, sizes))
+
+
+def _rank_number(environment: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+    texts = (environment.get(name, "") for name in names)
+    return next((int(text) for text in texts if text.isascii() and text.isdigit()), None)
+
+
+def is_chosen(position: RankPosition | None, ranks: str) -> bool:
+    """By `--ranks`: numbers, spans (0-3), first, last, stage (the first of every stage) or all."""
+    words = [word.strip().lower() for word in ranks.split(",")]
+    if position is None:
+        return True
+    return any([_mesh_names(word, position, ranks) for word in words])
+
+
+def _mesh_names(word: str, position: RankPosition, ranks: str) -> bool:
+    if word in ("all", "first"):
+        return word == "all" or position.rank == 0
+    if word == "last":
+        if position.world is None:
+            raise UsageError("Which rank is the last is not said: WORLD_SIZE is not set.")
+        return position.rank == position.world - 1
+    if word == "stage":
+        if not set(_STAGES) & set(position.mesh):
+            raise UsageError("Which ranks begin a stage is told by --mesh with an axis pp, as in --mesh pp=2,dp=4.")
+        return position.begins_a_stage
+    span = _SPAN.fullmatch(word)
+    if span is None:
+        raise UsageError(f"--ranks takes numbers, spans (0-3), first, last, stage or all; not {ranks}.")
+    return int(span[1]) <= position.rank <= int(span[2] or span[1])
+
 
 FAILED = 2
 OUT_OF_MEMORY = "oom"
@@ -56,7 +188,7 @@ def record_script(script: Script, wanted: Wanted, accelerator: Accelerator | Non
     position = rank_position(wanted.mesh)
     is_wanted = is_chosen(position, wanted.ranks)
     path = free_path(rank_path(wanted.output, position), overwrite=wanted.overwrite)
-    free_path(beside(path, OUT_OF_MEMORY), overwrite=wanted.overwrite)
+    free_path(path_beside(path, OUT_OF_MEMORY), overwrite=wanted.overwrite)
     ends = _Interrupted()
     accelerator = accelerator or find_accelerator()
     history = RecordedHistory(accelerator, stacks=wanted.stacks, max_entries=wanted.max_entries)
@@ -79,7 +211,7 @@ def record_script(script: Script, wanted: Wanted, accelerator: Accelerator | Non
 
 def rank_path(path: Path, position: RankPosition | None) -> Path:
     """Every process of torchrun has a file: run.pickle, run.pickle.gz -> run.rank0.pickle, run.rank0.pickle.gz."""
-    return path if position is None else beside(path, ".".join(position.words))
+    return path if position is None else path_beside(path, ".".join(position.words))
 
 
 def profile_path(path: Path) -> Path:
@@ -88,7 +220,7 @@ def profile_path(path: Path) -> Path:
     return path.with_name(f"{stem}.profile.json.gz")
 
 
-def beside(path: Path, word: str) -> Path:
+def path_beside(path: Path, word: str) -> Path:
     stem, dot, endings = path.name.partition(".")
     return path.with_name(f"{stem}.{word}{dot}{endings}")
 
@@ -180,7 +312,7 @@ class _Keeper:
     def on_user_signal(self, _number: int) -> None:
         with self.lock:
             self.signals += 1
-            while (path := beside(self.path, f"signal{self.signals}")).exists():
+            while (path := path_beside(self.path, f"signal{self.signals}")).exists():
                 self.signals += 1
             self._keep(path, self.history.take, "on a signal")
 
@@ -207,7 +339,7 @@ class _Keeper:
             self.out_of_memory += 1
             if self.out_of_memory > _MOST_OUT_OF_MEMORY:
                 return
-            path = beside(self.path, OUT_OF_MEMORY)
+            path = path_beside(self.path, OUT_OF_MEMORY)
             if self._keep(path, lambda: taken, "as memory ran out"):
                 self.oom_path = path
 
@@ -281,7 +413,7 @@ class _Keeper:
     def _with_labels(self, taken: Taken, source: str) -> dict[str, Any]:
         log = Log(lambda: None)
         if "torch" in sys.modules:
-            from memviz.runner.record.tensor_labels import see_everything_alive
+            from memviz.runner.record.model_hooks import see_everything_alive
 
             # Another thread may change what is looked at; then what has been seen by then has to do.
             with suppress(RuntimeError):

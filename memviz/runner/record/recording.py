@@ -7,26 +7,70 @@ tensor is what, in which module and phase it was made, stands in it under our ow
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from memviz.errors import MemvizError, UsageError
 from memviz.runner.measure.accelerator import Accelerator, find_accelerator
 from memviz.runner.record.labelling import labelled
 from memviz.runner.record.log import Log
 from memviz.runner.record.memory_history import RecordedHistory, StackKind, Taken
-from memviz.runner.record.write_recording import own_words, write_snapshot
+from memviz.trace.formats import own_labels
+from memviz.trace.formats.replacing import replacing
 from memviz.trace.formats.torch_snapshot import read_snapshot
 from memviz.trace.intern import Interner
 from memviz.trace.limits import Limits
-from memviz.trace.model import About, Note, Trace
+from memviz.trace.model import About, DeviceTrace, Note, Stage, Trace
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
+
+_PROTOCOL = 4
+"""The newest that the reader inside PyTorch's own page knows."""
+
+
+def write_snapshot(path: Path, snapshot: dict[str, Any]) -> None:
+    """Whole or not at all."""
+    with replacing(path) as file:
+        pickle.dump(snapshot, file, protocol=_PROTOCOL)
+
+
+def own_words(snapshot: dict[str, Any], trace: Trace) -> dict[str, Any]:
+    """The snapshot with the trace's labels and annotations. Nothing that torch wrote is left out or changed."""
+    rows = [row for device in trace.devices if device.kind == "gpu" for row in _annotations(trace, device)]
+    has_more = len(rows) > len(snapshot.get("external_annotations", ()))
+    words: dict[str, Any] = {"external_annotations": rows} if has_more else {}
+    labels = own_labels.dump(trace)
+    if labels is not None:
+        words[own_labels.KEY] = labels
+    return {**snapshot, **words}
+
+
+def without_stacks(snapshot: dict[str, Any]) -> dict[str, Any]:
+    """As much of it as labels need, which is read several times as fast."""
+    traces: list[list[dict[str, Any]]] = snapshot.get("device_traces", [])
+    needed = [[{key: event[key] for key in _NEEDED if key in event} for event in events] for events in traces]
+    return {**snapshot, "device_traces": needed}
+
+
+_NEEDED = ("action", "addr", "size", "device_free")
+
+
+def _annotations(trace: Trace, device: DeviceTrace) -> list[dict[str, Any]]:
+    rows = device.annotations
+    columns = (rows.name.tolist(), rows.stage.tolist(), np.asarray(rows.time_us).tolist())
+    return [
+        {"name": trace.strings[name], "stage": Stage(stage).name, "device": device.device, "time_us": time}
+        for name, stage, time in zip(*columns, strict=True)
+    ]
+
 
 _NO_LIMIT = 2**62
 

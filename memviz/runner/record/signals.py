@@ -1,8 +1,7 @@
-"""Signals answered by a thread of its own: a training run that hangs in the GPU's driver must still be recorded.
+"""Signals and `os._exit` of a recorded program: both end it without Python's exit, so its recording is written first.
 
-Python runs a signal's handler in the main thread, and only between two of its instructions, so one that waits for
-other ranks would never get there. The number of the signal goes through a pipe to the thread, which acts at once.
-A program that handles a signal itself is left to it, and so are processes that it forks.
+Signals are answered by a thread of its own, because Python runs handlers in the main thread, which may hang in the
+GPU's driver.
 """
 
 from __future__ import annotations
@@ -11,11 +10,33 @@ import ctypes
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
-from memviz.runner.record.hard_exit import EXIT
+EXIT = os._exit
+"""The real one, whatever stands in its place just then."""
+
+
+@contextmanager
+def before_hard_exit(call: Callable[[], object]) -> Iterator[None]:
+    """Calls it first where this process ends so inside. Processes that it forked end as they always do."""
+    process = os.getpid()
+
+    def leave(status: int) -> NoReturn:
+        try:
+            if os.getpid() == process:
+                call()
+        finally:
+            EXIT(status)
+
+    os._exit = leave
+    try:
+        yield
+    finally:
+        os._exit = EXIT
+
 
 _CLOSE = b"\0"
 

@@ -9,26 +9,12 @@ from collections.abc import Mapping
 
 from memviz.errors import UsageError
 from memviz.runner.knobs import nearest, with_knobs
-from memviz.runner.workloads.bert import Bert
-from memviz.runner.workloads.cogvideox import CogVideoX
-from memviz.runner.workloads.feed_forward import FeedForwardStack
-from memviz.runner.workloads.flux import Flux
-from memviz.runner.workloads.flux_pipeline import FluxPipeline
-from memviz.runner.workloads.gpt2 import Gpt2
-from memviz.runner.workloads.hunyuan_video import HunyuanVideo
-from memviz.runner.workloads.llama import Llama
-from memviz.runner.workloads.ltx_pipeline import LtxPipeline
-from memviz.runner.workloads.ltx_video import LtxVideo
-from memviz.runner.workloads.mixtral import Mixtral
+from memviz.runner.workloads.image_models import Flux, Sdxl, Vae, Vit
+from memviz.runner.workloads.language_models import Bert, Gpt2, Llama, Mixtral, Qwen3
+from memviz.runner.workloads.layer_stacks import FeedForwardStack, TransformerBlock
 from memviz.runner.workloads.own import is_own, own_workload
-from memviz.runner.workloads.qwen3 import Qwen3
-from memviz.runner.workloads.sdxl import Sdxl
-from memviz.runner.workloads.sdxl_pipeline import SdxlPipeline
-from memviz.runner.workloads.transformer_block import TransformerBlock
-from memviz.runner.workloads.vae import Vae
-from memviz.runner.workloads.vit import Vit
-from memviz.runner.workloads.wan import Wan
-from memviz.runner.workloads.wan_pipeline import WanPipeline
+from memviz.runner.workloads.pipelines import FluxPipeline, LtxPipeline, SdxlPipeline, WanPipeline
+from memviz.runner.workloads.video_models import CogVideoX, HunyuanVideo, LtxVideo, Wan
 from memviz.runner.workloads.workload import Workload
 
 __all__ = ["WORKLOADS", "Workload", "workload_named"]

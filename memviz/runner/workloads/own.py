@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from memviz.errors import UsageError
 from memviz.runner.knobs import as_text, check_knobs, described, knob, with_knobs
-from memviz.runner.output_check.flatten import flatten
+from memviz.runner.output_check.model_runs import flatten
 from memviz.runner.own_source import function_in, functions_of, read_argument
 from memviz.runner.workloads.workload import DTYPES, micro_batches_knob, mode_knob, parameters_text, seed_knob
 from memviz.units import kind_text

@@ -21,7 +21,7 @@ from memviz.runner.jobs.scheduler import Scheduler
 from memviz.runner.jobs.searches import Searches, SearchOrder, SearchStatus
 from memviz.runner.jobs.worker_process import listing
 from memviz.runner.jobs.zero_gpu import LENT_DEVICE, is_zero_gpu
-from memviz.runner.parallel.rank_files import file_of_rank
+from memviz.runner.parallel.parallelism import file_of_rank
 from memviz.runner.predict.cards import card_named
 from memviz.runner.run import load_run
 from memviz.trace.load import load_trace

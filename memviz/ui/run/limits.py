@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from memviz.runner.jobs.bounds import TIMEOUT_SECONDS, most_bytes, most_seconds
+from memviz.runner.jobs.limits import TIMEOUT_SECONDS, most_bytes, most_seconds
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from memviz.errors import UsageError
-from memviz.runner.parallel.parallel import AXES, GPUS, parallel_of
+from memviz.runner.parallel.parallelism import AXES, GPUS, parallel_of
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.units import count_text
 

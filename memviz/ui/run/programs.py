@@ -10,9 +10,9 @@ from typing import Any
 import gradio as gr
 
 from memviz.errors import MemvizError, UsageError
-from memviz.runner.as_json import run_json
 from memviz.runner.jobs.order import OrderStatus
 from memviz.runner.request import DEFAULT_CARD, Request
+from memviz.runner.run import run_json
 from memviz.ui.run.answer import RunAnswers
 from memviz.ui.run.config_field import CONFIG, config_of
 from memviz.ui.shell.presence import presence

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from memviz.headlines.run import gpus_of, ranks_text
 from memviz.runner.jobs.order import Variant
-from memviz.runner.parallel.rank_class import RankClass
-from memviz.runner.parallel.rank_files import file_of_rank
+from memviz.runner.parallel.parallelism import RankClass, file_of_rank
 from memviz.runner.run import Run
 from memviz.ui.html.markup import Html, tag
 from memviz.ui.html.words import cut

@@ -11,7 +11,7 @@ import torch
 
 from memviz.runner.measure.accelerator import Accelerator, find_accelerator
 from memviz.runner.measure.cuda_device import CudaDevice
-from memviz.runner.record.event_clock import counts_of
+from memviz.runner.record.log import counts_of
 from memviz.runner.record.memory_history import RecordedHistory
 from memviz.runner.record.recording import trace_of
 from memviz.runner.step import RunStep

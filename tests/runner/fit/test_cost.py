@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memviz.runner.fit import card_speeds
-from memviz.runner.fit.card_speeds import CardSpeed
-from memviz.runner.fit.cost import Work, cost_of
+from memviz.runner.fit import cost
+from memviz.runner.fit.cost import CardSpeed, Work, cost_of
 from memviz.runner.predict.cards import CARDS
 
 SPEED = CardSpeed(half_tflops=100, single_tflops=20, memory_gb_per_second=1000, host_gb_per_second=10)
@@ -44,7 +43,7 @@ def test_a_card_whose_limits_are_not_known_gets_no_seconds_and_still_an_order() 
 
 
 def test_every_speed_is_of_a_card_that_is_known() -> None:
-    assert set(card_speeds._SPEEDS) <= {card.name for card in CARDS}
-    for speed in card_speeds._SPEEDS.values():
+    assert set(cost._SPEEDS) <= {card.name for card in CARDS}
+    for speed in cost._SPEEDS.values():
         assert speed.half_tflops > speed.single_tflops > 1
         assert speed.memory_gb_per_second > speed.host_gb_per_second

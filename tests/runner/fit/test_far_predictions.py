@@ -11,8 +11,8 @@ import pytest
 
 from memviz import dask_client
 from memviz.errors import UsageError
-from memviz.runner.fit import far_predictions
-from memviz.runner.fit.far_predictions import FarWorker, threads_of
+from memviz.runner.fit import dask_workers
+from memviz.runner.fit.dask_workers import DaskWorker, worker_threads
 from memviz.runner.fit.predictions import KeptPredictions, Prediction, Predictor
 from memviz.runner.request import Request
 from tests.dask_cluster import dask_cluster
@@ -45,8 +45,8 @@ def test_far_answers_are_those_of_this_machine(address: str, tmp_path: Path) -> 
     requests = [*REQUESTS, REFUSED]
     here = predictions(Predictor(processes=1, kept=KeptPredictions(tmp_path / "here")), requests)
     with dask_client.dask_client(address) as client:
-        count, kept = threads_of(client, address), KeptPredictions(tmp_path / "far")
-        there = predictions(Predictor(processes=count, kept=kept, make_worker=lambda: FarWorker(client)), requests)
+        count, kept = worker_threads(client, address), KeptPredictions(tmp_path / "far")
+        there = predictions(Predictor(processes=count, kept=kept, make_worker=lambda: DaskWorker(client)), requests)
     assert count == 2
     assert there == here
     assert there[repr(REFUSED)].refused and not there[repr(REQUESTS[0])].refused
@@ -54,7 +54,7 @@ def test_far_answers_are_those_of_this_machine(address: str, tmp_path: Path) -> 
 
 
 def test_workers_of_another_version_are_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(far_predictions, "code_state", lambda: "another")
+    monkeypatch.setattr(dask_workers, "code_state", lambda: "another")
     states = {"tcp://one": "the same", "tcp://two": "another"}
 
     class Client:
@@ -62,7 +62,7 @@ def test_workers_of_another_version_are_refused(address: str, monkeypatch: pytes
             return states
 
     with pytest.raises(UsageError, match="^1 of 2 workers of an-address have another memviz"):
-        threads_of(Client(), "an-address")
+        worker_threads(Client(), "an-address")
 
 
 def test_workers_that_lack_memviz_are_told_what_they_need() -> None:
@@ -71,7 +71,7 @@ def test_workers_that_lack_memviz_are_told_what_they_need() -> None:
             raise ModuleNotFoundError("No module named 'memviz'")
 
     with pytest.raises(UsageError, match=r"cannot predict \(No module named 'memviz'\).*pip install \.\[run\]` in a"):
-        threads_of(Client(), "an-address")
+        worker_threads(Client(), "an-address")
 
 
 def test_the_command_spreads_its_search(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

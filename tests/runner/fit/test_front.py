@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memviz.runner.fit.fit import FitAnswer, changes_of, short_label, way_label
-from memviz.runner.fit.front import cheapest_that_fits, front_of
-from memviz.runner.fit.search import Searched
+from memviz.runner.fit.search import Searched, cheapest_that_fits, pareto_front
 from memviz.runner.fit.space import Candidate
 from memviz.runner.request import Request
 from tests.runner.fit.ways import hypervolume, way
@@ -20,12 +19,12 @@ POINTS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, m
 
 def test_cheapest_first_each_dearer_and_smaller() -> None:
     ways = [way(3, 10), way(1, 30), way(2, 30, "checkpointing"), way(2, 20, "split_feed_forward"), way(4, 12)]
-    assert [(each.cost.rank, each.peak_reserved_bytes) for each in front_of(ways)] == [(1, 30), (2, 20), (3, 10)]
+    assert [(each.cost.rank, each.peak_reserved_bytes) for each in pareto_front(ways)] == [(1, 30), (2, 20), (3, 10)]
 
 
 def test_of_equal_ways_the_one_with_the_fewest_changes() -> None:
     ways = [way(1, 30, "checkpointing", "allocator_settings"), way(1, 30), way(1, 30, "checkpointing")]
-    assert [each.candidate.request.optimizations for each in front_of(ways)] == [()]
+    assert [each.candidate.request.optimizations for each in pareto_front(ways)] == [()]
     chosen = cheapest_that_fits(ways)
     assert chosen is not None
     assert chosen.candidate.request.optimizations == ()
@@ -35,7 +34,7 @@ def test_what_fits_as_it_is_stays_as_it_is_where_a_change_costs_nothing() -> Non
     """Such as settings of the allocator, which are on the front all the same."""
     ways = [way(1, 20, "allocator_settings"), way(1, 30), way(2, 10, "checkpointing")]
     assert cheapest_that_fits(ways) == ways[1]
-    assert front_of(ways) == (ways[0], ways[2])
+    assert pareto_front(ways) == (ways[0], ways[2])
 
 
 def test_the_cheapest_that_fits_is_not_the_smallest() -> None:
@@ -46,7 +45,7 @@ def test_the_cheapest_that_fits_is_not_the_smallest() -> None:
 
 @given(POINTS)
 def test_every_way_is_on_the_front_or_no_better_than_one_that_is(points: list[tuple[int, int]]) -> None:
-    front = front_of([way(cost, peak) for cost, peak in points])
+    front = pareto_front([way(cost, peak) for cost, peak in points])
     for cost, peak in points:
         assert any(each.cost.rank <= cost and each.peak_reserved_bytes <= peak for each in front)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from memviz.runner.fit.grid import grid_json, grid_of
+from memviz.runner.fit.largest import grid_json, grid_of
 
 GiB = 1 << 30
 

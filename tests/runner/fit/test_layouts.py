@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from memviz.runner.fit.card_speeds import speed_of
-from memviz.runner.fit.cost import Cost, Work, cost_of
+from memviz.runner.fit.cost import Cost, Work, cost_of, speed_of
 from memviz.runner.fit.fit import way_label
-from memviz.runner.fit.front import TriedWay
-from memviz.runner.fit.layouts import LAYOUT, layouts_of, parted
 from memviz.runner.fit.predictions import Prediction
-from memviz.runner.fit.space import Candidate, Space, space_of
+from memviz.runner.fit.search import Trial
+from memviz.runner.fit.space import LAYOUT, Candidate, Space, layouts_of, space_of, with_layout
 from memviz.runner.plan import Plan, plan_of
 from memviz.runner.request import Request
 
@@ -28,7 +26,7 @@ def searched() -> Space:
 
 def plans(gpus: int) -> list[Plan]:
     request = asked(gpus)
-    return [plan_of(parted(request, option)) for option in layouts_of(plan_of(request))]
+    return [plan_of(with_layout(request, option)) for option in layouts_of(plan_of(request))]
 
 
 def sequences_of_all(plan: Plan) -> int:
@@ -64,7 +62,7 @@ def test_what_was_said_stays() -> None:
 
 def test_the_way_that_was_asked_for_has_a_name_among_the_others() -> None:
     space, work = searched(), Cost(0, 0, 0, None, None)
-    ways = [TriedWay(candidate, Prediction(), work) for candidate in space.candidates.values()]
+    ways = [Trial(candidate, Prediction(), work) for candidate in space.candidates.values()]
     alone = [way_label(way) for way in ways if not way.candidate.request.optimizations]
     assert {"8 shard + adamw", "8 shard + adamw-fused", "8 tensor + adamw"} <= set(alone)
     assert way_label(replace(ways[0], candidate=Candidate(Request("llama", optimizer="adamw"), "outputs"))) == "adamw"

@@ -17,20 +17,20 @@ import pytest
 from memviz import dask_client
 from memviz.commands import FAILED, main
 from memviz.errors import UsageError
-from memviz.runner.fit import far_gpus, measured_ways, space
-from memviz.runner.fit.far_gpus import gpus_of_workers
-from memviz.runner.fit.measured_ways import (
+from memviz.runner.fit import dask_workers, measurement, space
+from memviz.runner.fit.dask_workers import worker_gpus
+from memviz.runner.fit.measurement import (
     Gpu,
-    MeasuredWay,
-    chosen_ways,
+    Measurement,
+    gpus_named,
     gpus_of_this_machine,
     measured,
     measured_json,
-    of_card,
+    trials_to_measure,
 )
 from memviz.runner.fit.predictions import code_state
 from memviz.runner.jobs.worker_process import RunEvent
-from memviz.runner.measure.visible_gpus import gpus_of
+from memviz.runner.measure.gpu_state import gpus_of
 from memviz.runner.request import Request
 from memviz.units import bytes_text
 from tests.dask_cluster import dask_cluster
@@ -81,15 +81,15 @@ def test_each_gpu_measures_one_at_a_time_and_answers_keep_the_order_of_the_ways(
 
 def test_what_is_measured_fits_as_predicted_the_cheapest_first_on_the_card_that_was_meant() -> None:
     front = [way(1, 9, fits=False), way(2, 8), way(3, 7), way(4, 6)]
-    assert chosen_ways(front, 2) == front[1:3]
+    assert trials_to_measure(front, 2) == front[1:3]
     t4, h100 = (Gpu(name, lambda request: RunEvent("failed", 0)) for name in ("Tesla T4", "NVIDIA H100 80GB HBM3"))
-    assert of_card([t4, h100], "NVIDIA H100 80GB") == [h100]
-    assert of_card([t4, h100], "NVIDIA L4") == [t4, h100]
+    assert gpus_named([t4, h100], "NVIDIA H100 80GB") == [h100]
+    assert gpus_named([t4, h100], "NVIDIA L4") == [t4, h100]
 
 
 def test_an_answer_says_that_it_was_measured_and_where() -> None:
     done = run(mode="measured", device=DEVICE, peak_reserved_bytes=9)
-    answer = measured_json(MeasuredWay(way(1, 7), DEVICE, "tcp://one", done), "baseline")
+    answer = measured_json(Measurement(way(1, 7), DEVICE, "tcp://one", done), "baseline")
     assert answer == {
         "label": "baseline",
         "mode": "measured",
@@ -107,7 +107,7 @@ def test_an_answer_says_that_it_was_measured_and_where() -> None:
 def test_where_this_machine_has_none_nothing_is_searched(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(measured_ways, "gpus_here", lambda: {"gpus": [], "why": "This PyTorch is built without CUDA."})
+    monkeypatch.setattr(measurement, "gpus_here", lambda: {"gpus": [], "why": "This PyTorch is built without CUDA."})
     assert main(["fit", *SMALL, "--measure"]) == FAILED
     assert (
         "--measure needs a GPU. This PyTorch is built without CUDA. With --scheduler the workers of Dask measure that "
@@ -134,9 +134,9 @@ def test_the_cards_of_a_machine_are_told_apart_by_the_drivers_words(monkeypatch:
         seen.append(uuid)
         return {"kind": "done", "number": 0, "run": None}
 
-    monkeypatch.setattr(measured_ways, "measured_here", measure)
+    monkeypatch.setattr(measurement, "measured_here", measure)
     for known in (two, two[:1]):
-        monkeypatch.setattr(measured_ways, "gpus_here", lambda known=known: {"gpus": known, "why": ""})
+        monkeypatch.setattr(measurement, "gpus_here", lambda known=known: {"gpus": known, "why": ""})
         for gpu in gpus_of_this_machine():
             gpu.measure(Request("gpt2"))
     assert seen == ["GPU-00", "GPU-11", ""]
@@ -166,7 +166,7 @@ class Client:
 def test_workers_of_another_version_or_without_a_gpu_are_refused(states: Any, words: str) -> None:
     ours = code_state(builds=False)
     with pytest.raises(UsageError, match=words):
-        gpus_of_workers(Client(**{name: {"code": ours, **state} for name, state in states.items()}), "an-address")
+        worker_gpus(Client(**{name: {"code": ours, **state} for name, state in states.items()}), "an-address")
 
 
 @pytest.fixture(scope="module")
@@ -191,10 +191,10 @@ def times_of(folder: Path, uuid: str) -> list[tuple[float, float]]:
 def test_two_workers_that_see_the_same_cards_measure_one_at_a_time_on_each(address: str, folder: Path) -> None:
     ways = [with_layers(layers) for layers in (1, 2, 7, 4)]
     with dask_client.dask_client(address) as client:
-        gpus = gpus_of_workers(client, address)
+        gpus = worker_gpus(client, address)
         found = measured(ways, gpus)
         # Another client of the cluster may ask the other worker for the same card.
-        others = [far_gpus._asking(client, worker, UUIDS[0], UUIDS[0]) for worker in client.nthreads()]
+        others = [dask_workers._measure_on(client, worker, UUIDS[0], UUIDS[0]) for worker in client.nthreads()]
         asking = [threading.Thread(target=ask, args=(Request("gpt2"),)) for ask in others]
         for thread in asking:
             thread.start()

@@ -10,9 +10,8 @@ from zlib import crc32
 
 import pytest
 
-from memviz.runner.fit.guesses import Guesses
 from memviz.runner.fit.predictions import Ask, Hear, KeptPredictions, Others, Prediction, Predictor
-from memviz.runner.fit.search import MOST_ALL, search, trials_of
+from memviz.runner.fit.search import MOST_ALL, Guesses, search, trials_of
 from memviz.runner.fit.space import space_of
 from memviz.runner.request import Request
 from tests.runner.fit.ways import hypervolume

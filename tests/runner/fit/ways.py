@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from memviz.runner.fit.cost import Cost
-from memviz.runner.fit.front import TriedWay
 from memviz.runner.fit.predictions import Prediction
+from memviz.runner.fit.search import Trial
 from memviz.runner.fit.space import Candidate, Keep
 from memviz.runner.request import Request
 
 
-def way(seconds: float, peak: int, *names: str, fits: bool = True, keeps: Keep = "outputs") -> TriedWay:
+def way(seconds: float, peak: int, *names: str, fits: bool = True, keeps: Keep = "outputs") -> Trial:
     request = Request("feed_forward", optimizations=tuple((name, {}) for name in names))
     prediction = Prediction(peak_reserved_bytes=peak, fits=fits, reserved_on_card_bytes=peak)
-    return TriedWay(Candidate(request, keeps), prediction, Cost(0, 0, 0, seconds, seconds))
+    return Trial(Candidate(request, keeps), prediction, Cost(0, 0, 0, seconds, seconds))
 
 
 def hypervolume(points: Iterable[tuple[float, float]], worst: tuple[float, float]) -> float:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from memviz.errors import UsageError
-from memviz.runner.jobs import bounds
-from memviz.runner.jobs.bounds import machine_bytes, most_bytes, most_seconds
+from memviz.runner.jobs import limits
+from memviz.runner.jobs.limits import machine_bytes, most_bytes, most_seconds
 
 GiB = 1 << 30
 
@@ -25,9 +25,9 @@ def test_a_setting_that_is_no_size_is_named(text: str) -> None:
 
 
 def test_a_space_keeps_most_of_its_machine_for_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "machine_bytes", lambda: 16 * GiB)
+    monkeypatch.setattr(limits, "machine_bytes", lambda: 16 * GiB)
     assert (most_bytes({"SPACE_ID": "ann/memviz"}), most_bytes({})) == (4 * GiB, 12 * GiB)
-    monkeypatch.setattr(bounds, "machine_bytes", lambda: GiB)
+    monkeypatch.setattr(limits, "machine_bytes", lambda: GiB)
     assert most_bytes({"SPACE_ID": "ann/memviz"}) == GiB
 
 
@@ -35,7 +35,7 @@ def test_a_container_has_what_it_is_given(monkeypatch: pytest.MonkeyPatch, tmp_p
     given, endless = tmp_path / "memory.max", tmp_path / "old"
     given.write_text("max\n")
     endless.write_text(f"{1 << 62}\n")
-    monkeypatch.setattr(bounds, "_CONTAINER_LIMITS", (given, endless, tmp_path / "missing"))
+    monkeypatch.setattr(limits, "_CONTAINER_LIMITS", (given, endless, tmp_path / "missing"))
     whole = machine_bytes()
     given.write_text(f"{GiB}\n")
     assert machine_bytes() == GiB < whole

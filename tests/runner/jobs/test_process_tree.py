@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from memviz.runner.jobs import process_tree
-from memviz.runner.jobs.process_tree import APART, end_tree, own_bytes, resident_bytes, step_behind
+from memviz.runner.jobs import limits
+from memviz.runner.jobs.limits import APART, end_tree, own_bytes, reparent, resident_bytes
 from tests.runner.processes import is_there, wait_until
 
 MiB = 1 << 20
@@ -47,7 +47,7 @@ def test_memory_is_that_of_all_its_processes(monkeypatch: pytest.MonkeyPatch, tm
         alone, whole = resident_bytes(child), resident_bytes(process.pid)
         assert whole > alone > 64 * MiB
         assert 64 * MiB <= own_bytes(process.pid) <= whole
-        monkeypatch.setattr(process_tree, "_PROC", tmp_path / "no-such-system")
+        monkeypatch.setattr(limits, "_PROC", tmp_path / "no-such-system")
         by_ps = resident_bytes(process.pid)
         assert abs(by_ps - whole) < 8 * MiB
     # What was killed holds its memory for a moment yet.
@@ -58,7 +58,7 @@ def test_memory_is_that_of_all_its_processes(monkeypatch: pytest.MonkeyPatch, tm
 def test_what_is_worked_out_ahead_leaves_the_processor_to_others() -> None:
     with family() as (process, _):
         usual = os.getpriority(os.PRIO_PROCESS, process.pid)
-        step_behind(process)
+        reparent(process)
         assert os.getpriority(os.PRIO_PROCESS, process.pid) >= min(usual + 1, 10)
         group = Path(f"/proc/{process.pid}/autogroup")
         if group.exists():
@@ -84,7 +84,7 @@ def test_a_file_that_is_mapped_could_be_taken_back(tmp_path: Path) -> None:
 def test_where_nothing_says_it_nothing_is_taken() -> None:
     """Windows has neither /proc nor ps."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process_tree, "_PROC", Path("/no-such-system"))
+        patch.setattr(limits, "_PROC", Path("/no-such-system"))
         patch.setenv("PATH", "/no-such-folder")
         assert resident_bytes(os.getpid()) == 0
 

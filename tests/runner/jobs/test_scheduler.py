@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from memviz.runner.jobs.order import Variant
-from memviz.runner.jobs.scheduler import Crowded, Scheduler
-from memviz.runner.jobs.scratch import NoRoom
+from memviz.runner.jobs.scheduler import Crowded, NoRoom, Scheduler
 from memviz.runner.jobs.worker_process import Worker
 from memviz.runner.request import Request
 from tests.runner.processes import PATIENCE_SECONDS, over, running, wait_until

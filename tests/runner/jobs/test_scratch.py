@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from memviz.runner.jobs.scratch import NoRoom, Scratch
+from memviz.runner.jobs.scheduler import NoRoom, Scratch
 
 _PAGE = """
 import sys
 from pathlib import Path
-from memviz.runner.jobs.scratch import Scratch
+from memviz.runner.jobs.scheduler import Scratch
 
 scratch = Scratch(Path(sys.argv[1]))
 (scratch.new() / "run.pickle").write_bytes(b"x")

@@ -14,8 +14,7 @@ from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.purpose.phases import label_of_rows
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
-from memviz.runner.measure.cuda_device import CudaDevice
-from memviz.runner.measure.reconcile import Reported, reconcile
+from memviz.runner.measure.cuda_device import CudaDevice, Reported, reconcile
 from memviz.runner.plan import plan_of
 from memviz.runner.record.memory_history import is_recording
 from memviz.runner.request import Request

@@ -14,8 +14,8 @@ import pytest
 from torch import nn
 
 from memviz.runner.jobs.worker import answer
+from memviz.runner.measure import cuda_device
 from memviz.runner.measure import measured_run as measured
-from memviz.runner.measure import timing
 from memviz.runner.outcome import Interrupted
 from memviz.runner.plan import Plan, plan_of
 from memviz.runner.record.memory_history import is_recording
@@ -31,10 +31,10 @@ pytestmark = pytest.mark.usefixtures("quick")
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """All that a run that goes well asks of the card, in order."""
-    before, timing.FILLED_SECONDS = timing.FILLED_SECONDS, 0.0
+    before, cuda_device.FILLED_SECONDS = cuda_device.FILLED_SECONDS, 0.0
     gpu = FailingGpu()
     run(gpu, plan(tmp_path_factory.mktemp("calls")))
-    timing.FILLED_SECONDS = before
+    cuda_device.FILLED_SECONDS = before
     return tuple(gpu.names)
 
 

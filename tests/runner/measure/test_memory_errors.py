@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from memviz.runner.measure.accelerator import is_out_of_memory
 from memviz.runner.measure.cuda_device import CudaDevice
-from memviz.runner.measure.memory_errors import is_out_of_memory
 from memviz.runner.record.memory_history import RecordedHistory
 from tests.runner.fake_gpu import FakeGpu, OutOfMemoryError, TorchsGpu
 from tests.runner.torch_storages import watching_torch

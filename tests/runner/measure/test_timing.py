@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from memviz.errors import UsageError
-from memviz.runner.measure.timing import (
+from memviz.runner.measure.cuda_device import (
     FEWEST_STEPS,
     FILLED_SECONDS,
     MOST_STEPS,
     EventStopwatch,
     Timing,
-    measure,
+    time_steps,
 )
 from memviz.runner.record.memory_history import RecordedHistory
 from tests.runner.fake_gpu import FakeGpu
@@ -32,7 +32,7 @@ class Steps:
         self.now += self.lengths.pop(0) if len(self.lengths) > 1 else self.lengths[0]
 
     def measured(self, **more: Any) -> Timing:
-        return measure(self, EventStopwatch(FakeEvents(self)), clock=lambda: self.now, **more)
+        return time_steps(self, EventStopwatch(FakeEvents(self)), clock=lambda: self.now, **more)
 
 
 class FakeEvents:
@@ -65,14 +65,14 @@ class FakeEvent:
 
 def test_the_first_backward_does_not_count():
     steps = Steps(30, 1, 2, 3, 4, 5)
-    found = measure(steps, EventStopwatch(FakeEvents(steps)), steps=5, warmup=1)
+    found = time_steps(steps, EventStopwatch(FakeEvents(steps)), steps=5, warmup=1)
     assert found == Timing((1, 2, 3, 4, 5), "GPU events")
     assert (found.median, found.spread, found.count) == (3, 2, 5)
 
 
 def test_events_are_read_after_the_gpu_is_done():
     steps = Steps(9, 0.25, 0.5)
-    found = measure(steps, EventStopwatch(FakeEvents(steps)), steps=2)
+    found = time_steps(steps, EventStopwatch(FakeEvents(steps)), steps=2)
     assert found == Timing((0.25, 0.5), "GPU events")
 
 
@@ -83,14 +83,14 @@ def test_one_step_has_no_spread():
 @pytest.mark.parametrize(("steps", "warmup", "said"), [(3, 0, "warm-up"), (0, 1, "At least one")])
 def test_what_would_measure_nothing_is_refused(steps, warmup, said):
     with pytest.raises(UsageError, match=said):
-        measure(lambda: None, EventStopwatch(FakeEvents(Steps(1))), steps=steps, warmup=warmup)
+        time_steps(lambda: None, EventStopwatch(FakeEvents(Steps(1))), steps=steps, warmup=warmup)
 
 
 def test_seconds_are_not_taken_while_recording():
     history = RecordedHistory(FakeGpu().accelerator)
     history.start()
     with pytest.raises(UsageError, match="recording off"):
-        measure(lambda: None, EventStopwatch(FakeEvents(Steps(1))), steps=1)
+        time_steps(lambda: None, EventStopwatch(FakeEvents(Steps(1))), steps=1)
     history.stop()
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from memviz.errors import UsageError
-from memviz.runner.output_check.compare_outputs import compare_outputs
+from memviz.runner.output_check.comparison import compare_outputs
 from optimizations.checkpointing import Checkpointing
 from optimizations.flat_gradients import FlatGradients
 from optimizations.split_feed_forward import SplitFeedForward

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from memviz.runner.output_check.difference_words import layer_title, scientific, share_text
+from memviz.runner.output_check.verdict import layer_title, scientific, share_text
 
 
 @pytest.mark.parametrize(

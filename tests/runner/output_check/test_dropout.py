@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from memviz.runner.output_check.compare_outputs import compare_outputs
-from memviz.runner.output_check.dropout import Dropped, as_a_factor, watched
-from memviz.runner.output_check.numerics import Claim, Numerics
+from memviz.runner.output_check.comparison import compare_outputs
+from memviz.runner.output_check.model_runs import Dropped, dropout_as_factor, watched_dropout
+from memviz.runner.output_check.verdict import Claim, Numerics
 from optimizations.layerwise_casting import LayerwiseCasting
 from optimizations.split_feed_forward import SplitFeedForward
 from tests.runner.output_check.models import FeedForward, Stack, stack, tokens, with_forward
@@ -141,14 +141,14 @@ def test_a_dropout_that_nobody_sees_is_turned_off_by_its_name():
 def test_what_is_dropped_is_seen_and_nothing_stays_replaced():
     before = (F.dropout, torch.dropout, F.scaled_dot_product_attention)
     x, heads = torch.ones(2, 4), torch.ones(1, 1, 3, 4)
-    with watched() as found:
+    with watched_dropout() as found:
         nn.Dropout(0.5)(x)
         nn.Dropout(0.5).eval()(x)
         F.dropout(x, training=False)
         torch.dropout(x, 0.25, True)
         F.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.1)
     assert found == [Dropped(False, (2, 4), 0.5), Dropped(False, (2, 4), 0.25), Dropped(True, (1, 1, 3, 4), 0.1)]
-    with as_a_factor():
+    with dropout_as_factor():
         assert torch.equal(nn.Dropout(0.25)(x), x * 0.75)
         assert torch.equal(nn.Dropout(0.25, inplace=True)(y := x.clone()), y) and torch.equal(y, x * 0.75)
         assert torch.equal(nn.Dropout(0.25).eval()(x), x)
@@ -157,7 +157,7 @@ def test_what_is_dropped_is_seen_and_nothing_stays_replaced():
     assert (F.dropout, torch.dropout, F.scaled_dot_product_attention) == before
 
 
-@pytest.mark.parametrize("seen", [watched, as_a_factor])
+@pytest.mark.parametrize("seen", [watched_dropout, dropout_as_factor])
 def test_arguments_that_are_given_by_name_are_understood(seen):
     x = torch.ones(1, 1, 4, 8)
     with seen() as found:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from memviz.runner.output_check.flatten import cloned, flatten
+from memviz.runner.output_check.model_runs import cloned, flatten
 
 Pair = namedtuple("Pair", "first second")
 

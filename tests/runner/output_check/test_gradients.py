@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from memviz.errors import UsageError
-from memviz.runner.output_check.gradients import LossCurve, compare_gradients
-from memviz.runner.output_check.layers import Rounding
+from memviz.runner.output_check.layers import LossCurve, Rounding, compare_gradients
 
 BOUNDS = Rounding(reductions=1, expected=1e-6, fine=1e-6, floor=None, exact=None)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from memviz.runner.output_check.compare_outputs import compare_outputs
+from memviz.runner.output_check.comparison import compare_outputs
 from memviz.runner.output_check.difference import difference
 from memviz.runner.output_check.layers import LayerRecorder, blocks_of, parts_of
 from tests.runner.output_check.models import GEGLU, FeedForward, stack, tokens

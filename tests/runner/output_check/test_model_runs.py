@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from memviz.runner.output_check.compare_outputs import adamw, mean_of_output
+from memviz.runner.output_check.comparison import adamw, mean_of_output
 from memviz.runner.output_check.model_runs import ComparedStep, dropout_off, seeded
 from tests.runner.output_check.models import GEGLU, FeedForward, stack, tokens
 

@@ -10,7 +10,7 @@ from copy import deepcopy
 import pytest
 import torch
 
-from memviz.runner.output_check.compare_outputs import compare_outputs
+from memviz.runner.output_check.comparison import compare_outputs
 from memviz.runner.output_check.difference import Difference, difference
 from optimizations.split_feed_forward import SplitFeedForward
 from tests.runner.output_check.models import GEGLU, SwiGLU, split_wrongly, stack, tokens

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from memviz.runner.output_check.difference import difference
-from memviz.runner.output_check.rounding_bounds import (
+from memviz.runner.output_check.difference import (
     MARGIN,
     coarser,
     coarsest,
+    difference,
     expected,
     loss_of_weights,
     one_rounding,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from memviz.runner.output_check.signal import Signal, signal_of
+from memviz.runner.output_check.verdict import Signal, signal_of
 from tests.runner.output_check.models import stack, tokens
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from memviz.runner.measure.accelerator import Accelerator
-from memviz.runner.output_check import small_twin
+from memviz.runner.output_check import reduced_model
 from memviz.runner.output_check.model_runs import forked, random_state, set_random_state
-from memviz.runner.output_check.small_twin import in_proportion, numerics_of
+from memviz.runner.output_check.reduced_model import check_outputs, in_proportion
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Request
 from memviz.runner.run import _loss_words
@@ -19,9 +19,9 @@ from optimizations.lora import Adapted
 
 @pytest.mark.parametrize("kind", ["cuda", "xpu"])
 def test_outputs_are_compared_on_the_device_that_was_measured(monkeypatch, kind):
-    monkeypatch.setattr(small_twin, "find_accelerator", lambda: Accelerator(kind, None))
-    assert small_twin.place_of("measured").type == kind
-    assert small_twin.place_of("predicted").type == "cpu"
+    monkeypatch.setattr(reduced_model, "find_accelerator", lambda: Accelerator(kind, None))
+    assert reduced_model.place_of("measured").type == kind
+    assert reduced_model.place_of("predicted").type == "cpu"
 
 
 def test_a_device_with_a_generator_of_its_own_is_forked_and_set_whatever_it_is_called(monkeypatch):
@@ -46,7 +46,7 @@ def numerics(
     workload: str, settings: dict[str, str], *chosen: tuple[str, dict[str, str]], pinned: int | None = None, **how: str
 ) -> dict[str, Any]:
     request = Request(workload, settings, chosen, numerics=False, **how)
-    made = numerics_of(plan_of(request), lambda _: None, "predicted", pinned=pinned)
+    made = check_outputs(plan_of(request), lambda _: None, "predicted", pinned=pinned)
     assert made is not None
     return made
 

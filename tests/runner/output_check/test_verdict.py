@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from memviz.runner.output_check import in_float64
-from memviz.runner.output_check.compare_outputs import compare_outputs
-from memviz.runner.output_check.exercised import Change
-from memviz.runner.output_check.numerics import Claim, Numerics
+from memviz.runner.output_check import model_runs
+from memviz.runner.output_check.comparison import compare_outputs
+from memviz.runner.output_check.coverage import Change
+from memviz.runner.output_check.verdict import Claim, Numerics
 from tests.runner.output_check.models import FeedForward, Stack, nothing, split_wrongly, stack, tokens, with_forward
 
 Undo = Callable[[], None]
@@ -142,7 +142,7 @@ def test_an_error_within_the_rounding_of_bfloat16_is_found_in_float64():
 
 
 def test_without_float64_the_type_decides(monkeypatch):
-    monkeypatch.setattr(in_float64, "LIMIT_BYTES", 0)
+    monkeypatch.setattr(model_runs, "LIMIT_BYTES", 0)
     right = compared(with_forward(another_order), "rounding", dtype=torch.bfloat16, training=True)
     assert right.outputs[0].rounding.exact is None
     assert right.verdict.ok is True

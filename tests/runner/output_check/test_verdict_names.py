@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from memviz.runner.output_check import in_float64
-from memviz.runner.output_check.compare_outputs import compare_outputs
-from memviz.runner.output_check.rounding_bounds import one_rounding
+from memviz.runner.output_check import model_runs
+from memviz.runner.output_check.comparison import compare_outputs
+from memviz.runner.output_check.difference import one_rounding
 from tests.runner.output_check.models import nothing, tokens
 
 Undo = Callable[[], None]
@@ -71,7 +71,7 @@ class Flat(nn.Module):
 
 def test_a_gradient_that_is_zero_but_for_rounding_is_held_against_all_of_them(monkeypatch):
     """In itself it differs by any factor; where float64 cannot be tried, the type decides beside the others."""
-    monkeypatch.setattr(in_float64, "LIMIT_BYTES", 0)
+    monkeypatch.setattr(model_runs, "LIMIT_BYTES", 0)
 
     def noisy(of: str, by: float) -> Callable[[nn.Module], Undo]:
         def apply(model: nn.Module) -> Undo:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from memviz.runner.output_check.compare_outputs import compare_outputs
-from memviz.runner.output_check.numerics import Claim, Numerics
+from memviz.runner.output_check.comparison import compare_outputs
+from memviz.runner.output_check.verdict import Claim, Numerics
 from optimizations import apply_all
 from optimizations.attention_backend import AttentionBackend
 from optimizations.checkpointing import Checkpointing

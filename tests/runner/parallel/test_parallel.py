@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from memviz.errors import UsageError
-from memviz.runner.parallel.parallel import ALONE, Parallel, parallel_of
-from memviz.runner.parallel.rank_class import RankClass
+from memviz.runner.parallel.parallelism import ALONE, Parallel, RankClass, parallel_of
 from memviz.runner.plan import command_of, plan_of
 from memviz.runner.request import Request
 

@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 
 from memviz.errors import UsageError
-from memviz.runner.fit.card_speeds import speed_of
+from memviz.runner.execute import predict_plan
+from memviz.runner.fit.cost import speed_of
 from memviz.runner.fit.predictions import prediction_of
 from memviz.runner.fit.search import cost_of_slowest
 from memviz.runner.jobs.worker import answer
 from memviz.runner.jobs.worker_process import RunEvent
 from memviz.runner.outcome import Outcome
-from memviz.runner.parallel.parallel import parallel_of
-from memviz.runner.parallel.predicted_ranks import predict_plan
-from memviz.runner.parallel.rank_files import file_of_rank
+from memviz.runner.parallel.parallelism import file_of_rank, parallel_of
 from memviz.runner.plan import plan_of
 from memviz.runner.predict.estimate import fingerprint_of
 from memviz.runner.predict.group.ranks import GroupRank

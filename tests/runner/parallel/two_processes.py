@@ -17,8 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from memviz.runner.parallel.sharded_model import check_tensor, hold_together, part_matrices
-from memviz.runner.parallel.stages import PipelineStep, Stage
+from memviz.runner.parallel.rank_model import PipelineStep, Stage, check_tensor, hold_together, part_matrices
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Request
 from optimizations import apply_all

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from memviz.runner.jobs.searched_runs import SearchedRuns
+from memviz.runner.jobs.worker import SearchPredictions
 from memviz.runner.plan import plan_of
 from memviz.runner.predict.predicted_run import predict, predict_again
 from memviz.runner.request import Request
@@ -64,7 +64,7 @@ def test_it_goes_back_to_no_settings_too() -> None:
 
 def test_a_search_carries_out_only_what_asks_for_other_memory() -> None:
     said: list[tuple[str, int, dict]] = []
-    runs = SearchedRuns(lambda kind, number, **rest: said.append((kind, number, rest)))
+    runs = SearchPredictions(lambda kind, number, **rest: said.append((kind, number, rest)))
     requests = [CASES["training"], under(CASES["training"], SETTINGS[0]), CASES["no room"]]
     for number, request in enumerate(requests):
         runs.run(number, request)

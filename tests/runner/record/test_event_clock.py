@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.runner.record.event_clock import Counts, comparable, places
+from memviz.runner.record.log import Counts, comparable, event_indices
 from tests.traces import event, trace_of
 
 ACTIONS = st.lists(st.sampled_from(["alloc", "free_requested", "free_completed", "segment_alloc"]), max_size=40)
@@ -27,7 +27,7 @@ def counted(actions: list[str], before: int, lost: int) -> tuple[list[Counts], A
 def test_every_moment_lies_between_the_events_that_were_counted_around_it(actions, before, data):
     lost = data.draw(st.integers(0, len(actions)))
     moments, events = counted(actions, before, lost)
-    found = places(events, moments[-1], moments)
+    found = event_indices(events, moments[-1], moments)
     for number, (moment, place) in enumerate(zip(moments, found.tolist(), strict=True)):
         # One event, the snapshot's, stands before those that are kept.
         true_place = max(0, number - lost) + 1

@@ -8,8 +8,7 @@ import pytest
 
 from memviz.errors import UsageError
 from memviz.ranks.numbers import numbers_in
-from memviz.runner.record.rank_position import RankPosition, is_chosen, rank_position
-from memviz.runner.record.recorded_script import rank_path
+from memviz.runner.record.recorded_script import RankPosition, is_chosen, rank_path, rank_position
 
 
 def of(rank: int, world: int = 8, mesh: str = "pp=2,dp=4") -> RankPosition:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from memviz.runner.record.log import Log
-from memviz.runner.record.tensor_labels import addresses, see_everything_alive, tensors_in
+from memviz.runner.record.model_hooks import addresses, see_everything_alive, tensors_in
 from memviz.trace.model import Category
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from memviz.runner.workloads.feed_forward import ACTIVATIONS, FeedForwardStack
+from memviz.runner.workloads.layer_stacks import ACTIVATIONS, FeedForwardStack
 
 CPU = torch.device("cpu")
 SMALL = FeedForwardStack(batch=1, sequence=64, dim=128, layers=5)

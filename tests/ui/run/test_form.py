@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from memviz.runner.jobs.bounds import most_bytes
+from memviz.runner.jobs.limits import most_bytes
 from memviz.ui.run.form import (
     FIRST_MEMORY,
     OTHER_CARD,

@@ -14,7 +14,7 @@ from memviz.headlines.run import run as headline
 from memviz.runner.expected_error import ExpectedError
 from memviz.runner.jobs.kept_runs import KeptRun
 from memviz.runner.jobs.order import OrderStatus, Variant
-from memviz.runner.parallel.rank_class import RankClass
+from memviz.runner.parallel.parallelism import RankClass
 from memviz.runner.request import Request
 from memviz.runner.run import Fit, Run, Seconds
 from memviz.ui.run.form_html import estimate_html, refused_html

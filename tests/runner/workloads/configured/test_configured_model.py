@@ -11,11 +11,11 @@ import torch
 from memviz.errors import UsageError
 from memviz.runner.config_source import checked_config
 from memviz.runner.execute import execute
-from memviz.runner.output_check.small_twin import numerics_of
+from memviz.runner.output_check.reduced_model import check_outputs
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Request
 from memviz.runner.run import Run
-from memviz.runner.workloads.configured import ConfiguredModel, configured_workload
+from memviz.runner.workloads.transformers_model import ConfiguredModel, configured_workload
 
 LLAMA = {
     "model_type": "llama",
@@ -131,7 +131,7 @@ def test_a_pass_with_a_cache_finds_as_many_tokens_each_time() -> None:
 @pytest.mark.parametrize("mode", ["training", "lora"])
 def test_its_small_twin_shows_whether_outputs_stay(mode: str) -> None:
     request = Request("config.json", {"mode": mode}, (("checkpointing", {}),), config=checked_config(json.dumps(LLAMA)))
-    numerics = numerics_of(plan_of(request), lambda phase: None, "predicted")
+    numerics = check_outputs(plan_of(request), lambda phase: None, "predicted")
     assert numerics is not None
     assert numerics["verdict"]["ok"] is True and "bitwise equal" in numerics["verdict"]["words"]
     assert "64 tokens" in numerics["on"]

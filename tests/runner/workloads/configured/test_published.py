@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from memviz.runner.config_source import checked_config
-from memviz.runner.workloads.configured import configured_workload
+from memviz.runner.workloads.transformers_model import configured_workload
 
 PUBLISHED = [json.loads(line) for line in (Path(__file__).parent / "published.jsonl").read_text().splitlines()]
 """Of each its page, its number of parameters as published, and where its configuration differs from its class's own."""

@@ -1,0 +1,192 @@
+"""Limits of one run on this machine, memory and seconds, and the process tree that they apply to.
+
+Resident memory is counted, not limited by the system: a limit of address space ends processes that merely map files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from memviz.errors import UsageError
+from memviz.units import parse_bytes
+
+MEMORY = "MEMVIZ_MAX_RUN_BYTES"
+SECONDS = "MEMVIZ_MAX_RUN_SECONDS"
+TIMEOUT_SECONDS = 900.0
+
+_DEFAULT_BYTES = 16 << 30
+_CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+_LEAST_BYTES = 1 << 30
+"""PyTorch and the libraries of models take a third of it before anything is run."""
+
+
+def most_bytes(environment: Mapping[str, str] = os.environ) -> int:
+    """Of resident memory, of a run with all the processes it starts.
+
+    On a Space a quarter of the machine: the page is there as well, and an estimate may run beside a run. At home
+    nobody else waits, and a model of one's own may need most of what there is.
+    """
+    text = environment.get(MEMORY, "")
+    if text:
+        return _bytes(text)
+    all_bytes = machine_bytes()
+    return max(_LEAST_BYTES, all_bytes // 4 if environment.get("SPACE_ID") else all_bytes * 3 // 4)
+
+
+def most_seconds(default: float = TIMEOUT_SECONDS, environment: Mapping[str, str] = os.environ) -> float:
+    text = environment.get(SECONDS, "")
+    if not text:
+        return default
+    with suppress(ValueError):
+        seconds = float(text)
+        if 0 < seconds < float("inf"):
+            return seconds
+    raise UsageError(f"{SECONDS}={text!r} is not a positive number of seconds.")
+
+
+def machine_bytes() -> int:
+    """What this machine has, or what this container gets of it."""
+    limits = [_DEFAULT_BYTES]
+    with suppress(OSError, ValueError, AttributeError):
+        limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in _CONTAINER_LIMITS:
+        # "max" is no number.
+        with suppress(OSError, ValueError):
+            limits.append(int(path.read_text()))
+    return min(limit for limit in limits if limit > 0)
+
+
+def _bytes(text: str) -> int:
+    with suppress(ValueError, OverflowError):
+        size = parse_bytes(text)
+        if size > 0:
+            return size
+    raise UsageError(f"{MEMORY}={text!r} is not a size; write for example 8GiB, or bytes.")
+
+
+APART: dict[str, Any] = {
+    "start_new_session": True,
+    # Windows has no sessions; there this keeps the Ctrl-C of a terminal from it.
+    "creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+}
+"""For `Popen`: a tree of its own, which the signals of a terminal do not reach."""
+
+_BEHIND = 10
+"""How nice it is then: a tenth of a processor that others want as well."""
+_PROC = Path("/proc")
+_KIB = 1 << 10
+
+
+class _Process(NamedTuple):
+    pid: int
+    parent: int
+    session: int
+    resident: int
+
+
+def reparent(process: subprocess.Popen[Any]) -> None:
+    """What is worked out ahead of a question leaves the processor to what somebody waits for already."""
+    with contextlib.suppress(AttributeError, OSError):
+        os.setpriority(os.PRIO_PROCESS, process.pid, _BEHIND)
+        # Linux may share a processor between sessions first, and this process has one of its own.
+        (_PROC / str(process.pid) / "autogroup").write_text(str(_BEHIND), encoding="ascii")
+
+
+def resident_bytes(root: int) -> int:
+    """Of the process and all that it started; 0 where this system does not say it, or where they are gone."""
+    return sum(process.resident for process in _members(root))
+
+
+def own_bytes(root: int) -> int:
+    """Of that what the system could not take back: never more, and slower to find out.
+
+    A page that several of them share counts once, and one of a file that is mapped, as weights may be, not at all.
+    """
+    return sum(_of_its_own(process) for process in _members(root))
+
+
+def _members(root: int) -> list[_Process]:
+    """The process, what descends from it, and what these left behind in its session."""
+    known = list(_processes())
+    members = {root, *(process.pid for process in known if process.session == root)}
+    while more := {process.pid for process in known if process.parent in members} - members:
+        members |= more
+    return [process for process in known if process.pid in members]
+
+
+def end_tree(process: subprocess.Popen[Any]) -> None:
+    """Without a question, and from any thread. What has ended by itself may have left children, and they end too."""
+    if not hasattr(os, "killpg"):
+        _end_tree_of_windows(process)
+        return
+    left = [member.pid for member in _members(process.pid) if member.pid != process.pid]
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        # One that has only just begun may not lead a group yet.
+        left.append(process.pid)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def _end_tree_of_windows(process: subprocess.Popen[Any]) -> None:
+    """There the interpreter of a virtual environment is itself a child of what was started."""
+    with contextlib.suppress(OSError):
+        subprocess.run(
+            ["taskkill", "/T", "/F", "/PID", str(process.pid)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
+    process.kill()
+    process.wait()
+
+
+def _processes() -> Iterator[_Process]:
+    """Each there is; nothing where the system does not say."""
+    try:
+        names = os.listdir(_PROC)
+    except OSError:
+        yield from _processes_by_ps()
+        return
+    page = os.sysconf("SC_PAGE_SIZE")
+    for name in names:
+        if name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                # The name of a program stands in brackets and may hold anything, brackets too.
+                fields = (_PROC / name / "stat").read_bytes().rpartition(b")")[2].split()
+                yield _Process(int(name), int(fields[1]), int(fields[3]), int(fields[21]) * page)
+
+
+def _processes_by_ps() -> Iterator[_Process]:
+    """As macOS has it. Whoever leads a session leads a group of the same number."""
+    try:
+        rows = subprocess.run(["ps", "-axo", "pid=,ppid=,pgid=,rss="], capture_output=True, check=False).stdout
+    except OSError:
+        return
+    for line in rows.splitlines():
+        with contextlib.suppress(ValueError):
+            pid, parent, group, resident = map(int, line.split())
+            yield _Process(pid, parent, group, resident * _KIB)
+
+
+def _of_its_own(process: _Process) -> int:
+    """Its share of pages that are in no file; where the system does not tell them apart, of all."""
+    shares: dict[bytes, int] = {}
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in (_PROC / str(process.pid) / "smaps_rollup").read_bytes().splitlines()[1:]:
+            name, _, size = line.partition(b":")
+            shares[name] = int(size.split()[0]) * _KIB
+    if b"Pss_Anon" in shares:
+        return shares[b"Pss_Anon"] + shares.get(b"Pss_Shmem", 0)
+    return shares.get(b"Pss", process.resident)

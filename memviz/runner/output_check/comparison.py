@@ -1,0 +1,511 @@
+"""A model against the same model changed: outputs, layers, gradients and losses on real numbers.
+
+The reference runs twice, which gives the noise. Weights stored in a smaller type are also compared with the reference
+computing with the weights as stored, since that part of a difference is explained to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from memviz.errors import UsageError
+from memviz.runner.output_check.coverage import (
+    Apply,
+    Change,
+    NotExercised,
+    adapter_weights,
+    load_adapters,
+    not_exercised,
+)
+from memviz.runner.output_check.difference import (
+    MARGIN,
+    Difference,
+    coarser,
+    coarsest,
+    difference,
+    differences,
+    expected,
+    loss_of_weights,
+    unit_roundoff,
+    work_of,
+)
+from memviz.runner.output_check.layers import (
+    Arithmetic,
+    ComparedLayer,
+    Gradients,
+    LayerCall,
+    LayerComparer,
+    LayerDifference,
+    LayerRecorder,
+    LossCurve,
+    Named,
+    Rounding,
+    bounds_of,
+    chained,
+    compare_gradients,
+    in_float64,
+    in_order,
+    update_difference,
+)
+from memviz.runner.output_check.model_runs import (
+    ComparedStep,
+    GradientsOf,
+    Inputs,
+    Loss,
+    MakeOptimizer,
+    Split,
+    StepResult,
+    adapter_name,
+    can_perturb,
+    double_copy,
+    dropout_as_factor,
+    dropout_off,
+    fits_in_float64,
+    flatten,
+    perturbed_weights,
+    with_weights,
+)
+from memviz.runner.output_check.verdict import Claim, LaterGap, Numerics, OutputDifference, signal_of
+
+Types = dict[str, torch.dtype]
+
+
+def stored_types(reference: nn.Module, changed: nn.Module) -> Types:
+    """Weights that the changed model keeps in a coarser type than the reference, by the reference's name.
+
+    A layer that something was wrapped around, as adapters are, is the wrapper's `base`.
+    """
+    ours = {_plain(name): parameter.dtype for name, parameter in changed.named_parameters()}
+    return {
+        name: ours[_plain(name)]
+        for name, parameter in reference.named_parameters()
+        if _plain(name) in ours and parameter.is_floating_point() and coarser(ours[_plain(name)], parameter.dtype)
+    }
+
+
+def _plain(name: str) -> str:
+    return adapter_name(name).replace(".base.", ".")
+
+
+def coarsest_stored(types: Types) -> torch.dtype | None:
+    floating = [kind for kind in types.values() if kind.is_floating_point]
+    return max(floating, key=unit_roundoff, default=None)
+
+
+def as_stored(reference: nn.Module, types: Types) -> nn.Module:
+    """A copy whose weights went through these types and back."""
+    rounded = deepcopy(reference)
+    for name, parameter in rounded.named_parameters():
+        if name in types:
+            parameter.data = parameter.data.to(types[name]).to(parameter.dtype)
+    return rounded
+
+
+@contextmanager
+def computing_in(model: nn.Module) -> Iterator[set[torch.dtype]]:
+    """Types of what modules are given inside; those that tensors only rest in do not count."""
+    computing: set[torch.dtype] = set()
+
+    def note(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        given = [tensor.dtype for tensor in flatten((args, kwargs)).values()]
+        computing.update(tensor for tensor in given if tensor.is_floating_point and tensor.itemsize > 1)
+
+    handles = [module.register_forward_pre_hook(note, with_kwargs=True) for module in model.modules()]
+    try:
+        yield computing
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+Progress = Callable[[str], None]
+
+
+def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-4)
+
+
+def compare_outputs(
+    build: Callable[[], nn.Module],
+    inputs: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    apply: Apply,
+    *,
+    loss: Loss | None = None,
+    training: bool,
+    claim: Claim,
+    progress: Progress | None = None,
+    gradients: GradientsOf | None = None,
+    optimizer: MakeOptimizer = adamw,
+    steps: int = 4,
+    seed: int = 0,
+    withheld: Collection[str] = (),
+    split: Split | None = None,
+    changes: Sequence[Change] = (),
+    trained_beside: Callable[[nn.Module], nn.Module] | None = None,
+) -> Numerics:
+    """`build` gives a model with its weights; `inputs` are keyword arguments of one call, or of each micro-batch.
+
+    `gradients` says where the changed model keeps them, by the parameters' names, if not in the parameters.
+    `withheld` are outputs that the changed model does not give, and says so: the others are compared.
+    `split` is how a changed step takes its batch in pieces, where it does.
+    `changes` are those that `apply` consists of, for each to be looked at by itself.
+    `trained_beside` gives a copy of the model with the adapters that `apply` adds, as the reference: both are compared
+    once these have been trained for `steps` steps, since new adapters change nothing.
+    """
+    batches: Inputs = [inputs] if isinstance(inputs, Mapping) else list(inputs)
+    if not batches:
+        raise UsageError("There are no inputs to run the model on; give the keyword arguments of at least one call.")
+    reference = build().train(training)
+    step = ComparedStep([dict(batch) for batch in batches], training, loss or mean_of_output, seed)
+    changes = changes or [Change("", apply, split, lossy=claim == "lossy", in_steps=claim == "training")]
+    idle = list(not_exercised(reference, step, changes, optimizer)) if gradients is None else []
+    comparison = _Comparison(reference, step, apply, claim, gradients, progress or _silent, frozenset(withheld), split)
+    if trained_beside is not None:
+        comparison = replace(comparison, reference=trained_beside(reference), origin=reference)
+        idle += comparison.train_adapters(optimizer, steps)
+    numerics = comparison.run(optimizer, steps)
+    if len(idle) >= len(changes) and not numerics.same:
+        idle = []
+    if numerics.losses is not None and not numerics.losses.updates:
+        idle += [NotExercised(change.title, change.reason) for change in changes if change.in_steps]
+    return replace(numerics, changes=len(changes), not_exercised=tuple(dict.fromkeys(idle)))
+
+
+def mean_of_output(output: Any) -> Tensor:
+    """The model's own loss, if it returns one, or the mean of its largest output."""
+    tensors = flatten(output)
+    if "loss" in tensors:
+        return tensors["loss"]
+    return max(tensors.values(), key=Tensor.numel).mean()
+
+
+def _silent(_phase: str) -> None:
+    pass
+
+
+@dataclass
+class _Comparison:
+    reference: nn.Module
+    step: ComparedStep
+    apply: Apply
+    claim: Claim
+    gradients: GradientsOf | None
+    progress: Progress
+    withheld: frozenset[str] = frozenset()
+    split: Split | None = None
+    arithmetic: Arithmetic = field(default_factory=Arithmetic)
+    origin: nn.Module | None = None
+    """What is changed, where it is not held against itself."""
+    adapters: dict[str, Tensor] = field(default_factory=dict)
+    """What the adapters have learnt that both have; empty where there are none."""
+    rests: Types = field(default_factory=dict)
+    """What the changed model keeps some weights in, where the reference's are rounded to it."""
+    notes: list[str] = field(default_factory=list)
+
+    def run(self, make: MakeOptimizer, steps: int) -> Numerics:
+        numerics = self._compared(make, steps)
+        if numerics.stored is None:
+            return numerics
+        beside = self._beside_stored().run(make, 0)
+        notes = tuple(dict.fromkeys((*numerics.notes, *beside.notes)))
+        return replace(numerics, beside_stored=beside, notes=notes)
+
+    def train_adapters(self, make: MakeOptimizer, steps: int) -> list[NotExercised]:
+        """In the reference; a change that has not come to differ from nothing is none to compare."""
+        self.progress("training the adapters")
+        before = adapter_weights(self.reference)
+        self.step.losses(self.reference, steps, make, None)
+        self.adapters = adapter_weights(self.reference)
+        still = all(torch.equal(weight, before[name]) for name, weight in self.adapters.items())
+        return [NotExercised("adapters", f"{steps} steps of training left them as they were")] if still else []
+
+    def _beside_stored(self) -> _Comparison:
+        self.progress("weights as they are stored")
+        with computing_in(self.reference) as usual:
+            self.step.run(self.reference)
+        with self._changed() as changed, computing_in(changed) as computes:
+            types = stored_types(self.reference, changed)
+            self._changed_step.run(changed, self.gradients)
+        # What is told to compute in a type of its own computes in no other, float64 neither.
+        arithmetic = Arithmetic(frozenset(computes), None if computes - usual else double_copy)
+        rounded = as_stored(self.reference, types)
+        return replace(
+            self,
+            reference=rounded,
+            origin=self.origin or self.reference,
+            claim="rounding",
+            arithmetic=arithmetic,
+            notes=[],
+            rests=types,
+        )
+
+    def _compared(self, make: MakeOptimizer, steps: int) -> Numerics:
+        self.progress("reference")
+        ran = self.step.run(self.reference)
+        if not ran.outputs:
+            raise UsageError("The model returns no tensor, so there is nothing to compare.")
+        if missing := ", ".join(name for name in ran.outputs if name in self.withheld):
+            self.notes.append(f"The changed model does not give {missing}, so that was not compared.")
+        with self._comparable(ran) as quiet:
+            known = self._known(self.step.run(self.reference) if quiet else ran, make, steps)
+            return self._against(known, make)
+
+    @contextmanager
+    def _comparable(self, ran: StepResult) -> Iterator[bool]:
+        """Whether dropout is made a factor, since the change may draw other random numbers and be right.
+
+        Bit for bit includes the random numbers; where the changed model draws the same, they are compared too.
+        """
+        if not ran.draws or self.claim == "bitwise" or self._draws_like(ran):
+            yield False
+            return
+        with dropout_as_factor(), ExitStack() as off:
+            how = "as a factor of 1 - p"
+            if self.step.run(self.reference).draws:  # by a function of its own
+                how = "off"
+                off.enter_context(dropout_off(self.reference))
+            self.notes.append(f"Compared with dropout {how}: a change may draw other random numbers and be right.")
+            yield True
+
+    def _draws_like(self, ran: StepResult) -> bool:
+        with self._changed() as changed:
+            return self._changed_step.run(changed, self.gradients).draws_like(ran)
+
+    @contextmanager
+    def _changed(self) -> Iterator[nn.Module]:
+        changed = deepcopy(self.origin or self.reference)
+        undo = self.apply(changed)
+        load_adapters(changed, self.adapters)
+        try:
+            yield changed
+        finally:
+            undo()
+
+    def _known(self, ran: StepResult, make: MakeOptimizer, steps: int) -> _Known:
+        """Before anything is changed, since a change may reach beyond its model."""
+        again = self.step.run(self.reference)
+        losses = None
+        if self.step.training and steps:
+            self.progress("losses of the reference")
+            first = self._curve(make, steps)
+            # What two runs agree on to the bit needs no second curve.
+            losses = (first, first if _same(ran, again) else self._curve(make, steps))
+        # Where outputs are claimed to the bit, gradients may still be added up in another type.
+        rounds = self.claim in ("rounding", "training") or (self.claim == "bitwise" and self.step.training)
+        exact = self._in_float64(self.reference) if rounds else None
+        weights = perturbed_weights(self.reference, self.rests) if fits_in_float64(self.reference) else {}
+        with with_weights(self.reference, weights):
+            return _Known(ran, again, exact, losses, weights, self.step.run(self.reference))
+
+    def _curve(self, make: MakeOptimizer, steps: int) -> _Curve:
+        return _trained(deepcopy(self.reference), lambda model: self.step.losses(model, steps, make, None))
+
+    @property
+    def _changed_step(self) -> ComparedStep:
+        """As the changed model is run."""
+        return replace(self.step, split=self.split)
+
+    def _in_float64(self, model: nn.Module, step: ComparedStep | None = None) -> StepResult | None:
+        if self.arithmetic.in_float64 is None or not fits_in_float64(model) or self.gradients is not None:
+            return None
+        self.progress("float64")
+        try:
+            with self.arithmetic.in_float64(model) as exact:
+                return (step or self.step).run(exact, dtype=torch.float64)
+        except Exception as error:  # not every model can compute in float64, and each fails in its own way
+            self.notes.append(f"float64 could not be used for the whole model: {type(error).__name__}: {error}")
+            return None
+
+    def _against(self, known: _Known, make: MakeOptimizer) -> Numerics:
+        self.progress("changed model")
+        bounds = bounds_of(self.reference, self._tensors(), known.ran.outputs, self.step.device, self.arithmetic)
+        with self._changed() as changed:
+            ours = self._changed_step.run(changed, self.gradients)
+            outputs = differences(self._given(known.ran), self._given(ours))
+            beyond = known.exact is not None and _beyond(known.ran, ours, outputs, bounds)
+            exact = self._in_float64(changed, self._changed_step) if beyond else None
+            stored = coarsest_stored(stored_types(self.reference, changed)) if self.claim == "lossy" else None
+            gradients = self._gradients(changed, known, ours, exact)
+            later = tuple(self._later(changed, known))
+            losses = self._losses(changed, known, ours, make)
+        signal = signal_of(self._tensors(), known.ran.outputs.values())
+        needless = all(apart.bitwise for apart in outputs.values()) and not (signal and signal.words)
+        return Numerics(
+            claim=self.claim,
+            outputs=tuple(_output(name, apart, known, exact, bounds) for name, apart in outputs.items()),
+            layers=() if needless else self._layers(stored),
+            gradients=gradients,
+            losses=losses,
+            signal=signal,
+            adapters=bool(self.adapters),
+            stored=None if stored is None else str(stored).removeprefix("torch."),
+            stored_loss=None if stored is None else loss_of_weights(self.reference, stored),
+            notes=tuple(dict.fromkeys(self.notes)),
+            later=later,
+        )
+
+    def _later(self, changed: nn.Module, known: _Known) -> Iterator[LaterGap]:
+        """On the very model that ran before, since that is where something may have been kept."""
+        if not known.weights or not can_perturb(changed, known.weights, self.rests):
+            return
+        with with_weights(changed, known.weights):
+            ours = self._changed_step.run(changed, self.gradients)
+        for name, apart in differences(self._given(known.later), self._given(ours)).items():
+            yield LaterGap("output", name, apart.relative_l2)
+        gradients = self._gradients(changed, replace(known, ran=known.later, again=known.later, exact=None), ours, None)
+        if gradients is not None:
+            for row in gradients.parameters:
+                gap = row.difference.l2 / gradients.size if gradients.size else row.difference.relative_l2
+                yield LaterGap("gradient", row.name, gap)
+
+    def _given(self, ran: StepResult) -> dict[str, Tensor]:
+        """What both give."""
+        return {name: tensor for name, tensor in ran.outputs.items() if name not in self.withheld}
+
+    def _tensors(self) -> list[Tensor]:
+        return list(flatten(self.step.inputs).values())
+
+    def _layers(self, stored: torch.dtype | None) -> tuple[LayerDifference, ...]:
+        """On a model changed anew: the reference's layers are recorded while nothing is changed."""
+        self.progress("layers")
+        recorder = LayerRecorder(self.reference, self.step.device)
+        forward = replace(self.step, training=False)
+        alone = LayerComparer(
+            self.step.device, exactly=self.claim in ("rounding", "training"), arithmetic=self.arithmetic
+        )
+        with recorder.recording():
+            forward.run(self.reference)
+        with self._changed() as changed:
+            drift = chained(changed, recorder.calls, lambda: forward.run(changed))
+            compared_layers = [(call, self._alone(changed, call, alone)) for call in in_order(recorder.calls)]
+        rows = [self._row(call, compared, alone, stored) for call, compared in compared_layers if compared is not None]
+        self.notes += alone.notes
+        return tuple(replace(row, chained=drift.get(row.path)) for row in rows)
+
+    def _alone(self, changed: nn.Module, call: LayerCall, alone: LayerComparer) -> ComparedLayer | None:
+        ours = dict(changed.named_modules()).get(call.path)
+        if ours is None:
+            self.notes.append(f"{call.path} is not in the changed model.")
+            return None
+        return alone.compare(self.reference.get_submodule(call.path), ours, call)
+
+    def _row(
+        self, call: LayerCall, compared: ComparedLayer, alone: LayerComparer, stored: torch.dtype | None
+    ) -> LayerDifference:
+        reference = self.reference.get_submodule(call.path)
+        compared = alone.settled(reference, call, compared)
+        return LayerDifference(
+            path=call.path,
+            block=call.block,
+            name=compared.name,
+            alone=compared.difference,
+            chained=None,
+            rounding=compared.rounding,
+            stored_loss=None if stored is None else loss_of_weights(reference, stored),
+        )
+
+    def _gradients(
+        self, changed: nn.Module, known: _Known, ours: StepResult, exact: StepResult | None
+    ) -> Gradients | None:
+        if not self.step.training:
+            return None
+        if _elsewhere(changed, ours):
+            self.notes.append("The changed model keeps its gradients elsewhere; they were not compared.")
+            return None
+        both = (known.exact.gradients, exact.gradients) if known.exact is not None and exact is not None else None
+        # Backward multiplies by every weight once more, and a weight's gradient is a sum over all rows.
+        reductions, longest = work_of(self.reference, self._tensors())
+        rows = max(
+            (tensor.numel() // (tensor.shape[-1] if tensor.dim() > 2 else 1) for tensor in self._tensors()), default=1
+        )
+        work = (2 * reductions, max(longest, rows))
+        dtype = coarsest({*self.arithmetic.computes, *(gradient.dtype for gradient in known.ran.gradients.values())})
+        on_cuda = self.step.device.type == "cuda"
+        bounds = Rounding(work[0], expected(dtype, work, on_cuda=on_cuda), expected(torch.float32, work), None, None)
+        return compare_gradients(known.ran.gradients, ours.gradients, known.again.gradients, bounds=bounds, exact=both)
+
+    def _losses(self, changed: nn.Module, known: _Known, ours: StepResult, make: MakeOptimizer) -> LossCurve | None:
+        """Last of all: it changes the weights."""
+        if known.losses is None or _elsewhere(changed, ours):
+            return None
+        self.progress("losses of the changed model")
+        first, again = known.losses
+        steps = len(first.losses)
+        curve = _trained(changed, lambda model: self._changed_step.losses(model, steps, make, self.gradients))
+        updates = update_difference(first.updates, curve.updates)
+        trains = "adapters" if self.adapters else ""
+        return LossCurve(first.losses, again.losses, curve.losses, updates, trains)
+
+
+@dataclass(frozen=True)
+class _Curve:
+    losses: tuple[float, ...]
+    updates: Named
+    """What all steps moved each weight by."""
+
+
+def _trained(model: nn.Module, train: Callable[[nn.Module], list[float]]) -> _Curve:
+    trained = {adapter_name(name): weight for name, weight in model.named_parameters() if weight.requires_grad}
+    before = {name: weight.detach().clone() for name, weight in trained.items()}
+    losses = tuple(train(model))
+    return _Curve(losses, {name: (weight.detach() - before[name]) for name, weight in trained.items()})
+
+
+@dataclass(frozen=True)
+class _Known:
+    ran: StepResult
+    again: StepResult
+    exact: StepResult | None
+    """In float64."""
+    losses: tuple[_Curve, _Curve] | None
+    weights: dict[str, Tensor]
+    """Moved, as after a step of an optimizer; none where they would take too much."""
+    later: StepResult
+    """With those."""
+
+
+def _same(one: StepResult, other: StepResult) -> bool:
+    pairs = [(getattr(one, kind), getattr(other, kind)) for kind in ("outputs", "gradients")]
+    return all(torch.equal(tensor, theirs[name]) for ours, theirs in pairs for name, tensor in ours.items())
+
+
+def _apart(reference: Tensor, ours: Tensor) -> float:
+    exact = reference.to(torch.float64)
+    size, apart = float(exact.norm()), float((ours.to(torch.float64) - exact).norm())
+    return apart / size if size else apart
+
+
+def _beyond(ran: StepResult, ours: StepResult, outputs: Mapping[str, Difference], bounds: Rounding) -> bool:
+    """Whether anything is further apart than float32 would put it."""
+    gaps = [apart.relative_l2 for apart in outputs.values()]
+    gaps += [
+        _apart(gradient, ours.gradients[name])
+        for name, gradient in ran.gradients.items()
+        if name in ours.gradients and ours.gradients[name].shape == gradient.shape
+    ]
+    return max(gaps, default=0.0) > MARGIN * bounds.fine
+
+
+def _elsewhere(changed: nn.Module, ours: StepResult) -> bool:
+    """Something took the gradients from the parameters, and nobody said where to."""
+    parameters = {adapter_name(name): parameter for name, parameter in changed.named_parameters()}
+    trained = any(parameter.requires_grad for parameter in parameters.values())
+    return trained and not any(name in parameters for name in ours.gradients)
+
+
+def _output(
+    name: str, apart: Difference, known: _Known, exact: StepResult | None, bounds: Rounding
+) -> OutputDifference:
+    reference = known.ran.outputs[name]
+    if known.exact is not None and name in known.exact.outputs:
+        own = known.exact.outputs[name]
+        mine = exact.outputs.get(name) if exact is not None else None
+        bounds = in_float64(bounds, reference, own, mine)
+    return OutputDifference(name, apart, difference(reference, known.again.outputs[name]), bounds)

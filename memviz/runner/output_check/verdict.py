@@ -1,0 +1,469 @@
+"""The verdict on one change: whether it keeps the outputs as it claims, and the first place where it does not.
+
+Rounding is derived (`difference.py`), never tuned. An output whose signal has died out in the layers before proves
+nothing, and the verdict says so.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from memviz.runner.output_check.coverage import NotExercised
+from memviz.runner.output_check.difference import MARGIN, Difference, one_rounding, unit_roundoff
+from memviz.runner.output_check.layers import Gradients, LayerDifference, LossCurve, Rounding
+from memviz.units import percent_text
+
+_PLACE = re.compile(r"(?:^|\.)(?:(?P<list>[A-Za-z_]\w*)\.)?(?P<index>\d+)(?:\.(?P<inside>[^\d].*))?$")
+
+
+def scientific(value: float | None) -> str:
+    """'1.3e-07'; nothing at all is '0'."""
+    if value is None:
+        return "–"
+    if math.isnan(value) or math.isinf(value):
+        return "not a number" if math.isnan(value) else "infinite" if value > 0 else "minus infinite"
+    return "0" if value == 0 else f"{value:.1e}"
+
+
+def share_text(value: float) -> str:
+    """A relative difference: '139 %', '2.8 %', and '2.1e-07' where a percentage would have too many zeros."""
+    return percent_text(value, 1) if 0.001 <= abs(value) < math.inf else scientific(value)
+
+
+def layer_title(path: str) -> str:
+    """'layers.0' is 'layer 0', 'transformer_blocks.3.ff' is 'ff of transformer block 3', '' the output."""
+    if not path:
+        return "the output"
+    match = _PLACE.search(path)
+    if match is None:
+        return path
+    words = (match["list"] or "").replace("_", " ").strip()
+    name = "layer" if len(words) < 3 else words.removesuffix("s")
+    block = f"{name} {match['index']}"
+    return f"{match['inside']} of {block}" if match["inside"] else block
+
+
+HIDDEN_DIGIT = 0.1
+"""Below this share an error in what varies shows ten times smaller in the whole: a decimal digit is hidden."""
+
+
+@dataclass(frozen=True)
+class Signal:
+    input_std: float | None
+    """Of the largest floating point input; None if there is none."""
+    output_std: float
+    varying: float
+    """Norm of what differs between the rows of the output, over its whole norm; 1 where there is one row."""
+
+    @property
+    def weak(self) -> bool:
+        return self.varying < HIDDEN_DIGIT or self.shrunk
+
+    @property
+    def shrunk(self) -> bool:
+        return self.input_std is not None and self.output_std < HIDDEN_DIGIT**2 * self.input_std
+
+    @property
+    def words(self) -> str:
+        """Why equal outputs prove little; nothing where they do."""
+        if self.varying < HIDDEN_DIGIT:
+            return (
+                f"Only {share_text(self.varying)} of the output varies from row to row, the rest is the same in all "
+                f"of them, as a bias is; equal outputs prove little."
+            )
+        if self.shrunk:
+            return (
+                f"The output's standard deviation is {scientific(self.output_std)}, its input's "
+                f"{scientific(self.input_std)}; what gets so small proves little."
+            )
+        return ""
+
+
+def signal_of(inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> Signal | None:
+    """Of the largest output. None where it is not floating point."""
+    output = _largest(outputs)
+    if output is None:
+        return None
+    given = _largest(inputs)
+    rows = output.to(torch.float64).reshape(-1, output.shape[-1] if output.dim() else 1)
+    whole, apart = float(rows.norm()), float((rows - rows.mean(dim=0)).norm())
+    share = apart / whole if len(rows) > 1 and whole else 1.0
+    return Signal(_std(given) if given is not None else None, _std(output), share)
+
+
+def _largest(tensors: Iterable[Tensor]) -> Tensor | None:
+    floating = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
+    return max(floating, key=Tensor.numel, default=None)
+
+
+def _std(values: Tensor) -> float:
+    deviation = float(values.to(torch.float64).std(correction=0))
+    return deviation if math.isfinite(deviation) else 0.0
+
+
+Claim = Literal["bitwise", "rounding", "training", "lossy"]
+
+CLAIMS = {
+    "bitwise": "bitwise equal output",
+    "rounding": "equal output up to rounding",
+    "training": "equal output up to rounding for the same weights",
+    "lossy": "no more loss than its type of storage explains",
+}
+BUG = "This is a bug, not rounding."
+NOT_EXERCISED = "not exercised"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    ok: bool | None
+    """None: it cannot be said."""
+    words: str
+    place: str
+    """Path of the layer, name of the output or of the gradient, where something is wrong; else empty."""
+    finding: str
+    """What was found there, as a sentence without its beginning; empty where nothing is wrong."""
+    caution: str
+    """Why this proves less than it seems; empty where it does not."""
+    short: str = ""
+    """The words for a narrow column: 'bitwise equal', 'not exercised'."""
+
+    def sentence(self, title: str) -> str:
+        """'Split feed-forward claims equal output up to rounding, but layer 0 differs by 139 %. This is ...'"""
+        return f"{title} {self.finding}" if self.finding else f"{title}: {self.words}."
+
+
+@dataclass(frozen=True)
+class OutputDifference:
+    name: str
+    difference: Difference
+    noise: Difference
+    """The same run twice: below this nothing can be told apart."""
+    rounding: Rounding
+
+
+@dataclass(frozen=True)
+class LaterGap:
+    """Between both models once more, after the same weights have moved in both."""
+
+    kind: Literal["output", "gradient"]
+    name: str
+    gap: float
+    """Relative L2; of a gradient, relative to all of them as one vector."""
+
+
+@dataclass(frozen=True)
+class Numerics:
+    claim: Claim
+    outputs: tuple[OutputDifference, ...]
+    layers: tuple[LayerDifference, ...]
+    """Each block, then its parts, in the model's order. Empty where bitwise equal outputs left nothing to find."""
+    gradients: Gradients | None
+    losses: LossCurve | None
+    signal: Signal | None
+    stored: str | None
+    """For a lossy change, the type that weights are stored in, as in 'float8_e4m3fn'."""
+    stored_loss: float | None
+    """By how much, relative, that changes the weights of the whole model."""
+    notes: tuple[str, ...]
+    beside_stored: Numerics | None = None
+    """For a lossy change, the same against the reference with its weights rounded as they are stored: what storing
+    explains is taken off there, and what is left must be rounding. None where no type of storage was found."""
+    later: tuple[LaterGap, ...] = ()
+    """Empty where the changed model has not the same weights, by name and type."""
+    changes: int = 1
+    """How many the compared change consists of."""
+    not_exercised: tuple[NotExercised, ...] = ()
+    """Those of them that computed nothing here."""
+    sees_less: bool = False
+    """A change has the model compute from a part of what it computed from: however far outputs part, that is no bug."""
+    adapters: bool = False
+    """Both train the same adapters, which the reference computes merged into its weights."""
+
+    @property
+    def same(self) -> bool:
+        """No bit of any result differs."""
+        bitwise = all(place.difference.bitwise for place in _places(self))
+        return bitwise and (self.losses is None or self.losses.bitwise)
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        return judge(self)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values with every digit; infinite floats as the text 'inf'."""
+        return {"verdict": to_plain(self.verdict), **to_plain(self)}
+
+
+def to_plain(value: Any) -> Any:
+    """JSON has no infinity: such floats travel as the texts that float() reads."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {attribute.name: to_plain(getattr(value, attribute.name)) for attribute in fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [to_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+@dataclass(frozen=True)
+class _Finding:
+    kind: Literal["layer", "output", "gradient"]
+    place: str
+    title: str
+    """'layer 0', 'the output', 'the gradient of proj.weight'."""
+    difference: Difference
+    rounding: Rounding | None
+    noise: float
+    """Relative L2 between two runs of the reference."""
+
+    @property
+    def gap(self) -> float:
+        return self.difference.relative_l2
+
+
+def judge(numerics: Numerics) -> Verdict:
+    places = list(_places(numerics))
+    wrong = _broken(numerics, places)
+    if wrong is not None:
+        return wrong
+    decide = {"bitwise": _bitwise, "rounding": _rounding, "training": _training, "lossy": _lossy}[numerics.claim]
+    verdict = decide(numerics, places)
+    return verdict if verdict.finding else _of_before(numerics, places) or _as_exercised(numerics, verdict)
+
+
+def _as_exercised(numerics: Numerics, verdict: Verdict) -> Verdict:
+    """Nothing is called equal that computed nothing."""
+    idle = numerics.not_exercised
+    if not idle:
+        return verdict
+    if len(idle) >= numerics.changes:
+        reasons = "; ".join(dict.fromkeys(change.reason for change in idle))
+        return Verdict(None, f"{NOT_EXERCISED}: {reasons}", "", "", "", NOT_EXERCISED)
+    idle_words = "; ".join(f"{change.title} ({change.reason})" for change in idle)
+    words = f"{NOT_EXERCISED}: {idle_words}. All else: {verdict.words}"
+    return replace(verdict, ok=None, words=words, short="partly exercised")
+
+
+def _places(numerics: Numerics) -> Iterator[_Finding]:
+    """In the order in which a fault is to be looked for: layers from the first, then outputs, then gradients."""
+    for layer in numerics.layers:
+        yield _Finding("layer", layer.path, layer_title(layer.path), layer.alone, layer.rounding, 0.0)
+    for output in numerics.outputs:
+        title = "the output" if len(numerics.outputs) == 1 else f"output {output.name}"
+        yield _Finding("output", output.name, title, output.difference, output.rounding, output.noise.relative_l2)
+    for gradient in numerics.gradients.parameters if numerics.gradients else ():
+        title = f"the gradient of {gradient.name}"
+        yield _Finding("gradient", gradient.name, title, gradient.difference, gradient.rounding, gradient.noise)
+
+
+def _broken(numerics: Numerics, places: list[_Finding]) -> Verdict | None:
+    """What no claim allows."""
+    for place in places:
+        count = place.difference.nonfinite_differ
+        if count:
+            what = f"{count:,} values of {place.title} are finite on one side only"
+            return _suspicious(numerics, place.place, f"{what}.")
+    if numerics.losses is not None and not numerics.losses.finite:
+        return _suspicious(numerics, "loss", "the loss is not finite where the reference's is.")
+    missing = numerics.gradients.only_reference if numerics.gradients else ()
+    if missing and numerics.gradients and not numerics.gradients.only_ours and numerics.gradients.parameters:
+        return _suspicious(numerics, missing[0], f"{missing[0]} gets no gradient.")
+    return None
+
+
+def _of_before(numerics: Numerics, places: list[_Finding]) -> Verdict | None:
+    """Weights or sums of an earlier step show in the next: far more than there was between the two before."""
+    before = {(finding.kind, finding.place): finding for finding in places}
+    for later in numerics.later:
+        place = before.get((later.kind, later.name))
+        if place is None:
+            continue
+        allowed = max(place.rounding.expected if place.rounding else 0.0, _gap(place, numerics), place.noise)
+        if later.gap > MARGIN * allowed:
+            of = " of all gradients" if later.kind == "gradient" else ""
+            what = f"once the weights have changed, {place.title} differs by {share_text(later.gap)}{of}"
+            return _suspicious(numerics, later.name, f"{what}: something of before is still in it. {BUG}")
+    return None
+
+
+def _bitwise(numerics: Numerics, places: list[_Finding]) -> Verdict:
+    """The claim is about outputs; gradients that are added up in another type may differ by rounding."""
+    noisy = any(place.noise > 0 for place in places)
+    rounded = False
+    for place in places:
+        if place.difference.bitwise or _within_noise(place, noisy=noisy):
+            continue
+        if _is_wrong(place, numerics):
+            return _suspicious(numerics, place.place, f"{place.title} differs by {_size(place)}. {BUG}")
+        if place.kind != "gradient":
+            reason = "That is rounding, and not the equality it claims."
+            return _suspicious(numerics, place.place, f"{place.title} differs by {_size(place)}. {reason}")
+        rounded = True
+    losses = numerics.losses
+    if losses is not None and not rounded and losses.worst > MARGIN * losses.noise:
+        return _suspicious(
+            numerics, "loss", f"the losses of {len(losses.ours)} steps drift apart by {share_text(losses.worst)}."
+        )
+    if all(place.difference.bitwise for place in places if place.kind != "gradient"):
+        more = "; gradients equal up to rounding" if rounded else ""
+        return _fine(numerics, f"bitwise equal, as claimed{more}", short="bitwise equal")
+    largest = max(place.noise for place in places)
+    words = f"as equal as the same run twice, which differs by up to {scientific(largest)}"
+    return _fine(numerics, words, short="as equal as the same run twice")
+
+
+def _within_noise(place: _Finding, *, noisy: bool) -> bool:
+    """Layers run once only; where outputs are not the same twice, theirs need not be."""
+    return place.gap <= MARGIN * place.noise or (noisy and place.kind == "layer")
+
+
+def _rounding(numerics: Numerics, places: list[_Finding]) -> Verdict:
+    beyond = _beyond_rounding(numerics, places)
+    if beyond is not None:
+        return _suspicious(numerics, beyond.place, f"{beyond.what}{beyond.why}", ok=beyond.ok)
+    if numerics.adapters:
+        words = "equal up to rounding, once trained, to adapters merged into the weights"
+        return _fine(numerics, words, short="equal up to rounding, adapters trained")
+    if all(place.difference.bitwise for place in places):
+        return _fine(numerics, "bitwise equal, more than claimed", short="bitwise equal")
+    return _fine(numerics, "equal up to rounding, as claimed", short="equal up to rounding")
+
+
+def _training(numerics: Numerics, places: list[_Finding]) -> Verdict:
+    """The claim is about outputs for the same weights; how far the steps part is said, and not judged."""
+    verdict, losses = _rounding(numerics, places), numerics.losses
+    if verdict.finding or losses is None or losses.updates is None:
+        return verdict
+    steps = f"{len(losses.ours)} optimizer steps"
+    if losses.updates > 1:
+        what = f"{steps} change the weights otherwise, by {share_text(losses.updates)} of the baseline's change."
+        return _suspicious(numerics, "loss", what)
+    parted = f"{steps} change the weights by {share_text(losses.updates)} otherwise than the baseline's"
+    # For the same weights nothing else is computed, unless something else was applied too.
+    words = parted if numerics.changes == 1 else f"{verdict.words}; {parted}"
+    short = f"steps differ by {share_text(losses.updates)}"
+    return replace(verdict, words=words, short=short)
+
+
+@dataclass(frozen=True)
+class _Beyond:
+    """What rounding does not explain."""
+
+    place: str
+    what: str
+    why: str
+    ok: bool | None
+
+
+def _beyond_rounding(numerics: Numerics, places: list[_Finding]) -> _Beyond | None:
+    wrong = [place for place in places if _is_wrong(place, numerics)]
+    if wrong:
+        first = _innermost(wrong)
+        return _Beyond(first.place, f"{first.title} differs by {_size(first)}", f". {BUG}", ok=False)
+    for place in places:
+        if _is_unstable(place):
+            floor = max(place.rounding.floor or 0.0, _one_rounding(place)) if place.rounding else 0.0
+            what = f"{place.title} loses {place.gap / floor:.0f} times what the reference loses to rounding"
+            return _Beyond(place.place, what, "; in float64 both agree.", ok=None)
+    return None
+
+
+def _is_wrong(place: _Finding, numerics: Numerics) -> bool:
+    """Further apart than rounding explains, and still so in float64 where that could be tried."""
+    rounding = place.rounding
+    if rounding is None or place.gap <= MARGIN * max(rounding.fine, place.noise):
+        return False
+    if rounding.exact is not None:
+        return rounding.exact > MARGIN * rounding.fine
+    return _beyond_type(place, numerics)
+
+
+def _beyond_type(place: _Finding, numerics: Numerics) -> bool:
+    """Further apart than the formula for the type allows."""
+    return place.rounding is not None and _gap(place, numerics) > MARGIN * place.rounding.expected
+
+
+def _gap(place: _Finding, numerics: Numerics) -> float:
+    """A gradient that is zero but for rounding differs from itself by any factor; beside all others it is nothing."""
+    whole = numerics.gradients.size if place.kind == "gradient" and numerics.gradients else 0.0
+    return place.difference.l2 / whole if whole else place.gap
+
+
+def _is_unstable(place: _Finding) -> bool:
+    rounding = place.rounding
+    if rounding is None or rounding.exact is None or place.gap <= MARGIN * max(rounding.fine, place.noise):
+        return False
+    return place.gap > MARGIN * max(rounding.floor or 0.0, _one_rounding(place))
+
+
+def _one_rounding(place: _Finding) -> float:
+    dtypes = [getattr(torch, name) for name in place.difference.dtypes]
+    return max((one_rounding(dtype) for dtype in dtypes if dtype.is_floating_point), default=0.0)
+
+
+def _innermost(wrong: list[_Finding]) -> _Finding:
+    """The first block that is wrong, and of its wrong parts the worst."""
+    first = wrong[0]
+    parts = [part for part in wrong[1:] if part.kind == "layer" and part.place.startswith(f"{first.place}.")]
+    return max(parts, key=lambda part: part.gap, default=first)
+
+
+def _lossy(numerics: Numerics, places: list[_Finding]) -> Verdict:
+    if all(place.difference.bitwise for place in places):
+        return _fine(numerics, "bitwise equal, more than claimed", short="bitwise equal")
+    beside = numerics.beside_stored
+    beyond = _beyond_rounding(beside, list(_places(beside))) if beside is not None else None
+    if beyond is not None:
+        what = f"{beyond.what} from the same with its weights rounded to {numerics.stored}{beyond.why}"
+        return _suspicious(numerics, beyond.place, what, ok=beyond.ok)
+    later = _of_before(beside, list(_places(beside))) if beside is not None else None
+    if later is not None:
+        return _suspicious(numerics, later.place, later.words.removeprefix("suspicious: "))
+    for place in places:
+        if _gap(place, numerics) > 1 and not numerics.sees_less:
+            what = f"{place.title} differs by {_size(place)}, more than the signal itself."
+            return _suspicious(numerics, place.place, what)
+    size = max((output.difference.relative_l2 for output in numerics.outputs), default=0.0)
+    if numerics.stored is None:
+        words = f"the output differs by {share_text(size)}, and no type of storage says how much is right"
+        return _fine(numerics, f"lossy, as claimed: {words}", ok=None, short=f"differs by {share_text(size)}")
+    one = unit_roundoff(getattr(torch, numerics.stored))
+    words = (
+        f"expected loss for {numerics.stored}: storing moves a weight by up to {share_text(one)} of itself, "
+        f"the output by {share_text(size)}"
+    )
+    return _fine(numerics, words, short=f"expected loss for {numerics.stored}")
+
+
+def _size(place: _Finding) -> str:
+    if place.gap:
+        return share_text(place.gap)
+    return f"the type, {' and '.join(place.difference.dtypes)}" if not _same_type(place) else "the sign of a zero"
+
+
+def _same_type(place: _Finding) -> bool:
+    return place.difference.dtypes[0] == place.difference.dtypes[1]
+
+
+def _suspicious(numerics: Numerics, place: str, what: str, *, ok: bool | None = False) -> Verdict:
+    words = f"suspicious: {what}"
+    return Verdict(ok, words, place, f"claims {CLAIMS[numerics.claim]}, but {what}", "", words.rstrip("."))
+
+
+def _fine(numerics: Numerics, words: str, *, ok: bool | None = True, short: str) -> Verdict:
+    """A weak signal takes the proof away, unless the layers alone have been compared."""
+    weak = numerics.signal.words if numerics.signal is not None else ""
+    if weak and numerics.layers:
+        weak += " The layers alone were compared, too."
+    elif weak:
+        ok = None
+    other = "It trains other weights than the baseline, so what it learns differs." if numerics.adapters else ""
+    return Verdict(ok, words, "", "", " ".join(filter(None, (other, weak))), short)

@@ -1,0 +1,498 @@
+"""Published memory tables, each with the function that computes its rows anew, and the rules for reading both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from memviz.runner.output_check.comparison import adamw
+from memviz.runner.output_check.difference import differences
+from memviz.runner.output_check.model_runs import ComparedStep, flatten
+from memviz.runner.predict.cards import KnownCard, card_named
+from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.step import RunStep
+from memviz.runner.workloads.image_models import Flux
+from memviz.runner.workloads.layer_stacks import FeedForwardStack, TransformerBlock
+from memviz.runner.workloads.video_models import LtxVideo
+from optimizations.checkpointing import Checkpointing
+from optimizations.flat_gradients import FlatGradients
+from optimizations.layerwise_casting import LayerwiseCasting
+from optimizations.split_feed_forward import SplitFeedForward
+
+GiB = 1 << 30
+
+CARD = "A100 40GB"
+"""The published peaks hold a cuBLAS workspace of 8.125 MiB, so they were measured on no Hopper; the speeds of the
+first seed fit an A100. Any card of these generations gives the same figures."""
+
+RELEASE = (2, 6)
+"""Of torch, whose choices of kernels the published runs had: newer ones fuse what these did in several steps."""
+
+ON_A_GPU = "speed: only a GPU can say"
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class TableRow:
+    case: str
+    figure: str
+    """What is counted: 'allocated GiB', 'reserved GiB', ..."""
+    published: float | None
+    """None where only a relation was published, or where the figure is ours alone."""
+    ours: float | None
+    """None where only a GPU can say."""
+    note: str = ""
+    same_model: bool = True
+    """False where ours is of another model: then only the pattern compares, and no percentage means anything."""
+
+    @property
+    def difference_percent(self) -> float | None:
+        if not self.same_model or not self.published or self.ours is None:
+            return None
+        return 100 * (self.ours / self.published - 1)
+
+
+@dataclass(frozen=True)
+class Seed:
+    name: str
+    title: str
+    source: str
+    """Where the table was published."""
+    window: str
+    """What is inside the measured window, because it changes the figures."""
+    rows: Callable[[Tell], Iterator[TableRow]]
+
+    def as_json(self, row: TableRow) -> dict[str, Any]:
+        return {
+            "seed": self.name,
+            "case": row.case,
+            "figure": row.figure,
+            "published": row.published,
+            "ours": row.ours,
+            "difference_percent": row.difference_percent,
+            "note": row.note,
+        }
+
+
+def card() -> KnownCard:
+    return card_named(CARD)
+
+
+def gib(count: int) -> float:
+    return count / GiB
+
+
+SPLIT_TOKENS = 32
+_LAYERS = 5
+_GATED = ("geglu", "swiglu")
+Chains = dict[str, Tensor]
+"""What each way of computing has come to after some layers."""
+
+
+def split_differences(activations: tuple[str, ...], splits: int) -> dict[str, dict[str, tuple[float, float]]]:
+    """By activation and by way, 'split' or 'as first published': absmax and absmean after all layers."""
+    apart: dict[str, dict[str, tuple[float, float]]] = {values: {} for values in activations}
+    chains: dict[str, Chains] = {}
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        x = torch.randn(1, SPLIT_TOKENS, FeedForwardStack().dim)
+        for _ in range(_LAYERS):
+            for activation, layer in _layers(activations):
+                ways = chains.setdefault(activation, {"whole": x, "split": x, "as first published": x})
+                _through(layer, ways, splits, gated=activation in _GATED)
+    for activation, ways in chains.items():
+        apart[activation] |= {name: _largest_gap(ways["whole"], way) for name, way in ways.items() if name != "whole"}
+    return apart
+
+
+def one_layer_difference(splits: int) -> tuple[float, float]:
+    """absmax and absmean of one gelu layer, split and whole, both summed one product after the other."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        ((_, layer),) = _layers(("gelu",))
+        feed_forward: Any = next(module for module in layer.modules() if type(module).__name__ == "FeedForward")
+        first, last = feed_forward.net[0].proj, feed_forward.net[2]
+        x = torch.randn(SPLIT_TOKENS, first.in_features)
+        inner = F.gelu(_in_turn(x, first.weight) + first.bias)
+        pieces = zip(inner.chunk(splits, dim=1), last.weight.chunk(splits, dim=1), strict=True)
+        split = sum((_in_turn(*piece) for piece in pieces), torch.zeros(SPLIT_TOKENS, last.out_features))
+        return _largest_gap(_in_turn(inner, last.weight) + last.bias, split + last.bias)
+
+
+def _in_turn(x: Tensor, weight: Tensor) -> Tensor:
+    total = x.new_zeros(x.shape[0], weight.shape[0])
+    for column, row in zip(x.t().contiguous(), weight.t().contiguous(), strict=True):
+        total.addcmul_(column[:, None], row)
+    return total
+
+
+def _layers(activations: tuple[str, ...]) -> Iterator[tuple[str, nn.Module]]:
+    """One layer of each, of as few drawn weights as possible: those that are gated share theirs, the others too."""
+    for gated in (False, True):
+        alike = [values for values in activations if (values in _GATED) == gated]
+        state: dict[str, Any] = {}
+        for activation in alike:
+            workload = FeedForwardStack(activation=activation, layers=1, initial="torch")
+            with torch.device("cpu" if not state else "meta"):
+                layer = workload._model()
+            state = state or layer.state_dict()
+            layer.load_state_dict(state, assign=True)
+            yield activation, layer
+
+
+def _through(layer: nn.Module, ways: Chains, splits: int, *, gated: bool) -> None:
+    ways["whole"] = layer(ways["whole"])
+    ways["as first published"] = _wrong_split(layer, ways["as first published"], splits) if gated else ways["split"]
+    undo = SplitFeedForward(splits=splits, as_published=True).apply(layer)
+    ways["split"] = layer(ways["split"])
+    undo()
+    if not gated:
+        ways["as first published"] = ways["split"]
+
+
+def _wrong_split(layer: nn.Module, x: Tensor, splits: int) -> Tensor:
+    """Value and gate lie in one matrix, and it was cut as if it held one thing: values then met values."""
+    feed_forward: Any = next(module for module in layer.modules() if type(module).__name__ == "FeedForward")
+    first, _, last = feed_forward.net[:3]
+    act = first.gelu if hasattr(first, "gelu") else first.activation
+    pieces = (first.proj.weight.chunk(splits), first.proj.bias.chunk(splits), last.weight.chunk(splits, dim=1))
+    total = torch.zeros_like(x)
+    for weight, bias, columns in zip(*pieces, strict=True):
+        value, gate = F.linear(x, weight, bias).chunk(2, dim=-1)
+        total += F.linear(value * act(gate), columns)
+    output: Tensor = total + last.bias
+    return output
+
+
+def _largest_gap(one: Tensor, other: Tensor) -> tuple[float, float]:
+    apart = (one.double() - other.double()).abs()
+    return float(apart.max()), float(apart.mean())
+
+
+_SPLIT_PUBLISHED = {
+    "gelu": (5.01, 4.26),
+    "gelu-approximate": (5.01, 4.26),
+    "geglu": (8.26, 6.01),
+    "geglu-approximate": (6.01, 4.51),
+    "swiglu": (8.26, 6.01),
+    "linear-silu": (5.01, 4.26),
+}
+_SPLIT_SECONDS = {
+    "gelu": (1.29, 1.40),
+    "gelu-approximate": (1.29, 1.28),
+    "geglu": (1.92, 1.92),
+    "geglu-approximate": (1.30, 1.70),
+    "swiglu": (1.92, 1.92),
+    "linear-silu": (1.29, 1.29),
+}
+_OUTPUTS_APART = {"geglu": (0.00015, 0.00003), "swiglu": (0.00014, 0.00003)}
+"""absmax and absmean of the outputs; 0.00000 for all others, in five decimals."""
+_ONE_LAYER_APART = (6.7353e-06, 3.3257e-07)
+_SPLITS = 4
+
+
+def _split_rows(tell: Tell) -> Iterator[TableRow]:
+    for activation, published in _SPLIT_PUBLISHED.items():
+        tell(activation)
+        whole, split = _split_peaks(activation)
+        yield TableRow(activation, "allocated GiB", published[0], gib(whole))
+        yield TableRow(f"{activation}, split in {_SPLITS}", "allocated GiB", published[1], gib(split))
+    tell("the reproducer")
+    whole, split = _reproducer()
+    yield TableRow("one layer, gelu", "reserved GiB", 3.271, gib(whole))
+    yield TableRow(f"one layer, gelu, split in {_SPLITS}", "reserved GiB", 2.271, gib(split))
+    for activation, seconds in _SPLIT_SECONDS.items():
+        yield TableRow(activation, "seconds", seconds[0], None, ON_A_GPU)
+        yield TableRow(f"{activation}, split in {_SPLITS}", "seconds", seconds[1], None, ON_A_GPU)
+    yield from _split_outputs(tell)
+
+
+def _split_outputs(tell: Tell) -> Iterator[TableRow]:
+    tell("the outputs")
+    computed = split_differences(tuple(_SPLIT_PUBLISHED), _SPLITS)
+    fewer = f"real numbers on this processor, {SPLIT_TOKENS} of 16,384 tokens"
+    for activation in _SPLIT_PUBLISHED:
+        published = _OUTPUTS_APART.get(activation, (0.0, 0.0))
+        for place, figure in enumerate(("absmax", "absmean")):
+            ours = computed[activation]["as first published"][place]
+            yield TableRow(f"{activation}, split as published", figure, published[place], ours, fewer)
+            if activation in _OUTPUTS_APART:
+                note = "split right: the published one multiplied values by values"
+                yield TableRow(f"{activation}, split", figure, None, computed[activation]["split"][place], note)
+    tell("the output of one layer")
+    one = one_layer_difference(_SPLITS)
+    note = f"{fewer}, summed one product after the other as on a GPU"
+    for place, figure in enumerate(("absmax", "absmean")):
+        yield TableRow(f"one layer, gelu, split in {_SPLITS}", figure, _ONE_LAYER_APART[place], one[place], note)
+
+
+def _split_peaks(activation: str) -> tuple[int, int]:
+    """As the published benchmark measures: a warm-up before each, and the first output alive during the second."""
+    workload = FeedForwardStack(activation=activation)
+    with torch.device("meta"):
+        model = workload.build()
+    with PredictedDevice(card(), release=RELEASE) as device:
+        device.place(model)
+        step = RunStep(workload, device, model, device.inputs(workload), None)
+        step()
+        first, whole = _split_measured(device, step)
+        step()
+        SplitFeedForward(splits=_SPLITS, as_published=True).apply(model)
+        _, split = _split_measured(device, step)
+        del first
+    return whole, split
+
+
+def _split_measured(device: PredictedDevice, step: RunStep) -> tuple[Any, int]:
+    device.empty_cache()
+    device.reset_peak()
+    return step(), device.peak_allocated_bytes
+
+
+class _Slices(nn.Module):
+    """The short reproducer's own split layer: each result takes the name of the one before, which is then free."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        part = inner // _SPLITS
+        self.first = nn.ModuleList(nn.Linear(width, part) for _ in range(_SPLITS))
+        self.last = nn.ModuleList(nn.Linear(part, width, bias=False) for _ in range(_SPLITS))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = x.new_zeros(x.shape)
+        for first, last in zip(self.first, self.last, strict=True):
+            part = first(x)
+            part = nn.functional.gelu(part)
+            part = last(part)
+            total += part
+        total += self.bias
+        return total
+
+
+def _reproducer() -> tuple[int, int]:
+    """Both layers are on the device from the start, with weights of their own."""
+    workload = FeedForwardStack(layers=1)
+    with torch.device("meta"):
+        models = [workload.build(), _Slices(workload.dim, workload.dim * workload.mult)]
+    kept, peaks = [], []
+    with PredictedDevice(card(), release=RELEASE) as device:
+        device.place(nn.ModuleList(models))
+        inputs = device.inputs(workload)
+        for model in models:
+            device.empty_cache()
+            device.reset_peak()
+            kept.append(RunStep(workload, device, model, inputs, None)())
+            peaks.append(device.peak_reserved_bytes)
+        kept.clear()
+    return peaks[0], peaks[1]
+
+
+SPLIT_FEED_FORWARD = Seed(
+    "split-feed-forward",
+    "Feed-forward split as in tensor parallelism, but on one GPU",
+    "diffusers pull request 10623",
+    "Inference in fp32. The whole stack's output is alive while the split one runs, in the order of 2025.",
+    _split_rows,
+)
+
+
+_CHECKPOINTING_WARM_UP = 2
+_CHECKPOINTING_STEPS = 3
+"""More of them change nothing: the gradients are there after the first."""
+_CHECKPOINTING_CASES = (
+    ("none", None, 26.719),
+    ("every block", 1, 9.316),
+    ("every 2nd block", 2, 17.658),
+    ("every 4th block", 4, 22.188),
+)
+_COLD = 26.664
+"""Of `none` in the table before its correction, when no backward pass had come before it; the others stayed."""
+_PER_SECOND = {
+    "none": (1.680, 0.582),
+    "every block": (1.358, 1.339),
+    "every 2nd block": (1.539, 1.522),
+    "every 4th block": (1.658, 1.630),
+}
+"""Steps in a second, and those of the table before its correction."""
+
+
+def _checkpointing_rows(tell: Tell) -> Iterator[TableRow]:
+    """One process from first to last, as published: gradients are kept from case to case."""
+    workload = LtxVideo(mode="training")
+    with torch.device("meta"):
+        model = workload.build()
+    with PredictedDevice(card(), release=RELEASE) as device:
+        device.place(model)
+        device.empty_cache()
+        device.reset_peak()
+        yield TableRow("weights", "reserved GiB", 4.025, gib(device.peak_reserved_bytes))
+        step = RunStep(workload, device, model, device.inputs(workload), None)
+        tell("none, before any backward pass")
+        for _ in range(_CHECKPOINTING_WARM_UP):
+            step()
+        yield TableRow(
+            "none, not warmed up", "reserved GiB", _COLD, gib(device.peak_reserved_bytes), "before its correction"
+        )
+        for case, every, published in _CHECKPOINTING_CASES:
+            tell(case)
+            device.empty_cache()
+            device.reset_peak()
+            undo = Checkpointing(every=every).apply(model) if every else None
+            for _ in range(_CHECKPOINTING_STEPS):
+                step()
+            yield TableRow(case, "reserved GiB", published, gib(device.peak_reserved_bytes))
+            if undo is not None:
+                undo()
+    for case, (corrected, before) in _PER_SECOND.items():
+        yield TableRow(case, "steps a second", corrected, None, ON_A_GPU)
+        yield TableRow(f"{case}, before its correction", "steps a second", before, None, ON_A_GPU)
+
+
+CHECKPOINTING = Seed(
+    "checkpointing",
+    "Checkpointing with a strategy of one's own, LTX-Video, one training step",
+    "diffusers pull request 10611",
+    "Steps with gradients that are never cleared; the cache is emptied before each case. Reserved, not live, memory.",
+    _checkpointing_rows,
+)
+
+
+_FLAT_GRADIENTS_CASES = (
+    ("one cat a micro-batch (baseline)", "plain", 15.1),
+    ("a list, then one cat", "list_then_cat", 17.4),
+    ("one flat buffer", "flat", 15.1),
+)
+_LOSS = 10.8708400726318359
+_FLAT_GRADIENTS_STEPS = 5
+_OTHER_LOSS = "a small model of ours: what is compared is that both ways give the same to the last digit"
+_OTHER_MODEL = "another model: its size was not published, so only the pattern can be compared"
+
+
+def _flat_gradients_rows(tell: Tell) -> Iterator[TableRow]:
+    reserved: dict[str, tuple[int, int]] = {}
+    for case, how, published in _FLAT_GRADIENTS_CASES:
+        tell(case)
+        reserved[how] = _reserved(how)
+        yield TableRow(case, "reserved GiB", published, gib(reserved[how][0]), _OTHER_MODEL, same_model=False)
+    less = 100 * (reserved["flat"][0] / reserved["list_then_cat"][0] - 1)
+    yield TableRow("one flat buffer against the list", "% reserved more", -13.2, less, _OTHER_MODEL, same_model=False)
+    base, parameters = reserved["plain"]
+    for case, how, _ in _FLAT_GRADIENTS_CASES[1:]:
+        more = (reserved[how][0] - base) / parameters
+        yield TableRow(case, "bytes a parameter more reserved than the baseline", None, more)
+    tell("losses")
+    for case, how in ((_FLAT_GRADIENTS_CASES[0][0], "plain"), (_FLAT_GRADIENTS_CASES[2][0], "flat")):
+        yield TableRow(case, "average loss", _LOSS, _average_loss(how), _OTHER_LOSS, same_model=False)
+    yield TableRow(_FLAT_GRADIENTS_CASES[0][0], "TFLOP/s", 382.0, None, ON_A_GPU)
+    yield TableRow(_FLAT_GRADIENTS_CASES[2][0], "TFLOP/s", 440.0, None, ON_A_GPU)
+
+
+def _average_loss(how: str) -> float:
+    """Of five steps on real numbers, as published."""
+    twin = TransformerBlock().small()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(twin.seed)
+        model = twin.build()
+    inputs = [twin.inputs(torch.device("cpu"), number) for number in range(twin.micro_batches)]
+    FlatGradients(how=how, micro_batches=len(inputs)).apply(model)
+    losses = ComparedStep(inputs, True, twin.loss).losses(model, _FLAT_GRADIENTS_STEPS, adamw, None)
+    return sum(losses) / len(losses)
+
+
+def _reserved(how: str) -> tuple[int, int]:
+    workload = TransformerBlock()
+    with torch.device("meta"):
+        model = workload.build()
+    count = sum(parameter.numel() for parameter in model.parameters())
+    with PredictedDevice(card(), release=RELEASE) as device:
+        device.place(model)
+        FlatGradients(how=how, micro_batches=workload.micro_batches).apply(model)
+        device.empty_cache()
+        device.reset_peak()
+        RunStep(workload, device, model, device.inputs(workload), None)()
+        return device.peak_reserved_bytes, count
+
+
+FLAT_GRADIENTS = Seed(
+    "flat-gradients",
+    "Gradients of micro-batches added up in one flat fp32 buffer",
+    "fairscale pull request 1186",
+    "One step of four micro-batches on one rank. What is reserved: the doubled gradients are live only for a moment.",
+    _flat_gradients_rows,
+)
+
+
+_PICTURES = "published as pictures alone; a small twin of Flux, real numbers on this processor"
+_BEFORE = "published in 9177; 10347, which goes on from it, gives pictures and no figures"
+_OURS = "not published; the review of the pull request predicted it"
+
+
+def _casting_rows(tell: Tell) -> Iterator[TableRow]:
+    cases = (
+        ("weights in bf16", None, 22.743, _BEFORE),
+        ("fp8, leaf by leaf, nothing skipped", LayerwiseCasting(skip=""), 11.697, _BEFORE),
+        (
+            "fp8, leaf by leaf, norms and projections skipped",
+            LayerwiseCasting(),
+            None,
+            "the default of diffusers today",
+        ),
+        ("fp8, block by block", LayerwiseCasting(skip="", granularity="block"), None, ""),
+        ("fp8, the model as a whole", LayerwiseCasting(skip="", granularity="model"), None, _OURS),
+    )
+    for case, casting, published, note in cases:
+        tell(case)
+        yield TableRow(case, "allocated GiB", published, gib(_allocated(casting)), note)
+    tell("the outputs")
+    for storage in ("float8_e4m3fn", "float8_e5m2"):
+        for granularity in ("model", "block", "leaf"):
+            casting = LayerwiseCasting(storage=storage, skip="", granularity=granularity)
+            yield TableRow(
+                f"{storage}, {granularity} by {granularity}",
+                "relative L2",
+                None,
+                _output_difference(casting),
+                _PICTURES,
+            )
+
+
+def _output_difference(casting: LayerwiseCasting) -> float:
+    """Outputs of a small twin on real numbers, against the same without casting."""
+    twin = Flux().small()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(twin.seed)
+        model, inputs = twin.build(), twin.inputs(torch.device("cpu"))
+        whole = flatten(model(**inputs))
+        casting.apply(model)
+        apart = differences(whole, flatten(model(**inputs)))
+    return max(difference.relative_l2 for difference in apart.values())
+
+
+def _allocated(casting: LayerwiseCasting | None) -> int:
+    workload = Flux()
+    with torch.device("meta"):
+        model = workload.build()
+    with PredictedDevice(card(), release=RELEASE) as device:
+        device.place(model)
+        if casting is not None:
+            casting.apply(model)
+        device.empty_cache()
+        device.reset_peak()
+        RunStep(workload, device, model, device.inputs(workload), None)()
+        return device.peak_allocated_bytes
+
+
+LAYERWISE_CASTING = Seed(
+    "layerwise-casting",
+    "Weights stored in fp8 and cast up layer by layer, Flux",
+    "diffusers pull requests 10347 and 9177",
+    "One forward pass of the transformer alone, after the weights were cast.",
+    _casting_rows,
+)
