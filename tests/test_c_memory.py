@@ -154,7 +154,7 @@ def kept():
 """
 BY_THE_PAGE = """
 from memviz.c_memory import keep_little, large_blocks_kept
-from memviz.ui.shell.context import Context
+from memviz.ui.shell.session import Context
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.upload import reading
 

@@ -13,7 +13,7 @@ from memviz.analysis.which_device import chosen_device
 from memviz.commands.command import Command, add_device, add_file, add_json, open_trace, print_json, printable
 from memviz.commands.peak import print_elsewhere
 from memviz.trace.model import DeviceTrace, Trace
-from memviz.ui.explore.estimates import Offer, offers
+from memviz.ui.explore.findings import Offer, offers
 from memviz.units import bytes_text, delta_text
 
 

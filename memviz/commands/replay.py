@@ -37,8 +37,8 @@ from memviz.headlines.what_if import replayed_json
 from memviz.trace.formats.replacing import replacing
 from memviz.trace.formats.write_snapshot import write_pickle
 from memviz.trace.model import Trace
-from memviz.ui.what_if.ranked_rows import about_rows, rows
 from memviz.ui.what_if.saved_page import what_if_page
+from memviz.ui.what_if.verdict import about_ranked_rows, ranked_rows
 from memviz.units import bytes_text, count_text, parse_bytes, percent_text
 
 Result = TypeVar("Result")
@@ -150,9 +150,9 @@ def _print_oom(ours: Replayed) -> None:
 
 def _print_search(outcome: WhatIf, searched: Search) -> None:
     card = outcome.card
-    cells = [[row.reserved, row.retries, row.ends, row.fits_on, row.called] for row in rows(outcome, searched)]
+    cells = [[row.reserved, row.retries, row.ends, row.fits_on, row.called] for row in ranked_rows(outcome, searched)]
     where = f"in {bytes_text(card.usable_bytes)}" if card else "end"
-    print(f"\n{about_rows(outcome, searched)}")
+    print(f"\n{about_ranked_rows(outcome, searched)}")
     print_table(["reserved", "retries", where, "smallest card", "settings"], cells, left=4)
     print(f"\n{searched.advice}")
     if not searched.advised.is_recorded and searched.advised.fits:

@@ -1,3 +1,53 @@
-from memviz.ui.quiet_gradio import write_no_stubs
+"""The page. Gradio is imported without writing `.pyi` stubs: for each of its components it would parse the source and
+compare files, a third of its import, and an installation may be read-only.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+_MODULE = "gradio.component_meta"
+
+
+def write_no_stubs() -> None:
+    """From now on, whether Gradio has been imported already or will be."""
+    if _MODULE in sys.modules:
+        _mute(sys.modules[_MODULE])
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(MetaPathFinder):
+    """Nothing else in Gradio runs between this module and the first class that it is asked to write of."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != _MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_mute(module: ModuleType) -> None:
+                execute(module)
+                _mute(module)
+
+            spec.loader.exec_module = execute_and_mute  # type: ignore[method-assign]
+        return spec
+
+
+def _mute(module: ModuleType) -> None:
+    module.create_or_modify_pyi = _write_nothing  # type: ignore[attr-defined]
+
+
+def _write_nothing(component_class: type, class_name: str, events: Any) -> None:
+    """In place of the function that writes."""
+
 
 write_no_stubs()

@@ -1,4 +1,4 @@
-"""The page: sidebar, tabs, and how what a visitor opens travels between them."""
+"""The page: its style sheets and scripts, sidebar and tabs, and how an opened trace travels between them."""
 
 from __future__ import annotations
 
@@ -18,59 +18,119 @@ from memviz.ranks.together import Ranks
 from memviz.trace.model import Trace
 from memviz.ui.compare import programs as compare_programs
 from memviz.ui.compare import tab as compare
-from memviz.ui.compare.links import TAB, compare_session, compare_state_of
-from memviz.ui.components.arrivals import Arrivals
-from memviz.ui.components.panel import Panel, clicked
-from memviz.ui.components.turn import Turn, turn_to
+from memviz.ui.compare.state import TAB, compare_session, compare_state_of
+from memviz.ui.components.component import (
+    Arrivals,
+    Component,
+    FindField,
+    Panel,
+    PlainForm,
+    Turn,
+    clicked,
+    turn_to,
+    worker_html,
+)
+from memviz.ui.components.plots import MemoryTimeline, Overlay, RankMap, ReservedPlot, SegmentMap, SegmentPair
+from memviz.ui.components.scripts import bundle
+from memviz.ui.components.tables import EventList, HighlightPanel, WaterfallTable
 from memviz.ui.explore import programs as explore_programs
 from memviz.ui.explore import tab as explore
-from memviz.ui.explore.downloads import EXPORTS, export_file
-from memviz.ui.explore.estimates import with_estimate
-from memviz.ui.html.markup import joined
-from memviz.ui.known_signatures import know_signatures
-from memviz.ui.page_files import beginning, script, style
+from memviz.ui.explore.findings import with_estimate
+from memviz.ui.explore.tab import EXPORTS, export_file
+from memviz.ui.html.markup import Html, joined
 from memviz.ui.ranks import tab as ranks
 from memviz.ui.run import programs as run_programs
 from memviz.ui.run import tab as run
 from memviz.ui.run.answer import RunState
-from memviz.ui.shell.agents import serve_agents
-from memviz.ui.shell.beginning import IS_KNOWN
-from memviz.ui.shell.context import Context, open_trace
-from memviz.ui.shell.doorway import Doorway
-from memviz.ui.shell.exports import Exports, not_kept
-from memviz.ui.shell.first_lines import FRONTEND, files_of_page, first_lines
-from memviz.ui.shell.housekeeping import Housekeeping
-from memviz.ui.shell.idle import rest_when_idle
-from memviz.ui.shell.links import SAMPLE, named, parts_of_sample, view_state
-from memviz.ui.shell.open_pages import OpenPages
-from memviz.ui.shell.page_config import kinds_of, seen_by_people
+from memviz.ui.shell.gradio_events import (
+    IN_PARTS,
+    IN_TURN,
+    NO_PROGRESS,
+    PRIVATE,
+    FairQueueBlocks,
+    QuickBlocks,
+    cache_signatures,
+    in_turn,
+)
+from memviz.ui.shell.housekeeping import Housekeeping, poll_less_when_idle
 from memviz.ui.shell.page_frame import (
+    PAGE_READY,
+    PAGE_STARTS,
     actions_html,
     brand_html,
     foot_html,
     missing_html,
     refused_html,
+    theme,
     traces_html,
 )
-from memviz.ui.shell.presence import presence
-from memviz.ui.shell.programs import ExplainingBlocks
-from memviz.ui.shell.quick_blocks import QuickBlocks
-from memviz.ui.shell.same_for_all import Handout, SameForAll
-from memviz.ui.shell.session import Session
+from memviz.ui.shell.programs import ExplainingBlocks, serve_agents
+from memviz.ui.shell.request_guard import RequestGuard
+from memviz.ui.shell.session import SAMPLE, Context, Session, find_by_link, open_trace, parts_of_sample, view_state
+from memviz.ui.shell.static_cache import (
+    FRONTEND,
+    SharedPage,
+    StaticCache,
+    files_of_page,
+    kinds_of,
+    preload_html,
+    without_hidden,
+)
 from memviz.ui.shell.store import TraceStore
-from memviz.ui.shell.theme import theme
-from memviz.ui.shell.turns import IN_TURN, OrderlyBlocks, in_turn
-from memviz.ui.shell.windows import Windows
-from memviz.ui.shell.wiring import IN_PARTS, NO_PROGRESS, PRIVATE
+from memviz.ui.shell.temporary_files import Exports, write_failure
+from memviz.ui.shell.visitors import OpenPages, Windows, presence
 from memviz.ui.upload import routes
-from memviz.ui.upload.clicks import session_after, tab_after
-from memviz.ui.upload.opening import arrived, open_files, open_sample, reopened
+from memviz.ui.upload.opening import arrived, open_files, open_sample, reopened, session_after, tab_after
 from memviz.ui.upload.reading import Readings
-from memviz.ui.upload.samples import OFFERED_SAMPLES
-from memviz.ui.upload.welcome import record_html, samples_html, welcome_html
+from memviz.ui.upload.samples import OFFERED_SAMPLES, record_html, samples_html, welcome_html
 from memviz.ui.what_if import programs as what_if_programs
 from memviz.ui.what_if import tab as what_if
-from memviz.ui.what_if.state import WhatIfState
+from memviz.ui.what_if.question import WhatIfState
+
+_UI = Path(__file__).parent
+STYLES = (
+    "shell/page_frame.css",
+    "explore/explore.css",
+    "compare/compare.css",
+    "ranks/ranks.css",
+    "what_if/what_if.css",
+    "run/run.css",
+    "run/fit.css",
+)
+"""In this order; the tokens that all others read are in the first."""
+COMPONENTS: tuple[type[Component], ...] = (
+    Arrivals,
+    MemoryTimeline,
+    SegmentMap,
+    EventList,
+    ReservedPlot,
+    SegmentPair,
+    Overlay,
+    WaterfallTable,
+    PlainForm,
+    Panel,
+    HighlightPanel,
+    FindField,
+    RankMap,
+    Turn,
+)
+"""All with a script, which the page loads once; their style sheets come in this order."""
+
+
+def page_style() -> str:
+    areas = [(_UI / name).read_text(encoding="utf-8") for name in STYLES]
+    return "\n".join((*areas, *(component.style() for component in COMPONENTS)))
+
+
+def page_head() -> Html:
+    """What stands in the page itself, before the script."""
+    return Html(PAGE_STARTS + worker_html())
+
+
+def page_script() -> str:
+    """The page's own parts first, then the components'."""
+    return bundle(_UI / "shell" / "page.js", *(component.script for component in COMPONENTS))
+
 
 TITLE = "memviz: what fills your GPU"
 _TO_THE_TOP = "() => window.scrollTo(0, 0)"
@@ -81,7 +141,7 @@ def build_app(
     traces_given: Sequence[Trace] = (), programs: Sequence[Path] = (), ranks_given: Ranks | None = None
 ) -> gr.Blocks:
     """What is given is open from the start, for everybody who sees the page; Run offers what is in `programs`."""
-    know_signatures(Block)
+    cache_signatures(Block)
     context = Context(TraceStore(), tuple(map(str, programs)), ranks_given)
     given = Session()
     for trace in traces_given:
@@ -95,13 +155,13 @@ def build_app(
     page.housekeeping = Housekeeping(page)
     with page:
         programs_row = _Page(context, given, page.windows).build(page)
-    seen = partial(seen_by_people, hidden=programs_row)
+    seen = partial(without_hidden, hidden=programs_row)
     files = files_of_page(FRONTEND, kinds_of(seen(page.config)))
-    page.same_for_all = SameForAll(joined(beginning(), first_lines(files)), script(), seen)
+    page.same_for_all = SharedPage(joined(page_head(), preload_html(files)), page_script(), seen)
     return page
 
 
-class PageBlocks(OrderlyBlocks, QuickBlocks, ExplainingBlocks):
+class PageBlocks(FairQueueBlocks, QuickBlocks, ExplainingBlocks):
     """What routes and the doorway find by Gradio's application."""
 
     store: TraceStore
@@ -112,7 +172,7 @@ class PageBlocks(OrderlyBlocks, QuickBlocks, ExplainingBlocks):
     open_pages: OpenPages
     windows: Windows
     housekeeping: Housekeeping
-    same_for_all: SameForAll
+    same_for_all: SharedPage
 
 
 class _Page:
@@ -217,7 +277,7 @@ class _Page:
         self.actions.click(in_turn(self._export), [self.session], self.saved, **saving).then(None, js=_SAVE)
         begun = [*outputs, self.compare.state, self.what_if.state, self.browser_name]
         begins = page.load(self._begin, [self.browser, self.browser_name], begun, **PRIVATE)
-        begins.then(None, js=IS_KNOWN)
+        begins.then(None, js=PAGE_READY)
 
     def _shown(self, current: Session, *, state: dict[str, Any] | None = None, tab: str | None = None) -> list[Any]:
         """A value for each of the outputs."""
@@ -306,7 +366,7 @@ class _Page:
         try:
             return export_file(*trace, kind)
         except OSError as error:
-            raise gr.Error(not_kept(error), print_exception=False) from None
+            raise gr.Error(write_failure(error), print_exception=False) from None
 
     def _begin(self, kept: list[list[str]] | None, browser: str, request: gr.Request) -> list[Any]:
         browser = browser or secrets.token_urlsafe(18)
@@ -337,7 +397,7 @@ class _Page:
     def _linked(self, session: Session, query: dict[str, str]) -> Session | None:
         """With the trace that a link names open and chosen."""
         wanted = query.get("trace", "")
-        trace = named(session, wanted)
+        trace = find_by_link(session, wanted)
         return self._sample(session, wanted) if trace is None else session.choosing(trace.key)
 
     def _sample(self, session: Session, wanted: str) -> Session | None:
@@ -363,7 +423,7 @@ def _drop_target(label: str, name: str, height: int) -> gr.File:
     return gr.File(label=label, file_count="multiple", type="filepath", elem_id=name, height=height, show_label=True)
 
 
-_MIDDLEWARE = [Middleware(Doorway), Middleware(Handout)]
+_MIDDLEWARE = [Middleware(RequestGuard), Middleware(StaticCache)]
 """In the order in which a request passes them."""
 
 
@@ -371,7 +431,7 @@ def launch_options() -> dict[str, Any]:
     """For `launch`: one behaviour on a laptop, a headless server and a Space."""
     return {
         "theme": theme(),
-        "css": style(),
+        "css": page_style(),
         "ssr_mode": False,
         # Or else Gradio asks its own page, and ends it where a busy machine takes more than three seconds to answer.
         "_frontend": False,
@@ -393,6 +453,6 @@ def launch_options() -> dict[str, Any]:
 async def _while_up(app: Any) -> AsyncIterator[None]:
     page = app.get_blocks()
     serve_agents(page)
-    rest_when_idle(page)
+    poll_less_when_idle(page)
     async with page.housekeeping.while_up():
         yield

@@ -10,7 +10,7 @@ from memviz.allocator.search import search, settings_to_try
 from memviz.allocator.settings import parse_settings
 from memviz.allocator.tried import Tried
 from memviz.allocator.what_if import CardMemory, what_if
-from memviz.ui.what_if.ranked_rows import rows
+from memviz.ui.what_if.verdict import ranked_rows
 from tests.allocator.driver import GiB, MiB
 from tests.allocator.recording import Recorder
 from tests.traces import alloc, block, event, frame, free, read, segment, snapshot
@@ -125,5 +125,5 @@ def test_what_gave_memory_back_as_no_settings_would_is_not_called_as_recorded():
     found = search(source)
     assert replay_as_recorded(source).exact
     assert (found.recorded.peak_reserved_bytes, found.recorded.is_as_recorded) == (80 * MiB, False)
-    listed = next(iter(rows(what_if(source.trace), found)))
+    listed = next(iter(ranked_rows(what_if(source.trace), found)))
     assert (listed.called, listed.reserved) == ("PyTorch's default settings, the recording", "100 MiB")

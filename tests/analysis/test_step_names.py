@@ -10,7 +10,7 @@ from memviz.analysis.findings.finding import FindingKind
 from memviz.analysis.overview import overview
 from memviz.analysis.purpose.phases import phase_name, phase_spans, step_name
 from memviz.trace.model import Trace
-from memviz.ui.payloads.timeline_value import phase_bands
+from memviz.ui.payloads.timelines import phase_bands
 from tests.analysis.findings.steps import of_kind
 from tests.analysis.findings.test_kept_too_long import logits_held_through_the_next_forward
 from tests.traces import trace_of

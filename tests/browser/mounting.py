@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from memviz.ui.components.component import Component
-from memviz.ui.components.memory_timeline import MemoryTimeline
+from memviz.ui.components.plots import MemoryTimeline
 from memviz.ui.components.scripts import bundle
 
 _UI = Path(__file__).parents[2] / "memviz" / "ui"

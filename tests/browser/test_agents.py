@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from memviz.ui.shell.agents import MOST_BYTES
+from memviz.ui.shell.programs import MOST_AGENT_BYTES
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 SMALL = {"sequence": 64, "layers": 1}
@@ -67,7 +67,7 @@ def test_an_agent_opens_summarises_finds_compares_replays_and_predicts(server: s
     )
     assert {"open_snapshot", "at", "report"} < set(tools)
     assert not [words for failed, words in said if failed]
-    assert max(len(words) for _, words in said) <= MOST_BYTES
+    assert max(len(words) for _, words in said) <= MOST_AGENT_BYTES
     told_summary, told_peak, told_found, told_findings, told_diff, told_replay, told_run = (
         json.loads(words) for _, words in said
     )

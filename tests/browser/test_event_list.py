@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from memviz.trace.model import Trace
-from memviz.ui.components.event_list import EventList, page_server, place_server
+from memviz.ui.components.tables import EventList, page_server, place_server
 from memviz.ui.payloads.event_rows import list_value
 from tests.browser.conftest import rest
 from tests.browser.mounting import Mounted, mount

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from memviz.ui.page_files import style
+from memviz.ui.app import page_style
 from memviz.ui.shell.page_frame import refused_html
 from memviz.ui.shell.session import Refused, Session
 from tests.browser.conftest import new_visitor
@@ -98,5 +98,5 @@ def test_the_mode_that_is_offered_is_the_other_one(page: Any, server: str) -> No
 def test_a_call_in_a_refusal_is_broken_where_the_screen_ends(page: Any) -> None:
     call = "torch.cuda.memory._record_memory_history(max_entries=1_000_000)"
     page.set_viewport_size({"width": 390, "height": 844})
-    page.set_content(f"<style>{style()}</style>{refused_html(Session(refused=(Refused('run.pickle', call),)))}")
+    page.set_content(f"<style>{page_style()}</style>{refused_html(Session(refused=(Refused('run.pickle', call),)))}")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -9,7 +9,7 @@ import pytest
 
 from memviz.figures.colouring import colouring, pixel_palette
 from memviz.trace.model import Trace
-from memviz.ui.components.segment_map import SegmentMap, moment_server
+from memviz.ui.components.plots import SegmentMap, moment_server
 from memviz.ui.payloads.segment_view import map_value
 from tests.browser.conftest import rest
 from tests.browser.mounting import Mounted, load, mount

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from memviz.trace.model import Trace
-from memviz.ui.components.memory_timeline import MemoryTimeline, piece_server
-from memviz.ui.payloads.timeline_value import timeline_value
+from memviz.ui.components.plots import MemoryTimeline, piece_server
+from memviz.ui.payloads.timelines import timeline_value
 from tests.browser.conftest import rest
 from tests.browser.mounting import Mounted, mount
 from tests.traces import MiB, alloc, free, trace_of

@@ -18,7 +18,7 @@ from memviz.headlines.compare import compare
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from memviz.ui.compare import programs
-from memviz.ui.compare.downloads import comparison_file
+from memviz.ui.compare.tab import comparison_file
 from memviz.ui.compare.waterfall import change_text, waterfall
 from memviz.ui.saved.report import report_page
 from memviz.ui.shell.session import Opened

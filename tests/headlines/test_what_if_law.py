@@ -18,8 +18,8 @@ from memviz.headlines.what_if import what_if as headline
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from memviz.ui.upload.opening import SAMPLES
-from memviz.ui.what_if.ranked_rows import RankedRow, rows
-from memviz.ui.what_if.reserved_plot import lines
+from memviz.ui.what_if.plots import lines
+from memviz.ui.what_if.verdict import RankedRow, ranked_rows
 from memviz.units import bytes_text, count_text
 from tests.allocator.driver import MiB
 from tests.allocator.programs import Step, take
@@ -35,7 +35,7 @@ def check(trace: Trace, settings: Settings | None, card: CardMemory | None) -> N
     if not addresses(found.recorded):
         return
     searched = search(source, card, also=settings)
-    said, shown = str(headline(found, searched)), list(rows(found, searched))
+    said, shown = str(headline(found, searched)), list(ranked_rows(found, searched))
     of_fate(said, found, shown)
     of_change(said, found, searched)
     of_as_recorded(said, found, searched, shown)

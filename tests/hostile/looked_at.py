@@ -16,7 +16,7 @@ from memviz.ui.explore.answer import ALL, details
 from memviz.ui.explore.state import GROUPINGS, TABS, ExploreState
 from memviz.ui.payloads.event_rows import EventFilter, chosen_events, event_rows, list_value
 from memviz.ui.payloads.segment_view import segment_view
-from memviz.ui.shell.context import open_trace
+from memviz.ui.shell.session import open_trace
 from memviz.ui.shell.store import TraceStore
 
 

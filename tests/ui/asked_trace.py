@@ -5,7 +5,7 @@ from __future__ import annotations
 from memviz.allocator.settings import parse_settings
 from memviz.allocator.what_if import CardMemory
 from memviz.trace.model import Trace
-from memviz.ui.what_if.kept_replays import Terms
+from memviz.ui.what_if.replays import Terms
 from tests.allocator.driver import MiB
 from tests.allocator.recording import Recorder
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from memviz.ui.shell.context import Context, open_trace, timeline_key
+from memviz.ui.shell.session import Context, open_trace, timeline_key
 from memviz.ui.shell.store import TraceStore
-from memviz.ui.what_if.kept_replays import Replays
+from memviz.ui.what_if.replays import Replays
 from tests.ui.asked_trace import growing
 
 

@@ -6,7 +6,7 @@ import inspect
 from functools import wraps
 from typing import Any
 
-from memviz.ui.known_signatures import know_signatures
+from memviz.ui.shell.gradio_events import cache_signatures
 
 
 def passing_on(function: Any) -> Any:
@@ -30,7 +30,7 @@ def test_signatures_are_those_that_python_would_work_out() -> None:
     classes = (Block, Button, Plain)
     before = [inspect.signature(each.__init__) for each in classes]
     inner = inspect.getfullargspec(Button.__init__.__wrapped__)  # type: ignore[attr-defined]
-    know_signatures(Block)
+    cache_signatures(Block)
     assert [inspect.signature(each.__init__) for each in classes] == before
     assert inspect.getfullargspec(Button.__init__.__wrapped__) == inner  # type: ignore[attr-defined]
     # Python is not asked to look through them again.

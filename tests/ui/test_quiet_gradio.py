@@ -30,5 +30,5 @@ def test_none_is_written_from_the_first_class_on(tmp_path: Path):
 
 
 def test_the_installed_gradio_writes_by_the_function_that_is_replaced():
-    assert component_meta.create_or_modify_pyi.__module__ == "memviz.ui.quiet_gradio"
+    assert component_meta.create_or_modify_pyi.__module__ == "memviz.ui"
     assert "create_or_modify_pyi(component_class, name, events)" in inspect.getsource(component_meta.ComponentMeta)

@@ -1,7 +1,8 @@
-"""What the Compare tab answers: every part of the page that shows a comparison, as the visitor looks at it."""
+"""Every part of the page that shows a comparison, before and after there are two traces."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,6 +10,7 @@ from memviz.analysis.comparing.align import START, ways
 from memviz.analysis.comparing.changes import (
     Changes,
     ComparisonSummary,
+    Setting,
     best_grouping,
     changes,
     scores,
@@ -18,17 +20,87 @@ from memviz.analysis.comparing.matching import has_modules
 from memviz.analysis.lifetimes import has_times
 from memviz.figures.colouring import colouring
 from memviz.headlines.compare import compare
+from memviz.headlines.headline import Headline
 from memviz.ui.compare.controls import Controls, controls_html
-from memviz.ui.compare.empty import compare_empty_html, offer_html
-from memviz.ui.compare.links import compare_query
 from memviz.ui.compare.scoreboard import Board, scoreboard_html
-from memviz.ui.compare.state import LETTERS, CompareState, Side, sides_of
-from memviz.ui.compare.verdict import compare_verdict_html
+from memviz.ui.compare.state import LETTERS, CompareState, Side, compare_query, sides_of
 from memviz.ui.compare.waterfall import Surroundings, waterfall, waterfall_html
-from memviz.ui.html.markup import tag
-from memviz.ui.payloads.linked_timelines import linked_name, linked_values, shared_hues
-from memviz.ui.shell.context import Context
-from memviz.ui.shell.session import Session
+from memviz.ui.html.labels import headline_html
+from memviz.ui.html.markup import Html, cut, tag
+from memviz.ui.payloads.timelines import linked_name, linked_values, shared_hues
+from memviz.ui.shell.session import Context, Opened, Session
+
+SAMPLE = "checkpointing"
+_MOST_OFFERED = 24
+
+
+def compare_empty_html(opened: Sequence[Opened], compared: Sequence[str]) -> Html:
+    """What is missing, and what is open already."""
+    have = [trace for trace in opened if trace.key in compared]
+    others = [trace for trace in opened if trace.key not in compared][:_MOST_OFFERED]
+    title = f"Add a trace to compare {cut(have[0].name, 60)} with." if have else "Choose two traces to compare."
+    words = (
+        "Drop another snapshot on the left: of the same program with another setting, or of another day. "
+        "Two to eight stand side by side on one scale, with what makes the difference to the byte."
+    )
+    return tag(
+        "div",
+        tag("h1", title, class_="mv-verdict"),
+        tag("p", words, class_="mv-lead"),
+        tag("p", tag("span", "Open already"), *map(_add_button, others), class_="mv-also") if others else "",
+        class_="mv-compare-empty",
+    )
+
+
+def offer_html() -> Html:
+    """One button that shows how it looks."""
+    button = tag(
+        "button", "Open a pair of samples", type="button", class_="mv-primary", data_act="sample", data_sample=SAMPLE
+    )
+    words = "What does checkpointing save? The same steps without it and with it."
+    return tag("p", button, tag("span", words, class_="mv-soft"), class_="mv-offer")
+
+
+def _add_button(opened: Opened) -> Html:
+    return tag(
+        "button",
+        tag("i", aria_hidden="true"),
+        cut(opened.name, 48),
+        type="button",
+        role="checkbox",
+        aria_checked="false",
+        data_act="toggle",
+        data_key=opened.key,
+    )
+
+
+_MOST_SETTINGS = 4
+
+
+def compare_verdict_html(said: Headline, settings: Sequence[Setting]) -> Html:
+    return tag("header", headline_html(said), _settings(settings), class_="mv-answer")
+
+
+def _settings(settings: Sequence[Setting]) -> Html | str:
+    """Allocator settings change what is reserved, so a difference between them belongs beside the figures."""
+    differ = [setting for setting in settings if setting.is_known_to_differ]
+    if not differ:
+        return ""
+    words = "; ".join(map(_setting, differ[:_MOST_SETTINGS]))
+    more = len(differ) - _MOST_SETTINGS
+    rest = f"; and {more} more" if more > 0 else ""
+    return tag("p", tag("b", "Their allocator settings differ."), f" {words}{rest}.", class_="mv-note")
+
+
+def _setting(setting: Setting) -> str:
+    """expandable_segments: False (A, B), True (C)."""
+    holders: dict[str, list[str]] = {}
+    for letter, value in zip(LETTERS, setting.values, strict=False):
+        if value is not None:
+            holders.setdefault(cut(value, 80) or "not set", []).append(letter)
+    values = [f"{value} ({', '.join(who)})" for value, who in holders.items()]
+    return f"{cut(setting.name)}: {', '.join(values)}"
+
 
 _CATEGORY_FIRST = "by category, because most of it sits in sites that only one of them has"
 

@@ -10,9 +10,8 @@ from memviz.analysis.comparing.align import Alignment
 from memviz.analysis.comparing.changes import Score
 from memviz.figures.colouring import SharedHue
 from memviz.ui.compare.state import COLOURS, LETTERS, CompareState
-from memviz.ui.html.kinds import colour_style, style_of, swatch
-from memviz.ui.html.markup import Html, joined, tag
-from memviz.ui.html.words import cut, cut_middle
+from memviz.ui.html.labels import colour_style, style_of, swatch
+from memviz.ui.html.markup import Html, cut, cut_middle, joined, tag
 
 _LEAST_SHARE = 0.002
 _MOST_NAME = 44

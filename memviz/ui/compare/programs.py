@@ -9,8 +9,8 @@ import gradio as gr
 from memviz.analysis.comparing.changes import changes
 from memviz.analysis.groups import GROUPINGS
 from memviz.headlines.compare import compared_json
-from memviz.ui.shell.programs import grouping_of, in_words, one_file, open_upload, row_count, sound_answer
-from memviz.ui.shell.turns import IN_TURN, in_turn
+from memviz.ui.shell.gradio_events import IN_TURN, in_turn
+from memviz.ui.shell.programs import grouping_of, json_safe_answer, one_file, open_upload, row_count, with_worded_errors
 
 
 def build() -> None:
@@ -30,7 +30,7 @@ def diff(file: str, other: str, by: str = "site", top: int = 20) -> dict[str, An
         by: What a row is.
         top: How many rows.
     """
-    with in_words():
+    with with_worded_errors():
         grouping, rows = grouping_of(by), row_count(top)
         sides = [open_upload(file), open_upload(other)]
-        return sound_answer(compared_json(sides, changes(sides, grouping, with_kinds=False), rows))
+        return json_safe_answer(compared_json(sides, changes(sides, grouping, with_kinds=False), rows))

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from memviz.analysis.comparing.changes import Score
 from memviz.ui.compare.state import LETTERS, Side
-from memviz.ui.html.kinds import colour_style
-from memviz.ui.html.markup import Html, esc, tag
-from memviz.ui.html.words import rounded, told_apart
+from memviz.ui.html.labels import colour_style
+from memviz.ui.html.markup import Html, distinct_labels, esc, rounded, tag
 from memviz.ui.shell.session import Opened
 from memviz.units import bytes_text, duration_text, percent_text
 
@@ -33,7 +32,7 @@ class Board:
     def names(self) -> list[str]:
         """As much of each as there is room for: of what is compared, then of what else is open."""
         names = [side.name for side in self.sides] + [trace.name for trace in self.also_open]
-        return told_apart(names, _MOST_NAME)
+        return distinct_labels(names, _MOST_NAME)
 
 
 def scoreboard_html(board: Board) -> Html:

@@ -1,23 +1,63 @@
-"""Compare: two to eight traces on one scale, and what makes the difference between their peaks."""
+"""Compare: two to eight traces on one scale, what makes their peaks differ, and the files they are saved as."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from typing import Any
 
 import gradio as gr
 
+from memviz.analysis.comparing.changes import Changes, changes
+from memviz.analysis.comparing.matching import Pair
+from memviz.errors import UsageError
+from memviz.trace.formats.write_tables import safe, write_tables
 from memviz.ui.compare.answer import drawn_parts
-from memviz.ui.compare.downloads import comparison_file
 from memviz.ui.compare.state import LETTERS, CompareState, changed
-from memviz.ui.components.memory_timeline import MemoryTimeline
-from memviz.ui.components.overlay import Overlay
-from memviz.ui.components.panel import Panel, clicked
-from memviz.ui.components.waterfall import WaterfallTable
-from memviz.ui.shell.context import Context
-from memviz.ui.shell.session import Session
-from memviz.ui.shell.wiring import PRIVATE
+from memviz.ui.components.component import Panel, clicked
+from memviz.ui.components.plots import MemoryTimeline, Overlay
+from memviz.ui.components.tables import WaterfallTable
+from memviz.ui.saved.report import report_page
+from memviz.ui.shell.gradio_events import PRIVATE
+from memviz.ui.shell.session import Context, Session
+
+
+def comparison_file(sides: Sequence[Pair], kind: str, by: str) -> dict[str, Any]:
+    if kind == "html":
+        return {"name": "comparison.html", "type": "text/html;charset=utf-8", "text": report_page(sides, by)}
+    if kind == "csv":
+        text = changes_csv(changes(sides, by))
+        return {"name": f"comparison-by-{by}.csv", "type": "text/csv;charset=utf-8", "text": text}
+    raise UsageError(f"A comparison cannot be saved as {kind!r}.")
+
+
+def changes_csv(comparison: Changes) -> str:
+    """Every row, every trace, all digits, and the peaks they add up to."""
+    rows, others = comparison.rows, range(1, len(comparison.moments))
+    peaks = [moment.live_bytes for moment in comparison.moments]
+    columns: dict[str, list[Any]] = {
+        comparison.by: [*(safe(row.thing.label) for row in rows), "peak"],
+        "function": [*(safe(row.thing.function) for row in rows), ""],
+        "operator": [*(safe(row.thing.operator) for row in rows), ""],
+        "mostly": [*(row.kind for row in rows), ""],
+    }
+    for number, peak in enumerate(peaks):
+        columns[f"{LETTERS[number]}_bytes"] = [*(row.bytes[number] for row in rows), peak]
+        columns[f"{LETTERS[number]}_allocations"] = [
+            *(row.counts[number] for row in rows),
+            _sum_cell(comparison, number),
+        ]
+    for other in others:
+        columns[f"{LETTERS[other]}_minus_A_bytes"] = [*(row.delta(other) for row in rows), comparison.delta(other)]
+    file = StringIO(newline="")
+    write_tables(file, [columns])
+    return file.getvalue()
+
+
+def _sum_cell(comparison: Changes, number: int) -> int:
+    return sum(row.counts[number] for row in comparison.rows)
+
 
 ID, LABEL = "compare", "Compare"
 

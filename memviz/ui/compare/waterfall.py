@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from memviz.analysis.comparing.changes import Change, Changes
 from memviz.ui.compare.controls import switch_html
 from memviz.ui.compare.state import LETTERS
-from memviz.ui.html.kinds import swatch
-from memviz.ui.html.markup import Html, esc, tag
-from memviz.ui.html.words import cut, exact, rounded
+from memviz.ui.html.labels import swatch
+from memviz.ui.html.markup import Html, cut, esc, exact, rounded, tag
 from memviz.units import bytes_text, count_text, delta_text
 
 FEW_ROWS = 8

@@ -1,11 +1,14 @@
-"""What every component is: one element of Gradio's, drawn by a script of ours from one value.
+"""The base of all components, and those that show HTML: panel, search field, form, tab turns, arriving files.
 
-A subclass names its `script`, whose `mount(element, gradio)` is called in the browser with `props`, `watch`, `server`
-and `tell`: `gradio.tell.select(data)` is the event `select` in Python. `base.js` has the class that scripts build on.
+A subclass names its `script`, whose `mount(element, gradio)` is called in the browser with `props`, `watch`,
+`server` and `tell`: `gradio.tell.select(data)` is the event `select` in Python. `base.js` has the class that
+scripts build on.
 """
 
 from __future__ import annotations
 
+import json
+import secrets
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
@@ -15,6 +18,7 @@ import gradio as gr
 
 from memviz.errors import MemvizError, UsageError
 from memviz.trace.model import DeviceTrace, Trace
+from memviz.ui.components.scripts import bundle
 
 PLACE = '<div class="mv-place"></div>'
 """What a script draws goes in here."""
@@ -82,3 +86,97 @@ def trace_asked_for(find: Find, request: Request) -> tuple[Trace, DeviceTrace]:
     if pair is None:
         raise UsageError("This trace is not open any more.")
     return pair
+
+
+class Panel(Component):
+    script = Path(__file__).parent / "panel.js"
+    tells = ("click",)
+
+    def __init__(self, value: str = "", **options: Any) -> None:
+        super().__init__(value, html_template="${value}", **options)
+
+    def api_info(self) -> dict[str, Any]:
+        return {"type": "string"}
+
+
+def clicked(event: gr.EventData) -> dict[str, str]:
+    """The data of what was clicked. It comes from a browser: texts only."""
+    data = event._data if isinstance(event._data, dict) else {}
+    return {str(key): str(value) for key, value in data.items()}
+
+
+LONGEST = 200
+_TEMPLATE = f"""
+<label class="mv-find" data-mv-find>
+  <span>Find</span>
+  <input type="search" maxlength="{LONGEST}" spellcheck="false" autocomplete="off"
+    placeholder="function, file, &gt;10MiB, &lt;1s"
+    title="All words must be found in functions, files, modules or categories.
+Limits: &gt;10MiB, &lt;512KiB, &gt;1s, &lt;5ms, &gt;1000ev">
+  <kbd>/</kbd>
+</label>
+"""
+
+
+class FindField(Component):
+    script = Path(__file__).parent / "find_field.js"
+    tells = ("input",)
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(html_template=_TEMPLATE, **options)
+
+
+def typed(event: gr.EventData) -> str:
+    """It comes from a browser: a text of bounded length."""
+    query = event._data.get("query", "") if isinstance(event._data, dict) else ""
+    return str(query)[:LONGEST]
+
+
+class PlainForm(Component):
+    """`input` carries the fields after a change, `click` the fields and the data of the button (`act` and more)."""
+
+    script = Path(__file__).parent / "plain_form.js"
+    tells = ("input", "click")
+
+    def postprocess(self, value: Any) -> str:
+        return json.dumps(value) if isinstance(value, dict) else ""
+
+
+def form_fields(event: gr.EventData) -> dict[str, Any]:
+    """The fields by name. They come from a browser: texts and booleans only."""
+    data = event._data if isinstance(event._data, dict) else {}
+    return {str(key): value if isinstance(value, bool) else str(value) for key, value in data.items()}
+
+
+class Turn(Component):
+    script = Path(__file__).parent / "turn.js"
+    tells = ("submit", "select")
+    chosen = "() => memviz.turn.chosen()"
+    """The update for Gradio's tabs, in the browser, where nothing else has to travel."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__("", html_template="${value}", **options)
+
+    def api_info(self) -> dict[str, Any]:
+        return {"type": "string"}
+
+
+def turn_to(tab: str) -> str:
+    """The value that turns the page; to the same tab again is another turn."""
+    return f"{tab} {secrets.token_hex(4)}"
+
+
+_ARRIVALS = Path(__file__).parent
+
+
+def worker_html() -> str:
+    """What a worker runs stands in the page as text, and needs no address."""
+    return f'<script type="text/plain" id="memviz-worker">{bundle(_ARRIVALS / "worker.js")}</script>'
+
+
+class Arrivals(Component):
+    """Its `click` carries `stored`, a key of the store whose trace is open now; or `refused`, a name, and `reason`."""
+
+    script = _ARRIVALS / "arrivals.js"
+    looks = _ARRIVALS / "arrivals.css"
+    tells = ("click",)

@@ -1,9 +1,15 @@
-"""The column at the side: one pinned allocation with its stack, or the moment in figures."""
+"""The column at the side: one pinned allocation with its stack and source lines, or the moment in figures.
+
+A source line is read only from a Python file inside the folder that MEMVIZ_SOURCE_ROOT names: a trace may name any
+path, and the page may be open to strangers. The line is the present one, which may not be what ran.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from itertools import groupby
+import os
+from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby, islice
+from pathlib import Path
 
 from memviz.analysis.allocations import Allocation, BlockKnown, Span
 from memviz.analysis.event_state import EventState, EventSummary
@@ -11,11 +17,40 @@ from memviz.analysis.lifetimes import BEFORE
 from memviz.analysis.purpose.reasons import Certainty
 from memviz.trace.formats.profiler_trace import is_profiled
 from memviz.trace.model import DEFAULT_POOL, NO_STACK, Phase, Trace
-from memviz.ui.html.frames import FrameWords, frame_words
-from memviz.ui.html.kinds import swatch
-from memviz.ui.html.markup import Html, joined, tag
-from memviz.ui.html.words import allocations, cut, exact, when
+from memviz.ui.html.labels import FrameWords, frame_words, swatch
+from memviz.ui.html.markup import Html, allocations, cut, exact, joined, tag, when
 from memviz.units import bytes_text, count_text, duration_text
+
+SOURCES_SETTING = "MEMVIZ_SOURCE_ROOT"
+_MOST_SOURCE_BYTES = 4 << 20
+_LONGEST_LINE = 300
+
+
+def source_line(filename: str, line: int, environment: Mapping[str, str] = os.environ) -> str:
+    """Empty where there is none to show."""
+    path = _inside(filename, environment.get(SOURCES_SETTING, ""))
+    if path is None or line < 1:
+        return ""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            text = next(islice(file, line - 1, line), "")
+    except OSError:
+        return ""
+    return text.strip()[:_LONGEST_LINE]
+
+
+def _inside(filename: str, root: str) -> Path | None:
+    if not root or not filename.endswith(".py") or "\0" in filename:
+        return None
+    try:
+        folder = Path(root).resolve(strict=True)
+        path = (folder / filename).resolve(strict=True)
+        if path.is_relative_to(folder) and path.is_file() and path.stat().st_size <= _MOST_SOURCE_BYTES:
+            return path
+    except (OSError, RuntimeError):
+        return None
+    return None
+
 
 MOST_FRAMES = 400
 _LONGEST_TEXT = 600

@@ -1,21 +1,116 @@
-"""What is live at a moment or at a range's peak: the head of the details, and the table by site, category ..."""
+"""Tables of allocations: live at a moment or at a range's peak, and found by a query; their colours and measures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from memviz.analysis.breakdown import Breakdown, Dominant, WeightedRows
+import numpy as np
+
+from memviz.analysis.breakdown import Breakdown, Dominant, WeightedRows, rows_in_range
+from memviz.analysis.cache import cached_on
 from memviz.analysis.event_state import RangeSummary, Total
+from memviz.analysis.find import FindResult, FoundSite
 from memviz.analysis.groups import Group
+from memviz.analysis.lifetimes import lifetimes
+from memviz.analysis.purpose.categories import KINDS
 from memviz.analysis.purpose.reasons import Certainty
-from memviz.ui.explore.measure import BYTES, Measure
-from memviz.ui.explore.paint import CATEGORIES, Paint
+from memviz.figures.colouring import MEANINGS, Colouring, colouring, group_colour
+from memviz.trace.model import DeviceTrace, Ints8, Trace
 from memviz.ui.explore.state import GROUPINGS, TABS, WEIGHTS, ExploreState
-from memviz.ui.html.kinds import swatch
-from memviz.ui.html.markup import Html, joined, tag
-from memviz.ui.html.words import allocations, cut, rounded, when
-from memviz.units import count_text, percent_text
+from memviz.ui.html.labels import shades_of, style_of, swatch
+from memviz.ui.html.markup import Html, allocations, cut, exact, joined, rounded, tag, when
+from memviz.units import bytes_text, count_text, counted, percent_text
+
+
+@dataclass(frozen=True)
+class Paint:
+    meaning: str
+    shades: Mapping[str, tuple[str, str]]
+    """Of each label, on light and on dark pages."""
+
+    def style(self, label: str) -> str:
+        return style_of(self.shades[label])
+
+    def swatch(self, label: str) -> Html:
+        words = None if self.meaning == "category" else f"mostly {label}"
+        return tag("i", class_="mv-kind mv-square", style=self.style(label), title=words, aria_hidden="true")
+
+
+CATEGORIES = Paint("category", {kind: shades_of(kind) for kind in KINDS})
+
+
+def colours_of(trace: Trace, device: DeviceTrace, meaning: str) -> Colouring:
+    """The timeline's own, made once. What a browser wants may be anything."""
+    known = meaning if meaning in MEANINGS else "category"
+    return cached_on(trace, (colouring, device.name, known), lambda: colouring(trace, device, known))
+
+
+def paint_of(colours: Colouring) -> Paint:
+    shades = {
+        label: (group_colour(colours, group, dark=False), group_colour(colours, group, dark=True))
+        for group, label in enumerate(colours.labels)
+    }
+    return Paint(colours.meaning, shades)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How figures of one kind are said."""
+
+    kind: str = "bytes"
+    """One of `state.WEIGHTS`."""
+    events: int = 1
+    """What bytes × lifetime are divided by, for bytes on average."""
+
+    @property
+    def head(self) -> str:
+        return "Mean bytes" if self.kind == "lifetime" else "Bytes"
+
+    def text(self, value: int) -> str:
+        if self.kind == "count":
+            return count_text(value)
+        return bytes_text(round(value / self.events))
+
+    def exact(self, value: int) -> str:
+        if self.kind == "count":
+            return counted(value, "allocation")
+        return exact(value) if self.kind == "bytes" else f"{count_text(value)} B × events"
+
+    @property
+    def cell(self) -> Measure:
+        """Of the column of bytes, which a table of counts has as well."""
+        return BYTES if self.kind == "count" else self
+
+    def html(self, value: int) -> Html:
+        return tag("span", self.text(value), title=self.exact(value))
+
+    def share_of(self, group: Group) -> int:
+        """What its bar and its share are made of."""
+        return group.count if self.kind == "count" else group.bytes
+
+
+BYTES = Measure()
+
+
+def weighed_by_bytes(device: DeviceTrace, rows: Ints8, colours: Colouring) -> WeightedRows:
+    return WeightedRows(rows, lifetimes(device).size[rows], colours.group[rows], colours.labels)
+
+
+def weighed_by_count(rows: Ints8, colours: Colouring) -> WeightedRows:
+    return WeightedRows(rows, np.ones(len(rows), dtype=np.int64), colours.group[rows], colours.labels)
+
+
+def weighed_by_lifetime(device: DeviceTrace, span: tuple[int, int], colours: Colouring) -> tuple[WeightedRows, Measure]:
+    held = rows_in_range(device, *span)
+    part = colours.group[held.rows]
+    return WeightedRows(held.rows, held.byte_events, part, colours.labels), Measure("lifetime", held.events)
+
+
+def painted(weighed: WeightedRows, colours: Colouring) -> WeightedRows:
+    """The same, counted as what other colours mean."""
+    return WeightedRows(weighed.rows, weighed.weight, colours.group[weighed.rows], colours.labels)
+
 
 FEW_ROWS = 40
 MOST_ROWS = 200
@@ -267,3 +362,60 @@ def _sum_row(name: object, count: int, size: object, share: str, by: str) -> Htm
     figures = (count_text(count), size)
     cells = [tag("td", figure, class_="mv-number") for figure in figures]
     return tag("tr", tag("td", name), *wide, *cells, tag("td", share, class_="mv-number mv-soft mv-wide"))
+
+
+MOST_FOUND = 20
+
+
+def found_html(result: FindResult, query: str) -> Html:
+    """The outermost element tells the page's script what to light while nothing else is pointed at."""
+    if not result.count:
+        return _found_section(
+            tag("p", tag("b", "Nothing"), f" in this trace is found by {cut(query)}", class_="mv-soft")
+        )
+    sites = f"{count_text(len(result.sites))} site{'' if len(result.sites) == 1 else 's'}"
+    now = f"{bytes_text(result.live_bytes)} live at {when(result.event)}" if result.event >= 0 else when(result.event)
+    head = tag("h3", f"{allocations(result.count)} at {sites}", tag("span", f" {now}", class_="mv-soft"))
+    return _found_section(head, _found_table(result), data_light_rest="find", data_light_rest_group=query)
+
+
+def refused_query_html(words: str) -> Html:
+    return _found_section(tag("p", words, class_="mv-soft", role="alert"))
+
+
+def _found_section(*content: Html, **attributes: str) -> Html:
+    return tag("section", *content, class_="mv-part mv-found", **attributes)
+
+
+def _found_table(result: FindResult) -> Html:
+    rows = [_found_row(site) for site in result.sites[:MOST_FOUND]]
+    rest = result.sites[MOST_FOUND:]
+    foot = []
+    if rest:
+        name = f"everything else, {count_text(len(rest))} more"
+        sums = (sum(e.live_count for e in rest), sum(e.live_bytes for e in rest), sum(e.count for e in rest))
+        foot.append(tag("tr", tag("td", name), *_found_cells(sums[0], rounded(sums[1]), sums[2])))
+    foot.append(tag("tr", tag("td", "Found"), *_found_cells(result.live_count, exact(result.live_bytes), result.count)))
+    names = (
+        ("Site", ""),
+        ("Blocks now", "mv-number mv-wide"),
+        ("Bytes now", "mv-number"),
+        ("In the whole trace", "mv-number"),
+    )
+    heads = [tag("th", words, class_=kind or None, scope="col") for words, kind in names]
+    body = joined(tag("thead", tag("tr", *heads)), tag("tbody", *rows), tag("tfoot", *foot))
+    return tag("table", body, class_="mv-table mv-groups")
+
+
+def _found_row(site: FoundSite) -> Html:
+    title = f"{exact(site.bytes)} over the whole trace, never live together"
+    cells = _found_cells(site.live_count, rounded(site.live_bytes), site.count, title=title)
+    return tag("tr", tag("td", name_html(site.label, "site")), *cells, **lights("site", site.key))
+
+
+def _found_cells(live: int, size: object, count: int, title: str | None = None) -> tuple[Html, ...]:
+    return (
+        tag("td", count_text(live), class_="mv-number mv-wide"),
+        tag("td", size, class_="mv-number"),
+        tag("td", count_text(count), class_="mv-number", title=title),
+    )

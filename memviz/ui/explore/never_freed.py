@@ -9,8 +9,7 @@ from memviz.analysis.groups import Groups
 from memviz.analysis.leaks import Growth, GrowthRow
 from memviz.ui.explore.live_set import TableLook, lights, name_html, table_html
 from memviz.ui.explore.state import ExploreState
-from memviz.ui.html.markup import Html, joined, tag
-from memviz.ui.html.words import allocations, cut, exact, rounded
+from memviz.ui.html.markup import Html, allocations, cut, exact, joined, rounded, tag
 from memviz.units import bytes_text, count_text, delta_text
 
 CHURN_ROWS = 12

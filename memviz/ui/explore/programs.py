@@ -18,18 +18,18 @@ from memviz.errors import UsageError
 from memviz.headlines.explore import explore, summary_json
 from memviz.headlines.headline import headline_json
 from memviz.ui.saved.report import check_count, report_page
-from memviz.ui.shell.exports import page_file
-from memviz.ui.shell.given_files import address_of
+from memviz.ui.shell.gradio_events import IN_TURN, in_turn
 from memviz.ui.shell.programs import (
+    address_of,
     grouping_of,
-    in_words,
+    json_safe_answer,
     many_files,
     one_file,
     open_upload,
     row_count,
-    sound_answer,
+    with_worded_errors,
 )
-from memviz.ui.shell.turns import IN_TURN, in_turn
+from memviz.ui.shell.temporary_files import page_file
 
 _QUEUE = "/gradio_api/queue/join"
 """Where every question of a program comes in."""
@@ -64,10 +64,10 @@ def open_snapshot(file: str, request: gr.Request) -> dict[str, Any]:
     Args:
         file: A snapshot, by its address.
     """
-    with in_words():
+    with with_worded_errors():
         trace, device = open_upload(file)
         root = get_root_url(request=request.request, route_path=_QUEUE, root_path=None)
-        return sound_answer(
+        return json_safe_answer(
             {
                 "file": address_of(file, root),
                 "name": trace.about.source,
@@ -87,8 +87,8 @@ def summary(file: str) -> dict[str, Any]:
     Args:
         file: A snapshot, a pickle or JSON, plain or gzipped.
     """
-    with in_words():
-        return sound_answer(summary_json(open_upload(file)[0]))
+    with with_worded_errors():
+        return json_safe_answer(summary_json(open_upload(file)[0]))
 
 
 def peak(file: str, by: str = "site", top: int = 20) -> dict[str, Any]:
@@ -99,10 +99,10 @@ def peak(file: str, by: str = "site", top: int = 20) -> dict[str, Any]:
         by: What a row is: site, line, stack, category, module, phase, annotation, stream, pool or size.
         top: How many rows.
     """
-    with in_words():
+    with with_worded_errors():
         grouping, rows = grouping_of(by), row_count(top)
         trace, device = open_upload(file)
-        return sound_answer(live_json(trace, device, peaks.peak(trace, device, grouping, top=rows), "peak_bytes"))
+        return json_safe_answer(live_json(trace, device, peaks.peak(trace, device, grouping, top=rows), "peak_bytes"))
 
 
 def at(file: str, event: int, by: str = "site", top: int = 20) -> dict[str, Any]:
@@ -114,12 +114,14 @@ def at(file: str, event: int, by: str = "site", top: int = 20) -> dict[str, Any]
         by: What a row is: site, line, stack, category, module, phase, annotation, stream, pool or size.
         top: How many rows.
     """
-    with in_words():
+    with with_worded_errors():
         grouping, rows = grouping_of(by), row_count(top)
         if isinstance(event, bool) or not isinstance(event, int):
             raise UsageError("event is a whole number.")
         trace, device = open_upload(file)
-        return sound_answer(live_json(trace, device, peaks.at(trace, device, event, grouping, top=rows), "live_bytes"))
+        return json_safe_answer(
+            live_json(trace, device, peaks.at(trace, device, event, grouping, top=rows), "live_bytes")
+        )
 
 
 def find(file: str, query: str, top: int = 20) -> dict[str, Any]:
@@ -130,12 +132,14 @@ def find(file: str, query: str, top: int = 20) -> dict[str, Any]:
         query: Words of a file, function, module or category, and limits, such as `attention >10MiB <1s`.
         top: How many sites.
     """
-    with in_words():
+    with with_worded_errors():
         rows = row_count(top)
         if not isinstance(query, str) or not 0 < len(query.strip()) <= _LONGEST_QUERY:
             raise UsageError(f"query is a text of at most {_LONGEST_QUERY} characters, such as attention >10MiB.")
         trace, device = open_upload(file)
-        return sound_answer(found_json(device, sites_found(trace, device, query, timeline(device).peak_event), rows))
+        return json_safe_answer(
+            found_json(device, sites_found(trace, device, query, timeline(device).peak_event), rows)
+        )
 
 
 def findings(file: str) -> dict[str, Any]:
@@ -144,8 +148,8 @@ def findings(file: str) -> dict[str, Any]:
     Args:
         file: A snapshot.
     """
-    with in_words():
-        return sound_answer(findings_json(*open_upload(file)))
+    with with_worded_errors():
+        return json_safe_answer(findings_json(*open_upload(file)))
 
 
 def report(files: list[str]) -> str:
@@ -154,7 +158,7 @@ def report(files: list[str]) -> str:
     Args:
         files: Snapshots.
     """
-    with in_words():
+    with with_worded_errors():
         return _report(files)
 
 

@@ -1,14 +1,21 @@
-"""What a visitor has chosen in Explore: on the timeline, and of the views below it. Plain and frozen."""
+"""A visitor's choices in Explore: on the timeline, and of the views below it.
+
+Gradio answers several events of a page at once. `LatestInput` computes an answer again where newer input came
+meanwhile, and numbers each one, so that the page notices when an older one arrives last.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.timeline import timeline
 from memviz.trace.model import DeviceTrace
+from memviz.ui.html.markup import tag
+from memviz.ui.shell.session import Session
 
 TABS = {"live": "Live set", "segments": "Segments", "events": "Events", "never": "Never freed"}
 GROUPINGS = {"stack": "Stack", "site": "Site", "category": "Category", "module": "Module", "line": "Line"}
@@ -107,3 +114,30 @@ class ExploreState:
 
     def finding(self, query: str) -> ExploreState:
         return replace(self, query=query[:LONGEST_QUERY].strip())
+
+
+_ANSWER_NUMBERS = count()
+"""Of all visitors: drawing the next one is atomic, and Gradio copies each visitor's `Heard`."""
+_Input = tuple[Session, ExploreState, Mapping[str, Any]]
+
+
+class LatestInput:
+    """One a visitor. Each attribute is set by itself, as soon as an event comes in."""
+
+    def __init__(self) -> None:
+        self.session = Session()
+        self.state = ExploreState()
+        self.chosen: Mapping[str, Any] = {}
+        """On the timeline."""
+
+    def answered(self, answer: Callable[[Session, ExploreState, Mapping[str, Any]], list[Any]]) -> list[Any]:
+        """The answer about what was heard last, and its number as HTML."""
+        while True:
+            now = self._now()
+            # Before the last look at what was heard: a higher number never stands for an older answer.
+            made = [*answer(*now), tag("i", data_mv_answer=next(_ANSWER_NUMBERS))]
+            if all(old is new for old, new in zip(now, self._now(), strict=True)):
+                return made
+
+    def _now(self) -> _Input:
+        return self.session, self.state, self.chosen

@@ -1,7 +1,6 @@
-"""Explore: one trace, from the answer in a sentence down to each allocation.
+"""Explore: one trace, from the answer in a sentence to each allocation, and the files it is saved as.
 
-Above, the timeline; below it the views that answer for the moment or range chosen there, and at the side the
-pinned allocation. Of the inner tabs only the one that is seen is computed.
+Of the inner tabs only the visible one is computed.
 """
 
 from __future__ import annotations
@@ -10,32 +9,78 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
+from memviz.analysis.allocations import write_allocations
+from memviz.analysis.breakdown import Breakdown
 from memviz.errors import UsageError
 from memviz.figures.colouring import MEANINGS, telling_meaning
+from memviz.headlines.names import trace_name
+from memviz.trace.formats.write_snapshot import write_pickle
+from memviz.trace.formats.write_tables import safe, write_tables
 from memviz.trace.model import DeviceTrace, Trace
-from memviz.ui.components.event_list import EventList
-from memviz.ui.components.find_field import FindField, typed
-from memviz.ui.components.lit_panel import LitPanel
-from memviz.ui.components.memory_timeline import MemoryTimeline
-from memviz.ui.components.panel import Panel, clicked
-from memviz.ui.components.segment_map import SegmentMap
+from memviz.trace.strip import strip_paths
+from memviz.ui.components.component import FindField, Panel, clicked, typed
+from memviz.ui.components.plots import MemoryTimeline, SegmentMap
+from memviz.ui.components.tables import EventList, HighlightPanel
 from memviz.ui.explore import answer
-from memviz.ui.explore.downloads import groups_csv
-from memviz.ui.explore.estimates import offers, offers_at_hand
-from memviz.ui.explore.findings import findings_html
-from memviz.ui.explore.heard import Heard
-from memviz.ui.explore.state import ExploreState
-from memviz.ui.explore.verdict import verdict_html
-from memviz.ui.payloads.segments_over_time import KEY_ENDING, segments_over_time_piece, segments_over_time_value
-from memviz.ui.payloads.timeline_value import timeline_value
-from memviz.ui.shell.context import Context, timeline_key
-from memviz.ui.shell.rest import rested
-from memviz.ui.shell.session import Session
-from memviz.ui.shell.wiring import NO_PROGRESS
+from memviz.ui.explore.answer import verdict_html
+from memviz.ui.explore.findings import findings_html, offers, offers_at_hand
+from memviz.ui.explore.state import ExploreState, LatestInput
+from memviz.ui.payloads.timelines import KEY_ENDING, segments_over_time_piece, segments_over_time_value, timeline_value
+from memviz.ui.saved.report import report_page
+from memviz.ui.shell.gradio_events import NO_PROGRESS
+from memviz.ui.shell.housekeeping import wait_until_idle
+from memviz.ui.shell.session import Context, Session, timeline_key
+from memviz.ui.shell.temporary_files import file_stem, file_with
+
+EXPORTS = {
+    "report": "Report as one HTML page",
+    "allocations": "All allocations as CSV",
+    "snapshot": "Snapshot without paths",
+}
+
+
+def export_file(trace: Trace, device: DeviceTrace, kind: str) -> str:
+    ending = {"report": ".html", "allocations": "-allocations.csv"}.get(kind, "-stripped.pickle")
+    name = file_stem(trace_name(trace.about.source)) + ending
+    return file_with(name, lambda path: _write_export(path, trace, device, kind))
+
+
+def _write_export(path: Path, trace: Trace, device: DeviceTrace, kind: str) -> None:
+    if kind == "report":
+        path.write_text(report_page([(trace, device)]), encoding="utf-8", errors="replace")
+    elif kind == "allocations":
+        with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as table:
+            write_allocations(trace, table)
+    else:
+        with path.open("wb") as file:
+            write_pickle(strip_paths(trace), file)
+
+
+def groups_csv(breakdown: Breakdown, unit: str = "bytes") -> str:
+    """All of a table of groups, to the byte; or to the byte times event, where those were counted."""
+    groups = breakdown.groups.groups
+    mostly = [breakdown.dominant[group.key] for group in groups]
+    file = StringIO(newline="")
+    write_tables(
+        file,
+        [
+            {
+                breakdown.groups.by: [safe(group.label) for group in groups],
+                "kind": [group.kind for group in mostly],
+                f"kind_{unit}": [group.bytes for group in mostly],
+                "blocks": [group.count for group in groups],
+                unit: [group.bytes for group in groups],
+            }
+        ],
+    )
+    return file.getvalue()
+
 
 _PLUMBING: dict[str, Any] = {"queue": False, "api_visibility": "private", **NO_PROGRESS}
 # A dragged moment asks faster than an answer comes: the last one asked for is the one to answer.
@@ -45,13 +90,13 @@ _LATEST: dict[str, Any] = {**_PLUMBING, "trigger_mode": "always_last"}
 @dataclass(frozen=True)
 class ExploreTab:
     verdict: Panel
-    findings: LitPanel
+    findings: HighlightPanel
     """Its clicks are the page's affair: they turn to other tabs, or open one more trace."""
     timeline: MemoryTimeline
     find: FindField
     head: Panel
-    found: LitPanel
-    live: LitPanel
+    found: HighlightPanel
+    live: HighlightPanel
     segments_box: gr.Column
     segments: SegmentMap
     over_time: MemoryTimeline
@@ -82,14 +127,14 @@ class ExploreTab:
 
 def build(context: Context, session: gr.State) -> ExploreTab:
     verdict = Panel(elem_id="verdict")
-    findings = LitPanel(_csv(context), elem_id="findings")
+    findings = HighlightPanel(_csv(context), elem_id="findings")
     line = MemoryTimeline(context.find, elem_id="timeline")
     with gr.Column(elem_id="lower"):
         find = FindField(elem_id="find")
         with gr.Column(elem_id="lower-main"):
             head = Panel(elem_id="lower-head")
-            lit_panel = LitPanel(_csv(context), elem_id="found")
-            live = LitPanel(_csv(context), elem_id="live-set")
+            lit_panel = HighlightPanel(_csv(context), elem_id="found")
+            live = HighlightPanel(_csv(context), elem_id="live-set")
             with gr.Column(visible="hidden", elem_id="segments-box") as segments_box:
                 segments = SegmentMap(context.find, elem_id="segments")
                 over_time = _segments_over_time(context)
@@ -114,7 +159,7 @@ def build(context: Context, session: gr.State) -> ExploreTab:
         number=number,
         shown=gr.State(""),
         chosen=gr.State({}),
-        heard=gr.State(Heard()),
+        heard=gr.State(LatestInput()),
     )
     _wire(context, session, parts)
     return parts
@@ -130,7 +175,7 @@ def _segments_over_time(context: Context) -> MemoryTimeline:
 
 
 def _wire(context: Context, session: gr.State, parts: ExploreTab) -> None:
-    def select(current: Session, before: Mapping[str, Any], heard: Heard, event: gr.EventData) -> list[Any]:
+    def select(current: Session, before: Mapping[str, Any], heard: LatestInput, event: gr.EventData) -> list[Any]:
         chosen = event._data if isinstance(event._data, dict) else {}
         moved = any(before.get(key) != chosen.get(key) for key in ("key", "at", "range"))
         recoloured = before.get("colour", "category") != chosen.get("colour", "category")
@@ -138,7 +183,7 @@ def _wire(context: Context, session: gr.State, parts: ExploreTab) -> None:
         heard.session, heard.chosen = current, chosen
         return [chosen, *heard.answered(partial(panels, context, due=due))]
 
-    def act(current: Session, heard: Heard, event: gr.EventData) -> list[Any]:
+    def act(current: Session, heard: LatestInput, event: gr.EventData) -> list[Any]:
         before = heard.state.tab
         turned = heard.state.clicked(clicked(event), timeline_key(current.current) if current.current else "")
         heard.session, heard.state = current, turned
@@ -150,18 +195,18 @@ def _wire(context: Context, session: gr.State, parts: ExploreTab) -> None:
 
         return heard.answered(details)
 
-    def search(current: Session, heard: Heard, event: gr.EventData) -> list[Any]:
+    def search(current: Session, heard: LatestInput, event: gr.EventData) -> list[Any]:
         heard.session, heard.state = current, heard.state.finding(typed(event))
         return heard.answered(partial(panels, context, due=answer.FOUND))
 
     def everything(session: Session, state: ExploreState, said: Mapping[str, Any]) -> list[Any]:
         return [said, *panels(context, session, state, said, answer.ALL), *maps(context, session, state, said)]
 
-    def another(current: Session, chosen: Mapping[str, Any], heard: Heard) -> list[Any]:
+    def another(current: Session, chosen: Mapping[str, Any], heard: LatestInput) -> list[Any]:
         heard.session, heard.chosen = current, chosen_of_another(current, chosen, heard.chosen)
         return heard.answered(everything)
 
-    def again(heard: Heard) -> list[Any]:
+    def again(heard: LatestInput) -> list[Any]:
         return heard.answered(everything)
 
     told, turned = [session, parts.chosen, parts.heard], [session, parts.heard]
@@ -175,8 +220,8 @@ def _wire(context: Context, session: gr.State, parts: ExploreTab) -> None:
         panel.click(act, turned, [*parts.panels, *parts.maps, parts.number], **_LATEST)
 
 
-def _offering(context: Context) -> Callable[[Session, Heard], Awaitable[Any]]:
-    async def offer(current: Session, heard: Heard) -> Any:
+def _offering(context: Context) -> Callable[[Session, LatestInput], Awaitable[Any]]:
+    async def offer(current: Session, heard: LatestInput) -> Any:
         """What could be done follows by itself, once nothing else is waited for: it takes some replays."""
         current_trace, before = context.current(current), heard.session
         if current_trace is None or current.current is None:
@@ -188,7 +233,7 @@ def _offering(context: Context) -> Callable[[Session, Heard], Awaitable[Any]]:
             now = heard.session
             return now is before or now.current is not None and timeline_key(now.current) == key
 
-        if not await rested(context.reading.is_used, is_shown):
+        if not await wait_until_idle(context.reading.is_used, is_shown):
             return gr.skip()
         made = await asyncio.to_thread(offers, *current_trace)
         return findings_html(*current_trace, key, made) if is_shown() else gr.skip()

@@ -28,8 +28,7 @@ from memviz.trace.model import (
     Trace,
     address_text,
 )
-from memviz.ui.html.plain import plain
-from memviz.ui.html.words import exact
+from memviz.ui.html.markup import exact, plain
 from memviz.units import bytes_text
 
 MOST_CACHED = 4

@@ -19,9 +19,7 @@ from memviz.figures.colouring import Colouring, colouring, pixel_palette
 from memviz.figures.packed_timeline import PackedTimeline, as_sent, pack
 from memviz.trace.formats.profiler_trace import is_profiled
 from memviz.trace.model import DEFAULT_POOL, Bools, DeviceTrace, Ints8, Segments, Trace, address_text
-from memviz.ui.html.markup import Html, joined, tag
-from memviz.ui.html.plain import plain
-from memviz.ui.html.words import exact, when
+from memviz.ui.html.markup import Html, exact, joined, plain, tag, when
 from memviz.units import bytes_text, count_text, counted, percent_text
 
 MOST_ROWS = 200

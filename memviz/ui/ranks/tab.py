@@ -10,16 +10,19 @@ import gradio as gr
 from memviz.errors import MemvizError
 from memviz.ranks.places import Place
 from memviz.ranks.reduce_rank import trace_at
-from memviz.ui.components.panel import Panel, clicked
-from memviz.ui.components.rank_map import RankMap
-from memviz.ui.payloads.rank_map_value import rank_map_value
-from memviz.ui.ranks.groups import groups_html, outliers_html
-from memviz.ui.ranks.one_rank import one_rank_html
-from memviz.ui.ranks.sources import Shown, has_ranks, shown_ranks
-from memviz.ui.ranks.verdict import failed_html, missing_html, ranks_verdict_html
-from memviz.ui.shell.context import Context, open_trace
-from memviz.ui.shell.session import Session
-from memviz.ui.shell.wiring import PRIVATE
+from memviz.ui.components.component import Panel, clicked
+from memviz.ui.components.plots import RankMap
+from memviz.ui.ranks.answer import Shown, has_ranks, rank_map_value, shown_ranks
+from memviz.ui.ranks.views import (
+    failed_html,
+    groups_html,
+    missing_html,
+    one_rank_html,
+    outliers_html,
+    ranks_verdict_html,
+)
+from memviz.ui.shell.gradio_events import PRIVATE
+from memviz.ui.shell.session import Context, Session, open_trace
 
 ID, LABEL = "ranks", "Ranks"
 _PARTS = 6

@@ -1,7 +1,8 @@
-"""What the Run tab does between the form and the view: orders, estimates, and runs that are kept. No gradio here."""
+"""Orders, estimates and kept runs of the Run tab, between its form and its view, and how much one visitor may order."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -16,6 +17,7 @@ from memviz.allocator.context import overhead_on
 from memviz.allocator.what_if import CardMemory
 from memviz.errors import MemvizError, TraceError, UsageError
 from memviz.runner.jobs.kept_runs import KeptRuns, default_folder
+from memviz.runner.jobs.limits import TIMEOUT_SECONDS, most_bytes, most_seconds
 from memviz.runner.jobs.order import OrderStatus, Variant
 from memviz.runner.jobs.scheduler import Scheduler
 from memviz.runner.jobs.searches import Searches, SearchOrder, SearchStatus
@@ -28,12 +30,39 @@ from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from memviz.ui.run.estimates import Estimates, changes
 from memviz.ui.run.form import FormFields, RunRequests, form_fields_of, place_of, requests_of
-from memviz.ui.run.limits import RunLimits, run_limits
 from memviz.ui.run.pictures import RunPictures
-from memviz.ui.run.published_tables import PublishedTables
-from memviz.ui.shell.context import open_trace
-from memviz.ui.shell.session import Refused, Session
+from memviz.ui.run.published_examples import PublishedTables
+from memviz.ui.shell.session import Refused, Session, open_trace
 from memviz.ui.shell.store import TraceStore
+
+
+@dataclass(frozen=True)
+class RunLimits:
+    variants: int = 32
+    """In one order."""
+    seconds: float = TIMEOUT_SECONDS
+    """For each variant."""
+    memory_bytes: int | None = None
+    """Of this machine's own, for each variant; without it what suits the machine."""
+    patience_seconds: float = 120.0
+    """For which an order that nobody follows goes on: somebody who reloads the page comes back to it."""
+    estimate_seconds: float = 20.0
+    """An estimate that takes longer is none: nobody asked for it."""
+    waiting: int = 32
+    """Visitors at once."""
+    searches: int = 8
+    """For ways that fit, at once: each is a process of its own."""
+
+
+AT_HOME = RunLimits()
+ON_A_SPACE = RunLimits(variants=12, seconds=240.0, estimate_seconds=10.0, waiting=24, patience_seconds=30.0, searches=2)
+
+
+def run_limits(environment: Mapping[str, str] = os.environ) -> RunLimits:
+    """MEMVIZ_MAX_RUN_SECONDS and MEMVIZ_MAX_RUN_BYTES set two of them."""
+    usual = ON_A_SPACE if environment.get("SPACE_ID") else AT_HOME
+    return replace(usual, seconds=most_seconds(usual.seconds, environment), memory_bytes=most_bytes(environment))
+
 
 MOST_COMPARED = 8
 _MOST_CHOSEN = 512

@@ -1,24 +1,193 @@
-"""The form of the Run tab as texts, and the runs that it asks for.
+"""The form of the Run tab as texts: its faults, and the runs it asks for; fields for a config.json and GPUs.
 
-What there is to choose comes from `memviz.runner.listing`, fetched from a worker: the page itself never imports
-PyTorch. Everything here comes from a browser, so only what the listing names is taken.
+The choices come from `memviz.runner.listing`, fetched from a worker: the page never imports PyTorch. Every field
+comes from a browser, so only what the listing names is accepted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import Any
 
 from memviz.errors import UsageError
+from memviz.runner.config_source import FILE as CONFIG
+from memviz.runner.config_source import checked_config
+from memviz.runner.hub_config import fetched, is_hub_id, is_on
 from memviz.runner.knobs import words_of_value
+from memviz.runner.parallel.parallelism import AXES, GPUS, parallel_of
 from memviz.runner.predict.cards import card_named
 from memviz.runner.request import Request, load_of
-from memviz.ui.run.config_field import CONFIG, config_of
-from memviz.ui.run.faults import EVERY_CHOICE, knob_faults, step_faults
-from memviz.ui.run.parallel_form import asked_of, parallel_faults, place_of_refusal, texts_of
+from memviz.ui.html.markup import Html, joined, tag
+from memviz.units import count_text
+
+__all__ = ["CONFIG", "config_field_html", "config_of"]
+
+_MOST_LETTERS = 1 << 20
+"""What the page sends is bounded anyway; this says so at the field."""
+
+
+def config_of(text: str) -> tuple[str, str]:
+    """The configuration, or what is wrong with it. No file of this machine is read, whatever stands there."""
+    if not text.strip():
+        return "", f"Paste a {CONFIG} here, drop the file, or choose it."
+    if len(text) > _MOST_LETTERS:
+        return "", f"It is longer than {_MOST_LETTERS:,} letters. Take its lists of labels out, and say num_labels."
+    try:
+        return _checked(text.strip(), is_on()), ""
+    except UsageError as error:
+        return "", str(error)
+
+
+@lru_cache(maxsize=32)
+def _checked(text: str, from_the_hub: bool) -> str:
+    """A form is read again with each letter that is typed."""
+    if from_the_hub and is_hub_id(text):
+        return checked_config(fetched(text, _MOST_LETTERS), text)
+    return checked_config(text)
+
+
+def config_field_html(text: str) -> Html:
+    hub = ", or owner/model of the Hugging Face hub" if is_on() else ""
+    area = tag(
+        "textarea",
+        text,
+        name_="config",
+        rows="5",
+        spellcheck="false",
+        autocomplete="off",
+        placeholder=f'{{"model_type": "llama", ...}}{hub}',
+        data_dropped=True,
+    )
+    chooser = tag("input", type="file", accept=".json,application/json", data_reads="config", aria_label="Choose it")
+    return joined(
+        tag("label", tag("span", f"Its {CONFIG}: paste it, drop it here, or choose it{hub}"), area, class_="mv-wide"),
+        tag("p", chooser, class_="mv-config-file"),
+        tag("p", class_="mv-fault", data_fault="config", role="alert"),
+    )
+
+
+EVERY_CHOICE = "*"
+"""As the value of a knob with choices: each of them."""
+_COUNTS = {"warmup": (0, "Warm-up steps are 0 to 100"), "steps": (1, "Steps are 1 to 100")}
+_MOST_STEPS = 100
+
+
+def knob_faults(prefix: str, knobs: Any, texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """By the field's name, as in `w:batch`."""
+    for knob in knobs:
+        text = texts.get(knob["name"])
+        words = _fault(knob, text) if text is not None else ""
+        if words:
+            yield f"{prefix}:{knob['name']}", words
+
+
+def step_faults(options: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for name, (least, words) in _COUNTS.items():
+        text = options.get(name, "1").strip()
+        if not text.isdecimal() or not least <= int(text[:9]) <= _MOST_STEPS:
+            yield name, f"{words}; not {text[:40] or 'nothing'}."
+
+
+def _fault(knob: Mapping[str, Any], text: str) -> str:
+    if knob["type"] == "bool" or (knob["type"] == "text" and not knob["choices"]) or text == EVERY_CHOICE:
+        return ""
+    values = [part.strip() for part in text.split(",") if part.strip()]
+    if not values:
+        return "" if knob.get("optional") else f"It is empty. Give a value, such as {knob['default']}."
+    return next((words for value in values if (words := _wrong(knob, value))), "")
+
+
+def _wrong(knob: Mapping[str, Any], text: str) -> str:
+    shown = text[:40]
+    if knob.get("optional") and text.lower() == "none":
+        return ""
+    if knob["choices"]:
+        choices = [str(choice) for choice in knob["choices"]]
+        return "" if text in choices else f"{shown} is none of {', '.join(choices)}."
+    try:
+        float(text) if knob["type"] == "float" else int(text)
+    except ValueError:
+        return f"{shown} is not a {'number' if knob['type'] == 'float' else 'whole number'}."
+    return ""
+
+
+PREFIX = "p:"
+_GPU_COUNTS = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512, 1024)
+_WORDS = {
+    "data": ("Copies", "whole models, each with a batch of its own, that sum their gradients"),
+    "shard": ("Shards", "parts of weights, gradients and optimizer states; empty is what the others leave"),
+    "tensor": ("Tensor", "parts of each matrix and of the sequence; decoders such as Llama and Qwen3"),
+    "pipeline": ("Stages", "of a pipeline, each with some of a decoder's blocks"),
+}
+_HOW = (
+    "As training scripts do it: FSDP2 shards block by block, DDP copies, DTensor parts matrices, 1F1B runs stages. "
+    "The batch is that of one GPU. One rank of each class of equal ones is predicted. "
+    "Where no axis is set, the search for the way that fits tries them all."
+)
+
+
+def parallel_fields_html(texts: Mapping[str, str]) -> tuple[Html, Html]:
+    """The count, which stands beside the card, and the axes below it."""
+    chosen = texts.get(GPUS, "1")
+    counts = [
+        tag("option", count_text(count), value=str(count), selected=str(count) == chosen) for count in _GPU_COUNTS
+    ]
+    label = tag("label", tag("span", "GPUs"), tag("select", *counts, name_=f"{PREFIX}{GPUS}"), class_="mv-wide")
+    axes = [_axis(name, texts.get(name, "")) for name in _WORDS]
+    fold = tag(
+        "details",
+        tag("summary", "Parallel ", tag("span", data_part="parallel")),
+        tag("p", _HOW, class_="mv-soft"),
+        tag("div", *axes, class_="mv-knobs mv-axes"),
+        class_="mv-more",
+    )
+    fault = tag("p", class_="mv-fault", data_fault=f"{PREFIX}{GPUS}", role="alert")
+    return label, joined(fault, fold)
+
+
+def _axis(name: str, text: str) -> Html:
+    words, help = _WORDS[name]
+    field = tag(
+        "input", type="text", name_=PREFIX + name, value=text, placeholder="rest" if name == "shard" else "1",
+        inputmode="numeric", autocomplete="off", spellcheck="false",
+    )  # fmt: skip
+    fault = tag("p", class_="mv-fault", data_fault=PREFIX + name, role="alert")
+    return tag("label", tag("span", words), field, fault, title=f"{words}: {help}", class_="mv-wide")
+
+
+def texts_of(fields: Mapping[str, object]) -> dict[str, str]:
+    named = {name: str(fields[PREFIX + name]).strip() for name in (GPUS, *AXES) if PREFIX + name in fields}
+    return {name: text for name, text in named.items() if text}
+
+
+def asked_of(texts: Mapping[str, str], on: str) -> dict[str, str]:
+    """What a run is asked for: nothing of one GPU, whatever stands in the fold, nor of one that is measured."""
+    return dict(texts) if on == "predict" and texts.get(GPUS, "1") != "1" else {}
+
+
+def parallel_faults(texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    try:
+        parallel_of(texts)
+    except UsageError as error:
+        yield place_of_refusal(str(error)) or PREFIX + GPUS, str(error)
+
+
+def place_of_refusal(words: str) -> str:
+    """The field of an axis, where the refusal begins with its name."""
+    first = words.split(" ", 1)[0]
+    return PREFIX + first if first in (GPUS, *AXES) else ""
+
+
+def parallel_words(texts: Mapping[str, str]) -> str:
+    try:
+        return parallel_of(texts).words if texts else "1 GPU"
+    except UsageError:
+        return ""
+
 
 MOST_UNASKED = 8
 """More variants than these are asked about first."""

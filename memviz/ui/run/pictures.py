@@ -16,9 +16,8 @@ from memviz.figures.packed_timeline import data_address, drawn_thumbnail
 from memviz.runner.jobs.order import Variant
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
-from memviz.ui.html.kinds import swatch
-from memviz.ui.html.markup import Html, joined, tag
-from memviz.ui.html.words import cut, rounded
+from memviz.ui.html.labels import swatch
+from memviz.ui.html.markup import Html, cut, joined, rounded, tag
 from memviz.units import bytes_text, count_text
 
 _WIDTH, _HEIGHT = 240, 110

@@ -14,9 +14,9 @@ from memviz.runner.jobs.order import OrderStatus
 from memviz.runner.request import DEFAULT_CARD, Request
 from memviz.runner.run import run_json
 from memviz.ui.run.answer import RunAnswers
-from memviz.ui.run.config_field import CONFIG, config_of
-from memviz.ui.shell.presence import presence
-from memviz.ui.shell.programs import in_words, sound_answer, with_schema
+from memviz.ui.run.form import CONFIG, config_of
+from memviz.ui.shell.programs import json_safe_answer, with_schema, with_worded_errors
+from memviz.ui.shell.visitors import presence
 
 MOST_WAITING = 96
 """Runs that programs wait for at once. Each takes one of the places that `launch_options` makes, and no thread."""
@@ -60,7 +60,7 @@ class RunEndpoint:
             optimizations: What to switch on, as [{"name": "checkpointing", "every": 2}].
             card: A part of a card's name, as RTX 4090.
         """
-        with in_words():
+        with with_worded_errors():
             result = await run_asked(
                 self._answers,
                 workload,
@@ -70,7 +70,7 @@ class RunEndpoint:
                 owner=request.session_hash or "",
                 is_there=presence(),
             )
-            return sound_answer(result)
+            return json_safe_answer(result)
 
 
 class UnfinishedRun(MemvizError):

@@ -1,31 +1,209 @@
-"""The right side of the Run tab: a row for each variant on one scale, the outputs, and what was not seen."""
+"""Results of runs: a row for each variant on one scale, outputs, ranks, what was not seen, and the kept runs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from memviz.headlines.run import (
     base_of,
     change_words,
     close_words,
+    gpus_of,
     is_training,
     optimizer_words,
     rank_words,
+    ranks_text,
     reserved_bytes,
     reserved_on_card,
     said_of,
     step_word,
     usable_words,
 )
+from memviz.runner.jobs.kept_runs import KeptRun
 from memviz.runner.jobs.order import OrderStatus, Variant
+from memviz.runner.parallel.parallelism import RankClass, file_of_rank
 from memviz.runner.run import Fit, Run
-from memviz.ui.html.kinds import colour_style, swatch
-from memviz.ui.html.markup import Html, joined, tag
-from memviz.ui.html.words import cut, rounded
-from memviz.ui.run.below_results import below_html, verdict_of
+from memviz.ui.html.labels import colour_style, swatch
+from memviz.ui.html.markup import Html, cut, joined, rounded, tag
 from memviz.ui.run.pictures import Picture, pictures_html
 from memviz.units import bytes_text, count_text, percent_text
+
+_MOST = 64
+_FITS = {"yes": ("✓ ", "fits", "mv-good"), "no": ("✗ ", "does not fit", "mv-bad"), "close": ("≈ ", "close", "mv-warn")}
+_CLASS_HEADS = ("Ranks", "allocated", "reserved", "weights", "", "")
+
+
+def rank_classes_html(variant: Variant, number: int) -> Html:
+    """Nothing of one GPU."""
+    run = variant.run
+    if run is None or not run.classes:
+        return Html("")
+    fullest = sorted(run.classes, key=lambda one: -one.peak_reserved_bytes)
+    heads = [
+        tag("th", head, scope="col", class_="mv-number" if 0 < at < 4 else None) for at, head in enumerate(_CLASS_HEADS)
+    ]
+    rows = [_class_row(one, run, variant.file, number) for one in fullest[:_MOST]]
+    return tag(
+        "section",
+        tag("h2", f"Ranks: {cut(variant.label)}", class_="mv-h2"),
+        tag("p", _class_words(run), class_="mv-soft"),
+        tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows), class_="mv-table mv-rank-classes"),
+    )
+
+
+def _class_words(run: Run) -> str:
+    count, classes = count_text(gpus_of(run)), len(run.classes)
+    if classes == 1:
+        return f"Predicted: one rank for all {count}, which take the same memory."
+    more = f" The {_MOST} fullest classes are shown." if classes > _MOST else ""
+    return (
+        f"Predicted: one rank of each of {count_text(classes)} classes that take the same memory; what stands above is "
+        f"of rank {count_text(run.rank or 0)}, which reserves most of {count}.{more}"
+    )
+
+
+def _class_row(one: RankClass, run: Run, file: Path | None, number: int) -> Html:
+    sizes = (one.peak_allocated_bytes, one.peak_reserved_bytes, one.weights_bytes)
+    figures = [tag("td", bytes_text(size), class_="mv-number") for size in sizes]
+    mark, words, kind = _FITS.get(one.fit, ("", "", ""))
+    fits = tag("td", tag("b", mark, class_=kind), words) if words else tag("td")
+    text = cut(ranks_text(one.ranks))
+    name = text[:1].upper() + text[1:]
+    return tag("tr", tag("th", name, scope="row"), *figures, fits, tag("td", _open_class(one, run, file, number)))
+
+
+def _open_class(one: RankClass, run: Run, file: Path | None, number: int) -> Html:
+    there = file is not None and file_of_rank(file, one.shown, run.rank).exists()
+    if not there:
+        return Html("")
+    label = f"Open the timeline of rank {one.shown}"
+    data = {"data_act": "open", "data_number": str(number), "data_rank": str(one.shown)}
+    return tag("button", "Open", type="button", class_="mv-link", aria_label=label, **data)
+
+
+def below_html(variants: Sequence[Variant], chosen: int) -> Html:
+    parts = tag("div", _outputs(variants), _unseen(variants), class_="mv-run-below")
+    return joined(rank_classes_html(variants[chosen], chosen), parts, _take_away(variants, chosen))
+
+
+def verdict_of(numerics: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    verdict = (numerics or {}).get("verdict")
+    return verdict if isinstance(verdict, dict) and "words" in verdict else None
+
+
+def _outputs(variants: Sequence[Variant]) -> Html:
+    """The noise floor once, then each variant's worst output."""
+    compared = [(variant, variant.run.numerics) for variant in variants if variant.run and variant.run.numerics]
+    if not compared:
+        return Html("")
+    good = [(variant, numbers) for variant, numbers in compared if numbers.get("outputs")]
+    rows = [_noise_row(good[0][1])] if good else []
+    rows += _output_rows(compared)
+    head = [
+        tag("th", words, scope="col", class_=None if at in (0, 4) else "mv-number")
+        for at, words in enumerate(_OUTPUT_HEADS)
+    ]
+    on = "; ".join(dict.fromkeys(str(numbers["on"]) for _, numbers in compared if "on" in numbers))
+    return tag(
+        "section",
+        tag("h2", "Outputs against the baseline", class_="mv-h2"),
+        tag("p", f"computed on a reduced model: {on}" if on else "", class_="mv-soft"),
+        tag("table", tag("thead", tag("tr", *head)), tag("tbody", *rows), class_="mv-table"),
+    )
+
+
+_OUTPUT_HEADS = ("Variant", "absmax", "of the largest", "relative L2", "Verdict")
+
+
+def _noise_row(numbers: Mapping[str, Any]) -> Html:
+    noise = _worst(numbers, "noise")
+    cells = ("same run twice", *_sizes(noise), "noise floor")
+    return _output_cells(cells, soft=True)
+
+
+def _output_rows(compared: Sequence[tuple[Variant, Mapping[str, Any]]]) -> list[Html]:
+    """Variants of which the same is to be said share a row."""
+    alike: dict[tuple[str, str, str, Html], list[str]] = {}
+    for variant, numbers in compared:
+        alike.setdefault(_about_outputs(numbers), []).append(cut(variant.label))
+    return [_output_cells((", ".join(labels), *said)) for said, labels in alike.items()]
+
+
+def _about_outputs(numbers: Mapping[str, Any]) -> tuple[str, str, str, Html]:
+    if "error" in numbers:
+        return "–", "–", "–", joined(f"could not be compared: {cut(str(numbers['error']))}")
+    worst, verdict = _worst(numbers, "difference"), verdict_of(numbers) or {}
+    marks: dict[Any, Html] = {True: tag("b", "✓ ", class_="mv-good"), False: tag("b", "✗ ", class_="mv-bad")}
+    mark = marks.get(verdict.get("ok"), Html(""))
+    caution = verdict.get("caution")
+    words = joined(
+        mark, str(verdict.get("words", "")), tag("small", f" {caution}", class_="mv-soft") if caution else ""
+    )
+    return *(("–", "–", "–") if verdict.get("short") == "not exercised" else _sizes(worst)), words
+
+
+def _sizes(values: Mapping[str, Any]) -> tuple[str, str, str]:
+    """absmax alone says nothing: 1e-4 is much of an output of 1e-4. Older runs lack that key."""
+    largest = _plain(values.get("reference_absmax"))
+    scale = _plain(values.get("absmax")) / largest if largest else 0.0
+    return _number(values, "absmax"), "0" if scale == 0 else f"{scale:.1e}", _number(values, "relative_l2")
+
+
+def _output_cells(cells: Sequence[object], *, soft: bool = False) -> Html:
+    kinds = ("", "mv-number", "mv-number", "mv-number", "mv-soft" if soft else "")
+    return tag("tr", *(tag("td", cell, class_=kind or None) for cell, kind in zip(cells, kinds, strict=True)))
+
+
+def _worst(numbers: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    differences = [
+        output[key]
+        for output in numbers.get("outputs", ())
+        if isinstance(output, dict) and isinstance(output.get(key), dict)
+    ]
+    return max(differences, key=lambda output: _plain(output.get("relative_l2")), default={})
+
+
+def _number(values: Mapping[str, Any], key: str) -> str:
+    value = _plain(values.get(key))
+    return "0" if value == 0 else f"{value:.1e}"
+
+
+def _plain(value: object) -> float:
+    """Infinite figures travel as the text 'inf'."""
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return 0.0
+
+
+def _unseen(variants: Sequence[Variant]) -> Html:
+    run = next((variant.run for variant in variants if variant.run is not None), None)
+    if run is None or not run.notes:
+        return Html("")
+    title = "What a prediction cannot see" if run.mode == "predicted" else "What to know about this measurement"
+    notes = [tag("li", note) for note in run.notes]
+    return tag("section", tag("h2", title, class_="mv-h2"), tag("ul", *notes, class_="mv-unseen"))
+
+
+def _take_away(variants: Sequence[Variant], chosen: int) -> Html:
+    """The same choice in a script and on the command line, of one variant."""
+    each = variants[chosen]
+    run = each.run
+    if run is None:
+        return Html("")
+    parts = [code_html(f"On the command line: {cut(each.label)}", run.command)]
+    if run.code:
+        parts.insert(0, code_html(f"In your own script: {cut(each.label)}", run.code))
+    return tag("section", *parts, class_="mv-take-away", aria_live="polite")
+
+
+def code_html(title: str, text: str) -> Html:
+    copy = tag("button", "Copy", type="button", data_mv_copy=text)
+    return tag("div", tag("p", tag("span", title), copy), tag("pre", text), class_="mv-code-block")
+
 
 _HEADROOM = 1.04
 _WEIGHTS, _REST = "parameter", "activation"
@@ -333,3 +511,51 @@ def _failed(variant: Variant, number: int) -> Html:
     return tag(
         "div", *parts, class_="mv-variant-says mv-wide-says", role="alert" if variant.what != "cancelled" else None
     )
+
+
+_SHOWN = 50
+
+
+def kept_value(kept: Sequence[KeptRun], fault: str = "") -> dict[str, Any]:
+    version = "|".join([fault, *(f"{run.id}{run.name}" for run in kept)])
+    return {"version": version, "html": _html(kept) if kept else "", "faults": {"kept": fault}, "parts": {}}
+
+
+def _html(kept: Sequence[KeptRun]) -> Html:
+    rows = [tag("tr", *_cells(run)) for run in kept[:_SHOWN]]
+    return tag(
+        "details",
+        tag("summary", tag("h2", f"Kept runs, {len(kept)}", class_="mv-h2")),
+        tag("p", _WORDS, class_="mv-soft"),
+        tag("p", class_="mv-fault", data_fault="kept", role="alert"),
+        tag("table", tag("thead", tag("tr", *_HEAD)), tag("tbody", *rows), class_="mv-table mv-kept-runs"),
+    )
+
+
+_WORDS = "Only this browser sees them. They outlive a restart of the page, and go after 30 days unseen."
+_HEAD = (
+    tag("th", "Name", scope="col"),
+    tag("th", "Workload", scope="col"),
+    tag("th", "Allocated", scope="col", class_="mv-number"),
+    tag("th", "Reserved", scope="col", class_="mv-number"),
+    tag("th", tag("span", "What to do", class_="mv-hidden"), scope="col"),
+)
+_ACTS = (("Open", "reopen"), ("Rename", "rename"), ("Delete", "delete"))
+
+
+def _cells(kept: KeptRun) -> list[Html]:
+    name = tag("input", type="text", name_=f"name:{kept.id}", value=kept.name, aria_label=f"Name of {kept.name}")
+    run = kept.run
+    where = f"{run.mode} {'for' if run.mode == 'predicted' else 'on'} {run.device}"
+    return [
+        tag("td", name),
+        tag("td", f"{run.request.workload}, {where}"),
+        tag("td", rounded(run.peak_allocated_bytes), class_="mv-number"),
+        tag("td", rounded(reserved_bytes(run)), class_="mv-number"),
+        tag("td", *(_button(words, act, kept) for words, act in _ACTS)),
+    ]
+
+
+def _button(words: str, act: str, kept: KeptRun) -> Html:
+    label = f"{words} {kept.name}"
+    return tag("button", words, type="button", class_="mv-quiet", data_act=act, data_id=kept.id, aria_label=label)

@@ -16,11 +16,9 @@ import gradio as gr
 from memviz.errors import MemvizError
 from memviz.runner.jobs.order import OrderStatus
 from memviz.runner.jobs.searches import SearchStatus
-from memviz.ui.components.panel import Panel, clicked
-from memviz.ui.components.plain_form import PlainForm, form_fields
+from memviz.ui.components.component import Panel, PlainForm, clicked, form_fields
 from memviz.ui.html.markup import Html, tag
 from memviz.ui.run.answer import RunAnswers, RunState, refused
-from memviz.ui.run.fit_form import search_of
 from memviz.ui.run.fit_results import fit_head_html, fit_html
 from memviz.ui.run.form import GENERAL, MOST_UNASKED, RunRequests, changed
 from memviz.ui.run.form_html import (
@@ -29,16 +27,14 @@ from memviz.ui.run.form_html import (
     form_value,
     many_html,
     refused_html,
+    search_of,
     stand_in_words,
 )
-from memviz.ui.run.kept_runs import kept_value
-from memviz.ui.run.published_table_html import table_html
-from memviz.ui.run.results import head_html, results_html
-from memviz.ui.run.stories import STAND_INS, stand_in_fields, story_fields
-from memviz.ui.shell.context import Context
-from memviz.ui.shell.presence import presence
-from memviz.ui.shell.session import Session
-from memviz.ui.shell.wiring import IN_PARTS, in_parts
+from memviz.ui.run.published_examples import STAND_INS, published_table_html, stand_in_fields, story_fields
+from memviz.ui.run.results import head_html, kept_value, results_html
+from memviz.ui.shell.gradio_events import IN_PARTS, in_parts
+from memviz.ui.shell.session import Context, Session
+from memviz.ui.shell.visitors import presence
 
 ID = "run"
 LABEL = "Run"
@@ -272,7 +268,7 @@ class _RunEvents:
         words = begun if isinstance(begun, str) else ""
         yield _values(state=state, form=self._form(state, refused_html(words) if words else ""))
         if not isinstance(begun, str):
-            yield _values(table=table_html(state.story, None), fit="")
+            yield _values(table=published_table_html(state.story, None), fit="")
             yield from self._followed(state, visitor)
 
     def _begun(self, requests: RunRequests, visitor: str, state: RunState) -> Any:
@@ -310,12 +306,12 @@ class _RunEvents:
     @in_parts
     def _table(self, state: RunState) -> Iterator[list[Any]]:
         rows: list[dict[str, Any]] = []
-        yield _values(table=table_html(state.story, rows, waiting=True))
+        yield _values(table=published_table_html(state.story, rows, waiting=True))
         try:
             for rows, is_all in self.answers.tables.rows(state.story):
-                yield _values(table=table_html(state.story, rows, waiting=not is_all))
+                yield _values(table=published_table_html(state.story, rows, waiting=not is_all))
         except MemvizError as error:
-            yield _values(table=table_html(state.story, rows, fault=str(error)))
+            yield _values(table=published_table_html(state.story, rows, fault=str(error)))
 
     def _kept(self, state: RunState, visitor: str, event: gr.EventData) -> list[Any]:
         fields = form_fields(event)

@@ -17,10 +17,9 @@ from memviz.analysis.comparing.matching import Matching, Pair, has_modules, matc
 from memviz.ui.compare.answer import Comparison, overlay_value
 from memviz.ui.compare.state import GROUPINGS, SORTS, CompareState, Side, changed
 from memviz.ui.html.markup import Html
-from memviz.ui.payloads.linked_timelines import alignments, linked_values, placed
-from memviz.ui.saved.pieces import light
-from memviz.ui.saved.thrift import Thrift
-from memviz.ui.saved.views import SavedPanel, State, with_ways
+from memviz.ui.payloads.timelines import alignments, linked_values, placed
+from memviz.ui.saved.document import SavedPanel, SizeBudget, State, rewrite_links
+from memviz.ui.saved.timeline import light
 from memviz.ui.shell.session import Session
 
 _MOST_WAYS = 12
@@ -84,7 +83,7 @@ class SavedComparison:
     """Of each side, what the rows of each grouping light."""
 
 
-def saved_comparison(sides: tuple[Side, ...], by: str, thrift: Thrift, *, has_times: bool) -> SavedComparison:
+def saved_comparison(sides: tuple[Side, ...], by: str, thrift: SizeBudget, *, has_times: bool) -> SavedComparison:
     pairs = [side.pair for side in sides]
     groupings = tuple(grouping for grouping in GROUPINGS if grouping != "module" or any(map(has_modules, pairs)))
     choices = _Choices(
@@ -139,7 +138,7 @@ def _controls(choices: _Choices, first: CompareState) -> SavedPanel:
 
 
 def _with_ways(html: str, choices: _Choices, view: CompareState) -> Html:
-    return with_ways(html, lambda data: choices.changes_of(view, data))
+    return rewrite_links(html, lambda data: choices.changes_of(view, data))
 
 
 def _differences(choices: _Choices) -> SavedPanel:

@@ -1,7 +1,8 @@
-"""One self-contained HTML file: the page's own styles and scripts, and what the page's server would be asked for.
+"""One self-contained HTML file: how much it holds, the views it can turn to, and the page's styles and scripts.
 
-A policy in its head forbids every request, and every script but the one whose digest it names: so a text from a
-trace that slipped through the escaping still could not run.
+A policy in its head forbids every request, and every script but the one whose digest it names: text from a trace
+that slipped through the escaping could not run. A control is a button of the page, whose `data-set` has the words
+of the view's state that a click changes.
 """
 
 from __future__ import annotations
@@ -9,17 +10,109 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 from memviz.ui.components.scripts import bundle
-from memviz.ui.html.markup import Html, esc, tag
-from memviz.ui.html.words import dark_html
-from memviz.ui.saved.views import SavedPanel, State, Texts, panel_data
+from memviz.ui.html.markup import Html, dark_html, esc, tag
+
+
+@dataclass(frozen=True)
+class SizeBudget:
+    columns: int
+    """Characters that the timelines of all traces may take."""
+    stacks: int
+    """Characters of stacks as HTML, of all traces, before they are compressed to about a twentieth."""
+    moments: int
+    """With tables of their own, the peak first."""
+    zooms: int
+    """Boxes of the icicle that can be zoomed into."""
+    every_row: bool
+    """Tables have more rows than are seen at first."""
+
+
+GENEROUS = SizeBudget(columns=2_100_000, stacks=2_000_000, moments=4, zooms=16, every_row=True)
+SPARE = SizeBudget(columns=1_200_000, stacks=200_000, moments=1, zooms=0, every_row=False)
+MOST_BYTES = 3_000_000
+"""Of a page."""
+
+
+State = dict[str, str]
+Follow = Callable[[Mapping[str, str]], State | None]
+"""From the data of a control to what a click on it changes; None where that leads nowhere here."""
+
+_BUTTON = re.compile(r"<button\b([^>]*)>(.*?)</button>", re.DOTALL)
+_SWITCH = re.compile(r'<div class="mvt-switch"[^>]*>(.*?)</div>', re.DOTALL)
+_LEFT = re.compile(" data-set=|<span")
+"""Of a switch: a choice, or the words of one. One that is off says nothing by itself."""
+_DATA = re.compile(r' data-([\w-]+)(?:="([^"]*)")?')
+_OF_BUTTONS = re.compile(r' (?:type|data-act|data-letter|draggable|role|tabindex|aria-[\w-]+)(?:="[^"]*")?')
+_GONE = frozenset({"toggle", "home", "export", "close", "sample", "weight", "colour"})
+"""What acts on the page's other traces, or asks for what no saved page has; its words alone would say nothing."""
+_NEEDS_THE_SERVER = ("csv", "take")
+
+
+@dataclass(frozen=True)
+class SavedPanel:
+    place: str
+    """The element's id."""
+    fields: tuple[str, ...]
+    """Of the state, those that it depends on."""
+    views: Mapping[tuple[str, ...], Html]
+
+
+def without_links(data: Mapping[str, str]) -> None:
+    """Of a panel that has one view."""
+
+
+def rewrite_links(html: str, follow: Follow) -> Html:
+    """Safe on our own HTML alone, in which no attribute has an angle bracket and no button is in another."""
+    turned = _BUTTON.sub(lambda button: _kept(button, follow), html)
+    return Html(_SWITCH.sub(lambda switch: switch[0] if _LEFT.search(switch[1]) else "", turned))
+
+
+def _kept(button: re.Match[str], follow: Follow) -> str:
+    attributes, words = button[1], button[2]
+    data = {_camel(name): unescape(value) for name, value in _DATA.findall(attributes)}
+    if any(name in data for name in _NEEDS_THE_SERVER) or data.get("act") in _GONE:
+        return ""
+    if "act" not in data:
+        return button[0]
+    change = follow(data)
+    if change is None:
+        return f"<span{_OF_BUTTONS.sub('', attributes)}>{words}</span>"
+    return f'<button{attributes} data-set="{esc(json.dumps(change))}">{words}</button>'
+
+
+def _camel(name: str) -> str:
+    """As browsers spell it in `dataset`."""
+    first, *rest = name.split("-")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+class Texts:
+    """Each text once, by its number: panels have many in common."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def number(self, text: str) -> int:
+        return self._numbers.setdefault(text, len(self._numbers))
+
+    def all(self) -> list[str]:
+        return list(self._numbers)
+
+
+def panel_data(panel: SavedPanel, texts: Texts) -> dict[str, object]:
+    views = {"|".join(state): texts.number(html) for state, html in panel.views.items()}
+    return {"place": panel.place, "fields": panel.fields, "views": views}
+
 
 _UI = Path(__file__).parents[1]
 _STYLES = (

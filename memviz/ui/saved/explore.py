@@ -1,7 +1,6 @@
-"""Explore in a saved page: the timeline with all that it answers, and below it the views of a few moments.
+"""Explore in a saved page: the timeline with its data, views of a few moments, and stacks of pinned allocations.
 
-The tables are of the peak and of where memory ran out. Which of their ways are saved is decided here: all groupings,
-and the first boxes of the icicle that one can zoom into.
+The tables are of the peak and of out-of-memory moments, in all groupings, with the first boxes of the icicle.
 """
 
 from __future__ import annotations
@@ -14,19 +13,40 @@ from typing import Any
 
 import numpy as np
 
+from memviz.analysis.lifetimes import lifetimes
+from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import timeline
 from memviz.trace.model import Action, DeviceTrace, Trace
-from memviz.ui.explore.answer import ALL, Details, details
+from memviz.ui.explore.answer import ALL, Details, details, verdict_html
 from memviz.ui.explore.findings import findings_html
+from memviz.ui.explore.inspector import stack_html
 from memviz.ui.explore.state import GROUPINGS, ExploreState
-from memviz.ui.explore.verdict import verdict_html
-from memviz.ui.html.markup import Html, joined, tag
-from memviz.ui.html.words import when
-from memviz.ui.payloads.timeline_value import timeline_value
-from memviz.ui.saved.pieces import light_by, saved_pieces, site_labels
-from memviz.ui.saved.stacks import saved_stacks
-from memviz.ui.saved.thrift import Thrift
-from memviz.ui.saved.views import SavedPanel, State, Texts, nowhere, with_ways
+from memviz.ui.html.markup import Html, joined, tag, when
+from memviz.ui.payloads.timelines import timeline_value
+from memviz.ui.saved.document import SavedPanel, SizeBudget, State, Texts, rewrite_links, without_links
+from memviz.ui.saved.timeline import light_by, saved_pieces, site_labels
+
+_MOST_STACKS = 400
+
+
+def saved_stacks(trace: Trace, device: DeviceTrace, texts: Texts, most: int) -> dict[str, Any]:
+    """By numbers of the piece `stacks`: the text's number. Of too many, the stacks with most bytes.
+
+    `most`: characters of all together.
+    """
+    rows = lifetimes(device)
+    sums = sum_by(rows.stack + 1, rows.size, len(trace.stacks) + 1)
+    used = np.flatnonzero(np.bincount(rows.stack + 1, minlength=len(sums)))
+    heaviest = used[np.argsort(-sums[used], kind="stable")]
+    numbers, room = {}, most
+    for number in heaviest[:_MOST_STACKS].tolist():
+        html = stack_html(trace, number - 1, "Stack, our frames first")
+        room -= len(html)
+        if room < 0:
+            break
+        numbers[str(number)] = texts.number(html)
+    return {"texts": numbers, "are_all": len(numbers) == len(used)}
+
 
 _OFFERED_TABS = ("live", "never")
 _LIGHT = re.compile(r' data-light-by="(\w+)" data-light-group="([^"]*)"')
@@ -62,7 +82,7 @@ class SavedTrace:
 FIELDS = ("trace", "tab", "by", "path", "at")
 
 
-def saved_trace(trace: Trace, device: DeviceTrace, name: str, texts: Texts, thrift: Thrift) -> SavedTrace:
+def saved_trace(trace: Trace, device: DeviceTrace, name: str, texts: Texts, thrift: SizeBudget) -> SavedTrace:
     kept = saved_pieces(trace, device, thrift.columns)
     moments = _moments(device, thrift.moments)
     views = dict(_views(trace, device, name, moments, thrift, lights_paths="frames" in kept.pieces))
@@ -76,7 +96,9 @@ def saved_trace(trace: Trace, device: DeviceTrace, name: str, texts: Texts, thri
         "lights": _lights(trace, device, views, has_modules="modules" in kept.pieces),
         "moments": moments,
     }
-    above = joined(with_ways(verdict_html(trace, device), nowhere), findings_html(trace, device), _remark(kept.note))
+    above = joined(
+        rewrite_links(verdict_html(trace, device), without_links), findings_html(trace, device), _remark(kept.note)
+    )
     panels: dict[str, dict[tuple[str, ...], Html]] = {"verdict": {(name,): above}}
     for place in ("lower-head", "live-set", "inspector"):
         panels[place] = {(name, *view.state): shown[place] for view, shown in views.items()}
@@ -94,7 +116,7 @@ def _moments(device: DeviceTrace, most: int) -> list[int]:
 
 
 def _views(
-    trace: Trace, device: DeviceTrace, name: str, moments: list[int], thrift: Thrift, *, lights_paths: bool
+    trace: Trace, device: DeviceTrace, name: str, moments: list[int], thrift: SizeBudget, *, lights_paths: bool
 ) -> Iterator[tuple[_SavedView, dict[str, Html]]]:
     first = {
         (at, by): _details(trace, device, name, _SavedView("live", by, "", at), thrift)
@@ -119,7 +141,7 @@ def _views(
             yield view, {**drawn(view, never), "inspector": drawn(view, first[at, by])["inspector"]}
 
 
-def _details(trace: Trace, device: DeviceTrace, name: str, view: _SavedView, thrift: Thrift) -> Details:
+def _details(trace: Trace, device: DeviceTrace, name: str, view: _SavedView, thrift: SizeBudget) -> Details:
     state = ExploreState(tab=view.tab, by=view.by, is_long=thrift.every_row, path=view.path, path_key=name)
     return details(trace, device, name, state, said={"key": name, "at": view.at}, due=ALL)
 
@@ -146,7 +168,7 @@ def _panels(
         return {"tab": turned.tab, "by": turned.by, "path": path}
 
     parts = {"lower-head": shown.head, "live-set": shown.live, "inspector": shown.inspector}
-    panels = {place: with_ways(_OTHER_TAB.sub("", html or ""), follow) for place, html in parts.items()}
+    panels = {place: rewrite_links(_OTHER_TAB.sub("", html or ""), follow) for place, html in parts.items()}
     if not lights_paths:
         panels["live-set"] = Html(_MORE_PATHS.sub("", panels["live-set"]))
     panels["lower-head"] = joined(_moments_html(moments, view.at), panels["lower-head"])
@@ -158,7 +180,7 @@ def _moments_html(moments: list[int], at: int) -> Html:
     if len(moments) < 2:
         return Html("")
     buttons = [
-        with_ways(
+        rewrite_links(
             tag(
                 "button",
                 _moment_name(moment, moments),

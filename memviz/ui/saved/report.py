@@ -16,13 +16,10 @@ from memviz.headlines.headline import Headline
 from memviz.headlines.names import letter, trace_name
 from memviz.trace.model import DeviceTrace, Note, Trace
 from memviz.ui.compare.state import LETTERS, Side, side_of
-from memviz.ui.html.markup import Html, joined, tag
-from memviz.ui.html.words import cut
+from memviz.ui.html.markup import Html, cut, joined, tag
 from memviz.ui.saved.compare import SavedComparison, saved_comparison
-from memviz.ui.saved.document import Document, html_text
+from memviz.ui.saved.document import GENEROUS, MOST_BYTES, SPARE, Document, SizeBudget, Texts, html_text, rewrite_links
 from memviz.ui.saved.explore import SavedTrace, explore_html, explore_panels, saved_trace
-from memviz.ui.saved.thrift import GENEROUS, MOST_BYTES, SPARE, Thrift
-from memviz.ui.saved.views import Texts, with_ways
 from memviz.ui.shell.session import Opened
 from memviz.units import counted
 
@@ -48,7 +45,7 @@ def report_page(sides: Sequence[Pair], by: str = "") -> str:
     return _page(sides, by, SPARE)
 
 
-def _page(sides: Sequence[Pair], by: str, thrift: Thrift) -> str:
+def _page(sides: Sequence[Pair], by: str, thrift: SizeBudget) -> str:
     texts = Texts()
     named = [_side(number, *side) for number, side in enumerate(sides)]
     share = replace(thrift, columns=thrift.columns // len(sides), stacks=thrift.stacks // len(sides))
@@ -96,7 +93,7 @@ def _tabs(named: Sequence[Side], saved: Sequence[SavedTrace]) -> Html:
 
 def _tab(words: str, change: dict[str, str], name: str) -> Html:
     button = tag("button", words, type="button", role="tab", data_act="turn", data_tab=name)
-    return with_ways(button, lambda data: change)
+    return rewrite_links(button, lambda data: change)
 
 
 def _compare_html(sides: Sequence[Pair], compared: SavedComparison, count: int) -> Html:

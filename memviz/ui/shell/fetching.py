@@ -18,7 +18,7 @@ from contextlib import suppress
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
 from memviz.errors import UsageError
-from memviz.ui.shell.exports import drop, file_stem, new_file
+from memviz.ui.shell.temporary_files import delete_export, file_stem, new_file
 
 SWITCH = "MEMVIZ_FETCH"
 _SECONDS = 20.0
@@ -173,7 +173,7 @@ def _written(answer: http.client.HTTPResponse, where: SplitResult, most_bytes: i
         if answer.length:
             raise UsageError(f"{where.hostname} ended before all of it had come.")
     except BaseException:
-        drop(path)
+        delete_export(path)
         raise
     return str(path)
 

@@ -1,7 +1,11 @@
-"""What is forgotten by the clock, whether or not anybody comes: visitors who left, and all that was kept for them."""
+"""Housekeeping by the clock: forgetting visitors who left, polling less, and waiting until nobody is busy.
+
+Gradio's queue polls a thousand times a second, a twentieth of a core, even while the page is unused.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
@@ -11,7 +15,7 @@ from typing import Any
 
 from memviz import c_memory
 from memviz.errors import UsageError
-from memviz.ui.shell.gradio_uploads import drop_stale
+from memviz.ui.shell.temporary_files import drop_stale
 
 SETTING = "MEMVIZ_KEEP_SECONDS"
 _KEEP_SECONDS = 3600.0
@@ -124,3 +128,32 @@ def _close(connection: Any) -> Callable[[], None]:
             connection.transport.close()
 
     return close
+
+
+_QUEUE_SECONDS = 0.01
+_PROGRESS_SECONDS = 0.1
+
+
+def poll_less_when_idle(page: Any) -> None:
+    """Once it is up; what its queue reads anew at each look."""
+    page._queue.sleep_when_free = max(_QUEUE_SECONDS, page._queue.sleep_when_free)
+    page._queue.progress_update_sleep_when_free = _PROGRESS_SECONDS
+
+
+_QUIET_SECONDS = 0.5
+_LONGEST_SECONDS = 10.0
+"""On a page of many visitors somebody is always busy."""
+_LOOK_SECONDS = 0.1
+
+
+async def wait_until_idle(is_busy: Callable[[], bool], is_wanted: Callable[[], bool]) -> bool:
+    """Once it has been quiet for a moment, or after the longest time; False as soon as nobody wants it any more."""
+    begun = busy = time.monotonic()
+    while is_wanted():
+        now = time.monotonic()
+        if is_busy():
+            busy = now
+        if now - busy >= _QUIET_SECONDS or now - begun >= _LONGEST_SECONDS:
+            return True
+        await asyncio.sleep(_LOOK_SECONDS)
+    return False

@@ -1,20 +1,92 @@
-"""The frame around every tab: brand, open traces, what was refused, and what can be taken away."""
+"""The frame around every tab: brand, open traces, refused files, what can be saved, and the theme.
+
+A new page asks what its visitor had open. Clicks before the answer wait, because an empty session would answer
+them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import gradio as gr
+
 from memviz.analysis.timeline import timeline
 from memviz.figures.packed_timeline import data_address, thumbnail
 from memviz.headlines.names import letter
 from memviz.trace.model import DeviceTrace, Trace
-from memviz.ui.html.markup import Html, joined, tag
-from memviz.ui.html.words import cut_middle, dark_html, told_apart
-from memviz.ui.shell.context import timeline_key
-from memviz.ui.shell.links import link_name
-from memviz.ui.shell.rank_tables import NamedRanks
-from memviz.ui.shell.session import Opened, Session
+from memviz.ui.html.markup import Html, cut_middle, dark_html, distinct_labels, joined, tag
+from memviz.ui.shell.session import Opened, Session, link_name, timeline_key
+from memviz.ui.shell.store import NamedRanks
 from memviz.units import bytes_text, count_text
+
+PAGE_STARTS = Html('<script>document.documentElement.dataset.mvBegins = "";</script>')
+"""Pages that were saved never ask, and have none of this."""
+PAGE_READY = "() => window.dispatchEvent(new CustomEvent('memviz:known'))"
+"""base.js hears it. Said too where the answer is an error."""
+
+
+_INK = gr.themes.Color(
+    "#fafafa",
+    "#f4f4f5",
+    "#e4e4e7",
+    "#d4d4d8",
+    "#a1a1aa",
+    "#71717a",
+    "#52525b",
+    "#3f3f46",
+    "#27272a",
+    "#18181b",
+    "#0f0f11",
+    name="ink",
+)
+
+
+def theme() -> gr.themes.Base:
+    base = gr.themes.Base(
+        primary_hue=_INK,
+        secondary_hue=_INK,
+        neutral_hue=_INK,
+        radius_size="md",
+        spacing_size="sm",
+        text_size="sm",
+        font=[gr.themes.LocalFont("IBM Plex Sans", weights=(400, 700)), "ui-sans-serif", "system-ui", "sans-serif"],
+        font_mono=[gr.themes.LocalFont("IBM Plex Mono", weights=(400, 700)), "ui-monospace", "monospace"],
+    )
+    return base.set(
+        body_text_color="#18181b",
+        body_text_color_dark="#f4f4f5",
+        body_text_color_subdued="#52525b",
+        body_text_color_subdued_dark="#b4b4bd",
+        background_fill_primary="#ffffff",
+        background_fill_primary_dark="#0f0f11",
+        background_fill_secondary="#fafafa",
+        background_fill_secondary_dark="#151518",
+        border_color_primary="#e4e4e7",
+        border_color_primary_dark="#2b2b30",
+        block_background_fill="transparent",
+        block_background_fill_dark="transparent",
+        block_border_width="0px",
+        block_shadow="none",
+        block_padding="0px",
+        color_accent="#18181b",
+        checkbox_background_color_selected="#18181b",
+        checkbox_background_color_selected_dark="#f4f4f5",
+        button_primary_background_fill="#18181b",
+        button_primary_background_fill_dark="#f4f4f5",
+        button_primary_text_color="#ffffff",
+        button_primary_text_color_dark="#0f0f11",
+        button_secondary_background_fill="#ffffff",
+        button_secondary_background_fill_dark="#1b1b1f",
+        button_secondary_border_color="#e4e4e7",
+        button_secondary_border_color_dark="#2b2b30",
+        input_border_width="1px",
+        input_background_fill="#ffffff",
+        input_background_fill_dark="#1b1b1f",
+        slider_color="#18181b",
+        slider_color_dark="#f4f4f5",
+        layout_gap="12px",
+    )
+
 
 _LONGEST_NAME, _BESIDE_A_BADGE = 18, 14
 """What the sidebar has room for."""
@@ -113,7 +185,7 @@ def traces_html(session: Session, find: Find, table: NamedRanks | None = None) -
     # Two are compared in their own tab; of many, as of ranks, a glance says which is highest.
     highest = max(peaks) if len(peaks) >= _MANY else 0
     longest = _BESIDE_A_BADGE if len(session.compared) > 1 else _LONGEST_NAME
-    names = told_apart([opened.name for opened in session.opened], longest)
+    names = distinct_labels([opened.name for opened in session.opened], longest)
     named = zip(names, pairs, strict=True)
     rows = [_trace_row(name, opened, session, pair, highest=highest) for name, (opened, pair) in named]
     if table is not None:

@@ -1,29 +1,109 @@
-"""What every interface for programs shares: files and numbers are checked, and what is wrong is said in words.
+"""The interface for programs and agents: uploads and arguments are checked, errors are worded.
 
-Each tab has its own interface in `programs.py` of its room, with the same answers as the command line has:
-
-from gradio_client import Client, handle_file
-Client(url).predict(handle_file("run.pickle"), api_name="/summary")
+Each tab has its own interface in `programs.py` of its room, with the answers of the command line. Agents (MCP) get
+short JSON that counts what was left off; `gradio_client` gets the whole answer. Files named by an address are
+fetched here, within limits, before Gradio would fetch them without any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
 
 import gradio as gr
 from gradio.exceptions import InvalidPathError
+from gradio.utils import get_upload_folder
 
 from memviz.analysis.groups import GROUPINGS
 from memviz.analysis.which_device import chosen_device
 from memviz.errors import MemvizError, UsageError
 from memviz.trace.load import load_trace
 from memviz.trace.model import DeviceTrace, Trace
-from memviz.ui.shell.exports import not_kept
-from memviz.ui.shell.given_files import files_here
-from memviz.ui.shell.presence import presence
-from memviz.ui.shell.sound import sound, sound_text
+from memviz.ui.shell.fetching import MOST_BYTES, fetched
+from memviz.ui.shell.request_bodies import json_safe, json_safe_text
+from memviz.ui.shell.temporary_files import delete_export, write_failure
+from memviz.ui.shell.visitors import presence
+
+_OURS = "/gradio_api/file="
+_FILE_META = {"_type": "gradio.FileData"}
+_MOST_ADDRESSES = 16
+
+
+@asynccontextmanager
+async def fetch_files(
+    components: Sequence[Any], inputs: Sequence[Any], most_bytes: float | None
+) -> AsyncIterator[list[Any]]:
+    """The same inputs with no address left in them; what was fetched is gone when Gradio has copied it."""
+    given = _GivenFile(min(MOST_BYTES, int(most_bytes or MOST_BYTES)))
+    try:
+        yield [
+            await given.here(_as_files(value) if isinstance(component, gr.File) else value)
+            for component, value in zip(components, inputs, strict=False)
+        ] + list(inputs[len(components) :])
+    finally:
+        for path in given.fetched:
+            delete_export(path)
+
+
+def _as_files(value: Any) -> Any:
+    """Agents name a file by a bare address."""
+    if isinstance(value, list):
+        return [_as_files(item) for item in value]
+    return {"path": value, "meta": _FILE_META} if isinstance(value, str) and _is_address(value) else value
+
+
+def _is_address(text: object) -> bool:
+    return isinstance(text, str) and text.strip().lower().startswith(("http:", "https:"))
+
+
+class _GivenFile:
+    """What one question names."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self.fetched: list[str] = []
+
+    async def here(self, value: Any) -> Any:
+        """Wherever it stands: Gradio looks for files in values of every kind."""
+        if isinstance(value, list):
+            return [await self.here(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        if _is_address(value.get("path")) and "meta" in value:
+            # The address that comes beside the path would lead Gradio there again.
+            return {**value, "path": await self._path(value["path"].strip()), "url": None}
+        return {key: await self.here(item) for key, item in value.items()}
+
+    async def _path(self, address: str) -> str:
+        path = uploaded(address)
+        if path is not None:
+            return path
+        if len(self.fetched) >= _MOST_ADDRESSES:
+            raise UsageError(f"More than {_MOST_ADDRESSES} addresses are not fetched for one question.")
+        path = await asyncio.to_thread(fetched, address, self._most_bytes)
+        self.fetched.append(path)
+        return path
+
+
+def uploaded(address: str) -> str | None:
+    """The path of what lies here already. By which name this server was called does not matter: the path decides."""
+    try:
+        name = unquote(urlsplit(address).path.partition(_OURS)[2])
+        path = Path(name).resolve()
+        is_here = bool(name) and Path(get_upload_folder()).resolve() in path.parents and path.is_file()
+    except (OSError, ValueError, RuntimeError):
+        return None
+    return str(path) if is_here else None
+
+
+def address_of(path: str, root: str) -> str:
+    return f"{root}{_OURS}{path}"
+
 
 _Made = TypeVar("_Made", bound=gr.components.Component)
 _MOST_ROWS = 10_000
@@ -55,7 +135,7 @@ class ExplainingBlocks(gr.Blocks):
 
     async def preprocess_data(self, block_fn: Any, inputs: list[Any], *more: Any, **options: Any) -> Any:
         try:
-            async with files_here(block_fn.inputs, inputs, getattr(self, "max_file_size", None)) as here:
+            async with fetch_files(block_fn.inputs, inputs, getattr(self, "max_file_size", None)) as here:
                 return await super().preprocess_data(block_fn, here, *more, **options)
         except gr.Error as error:
             error.print_exception = False
@@ -78,7 +158,7 @@ def _words_for(block_fn: Any, inputs: list[Any], error: Exception) -> str:
 
 
 def _refused(words: str) -> gr.Error:
-    return gr.Error(sound_text(words)[:_MOST_WORDS], print_exception=False)
+    return gr.Error(json_safe_text(words)[:_MOST_WORDS], print_exception=False)
 
 
 def with_schema(component: _Made, schema: dict[str, Any]) -> _Made:
@@ -96,21 +176,21 @@ def many_files(label: str) -> gr.File:
 
 
 @contextmanager
-def in_words() -> Iterator[None]:
+def with_worded_errors() -> Iterator[None]:
     """Whatever is wrong with a question is said to who asked it."""
     try:
         yield
     except MemvizError as error:
         raise _refused(str(error)) from None
     except OSError as error:
-        raise _refused(not_kept(error)) from None
+        raise _refused(write_failure(error)) from None
     except MemoryError:
         raise _refused("The answer needs more memory than this machine has free.") from None
 
 
-def sound_answer(answer: dict[str, Any]) -> dict[str, Any]:
+def json_safe_answer(answer: dict[str, Any]) -> dict[str, Any]:
     """What everybody can read as JSON, Gradio's own client too: to it an object with a `path` is a file to fetch."""
-    sound_value: dict[str, Any] = _without_paths(sound(answer))
+    sound_value: dict[str, Any] = _without_paths(json_safe(answer))
     return sound_value
 
 
@@ -142,3 +222,95 @@ def open_upload(file: object) -> tuple[Trace, DeviceTrace]:
         raise UsageError("Name a snapshot file.")
     trace = load_trace(file, is_wanted=presence())
     return trace, chosen_device(trace)
+
+
+MOST_AGENT_BYTES = 20_000
+"""About five thousand tokens."""
+_FRAMES = 6
+_STACKS = ("stack", "frames")
+_LONGEST_TEXT = 2000
+_LEFT_OFF = "left_off"
+
+
+def serve_agents(page: Any) -> None:
+    """Where MCP is on. Gradio has no place for it, so its server of this page gets two functions of ours."""
+    server = getattr(page, "mcp_server_obj", None)
+    if server is None:
+        return
+    written, read = server.postprocess_output_data, server.convert_strings_to_filedata
+    kept: set[str] = set()
+    # What Gradio deletes after an hour. Files that came within a question it would keep for ever.
+    page.temp_file_sets.append(kept)
+
+    def write(data: Any, root_url: str) -> Any:
+        return written([short_json(item) if _is_answer(item) else item for item in data], root_url)
+
+    def take(value: Any, places: Any) -> Any:
+        taken = read(value, places)
+        kept.update(_own_files(taken))
+        return taken
+
+    server.postprocess_output_data, server.convert_strings_to_filedata = write, take
+
+
+def _own_files(value: Any) -> Iterator[str]:
+    if isinstance(value, dict) and isinstance(value.get("path"), str):
+        if not value["path"].startswith(("http:", "https:")):
+            yield value["path"]
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _own_files(item)
+
+
+def _is_answer(value: Any) -> bool:
+    return isinstance(value, dict) and "path" not in value
+
+
+def short_json(answer: dict[str, Any], most_bytes: int = MOST_AGENT_BYTES) -> str:
+    """Stacks lose their outer frames first, then whichever list is the longest its end."""
+    left_off: dict[str, int] = {}
+    kept = _short_copy(answer)
+    if len(_json(kept)) > most_bytes:
+        for place, items in _all_lists(kept):
+            if place.rpartition(".")[2] in _STACKS and len(items) > _FRAMES:
+                _cut_list(items, _FRAMES, place, left_off)
+    while True:
+        text = _json({**kept, **({_LEFT_OFF: left_off} if left_off else {})})
+        if len(text) <= most_bytes:
+            return text
+        place, items = max(_all_lists(kept), key=lambda pair: len(_json(pair[1])) if pair[1] else 0, default=("", []))
+        if not items:
+            return _json(
+                {key: value for key, value in kept.items() if isinstance(value, int | float)} | {_LEFT_OFF: "the rest"}
+            )
+        _cut_list(items, len(items) // 2, place, left_off)
+
+
+def _cut_list(items: list[Any], to: int, place: str, left_off: dict[str, int]) -> None:
+    left_off[place] = left_off.get(place, 0) + len(items) - to
+    del items[to:]
+
+
+def _short_copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _short_copy(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_short_copy(item) for item in value]
+    if isinstance(value, str) and len(value) > _LONGEST_TEXT:
+        return f"{value[:_LONGEST_TEXT]}..."
+    return value
+
+
+def _all_lists(value: Any, place: str = "") -> Iterator[tuple[str, list[Any]]]:
+    """All of them, with the names that lead there; rows of one list share a name."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _all_lists(item, f"{place}.{key}" if place else str(key))
+    elif isinstance(value, list):
+        yield place, value
+        for item in value:
+            yield from _all_lists(item, place)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value)

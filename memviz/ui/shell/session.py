@@ -1,12 +1,23 @@
-"""What one visitor has open and looks at. Plain and frozen: every change is a new one."""
+"""A visitor's session: their open traces, how a key becomes a trace and its device, and links that restore a view.
+
+A link names a sample by its name, an estimate of one by the sample and the action, and any other trace by a digest
+of its key: only the visitor who has the key finds it again.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from memviz.analysis.which_device import chosen_device
+from memviz.fair_lock import FairLock
+from memviz.figures.colouring import MEANINGS
 from memviz.headlines.names import trace_name
-from memviz.trace.model import Trace
+from memviz.ranks.together import Ranks
+from memviz.trace.model import DeviceTrace, Trace
+from memviz.ui.shell.store import RankTables, TraceStore
 
 MOST_OPEN = 64
 
@@ -101,3 +112,98 @@ class Session:
         keys = [opened.key for opened in self.opened]
         chosen = self.chosen if self.chosen in keys else (keys[-1] if keys else "")
         return replace(self, chosen=chosen, compared=tuple(key for key in self.compared if key in keys))
+
+
+_READ_AT_ONCE = 2
+"""More, of all visitors together, would only make each of them wait longer."""
+
+
+@dataclass(frozen=True)
+class Context:
+    store: TraceStore
+    programs: tuple[str, ...] = ()
+    """Python files of whoever started the page, whose functions Run offers. Nobody who looks at it can name one."""
+    given_ranks: Ranks | None = None
+    """Of whoever started the page, for everybody who sees it."""
+    tables: RankTables = field(default_factory=RankTables)
+    """Of ranks, each of the visitor who brought it."""
+    reading: FairLock = field(default_factory=lambda: FairLock(_READ_AT_ONCE))
+    """Turns at reading files that come."""
+
+    def find(self, key: str) -> tuple[Trace, DeviceTrace] | None:
+        """`key` is the store's, a slash, and the device's name."""
+        name, _, device = key.partition("/")
+        trace = self.store.get(name)
+        matching = [candidate for candidate in trace.devices if candidate.name == device] if trace is not None else []
+        return (trace, matching[0]) if trace is not None and matching else None
+
+    def of(self, opened: Opened | None) -> tuple[Trace, DeviceTrace] | None:
+        return self.find(timeline_key(opened)) if opened is not None else None
+
+    def current(self, session: Session) -> tuple[Trace, DeviceTrace] | None:
+        return self.of(session.current)
+
+
+def open_trace(store: TraceStore, trace: Trace, *, pinned: bool = False) -> Opened:
+    return Opened.of(store.add(trace, pinned=pinned), trace)
+
+
+def timeline_key(opened: Opened) -> str:
+    return f"{opened.key}/{opened.device}"
+
+
+def open_derived_trace(
+    store: TraceStore, session: Session, recording: str, made: Trace, *, compared: bool, sample: str = ""
+) -> Session:
+    """Chosen, or put beside the recording; the same one is not opened twice. `sample` is its name in links."""
+    session = session.without_refused()
+    for opened in session.opened:
+        known = store.get(opened.key)
+        if known is not None and known.about == made.about:
+            session = session.choosing(opened.key)
+            break
+    else:
+        session = session.with_opened(replace(open_trace(store, made), sample=sample))
+    if compared and session.of(recording) is not None:
+        return replace(session, compared=(recording, session.chosen))
+    return session
+
+
+_NUMBERS = ("at", "from", "to", "low", "high", "pin")
+_CHOICES = {"order": ("category", "age"), "colour": MEANINGS, "axis": ("event", "time")}
+SAMPLE = "sample:"
+_WITH_ACTION = "+"
+
+
+def link_name(opened: Opened) -> str:
+    if opened.sample:
+        return SAMPLE + opened.sample
+    return hashlib.sha256(opened.key.encode()).hexdigest()[:12]
+
+
+def estimate_name(sample: str, finding: str, kind: str) -> str:
+    """`Opened.sample` of an estimate; of one that nobody else can make again, empty."""
+    return _WITH_ACTION.join((sample, finding, kind)) if sample and _WITH_ACTION not in sample else ""
+
+
+def parts_of_sample(name: str) -> tuple[str, dict[str, str]]:
+    """The sample's file, and the action that an estimate of it is made with."""
+    file, *action = name.split(_WITH_ACTION)
+    return file, dict(zip(("finding", "kind"), action, strict=True)) if len(action) == 2 else {}
+
+
+def find_by_link(session: Session, name: str) -> Opened | None:
+    return next((opened for opened in session.opened if link_name(opened) == name), None)
+
+
+def view_state(query: Mapping[str, str]) -> dict[str, Any]:
+    """What a link says of the view; whatever is not understood is left out."""
+    state: dict[str, Any] = {}
+    for key in _NUMBERS:
+        text = query.get(key, "")
+        if text.lstrip("-").isdigit() and len(text) < 16:
+            state[key] = int(text)
+    for key, allowed in _CHOICES.items():
+        if query.get(key) in allowed:
+            state[key] = query[key]
+    return state

@@ -1,8 +1,7 @@
-"""The open traces of all visitors, in memory, apart from each other.
+"""The open traces and rank tables of all visitors, in memory, under keys that cannot be guessed.
 
-A trace is reached by a key that nobody can guess and only its visitor's browser knows. What was not used for
-longest goes first when the store is full, what nobody has open goes a while after its visitor, and everything goes
-in the end. Whoever keeps something beside a trace is told when it goes.
+Only the visitor's browser knows a key. The least recently used trace goes first when the store is full, and what no
+visitor has open goes a while after its visitor. Whoever keeps something beside a trace is told when it goes.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from memviz.analysis.cache import drop_large, held_bytes
+from memviz.ranks.together import Ranks
 from memviz.trace.model import Trace
 
 GiB = 1 << 30
@@ -133,3 +133,44 @@ class TraceStore:
         for key in gone:
             for listener in self._listeners:
                 listener(key)
+
+
+MOST_RANK_TABLES = 32
+"""Of all visitors; what was not looked at for longest goes first. A row takes some 8 KB."""
+MOST_RANKS = 65_536
+"""Of all of them together."""
+
+
+@dataclass(frozen=True)
+class NamedRanks:
+    name: str
+    job: Ranks
+
+
+class RankTables:
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, NamedRanks] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def add(self, name: str, job: Ranks) -> str:
+        key = f"ranks-{secrets.token_urlsafe(18)}"
+        with self._lock:
+            self._kept[key] = NamedRanks(name, job)
+            while len(self._kept) > 1 and (len(self._kept) > MOST_RANK_TABLES or self._ranks > MOST_RANKS):
+                self._kept.popitem(last=False)
+        return key
+
+    @property
+    def _ranks(self) -> int:
+        return sum(len(named.job.ranks) for named in self._kept.values())
+
+    def get(self, key: str) -> NamedRanks | None:
+        with self._lock:
+            named = self._kept.get(key)
+            if named is not None:
+                self._kept.move_to_end(key)
+            return named
+
+    def drop(self, key: str) -> None:
+        with self._lock:
+            self._kept.pop(key, None)

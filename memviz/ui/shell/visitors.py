@@ -1,11 +1,23 @@
-"""Who a request comes from, as far as a server can know it: by address, since whoever likes can make up cookies."""
+"""Visitors: by which address they come, whether they still wait, and which pages and windows of theirs are open.
+
+Each window is a session of its own, and all windows of a browser write one list of traces to open after a reload.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
+from gradio.context import LocalContext
 from starlette.types import Scope
+
+from memviz.ui.shell.session import Session
 
 _UNKNOWN = "unknown"
 
@@ -28,3 +40,103 @@ def _is_public(text: str) -> bool:
         return ipaddress.ip_address(text).is_global
     except ValueError:
         return False
+
+
+def presence() -> Callable[[], bool]:
+    """To be called where Gradio has begun the work; what it returns may be asked from anywhere, and at any time.
+
+    Gradio lets go of an event when the stream of its visitor ends. It tells a generator so only at its next part, and
+    a function never.
+    """
+    blocks, event_id = LocalContext.blocks.get(None), LocalContext.event_id.get(None)
+    queue = getattr(blocks, "_queue", None)
+    event = getattr(queue, "event_ids_to_events", {}).get(event_id)
+    return lambda: bool(getattr(event, "alive", True))
+
+
+_MOST_REMEMBERED = 10_000
+
+
+class OpenPages:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._here: Counter[str] = Counter()
+        self._left: dict[str, float] = {}
+
+    @contextmanager
+    def of(self, page: str) -> Iterator[None]:
+        with self._lock:
+            self._here[page] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._here[page] -= 1
+                if self._here[page] <= 0:
+                    del self._here[page]
+                    self._left.pop(page, None)
+                    self._left[page] = time.monotonic()
+                    while len(self._left) > _MOST_REMEMBERED:
+                        self._left.pop(next(iter(self._left)))
+
+    def is_here(self, page: str) -> bool:
+        with self._lock:
+            return page in self._here
+
+    def was_here(self, page: str) -> bool:
+        with self._lock:
+            return page in self._here or page in self._left
+
+    def is_gone(self, page: str, seconds: float) -> bool:
+        """It was here, and left so long ago. Of a program that never held a line nothing is known."""
+        with self._lock:
+            left = self._left.get(page)
+            return page not in self._here and left is not None and time.monotonic() - left >= seconds
+
+    def forget(self, page: str) -> None:
+        with self._lock:
+            self._left.pop(page, None)
+
+
+class Windows:
+    def __init__(self, page: Any) -> None:
+        self._page = page
+        self._browsers: dict[str, str] = {}
+        """Of each session the browser it is in, by a name that only this browser knows."""
+
+    def begin(self, browser: str) -> None:
+        self._browsers[_current_request()] = browser
+
+    def forget(self, name: str) -> None:
+        self._browsers.pop(name, None)
+
+    def sessions(self) -> Iterator[tuple[str, Session]]:
+        holder = getattr(self._page, "state_holder", None)
+        for name, state in dict(holder.session_data if holder is not None else {}).items():
+            yield from ((name, value) for value in list(state.state_data.values()) if isinstance(value, Session))
+
+    def remembered(self, current: Session) -> list[list[str]]:
+        """With what is open in the browser's other windows."""
+        asking = _current_request()
+        browser = self._browsers.get(asking)
+        opened = {opened_trace.key: opened_trace for opened_trace in current.opened}
+        for name, session in self._others(asking):
+            if browser and self._browsers.get(name) == browser:
+                opened |= {
+                    opened_trace.key: opened_trace for opened_trace in session.opened if opened_trace.key not in opened
+                }
+        return [[trace.key, trace.sample] for trace in opened.values()]
+
+    def is_open_elsewhere(self, key: str) -> bool:
+        return any(session.of(key) is not None for _, session in self._others(_current_request()))
+
+    def _others(self, asking: str) -> Iterator[tuple[str, Session]]:
+        """Windows that are there: what was left stays known for a while."""
+        is_here = self._page.open_pages.is_here
+        return ((name, session) for name, session in self.sessions() if name != asking and is_here(name))
+
+
+def _current_request() -> str:
+    """The session of the event that is being answered."""
+    request: Any = LocalContext.request.get(None)
+    return getattr(request, "session_hash", None) or ""

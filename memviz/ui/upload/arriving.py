@@ -18,7 +18,7 @@ from typing import IO, Any, Protocol
 
 from memviz.errors import TraceError
 from memviz.trace.unpickle.stream import AGAIN, TRUNCATED
-from memviz.ui.shell.exports import not_kept
+from memviz.ui.shell.temporary_files import write_failure
 
 _PIECE = 4 << 20
 _PACKED_PIECE = 1 << 18
@@ -103,7 +103,7 @@ class Arriving(io.BufferedIOBase):
                 self._write(part)
             except OSError as error:
                 self._free()
-                self._end(not_kept(error))
+                self._end(write_failure(error))
                 raise
             self.arrived += len(part)
             self._note(plain or not self._packed)

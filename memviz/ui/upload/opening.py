@@ -1,4 +1,4 @@
-"""Files and samples become open traces; what is refused leaves everything else as it was."""
+"""Files and samples become open traces, and clicks on open traces and samples change the session."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from pathlib import Path
 from memviz.errors import TraceError
 from memviz.ranks.given_table import is_table, ranks_of_table
 from memviz.trace.load import load_trace
-from memviz.ui.shell.context import Context, open_trace
-from memviz.ui.shell.session import MOST_OPEN, Opened, Refused, Session
+from memviz.ui.shell.session import MOST_OPEN, Context, Opened, Refused, Session, open_trace
 from memviz.ui.shell.store import TraceStore
-from memviz.ui.upload.samples import SAMPLES, OfferedSample
+from memviz.ui.upload.samples import OFFERED_SAMPLES, SAMPLES, OfferedSample, sample_named
 
 Say = Callable[[float, str], None]
 _MOST_NAME, _MOST_REASON, _MOST_TURN, _MOST_REFUSED = 300, 1000, 9, 5
@@ -103,3 +102,32 @@ def reopened(store: TraceStore, kept: Sequence[Sequence[str]], given: Session | 
         if trace is not None and session.of(key) is None:
             session = session.with_opened(replace(Opened.of(key, trace), sample=sample))
     return session
+
+
+def session_after(context: Context, session: Session, data: Mapping[str, str]) -> Session:
+    session, key = session.without_refused(), data.get("key", "")
+    match data.get("act"):
+        case "choose":
+            return session.choosing(key)
+        case "device":
+            return session.choosing(key).on_device(key, data.get("device", ""))
+        case "close":
+            if key == session.table:
+                return replace(session, table="")
+            return session.closing(key)
+        case "home":
+            return replace(session, home=True)
+        case "sample":
+            sample = sample_named(data.get("sample", ""))
+            return open_sample(context.store, session, sample) if sample else session
+    return session
+
+
+def tab_after(data: Mapping[str, str]) -> str | None:
+    """Where a sample's answer stands; the samples themselves and what is opened stand in Explore."""
+    if data.get("act") in ("home", "ranks"):
+        return {"home": "explore", "ranks": "ranks"}[data["act"]]
+    sample = sample_named(data.get("sample", ""))
+    if sample is None:
+        return None
+    return data["tab"] if data.get("tab") in {other.tab for other in OFFERED_SAMPLES} else sample.tab

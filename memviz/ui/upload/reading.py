@@ -1,17 +1,20 @@
-"""A visitor's file becomes an open trace while it is still on its way, and is drawn before it is understood.
+"""A visitor's file becomes an open trace while it still arrives; messages go to the page that listens.
 
-What the visitor's browser is told, in this order: `reading` (how much, and the total as far as it is known), `curve`
-(the whole total), `piece` (every allocation, then the colours) and `opened`; or `refused` at any time. The browser
-draws each as it comes.
+The browser is sent, in this order: `reading` (how much, and the total as far as it is known), `curve` (the whole
+total), `piece` (every allocation, then the colours) and `opened`; or `refused` at any time. A message is its
+header's length (4 bytes, little-endian), the header as JSON, and as many bytes as it names as `bytes`.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import secrets
 import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -27,13 +30,66 @@ from memviz.ranks.given_table import FIRST_BYTES, ranks_of_table
 from memviz.trace.budget import Unwanted
 from memviz.trace.load import read_trace
 from memviz.trace.model import DeviceTrace, Trace
-from memviz.ui.payloads.timeline_pieces import piece
-from memviz.ui.shell.context import Context, open_trace, timeline_key
-from memviz.ui.shell.rank_tables import RankTables
-from memviz.ui.shell.store import TraceStore
+from memviz.ui.payloads.timelines import piece
+from memviz.ui.shell.session import Context, open_trace, timeline_key
+from memviz.ui.shell.store import RankTables, TraceStore
 from memviz.ui.upload.arriving import Arriving
-from memviz.ui.upload.outbox import Outbox
 from memviz.units import bytes_text
+
+_ALIVE_SECONDS = 15
+"""Silence that a proxy may take for the end."""
+
+
+class Outbox:
+    def __init__(self) -> None:
+        self.newest_fetched = ""
+        """The kind of the message that was handed out last."""
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[str, bytes]] = []
+        self._closed = False
+        self._wake: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+
+    def put(self, kind: str, body: bytes = b"", **header: Any) -> None:
+        """A newer one of the same kind takes the place of one that nobody has fetched yet, where none has a body."""
+        head = json.dumps({"kind": kind, "bytes": len(body), **header}).encode()
+        message = len(head).to_bytes(4, "little") + head + body
+        with self._lock:
+            if self._closed:
+                return
+            if not body and self._waiting and self._waiting[-1][0] == kind:
+                self._waiting.pop()
+            self._waiting.append((kind, message))
+        self._tell()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+        self._tell()
+
+    def _tell(self) -> None:
+        wake = self._wake
+        if wake is not None and not wake[0].is_closed():
+            wake[0].call_soon_threadsafe(wake[1].set)
+
+    async def messages(self) -> AsyncIterator[bytes]:
+        """Until it is closed and all are fetched. One listener."""
+        changed = asyncio.Event()
+        self._wake = asyncio.get_running_loop(), changed
+        while True:
+            changed.clear()
+            with self._lock:
+                waiting, closed, self._waiting = self._waiting, self._closed, []
+            for kind, message in waiting:
+                self.newest_fetched = kind
+                yield message
+            if not waiting and closed:
+                return
+            if not waiting:
+                try:
+                    await asyncio.wait_for(changed.wait(), _ALIVE_SECONDS)
+                except TimeoutError:
+                    self.put("alive")
+
 
 _COLUMNS = 1200
 _PIECE = 4 << 20

@@ -18,9 +18,8 @@ from starlette.routing import Route
 from starlette.types import Message
 
 from memviz.errors import UsageError
-from memviz.ui.shell.bodies import whole_body
-from memviz.ui.shell.exports import not_kept
-from memviz.ui.shell.sound import sound_text
+from memviz.ui.shell.request_bodies import json_safe_text, read_body
+from memviz.ui.shell.temporary_files import write_failure
 from memviz.ui.shell.visitors import visitor_of
 from memviz.ui.upload.arriving import Arriving, TooMuch
 from memviz.ui.upload.reading import OPENED, Busy, FileTooLarge, Reading, Readings
@@ -65,7 +64,7 @@ def _guarded(handler: Handler) -> Handler:
         except TooMuch:
             return _refusal("More than was announced.", 400)
         except OSError as error:
-            return _refusal(not_kept(error), 507)
+            return _refusal(write_failure(error), 507)
 
     return answer
 
@@ -116,8 +115,8 @@ def _reading(request: Request) -> Reading:
 
 
 async def _begin(request: Request) -> Response:
-    said = json.loads(await whole_body(request.receive, _MOST_SAID))
-    name, size, packed = sound_text(said["name"])[-_LONGEST_NAME:], said["size"], said["packed"] is True
+    said = json.loads(await read_body(request.receive, _MOST_SAID))
+    name, size, packed = json_safe_text(said["name"])[-_LONGEST_NAME:], said["size"], said["packed"] is True
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _MOST_SIZE:
         raise UsageError("A size is a whole number of bytes.")
     name, visitor = name.replace("\\", "/").rsplit("/", 1)[-1], visitor_of(request.scope)

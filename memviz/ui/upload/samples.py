@@ -1,9 +1,24 @@
-"""The samples that the page offers: questions that our own sample traces answer."""
+"""The samples and the page before anything is open.
+
+Pictures and peaks of the samples are kept in sample_cards.json, because drawing them takes half of a page's start;
+`python -m memviz.ui.upload.samples` draws them again, and a test compares.
+"""
 
 from __future__ import annotations
 
+import base64
+import json
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
+
+from memviz.analysis.timeline import timeline
+from memviz.analysis.which_device import chosen_device
+from memviz.figures.packed_timeline import data_address, thumbnail
+from memviz.trace.load import load_trace
+from memviz.ui.html.markup import Html, tag
+from memviz.units import bytes_text, delta_text
 
 _INSTALLED = Path(__file__).parents[2] / "sample_traces"
 SAMPLES = _INSTALLED if _INSTALLED.is_dir() else Path(__file__).parents[3] / "sample_traces"
@@ -53,3 +68,102 @@ OFFERED_SAMPLES = (
 
 def sample_named(name: str) -> OfferedSample | None:
     return next((sample for sample in OFFERED_SAMPLES if sample.name == name), None)
+
+
+_CARDS = Path(__file__).with_suffix(".json")
+_WIDTH, _HEIGHT = 520, 300
+
+
+@dataclass(frozen=True)
+class SampleCard:
+    """One picture and one peak for each of the sample's files, the pictures on one scale."""
+
+    pictures: tuple[bytes, ...]
+    peaks: tuple[int, ...]
+
+
+def card_of(sample: OfferedSample) -> SampleCard:
+    kept = _saved_cards()[sample.name]
+    return SampleCard(tuple(map(base64.b64decode, kept["pictures"])), tuple(kept["peaks"]))
+
+
+def draw_card(sample: OfferedSample) -> SampleCard:
+    traces = [load_trace(SAMPLES / name) for name in sample.files]
+    devices = [chosen_device(trace) for trace in traces]
+    peaks = tuple(timeline(device).peak_bytes for device in devices)
+    width = _WIDTH // len(traces)
+    pictures = (
+        thumbnail(trace, device, width=width, height=_HEIGHT, top=max(peaks))
+        for trace, device in zip(traces, devices, strict=True)
+    )
+    return SampleCard(tuple(pictures), peaks)
+
+
+@cache
+def _saved_cards() -> dict[str, dict[str, Any]]:
+    kept: dict[str, dict[str, Any]] = json.loads(_CARDS.read_text(encoding="utf-8"))
+    return kept
+
+
+def write_cards() -> None:
+    cards = {sample.name: draw_card(sample) for sample in OFFERED_SAMPLES}
+    rows = {
+        name: {
+            "peaks": card.peaks,
+            "pictures": [base64.b64encode(picture).decode("ascii") for picture in card.pictures],
+        }
+        for name, card in cards.items()
+    }
+    _CARDS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_cards()
+
+
+RECORD = """# before the model is built
+torch.cuda.memory._record_memory_history()
+try:
+    train_a_few_steps()
+finally:  # also when it runs out of memory
+    torch.cuda.memory._dump_snapshot("run.pickle")
+    torch.cuda.memory._record_memory_history(enabled=None)"""
+
+
+def welcome_html() -> Html:
+    lead = "Every allocation over time, what the peak is made of, and what changed between two runs."
+    return tag("header", tag("h1", "See what fills your GPU."), tag("p", lead, class_="mv-lead"), class_="mv-welcome")
+
+
+def record_html() -> Html:
+    copy = tag("button", "Copy", type="button", data_mv_copy=RECORD)
+    safe = tag("p", "Reading a file never runs code from it. No GPU needed here.", class_="mv-soft")
+    head = tag("h2", "No snapshot yet? Record one", copy)
+    return tag("section", head, tag("pre", RECORD, tabindex="0"), safe, class_="mv-record")
+
+
+def samples_html(tab: str = "") -> Html:
+    """`tab` is where they are offered to be answered; each has a tab of its own otherwise."""
+    offered = [sample for sample in OFFERED_SAMPLES if not tab or len(sample.files) == 1]
+    cards = [_card_html(sample, tab) for sample in sorted(offered, key=lambda sample: sample.tab != tab)]
+    return tag("section", tag("h2", "Or start with a sample"), tag("div", *cards, class_="mv-samples"))
+
+
+def _card_html(sample: OfferedSample, tab: str) -> Html:
+    card = card_of(sample)
+    pictures = [tag("img", src=data_address(picture), alt="") for picture in card.pictures]
+    first, last = card.peaks[0], card.peaks[-1]
+    change = f"{delta_text(last - first)}" if len(card.peaks) > 1 else f"{bytes_text(first)} peak"
+    where = "" if tab else f"{sample.tab.replace('-', ' ').capitalize()} · "
+    return tag(
+        "button",
+        tag("span", *pictures, class_="mv-pictures"),
+        tag("b", sample.title),
+        tag("span", sample.text),
+        tag("small", f"{where}{change} · predicted"),
+        type="button",
+        data_act="sample",
+        data_sample=sample.name,
+        data_tab=tab or None,
+        class_="mv-sample",
+    )

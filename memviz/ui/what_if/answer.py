@@ -1,30 +1,34 @@
-"""What the What if tab answers: what is replayed for a question, and every part of the page that shows it."""
+"""The answers of the What if tab: the replays of a question, the parts of the page that show them, and their files."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from memviz.allocator.recorded_settings import settings_of
+from memviz.allocator.replayed import Replayed
 from memviz.allocator.replayer import Progress, part_of, rest_of
+from memviz.allocator.search import Search
 from memviz.allocator.what_if import WhatIf
+from memviz.headlines.names import trace_name
 from memviz.headlines.what_if import what_if
+from memviz.trace.formats.write_snapshot import write_pickle
 from memviz.trace.model import Action, DeviceTrace, Trace
 from memviz.ui.html.markup import Html, joined, tag
-from memviz.ui.payloads.linked_timelines import LinkedTrace, linked_values
 from memviz.ui.payloads.segment_view import map_value
-from memviz.ui.shell.context import Context
-from memviz.ui.shell.session import Session
-from memviz.ui.what_if.downloads import answer_file, snapshot_file, with_replay
-from memviz.ui.what_if.kept_replays import Replays, Terms
-from memviz.ui.what_if.limits import UNASKED_SECONDS, TooLong, most_seconds, within
-from memviz.ui.what_if.maps import MapSide, map_sides
-from memviz.ui.what_if.question import ParsedQuestion, Question, parse_question
-from memviz.ui.what_if.reserved_plot import moment_that_matters, plot_label, plot_value
+from memviz.ui.payloads.timelines import LinkedTrace, linked_values
+from memviz.ui.shell.session import Context, Session, open_derived_trace
+from memviz.ui.shell.store import TraceStore
+from memviz.ui.shell.temporary_files import file_stem, file_with, page_file
+from memviz.ui.what_if.plots import MapSide, map_sides, moment_that_matters, plot_label, plot_value
+from memviz.ui.what_if.question import ParsedQuestion, Question, WhatIfState, parse_question
+from memviz.ui.what_if.replays import UNASKED_SECONDS, Replays, Terms, TooLong, most_seconds, within
+from memviz.ui.what_if.saved_page import what_if_page
 from memviz.ui.what_if.settings_form import KnownMemory
-from memviz.ui.what_if.state import WhatIfState
 from memviz.ui.what_if.verdict import (
     Answer,
     blocks_html,
@@ -34,6 +38,37 @@ from memviz.ui.what_if.verdict import (
     segments_head_html,
     what_if_html,
 )
+from memviz.units import bytes_text
+
+
+def answer_file(trace: Trace, device: DeviceTrace, outcome: WhatIf, searched: Search | None) -> str:
+    return page_file("what-if.html", what_if_page(trace, device, outcome, searched))
+
+
+def snapshot_file(replayed: Replayed) -> str:
+    return file_with(
+        f"{file_stem(trace_name(replayed.trace.about.source))}-replayed.pickle", partial(_write_snapshot, replayed)
+    )
+
+
+def _write_snapshot(replayed: Replayed, path: Path) -> None:
+    with path.open("wb") as file:
+        write_pickle(replayed.trace, file)
+
+
+def with_replay(store: TraceStore, session: Session, recording: str, replayed: Replayed, *, compared: bool) -> Session:
+    """One more open trace, chosen, or put beside the recording; the same one is not opened twice."""
+    return open_derived_trace(store, session, recording, _file_name(replayed), compared=compared)
+
+
+def _file_name(replayed: Replayed) -> Trace:
+    """In a list it has to be told from its recording; under which settings stands there too."""
+    where = "" if replayed.memory is None else f" in {bytes_text(replayed.memory)}"
+    about = replayed.trace.about
+    return replace(
+        replayed.trace, about=replace(about, source=f"replay of {trace_name(replayed.trace.about.source)}{where}")
+    )
+
 
 _LONGEST_UNASKED = 200_000
 _SEARCH_PARTS = 6

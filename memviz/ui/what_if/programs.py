@@ -12,11 +12,11 @@ from memviz.allocator.settings import parse_settings
 from memviz.allocator.what_if import CardMemory
 from memviz.errors import MemvizError, UsageError
 from memviz.headlines.what_if import replayed_json
-from memviz.ui.shell.presence import presence
-from memviz.ui.shell.programs import in_words, one_file, open_upload, sound_answer
-from memviz.ui.shell.turns import IN_TURN, in_turn
-from memviz.ui.what_if.limits import most_seconds, within
+from memviz.ui.shell.gradio_events import IN_TURN, in_turn
+from memviz.ui.shell.programs import json_safe_answer, one_file, open_upload, with_worded_errors
+from memviz.ui.shell.visitors import presence
 from memviz.ui.what_if.question import LONGEST
+from memviz.ui.what_if.replays import most_seconds, within
 from memviz.units import parse_bytes
 
 
@@ -38,7 +38,7 @@ def replay(file: str, settings: str = "", memory: str = "", search: bool = False
         memory: Of the card, such as 24GiB; empty for memory without end.
         search: Also try the settings that matter, and advise.
     """
-    with in_words():
+    with with_worded_errors():
         question = _question(settings, memory, search)
         trace, device = open_upload(file)
         is_there = presence()
@@ -48,7 +48,7 @@ def replay(file: str, settings: str = "", memory: str = "", search: bool = False
                 raise MemvizError("Nobody waits for it any more.")
 
         progress = within(most_seconds(device), heard)
-        return sound_answer(replayed_json(replay_answer(trace, device, question, progress)))
+        return json_safe_answer(replayed_json(replay_answer(trace, device, question, progress)))
 
 
 def _question(settings: object, memory: object, search: object) -> ReplayQuestion:

@@ -1,16 +1,18 @@
-"""What a visitor asks on the What if tab, as the form has it, and what that means to the allocator."""
+"""A visitor's question on the What if tab, as the form and links have it, and as allocator settings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
+from urllib.parse import urlencode
 
 from memviz.allocator.context import OVERHEAD_BYTES
 from memviz.allocator.settings import Settings, parse_settings
 from memviz.allocator.settings_text import NEWEST, OLDEST, Release
 from memviz.allocator.what_if import CardMemory, GiB
 from memviz.errors import UsageError
+from memviz.ui.shell.session import MOST_OPEN
 from memviz.units import bytes_text, parse_bytes
 
 LONGEST = 400
@@ -147,3 +149,45 @@ def _parts(text: str) -> list[str]:
         else:
             parts[-1] += character
     return [part for part in parts if part]
+
+
+TAB = "what-if"
+_SWITCHED_ON = "1"
+
+
+def what_if_query(question: Question) -> str:
+    """Only what differs from PyTorch's defaults."""
+    usual = asdict(Question())
+    differs = {name: value for name, value in asdict(question).items() if value != usual[name]}
+    return urlencode(
+        {"tab": TAB, **{name: _SWITCHED_ON if value is True else value for name, value in differs.items()}}
+    )
+
+
+def question_in(query: Mapping[str, str]) -> Question:
+    """What is not in a link is as usual; the form says of each field what it thinks of it."""
+    usual = asdict(Question())
+    form = {name: query.get(name, usual[name]) for name in usual}
+    return question_of({**form, "expandable": query.get("expandable") == _SWITCHED_ON})
+
+
+@dataclass(frozen=True)
+class WhatIfState:
+    """What a visitor sees on this tab. Plain and frozen: every change is a new one."""
+
+    key: str = ""
+    question: Question = Question()
+    turn: int = 0
+    """Grows where the page itself fills the form in."""
+    with_blocks: bool = False
+    left: tuple[tuple[str, Question], ...] = ()
+    """What was asked of other traces, by key, for whoever comes back to them."""
+
+    def turned_to(self, key: str) -> tuple[WhatIfState, bool]:
+        """And whether nothing was asked of that trace yet."""
+        left = dict(self.left)
+        if self.key:
+            left[self.key] = self.question
+        question = left.pop(key, None)
+        kept = tuple(left.items())[-MOST_OPEN:]
+        return WhatIfState(key, question or Question(), self.turn + 1, self.with_blocks, kept), question is None

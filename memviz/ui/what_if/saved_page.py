@@ -9,13 +9,10 @@ from memviz.allocator.search import Search
 from memviz.allocator.what_if import WhatIf
 from memviz.headlines.what_if import what_if
 from memviz.trace.model import DeviceTrace, Trace
-from memviz.ui.html.markup import Html, joined, tag
-from memviz.ui.html.words import cut
+from memviz.ui.html.markup import Html, cut, joined, tag
 from memviz.ui.payloads.segment_view import map_value, moment_in_replay
-from memviz.ui.saved.document import Document, html_text
-from memviz.ui.saved.views import nowhere, with_ways
-from memviz.ui.what_if.maps import MapSide, map_sides
-from memviz.ui.what_if.reserved_plot import moment_that_matters, plot_label, plot_value
+from memviz.ui.saved.document import Document, html_text, rewrite_links, without_links
+from memviz.ui.what_if.plots import MapSide, map_sides, moment_that_matters, plot_label, plot_value
 from memviz.ui.what_if.verdict import Answer, search_html, segments_head_html, what_if_html
 
 
@@ -37,7 +34,7 @@ def what_if_page(trace: Trace, device: DeviceTrace, outcome: WhatIf, searched: S
         parts += [segments_head_html(answer.at, matters=True), tag("div", id="what-if-maps")]
     if searched is not None:
         parts.append(search_html(answer, searched))
-    body = with_ways(joined(*parts), nowhere)
+    body = rewrite_links(joined(*parts), without_links)
     return html_text(Document(str(said), tag("div", body, class_="mv-what-if-saved"), data=data))
 
 

@@ -11,8 +11,7 @@ from memviz.allocator.as_json import environment
 from memviz.allocator.context import UNKNOWN
 from memviz.allocator.what_if import CARD_BYTES, CardMemory
 from memviz.ui.html.markup import Html, joined, tag
-from memviz.ui.what_if.links import what_if_query
-from memviz.ui.what_if.question import ANY_CARD, RELEASES, ParsedQuestion, Question
+from memviz.ui.what_if.question import ANY_CARD, RELEASES, ParsedQuestion, Question, what_if_query
 from memviz.units import bytes_text, parse_bytes
 
 

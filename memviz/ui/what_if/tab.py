@@ -15,25 +15,18 @@ import gradio as gr
 from memviz.allocator.settings import parse_settings
 from memviz.errors import MemvizError
 from memviz.trace.model import DeviceTrace
-from memviz.ui.components.memory_timeline import MemoryTimeline
-from memviz.ui.components.panel import Panel, clicked
-from memviz.ui.components.plain_form import PlainForm, form_fields
-from memviz.ui.components.reserved_plot import ReservedPlot
-from memviz.ui.components.segment_pair import SegmentPair
-from memviz.ui.components.turn import Turn
+from memviz.ui.components.component import Panel, PlainForm, Turn, clicked, form_fields
+from memviz.ui.components.plots import MemoryTimeline, ReservedPlot, SegmentPair
 from memviz.ui.html.markup import Html
-from memviz.ui.shell.background import BackgroundStopped, BackgroundWork, Workshop
-from memviz.ui.shell.context import Context, timeline_key
-from memviz.ui.shell.session import Session
+from memviz.ui.shell.background_jobs import BackgroundJob, BackgroundJobs, BackgroundStopped
+from memviz.ui.shell.gradio_events import IN_PARTS, in_parts
+from memviz.ui.shell.session import Context, Session, timeline_key
 from memviz.ui.shell.visitors import visitor_of
-from memviz.ui.shell.wiring import IN_PARTS, in_parts
 from memviz.ui.what_if.answer import EMPTY, PARTS, WhatIfAnswers, first_question, terms_of
-from memviz.ui.what_if.kept_replays import Replays
-from memviz.ui.what_if.links import question_in
-from memviz.ui.what_if.question import parse_question, question_of
-from memviz.ui.what_if.reserved_plot import moment_that_matters
+from memviz.ui.what_if.plots import moment_that_matters
+from memviz.ui.what_if.question import WhatIfState, parse_question, question_in, question_of
+from memviz.ui.what_if.replays import Replays
 from memviz.ui.what_if.settings_form import form_value
-from memviz.ui.what_if.state import WhatIfState
 from memviz.ui.what_if.verdict import Answer, refusal_html, waiting_html
 
 ID = "what-if"
@@ -179,7 +172,7 @@ class _WhatIfEvents:
         self.context = context
         self.answers = parts.answers
         self.parts = parts
-        self.workshop = Workshop()
+        self.workshop = BackgroundJobs()
 
     def wire(self, tabs: gr.Tabs, turn: Turn) -> None:
         parts = self.parts
@@ -324,7 +317,7 @@ class _WhatIfEvents:
             self.workshop.ended(_visitor(request), work)
 
     def _work(
-        self, work: BackgroundWork, state: WhatIfState, device: DeviceTrace, is_newest: Callable[[], bool]
+        self, work: BackgroundJob, state: WhatIfState, device: DeviceTrace, is_newest: Callable[[], bool]
     ) -> Iterator[dict[str, Any]]:
         while not work.is_done(_SHOWN_AFTER_SECONDS):
             if work.is_stopped or not is_newest():

@@ -7,10 +7,8 @@ from urllib.parse import parse_qsl
 import pytest
 
 from memviz.analysis.comparing.align import PEAK, Alignment
-from memviz.ui.compare.links import compare_query, compare_session, compare_state_of
-from memviz.ui.compare.state import CompareState
-from memviz.ui.shell.links import link_name
-from memviz.ui.shell.session import Opened, Session
+from memviz.ui.compare.state import CompareState, compare_query, compare_session, compare_state_of
+from memviz.ui.shell.session import Opened, Session, link_name
 from tests.ui.compared_runs import run, sides
 
 THREE = sides(run(1), run(2), run(3))

@@ -8,11 +8,10 @@ import pytest
 
 from memviz.analysis.comparing.align import Alignment
 from memviz.trace.model import About, Trace
-from memviz.ui.compare.empty import compare_empty_html, offer_html
+from memviz.ui.compare.answer import compare_empty_html, offer_html
 from memviz.ui.compare.state import CompareState, changed, sides_of
 from memviz.ui.compare.tab import draw
-from memviz.ui.shell.context import Context, open_trace
-from memviz.ui.shell.session import Opened, Session
+from memviz.ui.shell.session import Context, Opened, Session, open_trace
 from memviz.ui.shell.store import TraceStore
 from tests.traces import alloc, frame, trace_of
 from tests.ui.compared_runs import run, sides

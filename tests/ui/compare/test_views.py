@@ -12,12 +12,11 @@ from memviz.figures.colouring import colouring
 from memviz.headlines.compare import compare
 from memviz.headlines.headline import Headline
 from memviz.trace.model import About, Trace
-from memviz.ui.compare.answer import overlay_value
+from memviz.ui.compare.answer import compare_verdict_html, overlay_value
 from memviz.ui.compare.controls import Controls, controls_html
 from memviz.ui.compare.scoreboard import Board, scoreboard_html
 from memviz.ui.compare.state import CompareState
-from memviz.ui.compare.verdict import compare_verdict_html
-from memviz.ui.payloads.linked_timelines import linked_name, linked_values
+from memviz.ui.payloads.timelines import linked_name, linked_values
 from memviz.ui.shell.session import Opened
 from tests.traces import MiB, alloc, frame, free, trace_of
 from tests.ui.compared_runs import found, run, sides

@@ -12,9 +12,9 @@ import pytest
 
 from memviz.figures.packed_timeline import unpack
 from memviz.trace.model import Trace
-from memviz.ui.compare.downloads import changes_csv, comparison_file
+from memviz.ui.compare.tab import changes_csv, comparison_file
 from memviz.ui.compare.waterfall import Surroundings, Waterfall, waterfall, waterfall_html
-from memviz.ui.components.waterfall import lit
+from memviz.ui.components.tables import highlighted_rows
 from tests.traces import MiB, alloc, frame, trace_of
 from tests.ui.compared_runs import found, run
 from tests.ui.page import elements, rows, words
@@ -113,7 +113,7 @@ def test_the_ends_of_the_axis_stand_at_both_peaks():
 
 def test_the_rows_of_a_site_are_found_in_each_trace():
     pairs = [(trace, trace.devices[0]) for trace in (run(1, 2), run(0, 3, 4))]
-    bits = [unpack(each)["bits"].tolist() for each in lit(pairs, "site", "model.py:1 f1\nmm")]
+    bits = [unpack(each)["bits"].tolist() for each in highlighted_rows(pairs, "site", "model.py:1 f1\nmm")]
     assert bits == [[0b10], [0b01]]
 
 

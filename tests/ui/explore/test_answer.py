@@ -27,8 +27,7 @@ from memviz.ui.explore.answer import (
 )
 from memviz.ui.explore.state import ExploreState
 from memviz.ui.explore.tab import maps
-from memviz.ui.shell.context import Context
-from memviz.ui.shell.session import Session
+from memviz.ui.shell.session import Context, Session
 from memviz.ui.shell.store import TraceStore
 from tests.real import real_files, requires_real
 from tests.traces import MiB, alloc, frame, free, trace_of

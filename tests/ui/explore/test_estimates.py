@@ -10,10 +10,8 @@ from memviz.analysis.overview import overview
 from memviz.analysis.timeline import timeline
 from memviz.headlines.compare import compare
 from memviz.headlines.explore import explore
-from memviz.ui.explore.estimates import offers, with_estimate
-from memviz.ui.explore.findings import findings_html
-from memviz.ui.shell.context import Context, open_trace
-from memviz.ui.shell.session import Session
+from memviz.ui.explore.findings import findings_html, offers, with_estimate
+from memviz.ui.shell.session import Context, Session, open_trace
 from memviz.ui.shell.store import TraceStore
 from tests.analysis.actions.test_checkpoint import LAYERS, WEIGHTS, network, network_events
 from tests.analysis.findings.steps import Loop

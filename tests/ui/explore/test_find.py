@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memviz.analysis.find import FindResult, FoundSite
-from memviz.ui.explore.find import MOST_ROWS, found_html, refused_query_html
+from memviz.ui.explore.live_set import MOST_FOUND, found_html, refused_query_html
 from tests.traces import MiB
 from tests.ui.page import HOSTILE, elements, rows, tags, words
 
@@ -35,9 +35,9 @@ def test_nothing_found_says_so_and_lights_nothing():
 
 
 def test_many_sites_end_in_one_row():
-    html = found_html(FindResult(-1, tuple(site(str(i), 10) for i in range(MOST_ROWS + 5))), "x")
+    html = found_html(FindResult(-1, tuple(site(str(i), 10) for i in range(MOST_FOUND + 5))), "x")
     assert rows(html)[-2] == ["everything else, 5 more", "5", "50 B", "5"]
-    assert len(rows(html)) == MOST_ROWS + 3
+    assert len(rows(html)) == MOST_FOUND + 3
 
 
 def test_a_refused_query_is_said_in_place():

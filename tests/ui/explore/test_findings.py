@@ -5,7 +5,7 @@ import pytest
 from memviz.analysis.findings.ranking import findings
 from memviz.errors import UsageError
 from memviz.ui.explore.findings import findings_html
-from memviz.ui.payloads.timeline_pieces import lit_rows
+from memviz.ui.payloads.timelines import lit_rows
 from tests.analysis.findings.steps import Loop
 from tests.analysis.training import BUILD
 from tests.traces import MiB, alloc, event, frame, trace_of

@@ -6,18 +6,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from memviz.ui.explore.heard import Heard
-from memviz.ui.explore.state import ExploreState
+from memviz.ui.explore.state import ExploreState, LatestInput
 from memviz.ui.explore.tab import chosen_of_another
-from memviz.ui.shell.context import timeline_key
-from memviz.ui.shell.session import Opened, Session
+from memviz.ui.shell.session import Opened, Session, timeline_key
 
 ONE = Session(opened=(Opened("one", "one", "cuda:0", ("cuda:0",)),), chosen="one")
 KEY = timeline_key(ONE.current) if ONE.current else ""
 
 
 def test_what_is_chosen_while_an_answer_is_computed_is_answered() -> None:
-    heard = Heard()
+    heard = LatestInput()
     heard.session = ONE
 
     def answer(session: Session, state: ExploreState, chosen: Mapping[str, Any]) -> list[Any]:
@@ -32,7 +30,7 @@ def test_what_is_chosen_while_an_answer_is_computed_is_answered() -> None:
 
 
 def test_numbers_of_answers_rise_and_one_that_was_overtaken_gets_the_higher_one() -> None:
-    heard, inner = Heard(), []
+    heard, inner = LatestInput(), []
 
     def answer(session: Session, state: ExploreState, chosen: Mapping[str, Any]) -> list[Any]:
         if not inner:
@@ -48,7 +46,7 @@ def number(made: list[Any]) -> int:
 
 
 def test_nobody_hears_of_another_visitors_choice() -> None:
-    one, other = Heard(), Heard()
+    one, other = LatestInput(), LatestInput()
     one.chosen = {"key": KEY, "at": 3}
     assert other.answered(lambda *now: [now[-1]])[0] == {}
 

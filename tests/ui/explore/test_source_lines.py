@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memviz.ui.explore.source_lines import VARIABLE, source_line
+from memviz.ui.explore.inspector import SOURCES_SETTING, source_line
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def line(root: Path | str, filename: str, number: int = 1) -> str:
-    return source_line(filename, number, {VARIABLE: str(root)})
+    return source_line(filename, number, {SOURCES_SETTING: str(root)})
 
 
 def test_a_line_of_a_file_in_the_folder(root):

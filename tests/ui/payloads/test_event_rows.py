@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memviz.trace.model import Action, Trace
-from memviz.ui.components.event_list import MOST_ROWS, page_server, place_server
+from memviz.ui.components.tables import MOST_ROWS, page_server, place_server
 from memviz.ui.payloads.event_rows import (
     MOST_CACHED,
     ActionCount,
@@ -24,8 +24,7 @@ from memviz.ui.payloads.event_rows import (
     event_rows,
     list_value,
 )
-from memviz.ui.shell.context import Context
-from memviz.ui.shell.session import Opened, Session
+from memviz.ui.shell.session import Context, Opened, Session
 from memviz.ui.shell.store import TraceStore
 from tests.traces import MiB, alloc, block, event, frame, free, segment, trace_of
 

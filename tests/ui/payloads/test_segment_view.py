@@ -13,7 +13,7 @@ from memviz.analysis.segments import SegmentsAt, segments_at
 from memviz.figures.packed_timeline import unpack
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
-from memviz.ui.components.segment_map import moment_server
+from memviz.ui.components.plots import moment_server
 from memviz.ui.payloads.segment_view import (
     MOST_GROUPS,
     FreeSpace,
@@ -25,8 +25,7 @@ from memviz.ui.payloads.segment_view import (
     segment_view,
     table_html,
 )
-from memviz.ui.shell.context import Context
-from memviz.ui.shell.session import Opened, Session
+from memviz.ui.shell.session import Context, Opened, Session
 from memviz.ui.shell.store import TraceStore
 from tests.real import FOLDER, requires_real
 from tests.traces import MiB, alloc, block, event, frame, segment, trace_of

@@ -12,14 +12,12 @@ import pytest
 from memviz.ranks.gather import Gathering, gathered
 from memviz.ranks.together import Ranks
 from memviz.trace.load import load_trace
-from memviz.ui.ranks.sources import has_ranks, open_ranks
+from memviz.ui.ranks.answer import has_ranks, open_ranks
 from memviz.ui.ranks.tab import draw, one_rank, pressed, show
-from memviz.ui.shell.context import Context, open_trace
 from memviz.ui.shell.page_frame import traces_html
-from memviz.ui.shell.session import Session
+from memviz.ui.shell.session import Context, Session, open_trace
 from memviz.ui.shell.store import TraceStore
-from memviz.ui.upload.clicks import session_after
-from memviz.ui.upload.opening import arrived, open_files
+from memviz.ui.upload.opening import arrived, open_files, session_after
 from tests.ranks.files import read, write_ranks, written
 from tests.traces import MiB
 from tests.ui.page import words

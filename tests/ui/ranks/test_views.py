@@ -17,10 +17,8 @@ from memviz.ranks.places import Place
 from memviz.ranks.reduce_rank import row_of
 from memviz.ranks.row import FailedFile, RankRanOut, RankRow
 from memviz.ranks.together import Ranks, of_ranks
-from memviz.ui.payloads.rank_map_value import rank_map_value
-from memviz.ui.ranks.groups import groups_html, outliers_html, spans_text
-from memviz.ui.ranks.one_rank import one_rank_html
-from memviz.ui.ranks.verdict import failed_html, ranks_verdict_html
+from memviz.ui.ranks.answer import rank_map_value
+from memviz.ui.ranks.views import failed_html, groups_html, one_rank_html, outliers_html, ranks_verdict_html, spans_text
 from tests.ranks.files import annotations, rank_events
 from tests.traces import MiB, trace_of
 from tests.ui.page import HOSTILE, elements, tags, words

@@ -17,12 +17,11 @@ from memviz.runner.jobs.worker_process import RunError, Worker
 from memviz.runner.request import Request
 from memviz.runner.run import run_of
 from memviz.ui.run import answer as run_answers
-from memviz.ui.run import published_tables as run_tables
-from memviz.ui.run.answer import RunAnswers
+from memviz.ui.run import published_examples as run_tables
+from memviz.ui.run.answer import AT_HOME, RunAnswers, run_limits
 from memviz.ui.run.form import RunRequests
-from memviz.ui.run.limits import AT_HOME, run_limits
 from memviz.ui.run.programs import UnfinishedRun, run_asked
-from memviz.ui.run.published_tables import PublishedTables
+from memviz.ui.run.published_examples import PublishedTables
 from memviz.ui.run.results import results_html
 from memviz.ui.shell.session import Session
 from memviz.ui.shell.store import TraceStore

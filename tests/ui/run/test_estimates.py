@@ -14,9 +14,8 @@ import pytest
 
 from memviz.runner.jobs.order import Variant
 from memviz.runner.request import Request
-from memviz.ui.run.answer import RunAnswers
+from memviz.ui.run.answer import AT_HOME, RunAnswers
 from memviz.ui.run.form import RunRequests
-from memviz.ui.run.limits import AT_HOME
 from memviz.ui.shell.store import TraceStore
 from tests.runner.processes import wait_until
 

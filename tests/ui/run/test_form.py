@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from memviz.runner.jobs.limits import most_bytes
+from memviz.ui.run.answer import AT_HOME, ON_A_SPACE, run_limits
 from memviz.ui.run.form import (
     FIRST_MEMORY,
     OTHER_CARD,
@@ -21,8 +22,7 @@ from memviz.ui.run.form import (
     without_effect,
 )
 from memviz.ui.run.form_html import form_html, form_value, refused_html
-from memviz.ui.run.limits import AT_HOME, ON_A_SPACE, run_limits
-from memviz.ui.run.stories import story_fields
+from memviz.ui.run.published_examples import story_fields
 from tests.ui.page import elements, words
 
 

@@ -18,9 +18,8 @@ from memviz.runner.parallel.parallelism import RankClass
 from memviz.runner.request import Request
 from memviz.runner.run import Fit, Run, Seconds
 from memviz.ui.run.form_html import estimate_html, refused_html
-from memviz.ui.run.kept_runs import kept_value
-from memviz.ui.run.published_table_html import table_html
-from memviz.ui.run.results import head_html, results_html
+from memviz.ui.run.published_examples import published_table_html
+from memviz.ui.run.results import head_html, kept_value, results_html
 from tests.runner.runs import GIB, run
 from tests.ui.page import rows, words
 
@@ -353,7 +352,7 @@ def test_what_models_say_never_becomes_markup() -> None:
     estimate = estimate_html(variant(bad, known))
     kept = kept_value((KeptRun("1", bad, replace(known, device=bad), Path("x")),))["html"]
     row = {"case": bad, "figure": bad, "published": None, "ours": 1.0, "difference_percent": None, "note": bad}
-    table = table_html("checkpointing", [row], fault=bad)
+    table = published_table_html("checkpointing", [row], fault=bad)
     for html in (head_html(status), results_html(status), estimate, refused_html(bad), kept, table):
         assert "<img" not in html
         assert "&lt;img" in html
@@ -369,15 +368,15 @@ def test_odd_numerics_break_nothing(numerics: dict[str, Any]) -> None:
 
 
 def test_the_published_table_is_computed_on_demand() -> None:
-    assert table_html("", None) == ""
-    assert "Compute it" in table_html("checkpointing", None)
+    assert published_table_html("", None) == ""
+    assert "Compute it" in published_table_html("checkpointing", None)
     row = {"case": "none", "figure": "reserved GiB", "published": 26.719, "ours": 26.5, "difference_percent": -0.82}
-    html = table_html(
+    html = published_table_html(
         "checkpointing", [{**row, "note": "<b>"}, {**row, "published": None, "difference_percent": None, "note": ""}]
     )
     assert "26.719" in html and "-0.82 %" in html and "&lt;b&gt;" in html
-    assert "it broke" in table_html("checkpointing", [], fault="it broke")
-    half = table_html("checkpointing", [{**row, "note": ""}], waiting=True)
+    assert "it broke" in published_table_html("checkpointing", [], fault="it broke")
+    half = published_table_html("checkpointing", [{**row, "note": ""}], waiting=True)
     assert "26.719" in half and "1 done" in half
 
 

@@ -13,7 +13,7 @@ from memviz.runner.predict.predicted_run import predict
 from memviz.ui.explore.findings import _RUN, _TABS
 from memviz.ui.run.form import form_fields_of, requests_of, without_effect
 from memviz.ui.run.form_html import stand_in_words
-from memviz.ui.run.stories import STAND_INS, stand_in_fields
+from memviz.ui.run.published_examples import STAND_INS, stand_in_fields
 
 SMALL = {"gpt2": {"batch": "4"}, "flux": {"double_layers": "2", "single_layers": "2"}}
 

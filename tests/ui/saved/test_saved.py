@@ -14,10 +14,9 @@ from memviz.figures.colouring import colouring
 from memviz.trace.model import Trace
 from memviz.ui.compare.controls import switch_html
 from memviz.ui.html.markup import joined
-from memviz.ui.saved.pieces import saved_pieces
+from memviz.ui.saved.document import rewrite_links
 from memviz.ui.saved.report import report_page
-from memviz.ui.saved.spans import SavedSpans, all_spans, largest_spans
-from memviz.ui.saved.views import with_ways
+from memviz.ui.saved.timeline import SavedSpans, all_spans, largest_spans, saved_pieces
 from tests.traces import alloc, frame, free, trace_of
 from tests.ui.page import elements
 
@@ -108,7 +107,7 @@ def test_what_leads_nowhere_is_no_button():
         '<button type="button" class="b" data-act="use">as</button><button data-csv="">CSV</button>'
         '<button data-keep="">row</button><button data-act="toggle">×</button>'
     )
-    ways = with_ways(html, lambda data: {"by": data["value"]} if data["act"] == "by" else None)
+    ways = rewrite_links(html, lambda data: {"by": data["value"]} if data["act"] == "by" else None)
     assert 'data-set="{&quot;by&quot;: &quot;site&quot;}">Site</button>' in ways
     assert '<span class="b">as</span>' in ways
     assert "CSV" not in ways and "×" not in ways
@@ -121,6 +120,6 @@ def test_a_switch_of_which_no_choice_is_left_goes_as_a_whole():
     choices = (("category", "Category"), ("site", "Site"), ("module", "Module"))
     colours = switch_html("colour", "Colours", choices, "category", disabled=off)
     rows = switch_html("by", "Rows", choices, "site", disabled=off)
-    ways = with_ways(joined(colours, rows), lambda data: {"by": data["value"]} if data["act"] == "by" else None)
+    ways = rewrite_links(joined(colours, rows), lambda data: {"by": data["value"]} if data["act"] == "by" else None)
     assert [group["aria-label"] for group in elements(ways, "div", role="group")] == ["Rows"]
     assert len(elements(ways, "button")) == 3

@@ -6,7 +6,7 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
-from memviz.ui.shell.agents import MOST_BYTES, serve_agents, short_json
+from memviz.ui.shell.programs import MOST_AGENT_BYTES, serve_agents, short_json
 
 
 def test_a_short_answer_is_whole():
@@ -18,7 +18,7 @@ def test_stacks_go_first_and_then_the_end_of_the_longest_list():
     rows = [{"bytes": 1000 - n, "stack": [{"name": f"function{m}"} for m in range(60)]} for n in range(20)]
     text = short_json({"rows": rows, "rest_bytes": 3})
     told = json.loads(text)
-    assert len(text) <= MOST_BYTES and told["rest_bytes"] == 3
+    assert len(text) <= MOST_AGENT_BYTES and told["rest_bytes"] == 3
     assert [row["bytes"] for row in told["rows"]] == [row["bytes"] for row in rows]
     assert all(len(row["stack"]) == 6 for row in told["rows"]) and told["left_off"] == {"rows.stack": 20 * 54}
 
@@ -33,7 +33,7 @@ def test_no_answer_is_longer_whatever_is_in_it():
         {"text": "ü" * 1_000_000},
         {"a": [["x" * 900] * 900]},
     ):
-        assert len(short_json(answer)) <= MOST_BYTES
+        assert len(short_json(answer)) <= MOST_AGENT_BYTES
     assert json.loads(short_json({f"key{n}": "\x00" * 3000 for n in range(50)} | {"n": 7}))["n"] == 7
 
 

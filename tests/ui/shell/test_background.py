@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from memviz.errors import UsageError
-from memviz.ui.shell.background import BackgroundStopped, BackgroundWork, Workshop
+from memviz.ui.shell.background_jobs import BackgroundJob, BackgroundJobs, BackgroundStopped
 
 
 def test_a_new_question_ends_the_one_before() -> None:
-    shop, begun, go_on = Workshop(), threading.Event(), threading.Event()
+    shop, begun, go_on = BackgroundJobs(), threading.Event(), threading.Event()
 
     def slow(progress: Any) -> str:
         begun.set()
@@ -36,21 +36,21 @@ def test_work_says_how_far_it_is_and_hands_on_what_it_raises() -> None:
         progress(1, 2)
         raise UsageError("no")
 
-    work = BackgroundWork(half, gate)
+    work = BackgroundJob(half, gate)
     with pytest.raises(UsageError, match="no"):
         work.result()
     assert (work.share, work.is_done(0)) == (0.5, True)
 
 
 def test_others_are_not_stopped() -> None:
-    shop = Workshop()
+    shop = BackgroundJobs()
     work = shop.begin("ada", lambda progress: "hers")
     shop.stop("bob")
     assert work.result() == "hers"
 
 
 def test_one_with_many_windows_waits_behind_another_visitor() -> None:
-    shop, order, go_on = Workshop(at_once=1), [], threading.Event()
+    shop, order, go_on = BackgroundJobs(at_once=1), [], threading.Event()
 
     def work(name: str) -> Any:
         def task(progress: Any) -> None:

@@ -18,9 +18,9 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from memviz.ui.shell.doorway import Doorway
-from memviz.ui.shell.exports import Exports, new_file
-from memviz.ui.shell.open_pages import OpenPages
+from memviz.ui.shell.request_guard import RequestGuard
+from memviz.ui.shell.temporary_files import Exports, new_file
+from memviz.ui.shell.visitors import OpenPages
 
 
 async def _echo(request: Request) -> Response:
@@ -42,7 +42,7 @@ class Visited:
                 Route("/{path:path}", _echo, methods=["POST"]),
                 Route("/{path:path}", lambda _: JSONResponse("a page")),
             ],
-            middleware=[Middleware(Doorway)],
+            middleware=[Middleware(RequestGuard)],
         )
         self.page = SimpleNamespace(exports=Exports(), open_pages=OpenPages(), share_url="https://ab12.gradio.live")
         app.get_blocks = lambda: self.page  # type: ignore[attr-defined]
@@ -136,7 +136,7 @@ def test_what_is_not_there_is_said_and_raises_nothing():
     async def missing(_: Request) -> Response:
         raise KeyError("/nosuch")
 
-    app = Starlette(routes=[Route("/x", missing, methods=["POST"])], middleware=[Middleware(Doorway)])
+    app = Starlette(routes=[Route("/x", missing, methods=["POST"])], middleware=[Middleware(RequestGuard)])
     app.get_blocks = lambda: SimpleNamespace()  # type: ignore[attr-defined]
     answer = TestClient(app, base_url="http://localhost").post("/x", json={})
     assert (answer.status_code, "no answer to that (KeyError: '/nosuch')" in answer.json()["detail"]) == (400, True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memviz.ui.shell.exports import file_stem, file_with, page_file
+from memviz.ui.shell.temporary_files import file_stem, file_with, page_file
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from memviz.errors import UsageError
 from memviz.ui.shell import fetching
 from memviz.ui.shell.fetching import fetched, is_public
-from memviz.ui.shell.given_files import address_of, files_here, uploaded
+from memviz.ui.shell.programs import address_of, fetch_files, uploaded
 
 ON = {"MEMVIZ_FETCH": "1"}
 
@@ -141,7 +141,7 @@ def _here(inputs: list[Any], *kinds: type) -> list[Any]:
     components = [gr.File.__new__(gr.File) if kind is gr.File else object() for kind in kinds]
 
     async def ask() -> list[Any]:
-        async with files_here(components, inputs, None) as here:
+        async with fetch_files(components, inputs, None) as here:
             return here
 
     return asyncio.run(ask())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from memviz.ui.shell.first_lines import FRONTEND, files_of_page, first_lines
+from memviz.ui.shell.static_cache import FRONTEND, files_of_page, preload_html
 
 ENTRY = '<script type="module" crossorigin src="./assets/index-1.js"></script>'
 
@@ -36,8 +36,8 @@ def test_what_each_kind_needs_and_nothing_that_no_kind_does(tmp_path: Path):
     )
     files = files_of_page(folder, ["button"])
     assert files == ["index-1.js", "Index-2.js", "core-3.js", "Blocks-4.js", "button.js", "shared.js", "a.css"]
-    assert 'rel="modulepreload" crossorigin href="./assets/button.js"' in first_lines(files)
-    assert 'rel="preload" as="style" crossorigin href="./assets/a.css"' in first_lines(files)
+    assert 'rel="modulepreload" crossorigin href="./assets/button.js"' in preload_html(files)
+    assert 'rel="preload" as="style" crossorigin href="./assets/a.css"' in preload_html(files)
 
 
 def test_where_gradio_is_built_otherwise_nothing_is_named(tmp_path: Path):

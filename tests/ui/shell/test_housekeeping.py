@@ -16,15 +16,13 @@ from memviz.analysis.cache import cached_on, held_bytes
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.ui.shell import store as shell_store
-from memviz.ui.shell.context import Context, open_trace
-from memviz.ui.shell.exports import Exports, new_file
 from memviz.ui.shell.housekeeping import Housekeeping, keep_seconds
-from memviz.ui.shell.open_pages import OpenPages
-from memviz.ui.shell.session import Session
+from memviz.ui.shell.session import Context, Session, open_trace
 from memviz.ui.shell.store import TraceStore
-from memviz.ui.shell.windows import Windows
+from memviz.ui.shell.temporary_files import Exports, new_file
+from memviz.ui.shell.visitors import OpenPages, Windows
 from memviz.ui.upload.reading import Readings
-from memviz.ui.what_if.kept_replays import Replays
+from memviz.ui.what_if.replays import Replays
 from tests.analysis.test_held import many
 from tests.ui.asked_trace import growing
 

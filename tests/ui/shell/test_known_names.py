@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from memviz.ui.shell.known_names import host_of, is_known, is_loopback, is_of_a_space, names_given, names_of_page
+from memviz.ui.shell.request_guard import host_of, is_known, is_loopback, is_of_a_space, names_given, names_of_page
 
 
 @pytest.mark.parametrize(

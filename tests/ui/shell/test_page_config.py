@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from memviz.ui.shell.page_config import kinds_of, rewritten, seen_by_people
+from memviz.ui.shell.static_cache import kinds_of, rewritten, without_hidden
 from tests import forked
 
 SMALL = {
@@ -25,7 +25,7 @@ SMALL = {
 
 
 def test_what_nobody_sees_goes_with_what_is_in_it_and_with_its_events():
-    assert seen_by_people(SMALL, 2) == {
+    assert without_hidden(SMALL, 2) == {
         "layout": {"id": 0, "children": [{"id": 1}]},
         "components": [{"id": 1, "type": "html"}],
         "dependencies": [{"id": 1, "targets": [[1, "click"], [4, "click"]]}, {"id": 2, "targets": []}],

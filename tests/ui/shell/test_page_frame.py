@@ -8,19 +8,24 @@ import pytest
 
 from memviz.analysis.cache import held_bytes
 from memviz.trace.model import Trace
-from memviz.ui.explore.verdict import facts, verdict_html
-from memviz.ui.html.markup import Html, esc, tag
-from memviz.ui.html.words import told_apart
+from memviz.ui.explore.answer import facts, verdict_html
+from memviz.ui.html.markup import Html, distinct_labels, esc, tag
 from memviz.ui.shell import page_frame
-from memviz.ui.shell.context import Context, open_trace, timeline_key
-from memviz.ui.shell.links import link_name, named, view_state
 from memviz.ui.shell.page_frame import actions_html, refused_html, traces_html
-from memviz.ui.shell.session import Opened, Refused, Session
+from memviz.ui.shell.session import (
+    Context,
+    Opened,
+    Refused,
+    Session,
+    find_by_link,
+    link_name,
+    open_trace,
+    timeline_key,
+    view_state,
+)
 from memviz.ui.shell.store import TraceStore
-from memviz.ui.upload.clicks import session_after
-from memviz.ui.upload.opening import arrived, open_files, open_sample, reopened
-from memviz.ui.upload.samples import OFFERED_SAMPLES, SAMPLES, sample_named
-from memviz.ui.upload.welcome import samples_html
+from memviz.ui.upload.opening import arrived, open_files, open_sample, reopened, session_after
+from memviz.ui.upload.samples import OFFERED_SAMPLES, SAMPLES, sample_named, samples_html
 from tests.traces import alloc, block, event, frame, read, segment, trace_of
 from tests.ui.page import elements, words
 
@@ -149,8 +154,8 @@ def test_links_name_samples_openly_and_others_by_a_digest() -> None:
     session = Session().with_opened(sample).with_opened(B)
     assert link_name(sample) == "sample:training.pickle.gz"
     assert "secret" not in link_name(replace(B, key="secret"))
-    assert named(session, link_name(B)) == B
-    assert named(session, "nobody") is None
+    assert find_by_link(session, link_name(B)) == B
+    assert find_by_link(session, "nobody") is None
 
 
 def test_a_link_restores_what_it_says_and_nothing_else() -> None:
@@ -318,9 +323,9 @@ def test_names_that_differ_stay_different_however_long_they_are() -> None:
         ["a" * n for n in range(20, 25)],
         ["x" * 30 + f"{i}" * 30 for i in range(9)],
     ):
-        shown = told_apart(names, 18)
+        shown = distinct_labels(names, 18)
         assert len(set(shown)) == len(set(names)) and all(len(text) <= 18 for text in shown)
-    assert told_apart(["run", "run", "walk"], 18) == ["run", "run", "walk"]
+    assert distinct_labels(["run", "run", "walk"], 18) == ["run", "run", "walk"]
 
 
 def test_what_no_segment_was_recorded_for_is_not_said_to_have_reserved_nothing() -> None:

@@ -12,7 +12,7 @@ import pytest
 from gradio.data_classes import PredictBodyInternal
 from gradio.state_holder import SessionState
 
-from memviz.ui.shell.quick_blocks import QuickBlocks
+from memviz.ui.shell.gradio_events import QuickBlocks
 
 SAID: list[Any] = [["words"], gr.skip(), gr.update(visible=False), None, {"a": 1}]
 

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from memviz.ui.html.markup import Html
-from memviz.ui.shell.same_for_all import SCRIPT, Handout, SameForAll
+from memviz.ui.shell.static_cache import SCRIPT, SharedPage, StaticCache
 
 PAGE = '<html><head><base href="./"></head>{}</html>'
 
@@ -24,8 +24,8 @@ class Served:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
-        app = Starlette(routes=[Route("/{path:path}", self._answer)], middleware=[Middleware(Handout)])
-        page = SimpleNamespace(same_for_all=SameForAll(Html("<link>"), "let memviz;" * 100))
+        app = Starlette(routes=[Route("/{path:path}", self._answer)], middleware=[Middleware(StaticCache)])
+        page = SimpleNamespace(same_for_all=SharedPage(Html("<link>"), "let memviz;" * 100))
         app.get_blocks = lambda: page  # type: ignore[attr-defined]
         app.auth = None  # type: ignore[attr-defined]
         self.app: Any = app

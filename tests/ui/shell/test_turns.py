@@ -12,7 +12,7 @@ from gradio.context import LocalContext
 from gradio.state_holder import SessionState
 
 from memviz.fair_lock import FairLock
-from memviz.ui.shell.turns import OrderlyBlocks, in_turn
+from memviz.ui.shell.gradio_events import FairQueueBlocks, in_turn
 
 
 class Visitor:
@@ -83,7 +83,7 @@ def test_what_two_events_of_a_visitor_change_at_once_both_stays(visitors: int) -
         return (*opened, "quick")
 
     async def ask() -> list[Any]:
-        with OrderlyBlocks() as page:
+        with FairQueueBlocks() as page:
             opened = gr.State(())
             for answer in (slow, quick):
                 gr.Button().click(answer, opened, opened)

@@ -8,7 +8,7 @@ from typing import Any
 
 import gradio as gr
 
-from memviz.ui.shell.wiring import in_parts
+from memviz.ui.shell.gradio_events import in_parts
 from tests import forked
 
 
@@ -24,7 +24,7 @@ def test_an_answer_in_parts_ends_with_an_empty_one() -> None:
 _REPEATING = """
 import inspect, json
 from memviz.ui.app import build_app
-from memviz.ui.shell.wiring import in_parts
+from memviz.ui.shell.gradio_events import in_parts
 from tests import forked
 
 ended = in_parts(lambda: iter(())).__code__

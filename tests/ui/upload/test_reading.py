@@ -18,11 +18,9 @@ from memviz.analysis.timeline import timeline
 from memviz.figures.packed_timeline import PackedTimeline, pack_timeline, unpack
 from memviz.ranks.gather import Gathering, gathered
 from memviz.trace.load import read_trace
-from memviz.ui.shell.context import Context, open_trace
-from memviz.ui.shell.rank_tables import RankTables
-from memviz.ui.shell.store import TraceStore
-from memviz.ui.upload.outbox import Outbox
-from memviz.ui.upload.reading import Busy, FileTooLarge, Reading, Readings
+from memviz.ui.shell.session import Context, open_trace
+from memviz.ui.shell.store import RankTables, TraceStore
+from memviz.ui.upload.reading import Busy, FileTooLarge, Outbox, Reading, Readings
 from tests.ranks.files import write_ranks
 from tests.runner.processes import PATIENCE_SECONDS, wait_until
 from tests.traces import alloc, free, snapshot

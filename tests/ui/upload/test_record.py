@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from memviz.ui.upload.welcome import RECORD
+from memviz.ui.upload.samples import RECORD
 from tests.house.repository import text_of
 
 FAKE_TORCH = """

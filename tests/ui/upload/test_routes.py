@@ -13,7 +13,7 @@ import pytest
 from gradio.routes import App
 from starlette.testclient import TestClient
 
-from memviz.ui.shell.context import Context
+from memviz.ui.shell.session import Context
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.upload.reading import Readings
 from memviz.ui.upload.routes import PATH, routes, told

@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from memviz.ui.upload.sample_cards import card_of, drawn
-from memviz.ui.upload.samples import OFFERED_SAMPLES, OfferedSample
+from memviz.ui.upload.samples import OFFERED_SAMPLES, OfferedSample, card_of, draw_card
 
-AGAIN = "Make them again: python -m memviz.ui.upload.sample_cards"
+AGAIN = "Make them again: python -m memviz.ui.upload.samples"
 
 
 @pytest.mark.parametrize("sample", OFFERED_SAMPLES, ids=lambda sample: sample.name)
 def test_pictures_and_peaks_are_those_that_would_be_drawn(sample: OfferedSample) -> None:
-    kept, now = card_of(sample), drawn(sample)
+    kept, now = card_of(sample), draw_card(sample)
     assert kept.peaks == now.peaks, AGAIN
     # Another zlib packs the same pixels into other bytes.
     for one, other in zip(kept.pictures, now.pictures, strict=True):

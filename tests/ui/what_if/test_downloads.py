@@ -6,13 +6,11 @@ from dataclasses import replace
 
 from memviz.analysis.timeline import timeline
 from memviz.trace.load import load_trace
-from memviz.ui.shell.context import Context
-from memviz.ui.shell.session import Session
+from memviz.ui.shell.session import Context, Session
 from memviz.ui.upload.opening import reopened
 from memviz.ui.what_if.answer import WhatIfAnswers
-from memviz.ui.what_if.kept_replays import Replays
-from memviz.ui.what_if.question import Question
-from memviz.ui.what_if.state import WhatIfState
+from memviz.ui.what_if.question import Question, WhatIfState
+from memviz.ui.what_if.replays import Replays
 from tests.ui.asked_trace import EXPANDABLE, SMALL, growing
 
 

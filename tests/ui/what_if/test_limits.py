@@ -11,14 +11,12 @@ from memviz.allocator.as_recorded import replay_as_recorded
 from memviz.allocator.replay import source_of
 from memviz.errors import UsageError
 from memviz.trace.model import Trace
-from memviz.ui.shell.context import Context, open_trace, timeline_key
+from memviz.ui.shell.session import Context, open_trace, timeline_key
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.what_if.answer import WhatIfAnswers, first_question
-from memviz.ui.what_if.kept_replays import Replays
-from memviz.ui.what_if.limits import SETTING, TooLong, most_seconds
-from memviz.ui.what_if.question import parse_question
+from memviz.ui.what_if.question import WhatIfState, parse_question
+from memviz.ui.what_if.replays import SECONDS_SETTING, Replays, TooLong, most_seconds
 from memviz.ui.what_if.settings_form import KnownMemory
-from memviz.ui.what_if.state import WhatIfState
 from tests.traces import MiB, alloc, event, segment, trace_of
 
 BASE = 0x7000_0000_0000
@@ -44,8 +42,8 @@ def test_a_question_that_takes_longer_ends_in_words(
 ) -> None:
     answers, key = opened
     question = first_question(long, long.devices[0], KnownMemory(None))
-    monkeypatch.setenv(SETTING, "0.000001")
-    with pytest.raises(TooLong, match=re.escape(f"raise {SETTING}")):
+    monkeypatch.setenv(SECONDS_SETTING, "0.000001")
+    with pytest.raises(TooLong, match=re.escape(f"raise {SECONDS_SETTING}")):
         answers.find(key, parse_question(question), True, lambda done, total: None)
     assert answers.answered(WhatIfState(key=key, question=question)) is None
 
@@ -71,6 +69,6 @@ def test_a_replay_asks_every_few_thousand_events_whether_to_go_on(long: Trace) -
 def test_the_limit_grows_with_the_recording_and_can_be_set(long: Trace) -> None:
     device = long.devices[0]
     assert most_seconds(device, {}) == pytest.approx(10.6, abs=0.1)
-    assert most_seconds(device, {SETTING: "3"}) == 3
-    with pytest.raises(UsageError, match=SETTING):
-        most_seconds(device, {SETTING: "soon"})
+    assert most_seconds(device, {SECONDS_SETTING: "3"}) == 3
+    with pytest.raises(UsageError, match=SECONDS_SETTING):
+        most_seconds(device, {SECONDS_SETTING: "soon"})

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.ui.what_if.links import question_in, what_if_query
-from memviz.ui.what_if.question import LONGEST, RELEASES, Question
+from memviz.ui.what_if.question import LONGEST, RELEASES, Question, question_in, what_if_query
 
 typed = st.text(max_size=20).map(str.strip)
 

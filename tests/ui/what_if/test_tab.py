@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from memviz.ui.shell.context import Context
+from memviz.ui.shell.session import Context
 from memviz.ui.what_if.answer import PARTS, WhatIfAnswers
-from memviz.ui.what_if.kept_replays import Replays
-from memviz.ui.what_if.question import Question
-from memviz.ui.what_if.state import WhatIfState
+from memviz.ui.what_if.question import Question, WhatIfState
+from memviz.ui.what_if.replays import Replays
 from memviz.ui.what_if.tab import FollowedTrace, _WhatIfEvents
 
 VERDICT = 1 + PARTS.index("verdict")

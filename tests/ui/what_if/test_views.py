@@ -17,15 +17,14 @@ from memviz.analysis.timeline import timeline
 from memviz.errors import MemvizError, UsageError
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
-from memviz.ui.shell.context import Context, open_trace, timeline_key
+from memviz.ui.shell.session import Context, open_trace, timeline_key
 from memviz.ui.upload.samples import SAMPLES
 from memviz.ui.what_if.answer import EMPTY, PARTS, WhatIfAnswers, first_question
-from memviz.ui.what_if.kept_replays import Replays, Terms
-from memviz.ui.what_if.question import Question, parse_question, question_of
-from memviz.ui.what_if.reserved_plot import event_in, moment_that_matters, plot_value
+from memviz.ui.what_if.plots import event_in, moment_that_matters, plot_value
+from memviz.ui.what_if.question import Question, WhatIfState, parse_question, question_of
+from memviz.ui.what_if.replays import Replays, Terms
 from memviz.ui.what_if.saved_page import what_if_page
 from memviz.ui.what_if.settings_form import KnownMemory, form_value
-from memviz.ui.what_if.state import WhatIfState
 from memviz.ui.what_if.verdict import Answer, refusal_html, search_html, waiting_html, what_if_html
 from tests.allocator.driver import GiB, MiB
 from tests.allocator.recording import Recorder
@@ -177,7 +176,7 @@ def test_of_a_long_recording_the_smallest_card_is_not_found_unasked(
     replays: Replays, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert replays.what_if(key, EXPANDABLE, SMALL).smallest_card == CardMemory(4 * GiB)
-    monkeypatch.setattr("memviz.ui.what_if.kept_replays._SIZED_UNASKED", 5)
+    monkeypatch.setattr("memviz.ui.what_if.replays._SIZED_UNASKED", 5)
     assert replays.what_if(key, EXPANDABLE, SMALL).smallest_card is None
 
 

@@ -31,7 +31,7 @@ const NAME_LETTER = 7;
 
 /** @typedef {import("./viewport.js").Axis} Axis */
 /** @typedef {import("./telling.js").State} State */
-/** What memviz.ui.payloads.timeline_value.timeline_value makes; README.md says what each means.
+/** What memviz.ui.payloads.timelines.timeline_value makes; README.md says what each means.
  * @typedef {{
  *   key: string, label?: string, has_times?: boolean, phases?: [name: string, first: number, last: number][],
  *   ooms?: { event: number, reserved: number, text: string }[], state?: State,

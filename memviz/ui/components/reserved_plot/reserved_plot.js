@@ -1,6 +1,6 @@
 // @ts-check
 // Live bytes as an area, reserved bytes as lines over the same events: as recorded dashed, as replayed thick, the limit
-// red, and a mark where memory runs out. The value is made by memviz/ui/what_if/reserved_plot.py.
+// red, and a mark where memory runs out. The value is made by memviz/ui/what_if/plots.py.
 import { byteRules, failureMark, groundLine, sideLabels, steppedPath, tickAt } from "../axes.js";
 import { clamp, Component, el, mounting, newTip, plainKey, shape } from "../base.js";
 import { lastNotAfter } from "../memory_timeline/spans.js";

@@ -1,0 +1,139 @@
+"""Tables in the browser: the list of events, and panels whose rows highlight allocations in the timelines.
+
+Each has a folder with its scripts and styles beside this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+from memviz.analysis.comparing.matching import Pair, match_allocations
+from memviz.analysis.lifetimes import lifetimes
+from memviz.errors import UsageError
+from memviz.figures.packed_timeline import PackedTimeline, as_sent, pack_rows
+from memviz.trace.model import DeviceTrace, Trace
+from memviz.ui.components.component import Component, Find, Panel, Request, served, trace_asked_for
+from memviz.ui.payloads.event_rows import EventFilter, EventSelection, chosen_events, event_rows
+
+_EVENT_LIST = Path(__file__).parent
+MOST_ROWS = 400
+"""Of one answer, whatever a browser asks for."""
+_LONGEST_TEXT = 200
+
+
+class EventList(Component):
+    """`value` is what `memviz.ui.payloads.event_rows.list_value` makes."""
+
+    script = _EVENT_LIST / "event_list.js"
+    looks = _EVENT_LIST / "event_list.css"
+
+    def __init__(self, find: Find, **options: Any) -> None:
+        super().__init__(server_functions=[page_server(find), place_server(find)], **options)
+
+
+def page_server(find: Find) -> Callable[[Any], list[Any]]:
+    @served
+    def event_page(request: Request) -> list[Any]:
+        """Called by the browser: {key, actions, text, first, last} -> rows first <= row < last, cells in order."""
+        trace, device, chosen = _chosen_events(find, request)
+        first = _whole_number(request.get("first"))
+        events = chosen.rows(first, min(_whole_number(request.get("last")), first + MOST_ROWS))
+        return [list(astuple(row)) for row in event_rows(trace, device, events)]
+
+    return event_page
+
+
+def place_server(find: Find) -> Callable[[Any], dict[str, Any]]:
+    @served
+    def event_place(request: Request) -> dict[str, Any]:
+        """Called by the browser: {key, actions, text, at} -> how long the list is, and where that event stands."""
+        _, _, chosen = _chosen_events(find, request)
+        place = chosen.place_of(_whole_number(request.get("at")))
+        return {"row": place.row, "is_there": place.is_there, "count": place.count}
+
+    return event_place
+
+
+def _chosen_events(find: Find, request: Request) -> tuple[Trace, DeviceTrace, EventSelection]:
+    trace, device = trace_asked_for(find, request)
+    return trace, device, chosen_events(trace, device, _event_filter(request))
+
+
+def _event_filter(request: Request) -> EventFilter:
+    actions = request.get("actions")
+    numbers = tuple(sorted({_whole_number(action) for action in actions[:256]})) if isinstance(actions, list) else ()
+    return EventFilter(numbers, str(request.get("text") or "").strip()[:_LONGEST_TEXT])
+
+
+def _whole_number(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
+MakeCsv = Callable[[Mapping[str, str]], str]
+"""From a button's data to the table. Raises MemvizError for what it cannot know."""
+
+
+class HighlightPanel(Panel):
+    script = Path(__file__).parent / "lit_panel.js"
+
+    def __init__(self, make_csv: MakeCsv, **options: Any) -> None:
+        super().__init__(server_functions=[csv_server(make_csv)], **options)
+
+
+def csv_server(make_csv: MakeCsv) -> Callable[[Any], str]:
+    @served
+    def table_csv(request: Request) -> str:
+        """Called by the browser with the data of the button."""
+        return make_csv({str(key): str(value) for key, value in request.items()})
+
+    return table_csv
+
+
+MakeFile = Callable[[Sequence[Pair], str, str], dict[str, Any]]
+"""From the compared traces, the kind of file and the grouping to its name, type and text."""
+_MOST_SIDES = 8
+
+
+class WaterfallTable(Panel):
+    """`value` is what `compare.waterfall.waterfall_html` makes; whatever has `data-act` in it becomes a `click`."""
+
+    script = Path(__file__).parent / "waterfall.js"
+
+    def __init__(self, find: Find, make_file: MakeFile, **options: Any) -> None:
+        super().__init__(server_functions=[rows_server(find), file_server(find, make_file)], **options)
+
+
+def rows_server(find: Find) -> Callable[[Any], dict[str, Any]]:
+    @served
+    def compared_rows(request: Request) -> dict[str, Any]:
+        """{sides, by, row} -> per side which of its allocations belong to that row, one bit each."""
+        masks = highlighted_rows(_sides(find, request), str(request.get("by")), str(request.get("row")))
+        return {"lit": [as_sent(mask) for mask in masks]}
+
+    return compared_rows
+
+
+def highlighted_rows(sides: Sequence[Pair], by: str, row: str) -> list[PackedTimeline]:
+    alikes = match_allocations(sides, by)
+    return [pack_rows(alikes.rows_of(number, side, row), len(lifetimes(side[1]))) for number, side in enumerate(sides)]
+
+
+def file_server(find: Find, make_file: MakeFile) -> Callable[[Any], dict[str, Any]]:
+    @served
+    def compared_file(request: Request) -> dict[str, Any]:
+        """{kind, sides, by} -> a file's name, type and text."""
+        return make_file(_sides(find, request), str(request.get("kind")), str(request.get("by")))
+
+    return compared_file
+
+
+def _sides(find: Find, request: Request) -> list[Pair]:
+    keys = request.get("sides")
+    pairs = [find(str(key)) for key in keys[:_MOST_SIDES]] if isinstance(keys, list) else []
+    sides = [pair for pair in pairs if pair is not None]
+    if not sides or len(sides) != len(pairs):
+        raise UsageError("One of these traces is not open any more.")
+    return sides

@@ -1,0 +1,77 @@
+"""Category colours, stack frames (`linear.py:36 forward`) and headlines in HTML."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memviz.analysis.cache import cached_on
+from memviz.analysis.callstacks.frames import LAST_PYTHON_KIND, FrameKind, frame_kinds
+from memviz.analysis.callstacks.sites import with_line
+from memviz.analysis.callstacks.stack_tree import frame_name
+from memviz.analysis.purpose.categories import BEFORE_RECORDING
+from memviz.figures.theme import DARK, LIGHT, Palette
+from memviz.headlines.headline import Headline
+from memviz.trace.model import Category, Trace
+from memviz.ui.html.markup import Html, tag
+
+_CATEGORIES = {category.label: category for category in Category}
+
+
+def colour_style(kind: str) -> str:
+    """For `style`: the custom properties that the class `mv-kind` reads."""
+    return style_of(shades_of(kind))
+
+
+def shades_of(kind: str) -> tuple[str, str]:
+    """On light and on dark pages."""
+    return _category_colour(LIGHT, kind), _category_colour(DARK, kind)
+
+
+def style_of(shades: tuple[str, str]) -> str:
+    light, dark = shades
+    return f"--mv-light:{light};--mv-dark:{dark}"
+
+
+def swatch(kind: str) -> Html:
+    return tag("i", class_="mv-kind mv-square", style=colour_style(kind), aria_hidden="true")
+
+
+def _category_colour(look: Palette, kind: str) -> str:
+    return look.before if kind == BEFORE_RECORDING else look.category(_CATEGORIES[kind])
+
+
+_PARTS = 2
+"""Of a path, from its end: one is too often `__init__.py`."""
+
+
+@dataclass(frozen=True)
+class FrameWords:
+    function: str
+    place: str
+    """`modules/linear.py:36`; empty below Python."""
+    path: str
+    """The whole place, as recorded."""
+    is_own: bool
+    """A person's own, not a library's."""
+
+
+def frame_words(trace: Trace, frame: int) -> FrameWords:
+    """`frame` may be one of the negative ones of `analysis.stacks`."""
+    return cached_on(trace, (frame_words, frame), lambda: _frame_words(trace, frame))
+
+
+def _frame_words(trace: Trace, frame: int) -> FrameWords:
+    function = frame_name(trace, frame)
+    if frame < 0:
+        return FrameWords(function, "", "", is_own=False)
+    kind = frame_kinds(trace)[frame]
+    if kind > LAST_PYTHON_KIND:
+        return FrameWords(function, "", trace.strings[trace.stacks.frames.name[frame]], is_own=False)
+    line = int(trace.stacks.frames.line[frame])
+    path = trace.strings[trace.stacks.frames.filename[frame]]
+    tail = "/".join([part for part in path.replace("\\", "/").split("/") if part][-_PARTS:])
+    return FrameWords(function, with_line(tail, line), with_line(path, line), is_own=bool(kind == FrameKind.USER))
+
+
+def headline_html(said: Headline) -> Html:
+    return tag("h1", said.answer, " ", tag("span", said.reason), class_="mv-verdict")

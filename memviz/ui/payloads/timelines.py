@@ -1,0 +1,289 @@
+"""The data of timelines: their value, the pieces that the browser asks for, several on one scale, segments over time.
+
+memviz/ui/components/memory_timeline/README.md lists the pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from memviz.analysis.annotations import annotated
+from memviz.analysis.breakdown import parse_path, rows_below
+from memviz.analysis.callstacks.sites import sites
+from memviz.analysis.comparing.align import START, Aligned, Alignment, Axis, align
+from memviz.analysis.find import rows_found
+from memviz.analysis.findings.ranking import finding_named
+from memviz.analysis.groups import keyed_by
+from memviz.analysis.lifetimes import BEFORE, has_times, lifetimes
+from memviz.analysis.overview import overview
+from memviz.analysis.peak import out_of_memory
+from memviz.analysis.purpose.phases import phase_name, phase_spans
+from memviz.analysis.segments import NO_ALLOCATION, SegmentLives, segment_lives
+from memviz.analysis.timeline import timeline
+from memviz.errors import UsageError
+from memviz.figures.colouring import Colouring, SharedHue, colouring, group_colour, largest_of_all, pixel_palette
+from memviz.figures.packed_timeline import (
+    PackedTimeline,
+    pack_groups,
+    pack_rows,
+    pack_sites,
+    pack_spans,
+    pack_timeline,
+    pack_times,
+)
+from memviz.headlines.explore import explore
+from memviz.trace.model import DeviceTrace, Ints8, Trace
+from memviz.ui.html.markup import LONGEST_TEXT, cut_middle, plain
+from memviz.units import bytes_text
+
+_MOST_PHASES = 2000
+_MOST_OOM = 50
+_NOTED_BY_TORCH = ("Optimizer.", "ProfilerStep#")
+"""Such notes are coarser than what stacks show."""
+
+
+def timeline_value(
+    trace: Trace, device: DeviceTrace, key: str, *, state: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    return {
+        "key": key,
+        "label": str(explore(overview(trace, device))),
+        "has_times": has_times(device),
+        "phases": phase_bands(trace, device),
+        "ooms": [
+            _oom(oom.then.event, oom.asked_bytes, device)
+            for oom in out_of_memory(trace, device, top=0, chosen=slice(_MOST_OOM))
+        ],
+        "state": state or {},
+    }
+
+
+def phase_bands(trace: Trace, device: DeviceTrace) -> list[list[Any]]:
+    """[name, first instant, last instant] of what the program noted itself; of phases seen in stacks where it did not.
+
+    Of what it noted only what no other note encloses.
+    """
+    intervals = annotated(device).intervals
+    rows = ((intervals.depth == 0) & (intervals.end_event >= intervals.start_event)).nonzero()[0][:_MOST_PHASES]
+    noted = [
+        [
+            plain(trace.strings[intervals.name[row]]),
+            int(intervals.start_event[row]) + 1,
+            int(intervals.end_event[row]) + 2,
+        ]
+        for row in rows
+    ]
+    phases = phase_spans(trace, device)
+    if phases.spans and all(str(name).startswith(_NOTED_BY_TORCH) for name, _, _ in noted):
+        return [
+            [plain(phase_name(trace, device, span)), span.first + 1, span.last + 2]
+            for span in phases.spans[:_MOST_PHASES]
+        ]
+    return noted
+
+
+def _oom(event: int, requested_bytes: int, device: DeviceTrace) -> dict[str, Any]:
+    reserved = int(timeline(device).reserved[event + 1])
+    return {"event": event, "reserved": reserved, "text": f"{bytes_text(requested_bytes)} did not fit"}
+
+
+def piece(trace: Trace, device: DeviceTrace, request: dict[str, Any]) -> PackedTimeline:
+    kind = request.get("piece")
+    if kind == "timeline":
+        return pack_timeline(device)
+    if kind == "groups":
+        return groups_piece(colouring(trace, device, str(request.get("meaning", "category")), _among(request)))
+    if kind == "times":
+        return pack_times(device)
+    if kind == "sites":
+        table = sites(trace)
+        return pack_sites(table.of_stack[lifetimes(device).stack], [site.label for site in table.sites])
+    if kind == "lit":
+        return pack_rows(
+            lit_rows(trace, device, str(request.get("by", "site")), request.get("group")), len(lifetimes(device))
+        )
+    raise UsageError(f"A timeline has no piece {kind!r}.")
+
+
+def _among(request: dict[str, Any]) -> tuple[str, ...]:
+    """Of several traces that share their colours. It comes from a browser."""
+    keys = request.get("among")
+    return tuple(key for key in keys if isinstance(key, str)) if isinstance(keys, list) else ()
+
+
+def lit_rows(trace: Trace, device: DeviceTrace, by: str, group: Any) -> Ints8:
+    """All allocations of one group, wherever in time; of what a person looks for, of one box of the icicle, or of a
+    finding."""
+    rows = np.arange(len(lifetimes(device)))
+    if by == "find":
+        return rows_found(trace, device, str(group))
+    if by == "finding":
+        return finding_named(trace, device, str(group)).rows
+    if by == "path":
+        return rows_below(trace, device, rows, parse_path(trace, str(group)))
+    keyed = keyed_by(trace, device, rows, by)
+    wanted = [code for code in np.unique(keyed.codes).tolist() if keyed.name(int(code))[0] == group]
+    return np.asarray(rows[np.isin(keyed.codes, wanted)], dtype=np.int64)
+
+
+def groups_piece(colours: Colouring) -> PackedTimeline:
+    packed = pack_groups(colours)
+    palettes = {
+        f"{mode}{'_dimmed' if dimmed else ''}": pixel_palette(colours, dark=mode == "dark", dimmed=dimmed)
+        for mode in ("light", "dark")
+        for dimmed in (False, True)
+    }
+    header = {
+        **packed.header,
+        "meaning": colours.meaning,
+        "labels": list(colours.labels),
+        "colours": {
+            mode: [group_colour(colours, i, dark=mode == "dark") for i in range(len(colours.labels))]
+            for mode in ("light", "dark")
+        },
+        "palettes": {mode: table.reshape(-1).tolist() for mode, table in palettes.items()},
+    }
+    return PackedTimeline(header, packed.body)
+
+
+_HEADROOM = 1.06
+_MOST_NAME = 80
+
+
+@dataclass(frozen=True)
+class LinkedTrace:
+    letter: str
+    key: str
+    """Of its timeline."""
+    name: str
+    trace: Trace
+    device: DeviceTrace
+
+    @property
+    def pair(self) -> tuple[Trace, DeviceTrace]:
+        return self.trace, self.device
+
+
+def linked_name(traces: Sequence[LinkedTrace]) -> str:
+    """What their timelines share. Another set of traces has another name, so that all begin anew together."""
+    return blake2b("\n".join(trace.key for trace in traces).encode(), digest_size=8).hexdigest()
+
+
+def linked_values(
+    traces: Sequence[LinkedTrace], way: Alignment = START, axis: Axis = "event", *, colour: str = "category"
+) -> list[dict[str, Any]]:
+    """One per trace, in their order. `colour` is what colours mean: sites and modules have theirs in all of them."""
+    baseline = timeline(traces[0].device).peak_bytes
+    lines = [timeline(trace.device) for trace in traces]
+    top = max(max(line.reserved_peak_bytes, line.peak_bytes) for line in lines) or 1
+    aligned = alignments(traces, way)
+    common = {
+        "linked": linked_name(traces),
+        "plain": True,
+        "top": top * _HEADROOM,
+        "ruler": {"bytes": baseline, "text": f"A {bytes_text(baseline)}"},
+        "axis": axis,
+        "colour": colour,
+        "among": [hue.key for hue in shared_hues(traces, colour)],
+    }
+    values = [timeline_value(trace.trace, trace.device, trace.key) for trace in traces]
+    return [
+        {
+            **value,
+            **common,
+            "badge": trace.letter,
+            "name": cut_middle(trace.name, LONGEST_TEXT),
+            "band": any(value["phases"] for value in values),
+            "align": placed(aligned, number),
+        }
+        for number, (trace, value) in enumerate(zip(traces, values, strict=True))
+    ]
+
+
+def shared_hues(traces: Sequence[LinkedTrace], colour: str) -> list[SharedHue]:
+    return [] if colour == "category" else largest_of_all([trace.pair for trace in traces], colour)
+
+
+def alignments(traces: Sequence[LinkedTrace], way: Alignment) -> Mapping[Axis, Aligned]:
+    pairs = [trace.pair for trace in traces]
+    axes: tuple[Axis, ...] = ("event", "time") if all(has_times(trace.device) for trace in traces) else ("event",)
+    return {axis: align(pairs, way, axis) for axis in axes}
+
+
+def placed(aligned: Mapping[Axis, Aligned], number: int) -> dict[str, Any]:
+    """Of one trace, by axis."""
+    return {
+        axis: {"span": list(one.spans[number]), "extent": list(one.extent), "focus": list(one.focus)}
+        for axis, one in aligned.items()
+    }
+
+
+KEY_ENDING = "#segments"
+"""So that the page does not take it for the trace's own timeline, of which pieces are handed around by key."""
+_BOUNDS = (0.9, 0.5, 0.1)
+_LABELS = ("over 90 % used", "50 to 90 % used", "10 to 50 % used", "under 10 % used")
+_SHADES = (1.0, 0.7, 0.4, 0.1)
+
+
+def segments_over_time_value(device: DeviceTrace, key: str) -> dict[str, Any]:
+    """None where nothing was recorded over time, or it cannot be drawn."""
+    try:
+        has_any = len(device.events) and len(segment_lives(device))
+    except UsageError:
+        return {}
+    if not has_any:
+        return {}
+    return {
+        "key": key + KEY_ENDING,
+        "label": "Segments over time, by how much of each was used.",
+        "has_times": has_times(device),
+        "phases": [],
+        "ooms": [],
+        "state": {"colour": "use"},
+        "of": "segments",
+        "name": "Segments over time, by how much of each was used on average",
+        "linked": "segments",
+        "follows": key,
+    }
+
+
+def segments_over_time_piece(trace: Trace, device: DeviceTrace, request: dict[str, Any]) -> PackedTimeline:
+    lives, kind = segment_lives(device), request.get("piece")
+    if kind == "timeline":
+        return pack_spans(device, lives.start - BEFORE, lives.end - BEFORE, lives.size)
+    if kind == "groups":
+        return groups_piece(_by_use(lives))
+    if kind == "times":
+        return pack_times(device)
+    if kind == "sites":
+        return _held_longest(trace, device, lives)
+    if kind == "lit":
+        return pack_rows(np.zeros(0, dtype=np.int64), len(lives))
+    raise UsageError(f"Segments over time have no piece {kind!r}.")
+
+
+def _by_use(lives: SegmentLives) -> Colouring:
+    group = np.searchsorted(-np.array(_BOUNDS), -lives.used, side="left").astype(np.uint8)
+    return Colouring("use", _LABELS, group, _SHADES)
+
+
+def _held_longest(trace: Trace, device: DeviceTrace, lives: SegmentLives) -> PackedTimeline:
+    """Of each segment in words: whose allocation was in it for most events, and so kept it from being given back."""
+    table = sites(trace)
+    held = lives.longest != NO_ALLOCATION
+    site: Ints8 = np.full(len(lives), len(table.sites), dtype=np.int64)
+    if held.any():
+        site[held] = table.of_stack[lifetimes(device).stack[lives.longest[held]]]
+    codes, place = np.unique(site, return_inverse=True)
+    words = [
+        "segment, never used"
+        if code == len(table.sites)
+        else f"segment, held longest by {plain(table.sites[code].label)}"
+        for code in codes.tolist()
+    ]
+    return pack_sites(place.astype(np.int32), words)

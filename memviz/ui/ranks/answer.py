@@ -1,0 +1,143 @@
+"""The ranks that the tab shows (given with the page, of a table, or of open traces) and the data of their map."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from memviz.analysis.cache import cached_on
+from memviz.ranks.aligned import NOTHING, aligned
+from memviz.ranks.mesh import by_mesh, mesh_of, mesh_text
+from memviz.ranks.numbers import Rank, once_more, rank_in_name
+from memviz.ranks.places import Place
+from memviz.ranks.reduce_rank import row_of
+from memviz.ranks.row import FailedFile, RankRow
+from memviz.ranks.together import Ranks, of_ranks
+from memviz.trace.formats.own_labels import RANK_FACT
+from memviz.trace.model import Trace
+from memviz.ui.shell.session import Context, Opened, Session
+
+LEAST = 2
+"""One rank has nobody beside it."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    job: Ranks
+    keys: Mapping[int, str] = field(default_factory=dict)
+    """Of those that are open, in the store."""
+    is_given: bool = False
+    """By whoever started the page: then any rank's file may be opened from where it lies."""
+    is_open: bool = False
+    """They are what this visitor has open, and no more."""
+
+
+def open_ranks(context: Context, session: Session) -> dict[int, Opened]:
+    """By number; of several of one rank, the one that a folder of them would be told by. Nothing is computed for it."""
+    return {one.number: one.opened for one in reversed(_called_ranks(context, session))}
+
+
+@dataclass(frozen=True)
+class _Called:
+    number: int
+    source: str
+    opened: Opened
+
+
+def _called_ranks(context: Context, session: Session) -> list[_Called]:
+    """The shortest names first, as where files are read from a folder."""
+    found = []
+    for opened in session.opened:
+        trace = context.store.get(opened.key)
+        number = None if trace is None else _number(trace)
+        if trace is not None and number is not None:
+            found.append(_Called(number, trace.about.source, opened))
+    return sorted(found, key=lambda one: len(one.source))
+
+
+def _once_more(context: Context, session: Session) -> tuple[FailedFile, ...]:
+    """Nobody wonders why some of what is open is not among the ranks."""
+    taken: dict[int, str] = {}
+    left = []
+    for one in _called_ranks(context, session):
+        if one.number in taken:
+            left.append(FailedFile(one.source, once_more(one.number, taken[one.number])))
+        taken.setdefault(one.number, one.source)
+    return tuple(left)
+
+
+def has_ranks(context: Context, session: Session) -> bool:
+    if context.given_ranks is not None or context.tables.get(session.table) is not None:
+        return True
+    return len(open_ranks(context, session)) >= LEAST
+
+
+def shown_ranks(context: Context, session: Session) -> Shown | None:
+    numbers = open_ranks(context, session)
+    keys = {number: opened.key for number, opened in numbers.items()}
+    if context.given_ranks is not None:
+        return Shown(context.given_ranks, keys, is_given=True)
+    if (brought := context.tables.get(session.table)) is not None:
+        # Its rows name files of another machine, which are not opened; what is open here is.
+        return Shown(brought.job, keys)
+    rows = [(number, _row(context, opened)) for number, opened in sorted(numbers.items())]
+    ranks = tuple(Rank(number, row) for number, row in rows if row is not None)
+    if len(ranks) < LEAST:
+        return None
+    return Shown(of_ranks(ranks, _once_more(context, session)), keys, is_open=True)
+
+
+def _row(context: Context, opened: Opened) -> RankRow | None:
+    pair = context.of(opened)
+    if pair is None:
+        return None
+    trace, device = pair
+    return cached_on(trace, ("rank's row", device.name), lambda: row_of(trace, Place(trace.about.source), device.name))
+
+
+def _number(trace: Trace) -> int | None:
+    said = trace.about.facts.get(RANK_FACT, "")
+    return int(said) if said.isascii() and said.isdigit() and len(said) < 10 else rank_in_name(trace.about.source)
+
+
+_SHADES = 254
+"""0 is a cell of which nothing is known."""
+_MOST_CELLS = 700_000
+_LONGEST = 40
+
+
+def rank_map_value(job: Ranks, chosen: int | None = None) -> dict[str, Any]:
+    """Rows in the order of the mesh, where all ranks say one, else by number."""
+    ranks = by_mesh(job.ranks)
+    table, highest = aligned(ranks), max(job.highest.row.peak_bytes, 1)
+    known = table.live != NOTHING
+    # Rounded to the nearest; whatever is live at all is told apart from nothing recorded.
+    shades = np.where(known, 1 + (np.maximum(table.live, 0) * _SHADES + highest // 2) // highest, 0).astype(np.uint8)
+    columns = table.columns
+    while shades.size > _MOST_CELLS and columns % 2 == 0:
+        columns //= 2
+        shades = np.maximum(shades[:, ::2], shades[:, 1::2])
+    group_of = {number: i for i, group in enumerate(job.groups) for number in group.ranks}
+    return {
+        "ranks": [rank.number for rank in ranks],
+        "names": [f"{rank.number} {mesh_text(mesh_of(rank))}".strip()[:_LONGEST] for rank in ranks],
+        "peaks": [rank.row.peak_bytes for rank in ranks],
+        "groups": [group_of[rank.number] for rank in ranks],
+        "outliers": [one.rank for one in job.outliers],
+        "steps": [_step_name(number, name, place) for place, (number, name) in enumerate(table.steps)],
+        "columns": columns,
+        "highest": job.highest.row.peak_bytes,
+        "chosen": chosen,
+        "shades": base64.b64encode(shades.tobytes()).decode("ascii"),
+        "label": f"Live bytes of {len(ranks)} ranks over their steps. Arrow keys walk the ranks, Enter chooses one.",
+    }
+
+
+def _step_name(number: int, name: str, place: int) -> str:
+    if name:
+        return name.replace("ProfilerStep#", "step ")[:_LONGEST]
+    return "before" if not place else f"step {number}"

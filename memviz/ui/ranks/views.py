@@ -1,0 +1,234 @@
+"""The Ranks tab in HTML: the sentence at the top, groups of equal ranks, outliers, and one rank in detail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memviz.headlines.ranks import missing, ranks
+from memviz.ranks.differences import NamedDelta, by_category, by_site
+from memviz.ranks.groups import Outlier, RankGroup
+from memviz.ranks.mesh import mesh_of, mesh_text
+from memviz.ranks.numbers import Rank
+from memviz.ranks.row import Curve
+from memviz.ranks.together import Ranks
+from memviz.trace.reserved_bytes import is_reserved_known
+from memviz.ui.html.labels import headline_html
+from memviz.ui.html.markup import Html, cut, cut_middle, rounded, tag
+from memviz.units import bytes_text, count_text, delta_text
+
+_MOST = 20
+_LONGEST = 60
+
+
+def ranks_verdict_html(job: Ranks) -> Html:
+    return tag("header", headline_html(ranks(job)), class_="mv-answer")
+
+
+def missing_html(job: Ranks, *, is_open: bool) -> Html:
+    """A file that was refused is no open one, and is there all the same."""
+    words = missing(job, "Not open here:" if is_open else "No file of")
+    return tag("p", words, class_="mv-soft mv-missing") if words else Html("")
+
+
+def failed_html(job: Ranks) -> Html:
+    if not job.failed:
+        return Html("")
+    rows = [
+        tag("li", tag("b", cut_middle(one.place, _LONGEST), title=one.place), " ", one.reason)
+        for one in job.failed[:_MOST]
+    ]
+    head = tag("summary", f"Left out: {count_text(len(job.failed))}")
+    more = tag("li", f"and {count_text(len(job.failed) - _MOST)} more") if len(job.failed) > _MOST else ""
+    return tag("details", head, tag("ul", *rows, more), class_="mv-leftout")
+
+
+_WIDE, _HIGH = 132, 26
+_MOST_POINTS = 66
+
+
+def sparkline(curve: Curve, highest: int, other: Curve | None = None) -> Html:
+    """`other` is drawn behind it, as an area."""
+    behind = tag("path", d=f"{_line(other or curve, highest)}V{_HIGH}H0Z", class_="mv-spark-area")
+    front = tag("path", d=_line(curve, highest), class_="mv-spark-line")
+    return tag(
+        "svg",
+        behind,
+        front,
+        width=_WIDE,
+        height=_HIGH,
+        viewBox=f"0 0 {_WIDE} {_HIGH}",
+        class_="mv-spark",
+        aria_hidden="true",
+    )
+
+
+def _line(curve: Curve, highest: int) -> str:
+    """Of what comes together in a point, the highest."""
+    count = min(_MOST_POINTS, len(curve.live))
+    bounds = [len(curve.live) * i // count for i in range(count + 1)]
+    heights = [max(curve.live[begin:end]) for begin, end in zip(bounds, bounds[1:], strict=False)]
+    points = [
+        f"{_WIDE * i / max(count - 1, 1):.1f} {_HIGH - (_HIGH - 1) * live / max(highest, 1):.1f}"
+        for i, live in enumerate(heights)
+    ]
+    return f"M{'L'.join(points)}"
+
+
+MOST_ROWS = 24
+_MOST_SPANS = 5
+
+
+def groups_html(job: Ranks) -> Html:
+    if len(job.groups) < 2:
+        return Html("")
+    usual = job.usual_groups
+    rows = [_group_row(job, group) for group in usual[:MOST_ROWS]]
+    need = "reached" if job.ran_out else "need"
+    head = tag("h2", f"Groups of ranks that {need} the same ", tag("span", count_text(len(usual))))
+    return tag("section", head, _table(("", "Ranks", "Peak", ""), rows), _more(len(usual), "groups"))
+
+
+def _group_row(job: Ranks, group: RankGroup) -> Html:
+    median = job.of(group.median_rank)
+    spread = ""
+    if group.least_bytes != group.most_bytes:
+        spread = f"{bytes_text(group.least_bytes)} to {bytes_text(group.most_bytes)}"
+    picture = "" if median is None else sparkline(median.row.curve, job.highest.row.peak_bytes)
+    many = count_text(len(group.ranks))
+    return tag(
+        "tr",
+        tag("td", picture),
+        tag("th", _choosing(group.median_rank, f"{many} {'rank' if many == '1' else 'ranks'}"), scope="row"),
+        tag("td", rounded(group.peak_bytes), class_="mv-number"),
+        tag("td", spans_text(group.ranks), tag("small", spread) if spread else "", class_="mv-soft"),
+    )
+
+
+def outliers_html(job: Ranks) -> Html:
+    if not job.outliers:
+        return Html("")
+    rows = [_outlier_row(job, one) for one in job.outliers[:MOST_ROWS]]
+    head = tag("h2", "Ranks that stand out ", tag("span", count_text(len(job.outliers))))
+    names = ("", "Rank", "More or less", "Largest parts")
+    return tag("section", head, _table(names, rows), _more(len(job.outliers), "ranks"))
+
+
+def _outlier_row(job: Ranks, one: Outlier) -> Html:
+    rank, against = job.of(one.rank), job.of(one.against)
+    picture: Html | str = ""
+    if rank is not None and against is not None:
+        picture = sparkline(rank.row.curve, job.highest.row.peak_bytes, against.row.curve)
+    look = "mv-grew" if one.delta_bytes > 0 else "mv-shrank"
+    return tag(
+        "tr",
+        tag("td", picture),
+        tag("th", _choosing(one.rank, f"rank {one.rank}"), scope="row"),
+        tag("td", tag("b", delta_text(one.delta_bytes), class_=look), class_="mv-number"),
+        tag("td", *_causes(one), tag("small", f"against rank {one.against}"), class_="mv-code"),
+    )
+
+
+def _causes(one: Outlier) -> list[Html | str]:
+    """The category first, and a site where one is the largest."""
+    category, site = one.chief_category, one.chief_site
+    words = [f"{category.words} ({delta_text(category.delta_bytes)})"] if category is not None else []
+    if site is not None:
+        words.append(cause_text(site))
+    return [", ".join(words)]
+
+
+def cause_text(cause: NamedDelta | None) -> str:
+    return "" if cause is None else f"{cut(cause.name)} ({delta_text(cause.delta_bytes)})"
+
+
+def _choosing(rank: int, words: str) -> Html:
+    return tag("button", words, type="button", data_act="rank", data_rank=rank, class_="mv-link")
+
+
+def _table(names: Sequence[str], rows: Sequence[Html]) -> Html:
+    head = tag("tr", *(tag("th", name, scope="col") if name else tag("td") for name in names))
+    return tag("table", tag("thead", head), tag("tbody", *rows), class_="mv-table mv-ranktable")
+
+
+def _more(many: int, what: str) -> Html | str:
+    left = many - MOST_ROWS
+    return tag("p", f"and {count_text(left)} more {what}", class_="mv-soft") if left > 0 else ""
+
+
+def spans_text(numbers: Sequence[int]) -> str:
+    """'0-3, 8-11'."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    words = [f"{first}" if first == last else f"{first}–{last}" for first, last in spans[:_MOST_SPANS]]
+    return ", ".join([*words, *(["…"] if len(spans) > _MOST_SPANS else [])])
+
+
+_TOP = 8
+
+
+def one_rank_html(job: Ranks, number: int | None, *, can_open: bool) -> Html:
+    rank = None if number is None else job.of(number)
+    if rank is None:
+        return tag("p", "Choose a rank in the map: its figures come here.", class_="mv-soft mv-onerank")
+    against = job.of(job.against(rank.number))
+    other = None if against is None or against.number == rank.number else against
+    where = mesh_text(mesh_of(rank))
+    title = tag("h2", f"Rank {rank.number}", tag("span", f" {where}") if where else "")
+    picture = sparkline(rank.row.curve, job.highest.row.peak_bytes, None if other is None else other.row.curve)
+    parts = [tag("header", title, picture, *_buttons(rank, other, can_open=can_open)), _facts(rank)]
+    if other is not None:
+        parts.append(_differences(rank, other))
+    return tag("section", *parts, class_="mv-onerank", aria_label=f"Rank {rank.number}")
+
+
+def _buttons(rank: Rank, other: Rank | None, *, can_open: bool) -> list[Html]:
+    if not can_open:
+        return []
+    shown = [_button("Open in Explore", "open-rank", rank.number)]
+    if other is not None:
+        shown.append(_button(f"Compare with rank {other.number}", "compare-rank", rank.number))
+    return shown
+
+
+def _button(words: str, act: str, rank: int) -> Html:
+    return tag("button", words, type="button", data_act=act, data_rank=rank, class_="mv-button")
+
+
+def _facts(rank: Rank) -> Html:
+    row = rank.row
+    is_known = is_reserved_known(row.peak_bytes, row.reserved_peak_bytes)
+    device = [("device", f"{row.device}, one of {count_text(row.device_count)}")] if row.device_count > 1 else []
+    facts = [
+        ("", row.origin),
+        *device,
+        ("peak", rounded(row.peak_bytes)),
+        ("reserved at most", rounded(row.reserved_peak_bytes) if is_known else "not in the file"),
+        ("events", count_text(row.event_count)),
+        *((part.words, rounded(part.bytes)) for part in row.categories[:4]),
+    ]
+    if row.ran_out:
+        last = row.ran_out[-1]
+        facts.append(("out of memory, asked", f"{bytes_text(last.requested_bytes)} {cut(last.site, 60)}".strip()))
+    return tag("p", *(tag("span", words, " ", tag("b", value)) for words, value in facts), class_="mv-facts")
+
+
+def _differences(rank: Rank, other: Rank) -> Html:
+    delta = rank.row.peak_bytes - other.row.peak_bytes
+    if not delta and not by_site(rank.row, other.row, 1):
+        return tag("p", f"At its peak it holds what rank {other.number} holds.", class_="mv-soft")
+    rows = [
+        tag("li", tag("b", delta_text(row.delta_bytes), class_=_look(row.delta_bytes)), " ", tag("code", cut(row.name)))
+        for row in by_site(rank.row, other.row, _TOP)
+    ]
+    kinds = ", ".join(f"{row.words} {delta_text(row.delta_bytes)}" for row in by_category(rank.row, other.row)[:3])
+    words = f"{delta_text(delta)} against rank {other.number}" if delta else f"as high as rank {other.number}"
+    caption = tag("h3", words, tag("span", f" {kinds}") if kinds else "")
+    return tag("div", caption, tag("ul", *rows, class_="mv-parts"))
+
+
+def _look(delta: int) -> str:
+    return "mv-grew" if delta > 0 else "mv-shrank"

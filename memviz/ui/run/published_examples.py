@@ -1,0 +1,130 @@
+"""Published examples: form fields for each, and its published table next to ours, computed once for everybody."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from memviz.runner.jobs.worker_process import rows_of
+from memviz.ui.html.markup import Html, tag
+
+STORIES: Mapping[str, Mapping[str, Any]] = {
+    "split-feed-forward": {
+        "workload": "feed_forward",
+        "w:activation": "*",
+        "o:split_feed_forward": True,
+        "o:split_feed_forward:splits": "4",
+    },
+    "checkpointing": {
+        "workload": "ltx_video",
+        "w:mode": "training",
+        # Newer releases fuse RMSNorm, and the baseline then fits on a card of 24 GiB.
+        "torch": "2.6",
+        "o:checkpointing": True,
+        "o:checkpointing:every": "4, 2, 1",
+    },
+    "flat-gradients": {
+        "workload": "transformer_block",
+        "o:flat_gradients": True,
+        "o:flat_gradients:how": "plain, list_then_cat, flat",
+    },
+    "layerwise-casting": {
+        "workload": "flux",
+        "w:mode": "inference",
+        "o:layerwise_casting": True,
+        "o:layerwise_casting:granularity": "leaf, block, model",
+    },
+}
+
+
+STAND_INS: Mapping[str, Mapping[str, Any]] = {
+    "activations": {"workload": "gpt2", "w:mode": "training", "o:checkpointing": True},
+    "wider_copies": {"workload": "gpt2", "w:mode": "training", "o:chunked_cross_entropy": True},
+    "large_temporary": {"workload": "gpt2", "w:mode": "training", "o:chunked_cross_entropy": True},
+    "duplicated_weights": {"workload": "flux", "w:mode": "inference", "o:layerwise_casting": True},
+}
+"""By kind of finding: a model on which the optimization against it has an effect. A snapshot does not name its own."""
+
+
+def stand_in_fields(finding: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """`finding` is a kind, as in `FindingKind`; where it runs stays as it was chosen."""
+    return {**_stored_fields(fields), **STAND_INS.get(finding, {})}
+
+
+def story_fields(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The form as the story wants it; where it runs stays as it was chosen."""
+    return {**_stored_fields(fields), **STORIES.get(name, {})}
+
+
+def _stored_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: fields[key] for key in ("on", "card", "memory", "numerics") if key in fields}
+
+
+class PublishedTables:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._done: dict[str, list[dict[str, Any]]] = {}
+        self._computing: dict[str, threading.Lock] = {}
+
+    def rows(self, seed: str) -> Iterator[tuple[list[dict[str, Any]], bool]]:
+        """The rows known by now, and whether they are all. Who asks while others compute waits for them."""
+        with self._lock:
+            computing = self._computing.setdefault(seed, threading.Lock())
+        with computing:
+            rows = self._done.get(seed)
+            if rows is None:
+                rows = []
+                for row in rows_of(seed):
+                    rows.append(row)
+                    yield list(rows), False
+                self._done[seed] = rows
+        yield list(rows), True
+
+
+def published_table_html(
+    story: str, rows: Sequence[Mapping[str, Any]] | None, *, waiting: bool = False, fault: str = ""
+) -> Html:
+    """`rows` is None before they were asked for."""
+    if story not in STORIES:
+        return Html("")
+    title = tag("h2", "The published table, beside ours", class_="mv-h2")
+    if not rows and not waiting and not fault:
+        words = "The figures that this example was published with, each predicted anew. It takes some seconds."
+        button = tag("button", "Compute it", type="button", class_="mv-quiet", data_act="table")
+        return tag("section", title, tag("p", words, class_="mv-soft"), button)
+    head = [tag("th", words, scope="col", class_=kind) for words, kind in _TABLE_HEADS]
+    body = [tag("tr", *_table_cells(row)) for row in rows or ()]
+    table = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *body), class_="mv-table")
+    below = [tag("p", f"Computing the next figure, {len(body)} done …", class_="mv-phase", role="status")]
+    below = below if waiting else [tag("p", fault, class_="mv-fault", role="alert")] if fault else []
+    return tag("section", title, table if body else "", *below)
+
+
+_TABLE_HEADS = (
+    ("Case", None),
+    ("Figure", None),
+    ("Published", "mv-number"),
+    ("Ours", "mv-number"),
+    ("Difference", "mv-number"),
+    ("", None),
+)
+
+
+def _table_cells(row: Mapping[str, Any]) -> list[Html]:
+    change = row["difference_percent"]
+    numbers = (
+        _table_number(row["published"]),
+        _table_number(row["ours"]),
+        "" if change is None else f"{change:+.2f} %",
+    )
+    return [
+        tag("td", row["case"]),
+        tag("td", row["figure"]),
+        *(tag("td", number, class_="mv-number") for number in numbers),
+        tag("td", row["note"], class_="mv-soft"),
+    ]
+
+
+def _table_number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"

@@ -1,0 +1,235 @@
+"""The data of one timeline in a saved page: the columns that the server sends, of all allocations or the largest.
+
+All traces together stay within a number of characters. What does not fit is left out, and not offered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from memviz.analysis.callstacks.frames import DEFAULT_RULE
+from memviz.analysis.callstacks.sites import sites
+from memviz.analysis.callstacks.stack_tree import NO_FRAMES, fold_plumbing
+from memviz.analysis.groups import keyed_by
+from memviz.analysis.lifetimes import BEFORE, Lifetimes, has_times, lifetimes
+from memviz.analysis.purpose.phases import label_of_rows
+from memviz.analysis.sums import sum_by
+from memviz.analysis.timeline import timeline
+from memviz.figures.colouring import MEANINGS, Colouring, colouring
+from memviz.figures.packed_timeline import PackedTimeline, as_sent, pack, pack_spans, pack_times
+from memviz.trace.model import Bools, Bytes1, DeviceTrace, Ints8, Trace
+from memviz.ui.html.markup import plain
+from memviz.ui.payloads.timelines import groups_piece
+from memviz.units import bytes_text, count_text, duration_text
+
+_PARTS = 1200
+"""Of a run, in each of which small allocations are drawn as one per category."""
+
+
+@dataclass(frozen=True, eq=False)
+class SavedSpans:
+    start: Ints8
+    """Instants: 0 is before the first event."""
+    end: Ints8
+    size: Ints8
+    group: Bytes1
+    """By category, as `colouring` numbers them."""
+    row: Ints8
+    """Of `lifetimes`; -1 for what stands for many."""
+    note: str = ""
+    """What is not as in the recording."""
+
+
+def all_spans(device: DeviceTrace, colours: Colouring) -> SavedSpans:
+    rows = lifetimes(device)
+    return SavedSpans(rows.start - BEFORE, rows.end - BEFORE, rows.size, colours.group, np.arange(len(rows)))
+
+
+def largest_spans(device: DeviceTrace, colours: Colouring, most: int) -> SavedSpans:
+    """The live bytes of each part of the run stay those of its highest moment, so no peak is lost or lowered."""
+    rows = lifetimes(device)
+    largest = np.sort(np.argsort(-rows.size, kind="stable")[:most])
+    small = np.ones(len(rows), dtype=np.bool_)
+    small[largest] = False
+    edges, moments = _span_parts(device)
+    start, end, size, group = _merged(rows, colours, np.flatnonzero(small), edges, moments)
+    starts = np.concatenate([rows.start[largest] - BEFORE, start])
+    order = np.argsort(starts, kind="stable")
+    limit = bytes_text(int(rows.size[small].max(initial=0)))
+    return SavedSpans(
+        starts[order],
+        np.concatenate([rows.end[largest] - BEFORE, end])[order],
+        np.concatenate([rows.size[largest], size])[order],
+        np.concatenate([colours.group[largest], group])[order],
+        np.concatenate([largest, np.full(len(start), -1)])[order],
+        f"Of {count_text(len(rows))} allocations the {count_text(len(largest))} largest are drawn one by one. Those of "
+        f"{limit} and less are drawn together by category, in {count_text(len(moments))} parts of the run, as high as "
+        "at the part's highest moment.",
+    )
+
+
+def _span_parts(device: DeviceTrace) -> tuple[Ints8, Ints8]:
+    """Their edges, and of each the instant with most live bytes. The peak is a part of its own."""
+    live = timeline(device).live
+    peak = int(live.argmax())
+    even = np.linspace(0, len(live), min(_PARTS, len(live)) + 1).astype(np.int64)
+    edges = np.unique(np.concatenate([even, [peak, peak + 1]]))
+    pairs = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+    return edges, np.array([first + int(live[first:last].argmax()) for first, last in pairs])
+
+
+def _merged(
+    rows: Lifetimes, colours: Colouring, small: Ints8, edges: Ints8, moments: Ints8
+) -> tuple[Ints8, Ints8, Ints8, Bytes1]:
+    start, end, size, group = rows.start[small] - BEFORE, rows.end[small] - BEFORE, rows.size[small], colours.group
+    spans: list[tuple[npt.NDArray[np.int64], ...]] = []
+    for number in range(len(colours.labels)):
+        mine = group[small] == number
+        # What begins at or before a moment is there from the first moment that is not before it, and so its end.
+        begun = sum_by(np.searchsorted(moments, start[mine]), size[mine], len(moments) + 1)
+        ended = sum_by(np.searchsorted(moments, end[mine]), size[mine], len(moments) + 1)
+        held = np.cumsum(begun - ended)[: len(moments)]
+        there = np.flatnonzero(held)
+        spans.append((edges[there], edges[there + 1], held[there], np.full(len(there), number)))
+    starts, ends, sizes, numbers = (np.concatenate(columns) for columns in zip(*spans, strict=True))
+    return starts, ends, sizes, numbers.astype(np.uint8)
+
+
+TOGETHER = "small allocations, drawn together"
+_MOST_LABELS = 300_000
+"""Characters of all together."""
+_NO_GROUP = -1
+_LEAST_SPANS = 1000
+_TIME_STEPS_US = (1, 16, 256, 4096)
+
+
+@dataclass(frozen=True)
+class Kept:
+    pieces: dict[str, Any]
+    """By name, as the server would send them; of groups `groups` and their meaning."""
+    note: str
+    has_times: bool
+
+
+def saved_pieces(trace: Trace, device: DeviceTrace, most: int) -> Kept:
+    colours = colouring(trace, device)
+    spans = all_spans(device, colours)
+    pieces = _needed(trace, device, spans, colours)
+    while (size := sum(map(_size, pieces.values()))) > most and len(spans.row) > _LEAST_SPANS:
+        alone = int(np.count_nonzero(spans.row >= 0))
+        if not alone:
+            # What stands for all others together is the least that can be kept.
+            break
+        count = int(alone * min(0.9 * most / size, 0.7))
+        spans = largest_spans(device, colours, count)
+        pieces = _needed(trace, device, spans, colours)
+    for name, piece in _wanted(trace, device, spans):
+        if size + _size(piece) <= most:
+            pieces[name] = piece
+            size += _size(piece)
+    notes = [spans.note]
+    if has_times(device):
+        times, note = _times(device, most - size)
+        notes.append(note)
+        if times is not None:
+            pieces["times"] = times
+    sent = {name: as_sent(piece) for name, piece in pieces.items()}
+    return Kept(sent, " ".join(filter(None, notes)), "times" in pieces)
+
+
+def _times(device: DeviceTrace, room: int) -> tuple[PackedTimeline | None, str]:
+    """As fine as there is room for."""
+    for step in _TIME_STEPS_US:
+        packed = pack_times(device, step)
+        if _size(packed) <= room:
+            return packed, "" if step == 1 else f"Times are kept in steps of {duration_text(step)}."
+    return None, "Times are not kept in this file."
+
+
+def _size(packed: PackedTimeline) -> int:
+    return len(packed.body) * 4 // 3
+
+
+def _needed(trace: Trace, device: DeviceTrace, spans: SavedSpans, colours: Colouring) -> dict[str, PackedTimeline]:
+    own = Colouring(colours.meaning, colours.labels, spans.group, colours.colours, _probable(colours, spans))
+    return {
+        "timeline": pack_spans(device, spans.start, spans.end, spans.size),
+        "groups category": groups_piece(own),
+        "stacks": _stacks(trace, device, spans),
+    }
+
+
+def _probable(colours: Colouring, spans: SavedSpans) -> Bools | None:
+    if colours.probable is None or not len(colours.probable):
+        return None
+    return np.asarray((spans.row >= 0) & colours.probable[spans.row])
+
+
+def _stacks(trace: Trace, device: DeviceTrace, spans: SavedSpans) -> PackedTimeline:
+    """Of each span: 0 for an allocation without a stack, else its number and 1; the last one stands for many."""
+    count = len(trace.stacks)
+    stack = np.where(spans.row < 0, count + 1, lifetimes(device).stack[spans.row] + 1)
+    return pack({"stack": stack.astype(np.uint32)})
+
+
+def _frames(trace: Trace) -> PackedTimeline:
+    """Of each stack, folded as the icicle has it: its length, and its frames innermost first."""
+    stacks = fold_plumbing(trace, DEFAULT_RULE)
+    columns = {"length": np.diff(stacks.offsets), "frame": stacks.indices}
+    return pack({name: column.astype(np.uint32) for name, column in columns.items()}, no_frames=NO_FRAMES)
+
+
+def _wanted(trace: Trace, device: DeviceTrace, spans: SavedSpans) -> list[tuple[str, PackedTimeline]]:
+    """What is good to have, the best first; of spans that stand for many, only the category is known."""
+    wanted = [("frames", _frames(trace))]
+    if not spans.note:
+        modules = label_of_rows(device, "module")
+        if modules is not None:
+            wanted.append(("modules", pack({"module": modules.astype(np.uint32)})))
+        wanted += [
+            (f"groups {meaning}", groups_piece(colouring(trace, device, meaning)))
+            for meaning in MEANINGS
+            if meaning != "category"
+        ]
+    return wanted
+
+
+def site_labels(trace: Trace, device: DeviceTrace) -> dict[str, Any]:
+    """Of each number of the piece `stacks` its site's, and the labels; of too many, of the sites with most bytes."""
+    table, rows = sites(trace), lifetimes(device)
+    code = np.append(np.roll(table.of_stack, 1), len(table.sites))
+    heaviest = np.argsort(-sum_by(table.of_stack[rows.stack], rows.size, len(table.sites)), kind="stable")
+    labels, room = [""] * len(table.sites), _MOST_LABELS
+    for site in heaviest[:_MOST_LABELS].tolist():
+        labels[site] = plain(table.sites[site].label)
+        room -= len(labels[site])
+        if room < 0:
+            break
+    return {"code": as_sent(pack({"site": code.astype(np.uint32)})), "labels": [*labels, TOGETHER]}
+
+
+def light(own: Ints8, key_of: Callable[[int], str], wanted: Set[str]) -> dict[str, Any]:
+    """For lighting what belongs to a row of a table: of each own number (a stack's or module's) the place of its key,
+    from 1 on, among those that are `wanted`."""
+    distinct, places = np.unique(own, return_inverse=True)
+    keys = {key: code for code in distinct.tolist() if (key := key_of(code)) in wanted}
+    place = np.zeros(len(distinct), dtype=np.uint32)
+    place[np.searchsorted(distinct, list(keys.values()))] = np.arange(1, len(keys) + 1)
+    return {"keys": list(keys), "place": as_sent(pack({"place": place[places]}))}
+
+
+def light_by(trace: Trace, device: DeviceTrace, by: str, wanted: Set[str]) -> dict[str, Any]:
+    """Sites and lines, of each number of the piece `stacks`; modules, of each of the piece `modules`."""
+    if by == "module":
+        keyed = keyed_by(trace, device, np.zeros(0, dtype=np.int64), by)
+        return light(np.arange(len(trace.strings)), lambda code: keyed.name(code)[0], wanted)
+    stack, first = np.unique(lifetimes(device).stack, return_index=True)
+    keyed = keyed_by(trace, device, np.asarray(first, dtype=np.int64), by)
+    own = np.full(len(trace.stacks) + 2, _NO_GROUP)
+    own[stack + 1] = keyed.codes
+    return light(own, lambda code: keyed.name(code)[0] if code != _NO_GROUP else "", wanted)

@@ -1,0 +1,181 @@
+"""Gradio's events: options that every tab passes, a queue fair between visitors, and less work for each event.
+
+Gradio's queue knows no visitors. For an output that does not change it would make and describe its component again,
+and for each component it inspects a constructor's signature.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from copy import copy
+from functools import wraps
+from inspect import isgeneratorfunction
+from typing import Any, ParamSpec
+from weakref import WeakKeyDictionary
+
+import gradio as gr
+from gradio.context import LocalContext
+
+from memviz.errors import MemvizError
+from memviz.fair_lock import FairLock
+from memviz.ui.shell.programs import with_worded_errors
+from memviz.ui.shell.visitors import presence
+
+Asked = ParamSpec("Asked")
+
+NO_PROGRESS: dict[str, Any] = {"show_progress": "hidden", "show_progress_on": []}
+"""On no component: at every word on progress Gradio copies all that each of them holds, and all inside it."""
+PRIVATE: dict[str, Any] = {
+    **NO_PROGRESS,
+    "api_visibility": "private",
+    "concurrency_limit": None,
+    "trigger_mode": "always_last",
+}
+"""Through the queue: only then does Gradio tell the tabs of a `gr.State` that has changed. What is clicked while the
+answer before is on its way is answered after it (Gradio's `once` would drop it); `inTurn` in base.js sees to that."""
+IN_PARTS: dict[str, Any] = {**PRIVATE, "trigger_mode": "multiple"}
+"""For answers that come in parts, and for what must not be dropped: one is sent while the one before still runs."""
+
+
+def in_parts(answer: Callable[Asked, Iterator[list[Any]]]) -> Callable[Asked, Iterator[list[Any]]]:
+    """An answer in parts that ends with an empty one.
+
+    When it ends, Gradio sends the last part once more: over what other answers have said since. It must have one part
+    at least, since Gradio empties the outputs of an answer that has none.
+    """
+
+    @wraps(answer)
+    def ended(*args: Asked.args, **named: Asked.kwargs) -> Iterator[list[Any]]:
+        part: list[Any] = []
+        for part in answer(*args, **named):
+            yield part
+        yield [gr.skip()] * len(part)
+
+    return ended
+
+
+_AT_ONCE = 2
+"""More would only make each of them wait longer."""
+_MOST_OF_ONE = 8
+_LOOK_SECONDS = 0.05
+
+IN_TURN: dict[str, Any] = {"concurrency_limit": 48}
+"""For Gradio's queue. Who waits takes one of the places that `launch_options` makes, and no thread."""
+
+_queue_of = FairLock(_AT_ONCE)
+
+
+def in_turn(answer: Callable[..., Any], line: FairLock = _queue_of) -> Callable[..., Any]:
+    """`answer` in a thread, once it is its visitor's turn. Whoever is gone gives the turn up."""
+
+    @wraps(answer)
+    async def wait_and_answer(*values: Any, **named: Any) -> Any:
+        is_there = presence()
+        turn = line.of(_visitor())
+        with with_worded_errors():
+            if line.waiting(turn.key) >= _MOST_OF_ONE:
+                raise MemvizError(
+                    f"{_MOST_OF_ONE} questions of yours wait here already. Ask again when one is answered."
+                )
+        line.stand_in(turn)
+        try:
+            while not line.has_come(turn):
+                if not is_there():
+                    return None
+                await asyncio.sleep(_LOOK_SECONDS)
+            return await asyncio.to_thread(answer, *values, **named)
+        finally:
+            line.leave(turn)
+
+    return wait_and_answer
+
+
+def _visitor() -> str:
+    """Gradio's name of the window or the program that asks."""
+    return getattr(LocalContext.request.get(None), "session_hash", None) or ""
+
+
+class FairQueueBlocks(gr.Blocks):
+    """A page whose queued events wait for each other where they read a `gr.State` and write it again.
+
+    Gradio answers events side by side, each with the state as it was when the event came in. The last one to end would
+    undo what the others changed: a trace that was chosen while another one was being opened, or the trace itself.
+    """
+
+    def __init__(self, *settings: Any, **named: Any) -> None:
+        super().__init__(*settings, **named)
+        self._changing: WeakKeyDictionary[Any, asyncio.Lock] = WeakKeyDictionary()
+        """By the session."""
+
+    async def process_api(self, block_fn: Any, inputs: list[Any], state: Any = None, *more: Any, **named: Any) -> Any:
+        event = self.fns[block_fn] if isinstance(block_fn, int) else block_fn
+        if state is None or not _changes_state(event):
+            return await super().process_api(block_fn, inputs, state, *more, **named)
+        async with self._changing.setdefault(state, asyncio.Lock()):
+            return await super().process_api(block_fn, inputs, state, *more, **named)
+
+
+def _changes_state(event: Any) -> bool:
+    # Answers in parts run for minutes, and cancel each other by means of their own.
+    if not event.queue or isgeneratorfunction(event.fn):
+        return False
+    return any(block.stateful and block in event.inputs for block in event.outputs)
+
+
+class QuickBlocks(gr.Blocks):
+    def queue(self, *settings: Any, **named: Any) -> Any:
+        made = super().queue(*settings, **named)
+        self._queue.ANALYTICS_MAX_EVENTS = 0
+        return made
+
+    async def postprocess_data(self, block_fn: Any, predictions: Any, state: Any) -> list[Any]:
+        outputs = list(block_fn.outputs)
+        values = _values(predictions, len(outputs))
+        stays = [_is_skip(value) for value in values]
+        if len(values) != len(outputs) or block_fn.batch or not any(stays):
+            return await super().postprocess_data(block_fn, predictions, state)
+        others = copy(block_fn)
+        others.outputs = [output for output, same in zip(outputs, stays, strict=True) if not same]
+        said = [value for value, same in zip(values, stays, strict=True) if not same]
+        # Of one output alone Gradio takes the value itself.
+        given = said[0] if len(said) == 1 else said
+        answers = iter(await super().postprocess_data(others, given, state) if said else [])
+        return [
+            (None if output.stateful else gr.skip()) if same else next(answers)
+            for output, same in zip(outputs, stays, strict=True)
+        ]
+
+
+def _values(predictions: Any, count: int) -> list[Any]:
+    """One for each output, where they come so."""
+    if _is_skip(predictions):
+        return [predictions] * count
+    if count == 1:
+        return [predictions]
+    return list(predictions) if isinstance(predictions, list | tuple) else []
+
+
+def _is_skip(value: Any) -> bool:
+    return type(value) is dict and value == gr.skip()
+
+
+def cache_signatures(base: type) -> None:
+    """Of the constructors of `base` and of all classes made from it so far."""
+    classes, seen = [base], set()
+    while classes:
+        each = classes.pop()
+        if each not in seen:
+            seen.add(each)
+            classes += each.__subclasses__()
+            _cache_signature(each.__dict__.get("__init__"))
+
+
+def _cache_signature(function: Callable[..., Any] | None) -> None:
+    while inspect.isfunction(function) and "__signature__" not in function.__dict__:
+        inner = getattr(function, "__wrapped__", None)
+        with suppress(ValueError, TypeError):
+            function.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+        function = inner

@@ -1,0 +1,257 @@
+"""Every request is checked here: the host name, the page that sent it, its size and nesting.
+
+A host name that is not the server's own may be borrowed (DNS rebinding); an IP address cannot be, so each is
+accepted. Faults of a visitor's line or file are answered and kept out of the log.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import re
+import socket
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from gradio.route_utils import FnIndexInferError
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from memviz.ui.shell.request_bodies import RefusedBody, json_depth, json_safe, json_safe_text, read_body
+from memviz.ui.shell.temporary_files import Exports, delete_export, drop_leftovers, write_failure
+from memviz.ui.shell.visitors import OpenPages
+
+NAMES_SETTING = "MEMVIZ_ALLOWED_HOSTS"
+_OF_OTHERS = ("SPACE_HOST", "GRADIO_SERVER_NAME", "GRADIO_ROOT_PATH", "JUPYTERHUB_HOST", "JUPYTERHUB_PUBLIC_URL")
+"""What the surroundings say of themselves: names, lists of names or whole addresses."""
+_ON_A_SPACE = ".hf.space"
+_HOST_NAME = re.compile(r"[a-z0-9_.:-]{1,253}", re.ASCII)
+
+
+def host_of(text: str) -> str:
+    """The name in a Host header, an origin or an address, without its port; empty where there is none."""
+    try:
+        name = urlsplit(text if "://" in text else f"//{text}").hostname or ""
+    except ValueError:
+        return ""
+    name = name.rstrip(".").lower()
+    return name if _HOST_NAME.fullmatch(name) else ""
+
+
+def names_given(environment: Mapping[str, str] = os.environ) -> frozenset[str]:
+    """`*` is every name, and `.example.org` or `*.example.org` all below that one."""
+    given = [environment.get(name, "") for name in (NAMES_SETTING, *_OF_OTHERS)]
+    names = {_pattern(name) for text in given for name in re.split(r"[,\s]+", text) if name}
+    machine = socket.gethostname().lower()
+    return frozenset({"localhost", ".localhost", machine, f"{machine}.local", *names} - {"", ".local"})
+
+
+def is_of_a_space(name: str, environment: Mapping[str, str] = os.environ) -> bool:
+    """A Space goes by several names below this one, and nobody but its host gives names there."""
+    return bool(environment.get("SPACE_ID")) and name.endswith(_ON_A_SPACE)
+
+
+def _pattern(text: str) -> str:
+    text = text.lower()
+    if text == "*":
+        return text
+    below = text.startswith((".", "*."))
+    name = host_of(text.removeprefix("*").removeprefix("."))
+    return f".{name}" if below and name else name
+
+
+def names_of_page(page: Any) -> Iterator[str]:
+    """Gradio knows some only once it is up: the address it is bound to, and that under which it is shared."""
+    for attribute in ("server_name", "local_url", "share_url", "root_path"):
+        value = getattr(page, attribute, None)
+        if isinstance(value, str) and not value.startswith("/"):
+            yield host_of(value)
+
+
+def is_known(name: str, names: Iterable[str]) -> bool:
+    return is_address(name) or is_named(name, names)
+
+
+def is_named(name: str, names: Iterable[str]) -> bool:
+    return bool(name) and any(
+        pattern in ("*", name) or (pattern.startswith(".") and name.endswith(pattern)) for pattern in names if pattern
+    )
+
+
+def is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(name: str) -> bool:
+    return name == "localhost" or (is_address(name) and ipaddress.ip_address(name.partition("%")[0]).is_loopback)
+
+
+_MOST_BODY = 2 << 20
+_DEEPEST = 100
+_UPLOAD, _READINGS = "/gradio_api/upload", "/gradio_api/memviz/readings"
+_EVENTS = "/gradio_api/queue/data"
+_HEARTBEAT, _FILE = "/gradio_api/heartbeat/", "/gradio_api/file="
+_HALF_A_PAIR = re.compile(rb"\\u[dD][89abAB]|\\u[dD][c-fC-F]|NaN|Infinity")
+
+
+class RequestGuard:
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._names = names_given()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            return await self._app(scope, receive, send)
+        page = scope["app"].get_blocks()
+        refusal = self._stranger(Headers(scope=scope), page)
+        if refusal and scope["type"] == "websocket":
+            return await send({"type": "websocket.close", "code": 1008, "reason": refusal[:120]})
+        if refusal:
+            return await PlainTextResponse(refusal, 403, _PLAIN)(scope, receive, send)
+        if scope["type"] == "websocket":
+            return await self._app(scope, receive, send)
+        try:
+            await self._pass(page, scope, receive, send)
+        except ClientDisconnect:
+            # Nobody is left to be told.
+            return
+
+    def _stranger(self, headers: Headers, page: Any) -> str:
+        """Why it is not answered at all; empty for what is ours."""
+        names = {*self._names, *names_of_page(page)}
+        hosts = list(_question(headers))
+        for host in hosts:
+            if not is_known(host, names) and not is_of_a_space(host):
+                return f"This server is not known as {host or 'that'}. {_remedy(host)}"
+        origin = headers.get("origin")
+        if origin is None:
+            return ""
+        name = host_of(origin) if "://" in origin else ""
+        if name in hosts or is_loopback(name) or is_named(name, names):
+            return ""
+        return f"A page of {name or 'no known place'} asked for this, not a page of this server. {_remedy(name)}"
+
+    async def _pass(self, page: Any, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if _HEARTBEAT in path:
+            pages: OpenPages = page.open_pages
+            with pages.of(path.rpartition("/")[2]):
+                return await self._app(scope, receive, send)
+        if _FILE in path:
+            return await self._file(page.exports, scope, receive, send)
+        if _UPLOAD in path:
+            return await self._upload(scope, receive, send)
+        if _EVENTS in path:
+            return await self._events(scope, receive, send)
+        if scope["method"] in ("GET", "HEAD", "OPTIONS") or _READINGS in path:
+            return await self._app(scope, receive, send)
+        try:
+            body = _json_safe_body(await read_body(receive, _MOST_BODY))
+        except RefusedBody as refused:
+            return await _answer_plainly(str(refused), 400)(scope, receive, send)
+        try:
+            await self._app(scope, _again(body, receive), send)
+        except _NO_QUESTION as error:
+            # Gradio looks for what was asked for before it answers anything; what fails while answering it catches.
+            words = f"This page has no answer to that ({type(error).__name__}: {str(error)[:200]})."
+            await _answer_plainly(json_safe_text(words), 400)(scope, receive, send)
+
+    async def _file(self, exports: Exports, scope: Scope, receive: Receive, send: Send) -> None:
+        wanted = scope["path"].partition(_FILE)[2]
+        if wanted.lower().startswith(("http:", "https:")):
+            return await _answer_plainly("This server fetches nothing for others.", 403)(scope, receive, send)
+        if not exports.is_one(wanted):
+            return await self._app(scope, receive, send)
+        with exports.giving(wanted) as is_there:
+            if not is_there:
+                return await _answer_plainly("This file was fetched already, or is gone. Make it again.", 404)(
+                    scope, receive, send
+                )
+            given = False
+
+            async def pass_on(message: Message) -> None:
+                nonlocal given
+                if message["type"] == "http.response.start":
+                    given = message["status"] == 200 and scope["method"] == "GET"
+                await send(message)
+
+            await self._app(scope, receive, pass_on)
+            if given:
+                delete_export(wanted)
+
+    async def _events(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """For a session that is not there Gradio says so, and then raises as well."""
+        try:
+            await self._app(scope, receive, send)
+        except RuntimeError as error:
+            if not isinstance(error.__cause__, HTTPException):
+                raise
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _upload(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Gradio's own way in: where it breaks off, Gradio leaves what had come."""
+        try:
+            await self._app(scope, receive, send)
+        except OSError as error:
+            drop_leftovers(error)
+            await _answer_plainly(write_failure(error), 507)(scope, receive, send)
+        except BaseException as error:
+            drop_leftovers(error)
+            raise
+
+
+_NO_QUESTION = (LookupError, TypeError, ValueError, AttributeError, FnIndexInferError)
+_PLAIN = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+
+
+def _remedy(name: str) -> str:
+    return f"If it should be, set {NAMES_SETTING}={name or 'its.name'} and start it again."
+
+
+def _question(headers: Headers) -> Iterator[str]:
+    """The names it came by. Programs of old name none; browsers always do."""
+    if "host" in headers:
+        yield host_of(headers["host"])
+    forwarded = headers.get("x-forwarded-host", "").partition(",")[0].strip()
+    if forwarded:
+        yield host_of(forwarded)
+
+
+def _answer_plainly(words: str, status: int) -> JSONResponse:
+    """Under the names that Gradio's own errors have, and ours."""
+    return JSONResponse({"detail": words, "error": words, "reason": words}, status, _PLAIN)
+
+
+def _json_safe_body(body: bytes) -> bytes:
+    """JSON that everything behind can take: not too deep, and without halves of characters."""
+    if json_depth(body) > _DEEPEST:
+        raise RefusedBody(f"The request is nested deeper than {_DEEPEST} levels.")
+    if not _HALF_A_PAIR.search(body):
+        return body
+    try:
+        return json.dumps(json_safe(json.loads(body))).encode()
+    except (ValueError, RecursionError):
+        # Whoever it is for says what is wrong with it.
+        return body
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    told = False
+
+    async def tell() -> Message:
+        nonlocal told
+        if told:
+            return await receive()
+        told = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return tell

@@ -1,0 +1,143 @@
+"""Temporary files: exports in folders that cannot be guessed, deleted once fetched, and leftovers of broken uploads."""
+
+from __future__ import annotations
+
+import errno
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from gradio.route_utils import GradioMultiPartParser
+from gradio.utils import get_upload_folder
+
+_FOLDER = "memviz-exports"
+_UNFETCHED_SECONDS = 600
+_LONGEST_STEM = 80
+"""Bytes, which file systems count; endings come after it."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def _root() -> Path:
+    """Below Gradio's own folder: what lies elsewhere it would copy there, and keep for a day."""
+    return Path(get_upload_folder()).resolve() / _FOLDER
+
+
+def new_file(name: str) -> Path:
+    folder = _root() / secrets.token_urlsafe(18)
+    folder.mkdir(parents=True, mode=0o700)
+    return folder / name
+
+
+def file_stem(name: str) -> str:
+    """Of a file that is named after a trace: no sign in it means anything to a file system or a header."""
+    plain = "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in name)
+    return plain.strip(".").encode()[:_LONGEST_STEM].decode(errors="ignore") or "trace"
+
+
+def file_with(name: str, write: Callable[[Path], object]) -> str:
+    """The path of a new file; what cannot be written to its end leaves nothing behind."""
+    path = new_file(name)
+    try:
+        write(path)
+    except BaseException:
+        delete_export(path)
+        raise
+    return str(path)
+
+
+def page_file(name: str, html: str) -> str:
+    return file_with(name, lambda path: path.write_text(html, encoding="utf-8", errors="replace"))
+
+
+def delete_export(path: str | Path) -> None:
+    folder = _folder_of(path)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _folder_of(path: str | Path) -> Path | None:
+    """Only of what lies in a folder of its own, by its whole path."""
+    try:
+        whole = Path(path).resolve()
+    except (OSError, ValueError, RuntimeError):
+        return None
+    root = _root()
+    return root / whole.relative_to(root).parts[0] if root in whole.parents else None
+
+
+class Exports:
+    """Given to who asks for them by their whole path."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._giving: set[Path] = set()
+
+    def is_one(self, path: str) -> bool:
+        return _folder_of(path) is not None
+
+    @contextmanager
+    def giving(self, path: str) -> Iterator[bool]:
+        """To one at a time; whether it is there."""
+        folder = _folder_of(path)
+        with self._lock:
+            is_there = folder is not None and folder not in self._giving and Path(path).is_file()
+            if folder is not None and is_there:
+                self._giving.add(folder)
+        try:
+            yield is_there
+        finally:
+            with self._lock:
+                if folder is not None and is_there:
+                    self._giving.discard(folder)
+
+    def forget(self) -> None:
+        """What nobody has fetched in a while."""
+        old = time.time() - _UNFETCHED_SECONDS
+        with suppress(OSError):
+            for folder in _root().iterdir():
+                with suppress(OSError), self._lock:
+                    if folder not in self._giving and folder.stat().st_mtime < old:
+                        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_failure(error: OSError) -> str:
+    if error.errno in _FULL:
+        return "The disk of the server is full. Try it again later."
+    return f"The server could not keep it ({error.strerror or error})."
+
+
+_STALE_SECONDS = 600
+
+
+def drop_leftovers(error: BaseException) -> None:
+    """Those of the upload that failed with this: its reader knows them, and stands on the way of the error."""
+    for reader in _readers(error):
+        for file in reader._files_to_close_on_error:
+            with suppress(OSError):
+                file.close()
+            with suppress(OSError):
+                Path(file.name).unlink(missing_ok=True)
+
+
+def _readers(error: BaseException) -> Iterator[Any]:
+    step = error.__traceback__
+    while step is not None:
+        owner = step.tb_frame.f_locals.get("self")
+        if isinstance(owner, GradioMultiPartParser):
+            yield owner
+        step = step.tb_next
+
+
+def drop_stale() -> None:
+    """Whole files lie in folders of their own; what lies beside them is on its way, or was given up."""
+    old = time.time() - _STALE_SECONDS
+    with suppress(OSError):
+        for path in Path(get_upload_folder()).iterdir():
+            with suppress(OSError):
+                if path.is_file() and path.stat().st_mtime < old:
+                    path.unlink()

@@ -1,0 +1,163 @@
+"""The plot of reserved memory under each setting, and which segment maps are compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from memviz.allocator.replayed import Replayed, reserved_after_events
+from memviz.allocator.what_if import WhatIf
+from memviz.analysis import decimate
+from memviz.analysis.decimate import ReplayedBytes, ReservedLines
+from memviz.analysis.lifetimes import clock, has_times
+from memviz.analysis.timeline import timeline
+from memviz.headlines.what_if import in_words
+from memviz.trace.model import DeviceTrace
+from memviz.ui.what_if.verdict import Answer, caption
+from memviz.units import bytes_text, count_text
+
+COLUMNS = 900
+
+
+def plot_value(device: DeviceTrace, outcome: WhatIf, *, at: int, label: str) -> dict[str, Any]:
+    replays = lines(device, outcome)
+    limit = outcome.card.usable_bytes if outcome.card else None
+    by_event = decimate.reserved_by_event(device, replays, limit=limit, columns=COLUMNS)
+    is_known = outcome.knows_recorded_peak
+    axes = {"event": _axis(by_event, is_known=is_known)}
+    if has_times(device):
+        by_time = decimate.reserved_by_time(device, replays, limit=limit, columns=COLUMNS)
+        times = clock(device)
+        axes["time"] = {**_axis(by_time, is_known=is_known), "span": int(times[-1] - times[0])}
+    return {
+        "label": label,
+        "events": len(device.events),
+        "limit": limit,
+        "at": at,
+        "names": [replay.name for replay in replays],
+        "stops": _stops(outcome),
+        "ends": _ends(device, replays, is_known=is_known),
+        "axes": axes,
+    }
+
+
+def _ends(device: DeviceTrace, replays: list[ReplayedBytes], *, is_known: bool) -> dict[str, Any]:
+    """Bytes after the last event, where a column of the axes may hold many events; none of what ran out before, nor of
+    what the file does not tell."""
+    recorded = timeline(device)
+    return {
+        "live": recorded.end_bytes,
+        "recorded": int(recorded.reserved[-1]) if is_known else None,
+        "lines": [None if replay.stopped else int(replay.reserved[-1]) for replay in replays],
+    }
+
+
+def lines(device: DeviceTrace, outcome: WhatIf) -> list[ReplayedBytes]:
+    """What is asked for, and what it is compared with; neither where it does what is recorded, which has its line."""
+    ours, rival = outcome.replayed, outcome.rival
+    drawn = [] if ours is outcome.base and not outcome.parted else [_line(device, ours, _called(ours, outcome))]
+    if rival is not ours and outcome.why_not_as_recorded:
+        drawn.append(_line(device, rival, _called(rival, outcome)))
+    return drawn
+
+
+def _line(device: DeviceTrace, replayed: Replayed, name: str) -> ReplayedBytes:
+    return ReplayedBytes(name, reserved_after_events(replayed, len(device.events)), replayed.oom is not None)
+
+
+def _called(replayed: Replayed, outcome: WhatIf) -> str:
+    if replayed.settings != outcome.recorded.settings:
+        return in_words(replayed.settings)
+    if replayed is not outcome.base:
+        return "recorded settings, same start"
+    return f"recorded settings, {'same limit' if outcome.card else 'without limit'}"
+
+
+def _stops(outcome: WhatIf) -> list[dict[str, Any]]:
+    """Each place once, although several may run out there; on a card that has enough, none of what was recorded."""
+    ended = {
+        outcome_side.oom.event: outcome_side
+        for outcome_side in (outcome.rival, outcome.replayed, outcome.base)
+        if outcome_side.oom is not None
+    }
+    return [
+        {
+            "event": event,
+            "reserved": ending.peak_reserved_bytes,
+            "text": f"out of memory, {_when(event)}{_whose(ending, outcome) if len(ended) > 1 else ''}",
+        }
+        for event, ending in sorted(ended.items())
+    ]
+
+
+def _whose(replayed: Replayed, outcome: WhatIf) -> str:
+    if replayed is outcome.base and not outcome.parted:
+        return " as recorded"
+    return f" with {in_words(replayed.settings) if replayed is outcome.replayed else _called(replayed, outcome)}"
+
+
+def _when(event: int) -> str:
+    return f"event {count_text(event)}" if event >= 0 else "before the first event"
+
+
+def _axis(lines: ReservedLines, *, is_known: bool) -> dict[str, Any]:
+    """A recording that does not tell what it reserved has no line of it: one at zero would say that it was nothing."""
+    columns = lines.columns
+    return {
+        "first": columns.first_event.tolist(),
+        "count": columns.event_count.tolist(),
+        "live": columns.live_max.tolist(),
+        "recorded": columns.reserved_max.tolist() if is_known else [],
+        "lines": [line.reserved[: line.last_column + 1].tolist() for line in lines.lines],
+    }
+
+
+def moment_that_matters(device: DeviceTrace, outcome: WhatIf) -> int:
+    """Where memory runs out; else the first event at which the recording reserves its most."""
+    for line in (outcome.base, outcome.replayed, outcome.recorded):
+        if line.oom is not None:
+            return min(line.oom.event, len(device.events) - 1)
+    return int(reserved_after_events(outcome.recorded, len(device.events)).argmax()) - 1
+
+
+def event_in(replayed: Replayed, event: int) -> int:
+    """The replay's own event after which it had done what the recording did up to `event`; -1 is before its first."""
+    return int(np.searchsorted(replayed.sources, event, side="right")) - 1
+
+
+def plot_label(outcome: WhatIf, answer: str) -> str:
+    """For those who do not see it."""
+    ours = outcome.replayed
+    return f"{answer} Reserved at most {bytes_text(ours.peak_reserved_bytes)}. The table below has the figures."
+
+
+@dataclass(frozen=True)
+class MapSide:
+    replayed: Replayed
+    is_recording: bool
+    device: DeviceTrace
+    at: int
+    """Its own event at the moment that is shown."""
+    caption: str
+
+
+def map_sides(answer: Answer) -> list[MapSide]:
+    """One or two. Behind its end a replay shows nothing."""
+    outcome = answer.what_if
+    ran_out = outcome.base.oom is not None and answer.at <= outcome.base.oom.event
+    left, ours = outcome.base if ran_out else outcome.recorded, outcome.replayed
+    has_more = ours is not left and (ours.oom is None or answer.at <= ours.oom.event)
+    return [_map_side(side, answer) for side in ([left, ours] if has_more else [left])]
+
+
+def _map_side(replayed: Replayed, answer: Answer) -> MapSide:
+    is_recording = replayed is answer.what_if.recorded
+    return MapSide(
+        replayed=replayed,
+        is_recording=is_recording,
+        device=answer.device if is_recording else replayed.trace.devices[0],
+        at=answer.at if is_recording else event_in(replayed, answer.at),
+        caption=caption(replayed, is_recording=is_recording),
+    )

@@ -1,0 +1,239 @@
+"""Replays that visitors asked for, limited in time and cached for a while.
+
+A replay is reached by its trace's key, or by a name of its own that cannot be guessed. The least recently used goes
+first.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from memviz.allocator.as_recorded import replay_as_recorded
+from memviz.allocator.context import OVERHEAD_BYTES
+from memviz.allocator.fit import with_fit
+from memviz.allocator.replay import source_of
+from memviz.allocator.replayed import Replayed
+from memviz.allocator.replayer import Progress, Source, part_of, rest_of
+from memviz.allocator.search import Search, search
+from memviz.allocator.settings import Settings
+from memviz.allocator.settings_text import NEWEST, Release
+from memviz.allocator.what_if import CardMemory, WhatIf, answered, replay_on, smallest_for
+from memviz.analysis.cache import drop_large, held_bytes
+from memviz.errors import MemvizError, UsageError
+from memviz.trace.model import DeviceTrace, Trace
+from memviz.ui.shell.session import Context
+
+SECONDS_SETTING = "MEMVIZ_MAX_REPLAY_SECONDS"
+_LEAST_SECONDS = 10.0
+_EVENTS_A_SECOND = 10_000
+"""A search of all settings that matter takes a second for 25,000 of them."""
+UNASKED_SECONDS = 5.0
+"""For what nobody asked for."""
+
+
+class TooLong(MemvizError):
+    """It was given up."""
+
+
+def most_seconds(device: DeviceTrace, environment: Mapping[str, str] = os.environ) -> float:
+    """Of a processor, for all that one question needs."""
+    text = environment.get(SECONDS_SETTING, "")
+    if not text:
+        return _LEAST_SECONDS + len(device.events) / _EVENTS_A_SECOND
+    with suppress(ValueError):
+        if 0 < float(text) < float("inf"):
+            return float(text)
+    raise UsageError(f"{SECONDS_SETTING}={text!r} is not a positive number of seconds.")
+
+
+def within(seconds: float, progress: Progress | None = None) -> Progress:
+    """Of this thread, from now on. What it returns is told every few thousand events, and then raises TooLong."""
+    end = time.thread_time() + seconds
+
+    def tell(done: int, total: int) -> None:
+        if time.thread_time() > end:
+            reason = f"Replaying it keeps this machine busy for more than {seconds:g} seconds, which is the limit here."
+            raise TooLong(f"{reason} If you trust the file, raise {SECONDS_SETTING}, or use `python -m memviz replay`.")
+        if progress is not None:
+            progress(done, total)
+
+    return tell
+
+
+GiB = 1 << 30
+_SIZED_UNASKED = 200_000
+"""Events up to which the smallest card is found for every question."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What all replays of one trace share."""
+
+    source: Source
+    recorded: Replayed
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What else than the settings a question depends on."""
+
+    card: CardMemory | None = None
+    release: Release = NEWEST
+    """Whose settings a search tries."""
+    overhead_bytes: int = OVERHEAD_BYTES
+    """Taken from the cards of the usual sizes."""
+
+
+@dataclass
+class _CachedResult:
+    result: Any
+    trace: Trace | None
+    """What it holds memory by."""
+    bytes: int
+    name: str = field(default_factory=lambda: secrets.token_urlsafe(18))
+
+
+class Replays:
+    def __init__(self, context: Context, most_bytes: int = GiB) -> None:
+        self._context = context
+        self._most_bytes = most_bytes
+        self._kept: OrderedDict[Hashable, _CachedResult] = OrderedDict()
+        self._lock = threading.Lock()
+        context.store.on_drop(self._forget)
+        context.store.on_rest(self._rest)
+
+    def begun(self, key: str, progress: Progress | None = None) -> Begun:
+        begun_replay = self._get((key, "begun"))
+        if begun_replay is None:
+            pair = self._context.find(key)
+            if pair is None:
+                raise UsageError("This trace is not open any more.")
+            source = source_of(*pair)
+            begun_replay = Begun(source, replay_as_recorded(source, progress))
+            self._keep((key, "begun"), begun_replay, begun_replay.recorded.trace)
+        result: Begun = begun_replay
+        return result
+
+    def on(
+        self, key: str, settings: Settings, card: CardMemory | None, afresh: bool, progress: Progress | None = None
+    ) -> Replayed:
+        replayed_trace = self._get((key, settings, card, afresh))
+        if replayed_trace is None:
+            replayed_trace = replay_on(self.begun(key).source, settings, card, afresh=afresh, progress=progress)
+            self._keep((key, settings, card, afresh), replayed_trace, replayed_trace.trace)
+        result: Replayed = replayed_trace
+        return result
+
+    def what_if(self, key: str, settings: Settings, terms: Terms, progress: Progress | None = None) -> WhatIf:
+        begun, on = self.begun(key, part_of(progress, 0, 5)), partial(self.on, key)
+        known: WhatIf | None = self._get((key, "answer", settings, terms.card))
+        if known is None:
+            rest = rest_of(progress, 1, 5)
+            known = answered(begun.source, begun.recorded, settings, terms.card, replay=on, progress=rest)
+            known = with_fit(begun.source, known, rest)
+            self._keep((key, "answer", settings, terms.card), known, None)
+        smallest = self._smallest(key, known.replayed, terms, part_of(progress, 4, 5))
+        return replace(known, smallest_card=smallest)
+
+    def _smallest(self, key: str, replayed: Replayed, terms: Terms, progress: Progress | None) -> CardMemory | None:
+        """Of a long recording only a search says it: it may take several replays."""
+        source = self.begun(key).source
+        if len(source.device.events) > _SIZED_UNASKED:
+            return None
+        question = (key, "smallest", replayed.settings, replayed.is_placed_anew, terms.overhead_bytes)
+        smallest: tuple[CardMemory | None] | None = self._get(question)
+        if smallest is None:
+            smallest = (smallest_for(source, replayed, terms.overhead_bytes, progress),)
+            self._keep(question, smallest, None)
+        return smallest[0]
+
+    def search(self, key: str, settings: Settings, terms: Terms, progress: Progress | None = None) -> Search:
+        """`settings` are tried besides."""
+        searched = self.known_search(key, terms)
+        if searched is None or settings not in [tried.settings for tried in searched.tried]:
+            searched = search(
+                self.begun(key).source,
+                terms.card,
+                also=settings,
+                release=terms.release,
+                overhead_bytes=terms.overhead_bytes,
+                progress=progress,
+            )
+            self._keep((key, "search", terms), searched, None)
+        return searched
+
+    def known_search(self, key: str, terms: Terms) -> Search | None:
+        """The last one there, whatever was asked for besides."""
+        known: Search | None = self._get((key, "search", terms))
+        return known
+
+    def know_slow(self, key: str) -> None:
+        """Replaying it took longer than anybody should wait who has not asked for it."""
+        self._keep((key, "slow"), True, None)
+
+    def is_slow(self, key: str) -> bool:
+        return self._get((key, "slow")) is not None
+
+    def find(self, key: str) -> tuple[Trace, DeviceTrace] | None:
+        """For components: a replay's name or any other trace's key, a slash, and the device's name."""
+        name = key.partition("/")[0]
+        with self._lock:
+            kept = next((kept for kept in self._kept.values() if kept.name == name), None)
+        if kept is None or not isinstance(kept.result, Replayed):
+            return self._context.find(key)
+        return kept.result.trace, kept.result.trace.devices[0]
+
+    def key_of(self, replayed: Replayed) -> str:
+        """What `find` finds it by; empty for one that is not kept any more."""
+        with self._lock:
+            name = next((kept.name for kept in self._kept.values() if kept.result is replayed), "")
+        return f"{name}/{replayed.trace.devices[0].name}" if name else ""
+
+    def _forget(self, stored: str) -> None:
+        """The trace is not open any more, so nobody can ask for its replays."""
+        with self._lock:
+            for key in [key for key in self._kept if _of_trace(key).partition("/")[0] == stored]:
+                del self._kept[key]
+
+    def _rest(self, stored: str) -> None:
+        """Nobody looks at the trace now: what its replays' views need can be computed again."""
+        with self._lock:
+            resting = [kept for key, kept in self._kept.items() if _of_trace(key).partition("/")[0] == stored]
+        for kept in resting:
+            if kept.trace is not None:
+                drop_large(kept.trace)
+                kept.bytes = held_bytes(kept.trace)
+
+    def _get(self, key: Hashable) -> Any:
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is None:
+                return None
+            self._kept.move_to_end(key)
+            return kept.result
+
+    def _keep(self, key: Hashable, result: Any, trace: Trace | None) -> None:
+        with self._lock:
+            if self._context.find(_of_trace(key)) is None:
+                # It was closed while this was worked out.
+                return
+            self._kept[key] = _CachedResult(result, trace, held_bytes(trace) if trace else 0)
+            total = sum(kept.bytes for kept in self._kept.values())
+            # The last few are on somebody's screen.
+            for old in list(self._kept)[:-4]:
+                if total <= self._most_bytes:
+                    break
+                total -= self._kept.pop(old).bytes
+
+
+def _of_trace(key: Hashable) -> str:
+    return str(key[0]) if isinstance(key, tuple) else ""
