@@ -52,8 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def gpu_memory(request: pytest.FixtureRequest) -> Iterator[GpuMemory]:
     """The GPU memory of this test: `gpu_memory.peak_bytes` so far. Fixtures that use the GPU ask for it first."""
     try:
-        from memviz.testing.gpu_memory import GpuMemory
-        from memviz.testing.limit import limit_of
+        from memviz.testing.gpu_memory import GpuMemory, limit_of
     except ModuleNotFoundError as error:
         raise (library_needed(error) or error) from None
     mark = request.node.get_closest_marker(MARK)
@@ -94,7 +93,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 def _say(item: pytest.Item, memory: GpuMemory) -> None:
     """Below a test that failed by itself, which may be because memory ran out."""
-    from memviz.testing.limit import largest_sites
+    from memviz.testing.gpu_memory import largest_sites
 
     if memory.trace is not None and memory.device is not None and memory.took_something:
         item.add_report_section("call", "GPU memory at the peak", largest_sites(memory.trace, memory.device))
@@ -113,7 +112,7 @@ def _keep(item: pytest.Item, memory: GpuMemory) -> None:
 
 
 def _check(item: pytest.Item, memory: GpuMemory) -> None:
-    from memviz.testing.limit import over_limit
+    from memviz.testing.gpu_memory import over_limit
 
     if not memory.took_something:
         words = "Nothing was allocated on a GPU in this test. Is its device chosen before it begins?"

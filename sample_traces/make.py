@@ -18,9 +18,9 @@ from typing import Any
 from memviz.allocator.replay import replay
 from memviz.runner.predict.cards import card_named
 from memviz.runner.predict.predicted_device import PredictedDevice
-from memviz.trace.formats.write_snapshot import write_pickle
 from memviz.trace.model import Trace
 from memviz.trace.strip import strip_paths
+from memviz.trace.write import write_pickle
 from memviz.units import bytes_text
 from sample_traces.train import train
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PROGRAM = """
 import ctypes, re, sys, tempfile, threading
 from pathlib import Path
-from memviz.c_memory import keep_little
+from memviz.memory import keep_little
 
 library = ctypes.CDLL(None)
 library.fopen.restype = ctypes.c_void_p
@@ -72,7 +72,7 @@ def test_what_somebody_has_set_stays() -> None:
 
 BEGINNING = """
 import os, sys
-from memviz.c_memory import begin_with_malloc
+from memviz.memory import begin_with_malloc
 
 print(os.getpid(), os.environ.get("PYTHONMALLOC"), flush=True)
 begin_with_malloc()
@@ -143,7 +143,7 @@ def handed_out(work):
 BY_A_WORKER = """
 from memviz.ranks.places import Place
 from memviz.ranks.reduce_rank import reduce_rank
-from memviz.ranks.scheduler import read_rank
+from memviz.ranks.workers import read_rank
 
 def plain():
     # As it would be without what it is wrapped in.
@@ -153,7 +153,7 @@ def kept():
     read_rank(FILE, "", 0, None)
 """
 BY_THE_PAGE = """
-from memviz.c_memory import keep_little, large_blocks_kept
+from memviz.memory import keep_little, large_blocks_kept
 from memviz.ui.shell.session import Context
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.upload import reading
@@ -191,7 +191,7 @@ def test_while_a_file_is_read_the_system_hands_out_less_than_half_of_the_pages(r
 KEEPING = """
 import numpy as np
 from pathlib import Path
-from memviz.c_memory import keep_little, large_blocks_kept
+from memviz.memory import keep_little, large_blocks_kept
 
 def held():
     return int(Path("/proc/self/statm").read_text().split()[1])

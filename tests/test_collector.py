@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from memviz.collector import without_collection
+from memviz.memory import without_collection
 from tests.house.repository import ROOT
 
 
@@ -66,7 +66,7 @@ def test_what_was_set_aside_before_stays_so() -> None:
 
 SERVER = """
 import gc
-from memviz.collector import set_aside, without_collection
+from memviz.memory import set_aside, without_collection
 
 before = [[] for _ in range(1000)]
 set_aside()

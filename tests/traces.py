@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from memviz.trace.formats.torch_snapshot import read_snapshot
 from memviz.trace.intern import Interner
 from memviz.trace.model import About, Trace
+from memviz.trace.snapshot import read_snapshot
 
 MiB = 1 << 20
 

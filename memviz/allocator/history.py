@@ -1,15 +1,38 @@
-"""What the model would have written into the history, as columns."""
+"""The model's history and final state, as columns and as a Trace, so that every view works on a replay."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from memviz.allocator.blocks import Block, PoolId
-from memviz.trace.model import Action, Ints8
+from memviz.allocator.caching import CachingAllocator
+from memviz.allocator.settings import Settings
+from memviz.allocator.start_layout import FIRST_START_CAUSE, StartLayout
+from memviz.trace.collect import one_column
+from memviz.trace.model import (
+    NO_STACK,
+    About,
+    Action,
+    Blocks,
+    DeviceTrace,
+    Events,
+    Ints8,
+    Labels,
+    Note,
+    Rows,
+    Segments,
+    Spans,
+    State,
+    TakenOver,
+    Trace,
+    first_or_second,
+    take_rows,
+)
 
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]
@@ -72,3 +95,180 @@ class ModelHistory:
 
     def causes(self) -> Ints8:
         return np.array(self.cause, dtype=np.int64)
+
+
+NOTHING = -1
+"""In place of what a block was handed out for, where it is free."""
+
+
+def final_state(
+    allocator: CachingAllocator, *, pool: Callable[[PoolId], int], stream: Callable[[int], int]
+) -> tuple[Segments, Blocks, Ints8]:
+    """Without stacks, and with what each block was handed out for. `pool` and `stream` give the Trace's numbers."""
+    segments: list[tuple[int, ...]] = []
+    blocks: list[tuple[int, ...]] = []
+    for _, head in sorted(allocator.segments.items()):
+        for run in _mapped_runs(head):
+            first, size = run[0], sum(block.size for block in run)
+            kind = (not first.pool.is_small, first.expandable is not None)
+            segments.append((first.address, size, stream(first.stream), pool(first.pool.owner.id), *kind))
+            blocks.extend((len(segments) - 1, *_block_row(block)) for block in run)
+    return _segments(segments), *_blocks(blocks)
+
+
+def _mapped_runs(head: Block) -> Iterator[list[Block]]:
+    """One for a plain segment; of a segment that expands, one for each contiguous mapped range."""
+    run: list[Block] = []
+    block: Block | None = head
+    while block is not None:
+        if block.mapped:
+            run.append(block)
+        elif run:
+            yield run
+            run = []
+        block = block.next
+    if run:
+        yield run
+
+
+def _block_row(block: Block) -> tuple[int, int, int, int, int]:
+    if not block.in_use:
+        return block.address, block.size, 0, State.INACTIVE, NOTHING
+    state = State.ACTIVE_ALLOCATED if block.allocated else State.ACTIVE_PENDING_FREE
+    return block.address, block.size, block.requested, state, block.cause
+
+
+def _segments(rows: list[tuple[int, ...]]) -> Segments:
+    address, size, stream, pool, large, expands = _columns(rows, 6)
+    return Segments(
+        address=address,
+        size=size,
+        stream=stream.astype(np.int32),
+        pool=pool.astype(np.int32),
+        is_large=large.astype(np.bool_),
+        is_expandable=expands.astype(np.bool_),
+        stack=np.full(len(address), NO_STACK, dtype=np.int32),
+    )
+
+
+def _blocks(rows: list[tuple[int, ...]]) -> tuple[Blocks, Ints8]:
+    segment, address, size, requested, state, cause = _columns(rows, 6)
+    blocks = Blocks(
+        segment=segment.astype(np.int32),
+        address=address,
+        size=size,
+        requested=requested,
+        state=state.astype(np.uint8),
+        stack=np.full(len(address), NO_STACK, dtype=np.int32),
+    )
+    return blocks, cause
+
+
+def _columns(rows: list[tuple[int, ...]], count: int) -> list[Ints8]:
+    """Addresses of 2**63 and above come out as the Trace keeps them; numbers below zero stay themselves."""
+    return [np.array([row[i] & 0xFFFFFFFFFFFFFFFF for row in rows], np.uint64).view(np.int64) for i in range(count)]
+
+
+def replayed_trace(
+    trace: Trace, device: DeviceTrace, layout: StartLayout, allocator: CachingAllocator, history: ModelHistory
+) -> Trace:
+    """One device, with the recorded stacks, times and texts at what each recorded event caused."""
+    events = _events(trace, device, history)
+    pools = {pool: index for index, pool in enumerate(trace.pools)}
+    segments, blocks, cause = final_state(allocator, pool=pools.__getitem__, stream=int)
+    recorded = _recorded_blocks(device, layout, cause)
+    replayed = replace(
+        device,
+        events=events,
+        segments=_with_segment_stacks(segments, device, events),
+        blocks=_with_block_stacks(blocks, device, layout, cause),
+        event_labels=None if device.event_labels is None else take_rows(device.event_labels, history.causes()),
+        block_labels=_block_labels(device, cause, recorded),
+        taken_over=_taken_over(device.taken_over, events, history.causes(), cause, recorded),
+    )
+    return replace(trace, devices=(replayed,))
+
+
+def described(trace: Trace, settings: Settings, memory: int | None, notes: list[Note]) -> Trace:
+    """With what it was replayed under; the notes of the recording stay true of it."""
+    on = settings.to_text() or "PyTorch's default settings"
+    facts = dict(trace.about.facts)
+    if memory is not None:
+        facts["memory_bytes"] = str(memory)
+    about = About("replayed", on, trace.about.source, trace.about.format, facts)
+    return replace(trace, settings=settings.to_snapshot(), about=about, notes=(*trace.notes, *notes))
+
+
+def _events(trace: Trace, device: DeviceTrace, history: ModelHistory) -> Events:
+    recorded, cause = device.events, history.causes()
+    pools = {pool: index for index, pool in enumerate(trace.pools)}
+    columns = Events(
+        action=np.array(history.action, dtype=np.uint8),
+        address=np.array(history.address, dtype=np.uint64).view(np.int64),
+        size=np.array(history.size, dtype=np.int64),
+        stream=np.array(history.stream, dtype=np.int32),
+        time_us=recorded.time_us[cause],
+        stack=recorded.stack[cause],
+        forward_stack=recorded.forward_stack[cause],
+        context=recorded.context[cause],
+        metadata=recorded.metadata[cause],
+        pool=np.array([pools[pool] for pool in history.pool], dtype=np.int32),
+    )
+    return Events(**{name: one_column([column]) for name, column in columns.columns()})
+
+
+def _with_segment_stacks(segments: Segments, device: DeviceTrace, events: Events) -> Segments:
+    made = (events.action == Action.SEGMENT_ALLOC) | (events.action == Action.SEGMENT_MAP)
+    stacks = dict(zip(device.segments.address.tolist(), device.segments.stack.tolist(), strict=True))
+    stacks.update(zip(events.address[made].tolist(), events.stack[made].tolist(), strict=True))
+    stack_numbers = [stacks.get(address, NO_STACK) for address in segments.address.tolist()]
+    return replace(segments, stack=np.array(stack_numbers, dtype=np.int32))
+
+
+def _with_block_stacks(blocks: Blocks, device: DeviceTrace, layout: StartLayout, cause: Ints8) -> Blocks:
+    at_start = np.array([block.stack for block in layout.blocks], dtype=np.int32)
+    stack = np.full(len(blocks), NO_STACK, dtype=np.int32)
+    stack[cause >= 0] = device.events.stack[cause[cause >= 0]]
+    from_start = cause <= FIRST_START_CAUSE
+    stack[from_start] = at_start[FIRST_START_CAUSE - cause[from_start]]
+    return replace(blocks, stack=stack)
+
+
+def _recorded_blocks(device: DeviceTrace, layout: StartLayout, cause: Ints8) -> Ints8:
+    """The recorded block of each that was there all along, or NOTHING."""
+    rows = {address: row for row, address in enumerate(device.blocks.address.tolist())}
+    at_start = np.array([rows.get(block.address, NOTHING) for block in layout.blocks], dtype=np.int64)
+    recorded = np.full(len(cause), NOTHING, dtype=np.int64)
+    from_start = cause <= FIRST_START_CAUSE
+    recorded[from_start] = at_start[FIRST_START_CAUSE - cause[from_start]]
+    return recorded
+
+
+def _block_labels(device: DeviceTrace, cause: Ints8, recorded: Ints8) -> Labels | None:
+    """Of its event, or of the recorded block."""
+    if device.event_labels is None and device.block_labels is None:
+        return None
+    none = Labels(np.zeros(0, dtype=np.uint8), np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.uint8))
+    return _block_columns(device.event_labels or none, device.block_labels or none, cause, recorded)
+
+
+def _block_columns(of_event: Rows, of_block: Rows, cause: Ints8, recorded: Ints8) -> Rows:
+    """One of the two may be empty, and then says nothing."""
+    caused = cause if len(of_event) else np.full(len(cause), NOTHING)
+    known = recorded if len(of_block) else np.full(len(recorded), NOTHING)
+    return first_or_second(cause >= 0, take_rows(of_event, caused), take_rows(of_block, known))
+
+
+def _taken_over(
+    known: TakenOver | None, events: Events, causes: Ints8, cause: Ints8, recorded: Ints8
+) -> TakenOver | None:
+    if known is None:
+        return None
+    # A phase begins with what it asks for, and not with the segment that was made for that.
+    is_asked_for = events.action <= Action.FREE_COMPLETED
+    first = np.searchsorted(np.maximum.accumulate(np.where(is_asked_for, causes, NOTHING)), known.spans.first)
+    stays = first < len(events)
+    spans = Spans(known.spans.phase[stays], known.spans.step[stays], first[stays])
+    return TakenOver(
+        take_rows(known.events, causes), _block_columns(known.events, known.blocks, cause, recorded), spans
+    )

@@ -1,4 +1,4 @@
-"""Walks a recording's events and puts each to the model; what both kinds of replay share."""
+"""Walks a recording's events and puts each to the model: the parts that both kinds of replay share."""
 
 from __future__ import annotations
 
@@ -9,21 +9,31 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memviz.allocator.address_spaces import address_spaces
 from memviz.allocator.blocks import Block, PoolId
 from memviz.allocator.caching import CachingAllocator
-from memviz.allocator.device import DeviceMemory
-from memviz.allocator.history import ModelHistory
-from memviz.allocator.notes import of_mismatch, of_settings, of_start, of_streams
-from memviz.allocator.recorded_settings import settings_of
-from memviz.allocator.replayed import Agreement, Figures, RanOut, Replayed
-from memviz.allocator.replayed_trace import described, replayed_trace
-from memviz.allocator.settings import Settings
-from memviz.allocator.start_layout import StartLayout, start_layout, unsigned
-from memviz.allocator.state import unrecorded
+from memviz.allocator.history import ModelHistory, described, replayed_trace
+from memviz.allocator.recorded_requests import (
+    ReleaseCauses,
+    ReplayStep,
+    Steps,
+    pools_of_events,
+    release_causes,
+    steps_of,
+)
+from memviz.allocator.replay_result import (
+    Agreement,
+    Figures,
+    RanOut,
+    Replayed,
+    of_mismatch,
+    of_settings,
+    of_start,
+    of_streams,
+)
+from memviz.allocator.settings import Settings, settings_of
+from memviz.allocator.start_layout import StartLayout, address_spaces, start_layout, unsigned
+from memviz.allocator.state import DeviceMemory, unrecorded
 from memviz.allocator.statistics import Tally
-from memviz.allocator.steps import ReplayStep, Steps, pools_of_events, steps_of
-from memviz.allocator.who_freed import WhoFreed, who_freed
 from memviz.trace.model import Action, DeviceTrace, Ints4, Trace
 
 CHUNK = 1 << 11
@@ -47,7 +57,7 @@ def rest_of(progress: Progress | None, first: int, count: int) -> Progress | Non
 
 
 @dataclass(frozen=True)
-class SaidBetween:
+class AllocatorCalls:
     """What a program said to the allocator between two events; where nothing was cached, no event tells of it."""
 
     emptied: tuple[int, ...]
@@ -68,16 +78,16 @@ class Source:
         """Mallocs before which memory was freed although they did not need it; a replay as recorded finds them."""
         self.is_exact: bool | None = None
         """Whether a replay as recorded lands on every address; None before there was one."""
-        self.said: SaidBetween | None = None
+        self.said: AllocatorCalls | None = None
         """Where it is known, as of a program that was predicted; else it is read off what was given back."""
-        self._freed: tuple[frozenset[int] | None, WhoFreed] | None = None
+        self._freed: tuple[frozenset[int] | None, ReleaseCauses] | None = None
         self.pools: Ints4 = pools_of_events(trace, device)
         self.know_sizes({})
 
     @property
-    def freed(self) -> WhoFreed:
+    def freed(self) -> ReleaseCauses:
         if self._freed is None or self._freed[0] is not self.needless:
-            freed_by = who_freed(self.device, self.recorded, self.steps, self.needless or ())
+            freed_by = release_causes(self.device, self.recorded, self.steps, self.needless or ())
             self._freed = (self.needless, freed_by)
         return self._freed[1]
 

@@ -1,23 +1,264 @@
-"""Which settings would have needed the least: the few that matter, each replayed, best first."""
+"""Search for the settings that need the least memory: the few that matter, each replayed, best first.
+
+Long recordings are replayed in several processes. A helper is a plain `python -c`: a fork would copy locks of other
+threads, and multiprocessing would run the caller's program again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+import os
+import pickle
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from copy import copy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, Any, cast
 
+from memviz.allocator.caching import rounding, segment_size
 from memviz.allocator.context import OVERHEAD_BYTES
-from memviz.allocator.replayer import Progress, Source
-from memviz.allocator.settings import Settings
-from memviz.allocator.settings_text import NEWEST, SINCE, Release
-from memviz.allocator.side_by_side import tried_side_by_side
-from memviz.allocator.sizes import rounding, segment_size
-from memviz.allocator.tried import Tried
-from memviz.allocator.what_if import CardMemory
-from memviz.trace.model import Action
-from memviz.trace.reserved_bytes import reserved_after
+from memviz.allocator.recorded_replay import ensure_replayed
+from memviz.allocator.replay_result import Figures, RanOut
+from memviz.allocator.replayer import Progress, Source, part_of
+from memviz.allocator.settings import NEWEST, SINCE, Release, Settings
+from memviz.allocator.what_if import CardMemory, always_had_room, figures_on, smallest_card
+from memviz.trace.model import Action, reserved_after
 from memviz.trace.rounding import SLOTS, MiB
 from memviz.units import bytes_text, percent_text
+
+
+@dataclass(frozen=True)
+class SettingsTrial:
+    settings: Settings
+    text: str
+    """To paste behind `PYTORCH_CUDA_ALLOC_CONF=`; empty for PyTorch's defaults."""
+    is_recorded: bool
+    """These are the settings of the recording."""
+    is_as_recorded: bool
+    """And replayed like this they do what is recorded, to the address."""
+    peak_requested_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    """With memory without end."""
+    retries: int
+    """On the card, where there is one; so are the next two."""
+    oom: RanOut | None
+    reserved_on_card_bytes: int
+    smallest_card: CardMemory | None
+    """Of the usual sizes; None where none is large enough."""
+
+    @property
+    def fits(self) -> bool:
+        return self.oom is None
+
+
+def try_settings(
+    source: Source, settings: Settings, card: CardMemory | None, overhead_bytes: int, progress: Progress | None
+) -> SettingsTrial:
+    """What these settings come to, on the card and without one."""
+    # All of them start from a fresh layout, so that no one is charged with a cache that the others do not have.
+    on_card = figures_on(source, settings, card, afresh=True, progress=part_of(progress, 0, 3))
+    free = (
+        on_card
+        if card is None or always_had_room(on_card)
+        else figures_on(source, settings, afresh=True, progress=part_of(progress, 1, 3))
+    )
+    smallest = smallest_card(
+        source, settings, overhead_bytes=overhead_bytes, afresh=True, free=free, progress=part_of(progress, 2, 3)
+    )
+    return SettingsTrial(
+        settings=settings,
+        text=settings.to_text(),
+        is_recorded=settings == source.recorded,
+        is_as_recorded=settings == source.recorded and _does_the_same(source, on_card),
+        peak_requested_bytes=free.peak_requested_bytes,
+        peak_allocated_bytes=free.peak_allocated_bytes,
+        peak_reserved_bytes=free.peak_reserved_bytes,
+        retries=on_card.retries,
+        oom=on_card.oom,
+        reserved_on_card_bytes=on_card.peak_reserved_bytes,
+        smallest_card=smallest,
+    )
+
+
+def _does_the_same(source: Source, on_card: Figures) -> bool:
+    """Neither start nor end of memory makes a difference to what is recorded."""
+    is_known = bool(ensure_replayed(source).is_exact) and not source.layout.segments
+    return is_known and not source.freed.was_short and (on_card.memory is None or always_had_room(on_card))
+
+
+WORTH_HELP = 200_000
+"""Events. A helper takes half a second to begin, in which this process replays as many."""
+_MOST_HELPERS = 3
+"""Beside this process. Each holds the recording's columns, some 40 bytes an event."""
+_ONE_SEARCH = threading.Lock()
+"""Of many visitors' searches one has helpers; the others go on alone, as every one did before."""
+_HELPER = "from memviz.allocator.search import help_out; help_out()"
+
+
+def try_in_processes(
+    source: Source,
+    wanted: Sequence[Settings],
+    card: CardMemory | None,
+    overhead_bytes: int,
+    progress: Progress | None = None,
+    *,
+    helpers: int | None = None,
+) -> list[SettingsTrial]:
+    """In the order of `wanted`, whoever tried them. `helpers` is how many processes more; by default as many as pay."""
+    work = _Work(source, list(wanted), card, overhead_bytes)
+    count = _helpers_that_pay(source, len(wanted)) if helpers is None else helpers
+    if not count or not _ONE_SEARCH.acquire(blocking=False):
+        work.do_rest(progress)
+        return work.in_order()
+    try:
+        with _helped(work, count):
+            work.do_rest(progress)
+    finally:
+        _ONE_SEARCH.release()
+    # What a helper had begun when it ended is left.
+    work.do_rest(progress)
+    return work.in_order()
+
+
+def _helpers_that_pay(source: Source, settings: int) -> int:
+    if len(source.device.events) < WORTH_HELP:
+        return 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores - 1, settings - 1, _MOST_HELPERS)
+
+
+@dataclass
+class _Work:
+    source: Source
+    wanted: list[Settings]
+    card: CardMemory | None
+    overhead_bytes: int
+    left: queue.SimpleQueue[int] = field(default_factory=queue.SimpleQueue)
+    done: dict[int, SettingsTrial] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for number in range(len(self.wanted)):
+            self.left.put(number)
+
+    def next(self) -> int | None:
+        try:
+            return self.left.get_nowait()
+        except queue.Empty:
+            return None
+
+    def do_rest(self, progress: Progress | None) -> None:
+        while (number := self.next()) is not None:
+            part = self._part(progress)
+            self.done[number] = try_settings(self.source, self.wanted[number], self.card, self.overhead_bytes, part)
+
+    def _part(self, progress: Progress | None) -> Progress | None:
+        """What helpers have done meanwhile counts too."""
+        if progress is None:
+            return None
+        tell, count = progress, len(self.wanted)
+        return lambda done, total: tell(min(len(self.done) * total + done, count * total), count * total)
+
+    def in_order(self) -> list[SettingsTrial]:
+        return [self.done[number] for number in range(len(self.wanted))]
+
+
+@contextmanager
+def _helped(work: _Work, count: int) -> Iterator[None]:
+    """What is under way there is waited for; where this process gives up, it is ended at once."""
+    processes = list(_started(count))
+    threads: list[threading.Thread] = []
+    try:
+        # Whether the model is exact for this recording decides what is said of its own settings: known once, for all.
+        order = pickle.dumps(
+            (_bare(ensure_replayed(work.source)), work.card, work.overhead_bytes), pickle.HIGHEST_PROTOCOL
+        )
+        for process in processes:
+            threads.append(threading.Thread(target=_feed, args=(process, order, work), daemon=True))
+            threads[-1].start()
+        yield
+        for thread in threads:
+            thread.join()
+    finally:
+        for process in processes:
+            process.kill()
+        for thread in threads:
+            thread.join()
+        for process in processes:
+            _closed(process)
+
+
+def _started(count: int) -> Iterator[subprocess.Popen[bytes]]:
+    """As many as this system lets start."""
+    package = str(Path(__file__).parents[2])
+    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
+    with suppress(OSError):
+        for _ in range(count):
+            yield subprocess.Popen(
+                [sys.executable, "-c", _HELPER],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": path},
+                start_new_session=True,
+            )
+
+
+def _closed(process: subprocess.Popen[bytes]) -> None:
+    for stream in (process.stdin, process.stdout):
+        with suppress(OSError):
+            cast(IO[bytes], stream).close()
+    process.wait()
+
+
+def _feed(process: subprocess.Popen[bytes], order: bytes, work: _Work) -> None:
+    """Until nothing is left. What a helper that ended did not do is put back."""
+    asks, answers = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
+    number: int | None = None
+    try:
+        # What could not be written is tried once more where they close, and cannot be written then either.
+        with asks, answers:
+            asks.write(order)
+            while (number := work.next()) is not None:
+                pickle.dump(work.wanted[number], asks)
+                asks.flush()
+                work.done[number] = pickle.load(answers)
+    except (OSError, EOFError, pickle.UnpicklingError):
+        if number is not None:
+            work.left.put(number)
+
+
+def _bare(source: Source) -> Source:
+    """With no more than replays of figures read: no stacks, no texts, and nothing that was computed for others."""
+    bare = copy(source)
+    bare.freed  # noqa: B018 - worked out here, once
+    events = source.device.events
+    columns = {name: getattr(events, name) for name in ("action", "address", "size", "stream")}
+    device = SimpleNamespace(events=_Columns(**columns))
+    bare.device, bare.trace = cast(Any, device), cast(Any, SimpleNamespace(pools=source.trace.pools))
+    return bare
+
+
+class _Columns(SimpleNamespace):
+    def __len__(self) -> int:
+        return len(self.action)
+
+
+def help_out() -> None:
+    """A helper's whole life: it ends when nobody asks any more."""
+    asks, answers = sys.stdin.buffer, sys.stdout.buffer
+    source, card, overhead_bytes = pickle.load(asks)
+    while True:
+        try:
+            settings = pickle.load(asks)
+        except EOFError:
+            return
+        pickle.dump(try_settings(source, settings, card, overhead_bytes, None), answers)
+        answers.flush()
 
 
 def _large_segments(mebibytes: int) -> dict[str, int]:
@@ -49,9 +290,9 @@ _WORTH_SAYING = 0.01
 
 @dataclass(frozen=True)
 class Search:
-    tried: tuple[Tried, ...]
+    tried: tuple[SettingsTrial, ...]
     """What fits first, then by peak reserved; among equals the recorded settings, then the simplest change."""
-    advised: Tried
+    advised: SettingsTrial
     """The simplest of those that are as good as the best, to one in a hundred."""
     advice: str
     """One sentence."""
@@ -59,15 +300,15 @@ class Search:
     """The history starts late: for all of them what was live before is placed into empty memory."""
 
     @property
-    def best(self) -> Tried:
+    def best(self) -> SettingsTrial:
         return self.tried[0]
 
     @property
-    def recorded(self) -> Tried:
+    def recorded(self) -> SettingsTrial:
         return next(outcome for outcome in self.tried if outcome.is_recorded)
 
     @property
-    def saved_by(self) -> Tried | None:
+    def saved_by(self) -> SettingsTrial | None:
         """What would have carried a run through that the recorded settings do not; None where nothing has to."""
         return self.advised if self.advised.fits and not self.recorded.fits else None
 
@@ -89,14 +330,14 @@ def search(
         overhead_bytes = card.overhead_bytes if card else OVERHEAD_BYTES
     wanted = list(dict.fromkeys([*settings_to_try(source, release), *([also] if also else [])]))
     recorded_peak = int(reserved_after(source.device).max())
-    found = tried_side_by_side(source, wanted, card, overhead_bytes, progress)
+    found = try_in_processes(source, wanted, card, overhead_bytes, progress)
     tried = sorted((_held_against(recorded_peak, one) for one in found), key=_rank)
     advised = _advised(tried)
     advice, is_anew = _advice(tried, advised, card), bool(source.layout.segments)
     return Search(tuple(tried), advised, advice, is_anew)
 
 
-def _held_against(recorded_peak: int, tried: Tried) -> Tried:
+def _held_against(recorded_peak: int, tried: SettingsTrial) -> SettingsTrial:
     """A program can give memory back where no setting would: then a replay is not what is recorded."""
     return tried if tried.peak_reserved_bytes == recorded_peak else replace(tried, is_as_recorded=False)
 
@@ -132,11 +373,11 @@ def _largest_segment(source: Source) -> int:
     return segment_size(round_size(max(requested, there)), settings.large_segment_size)
 
 
-def _rank(tried: Tried) -> tuple[bool, int, bool]:
+def _rank(tried: SettingsTrial) -> tuple[bool, int, bool]:
     return not tried.fits, tried.peak_reserved_bytes, not tried.is_recorded
 
 
-def _advised(ranked: list[Tried]) -> Tried:
+def _advised(ranked: list[SettingsTrial]) -> SettingsTrial:
     """Fewer keys are easier to explain, to keep and to take out again."""
     best = ranked[0]
     enough = (1 + _WORTH_SAYING) * best.peak_reserved_bytes
@@ -144,7 +385,7 @@ def _advised(ranked: list[Tried]) -> Tried:
     return min(as_good, key=lambda outcome: (not outcome.is_recorded, outcome.text.count(":")))
 
 
-def _advice(ranked: list[Tried], advised: Tried, card: CardMemory | None) -> str:
+def _advice(ranked: list[SettingsTrial], advised: SettingsTrial, card: CardMemory | None) -> str:
     recorded = next(outcome for outcome in ranked if outcome.is_recorded)
     name = advised.text or "PyTorch's default settings"
     if card and advised.peak_requested_bytes > card.usable_bytes:

@@ -1,15 +1,316 @@
-"""The settings of PyTorch's allocator: what `PYTORCH_CUDA_ALLOC_CONF` says, as one frozen value."""
+"""The allocator's settings: `PYTORCH_CUDA_ALLOC_CONF`, read and refused as PyTorch does, as one frozen value.
+
+There are two readers. Up to 2.8 each colon and comma is demanded; from 2.9 on text is split at commas.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from memviz.allocator.settings_text import NEWEST, Release, parsed_values, variable_in
 from memviz.errors import UsageError
-from memviz.trace.rounding import LARGE_SEGMENT, SLOTS, MiB
+from memviz.trace.model import Action, DeviceTrace, Trace
+from memviz.trace.rounding import LARGE_SEGMENT, MIN_LARGE_ALLOC, SLOTS, MiB
+
+Release = tuple[int, int]
+OLDEST: Release = (2, 0)
+NEWEST: Release = (2, 15)
+_SECOND_READER: Release = (2, 9)
+
+_NAMED = re.compile(r"""\s*(?:export\s+)?(PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF)\s*=\s*(['"]?)(.*)\2\s*""", re.DOTALL)
+_TOKEN = re.compile(r"[,:\[\]]|[^,:\[\]]+")
+_WHOLE = re.compile(r"[+-]?[0-9]+")
+_REAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*(?:e[+-]?[0-9]+)?|\.[0-9]+(?:e[+-]?[0-9]+)?|inf|nan)", re.IGNORECASE)
+_MOST_MIB = (2**64 - 1) // MiB
+_MOST_REGISTER_THREADS = 128
+
+SINCE: dict[str, Release] = {
+    "max_split_size_mb": (1, 10),
+    "garbage_collection_threshold": (1, 12),
+    "roundup_power2_divisions": (1, 13),
+    "backend": (2, 0),
+    "expandable_segments": (2, 1),
+    "release_lock_on_cudamalloc": (2, 1),
+    "release_lock_on_hipmalloc": (2, 1),
+    "pinned_use_cuda_host_register": (2, 1),
+    "pinned_use_hip_host_register": (2, 1),
+    "pinned_num_register_threads": (2, 1),
+    "max_non_split_rounding_mb": (2, 6),
+    "pinned_use_background_threads": (2, 6),
+    "graph_capture_record_stream_reuse": (2, 9),
+    "per_process_memory_fraction": (2, 10),
+    "pinned_reserve_segment_size_mb": (2, 10),
+    "large_segment_size_mb": (2, 11),
+    "pinned_free_catch_all": (2, 12),
+    "throw_on_cudamalloc_oom": (2, 12),
+    "pinned_max_round_threshold_mb": (2, 13),
+    "pinned_max_cached_size_mb": (2, 13),
+    "expandable_segments_reserve": (2, 15),
+    "expandable_segments_reserve_by_class": (2, 15),
+}
+"""The release in which each key first appears."""
+
+_FLAGS = {"expandable_segments", "throw_on_cudamalloc_oom", "graph_capture_record_stream_reuse"}
+_OTHER_FLAGS = {
+    "release_lock_on_cudamalloc",
+    "release_lock_on_hipmalloc",
+    "pinned_use_cuda_host_register",
+    "pinned_use_hip_host_register",
+    "pinned_use_background_threads",
+    "pinned_free_catch_all",
+}
+_OTHER_SIZES = {"pinned_max_round_threshold_mb", "pinned_max_cached_size_mb"}
+
+
+def variable_in(environment: Mapping[str, str], release: Release = NEWEST) -> str | None:
+    """The variable that PyTorch would read: the oldest name wins."""
+    names = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"]
+    if release >= _SECOND_READER:
+        names.append("PYTORCH_ALLOC_CONF")
+    return next((name for name in names if name in environment), None)
+
+
+def parsed_values(text: str, release: Release = NEWEST) -> dict[str, Any]:
+    """Fields of `Settings` that the text sets."""
+    named = _NAMED.fullmatch(text)
+    return _Reader(named[3] if named else text, release).read()
+
+
+class _Reader:
+    """Walks the tokens once; `at` stands on the token read last, as in PyTorch."""
+
+    def __init__(self, text: str, release: Release) -> None:
+        self.tokens: list[str] = _TOKEN.findall(re.sub(r"\s+", "", text))
+        self.release = release
+        self.strict = release < _SECOND_READER
+        self.at = -1
+        self.values: dict[str, Any] = {}
+        self.others: dict[str, str] = {}
+
+    def read(self) -> dict[str, Any]:
+        self._read_large_segment_size()
+        while self.at + 1 < len(self.tokens):
+            self._read_pair(self._next())
+            if self.at + 1 < len(self.tokens):
+                self._separator(",")
+        if self.others:
+            self.values["others"] = tuple(self.others.items())
+        return self.values
+
+    def _read_large_segment_size(self) -> None:
+        """First of all, because other keys are checked against it and default to it."""
+        for place, token in enumerate(self.tokens):
+            if token == "large_segment_size_mb" and self._exists(token):
+                self.at = place
+                self._separator(":")
+                size = self._whole()
+                if size <= MIN_LARGE_ALLOC // MiB:
+                    raise UsageError("CachingAllocator option large_segment_size_mb must be > 10 MB")
+                self.values["large_segment_size"] = min(size, _MOST_MIB) * MiB
+        if "large_segment_size" in self.values:
+            self.values["max_non_split_rounding_size"] = self.values["large_segment_size"]
+        self.at = -1
+
+    def _read_pair(self, key: str) -> None:
+        if not self._exists(key):
+            if self.strict:
+                raise UsageError(f"Unrecognized CachingAllocator option: {key}")
+            raise UsageError(f"Unrecognized key '{key}' in CUDA allocator config.")
+        self._separator(":")
+        read = _READERS.get(key)
+        if read:
+            read(self)
+        elif key in _FLAGS:
+            self.values[key] = self._flag(key)
+        else:
+            self._read_other(key)
+
+    def _exists(self, key: str) -> bool:
+        return SINCE.get(key, (99, 0)) <= self.release
+
+    def _read_other(self, key: str) -> None:
+        first = self.at + 1
+        if key in _OTHER_FLAGS:
+            self._flag(key)
+        elif key in _OTHER_SIZES:
+            self._whole()
+        elif key == "pinned_num_register_threads":
+            self._read_register_threads()
+        elif key == "pinned_reserve_segment_size_mb":
+            if self._whole() == 0:
+                raise UsageError("Pinned reserve segment size has to be greater than 0")
+        else:
+            self._skip_list()
+        self.others[key] = "".join(self.tokens[first : self.at + 1])
+
+    def _read_register_threads(self) -> None:
+        threads = self._whole()
+        got = "" if self.strict else f", got {threads}"
+        if not _is_power_of_two(threads):
+            raise UsageError(f"Number of register threads has to be power of 2{got}")
+        if threads > _MOST_REGISTER_THREADS:
+            limit = f"less than or equal to {_MOST_REGISTER_THREADS}"
+            raise UsageError(f"Number of register threads should be {limit}{got}")
+
+    def read_large_segment_size_again(self) -> None:
+        self._whole()
+
+    def read_max_split_size(self) -> None:
+        size = self._mib_of_at_least_a_segment("max_split_size_mb")
+        self.values["max_split_size"] = None if size >= _MOST_MIB else size * MiB
+
+    def read_max_non_split_rounding(self) -> None:
+        size = self._mib_of_at_least_a_segment("max_non_split_rounding_mb")
+        self.values["max_non_split_rounding_size"] = min(size, _MOST_MIB) * MiB
+
+    def _mib_of_at_least_a_segment(self, key: str) -> int:
+        least = self.values.get("large_segment_size", LARGE_SEGMENT) // MiB
+        size = self._whole()
+        if size < least:
+            raise UsageError(f"CachingAllocator option {key} too small, must be >= {least}")
+        return size
+
+    def read_garbage_collection_threshold(self) -> None:
+        threshold = self._real()
+        if not 0 < threshold < 1:
+            raise UsageError("garbage_collect_threshold is invalid, set it in (0.0, 1.0)")
+        self.values["garbage_collection_threshold"] = threshold
+
+    def read_per_process_memory_fraction(self) -> None:
+        fraction = self._real()
+        if not 0 <= fraction <= 1:
+            raise UsageError("per_process_memory_fraction is invalid, set it in [0.0, 1.0]")
+        self.values["per_process_memory_fraction"] = fraction
+
+    def read_backend(self) -> None:
+        name = self._next()
+        if name not in ("native", "cudaMallocAsync", "hipMallocAsync"):
+            raise UsageError("Unknown allocator backend, options are native and cudaMallocAsync")
+        self.values["backend"] = name
+
+    def read_expandable_segments_reserve(self) -> None:
+        self.values["expandable_segments_reserve"] = self._next()
+
+    def read_roundup_divisions(self) -> None:
+        slots = [0] * SLOTS
+        if self._next() == "[":
+            self._read_division_list(slots)
+        else:
+            self.at -= 1
+            divisions = self._whole()
+            if not _is_power_of_two(divisions):
+                raise UsageError("For roundups, the divisions has to be power of 2 ")
+            slots = [divisions] * SLOTS
+        self.values["roundup_power2_divisions"] = tuple(slots)
+
+    def _read_division_list(self, slots: list[int]) -> None:
+        last, first = 0, True
+        while (key := self._next()) != "]":
+            self._separator(":")
+            divisions = self._whole()
+            if divisions and not _is_power_of_two(divisions):
+                raise UsageError("For roundups, the divisions has to be power of 2 or 0 to disable roundup ")
+            if key == ">":
+                begin = last if self.strict else last + 1
+                slots[begin:] = [divisions] * (SLOTS - begin)
+            else:
+                last = _slot_of(self._as_whole(key))
+                # The first pair speaks for everything smaller too.
+                slots[0 if first else last : last + 1] = [divisions] * (last + 1 if first else 1)
+                first = False
+            if self._peek() != "]":
+                self._separator(",")
+
+    def _skip_list(self) -> None:
+        if self._next() == "[":
+            while self._next() != "]":
+                pass
+
+    def _peek(self) -> str:
+        if self.at + 1 >= len(self.tokens):
+            after = f"after {self.tokens[-1]!r}" if self.tokens else "at the start"
+            raise UsageError(f"The settings end {after}, where PyTorch expects more.")
+        return self.tokens[self.at + 1]
+
+    def _next(self) -> str:
+        token = self._peek()
+        self.at += 1
+        return token
+
+    def _separator(self, expected: str) -> None:
+        if self.at + 1 >= len(self.tokens) and not self.strict:
+            self.at += 1
+            return
+        if self._next() != expected and self.strict:
+            raise UsageError(f"Error parsing CachingAllocator settings, expected {expected}")
+
+    def _flag(self, key: str) -> bool:
+        token = self._next()
+        if token not in ("True", "False"):
+            if self.strict:
+                raise UsageError(f"Expected a single True/False argument for {key}")
+            raise UsageError(f"Expected 'True' or 'False' at index {self.at} in ConfigTokenizer but got '{token}'")
+        return token == "True"
+
+    def _whole(self) -> int:
+        return self._as_whole(self._next())
+
+    def _as_whole(self, token: str) -> int:
+        """C++ reads digits as far as they go, and takes a negative number around the corner."""
+        match = _WHOLE.match(token)
+        function, largest = ("stoi", 2**31 - 1) if self.strict else ("stoull", 2**64 - 1)
+        if not match:
+            raise UsageError(f"{token!r} is not a whole number (PyTorch stops with {function!r}).")
+        if abs(int(match[0])) > largest:
+            raise UsageError(f"{token!r} is too large a number (PyTorch stops with {function!r}).")
+        return int(match[0]) % 2**64
+
+    def _real(self) -> float:
+        token = self._next()
+        match = _REAL.match(token)
+        if not match:
+            raise UsageError(f"{token!r} is not a number (PyTorch stops with 'stod').")
+        return float(match[0])
+
+
+_READERS: dict[str, Callable[[_Reader], None]] = {
+    "large_segment_size_mb": _Reader.read_large_segment_size_again,
+    "max_split_size_mb": _Reader.read_max_split_size,
+    "max_non_split_rounding_mb": _Reader.read_max_non_split_rounding,
+    "garbage_collection_threshold": _Reader.read_garbage_collection_threshold,
+    "per_process_memory_fraction": _Reader.read_per_process_memory_fraction,
+    "backend": _Reader.read_backend,
+    "roundup_power2_divisions": _Reader.read_roundup_divisions,
+    "expandable_segments_reserve": _Reader.read_expandable_segments_reserve,
+}
+
+
+def _slot_of(mebibytes: int) -> int:
+    if not _is_power_of_two(mebibytes):
+        raise UsageError("For roundups, the intervals have to be power of 2 ")
+    return min(mebibytes.bit_length() - 1, SLOTS - 1)
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0
+
+
+_RELEASE = re.compile(r"[0-9]{1,2}\.[0-9]{1,2}")
+
+
+def known_release(text: str, oldest: tuple[int, int], newest: tuple[int, int]) -> tuple[int, int]:
+    """'2.6' as (2, 6)."""
+    if not _RELEASE.fullmatch(text):
+        raise UsageError(f"{text!r} is not a release; write for example 2.8.")
+    major, _, minor = text.partition(".")
+    release = int(major), int(minor)
+    if not oldest <= release <= newest:
+        first, last = (".".join(map(str, one)) for one in (oldest, newest))
+        raise UsageError(f"No rules of torch {text} are known here; they are from {first} to {last}.")
+    return release
+
 
 _UNLIMITED = (-1, 2**64 - 1)
 """`max_split_size` in snapshots: the pickler of C++ casts to a signed number, the Python binding does not."""
@@ -158,3 +459,23 @@ def _divisions_text(slots: tuple[int, ...]) -> str:
         return str(slots[0])
     # Every slot by name: the shorter forms mean different things to different releases.
     return "[" + ",".join(f"{1 << number}:{value}" for number, value in enumerate(slots)) + "]"
+
+
+def settings_of(trace: Trace, device: DeviceTrace) -> tuple[Settings, bool]:
+    """And whether they are inferred: pages are mapped only for segments that expand, whatever the file calls them.
+
+    Releases before 2.3 write no settings at all, and `_set_allocator_settings` can change them while a program runs.
+    """
+    named = settings_from_snapshot(trace.settings)
+    if named.expandable_segments or not _expands(device):
+        return named, False
+    return replace(named, expandable_segments=True), True
+
+
+def _expands(device: DeviceTrace) -> bool:
+    """All that it takes from the device in this history, or where it takes nothing, all that it has."""
+    action = device.events.action
+    mapped, whole = bool((action == Action.SEGMENT_MAP).any()), bool((action == Action.SEGMENT_ALLOC).any())
+    if mapped or whole:
+        return mapped and not whole
+    return bool(len(device.segments) and device.segments.is_expandable.all())

@@ -13,16 +13,18 @@ shows where it began.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from memviz.allocator.blocks import PoolId
+from memviz.allocator.blocks import Block, BlockPool, ExpandableSegment, PoolId
+from memviz.allocator.caching import CachingAllocator, rounding
+from memviz.allocator.expandable import add_expandable
 from memviz.allocator.settings import Settings
-from memviz.allocator.sizes import rounding
 from memviz.trace.model import NO_STACK, Action, DeviceTrace, Ints8, State, Trace
 from memviz.trace.rounding import SMALL_SEGMENT, SMALL_SIZE
 
@@ -297,3 +299,273 @@ class _GapFinder:
         first = low + int(self._event[low:high].argmin())
         rest = int(self._address[first]) - start
         return rest if self._event[first] < block.freed_at and rest <= SMALL_SIZE else 0
+
+
+class FirstRanges:
+    """Which of the ranges that hold an address came first."""
+
+    def __init__(self, addresses: Iterable[int]) -> None:
+        """`addresses`: all that will ever be asked for."""
+        self._addresses = sorted(set(addresses))
+        self._leaves = len(self._addresses)
+        self._none = 1 << 62
+        # A binary tree as an array: the children of a node stand at twice its place and behind that.
+        self._first = [self._none] * (2 * self._leaves)
+
+    def put(self, number: int, begin: int, end: int) -> None:
+        """The range with this number goes from `begin` to `end`, both included; it may be put again and larger."""
+        low = bisect_left(self._addresses, begin) + self._leaves
+        high = bisect_right(self._addresses, end) + self._leaves
+        while low < high:
+            if low & 1:
+                self._first[low] = min(self._first[low], number)
+                low += 1
+            if high & 1:
+                high -= 1
+                self._first[high] = min(self._first[high], number)
+            low, high = low >> 1, high >> 1
+
+    def at(self, address: int) -> int | None:
+        place, latest = bisect_left(self._addresses, address) + self._leaves, self._none
+        while place:
+            latest = min(latest, self._first[place])
+            place >>= 1
+        return None if latest == self._none else latest
+
+
+class Begins:
+    """How many ranges begin in a stretch of addresses."""
+
+    def __init__(self, addresses: Iterable[int]) -> None:
+        """`addresses`: all where one will ever begin."""
+        self._addresses = sorted(set(addresses))
+        # Each place sums up a stretch that ends at it, as long as the lowest bit of its number (a Fenwick tree).
+        self._counts = [0] * (len(self._addresses) + 1)
+
+    def add(self, address: int, count: int = 1) -> None:
+        place = bisect_left(self._addresses, address) + 1
+        while place < len(self._counts):
+            self._counts[place] += count
+            place += place & -place
+
+    def between(self, first: int, end: int) -> int:
+        """From `first` on, before `end`."""
+        return self._below(end) - self._below(first)
+
+    def _below(self, address: int) -> int:
+        place, count = bisect_left(self._addresses, address), 0
+        while place:
+            count += self._counts[place]
+            place &= place - 1
+        return count
+
+
+Group = tuple[int, PoolId, bool]
+"""Stream, pool and whether small: what one address space serves."""
+
+
+@dataclass(frozen=True)
+class AddressSpaces:
+    at_start: dict[Group, int]
+    """First address of the one that was there before the first event."""
+    sizes: dict[int, int]
+    """By first address; without the last one, which has no end that is known."""
+
+    def size(self, address: int, wanted: int) -> int:
+        """Where nothing ends it, as much as the smallest other one has."""
+        return min(wanted, self.sizes.get(address, self._smallest if self.sizes else wanted))
+
+    @cached_property
+    def _smallest(self) -> int:
+        return min(self.sizes.values())
+
+
+def ranges_by_group(layout: StartLayout) -> dict[Group, list[StartSegment]]:
+    """Mapped ranges of one stream and pool, by address."""
+    ranges: dict[Group, list[StartSegment]] = {}
+    for segment in layout.segments:
+        if segment.is_expandable:
+            ranges.setdefault((segment.stream, segment.pool, segment.is_small), []).append(segment)
+    return ranges
+
+
+def address_spaces(trace: Trace, device: DeviceTrace, layout: StartLayout) -> AddressSpaces:
+    mapped = _mapped(trace, device)
+    finder = _Finder(layout, mapped)
+    for group, address, end in mapped:
+        finder.see(group, address, end)
+    begins = sorted(space.begin for spaces in finder.spaces.values() for space in spaces)
+    sizes = {first: after - first for first, after in zip(begins, begins[1:], strict=False)}
+    return AddressSpaces({group: finder.spaces[group][0].begin for group in finder.at_start}, sizes)
+
+
+def _mapped(trace: Trace, device: DeviceTrace) -> list[tuple[Group, int, int]]:
+    events = device.events
+    maps = np.flatnonzero(events.action == Action.SEGMENT_MAP)
+    columns = (unsigned(events.address), events.size, events.stream, events.pool)
+    rows = zip(*(column[maps].tolist() for column in columns), strict=True)
+    # A small block never needs more than one page.
+    return [((stream, trace.pools[pool], size == SMALL_SEGMENT), at, at + size) for at, size, stream, pool in rows]
+
+
+@dataclass
+class _Space:
+    begin: int
+    used_to: int
+
+
+class _Finder:
+    def __init__(self, layout: StartLayout, mapped: list[tuple[Group, int, int]]) -> None:
+        self.spaces: dict[Group, list[_Space]] = {}
+        requests: dict[Group, list[int]] = {}
+        for group, address, _ in mapped:
+            requests.setdefault(group, []).append(address)
+        there = ranges_by_group(layout)
+        self._of_group = {group: FirstRanges(requests.get(group, ())) for group in (*there, *requests)}
+        self._begins = Begins((*(ranges[0].address for ranges in there.values()), *(row[1] for row in mapped)))
+        for group, ranges in there.items():
+            self._begin(group, ranges[0].address, ranges[-1].end)
+        self.at_start = set(there)
+
+    def see(self, group: Group, address: int, end: int) -> None:
+        spaces, known = self.spaces.get(group, []), self._of_group[group]
+        number = known.at(address)
+        if number is not None:
+            space = spaces[number]
+            space.used_to = max(space.used_to, end)
+        elif (
+            group in self.at_start and address < spaces[0].begin and not self._begins.between(address, spaces[0].begin)
+        ):
+            # Its first pages had been given back when the recording began.
+            number, space = 0, spaces[0]
+            self._begins.add(space.begin, -1)
+            self._begins.add(address)
+            space.begin = address
+        else:
+            self._begin(group, address, end)
+            return
+        known.put(number, space.begin, space.used_to)
+
+    def _begin(self, group: Group, address: int, end: int) -> None:
+        spaces = self.spaces.setdefault(group, [])
+        self._of_group[group].put(len(spaces), address, end)
+        self._begins.add(address)
+        spaces.append(_Space(address, end))
+
+
+FIRST_START_CAUSE = -2
+"""`Block.cause` of the layout's blocks: this, and downward by one each."""
+
+
+def lay_out_as_recorded(allocator: CachingAllocator, layout: StartLayout, spaces: AddressSpaces) -> dict[int, Block]:
+    """The live blocks, by address. `spaces` is how far the segments that expand can grow."""
+    live: dict[int, Block] = {}
+    for segment in layout.segments:
+        if not segment.is_expandable:
+            pool = _pool(allocator, segment)
+            head = allocator.add_segment(segment.address, segment.size, segment.stream, pool)
+            allocator.device.map(segment.size)
+            pool.add(head)
+            _fill(head, segment.blocks, live)
+    for group, ranges in ranges_by_group(layout).items():
+        _lay_out_expandable(allocator, ranges, _space(allocator, spaces, group, ranges), live)
+    return _counted(allocator, layout, live)
+
+
+def _space(
+    allocator: CachingAllocator, spaces: AddressSpaces, group: Group, ranges: list[StartSegment]
+) -> ExpandableSegment:
+    begin = spaces.at_start[group]
+    if begin in allocator.segments:
+        # Only in a damaged file can another segment be there.
+        begin = ranges[0].address
+    page = SMALL_SEGMENT if group[2] else allocator.settings.large_segment_size
+    reserve = allocator.settings.reserve_bytes(allocator.device.card_bytes)
+    used = ranges[-1].end - begin
+    return ExpandableSegment(begin, max(spaces.size(begin, reserve) // page, -(-used // page)) * page, page)
+
+
+def _lay_out_expandable(
+    allocator: CachingAllocator, ranges: list[StartSegment], space: ExpandableSegment, live: dict[int, Block]
+) -> None:
+    pool = _pool(allocator, ranges[0])
+    block = add_expandable(allocator, space, ranges[0].stream, pool)
+    for segment in ranges:
+        pool.remove_unmapped(block)
+        if block.address < segment.address:
+            before, block = block, block.cut(segment.address - block.address)
+            pool.add_unmapped(before)
+        rest = block.cut(segment.size) if segment.size < block.size else None
+        block.mapped = True
+        allocator.device.map(segment.size)
+        allocator.statistics.reserved_bytes.increase(pool.kind, segment.size)
+        pool.add(block)
+        _fill(block, segment.blocks, live)
+        if rest is not None:
+            pool.add_unmapped(rest)
+            block = rest
+
+
+def _fill(free: Block, blocks: Iterable[StartBlock], live: dict[int, Block]) -> None:
+    """Cuts live blocks out of a free one; what is left between them stays free."""
+    pool = free.pool
+    pool.remove(free)
+    rest: Block | None = free
+    for wanted in blocks:
+        assert rest is not None
+        if rest.address < wanted.address:
+            before, rest = rest, rest.cut(wanted.address - rest.address)
+            pool.add(before)
+        behind = rest.cut(wanted.size) if wanted.size < rest.size else None
+        live[wanted.address] = rest
+        rest.in_use = True
+        rest = behind
+    if rest is not None:
+        pool.add(rest)
+
+
+def _counted(allocator: CachingAllocator, layout: StartLayout, live: dict[int, Block]) -> dict[int, Block]:
+    statistics = allocator.statistics
+    for number, wanted in enumerate(layout.blocks):
+        block = live[wanted.address]
+        block.allocated = True
+        block.requested = wanted.requested
+        block.cause = FIRST_START_CAUSE - number
+        statistics.handed_out(block.pool.kind, block.size, block.requested)
+        _wait_if_asked(allocator, block, wanted)
+    for head in allocator.segments.values():
+        _count_split(allocator, head)
+    return live
+
+
+def _count_split(allocator: CachingAllocator, head: Block) -> None:
+    block: Block | None = head if head.expandable is None else None
+    while block is not None:
+        if not block.in_use and block.is_split:
+            allocator.statistics.split_cached(block.pool, 1, block.size)
+        block = block.next
+
+
+def lay_out_afresh(allocator: CachingAllocator, layout: StartLayout) -> dict[int, Block]:
+    """As if what was live had just been allocated in order of address, under the allocator's own settings."""
+    live: dict[int, Block] = {}
+    number = 0
+    for segment in layout.segments:
+        for wanted in segment.blocks:
+            block = allocator.malloc(wanted.requested or 1, segment.stream, segment.pool)
+            block.cause = FIRST_START_CAUSE - number
+            live[wanted.address] = block
+            number += 1
+            _wait_if_asked(allocator, block, wanted)
+    return live
+
+
+def _wait_if_asked(allocator: CachingAllocator, block: Block, wanted: StartBlock) -> None:
+    if wanted.is_waiting:
+        allocator.request_free(block)
+        allocator.pending.hold(block)
+
+
+def _pool(allocator: CachingAllocator, segment: StartSegment) -> BlockPool:
+    pair = allocator.pool(segment.pool)
+    return pair.small if segment.is_small else pair.large

@@ -1,4 +1,7 @@
-"""Would it have fitted? The same requests under other settings, or on another card."""
+"""The same requests under other settings, on another card, or edited: figures, and if they fit.
+
+`fit_word` answers "close" where the CUDA context or a prediction's own error decides.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from memviz.allocator.as_recorded import replay_as_recorded
-from memviz.allocator.context import OVERHEAD_BYTES, CudaContext
-from memviz.allocator.other_settings import OtherSettings, SameRequests
-from memviz.allocator.replay import source_of
-from memviz.allocator.replayed import Figures, Replayed
+from memviz.allocator.context import OVERHEAD_BYTES, CudaContext, context_on
+from memviz.allocator.recorded_replay import replay_as_recorded
+from memviz.allocator.replay import PLACED_ANEW, OtherSettings, SameRequests, source_of, why_diverged
+from memviz.allocator.replay_result import Figures, Replayed
 from memviz.allocator.replayer import Progress, Source, part_of, rest_of
-from memviz.allocator.reproduced import PLACED_ANEW, why_parted
 from memviz.allocator.settings import Settings
 from memviz.errors import UsageError
-from memviz.trace.model import DeviceTrace, Trace
-from memviz.trace.reserved_bytes import is_reserved_known, reserved_after
+from memviz.trace.model import ESTIMATE_CODE, DeviceTrace, Note, Trace, is_reserved_known, reserved_after
 from memviz.units import bytes_text
 
 GiB = 1 << 30
@@ -115,14 +115,14 @@ def what_if(
     def replay(settings: Settings, card: CardMemory | None, afresh: bool, progress: Progress | None) -> Replayed:
         return replay_on(source, settings, card, afresh=afresh, progress=progress)
 
-    outcome = answered(source, recorded, wanted, card, replay=replay, progress=rest_of(progress, 1, 5))
+    outcome = build_what_if(source, recorded, wanted, card, replay=replay, progress=rest_of(progress, 1, 5))
     if overhead_bytes is None:
         overhead_bytes = card.overhead_bytes if card else OVERHEAD_BYTES
     smallest = smallest_for(source, outcome.replayed, overhead_bytes, part_of(progress, 4, 5))
     return replace(outcome, smallest_card=smallest)
 
 
-def answered(
+def build_what_if(
     source: Source,
     recorded: Replayed,
     wanted: Settings,
@@ -148,7 +148,7 @@ def answered(
         replayed=ours,
         card=card,
         recorded_peak_bytes=int(reserved_after(source.device).max()),
-        parted="" if does_the_same else why_parted(source, recorded, base, total),
+        parted="" if does_the_same else why_diverged(source, recorded, base, total),
         device=source.device.name,
         events=len(source.device.events),
         devices=len(source.trace.devices),
@@ -160,14 +160,14 @@ def smallest_for(
 ) -> CardMemory | None:
     """The smallest card for settings that were replayed already."""
     was_free = replayed.memory is None and replayed.agreement is None
-    free = replayed if was_free or never_short(replayed) else None
+    free = replayed if was_free or always_had_room(replayed) else None
     anew = replayed.is_placed_anew
     return smallest_card(
         source, replayed.settings, overhead_bytes=overhead_bytes, afresh=anew, free=free, progress=progress
     )
 
 
-def never_short(on_card: Figures) -> bool:
+def always_had_room(on_card: Figures) -> bool:
     """Then more memory would have changed nothing. Two kinds of settings give memory back without a retry."""
     settings = on_card.settings
     gives_back = settings.max_split_size is not None or settings.garbage_collection_threshold > 0
@@ -256,3 +256,140 @@ def smallest_card(
 
 def _is_limited(source: Source, settings: Settings | None) -> bool:
     return (source.recorded if settings is None else settings).per_process_memory_fraction < 1
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """What is not known of a run on a card."""
+
+    context: CudaContext
+    more: float = 0.0
+    """By which share the run may need more than is predicted, and less."""
+    less: float = 0.0
+    more_bytes: int = 0
+    """Bytes that the prediction does not count, at most; `more` holds as well."""
+
+    def surely_usable(self, card_bytes: int) -> int:
+        """What is left at worst, in bytes of the prediction."""
+        left = card_bytes - self.context.most_bytes
+        return max(0, int(min(left / (1 + self.more), (left - self.more_bytes) / (1 + self.less))))
+
+    def perhaps_usable(self, card_bytes: int) -> int:
+        """What is left at best."""
+        return max(0, int((card_bytes - self.context.least_bytes) / (1 - self.less)))
+
+
+def fit_word(
+    source: Source,
+    settings: Settings | None,
+    card_bytes: int,
+    doubt: Doubt,
+    *,
+    known: Figures,
+    progress: Progress | None = None,
+) -> FitWord:
+    """`known` is the same in some memory or without a limit: often it says enough, and nothing is replayed again."""
+    surely, perhaps = doubt.surely_usable(card_bytes), doubt.perhaps_usable(card_bytes)
+    limit, ends = known.memory, known.oom is not None
+    if not ends and (_within(limit, surely) or known.peak_reserved_bytes <= surely and always_had_room(known)):
+        return "yes"
+    if known.peak_requested_bytes > perhaps or ends and not _within(limit, perhaps - 1):
+        return "no"
+    if not (ends and not _within(limit, surely - 1)) and _runs(source, settings, surely, part_of(progress, 0, 2)):
+        return "yes"
+    if not ends and _within(limit, perhaps):
+        return "close"
+    return "close" if _runs(source, settings, perhaps, part_of(progress, 1, 2)) else "no"
+
+
+def context_beside(source: Source, card: CardMemory) -> CudaContext:
+    """What lies beside the allocator: what was said, or else what was seen on the card that the trace names."""
+    if card.overhead_bytes == OVERHEAD_BYTES:
+        return context_on(source.trace.about.on)
+    return CudaContext("this card", card.overhead_bytes, card.overhead_bytes, "as you said")
+
+
+def with_fit(source: Source, outcome: WhatIf, progress: Progress | None = None) -> WhatIf:
+    """Memory of which nothing is set aside is all the allocator's, and leaves nothing open."""
+    ours, card = outcome.replayed, outcome.card
+    if card is None:
+        return outcome
+    if not card.overhead_bytes:
+        return replace(outcome, fit="yes" if ours.oom is None else "no")
+    context = context_beside(source, card)
+    live = max(ours.peak_requested_bytes, outcome.recorded.peak_requested_bytes)
+    known = replace(ours, peak_requested_bytes=live)
+    word = fit_word(source, ours.settings, card.total_bytes, Doubt(context), known=known, progress=progress)
+    return replace(outcome, fit=word, context=context)
+
+
+def _within(limit: int | None, usable: int) -> bool:
+    return limit is not None and limit <= usable
+
+
+def _runs(source: Source, settings: Settings | None, usable: int, progress: Progress | None) -> bool:
+    if not usable:
+        return False
+    return figures_on(source, settings, CardMemory(usable, 0), progress=progress).oom is None
+
+
+ESTIMATE = "an estimate from the trace"
+
+
+@dataclass(frozen=True)
+class ReplayedEstimate:
+    """Both in memory without end, under the recorded settings but for what was changed."""
+
+    before: Figures
+    after: Figures
+
+    @property
+    def live_change(self) -> int:
+        """Of the peak of what the program holds."""
+        return self.after.peak_requested_bytes - self.before.peak_requested_bytes
+
+    @property
+    def reserved_change(self) -> int:
+        """Of the peak of what is reserved."""
+        return self.after.peak_reserved_bytes - self.before.peak_reserved_bytes
+
+
+def unchanged(source: Source) -> Figures:
+    """What every estimate of this source is compared with."""
+    return figures_on(source, afresh=_estimate_terms(source, expandable=False)[1])
+
+
+def estimate(
+    source: Source, changed: Trace | None = None, *, expandable: bool = False, before: Figures | None = None
+) -> ReplayedEstimate:
+    """`changed` are requests of the same device; without them those of the source are taken. `before` is what
+    `unchanged` says, for whoever has it already."""
+    settings, afresh = _estimate_terms(source, expandable)
+    after = figures_on(_estimate_source(source, changed), settings, afresh=afresh)
+    return ReplayedEstimate(unchanged(source) if before is None else before, after)
+
+
+def estimated_trace(
+    source: Source, changed: Trace | None, name: str, assumptions: tuple[str, ...], *, expandable: bool = False
+) -> Trace:
+    """The history that comes of it, which says of itself what it is."""
+    settings, afresh = _estimate_terms(source, expandable)
+    return _named(replay_on(_estimate_source(source, changed), settings, afresh=afresh), name, assumptions)
+
+
+def _estimate_terms(source: Source, expandable: bool) -> tuple[Settings | None, bool]:
+    """What was there before the first event lies anew on both sides: what had been reserved for it says nothing of
+    what would have been."""
+    settings = replace(source.recorded, expandable_segments=True) if expandable else None
+    return settings, bool(source.layout.segments)
+
+
+def _estimate_source(source: Source, changed: Trace | None) -> Source:
+    return source if changed is None else source_of(changed)
+
+
+def _named(replayed: Replayed, name: str, assumptions: tuple[str, ...]) -> Trace:
+    about = replayed.trace.about
+    text = f"It is {ESTIMATE}, not a recording. It assumes: {' '.join(assumptions)}"
+    note = Note(ESTIMATE_CODE, text, level="warning", device=replayed.trace.devices[0].name)
+    return replace(replayed.trace, about=replace(about, on=f"{name}, {ESTIMATE}"), notes=(note, *replayed.trace.notes))

@@ -16,9 +16,9 @@ from memviz.analysis.purpose.phases import label_of_rows, phases
 from memviz.analysis.purpose.reasons import REASON_TEXTS, Certainty, Reason
 from memviz.analysis.segments import segments_at
 from memviz.errors import UsageError
-from memviz.trace.formats.write_tables import Cells, Table, hexadecimal, slices, where, write_tables
 from memviz.trace.model import NO_STACK, Action, Bools, Category, DeviceTrace, Labels, Phase, Trace
 from memviz.trace.rounding import SMALL_SIZE, divisions_of, round_sizes
+from memviz.trace.write import Cells, Table, hexadecimal, slices, where, write_tables
 
 
 class BlockKnown(StrEnum):

@@ -13,8 +13,7 @@ from memviz.analysis.lifetimes import live_rows
 from memviz.analysis.peak import LiveSet
 from memviz.analysis.timeline import has_reserved, timeline
 from memviz.trace.distinct import distinct
-from memviz.trace.model import Action, DeviceTrace, Note, Trace, driver_free
-from memviz.trace.reserved_bytes import is_reserved_known
+from memviz.trace.model import Action, DeviceTrace, Note, Trace, driver_free, is_reserved_known
 
 if TYPE_CHECKING:
     from memviz.analysis.find import FindResult

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from memviz.trace.holes import give_back_after
+from memviz.memory import trim_heap_if_large
 from memviz.trace.model import DeviceTrace, Trace
 
 _ALIKE = 512
@@ -81,7 +81,7 @@ def cached_on(owner: Trace | DeviceTrace, key: Hashable, make: Callable[[], Resu
     results = owner.__dict__.setdefault("_kept", {})
     if key not in results:
         results[key] = make()
-        give_back_after(owner.event_count if isinstance(owner, Trace) else len(owner.events))
+        trim_heap_if_large(owner.event_count if isinstance(owner, Trace) else len(owner.events))
     result: Result = results[key]
     return result
 

@@ -16,8 +16,8 @@ from memviz.analysis.lifetimes import BEFORE, lifetimes, matched
 from memviz.analysis.segments import TileKind, segments_at
 from memviz.analysis.timeline import has_reserved, timeline
 from memviz.trace.distinct import distinct, is_among
-from memviz.trace.formats.profiler_trace import is_profiled
 from memviz.trace.model import NO_STACK, Action, Bools, DeviceTrace, Ints8, Note, Trace, driver_free
+from memviz.trace.profile import is_profiled
 from memviz.trace.rounding import LARGE_SEGMENT
 from memviz.units import bytes_text, count_text, counted, percent_text
 

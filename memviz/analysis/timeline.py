@@ -13,8 +13,7 @@ import numpy as np
 
 from memviz.analysis.cache import cached
 from memviz.analysis.lifetimes import BEFORE, lifetimes
-from memviz.trace.model import Action, Columns, DeviceTrace, Events, Ints8
-from memviz.trace.reserved_bytes import is_reserved_known, reserved_after
+from memviz.trace.model import Action, Columns, DeviceTrace, Events, Ints8, is_reserved_known, reserved_after
 
 
 @dataclass(frozen=True, eq=False)

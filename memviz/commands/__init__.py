@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from memviz.commands.listed import COMMANDS
+from memviz.commands.help_text import COMMANDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

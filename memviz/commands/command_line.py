@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from memviz.collector import without_collection
-from memviz.commands.help_text import columns_of_terminal
-from memviz.commands.listed import COMMANDS, DESCRIPTION, EPILOG, PROGRAM, VERSION
+from memviz.commands.help_text import COMMANDS, DESCRIPTION, EPILOG, PROGRAM, VERSION, columns_of_terminal
 from memviz.commands.terminal import (
     FAILED,
     INTERRUPTED,
@@ -23,6 +21,7 @@ from memviz.commands.terminal import (
 )
 from memviz.errors import MemvizError, library_needed
 from memviz.headlines.headline import escape_control_chars
+from memviz.memory import without_collection
 
 if TYPE_CHECKING:
     from memviz.commands.command import Command

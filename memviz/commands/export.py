@@ -13,11 +13,9 @@ from memviz.analysis.allocations import write_allocations
 from memviz.analysis.which_device import chosen_device
 from memviz.commands.command import Command, add_device, add_file, open_trace
 from memviz.errors import UsageError
-from memviz.trace.formats.replacing import replacing
-from memviz.trace.formats.write_snapshot import write_json, write_pickle
-from memviz.trace.formats.write_tables import write_events, write_stacks
 from memviz.trace.model import Trace
 from memviz.trace.strip import strip_paths
+from memviz.trace.write import replacing, write_events, write_json, write_pickle, write_stacks
 
 _FORMATS = {"pickle": "pickle", "pkl": "pickle", "json": "json", "csv": "csv"}
 _TABLES: dict[str, Callable[[Trace, TextIO], None]] = {

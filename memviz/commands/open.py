@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from memviz.collector import set_aside, without_collection
 from memviz.commands.command import Command, add_file, open_trace
+from memviz.memory import freeze_startup_objects, without_collection
 from memviz.ranks.gather import Gathering, gathered
 
 _MOST_PORTS = 1 << 16
@@ -48,7 +48,7 @@ def _run(args: argparse.Namespace) -> int:
     traces = [open_trace(path) for path in args.files]
     with without_collection():
         page = build_app(traces, [path.resolve() for path in args.program], job)
-    set_aside()
+    freeze_startup_objects()
     page.launch(server_port=args.port, inbrowser=args.browser, **launch_options())
     return 0
 

@@ -22,8 +22,7 @@ from memviz.commands.command import (
     printable,
 )
 from memviz.headlines.names import ran_out_elsewhere
-from memviz.trace.model import DeviceTrace, Trace
-from memviz.trace.reserved_bytes import is_reserved_known
+from memviz.trace.model import DeviceTrace, Trace, is_reserved_known
 from memviz.units import bytes_text, count_text, percent_text
 
 

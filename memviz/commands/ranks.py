@@ -26,13 +26,10 @@ from memviz.headlines import ranks as headlines
 from memviz.headlines.headline import headline_json
 from memviz.headlines.names import reserved_text
 from memviz.ranks.as_json import ranks_json
-from memviz.ranks.differences import NamedDelta
+from memviz.ranks.card import OnCard, SmallerCard, fit_on_card, replay_close_ranks
 from memviz.ranks.gather import Gathering, gathered
-from memviz.ranks.groups import RankGroup
 from memviz.ranks.numbers import Rank
-from memviz.ranks.replayed_card import replayed
-from memviz.ranks.smaller_card import OnCard, Smaller, on_card
-from memviz.ranks.together import Ranks
+from memviz.ranks.summary import NamedDelta, RankGroup, RankSummary
 from memviz.runner.predict.cards import card_named
 from memviz.units import bytes_text, count_text, delta_text, parse_bytes, percent_text
 
@@ -44,7 +41,7 @@ A rank's number is the one in its file's name, unless the file says it.
 """
 
 
-def _print(job: Ranks, card: OnCard | None, top: int) -> None:
+def _print(job: RankSummary, card: OnCard | None, top: int) -> None:
     print(f"{printable(str(headlines.ranks(job, card)))}\n")
     _print_ranks(job, top)
     if len(job.groups) > 1:
@@ -69,7 +66,7 @@ def _print(job: Ranks, card: OnCard | None, top: int) -> None:
         print(f"\n! {printable(failed.place)}\n  {printable(failed.reason)}")
 
 
-def _print_ranks(job: Ranks, top: int) -> None:
+def _print_ranks(job: RankSummary, top: int) -> None:
     """The highest peaks first."""
     in_order = sorted(job.ranks, key=lambda rank: (-rank.row.peak_bytes, rank.number))
     rows = []
@@ -129,20 +126,20 @@ def _print_differences(rows: Sequence[NamedDelta]) -> None:
         print(f"  {delta_text(row.delta_bytes):>12}  {printable(row.words)}")
 
 
-def _card(text: str, overhead: int | None) -> Smaller:
+def _card(text: str, overhead: int | None) -> SmallerCard:
     """By name, or any size; refused before a file is read where nothing of it is left."""
     card = _named_card(text, overhead)
     check_room(CardMemory(card.card_bytes, card.overhead_bytes))
     return card
 
 
-def _named_card(text: str, overhead: int | None) -> Smaller:
+def _named_card(text: str, overhead: int | None) -> SmallerCard:
     try:
         size = parse_bytes(text)
     except ValueError:
         card = card_named(text)
-        return Smaller(card.name, card.memory_bytes, overhead_on(card.name) if overhead is None else overhead)
-    return Smaller(f"a card of {bytes_text(size)}", size, OVERHEAD_BYTES if overhead is None else overhead)
+        return SmallerCard(card.name, card.memory_bytes, overhead_on(card.name) if overhead is None else overhead)
+    return SmallerCard(f"a card of {bytes_text(size)}", size, OVERHEAD_BYTES if overhead is None else overhead)
 
 
 def _size(text: str) -> int:
@@ -184,7 +181,7 @@ def _run(args: argparse.Namespace) -> int:
         job = gathered(gathering, progress=show if sys.stderr.isatty() else None)
     finally:
         progress("")
-    answer = None if card is None else replayed(job.ranks, on_card(job.ranks, card))
+    answer = None if card is None else replay_close_ranks(job.ranks, fit_on_card(job.ranks, card))
     if args.json:
         print_json(_json(job, answer))
     else:
@@ -192,7 +189,7 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _json(job: Ranks, card: OnCard | None) -> dict[str, Any]:
+def _json(job: RankSummary, card: OnCard | None) -> dict[str, Any]:
     return {"headline": headline_json(headlines.ranks(job, card)), **ranks_json(job, card)}
 
 

@@ -8,16 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from memviz.allocator.agreement import addresses, exactness
-from memviz.allocator.as_json import environment
 from memviz.allocator.context import OVERHEAD_BYTES, UNKNOWN
-from memviz.allocator.question import ReplayAnswer, ReplayQuestion, replay_answer
-from memviz.allocator.releases import known_release
-from memviz.allocator.replayed import Replayed
+from memviz.allocator.replay_answer import ReplayAnswer, ReplayQuestion, environment, replay_answer
+from memviz.allocator.replay_result import Replayed, allocation_count, exactness
 from memviz.allocator.replayer import Progress
 from memviz.allocator.search import Search
-from memviz.allocator.settings import parse_settings
-from memviz.allocator.settings_text import NEWEST, OLDEST, Release
+from memviz.allocator.settings import NEWEST, OLDEST, Release, known_release, parse_settings
 from memviz.allocator.what_if import CardMemory, WhatIf
 from memviz.analysis.which_device import chosen_device
 from memviz.commands.command import (
@@ -34,9 +30,8 @@ from memviz.commands.terminal import progress
 from memviz.errors import UsageError
 from memviz.headlines import what_if as headlines
 from memviz.headlines.what_if import replayed_json
-from memviz.trace.formats.replacing import replacing
-from memviz.trace.formats.write_snapshot import write_pickle
 from memviz.trace.model import Trace
+from memviz.trace.write import replacing, write_pickle
 from memviz.ui.what_if.saved_page import what_if_page
 from memviz.ui.what_if.verdict import about_ranked_rows, ranked_rows
 from memviz.units import bytes_text, count_text, parse_bytes, percent_text
@@ -82,7 +77,7 @@ def _print_smallest(outcome: WhatIf, overhead: int) -> None:
 def _print(answer: ReplayAnswer, overhead: int) -> None:
     outcome, searched, ours = answer.found, answer.searched, answer.found.replayed
     print(headlines.what_if(outcome, searched))
-    if not addresses(outcome.recorded):
+    if not allocation_count(outcome.recorded):
         return
     print(f"\nDevice {answer.device.name}, {printable(ours.trace.about.label)}{_where(outcome.card)}")
     live = max(ours.peak_requested_bytes, outcome.recorded.peak_requested_bytes)

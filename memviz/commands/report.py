@@ -9,8 +9,8 @@ from pathlib import Path
 from memviz.analysis.which_device import chosen_device
 from memviz.commands.command import Command, add_device, add_file, open_trace
 from memviz.errors import UsageError
-from memviz.trace.formats.replacing import replacing
 from memviz.trace.model import Trace
+from memviz.trace.write import replacing
 from memviz.ui.saved.report import check_count, report_page
 
 _OF_RECORDINGS = ("pickle", "pkl", "json", "csv")

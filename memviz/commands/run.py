@@ -160,7 +160,7 @@ def _failure(last: RunEvent) -> str:
 
 
 def _move(made: Path, wanted: Path) -> None:
-    from memviz.trace.formats.replacing import replacing
+    from memviz.trace.write import replacing
 
     with made.open("rb") as source, replacing(wanted) as target:
         shutil.copyfileobj(source, target)

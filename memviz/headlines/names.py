@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memviz.analysis.which_device import Which, others_out_of_memory
-from memviz.trace.model import Category, DeviceTrace, Trace
-from memviz.trace.reserved_bytes import is_reserved_known
+from memviz.trace.model import Category, DeviceTrace, Trace, is_reserved_known
 from memviz.units import bytes_text, count_text
 
 

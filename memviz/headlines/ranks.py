@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from memviz.headlines.headline import Headline
 from memviz.headlines.names import short
-from memviz.ranks.smaller_card import OnCard
-from memviz.ranks.together import Ranks
+from memviz.ranks.card import OnCard
+from memviz.ranks.summary import RankSummary
 from memviz.units import bytes_text, count_text, counted, delta_text
 
 _FEW = 4
 _MOST_SPANS = 8
 
 
-def ranks(job: Ranks, card: OnCard | None = None) -> Headline:
+def ranks(job: RankSummary, card: OnCard | None = None) -> Headline:
     highest = job.highest
     peak = f"Of {counted(len(job.ranks), 'rank')} the highest peak is {bytes_text(highest.row.peak_bytes)}, on rank"
     answer = f"{peak} {highest.number}."
@@ -27,7 +27,7 @@ def ranks(job: Ranks, card: OnCard | None = None) -> Headline:
     return Headline(answer, " ".join(filter(None, sentences)))
 
 
-def _likeness(job: Ranks) -> str:
+def _likeness(job: RankSummary) -> str:
     if len(job.ranks) == 1:
         return ""
     out, group = len(job.outliers), job.groups[0]
@@ -45,7 +45,7 @@ def _likeness(job: Ranks) -> str:
     return f"They are {counted(len(job.groups), 'group')}; in the largest {count_text(largest)} ranks {need} {same}."
 
 
-def _most_out_of_line(job: Ranks) -> str:
+def _most_out_of_line(job: RankSummary) -> str:
     if not job.outliers:
         return ""
     one = job.outliers[0]
@@ -68,19 +68,19 @@ def _part(of_cause: int, whole: int) -> str:
     return "most of it" if 2 * abs(of_cause) > abs(whole) else "the largest part of it"
 
 
-def _imbalance(job: Ranks) -> str:
+def _imbalance(job: RankSummary) -> str:
     apart = job.imbalance
     if not apart.bytes:
         return ""
     return f"The lowest peak, on rank {apart.lowest}, is {bytes_text(apart.bytes)} under the highest."
 
 
-def _failed(job: Ranks) -> str:
+def _failed(job: RankSummary) -> str:
     many = len(job.failed)
     return f"{counted(many, 'file')} {'is' if many == 1 else 'are'} left out." if many else ""
 
 
-def missing(job: Ranks, before: str = "No file of") -> str:
+def missing(job: RankSummary, before: str = "No file of") -> str:
     """'No file of ranks 3, 8-11.' Nothing where none is missing."""
     if not job.missing:
         return ""

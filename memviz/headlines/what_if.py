@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from memviz.allocator.agreement import addresses
-from memviz.allocator.as_json import replay_json
-from memviz.allocator.question import ReplayAnswer
-from memviz.allocator.replayed import RanOut, Replayed
+from memviz.allocator.replay_answer import ReplayAnswer, replay_json
+from memviz.allocator.replay_result import RanOut, Replayed, allocation_count
 from memviz.allocator.search import Search
 from memviz.allocator.settings import Settings
 from memviz.allocator.what_if import WhatIf
@@ -27,7 +25,7 @@ def what_if(outcome: WhatIf, searched: Search | None = None) -> Headline:
 
 
 def _said(outcome: WhatIf, searched: Search | None) -> Headline:
-    if not addresses(outcome.recorded):
+    if not allocation_count(outcome.recorded):
         only_state = "The file holds no history of allocations, only the state at its end."
         why = "None of its events is an allocation." if outcome.events else only_state
         return Headline("There is nothing to replay.", why)

@@ -17,8 +17,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from memviz.integrations.steps import RecordedSteps
-from memviz.integrations.unwrapped import optimizer_itself
+from memviz.integrations.steps import RecordedSteps, optimizer_itself
 
 
 class MemorySteps:

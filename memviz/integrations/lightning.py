@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memviz.integrations.steps import RecordedSteps
-from memviz.integrations.unwrapped import optimizer_itself
+from memviz.integrations.steps import RecordedSteps, optimizer_itself
 
 try:
     from lightning.pytorch import Callback

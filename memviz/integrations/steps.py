@@ -15,6 +15,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from torch.optim import Optimizer
+
 from memviz.errors import UsageError
 from memviz.runner.measure.accelerator import find_accelerator
 from memviz.runner.record.memory_history import StackKind, Taken
@@ -137,3 +139,10 @@ def _closed_if_there(steps: weakref.ref[RecordedSteps]) -> None:
     there = steps()
     if there is not None:
         there.close()
+
+
+def optimizer_itself(optimizer: Any) -> Any:
+    """Below the wrappers of accelerate and Lightning, which are not what takes the steps."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
+    return optimizer

@@ -11,8 +11,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from memviz.integrations.steps import RecordedSteps
-from memviz.integrations.unwrapped import optimizer_itself
+from memviz.integrations.steps import RecordedSteps, optimizer_itself
 
 
 class MemoryCallback(TrainerCallback):  # type: ignore[misc]

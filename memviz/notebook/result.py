@@ -1,17 +1,103 @@
-"""What all results share: a sentence, a table, a frame, and the values that the command line writes."""
+"""Results in a notebook: a sentence, an HTML table with bars, a frame, and the command line's values."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memviz.errors import library_needed
 from memviz.headlines.headline import Headline, escape_control_chars
-from memviz.ui.html.markup import Html
+from memviz.ui.html.markup import Html, joined, tag
 
 if TYPE_CHECKING:
     import pandas
+
+MOST_ROWS = 20
+_LONGEST = 120
+_NUMBER = "padding:0 0.6em;text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums"
+_TEXT = "padding:0 0.6em;text-align:left;font-family:ui-monospace,monospace;overflow-wrap:anywhere"
+_BAR_CELL = "width:12em;min-width:12em"
+
+
+@dataclass(frozen=True)
+class Bar:
+    """From one share of the cell's width to another."""
+
+    start: float
+    end: float
+    opacity: float = 0.55
+
+
+@dataclass(frozen=True)
+class TableRow:
+    numbers: tuple[str, ...]
+    label: str
+    bars: tuple[Bar, ...] = ()
+
+
+def render_table(said: str, head: Sequence[str], rows: Sequence[TableRow], *, above: Html | None = None) -> Html:
+    """`head` names the numbers and then the label; `above` stands between the sentence and the table."""
+    has_bars = any(row.bars for row in rows)
+    names = [tag("th", name, style=_NUMBER if i < len(head) - 1 else _TEXT) for i, name in enumerate(head)]
+    headings = tag("tr", *names, tag("th", style=_BAR_CELL) if has_bars else "")
+    body = [_table_row(row, has_bars=has_bars) for row in rows]
+    table = tag("table", tag("thead", headings), tag("tbody", *body), style="min-width:60%") if rows else Html("")
+    return tag("div", tag("p", tag("strong", said)), above or "", table)
+
+
+def _table_row(row: TableRow, *, has_bars: bool) -> Html:
+    cells = [tag("td", number, style=_NUMBER) for number in row.numbers]
+    label = row.label if len(row.label) <= _LONGEST else f"…{row.label[1 - _LONGEST :]}"
+    bars = tag("td", _bars(row.bars), style=_BAR_CELL) if has_bars else ""
+    return tag("tr", *cells, tag("td", label, style=_TEXT), bars)
+
+
+def _bars(bars: Sequence[Bar]) -> Html:
+    pieces = [tag("i", style=_piece(bar)) for bar in bars if bar.end > bar.start]
+    return tag("div", *pieces, style="position:relative;height:0.8em", aria_hidden="true")
+
+
+def _piece(bar: Bar) -> str:
+    start, width = 100 * bar.start, 100 * (bar.end - bar.start)
+    return (
+        f"position:absolute;top:0;bottom:0;left:{start:.2f}%;width:{width:.2f}%;"
+        f"background:currentColor;opacity:{bar.opacity}"
+    )
+
+
+def share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+def stacked(parts: Sequence[int], whole: int, opacities: Sequence[float]) -> tuple[Bar, ...]:
+    """One after the other."""
+    bars, at = [], 0
+    for part, opacity in zip(parts, opacities, strict=True):
+        bars.append(Bar(share(at, whole), share(at + part, whole), opacity))
+        at += part
+    return tuple(bars)
+
+
+def area(live: Sequence[int], reserved: Sequence[int], *, label: str) -> Html:
+    """Live bytes as an area below the line of what is reserved; a column is as wide as the next."""
+    top, count = max(*live, *reserved, 1), len(live)
+    width, height = 600, 120
+
+    def line(values: Sequence[int]) -> str:
+        steps = [f"H{width * (i + 1) / count:.1f}" for i in range(count)]
+        levels = [f"V{height * (1 - value / top):.1f}" for value in values]
+        return "".join(f"{level}{step}" for level, step in zip(levels, steps, strict=True))
+
+    shapes = joined(
+        tag("path", d=f"M0 {height}{line(live)}V{height}Z", fill="currentColor", opacity="0.35"),
+        tag("path", d=f"M0 {height}{line(reserved)}", fill="none", stroke="currentColor"),
+    )
+    style = "width:100%;max-width:60em;height:8em;overflow:visible"
+    return tag(
+        "svg", shapes, viewBox=f"0 0 {width} {height}", preserveAspectRatio="none", style=style, aria_label=label
+    )
 
 
 class Result(ABC):

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from memviz.ranks.differences import NamedDelta
-from memviz.ranks.mesh import mesh_of
-from memviz.ranks.numbers import Rank
-from memviz.ranks.smaller_card import OnCard
-from memviz.ranks.together import Ranks
-from memviz.trace.reserved_bytes import is_reserved_known
+from memviz.ranks.card import OnCard
+from memviz.ranks.numbers import Rank, mesh_of
+from memviz.ranks.summary import NamedDelta, RankSummary
+from memviz.trace.model import is_reserved_known
 
 TOP_SITES = 10
 
 
-def ranks_json(job: Ranks, card: OnCard | None = None) -> dict[str, Any]:
+def ranks_json(job: RankSummary, card: OnCard | None = None) -> dict[str, Any]:
     group_of = {number: i for i, group in enumerate(job.groups) for number in group.ranks}
     return {
         "peak": {"rank": job.highest.number, "bytes": job.highest.row.peak_bytes},

@@ -8,14 +8,12 @@ from pathlib import Path
 
 from memviz.errors import UsageError
 from memviz.mesh import sizes_of
-from memviz.ranks.mesh import check_room, sizes_beside
-from memviz.ranks.parquet import ENDING, RankTable, read_table
+from memviz.ranks.numbers import check_room, sizes_beside
+from memviz.ranks.parquet import ENDING, RankTable, RowFile, read_table
 from memviz.ranks.places import Place, places_of
-from memviz.ranks.pool import reduced_here
 from memviz.ranks.row import Reduced
-from memviz.ranks.row_file import RowFile
-from memviz.ranks.scheduler import reduced_there
-from memviz.ranks.together import Ranks, together
+from memviz.ranks.summary import RankSummary, summarize_ranks
+from memviz.ranks.workers import reduced_here, reduced_there
 
 Progress = Callable[[int, int], None]
 """Files read so far, of how many."""
@@ -36,11 +34,11 @@ class Gathering:
     """Sizes, as in `memviz/mesh.py`; without them those of a `mesh.json` beside the files."""
 
 
-def gathered(wanted: Gathering, *, progress: Progress | None = None) -> Ranks:
+def gathered(wanted: Gathering, *, progress: Progress | None = None) -> RankSummary:
     if len(wanted.places) == 1 and wanted.places[0].endswith(ENDING):
         table = _table_of(wanted)
         mesh = wanted.mesh or table.mesh
-        return together(table.rows, sizes_of(mesh) if mesh else None)
+        return summarize_ranks(table.rows, sizes_of(mesh) if mesh else None)
     table_beside = next((place for place in wanted.places if place.endswith(ENDING)), None)
     if table_beside is not None:
         raise UsageError(f"{table_beside} is a table of ranks. Name it alone, or after -o to go on with it.")
@@ -49,7 +47,7 @@ def gathered(wanted: Gathering, *, progress: Progress | None = None) -> Ranks:
     places = places_of(wanted.places)
     check_room([place.address for place in places], sizes)
     rows = _read(places, wanted, kept)
-    return together(_counted(rows if kept is None else kept.keeping(rows), len(places), progress), sizes)
+    return summarize_ranks(_counted(rows if kept is None else kept.keeping(rows), len(places), progress), sizes)
 
 
 def _text_of(sizes: Mapping[str, int]) -> str:

@@ -1,13 +1,12 @@
-"""Rows as a parquet file, which any table program reads, and back.
+"""Rows as a parquet file, which any table program reads, and back; an interrupted reading continues from it.
 
-One row is one file. What is a list (categories, sites, steps, the curve) is a list there too. `rank` is for whoever
-reads the table elsewhere; here it is told again from the names, because it depends on all of them.
+One row is one file. Lists (categories, sites, steps, the curve) are lists there too.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -15,8 +14,9 @@ from typing import Any
 
 from memviz.errors import UsageError, first_line
 from memviz.ranks.numbers import numbered
+from memviz.ranks.places import Place, natural
 from memviz.ranks.row import Curve, FailedFile, KindBytes, RankRanOut, RankRow, Reduced, SiteBytes, StepPart
-from memviz.trace.formats.replacing import replacing
+from memviz.trace.write import replacing
 
 ENDING = ".parquet"
 _VERSION, _READ = "2", ("1", "2")
@@ -154,3 +154,60 @@ def _row(values: dict[str, Any]) -> Reduced:
     }
     plain = {field.name: values[field.name] for field in fields(RankRow) if field.name not in made}
     return RankRow(**plain, **made)
+
+
+_LEAST_NEW = 64
+_SHARE_NEW = 8
+"""The whole file is written anew when an eighth more has come: in all that is some times the file, however long."""
+
+
+class RowFile:
+    def __init__(self, path: Path, device: str | None = None, mesh: str = "") -> None:
+        """Raises UsageError where nothing can be written there, or something else lies there."""
+        check_output(path)
+        self._path = path
+        self._device = device
+        self._mesh = mesh
+        self._rows: list[Reduced] = []
+        self._saved = 0
+        """Rows of this question that the file holds."""
+        self._before = _usable(path, device)
+
+    def known(self, place: Place) -> RankRow | None:
+        """Read before, and the same file since. A file that failed is tried again."""
+        row = self._before.get(place.address)
+        is_same = row is not None and bool(place.etag) and (row.etag, row.file_bytes) == (place.etag, place.size)
+        if row is None or not is_same:
+            return None
+        self._saved += 1
+        return row
+
+    def keeping(self, rows: Iterable[Reduced]) -> Iterator[Reduced]:
+        """Passes them on. They are written now and then, and at the end, whatever ends it.
+
+        Nothing is written that has fewer of them than the file has already: whoever is stopped again loses no row.
+        """
+        try:
+            for row in rows:
+                self._rows.append(row)
+                if len(self._rows) >= self._saved + max(_LEAST_NEW, self._saved // _SHARE_NEW):
+                    self._save()
+                yield row
+        except BaseException:
+            if len(self._rows) > self._saved:
+                self._save()
+            raise
+        self._save()
+
+    def _save(self) -> None:
+        # In the order of the places, whichever was read first.
+        in_order = sorted(self._rows, key=lambda row: natural(row.place))
+        write_rows(self._path, in_order, self._device, self._mesh)
+        self._saved = len(self._rows)
+
+
+def _usable(path: Path, device: str | None) -> dict[str, RankRow]:
+    if not path.exists():
+        return {}
+    table = read_table(path)
+    return {row.place: row for row in table.rows if isinstance(row, RankRow)} if table.device == device else {}

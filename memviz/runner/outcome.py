@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from memviz.allocator.replayer import SaidBetween
+from memviz.allocator.replayer import AllocatorCalls
 from memviz.errors import UsageError
 from memviz.runner.measure.cuda_device import CudaDevice
 from memviz.runner.plan import Plan, command_of
@@ -38,7 +38,7 @@ _MADE_WITH: dict[Optimizer, str] = {"adamw-fused": "fused=True", "adamw-for-loop
 class Outcome:
     run: Run
     trace: Trace
-    said: SaidBetween | None = None
+    said: AllocatorCalls | None = None
     """Of a prediction, what its events do not tell."""
     layout: Layout | None = None
     """Of one rank of many, what it is made of."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
-from memviz.allocator.releases import known_release
+from memviz.allocator.settings import known_release
 from memviz.errors import UsageError
 
 On = Literal["auto", "predict", "cuda"]

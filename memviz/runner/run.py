@@ -13,10 +13,9 @@ from memviz.errors import TraceError
 from memviz.runner.expected_error import ExpectedError
 from memviz.runner.parallel.parallelism import RankClass
 from memviz.runner.request import Request
-from memviz.trace.formats.replacing import replacing
-from memviz.trace.formats.write_snapshot import write_pickle
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
+from memviz.trace.write import replacing, write_pickle
 from memviz.units import count_text, duration_text
 
 FACT = "run"

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from memviz.testing.gpu_memory import GpuMemory
-from memviz.trace.formats.replacing import replacing
+from memviz.trace.write import replacing
 from memviz.ui.html.markup import tag
 from memviz.ui.saved.report import report_page
 from memviz.units import bytes_text

@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from memviz.errors import TraceError
-from memviz.trace.intern import NOT_A_SNAPSHOT, Interner
+from memviz.trace.intern import NOT_A_SNAPSHOT, Interner, valid_unicode
 from memviz.trace.model import ACTION_NAMES, FREE_UNKNOWN, Action, Category, Events, Ints4, Ints8
-from memviz.trace.texts import sound
 from memviz.units import kind_text
 
 LARGEST_SUM = 2**62
@@ -148,7 +147,7 @@ def _written_out(table: dict[str, Any]) -> str:
 
 def name_of(key: Any) -> str:
     """For a note about something we do not know, which may be of any type and size."""
-    return sound(key[:80]) if type(key) is str else f"<{type(key).__name__}>"
+    return valid_unicode(key[:80]) if type(key) is str else f"<{type(key).__name__}>"
 
 
 def no_events() -> Events:

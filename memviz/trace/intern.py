@@ -1,4 +1,7 @@
-"""Every text, frame and stack once. Readers fill one Interner per file and freeze it at the end."""
+"""Every text, frame and stack once, in valid Unicode.
+
+A reader fills one Interner per file and freezes it at the end.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,34 @@ from typing import Any
 import numpy as np
 
 from memviz.errors import TraceError
-from memviz.trace.budget import Budget
-from memviz.trace.limits import Limits
+from memviz.trace.limits import Budget, Limits
 from memviz.trace.model import DEFAULT_POOL, NO_STACK, Action, Frames, Ints4, Stacks
-from memviz.trace.texts import MOST_TEXT, bounded, sound
+
+MOST_TEXT = 4096
+"""Characters. Paths end there on Linux, and demangled C++ names stay below it but for a few."""
+_TAIL = 1024
+
+
+def valid_unicode(text: str) -> str:
+    """JSON can name halves of characters, which no file and no terminal takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def bounded(text: str, most: int = MOST_TEXT) -> str:
+    """Its begin and its end, where it is too long. Different texts stay different, and equal ones equal."""
+    if len(text) <= most:
+        return text
+    # Few files have such a text, and OpenSSL takes its time to load.
+    from hashlib import blake2b
+
+    digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    cut = f" … [cut from {len(text):,} characters, {digest}] … "
+    return text[: most - _TAIL - len(cut)] + cut + text[-_TAIL:]
+
 
 MOST_FRAMES = 2000
 """Of one stack. Python stops at 1,000 calls, and C++ adds a few hundred frames to them."""
@@ -64,7 +91,7 @@ class Interner:
         return self._new_string(text) if number is None else number
 
     def _new_string(self, text: str) -> int:
-        fit = bounded(sound(text))
+        fit = bounded(valid_unicode(text))
         self.has_cut_texts |= len(text) > MOST_TEXT
         self.budget.charge(_TEXT_BYTES + 2 * len(fit))
         number = self.strings.setdefault(fit, len(self._texts))

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from memviz.errors import TraceError
-from memviz.trace.budget import Budget, IsWanted
-from memviz.trace.formats.profiler_trace import is_profile, read_profile
-from memviz.trace.formats.torch_snapshot import read_snapshot
-from memviz.trace.holes import give_back_after
+from memviz.memory import trim_heap_if_large
 from memviz.trace.intern import Interner
-from memviz.trace.limits import Limits, MiB
+from memviz.trace.limits import Budget, IsWanted, Limits, MiB
 from memviz.trace.model import About, Trace
+from memviz.trace.profile import is_profile, read_profile
+from memviz.trace.snapshot import read_snapshot
 from memviz.trace.unpickle import RefersToRow, Watch, unpickle
 from memviz.trace.unpickle.stream import AGAIN, TRUNCATED, WINDOW, Progress
 
@@ -111,7 +110,7 @@ def read_trace(
         about = About("measured", source=name, format=format)
         trace = read_profile(root, about, interner) if is_profile(root) else read_snapshot(root, about, interner)
         del root, interner
-        give_back_after(trace.event_count)
+        trim_heap_if_large(trace.event_count)
         return trace
 
 

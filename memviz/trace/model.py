@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -401,3 +401,40 @@ def driver_free(events: Events, event: int) -> int | None:
 
 def address_text(address: int) -> str:
     return f"0x{address & 0xFFFFFFFFFFFFFFFF:x}"
+
+
+Rows = TypeVar("Rows", bound=Columns)
+
+
+def take_rows(columns: Rows, rows: Ints8) -> Rows:
+    """Rows below zero are none."""
+    known = rows >= 0
+    made = {name: np.zeros(len(rows), dtype=column.dtype) for name, column in columns.columns()}
+    for name, column in columns.columns():
+        made[name][known] = column[rows[known]]
+    return type(columns)(**made)
+
+
+def first_or_second(is_first: Bools, first: Rows, second: Rows) -> Rows:
+    """Row by row."""
+    pairs = zip(first.columns(), second.columns(), strict=True)
+    return type(first)(**{name: np.where(is_first, mine, theirs) for (name, mine), (_, theirs) in pairs})
+
+
+def reserved_after(device: DeviceTrace) -> Ints8:
+    """Row 0 is before the first event."""
+    action, size = device.events.action, device.events.size
+    after = np.zeros(len(action) + 1, dtype=np.int64)
+    grows = np.flatnonzero((action == Action.SEGMENT_ALLOC) | (action == Action.SEGMENT_MAP))
+    after[grows + 1] = size[grows]
+    shrinks = np.flatnonzero((action == Action.SEGMENT_FREE) | (action == Action.SEGMENT_UNMAP))
+    after[shrinks + 1] = -size[shrinks]
+    np.cumsum(after, out=after)
+    # Never less than nothing, even where a file has events but no final segments, or contradicts itself.
+    after += max(int(device.segments.size.sum() - after[-1]), -int(after.min()))
+    return after
+
+
+def is_reserved_known(live_bytes: int, reserved_bytes: int) -> bool:
+    """What is live lies in reserved bytes: none of these is none that the file knows of."""
+    return bool(reserved_bytes) or not live_bytes

@@ -14,7 +14,7 @@ import gradio as gr
 from gradio.blocks import Block
 from starlette.middleware import Middleware
 
-from memviz.ranks.together import Ranks
+from memviz.ranks.summary import RankSummary
 from memviz.trace.model import Trace
 from memviz.ui.compare import programs as compare_programs
 from memviz.ui.compare import tab as compare
@@ -138,7 +138,7 @@ _SAVE = "() => document.querySelector('#saved a, a#saved, #saved')?.click()"
 
 
 def build_app(
-    traces_given: Sequence[Trace] = (), programs: Sequence[Path] = (), ranks_given: Ranks | None = None
+    traces_given: Sequence[Trace] = (), programs: Sequence[Path] = (), ranks_given: RankSummary | None = None
 ) -> gr.Blocks:
     """What is given is open from the start, for everybody who sees the page; Run offers what is in `programs`."""
     cache_signatures(Block)

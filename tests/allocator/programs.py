@@ -7,7 +7,7 @@ from contextlib import suppress
 from hypothesis import strategies as st
 
 from memviz.allocator.blocks import Block
-from memviz.allocator.device import AllocationFailed
+from memviz.allocator.state import AllocationFailed
 from tests.allocator.driver import Driver, MiB
 
 SETTINGS = [

@@ -10,9 +10,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.allocator.address_spaces import AddressSpaces, address_spaces, ranges_by_group
 from memviz.allocator.settings import Settings
-from memviz.allocator.start_layout import StartLayout, start_layout
+from memviz.allocator.start_layout import AddressSpaces, StartLayout, address_spaces, ranges_by_group, start_layout
 from memviz.trace.model import Action, Trace
 from tests.allocator.driver import GiB, MiB
 from tests.traces import alloc, block, event, segment, trace_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memviz.allocator.device import AllocationFailed
 from memviz.allocator.settings import parse_settings
+from memviz.allocator.state import AllocationFailed
 from tests.allocator.driver import Driver, GiB, MiB
 
 

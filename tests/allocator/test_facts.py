@@ -20,10 +20,9 @@ from pathlib import Path
 
 import pytest
 
-from memviz.allocator.caching import CachingAllocator
-from memviz.allocator.device import AllocationFailed, DeviceMemory
+from memviz.allocator.caching import CachingAllocator, rounding
 from memviz.allocator.settings import parse_settings
-from memviz.allocator.sizes import rounding
+from memviz.allocator.state import AllocationFailed, DeviceMemory
 from memviz.errors import TraceError, UsageError
 from tests.allocator.driver import Driver, GiB, MiB
 from tests.traces import trace_of

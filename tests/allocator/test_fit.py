@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from memviz.allocator.context import CudaContext
-from memviz.allocator.fit import Doubt, fit_word
 from memviz.allocator.replay import source_of
-from memviz.allocator.what_if import CardMemory, figures_on
+from memviz.allocator.what_if import CardMemory, Doubt, figures_on, fit_word
 from memviz.trace.model import Trace
 from tests.allocator.recording import Recorder
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memviz.allocator.replay import replay
-from memviz.allocator.replayed import Mismatch
+from memviz.allocator.replay_result import Mismatch
 from memviz.trace.model import Trace
 from tests.allocator.driver import MiB
 from tests.allocator.recording import Recorder

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memviz.allocator import as_recorded, other_settings
-from memviz.allocator.as_recorded import replay_as_recorded
+from memviz.allocator import recorded_replay, replay
+from memviz.allocator.recorded_replay import replay_as_recorded
 from memviz.allocator.replay import source_of
-from memviz.allocator.replayed import Replayed
+from memviz.allocator.replay_result import Replayed
 from memviz.allocator.replayer import Replay
 from memviz.allocator.settings import parse_settings
 from memviz.allocator.what_if import CardMemory, figures_on, replay_on
@@ -31,7 +31,7 @@ SAMPLES = sorted((Path(__file__).parents[2] / "sample_traces").glob("*.pickle.gz
 def step_by_step() -> Iterator[None]:
     """As the model is read: every event through its handler."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (as_recorded, other_settings):
+        for module in (recorded_replay, replay):
             patch.setattr(module, "run_quickly", Replay.run_events)
         yield
 
@@ -87,14 +87,14 @@ def test_nearly_all_of_a_recording_goes_the_quick_way(monkeypatch):
     trace = load_trace(next(path for path in SAMPLES if path.name == "training.pickle.gz"))
     slow = 0
     for name in ("malloc", "free"):
-        step = getattr(Replay, name) if name == "free" else getattr(other_settings.OtherSettings, name)
+        step = getattr(Replay, name) if name == "free" else getattr(replay.OtherSettings, name)
 
         def counted(*args, step=step):
             nonlocal slow
             slow += 1
             return step(*args)
 
-        monkeypatch.setattr(other_settings.OtherSettings, name, counted)
+        monkeypatch.setattr(replay.OtherSettings, name, counted)
     source = source_of(trace)
     figures_on(source, parse_settings("expandable_segments:True"), afresh=True)
     assert 0 < slow < 0.2 * len(source.device.events)

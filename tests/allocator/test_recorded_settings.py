@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memviz.allocator.recorded_settings import settings_of
 from memviz.allocator.replay import replay
+from memviz.allocator.settings import settings_of
 from memviz.trace.model import Trace
 from tests.allocator.driver import MiB
 from tests.allocator.recording import Recorder

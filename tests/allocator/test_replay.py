@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memviz.allocator.replay import replay
-from memviz.allocator.replayed import Agreement, RanOut
+from memviz.allocator.replay_result import Agreement, RanOut
 from memviz.allocator.settings import parse_settings
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError

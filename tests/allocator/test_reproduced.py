@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memviz.allocator.as_recorded import known, replay_as_recorded
-from memviz.allocator.replay import source_of
-from memviz.allocator.replayed import Replayed
+from memviz.allocator.recorded_replay import ensure_replayed, replay_as_recorded
+from memviz.allocator.replay import Divergence, divergence, source_of, why_diverged
+from memviz.allocator.replay_result import Replayed
 from memviz.allocator.replayer import Source
-from memviz.allocator.reproduced import Parting, parting, why_parted
 from memviz.allocator.what_if import CardMemory, replay_on, what_if
 from memviz.trace.load import load_trace
 from memviz.trace.model import Action
@@ -35,14 +34,14 @@ def short() -> Recorder:
 
 
 def test_in_what_the_process_had_the_recorded_settings_do_what_is_recorded() -> None:
-    source = known(source_of(short().trace()))
+    source = ensure_replayed(source_of(short().trace()))
     memory = source.freed.memory
     assert memory is not None
     for each in (memory.least, memory.most):
-        assert parting(source, limited(source, each), each) is None
-    assert parting(source, limited(source, memory.most + 1), memory.most + 1) == Parting(4, gives_back=True)
-    assert parting(source, limited(source, None)) == Parting(4, gives_back=True)
-    assert parting(source, limited(source, memory.least - 2 * MiB)) == Parting(8, gives_back=False)
+        assert divergence(source, limited(source, each), each) is None
+    assert divergence(source, limited(source, memory.most + 1), memory.most + 1) == Divergence(4, gives_back=True)
+    assert divergence(source, limited(source, None)) == Divergence(4, gives_back=True)
+    assert divergence(source, limited(source, memory.least - 2 * MiB)) == Divergence(8, gives_back=False)
 
 
 def test_every_reason_names_the_event_and_the_memory() -> None:
@@ -50,7 +49,7 @@ def test_every_reason_names_the_event_and_the_memory() -> None:
     recorded = replay_as_recorded(source)
 
     def why(memory: int | None) -> str:
-        return why_parted(source, recorded, limited(source, memory), memory)
+        return why_diverged(source, recorded, limited(source, memory), memory)
 
     back = "for want of memory, by all that shows, what was cached went back at event 4; "
     assert why(None) == f"{back}without a limit it need not"
@@ -114,6 +113,6 @@ def test_what_is_called_as_recorded_has_the_recorded_history(text: str, mebibyte
 def test_real_recordings_are_as_recorded_without_a_limit_and_not_in_less_than_they_took(path) -> None:
     trace = load_trace(path)
     source = source_of(trace)
-    assert parting(source, limited(source, None)) is None
+    assert divergence(source, limited(source, None)) is None
     if len(source.device.events) > 1:
         assert what_if(trace, card=CardMemory(replay_as_recorded(source).peak_reserved_bytes * 9 // 10, 0)).parted

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from memviz.allocator.as_recorded import replay_as_recorded
+from memviz.allocator.recorded_replay import replay_as_recorded
 from memviz.allocator.replay import source_of
-from memviz.allocator.search import search, settings_to_try
+from memviz.allocator.search import SettingsTrial, search, settings_to_try
 from memviz.allocator.settings import parse_settings
-from memviz.allocator.tried import Tried
 from memviz.allocator.what_if import CardMemory, what_if
 from memviz.ui.what_if.verdict import ranked_rows
 from tests.allocator.driver import GiB, MiB
@@ -57,7 +56,7 @@ def test_settings_that_somebody_asked_for_are_ranked_with_them():
     assert mine in [each.settings for each in search(source_of(recorded(40).trace()), also=mine).tried]
 
 
-def tried(found: object, text: str) -> Tried:
+def tried(found: object, text: str) -> SettingsTrial:
     return next(each for each in found.tried if each.text == text)  # type: ignore[attr-defined]
 
 

@@ -7,13 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from memviz.allocator import side_by_side
+from memviz.allocator import search
 from memviz.allocator.context import OVERHEAD_BYTES
 from memviz.allocator.replay import source_of
 from memviz.allocator.replayer import Source
-from memviz.allocator.search import settings_to_try
-from memviz.allocator.side_by_side import tried_side_by_side
-from memviz.allocator.tried import Tried
+from memviz.allocator.search import SettingsTrial, settings_to_try, try_in_processes
 from memviz.allocator.what_if import CardMemory
 from tests.allocator.driver import MiB
 from tests.allocator.recording import Recorder
@@ -35,19 +33,19 @@ def recording() -> Source:
 def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
     """Every helper that a test starts."""
     helpers: list[subprocess.Popen[bytes]] = []
-    start = side_by_side._started
+    start = search._started
 
     def noted(count: int) -> Iterator[subprocess.Popen[bytes]]:
         new = list(start(count))
         helpers.extend(new)
         return iter(new)
 
-    monkeypatch.setattr(side_by_side, "_started", noted)
+    monkeypatch.setattr(search, "_started", noted)
     return helpers
 
 
-def tried(source: Source, helpers: int, card: CardMemory | None = None) -> list[Tried]:
-    return tried_side_by_side(source, settings_to_try(source), card, OVERHEAD_BYTES, helpers=helpers)
+def tried(source: Source, helpers: int, card: CardMemory | None = None) -> list[SettingsTrial]:
+    return try_in_processes(source, settings_to_try(source), card, OVERHEAD_BYTES, helpers=helpers)
 
 
 def test_a_helper_finds_what_is_found_here(monkeypatch: pytest.MonkeyPatch, started: list[object]) -> None:
@@ -55,14 +53,14 @@ def test_a_helper_finds_what_is_found_here(monkeypatch: pytest.MonkeyPatch, star
     alone = tried(recording(), 0, small)
     assert {each.fits for each in alone} == {True, False}
     # Nothing is done here, so whatever there is was found there.
-    monkeypatch.setattr(side_by_side._Work, "do_rest", lambda work, progress: None)
+    monkeypatch.setattr(search._Work, "do_rest", lambda work, progress: None)
     assert tried(recording(), 1, small) == alone and len(started) == 1
 
 
 def test_what_a_helper_leaves_when_it_ends_is_done_here(
     monkeypatch: pytest.MonkeyPatch, started: list[subprocess.Popen[bytes]]
 ) -> None:
-    monkeypatch.setattr(side_by_side, "_HELPER", "import sys; sys.stdin.buffer.read(1)")
+    monkeypatch.setattr(search, "_HELPER", "import sys; sys.stdin.buffer.read(1)")
     assert tried(recording(), 2) == tried(recording(), 0)
     assert all(helper.returncode is not None for helper in started) and len(started) == 2
 
@@ -73,7 +71,7 @@ def test_who_gives_up_leaves_no_process_behind(started: list[subprocess.Popen[by
 
     source = recording()
     with pytest.raises(InterruptedError):
-        tried_side_by_side(source, settings_to_try(source), None, OVERHEAD_BYTES, give_up, helpers=1)
+        try_in_processes(source, settings_to_try(source), None, OVERHEAD_BYTES, give_up, helpers=1)
     assert started[0].returncode is not None
     assert tried(source, 1) == tried(recording(), 0), "the next one may have helpers again"
 
@@ -82,13 +80,13 @@ def test_where_no_process_can_start_it_is_done_here(monkeypatch: pytest.MonkeyPa
     def refused(*args: object, **more: object) -> None:
         raise BlockingIOError
 
-    monkeypatch.setattr(side_by_side.subprocess, "Popen", refused)
+    monkeypatch.setattr(search.subprocess, "Popen", refused)
     assert tried(recording(), 2) == tried(recording(), 0)
 
 
 def test_short_recordings_get_no_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_by_side.os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
+    monkeypatch.setattr(search.os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
     source = recording()
-    assert side_by_side._helpers_that_pay(source, 10) == 0
-    monkeypatch.setattr(side_by_side, "WORTH_HELP", 1)
-    assert (side_by_side._helpers_that_pay(source, 10), side_by_side._helpers_that_pay(source, 1)) == (1, 0)
+    assert search._helpers_that_pay(source, 10) == 0
+    monkeypatch.setattr(search, "WORTH_HELP", 1)
+    assert (search._helpers_that_pay(source, 10), search._helpers_that_pay(source, 1)) == (1, 0)

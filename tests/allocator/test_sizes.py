@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.allocator.sizes import rounding, segment_size
+from memviz.allocator.caching import rounding, segment_size
 from memviz.trace.rounding import round_sizes
 from tests.allocator.driver import MiB
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memviz.allocator.steps import ReplayStep, Steps, steps_of
+from memviz.allocator.recorded_requests import ReplayStep, Steps, steps_of
 from tests.allocator.driver import MiB
 from tests.traces import alloc, event, frame, free, segment, trace_of
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from memviz.allocator.as_recorded import replay_as_recorded
+from memviz.allocator.recorded_replay import replay_as_recorded
 from memviz.allocator.replay import source_of
-from memviz.allocator.replayed import Figures
+from memviz.allocator.replay_result import Figures
 from memviz.allocator.settings import parse_settings
 from memviz.allocator.what_if import CardMemory, figures_on
 from memviz.trace.load import load_trace

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from memviz.allocator.blocks import Block
 from memviz.allocator.context import OVERHEAD_BYTES
 from memviz.allocator.replay import replay, source_of
-from memviz.allocator.replayed import Figures, RanOut, reserved_after_events
+from memviz.allocator.replay_result import Figures, RanOut, reserved_after_events
 from memviz.allocator.search import search
 from memviz.allocator.settings import parse_settings
 from memviz.allocator.statistics import Tally

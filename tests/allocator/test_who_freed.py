@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from memviz.allocator.as_recorded import known
+from memviz.allocator.recorded_replay import ensure_replayed
+from memviz.allocator.recorded_requests import Memory, ReleaseCauses
 from memviz.allocator.replay import replay, source_of
 from memviz.allocator.settings import parse_settings
 from memviz.allocator.what_if import figures_on
-from memviz.allocator.who_freed import Memory, WhoFreed
 from memviz.trace.model import Action
 from tests.allocator.driver import MiB
 from tests.allocator.recording import Recorder
@@ -40,8 +40,8 @@ def looped(run: Recorder, sizes: tuple[int, ...], *, empties: bool = False) -> R
     return run
 
 
-def freed(run: Recorder) -> WhoFreed:
-    return known(source_of(run.trace())).freed
+def freed(run: Recorder) -> ReleaseCauses:
+    return ensure_replayed(source_of(run.trace())).freed
 
 
 SIZES = (30, 50, 40, 60, 40, 30, 50)

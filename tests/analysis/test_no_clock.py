@@ -10,8 +10,8 @@ from memviz.analysis.allocations import allocation, write_allocations
 from memviz.analysis.annotations import annotated
 from memviz.analysis.comparing.changes import scores
 from memviz.analysis.lifetimes import has_times
-from memviz.trace.formats.write_snapshot import snapshot_dict
 from memviz.trace.model import About, Trace
+from memviz.trace.write import snapshot_dict
 from tests.traces import alloc, free, read, snapshot
 
 

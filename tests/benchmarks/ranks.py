@@ -21,10 +21,9 @@ from datetime import date
 from pathlib import Path
 
 from memviz.ranks.places import Place, places_of
-from memviz.ranks.pool import reduced_here
 from memviz.ranks.row import Reduced
-from memviz.ranks.scheduler import reduced_there
-from memviz.ranks.together import together
+from memviz.ranks.summary import summarize_ranks
+from memviz.ranks.workers import reduced_here, reduced_there
 from memviz.trace.load import load_trace
 from tests.benchmarks.readme import README, write_table
 from tests.traces import MiB, alloc, frame
@@ -69,7 +68,7 @@ def _of_the_pool(file: Path, folder: Path, count: int) -> list[tuple[str, str]]:
     rows, seconds = _timed(lambda: list(reduced_here(places, processes=_PROCESSES)))
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     begun = time.perf_counter()
-    job = together(rows)
+    job = summarize_ranks(rows)
     grouping = time.perf_counter() - begun
     out = [one.rank for one in job.outliers]
     assert out == [planted], f"rank {planted} was planted, and {out} stand out"

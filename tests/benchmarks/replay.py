@@ -46,7 +46,7 @@ def _source(path: str) -> Any:
 
 
 def _recorded(path: str) -> Callable[[], Any]:
-    from memviz.allocator.as_recorded import replay_as_recorded
+    from memviz.allocator.recorded_replay import replay_as_recorded
 
     source = _source(path)
     return lambda: f"{replay_as_recorded(source).agreement.address_mismatches} addresses off"  # type: ignore[union-attr]

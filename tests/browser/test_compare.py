@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from memviz.trace.formats.write_snapshot import write_pickle
 from memviz.trace.load import load_trace
+from memviz.trace.write import write_pickle
 from tests.browser.conftest import at_home, new_visitor, rest
 from tests.house.repository import ROOT
 

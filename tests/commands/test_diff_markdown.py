@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from memviz.commands.diff_markdown import code, plain
+from memviz.commands.diff import code, plain
 from tests.second_process import memviz
 from tests.traces import MiB, alloc, frame, snapshot
 

@@ -10,8 +10,8 @@ import pytest
 
 from memviz.analysis.health import health
 from memviz.ranks.places import places_of
-from memviz.trace.formats.profiler_trace import is_profiled
 from memviz.trace.load import load_trace
+from memviz.trace.profile import is_profiled
 from tests import forked
 from tests.commands.test_record import PROGRAM, USES_GPU, environment, names, record, recorded
 from tests.second_process import OF_RUNS

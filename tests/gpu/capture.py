@@ -20,8 +20,7 @@ from memviz.runner.outcome import Interrupted
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Request
 from memviz.runner.run import save_run
-from memviz.trace.formats.replacing import replacing
-from memviz.trace.formats.write_snapshot import write_pickle
+from memviz.trace.write import replacing, write_pickle
 from tests.gpu.case import Case
 from tests.gpu.programs import PROGRAMS, Program, program_named
 from tests.gpu.recorded import record

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from memviz.allocator.agreement import addresses
 from memviz.allocator.replay import replay
+from memviz.allocator.replay_result import allocation_count
 from memviz.analysis.timeline import timeline
 from memviz.trace.load import load_trace
 from tests.gpu import capture, what_if
@@ -35,7 +35,7 @@ def run(case: Case, out: Path) -> dict[str, Any]:
         "file": path.name,
         "settings": done.settings.to_text(),
         "events": len(device.events),
-        "addresses": addresses(done),
+        "addresses": allocation_count(done),
         "addresses_off": done.agreement.address_mismatches,
         "exact": done.exact,
         "first": None if first is None else f"event {first.event}: {first.expected}, got {first.got}. {first.why}",

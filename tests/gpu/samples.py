@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from memviz.analysis.timeline import timeline
-from memviz.trace.formats.replacing import replacing
-from memviz.trace.formats.write_snapshot import write_pickle
 from memviz.trace.load import load_trace
 from memviz.trace.strip import strip_paths
+from memviz.trace.write import replacing, write_pickle
 from tests.gpu.case import Case
 from tests.gpu.comparing import gpu_of
 from tests.gpu.programs import PROGRAMS

@@ -5,9 +5,9 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from memviz.trace.formats.torch_snapshot import read_snapshot
 from memviz.trace.intern import Interner
 from memviz.trace.model import About, Trace
+from memviz.trace.snapshot import read_snapshot
 from tests.traces import alloc, block, event, frame, free, segment
 
 COUNT = 120

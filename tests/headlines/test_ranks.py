@@ -11,13 +11,13 @@ from memviz.ranks.numbers import Rank
 from memviz.ranks.places import Place
 from memviz.ranks.reduce_rank import row_of
 from memviz.ranks.row import KindBytes, RankRanOut, SiteBytes
-from memviz.ranks.together import Ranks, of_ranks
+from memviz.ranks.summary import RankSummary, of_ranks
 from tests.traces import MiB, alloc, trace_of
 
 EMPTY = row_of(trace_of([alloc(0, 100)]), Place("here"))
 
 
-def of_peaks(*peaks: int, ran_out: bool = False) -> Ranks:
+def of_peaks(*peaks: int, ran_out: bool = False) -> RankSummary:
     failed = (RankRanOut(0, MiB, 0, 0, ""),) if ran_out else ()
     rows = [
         replace(EMPTY, peak_bytes=peak * MiB, sites=(SiteBytes("/f", "f", peak * MiB),), ran_out=failed)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from memviz.allocator.agreement import exactness
 from memviz.allocator.replay import source_of
+from memviz.allocator.replay_result import exactness
 from memviz.allocator.search import search
 from memviz.allocator.settings import parse_settings
 from memviz.allocator.what_if import CardMemory, what_if

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from memviz.allocator.agreement import addresses
 from memviz.allocator.replay import source_of
+from memviz.allocator.replay_result import allocation_count
 from memviz.allocator.search import Search, search
 from memviz.allocator.settings import Settings, parse_settings
 from memviz.allocator.what_if import CardMemory, WhatIf, what_if
@@ -32,7 +32,7 @@ ASKED = (None, "expandable_segments:True", "max_split_size_mb:24", "roundup_powe
 def check(trace: Trace, settings: Settings | None, card: CardMemory | None) -> None:
     source = source_of(trace)
     found = what_if(trace, settings=settings, card=card, source=source)
-    if not addresses(found.recorded):
+    if not allocation_count(found.recorded):
         return
     searched = search(source, card, also=settings)
     said, shown = str(headline(found, searched)), list(ranked_rows(found, searched))

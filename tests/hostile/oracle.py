@@ -17,10 +17,10 @@ from memviz.analysis.peak import peak
 from memviz.analysis.segments import segments_at
 from memviz.analysis.timeline import timeline
 from memviz.errors import MemvizError
-from memviz.trace.formats.write_snapshot import write_pickle
 from memviz.trace.limits import Limits, MiB
 from memviz.trace.load import read_trace
 from memviz.trace.model import DeviceTrace, Trace
+from memviz.trace.write import write_pickle
 
 LIMITS = Limits(memory_bytes=128 * MiB, unpacked_bytes=16 * MiB, seconds=20, events=100_000)
 MOST_SECONDS = 5.0

@@ -25,7 +25,7 @@ from memviz.commands import command_line, main, summary, terminal
 from memviz.commands.command import printable
 from memviz.errors import UsageError
 from memviz.headlines.headline import escape_control_chars
-from memviz.trace.formats.replacing import replacing
+from memviz.trace.write import replacing
 from tests.traces import alloc, frame, snapshot
 
 ROOT = Path(__file__).parents[2]

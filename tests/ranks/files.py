@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from memviz.ranks.places import places_of
-from memviz.ranks.pool import reduced_here
-from memviz.ranks.together import Ranks, together
+from memviz.ranks.summary import RankSummary, summarize_ranks
+from memviz.ranks.workers import reduced_here
 from tests.traces import MiB, alloc, frame, free, snapshot
 
 STEP = "Optimizer.step#Adam.step"
@@ -60,5 +60,5 @@ def write_ranks(folder: Path, count: int, **more_of: int) -> Path:
     return folder
 
 
-def read(*places: Path | str, processes: int = 1) -> Ranks:
-    return together(reduced_here(places_of([str(place) for place in places]), processes=processes))
+def read(*places: Path | str, processes: int = 1) -> RankSummary:
+    return summarize_ranks(reduced_here(places_of([str(place) for place in places]), processes=processes))

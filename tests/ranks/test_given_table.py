@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from memviz.errors import TraceError
-from memviz.ranks.checked_rows import NoRow, checked_rows
 from memviz.ranks.gather import Gathering, gathered
-from memviz.ranks.given_table import FIRST_BYTES, is_table, ranks_of_table
-from memviz.ranks.mesh import mesh_of
+from memviz.ranks.numbers import mesh_of
 from memviz.ranks.parquet import read_table, row_values
-from memviz.ranks.together import Ranks
+from memviz.ranks.summary import RankSummary
+from memviz.ranks.uploaded_table import FIRST_BYTES, NoRow, checked_rows, is_table, ranks_of_table
 from tests.ranks.files import write_ranks
 from tests.traces import MiB
 
@@ -25,7 +24,7 @@ parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installe
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ranks]:
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RankSummary]:
     """The table and what was told when it was written; the files lie elsewhere by now."""
     folder = write_ranks(tmp_path_factory.mktemp("ranks") / "job", 4, rank2=9 * MiB)
     (folder / "mesh.json").write_text('{"pp": 2, "dp": 2}')
@@ -36,7 +35,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ranks]:
     return table, told
 
 
-def test_a_table_says_what_was_told_when_it_was_written(job: tuple[Path, Ranks]) -> None:
+def test_a_table_says_what_was_told_when_it_was_written(job: tuple[Path, RankSummary]) -> None:
     """The mesh stood in a file beside the ranks, which is not there any more."""
     table, told = job
     assert ranks_of_table(table, "ranks.parquet") == told == gathered(Gathering((str(table),)))
@@ -64,7 +63,7 @@ def test_a_table_says_what_was_told_when_it_was_written(job: tuple[Path, Ranks])
     ],
 )
 def test_rows_that_hold_nothing_together_are_refused(
-    job: tuple[Path, Ranks], change: dict[str, Any], words: str
+    job: tuple[Path, RankSummary], change: dict[str, Any], words: str
 ) -> None:
     rows = json.loads(json.dumps([row_values(row) for row in read_table(job[0]).rows]))
     assert checked_rows(copy.deepcopy(rows)) == read_table(job[0]).rows
@@ -72,7 +71,7 @@ def test_rows_that_hold_nothing_together_are_refused(
         checked_rows([{**rows[0], **change}, *rows[1:]])
 
 
-def test_what_is_no_table_is_refused_in_words(job: tuple[Path, Ranks], tmp_path: Path) -> None:
+def test_what_is_no_table_is_refused_in_words(job: tuple[Path, RankSummary], tmp_path: Path) -> None:
     raw = job[0].read_bytes()
     other = tmp_path / "other.parquet"
     parquet.write_table(arrow.table({"rank": [1]}), other)
@@ -90,7 +89,7 @@ def test_what_is_no_table_is_refused_in_words(job: tuple[Path, Ranks], tmp_path:
         assert "upload-1" not in str(refused.value)
 
 
-def test_a_table_that_unpacks_to_much_is_refused_before_it_does(job: tuple[Path, Ranks], tmp_path: Path) -> None:
+def test_a_table_that_unpacks_to_much_is_refused_before_it_does(job: tuple[Path, RankSummary], tmp_path: Path) -> None:
     bomb, schema = tmp_path / "bomb.parquet", parquet.read_schema(job[0])
     row = {**parquet.read_table(job[0]).slice(0, 1).to_pylist()[0], "etag": "a" * (96 << 20)}
     with parquet.ParquetWriter(bomb, schema, compression="zstd", use_dictionary=False) as writer:
@@ -102,7 +101,7 @@ def test_a_table_that_unpacks_to_much_is_refused_before_it_does(job: tuple[Path,
 
 
 def test_what_takes_more_than_it_says_ends_its_own_process(
-    job: tuple[Path, Ranks], monkeypatch: pytest.MonkeyPatch
+    job: tuple[Path, RankSummary], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(job[0].parent))
     (job[0].parent / "pyarrow.py").write_text("held = bytearray(3 << 30)\n")
@@ -110,7 +109,9 @@ def test_what_takes_more_than_it_says_ends_its_own_process(
         ranks_of_table(job[0], "ranks.parquet")
 
 
-def test_a_table_of_much_text_is_refused_without_holding_all_of_it(job: tuple[Path, Ranks], tmp_path: Path) -> None:
+def test_a_table_of_much_text_is_refused_without_holding_all_of_it(
+    job: tuple[Path, RankSummary], tmp_path: Path
+) -> None:
     """Of a line that is too long a piece is read, and no list of numbers is made of it."""
     full, schema = tmp_path / "full.parquet", parquet.read_schema(job[0])
     row = {**parquet.read_table(job[0]).slice(0, 1).to_pylist()[0], "live": [0] * 600_000}

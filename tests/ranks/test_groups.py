@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.ranks.differences import REST, NamedDelta, by_category, by_site
-from memviz.ranks.groups import Outlier, RankGroup, grouped
 from memviz.ranks.numbers import Rank
 from memviz.ranks.places import Place
 from memviz.ranks.reduce_rank import row_of
 from memviz.ranks.row import KindBytes, RankRow, SiteBytes
+from memviz.ranks.summary import REST, NamedDelta, Outlier, RankGroup, by_category, by_site, grouped
 from tests.traces import MiB, alloc, trace_of
 
 EMPTY = row_of(trace_of([alloc(0, 100)]), Place("here"))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memviz.ranks.missing import missing
-from memviz.ranks.numbers import numbered
+from memviz.ranks.numbers import missing, numbered
 from memviz.ranks.places import Place
 from memviz.ranks.reduce_rank import row_of
 from memviz.ranks.row import FailedFile

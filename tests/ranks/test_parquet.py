@@ -13,12 +13,11 @@ import pytest
 from memviz.errors import UsageError
 from memviz.ranks import gather
 from memviz.ranks.gather import Gathering, gathered
-from memviz.ranks.parquet import RankTable, read_table, write_rows
+from memviz.ranks.parquet import RankTable, RowFile, read_table, write_rows
 from memviz.ranks.places import Place, places_of
-from memviz.ranks.pool import reduced_here
 from memviz.ranks.reduce_rank import reduce_rank
 from memviz.ranks.row import FailedFile, RankRow, Reduced
-from memviz.ranks.row_file import RowFile
+from memviz.ranks.workers import reduced_here
 from tests.ranks.files import write_ranks, written
 from tests.second_process import memviz
 from tests.traces import MiB

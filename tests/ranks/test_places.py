@@ -153,7 +153,7 @@ def test_a_protocol_that_is_not_known_is_refused_in_words(address: str, monkeypa
 
 def test_the_mesh_is_told_by_the_file_its_name_the_question_or_a_file_beside(tmp_path: Path) -> None:
     from memviz.ranks.gather import Gathering, gathered
-    from memviz.ranks.mesh import mesh_of
+    from memviz.ranks.numbers import mesh_of
     from tests.ranks.files import write_ranks
 
     job = write_ranks(tmp_path / "job", 4)

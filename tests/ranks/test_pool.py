@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from memviz.ranks.places import Place, places_of
-from memviz.ranks.pool import reduced_here
 from memviz.ranks.reduce_rank import reduce_rank
 from memviz.ranks.row import FailedFile, RankRow, Reduced
-from memviz.ranks.together import together
+from memviz.ranks.summary import summarize_ranks
+from memviz.ranks.workers import reduced_here
 from tests.ranks.files import read, write_ranks
 from tests.traces import MiB
 
@@ -68,7 +68,7 @@ def test_a_file_that_ends_its_process_is_one_row(tmp_path: Path, at: int) -> Non
     (failed,) = (row for row in rows if isinstance(row, FailedFile))
     assert failed.place.endswith(f"killer.rank{at}.pickle")
     assert "ended its process" in failed.reason
-    assert len(together(rows).ranks) == 7
+    assert len(summarize_ranks(rows).ranks) == 7
 
 
 def test_whoever_goes_away_leaves_no_process(tmp_path: Path) -> None:

@@ -11,15 +11,14 @@ import pytest
 
 from memviz.headlines.ranks import on_card as words
 from memviz.headlines.ranks import ranks as headline
+from memviz.ranks.card import OnCard, SmallerCard, fit_on_card, replay_close_ranks, step_of
 from memviz.ranks.numbers import Rank
-from memviz.ranks.replayed_card import replayed
 from memviz.ranks.row import StepPart
-from memviz.ranks.smaller_card import OnCard, Smaller, on_card, step_of
 from tests.ranks.files import read
 from tests.traces import MiB, alloc, event, free, segment, snapshot
 
 FIRST, SECOND = 1 << 36, 2 << 36
-CARD = Smaller("a card", 28 * MiB, 0)
+CARD = SmallerCard("a card", 28 * MiB, 0)
 
 
 def reserving(then: int, more: int = 0) -> Any:
@@ -51,9 +50,9 @@ def ranks(tmp_path: Path) -> tuple[Rank, ...]:
 
 
 def test_a_replay_decides_what_rows_leave_open(ranks: tuple[Rank, ...]) -> None:
-    found = on_card(ranks, CARD)
+    found = fit_on_card(ranks, CARD)
     assert found.close == (0, 1, 2) and "it is close for ranks 0, 1 and 2" in words(found)
-    told = replayed(ranks, found)
+    told = replay_close_ranks(ranks, found)
     # What is cached goes back on ranks 0 and 2; on rank 1 a part of it is in use.
     assert (told.fits, told.close, told.runs_out, told.replayed) == ((0, 2), (), (1,), (0, 1, 2))
     assert (told.first, told.lacks_bytes) == (1, 4 * MiB)
@@ -62,22 +61,22 @@ def test_a_replay_decides_what_rows_leave_open(ranks: tuple[Rank, ...]) -> None:
 
 def test_where_all_fit_it_says_how_that_is_known(ranks: tuple[Rank, ...]) -> None:
     two = (ranks[0], ranks[2])
-    told = replayed(two, on_card(two, CARD))
+    told = replay_close_ranks(two, fit_on_card(two, CARD))
     assert told.first is None and words(told).endswith("all of them fit, 2 ranks by a replay of their requests.")
 
 
 def test_a_file_that_is_gone_or_another_by_now_leaves_it_open(ranks: tuple[Rank, ...]) -> None:
     moved = tuple(replace(rank, row=replace(rank.row, file_bytes=1)) for rank in ranks)
     Path(ranks[1].row.place).unlink()
-    found: OnCard = on_card(moved, CARD)
-    assert replayed(moved, found) == found
-    assert replayed(ranks, found).close == (1,)
+    found: OnCard = fit_on_card(moved, CARD)
+    assert replay_close_ranks(moved, found) == found
+    assert replay_close_ranks(ranks, found).close == (1,)
 
 
 def test_of_files_that_do_not_tell_what_is_reserved_it_is_close_until_their_requests_are_replayed(
     tmp_path: Path,
 ) -> None:
-    found = on_card(read_ranks_without_segments(tmp_path), CARD)
+    found = fit_on_card(read_ranks_without_segments(tmp_path), CARD)
     assert (found.close, found.lacks_bytes) == ((0, 1), 0)
     assert words(found).endswith("it is close for ranks 0 and 1: what they reserve is not in their files.")
 
@@ -100,17 +99,17 @@ def ran_out(folder: Path, asked: int, count: int = 2) -> tuple[Rank, ...]:
 
 def test_a_peak_that_running_out_cut_short_fits_nowhere_without_a_replay(tmp_path: Path) -> None:
     short = ran_out(tmp_path, 12 * MiB)
-    found = on_card(short, Smaller("a card", 32 * MiB, 0))
+    found = fit_on_card(short, SmallerCard("a card", 32 * MiB, 0))
     assert (found.fits, found.close, found.cut_short) == ((), (0, 1), (0, 1))
     assert words(found).endswith(
         "it is close for ranks 0 and 1: ranks 0 and 1 ran out when recorded, and what was still to come is not known."
     )
-    told = replayed(short, found)
+    told = replay_close_ranks(short, found)
     assert (told.fits, told.replayed, told.cut_short) == ((0, 1), (0, 1), ())
 
 
 def test_what_was_asked_for_in_vain_needs_its_room_too(tmp_path: Path) -> None:
-    found = on_card(ran_out(tmp_path, 12 * MiB), CARD)
+    found = fit_on_card(ran_out(tmp_path, 12 * MiB), CARD)
     assert (found.fits, found.close, found.runs_out, found.lacks_bytes) == ((), (), (0, 1), 4 * MiB)
 
 
@@ -121,7 +120,7 @@ def test_of_ranks_that_ran_out_nobody_says_what_they_need(tmp_path: Path) -> Non
 
 
 def test_a_step_is_named_where_the_recording_has_one(tmp_path: Path) -> None:
-    found = on_card(ran_out(tmp_path, 12 * MiB), Smaller("a card", 16 * MiB, 0))
+    found = fit_on_card(ran_out(tmp_path, 12 * MiB), SmallerCard("a card", 16 * MiB, 0))
     assert found.first_step is None and "rank 0 runs out first, 16.0 MiB short; 2 ranks would." in words(found)
     row = read(tmp_path).ranks[0].row
     parts = (StepPart(2, "", -1, 9), StepPart(3, "step 3", 10, 19), StepPart(4, "", 20, 29))

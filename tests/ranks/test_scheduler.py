@@ -17,11 +17,11 @@ import pytest
 
 from memviz import dask_client
 from memviz.errors import UsageError
-from memviz.ranks import scheduler
+from memviz.ranks import workers
 from memviz.ranks.gather import Gathering, gathered
 from memviz.ranks.places import places_of
 from memviz.ranks.row import FailedFile, RankRow, Reduced
-from memviz.ranks.scheduler import reduced_there
+from memviz.ranks.workers import reduced_there
 from tests.dask_cluster import Cluster, dask_cluster
 from tests.ranks.files import read, write_ranks
 from tests.second_process import ROOT, memviz
@@ -159,7 +159,7 @@ def test_a_scheduler_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, 
 def test_what_is_sent_to_workers_reads_a_rank_without_torch_and_gradio(tmp_path: Path, job: Path) -> None:
     """In a process that has numpy, and memviz from that file alone."""
     packed = tmp_path / "memviz.zip"
-    scheduler._pack(packed, scheduler._light_files())
+    workers._pack(packed, workers._light_files())
     assert packed.stat().st_size < 1 << 20
     with zipfile.ZipFile(packed) as file:
         assert not [name for name in file.namelist() if name.startswith(("memviz/ui", "memviz/runner"))]

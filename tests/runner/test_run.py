@@ -11,8 +11,8 @@ import pytest
 
 from memviz.errors import TraceError
 from memviz.runner.run import FACT, Run, Seconds, load_run, run_json, run_of, save_run, with_run
-from memviz.trace.formats.write_snapshot import write_pickle
 from memviz.trace.model import About, Trace
+from memviz.trace.write import write_pickle
 from tests.runner.runs import run
 from tests.traces import alloc, trace_of
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memviz.testing import gpu_memory
-from memviz.testing.gpu_memory import GpuMemory
-from memviz.testing.limit import limit_of, over_limit
+from memviz.testing.gpu_memory import GpuMemory, limit_of, over_limit
 from tests.runner.fake_gpu import FakeGpu
 
 MiB = 1 << 20

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from memviz.errors import TraceError
-from memviz.trace.budget import Budget, Unwanted
-from memviz.trace.limits import Limits, MiB
+from memviz.trace.limits import Budget, Limits, MiB, Unwanted
 from memviz.trace.load import read_trace
 from tests.traces import alloc, frame, snapshot
 

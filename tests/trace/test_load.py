@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memviz.errors import MemvizError, TraceError, UsageError
-from memviz.trace.budget import Budget
-from memviz.trace.limits import Limits
+from memviz.trace.limits import Budget, Limits
 from memviz.trace.load import _Source, load_trace
 from memviz.trace.model import Trace
 from tests.traces import alloc, block, frame, free, segment, snapshot

@@ -15,12 +15,11 @@ from memviz.analysis.purpose.categories import categories
 from memviz.analysis.purpose.phases import phase_spans
 from memviz.analysis.purpose.reasons import Certainty
 from memviz.errors import TraceError
-from memviz.trace.formats.base64_columns import text_of
-from memviz.trace.formats.own_taken_over import CERTAINTIES
-from memviz.trace.formats.write_snapshot import snapshot_dict, write_pickle
 from memviz.trace.load import load_trace
+from memviz.trace.memviz_labels import CERTAINTIES, text_of
 from memviz.trace.model import Trace
 from memviz.trace.strip import strip_paths
+from memviz.trace.write import snapshot_dict, write_pickle
 from tests.analysis.actions.test_checkpoint import network
 from tests.traces import read
 

@@ -23,10 +23,10 @@ from memviz.commands.peak import peak
 from memviz.commands.replay import replay
 from memviz.commands.summary import summary
 from memviz.errors import TraceError
-from memviz.trace.formats.profiler_trace import BEFORE, is_profiled
-from memviz.trace.formats.write_snapshot import write_pickle
 from memviz.trace.load import load_trace
 from memviz.trace.model import Action, Trace
+from memviz.trace.profile import BEFORE, is_profiled
+from memviz.trace.write import write_pickle
 from memviz.ui.payloads.segment_view import moment_of
 from memviz.ui.saved.report import report_page
 from tests.traces import MiB

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memviz.errors import TraceError
-from memviz.trace.formats.torch_snapshot import read_snapshot
 from memviz.trace.intern import Interner
 from memviz.trace.load import load_trace
 from memviz.trace.model import About, AnnotationRows, BlockRows, Events, Trace
+from memviz.trace.snapshot import read_snapshot
 from memviz.trace.unpickle import RefersToRow, unpickle
 from tests.real import real_files, requires_real
 from tests.trace.cpp_pickler import cpp_dumps

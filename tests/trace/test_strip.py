@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memviz.analysis.callstacks.frames import frame_kinds
-from memviz.trace.formats.write_snapshot import snapshot_dict, write_json, write_pickle
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from memviz.trace.strip import short_paths, strip_paths
+from memviz.trace.write import snapshot_dict, write_json, write_pickle
 from tests.real import real_files, requires_real
 from tests.traces import alloc, block, frame, read, segment, snapshot, trace_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.trace.unpickle.template import places_in
+from memviz.trace.unpickle.rows import places_in
 
 # 104 and 106 are the operations themselves.
 places = st.integers(0, 255) | st.sampled_from([104, 106, 0x6A68, 0x686A686A, 2**32 - 1]) | st.integers(0, 2**32 - 1)

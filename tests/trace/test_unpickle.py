@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memviz.errors import TraceError
-from memviz.trace.budget import Budget
 from memviz.trace.intern import Interner
-from memviz.trace.limits import Limits
+from memviz.trace.limits import Budget, Limits
 from memviz.trace.unpickle import unpickle
 from memviz.trace.unpickle.stream import WINDOW
 

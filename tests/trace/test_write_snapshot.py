@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.trace.formats.write_snapshot import snapshot_dict, write_json, write_pickle
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
+from memviz.trace.write import snapshot_dict, write_json, write_pickle
 from tests import forked
 from tests.real import real_files, requires_real
 from tests.traces import MiB, alloc, block, event, frame, free, read, segment, snapshot, trace_of

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from memviz.analysis.allocations import write_allocations
 from memviz.analysis.purpose.categories import categories
 from memviz.analysis.purpose.reasons import Certainty
-from memviz.trace.formats.write_tables import safe, write_events, write_stacks
 from memviz.trace.model import Category, Trace
+from memviz.trace.write import safe, write_events, write_stacks
 from tests.traces import alloc, block, event, frame, free, read, segment, snapshot, trace_of
 
 

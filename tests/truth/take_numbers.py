@@ -10,9 +10,9 @@ from textwrap import fill
 
 from memviz.allocator.blocks import Block
 from memviz.allocator.caching import CachingAllocator
-from memviz.allocator.device import DeviceMemory
 from memviz.allocator.replay import replay
 from memviz.allocator.settings import Settings
+from memviz.allocator.state import DeviceMemory
 from memviz.trace.load import load_trace
 from memviz.trace.model import Action, DeviceTrace, State
 

@@ -31,8 +31,9 @@ from memviz.trace.model import (
     State,
     TakenOver,
     Trace,
+    first_or_second,
+    take_rows,
 )
-from memviz.trace.picked import first_or_second, picked
 
 
 def inferred_purposes(trace: Trace, device: DeviceTrace) -> TakenOver:
@@ -40,7 +41,7 @@ def inferred_purposes(trace: Trace, device: DeviceTrace) -> TakenOver:
     of_rows = Purposes(said.category, said.certainty, phases(trace, device), np.ones(len(rows), dtype=np.bool_))
     events = _rows_at(first_events(rows, len(device.events)), len(device.events))
     blocks = _rows_at(rows.block.astype(np.int64), len(device.blocks))
-    return TakenOver(picked(of_rows, events), picked(of_rows, blocks), _recorded_spans(trace, device))
+    return TakenOver(take_rows(of_rows, events), take_rows(of_rows, blocks), _recorded_spans(trace, device))
 
 
 def _rows_at(place: Ints8, count: int) -> Ints8:
@@ -135,7 +136,7 @@ def apply_edit(trace: Trace, device: DeviceTrace, edit: Edit) -> Trace:
         *_made_again(device, rows, sizes, edit.again, starts),
     )
     entries = _Entries(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0])})
-    entries = picked(entries, np.lexsort((entries.order, entries.place)))
+    entries = take_rows(entries, np.lexsort((entries.order, entries.place)))
     changed = replace(
         device,
         events=_events(device.events, entries),
@@ -148,7 +149,7 @@ def apply_edit(trace: Trace, device: DeviceTrace, edit: Edit) -> Trace:
 
 def _events(recorded: Events, entries: _Entries) -> Events:
     time_us = recorded.time_us[np.minimum(entries.place, len(recorded) - 1)]
-    alike = picked(recorded, entries.source)
+    alike = take_rows(recorded, entries.source)
     return replace(alike, action=entries.action, address=entries.address, size=entries.size, time_us=time_us)
 
 
@@ -156,19 +157,19 @@ def _labels(recorded: Labels | None, entries: _Entries) -> Labels | None:
     """No run has said anything of what none has made, but for where its code stands."""
     if recorded is None:
         return None
-    alike, unsaid = picked(recorded, entries.source), np.uint8(0)
+    alike, unsaid = take_rows(recorded, entries.source), np.uint8(0)
     category, phase = (np.where(entries.is_made, unsaid, column) for column in (alike.category, alike.phase))
     return replace(alike, category=category, phase=phase)
 
 
 def _taken_over(known: TakenOver, entries: _Entries, again_as: Category | None) -> TakenOver:
-    alike, is_made, spans = picked(known.events, entries.source), entries.is_made, known.spans
+    alike, is_made, spans = take_rows(known.events, entries.source), entries.is_made, known.spans
     around = np.searchsorted(spans.first, entries.belongs, side="right") - 1
     # What is made again was not stated of it, however sure it is.
     changed = Purposes(
         category=alike.category if again_as is None else np.full(len(entries), again_as, dtype=np.uint8),
         certainty=np.minimum(alike.certainty, np.uint8(Certainty.SURE)),
-        phase=picked(spans, around).phase,
+        phase=take_rows(spans, around).phase,
         is_known=alike.is_known,
     )
     # Some that is put in comes before a new segment that the phase begins with.

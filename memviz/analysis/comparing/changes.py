@@ -23,8 +23,7 @@ from memviz.analysis.purpose.categories import KINDS, SAYS_NOTHING, kinds
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import sum_of_spans, timeline
 from memviz.analysis.which_device import Which, which
-from memviz.trace.model import Action, DeviceTrace, Ints8, Trace
-from memviz.trace.reserved_bytes import is_reserved_known
+from memviz.trace.model import Action, DeviceTrace, Ints8, Trace, is_reserved_known
 
 
 @dataclass(frozen=True)

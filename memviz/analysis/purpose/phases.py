@@ -31,8 +31,9 @@ from memviz.trace.model import (
     Purposes,
     Spans,
     Trace,
+    first_or_second,
+    take_rows,
 )
-from memviz.trace.picked import first_or_second, picked
 
 # Edited requests take over the purposes inferred for the recording, whatever their stacks show: a recomputed block has
 # the stack of the first one, so it would look like a forward within the backward.
@@ -45,7 +46,9 @@ def known_of_rows(device: DeviceTrace) -> Purposes | None:
         return None
     rows = lifetimes(device)
     event = first_events(rows, len(device.events))
-    return first_or_second(event >= 0, picked(known.events, event), picked(known.blocks, rows.block.astype(np.int64)))
+    return first_or_second(
+        event >= 0, take_rows(known.events, event), take_rows(known.blocks, rows.block.astype(np.int64))
+    )
 
 
 def first_events(rows: Lifetimes, count: int) -> Ints8:
@@ -93,7 +96,7 @@ def _activity_of_allocs(trace: Trace, device: DeviceTrace) -> Bytes1:
     doing = np.full(len(events), Activity.NOTHING, dtype=np.uint8)
     allocs = np.flatnonzero(events.action == Action.ALLOC)
     stack = events.stack[allocs]
-    known = None if device.taken_over is None else picked(device.taken_over.events, allocs)
+    known = None if device.taken_over is None else take_rows(device.taken_over.events, allocs)
     doing_now = _as_known(signs.doing[stack], known)
     if not signs.sees_engine:
         last_seen = np.maximum.accumulate(np.where(stack != NO_STACK, np.arange(len(allocs)), 0))

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from memviz.errors import MemvizError, UsageError
 from memviz.runner.run import Run
-from memviz.trace.formats.replacing import replacing
+from memviz.trace.write import replacing
 
 _ID = re.compile(r"[0-9]{14}-[0-9a-f]{8}")
 _LONGEST_NAME = 120

@@ -24,8 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from memviz.collector import without_collection
 from memviz.errors import MemvizError, without_frames
+from memviz.memory import without_collection
 from memviz.runner.jobs.limits import most_bytes
 from memviz.runner.measure.accelerator import host_is_full, is_out_of_memory
 from memviz.runner.request import Request
@@ -205,8 +205,7 @@ def _written(trace: Any, run: Any, path: Path) -> dict[str, str]:
 
 def _interrupted(number: int, ended: Any, folder: Path, send: Send) -> None:
     """What was recorded until then is kept, and says what was live."""
-    from memviz.trace.formats.replacing import replacing
-    from memviz.trace.formats.write_snapshot import write_pickle
+    from memviz.trace.write import replacing, write_pickle
 
     cause = ended.__cause__
     file = ""

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from memviz.allocator.replay import replay
-from memviz.allocator.replayed import Replayed
+from memviz.allocator.replay_result import Replayed
 from memviz.errors import UsageError
 from memviz.runner.measure.accelerator import Accelerator, find_accelerator
 from memviz.runner.record.log import Counts, Log, comparable, event_indices

@@ -17,8 +17,8 @@ import torch
 
 from memviz.allocator.caching import CachingAllocator
 from memviz.allocator.context import overhead_on
-from memviz.allocator.device import AllocationFailed
 from memviz.allocator.settings import Settings
+from memviz.allocator.state import AllocationFailed
 from memviz.allocator.what_if import CardMemory
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.cards import KnownCard
@@ -27,8 +27,8 @@ from memviz.runner.predict.named_devices import NamedDevices
 from memviz.runner.predict.predicted_trace import KeptTrace
 from memviz.runner.predict.program_frames import line_of_caller
 from memviz.runner.predict.torch_patches import Patches
-from memviz.trace.formats.write_snapshot import snapshot_dict, write_pickle
 from memviz.trace.model import ACTION_NAMES, Action, Category, Ints8, Trace
+from memviz.trace.write import snapshot_dict, write_pickle
 
 OutOfMemoryError: type[RuntimeError] = torch.OutOfMemoryError
 Observer = Callable[[int, int, int, int], Any]

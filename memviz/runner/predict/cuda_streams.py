@@ -17,8 +17,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from memviz.allocator.blocks import PoolId
-from memviz.allocator.pending import PendingFrees
+from memviz.allocator.blocks import PendingFrees, PoolId
 from memviz.runner.predict.assumptions import Assumptions, UnknownNumber
 from memviz.runner.predict.ledger import Ledger, Place
 from memviz.runner.predict.named_devices import CUDA_0, NamedDevices

@@ -19,12 +19,12 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from memviz.allocator.device import DeviceMemory
-from memviz.allocator.replayer import SaidBetween
+from memviz.allocator.replayer import AllocatorCalls
 from memviz.allocator.settings import Settings, parse_settings
+from memviz.allocator.state import DeviceMemory
 from memviz.allocator.statistics import Statistics
-from memviz.collector import without_collection
 from memviz.errors import UsageError
+from memviz.memory import without_collection
 from memviz.runner.predict.accuracy import unproven_of
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.assumptions import Assumptions
@@ -213,8 +213,8 @@ class PredictedDevice:
         self._peaks_from = len(self.recorder.ledger.history)
 
     @property
-    def said_between(self) -> SaidBetween:
-        return SaidBetween(tuple(self.recorder.ledger.emptied), self._peaks_from)
+    def said_between(self) -> AllocatorCalls:
+        return AllocatorCalls(tuple(self.recorder.ledger.emptied), self._peaks_from)
 
     def set_allocator_settings(self, text: str) -> None:
         """As a program may say while it runs; what is laid out already stays as it is."""

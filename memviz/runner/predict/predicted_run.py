@@ -12,11 +12,11 @@ from torch import nn
 
 from memviz.allocator import what_if
 from memviz.allocator.context import context_on
-from memviz.allocator.fit import Doubt, fit_word
 from memviz.allocator.replay import source_of
 from memviz.allocator.replayer import Source
 from memviz.allocator.settings import Settings, settings_from_environment
-from memviz.collector import without_collection
+from memviz.allocator.what_if import Doubt, fit_word
+from memviz.memory import without_collection
 from memviz.runner.expected_error import ExpectedError
 from memviz.runner.outcome import Outcome, check, keeping_what_was_recorded, own_bytes, peaks_of, run_with, sizes_of
 from memviz.runner.plan import Plan
@@ -171,7 +171,7 @@ def _fit_of(
     replayed = what_if.figures_on(source, settings, limited)
     out = replayed.oom
     if peak_reserved_bytes is None:
-        free = replayed if what_if.never_short(replayed) else what_if.figures_on(source, settings)
+        free = replayed if what_if.always_had_room(replayed) else what_if.figures_on(source, settings)
         peak_reserved_bytes = free.peak_reserved_bytes
     return Fit(
         usable_bytes=usable,

@@ -33,8 +33,7 @@ from memviz.runner.predict.program_frames import is_installed, is_of_python
 from memviz.runner.predict.torch_patches import Patches
 from memviz.runner.record.recording import free_path
 from memviz.runner.record.script import Script
-from memviz.trace.formats.replacing import replacing
-from memviz.trace.formats.write_snapshot import write_pickle
+from memviz.trace.write import replacing, write_pickle
 from optimizations import OPTIMIZATIONS, Optimization, apply_all, check_together
 
 _MODULE_CODE = "<module>"

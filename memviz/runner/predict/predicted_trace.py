@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from memviz.allocator.final_state import final_state
+from memviz.allocator.history import final_state
 from memviz.runner.predict.allocation_recorder import AllocationColumns
 from memviz.runner.predict.ledger import Ledger
 from memviz.trace.intern import Interner

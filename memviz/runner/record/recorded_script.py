@@ -28,7 +28,7 @@ from memviz.runner.record.memory_history import RecordedHistory, StackKind, Take
 from memviz.runner.record.recording import free_path, notes_of, own_words, read_taken, without_stacks, write_snapshot
 from memviz.runner.record.script import Script
 from memviz.runner.record.signals import Signals, before_hard_exit, end_by
-from memviz.trace.formats.own_labels import MESH_FACT, RANK_FACT, WORLD_FACT
+from memviz.trace.memviz_labels import MESH_FACT, RANK_FACT, WORLD_FACT
 
 FACT = "profile"
 """Of a snapshot: the name of the profile's file, which lies beside it."""

@@ -21,12 +21,12 @@ from memviz.runner.measure.accelerator import Accelerator, find_accelerator
 from memviz.runner.record.labelling import labelled
 from memviz.runner.record.log import Log
 from memviz.runner.record.memory_history import RecordedHistory, StackKind, Taken
-from memviz.trace.formats import own_labels
-from memviz.trace.formats.replacing import replacing
-from memviz.trace.formats.torch_snapshot import read_snapshot
+from memviz.trace import memviz_labels
 from memviz.trace.intern import Interner
 from memviz.trace.limits import Limits
 from memviz.trace.model import About, DeviceTrace, Note, Stage, Trace
+from memviz.trace.snapshot import read_snapshot
+from memviz.trace.write import replacing
 
 if TYPE_CHECKING:
     from torch import nn
@@ -47,9 +47,9 @@ def own_words(snapshot: dict[str, Any], trace: Trace) -> dict[str, Any]:
     rows = [row for device in trace.devices if device.kind == "gpu" for row in _annotations(trace, device)]
     has_more = len(rows) > len(snapshot.get("external_annotations", ()))
     words: dict[str, Any] = {"external_annotations": rows} if has_more else {}
-    labels = own_labels.dump(trace)
+    labels = memviz_labels.dump(trace)
     if labels is not None:
-        words[own_labels.KEY] = labels
+        words[memviz_labels.KEY] = labels
     return {**snapshot, **words}
 
 

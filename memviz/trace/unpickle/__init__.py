@@ -15,10 +15,8 @@ from typing import Any
 
 from memviz.errors import TraceError
 from memviz.trace.intern import Interner
-from memviz.trace.unpickle.machine import Machine, RefersToRow
-from memviz.trace.unpickle.operations import OPERATIONS, STOP
-from memviz.trace.unpickle.refusals import refused_operation
-from memviz.trace.unpickle.runs import Runs, Watch
+from memviz.trace.unpickle.columns import Runs, Watch
+from memviz.trace.unpickle.machine import OPERATIONS, STOP, Machine, RefersToRow, refused_operation
 from memviz.trace.unpickle.stream import AGAIN, Progress, Readable
 
 __all__ = ["RefersToRow", "Watch", "unpickle"]

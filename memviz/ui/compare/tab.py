@@ -12,7 +12,7 @@ import gradio as gr
 from memviz.analysis.comparing.changes import Changes, changes
 from memviz.analysis.comparing.matching import Pair
 from memviz.errors import UsageError
-from memviz.trace.formats.write_tables import safe, write_tables
+from memviz.trace.write import safe, write_tables
 from memviz.ui.compare.answer import drawn_parts
 from memviz.ui.compare.state import LETTERS, CompareState, changed
 from memviz.ui.components.component import Panel, clicked

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from memviz.allocator.estimate import ReplayedEstimate, estimate, estimated_trace, unchanged
 from memviz.allocator.replay import source_of
-from memviz.allocator.replayed import Figures
+from memviz.allocator.replay_result import Figures
 from memviz.allocator.replayer import Source
+from memviz.allocator.what_if import ReplayedEstimate, estimate, estimated_trace, unchanged
 from memviz.analysis.actions.proposals import ActionKind, kinds_of, limit_of_start, proposal
 from memviz.analysis.cache import cached_on
 from memviz.analysis.findings.finding import NOTICEABLE, Facts, Finding, FindingKind

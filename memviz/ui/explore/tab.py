@@ -20,10 +20,9 @@ from memviz.analysis.breakdown import Breakdown
 from memviz.errors import UsageError
 from memviz.figures.colouring import MEANINGS, telling_meaning
 from memviz.headlines.names import trace_name
-from memviz.trace.formats.write_snapshot import write_pickle
-from memviz.trace.formats.write_tables import safe, write_tables
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.trace.strip import strip_paths
+from memviz.trace.write import safe, write_pickle, write_tables
 from memviz.ui.components.component import FindField, Panel, clicked, typed
 from memviz.ui.components.plots import MemoryTimeline, SegmentMap
 from memviz.ui.components.tables import EventList, HighlightPanel

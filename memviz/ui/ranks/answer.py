@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 
 from memviz.analysis.cache import cached_on
-from memviz.ranks.aligned import NOTHING, aligned
-from memviz.ranks.mesh import by_mesh, mesh_of, mesh_text
-from memviz.ranks.numbers import Rank, once_more, rank_in_name
+from memviz.ranks.numbers import Rank, by_mesh, mesh_of, mesh_text, once_more, rank_in_name
 from memviz.ranks.places import Place
 from memviz.ranks.reduce_rank import row_of
 from memviz.ranks.row import FailedFile, RankRow
-from memviz.ranks.together import Ranks, of_ranks
-from memviz.trace.formats.own_labels import RANK_FACT
+from memviz.ranks.summary import NOTHING, RankSummary, aligned, of_ranks
+from memviz.trace.memviz_labels import RANK_FACT
 from memviz.trace.model import Trace
 from memviz.ui.shell.session import Context, Opened, Session
 
@@ -27,7 +25,7 @@ LEAST = 2
 
 @dataclass(frozen=True)
 class Shown:
-    job: Ranks
+    job: RankSummary
     keys: Mapping[int, str] = field(default_factory=dict)
     """Of those that are open, in the store."""
     is_given: bool = False
@@ -110,7 +108,7 @@ _MOST_CELLS = 700_000
 _LONGEST = 40
 
 
-def rank_map_value(job: Ranks, chosen: int | None = None) -> dict[str, Any]:
+def rank_map_value(job: RankSummary, chosen: int | None = None) -> dict[str, Any]:
     """Rows in the order of the mesh, where all ranks say one, else by number."""
     ranks = by_mesh(job.ranks)
     table, highest = aligned(ranks), max(job.highest.row.peak_bytes, 1)

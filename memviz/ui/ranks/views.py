@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memviz.headlines.ranks import missing, ranks
-from memviz.ranks.differences import NamedDelta, by_category, by_site
-from memviz.ranks.groups import Outlier, RankGroup
-from memviz.ranks.mesh import mesh_of, mesh_text
-from memviz.ranks.numbers import Rank
+from memviz.ranks.numbers import Rank, mesh_of, mesh_text
 from memviz.ranks.row import Curve
-from memviz.ranks.together import Ranks
-from memviz.trace.reserved_bytes import is_reserved_known
+from memviz.ranks.summary import NamedDelta, Outlier, RankGroup, RankSummary, by_category, by_site
+from memviz.trace.model import is_reserved_known
 from memviz.ui.html.labels import headline_html
 from memviz.ui.html.markup import Html, cut, cut_middle, rounded, tag
 from memviz.units import bytes_text, count_text, delta_text
@@ -20,17 +17,17 @@ _MOST = 20
 _LONGEST = 60
 
 
-def ranks_verdict_html(job: Ranks) -> Html:
+def ranks_verdict_html(job: RankSummary) -> Html:
     return tag("header", headline_html(ranks(job)), class_="mv-answer")
 
 
-def missing_html(job: Ranks, *, is_open: bool) -> Html:
+def missing_html(job: RankSummary, *, is_open: bool) -> Html:
     """A file that was refused is no open one, and is there all the same."""
     words = missing(job, "Not open here:" if is_open else "No file of")
     return tag("p", words, class_="mv-soft mv-missing") if words else Html("")
 
 
-def failed_html(job: Ranks) -> Html:
+def failed_html(job: RankSummary) -> Html:
     if not job.failed:
         return Html("")
     rows = [
@@ -78,7 +75,7 @@ MOST_ROWS = 24
 _MOST_SPANS = 5
 
 
-def groups_html(job: Ranks) -> Html:
+def groups_html(job: RankSummary) -> Html:
     if len(job.groups) < 2:
         return Html("")
     usual = job.usual_groups
@@ -88,7 +85,7 @@ def groups_html(job: Ranks) -> Html:
     return tag("section", head, _table(("", "Ranks", "Peak", ""), rows), _more(len(usual), "groups"))
 
 
-def _group_row(job: Ranks, group: RankGroup) -> Html:
+def _group_row(job: RankSummary, group: RankGroup) -> Html:
     median = job.of(group.median_rank)
     spread = ""
     if group.least_bytes != group.most_bytes:
@@ -104,7 +101,7 @@ def _group_row(job: Ranks, group: RankGroup) -> Html:
     )
 
 
-def outliers_html(job: Ranks) -> Html:
+def outliers_html(job: RankSummary) -> Html:
     if not job.outliers:
         return Html("")
     rows = [_outlier_row(job, one) for one in job.outliers[:MOST_ROWS]]
@@ -113,7 +110,7 @@ def outliers_html(job: Ranks) -> Html:
     return tag("section", head, _table(names, rows), _more(len(job.outliers), "ranks"))
 
 
-def _outlier_row(job: Ranks, one: Outlier) -> Html:
+def _outlier_row(job: RankSummary, one: Outlier) -> Html:
     rank, against = job.of(one.rank), job.of(one.against)
     picture: Html | str = ""
     if rank is not None and against is not None:
@@ -170,7 +167,7 @@ def spans_text(numbers: Sequence[int]) -> str:
 _TOP = 8
 
 
-def one_rank_html(job: Ranks, number: int | None, *, can_open: bool) -> Html:
+def one_rank_html(job: RankSummary, number: int | None, *, can_open: bool) -> Html:
     rank = None if number is None else job.of(number)
     if rank is None:
         return tag("p", "Choose a rank in the map: its figures come here.", class_="mv-soft mv-onerank")

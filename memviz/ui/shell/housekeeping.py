@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from memviz import c_memory
+from memviz import memory
 from memviz.errors import UsageError
 from memviz.ui.shell.temporary_files import drop_stale
 
@@ -45,7 +45,7 @@ class Housekeeping:
 
     @asynccontextmanager
     async def while_up(self) -> AsyncIterator[None]:
-        c_memory.keep_little()
+        memory.limit_heap_cache()
         thread = threading.Thread(target=self._run, daemon=True)
         thread.start()
         try:
@@ -67,7 +67,7 @@ class Housekeeping:
         gone += self._page.store.forget(self._held(), self._keep)
         self._hang_up()
         if gone:
-            c_memory.give_back()
+            memory.give_back()
 
     def _held(self) -> set[str]:
         """Keys of all that somebody has open; who has left has it until forgotten."""

@@ -15,7 +15,7 @@ from memviz.analysis.which_device import chosen_device
 from memviz.fair_lock import FairLock
 from memviz.figures.colouring import MEANINGS
 from memviz.headlines.names import trace_name
-from memviz.ranks.together import Ranks
+from memviz.ranks.summary import RankSummary
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.shell.store import RankTables, TraceStore
 
@@ -123,7 +123,7 @@ class Context:
     store: TraceStore
     programs: tuple[str, ...] = ()
     """Python files of whoever started the page, whose functions Run offers. Nobody who looks at it can name one."""
-    given_ranks: Ranks | None = None
+    given_ranks: RankSummary | None = None
     """Of whoever started the page, for everybody who sees it."""
     tables: RankTables = field(default_factory=RankTables)
     """Of ranks, each of the visitor who brought it."""

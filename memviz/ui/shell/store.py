@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from memviz.analysis.cache import drop_large, held_bytes
-from memviz.ranks.together import Ranks
+from memviz.ranks.summary import RankSummary
 from memviz.trace.model import Trace
 
 GiB = 1 << 30
@@ -144,7 +144,7 @@ MOST_RANKS = 65_536
 @dataclass(frozen=True)
 class NamedRanks:
     name: str
-    job: Ranks
+    job: RankSummary
 
 
 class RankTables:
@@ -152,7 +152,7 @@ class RankTables:
         self._kept: OrderedDict[str, NamedRanks] = OrderedDict()
         self._lock = threading.Lock()
 
-    def add(self, name: str, job: Ranks) -> str:
+    def add(self, name: str, job: RankSummary) -> str:
         key = f"ranks-{secrets.token_urlsafe(18)}"
         with self._lock:
             self._kept[key] = NamedRanks(name, job)

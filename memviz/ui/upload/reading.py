@@ -22,12 +22,12 @@ import numpy as np
 
 from memviz.analysis.lifetimes import has_times
 from memviz.analysis.timeline import RunningTotal, timeline
-from memviz.c_memory import large_blocks_kept
 from memviz.errors import TraceError
 from memviz.fair_lock import Turn
 from memviz.figures.raster import View, column_instants
-from memviz.ranks.given_table import FIRST_BYTES, ranks_of_table
-from memviz.trace.budget import Unwanted
+from memviz.memory import large_blocks_kept
+from memviz.ranks.uploaded_table import FIRST_BYTES, ranks_of_table
+from memviz.trace.limits import Unwanted
 from memviz.trace.load import read_trace
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.payloads.timelines import piece

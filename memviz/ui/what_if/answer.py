@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from memviz.allocator.recorded_settings import settings_of
-from memviz.allocator.replayed import Replayed
+from memviz.allocator.replay_result import Replayed
 from memviz.allocator.replayer import Progress, part_of, rest_of
 from memviz.allocator.search import Search
+from memviz.allocator.settings import settings_of
 from memviz.allocator.what_if import WhatIf
 from memviz.headlines.names import trace_name
 from memviz.headlines.what_if import what_if
-from memviz.trace.formats.write_snapshot import write_pickle
 from memviz.trace.model import Action, DeviceTrace, Trace
+from memviz.trace.write import write_pickle
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.payloads.segment_view import map_value
 from memviz.ui.payloads.timelines import LinkedTrace, linked_values

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from memviz.allocator.replayed import Replayed, reserved_after_events
+from memviz.allocator.replay_result import Replayed, reserved_after_events
 from memviz.allocator.what_if import WhatIf
 from memviz.analysis import decimate
 from memviz.analysis.decimate import ReplayedBytes, ReservedLines

@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 
 from memviz.allocator.context import OVERHEAD_BYTES
-from memviz.allocator.question import ReplayQuestion, replay_answer
+from memviz.allocator.replay_answer import ReplayQuestion, replay_answer
 from memviz.allocator.settings import parse_settings
 from memviz.allocator.what_if import CardMemory
 from memviz.errors import MemvizError, UsageError

@@ -17,16 +17,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from memviz.allocator.as_recorded import replay_as_recorded
 from memviz.allocator.context import OVERHEAD_BYTES
-from memviz.allocator.fit import with_fit
+from memviz.allocator.recorded_replay import replay_as_recorded
 from memviz.allocator.replay import source_of
-from memviz.allocator.replayed import Replayed
+from memviz.allocator.replay_result import Replayed
 from memviz.allocator.replayer import Progress, Source, part_of, rest_of
 from memviz.allocator.search import Search, search
-from memviz.allocator.settings import Settings
-from memviz.allocator.settings_text import NEWEST, Release
-from memviz.allocator.what_if import CardMemory, WhatIf, answered, replay_on, smallest_for
+from memviz.allocator.settings import NEWEST, Release, Settings
+from memviz.allocator.what_if import CardMemory, WhatIf, build_what_if, replay_on, smallest_for, with_fit
 from memviz.analysis.cache import drop_large, held_bytes
 from memviz.errors import MemvizError, UsageError
 from memviz.trace.model import DeviceTrace, Trace
@@ -138,7 +136,7 @@ class Replays:
         known: WhatIf | None = self._get((key, "answer", settings, terms.card))
         if known is None:
             rest = rest_of(progress, 1, 5)
-            known = answered(begun.source, begun.recorded, settings, terms.card, replay=on, progress=rest)
+            known = build_what_if(begun.source, begun.recorded, settings, terms.card, replay=on, progress=rest)
             known = with_fit(begun.source, known, rest)
             self._keep((key, "answer", settings, terms.card), known, None)
         smallest = self._smallest(key, known.replayed, terms, part_of(progress, 4, 5))

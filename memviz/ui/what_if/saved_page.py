@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memviz.allocator.agreement import exactness
+from memviz.allocator.replay_result import exactness
 from memviz.allocator.search import Search
 from memviz.allocator.what_if import WhatIf
 from memviz.headlines.what_if import what_if

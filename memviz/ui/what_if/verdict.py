@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memviz.allocator.agreement import addresses, exactness
-from memviz.allocator.replayed import RanOut, Replayed
-from memviz.allocator.search import Search
-from memviz.allocator.tried import Tried
+from memviz.allocator.replay_result import RanOut, Replayed, allocation_count, exactness
+from memviz.allocator.search import Search, SettingsTrial
 from memviz.allocator.what_if import CardMemory, WhatIf
 from memviz.analysis.timeline import timeline
 from memviz.headlines.what_if import at_event, in_words, what_if
@@ -30,7 +28,7 @@ class RankedRow:
     fits: bool | None
     """None where it is the recording, which ended as it did."""
     ends: str
-    tried: Tried | None
+    tried: SettingsTrial | None
     knows_reserved: bool = True
     """Not where the recording does not tell."""
 
@@ -81,7 +79,7 @@ def _why(outcome: WhatIf, searched: Search) -> str:
     return f" The recording differs: {reason or 'by its settings alone the allocator would not have done what it did'}."
 
 
-def _remark(tried: Tried) -> str:
+def _remark(tried: SettingsTrial) -> str:
     if tried.is_as_recorded:
         return "as recorded"
     return "the recorded settings, replayed" if tried.is_recorded else ""
@@ -138,7 +136,7 @@ class Answer:
 
     @property
     def has_history(self) -> bool:
-        return addresses(self.what_if.recorded) > 0
+        return allocation_count(self.what_if.recorded) > 0
 
 
 def what_if_html(answer: Answer) -> Html:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memviz.allocator.estimate import estimated_trace
 from memviz.allocator.replay import replay, source_of
+from memviz.allocator.what_if import estimated_trace
 from memviz.analysis.actions.edit import Again, Edit, apply_edit
 from memviz.analysis.actions.proposals import ActionKind, Proposal, autocast, checkpoint, kinds_of, proposal
 from memviz.analysis.findings.finding import Facts

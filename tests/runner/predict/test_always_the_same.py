@@ -15,7 +15,7 @@ from memviz.runner.plan import plan_of
 from memviz.runner.predict.predicted_run import predict
 from memviz.runner.request import Request
 from memviz.runner.workloads import WORKLOADS
-from memviz.trace.formats.write_snapshot import write_pickle
+from memviz.trace.write import write_pickle
 
 ONE_OF_EACH = {"layers": "1", "text_layers": "1", "denoising": "1"}
 SHORT = {

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from memviz.allocator.estimate import estimate
 from memviz.allocator.replay import source_of
+from memviz.allocator.what_if import estimate
 from memviz.analysis.actions.proposals import ActionKind, kinds_of, proposal
 from memviz.analysis.findings.finding import FindingKind
 from memviz.analysis.findings.ranking import findings

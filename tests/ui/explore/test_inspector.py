@@ -9,9 +9,9 @@ import pytest
 from memviz.analysis.allocations import Allocation, BlockKnown, Span, allocation
 from memviz.analysis.event_state import EventState, EventSummary, Failed, moment
 from memviz.analysis.fragmentation import Fragmentation
-from memviz.trace.formats.profiler_trace import read_profile
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, About, Category, Phase, Trace
+from memviz.trace.profile import read_profile
 from memviz.ui.explore.inspector import MOST_FRAMES, allocation_html, moment_html, stack_html
 from tests.traces import MiB, alloc, block, frame, free, segment, trace_of
 from tests.ui.page import HOSTILE, elements, tags, words

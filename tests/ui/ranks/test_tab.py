@@ -10,7 +10,7 @@ import gradio as gr
 import pytest
 
 from memviz.ranks.gather import Gathering, gathered
-from memviz.ranks.together import Ranks
+from memviz.ranks.summary import RankSummary
 from memviz.trace.load import load_trace
 from memviz.ui.ranks.answer import has_ranks, open_ranks
 from memviz.ui.ranks.tab import draw, one_rank, pressed, show
@@ -102,7 +102,7 @@ def test_what_no_button_says_changes_nothing(context: Context, folder: Path, dat
 
 
 def test_ranks_that_were_given_are_read_when_somebody_wants_them(folder: Path) -> None:
-    given: Ranks = read(folder)
+    given: RankSummary = read(folder)
     context = Context(TraceStore(), given_ranks=given)
     assert is_there(context, Session())
     session, tab = pressed(context, Session(), click(act="compare-rank", rank="3"))

@@ -10,13 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memviz.ranks.aligned import NOTHING, aligned
-from memviz.ranks.mesh import by_mesh, mesh_of
-from memviz.ranks.numbers import Rank
+from memviz.ranks.numbers import Rank, by_mesh, mesh_of
 from memviz.ranks.places import Place
 from memviz.ranks.reduce_rank import row_of
 from memviz.ranks.row import FailedFile, RankRanOut, RankRow
-from memviz.ranks.together import Ranks, of_ranks
+from memviz.ranks.summary import NOTHING, RankSummary, aligned, of_ranks
 from memviz.ui.ranks.answer import rank_map_value
 from memviz.ui.ranks.views import failed_html, groups_html, one_rank_html, outliers_html, ranks_verdict_html, spans_text
 from tests.ranks.files import annotations, rank_events
@@ -31,7 +29,7 @@ def row(place: str, *, more: int = 0, steps: int = 3, mesh: str = "", name: str 
 
 
 @pytest.fixture(scope="module")
-def job() -> Ranks:
+def job() -> RankSummary:
     ranks = [Rank(n, row(f"rank{n}.pickle", more=8 * MiB if n == 5 else 0)) for n in range(8)]
     return of_ranks(tuple(ranks), (FailedFile("/job/rank9.pickle", "It is empty."),))
 
@@ -41,7 +39,7 @@ def cells(value: dict) -> np.ndarray:
     return np.frombuffer(base64.b64decode(value["shades"]), np.uint8).reshape(rows, -1)
 
 
-def test_the_map_has_a_byte_for_every_moment_of_every_rank(job: Ranks) -> None:
+def test_the_map_has_a_byte_for_every_moment_of_every_rank(job: RankSummary) -> None:
     value = rank_map_value(job, 5)
     assert (value["ranks"], value["chosen"], value["outliers"]) == (list(range(8)), 5, [5])
     assert value["steps"] == ["before", "step 0", "step 1", "step 2"]
@@ -83,7 +81,7 @@ def test_rows_are_ordered_by_the_mesh_where_all_say_it() -> None:
     assert mesh_of(Rank(7, row("app1/rank7.pickle"))) == ()
 
 
-def test_groups_and_outliers_are_told_with_their_causes(job: Ranks) -> None:
+def test_groups_and_outliers_are_told_with_their_causes(job: RankSummary) -> None:
     assert "Ranks that stand out 1" in words(outliers_html(job))
     assert "+8.00 MiB probably output (+8.00 MiB), train.py:99 cache (+8.00 MiB) against rank 3" in words(
         outliers_html(job)
@@ -92,7 +90,7 @@ def test_groups_and_outliers_are_told_with_their_causes(job: Ranks) -> None:
     assert spans_text([0, 1, 2, 5, 7, 8]) == "0–2, 5, 7–8"
 
 
-def test_one_rank_says_what_it_has_more(job: Ranks) -> None:
+def test_one_rank_says_what_it_has_more(job: RankSummary) -> None:
     html = one_rank_html(job, 5, can_open=True)
     assert "Rank 5" in words(html) and "peak 128 MiB" in words(html)
     assert "+8.00 MiB against rank 3" in words(html) and "+8.00 MiB train.py:99 cache" in words(html)
@@ -102,7 +100,7 @@ def test_one_rank_says_what_it_has_more(job: Ranks) -> None:
     assert "Choose a rank" in words(one_rank_html(job, None, can_open=True))
 
 
-def test_one_rank_says_where_its_figures_are_from(job: Ranks) -> None:
+def test_one_rank_says_where_its_figures_are_from(job: RankSummary) -> None:
     said = words(one_rank_html(job, 5, can_open=True))
     assert "measured peak 128 MiB" in said, "of a file of one device there is nothing to say of that"
     one = replace(
@@ -113,13 +111,13 @@ def test_one_rank_says_where_its_figures_are_from(job: Ranks) -> None:
     assert "against rank 2 probably" in words(one_rank_html(of_several, 5, can_open=True))
 
 
-def test_the_verdict_and_what_is_left_out(job: Ranks) -> None:
+def test_the_verdict_and_what_is_left_out(job: RankSummary) -> None:
     said = words(ranks_verdict_html(job))
     assert said.startswith("Of 8 ranks the highest peak is 128 MiB, on rank 5. 7 need the same, 1 differs.")
     assert "Left out: 1 /job/rank9.pickle It is empty." in words(failed_html(job))
 
 
-def test_ranks_of_which_one_ran_out_are_not_said_to_need_what_they_reached(job: Ranks) -> None:
+def test_ranks_of_which_one_ran_out_are_not_said_to_need_what_they_reached(job: RankSummary) -> None:
     first, *others = job.ranks
     short = replace(first, row=replace(first.row, ran_out=(RankRanOut(0, MiB, 0, 0, ""),), ran_out_count=1))
     cut = of_ranks((short, *others))

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from memviz.allocator.as_recorded import replay_as_recorded
+from memviz.allocator.recorded_replay import replay_as_recorded
 from memviz.allocator.replay import source_of
 from memviz.errors import UsageError
 from memviz.trace.model import Trace

@@ -1,0 +1,320 @@
+"""Requests that a recording made of the allocator, event by event, and who released its segments.
+
+The file does not say who released segments. A run of `segment_free` and `segment_unmap` before a new segment or an
+out-of-memory event can belong to that malloc: the allocator ran short or collected garbage. Any other run is the
+program's `empty_cache`. Stacks decide where there are some. Without them the program released memory where something
+cached would have served that malloc, and where the recording reserves as much at another time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from memviz.allocator.blocks import DEFAULT_POOL, PoolId
+from memviz.allocator.settings import Settings
+from memviz.trace.model import (
+    NO_STACK,
+    Action,
+    Bools,
+    Bytes1,
+    DeviceTrace,
+    Events,
+    Ints4,
+    Ints8,
+    State,
+    Trace,
+    driver_free,
+    reserved_after,
+)
+
+
+class ReplayStep(IntEnum):
+    NOTHING = 0
+    MALLOC = 1
+    FREE = 2
+    """Asked for and complete at once: the next event is its completion."""
+    REQUEST_FREE = 3
+    COMPLETE_FREE = 4
+    RELEASE = 5
+    """A segment or pages go back."""
+    GROW = 6
+    """A segment or pages that no malloc follows at once: it ran out half-way, or another thread came between."""
+    OUT_OF_MEMORY = 7
+    COPY = 8
+    """An entry that changes nothing."""
+    ANNOTATE = 9
+    LET_GO = 10
+    """A free in a file that leaves the completions out: complete at once, because nothing says when."""
+
+
+@dataclass(frozen=True)
+class ReleaseBeforeMalloc:
+    """A run of releases that a malloc may have needed; the program may also have emptied the cache just before."""
+
+    first: int
+    """Event of the first release."""
+    malloc: int
+    """The malloc's own event, or the one that says it ran out."""
+    grown_bytes: int
+    """What it took from the device afterwards; 0 where it ran out."""
+    pools: frozenset[PoolId]
+    is_sure: bool
+    """Its stacks are the malloc's own, as only the allocator writes them: a program's call has another stack, or where
+    frees are recorded without stacks, shows those of the segments. Before it runs out it frees what it can."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    step: Bytes1
+    grown: Ints8
+    """For a MALLOC: how many events just before it are its own new segments or pages."""
+    ladders: dict[int, int]
+    """Where a malloc went on after its search in the cache failed, up to its own event: it does not search again."""
+    emptied: dict[int, frozenset[PoolId]]
+    """Events at which the program emptied the cache, with the pools that gave something back then."""
+    forced: tuple[ReleaseBeforeMalloc, ...]
+    """The other releases: a malloc follows that may have needed them."""
+    out_of_memory: tuple[int, ...]
+    """Events at which the recording itself ran out."""
+    waited: int
+    """Frees that another stream delayed."""
+
+    @property
+    def retries(self) -> int:
+        """Mallocs that had to free everything cached first, if every one that can have did."""
+        return len({free.malloc for free in self.forced}.union(self.out_of_memory))
+
+
+def steps_of(trace: Trace, device: DeviceTrace) -> Steps:
+    events = device.events
+    action, count = events.action, len(events)
+    step = np.zeros(count, dtype=np.uint8)
+    for recorded, wanted in _PLAIN.items():
+        step[action == recorded] = wanted
+    _join_frees(device, step)
+    grows = _is_one_of(action, Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
+    grown = _run_before(grows)
+    step[grows & ~_leads_to(grows, action == Action.ALLOC)] = ReplayStep.GROW
+    within = _within_malloc(events)
+    waited = int(np.count_nonzero(step == ReplayStep.REQUEST_FREE))
+    return Steps(
+        step=step,
+        grown=grown,
+        ladders=_ladders(events, step, within),
+        emptied=_emptied(trace, events, within),
+        forced=tuple(_forced(trace, events, within)),
+        out_of_memory=tuple(np.flatnonzero(action == Action.OOM).tolist()),
+        waited=waited,
+    )
+
+
+_PLAIN = {
+    Action.ALLOC: ReplayStep.MALLOC,
+    Action.FREE_REQUESTED: ReplayStep.REQUEST_FREE,
+    Action.FREE_COMPLETED: ReplayStep.COMPLETE_FREE,
+    Action.SEGMENT_FREE: ReplayStep.RELEASE,
+    Action.SEGMENT_UNMAP: ReplayStep.RELEASE,
+    Action.OOM: ReplayStep.OUT_OF_MEMORY,
+    Action.SNAPSHOT: ReplayStep.COPY,
+    Action.ANNOTATE: ReplayStep.ANNOTATE,
+}
+
+
+def _join_frees(device: DeviceTrace, step: Bytes1) -> None:
+    events, states = device.events, device.blocks.state
+    is_request, done = step == ReplayStep.REQUEST_FREE, step == ReplayStep.COMPLETE_FREE
+    waiting = (states == State.ACTIVE_PENDING_FREE) | (states == State.ACTIVE_AWAITING_FREE)
+    if is_request.any() and not done.any() and not waiting.any():
+        step[is_request] = ReplayStep.LET_GO
+        return
+    together = is_request[:-1] & done[1:] & (events.address[:-1] == events.address[1:])
+    step[:-1][together] = ReplayStep.FREE
+    step[1:][together] = ReplayStep.NOTHING
+
+
+def _within_malloc(events: Events) -> Bools:
+    """Frees that complete in between are part of a malloc's ladder too, so they do not end a run."""
+    kept = _of_the_allocator(events)
+    action, stack = events.action[kept], events.stack[kept]
+    releases = _is_one_of(action, Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
+    follower = _next_where(~releases)
+    follows = releases & (follower < len(kept))
+    follower = np.minimum(follower, max(len(kept) - 1, 0))
+    takes = _is_one_of(action[follower], Action.SEGMENT_ALLOC, Action.SEGMENT_MAP, Action.OOM)
+    own_stack = (stack == stack[follower]) | (stack == NO_STACK) | (stack[follower] == NO_STACK)
+    foreign = np.unique(follower[releases & ~own_stack])
+    within = np.zeros(len(events), dtype=np.bool_)
+    # Of what `empty_cache` frees, some segments may have been made where the next malloc stands.
+    within[kept] = follows & takes & ~np.isin(follower, foreign)
+    return within
+
+
+def _of_the_allocator(events: Events) -> Ints8:
+    return np.flatnonzero((events.action != Action.FREE_COMPLETED) & (events.action <= Action.OOM))
+
+
+def _ladders(events: Events, step: Bytes1, within: Bools) -> dict[int, int]:
+    follower = _next_where(events.action == Action.ALLOC)[within]
+    starts = {}
+    for malloc in np.unique(follower[follower < len(events)]).tolist():
+        start = malloc
+        while start and _belongs_to_ladder(events, step, within, start - 1):
+            start -= 1
+        if not within[start:malloc].any():
+            # What was released led to running out, some time before.
+            continue
+        if events.action[start] == Action.FREE_COMPLETED and step[start] == ReplayStep.NOTHING:
+            # It looked like a free of its own, complete at once; the malloc may as well have waited for it.
+            step[start - 1 : start + 1] = (ReplayStep.REQUEST_FREE, ReplayStep.COMPLETE_FREE)
+        starts[start] = malloc
+    return starts
+
+
+def _belongs_to_ladder(events: Events, step: Bytes1, within: Bools, event: int) -> bool:
+    action = events.action[event]
+    if Action.SEGMENT_ALLOC <= action <= Action.SEGMENT_UNMAP:
+        return bool(step[event] != ReplayStep.RELEASE or within[event])
+    return bool(action == Action.FREE_COMPLETED)
+
+
+def _emptied(trace: Trace, events: Events, within: Bools) -> dict[int, frozenset[PoolId]]:
+    return {int(run[0]): _pools(trace, events, run) for run in _runs(events, ~within)}
+
+
+def _runs(events: Events, chosen: Bools) -> list[Ints8]:
+    """Releases that stand together, of those chosen."""
+    kept = _of_the_allocator(events)
+    wanted = _is_one_of(events.action[kept], Action.SEGMENT_FREE, Action.SEGMENT_UNMAP) & chosen[kept]
+    starts = wanted.copy()
+    starts[1:] &= ~wanted[:-1]
+    bounds = np.cumsum(starts[wanted]).searchsorted(np.arange(1, starts.sum()), "right")
+    return [run for run in np.split(kept[wanted], bounds) if len(run)]
+
+
+def _pools(trace: Trace, events: Events, run: Ints8) -> frozenset[PoolId]:
+    return frozenset(trace.pools[pool] for pool in np.unique(events.pool[run]).tolist())
+
+
+def _forced(trace: Trace, events: Events, within: Bools) -> Iterator[ReleaseBeforeMalloc]:
+    ends = np.flatnonzero(_is_one_of(events.action, Action.ALLOC, Action.OOM))
+    grows = _is_one_of(events.action, Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
+    made, seen = dict[int, int](), 0
+    frees_have_stacks = bool((events.stack[events.action == Action.FREE_REQUESTED] != NO_STACK).any())
+    for run in _runs(events, within):
+        for at in (seen + np.flatnonzero(grows[seen : run[0]])).tolist():
+            made[int(events.address[at])] = int(events.stack[at])
+        seen = int(run[0])
+        after = int(np.searchsorted(ends, run[-1]))
+        malloc = int(ends[after]) if after < len(ends) else len(events) - 1
+        grown = int(events.size[run[-1] : malloc][grows[run[-1] : malloc]].sum())
+        own = [made.get(address, NO_STACK) for address in events.address[run].tolist()]
+        theirs = zip(events.stack[run].tolist(), own, strict=True)
+        is_sure = events.action[malloc] == Action.OOM or any(
+            stack != NO_STACK and (frees_have_stacks or segment not in (NO_STACK, stack)) for stack, segment in theirs
+        )
+        yield ReleaseBeforeMalloc(int(run[0]), malloc, grown, _pools(trace, events, run), bool(is_sure))
+
+
+def _is_one_of(action: Bytes1, *wanted: Action) -> Bools:
+    return np.isin(action, np.array(wanted, dtype=np.uint8))
+
+
+def _next_where(wanted: Bools) -> Ints8:
+    """For each place the first from there on that is wanted; the length where there is none."""
+    places = np.where(wanted, np.arange(len(wanted)), len(wanted))
+    return np.minimum.accumulate(places[::-1])[::-1]
+
+
+def _leads_to(run: Bools, wanted: Bools) -> Bools:
+    """Whether what comes after the run that a place belongs to is wanted."""
+    follower = _next_where(~run)
+    leads = follower < len(run)
+    return np.asarray(leads & wanted[np.minimum(follower, len(run) - 1)]) if len(run) else run
+
+
+def _run_before(run: Bools) -> Ints8:
+    """Length of the run that ends just before each place."""
+    places = np.arange(len(run))
+    last_other = np.maximum.accumulate(np.where(run, -1, places))
+    length = places - last_other
+    return np.concatenate([np.zeros(1, dtype=np.int64), length])[:-1] if len(run) else length
+
+
+def pools_of_events(trace: Trace, device: DeviceTrace) -> Ints4:
+    """Releases before 2.8 do not write an event's pool; there the segment that holds the address tells."""
+    events, segments = device.events, device.segments
+    default = [index for index, pool in enumerate(trace.pools) if pool == DEFAULT_POOL]
+    if not np.isin(events.pool, default).all() or np.isin(segments.pool, default).all():
+        return events.pool
+    order = np.argsort(segments.address.view(np.uint64), kind="stable")
+    starts = segments.address.view(np.uint64)[order]
+    addresses = events.address.view(np.uint64)
+    place = np.searchsorted(starts, addresses, side="right") - 1
+    holder = order[np.maximum(place, 0)]
+    inside = (place >= 0) & (addresses - starts[np.maximum(place, 0)] < segments.size[holder].astype(np.uint64))
+    return np.where(inside, segments.pool[holder], events.pool).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a process had, in bytes, by what it got and what was refused to it."""
+
+    least: int
+    most: int
+
+
+@dataclass(frozen=True)
+class ReleaseCauses:
+    emptied: Mapping[int, frozenset[PoolId]]
+    """Events at which the program emptied the cache, with the pools that gave something back then."""
+    short: tuple[ReleaseBeforeMalloc, ...]
+    """Where the allocator itself gave memory back."""
+    out_of_memory: tuple[int, ...]
+    """Events at which the recording ran out."""
+    memory: Memory | None
+    """None where memory was never short, or not always at the same amount."""
+
+    @property
+    def was_short(self) -> bool:
+        return bool(self.short or self.out_of_memory)
+
+    @property
+    def retries(self) -> int:
+        """Mallocs that had to free everything cached first."""
+        return len({free.malloc for free in self.short}.union(self.out_of_memory))
+
+
+def release_causes(device: DeviceTrace, settings: Settings, steps: Steps, needless: Collection[int]) -> ReleaseCauses:
+    """`needless` are mallocs that something cached would have served, as a replay of the recording finds."""
+    reserved = reserved_after(device)
+    peak = int(reserved.max(initial=0))
+    collects = settings.garbage_collection_threshold > 0
+
+    def had_no_need(forced: ReleaseBeforeMalloc) -> bool:
+        there_was_more = 0 < forced.grown_bytes <= peak - int(reserved[forced.first]) and not collects
+        return there_was_more or forced.malloc in needless
+
+    unsure = [free for free in steps.forced if not free.is_sure]
+    by_program = unsure if any(map(had_no_need, unsure)) else []
+    short = [free for free in steps.forced if free not in by_program]
+    emptied = {**steps.emptied, **{free.first: free.pools for free in by_program}}
+    memory = None if collects else _memory(device, reserved, short, steps.out_of_memory)
+    return ReleaseCauses(emptied, tuple(short), steps.out_of_memory, memory)
+
+
+def _memory(
+    device: DeviceTrace, reserved: Ints8, short: list[ReleaseBeforeMalloc], failed: tuple[int, ...]
+) -> Memory | None:
+    peak = int(reserved.max(initial=0))
+    if failed:
+        free = driver_free(device.events, failed[0])
+        exact = int(reserved[failed[0] + 1]) + free if free is not None else -1
+        return Memory(exact, exact) if exact >= peak else None
+    refused = [int(reserved[free.first]) + free.grown_bytes for free in short if free.grown_bytes]
+    if not refused or min(refused) <= peak:
+        return None
+    return Memory(peak, min(refused) - 1)

@@ -1,0 +1,181 @@
+"""Result of a replay: its figures, its trace, its agreement with the recording, and the notes that views show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from memviz.allocator.settings import Settings
+from memviz.allocator.start_layout import StartLayout
+from memviz.trace.model import Action, Ints8, Note, Trace
+from memviz.units import bytes_text, count_text
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Where the recording and the model first part."""
+
+    event: int
+    """The number of events where only the final state differs."""
+    expected: str
+    got: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Agreement:
+    address_mismatches: int
+    first_mismatch: Mismatch | None
+
+
+@dataclass(frozen=True)
+class RanOut:
+    """No memory left. `event` is -1 where what was live before the first event did not fit."""
+
+    event: int
+    requested_bytes: int
+    asked_of_device_bytes: int
+    """The segment that would have been needed; PyTorch's message calls it "Tried to allocate"."""
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a replay comes to; a search needs no more of most of them."""
+
+    settings: Settings
+    memory: int | None
+    """What the process could have, in bytes; None is without limit."""
+    peak_requested_bytes: int
+    """What the program held at most; no settings can make it less."""
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    reserved_end_bytes: int
+    retries: int
+    oom: RanOut | None
+
+    @property
+    def unused_at_peak_bytes(self) -> int:
+        """How far the peak of what was reserved lies above the peak of what was allocated."""
+        return self.peak_reserved_bytes - self.peak_allocated_bytes
+
+    @property
+    def fragmentation(self) -> float:
+        """The share of the peak of what was reserved that lies above the peak of what was allocated."""
+        return self.unused_at_peak_bytes / self.peak_reserved_bytes if self.peak_reserved_bytes else 0.0
+
+
+@dataclass(frozen=True)
+class Replayed(Figures):
+    trace: Trace
+    """One device; it ends where memory ran out."""
+    sources: Ints8
+    """For each event of the trace, the recorded event that caused it."""
+    agreement: Agreement | None
+    """With the recording, where this had its settings and its card; None where there is nothing to agree with."""
+    waiting_at_start_bytes: int
+    """Of what was live before the first event: freed already, and waiting for another stream. PyTorch counts it as
+    requested still, and as allocated no more."""
+    is_placed_anew: bool
+    """What was live before the first event lies where these settings would have put it into empty memory."""
+
+    @property
+    def exact(self) -> bool:
+        """Every address and every segment as recorded."""
+        return self.agreement is not None and self.agreement.first_mismatch is None
+
+
+def reserved_after_events(replayed: Replayed, recorded_events: int) -> Ints8:
+    """Bytes reserved after each recorded event; row 0 is before the first. It ends where memory ran out."""
+    events = replayed.trace.devices[0].events
+    grows = (events.action == Action.SEGMENT_ALLOC) | (events.action == Action.SEGMENT_MAP)
+    shrinks = (events.action == Action.SEGMENT_FREE) | (events.action == Action.SEGMENT_UNMAP)
+    after = np.concatenate([[0], np.cumsum(np.where(grows, events.size, np.where(shrinks, -events.size, 0)))])
+    last = recorded_events if replayed.oom is None or replayed.agreement else replayed.oom.event + 1
+    caused = np.searchsorted(replayed.sources, np.arange(-1, last), side="right")
+    return np.asarray(after[caused] + (replayed.reserved_end_bytes - after[-1]), dtype=np.int64)
+
+
+def exactness(recorded: Replayed) -> str:
+    first = recorded.agreement.first_mismatch if recorded.agreement else None
+    if first is not None:
+        return f"replay of the recording exact up to event {count_text(first.event)}. {first.why}"
+    return f"replay of the recording exact, 0 of {count_text(allocation_count(recorded))} addresses differ"
+
+
+def allocation_count(recorded: Replayed) -> int:
+    """How many there are to land on."""
+    return int((recorded.trace.devices[0].events.action == Action.ALLOC).sum())
+
+
+_INFERRED = (
+    "The file does not say that segments expand, but its own do, so expandable_segments:True is taken as recorded."
+)
+_REUSE = (
+    "graph_capture_record_stream_reuse lets a capture hand out memory again before it ends; the replay waits for the "
+    "end, so a graph may need less than this."
+)
+_BY_CLASS = (
+    "expandable_segments_reserve_by_class changes how much address space segments reserve; the replay leaves it out."
+)
+
+
+def of_settings(settings: Settings, *, are_inferred: bool) -> list[Note]:
+    """What is inferred, and which settings in force the model does not follow."""
+    notes = [Note("settings_inferred", _INFERRED)] if are_inferred else []
+    if settings.graph_capture_record_stream_reuse:
+        notes.append(Note("settings_not_modelled", _REUSE, level="warning"))
+    if any(key == "expandable_segments_reserve_by_class" for key, _ in settings.others):
+        notes.append(Note("settings_not_modelled", _BY_CLASS, level="warning"))
+    return notes
+
+
+def of_start(layout: StartLayout, *, afresh: bool) -> list[Note]:
+    notes = []
+    if layout.segments:
+        how = (
+            "was put into empty memory in order of address, as these settings would have placed it, "
+            "which is kinder than the truth."
+            if afresh
+            else "was rebuilt from the final state and the frees, with the cache around it."
+        )
+        live = _counted(len(layout.blocks), "block")
+        notes.append(Note("start_rebuilt", f"The history starts late. What was live before it ({live}) {how}"))
+    waiting = sum(block.is_waiting for block in layout.blocks)
+    if waiting:
+        blocks = _counted(waiting, "block")
+        text = (
+            f"{bytes_text(layout.waiting_bytes)} of what was live before the first event ({blocks}) were freed already "
+            "and waited for another stream: they are live, and no longer counted as allocated."
+        )
+        notes.append(Note("start_waits", text))
+    if layout.unplaced:
+        left_out = _counted(layout.unplaced, "block")
+        text = f"What was live before the first event and lies in no segment ({left_out}) was left out."
+        notes.append(Note("start_unplaced", text, level="warning"))
+    return notes
+
+
+def of_streams(waited: int) -> list[Note]:
+    if not waited:
+        return []
+    frees = _counted(waited, "free")
+    text = (
+        f"When another stream would have been done is not in the file: {frees} that waited for one complete where "
+        "they did in the recording, or earlier where memory runs out."
+    )
+    return [Note("streams_as_recorded", text)]
+
+
+def of_mismatch(first: Mismatch | None, mismatches: int) -> list[Note]:
+    if first is None:
+        return []
+    differ = _counted(mismatches, "address", "addresses")
+    text = f"The replay is exact up to event {first.event:,}; off by then or later: {differ}. {first.why}"
+    return [Note("replay_differs", text, level="warning")]
+
+
+def _counted(count: int, one: str, many: str = "") -> str:
+    return f"{count:,} {one if count == 1 else many or one + 's'}"

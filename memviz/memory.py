@@ -1,0 +1,165 @@
+"""Memory that the process keeps: Python's garbage collector, and the heap of the C library.
+
+With glibc's defaults, memory that Python has freed stays in the process: half as much again as the page itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """What is there already is set aside meanwhile, so that whoever collects within looks through what is new alone.
+
+    An import makes many objects that all stay, and each few hundred of them have the collector look through all there
+    are: a fifth of the time that the imports of a page or of a run take. What was set aside before stays so.
+    """
+    was_on, is_first = gc.isenabled(), gc.get_freeze_count() == 0
+    gc.disable()
+    if is_first:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if is_first:
+            gc.unfreeze()
+        if was_on:
+            gc.enable()
+
+
+def freeze_startup_objects() -> None:
+    """For a server, once it is built: what it has then stays to its end, and no later collection looks through it.
+
+    Everybody waits for a collection, and of a page's quarter of a million objects one takes a sixth of a second.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+_ARENA_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1
+"""Of `mallopt`, in glibc's malloc.h."""
+_ARENAS = 2
+_ALONE_BYTES = 1 << 17
+"""Blocks from here on lie by themselves, and go back to the system as soon as they are freed."""
+_KEPT_BYTES = 32 << 20
+"""The most that glibc lets lie among others."""
+_TRIM_BYTES = 1 << 17
+_TRIM_TOLD = "MALLOC_TRIM_THRESHOLD_"
+
+_BEGUN_ANEW = "MEMVIZ_BEGUN_WITH_MALLOC"
+
+
+def reexec_with_malloc() -> None:
+    """For a server of many visitors, before it imports anything large.
+
+    Python's own allocator gives an arena back once nothing lives in it, and among 100 visitors something always does:
+    1.71 times the memory of the start stayed after them, 1.36 with glibc's. Python reads the choice before any line of
+    ours, so the process begins anew, under its own number. What it starts itself is as ever, and what somebody has set
+    stays.
+    """
+    if os.environ.pop(_BEGUN_ANEW, None):
+        del os.environ["PYTHONMALLOC"]
+    elif "PYTHONMALLOC" not in os.environ and hasattr(_c_library(), "mallopt") and sys.gettrace() is None:
+        os.execve(
+            sys.executable,
+            [sys.executable, *sys.orig_argv[1:]],
+            {**os.environ, "PYTHONMALLOC": "malloc", _BEGUN_ANEW: "1"},
+        )
+
+
+def limit_heap_cache() -> None:
+    """For a server, at its start.
+
+    A heap for every thread is left half empty by each: a few are quick enough for threads that share one interpreter.
+    And once a large block was freed, glibc puts those of its size among the small ones, where they leave holes.
+    What somebody has set by the environment stays.
+    """
+    change = getattr(_c_library(), "mallopt", None)
+    if change is not None and not any(name.startswith("MALLOC_") for name in os.environ):
+        change(_ARENA_MAX, _ARENAS)
+        change(_MMAP_THRESHOLD, _ALONE_BYTES)
+        _Kept.little = True
+
+
+class _Kept:
+    """Of this process."""
+
+    lock = threading.Lock()
+    little = False
+    """By `keep_little`."""
+    readers = 0
+
+
+@contextmanager
+def large_blocks_kept() -> Iterator[None]:
+    """While a file is read, where large blocks go back to the system as soon as they are freed.
+
+    So it is on our own server, and in workers of Dask, which sets `MALLOC_TRIM_THRESHOLD_` for them. Reading makes one
+    large array after the other: over a million events the system would hand out and clear 25 times as many pages, which
+    takes as long as all else or longer. Those who read side by side share what is kept, and the last of them gives it
+    back. Elsewhere glibc finds out by itself what is worth keeping.
+    """
+    library, told = _c_library(), os.environ.get(_TRIM_TOLD, "")
+    trim_bytes = int(told) if told.isdecimal() else _TRIM_BYTES
+    if not (_Kept.little or told.isdecimal()) or not hasattr(library, "mallopt"):
+        yield
+        return
+    _begin_to_keep(library)
+    try:
+        yield
+    finally:
+        _end_keeping(library, trim_bytes)
+
+
+def _begin_to_keep(library: Any) -> None:
+    with _Kept.lock:
+        _Kept.readers += 1
+        library.mallopt(_MMAP_THRESHOLD, _KEPT_BYTES)
+        library.mallopt(_TRIM_THRESHOLD, 2 * _KEPT_BYTES)
+
+
+def _end_keeping(library: Any, trim_bytes: int) -> None:
+    with _Kept.lock:
+        _Kept.readers -= 1
+        if not _Kept.readers:
+            library.mallopt(_MMAP_THRESHOLD, _ALONE_BYTES)
+            library.mallopt(_TRIM_THRESHOLD, trim_bytes)
+            give_back_holes()
+
+
+def give_back() -> None:
+    gc.collect()
+    give_back_holes()
+
+
+def give_back_holes() -> None:
+    """What is free between blocks that are in use. Without this the C library keeps it for the next small ones."""
+    trim = getattr(_c_library(), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def _c_library() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL(None)
+    except (OSError, TypeError):
+        return None
+
+
+MANY_EVENTS = 2_000_000
+
+
+def trim_heap_if_large(event_count: int) -> None:
+    """Where so many events were read, or looked through, what is free goes back to the system."""
+    if event_count >= MANY_EVENTS:
+        # Few files are so long, and every command would pay for importing ctypes and threads.
+
+        give_back_holes()

@@ -1,0 +1,207 @@
+"""Ranks on a smaller card: which would run out first.
+
+Live bytes must fit: a rank whose live peak does not fit runs out. Cached bytes can partly be released, so where only
+the reserved bytes do not fit the rows say "close", and a replay of that rank's file decides. A rank that ran out when
+it was recorded needed more than its peak, by an amount that its row does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Literal
+
+from memviz.allocator.replay import source_of
+from memviz.allocator.what_if import CardMemory, figures_on
+from memviz.analysis.which_device import chosen_device
+from memviz.errors import MemvizError
+from memviz.ranks.numbers import Rank
+from memviz.ranks.places import Place, is_remote, places_of
+from memviz.ranks.reduce_rank import trace_at
+from memviz.ranks.row import RankRow
+from memviz.trace.model import Trace, is_reserved_known
+from memviz.units import count_text
+
+Word = Literal["yes", "close", "no"]
+
+
+@dataclass(frozen=True)
+class SmallerCard:
+    name: str
+    card_bytes: int
+    overhead_bytes: int
+    """Set aside for the CUDA context."""
+
+    @property
+    def usable_bytes(self) -> int:
+        return max(self.card_bytes - self.overhead_bytes, 0)
+
+
+@dataclass(frozen=True)
+class FirstStep:
+    number: int
+    words: str
+    """'in step 3', 'before step 1'."""
+
+
+@dataclass(frozen=True)
+class OnCard:
+    card: SmallerCard
+    fits: tuple[int, ...]
+    close: tuple[int, ...]
+    runs_out: tuple[int, ...]
+    """By when: the step, and how far into it; then by what is lacking, the most first."""
+    first: int | None
+    """The first of those that run out; else of those that are close, the one that lacks most."""
+    first_step: FirstStep | None
+    """In which it has no more; None where that is only close, where all fit, or where its recording has no steps."""
+    lacks_bytes: int
+    """What it needs more than there is, of live bytes; of reserved ones where these alone lack room, 0 where nobody
+    knows how many these are."""
+    replayed: tuple[int, ...] = ()
+    """Ranks that were close by their rows, and of which a replay of their requests says whether they fit."""
+    cut_short: tuple[int, ...] = ()
+    """Of those that are close, the ones that ran out when they were recorded."""
+
+
+def fit_on_card(ranks: Sequence[Rank], card: SmallerCard) -> OnCard:
+    words = {rank.number: fit(rank.row, card) for rank in ranks}
+    close = sorted((rank for rank in ranks if words[rank.number] == "close"), key=_most_reserved)
+    out = sorted((rank for rank in ranks if words[rank.number] == "no"), key=lambda rank: _when(rank, card))
+    first = next(iter([*out, *close]), None)
+    needs = 0 if first is None else asked_bytes(first.row) if out else first.row.reserved_peak_bytes
+    return OnCard(
+        card=card,
+        fits=tuple(rank.number for rank in ranks if words[rank.number] == "yes"),
+        close=tuple(sorted(rank.number for rank in close)),
+        runs_out=tuple(rank.number for rank in out),
+        first=None if first is None else first.number,
+        first_step=step_of(out[0].row, when(out[0].row, card)[0]) if out else None,
+        lacks_bytes=max(needs - card.usable_bytes, 0),
+        cut_short=tuple(sorted(rank.number for rank in close if rank.row.ran_out)),
+    )
+
+
+def fit(row: RankRow, card: SmallerCard) -> Word:
+    if asked_bytes(row) > card.usable_bytes:
+        return "no"
+    if row.ran_out:
+        return "close"
+    is_known = is_reserved_known(row.peak_bytes, row.reserved_peak_bytes)
+    return "yes" if is_known and row.reserved_peak_bytes <= card.usable_bytes else "close"
+
+
+def asked_bytes(row: RankRow) -> int:
+    """The most that was to be live at once, with what was asked for in vain."""
+    return max([row.peak_bytes, *(one.live_bytes + one.requested_bytes for one in row.ran_out)])
+
+
+def _most_reserved(rank: Rank) -> tuple[int, int]:
+    return -rank.row.reserved_peak_bytes, rank.number
+
+
+def _when(rank: Rank, card: SmallerCard) -> tuple[int, float, int, int]:
+    return (*when(rank.row, card), -asked_bytes(rank.row), rank.number)
+
+
+def when(row: RankRow, card: SmallerCard) -> tuple[int, float]:
+    """The number of the step in which live bytes first go beyond, or would have, and how far into it."""
+    curve, usable = row.curve, card.usable_bytes
+    live = (at for at, live in enumerate(curve.live) if live > usable)
+    times = [
+        (curve.parts[place // curve.columns].number, place % curve.columns / curve.columns) for place in islice(live, 1)
+    ]
+    asked = (one.event for one in row.ran_out if one.live_bytes + one.requested_bytes > usable)
+    return min([*times, *(moment_of(row, event) for event in islice(asked, 1))])
+
+
+def step_of(row: RankRow, number: int) -> FirstStep | None:
+    """A part without a name is no step, but what comes before the first one or after the last."""
+    parts = row.curve.parts
+    place = next(place for place, part in enumerate(parts) if part.number == number)
+    if parts[place].name:
+        return FirstStep(number, f"in step {count_text(number)}")
+    if len(parts) == 1:
+        return None
+    is_before = place + 1 < len(parts)
+    beside = parts[place + 1 if is_before else place - 1].number
+    return FirstStep(number, f"{'before' if is_before else 'after'} step {count_text(beside)}")
+
+
+def moment_of(row: RankRow, event: int) -> tuple[int, float]:
+    """The number of its step, and how far into it."""
+    parts = row.curve.parts
+    part = next((part for part in parts if event <= part.last_event), parts[-1])
+    return part.number, (event - part.first_event) / max(part.last_event - part.first_event + 1, 1)
+
+
+MOST = 8
+"""Files that are read and replayed, those that reserve most; ranks with equal rows need one."""
+_When = tuple[int, float]
+
+
+def replay_close_ranks(ranks: Sequence[Rank], found: OnCard) -> OnCard:
+    """With a yes or no for those that were close, as far as that can be found out."""
+    by_number = {rank.number: rank for rank in ranks}
+    close = sorted((by_number[number] for number in found.close), key=lambda rank: -rank.row.reserved_peak_bytes)
+    ends: dict[object, _When | None] = {}
+    told: dict[int, _When | None] = {}
+    for rank in close:
+        alike = (rank.row.curve, rank.row.reserved_peak_bytes, rank.row.sites)
+        if alike not in ends:
+            if len(ends) == MOST or (trace := _trace_of(rank)) is None:
+                continue
+            ends[alike] = _end(trace, rank, found.card)
+        told[rank.number] = ends[alike]
+    return _with(found, by_number, told) if told else found
+
+
+def _trace_of(rank: Rank) -> Trace | None:
+    """None where it is gone, lies elsewhere, or is another file by now."""
+    row = rank.row
+    if is_remote(row.place):
+        return None
+    try:
+        now = places_of((row.place,))[0]
+        return trace_at(Place(row.place)) if (now.etag, now.size) == (row.etag, row.file_bytes) else None
+    except MemvizError:
+        return None
+
+
+def _end(trace: Trace, rank: Rank, card: SmallerCard) -> _When | None:
+    """The step in which it runs out there, and how far into it."""
+    device = chosen_device(trace, rank.row.device)
+    out = figures_on(source_of(trace, device), None, CardMemory(card.card_bytes, card.overhead_bytes)).oom
+    if out is None:
+        return None
+    return moment_of(rank.row, out.event)
+
+
+def _with(found: OnCard, ranks: dict[int, Rank], told: dict[int, _When | None]) -> OnCard:
+    ends = {number: end for number, end in told.items() if end is not None}
+    out = [*found.runs_out, *ends]
+    close = tuple(number for number in found.close if number not in told)
+    times = {number: ends.get(number) or when(ranks[number].row, found.card) for number in out}
+    in_order = tuple(sorted(out, key=lambda number: (*times[number], number)))
+    left = max((ranks[number] for number in close), key=lambda rank: rank.row.reserved_peak_bytes, default=None)
+    first = in_order[0] if in_order else None if left is None else left.number
+    return replace(
+        found,
+        fits=tuple(sorted((*found.fits, *(number for number, end in told.items() if end is None)))),
+        close=close,
+        runs_out=in_order,
+        first=first,
+        first_step=step_of(ranks[in_order[0]].row, times[in_order[0]][0]) if in_order else None,
+        lacks_bytes=_lacks(found.card, ranks, first, by_replay=first in ends or not in_order),
+        replayed=tuple(sorted(told)),
+        cut_short=tuple(number for number in found.cut_short if number in close),
+    )
+
+
+def _lacks(card: SmallerCard, ranks: dict[int, Rank], first: int | None, *, by_replay: bool) -> int:
+    """Of reserved bytes, where live ones alone would have room."""
+    if first is None:
+        return 0
+    row = ranks[first].row
+    return max((row.reserved_peak_bytes if by_replay else asked_bytes(row)) - card.usable_bytes, 0)

@@ -1,1 +1,0 @@
-"""One file per layout read, one per layout written."""

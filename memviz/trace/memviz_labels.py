@@ -1,0 +1,214 @@
+"""Labels that memviz's own runs add to a snapshot, under one top-level key that other viewers ignore.
+
+    "memviz": {
+        "version": 1,
+        "about": {"origin": "predicted", "on": "NVIDIA H200", "facts": {"model": "..."}},
+        "modules": ["", "layers.0.mlp", ...],
+        "devices": [{"kind": "gpu", "device": 0, "events": LABELS, "blocks": LABELS, "taken_over": TAKEN_OVER}, ...],
+    }
+    LABELS = {"category": text, "module": text, "phase": text}
+    TAKEN_OVER = {"events": FOUND, "blocks": FOUND, "spans": {"phase": text, "step": text, "first": text}}
+    FOUND = {"category": text, "certainty": text, "phase": text, "is_known": text}
+
+Each LABELS column is the base64 text of one little-endian array over the device's events (or final blocks): uint8,
+int32 into `modules`, uint8. Text, because JSON has no bytes and because the pickle reader inside PyTorch's own page
+stops at an opcode for bytes. TAKEN_OVER, which an estimate inherits from its recording, is written so too: uint8, but
+for the spans' step (int32) and first event (int64).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from memviz.errors import TraceError
+from memviz.trace.collect import name_of
+from memviz.trace.intern import Interner, bounded, valid_unicode
+from memviz.trace.model import About, Category, DeviceTrace, Ints4, Labels, Phase, Purposes, Spans, TakenOver, Trace
+
+
+def text_of(column: npt.NDArray[Any]) -> str:
+    return base64.b64encode(column.tobytes()).decode("ascii")
+
+
+def column_of(value: Any, dtype: Any, count: int, values: int) -> Any:
+    """Of `count` numbers, each at least 0 and less than `values`."""
+    raw = _raw(value)
+    if len(raw) != count * np.dtype(dtype).itemsize:
+        raise TraceError("Its labels (under the key 'memviz') do not match its events.")
+    column = np.frombuffer(raw, dtype=dtype).astype(np.dtype(dtype).newbyteorder("="))
+    if count and (column.min() < 0 or column.max() >= values):
+        raise TraceError("Its labels (under the key 'memviz') name values we do not know.")
+    return column
+
+
+def count_of(value: Any, dtype: Any) -> int:
+    """How many numbers a text holds."""
+    size: int = np.dtype(dtype).itemsize
+    return len(_raw(value)) // size
+
+
+def _raw(value: Any) -> bytes:
+    try:
+        return base64.b64decode(value, validate=True)
+    except (TypeError, ValueError, binascii.Error):
+        raise TraceError("Its labels (under the key 'memviz') are not base64.") from None
+
+
+CERTAINTIES = 4
+"""How many `analysis.purpose` has."""
+_MOST_SPANS = 3
+"""That begin with one event: all phases may, where a noted one holds no event."""
+_MOST_STEPS = np.iinfo(np.int32).max
+
+
+def dump_taken_over(known: TakenOver) -> dict[str, Any]:
+    spans = known.spans
+    return {
+        "events": _dump_purposes(known.events),
+        "blocks": _dump_purposes(known.blocks),
+        "spans": {
+            "phase": text_of(spans.phase),
+            "step": text_of(spans.step.astype("<i4")),
+            "first": text_of(spans.first.astype("<i8")),
+        },
+    }
+
+
+def _dump_purposes(purposes: Purposes) -> dict[str, Any]:
+    return {name: text_of(column.astype(np.uint8)) for name, column in purposes.columns()}
+
+
+def read_taken_over(value: Any, events: int, blocks: int) -> TakenOver | None:
+    """None where a file has none, or not all of it."""
+    of_events, of_blocks, spans = (_part(value, name) for name in ("events", "blocks", "spans"))
+    if of_events is None or of_blocks is None or spans is None:
+        return None
+    return TakenOver(_purposes(of_events, events), _purposes(of_blocks, blocks), _spans(spans, events))
+
+
+def _part(value: Any, name: str) -> dict[str, Any] | None:
+    part = value.get(name) if type(value) is dict else None
+    return part if type(part) is dict else None
+
+
+def _purposes(value: dict[str, Any], count: int) -> Purposes:
+    return Purposes(
+        column_of(value.get("category"), np.uint8, count, len(Category)),
+        column_of(value.get("certainty"), np.uint8, count, CERTAINTIES),
+        column_of(value.get("phase"), np.uint8, count, len(Phase)),
+        column_of(value.get("is_known"), np.uint8, count, 2).astype(np.bool_),
+    )
+
+
+def _spans(value: dict[str, Any], events: int) -> Spans:
+    count = count_of(value.get("phase"), np.uint8)
+    phase = column_of(value.get("phase"), np.uint8, count, len(Phase))
+    first = column_of(value.get("first"), np.dtype("<i8"), count, events)
+    if count > _MOST_SPANS * events or (phase == Phase.UNKNOWN).any() or (first[1:] < first[:-1]).any():
+        raise TraceError("Its phases (under the key 'memviz') do not follow one another.")
+    return Spans(phase, column_of(value.get("step"), np.dtype("<i4"), count, _MOST_STEPS), first)
+
+
+KEY = "memviz"
+_VERSION = 1
+COUNTED_TIMES = "times"
+"""Fact of a prediction, and of its replays: no clock ran."""
+RANK_FACT, WORLD_FACT, MESH_FACT = "rank", "world_size", "mesh"
+"""Facts of one process of many; the mesh as 'pp=1,dp=0'."""
+_MOST_FACTS, _MOST_FACT = 200, 1 << 16
+_ORIGINS = ("measured", "predicted", "replayed")
+
+
+def apply(trace: Trace, value: Any, interner: Interner) -> Trace:
+    """The trace with its labels; unchanged where the file has none, or those of a later version."""
+    if type(value) is not dict or value.get("version") != _VERSION:
+        return trace
+    modules = [interner.string(name) for name in _list(value, "modules")] or [0]
+    table = np.array(modules, dtype=np.int32)
+    rows = [entry for entry in _list(value, "devices") if type(entry) is dict]
+    named = [row for row in rows if type(row.get("kind")) is str and type(row.get("device")) is int]
+    given = {(entry["kind"], entry["device"]): entry for entry in named}
+    devices = tuple(_labelled(device, given.get((device.kind, device.device)), table) for device in trace.devices)
+    about = _about(trace.about, value.get("about"))
+    if about.origin == "predicted" or COUNTED_TIMES in about.facts:
+        devices = tuple(replace(device, is_timed=False) for device in devices)
+    return replace(trace, devices=devices, about=about)
+
+
+def dump(trace: Trace) -> dict[str, Any] | None:
+    """The value of KEY for this trace, or None where there is nothing to say."""
+    labelled = [device for device in trace.devices if _both(device) or device.taken_over is not None]
+    about = trace.about
+    if not labelled and about.origin == "measured" and not about.on and not about.facts:
+        return None
+    modules = [labels.module for device_labels in labelled for labels in _both(device_labels)]
+    used = np.unique(np.concatenate([*modules, np.zeros(1, dtype=np.int32)]))
+    return {
+        "version": _VERSION,
+        "about": {"origin": about.origin, "on": about.on, "facts": dict(about.facts)},
+        "modules": [trace.strings[code] for code in used],
+        "devices": [_dump_device(device_labels, used) for device_labels in labelled],
+    }
+
+
+def _both(device: DeviceTrace) -> list[Labels]:
+    return [labels for labels in (device.event_labels, device.block_labels) if labels is not None]
+
+
+def _dump_device(device: DeviceTrace, used: Ints4) -> dict[str, Any]:
+    row: dict[str, Any] = {"kind": device.kind, "device": device.device}
+    for key, labels in (("events", device.event_labels), ("blocks", device.block_labels)):
+        if labels is not None:
+            row[key] = {
+                "category": text_of(labels.category),
+                "module": text_of(np.searchsorted(used, labels.module).astype("<i4")),
+                "phase": text_of(labels.phase),
+            }
+    if device.taken_over is not None:
+        row["taken_over"] = dump_taken_over(device.taken_over)
+    return row
+
+
+def _labelled(device: DeviceTrace, given: Any, modules: Any) -> DeviceTrace:
+    if given is None:
+        return device
+    events = _labels(given.get("events"), len(device.events), modules)
+    blocks = _labels(given.get("blocks"), len(device.blocks), modules)
+    return replace(
+        device,
+        event_labels=device.event_labels if events is None else events,
+        block_labels=device.block_labels if blocks is None else blocks,
+        taken_over=read_taken_over(given.get("taken_over"), len(device.events), len(device.blocks)),
+    )
+
+
+def _labels(value: Any, count: int, modules: Any) -> Labels | None:
+    if type(value) is not dict:
+        return None
+    category = column_of(value.get("category"), np.uint8, count, len(Category))
+    module = column_of(value.get("module"), np.dtype("<i4"), count, len(modules))
+    phase = column_of(value.get("phase"), np.uint8, count, len(Phase))
+    return Labels(category, modules[module], phase)
+
+
+def _about(about: About, value: Any) -> About:
+    if type(value) is not dict or value.get("origin") not in _ORIGINS:
+        return about
+    facts = value.get("facts")
+    pairs = facts.items() if type(facts) is dict else ()
+    texts = ((key, text) for key, text in pairs if type(key) is str and type(text) is str)
+    kept = {name_of(key): bounded(valid_unicode(text), _MOST_FACT) for key, text in islice(texts, _MOST_FACTS)}
+    on = value.get("on")
+    return replace(about, origin=value["origin"], on=valid_unicode(on[:200]) if type(on) is str else "", facts=kept)
+
+
+def _list(mapping: dict[Any, Any], key: str) -> list[Any]:
+    value = mapping.get(key)
+    return value if type(value) is list else []
