@@ -40,7 +40,7 @@ def _known(monkeypatch: pytest.MonkeyPatch) -> None:
         one("c", SUMS, kind="inference"),
         one("d", PRODUCTS | {"layer norm"}, live=None, allocated=(1000, 990), reserved=None),
     )
-    monkeypatch.setattr(accuracy, "held", lambda: rows)
+    monkeypatch.setattr(accuracy, "measured_peaks", lambda: rows)
 
 
 def test_a_covered_prediction_has_the_worst_of_the_recordings_of_its_class() -> None:
