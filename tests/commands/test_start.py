@@ -44,7 +44,6 @@ def test_help_loads_little_more_than_python() -> None:
         "memviz.__main__",
         "memviz.commands",
         "memviz.commands.help_text",
-        "memviz.commands.help_text",
     }
 
 

@@ -1,4 +1,4 @@
-"""A search for a configuration that fits: points of peak against cost, the chosen one, and a map of batch × sequence."""
+"""A search for a configuration that fits: peak against cost, the chosen point, and a map of batch × sequence."""
 
 from __future__ import annotations
 
