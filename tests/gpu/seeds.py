@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -20,7 +19,7 @@ from memviz.runner.output_check.difference import differences
 from memviz.runner.output_check.model_runs import cloned, flatten
 from memviz.runner.output_check.verdict import to_plain
 from memviz.runner.plan import Plan, fitted, plan_of
-from memviz.runner.published import SEEDS
+from memviz.runner.published import SEEDS, tables
 from memviz.runner.request import Request
 from memviz.runner.step import RunStep
 from optimizations import apply_all
@@ -147,7 +146,7 @@ def run(case: Case, _out: Path) -> dict[str, Any]:
 def rows_of(seed: str, **instead: Any) -> list[dict[str, Any]]:
     """The published table computed anew, with other things in the place of its device, its card or its release."""
     table = next(each for each in SEEDS if each.name == seed)
-    with _replaced(importlib.import_module(f"memviz.runner.published.{seed.replace('-', '_')}"), instead):
+    with _replaced(tables, instead):
         return [table.as_json(row) for row in table.rows(lambda case: None)]
 
 

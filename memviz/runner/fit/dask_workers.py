@@ -47,13 +47,14 @@ def worker_gpus(client: Any, address: str) -> list[Gpu]:
 
 
 def _remote_state() -> dict[str, Any]:
-    """It travels as code, since the scheduler in between need not have memviz."""
+    """Report the state of the worker it runs on. It is sent as code, since the scheduler need not have memviz."""
+    from memviz.runner.fit.dask_workers import state_of_worker
 
     return state_of_worker()
 
 
 def state_of_worker() -> dict[str, Any]:
-    """What a worker says of itself."""
+    """Versions and GPUs of the worker it runs on."""
     return {"code": code_state(builds=False), **gpus_here()}
 
 
@@ -80,12 +81,13 @@ def _measure_on(client: Any, worker: str, key: str, uuid: str) -> Measure:
 
 
 def _remote_measure(request: dict[str, Any], key: str, uuid: str) -> dict[str, Any]:
+    from memviz.runner.fit.dask_workers import measure_on_worker
 
     return measure_on_worker(request, key, uuid)
 
 
 def measure_on_worker(request: dict[str, Any], key: str, uuid: str) -> dict[str, Any]:
-    """What a worker does, when nobody else of the cluster measures on this card."""
+    """Measure one run when no other task of the cluster measures on this card."""
     with one_at_a_time(f"memviz measures on {key}"):
         return measured_here(request, uuid)
 
@@ -115,13 +117,14 @@ class DaskWorker:
 
 
 def _remote_predict(requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """It travels as code, since the scheduler in between need not have memviz."""
+    """Predict on the worker it runs on. It is sent as code, since the scheduler need not have memviz."""
+    from memviz.runner.fit.dask_workers import predict_on_worker
 
     return predict_on_worker(requests)
 
 
 def predict_on_worker(requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What a worker does: how each of the requests ended."""
+    """Outcome of each request, from a process that this thread of the worker keeps."""
     worker = getattr(_OF_THIS_THREAD, "worker", None)
     if worker is None or not worker.is_alive:
         worker = _OF_THIS_THREAD.worker = Worker(Path(tempfile.mkdtemp(prefix="memviz-")))

@@ -19,13 +19,12 @@ import numpy.typing as npt
 from memviz.runner.fit.cost import CardSpeed, Cost, Work, cost_of, speed_of
 from memviz.runner.fit.largest import Stopped
 from memviz.runner.fit.predictions import KeptPredictions, Prediction, Predictor, may_be_kept
-from memviz.runner.fit.space import Candidate, Space
+from memviz.runner.fit.space import Candidate, Point, Space
 from memviz.runner.plan import Plan, plan_of
 from memviz.runner.predict.cards import KnownCard, is_native
 from memviz.runner.predict.group.ranks import CARDS_OF_A_MACHINE
 from memviz.runner.request import Request
 
-_Point = tuple[int, ...]
 Floats = npt.NDArray[np.float64]
 
 _SMALL_SINGLE, _SMALL_PAIR = 1e-3, 3e-2
@@ -40,7 +39,7 @@ _MARGIN = 1.02
 
 
 class Guesses:
-    def __init__(self, sizes: Sequence[int], candidates: Sequence[_Point], first: Sequence[_Point] = ()) -> None:
+    def __init__(self, sizes: Sequence[int], candidates: Sequence[Point], first: Sequence[Point] = ()) -> None:
         self._candidates = list(candidates)
         self._number = {place: number for number, place in enumerate(self._candidates)}
         self._features, self._small = _features(sizes, np.array(self._candidates, dtype=np.intp))
@@ -49,7 +48,7 @@ class Guesses:
         self._known: dict[int, tuple[float, float]] = {}
         self._learned = _Learned(self._features, self._small)
 
-    def next(self) -> _Point | None:
+    def next(self) -> Point | None:
         """None once all were given."""
         number = self._first.pop() if self._first else self._most_promising()
         if number is None:
@@ -57,7 +56,7 @@ class Guesses:
         self._free[number] = False
         return self._candidates[number]
 
-    def learn(self, place: _Point, value: tuple[float, float] | None) -> None:
+    def learn(self, place: Point, value: tuple[float, float] | None) -> None:
         """Cost and peak, both above 0; None for what cannot run, which teaches nothing."""
         number = self._number[place]
         if value is not None and number not in self._known:
@@ -204,7 +203,6 @@ _LEAST_SAMPLED, _MOST_SAMPLED = 125, 300
 _INTERRUPTED = 130
 """Exit status after Ctrl-C."""
 
-Point = tuple[int, ...]
 OnTrial = Callable[[Trial | None, int, int], None]
 """After each: the way, or None where it was refused; how many are done, and of how many."""
 

@@ -1,4 +1,4 @@
-"""The published tables that memviz grew from, each computed anew: one file a seed, one list of them."""
+"""The published tables that memviz grew from, each computed anew, in the order of `memviz reproduce`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What there is to run: one file per workload, each a model with its inputs and its loss.
+"""The workloads: models with their inputs and losses, one file for each kind of model.
 
 Importing them imports torch only; the libraries that a model comes from are imported when it is built.
 """

@@ -368,6 +368,3 @@ def configured_workload(name: str, settings: Mapping[str, str], text: str) -> Co
     except UsageError as error:
         raise UsageError(f"{name}: {error}") from None
     return replace(model, config=text, file=name, dtype=dtype, sequence=length)
-
-
-__all__ = ["ConfiguredModel", "configured_workload"]

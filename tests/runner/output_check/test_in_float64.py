@@ -51,6 +51,6 @@ def test_backward_in_float64_leaves_no_gradient_of_that_type():
 
 def test_a_module_that_would_take_too_much_does_not_fit(monkeypatch):
     module = nn.Linear(10, 10, bias=False)
-    monkeypatch.setattr(model_runs, "LIMIT_BYTES", 800)
+    monkeypatch.setattr(model_runs, "FLOAT64_LIMIT_BYTES", 800)
     assert fits_in_float64(module)
     assert not fits_in_float64(module, nn.Linear(1, 1))

@@ -142,7 +142,7 @@ def test_an_error_within_the_rounding_of_bfloat16_is_found_in_float64():
 
 
 def test_without_float64_the_type_decides(monkeypatch):
-    monkeypatch.setattr(model_runs, "LIMIT_BYTES", 0)
+    monkeypatch.setattr(model_runs, "FLOAT64_LIMIT_BYTES", 0)
     right = compared(with_forward(another_order), "rounding", dtype=torch.bfloat16, training=True)
     assert right.outputs[0].rounding.exact is None
     assert right.verdict.ok is True

@@ -71,7 +71,7 @@ class Flat(nn.Module):
 
 def test_a_gradient_that_is_zero_but_for_rounding_is_held_against_all_of_them(monkeypatch):
     """In itself it differs by any factor; where float64 cannot be tried, the type decides beside the others."""
-    monkeypatch.setattr(model_runs, "LIMIT_BYTES", 0)
+    monkeypatch.setattr(model_runs, "FLOAT64_LIMIT_BYTES", 0)
 
     def noisy(of: str, by: float) -> Callable[[nn.Module], Undo]:
         def apply(model: nn.Module) -> Undo:
