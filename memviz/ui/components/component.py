@@ -89,6 +89,12 @@ def trace_asked_for(find: Find, request: Request) -> tuple[Trace, DeviceTrace]:
 
 
 class Panel(Component):
+    """A piece of the page in plain HTML that reports clicks.
+
+    An element with `data-act` is a control: a click on it, or Enter and Space, becomes Gradio's `click` with the
+    element's data.
+    """
+
     script = Path(__file__).parent / "panel.js"
     tells = ("click",)
 
@@ -106,6 +112,7 @@ def clicked(event: gr.EventData) -> dict[str, str]:
 
 
 LONGEST = 200
+"""Characters of a query."""
 _TEMPLATE = f"""
 <label class="mv-find" data-mv-find>
   <span>Find</span>
@@ -133,11 +140,20 @@ def typed(event: gr.EventData) -> str:
 
 
 class PlainForm(Component):
-    """`input` carries the fields after a change, `click` the fields and the data of the button (`act` and more)."""
+    """`input` carries the fields after a change, `click` the fields and the data of the button (`act` and more).
 
-    script = Path(__file__).parent / "plain_form.js"
+    `value` is a dict: `html` is drawn when `version` changes, `faults` go by field to the elements with `data-fault`,
+    and `parts` replace the content of elements with `data-part`, so a visitor is not interrupted while typing.
+    A select with `data-for` holds usual values for that field; one with `data-fills` fills that field with the
+    `data-usable` of the chosen option, until something else is typed there. The text of a file chosen where
+    `data-reads` names a field, or dropped on one with `data-dropped`, becomes that field's value.
+    """
+
+    script = Path(__file__).parent / "plain_form" / "plain_form.js"
     tells = ("input", "click")
 
+    # One text: of an object Gradio would send differences from one yield to the next and apply them to the object that
+    # it has handed over, and a value that is not drawn yet when `gr.skip()` follows would be lost.
     def postprocess(self, value: Any) -> str:
         return json.dumps(value) if isinstance(value, dict) else ""
 
@@ -149,6 +165,11 @@ def form_fields(event: gr.EventData) -> dict[str, Any]:
 
 
 class Turn(Component):
+    """Turns the page to a tab, unless its visitor has chosen a tab since asking; Gradio's `selected` cannot do that.
+
+    `submit` stays within the page; `select` reports a turn that was left out, with the tab that is shown.
+    """
+
     script = Path(__file__).parent / "turn.js"
     tells = ("submit", "select")
     chosen = "() => memviz.turn.chosen()"
@@ -166,7 +187,7 @@ def turn_to(tab: str) -> str:
     return f"{tab} {secrets.token_hex(4)}"
 
 
-_ARRIVALS = Path(__file__).parent
+_ARRIVALS = Path(__file__).parent / "arrivals"
 
 
 def worker_html() -> str:

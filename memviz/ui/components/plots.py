@@ -16,12 +16,12 @@ from memviz.ui.components.component import Component, Find, Request, served, tra
 from memviz.ui.payloads.segment_view import moment_in_replay, moment_of
 from memviz.ui.payloads.timelines import piece
 
-_MEMORY_TIMELINE = Path(__file__).parent
+_MEMORY_TIMELINE = Path(__file__).parent / "memory_timeline"
 Pieces = Callable[[Trace, DeviceTrace, Request], PackedTimeline]
 
 
 class MemoryTimeline(Component):
-    """`value` is what `timeline_value` makes; the event `select` carries what a person has chosen."""
+    """`value` is what `payloads.timelines.timeline_value` makes; the event `select` carries what was chosen."""
 
     script = _MEMORY_TIMELINE / "timeline.js"
     looks = _MEMORY_TIMELINE / "timeline.css"
@@ -43,36 +43,36 @@ def piece_server(find: Find, pieces: Pieces = piece) -> Callable[[Any], dict[str
 class Overlay(Component):
     """`value`: `linked` (the timelines' name), `count` of them, `other` (which is compared), `shown`, `label`."""
 
-    script = Path(__file__).parent / "overlay.js"
+    script = Path(__file__).parent / "overlay" / "overlay.js"
 
 
-_RESERVED_PLOT = Path(__file__).parent
+_RESERVED_PLOT = Path(__file__).parent / "reserved_plot"
 
 
 class ReservedPlot(Component):
-    """`value` is what `what_if.reserved_plot.plot_value` makes; `select` carries the event that was chosen."""
+    """`value` is what `what_if.plots.plot_value` makes; `select` carries the event that was chosen."""
 
     script = _RESERVED_PLOT / "reserved_plot.js"
     looks = _RESERVED_PLOT / "reserved_plot.css"
     tells = ("select",)
 
 
-_RANK_MAP = Path(__file__).parent
+_RANK_MAP = Path(__file__).parent / "rank_map"
 
 
 class RankMap(Component):
-    """`value` is what `memviz.ui.ranks.answer` makes; `select` tells the rank that was chosen."""
+    """`value` is what `ranks.answer.rank_map_value` makes; `select` tells the rank that was chosen."""
 
     script = _RANK_MAP / "rank_map.js"
     looks = _RANK_MAP / "rank_map.css"
     tells = ("select",)
 
 
-_SEGMENT_MAP = Path(__file__).parent
+_SEGMENT_MAP = Path(__file__).parent / "segment_map"
 
 
 class SegmentMap(Component):
-    """`value` is {key, at, pin, colour, events}; see README.md."""
+    """`value` is {key, at, pin, colour, events}; see segment_map/README.md."""
 
     script = _SEGMENT_MAP / "segment_map.js"
     looks = _SEGMENT_MAP / "segment_map.css"
@@ -90,7 +90,7 @@ def moment_server(find: Find) -> Callable[[Any], dict[str, Any]]:
     return segment_map
 
 
-_SEGMENT_PAIR = Path(__file__).parent
+_SEGMENT_PAIR = Path(__file__).parent / "segment_pair"
 
 
 class SegmentPair(Component):

@@ -18,7 +18,7 @@ from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.components.component import Component, Find, Panel, Request, served, trace_asked_for
 from memviz.ui.payloads.event_rows import EventFilter, EventSelection, chosen_events, event_rows
 
-_EVENT_LIST = Path(__file__).parent
+_EVENT_LIST = Path(__file__).parent / "event_list"
 MOST_ROWS = 400
 """Of one answer, whatever a browser asks for."""
 _LONGEST_TEXT = 200
@@ -77,7 +77,15 @@ MakeCsv = Callable[[Mapping[str, str]], str]
 
 
 class HighlightPanel(Panel):
-    script = Path(__file__).parent / "lit_panel.js"
+    """A panel whose rows highlight allocations in the timeline; a clicked row stays highlighted.
+
+    A row, of a table or a list, has `data-light-by` and `data-light-group`, as page.js has it, and a button with
+    `data-keep`. An element with `data-light-rest` and `data-light-rest-group` says what is highlighted while no row is
+    pointed at or kept. A button with `data-csv` asks the server function `table_csv` with all its data; `data-name`
+    is the file's. Icicles are walked with arrow keys.
+    """
+
+    script = Path(__file__).parent / "lit_panel" / "lit_panel.js"
 
     def __init__(self, make_csv: MakeCsv, **options: Any) -> None:
         super().__init__(server_functions=[csv_server(make_csv)], **options)
@@ -100,7 +108,7 @@ _MOST_SIDES = 8
 class WaterfallTable(Panel):
     """`value` is what `compare.waterfall.waterfall_html` makes; whatever has `data-act` in it becomes a `click`."""
 
-    script = Path(__file__).parent / "waterfall.js"
+    script = Path(__file__).parent / "waterfall" / "waterfall.js"
 
     def __init__(self, find: Find, make_file: MakeFile, **options: Any) -> None:
         super().__init__(server_functions=[rows_server(find), file_server(find, make_file)], **options)

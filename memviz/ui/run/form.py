@@ -24,8 +24,6 @@ from memviz.runner.request import Request, load_of
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.units import count_text
 
-__all__ = ["CONFIG", "config_field_html", "config_of"]
-
 _MOST_LETTERS = 1 << 20
 """What the page sends is bounded anyway; this says so at the field."""
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from memviz.errors import UsageError
 from memviz.headlines.run import reserved_bytes
+from memviz.runner.config_source import FILE as CONFIG
 from memviz.runner.jobs.order import Variant
 from memviz.runner.jobs.searches import SearchOrder
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.run.form import (
-    CONFIG,
     EVERY_CHOICE,
     FIRST_MEMORY,
     GENERAL,

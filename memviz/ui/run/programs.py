@@ -10,11 +10,12 @@ from typing import Any
 import gradio as gr
 
 from memviz.errors import MemvizError, UsageError
+from memviz.runner.config_source import FILE as CONFIG
 from memviz.runner.jobs.order import OrderStatus
 from memviz.runner.request import DEFAULT_CARD, Request
 from memviz.runner.run import run_json
 from memviz.ui.run.answer import RunAnswers
-from memviz.ui.run.form import CONFIG, config_of
+from memviz.ui.run.form import config_of
 from memviz.ui.shell.programs import json_safe_answer, with_schema, with_worded_errors
 from memviz.ui.shell.visitors import presence
 

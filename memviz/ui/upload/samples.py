@@ -70,7 +70,7 @@ def sample_named(name: str) -> OfferedSample | None:
     return next((sample for sample in OFFERED_SAMPLES if sample.name == name), None)
 
 
-_CARDS = Path(__file__).with_suffix(".json")
+_CARDS = Path(__file__).with_name("sample_cards.json")
 _WIDTH, _HEIGHT = 520, 300
 
 
@@ -115,10 +115,6 @@ def write_cards() -> None:
         for name, card in cards.items()
     }
     _CARDS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    write_cards()
 
 
 RECORD = """# before the model is built
@@ -167,3 +163,7 @@ def _card_html(sample: OfferedSample, tab: str) -> Html:
         data_tab=tab or None,
         class_="mv-sample",
     )
+
+
+if __name__ == "__main__":
+    write_cards()
