@@ -68,6 +68,7 @@ def compared(repository: Path, tmp_path: Path, **given: str) -> subprocess.Compl
     )
 
 
+@pytest.mark.slow
 def test_a_pull_request_that_needs_more_is_told_by_how_much_and_where(repository: Path, tmp_path: Path) -> None:
     done = compared(repository, tmp_path, MAX_GROWTH="5%", LINK="https://host/kept.html")
     assert done.returncode == 1, done.stderr

@@ -51,6 +51,7 @@ def fit(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     return asked
 
 
+@pytest.mark.slow
 def test_the_cheapest_way_that_fits_and_its_command_says_the_same(
     fit: Asked, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,6 +75,7 @@ def test_the_cheapest_way_that_fits_and_its_command_says_the_same(
     assert run["run"]["fit"]["peak_reserved_bytes"] == chosen["peak_reserved_bytes"]
 
 
+@pytest.mark.slow
 def test_the_largest_batch_runs_and_the_next_does_not(fit: Asked, capsys: pytest.CaptureFixture[str]) -> None:
     answer = fit(*EASY, "--largest", "batch")
     assert answer["chosen"]["optimizations"] == []
@@ -172,6 +174,7 @@ def test_gpus_are_parted_in_every_way_and_the_command_makes_the_same_run(
     assert json.loads(capsys.readouterr().out)["peak_reserved_bytes"] == way["peak_reserved_without_limit_bytes"]
 
 
+@pytest.mark.slow
 def test_each_class_has_a_front_of_its_own(fit: Asked) -> None:
     answer = fit(*EASY, "--keep", "nothing")
     assert list(answer["fronts"]) == ["outputs", "training", "nothing"]

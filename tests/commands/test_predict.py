@@ -49,6 +49,7 @@ def real(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_the_true_command_line(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import sys\nprint(sys.argv, __name__)\n" + TRAINING)
     done = real(tmp_path, "--json", "--card", "H100", "-o", "run.pickle", "train.py", "--lr", "3", "-o", "x", "--json")

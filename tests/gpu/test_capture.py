@@ -43,6 +43,7 @@ def test_every_run_is_one_that_the_command_line_accepts(run):
     )
 
 
+@pytest.mark.slow
 def test_a_run_is_kept_with_its_peaks_and_its_trace(tmp_path, monkeypatch):
     monkeypatch.setattr(timing, "FILLED_SECONDS", 0.0)
     gpu = NotThere()

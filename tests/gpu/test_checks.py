@@ -84,6 +84,7 @@ def test_what_drawing_leaves_on_the_card_is_seen(tmp_path):
         assert answers == [(False, held.nbytes)] * 2
 
 
+@pytest.mark.slow
 def test_a_run_with_adamw_is_timed_within_the_peak_of_the_recorded_one(tmp_path, monkeypatch):
     monkeypatch.setattr(timing, "FILLED_SECONDS", 0.0)
     gpu = NotThere()

@@ -63,6 +63,7 @@ def run(*chosen: tuple[str, dict[str, str]]) -> Run:
     return predict(plan_of(Request("sdxl", settings, chosen, numerics=False)), lambda _: None).run
 
 
+@pytest.mark.slow
 def test_a_step_takes_no_more_than_with_diffusers_own(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, ours = run(), run(("checkpointing", {}))
     make = Sdxl._model

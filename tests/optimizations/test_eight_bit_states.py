@@ -136,6 +136,7 @@ def test_between_steps_a_state_is_a_byte_and_a_64th():
     undo()
 
 
+@pytest.mark.slow
 def test_a_predicted_step_remembers_less():
     settings, runs = {"layers": "12", "sequence": "64"}, []
     for chosen in ((), (("eight_bit_states", {}),)):
@@ -181,6 +182,7 @@ def test_with_steps_in_backward_weights_are_the_same_to_the_bit_and_neither_grad
     assert all(isinstance(value, torch.Tensor) for value in states)
 
 
+@pytest.mark.slow
 def test_with_steps_in_backward_a_run_takes_less_than_with_either():
     def peak(*names):
         chosen = tuple((name, {}) for name in names)

@@ -132,6 +132,7 @@ def test_whoever_is_interrupted_goes_on_there(
     assert looked_at == ["run.rank2.pickle", "run.rank4.pickle", "run.rank5.pickle"]
 
 
+@pytest.mark.slow
 def test_rows_are_written_while_others_are_read(tmp_path: Path) -> None:
     """A process that is killed cannot write them at its end."""
     path = tmp_path / "ranks.parquet"

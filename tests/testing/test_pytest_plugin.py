@@ -151,6 +151,7 @@ def test_the_plugin_explains_itself(second):
     assert "@pytest.mark.limit_gpu_memory(limit, card=None, settings=None, assume=None)" in said
 
 
+@pytest.mark.slow
 def test_pages_are_kept_by_workers_and_listed_once(second):
     second.makepyfile(MARKED)
     done = run(second, "-n", "2", "--memviz-report", "pages")

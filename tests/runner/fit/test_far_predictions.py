@@ -74,6 +74,7 @@ def test_workers_that_lack_memviz_are_told_what_they_need() -> None:
         threads_of(Client(), "an-address")
 
 
+@pytest.mark.slow
 def test_the_command_spreads_its_search(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     small = ("feed_forward", "--set", "layers=1", "--card", "T4")

@@ -87,6 +87,7 @@ def test_what_is_refused_does_not_end_the_process(tmp_path: Path, own: Path) -> 
     assert "own.py" in second.text + second.where
 
 
+@pytest.mark.slow
 def test_memory_of_this_machine_that_is_not_there_is_no_matter_of_the_card_and_no_frames_are_said(
     tmp_path: Path, real_workers: None
 ) -> None:

@@ -65,6 +65,7 @@ def said(gpu: FailingGpu, plan: Plan, folder: Path) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sticky", [False, True], ids=["once", "from then on"])
 def test_whichever_call_fails_a_run_is_kept_or_refused_in_words_and_nothing_stays_on(calls, tmp_path, sticky):
     asked, before = plan(tmp_path), hooks()

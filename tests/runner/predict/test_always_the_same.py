@@ -87,6 +87,7 @@ def test_a_second_run_in_the_same_process_writes_the_same_file(request_: Request
     assert file_of(request_) == first
 
 
+@pytest.mark.slow
 def test_another_process_with_another_hash_writes_the_same_files() -> None:
     few = [Request("transformer_block"), EXTRAS[0]]
     program = (

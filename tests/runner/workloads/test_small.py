@@ -73,6 +73,7 @@ def test_a_training_step_reaches_every_weight(name, settings):
     assert sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()) < 500 * 2**20
 
 
+@pytest.mark.slow
 @CASES
 def test_every_block_can_be_seen_in_the_output(name, settings):
     """A twin whose output is nearly its last bias would hide whatever went wrong before it."""

@@ -126,6 +126,7 @@ def run(name: str, *chosen: tuple[str, dict[str, str]], **settings: str) -> Run:
     return predict(plan_of(Request(name, {**few, **settings}, chosen)), lambda _: None).run
 
 
+@pytest.mark.slow
 @BOTH
 def test_more_steps_take_time_and_no_memory_and_parts_take_turns(name: str) -> None:
     two, four = run(name), run(name, denoising="4")
