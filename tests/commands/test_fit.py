@@ -19,6 +19,8 @@ from memviz.runner.fit.fit import FitAnswer
 from memviz.runner.fit.search import Searched
 from tests.runner.fit.ways import way
 
+pytestmark = pytest.mark.slow
+
 # Two tensors of the inner width are more than a T4 has, slices of them are not.
 TIGHT = ["feed_forward", "--set", "batch=1", "--set", "sequence=460000", "--set", "dim=1024", "--set", "layers=1"]
 EASY = ["feed_forward", "--set", "batch=1", "--set", "sequence=4000", "--set", "dim=1024", "--set", "layers=1"]
@@ -51,7 +53,6 @@ def fit(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     return asked
 
 
-@pytest.mark.slow
 def test_the_cheapest_way_that_fits_and_its_command_says_the_same(
     fit: Asked, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,7 +76,6 @@ def test_the_cheapest_way_that_fits_and_its_command_says_the_same(
     assert run["run"]["fit"]["peak_reserved_bytes"] == chosen["peak_reserved_bytes"]
 
 
-@pytest.mark.slow
 def test_the_largest_batch_runs_and_the_next_does_not(fit: Asked, capsys: pytest.CaptureFixture[str]) -> None:
     answer = fit(*EASY, "--largest", "batch")
     assert answer["chosen"]["optimizations"] == []
@@ -174,7 +174,6 @@ def test_gpus_are_parted_in_every_way_and_the_command_makes_the_same_run(
     assert json.loads(capsys.readouterr().out)["peak_reserved_bytes"] == way["peak_reserved_without_limit_bytes"]
 
 
-@pytest.mark.slow
 def test_each_class_has_a_front_of_its_own(fit: Asked) -> None:
     answer = fit(*EASY, "--keep", "nothing")
     assert list(answer["fronts"]) == ["outputs", "training", "nothing"]

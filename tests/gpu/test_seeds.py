@@ -69,6 +69,7 @@ def test_a_table_takes_its_steps_on_the_card(monkeypatch):
     assert by_case["a list, then one cat"] > by_case["one flat buffer"] > 0
 
 
+@pytest.mark.slow
 def test_ways_are_timed_and_their_outputs_compared_with_the_noise():
     ways = (seeds.Way("plain", (("flat_gradients", {"how": "plain"}),)), seeds._joined("flat"))
     table = seeds.Table("flat-gradients", "transformer_block", {SETTINGS: ways}, 1, (1, 1))

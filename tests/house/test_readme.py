@@ -126,6 +126,7 @@ SERVING = "python -m memviz open "
 """It runs until somebody stops it."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [each for each in commands_in_readme() if each.startswith(SERVING)])
 def test_serving_command_in_the_readme_starts(line, folder):
     command = [sys.executable, "-u", *shlex.split(line)[1:]]

@@ -44,6 +44,7 @@ def test_blocks_are_what_diffusers_checkpoints() -> None:
     assert "mid_block.attentions.0.transformer_blocks.0" in ours
 
 
+@pytest.mark.slow
 def test_gradients_are_the_same_to_the_bit() -> None:
     model, workload = unet()
     inputs = workload.inputs(torch.device("cpu"))

@@ -76,6 +76,7 @@ def losses(case: Case, steps: int, **how) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [{}, {"foreach": True}, {"fused": True}, {"amsgrad": True}], ids=str)
 def test_training_learns_as_it_did_and_not_to_the_bit(how):
     plain, ours = gpt2(), gpt2()
@@ -157,6 +158,7 @@ def test_fit_tries_it_where_training_may_change():
     assert {way.keeps for way in chosen} == {"training"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("undo_first", ["states", "steps"])
 def test_with_steps_in_backward_weights_are_the_same_to_the_bit_and_neither_gradients_nor_wide_states_gather(
     undo_first,

@@ -172,6 +172,7 @@ def test_a_table_of_somebody_else_stays_as_it_is(tmp_path: Path, job: Path) -> N
         gathered(wanted(job))
 
 
+@pytest.mark.slow
 def test_the_command_writes_it_and_reads_it(job: Path) -> None:
     table = job.parent / "ranks.parquet"
     first = memviz("ranks", job, "-o", table, "--json")

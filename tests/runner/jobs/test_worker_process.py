@@ -63,6 +63,7 @@ def last_of(worker: Worker, *requests: Request) -> list[RunEvent]:
     return [each for each in worker.run(requests) if each.kind in ("done", "failed")]
 
 
+@pytest.mark.slow
 def test_several_runs_share_a_process_and_each_leaves_its_trace(tmp_path: Path, real_workers: None) -> None:
     wider = Request("feed_forward", {"sequence": "64", "dim": "128", "layers": "2"}, numerics=False)
     with Worker(tmp_path) as worker:

@@ -17,6 +17,8 @@ from memviz.runner.request import Request
 from memviz.runner.workloads import WORKLOADS
 from memviz.trace.formats.write_snapshot import write_pickle
 
+pytestmark = pytest.mark.slow
+
 ONE_OF_EACH = {"layers": "1", "text_layers": "1", "denoising": "1"}
 SHORT = {
     "feed_forward": {"layers": "2", "mode": "training"},
@@ -87,7 +89,6 @@ def test_a_second_run_in_the_same_process_writes_the_same_file(request_: Request
     assert file_of(request_) == first
 
 
-@pytest.mark.slow
 def test_another_process_with_another_hash_writes_the_same_files() -> None:
     few = [Request("transformer_block"), EXTRAS[0]]
     program = (
