@@ -1,15 +1,17 @@
 """A real browser, Debian's Chromium driven by Playwright, and the real page in a second process.
 
 Without Chromium or Playwright these tests skip, and say so. Every page is watched: an error in its console or a
-request to another host fails the test that opened it.
+request to another host fails the test that opened it. All are slow but those of `test_smoke.py`. One that fails is
+repeated once, since a browser on a busy machine may miss a press; the summary lists it as RERUN.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
@@ -39,6 +41,27 @@ _CUT_BY_LEAVING = (
 )
 _KEPT = "cookies,local_storage,indexeddb,cache_storage,service_workers,file_systems"
 _OURS = ("http://127.0.0.1", "data:", "blob:", "about:", "file:")
+_FOLDER = Path(__file__).parent
+_QUICK = "test_smoke.py"
+_has_failed = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before pytest deselects by marks. Items of other folders are here too."""
+    for item in items:
+        if _FOLDER in item.path.parents:
+            item.add_marker(pytest.mark.flaky(reruns=1))
+            if item.path.name != _QUICK:
+                item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Tells fixtures that clear up whether their story has failed; a failure that is repeated counts as none."""
+    report = yield
+    item.stash[_has_failed] = report.failed or (report.when != "setup" and item.stash[_has_failed])
+    return report
 
 
 @pytest.fixture(autouse=True)
@@ -137,12 +160,12 @@ def same_page(stays: Visits, visitor: dict[str, Any], request: pytest.FixtureReq
     if not visitor:
         watch(visitor.setdefault("page", stays.context.new_page()))
     page = visitor["page"]
-    faults, before = _faults[page], request.session.testsfailed
+    faults = _faults[page]
     yield page
     page.set_viewport_size(_SIZE)
     seen = list(faults)
     faults.clear()
-    if seen or request.session.testsfailed > before:
+    if seen or request.node.stash[_has_failed]:
         # Nobody knows what it shows now.
         visitor.clear()
         stays.end()

@@ -68,6 +68,7 @@ def compared(repository: Path, tmp_path: Path, **given: str) -> subprocess.Compl
     )
 
 
+@pytest.mark.slow
 def test_a_pull_request_that_needs_more_is_told_by_how_much_and_where(repository: Path, tmp_path: Path) -> None:
     done = compared(repository, tmp_path, MAX_GROWTH="5%", LINK="https://host/kept.html")
     assert done.returncode == 1, done.stderr
@@ -84,6 +85,7 @@ def test_a_pull_request_that_needs_more_is_told_by_how_much_and_where(repository
     assert len(worktrees.stdout.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_what_may_grow_does_not_fail(repository: Path, tmp_path: Path) -> None:
     assert compared(repository, tmp_path, MAX_GROWTH="200%").returncode == 0
 

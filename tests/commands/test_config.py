@@ -55,6 +55,7 @@ def test_a_script_is_not_a_configuration(config: Path, capsys: pytest.CaptureFix
     assert f"python -m memviz run {config} --on predict" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_way_that_fits_is_found_for_it(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

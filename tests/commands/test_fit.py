@@ -19,6 +19,8 @@ from memviz.runner.fit.fit import FitAnswer
 from memviz.runner.fit.search import Searched
 from tests.runner.fit.ways import way
 
+pytestmark = pytest.mark.slow
+
 # Two tensors of the inner width are more than a T4 has, slices of them are not.
 TIGHT = ["feed_forward", "--set", "batch=1", "--set", "sequence=460000", "--set", "dim=1024", "--set", "layers=1"]
 EASY = ["feed_forward", "--set", "batch=1", "--set", "sequence=4000", "--set", "dim=1024", "--set", "layers=1"]

@@ -49,6 +49,7 @@ def real(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_the_true_command_line(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import sys\nprint(sys.argv, __name__)\n" + TRAINING)
     done = real(tmp_path, "--json", "--card", "H100", "-o", "run.pickle", "train.py", "--lr", "3", "-o", "x", "--json")
@@ -168,6 +169,7 @@ def test_what_is_stated_lets_it_go_on(tmp_path: Path) -> None:
     assert stated == {"where": "train.py:2", "what": "300 is taken, as was asked", "times": 1}
 
 
+@pytest.mark.slow
 def test_an_answer_that_no_line_takes_is_an_error_with_the_lines_that_ask(tmp_path: Path) -> None:
     for place in ("tran.py:2", "train.py:3"):
         done = predict(tmp_path, BRANCH.replace("rand(5", "ones(5"), "--assume", f"{place}=300")
@@ -370,6 +372,7 @@ CHILDREN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("started", CHILDREN)
 def test_what_children_take_is_not_known_and_never_nothing(tmp_path: Path, started: str) -> None:
     done = predict(tmp_path, CHILDREN[started], "--card", "T4")
@@ -433,6 +436,7 @@ y = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
     assert "in blocks of 4.00 MiB as torch counts, which leaves out what is freed and waits for a stream" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_prediction_says_how_true_it_is_likely_to_be(tmp_path: Path) -> None:
     found = said(predict(tmp_path, TRAINING))["expected_error"]
     assert found["class"] == "training" and found["recordings"] >= 3 and found["covered"]
@@ -457,6 +461,7 @@ def test_what_is_asked_wrongly_is_said_before_anything_runs(tmp_path: Path, wron
     assert done.returncode == 2 and "never" not in done.stdout and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_one_process_of_many(tmp_path: Path) -> None:
     body = (
         "import os, torch, torch.distributed as dist\n"
@@ -487,6 +492,7 @@ def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predict_ranks.subprocess, "run", run)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 def test_all_processes_are_one_of_each_class(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

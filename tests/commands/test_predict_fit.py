@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.commands.test_predict import predict, said
 
 
+@pytest.mark.slow
 def test_what_decides_it_by_a_little_is_close_and_says_so(tmp_path: Path) -> None:
     """Of 23.64 GiB the context takes 0.19 to 0.50: 23 fit beside all, 23.3 beside the least, 23.6 beside none."""
     body = "import sys, torch\ntorch.empty(int(sys.argv[1]) << 20, dtype=torch.uint8, device='cuda')\n"

@@ -56,6 +56,7 @@ def test_json_says_who_stands_out_and_why(job: Path) -> None:
     assert found["imbalance"]["bytes"] == 16 * MiB
 
 
+@pytest.mark.slow
 def test_each_peak_is_that_of_summary(job: Path) -> None:
     for one in answer(job)["ranks"]:
         done = memviz("summary", one["place"], "--json")
@@ -78,6 +79,7 @@ def test_as_text_it_says_the_same(job: Path) -> None:
     assert "! " + str(job / "run.rank9.pickle") in done.stdout
 
 
+@pytest.mark.slow
 def test_a_smaller_card_names_who_runs_out_first(job: Path) -> None:
     card = answer(job, "--card", "130MiB", "--overhead", 0)["card"]
     assert (card["first"], card["runs_out"], card["lacks_bytes"]) == ({"rank": 5, "step": 1}, [5], 6 * MiB)
@@ -157,6 +159,7 @@ def test_what_is_only_probable_is_called_so(tmp_path: Path) -> None:
     assert " 100 % probably parameter " in memviz("ranks", tmp_path).stdout
 
 
+@pytest.mark.slow
 def test_ranks_that_ran_out_are_replayed_on_the_card_and_not_told_by_their_peaks(tmp_path: Path) -> None:
     for number in range(2):
         shutil.copy("sample_traces/out-of-memory.pickle.gz", tmp_path / f"rank{number}.pickle.gz")

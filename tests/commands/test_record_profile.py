@@ -52,6 +52,7 @@ def test_a_profile_that_is_there_stays(tmp_path):
     assert done.returncode == 2 and "run.profile.json.gz is there already" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGINT])
 def test_a_profile_of_what_there_is_is_written_when_the_script_is_told_to_end(tmp_path, ends):
     pytest.importorskip("torch")

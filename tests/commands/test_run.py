@@ -150,6 +150,7 @@ def test_the_list_names_everything_there_is(capsys: pytest.CaptureFixture[str]) 
     assert all(each.name in said for each in (*WORKLOADS, *OPTIMIZATIONS))
 
 
+@pytest.mark.slow
 def test_reproduce_prints_rows_of_published_and_ours(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "flat-gradients", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)

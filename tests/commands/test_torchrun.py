@@ -31,6 +31,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_files_are_named_by_rank_and_mesh_and_the_one_that_fails_says_so(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(USES_GPU + BODY)
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

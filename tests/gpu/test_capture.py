@@ -43,6 +43,7 @@ def test_every_run_is_one_that_the_command_line_accepts(run):
     )
 
 
+@pytest.mark.slow
 def test_a_run_is_kept_with_its_peaks_and_its_trace(tmp_path, monkeypatch):
     monkeypatch.setattr(cuda_device, "FILLED_SECONDS", 0.0)
     gpu = NotThere()
@@ -68,6 +69,7 @@ def counted(device: Any) -> dict[str, int]:
     return {"allocs": int((actions == Action.ALLOC).sum()), "frees": int((actions == Action.FREE_REQUESTED).sum())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [each.name for each in PROGRAMS if not each.needs_cuda and not each.limit_bytes])
 def test_a_program_leaves_as_many_events_as_were_counted(name, tmp_path, monkeypatch):
     for constant, value in (("_WORDS", 32), ("_WIDTH", 32), ("_LAYERS", 1), ("_LENGTHS", (8, 12)), ("_BATCH", 2)):

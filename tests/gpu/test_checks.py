@@ -75,6 +75,7 @@ def test_a_card_that_starts_and_one_that_does_not(tmp_path):
     assert not is_right and gpu.refuses in words
 
 
+@pytest.mark.slow
 def test_what_drawing_leaves_on_the_card_is_seen(tmp_path):
     gpu = NotThere()
     with watching_torch(gpu):
@@ -84,6 +85,7 @@ def test_what_drawing_leaves_on_the_card_is_seen(tmp_path):
         assert answers == [(False, held.nbytes)] * 2
 
 
+@pytest.mark.slow
 def test_a_run_with_adamw_is_timed_within_the_peak_of_the_recorded_one(tmp_path, monkeypatch):
     monkeypatch.setattr(cuda_device, "FILLED_SECONDS", 0.0)
     gpu = NotThere()
@@ -124,6 +126,7 @@ time.sleep(600)
     assert [is_right for is_right, _ in answers] == [True] * 3
 
 
+@pytest.mark.slow
 def test_a_script_that_is_recorded_begins_with_its_first_allocation(tmp_path):
     program = """
 from tests.runner.one_gpu import GPU

@@ -53,6 +53,7 @@ def test_every_way_is_one_that_the_command_line_accepts(table):
         assert len(set(labels)) == len(ways)
 
 
+@pytest.mark.slow
 def test_a_table_takes_its_steps_on_the_card(monkeypatch):
     """A list that is joined at the end holds more than a flat buffer, which shows in the peaks of any device."""
     module = importlib.import_module("memviz.runner.published.tables")
@@ -68,6 +69,7 @@ def test_a_table_takes_its_steps_on_the_card(monkeypatch):
     assert by_case["a list, then one cat"] > by_case["one flat buffer"] > 0
 
 
+@pytest.mark.slow
 def test_ways_are_timed_and_their_outputs_compared_with_the_noise():
     ways = (seeds.Way("plain", (("flat_gradients", {"how": "plain"}),)), seeds._joined("flat"))
     table = seeds.Table("flat-gradients", "transformer_block", {SETTINGS: ways}, 1, (1, 1))
@@ -94,6 +96,7 @@ def test_the_twin_is_compared_with_its_own_noise(monkeypatch):
     assert seeds.twin(seeds._plan("transformer_block", SETTINGS, seeds.Way("as it is")), "cpu") is None
 
 
+@pytest.mark.slow
 def test_every_way_of_recording_is_timed_and_none_stays_on(monkeypatch):
     monkeypatch.setattr(cost, "_STEPS", 1)
     monkeypatch.setattr(cost, "_ROUNDS", 1)

@@ -53,6 +53,7 @@ def pairs() -> Iterator[tuple[list[Pair], list[str]]]:
         yield sides, [trace.about.source for trace in several]
 
 
+@pytest.mark.slow
 def test_the_made_traces_are_of_every_kind():
     devices = [(trace, device) for trace in traces()[-made.COUNT :] for device in trace.devices]
     answers = {explore(overview(*each)) for each in devices}
@@ -73,6 +74,7 @@ def test_what_compare_says_is_true_of_pairs_and_of_several():
         check_compare(sides, compare(summarize_comparison(sides)), called(sides, names))
 
 
+@pytest.mark.slow
 def test_what_summary_and_peak_print_is_true(capsys: pytest.CaptureFixture[str]):
     for trace in traces():
         summary_command._print(summary_command.summary(trace))
@@ -82,6 +84,7 @@ def test_what_summary_and_peak_print_is_true(capsys: pytest.CaptureFixture[str])
             check_peak(trace, device, capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_what_diff_prints_is_true(capsys: pytest.CaptureFixture[str]):
     for sides, _ in pairs():
         found = changes(sides, "site")

@@ -107,6 +107,7 @@ HEADLINES = (
 )
 
 
+@pytest.mark.slow
 @requires_real
 @pytest.mark.parametrize("name", FILES)
 def test_every_number_of_a_headline_is_counted_twice(name: str) -> None:

@@ -131,6 +131,7 @@ def step(draw: random.Random) -> Step:
     return kind, size, draw.choice([0, 0, 0, 7])
 
 
+@pytest.mark.slow
 def test_what_is_said_of_generated_recordings_is_what_stands_beside_it() -> None:
     draw = random.Random(11)
     for trace, card in recordings(300):
@@ -143,6 +144,7 @@ def test_what_is_said_of_generated_recordings_is_what_stands_beside_it() -> None
 FILES = [*real_files(), *sorted(SAMPLES.glob("*.gz"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_what_is_said_of_real_recordings_is_what_stands_beside_it(path) -> None:
     trace = load_trace(path)

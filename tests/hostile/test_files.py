@@ -17,7 +17,10 @@ from tests.hostile import operations  # noqa: F401
 from tests.hostile.files import READ, REFUSED
 from tests.hostile.limited import MEMORY
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of one process are Linux's here")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="limits of one process are Linux's here"),
+]
 ROOT = Path(__file__).parents[2]
 Answers = dict[str, dict[str, dict[str, Any]]]
 _LONGEST = 2000

@@ -58,6 +58,7 @@ def test_a_model_of_ones_own_that_grows_is_ended(
     assert "more than the 1,024 MiB of this machine's own memory" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_a_signal_to_the_command_line_ends_the_whole_tree(own: Path, name: str, status: int) -> None:
     pids, scratch = own.with_name("pids"), own.parent / "scratch"

@@ -8,7 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.house.repository import ROOT
+
+pytestmark = pytest.mark.slow
 
 HANGS = """
 import faulthandler, sys, threading

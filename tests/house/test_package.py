@@ -18,6 +18,8 @@ import pytest
 from optimizations import OPTIMIZATIONS
 from tests.house.repository import ROOT
 
+pytestmark = pytest.mark.slow
+
 PARTS = ("memviz", "optimizations", "sample_traces")
 FILES = ("pyproject.toml", "setup.py", "requirements.txt", "README.md")
 LEFT_BY_AN_EARLIER_BUILD = ("memviz/gone.py", "memviz/optimizations/gone.py")

@@ -1,4 +1,4 @@
-"""What the READMEs say is true: the two lines, the front matter, every command and every path."""
+"""What the READMEs say is true: the three lines, the front matter, every command and every path."""
 
 from __future__ import annotations
 
@@ -104,9 +104,11 @@ def test_sdk_version_lies_within_the_requirements():
     assert gradio.specifier.contains(front_matter()["sdk_version"])
 
 
-def test_ci_runs_the_test_line_and_nothing_after_it():
-    test_lines = [line for line in bash_lines("README.md") if line.endswith("-m pytest")]
-    assert test_lines == [text_of(".ci/run").splitlines()[-1]]
+def test_ci_runs_both_test_lines_and_fails_where_either_does():
+    quick, slow = (line for line in bash_lines("README.md") if " -m pytest" in line)
+    assert quick.endswith(" -m pytest") and slow.endswith(" -m pytest -m slow")
+    last = text_of(".ci/run").splitlines()[-4:]
+    assert last == ["failed=0", f"{quick} || failed=1", f"{slow} || failed=1", 'exit "$failed"']
 
 
 def test_ci_can_be_run():
@@ -124,6 +126,7 @@ SERVING = "python -m memviz open "
 """It runs until somebody stops it."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [each for each in commands_in_readme() if each.startswith(SERVING)])
 def test_serving_command_in_the_readme_starts(line, folder):
     command = [sys.executable, "-u", *shlex.split(line)[1:]]

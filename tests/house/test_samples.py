@@ -43,10 +43,12 @@ def made_again(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_every_file_has_its_recipe(made_again):
     assert {path.name for path in made_again.iterdir()} == {f"{name}.pickle.gz" for name in NAMES}
 
 
+@pytest.mark.slow
 @each_sample
 def test_the_script_makes_the_same_trace_again(name, made_again):
     path = made_again / f"{name}.pickle.gz"

@@ -13,16 +13,18 @@ from tests.house.repository import ROOT, Function, outline_of, python_files, tex
 LONGEST_FUNCTION = 80
 LONGEST_FILE = 900
 MOST_POSITIONAL = 5
+MOST_QUICK_STORIES = 7
+"""In a browser: one per tab, and a saved page."""
 
 CHECKS = {
     "ruff check": ["ruff", "check", "."],
     "ruff format": ["ruff", "format", "--check", "."],
-    # It knows by their contents what has changed: half a minute the first time, and a second where nothing has.
-    "mypy": ["mypy"],
 }
+# It knows by their contents what has changed: half a minute the first time, and a second where nothing has.
+TYPES = pytest.param(["mypy"], id="mypy", marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("command", CHECKS.values(), ids=CHECKS.keys())
+@pytest.mark.parametrize("command", [*(pytest.param(each, id=name) for name, each in CHECKS.items()), TYPES])
 def test_tool_is_content(command):
     done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -45,6 +47,12 @@ def too_long() -> dict[str, int]:
 
 def test_functions_and_files_stay_short():
     assert too_long() == {}
+
+
+def test_the_quick_suite_has_few_stories_in_a_browser():
+    """All others there are slow."""
+    stories = [each for each in outline_of("tests/browser/test_smoke.py").functions if each.name.startswith("test_")]
+    assert len(stories) <= MOST_QUICK_STORIES
 
 
 def test_no_function_takes_more_than_five_positional_arguments():

@@ -27,6 +27,7 @@ def cpu_is_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activation_offload, "_is_on_host", lambda tensor: False)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cpu_is_a_device")
 @pytest.mark.parametrize("case", [stack, gpt2, llama, ltx, vit], ids=lambda each: each.__name__)
 @pytest.mark.parametrize("checkpointed", [False, True])
@@ -161,6 +162,7 @@ def test_the_device_holds_one_layers_activations_and_not_all():
     assert peaks[1] < 2 * weights + 5 * x.nbytes
 
 
+@pytest.mark.slow
 def test_a_prediction_counts_the_bytes_both_ways():
     settings, runs = {"layers": "3", "sequence": "4096"}, []
     for chosen in ((), (("activation_offload", {}),)):

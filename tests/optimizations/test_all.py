@@ -137,6 +137,7 @@ def test_each_file_can_be_copied_away_alone(kind):
     assert {name.partition(".")[0] for name in names} - sys.stdlib_module_names == {"torch"}
 
 
+@pytest.mark.slow
 def test_importing_them_loads_no_library_of_models():
     program = "import sys, optimizations; print(*sorted({'diffusers', 'transformers', 'memviz'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)

@@ -44,6 +44,7 @@ def test_blocks_are_what_diffusers_checkpoints() -> None:
     assert "mid_block.attentions.0.transformer_blocks.0" in ours
 
 
+@pytest.mark.slow
 def test_gradients_are_the_same_to_the_bit() -> None:
     model, workload = unet()
     inputs = workload.inputs(torch.device("cpu"))
@@ -63,6 +64,7 @@ def run(*chosen: tuple[str, dict[str, str]]) -> Run:
     return predict(plan_of(Request("sdxl", settings, chosen, numerics=False)), lambda _: None).run
 
 
+@pytest.mark.slow
 def test_a_step_takes_no_more_than_with_diffusers_own(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, ours = run(), run(("checkpointing", {}))
     make = Sdxl._model

@@ -99,6 +99,7 @@ def test_the_heads_gradient_in_fp32_does_not_round_with_every_chunk():
     assert sums < 1.2 * once < own / 4
 
 
+@pytest.mark.slow
 def test_what_fp32_sums_take_is_predicted():
     """4 bytes more a weight of the head: a sum twice as large, and a chunk's product beside it."""
     words, width = 32_000, 256
@@ -157,8 +158,11 @@ class Wrapper(torch.nn.Module):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize(
     ("wrap", "before"),
-    [(Wrapper, False), (Wrapper, True), (lambda model: torch.compile(model, backend="eager"), False)],
-    ids=["wrapped", "wrapped later", "compiled"],
+    [
+        pytest.param(Wrapper, False, id="wrapped"),
+        pytest.param(Wrapper, True, id="wrapped later"),
+        pytest.param(lambda model: torch.compile(model, backend="eager"), False, id="compiled", marks=pytest.mark.slow),
+    ],
 )
 def test_a_model_within_wrappers_is_found_once(wrap: Any, before: bool):
     case = llama()

@@ -192,6 +192,7 @@ def test_training_keeps_inputs_only_where_pieces_are_computed_again():
     assert whole > 2.9 * inner
 
 
+@pytest.mark.slow
 def test_the_single_stream_blocks_of_flux_take_less():
     """Nine tenths of the model are weights; the inner tensors of a block are 4,608 tokens x 12,288 channels."""
     peaks = []

@@ -76,6 +76,7 @@ def losses(case: Case, steps: int, **how) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [{}, {"foreach": True}, {"fused": True}, {"amsgrad": True}], ids=str)
 def test_training_learns_as_it_did_and_not_to_the_bit(how):
     plain, ours = gpt2(), gpt2()
@@ -136,6 +137,7 @@ def test_between_steps_a_state_is_a_byte_and_a_64th():
     undo()
 
 
+@pytest.mark.slow
 def test_a_predicted_step_remembers_less():
     settings, runs = {"layers": "12", "sequence": "64"}, []
     for chosen in ((), (("eight_bit_states", {}),)):
@@ -156,6 +158,7 @@ def test_fit_tries_it_where_training_may_change():
     assert {way.keeps for way in chosen} == {"training"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("undo_first", ["states", "steps"])
 def test_with_steps_in_backward_weights_are_the_same_to_the_bit_and_neither_gradients_nor_wide_states_gather(
     undo_first,
@@ -181,6 +184,7 @@ def test_with_steps_in_backward_weights_are_the_same_to_the_bit_and_neither_grad
     assert all(isinstance(value, torch.Tensor) for value in states)
 
 
+@pytest.mark.slow
 def test_with_steps_in_backward_a_run_takes_less_than_with_either():
     def peak(*names):
         chosen = tuple((name, {}) for name in names)

@@ -43,6 +43,7 @@ def _started(program: str, rank: int, folder: Path) -> subprocess.Popen[bytes]:
         return forked.start([program, str(rank), str(folder)], of=forked.with_torch, stdout=log, stderr=log)
 
 
+@pytest.mark.slow
 def test_the_sum_is_the_mean_of_the_ranks_plain_sums_to_the_bit(found):
     for each in found:
         cases = each["is_the_mean_of_plain_sums"]
@@ -50,17 +51,20 @@ def test_the_sum_is_the_mean_of_the_ranks_plain_sums_to_the_bit(found):
         assert [case for case, same in cases.items() if not same] == []
 
 
+@pytest.mark.slow
 def test_training_under_the_wrapper_goes_on_as_without_flat_gradients(found):
     """Buffers are sent around when the wrapper would have, and weights are the same to the bit."""
     for each in found:
         assert set(map(tuple, each["trains_as_the_wrapper_alone"].values())) == {()}
 
 
+@pytest.mark.slow
 def test_undone_the_wrapper_reduces_by_itself_again(found):
     for each in found:
         assert set(each["undone_the_wrapper_reduces_as_ever"].values()) == {True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "words"),
     [
@@ -79,6 +83,7 @@ def test_what_the_wrapper_does_otherwise_is_refused(found, case, words):
     assert all(each["refused"]["and then goes on"] is True for each in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "words"),
     [

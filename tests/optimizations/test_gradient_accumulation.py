@@ -163,6 +163,7 @@ def _run(batch: int, pieces: int) -> Run:
     return predict(plan_of(Request("gpt2", settings, changes, numerics=False)), lambda _: None).run
 
 
+@pytest.mark.slow
 def test_activations_of_a_run_exist_for_one_piece_at_a_time() -> None:
     """At its peak 8 rows in 4 pieces hold what 2 rows alone do, the others' tokens, and a loss with its share."""
     whole, pieced, small = _run(8, 1), _run(8, 4), _run(2, 1)

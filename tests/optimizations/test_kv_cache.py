@@ -162,6 +162,7 @@ def run(**knobs: str) -> Run:
     return predict(plan_of(request), lambda _: None).run
 
 
+@pytest.mark.slow
 def test_a_run_in_8_bits_takes_nearly_half_a_cache_less_and_one_with_more_room_more() -> None:
     """One layer at a time is unpacked again, in fp32 between."""
     cache = 2 * 4 * 8 * 2048 * 64 * 2

@@ -78,6 +78,7 @@ def test_ahead_two_pieces_are_up_at_once_from_the_second_pass_on():
     assert peaks[3] - peaks[2] == pytest.approx(2 * matrix, rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_stream_takes_every_weight_but_those_of_the_first_piece_and_the_peak_grows_by_one():
     settings = {"double_layers": "1", "single_layers": "2"}
 

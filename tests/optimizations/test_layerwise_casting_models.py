@@ -191,6 +191,7 @@ def test_skipping_norms_costs_flux_three_gib_in_its_modulation():
     assert (nbytes(skipping) - nbytes(case)) / GiB == pytest.approx(3.02, abs=0.01)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_flux_as_one_piece_saves_nothing_while_it_runs():
     case = flux(num_layers=2, num_single_layers=2)

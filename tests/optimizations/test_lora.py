@@ -172,6 +172,7 @@ def test_pieces_of_a_feed_forward_meet_its_adapters():
     torch.testing.assert_close(loss_of(pieces), loss_of(whole))
 
 
+@pytest.mark.slow
 def test_a_predicted_step_has_gradients_and_states_of_the_adapters_only():
     settings, runs = {"layers": "2", "sequence": "64"}, []
     for chosen in ((), (("lora", {"rank": "8"}),)):
@@ -185,6 +186,7 @@ def test_a_predicted_step_has_gradients_and_states_of_the_adapters_only():
     assert ours.peak_allocated_bytes < 1.3 * plain.weights_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beside", [(), (("layerwise_casting", {}),), (("optimizer_in_backward", {}),)])
 def test_what_comes_after_it_sees_the_adapters_and_the_outputs_are_as_claimed(beside):
     settings = {"layers": "2", "sequence": "64"}

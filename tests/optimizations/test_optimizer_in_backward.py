@@ -111,6 +111,7 @@ def test_experts_without_tokens_and_passes_that_failed_leave_the_others_in_step(
 CLIPS = ("clip_grad_norm_", "clip_grad_value_", "_clip_grads_with_norm_")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLIPS[:2])
 @pytest.mark.parametrize("early", [False, True])
 def test_clipping_is_refused_for_its_weights_alone_until_undone(name: str, early: bool):
@@ -246,6 +247,7 @@ def test_a_step_holds_one_gradient_and_not_all():
     assert peaks[1] // weight == depth + 1
 
 
+@pytest.mark.slow
 def test_a_predicted_step_has_neither_gradients_nor_the_foreach_kernels_copies():
     settings, peaks = {"layers": "2", "sequence": "64"}, []
     for chosen in ((), (("optimizer_in_backward", {}),)):

@@ -34,6 +34,8 @@ from tests.optimizations.pieces import parts_of
 from tests.optimizations.tiny import Case, autoencoder, flux, llama, ltx
 from tests.optimizations.whole import WIDTH, Whole
 
+pytestmark = pytest.mark.slow
+
 SMALL: dict[str, Optimization] = {
     each.name: each
     for each in (

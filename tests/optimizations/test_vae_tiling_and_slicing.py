@@ -95,6 +95,7 @@ def run(batch: int, size: int, *names: str) -> Run:
     return predict(plan_of(Request("vae", settings, changes, numerics=False)), lambda _: None).run
 
 
+@pytest.mark.slow
 def test_activations_of_a_run_are_one_picture_s_or_one_tile_s() -> None:
     """What is beside them at the peak: latents and pictures, finished tiles of which overlap by a quarter."""
     one, three, sliced = run(1, 256), run(3, 256), run(3, 256, "vae_slicing")

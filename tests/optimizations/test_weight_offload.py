@@ -150,6 +150,7 @@ def test_a_backward_pass_is_refused_and_a_forward_pass_is_not(granularity, froze
     case.loss(case.model).backward()
 
 
+@pytest.mark.slow
 def test_the_device_holds_a_block_or_a_layer_and_the_bus_carries_the_rest():
     settings = {"double_layers": "2", "single_layers": "4"}
 
@@ -174,6 +175,7 @@ def test_the_device_holds_a_block_or_a_layer_and_the_bus_carries_the_rest():
     assert whole.peak_allocated_bytes > 0.99 * plain.peak_allocated_bytes
 
 
+@pytest.mark.slow
 def test_ahead_the_stream_brings_every_block_but_the_first_and_two_are_there_at_once():
     settings = {"double_layers": "1", "single_layers": "3"}
 
@@ -213,6 +215,7 @@ def test_what_came_ahead_is_not_taken_where_the_weight_has_been_loaded_since():
     assert torch.equal(output(case.model, case.loss), changed)
 
 
+@pytest.mark.slow
 def test_weights_in_fp8_come_over_the_bus_as_they_are_and_half_as_many_bytes_wait():
     def run(*chosen):
         settings = {"double_layers": "1", "single_layers": "3"}
@@ -248,6 +251,7 @@ def test_cast_weights_are_the_same_wherever_they_wait(granularity, cast, monkeyp
     assert losses[0] != losses[2]
 
 
+@pytest.mark.slow
 def test_the_run_says_what_the_host_holds_and_the_bound_bounds_it():
     """PyTorch takes the next power of two for each weight."""
     knobs = {"layers": "2", "mode": "inference"}

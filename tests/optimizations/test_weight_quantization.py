@@ -121,6 +121,7 @@ def test_adapters_beside_them_learn_and_no_matrix_is_kept_for_backward(bits):
     assert {(32, 32), (32, 16)}.isdisjoint(map(tuple, kept))
 
 
+@pytest.mark.slow
 def test_a_predicted_model_takes_as_many_bytes_as_its_codes_and_scales():
     settings = {"double_layers": "2", "single_layers": "4"}
     peaks = {}

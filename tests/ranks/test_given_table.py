@@ -35,6 +35,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RankSummary]:
     return table, told
 
 
+@pytest.mark.slow
 def test_a_table_says_what_was_told_when_it_was_written(job: tuple[Path, RankSummary]) -> None:
     """The mesh stood in a file beside the ranks, which is not there any more."""
     table, told = job
@@ -71,6 +72,7 @@ def test_rows_that_hold_nothing_together_are_refused(
         checked_rows([{**rows[0], **change}, *rows[1:]])
 
 
+@pytest.mark.slow
 def test_what_is_no_table_is_refused_in_words(job: tuple[Path, RankSummary], tmp_path: Path) -> None:
     raw = job[0].read_bytes()
     other = tmp_path / "other.parquet"
@@ -89,6 +91,7 @@ def test_what_is_no_table_is_refused_in_words(job: tuple[Path, RankSummary], tmp
         assert "upload-1" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_table_that_unpacks_to_much_is_refused_before_it_does(job: tuple[Path, RankSummary], tmp_path: Path) -> None:
     bomb, schema = tmp_path / "bomb.parquet", parquet.read_schema(job[0])
     row = {**parquet.read_table(job[0]).slice(0, 1).to_pylist()[0], "etag": "a" * (96 << 20)}

@@ -131,6 +131,7 @@ def test_whoever_is_interrupted_goes_on_there(
     assert looked_at == ["run.rank2.pickle", "run.rank4.pickle", "run.rank5.pickle"]
 
 
+@pytest.mark.slow
 def test_rows_are_written_while_others_are_read(tmp_path: Path) -> None:
     """A process that is killed cannot write them at its end."""
     path = tmp_path / "ranks.parquet"
@@ -170,6 +171,7 @@ def test_a_table_of_somebody_else_stays_as_it_is(tmp_path: Path, job: Path) -> N
         gathered(wanted(job))
 
 
+@pytest.mark.slow
 def test_the_command_writes_it_and_reads_it(job: Path) -> None:
     table = job.parent / "ranks.parquet"
     first = memviz("ranks", job, "-o", table, "--json")

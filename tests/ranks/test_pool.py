@@ -41,6 +41,7 @@ def at_great_length(place: Place, device: str | None) -> Reduced:
     return FailedFile(place.address, "x" * (64 * MiB))
 
 
+@pytest.mark.slow
 def test_two_processes_say_what_one_says(tmp_path: Path) -> None:
     folder = write_ranks(tmp_path / "job", 5, rank3=8 * MiB)
     one, two = read(folder, processes=1), read(folder, processes=2)
@@ -58,6 +59,7 @@ def test_damaged_files_stop_nobody(tmp_path: Path) -> None:
     assert [Path(one.place).name for one in job.failed] == ["run.rank2.pickle", "run.rank4.pickle"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [0, 3, 7])
 def test_a_file_that_ends_its_process_is_one_row(tmp_path: Path, at: int) -> None:
     folder = write_ranks(tmp_path / "job", 8)
@@ -87,6 +89,7 @@ def test_a_process_that_does_not_hear_is_ended_too(tmp_path: Path) -> None:
     assert not children()
 
 
+@pytest.mark.slow
 def test_an_answer_that_was_half_written_is_not_waited_for() -> None:
     """Each is longer than a pipe holds, so that the second process is in the middle of its own when it is ended."""
     rows = reduced_here([Place(str(number), "", 0) for number in range(8)], processes=2, reduce=at_great_length)

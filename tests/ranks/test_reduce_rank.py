@@ -41,6 +41,7 @@ def test_a_row_holds_the_peak_and_what_it_is_made_of(tmp_path: Path) -> None:
     assert sum(part.bytes for part in row.categories) == row.peak_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [*SAMPLES, *real_files()], ids=lambda path: path.name)
 def test_the_peak_is_that_of_summary_and_all_adds_up(path: Path) -> None:
     row, trace = reduced(path), load_trace(path)

@@ -156,6 +156,7 @@ def test_a_scheduler_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, 
             list(reduced_there(places_of([str(job)]), address))
 
 
+@pytest.mark.slow
 def test_what_is_sent_to_workers_reads_a_rank_without_torch_and_gradio(tmp_path: Path, job: Path) -> None:
     """In a process that has numpy, and memviz from that file alone."""
     packed = tmp_path / "memviz.zip"

@@ -57,6 +57,7 @@ def most_before_forward(done: Outcome) -> int:
     return int(np.cumsum(signs * events.size)[:first].max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shrinking", SHRINKING[:2], ids=lambda each: each[0])
 def test_the_card_never_holds_more_than_the_small_weights_until_it_computes(shrinking):
     on_device, on_host = predicted("device", shrinking), predicted("host", shrinking)
@@ -71,6 +72,7 @@ def test_the_card_never_holds_more_than_the_small_weights_until_it_computes(shri
     assert (on_host.run.flops, on_host.run.bytes_moved) == (on_device.run.flops, on_device.run.bytes_moved)
 
 
+@pytest.mark.slow
 def test_where_little_is_on_the_card_at_once_the_load_decides_what_it_must_hold():
     chosen = (_CAST, ("weight_offload", {"granularity": "leaf"}))
     on_device, on_host = (predicted(load, *chosen) for load in ("device", "host"))
@@ -148,6 +150,7 @@ def test_weights_at_the_peak_are_those_that_are_on_the_card_then(granularity):
     assert share > 0.99 if granularity == "model" else share < (0.25 if granularity == "leaf" else 0.9)
 
 
+@pytest.mark.slow
 def test_flux_fits_a_card_of_12_gib_where_its_weights_wait_on_the_host():
     chosen = (("weight_offload", {"granularity": "block"}),)
     request = Request("flux", {}, chosen, card="RTX 3060", warmup=0, numerics=False)
@@ -177,6 +180,7 @@ def combinations(workload: str) -> Iterator[Plan]:
                 yield replace(plan, workload=plan.workload.small())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", [kind.name for kind in WORKLOADS if "pipeline" not in kind.name])
 def test_what_fits_shows_no_figure_above_the_cards_and_what_does_not_fit_shows_one(workload):
     for plan in combinations(workload):

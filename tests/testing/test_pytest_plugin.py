@@ -108,11 +108,13 @@ def run(second: pytest.Pytester, *options: str, with_torch: bool = False) -> pyt
     return pytest.RunResult(done.returncode, done.stdout.splitlines(), done.stderr.splitlines(), 0)
 
 
+@pytest.mark.slow
 def test_a_session_that_does_not_use_it_imports_nothing(second):
     second.makepyfile(PLAIN)
     run(second, "-n", "0").assert_outcomes(passed=1)
 
 
+@pytest.mark.slow
 def test_without_torch_it_says_what_brings_it(second):
     second.makepyfile(WITHOUT_TORCH)
     done = run(second, "-n", "0")
@@ -123,6 +125,7 @@ def test_without_torch_it_says_what_brings_it(second):
     )
 
 
+@pytest.mark.slow
 def test_a_limit_fails_the_test_that_passes_it(second):
     second.makepyfile(MARKED)
     done = run(second, "-n", "0", "--strict-markers", with_torch=True)
@@ -151,6 +154,7 @@ def test_the_plugin_explains_itself(second):
     assert "@pytest.mark.limit_gpu_memory(limit, card=None, settings=None, assume=None)" in said
 
 
+@pytest.mark.slow
 def test_pages_are_kept_by_workers_and_listed_once(second):
     second.makepyfile(MARKED)
     done = run(second, "-n", "2", "--memviz-report", "pages")

@@ -23,6 +23,7 @@ def many(events: int = 60_000, **more: Any) -> dict[str, Any]:
     return snapshot(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "written",
     [

@@ -85,6 +85,7 @@ def test_about_names_the_file_without_its_folder(trace: Trace) -> None:
     )
 
 
+@pytest.mark.slow
 def test_progress_ends_with_the_whole_file(tmp_path: Path) -> None:
     path = written(tmp_path, pickle.dumps({**ROOT, "padding": ["x" * 100_000] * 3 + [str(i) for i in range(900_000)]}))
     seen: list[tuple[int, int]] = []
@@ -195,6 +196,7 @@ def trace_or_refusal(path: Path) -> Trace | None:
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WHOLE)
 def test_a_file_cut_anywhere_is_refused(tmp_path: Path, kind: str) -> None:
     raw = WHOLE[kind]
@@ -205,6 +207,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path, kind: str) -> None:
         assert trace_or_refusal(written(tmp_path, raw[:length])) is None, length
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WHOLE)
 @settings(max_examples=300, deadline=None)
 @given(place=st.floats(0, 1, exclude_max=True), value=st.integers(0, 255), count=st.integers(1, 8))

@@ -168,6 +168,7 @@ def test_sums_that_are_off_are_said(tmp_path: Path):
     assert "missing_events" in {note.code for note in opened(tmp_path, whole(events)).notes}
 
 
+@pytest.mark.slow
 def test_what_torch_itself_writes_adds_up(tmp_path: Path):
     torch = pytest.importorskip("torch")
     from torch.profiler import ProfilerActivity, profile

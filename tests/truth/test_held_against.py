@@ -22,6 +22,7 @@ def test_every_recording_is_shipped() -> None:
     assert sorted(_shipped()) == recordings()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", recordings())
 def test_its_figures_are_those_of_the_comparison(name: str) -> None:
     """If not: `python -m tests.truth.held_against`."""

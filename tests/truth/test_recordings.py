@@ -18,9 +18,15 @@ DIFFERENCES: dict[str, tuple[tuple[bool, bool, bool], int | None, str]] = {
     "train-weights-first": ((True, False, False), None, "Some forty steps were before it, here one."),
 }
 """Whether live, allocated and reserved are exact, the first allocation that differs, and why."""
+LONG = {"train-late-start", "train-weights-first", "forward-many-segments"}
 
 
-@pytest.mark.parametrize("name", recordings())
+def marked(value: object, name: str, of: str) -> object:
+    """Slow where it takes a prediction of a long program."""
+    return pytest.param(value, id=name, marks=pytest.mark.slow if LONG & set(of.split(", ")) else ())
+
+
+@pytest.mark.parametrize("name", [marked(name, name, name) for name in recordings()])
 def test_a_prediction_is_as_true_as_it_ever_was(name: str) -> None:
     result = compare(name)
     exact, first, _ = DIFFERENCES.get(name, ((True, True, True), None, ""))
@@ -41,7 +47,7 @@ def test_the_numbers_are_those_of_the_recording(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", [rule for rule in RULES if rule.standing is Standing.PROVED], ids=lambda rule: rule.name
+    "rule", [marked(rule, rule.name, rule.because) for rule in RULES if rule.standing is Standing.PROVED]
 )
 def test_what_is_called_proved_is(rule: PredictorRule) -> None:
     """Programs that take memory by it take what was recorded, size by size."""

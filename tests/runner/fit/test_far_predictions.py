@@ -41,6 +41,7 @@ def predictions(predictor: Predictor, requests: list[Request]) -> dict[str, Pred
     return heard
 
 
+@pytest.mark.slow
 def test_far_answers_are_those_of_this_machine(address: str, tmp_path: Path) -> None:
     requests = [*REQUESTS, REFUSED]
     here = predictions(Predictor(processes=1, kept=KeptPredictions(tmp_path / "here")), requests)
@@ -74,6 +75,7 @@ def test_workers_that_lack_memviz_are_told_what_they_need() -> None:
         worker_threads(Client(), "an-address")
 
 
+@pytest.mark.slow
 def test_the_command_spreads_its_search(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     small = ("feed_forward", "--set", "layers=1", "--card", "T4")
@@ -91,6 +93,7 @@ def test_an_address_nobody_answers_at_is_said(monkeypatch: pytest.MonkeyPatch) -
         dask_client.dask_client("tcp://127.0.0.1:9").__enter__()
 
 
+@pytest.mark.slow
 def test_workers_without_a_gpu_measure_nothing_and_nothing_is_searched(address: str) -> None:
     done = memviz("fit", "feed_forward", "--scheduler", address, "--measure", of=OF_RUNS)
     assert (done.returncode, done.stdout) == (2, "")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
+import pytest
+
 from memviz.runner.fit.cost import Cost, Work, cost_of, speed_of
 from memviz.runner.fit.fit import way_label
 from memviz.runner.fit.predictions import Prediction
@@ -50,6 +52,7 @@ def test_parts_of_a_matrix_stay_in_a_machine_and_copies_are_of_one() -> None:
     assert both and {way.shard * way.tensor for way in both} == {8}
 
 
+@pytest.mark.slow
 def test_what_was_said_stays() -> None:
     assert layouts_of(plan_of(asked(8, tensor="2"))) == layouts_of(plan_of(Request("llama"))) == ()
     space = searched()

@@ -210,6 +210,7 @@ def test_two_workers_that_see_the_same_cards_measure_one_at_a_time_on_each(addre
     assert len(times_of(folder, UUIDS[0])) + len(times_of(folder, UUIDS[1])) == 3 + 2
 
 
+@pytest.mark.slow
 def test_the_command_measures_what_it_chose(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -109,6 +109,7 @@ class Teller:
         return known
 
 
+@pytest.mark.slow
 def test_the_same_search_asked_again_predicts_nothing_and_finds_the_same(tmp_path: Path) -> None:
     space = space_of(Request("gpt2", {"layers": "2"}, optimizer="adamw"), "outputs")
     assert len(space.candidates) > MOST_ALL

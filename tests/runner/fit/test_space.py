@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 from memviz.runner.fit import space as fit_space
-from memviz.runner.fit.space import Space, space_of
+from memviz.runner.fit.space import KEEPS, Keep, Space, space_of
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Request
 
@@ -13,13 +14,24 @@ TRAINING = Request("gpt2", {"layers": "1", "narrow": "4"}, optimizer="adamw")
 INFERENCE = Request("feed_forward", {"layers": "1"})
 
 
+@cache
+def training_space(keep: Keep) -> Space:
+    """One for all tests that only look at it: its candidates are worked out once."""
+    return space_of(TRAINING, keep)
+
+
+@cache
+def inference_space() -> Space:
+    return space_of(INFERENCE, "nothing")
+
+
 def names_on(space: Space) -> set[str]:
     return {name for candidate in space.candidates.values() for name, _ in candidate.request.optimizations}
 
 
 def test_the_first_is_the_way_that_was_asked_for() -> None:
-    first, everything, *others = space_of(TRAINING, "outputs").first()
-    space = space_of(TRAINING, "outputs")
+    space = training_space("outputs")
+    first, everything, *others = space.first()
     assert space.candidates[first].request == TRAINING
     changed = [space.candidates[place].request for place in others]
     assert {name for name, _ in changed[1].optimizations} == {"checkpointing", "chunked_cross_entropy"}
@@ -31,7 +43,7 @@ def test_the_first_is_the_way_that_was_asked_for() -> None:
 
 
 def test_what_must_stay_decides_what_may_change() -> None:
-    outputs, training, nothing = (space_of(TRAINING, keep) for keep in ("outputs", "training", "nothing"))
+    outputs, training, nothing = map(training_space, KEEPS)
     assert {candidate.keeps for candidate in outputs.candidates.values()} == {"outputs"}
     assert {candidate.keeps for candidate in training.candidates.values()} == {"outputs", "training"}
     assert "layerwise_casting" not in names_on(outputs) | names_on(training)
@@ -46,7 +58,7 @@ def test_what_must_stay_decides_what_may_change() -> None:
 
 
 def test_weights_in_fewer_bits_belong_to_what_keeps_nothing() -> None:
-    space = space_of(INFERENCE, "nothing")
+    space = inference_space()
     casting = [
         candidate
         for candidate in space.candidates.values()
@@ -57,20 +69,20 @@ def test_weights_in_fewer_bits_belong_to_what_keeps_nothing() -> None:
 
 
 def test_half_precision_is_a_change_of_training_and_of_the_outputs_of_inference() -> None:
-    def keeps_of(request: Request) -> set[str]:
-        candidates = space_of(request, "nothing").candidates.values()
+    def keeps_of(space: Space) -> set[str]:
+        candidates = space.candidates.values()
         return {
             candidate.keeps
             for candidate in candidates
             if candidate.request.settings.get("dtype") == "bf16" and not candidate.request.optimizations
         }
 
-    assert keeps_of(Request("feed_forward", {"mode": "training"})) == {"training"}
-    assert keeps_of(INFERENCE) == {"nothing"}
+    assert keeps_of(space_of(Request("feed_forward", {"mode": "training"}), "nothing")) == {"training"}
+    assert keeps_of(inference_space()) == {"nothing"}
 
 
 def test_what_has_no_effect_in_inference_is_not_tried_there() -> None:
-    assert names_on(space_of(INFERENCE, "nothing")).isdisjoint({"checkpointing", "flat_gradients"})
+    assert names_on(inference_space()).isdisjoint({"checkpointing", "flat_gradients"})
 
 
 def test_what_was_asked_for_is_always_on() -> None:

@@ -55,6 +55,7 @@ def pid_of(searches: Searches, id: str) -> int:
     return process.pid
 
 
+@pytest.mark.slow
 def test_it_says_what_the_command_says(searches: Searches, cache: Path) -> None:
     done = over(searches, searches.submit(SearchOrder(SMALL, largest="batch"), "ann").id)
     assert not done.failed and done.answer is not None
@@ -66,6 +67,7 @@ def test_it_says_what_the_command_says(searches: Searches, cache: Path) -> None:
     assert there["chosen"] in done.ways
 
 
+@pytest.mark.slow
 def test_it_waits_for_its_turn_and_gives_it_back_between_predictions(searches: Searches, line: FairLock) -> None:
     with line.turn(owner="bob"):
         id = searches.submit(SearchOrder(SMALL), "ann").id
@@ -102,6 +104,7 @@ def test_one_that_nobody_looks_at_ends(line: FairLock) -> None:
         searches.close()
 
 
+@pytest.mark.slow
 def test_a_new_one_takes_the_place_of_its_owners_and_others_hear_that_it_is_crowded(searches: Searches) -> None:
     first = searches.submit(SearchOrder(LONG), "ann").id
     with pytest.raises(Crowded, match="1 others search already"):

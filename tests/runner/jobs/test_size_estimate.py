@@ -21,6 +21,7 @@ def plan(name: str, **settings: object) -> Plan:
     return plan_of(Request(name, {key: str(value) for key, value in settings.items()}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WORKLOADS, ids=lambda kind: kind.name)
 def test_parameters_and_objects_are_those_of_the_model_itself(kind: Any) -> None:
     deep = plan(kind.name, **dict.fromkeys(kind.depths, 3))

@@ -63,6 +63,7 @@ def last_of(worker: Worker, *requests: Request) -> list[RunEvent]:
     return [each for each in worker.run(requests) if each.kind in ("done", "failed")]
 
 
+@pytest.mark.slow
 def test_several_runs_share_a_process_and_each_leaves_its_trace(tmp_path: Path, real_workers: None) -> None:
     wider = Request("feed_forward", {"sequence": "64", "dim": "128", "layers": "2"}, numerics=False)
     with Worker(tmp_path) as worker:
@@ -87,6 +88,7 @@ def test_what_is_refused_does_not_end_the_process(tmp_path: Path, own: Path) -> 
     assert "own.py" in second.text + second.where
 
 
+@pytest.mark.slow
 def test_memory_of_this_machine_that_is_not_there_is_no_matter_of_the_card_and_no_frames_are_said(
     tmp_path: Path, real_workers: None
 ) -> None:

@@ -38,6 +38,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     return tuple(gpu.names)
 
 
+@pytest.mark.slow
 def test_the_history_is_on_from_before_the_weights_until_the_trace_is_read_and_never_while_seconds_are_measured(calls):
     switches = [at for at, name in enumerate(calls) if name == "_record_memory_history"]
     _cleared, on, off = switches
@@ -65,6 +66,7 @@ def said(gpu: FailingGpu, plan: Plan, folder: Path) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sticky", [False, True], ids=["once", "from then on"])
 def test_whichever_call_fails_a_run_is_kept_or_refused_in_words_and_nothing_stays_on(calls, tmp_path, sticky):
     asked, before = plan(tmp_path), hooks()
@@ -89,6 +91,7 @@ def test_whichever_call_fails_a_run_is_kept_or_refused_in_words_and_nothing_stay
         assert not gpu.gpu.adopted, where
 
 
+@pytest.mark.slow
 def test_a_measured_run_with_an_optimization_ends_in_its_verdict(tmp_path):
     small = {"sequence": "64", "dim": "64", "layers": "2", "mode": "training"}
     asked = plan_of(Request("feed_forward", small, (("checkpointing", {"every": "1"}),), on="cuda"))
@@ -100,6 +103,7 @@ def test_a_measured_run_with_an_optimization_ends_in_its_verdict(tmp_path):
     assert is_quiet(gpu)
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_whichever_call_ends_the_run_and_leaves_nothing_on(calls, tmp_path):
     asked, before = plan(tmp_path), hooks()
     for at in each_call(calls):

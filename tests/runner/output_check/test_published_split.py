@@ -67,6 +67,7 @@ def test_the_first_version_hides_in_plain_layers():
     assert hidden.signal is not None and hidden.signal.weak
 
 
+@pytest.mark.slow
 @each_kind
 @each_dtype
 @each_stack

@@ -16,6 +16,8 @@ from memviz.runner.request import Request
 from memviz.runner.run import _loss_words
 from optimizations.lora import Adapted
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("kind", ["cuda", "xpu"])
 def test_outputs_are_compared_on_the_device_that_was_measured(monkeypatch, kind):

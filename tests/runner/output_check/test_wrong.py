@@ -31,6 +31,8 @@ from tests.runner.output_check.wrong import (
     model,
 )
 
+pytestmark = pytest.mark.slow
+
 P = 0.2
 IN_BF16 = [(each, torch.bfloat16) for each in WRONG_SPLITS if each != "inner values in bf16"]
 TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])

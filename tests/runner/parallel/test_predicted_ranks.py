@@ -26,7 +26,7 @@ from memviz.runner.predict.predicted_run import predict
 from memviz.runner.request import Request
 from memviz.runner.run import Run, load_run
 
-pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")]
 LLAMA = {"size": "8b", "layers": "3", "narrow": "4", "sequence": "64"}
 SHARDED_UNEVENLY = (("shard", "3"),)
 STAGES = (("pipeline", "2"), ("shard", "2"))

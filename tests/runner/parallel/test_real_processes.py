@@ -6,8 +6,12 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from memviz.runner.predict.group.ranks import GroupRank
 from tests import forked
+
+pytestmark = pytest.mark.slow
 
 ROUNDING = 1e-4
 WAYS = (

@@ -17,6 +17,8 @@ from memviz.runner.request import Request
 from memviz.runner.workloads import WORKLOADS
 from memviz.trace.write import write_pickle
 
+pytestmark = pytest.mark.slow
+
 ONE_OF_EACH = {"layers": "1", "text_layers": "1", "denoising": "1"}
 SHORT = {
     "feed_forward": {"layers": "2", "mode": "training"},

@@ -140,6 +140,7 @@ def test_a_default_device_is_followed_and_taken_back(choose: Callable[[], None])
     assert made_here().dtype == torch.float32
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*deprecated")
 def test_a_profile_of_the_card_is_one_of_the_host() -> None:
     from torch.profiler import ProfilerActivity, profile

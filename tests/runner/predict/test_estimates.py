@@ -97,18 +97,22 @@ def expect_near(recorded: Trace, kind: ActionKind, changed: Trace) -> None:
     assert reserved == pytest.approx(true_reserved, rel=RESERVED_NEAR)
 
 
+@pytest.mark.slow
 def test_checkpointed_layers_peak_as_the_program_with_checkpoints_does(shape: int) -> None:
     expect_near(trained(shape), ActionKind.CHECKPOINT, trained(shape, checkpointed=True))
 
 
+@pytest.mark.slow
 def test_half_the_precision_peaks_as_the_model_in_bfloat16_does(shape: int) -> None:
     expect_near(trained(shape), ActionKind.HALF_PRECISION, trained(shape, dtype=torch.bfloat16))
 
 
+@pytest.mark.slow
 def test_autocast_peaks_as_the_program_under_autocast_does(shape: int) -> None:
     expect_near(trained(shape), ActionKind.AUTOCAST, trained(shape, autocast=True))
 
 
+@pytest.mark.slow
 def test_what_is_in_mixed_precision_already_is_not_halved_again(shape: int) -> None:
     trace = trained(shape, autocast=True)
     chosen = next(finding for finding in findings(trace, trace.devices[0]) if finding.kind is FindingKind.ACTIVATIONS)

@@ -90,6 +90,7 @@ def test_what_lies_on_the_host_or_has_a_generator_is_never_remembered() -> None:
     assert shape_key((meta(2),), {"generator": torch.Generator()}) is None
 
 
+@pytest.mark.slow
 def test_figures_alone_are_those_of_the_whole_prediction() -> None:
     knobs = {"layers": "2", "mode": "training"}
     plan = plan_of(Request("gpt2", knobs, (("checkpointing", {}), ("chunked_cross_entropy", {})), optimizer="adamw"))

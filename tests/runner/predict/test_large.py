@@ -10,6 +10,8 @@ import torch
 from memviz.runner.predict.predicted_device import PredictedDevice
 from tests.runner.predict.rows import A100
 
+pytestmark = pytest.mark.slow
+
 GiB = 1 << 30
 
 

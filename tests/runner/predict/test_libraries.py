@@ -45,6 +45,7 @@ GENERATED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", GENERATED)
 def test_an_answer_to_a_text_goes_on_to_its_greatest_length(way: str) -> None:
     transformers = pytest.importorskip("transformers")
@@ -57,6 +58,7 @@ def test_an_answer_to_a_text_goes_on_to_its_greatest_length(way: str) -> None:
         assert any("greatest length" in sentence for sentence in device.unseen())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draws", [False, True])
 def test_what_an_assistant_drafts_is_accepted_whole(draws: bool) -> None:
     with PredictedDevice(A100) as device, torch.no_grad():

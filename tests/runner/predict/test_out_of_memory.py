@@ -84,6 +84,7 @@ def test_what_functions_of_the_program_hold_is_held_while_its_error_is() -> None
         assert device.allocated_bytes == 0
 
 
+@pytest.mark.slow
 def test_a_retry_with_half_the_batch() -> None:
     model = nn.Linear(16_384, 16_384, bias=False)
     with PredictedDevice(A100, limited=True) as device:

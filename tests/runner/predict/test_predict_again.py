@@ -12,6 +12,8 @@ from memviz.runner.predict.predicted_run import predict, predict_again
 from memviz.runner.request import Request
 from memviz.runner.run import Run
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = (
     *("expandable_segments:True", "garbage_collection_threshold:0.6", "max_split_size_mb:64"),
     "roundup_power2_divisions:4",

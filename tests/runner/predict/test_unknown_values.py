@@ -163,6 +163,7 @@ def test_a_natural_answer_is_given_and_stated_with_the_line(way: str) -> None:
         assert any(sentence in what for what in stated(device))
 
 
+@pytest.mark.slow
 def test_a_loop_that_waits_for_a_number_to_change_is_stopped() -> None:
     with PredictedDevice(A100), pytest.raises(DataNeeded, match="would not end"):
         loss = there().item()

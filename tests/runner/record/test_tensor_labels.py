@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+import pytest
 import torch
 from torch import nn
 
@@ -35,6 +36,7 @@ def seen(*tensors: torch.Tensor) -> list[list[tuple[str, str]]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_model_with_its_gradients_and_state_is_found_without_being_named():
     model = Pair()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -28,6 +28,7 @@ def twin() -> tuple[Any, dict[str, Any]]:
     return workload.build(), workload_named("flux_pipeline", {"denoising": "3"}).small().inputs(CPU)
 
 
+@pytest.mark.slow
 def test_both_prompts_and_every_step_reach_the_picture() -> None:
     model, inputs = twin()
     calls: list[str] = []
@@ -56,6 +57,7 @@ def here(model: nn.Module, on_host: set[int]) -> list[str]:
     return [name for name in PARTS if next(model.get_submodule(name).parameters()).data_ptr() not in on_host]
 
 
+@pytest.mark.slow
 def test_a_part_comes_once_stays_for_all_steps_and_goes_when_the_next_one_comes(monkeypatch: Any) -> None:
     model, inputs = twin()
     moves: list[int] = []
@@ -101,6 +103,7 @@ def run(*chosen: tuple[str, dict[str, str]], **settings: str) -> Run:
     return predict(plan_of(request), lambda _: None).run
 
 
+@pytest.mark.slow
 def test_a_run_holds_one_part_at_a_time_and_moves_each_once_however_many_steps() -> None:
     offload = ("weight_offload", {"granularity": "part"})
     whole, apart, longer = run(), run(offload), run(offload, denoising="5")
@@ -110,6 +113,7 @@ def test_a_run_holds_one_part_at_a_time_and_moves_each_once_however_many_steps()
     assert longer.peak_allocated_bytes == apart.peak_allocated_bytes
 
 
+@pytest.mark.slow
 def test_more_steps_take_time_and_no_memory() -> None:
     two, six = run(), run(denoising="6")
     assert six.peak_allocated_bytes == two.peak_allocated_bytes

@@ -24,6 +24,7 @@ def seeded(workload):
     return workload.build()
 
 
+@pytest.mark.slow
 @BOTH
 def test_the_same_logits_as_with_the_mask_route_of_transformers(name):
     workload = replace(workload_named(name).small(), mode="inference", batch=2)
@@ -35,6 +36,7 @@ def test_the_same_logits_as_with_the_mask_route_of_transformers(name):
     assert torch.equal(ours, theirs)
 
 
+@pytest.mark.slow
 @BOTH
 def test_no_token_sees_a_later_one(name):
     workload = replace(workload_named(name).small(), mode="inference")
@@ -101,6 +103,7 @@ def test_all_experts_are_held_and_a_token_s_work_is_that_of_two():
     assert runs[8].flops == 2 * 64 * products + 4 * 64 * 64 * width
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "qwen3", "mixtral"])
 def test_tokens_read_one_by_one_give_what_all_at_once_give(name):
     small = replace(workload_named(name).small(), mode="inference", cache=True, batch=2)

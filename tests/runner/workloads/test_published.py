@@ -54,6 +54,7 @@ def test_parameters(name, settings, parameters):
     assert torch.get_default_dtype() == torch.float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WORKLOADS, ids=lambda each: each.name)
 def test_the_whole_model_runs_without_numbers(kind):
     """On meta the shapes of a whole forward pass are computed, and nothing else; with one step of denoising."""

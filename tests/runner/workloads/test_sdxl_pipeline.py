@@ -23,6 +23,7 @@ def twin() -> tuple[nn.Module, dict[str, Any]]:
     return workload.build(), workload.inputs(CPU)
 
 
+@pytest.mark.slow
 def test_prompt_and_every_step_reach_the_picture(twin: tuple[nn.Module, dict[str, Any]]) -> None:
     model, inputs = twin
     calls: list[tuple[str, int]] = []

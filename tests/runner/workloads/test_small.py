@@ -58,6 +58,7 @@ def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
     return {f"{name}.{number}": each for name in outer for number, each in enumerate(stacks[name])}
 
 
+@pytest.mark.slow
 @CASES
 def test_a_training_step_reaches_every_weight(name, settings):
     workload = in_training(twin(name, settings))
@@ -73,6 +74,7 @@ def test_a_training_step_reaches_every_weight(name, settings):
     assert sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()) < 500 * 2**20
 
 
+@pytest.mark.slow
 @CASES
 def test_every_block_can_be_seen_in_the_output(name, settings):
     """A twin whose output is nearly its last bias would hide whatever went wrong before it."""
@@ -94,6 +96,7 @@ def test_every_block_can_be_seen_in_the_output(name, settings):
     torch.testing.assert_close(output_of(workload, model), right, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @CASES
 def test_the_same_seed_gives_the_same_numbers_and_another_gives_others(name, settings):
     workload = twin(name, settings)

@@ -43,6 +43,7 @@ def video(name: str) -> Tensor:
     return made
 
 
+@pytest.mark.slow
 @BOTH
 def test_each_part_runs_as_often_and_at_the_batch_of_diffusers(name: str) -> None:
     model, inputs = twin(name)
@@ -67,6 +68,7 @@ def test_each_part_runs_as_often_and_at_the_batch_of_diffusers(name: str) -> Non
     assert torch.equal(made, video(name))
 
 
+@pytest.mark.slow
 @BOTH
 def test_the_words_reach_the_video(name: str) -> None:
     model, inputs = twin(name)
@@ -75,6 +77,7 @@ def test_the_words_reach_the_video(name: str) -> None:
     assert (other - video(name)).norm() > 1e-3 * video(name).norm()
 
 
+@pytest.mark.slow
 def test_latents_of_ltx_are_put_in_their_places_as_diffusers_does() -> None:
     from diffusers import LTXPipeline
 
@@ -93,6 +96,7 @@ def test_latents_of_ltx_are_put_in_their_places_as_diffusers_does() -> None:
     assert torch.equal(given[0], LTXPipeline._unpack_latents(inputs["latents"], 2, 8, 11))
 
 
+@pytest.mark.slow
 @BOTH
 def test_its_parts_wait_on_the_host_and_its_autoencoder_works_in_tiles(name: str) -> None:
     model, inputs = twin(name)
@@ -126,6 +130,7 @@ def run(name: str, *chosen: tuple[str, dict[str, str]], **settings: str) -> Run:
     return predict(plan_of(Request(name, {**few, **settings}, chosen)), lambda _: None).run
 
 
+@pytest.mark.slow
 @BOTH
 def test_more_steps_take_time_and_no_memory_and_parts_take_turns(name: str) -> None:
     two, four = run(name), run(name, denoising="4")

@@ -123,6 +123,7 @@ def test_what_cannot_be_is_refused_before_anything_is_built(name, settings, mess
     assert str(caught.value) == message
 
 
+@pytest.mark.slow
 def test_naming_a_workload_loads_no_library_of_models():
     """It takes them seconds, and a wrong knob is refused without."""
     program = """

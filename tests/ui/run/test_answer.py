@@ -297,6 +297,7 @@ def test_nobody_is_told_of_an_order_after_they_left(fake: FakeAnswers) -> None:
     assert list(followed) == []
 
 
+@pytest.mark.slow
 def test_limits_are_those_of_the_place_and_of_the_settings() -> None:
     assert run_limits({}).seconds == 900
     space = {"SPACE_ID": "ann/memviz"}

@@ -93,6 +93,7 @@ def test_a_refusal_is_remembered_and_marks_its_field(answers: RunAnswers) -> Non
     assert "w:frames" not in answers.meant({**fields, "w:frames": "81"})[1].faults
 
 
+@pytest.mark.slow
 def test_a_run_ends_it_and_while_one_runs_there_is_none(answers: RunAnswers) -> None:
     slow = RunRequests((Request("gpt2", {"layers": "12"}, numerics=False),), ("slow",))
     question = answers.estimate(slow, "ann")

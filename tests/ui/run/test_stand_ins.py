@@ -15,6 +15,8 @@ from memviz.ui.run.form import form_fields_of, requests_of, without_effect
 from memviz.ui.run.form_html import stand_in_words
 from memviz.ui.run.published_examples import STAND_INS, stand_in_fields
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"gpt2": {"batch": "4"}, "flux": {"double_layers": "2", "single_layers": "2"}}
 
 

@@ -80,6 +80,7 @@ def test_who_left_is_forgotten_with_all_they_had_and_who_is_here_keeps_it(monkey
         assert [page.store.get(key) is not None for key in (gone, here, program, pinned)] == [False, True, False, True]
 
 
+@pytest.mark.slow
 def test_who_waits_for_an_answer_is_not_forgotten(monkeypatch: pytest.MonkeyPatch):
     page = Page()
     page.visited("program")
@@ -136,6 +137,7 @@ def test_what_was_computed_for_a_trace_goes_while_nobody_looks_at_it(monkeypatch
     assert all((mine == theirs).all() for (_, mine), (_, theirs) in zip(again.columns(), line.columns(), strict=True))
 
 
+@pytest.mark.slow
 def test_a_long_trace_stays_as_it_is_for_longer(monkeypatch: pytest.MonkeyPatch):
     trace = many(50_000)
     store = TraceStore()

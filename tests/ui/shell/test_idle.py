@@ -27,6 +27,7 @@ def wakings(pid: int) -> int:
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="counts in /proc how often the process wakes up")
 def test_a_page_that_nobody_asks_wakes_up_rarely():
     with started({}, quickly=True) as server:

@@ -14,6 +14,8 @@ from gradio.state_holder import SessionState
 
 from memviz.ui.shell.gradio_events import QuickBlocks
 
+pytestmark = pytest.mark.slow
+
 SAID: list[Any] = [["words"], gr.skip(), gr.update(visible=False), None, {"a": 1}]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.server import started
 
 SLOW = """
@@ -24,6 +26,7 @@ runpy.run_path("app.py", run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_a_page_that_answers_late_is_not_ended() -> None:
     with started({}, program=("-c", SLOW), quickly=True) as server:
         server.wait_until_it_says("it stays")

@@ -86,6 +86,7 @@ def test_values_that_do_not_go_together_are_told_in_words() -> None:
         made.build()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", [LLAMA, BERT, VIT, T5], ids=lambda values: values["model_type"])
 def test_training_keeps_more_than_lora_and_lora_more_than_inference(values: dict[str, Any]) -> None:
     # A model of images has no sequence to be set.
