@@ -5,14 +5,16 @@ With glibc's defaults, memory that Python has freed stays in the process: half a
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import sys
-import threading
+from _thread import allocate_lock
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import ctypes
 
 
 @contextmanager
@@ -92,9 +94,9 @@ def limit_heap_cache() -> None:
 class _Kept:
     """Of this process."""
 
-    lock = threading.Lock()
+    lock = allocate_lock()
     little = False
-    """By `keep_little`."""
+    """Set by `limit_heap_cache`."""
     readers = 0
 
 
@@ -148,6 +150,9 @@ def give_back_holes() -> None:
 
 
 def _c_library() -> ctypes.CDLL | None:
+    # Every command imports this file, and ctypes would cost it time.
+    import ctypes
+
     try:
         return ctypes.CDLL(None)
     except (OSError, TypeError):

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PROGRAM = """
 import ctypes, re, sys, tempfile, threading
 from pathlib import Path
-from memviz.memory import keep_little
+from memviz.memory import limit_heap_cache
 
 library = ctypes.CDLL(None)
 library.fopen.restype = ctypes.c_void_p
@@ -30,7 +30,7 @@ def account():
         return Path(file.name).read_text()
 
 if sys.argv[1] == "told":
-    keep_little()
+    limit_heap_cache()
 together = threading.Barrier(6)
 
 def work():
@@ -72,10 +72,10 @@ def test_what_somebody_has_set_stays() -> None:
 
 BEGINNING = """
 import os, sys
-from memviz.memory import begin_with_malloc
+from memviz.memory import reexec_with_malloc
 
 print(os.getpid(), os.environ.get("PYTHONMALLOC"), flush=True)
-begin_with_malloc()
+reexec_with_malloc()
 left = [name for name in os.environ if "MEMVIZ_" in name]
 print(os.getpid(), os.environ.get("PYTHONMALLOC"), sys.argv[1:], *left)
 """
@@ -153,12 +153,17 @@ def kept():
     read_rank(FILE, "", 0, None)
 """
 BY_THE_PAGE = """
+<<<<<<< HEAD
 from memviz.memory import keep_little, large_blocks_kept
 from memviz.ui.shell.session import Context
+=======
+from memviz.memory import limit_heap_cache, large_blocks_kept
+from memviz.ui.shell.context import Context
+>>>>>>> f46e16f (Keep ctypes and threads out of the commands' start, and mend the maps)
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.upload import reading
 
-keep_little()
+limit_heap_cache()
 
 def kept(by=large_blocks_kept):
     reading.large_blocks_kept = by
@@ -191,12 +196,12 @@ def test_while_a_file_is_read_the_system_hands_out_less_than_half_of_the_pages(r
 KEEPING = """
 import numpy as np
 from pathlib import Path
-from memviz.memory import keep_little, large_blocks_kept
+from memviz.memory import limit_heap_cache, large_blocks_kept
 
 def held():
     return int(Path("/proc/self/statm").read_text().split()[1])
 
-keep_little()
+limit_heap_cache()
 before = held()
 with large_blocks_kept():
     with large_blocks_kept():

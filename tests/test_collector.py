@@ -66,10 +66,10 @@ def test_what_was_set_aside_before_stays_so() -> None:
 
 SERVER = """
 import gc
-from memviz.memory import set_aside, without_collection
+from memviz.memory import freeze_startup_objects, without_collection
 
 before = [[] for _ in range(1000)]
-set_aside()
+freeze_startup_objects()
 with without_collection():
     pass
 assert not any(each is before for each in gc.get_objects())
