@@ -47,11 +47,13 @@ _has_failed = pytest.StashKey[bool]()
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Before pytest deselects by marks. Items of other folders are here too."""
+    can_repeat = config.pluginmanager.hasplugin("rerunfailures")
     for item in items:
         if _FOLDER in item.path.parents:
-            item.add_marker(pytest.mark.flaky(reruns=1))
+            if can_repeat:
+                item.add_marker(pytest.mark.flaky(reruns=1))
             if item.path.name != _QUICK:
                 item.add_marker(pytest.mark.slow)
 
