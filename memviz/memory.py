@@ -166,5 +166,4 @@ def trim_heap_if_large(event_count: int) -> None:
     """Where so many events were read, or looked through, what is free goes back to the system."""
     if event_count >= MANY_EVENTS:
         # Few files are so long, and every command would pay for importing ctypes and threads.
-
         give_back_holes()

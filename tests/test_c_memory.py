@@ -109,9 +109,9 @@ READING = """
 import sys
 from pathlib import Path
 import memviz.trace.load as load
-from memviz.trace import holes
+from memviz import memory
 
-holes.MANY_EVENTS = int(sys.argv[2])
+memory.MANY_EVENTS = int(sys.argv[2])
 trace = load.load_trace(sys.argv[1])
 print(next(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "VmRSS" in line))
 """
@@ -153,13 +153,8 @@ def kept():
     read_rank(FILE, "", 0, None)
 """
 BY_THE_PAGE = """
-<<<<<<< HEAD
-from memviz.memory import keep_little, large_blocks_kept
-from memviz.ui.shell.session import Context
-=======
 from memviz.memory import limit_heap_cache, large_blocks_kept
-from memviz.ui.shell.context import Context
->>>>>>> f46e16f (Keep ctypes and threads out of the commands' start, and mend the maps)
+from memviz.ui.shell.session import Context
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.upload import reading
 

@@ -24,14 +24,14 @@ MOST_THREADS = 40
 PAGE = """
 from dataclasses import replace
 from memviz.runner.jobs.worker_process import Worker
-from memviz.ui.run import limits
+from memviz.ui.run import answer
 from memviz.ui.app import build_app, launch_options
 from memviz.ui.run.answer import RunAnswers
 from tests import forked
 
 forked.runs_from_here()
 Worker.module = "tests.runner.fake_worker"
-limits.AT_HOME = replace(limits.AT_HOME, patience_seconds=10)
+answer.AT_HOME = replace(answer.AT_HOME, patience_seconds=10)
 real = RunAnswers.listing
 
 def listing(self):
