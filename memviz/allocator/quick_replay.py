@@ -17,7 +17,7 @@ from memviz.allocator.blocks import ADDRESS_BITS, Block, PoolId, merge
 from memviz.allocator.caching import place_among_expandable
 from memviz.allocator.history import ModelHistory
 from memviz.allocator.recorded_requests import ReplayStep
-from memviz.allocator.replayer import CHUNK, Replay, Source
+from memviz.allocator.replayer import CHUNK, RequestReplay, Source
 from memviz.allocator.start_layout import unsigned
 from memviz.allocator.state import unrecorded
 from memviz.trace.model import Action, Ints8
@@ -95,14 +95,14 @@ class CacheHits:
 _MALLOC, _FREE = int(ReplayStep.MALLOC), int(ReplayStep.FREE)
 
 
-def run_quickly(replay: Replay, begin: int, end: int) -> None:
+def run_quickly(replay: RequestReplay, begin: int, end: int) -> None:
     """`replay.run_events` where the age of blocks does not count."""
     quick = _Quick(replay)
     for chunk in _chunks(replay, begin, end):
         quick.run(chunk)
 
 
-def _chunks(replay: Replay, begin: int, end: int) -> Iterator[Iterator[tuple[Any, ...]]]:
+def _chunks(replay: RequestReplay, begin: int, end: int) -> Iterator[Iterator[tuple[Any, ...]]]:
     source = replay.source
     events, steps, pools = source.device.events, source.steps.step, source.pools
     names, addresses = source.trace.pools, unsigned(events.address)
@@ -119,7 +119,7 @@ def _chunks(replay: Replay, begin: int, end: int) -> Iterator[Iterator[tuple[Any
 
 
 class _Quick:
-    def __init__(self, replay: Replay) -> None:
+    def __init__(self, replay: RequestReplay) -> None:
         self.replay = replay
         self.handlers = replay.handlers()
         self.allocator = replay.allocator

@@ -15,7 +15,7 @@ from memviz.allocator.expandable import add_expandable, map_block, unmap_range
 from memviz.allocator.quick_replay import run_quickly
 from memviz.allocator.recorded_requests import ReplayStep
 from memviz.allocator.replay_result import Agreement, Mismatch, RanOut, Replayed
-from memviz.allocator.replayer import Progress, Replay, Source
+from memviz.allocator.replayer import Progress, RequestReplay, Source
 from memviz.allocator.start_layout import FIRST_START_CAUSE, AddressSpaces, lay_out_as_recorded, unsigned
 from memviz.allocator.state import AllocationFailed, DeviceMemory
 from memviz.trace.model import Action
@@ -100,7 +100,7 @@ def ensure_replayed(source: Source) -> Source:
     return source
 
 
-class RecordedReplay(Replay):
+class RecordedReplay(RequestReplay):
     lands_as_recorded = True
 
     def __init__(self, source: Source, *, second_thoughts: bool = False) -> None:

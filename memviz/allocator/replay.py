@@ -19,7 +19,7 @@ from memviz.allocator.quick_replay import run_quickly
 from memviz.allocator.recorded_replay import Entry, RecordedDevice, replay_as_recorded, with_unneeded_releases
 from memviz.allocator.recorded_requests import ReplayStep
 from memviz.allocator.replay_result import Figures, RanOut, Replayed, reserved_after_events
-from memviz.allocator.replayer import Progress, Replay, Source
+from memviz.allocator.replayer import Progress, RequestReplay, Source
 from memviz.allocator.settings import Settings, changes_layout
 from memviz.allocator.start_layout import lay_out_afresh, lay_out_as_recorded, unsigned
 from memviz.allocator.state import AllocationFailed, DeviceMemory, Record, unrecorded
@@ -29,7 +29,7 @@ from memviz.trace.model import Action, Blocks, DeviceTrace, Segments, Trace, res
 from memviz.units import bytes_text, count_text
 
 
-class OtherSettings(Replay):
+class OtherSettings(RequestReplay):
     def __init__(
         self, source: Source, settings: Settings, *, memory: int | None, total: int | None, afresh: bool = False
     ) -> None:

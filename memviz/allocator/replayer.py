@@ -100,7 +100,7 @@ class Source:
 Handler = Callable[[int, int, int, int, PoolId], None]
 
 
-class Replay(ABC):
+class RequestReplay(ABC):
     """Event by event. Recorded addresses only name blocks; where the model put them is its own affair."""
 
     starts_afresh = False

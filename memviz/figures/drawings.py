@@ -6,7 +6,7 @@ itself too. An answer says of which device and moment it is; else `device` and `
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -25,15 +25,10 @@ from memviz.figures.plots.icicle import MOST_NODES, plot_icicle
 from memviz.figures.plots.peak import plot_peak, plot_waterfall
 from memviz.figures.plots.segments import plot_segments
 from memviz.figures.plots.timeline import plot_timeline
-from memviz.trace.model import DeviceTrace, Trace
+from memviz.trace.model import DeviceTrace, HasTrace, Trace
 
 _MOST_FAILURES = 20
 """A program can go on failing thousands of times."""
-
-
-class HasTrace(Protocol):
-    @property
-    def trace(self) -> Trace | None: ...
 
 
 Source = Trace | HasTrace

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from memviz.analysis.lifetimes import BEFORE, Lifetimes, lifetimes
 from memviz.analysis.timeline import timeline
 from memviz.figures.colouring import Colouring, colouring, pixel_palette
-from memviz.figures.raster import NOTHING, Spans, View, allocation_grid, colour_grid, column_instants
+from memviz.figures.raster import NOTHING, PixelSpans, View, allocation_grid, colour_grid, column_instants
 from memviz.trace.model import DeviceTrace, Ints4, Ints8, Trace
 
 _LONGEST = 160
@@ -84,9 +84,9 @@ def pack_rows(rows: Ints8, count: int) -> PackedTimeline:
     return pack({"bits": np.packbits(chosen, bitorder="little")}, chosen=len(rows))
 
 
-def spans(rows: Lifetimes, colouring: Colouring) -> Spans:
+def spans(rows: Lifetimes, colouring: Colouring) -> PixelSpans:
     """What the browser has after unpacking."""
-    return Spans(start=rows.start - BEFORE, end=rows.end - BEFORE, size=rows.size, group=colouring.group)
+    return PixelSpans(start=rows.start - BEFORE, end=rows.end - BEFORE, size=rows.size, group=colouring.group)
 
 
 def as_sent(packed: PackedTimeline) -> dict[str, Any]:

@@ -24,7 +24,7 @@ _HASH = 0x9E3779B1
 
 
 @dataclass(frozen=True, eq=False)
-class Spans:
+class PixelSpans:
     """Allocations by start: live at instants start <= i < end."""
 
     start: Ints8
@@ -55,7 +55,7 @@ def column_instants(live: Ints8, view: View) -> Ints8:
     return np.array([low + int(live[low:high].argmax()) for low, high in zip(begin, end, strict=True)])
 
 
-def allocation_grid(spans: Spans, instants: Ints8, view: View, *, by_group: bool = True) -> Ints4:
+def allocation_grid(spans: PixelSpans, instants: Ints8, view: View, *, by_group: bool = True) -> Ints4:
     """Row of the allocation at each pixel, [row from the bottom, column]; NOTHING above the stack."""
     centres = view.bottom + (np.arange(view.rows) + 0.5) * ((view.top - view.bottom) / view.rows)
     grid = np.full((view.rows, len(instants)), NOTHING, dtype=np.int32)
@@ -73,7 +73,7 @@ def allocation_grid(spans: Spans, instants: Ints8, view: View, *, by_group: bool
     return grid
 
 
-def stack_at(spans: Spans, instant: int, *, by_group: bool = True) -> Ints8:
+def stack_at(spans: PixelSpans, instant: int, *, by_group: bool = True) -> Ints8:
     """Live allocations from the bottom up: by group and then age, or by age alone."""
     begun = int(np.searchsorted(spans.start, instant, side="right"))
     alive = np.flatnonzero(spans.end[:begun] > instant)

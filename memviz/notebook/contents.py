@@ -239,7 +239,7 @@ class SegmentUse:
 
 
 @dataclass(frozen=True, repr=False)
-class SegmentMap(Result):
+class SegmentMapResult(Result):
     """`memviz.open("run.pickle").segments_at(event=1000)`."""
 
     trace: Trace = field(compare=False)
@@ -311,7 +311,7 @@ def _segment_row(segment: SegmentUse, largest: int) -> TableRow:
     return TableRow(numbers, address_text(segment.address), stacked(_parts(segment), largest, _OPACITIES))
 
 
-def segment_map(trace: Trace, device: DeviceTrace, event: int) -> SegmentMap:
+def segment_map(trace: Trace, device: DeviceTrace, event: int) -> SegmentMapResult:
     found = segments_at(trace, device, event)
     segments, tiles, count = found.segments, found.tiles, len(found.segments)
     sums = {kind: sum_by(tiles.segment, np.where(tiles.kind == kind, tiles.size, 0), count) for kind in TileKind}
@@ -331,4 +331,4 @@ def segment_map(trace: Trace, device: DeviceTrace, event: int) -> SegmentMap:
         )
         for i in range(count)
     )
-    return SegmentMap(trace, device.name, found, uses)
+    return SegmentMapResult(trace, device.name, found, uses)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from http.client import HTTPException
 from operator import index
 from tempfile import TemporaryFile
-from typing import IO, Any, BinaryIO, Protocol
+from typing import IO, Any, BinaryIO
 from urllib.error import HTTPError, URLError
 from urllib.parse import unquote, urlsplit
 from urllib.request import (
@@ -32,11 +32,11 @@ from memviz.analysis.which_device import chosen_device
 from memviz.errors import TraceError, UsageError
 from memviz.headlines.headline import Headline
 from memviz.notebook.comparison import Comparison, Replay, compare_peaks, replay_result
-from memviz.notebook.contents import Live, SegmentMap, Summary, live_result, segment_map, summary_result
+from memviz.notebook.contents import Live, SegmentMapResult, Summary, live_result, segment_map, summary_result
 from memviz.notebook.result import Result
 from memviz.trace.limits import Limits
 from memviz.trace.load import load_trace, read_trace
-from memviz.trace.model import DeviceTrace, Trace
+from memviz.trace.model import DeviceTrace, HasTrace, Trace
 from memviz.ui.html.markup import Html
 
 _ADDRESS = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
@@ -175,7 +175,7 @@ class OpenTrace(Result):
 
     def segments_at(
         self, *, event: int | None = None, time: float | None = None, device: int | str | None = None
-    ) -> SegmentMap:
+    ) -> SegmentMapResult:
         """The allocator's segments after an event or at a time, and how each is used."""
         chosen = self._device(device)
         return segment_map(self.trace, chosen, _moment(chosen, event, time))
@@ -227,11 +227,6 @@ class OpenTrace(Result):
 
     def _side(self, named: int | str | None) -> Pair:
         return self.trace, self._device(named)
-
-
-class HasTrace(Protocol):
-    @property
-    def trace(self) -> Trace | None: ...
 
 
 def open(source: str | os.PathLike[str] | Trace | HasTrace, *, device: int | str | None = None) -> OpenTrace:

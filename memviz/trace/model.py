@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -438,3 +438,10 @@ def reserved_after(device: DeviceTrace) -> Ints8:
 def is_reserved_known(live_bytes: int, reserved_bytes: int) -> bool:
     """What is live lies in reserved bytes: none of these is none that the file knows of."""
     return bool(reserved_bytes) or not live_bytes
+
+
+class HasTrace(Protocol):
+    """A result that carries the trace that it was made from, or of."""
+
+    @property
+    def trace(self) -> Trace | None: ...

@@ -25,7 +25,7 @@ from memviz.ui.components.component import (
     FindField,
     Panel,
     PlainForm,
-    Turn,
+    TabTurn,
     clicked,
     turn_to,
     worker_html,
@@ -112,7 +112,7 @@ COMPONENTS: tuple[type[Component], ...] = (
     HighlightPanel,
     FindField,
     RankMap,
-    Turn,
+    TabTurn,
 )
 """All with a script, which the page loads once; their style sheets come in this order."""
 
@@ -219,7 +219,7 @@ class _Page:
     def _tabs(self) -> None:
         with gr.Column(elem_id="frame"):
             self.actions = Panel(elem_id="actions")
-            self.turn = Turn(elem_id="turn", visible="hidden")
+            self.turn = TabTurn(elem_id="turn", visible="hidden")
             with gr.Tabs(elem_id="tabs") as self.tabs:
                 with gr.Tab("Explore", id="explore"):
                     self._home()
@@ -244,7 +244,7 @@ class _Page:
         frame = [self.session, self.browser, self.traces, self.band, self.home, self.loaded, self.actions, self.turn]
         outputs = [*frame, *self.explore.outputs, *self.compare.outputs, *self.ranks.outputs, *self.what_if.outputs]
         self.outputs = outputs
-        self.turn.submit(None, None, self.tabs, js=Turn.chosen, api_visibility="private", **NO_PROGRESS)
+        self.turn.submit(None, None, self.tabs, js=TabTurn.chosen, api_visibility="private", **NO_PROGRESS)
         for files in (self.more_files, self.first_files):
             files.upload(
                 self._upload,

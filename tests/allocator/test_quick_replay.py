@@ -15,7 +15,7 @@ from memviz.allocator import recorded_replay, replay
 from memviz.allocator.recorded_replay import replay_as_recorded
 from memviz.allocator.replay import source_of
 from memviz.allocator.replay_result import Replayed
-from memviz.allocator.replayer import Replay
+from memviz.allocator.replayer import RequestReplay
 from memviz.allocator.settings import parse_settings
 from memviz.allocator.what_if import CardMemory, figures_on, replay_on
 from memviz.trace.load import load_trace
@@ -32,7 +32,7 @@ def step_by_step() -> Iterator[None]:
     """As the model is read: every event through its handler."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (recorded_replay, replay):
-            patch.setattr(module, "run_quickly", Replay.run_events)
+            patch.setattr(module, "run_quickly", RequestReplay.run_events)
         yield
 
 
@@ -87,7 +87,7 @@ def test_nearly_all_of_a_recording_goes_the_quick_way(monkeypatch):
     trace = load_trace(next(path for path in SAMPLES if path.name == "training.pickle.gz"))
     slow = 0
     for name in ("malloc", "free"):
-        step = getattr(Replay, name) if name == "free" else getattr(replay.OtherSettings, name)
+        step = getattr(RequestReplay, name) if name == "free" else getattr(replay.OtherSettings, name)
 
         def counted(*args, step=step):
             nonlocal slow

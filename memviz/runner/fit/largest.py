@@ -42,7 +42,7 @@ class Largest:
     """The search ended before it came to one that does not fit."""
 
 
-class Stopped(Exception):
+class SearchStopped(Exception):
     """Raised by a prediction where the search is to end."""
 
 
@@ -51,7 +51,7 @@ def largest_that_fits(ask: AskFit, usable_bytes: int, first: int = 1) -> Largest
     points: dict[int, Answer] = {}
     try:
         return _searched(ask, usable_bytes, max(first, 1), points)
-    except Stopped:
+    except SearchStopped:
         is_any = any(good for good, _ in points.values())
         return Largest(_border(points)[0], False, len(points), is_stopped=True) if is_any else None
 
@@ -217,7 +217,7 @@ def _filled_row(predicted: Predicted, row: Row, batches: tuple[int, ...]) -> Row
     for batch in (batch for batch in batches if batch <= row.largest or batch == beyond):
         if batch in peaks:
             continue
-        with suppress(Stopped):
+        with suppress(SearchStopped):
             answer = predicted({"batch": batch, "sequence": row.sequence})
             if not isinstance(answer, str):
                 peaks[batch] = answer[1]

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memviz.runner.fit.cost import CardSpeed, Cost, Work, cost_of, speed_of
-from memviz.runner.fit.largest import Stopped
+from memviz.runner.fit.largest import SearchStopped
 from memviz.runner.fit.predictions import KeptPredictions, Prediction, Predictor, may_be_kept
 from memviz.runner.fit.space import Candidate, Point, Space
 from memviz.runner.plan import Plan, plan_of
@@ -248,7 +248,7 @@ class Stop:
     def ends(self) -> Iterator[None]:
         """Stopped in the place of what ends a program, and where the time is over."""
         if self.by:
-            raise Stopped
+            raise SearchStopped
         try:
             yield
         except KeyboardInterrupt:
@@ -256,7 +256,7 @@ class Stop:
         except SystemExit as fault:
             self._by, self.status = "terminated", fault.code if isinstance(fault.code, int) else 1
         if self.by:
-            raise Stopped
+            raise SearchStopped
 
 
 def search(
@@ -304,7 +304,7 @@ def search(
         return [candidates[place].request for place in alike if not places.is_refused(place)]
 
     stop, is_stopped = stop or Stop(), True
-    with suppress(Stopped), stop.ends():
+    with suppress(SearchStopped), stop.ends():
         predictor.all(ask, hear, others, until=stop.until)
         is_stopped = bool(stop.by)
     ways = tuple(way for way in tried.values() if way is not None)

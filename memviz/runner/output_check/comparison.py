@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from memviz.errors import UsageError
 from memviz.runner.output_check.coverage import (
     Apply,
-    Change,
     NotExercised,
+    OperatorChange,
     adapter_weights,
     load_adapters,
     not_exercised,
@@ -147,7 +147,7 @@ def compare_outputs(
     seed: int = 0,
     withheld: Collection[str] = (),
     split: Split | None = None,
-    changes: Sequence[Change] = (),
+    changes: Sequence[OperatorChange] = (),
     trained_beside: Callable[[nn.Module], nn.Module] | None = None,
 ) -> Numerics:
     """`build` gives a model with its weights; `inputs` are keyword arguments of one call, or of each micro-batch.
@@ -164,7 +164,7 @@ def compare_outputs(
         raise UsageError("There are no inputs to run the model on; give the keyword arguments of at least one call.")
     reference = build().train(training)
     step = ComparedStep([dict(batch) for batch in batches], training, loss or mean_of_output, seed)
-    changes = changes or [Change("", apply, split, lossy=claim == "lossy", in_steps=claim == "training")]
+    changes = changes or [OperatorChange("", apply, split, lossy=claim == "lossy", in_steps=claim == "training")]
     idle = list(not_exercised(reference, step, changes, optimizer)) if gradients is None else []
     comparison = _Comparison(reference, step, apply, claim, gradients, progress or _silent, frozenset(withheld), split)
     if trained_beside is not None:

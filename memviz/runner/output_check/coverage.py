@@ -37,7 +37,7 @@ class NotExercised:
 
 
 @dataclass(frozen=True)
-class Change:
+class OperatorChange:
     """One of several changes that are applied one after the other."""
 
     title: str
@@ -68,7 +68,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def not_exercised(
-    model: nn.Module, step: ComparedStep, changes: Sequence[Change], make: MakeOptimizer
+    model: nn.Module, step: ComparedStep, changes: Sequence[OperatorChange], make: MakeOptimizer
 ) -> tuple[NotExercised, ...]:
     """Those of the changes that add no operator of their own to a step, its optimizer's included."""
     idle, before = [], _Traced.of(deepcopy(model), step, make)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from memviz.runner.measure.accelerator import find_accelerator
 from memviz.runner.output_check.comparison import compare_outputs
-from memviz.runner.output_check.coverage import SAME_OPERATORS, Change, with_merged_adapters
+from memviz.runner.output_check.coverage import SAME_OPERATORS, OperatorChange, with_merged_adapters
 from memviz.runner.output_check.model_runs import Split, flatten
 from memviz.runner.plan import Plan, fitted, pieces_of, weakest
 from memviz.runner.step import Tell, optimizer_of
@@ -83,7 +83,7 @@ class _Check:
         weights = ", random weights" if isinstance(twin, FromConfiguration) else ""
         return {"on": f"{twin.describe()}{weights}, on {self.place.type}", **numerics.as_json()}
 
-    def _changes(self) -> Iterator[Change]:
+    def _changes(self) -> Iterator[OperatorChange]:
         """Each with all before it. One that the reduced model does not take is left out, and said to be."""
         model = self.build()
         pieces = pieces_of(self.plan.optimizations)
@@ -98,7 +98,7 @@ class _Check:
             in_steps = reduced.claim == "training"
             now = list(self.applied)
             if change.name != "allocator_settings" or len(self.plan.optimizations) == 1:
-                yield Change(change.title, _applying(now), _split(now), reason, lossy, in_steps)
+                yield OperatorChange(change.title, _applying(now), _split(now), reason, lossy, in_steps)
 
     def _refusal(self, change: Optimization, reduced: Optimization, model: nn.Module) -> str:
         """Why a change is not compared; empty where it is."""

@@ -120,7 +120,7 @@ def hold_together(model: nn.Module, mesh: DeviceMesh, parallel: Parallel, card: 
     return model
 
 
-class Stage(nn.Module):
+class ModelStage(nn.Module):
     """Tokens become hidden states in the first one, and logits in the last."""
 
     def __init__(self, model: nn.Module, number: int, count: int) -> None:
@@ -181,7 +181,7 @@ def _cut(model: Any, number: int, count: int) -> None:
 class PipelineStep:
     """One step of a stage: all microbatches through it, then the optimizer."""
 
-    def __init__(self, plan: Plan, device: RunDevice, model: nn.Module, stage: Stage, mesh: DeviceMesh) -> None:
+    def __init__(self, plan: Plan, device: RunDevice, model: nn.Module, stage: ModelStage, mesh: DeviceMesh) -> None:
         self._device = device
         self._stage = stage
         parallel = plan.parallel
@@ -208,14 +208,14 @@ class PipelineStep:
             )
 
 
-def _given(plan: Plan, stage: Stage) -> Tensor:
+def _given(plan: Plan, stage: ModelStage) -> Tensor:
     workload: Any = plan.workload
     if stage.is_first:
         return torch.empty(workload.batch, workload.sequence, dtype=torch.long, device="meta")
     return _hidden(plan, stage)
 
 
-def _made(plan: Plan, stage: Stage) -> Tensor:
+def _made(plan: Plan, stage: ModelStage) -> Tensor:
     if not stage.is_last:
         return _hidden(plan, stage)
     workload, config = plan.workload, decoder_of(stage.whole).config
@@ -223,14 +223,14 @@ def _made(plan: Plan, stage: Stage) -> Tensor:
     return torch.empty(shape, dtype=_dtype(stage), device="meta", requires_grad=True)
 
 
-def _hidden(plan: Plan, stage: Stage) -> Tensor:
+def _hidden(plan: Plan, stage: ModelStage) -> Tensor:
     workload, config = plan.workload, decoder_of(stage.whole).config
     length = workload.sequence // plan.parallel.tensor  # type: ignore[attr-defined]
     shape = (workload.batch, length, config.hidden_size)  # type: ignore[attr-defined]
     return torch.empty(shape, dtype=_dtype(stage), device="meta", requires_grad=True)
 
 
-def _dtype(stage: Stage) -> torch.dtype:
+def _dtype(stage: ModelStage) -> torch.dtype:
     return next(stage.parameters()).dtype
 
 
@@ -258,11 +258,11 @@ def prepare_rank(
     return held, passes
 
 
-def _stage(plan: Plan, device: PredictedDevice, model: nn.Module, mesh: DeviceMesh) -> Stage | None:
+def _stage(plan: Plan, device: PredictedDevice, model: nn.Module, mesh: DeviceMesh) -> ModelStage | None:
     parallel = plan.parallel
     if parallel.pipeline == 1:
         return None
-    stage = Stage(model, mesh["pipeline"].get_local_rank(), parallel.pipeline)
+    stage = ModelStage(model, mesh["pipeline"].get_local_rank(), parallel.pipeline)
     stage.tensor_mesh = mesh["tensor"] if parallel.tensor > 1 else None
     return stage
 

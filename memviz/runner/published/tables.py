@@ -39,7 +39,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class TableRow:
+class PublishedRow:
     case: str
     figure: str
     """What is counted: 'allocated GiB', 'reserved GiB', ..."""
@@ -66,9 +66,9 @@ class Seed:
     """Where the table was published."""
     window: str
     """What is inside the measured window, because it changes the figures."""
-    rows: Callable[[Tell], Iterator[TableRow]]
+    rows: Callable[[Tell], Iterator[PublishedRow]]
 
-    def as_json(self, row: TableRow) -> dict[str, Any]:
+    def as_json(self, row: PublishedRow) -> dict[str, Any]:
         return {
             "seed": self.name,
             "case": row.case,
@@ -197,23 +197,23 @@ _ONE_LAYER_APART = (6.7353e-06, 3.3257e-07)
 _SPLITS = 4
 
 
-def _split_rows(tell: Tell) -> Iterator[TableRow]:
+def _split_rows(tell: Tell) -> Iterator[PublishedRow]:
     for activation, published in _SPLIT_PUBLISHED.items():
         tell(activation)
         whole, split = _split_peaks(activation)
-        yield TableRow(activation, "allocated GiB", published[0], gib(whole))
-        yield TableRow(f"{activation}, split in {_SPLITS}", "allocated GiB", published[1], gib(split))
+        yield PublishedRow(activation, "allocated GiB", published[0], gib(whole))
+        yield PublishedRow(f"{activation}, split in {_SPLITS}", "allocated GiB", published[1], gib(split))
     tell("the reproducer")
     whole, split = _reproducer()
-    yield TableRow("one layer, gelu", "reserved GiB", 3.271, gib(whole))
-    yield TableRow(f"one layer, gelu, split in {_SPLITS}", "reserved GiB", 2.271, gib(split))
+    yield PublishedRow("one layer, gelu", "reserved GiB", 3.271, gib(whole))
+    yield PublishedRow(f"one layer, gelu, split in {_SPLITS}", "reserved GiB", 2.271, gib(split))
     for activation, seconds in _SPLIT_SECONDS.items():
-        yield TableRow(activation, "seconds", seconds[0], None, ON_A_GPU)
-        yield TableRow(f"{activation}, split in {_SPLITS}", "seconds", seconds[1], None, ON_A_GPU)
+        yield PublishedRow(activation, "seconds", seconds[0], None, ON_A_GPU)
+        yield PublishedRow(f"{activation}, split in {_SPLITS}", "seconds", seconds[1], None, ON_A_GPU)
     yield from _split_outputs(tell)
 
 
-def _split_outputs(tell: Tell) -> Iterator[TableRow]:
+def _split_outputs(tell: Tell) -> Iterator[PublishedRow]:
     tell("the outputs")
     computed = split_differences(tuple(_SPLIT_PUBLISHED), _SPLITS)
     fewer = f"real numbers on this processor, {SPLIT_TOKENS} of 16,384 tokens"
@@ -221,15 +221,15 @@ def _split_outputs(tell: Tell) -> Iterator[TableRow]:
         published = _OUTPUTS_APART.get(activation, (0.0, 0.0))
         for place, figure in enumerate(("absmax", "absmean")):
             ours = computed[activation]["as first published"][place]
-            yield TableRow(f"{activation}, split as published", figure, published[place], ours, fewer)
+            yield PublishedRow(f"{activation}, split as published", figure, published[place], ours, fewer)
             if activation in _OUTPUTS_APART:
                 note = "split right: the published one multiplied values by values"
-                yield TableRow(f"{activation}, split", figure, None, computed[activation]["split"][place], note)
+                yield PublishedRow(f"{activation}, split", figure, None, computed[activation]["split"][place], note)
     tell("the output of one layer")
     one = one_layer_difference(_SPLITS)
     note = f"{fewer}, summed one product after the other as on a GPU"
     for place, figure in enumerate(("absmax", "absmean")):
-        yield TableRow(f"one layer, gelu, split in {_SPLITS}", figure, _ONE_LAYER_APART[place], one[place], note)
+        yield PublishedRow(f"one layer, gelu, split in {_SPLITS}", figure, _ONE_LAYER_APART[place], one[place], note)
 
 
 def _split_peaks(activation: str) -> tuple[int, int]:
@@ -323,7 +323,7 @@ _PER_SECOND = {
 """Steps in a second, and those of the table before its correction."""
 
 
-def _checkpointing_rows(tell: Tell) -> Iterator[TableRow]:
+def _checkpointing_rows(tell: Tell) -> Iterator[PublishedRow]:
     """One process from first to last, as published: gradients are kept from case to case."""
     workload = LtxVideo(mode="training")
     with torch.device("meta"):
@@ -332,12 +332,12 @@ def _checkpointing_rows(tell: Tell) -> Iterator[TableRow]:
         device.place(model)
         device.empty_cache()
         device.reset_peak()
-        yield TableRow("weights", "reserved GiB", 4.025, gib(device.peak_reserved_bytes))
+        yield PublishedRow("weights", "reserved GiB", 4.025, gib(device.peak_reserved_bytes))
         step = RunStep(workload, device, model, device.inputs(workload), None)
         tell("none, before any backward pass")
         for _ in range(_CHECKPOINTING_WARM_UP):
             step()
-        yield TableRow(
+        yield PublishedRow(
             "none, not warmed up", "reserved GiB", _COLD, gib(device.peak_reserved_bytes), "before its correction"
         )
         for case, every, published in _CHECKPOINTING_CASES:
@@ -347,12 +347,12 @@ def _checkpointing_rows(tell: Tell) -> Iterator[TableRow]:
             undo = Checkpointing(every=every).apply(model) if every else None
             for _ in range(_CHECKPOINTING_STEPS):
                 step()
-            yield TableRow(case, "reserved GiB", published, gib(device.peak_reserved_bytes))
+            yield PublishedRow(case, "reserved GiB", published, gib(device.peak_reserved_bytes))
             if undo is not None:
                 undo()
     for case, (corrected, before) in _PER_SECOND.items():
-        yield TableRow(case, "steps a second", corrected, None, ON_A_GPU)
-        yield TableRow(f"{case}, before its correction", "steps a second", before, None, ON_A_GPU)
+        yield PublishedRow(case, "steps a second", corrected, None, ON_A_GPU)
+        yield PublishedRow(f"{case}, before its correction", "steps a second", before, None, ON_A_GPU)
 
 
 CHECKPOINTING = Seed(
@@ -375,23 +375,25 @@ _OTHER_LOSS = "a small model of ours: what is compared is that both ways give th
 _OTHER_MODEL = "another model: its size was not published, so only the pattern can be compared"
 
 
-def _flat_gradients_rows(tell: Tell) -> Iterator[TableRow]:
+def _flat_gradients_rows(tell: Tell) -> Iterator[PublishedRow]:
     reserved: dict[str, tuple[int, int]] = {}
     for case, how, published in _FLAT_GRADIENTS_CASES:
         tell(case)
         reserved[how] = _reserved(how)
-        yield TableRow(case, "reserved GiB", published, gib(reserved[how][0]), _OTHER_MODEL, same_model=False)
+        yield PublishedRow(case, "reserved GiB", published, gib(reserved[how][0]), _OTHER_MODEL, same_model=False)
     less = 100 * (reserved["flat"][0] / reserved["list_then_cat"][0] - 1)
-    yield TableRow("one flat buffer against the list", "% reserved more", -13.2, less, _OTHER_MODEL, same_model=False)
+    yield PublishedRow(
+        "one flat buffer against the list", "% reserved more", -13.2, less, _OTHER_MODEL, same_model=False
+    )
     base, parameters = reserved["plain"]
     for case, how, _ in _FLAT_GRADIENTS_CASES[1:]:
         more = (reserved[how][0] - base) / parameters
-        yield TableRow(case, "bytes a parameter more reserved than the baseline", None, more)
+        yield PublishedRow(case, "bytes a parameter more reserved than the baseline", None, more)
     tell("losses")
     for case, how in ((_FLAT_GRADIENTS_CASES[0][0], "plain"), (_FLAT_GRADIENTS_CASES[2][0], "flat")):
-        yield TableRow(case, "average loss", _LOSS, _average_loss(how), _OTHER_LOSS, same_model=False)
-    yield TableRow(_FLAT_GRADIENTS_CASES[0][0], "TFLOP/s", 382.0, None, ON_A_GPU)
-    yield TableRow(_FLAT_GRADIENTS_CASES[2][0], "TFLOP/s", 440.0, None, ON_A_GPU)
+        yield PublishedRow(case, "average loss", _LOSS, _average_loss(how), _OTHER_LOSS, same_model=False)
+    yield PublishedRow(_FLAT_GRADIENTS_CASES[0][0], "TFLOP/s", 382.0, None, ON_A_GPU)
+    yield PublishedRow(_FLAT_GRADIENTS_CASES[2][0], "TFLOP/s", 440.0, None, ON_A_GPU)
 
 
 def _average_loss(how: str) -> float:
@@ -434,7 +436,7 @@ _BEFORE = "published in 9177; 10347, which goes on from it, gives pictures and n
 _OURS = "not published; the review of the pull request predicted it"
 
 
-def _casting_rows(tell: Tell) -> Iterator[TableRow]:
+def _casting_rows(tell: Tell) -> Iterator[PublishedRow]:
     cases = (
         ("weights in bf16", None, 22.743, _BEFORE),
         ("fp8, leaf by leaf, nothing skipped", LayerwiseCasting(skip=""), 11.697, _BEFORE),
@@ -449,12 +451,12 @@ def _casting_rows(tell: Tell) -> Iterator[TableRow]:
     )
     for case, casting, published, note in cases:
         tell(case)
-        yield TableRow(case, "allocated GiB", published, gib(_allocated(casting)), note)
+        yield PublishedRow(case, "allocated GiB", published, gib(_allocated(casting)), note)
     tell("the outputs")
     for storage in ("float8_e4m3fn", "float8_e5m2"):
         for granularity in ("model", "block", "leaf"):
             casting = LayerwiseCasting(storage=storage, skip="", granularity=granularity)
-            yield TableRow(
+            yield PublishedRow(
                 f"{storage}, {granularity} by {granularity}",
                 "relative L2",
                 None,

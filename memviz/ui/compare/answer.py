@@ -111,7 +111,7 @@ def drawn_parts(context: Context, session: Session, state: CompareState) -> list
     if len(sides) < 2:
         words = compare_empty_html(session.opened, session.compared)
         return [words, offer_html(), "", "", *[{}] * len(LETTERS), {}, "", ""]
-    comparison = Comparison.of(sides, state)
+    comparison = TabComparison.of(sides, state)
     timelines = linked_values(sides, comparison.state.way, comparison.state.axis, colour=state.colour)
     return [
         "",
@@ -127,7 +127,7 @@ def drawn_parts(context: Context, session: Session, state: CompareState) -> list
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TabComparison:
     """What several parts of the tab need, computed once a drawing."""
 
     sides: tuple[Side, ...]
@@ -138,11 +138,11 @@ class Comparison:
     changes: Changes
 
     @staticmethod
-    def of(sides: tuple[Side, ...], state: CompareState) -> Comparison:
+    def of(sides: tuple[Side, ...], state: CompareState) -> TabComparison:
         pairs = [side.pair for side in sides]
         other = state.number_of_other(sides)
         best = best_grouping(pairs, other)
-        return Comparison(sides, _sound(state, sides), other, best, changes(pairs, state.by or best))
+        return TabComparison(sides, _sound(state, sides), other, best, changes(pairs, state.by or best))
 
     def top(self, session: Session) -> str:
         pairs = [side.pair for side in self.sides]

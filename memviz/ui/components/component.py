@@ -164,7 +164,7 @@ def form_fields(event: gr.EventData) -> dict[str, Any]:
     return {str(key): value if isinstance(value, bool) else str(value) for key, value in data.items()}
 
 
-class Turn(Component):
+class TabTurn(Component):
     """Turns the page to a tab, unless its visitor has chosen a tab since asking; Gradio's `selected` cannot do that.
 
     `submit` stays within the page; `select` reports a turn that was left out, with the tab that is shown.

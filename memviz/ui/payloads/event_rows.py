@@ -82,7 +82,7 @@ class ActionCount:
 
 
 @dataclass(frozen=True)
-class Place:
+class EventPlace:
     """Of a moment in a list: its row, or the row before which it would stand."""
 
     row: int
@@ -103,11 +103,11 @@ class EventSelection:
         begin, end = min(max(first, 0), self.count), min(max(last, 0), self.count)
         return np.arange(begin, end) if self.numbers is None else self.numbers[begin:end]
 
-    def place_of(self, event: int) -> Place:
+    def place_of(self, event: int) -> EventPlace:
         if self.numbers is None:
-            return Place(max(event, 0), event >= 0, self.count)
+            return EventPlace(max(event, 0), event >= 0, self.count)
         row = int(np.searchsorted(self.numbers, event))
-        return Place(row, row < self.count and int(self.numbers[row]) == event, self.count)
+        return EventPlace(row, row < self.count and int(self.numbers[row]) == event, self.count)
 
 
 @dataclass

@@ -14,7 +14,7 @@ import numpy as np
 from memviz.analysis.comparing.align import Alignment, Axis, ways
 from memviz.analysis.comparing.changes import Changes, best_grouping, changes
 from memviz.analysis.comparing.matching import Matching, Pair, has_modules, match_allocations
-from memviz.ui.compare.answer import Comparison, overlay_value
+from memviz.ui.compare.answer import TabComparison, overlay_value
 from memviz.ui.compare.state import GROUPINGS, SORTS, CompareState, Side, changed
 from memviz.ui.html.markup import Html
 from memviz.ui.payloads.timelines import alignments, linked_values, placed
@@ -44,9 +44,9 @@ class _Choices:
     best: Mapping[int, str]
     """The grouping that says most, by the number of the trace that A is compared with."""
 
-    def compared(self, view: CompareState) -> Comparison:
+    def compared(self, view: CompareState) -> TabComparison:
         other = view.number_of_other(self.sides)
-        return Comparison(self.sides, view, other, self.best[other], self.found[view.by])
+        return TabComparison(self.sides, view, other, self.best[other], self.found[view.by])
 
     @property
     def others(self) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ import gradio as gr
 from memviz.allocator.settings import parse_settings
 from memviz.errors import MemvizError
 from memviz.trace.model import DeviceTrace
-from memviz.ui.components.component import Panel, PlainForm, Turn, clicked, form_fields
+from memviz.ui.components.component import Panel, PlainForm, TabTurn, clicked, form_fields
 from memviz.ui.components.plots import MemoryTimeline, ReservedPlot, SegmentPair
 from memviz.ui.html.markup import Html
 from memviz.ui.shell.background_jobs import BackgroundJob, BackgroundJobs, BackgroundStopped
@@ -90,7 +90,7 @@ class WhatIfTab:
         return [*parts, self.blocks, self.save, self.keep, *self.timelines]
 
 
-def build(context: Context, tabs: gr.Tabs, turn: Turn, samples: Html) -> WhatIfTab:
+def build(context: Context, tabs: gr.Tabs, turn: TabTurn, samples: Html) -> WhatIfTab:
     """`samples` stand there while no trace is open."""
     replays = Replays(context)
     answers = WhatIfAnswers(context, replays, samples)
@@ -174,7 +174,7 @@ class _WhatIfEvents:
         self.parts = parts
         self.workshop = BackgroundJobs()
 
-    def wire(self, tabs: gr.Tabs, turn: Turn) -> None:
+    def wire(self, tabs: gr.Tabs, turn: TabTurn) -> None:
         parts = self.parts
         followed = [parts.trace, parts.state, parts.looked_at]
         parts.trace.change(self._follow, followed, [parts.looked_at, *parts.answer], **IN_PARTS)

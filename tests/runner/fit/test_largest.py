@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.runner.fit.largest import Largest, Stopped, largest_that_fits
+from memviz.runner.fit.largest import Largest, SearchStopped, largest_that_fits
 
 GiB = 1 << 30
 SEGMENTS = (
@@ -67,14 +67,14 @@ def test_where_the_search_is_to_end_the_largest_until_then_is_the_answer() -> No
     def ask(value: int) -> tuple[bool, int] | str:
         asked.append(value)
         if len(asked) == 3:
-            raise Stopped
+            raise SearchStopped
         return value <= 1000, value
 
     assert largest_that_fits(ask, 1000) == Largest(asked[1], False, 2, is_stopped=True)
     asked.clear()
 
     def refuse(value: int) -> tuple[bool, int] | str:
-        raise Stopped
+        raise SearchStopped
 
     assert largest_that_fits(refuse, 1000) is None
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from memviz.runner.output_check import model_runs
 from memviz.runner.output_check.comparison import compare_outputs
-from memviz.runner.output_check.coverage import Change
+from memviz.runner.output_check.coverage import OperatorChange
 from memviz.runner.output_check.verdict import Claim, Numerics
 from tests.runner.output_check.models import FeedForward, Stack, nothing, split_wrongly, stack, tokens, with_forward
 
@@ -89,7 +89,11 @@ def test_views_compute_nothing():
 
 def test_of_several_changes_those_that_computed_nothing_are_named():
     apply = with_forward(copied_input)
-    changes = [Change("Views", nothing, reason="all fits"), Change("Copies", apply), Change("Nothing", apply)]
+    changes = [
+        OperatorChange("Views", nothing, reason="all fits"),
+        OperatorChange("Copies", apply),
+        OperatorChange("Nothing", apply),
+    ]
     numerics = compare_outputs(
         stack(count=2, residual=True), tokens(), apply, training=False, claim="bitwise", changes=changes
     )

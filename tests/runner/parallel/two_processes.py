@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from memviz.runner.parallel.rank_model import PipelineStep, Stage, check_tensor, hold_together, part_matrices
+from memviz.runner.parallel.rank_model import ModelStage, PipelineStep, check_tensor, hold_together, part_matrices
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Request
 from optimizations import apply_all
@@ -59,7 +59,7 @@ def step(chosen: str) -> float:
     first, prefix = 0, ""
     if way == "pipeline":
         device: Any = SimpleNamespace(torch_device=HOST, inputs=lambda w: w.inputs(HOST), phase=lambda n: nullcontext())
-        stage = Stage(model, rank, 2)
+        stage = ModelStage(model, rank, 2)
         passes = PipelineStep(plan, device, stage, stage, mesh)
         if passes._inputs:
             tokens = next(iter(passes._inputs.values()))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memviz.runner.published import tables
-from memviz.runner.published.tables import Seed, TableRow
+from memviz.runner.published.tables import PublishedRow, Seed
 from memviz.runner.workloads.layer_stacks import ACTIVATIONS, FeedForwardStack
 
 
@@ -39,5 +39,5 @@ def test_one_layer_is_summed_one_product_after_the_other(monkeypatch):
 
 def test_a_percentage_stands_only_where_it_is_the_same_model():
     seed = Seed("one", "", "", "", lambda tell: iter(()))
-    alike, other = (TableRow("case", "loss", 10.0, 5.0, same_model=same) for same in (True, False))
+    alike, other = (PublishedRow("case", "loss", 10.0, 5.0, same_model=same) for same in (True, False))
     assert [seed.as_json(each)["difference_percent"] for each in (alike, other)] == [-50.0, None]

@@ -16,8 +16,8 @@ from memviz.ui.payloads.event_rows import (
     MOST_CACHED,
     ActionCount,
     EventFilter,
+    EventPlace,
     EventRow,
-    Place,
     _Recent,
     action_counts,
     chosen_events,
@@ -150,14 +150,14 @@ def test_no_filter_needs_no_numbers():
     found = chosen_events(small(), small().devices[0], EventFilter())
     assert (found.numbers, found.count) == (None, 6)
     assert found.rows(4, 99).tolist() == [4, 5]
-    assert found.place_of(4) == Place(4, True, 6)
-    assert found.place_of(-1) == Place(0, False, 6)
+    assert found.place_of(4) == EventPlace(4, True, 6)
+    assert found.place_of(-1) == EventPlace(0, False, 6)
 
 
 def test_the_place_of_a_moment_that_was_filtered_out():
     found = chosen_events(small(), small().devices[0], EventFilter((Action.ALLOC, Action.OOM)))
-    assert found.place_of(5) == Place(1, True, 2)
-    assert found.place_of(3) == Place(1, False, 2)
+    assert found.place_of(5) == EventPlace(1, True, 2)
+    assert found.place_of(3) == EventPlace(1, False, 2)
     assert found.rows(-5, 1).tolist() == [1]
 
 
