@@ -142,7 +142,7 @@ def _end_with_parent() -> None:
 
 
 Task = Callable[[str, str, int, str | None], Reduced]
-_PARTS = ("__init__.py", "c_memory.py", "errors.py", "units.py", "trace", "analysis", "ranks")
+_PARTS = ("__init__.py", "memory.py", "errors.py", "units.py", "trace", "analysis", "ranks")
 _AHEAD_PER_THREAD = 4
 """Files handed out for each thread of a worker: none waits for the next, and a scheduler never holds them all."""
 _KILLED_WORKERS = "Reading it ended the workers that tried, one after the other."
