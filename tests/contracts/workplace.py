@@ -1,0 +1,170 @@
+"""The folder in which cases run, with small traces and scripts; the command line, a page, and what is made alike."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import shutil
+import tempfile
+from contextlib import ExitStack
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tests.ranks.files import write_ranks
+from tests.second_process import OF_RUNS, ROOT, memviz
+from tests.traces import MiB, alloc, block, event, frame, free, segment, snapshot
+
+RELEASED = ("torch", "transformers", "diffusers")
+"""Predictions depend on these libraries."""
+
+KEYS = {
+    "took_seconds": "seconds differ from run to run",
+    "provenance": "releases of Python and of libraries, in predictions",
+}
+"""Values under these keys are left out where they are objects or numbers."""
+
+ARITHMETIC = {"difference", "noise", "rounding", "alone", "chained", "losses", "signal", "later", "gap", "relative_l2"}
+"""Values under these keys are what a processor computes, which has its own rounding: only their names are kept."""
+
+FIGURES = ("absmax", "absmean", "average loss", "relative L2")
+"""Rows of these figures are computed by the processor too."""
+
+_PATH = r"(?<![\w./~-])(?:[\w./~-]*/)?"
+TEXTS: dict[str, tuple[str, str]] = {
+    "lines of the product move": (rf"{_PATH}(?:memviz|optimizations)/[\w/]+\.py(?::\d+)?", "<product>"),
+    "libraries are installed anywhere": (rf"{_PATH}site-packages/", "<libraries>/"),
+    "so is Python": (rf"{_PATH}lib/python3\.\d+/", "<python>/"),
+    "a page has another port, and an upload another folder": (r"http://127\.0\.0\.1:\d+/[\w./=-]*/", "<page>/"),
+    "processors round in their own ways": (r"Differs by .*", "<difference>"),
+    "a run says which PyTorch cannot measure": (r"This PyTorch \(\S+\)", "This PyTorch"),
+}  # fmt: skip
+"""Why a text is replaced: its pattern, and what stands in its place."""
+
+TRAIN = """\
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(3):
+    loss = model(torch.randn(64, 256, device="cuda")).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print("trained")
+"""
+ASKS = "import torch\nif torch.randn(3, device='cuda').sum() > 2:\n    print('more')\n"
+
+
+class Workplace:
+    """A folder of its own; the environment is as before when it is closed."""
+
+    def __enter__(self) -> Workplace:
+        self._closing = ExitStack()
+        self.folder = Path(self._closing.enter_context(tempfile.TemporaryDirectory(prefix="contracts-"))).resolve()
+        self._set_environment(XDG_CACHE_HOME=str(self.folder / "cache"), COLUMNS="100")
+        for sample in (ROOT / "sample_traces").glob("*.gz"):
+            shutil.copy(sample, self.folder)
+        for name, root in (("small.pickle", small()), ("larger.pickle", small(scale=2))):
+            (self.folder / name).write_bytes(pickle.dumps(root))
+        (self.folder / "train.py").write_text(TRAIN)
+        (self.folder / "asks.py").write_text(ASKS)
+        (self.folder / "broken.pickle").write_bytes(b"hello")
+        write_ranks(self.folder / "job", 4, rank2=7 * MiB)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
+
+    def _set_environment(self, **values: str) -> None:
+        for name, value in values.items():
+            before = os.environ.get(name)
+            os.environ[name] = value
+            put_back = (os.environ.pop, name, None) if before is None else (os.environ.__setitem__, name, before)
+            self._closing.callback(*put_back)
+
+    def memviz(self, words: list[str]) -> Any:
+        """`python -m memviz WORDS` in the folder."""
+        runs = words[0] in ("run", "fit", "predict", "reproduce")
+        return memviz(*words, folder=self.folder, **({"of": OF_RUNS} if runs else {}))
+
+    @cached_property
+    def client(self) -> Any:
+        """A program that asks one page for all cases."""
+        from gradio_client import Client
+
+        from tests.server import started
+
+        known = {"MEMVIZ_RUNS": str(self.folder / "runs")}
+        page = self._closing.enter_context(started(known, program=("-m", "tests.forking", "app"), quickly=True))
+        downloads = str(self.folder / "downloads")
+        return Client(page.address, verbose=False, download_files=downloads, httpx_kwargs={"timeout": None})
+
+    def uploaded(self, value: Any) -> Any:
+        """The value as a page takes it; the name of a file here stands for the file."""
+        from gradio_client import handle_file
+
+        if isinstance(value, list):
+            return [self.uploaded(item) for item in value]
+        is_file = isinstance(value, str) and value and (self.folder / value).is_file()
+        return handle_file(self.folder / value) if is_file else value
+
+    def alike(self, text: str) -> str:
+        """The text without what differs between machines and runs."""
+        text = text.replace(str(self.folder), "<folder>").replace(str(ROOT), "<checkout>")
+        for pattern, instead in TEXTS.values():
+            text = re.sub(pattern, instead, text)
+        return text
+
+    def json(self, value: Any) -> str:
+        return json.dumps(self._alike(value), indent=1, ensure_ascii=False) + "\n"
+
+    def _alike(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            if value.get("figure") in FIGURES:
+                return {**value, "ours": "<number>", "difference_percent": "<number>"}
+            kept = {key: self._under(key, item) for key, item in value.items()}
+            return {**kept, "line": 0} if kept.get("filename") == "<product>" else kept
+        if isinstance(value, list):
+            return [self._alike(item) for item in value]
+        return self.alike(value) if isinstance(value, str) else value
+
+    def _under(self, key: str, value: Any) -> Any:
+        if key in KEYS and isinstance(value, dict | float):
+            return f"<{key}>"
+        if key in ARITHMETIC and isinstance(value, dict | list | float):
+            return " ".join(sorted(set(names_in(value)))) or "<number>"
+        return self._alike(value)
+
+
+def names_in(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [*value, *(name for item in value.values() for name in names_in(item))]
+    return [name for item in value for name in names_in(item)] if isinstance(value, list) else []
+
+
+def releases() -> dict[str, str]:
+    """Without a build's own mark, as `+cpu`."""
+    return {name: version(name).partition("+")[0] for name in RELEASED}
+
+
+def small(scale: int = 1) -> dict[str, Any]:
+    """Two devices, two streams, a request that fails, and stacks that share a line."""
+    path = "/home/ada/model.py"
+    made = [
+        alloc(0, 600 * MiB, time_us=10, frames=[frame("build", path, 3), frame("<module>", "/home/ada/train.py", 1)]),
+        alloc(1 << 32, scale * 300 * MiB, time_us=20, frames=[frame("forward", path, 9)]),
+        alloc(1 << 33, 5 * MiB, time_us=25, stream=7, frames=[frame("forward", path, 10)]),
+        *free(1 << 32, scale * 300 * MiB, time_us=30),
+        event("oom", 0, 1 << 40, time_us=35, device_free=7, frames=[frame("forward", path, 9)]),
+        alloc(1 << 34, 500, time_us=40, frames=[frame("step", "/home/ada/train.py", 7)]),
+    ]
+    blocks = [block(0, 600 * MiB), block(1 << 34, 512, 500), block(1 << 33, 5 * MiB, stream=7)]
+    segments = [segment(0, 600 * MiB, blocks[:1]), segment(1 << 34, 2 * MiB, blocks[1:2])]
+    segments.append(segment(1 << 33, 20 * MiB, blocks[2:], stream=7))
+    other = [alloc(0, 1000, time_us=15), *free(0, 1000, time_us=33)]
+    return {**snapshot(made, segments), "device_traces": [snapshot(made)["device_traces"][0], other]}
