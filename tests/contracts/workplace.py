@@ -36,6 +36,7 @@ FIGURES = ("absmax", "absmean", "average loss", "relative L2")
 _PATH = r"(?<![\w./~-])(?:[\w./~-]*/)?"
 TEXTS: dict[str, tuple[str, str]] = {
     "lines of the product move": (rf"{_PATH}(?:memviz|optimizations)/[\w/]+\.py(?::\d+)?", "<product>"),
+    "and so do their rows in a table of stacks": (r"(?m)^\d+,\d+,.*,<product>,\d+\n", ""),
     "libraries are installed anywhere": (rf"{_PATH}site-packages/", "<libraries>/"),
     "so is Python": (rf"{_PATH}lib/python3\.\d+/", "<python>/"),
     "a page has another port, and an upload another folder": (r"http://127\.0\.0\.1:\d+/[\w./=-]*/", "<page>/"),
@@ -115,10 +116,9 @@ class Workplace:
 
     def alike(self, text: str) -> str:
         """The text without what differs between machines and runs."""
-        text = text.replace(str(self.folder), "<folder>").replace(str(ROOT), "<checkout>")
         for pattern, instead in TEXTS.values():
             text = re.sub(pattern, instead, text)
-        return text
+        return text.replace(str(self.folder), "<folder>").replace(str(ROOT), "<checkout>")
 
     def json(self, value: Any) -> str:
         return json.dumps(self._alike(value), indent=1, ensure_ascii=False) + "\n"
@@ -127,10 +127,9 @@ class Workplace:
         if isinstance(value, dict):
             if value.get("figure") in FIGURES:
                 return {**value, "ours": "<number>", "difference_percent": "<number>"}
-            kept = {key: self._under(key, item) for key, item in value.items()}
-            return {**kept, "line": 0} if kept.get("filename") == "<product>" else kept
+            return {key: self._under(key, item) for key, item in value.items()}
         if isinstance(value, list):
-            return [self._alike(item) for item in value]
+            return [item for item in map(self._alike, value) if not is_frame_of_product(item)]
         return self.alike(value) if isinstance(value, str) else value
 
     def _under(self, key: str, value: Any) -> Any:
@@ -139,6 +138,10 @@ class Workplace:
         if key in ARITHMETIC and isinstance(value, dict | list | float):
             return " ".join(sorted(set(names_in(value)))) or "<number>"
         return self._alike(value)
+
+
+def is_frame_of_product(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("filename") == "<product>"
 
 
 def names_in(value: Any) -> list[str]:
