@@ -26,7 +26,7 @@ from memviz.runner.predict.program_position import NO_TASK, ProgramPosition
 from memviz.runner.predict.torch_patches import Patches
 
 Moment = dict[int, int]
-"""Number of pending frees that are done at a moment, by stream handle."""
+"""Number of frees ever queued behind each stream that are done at a moment, by stream handle."""
 _STREAMS_OF_A_PRIORITY = 32
 """torch makes so many, and then gives out the first again."""
 _FIRST_HANDLE, _HANDLE_STEP = 0x5E0000000000, 0x40
@@ -69,7 +69,7 @@ class StreamOrder:
         self._are_several = False
         self._of_node = 0
         self._launched: defaultdict[int, deque[int]] = defaultdict(deque)
-        """Number of pending frees at each of a stream's last operators, by stream handle."""
+        """Number of frees ever queued behind a stream before each of its last operators, by stream handle."""
         self.pools: list[PoolId] = []
         """Entered by `torch.cuda.use_mem_pool`, innermost last."""
 
