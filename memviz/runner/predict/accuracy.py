@@ -83,7 +83,7 @@ def _pair(value: list[int] | None) -> tuple[int, int] | None:
 
 
 def is_recorded(card: KnownCard) -> bool:
-    """Whether any recording is of a card with the same threads and workspaces: what the rules look at but for size."""
+    """Return whether any recorded card has the same threads and workspaces, the rules' only inputs besides its size."""
     return _rule_inputs(card) in {
         _rule_inputs(card_named(one.card)) for one in measured_peaks() if not one.is_published
     }

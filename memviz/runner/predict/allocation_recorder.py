@@ -46,7 +46,7 @@ from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, Category, Phase
 
 BlasHandle = tuple[bool, int]
-"""Whether it is backward's, and the stream. Each thread has one of its own, and on a card backward runs in another."""
+"""True in backward, and the stream. Each thread has its own handles, and on a card backward runs in another thread."""
 
 
 class BlasWorkspaces:
@@ -64,9 +64,9 @@ class BlasWorkspaces:
         self._take = take
         self._free = free
         self._kept: dict[tuple[BlasHandle, bool], LiveAllocation] = {}
-        """By the handle, and by whether it is cublasLt's."""
+        """Live workspaces by handle and library; True is cublasLt."""
         self._told: dict[str, Any] = {}
-        """By the program, since torch 2.13; it goes before the environment."""
+        """Sizes set by the program, since torch 2.13; they override the environment."""
 
     @property
     def sizes(self) -> WorkspaceSizes:
@@ -94,7 +94,7 @@ class BlasWorkspaces:
             self._free(self._kept.popitem()[1])
 
     def functions(self) -> dict[str, Callable[..., int | None]]:
-        """Of `torch._C`, behind `torch.backends.cuda.cublas_workspace_size` and its like."""
+        """Replacements for the `torch._C` functions behind `torch.backends.cuda.cublas_workspace_size` and its like."""
         return {
             "_cuda_getCublasWorkspaceSize": lambda: self.sizes.cublas,
             "_cuda_setCublasWorkspaceSize": lambda size: self._tell("cublas", size),
@@ -122,16 +122,16 @@ _COPY_OVER = "_to_copy"
 
 
 class CategoryColumn:
-    """What each allocation turns out to be for, by its number. Most of it is known only later than the allocation.
+    """Category of each allocation, by its number. Most categories are known only after the allocation.
 
-    What the forward pass allocates is decided by when it is freed: within the call of the module that made it, it
-    was temporary, later it is an activation. The same holds within backward for what a checkpoint computes again.
+    In the forward pass the free decides: an allocation freed within the module call that made it was temporary; one
+    freed later is an activation. The same holds in backward for what a checkpoint recomputes.
     """
 
     def __init__(self) -> None:
         self.values = bytearray()
         self._undecided: dict[int, int] = {}
-        """Of the forward pass, with the module's call that made each."""
+        """Allocations of the forward pass, with the module call that made each."""
         self._outside: set[int] = set()
         """Made outside of modules before a backward that may use them; what it does not free it did not keep."""
 
@@ -151,7 +151,7 @@ class CategoryColumn:
             self.values[number] = Category.ACTIVATION if handed_on else Category.TEMPORARY
 
     def backward_goes_on(self) -> None:
-        """What is alive of the forward pass now was kept for it."""
+        """Treat live allocations of the forward pass as saved for backward."""
         for number, made_in in self._undecided.items():
             if not made_in:
                 self._outside.add(number)
@@ -162,14 +162,14 @@ class CategoryColumn:
 
 @dataclass
 class AllocationColumns:
-    """What is known of each allocation, by its number."""
+    """Data of each allocation, by its number."""
 
     category: CategoryColumn = field(default_factory=CategoryColumn)
     module: array[int] = field(default_factory=lambda: array("i"))
     phase: bytearray = field(default_factory=bytearray)
     forward_stack: array[int] = field(default_factory=lambda: array("i"))
     rule: bytearray = field(default_factory=bytearray)
-    """Of `evidence`, where more than a shape decided its size."""
+    """Rule of `evidence`, where more than a shape decides the size."""
 
 
 class AllocationRecorder:
@@ -202,18 +202,18 @@ class AllocationRecorder:
         self.totals = OperatorTotals()
         self.operators: set[str] = set()
         self.dtypes: set[torch.dtype] = set()
-        """Of the tensors on the device."""
+        """Dtypes of the tensors on the device."""
         self._watched: Any = WeakIdKeyDictionary()
         """Parameters, and the hook that tells when their gradient is done."""
         self.placed: Category | None = None
-        """What is being put on the device, while it is."""
+        """Category of the tensors being moved to the device, during the move."""
         self.workspaces = BlasWorkspaces(card, release, self._take_workspace, self.ledger.free)
         self._stack: int | None = None
-        """Of the operator that runs."""
+        """Stack of the running operator."""
         self.missing: dict[int, tuple[int | None, int | None]] = {}
-        """By rule, of what is not predicted: likely bytes and an upper bound, the most of any one time."""
+        """Bytes not predicted, by rule: likely bytes and an upper bound, the largest at any one time."""
         self._rule = NO_RULE
-        """Of the allocation to come."""
+        """Rule of the next allocation."""
         self.instead: Mapping[Any, Instead] = {}
         """Operators that are answered otherwise, such as those that send something to other ranks."""
         self.making_nowhere = False
@@ -312,7 +312,7 @@ class AllocationRecorder:
             self.know([weight.grad for weight in shards], Category.GRADIENT)
 
     def know(self, value: Any, category: Category) -> None:
-        """What the memory of the tensors in a value, however nested, is for: told after it was taken."""
+        """Set the category of the tensors in a value, however nested, after their allocation."""
         for tensor in tensors_among(value):
             if tensor.layout is torch.sparse_coo:
                 self.know((tensor._indices(), tensor._values()), category)
@@ -380,7 +380,7 @@ class AllocationRecorder:
         ledger.take(storage, self._describe_next(treatment.name, Category.INPUT if comes_in else Category.UNKNOWN))
 
     def _is_nowhere(self, args: list[torch.Tensor], kwargs: Any) -> bool:
-        """Of what an operator made: it was told so, or all that it came from is."""
+        """Return whether a result is a `meta` tensor for the program too, by its device or by its arguments."""
         if self.making_nowhere:
             return True
         nowhere = self.host.nowhere
@@ -421,7 +421,7 @@ class AllocationRecorder:
         return self.ledger.malloc(size, self._describe_next(operator, category), place)
 
     def take_for_a_moment(self, size: int, operator: str) -> None:
-        """By the rule of this operator, which runs and is over."""
+        """Allocate and free temporary memory by the operator's rule."""
         with self.by_rule(rule_of(operator)):
             self.ledger.free(self.take_for(Category.TEMPORARY, size, operator))
 

@@ -1,4 +1,4 @@
-"""What operators are given, and give: tensors in lists, tuples and dicts, however nested."""
+"""Tensors in the arguments and results of operators: in lists, tuples and dicts, however nested."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
-"""Of which nothing else is made."""
+"""Tensor types that are no custom subclass."""
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
@@ -52,7 +52,7 @@ def fills_its_storage(tensor: Tensor) -> bool:
 
 
 def is_on_device(value: Any) -> bool:
-    """Of an argument: a plain tensor of the device's."""
+    """Return whether an argument is a plain tensor on the device."""
     return type(value) in PLAIN_TENSORS and value.is_meta
 
 

@@ -40,7 +40,7 @@ class Assumption:
     where: str
     """The program's line, as 'train.py:12'; empty for torch's own code."""
     kind: str
-    """What is taken for granted, with `{number}` where it says which number."""
+    """Statement of the assumption, with `{number}` in place of its numbers."""
     least: float | None = None
     most: float | None = None
     """The numbers that were said, from the least to the most."""
@@ -52,7 +52,7 @@ class Assumption:
         return self.kind.replace(_NUMBER_FIELD, number)
 
     def and_again(self, other: Assumption) -> Assumption:
-        """Of the same kind."""
+        """Merge with another assumption of the same kind."""
         numbers = [number for number in (self.least, self.most, other.least, other.most) if number is not None]
         least, most = min(numbers, default=None), max(numbers, default=None)
         return Assumption(self.where, self.kind, least, most, self.times + other.times)
@@ -88,7 +88,7 @@ def _places_text(places: list[str]) -> str:
 class _LibraryRule:
     file: str
     functions: tuple[str, ...]
-    """Of that file; empty is any."""
+    """Functions of the file; empty matches any."""
     value: Callable[[FrameType], Any]
     sentence: str
     natural: tuple[type, ...] = ()
@@ -195,7 +195,7 @@ _TAKEN_AND_NO_SIZE = (
 _DECIDES = "a number that is not computed decides here, as if it were {number}"
 _TAKEN_AS = "a number that is not computed is taken as {number}"
 _MOST_DECISIONS = 100_000
-"""By one line: a loop that waits for a number to change would never end."""
+"""Limit per line: a loop that waits for a number to change would never end."""
 NOT_STATED = object()
 
 
@@ -208,7 +208,7 @@ class Assumptions:
         self._sentences: dict[str, None] = {}
         """In the order in which they were first needed."""
         self._stated: dict[tuple[str, str], Assumption] = {}
-        """By line and kind."""
+        """Assumptions by line and kind."""
         self._of_modules: Any = WeakIdKeyDictionary()
         """Sentences that hold once the module is called."""
         self._decisions: dict[str, int] = {}
@@ -269,7 +269,7 @@ class Assumptions:
 
     @property
     def states_several(self) -> bool:
-        """Whether the line that asks now has several answers, taken in turn."""
+        """Return whether the asking line has several stated answers, taken in turn."""
         answer = self._answer()
         return answer is not None and len(answer.values) > 1
 
@@ -314,7 +314,7 @@ class Assumptions:
         return UnknownNumber(asked_here(), whole, self, stands)
 
     def truth(self, stands: int | None) -> bool:
-        """Of a condition that lies in a tensor, where `stands` is a natural answer."""
+        """Return the truth assumed for a condition in a tensor; `stands` is its natural answer, if any."""
         given = self.given()
         if given is not NOT_STATED:
             return bool(given)
@@ -361,12 +361,11 @@ class _GivenAnswer:
 
 
 class UnknownNumber(float):
-    """What `.item()` gives on a predicted device.
+    """Result of `.item()` on a predicted device.
 
-    Programs print their loss, add it up and take means of it; all of that goes on. What decides by it finds a finite
-    number, and that is noted; a size or an index that would be made of it is stopped, unless it counts what is true
-    in a mask. Where C code takes the number out (`math.exp`, numpy, `"%f"`), it
-    finds 1.0, or what stands in.
+    Programs may print a loss, add it up and average it. A decision based on it finds a finite number, and an assumption
+    records that. A size or an index made of it raises an error, unless it counts the true elements of a mask. C code
+    that takes the number out (`math.exp`, numpy, `"%f"`) finds 1.0, or the stand-in.
     """
 
     __slots__ = ("asked", "assumptions", "drawn", "stands", "whole")
@@ -434,7 +433,7 @@ class UnknownNumber(float):
         return self.stands != 0
 
     def _whole_number(self) -> int:
-        """As a size, an index, or what `int()` makes of it."""
+        """Return the stand-in as a whole number, for a size, an index or `int()`."""
         if self.stands is None:
             raise decided(self.asked, "a size, an index or a whole number")
         self._decide()
@@ -449,7 +448,7 @@ class UnknownNumber(float):
         return self.whole
 
     def as_integer_ratio(self) -> tuple[int, int]:
-        """What means of Python's own library are made of."""
+        """Support `statistics.mean` and the like, which call it."""
         return float(self).as_integer_ratio()
 
     __int__ = __index__ = __trunc__ = __floor__ = __ceil__ = _whole_number

@@ -85,7 +85,7 @@ def is_on(backend: Backend) -> bool:
 
 
 def takes(backend: Backend, call: AttentionCall, card: KnownCard) -> bool:
-    """Whether a fused kernel can do it, by its widths, types and card."""
+    """Return whether a fused kernel supports the call's widths and dtypes on the card."""
     return {Backend.FLASH: _flash, Backend.EFFICIENT: _efficient, Backend.CUDNN: _cudnn}[backend](call, card)
 
 
@@ -101,7 +101,7 @@ def _order(card: KnownCard, release: tuple[int, int]) -> tuple[Backend, ...]:
 
 
 def _any_fused(call: AttentionCall) -> bool:
-    """What all fused kernels ask: four dimensions, one after the other in memory within a head, none of them empty."""
+    """Check what all fused kernels need: 4-D tensors, not empty, contiguous within a head, equal batch and heads."""
     tensors = (call.query, call.key, call.value)
     if any(tensor.dim() != 4 or tensor.numel() == 0 for tensor in tensors):
         return False
@@ -262,7 +262,7 @@ def flex_attention(
 
 
 def _learned_biases(score_mod: Any) -> list[Tensor]:
-    """What the function takes from around it and is trained, as a table of biases."""
+    """Return the trainable tensors that `score_mod` captures, such as a table of biases."""
     cells = [cell.cell_contents for cell in getattr(score_mod, "__closure__", None) or ()]
     names = getattr(getattr(score_mod, "__code__", None), "co_names", ())
     around = [score_mod.__globals__.get(name) for name in names]

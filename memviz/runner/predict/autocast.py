@@ -65,7 +65,7 @@ class Autocast:
         self.names = {name for name in _ALL if release >= SINCE.get(name, release)}
         self._wrapped: set[str] = set()
         self._regions: list[bool] = []
-        """Whether each region that the program is in is switched on; torch itself forgets it below autograd."""
+        """Enabled state of each nested autocast region; torch itself forgets it below autograd."""
         self._library: Any = None
         self._running = 0
         """Operators that were cast already: what they are made of is not cast again."""
@@ -120,7 +120,7 @@ class Autocast:
             self._running -= inside
 
     def _below_autocast(self, name: str) -> Kernel:
-        """What torch itself has at the place where ours goes."""
+        """Wrap torch's own kernel, which ours replaces, in the casts of autocast."""
         func = _operator(name)
         if name in _NORMS:
             typed = getattr(aten.norm, _NORMS[name])

@@ -45,7 +45,7 @@ _FAMILIES = ("NVIDIA ", "Tesla ", _AMD, "GeForce ", "Instinct ")
 @dataclass(frozen=True)
 class KnownCard:
     name: str
-    """As CUDA names it, shortened where it names the board's form, with its memory where several go by one name."""
+    """CUDA's name without the board's form, and with the memory size where several cards share the name."""
     memory_gib: float
     capability: tuple[int, int]
     multiprocessors: int
@@ -82,7 +82,7 @@ class KnownCard:
 
     @property
     def cublas_workspace_bytes(self) -> int:
-        """Of the newest release."""
+        """Workspace of a cuBLAS handle in the newest torch release."""
         return self.cublas_workspace_in(_NEWEST)
 
     def cublas_workspace_in(self, release: tuple[int, int]) -> int:
@@ -94,7 +94,7 @@ class KnownCard:
 
     @property
     def prefers_cudnn_attention(self) -> bool:
-        """Of wheels with cuDNN 9.15.1 and later, which torch 2.10 and later have for CUDA 13."""
+        """True where wheels with cuDNN 9.15.1 or later (torch 2.10 and later, for CUDA 13) prefer cuDNN attention."""
         return self.capability in ((9, 0), (10, 0), (10, 3))
 
 
@@ -223,10 +223,10 @@ def _size_of(memory: str) -> int:
 
 
 def card_named(name: str) -> KnownCard:
-    """By its name or a part of it, in any case: 'h200', 'RTX 4090', 'a100 40'. The plain card goes before its kin.
+    """Return a card by its name or a part of it, in any case: 'h200', 'RTX 4090', 'a100 40'. Base models come first.
 
-    'RTX 4090, 48GiB' is the same card with another memory. '48GiB' is any card of that size: its context is the most
-    that was seen on any, and its kernels are those of the usual card.
+    'RTX 4090, 48GiB' is the same card with another memory size. '48GiB' is any card of that size: its context is the
+    largest measured on any card, and its kernels are those of the default card.
     """
     model, comma, memory = name.rpartition(",")
     if comma:
@@ -261,7 +261,7 @@ def memory_args(card: str) -> tuple[str, ...]:
 
 
 def is_native(dtype: str, card: KnownCard) -> bool:
-    """Whether the card has hardware for it."""
+    """Return whether the card has hardware for the dtype."""
     return card.is_amd or card.capability >= NATIVE_SINCE.get(dtype, (0, 0))
 
 

@@ -46,7 +46,7 @@ class GraphPools:
             known[pool] = PoolPair(pool)
 
     def forget_values(self, pool: PoolId) -> None:
-        """Of what a graph made: each replay computes it anew from what lies in its inputs then."""
+        """Forget the known values of a graph's tensors: each replay computes them anew from its current inputs."""
         taken = [held for held in self._ledger.live.values() if held.block.pool.owner.id == pool]
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             for allocation in taken:
@@ -55,7 +55,7 @@ class GraphPools:
                     self._known.forget(torch.empty(0, dtype=torch.uint8, device="meta").set_(storage))
 
     def let_go(self, pool: PoolId) -> None:
-        """What is cached there goes back when the cache is emptied."""
+        """Release the pool; its cached memory is freed when the cache is emptied."""
         known = self._ledger.allocator.private_pools.get(pool)
         if known is not None and known.use_count:
             known.use_count -= 1

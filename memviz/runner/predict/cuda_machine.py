@@ -42,7 +42,7 @@ _LATER_L2 = 64
 
 @dataclass(frozen=True)
 class CardProperties:
-    """What `torch.cuda.get_device_properties` gives: the names are torch's."""
+    """Result of `torch.cuda.get_device_properties`, with torch's names."""
 
     name: str
     major: int
@@ -74,7 +74,7 @@ class CardProperties:
 
 
 def properties_of(card: KnownCard) -> CardProperties:
-    """Of two cards of a kind these are the same; even the number that is a card's own is made from its name."""
+    """Return the same properties for all cards of a kind; even the UUID is made from the name."""
     major, minor = card.capability
     shared = _SHARED_MEMORY.get(card.capability, _LATEST_SHARED_MEMORY) * _KiB
     is_old = major == 7
@@ -93,12 +93,12 @@ def properties_of(card: KnownCard) -> CardProperties:
 
 
 _CUDA_VERSIONS = {6: "12.4", 7: "12.6", 8: "12.8", 9: "12.8", 10: "12.8"}
-"""Of CUDA, in the wheels of torch 2.x that pip gives."""
+"""CUDA versions in pip's wheels, by the minor version of torch 2.x."""
 _LATEST_CUDA_VERSION = "13.0"
 _CUDNN = {"12.4": 90100, "12.6": 90501, "12.8": 91002, "13.0": 91501}
 _ARCHITECTURES = {"12": "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90", "13": "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"}
 _MOST_FFT_PLANS = 4096
-"""Of Fourier transforms, kept by cuFFT."""
+"""Limit of cuFFT's plan cache."""
 _NO_CARD = (
     "No CUDA GPUs are available: CUDA_VISIBLE_DEVICES hides the one that is pretended. Leave it out, or set it to 0."
 )
@@ -152,7 +152,7 @@ class FakeMachine:
         self._sync_debug_mode = mode
 
     def functions(self) -> dict[str, Any]:
-        """Of `torch._C`."""
+        """Replacements for attributes of `torch._C`."""
         check = self._named.check
         architectures = _ARCHITECTURES[self.version.partition(".")[0]]
         return {

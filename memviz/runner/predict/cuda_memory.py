@@ -41,18 +41,18 @@ class PretendedOutOfMemory:
     """One allocation that failed, whether or not the program went on."""
 
     event: int
-    """Of the history: its place there."""
+    """Index of the event in the history."""
     where: str
     """The line, as far as there is one."""
     requested_bytes: int
     asked_bytes: int
-    """Of the card, after rounding: what torch calls "tried to allocate"."""
+    """Bytes asked of the card, after rounding: torch's "tried to allocate"."""
     allocated_bytes: int
     reserved_bytes: int
 
 
 class OutOfMemoryReport:
-    """What is told when an allocation fails, and to whom."""
+    """Record failed allocations, notify observers and build torch's error."""
 
     def __init__(self, card: CardMemory) -> None:
         self.failures: list[PretendedOutOfMemory] = []
@@ -60,7 +60,7 @@ class OutOfMemoryReport:
         self._card = card
 
     def free_bytes(self, allocator: CachingAllocator) -> int:
-        """As the driver would say it."""
+        """Return the free memory as the driver reports it."""
         return max(0, self._card.usable_bytes - allocator.statistics.reserved)
 
     def of(self, failure: AllocationFailed, allocator: CachingAllocator, event: int) -> BaseException:
@@ -87,12 +87,12 @@ class OutOfMemoryReport:
 
 
 def card_memory(card: KnownCard) -> CardMemory:
-    """What a process gets of it."""
+    """Return the card's total memory and the overhead of a process on it."""
     return CardMemory(card.memory_bytes, overhead_on(card.name))
 
 
 def size_text(count: int) -> str:
-    """As torch's messages write it."""
+    """Format a size as torch's messages do."""
     for size, unit in _MAGNITUDES:
         if count > size:
             return f"{count / size:.2f} {unit}"
@@ -109,7 +109,7 @@ _HOST_KINDS = ("allocations", "active_requests", "segments", "allocated_bytes", 
 
 
 class MemoryDevice(Protocol):
-    """What a predicted device does for programs about its memory."""
+    """Memory interface of a predicted device."""
 
     settings: Settings
 
@@ -155,7 +155,7 @@ class MemoryFunctions:
         return nested
 
     def host_stats(self) -> dict[str, Any]:
-        """Of pinned memory, which is not counted."""
+        """Return statistics of pinned memory, all 0 because it is not counted."""
         nothing = dict.fromkeys(("current", "peak", "allocated", "freed"), 0)
         times = dict.fromkeys(("total", "max", "min", "count", "avg"), 0)
         counts = {"num_host_alloc": 0, "num_host_free": 0, "host_alloc_time": times, "host_free_time": times}
@@ -195,7 +195,7 @@ class MemoryFunctions:
         self._metadata = text
 
     def functions(self) -> dict[str, Callable[..., Any]]:
-        """Of `torch._C`."""
+        """Replacements for functions of `torch._C`."""
         device = self._device
         return {
             "_cuda_memoryStats": self.stats,
@@ -236,7 +236,7 @@ def follow_memory(patches: Patches, calls: MemoryFunctions, set_settings: Callab
 
 
 _STACK_LEVELS = (None, "state", "alloc", "all")
-"""What has a stack: nothing, what is live, what was allocated too, and what was freed."""
+"""Levels of stack recording: none, live allocations, all allocations, frees too."""
 _ALL_POOLS = (0, 0)
 _FREE_ACTIONS = frozenset({Action.FREE_REQUESTED, Action.FREE_COMPLETED})
 _RELEASE_ACTIONS = frozenset({Action.SEGMENT_FREE, Action.SEGMENT_UNMAP})
@@ -361,7 +361,7 @@ class MemoryHistory:
             self._ledger.note(Action.SNAPSHOT, self._ledger.allocator.statistics.active_bytes.current[0])
 
     def functions(self) -> dict[str, Callable[..., Any]]:
-        """Of `torch._C`."""
+        """Replacements for functions of `torch._C`."""
         return {
             "_cuda_record_memory_history": self.record,
             "_cuda_record_memory_history_legacy": self.record_as_it_was,
@@ -371,7 +371,7 @@ class MemoryHistory:
 
 
 def peaks_within(ledger: Ledger, events: Ints8) -> tuple[int, int, int]:
-    """Of requested, allocated and reserved bytes, with what was there when the first of these events came."""
+    """Return peaks of requested, allocated and reserved bytes, with what was live before the first of these events."""
     history = ledger.history
     action, size = np.array(history.action, dtype=np.uint8), np.array(history.size, dtype=np.int64)
     rounded = np.array(ledger.rounded, dtype=np.int64)

@@ -16,7 +16,7 @@ from memviz.runner.predict.torch_patches import Patches
 
 _RealGenerator: Any = torch._C.Generator
 _FIRST_SEED = 67280421310721
-"""Of generators that nobody gave one."""
+"""Seed of a generator that was never seeded."""
 _STATE_BYTES = 16
 _SEED_BITS = 64
 _SAMPLER = "torch/utils/data/sampler.py"

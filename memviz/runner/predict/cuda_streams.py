@@ -26,7 +26,7 @@ from memviz.runner.predict.program_position import NO_TASK, ProgramPosition
 from memviz.runner.predict.torch_patches import Patches
 
 Moment = dict[int, int]
-"""By stream, how many of the frees that waited for it are done by then."""
+"""Number of frees ever queued behind each stream that are done at a moment, by stream handle."""
 _STREAMS_OF_A_PRIORITY = 32
 """torch makes so many, and then gives out the first again."""
 _FIRST_HANDLE, _HANDLE_STEP = 0x5E0000000000, 0x40
@@ -49,7 +49,7 @@ class Lane:
     stream_id: int
     priority: int = 0
     knows: Moment = field(default_factory=dict)
-    """What other streams have done before its next work begins."""
+    """Work of other streams that is done before its next kernel starts."""
     capture: PoolId | None = None
     """While its work is captured into a graph: the pool that memory comes from."""
 
@@ -63,13 +63,13 @@ class StreamOrder:
         self._assumptions = assumptions
         self.default = Lane(0, 0)
         self._lanes = {0: self.default}
-        """By the number that torch gives a stream."""
+        """Streams by torch's stream id."""
         self._given: dict[int, int] = {}
         self._of_thread = threading.local()
         self._are_several = False
         self._of_node = 0
         self._launched: defaultdict[int, deque[int]] = defaultdict(deque)
-        """By stream, of the last operators there: how many frees had waited for it by then."""
+        """Number of frees ever queued behind a stream before each of its last operators, by stream handle."""
         self.pools: list[PoolId] = []
         """Entered by `torch.cuda.use_mem_pool`, innermost last."""
 
@@ -104,7 +104,7 @@ class StreamOrder:
         return next((lane for lane in self._lanes.values() if lane.handle == handle), self.default)
 
     def place(self) -> Place:
-        """Where memory comes from that is taken now."""
+        """Return the stream and the memory pool of an allocation made now."""
         if not self._are_several and not self.pools:
             return 0, None
         pool = self.pools[-1] if self.pools else None
@@ -145,7 +145,7 @@ class StreamOrder:
             self.host_waits(self.moment(lane))
 
     def host_asks(self, moment: Moment) -> bool:
-        """Whether it is done: a program that asks until it is would otherwise ask for ever."""
+        """Report the work as done: a program that polls until then would otherwise never end."""
         self._assumptions.say(_TAKEN_AS_DONE)
         self.host_waits(moment)
         return True
@@ -289,7 +289,7 @@ class AnyStream(metaclass=_AnyStream):
 
 
 class FakeEvent(_RealEvent):  # type: ignore[misc]
-    """Of `torch.cuda` and, with the device named, of torch."""
+    """`torch.cuda.Event`, and `torch.Event` of this device."""
 
     order: ClassVar[StreamOrder]
     assumptions: ClassVar[Assumptions]
@@ -426,7 +426,7 @@ def follow_data_parallel(patches: Patches, order: StreamOrder, named: NamedDevic
             named.check(device)
 
     def scatter(tensor: Tensor, devices: Any, sizes: Any = None, dim: int = 0, streams: Any = None) -> list[Tensor]:
-        """What comes from the host is copied on a stream of its own."""
+        """Copy a host tensor to the card, on the given stream if any."""
         there(devices)
         if tensor.is_cuda:
             return [tensor]

@@ -28,7 +28,7 @@ _ELLIPSIS = "."
 
 
 def einsum(equation: str, operands: Sequence[Tensor], *, path: Any = None) -> Any:
-    """What the older releases do, or NotImplemented where they are no different."""
+    """Compute einsum as older releases do; return NotImplemented where they do not differ."""
     if len(operands) != 2 or "->" not in equation:
         return NotImplemented
     inputs, _, output = equation.replace(" ", "").partition("->")
@@ -183,7 +183,7 @@ def registered_kernels(kernels: dict[str, Kernel]) -> Iterator[None]:
 
 
 def kernels_for(card: KnownCard, release: tuple[int, int]) -> dict[str, Kernel]:
-    """By operator; the same where inference mode hands us the operator itself."""
+    """Return the kernels by operator name; inference mode passes these operators whole, and uses the same kernels."""
 
     def attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Tensor:
         given = {**dict(zip(_ATTENTION_TAKES, rest, strict=False)), **named}
@@ -222,7 +222,7 @@ def _dropout(input: Tensor, p: float, train: bool) -> Tensor:
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Where the bias is not part of the product it is added in place, as torch does when nobody watches."""
+    """Add the bias in place where the product does not include it, as torch does for plain tensors."""
     if bias is None or input.dim() <= 2 or input.is_contiguous():
         composed: Tensor = _as_composed(aten.linear.default, input, weight, bias)
         return composed

@@ -60,9 +60,9 @@ class _SizedRef(weakref.ref["torch.UntypedStorage"]):
 
 
 class MarkedStorages:
-    """Of which something is known that torch does not keep: their values are unknown, or they count as pinned.
+    """Storages with a property that torch does not record: their values are unknown, or they count as pinned.
 
-    By the address of the storage's C++ object, for as long as the storage lives; so views are marked with it.
+    Keyed by the address of the storage's C++ object while the storage lives, so that views are marked with it.
     """
 
     def __init__(self) -> None:
@@ -119,11 +119,11 @@ _INDEX_KEEPING_OPERATORS = {
     *(aten._to_copy.default, aten.clone.default, aten.index.Tensor, aten.gather.default, aten.cat.default),
     *(aten.stack.default, aten.copy_.default, aten.index_select.default),
 }
-"""Of the places that they are given."""
+"""Operators whose result holds indices where their arguments do."""
 
 
 def may_return_indices(func: Any) -> bool:
-    """Whether what it gives may be places."""
+    """Return whether the result of an operator may hold indices."""
     return func in _INDEX_OPERATORS or func in _SECOND_INDEX_OPERATORS or func in _INDEX_KEEPING_OPERATORS
 
 
@@ -306,7 +306,7 @@ _SAME_DRAW = {
     *(aten.sum.default, aten.mean.default, aten.max.default, aten.min.default, aten.abs.default, aten.neg.default),
     *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.floor.default, aten.round.default),
 }
-"""Of one tensor that was drawn, and numbers."""
+"""Operators on one randomly drawn tensor and plain numbers, which preserve the draw."""
 _JOINS: dict[Any, Callable[[Any], bool]] = {
     **dict.fromkeys((aten.bitwise_or.Tensor, aten.bitwise_or_.Tensor), any),
     **dict.fromkeys((aten.logical_or.default, aten.logical_or_.default), any),
@@ -315,7 +315,7 @@ _JOINS: dict[Any, Callable[[Any], bool]] = {
 }
 _NOT = {aten.logical_not.default, aten.bitwise_not.default}
 _PRODUCTS = {aten.cumprod.default, aten.prod.default, aten.prod.dim_int}
-"""Of zeros and ones."""
+"""Operators that keep a stand-in of 0 or 1."""
 _DEFAULTED_OPERATORS = {
     *_COUNTS,
     *_COMPARE_OPERATORS,
@@ -328,7 +328,7 @@ _DEFAULTED_OPERATORS = {
 
 
 def has_default(func: Any) -> bool:
-    """Whether anything may stand in for its result, where nothing was drawn."""
+    """Return whether a result may have a stand-in, unless it was drawn at random."""
     return func in _DEFAULTED_OPERATORS
 
 
@@ -370,7 +370,7 @@ class DefaultValues:
             self._follow_known(func, args, out)
 
     def _follow_known(self, func: Any, args: Any, out: Tensor) -> None:
-        """Of tensors with a stand-in."""
+        """Derive the stand-in of a result from those of its arguments."""
         if func in _NOT and out.dtype is torch.bool:
             number = self.of(args[0])
             if number is not None:
@@ -401,7 +401,7 @@ class DefaultValues:
             self._mark(out, int(_JOINS[func](answers)))
 
     def _truth(self, value: Any) -> bool | None:
-        """Of values that are all alike, or of what stands in for them."""
+        """Return the truth of values that are all alike, or of their stand-in; None if there is neither."""
         values = self._known(value)
         if values is None:
             number = self.of(value)

@@ -97,7 +97,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return treatment if instead is None else replace(treatment, instead=instead)
 
     def _instead(self, func: Any, treatment: Treatment, args: Any, kwargs: Any) -> Any:
-        """What is answered without running anything on the device, or NotImplemented."""
+        """Return the result of an operator that is answered without running on the device, or NotImplemented."""
         if treatment.sparse is not None and may_be_sparse(func, args):
             with self:
                 out = treatment.sparse(*args, **kwargs)

@@ -41,11 +41,11 @@ class Estimate:
     """The release whose kernels and rules are followed, as '2.6'."""
     trace: Trace
     peak_requested: int
-    """What the program held at most."""
+    """Peak of the bytes that tensors requested."""
     peak_allocated: int
     """The blocks that held it."""
     peak_reserved: int
-    """What was taken from the card for them: what has to fit."""
+    """Peak of the segments reserved for them: the memory that has to fit."""
     peak_host: int = 0
     """Beside the card: tensors on the host without values, such as weights before they are moved or offloaded."""
     out_of_memory: int = 0
@@ -53,9 +53,9 @@ class Estimate:
     wanted: int = 0
     """Bytes that would have been reserved where the card had no more, the first time."""
     limited: bool = False
-    """By the memory of a card that was named; without one there is no limit, and no verdict."""
+    """True if the memory of a named card is the limit; otherwise there is no limit and no verdict."""
     steps: int = 0
-    """Of an optimizer."""
+    """Optimizer steps."""
     rank: GroupRank | None = None
     """Which process of a group ran."""
     windows: tuple[HistoryWindow, ...] = ()
@@ -67,11 +67,11 @@ class Estimate:
     unproven: tuple[Unproven, ...] = ()
     """Rules that it rests on and that no recording proves, with their bytes."""
     layout: Layout = field(default_factory=Layout)
-    """What the program made of its group."""
+    """Process groups of the program, as seen from this rank."""
     commands: Mapping[str, int] = field(default_factory=dict)
     """Other processes of Python that the program started, with how often: what they take is not predicted."""
     children_used_the_card: bool = False
-    """Whether a fork of the program allocated on the pretended card; its bytes are in no peak."""
+    """True if a fork of the program allocated on the predicted card; its bytes are in no peak."""
     _fit: dict[str, Fit] = field(default_factory=dict, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -128,7 +128,7 @@ class Estimate:
 
     @property
     def context(self) -> CudaContext:
-        """What lies on the card beside PyTorch's allocator, from the least to the most."""
+        """Memory on the card outside PyTorch's allocator, from the least to the most."""
         return context_on(self.card.name)
 
     @property
@@ -146,7 +146,7 @@ class Estimate:
 
     @property
     def peak_reserved_without_limit(self) -> int | None:
-        """Nobody knows what a program would have gone on to do that ran out of memory."""
+        """Return the reserved peak without a card's limit; None if the program ran out of memory."""
         if not self.limited:
             return self.peak_reserved
         if self.out_of_memory:

@@ -29,10 +29,10 @@ class Standing(StrEnum):
 
 
 class Counted(StrEnum):
-    """Of an operator, what its rule decides."""
+    """Bytes of an operator that its rule decides."""
 
     BESIDE = "beside"
-    """What it takes while it runs."""
+    """Temporary memory while the operator runs."""
     REST = "rest"
     """That, and its results behind the first: masks, statistics, states."""
     ALL = "all"
@@ -274,11 +274,11 @@ class Unproven:
     standing: str
     because: str
     bytes: int | None
-    """At once, at most; of what is not predicted, what is likely at one time. None is not known."""
+    """Largest bytes at once; where nothing is predicted, the likely bytes at one time. None if unknown."""
     bytes_at_peak: int
-    """Of the highest live bytes."""
+    """Bytes at the moment of the highest live bytes."""
     bytes_at_most: int | None
-    """Of what is not predicted, an upper bound at one time."""
+    """Upper bound at one time, where nothing is predicted."""
 
 
 aten = torch.ops.aten
@@ -360,7 +360,7 @@ NOT_COUNTED = {
     SPARSE_PRODUCTS: "cuSPARSE workspaces of sparse products",
     "sorting and scanning": "temporary copies of sorting and scanning",
 }
-"""What has no rule, by family: a prediction with these is a lower bound."""
+"""Families without a rule: a prediction with these is a lower bound."""
 
 
 def all_families() -> frozenset[str]:
@@ -368,7 +368,7 @@ def all_families() -> frozenset[str]:
 
 
 def families_of(operators: Iterable[str]) -> frozenset[str]:
-    """By the names that operators have in stacks: `sum_dim_IntList`."""
+    """Return the families of operators, given by their names in stacks: `sum_dim_IntList`."""
     known = _families()
     return frozenset(known[name] for name in operators if name in known)
 
@@ -430,13 +430,13 @@ def _pixels(image: Tensor) -> int:
 
 
 def _wants_gradient_of_input(args: Any) -> bool:
-    """By the last argument of a backward, a mask; unknown is yes."""
+    """Return the first entry of the gradient mask, the last argument of a backward; True if unknown."""
     mask = args[-1]
     return not isinstance(mask, list | tuple) or not mask or bool(mask[0])
 
 
 def _overlap(args: Any, weight: Tensor) -> bool:
-    """Of a backward: patches of a picture that lie side by side are one product, whichever way it is asked."""
+    """Return whether the windows of a backward overlap; adjacent patches need a single product in either direction."""
     strides, dilations = args[4], args[6]
     reach = [
         (size - 1) * dilation

@@ -143,7 +143,7 @@ class FakeCudaMode(TorchFunctionMode):
         return self._tensors.pinned(func(*args, **{**kwargs, "pin_memory": False}))
 
     def _drawn(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """By a generator, which has to be of the device that it draws on."""
+        """Run a function with a generator, which must be on the device of the result."""
         out = func(*args, **{**kwargs, "pin_memory": False} if "pin_memory" in kwargs else kwargs)
         if isinstance(out, Tensor):
             check_generator(kwargs["generator"], out.is_meta)
@@ -256,7 +256,7 @@ def _take_over(compatible: Callable[[Tensor, Tensor], bool]) -> Callable[[Tensor
 
 
 def _give_addresses(patches: Patches, recorder: AllocationRecorder) -> None:
-    """Of storages: who looks for weights that share memory asks them."""
+    """Return allocator addresses from `UntypedStorage.data_ptr`, by which programs find weights that share memory."""
     address: Any = torch.UntypedStorage.data_ptr
 
     def data_ptr(self: torch.UntypedStorage) -> int:
@@ -301,7 +301,7 @@ def _make_wrappers_here(patches: Patches, named: NamedDevices) -> None:
 
 
 def _enter_in_hooks(patches: Patches, mode: Mode) -> None:
-    """Of saved tensors: torch calls them from within an operator, where no mode is on, and again in backward."""
+    """Enter the mode in saved-tensor hooks: torch calls them in an operator, where no mode is on, and in backward."""
     hooks: Any = torch.autograd.graph.saved_tensors_hooks
     begin = hooks.__init__
 

@@ -64,7 +64,7 @@ def _pinned_block_size(size: int) -> int:
 
 aten = torch.ops.aten
 _UNRESERVED = getattr(mmap, "MAP_NORESERVE", 0)
-"""What nobody will write needs no place kept for it."""
+"""No swap space is reserved for memory that is never written."""
 _SMALL = 1 << 20
 """Bytes: so much is filled with zeros at once; more comes from the system as zeros when it is first touched."""
 _FILLERS = {
@@ -85,7 +85,7 @@ class Host:
     def __init__(self) -> None:
         self.unknown = MarkedStorages()
         self.nowhere = MarkedStorages()
-        """What a program put on the `meta` device itself; it takes no memory anywhere."""
+        """Tensors that the program itself put on the `meta` device; they take no memory anywhere."""
         self.known = KnownValues(self.unknown.__contains__)
         self.stand_ins = DefaultValues(self.values)
         self.shares = UniformRouting(self.values)
@@ -120,7 +120,7 @@ class Host:
             self._assume(out, assumed)
 
     def _assume(self, out: Tensor, values: Tensor) -> None:
-        """Of a result that is counts of what nobody computes."""
+        """Store assumed counts as the values of a result that is not computed."""
         if not fills_its_storage(out) or not self.is_unknown(out):
             return
         if out.is_meta:
@@ -136,7 +136,7 @@ class Host:
             self._assume(out, assumed)
 
     def even_shares(self, tensor: Tensor) -> Tensor | None:
-        """Of counts that nobody computes."""
+        """Return the assumed even counts in a tensor, or None."""
         if tensor.is_meta:
             return self.known.of(tensor) if self.known.reason(tensor) == CHOSEN_EVENLY else None
         return tensor if tensor in self._even and tensor in self.unknown else None
@@ -147,7 +147,7 @@ class Host:
         return self.stand_ins.of(tensor) if share is None else share
 
     def is_unknown(self, value: Any) -> bool:
-        """Whether this is a tensor whose values nobody knows, wherever it lies."""
+        """Return whether this is a tensor with unknown values, on the host or the device."""
         return isinstance(value, Tensor) and not self.known.is_known(value)
 
     def instead(self, func: Any, args: Any, kwargs: Any, *, moves: bool = True) -> Any:
@@ -168,7 +168,7 @@ class Host:
         return self._without_large_values(func, args, kwargs)
 
     def _without_large_values(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Nobody looks at them, and to compute the weights of a large model would take minutes and its memory."""
+        """Skip values of large tensors: nothing reads them, and large weights would take minutes and host memory."""
         target = args[0] if args and func._schema.is_mutable else None
         if isinstance(target, Tensor):
             if not target.is_meta and _is_large(target) and not any(t.is_meta for t in tensors_of((args, kwargs))):
@@ -202,7 +202,7 @@ class Host:
         return blank
 
     def _large_result(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Of large tensors that are known, such as a file's: a small result is computed, a large one is not."""
+        """Return a large result of large known tensors (of a file) without values; NotImplemented if it is small."""
         out = self._by_shapes(func, args, kwargs)
         made = list(tensors_of(out))
         return out if made and all(map(_is_large, made)) else NotImplemented
@@ -339,7 +339,7 @@ _LARGE_FROM_NOTHING = {
 
 
 def may_say_of_unknown(func: Any) -> bool:
-    """Whether something may be known of an operator's result where nothing is of what it is given."""
+    """Return whether a result may have known values where the arguments have none."""
     return known_values.says_of_unknown(func) or default_values.has_default(func) or func in ROUTED_OPERATORS
 
 

@@ -99,7 +99,7 @@ def owners_of(tensor: Any) -> tuple[int, int] | None:
 
 @cache
 def owners_of_a_lone_sum() -> tuple[int, int] | None:
-    """By trying: `owners_of` the first term when two gradients meet and nothing else holds it."""
+    """Measure `owners_of` the first term when two gradients are added and nothing else refers to it."""
     probe = _Probe()
     with probe, torch.enable_grad():
         leaf = torch.empty(2, device="meta", requires_grad=True)

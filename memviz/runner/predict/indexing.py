@@ -104,7 +104,7 @@ def _expanded(added: Tensor, tensor: Tensor, indices: Any, shape: Any) -> Tensor
 
 
 def _highest_row(tensor: Tensor, indices: Any) -> int:
-    """Of all rows that can be shown, a row being what lies behind the last index."""
+    """Return the highest index of a row, which spans the dimensions after the last index."""
     last = max(at for at, index in enumerate(indices) if index is not None)
     row = 1
     for size in tensor.shape[last + 1 :]:

@@ -21,7 +21,7 @@ from memviz.runner.predict.arguments import draws, fills_its_storage, is_on_devi
 
 aten = torch.ops.aten
 MOST_BYTES = 1 << 20
-"""Of a tensor of floating-point numbers whose values are kept."""
+"""Largest floating-point tensor whose values are kept."""
 _MOST_BYTES_OF_INDICES = 1 << 22
 _MOST_ELEMENTS = 1 << 22
 """That an operator may run through, views of few values that are spread over many included."""
@@ -56,13 +56,13 @@ _QUESTIONS = {
 
 
 def says_of_unknown(func: Any) -> bool:
-    """Whether an operator's result may be known where what it is given is not."""
+    """Return whether a result may have known values where the arguments have none."""
     named = func.overloadpacket.__name__ in _SHAPE_COUNTS
     return named or draws(func) or func in _FILL_ALL or func in _ABSORBING or func in _QUESTIONS
 
 
 class _Entry(weakref.ref["torch.UntypedStorage"]):
-    """Of one storage: its bytes on the host, or the number that all elements are."""
+    """Values of one storage: its bytes on the host, or the number that all elements equal."""
 
     __slots__ = ("bytes", "key", "number", "reason")
     key: int
@@ -91,7 +91,7 @@ class KnownValues:
         return "" if entry is None else entry.reason
 
     def put(self, tensor: Tensor, values: Tensor, reason: str = "") -> None:
-        """Of a tensor that has its storage to itself."""
+        """Store the values of a tensor that has its storage to itself."""
         storage = torch.zeros(tensor.untyped_storage().nbytes(), dtype=torch.uint8, device=_HOST).untyped_storage()
         entry = self._enter(tensor, reason)
         entry.bytes = storage
@@ -140,7 +140,7 @@ class KnownValues:
         return func(*self._twins(args), **_on_host(self._twins(kwargs)))
 
     def on_device(self, result: Any, reason: str) -> Any:
-        """What was found on the host, as tensors of the device."""
+        """Return device tensors with the shapes and values of a result computed on the host."""
         if isinstance(result, list | tuple):
             return type(result)(self.on_device(item, reason) for item in result)
         if not isinstance(result, Tensor):
@@ -248,7 +248,7 @@ class KnownValues:
         return number is not None and bool(number == entry.number)
 
     def _spell_out(self, tensor: Tensor) -> None:
-        """Of elements that were all alike until now."""
+        """Write out elements that were stored as a single number."""
         entry = self._entries[_key(tensor)]
         if entry.number is None:
             return
@@ -296,7 +296,7 @@ class KnownValues:
         return twin.reshape(()) if twin is not None and twin.numel() == 1 else None
 
     def _assume(self, func: Any, args: Any, out: Any) -> None:
-        """Of unknown numbers: that they are finite."""
+        """Assume that unknown numbers are finite."""
         if self._is_absorbed(func, args, out):
             return
         if not isinstance(out, Tensor) or not out.is_meta:
@@ -331,7 +331,7 @@ class KnownValues:
 
 
 def _if_finite(func: Any, args: Any) -> bool | None:
-    """What a question about a number answers, where that is finite."""
+    """Return the answer of a test on numbers that are finite, or None."""
     if func in (aten.isnan.default, aten.isinf.default):
         return False
     if func in (aten.eq.Tensor, aten.ne.Tensor) and args[0] is args[1]:

@@ -54,12 +54,12 @@ class Ledger:
         self.history = ModelHistory()
         self.allocator = CachingAllocator(settings, DeviceMemory() if device is None else device, self.history.add)
         self.live: dict[int, LiveAllocation] = {}
-        """By the address of the storage's C++ object, which is its own as long as it lives."""
+        """Live allocations by the address of the storage's C++ object, which is unique while the storage lives."""
         self.count = 0
         self.rounded = array("q")
         """Bytes of the block that each allocation got, by its number; 0 where it failed."""
         self.stacks = array("i")
-        """Of each event of the history."""
+        """Stack of each event of the history."""
         self.times = array("q")
         self.emptied: list[int] = []
         """Numbers of the events before which the program emptied the cache."""
@@ -67,11 +67,11 @@ class Ledger:
         """Counts events and marks: there is no other clock on a card that is not there."""
         self.freed: Callable[[LiveAllocation], None] = lambda allocation: None
         self.place: Callable[[], Place] = lambda: (_DEFAULT_STREAM, None)
-        """Where the next allocation belongs."""
+        """Stream and memory pool of the next allocation."""
         self.first_used: Callable[[], None] | None = None
         """Called once, before the first allocation."""
         self.out_of_memory: Callable[[AllocationFailed], BaseException] = lambda failure: failure
-        """What the program is to be told."""
+        """Builds the error that the program receives."""
         self.closed = False
         self.lock = RLock()
         """Threads of the program take turns; a free may come in the middle of what its own thread does here."""

@@ -26,15 +26,15 @@ NOTHING_TO_COPY = (
 
 @dataclass(frozen=True, slots=True)
 class MoveTo:
-    """What each tensor is to be once it is there. One copy makes it so: what comes from the host changes on the way."""
+    """Target device, dtype and memory format of tensors. One copy applies all: data of the host changes on the way."""
 
     device: torch.device
     dtype: torch.dtype | None = None
-    """Of numbers with a point; others stay what they are."""
+    """Applied to floating-point and complex tensors only."""
     layout: torch.memory_format | None = None
-    """Of images and volumes."""
+    """Applied to tensors of images and volumes only."""
     waits: bool = True
-    """Where it does not, types change on the card."""
+    """If False, dtypes change on the card."""
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         changes: dict[str, Any] = {"device": self.device, "non_blocking": not self.waits}

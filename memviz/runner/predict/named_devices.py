@@ -10,9 +10,9 @@ from memviz.runner.predict.group.ranks import GroupRank
 from memviz.runner.predict.prediction_errors import card_of_another_rank, no_such_device
 
 META = torch.device("meta")
-"""Where torch keeps the tensors that stand for those on the card. A program that says "meta" itself means no place."""
+"""Device of the meta tensors that represent those on the card. A program's own "meta" tensors are on no device."""
 CUDA_0 = torch.device("cuda", 0)
-"""What the program is told that they lie on."""
+"""Device of these tensors for the program."""
 
 
 class NamedDevices:
@@ -40,7 +40,7 @@ class NamedDevices:
         return type(value) is torch.device and value == META or type(value) is str and value == "meta"
 
     def check(self, value: Any) -> None:
-        """Of a function that takes a device, or None for the current one."""
+        """Check the device argument of a function; None is the current device."""
         self.means_us(value, numbers=True)
 
     def exists(self, index: int) -> bool:

@@ -1,4 +1,4 @@
-"""What the predictor does at each operator, looked up once an operator."""
+"""How the predictor handles each operator, looked up once per operator."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ _GROUPED = {getattr(aten, name) for name in ("_grouped_mm",) if hasattr(aten, na
 @dataclass(frozen=True, slots=True)
 class Treatment:
     name: str
-    """As in C++ stacks: `add_Tensor`."""
+    """Name as in C++ stacks: `add_Tensor`."""
     gives_new: bool
-    """Whether a result may have memory of its own."""
+    """True if a result may have memory of its own."""
     writes: bool
     """Into an argument."""
     resizes: bool
@@ -64,7 +64,7 @@ class Treatment:
     sparse: Callable[..., Any] | None
     """The operator on tensors made of indices and values."""
     shape: Instead | None
-    """What it gives, found faster than torch would."""
+    """Shape rule that is faster than torch's own."""
     parts_in: Callable[..., Any] | None
     """The operator spelled out in others, where it reaches us whole."""
     temporaries: Temporaries | None
@@ -74,11 +74,11 @@ class Treatment:
     moves: bool
     """Between the host and the device, perhaps."""
     may_say: bool
-    """Of values that nobody knows."""
+    """True if the result may have known values where the arguments have none."""
     may_choose: bool
     """One of several places."""
     results: ResultCache | None
-    """Where the same shapes make the same result."""
+    """Cached results, where the same shapes make the same result."""
     work: dict[ShapeKey, tuple[int, int]]
     """Floating-point operations and bytes moved, by the shapes that were met."""
 
@@ -133,7 +133,7 @@ def _looks(func: Operator) -> bool:
 
 
 def _repeats(func: Operator) -> bool:
-    """Whether nothing but its arguments' shapes, and plain numbers, decides what it gives."""
+    """Return whether the shapes of its arguments, and plain numbers, alone decide the result."""
     changes_shapes = torch.Tag.inplace_view in func.tags or _resizes(func)
     return func.namespace == "aten" and not changes_shapes and (not _looks(func) or func is aten.index.Tensor)
 
@@ -153,7 +153,7 @@ def _formula_of(packet: Any) -> Formula | None:
 
 
 def _grouped_flops(left: torch.Tensor, right: torch.Tensor, *_: Any, **__: Any) -> int:
-    """Of the products of experts, for which torch has no formula. Groups lie in rows, columns or what is summed."""
+    """Count FLOPs of grouped products, which torch has no formula for. Groups are in rows, columns or the sum."""
     groups = left.size(0) if left.dim() == right.dim() == 3 else 1
     return 2 * groups * left.size(-2) * left.size(-1) * right.size(-1)
 
@@ -201,14 +201,14 @@ def _work_of(treatment: Treatment, args: Any, kwargs: Any, out: Any) -> tuple[in
 
 @dataclass
 class OperatorTotals:
-    """Of all operators that ran."""
+    """Totals of all operators that ran."""
 
     flops: int = 0
-    """Of matrix products, convolutions and attention, a multiply and an add each; all others are not counted."""
+    """FLOPs of matrix products, convolutions and attention, a multiply and an add each; others are not counted."""
     bytes_moved: int = 0
     """Read and written by operators, each as if it met its tensors in main memory; no views, and no empty memory."""
     from_host_bytes: int = 0
-    """Of tensors that were copied from the host; what goes there, `Host` counts."""
+    """Bytes of tensors copied from the host; `Host` counts copies to it."""
     link_bytes: int = 0
     """That collectives send to other devices."""
 
@@ -223,7 +223,7 @@ class OperatorTotals:
         self.bytes_moved += work[1]
 
     def copied(self, out: Any, sources: Any) -> None:
-        """By one of `COPIES`, on the device."""
+        """Count the bytes that one of `COPIES` moved from the host to the device."""
         if all(tensor.is_meta for tensor in tensors_in(out)):
             on_host = (tensor for tensor in tensors_in(sources) if not tensor.is_meta)
             self.from_host_bytes += sum(tensor.numel() * tensor.element_size() for tensor in on_host)

@@ -63,7 +63,7 @@ RESERVED_IS_UNPROVEN = (
 _DTYPES = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"}
 """Those that some cards have no hardware for."""
 _EVENTS_BETWEEN_COLLECTIONS = 1000
-"""Of all cycles, where a program empties the cache; to look for them takes long once libraries are loaded."""
+"""Events between collections of cycles, where a program empties the cache; they are slow once libraries are loaded."""
 
 
 class PredictedDevice:
@@ -91,7 +91,7 @@ class PredictedDevice:
         self.card = card
         self.rank = rank
         self.layout = Layout()
-        """What the program makes of its group."""
+        """Process groups of the program, as seen from this rank."""
         self.release = _installed() if release is None else release
         self.settings = Settings() if settings is None else settings
         self.torch_device = CUDA_0
@@ -174,7 +174,7 @@ class PredictedDevice:
         return made
 
     def know(self, value: Any, category: Category) -> None:
-        """What the tensors in a value (however nested) are for, where only the caller can say."""
+        """Set the category of the tensors in a value (however nested), where only the caller knows it."""
         self.recorder.know(value, category)
 
     @contextmanager
@@ -217,7 +217,7 @@ class PredictedDevice:
         return AllocatorCalls(tuple(self.recorder.ledger.emptied), self._peaks_from)
 
     def set_allocator_settings(self, text: str) -> None:
-        """As a program may say while it runs; what is laid out already stays as it is."""
+        """Change allocator settings while the program runs; the existing layout stays as it is."""
         self.change_settings(parse_settings(text))
 
     def change_settings(self, settings: Settings) -> None:
@@ -249,12 +249,12 @@ class PredictedDevice:
 
     @property
     def peak_requested_bytes(self) -> int:
-        """What the program held at most, before any rounding."""
+        """Peak of the bytes that tensors requested, before any rounding."""
         return int(self._statistics.requested_bytes.peak[0])
 
     @property
     def highest_reserved_bytes(self) -> int:
-        """Of the whole run, whenever peaks were reset."""
+        """Peak reserved bytes of the whole run, whenever peaks were reset."""
         return max(self._highest[2], self.peak_reserved_bytes)
 
     @property
@@ -272,7 +272,7 @@ class PredictedDevice:
 
     @property
     def out_of_memory(self) -> tuple[PretendedOutOfMemory, ...]:
-        """What the program could not have, whether or not it went on."""
+        """Allocations that failed, whether or not the program continued."""
         return tuple(self._report.failures)
 
     @property
@@ -295,7 +295,7 @@ class PredictedDevice:
 
     @property
     def pinned_host_bytes(self) -> int:
-        """What the host holds for tensors in pinned memory, once the run was through."""
+        """Host memory held for pinned tensors after the run."""
         return self.recorder.pinned.held_bytes
 
     def unseen(self) -> tuple[str, ...]:
@@ -327,7 +327,7 @@ class PredictedDevice:
         return self._trace(None)
 
     def _trace(self, kept: KeptTrace | None) -> Trace:
-        """Of the whole run, or what a file of this moment shows of it."""
+        """Return the trace of the whole run, or of the part that a file saved now shows."""
         self.recorder.know_parameters()
         about = About("predicted", on=self.card.name, facts={**self._own_facts(), **self._facts})
         return trace_of(

@@ -39,7 +39,7 @@ class OptimizerSteps:
         self._taken: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._patches = Patches()
         self.taken = 0
-        """Of the optimizer that took most."""
+        """Steps of the optimizer that took most."""
 
     def __enter__(self) -> Self:
         from torch.optim import Optimizer
@@ -73,7 +73,7 @@ class OptimizerSteps:
 
 
 class Predicting:
-    """What `predicting` gives: an estimate, as soon as the block is over."""
+    """Result of `predicting`, with the estimate once the block is over."""
 
     def __init__(self, device: PredictedDevice) -> None:
         self.device = device
@@ -143,7 +143,7 @@ def predict(
     rank: int = 0,
     **kwargs: Any,
 ) -> Estimate:
-    """What `function(*args, **kwargs)` would take on a card; what it returns is let go."""
+    """Predict the memory of `function(*args, **kwargs)` on a card; its result is discarded."""
     within = predicting(card, torch=torch, settings=settings, assume=assume, world_size=world_size, rank=rank)
     with within as predicted:
         function(*args, **kwargs)

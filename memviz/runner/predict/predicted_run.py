@@ -133,7 +133,7 @@ def predict_again(plan: Plan, done: Outcome) -> Run:
 
 
 class _StepTotals:
-    """Of the steps alone, without what warmed them up."""
+    """Totals of the steps alone, without warm-up."""
 
     def __init__(self, device: PredictedDevice) -> None:
         self._device = device
@@ -188,7 +188,7 @@ def _fit_of(
 
 
 def doubt_on(card: KnownCard, error: ExpectedError | None) -> Doubt:
-    """What is not counted can only make it more."""
+    """Return the uncertainty of a prediction; memory that is not counted can only add to it."""
     context = context_on(card.name)
     if error is None:
         return Doubt(context)

@@ -41,7 +41,7 @@ _MODULE_CODE = "<module>"
 
 
 class ExitFunctions:
-    """Of one program."""
+    """`atexit` functions of one program."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
@@ -65,7 +65,7 @@ class ExitFunctions:
 
 @contextmanager
 def exit_functions() -> Iterator[ExitFunctions]:
-    """Of whatever runs inside."""
+    """Collect the `atexit` functions that a program registers in this context."""
     kept, patches = ExitFunctions(), Patches()
     register, unregister = atexit.register, atexit.unregister
 
@@ -220,7 +220,7 @@ class ScriptPrediction:
     unused_assume: tuple[str, ...] = ()
     """Lines that an answer was stated for, and none of them asked."""
     unused_sentence: str = ""
-    """What was stated in vain, with the lines that did ask."""
+    """Names the unused answers, and the lines that did ask for a value."""
 
     @property
     def not_known(self) -> str:
@@ -308,7 +308,7 @@ def _run(script: Script, at_exit: ExitFunctions) -> tuple[int, Stopped | None]:
 
 
 def _status_of(error: SystemExit) -> int:
-    """As Python ends: nothing is 0, and what is no number is printed."""
+    """Return the exit status as Python does: None is 0, and anything but a number is printed."""
     if error.code is None or isinstance(error.code, int):
         return error.code or 0
     sys.stderr.write(f"{error.code}\n")

@@ -46,14 +46,14 @@ class PhaseMarks:
 
 @dataclass(frozen=True)
 class KeptTrace:
-    """What of a run one file shows: a history may begin late, forget, and leave stacks out."""
+    """Part of a run that one file shows: a history may start late, drop events and leave stacks out."""
 
     events: Ints8
     """Their places in the whole history."""
     stacks_of: frozenset[Action]
     """Kinds of events that have one."""
     recorded: Callable[[int], bool]
-    """Whether an allocation was made while stacks were recorded, by its number."""
+    """Tells whether stacks were recorded at an allocation, by its number."""
     only_python: bool
     """Stacks without the frames of C++."""
 
@@ -100,7 +100,7 @@ def trace_of(
 
 
 def trains(trace: Trace) -> bool:
-    """Whether anything was allocated on the way back, or by an optimizer."""
+    """Return whether any event is in backward or an optimizer step."""
     labels = trace.devices[0].event_labels
     return labels is not None and bool(np.isin(labels.phase, (Phase.BACKWARD, Phase.STEP)).any())
 

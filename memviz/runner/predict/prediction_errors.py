@@ -1,4 +1,4 @@
-"""What a predicted device says where it cannot go on: the line, what it asks for, and the remedy."""
+"""Errors of a predicted device that cannot continue: the line, what it asks for, and the remedy."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ OF_SPARSE = (
 )
 
 _refused: list[str] = []
-"""What was refused since the device was entered; there is one at a time."""
+"""Refusals since the device was entered; only one device exists at a time."""
 
 
 def name_for_users(func: Any) -> str:
-    """What a user writes for an operator that looks at values; torch knows it by another name."""
+    """Return the name that users write for an operator that reads values, which differs from torch's."""
     return users_name(func.overloadpacket.__name__)
 
 
@@ -71,7 +71,7 @@ class Stopped(UsageError):
         """The program's line, as 'train.py:12'."""
 
     def was_not_caught(self) -> None:
-        """By the program: it ended."""
+        """Called when the error ended the program."""
 
 
 class NotPredicted(Stopped):
@@ -89,7 +89,7 @@ class DataNeeded(Stopped):
         super().__init__(f"{asking} {rest}")
 
     def was_not_caught(self) -> None:
-        """By the program: it ended."""
+        """Drop the refusal, because the program ended with it."""
         if self._refusal in _refused:
             _refused.remove(self._refusal)
 
@@ -109,11 +109,11 @@ def caught_refusal() -> str:
 
 
 class NoSuchDevice(UsageError, RuntimeError):
-    """As torch's own error for a card that is not there, so that a program that expects it goes on as it would."""
+    """Error like torch's own for a missing card, so that a program that expects it continues."""
 
 
 class NoSuchKernel(UsageError, RuntimeError):
-    """As torch's own error where no kernel that is switched on can do it: programs try one and take another."""
+    """Error like torch's own where no enabled kernel fits: programs try one and take another."""
 
 
 def no_such_kernel(why: str) -> NoSuchKernel:
@@ -128,7 +128,7 @@ def data_needed(what: str, remedy: str = REMEDY, *, takes_value: bool = True) ->
 
 
 def decided(asked: AskedLine, what: str = "a decision", *, without_end: bool = False) -> DataNeeded:
-    """By a number that was taken from a tensor before, in a line; `without_end` again and again."""
+    """Return the error for a decision by a number taken from a tensor; `without_end` if it repeats forever."""
     number = f"a number that was taken from a tensor{f' ({asked.words})' if asked.words else ''}"
     why = (
         "that never changes on a predicted device, so the program would not end."
@@ -149,7 +149,7 @@ def size_needed(error: TypeError) -> DataNeeded:
 
 
 def interrupted(error: KeyboardInterrupt) -> Stopped:
-    """By whoever waited for the program, in the line that it was at."""
+    """Return the error for Ctrl-C, with the line that the program was at."""
     stopped = Stopped("Ctrl-C ended it.")
     stopped.where = place_of(error.__traceback__)
     stopped.args = (f"{stopped.where}: {stopped.what}" if stopped.where else stopped.what,)
@@ -180,7 +180,7 @@ def not_predicted(operator: str, why: str) -> UsageError:
 
 
 def shapes_not_registered(func: Any) -> UsageError:
-    """Of an operator that is not torch's own."""
+    """Return the error for a custom operator without registered shapes."""
     name = func.name()
     return NotPredicted(
         f"{name} cannot be predicted: it is not one of torch's own operators, and nothing says what shapes it gives. "

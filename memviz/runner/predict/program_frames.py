@@ -37,7 +37,7 @@ _ENGINE = "_engine_run_backward"
 """On a card backward runs in a thread of its own, whose stacks end there; the node stands for the caller."""
 _SKIPPED, _LAST = -2, -3
 _NO_FILE = "??"
-"""What real stacks have for C++."""
+"""File name of C++ frames in recorded stacks."""
 
 
 class AskedLine(NamedTuple):
@@ -49,7 +49,7 @@ class AskedLine(NamedTuple):
 
 
 def frames() -> Iterator[FrameType]:
-    """Of whoever called into torch, innermost first."""
+    """Yield the frames that called into torch, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not frame.f_code.co_filename.startswith((_OURS, *_RELAYS)):
@@ -94,7 +94,7 @@ def asked_here() -> AskedLine:
 
 
 def place_of(traceback: TracebackType | None) -> str:
-    """Of the program's own line that an error came out of, as `place_of_caller` names it."""
+    """Return the program's own line that raised an error, in the form of `place_of_caller`."""
     place = ""
     while traceback is not None:
         filename = traceback.tb_frame.f_code.co_filename
@@ -105,7 +105,7 @@ def place_of(traceback: TracebackType | None) -> str:
 
 
 def short_path(filename: str) -> str:
-    """As seen from where the program was started, where it lies below."""
+    """Return the path relative to the working directory if it lies below."""
     inside = os.path.relpath(filename)
     return filename if inside.startswith("..") else inside
 
@@ -133,7 +133,7 @@ def _line(frame: FrameType) -> str:
 
 
 def _is_driver(filename: str) -> bool:
-    """What runs a step is not the user's, nor is what called that."""
+    """Return whether a file belongs to the runner and not to a workload; the runner's frames are not the user's."""
     return filename.startswith(_RUNNER) and not filename.startswith(_WORKLOADS)
 
 
@@ -142,7 +142,7 @@ def is_installed(filename: str) -> bool:
 
 
 def is_of_python(filename: str) -> bool:
-    """Of its standard library."""
+    """Return whether a file is in Python's standard library."""
     in_packages = any(folder in filename for folder in _INSTALLED)
     return filename.startswith((_PYTHON, "<frozen ")) and not in_packages
 
@@ -154,7 +154,7 @@ def first_of_library() -> FrameType | None:
 
 
 class StackTable:
-    """As the history of a real card has them: the operator, in backward its node, then Python's frames."""
+    """Stacks as the history of a card has them: the operator, in backward its node, then Python's frames."""
 
     def __init__(self, interner: Interner) -> None:
         self._interner = interner
@@ -209,7 +209,7 @@ class StackTable:
 
 
 class NoStacks:
-    """Where only figures are wanted: to walk the frames takes a tenth of a prediction."""
+    """No stacks, where only figures are wanted: walking the frames takes a tenth of a prediction."""
 
     def here(self, operator: str = "", node: str = "") -> int:
         return NO_STACK

@@ -1,4 +1,4 @@
-"""Where the program is: its phase, its module, and in backward the forward operator that a node belongs to.
+"""Position in the program: its phase, its module, and in backward the forward operator of a node.
 
 Autograd numbers its nodes as they are made. An operator's node is made just before the operator runs, so the
 numbers that are new when an operator arrives belong to it; in backward the current node's number leads back to
@@ -52,7 +52,7 @@ class _InThread(threading.local):
         self.stream = 0
         """The current one's handle."""
         self.streams: dict[int, int] = {}
-        """Of nodes, where it is known."""
+        """Streams of nodes, where known."""
 
 
 class ProgramPosition:
@@ -65,13 +65,13 @@ class ProgramPosition:
         self.phases: list[str] = []
         self._call_numbers = count(1)
         self.follows_streams = False
-        """Whether there is any stream but the default one."""
+        """True if the program uses a stream besides the default one."""
         self._owners: Any = WeakIdKeyDictionary()
         """The path of the module that a weight belongs to."""
         self._paths: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
     def begins(self) -> None:
-        """What autograd did before belongs to no operator of the program."""
+        """Skip earlier autograd nodes, which belong to no operator of the program."""
         self.here.known_up_to = self._next_number()
 
     @property
@@ -86,13 +86,13 @@ class ProgramPosition:
 
     @property
     def call(self) -> int:
-        """Of the innermost module, 0 outside of all."""
+        """Number of the innermost module's call, 0 outside all modules."""
         calls = self.here.calls
         return calls[-1] if calls else 0
 
     @property
     def task(self) -> int:
-        """Of the engine that runs backward here."""
+        """Graph task of the autograd engine that runs backward here."""
         return self.here.task
 
     @property
@@ -137,7 +137,7 @@ class ProgramPosition:
         here.known_up_to = upto
 
     def name_modules(self, model: nn.Module) -> None:
-        """By their paths, the model itself by its class."""
+        """Name modules by their paths, and the model itself by its class."""
         for path, module in model.named_modules():
             self._paths[module] = self._text(path or type(model).__name__)
 
@@ -164,7 +164,7 @@ class ProgramPosition:
         self._owners[weight] = self._text(path)
 
     def stream_of_node(self, otherwise: int) -> int:
-        """Of the forward operator that the node belongs to; a gradient is added up where it was made."""
+        """Return the stream of the node's forward operator; `otherwise` without a node or to accumulate a gradient."""
         node = self._node()
         if node is None or node.name() == ACCUMULATE:
             return otherwise

@@ -72,7 +72,7 @@ class ChildProcesses:
         self._used = mmap.mmap(-1, 1)
         self._recorder = recorder
         self.commands: dict[str, int] = {}
-        """Of Python, with how often each was started."""
+        """Python commands that the program started, and how often."""
 
     @property
     def used_the_card(self) -> bool:

@@ -29,23 +29,23 @@ _INT_MAX = 2**31 - 1
 
 @dataclass(frozen=True)
 class Input:
-    """Of a reduction: what it reads, as it lies."""
+    """Input of a reduction, with its memory layout."""
 
     shape: Sequence[int]
     strides: Sequence[int]
     """In elements."""
     offset: int
-    """Of the first element, from the beginning of its memory."""
+    """Elements from the start of its memory to the first one."""
     element: int
     """Bytes."""
 
 
 @dataclass(frozen=True)
 class Values:
-    """What a kernel keeps while it reduces, in bytes."""
+    """Values that a kernel keeps during a reduction, in bytes."""
 
     kept: int
-    """Of one value between blocks of threads."""
+    """Bytes of one value between blocks of threads."""
     output: int
     accumulates_in_output: bool = True
     at_once: int = 4
@@ -82,7 +82,7 @@ class _Iteration:
 
     @property
     def is_small(self) -> bool:
-        """Whether 32 bits reach every byte of it."""
+        """True if 32-bit offsets reach every byte."""
         reach = max(
             1 + sum((dim.size - 1) * abs(dim.output) for dim in self.dims),
             1 + sum((dim.size - 1) * abs(dim.input) for dim in self.dims),
@@ -170,7 +170,7 @@ def _iteration(tensor: Input, dims: Sequence[int], output: int) -> _Iteration:
 
 
 def _sorted(dims: list[_Dim]) -> list[_Dim]:
-    """As torch does it, which is not quite an order: dimensions that cannot be told apart are passed over."""
+    """Sort dimensions as torch does. The order is not total: dimensions that compare equal are skipped."""
     for start in range(1, len(dims)):
         at = start
         for other in reversed(range(start)):
@@ -239,7 +239,7 @@ _SINGLE, _PAIR, _INDEX = 4, 16, 8
 _WIDE_HALVES_SINCE, _WIDE_SINGLES_SINCE = (2, 7), (2, 10)
 """Sums along memory read 8 elements at once; since when is estimated. It matters to rows of a few thousand."""
 ValueRule = Callable[[Tensor, Tensor], Values]
-"""Of an input as the kernel reads it, and the result."""
+"""Returns the values that a kernel keeps, for an input as the kernel reads it and the result."""
 
 
 def temporaries_of(packet: Any, release: tuple[int, int]) -> Callable[[Any, Any, Any, KnownCard], Sizes] | None:
@@ -336,7 +336,7 @@ def _loss(release: tuple[int, int], args: Any, kwargs: Any, out: Any, card: Know
 _together: Any = torch.broadcast_shapes
 _LOSSES = {aten.mse_loss, aten.smooth_l1_loss, aten.huber_loss, aten.binary_cross_entropy}
 _OWN_TYPES = (_compared, _with_place, _spread)
-"""Of kernels whose result may have another type than what they read."""
+"""Rules of kernels whose result may differ in dtype from their input."""
 _VALUE_RULES: dict[Any, ValueRule] = {
     aten.mean: _added,
     aten.prod: _added,

@@ -74,7 +74,7 @@ class PlaceholderFiles:
 
     @contextmanager
     def followed(self) -> Iterator[None]:
-        """Where the program gives them other names."""
+        """Follow files that the program renames."""
         patches = Patches()
         try:
             for name in ("rename", "replace"):
@@ -106,7 +106,7 @@ def placeholder_text(number: int) -> bytes:
 
 
 def placeholder_number(file: Any) -> int | None:
-    """Of the object that a line of text stands for; None where the file, or what was opened of it, is another."""
+    """Return the number of the object that a placeholder file represents; None for any other file."""
     try:
         if isinstance(file, str | os.PathLike):
             with open(file, "rb") as opened:
@@ -121,7 +121,7 @@ def placeholder_number(file: Any) -> int | None:
 
 
 def is_placeholder(path: Any) -> bool:
-    """Whether this is a file of tensors with nothing behind its header."""
+    """Return whether a file is a placeholder: a safetensors header without data."""
     try:
         with open(path, "rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
@@ -289,7 +289,7 @@ class SavedFiles:
         self._assumptions = assumptions
         self._named = named
         self._kept: dict[Any, Any] = {}
-        """By the file's path."""
+        """Saved objects by the path of the file."""
         self._numbered: list[Any] = []
         """The same, and what was written to open files, by the number in the text that stands there instead."""
         self.unwritten = PlaceholderFiles(self._kept)
@@ -323,7 +323,7 @@ class SavedFiles:
             patches.undo()
 
     def keeps(self, obj: Any, f: Any) -> bool:
-        """What holds values that nobody computes, as it will be found again."""
+        """Keep an object with unknown values for a later load, and return whether it was kept."""
         with _WithoutFunctions():
             if not any(map(self._host.is_unknown, _tensors_of(obj))):
                 self._kept.pop(path_of(f), None)

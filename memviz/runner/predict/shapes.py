@@ -22,7 +22,7 @@ _PLAIN_VALUES = (
     torch.Size,
 )
 _MOST_RESULTS = 1 << 14
-"""Of a program that never asks for the same twice; then all is forgotten."""
+"""Limit for a program whose shapes never repeat; then the cache is cleared."""
 ShapeKey = tuple[Hashable, ...]
 Make = Callable[[Any], Any]
 """From the arguments."""
@@ -60,7 +60,7 @@ def _add_to_key(parts: list[Hashable], values: Iterable[Any]) -> bool:
 
 
 class ResultCache:
-    """Of one operator."""
+    """Cached results of one operator, by the shapes of its arguments."""
 
     def __init__(self) -> None:
         self._known: dict[ShapeKey, Make | None] = {}
@@ -143,14 +143,14 @@ def convolution_shape(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def convolution_copies(args: Any, kwargs: Any, out: Any, card: Any) -> Iterable[int]:
-    """What lies another way than the convolution works is copied first (read); of a backward, the gradient too."""
+    """Return the bytes of tensors copied to the layout of a convolution (read); a backward copies the gradient too."""
     tensors = [arg for arg in args[:3] if isinstance(arg, Tensor) and arg.dim() > 2]
     layout = _convolution_layout(*tensors[-2:])
     return [_bytes(tensor) for tensor in tensors if not tensor.is_contiguous(memory_format=layout)]
 
 
 def _convolution_layout(tensor: Tensor, weight: Tensor) -> torch.memory_format:
-    """Of one dimension, what is permuted is made contiguous; float64 has no kernels for channels last."""
+    """Return the layout of a convolution; 1-D and float64 convolutions have no channels-last kernels."""
     from torch._prims_common import suggest_memory_format
 
     if tensor.dim() not in (4, 5) or torch.float64 in (tensor.dtype, weight.dtype):
@@ -270,9 +270,9 @@ def _layer_norm_backward(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _grouped_product(func: Any, args: Any, kwargs: Any) -> Any:
-    """Of matrices lying one after the other, a group each; rows of the result begin at multiples of 16 bytes.
+    """Return the product of grouped matrices; rows of the result are aligned to 16 bytes.
 
-    torch's own rule asks for bfloat16, which its kernels do not.
+    torch's own rule accepts only bfloat16, unlike its kernels.
     """
     left, right = args[0], args[1]
     offsets = args[2] if len(args) > 2 else kwargs.get("offs")
@@ -287,7 +287,7 @@ def _grouped_product(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _sequences_backward(func: Any, args: Any, kwargs: Any) -> Any:
-    """Of the loss of sequences; torch has no rule for it."""
+    """Return the gradient of the CTC loss, which torch has no rule for."""
     like = args[1]
     return _new(like.shape, like.dtype) if like.is_meta else NotImplemented
 

@@ -26,7 +26,7 @@ _MAKE = aten._sparse_coo_tensor_with_dims_and_tensors.default
 _BAGS = aten._embedding_bag_backward.default
 _COPY = aten._to_copy.default
 _ALWAYS = {_MAKE, _BAGS, _COPY}
-"""What is given does not say by itself whether they are of sparse tensors."""
+"""Operators whose arguments do not show whether the result is sparse."""
 _COMPOSED = torch._C.DispatchKey.CompositeImplicitAutograd
 _NO_WORKSPACE = "cuSPARSE takes a workspace for products of sparse tensors; it is not predicted."
 ALL_DIFFERENT = "indices that are not computed are taken to be all different, which takes most"
@@ -56,7 +56,7 @@ class Sparse:
         }
 
     def _made(self, *args: Any, **kwargs: Any) -> Any:
-        """Of two tensors that are there: no memory of its own."""
+        """Make a sparse tensor of two existing tensors, without memory of its own."""
         if not args[4].is_meta:
             return NotImplemented
         self._recorder.operators.add(_MAKE.overloadpacket.__name__)
@@ -168,7 +168,7 @@ class Sparse:
         return self._product(tensor, vector.unsqueeze(1)).squeeze(1)
 
     def _product_added(self, first: Tensor, tensor: Tensor, dense: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-        """As cuSPARSE wants it: rows begin in a list of their own, columns are narrow, and results lie by columns."""
+        """Follow cuSPARSE's layout: CSR row offsets, 32-bit column indices, and column-major results."""
         if not is_sparse(tensor) or is_sparse(dense):
             return NotImplemented
         self._recorder.assumptions.say(_NO_WORKSPACE)
@@ -222,7 +222,7 @@ def _is_handed_over(parts: tuple[Tensor, Tensor]) -> bool:
 
 
 def _like(tensor: Tensor, indices: Tensor, values: Tensor, coalesced: bool | None = None) -> Any:
-    """Of the same shape, with other parts."""
+    """Return a sparse tensor of the same shape with other indices and values."""
     kept = tensor.is_coalesced() if coalesced is None else coalesced
     given = {"dtype": values.dtype, "layout": torch.sparse_coo, "device": META, "is_coalesced": kept}
     with torch._C._DisableTorchDispatch():

@@ -1,7 +1,7 @@
-"""What a program asks of a tensor that torch itself would answer for a tensor without data, and wrongly.
+"""Answers to queries on a tensor, where torch would answer wrongly for a tensor without data.
 
-Where it lies, where its memory begins, and its values: those it can have printed, and a number that it takes from it
-stands in for the real one; whatever else looks at values is refused here or, for operators, in the mode.
+They cover its device, its address and its values. Values may be printed, and a number taken from the tensor gets a
+stand-in; any other read of values is refused here or, for operators, in the dispatch mode.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class TensorAnswers:
         return given
 
     def _fill_with_what_stands(self, tensor: Tensor) -> None:
-        """What lies in its memory is nobody's answer yet; numpy would find it there."""
+        """Write the stand-in to the tensor's memory, where numpy reads it."""
         stands = self._host.stands_for(tensor)
         if stands is not None:
             with torch._C.DisableTorchFunction(), _disable_current_modes():
@@ -157,7 +157,7 @@ class TensorAnswers:
         return decide
 
     def write_out(self, whole: Any) -> Any:
-        """What takes the place of `Tensor.__reduce_ex__`, by which torch.save and others write a tensor."""
+        """Return a replacement for `Tensor.__reduce_ex__`, by which torch.save and others write a tensor."""
 
         def reduced(tensor: Tensor, protocol: Any) -> Any:
             with torch._C.DisableTorchFunction():
@@ -287,7 +287,7 @@ class TensorAnswers:
                 self._host.unknown.add(tensor)
 
     def pinned(self, made: Any) -> Any:
-        """By a function of torch that was told to."""
+        """Mark the result of a torch function as pinned, if it is on the host."""
         if isinstance(made, Tensor) and not made.is_meta:
             self._pinned.add(made)
         return made
@@ -403,7 +403,7 @@ def stop_at_unknown_numbers(args: Any, kwargs: Any) -> None:
 
 
 def _nested(shape: Any, numbers: Iterator[Any]) -> Any:
-    """As `.tolist()` nests."""
+    """Nest numbers as `.tolist()` does."""
     if not shape:
         return next(numbers)
     return [_nested(shape[1:], numbers) for _ in range(shape[0])]

@@ -46,7 +46,7 @@ class Patches:
         self._undo: list[Callable[[], None]] = []
 
     def replace(self, owner: Any, name: str, value: Any) -> Any:
-        """What was there before; None where this release of torch has no such thing."""
+        """Replace an attribute and return its old value; None if this release of torch lacks it."""
         before = vars(owner).get(name)
         if before is None:
             return None
@@ -60,7 +60,7 @@ class Patches:
         setattr(owner, name, value)
 
     def put(self, owner: Any, name: str, value: Any) -> None:
-        """Whether or not this build of torch has such a thing."""
+        """Set an attribute that this build of torch may lack."""
         before = vars(owner).get(name, _NOTHING)
         if before is _NOTHING:
             self.give(owner, name, value)
@@ -142,7 +142,7 @@ def _with_our_device(supported: Callable[[], list[str]]) -> Callable[[], list[st
 
 
 def _follow_resizing(patches: Patches, recorder: AllocationRecorder) -> None:
-    """Of a storage by itself, as programs do to keep a tensor and let its memory go."""
+    """Follow the resizing of a storage itself, by which programs keep a tensor and free its memory."""
     resize: Any = torch.UntypedStorage.resize_
 
     def resized(self: torch.UntypedStorage, size: int) -> Any:
@@ -156,7 +156,7 @@ def _follow_resizing(patches: Patches, recorder: AllocationRecorder) -> None:
 
 @contextmanager
 def nothing_compiled(assumptions: Assumptions) -> Iterator[None]:
-    """What torch.compile would compile runs as it stands, and the run says so."""
+    """Run what torch.compile would compile uncompiled, and say so in the run."""
 
     def compile(model: Any = None, **kwargs: Any) -> Any:
         if model is None:
@@ -229,7 +229,7 @@ def phases_named(phases: ProgramPhases, position: ProgramPosition) -> Iterator[N
 
 
 def _follow_forward(patches: Patches, phases: ProgramPhases, position: ProgramPosition) -> None:
-    """Of outermost modules that have weights; a loss is none."""
+    """Record the forward phase of outermost modules with weights; a loss has none."""
     before = nn.Module.__call__
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -44,7 +44,7 @@ def result_of_unknown_length(func: Any, args: Any, kwargs: Any, assumptions: Ass
 
 
 def has_length(func: Any) -> bool:
-    """Whether a stated length would make its result."""
+    """Return whether a stated length determines the result."""
     return func in _SHAPES_OF_LENGTH
 
 
@@ -142,7 +142,7 @@ class ValueReads:
         return given
 
     def _without_values(self, func: Any, treatment: Treatment, args: Any, kwargs: Any, shapes: Any) -> Any:
-        """Where what it is made of lies."""
+        """Return a result without values, on the device of its first argument."""
         if args[0].is_meta:
             self._recorder.ran(treatment, args, kwargs, shapes)
         else:

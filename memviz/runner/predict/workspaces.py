@@ -54,7 +54,7 @@ def _copy_buffers(to: Tensor, source: Tensor, *, waits: bool) -> Iterable[int]:
 
 
 def _host_to_card(to: Tensor, source: Tensor, *, waits: bool) -> Iterable[int]:
-    """What does not lie end to end here is first put down so; of the host's type where it changes here."""
+    """Bytes staged for a copy to a non-contiguous tensor; an asynchronous change of dtype stages in the host's."""
     if not waits and to.dtype != source.dtype:
         return (to.numel() * source.element_size(),)
     return () if to.is_contiguous() else (to.numel() * to.element_size(),)
@@ -117,7 +117,7 @@ _LT_WORKSPACE = 1 << 20
 LT_KEPT_SINCE, _LT_SHARED_SINCE = (2, 9), (2, 11)
 """A call took it and gave it back; then every handle and stream kept one; now cuBLAS's workspace serves for both."""
 _LT_MAY_BE_SHARED_SINCE = (2, 7)
-"""By a program that asks for it."""
+"""First release where a program may ask cublasLt to share cuBLAS's workspace."""
 RECURRENT = "recurrent layer"
 """No operator: torch takes these layers apart before any is seen."""
 
@@ -185,7 +185,7 @@ def _efficient_backward(args: Any, kwargs: Any, out: Any, card: KnownCard) -> It
 
 
 def _flash_backward_of_rows(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:
-    """Of sequences one after the other, with rows to spare between them (estimated)."""
+    """Variable-length flash attention backward, with spare rows between sequences (estimated)."""
     rows, heads, width = args[1].shape
     rows += 128 * (args[6].numel() - 1)
     yield heads * rows * _SINGLE
@@ -193,7 +193,7 @@ def _flash_backward_of_rows(args: Any, kwargs: Any, out: Any, card: KnownCard) -
 
 
 def _heads_first(rule: Temporaries, first: int) -> Temporaries:
-    """Of a kernel that takes rows before heads; its queries, keys and values begin at `first`."""
+    """Adapt a rule to a kernel that takes rows before heads; its queries, keys and values begin at `first`."""
 
     def turned(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int | tuple[int, ...]]:
         tensors = [tensor.transpose(1, 2) for tensor in args[first : first + 3]]
@@ -209,33 +209,33 @@ _WHOLE = re.compile(r"\s*\+?([0-9]+)")
 @dataclass(frozen=True)
 class WorkspaceSizes:
     cublas: int
-    """Of each handle."""
+    """Workspace of each cuBLAS handle."""
     is_shared: bool
     """cuBLAS's serves for cublasLt too."""
     lt_told: int | None = None
 
     @property
     def lt(self) -> int:
-        """Of cublasLt, where it has one of its own."""
+        """Workspace of cublasLt, 0 if it shares cuBLAS's."""
         return 0 if self.is_shared else self.lt_said
 
     @property
     def lt_said(self) -> int:
-        """Whoever asks torch hears it."""
+        """Size that torch reports for cublasLt."""
         if self.is_shared:
             return self.cublas if self.lt_told is None else min(self.lt_told, self.cublas)
         return _LT_WORKSPACE if self.lt_told is None else self.lt_told
 
 
 def workspace_sizes(card: KnownCard, release: tuple[int, int], environment: Mapping[str, str]) -> WorkspaceSizes:
-    """As a program tells both libraries by its environment, cublasLt in KiB (read)."""
+    """Return the workspace sizes that the environment sets, cublasLt's in KiB (read)."""
     size = _WHOLE.match(environment.get("CUBLASLT_WORKSPACE_SIZE", ""))
     lt_told = None if size is None else int(size[1]) * 1024
     return WorkspaceSizes(_cublas_size(card, release, environment), _is_shared(release, environment), lt_told)
 
 
 def _cublas_size(card: KnownCard, release: tuple[int, int], environment: Mapping[str, str]) -> int:
-    """As CUBLAS_WORKSPACE_CONFIG says, which deterministic programs have to set: KiB and how many, several times."""
+    """Sum the `:KiB:count` pairs of CUBLAS_WORKSPACE_CONFIG, which deterministic programs have to set."""
     told = [] if card.is_amd else _CONFIG.findall(environment.get("CUBLAS_WORKSPACE_CONFIG", ""))
     if not told:
         return card.cublas_workspace_in(release)
@@ -249,7 +249,7 @@ def _is_shared(release: tuple[int, int], environment: Mapping[str, str]) -> bool
 
 
 def uses_lt(args: Any, kwargs: Any) -> bool:
-    """Whether cublasLt adds a bias within the product (read, recorded)."""
+    """Return whether cublasLt adds the bias within the product (read, recorded)."""
     bias, left, right = args[:3]
     in_one = bias.dim() == 1 and bias.is_contiguous() and bias.size(0) == right.size(1) and min(right.shape) > 1
     return bool(in_one and kwargs.get("beta", 1) == 1 and left.numel() > 0 and bias.is_floating_point())
@@ -292,7 +292,7 @@ def _copies_to_be_contiguous(args: Any, kwargs: Any, out: Any, card: KnownCard) 
 
 
 def _copy_of_the_first(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:
-    """What is padded with itself, or its gradient, is walked from end to end (read)."""
+    """Padding with its own values, or its gradient, copies a non-contiguous input (read)."""
     return _copies_to_be_contiguous(args[:1], kwargs, out, card)
 
 
@@ -354,7 +354,7 @@ _ONLY_MEMORY = (
 
 
 def unseen_by(operators: Iterable[str], card: KnownCard) -> tuple[str, ...]:
-    """What a run of these operators takes on a card beyond what is predicted."""
+    """Return notes on memory that these operators take on a card beyond the prediction."""
     used = set(operators)
     of_operators = (sentence for names, sentence in _UNSEEN if used.intersection(names))
     alone = (_ONLY_MEMORY,) if card.is_only_memory else ()

@@ -25,11 +25,11 @@ _FUNCTIONAL_COLLECTIVES = (
     *("all_gather_into_tensor", "all_gather_into_tensor_coalesced", "all_reduce", "all_reduce_"),
     *("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "all_to_all_single", "broadcast"),
 )
-"""As DTensor has them."""
+"""Operators of `_c10d_functional`, which DTensor uses."""
 
 
 def sent_bytes(func: Operator, args: Any, written: Any, count: int) -> int:
-    """Of what `count` ranks share all but its own part; of what is summed for all, twice that."""
+    """Return the bytes sent: all but the own part of what `count` ranks share, and twice that for an all-reduce."""
     name = func._schema.name.partition("::")[2]
     if name in _RECEIVE_OPERATORS:
         return 0
@@ -69,22 +69,22 @@ _BASE: Any = c10d.Work
 
 
 class PendingCollectives:
-    """Of the collectives that go on. Those of one group end in their order.
+    """Collectives in progress. Those of one group end in order.
 
-    NCCL begins one when the stream that asks has come to it and the group's last one is over, whichever stream asked
-    for that. So whoever waits for a collective has waited for what came before earlier ones, too.
+    NCCL starts a collective when the calling stream has reached it and the group's previous one is over, whichever
+    stream called that. So waiting for a collective also waits for the work before earlier ones.
     """
 
     def __init__(self, order: StreamOrder) -> None:
         self._order = order
         self._lanes: dict[str, Lane] = {}
-        """Of NCCL, one a group."""
+        """NCCL's streams, one per group."""
         self._going_on: dict[str, list[PretendedWork]] = {}
         self._made: list[PretendedWork] = []
         """All of them: C++ may wait for one at any time, and for ever if its Python object were gone."""
 
     def begin(self, group: str, held: list[torch.Tensor], result: list[torch.Tensor], *, is_async: bool) -> Any:
-        """As torch's C++ takes it."""
+        """Start a collective and return its work, boxed for C++."""
         moment = self._run(group) if any(tensor.is_meta for tensor in held) else {}
         if not is_async:
             self._order.wait(self._order.current, moment)
@@ -311,7 +311,7 @@ class Collectives:
         return None, []
 
     def _are_gradients(self, tensors: list[Tensor]) -> None:
-        """What is summed over ranks while backward runs."""
+        """Mark tensors that are reduced over ranks during backward as gradients."""
         if self._recorder.position.task != NO_TASK:
             self._recorder.know(tensors, Category.GRADIENT)
 

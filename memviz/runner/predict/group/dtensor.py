@@ -26,7 +26,7 @@ _DTENSOR = "torch.distributed.tensor"
 
 
 def follow_dtensor(patches: Patches, layout: Layout) -> None:
-    """Where they are imported: before a group is made nobody needs them."""
+    """Patch DTensor and FSDP2. They are imported only here, since programs without a process group do not need them."""
     if not hasattr(torch.distributed, "tensor"):
         importlib.import_module("torch.distributed.tensor")
     from torch.distributed.tensor import _sharding_prop as propagation

@@ -37,7 +37,7 @@ _STAGE_REMEDY = (
 
 
 class MessageNeeded(Stopped):
-    """Of another rank, which does not run."""
+    """The program needs a message from another rank, which does not run."""
 
 
 def no_message(object_list: list[Any], src: int | None = None, *args: Any, **named: Any) -> None:
@@ -47,7 +47,7 @@ def no_message(object_list: list[Any], src: int | None = None, *args: Any, **nam
 
 
 def follow_pipelines(patches: Patches) -> None:
-    """Where the program has them; without a vote in this release of torch, static stages ask nobody."""
+    """Patch pipeline stages if the program uses them; in releases without a vote, static stages exchange nothing."""
     module: Any = sys.modules.get(_STAGE_MODULE)
     stage = getattr(module, "PipelineStage", None)
     if stage is None or not hasattr(stage, "_warmup_forward_vote"):
@@ -75,7 +75,7 @@ def follow_pipelines(patches: Patches) -> None:
 
 
 _ZERO_OPTIMIZER = "ZeroRedundancyOptimizer"
-"""By its name: to import it takes long and warns."""
+"""Compared by name, because the import is slow and warns."""
 
 
 def follow_zero_optimizer(patches: Patches, layout: Layout) -> None:
@@ -127,7 +127,7 @@ def _backend_name(backend: Any) -> str:
 
 
 class _NcclOptions(c10d.Backend.Options):
-    """Of NCCL: what a program sets is kept, and nothing follows of it."""
+    """Options of NCCL, which are stored and have no effect."""
 
     def __init__(self, is_high_priority_stream: bool = False) -> None:
         super().__init__("nccl")
@@ -251,7 +251,7 @@ class _Group:
         return noted
 
     def broadcast_objects(self, object_list: list[Any], src: int | None = None, *args: Any, **named: Any) -> None:
-        """What another rank would send is not known: what stands there stays."""
+        """Keep the objects as they are: those of another rank are unknown."""
 
     def scatter_objects(
         self,
@@ -268,7 +268,7 @@ class _Group:
 
 
 def _follow_checkpoints(patches: Patches) -> None:
-    """What the others would save is taken to be what this rank saves, which makes no whole model."""
+    """Accept any global checkpoint plan: all ranks are taken to save what this rank saves, which is no whole model."""
     from torch.distributed.checkpoint import default_planner
 
     check: Any = vars(default_planner)["_validate_global_plan"]

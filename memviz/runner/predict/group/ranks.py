@@ -36,7 +36,7 @@ class GroupRank:
 
     @property
     def cards(self) -> int:
-        """Of its machine, one a process."""
+        """Number of cards of its machine, one per process."""
         return min(self.world_size, CARDS_OF_A_MACHINE)
 
     @property
@@ -80,7 +80,7 @@ Dimension = tuple[int, int]
 @dataclass
 class Layout:
     dimensions: set[Dimension] = field(default_factory=set)
-    """Of the groups that this rank is in."""
+    """Dimensions of the groups that this rank is in."""
     chains: set[Dimension] = field(default_factory=set)
     """Whose ranks send to one another, as stages of a pipeline do: each may be different."""
     uneven: set[tuple[int, int]] = field(default_factory=set)
