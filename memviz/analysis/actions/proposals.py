@@ -182,8 +182,8 @@ def autocast(facts: Facts) -> Proposal | None:
 
 
 def is_mixed(facts: Facts) -> bool:
-    """Return whether half precision is in use already: autocast keeps weight copies, activations are often casts, a
-    tensor is copied into twice its size, or an attention kernel runs that has only half precision."""
+    """Return whether half precision is in use already: weight copies by autocast, many casts among activations, copies
+    into twice the size, or an attention kernel for half precision alone."""
     if facts.has_purpose(Category.AUTOCAST_WEIGHT_COPIES).any():
         return True
     names = _operator_names(facts)
@@ -196,8 +196,7 @@ def is_mixed(facts: Facts) -> bool:
 
 
 def _copies_of_weights(facts: Facts, names: OperatorNames) -> Again:
-    """Return weight copies: half the bytes of each gradient by a product, from its step's forward until the
-    gradient."""
+    """Return weight copies: half the bytes of each gradient by a product, from the forward until the gradient."""
     rows, spans = facts.rows, facts.phases.spans
     forwards = np.array([span.first for span in spans if span.doing == Activity.FORWARD], dtype=np.int64)
     is_gradient = facts.has_purpose(Category.GRADIENT) & _is_product(names)[_stack_of_rows(facts)]
