@@ -1,1 +1,1 @@
-"""What it would have been: PyTorch's caching allocator as a model, and recordings replayed on it."""
+"""Model of PyTorch's caching allocator, and replays of recordings on it."""

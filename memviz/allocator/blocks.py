@@ -18,7 +18,7 @@ ADDRESS_BITS = 64
 class ExpandableSegment:
     address: int
     size: int
-    """Of the address space, not of the memory behind it."""
+    """Size of the address space, not of the memory behind it."""
     page: int
 
     def pages_around(self, size: int) -> int:
@@ -61,9 +61,9 @@ class Block:
         self.prev: Block | None = None
         self.next: Block | None = None
         self.allocated = False
-        """By the program: from malloc to free."""
+        """True from malloc to free."""
         self.in_use = False
-        """By the program or by a stream that may still read it: from malloc to the free's completion."""
+        """True from malloc to the free's completion, as a stream may still read the block."""
         self.mapped = True
         self.expandable: ExpandableSegment | None = None
         self.streams_used: set[int] | None = None
@@ -155,7 +155,7 @@ class BlockPool:
         """Its place in each figure of the statistics; 0 is both together."""
         self.free: dict[int, FreeList] = {}
         self.unmapped: dict[int, list[Block]] = {}
-        """Of expandable segments, per stream, by address."""
+        """Unmapped blocks of expandable segments, per stream, by address."""
         self.age = 0
         """Searches so far; how long a block has lain unused is counted in them."""
 
@@ -177,7 +177,7 @@ class BlockPool:
         del ranges[bisect_left(ranges, block.address, key=_address)]
 
     def free_blocks(self) -> list[Block]:
-        """By stream, size and address: PyTorch's one order for all of them."""
+        """Return the free blocks by stream, size and address: PyTorch's one order for all of them."""
         return [block for stream in sorted(self.free) for block in self.free[stream]]
 
 
@@ -232,7 +232,7 @@ class PendingFrees:
         """How many of each stream's are done."""
 
     def hold(self, block: Block) -> None:
-        """Whoever calls will say when it is complete; a synchronisation completes it earlier."""
+        """Hold a freed block until the caller completes the free; a synchronization completes it earlier."""
         self.blocks[block] = None
 
     def complete(self, block: Block) -> None:
@@ -258,7 +258,7 @@ class PendingFrees:
         self._finished[stream] = max(done, self._finished.get(stream, 0))
 
     def process(self) -> None:
-        """What malloc does first: completes the frees whose streams are done."""
+        """Complete the frees whose streams are done, as malloc does first."""
         for stream, done in list(self._finished.items()):
             for _ in range(done):
                 self._pass_event(stream)

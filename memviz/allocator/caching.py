@@ -63,7 +63,7 @@ def round_to_division(requested: int, divisions: int) -> int:
 
 
 def segment_size(rounded: int, large_segment: int = LARGE_SEGMENT) -> int:
-    """What is asked of the device when no cached block serves a request of this rounded size."""
+    """Return the size to request from the device when no cached block serves a request of this rounded size."""
     if rounded <= SMALL_SIZE:
         return SMALL_SEGMENT
     if rounded < MIN_LARGE_ALLOC:
@@ -191,7 +191,7 @@ class CachingAllocator(AllocatorState):
         return int(fraction * self.device.total)
 
     def set_settings(self, settings: Settings) -> None:
-        """As `torch.cuda.memory._set_allocator_settings`: what is laid out already stays as it is."""
+        """Change the settings like `torch.cuda.memory._set_allocator_settings`: existing blocks stay as they are."""
         self.settings = settings
         self._apply(settings)
 
@@ -215,7 +215,7 @@ class CachingAllocator(AllocatorState):
         return self._split_and_hand_out(block, size, requested)
 
     def would_serve(self, requested: int, stream: int, pool: PoolId) -> bool:
-        """Whether something cached is large enough now."""
+        """Return whether a cached block is large enough now."""
         size = self.round_size(requested)
         blocks = self._pool_for(size, pool)
         block = self._take_cached(blocks, size, stream)

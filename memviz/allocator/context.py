@@ -1,4 +1,4 @@
-"""What CUDA keeps of a card beside PyTorch's allocator: its context, and the kernels and libraries that are loaded.
+"""Device memory that CUDA takes outside PyTorch's allocator: its context, loaded kernels and libraries.
 
 No snapshot says how much that is, and it depends on the card, the driver, the release and what a program loads. So it
 is an interval, by generation of card: from the least to the most that one process with one GPU was seen to keep. Who
@@ -23,7 +23,7 @@ generations below were seen to keep. An assumption."""
 @dataclass(frozen=True)
 class CudaContext:
     kind: str
-    """Of card: a generation of NVIDIA's, or A100, which differs from the rest of its own."""
+    """Kind of card: a generation by NVIDIA, or A100, which differs from the rest of its generation."""
     least_bytes: int
     most_bytes: int
     source: str = "by the figures of PyTorch's own messages about running out"
@@ -79,7 +79,7 @@ _MORE = "Several processes on one card, NCCL and libraries with memory of their 
 
 
 def context_on(card: str) -> CudaContext:
-    """By the card's name, as CUDA has it."""
+    """Return the context of a card by its CUDA name."""
     words = card.replace("-", " ")
     return next((context for context, pattern in _NAMES if re.search(pattern, words)), UNKNOWN)
 

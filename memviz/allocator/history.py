@@ -90,7 +90,7 @@ class ModelHistory:
         return list(zip(self.action[first:], self.address[first:], self.size[first:], strict=True))
 
     def set_causes(self, first: int, events: range) -> None:
-        """Of the entries from `first` on."""
+        """Set the causing events of the entries from `first` on."""
         self.cause[first : first + len(events)] = array("q", events)
 
     def causes(self) -> Ints8:
@@ -245,7 +245,7 @@ def _recorded_blocks(device: DeviceTrace, layout: StartLayout, cause: Ints8) -> 
 
 
 def _block_labels(device: DeviceTrace, cause: Ints8, recorded: Ints8) -> Labels | None:
-    """Of its event, or of the recorded block."""
+    """Return the labels of each block: of its causing event, or of the recorded block."""
     if device.event_labels is None and device.block_labels is None:
         return None
     none = Labels(np.zeros(0, dtype=np.uint8), np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.uint8))

@@ -181,7 +181,7 @@ class _Quick:
         served.write()
 
     def _counts(self) -> tuple[int, int, int, int]:
-        """What the model's steps count too, now and at most."""
+        """Return allocated and requested bytes, each now and at peak; the model's steps count them too."""
         there, asked = self.allocator.statistics.allocated_bytes, self.allocator.statistics.requested_bytes
         return there.current[0], there.peak[0], asked.current[0], asked.peak[0]
 

@@ -28,7 +28,7 @@ _BEYOND_REAL_ADDRESSES = 1 << 62
 
 
 class RecordedDevice(DeviceMemory):
-    """Where the recording has no segment for what is asked, an address that no device has."""
+    """Device memory at recorded addresses; a request without a recorded segment gets an address that no device has."""
 
     def __init__(self, spaces: AddressSpaces, memory: int | None = None, *, total: int | None = None) -> None:
         super().__init__(memory, total=total)
@@ -167,7 +167,7 @@ class RecordedReplay(RequestReplay):
                 self._note(event, recorded, ours, _why(recorded, ours) + self.unsaid)
 
     def _cut_off(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> Block | None:
-        """Where the history begins within a malloc, the segment made for it looks like one that was cached before.
+        """Take the segment made for a malloc at which the history begins; it looks like one that was cached before.
 
         `max_split_size` forbids large blocks of the cache to small requests, but not what was made for them.
         """
@@ -185,7 +185,7 @@ class RecordedReplay(RequestReplay):
         super().complete_free(event, address, size, stream, pool)
 
     def _enter_ladder(self, event: int) -> None:
-        """Whether the cache has nothing for a malloc shows before its ladder frees something."""
+        """Note whether the cache could serve a malloc before the malloc's ladder frees something."""
         malloc = self.source.steps.ladders.get(event)
         if malloc is not None:
             self.after_ladder[malloc] = self._would_serve(malloc)
@@ -309,7 +309,7 @@ def _why(recorded: list[Entry], ours: list[Entry]) -> str:
 
 
 def _unsaid(source: Source) -> str:
-    """What a file of more streams than one may leave out that decides where memory is free."""
+    """Return the note that a file of several streams omits when frees were complete; empty where nothing is missing."""
     streams = len(np.unique(source.device.events.stream))
     if streams < 2 or not (source.steps.step == ReplayStep.LET_GO).any():
         return ""

@@ -60,7 +60,7 @@ class ReleaseBeforeMalloc:
     malloc: int
     """The malloc's own event, or the one that says it ran out."""
     grown_bytes: int
-    """What it took from the device afterwards; 0 where it ran out."""
+    """Bytes taken from the device afterwards; 0 where it ran out of memory."""
     pools: frozenset[PoolId]
     is_sure: bool
     """Its stacks are the malloc's own, as only the allocator writes them: a program's call has another stack, or where
@@ -73,7 +73,7 @@ class Steps:
     grown: Ints8
     """For a MALLOC: how many events just before it are its own new segments or pages."""
     ladders: dict[int, int]
-    """Where a malloc went on after its search in the cache failed, up to its own event: it does not search again."""
+    """Event of the malloc by its ladder's first event, after the cache search failed: it does not search again."""
     emptied: dict[int, frozenset[PoolId]]
     """Events at which the program emptied the cache, with the pools that gave something back then."""
     forced: tuple[ReleaseBeforeMalloc, ...]
@@ -230,7 +230,7 @@ def _next_where(wanted: Bools) -> Ints8:
 
 
 def _leads_to(run: Bools, wanted: Bools) -> Bools:
-    """Whether what comes after the run that a place belongs to is wanted."""
+    """Return for each place whether the first place after its run is wanted."""
     follower = _next_where(~run)
     leads = follower < len(run)
     return np.asarray(leads & wanted[np.minimum(follower, len(run) - 1)]) if len(run) else run
@@ -261,7 +261,7 @@ def pools_of_events(trace: Trace, device: DeviceTrace) -> Ints4:
 
 @dataclass(frozen=True)
 class Memory:
-    """What a process had, in bytes, by what it got and what was refused to it."""
+    """Bounds of a process's memory in bytes, from what it got and what it was refused."""
 
     least: int
     most: int
@@ -272,7 +272,7 @@ class ReleaseCauses:
     emptied: Mapping[int, frozenset[PoolId]]
     """Events at which the program emptied the cache, with the pools that gave something back then."""
     short: tuple[ReleaseBeforeMalloc, ...]
-    """Where the allocator itself gave memory back."""
+    """Releases by the allocator itself."""
     out_of_memory: tuple[int, ...]
     """Events at which the recording ran out."""
     memory: Memory | None

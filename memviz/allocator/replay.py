@@ -124,7 +124,7 @@ class OtherSettings(RequestReplay):
 
 
 class SameRequests(OtherSettings):
-    """Of a program whose every word to the allocator is known, and not only what came of it under its own settings."""
+    """Replay of a program whose every allocator call is known, and not only their effects under its own settings."""
 
     def run(self) -> None:
         said, begun = self.source.said, 0
@@ -139,7 +139,7 @@ class SameRequests(OtherSettings):
         self.run_events(begun, len(self.source.device.events))
 
     def release(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
-        """What is given back where the cache is emptied is its own affair too."""
+        """Ignore recorded releases: `empty_cache` releases the model's own memory."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def divergence(source: Source, replayed: Replayed, total: int | None = None) -> 
 
 
 def _first_release(source: Source, malloc: int) -> int:
-    """What a malloc gave back in the recording stands before it."""
+    """Return the first release of a malloc in the recording, which comes before it, or else the malloc."""
     ladders = (ladder for ladder in source.steps.forced if ladder.malloc not in source.steps.out_of_memory)
     return next((ladder.first for ladder in ladders if ladder.malloc == malloc), malloc)
 
@@ -277,7 +277,7 @@ class _Again(OtherSettings):
 
 
 def source_of(trace: Trace, device: DeviceTrace | None = None) -> Source:
-    """What every replay of this device starts from; several replays can share it."""
+    """Return the source that every replay of this device starts from; several replays can share it."""
     chosen = trace.devices[0] if device is None else device
     if chosen.kind != "gpu":
         raise UsageError("Pinned memory has another allocator; only a GPU's history can be replayed.")

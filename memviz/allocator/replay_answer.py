@@ -187,6 +187,6 @@ def _tried(tried: SettingsTrial) -> dict[str, Any]:
 
 
 def environment(text: str) -> str:
-    """As a shell takes it: brackets and > mean something there."""
+    """Return the settings as a shell assignment, quoted where they hold brackets or >."""
     quoted = f'"{text}"' if any(letter in text for letter in "[]>") else text
     return f"PYTORCH_CUDA_ALLOC_CONF={quoted}"

@@ -14,7 +14,7 @@ from memviz.units import bytes_text, count_text
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Where the recording and the model first part."""
+    """First difference between the recording and the model."""
 
     event: int
     """The number of events where only the final state differs."""
@@ -43,13 +43,13 @@ class RanOut:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a replay comes to; a search needs no more of most of them."""
+    """Figures of a replay; a search needs no more of most replays."""
 
     settings: Settings
     memory: int | None
-    """What the process could have, in bytes; None is without limit."""
+    """Memory available to the process, in bytes; None is without limit."""
     peak_requested_bytes: int
-    """What the program held at most; no settings can make it less."""
+    """Peak requested by the program; no settings can lower it."""
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     reserved_end_bytes: int
@@ -76,10 +76,10 @@ class Replayed(Figures):
     agreement: Agreement | None
     """With the recording, where this had its settings and its card; None where there is nothing to agree with."""
     waiting_at_start_bytes: int
-    """Of what was live before the first event: freed already, and waiting for another stream. PyTorch counts it as
-    requested still, and as allocated no more."""
+    """Bytes live before the first event that were freed already and waited for another stream. PyTorch still counts
+    them as requested, but no longer as allocated."""
     is_placed_anew: bool
-    """What was live before the first event lies where these settings would have put it into empty memory."""
+    """Blocks live before the first event lie where these settings would have put them into empty memory."""
 
     @property
     def exact(self) -> bool:
@@ -123,7 +123,7 @@ _BY_CLASS = (
 
 
 def of_settings(settings: Settings, *, are_inferred: bool) -> list[Note]:
-    """What is inferred, and which settings in force the model does not follow."""
+    """Return notes on inferred settings, and on settings in force that the model does not follow."""
     notes = [Note("settings_inferred", _INFERRED)] if are_inferred else []
     if settings.graph_capture_record_stream_reuse:
         notes.append(Note("settings_not_modelled", _REUSE, level="warning"))

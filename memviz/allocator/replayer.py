@@ -45,20 +45,20 @@ Progress = Callable[[int, int], None]
 
 
 def part_of(progress: Progress | None, number: int, count: int) -> Progress | None:
-    """Of several replays of one length, this one, counted from 0."""
+    """Return the progress of one of `count` replays of equal length, numbered from 0."""
     tell = progress
     return None if tell is None else lambda done, total: tell(number * total + done, count * total)
 
 
 def rest_of(progress: Progress | None, first: int, count: int) -> Progress | None:
-    """Of several parts of one length, those from `first` on together."""
+    """Return the joint progress of the parts from `first` on, of `count` parts of equal length."""
     tell = progress
     return None if tell is None else lambda done, total: tell(first * total + (count - first) * done, count * total)
 
 
 @dataclass(frozen=True)
 class AllocatorCalls:
-    """What a program said to the allocator between two events; where nothing was cached, no event tells of it."""
+    """Calls of a program to the allocator between two events; where nothing was cached, no event shows them."""
 
     emptied: tuple[int, ...]
     """Numbers of the events before which it emptied the cache, in order."""
@@ -67,7 +67,7 @@ class AllocatorCalls:
 
 
 class Source:
-    """What both kinds of replay read."""
+    """Input of both kinds of replay."""
 
     def __init__(self, trace: Trace, device: DeviceTrace) -> None:
         self.trace = trace
@@ -77,9 +77,9 @@ class Source:
         self.needless: frozenset[int] | None = None
         """Mallocs before which memory was freed although they did not need it; a replay as recorded finds them."""
         self.is_exact: bool | None = None
-        """Whether a replay as recorded lands on every address; None before there was one."""
+        """True if a replay as recorded reproduces every address; None before there was one."""
         self.said: AllocatorCalls | None = None
-        """Where it is known, as of a program that was predicted; else it is read off what was given back."""
+        """Calls of a predicted program; None where they are derived from what was released."""
         self._freed: tuple[frozenset[int] | None, ReleaseCauses] | None = None
         self.pools: Ints4 = pools_of_events(trace, device)
         self.know_sizes({})
@@ -92,7 +92,7 @@ class Source:
         return self._freed[1]
 
     def know_sizes(self, sizes: Mapping[int, int]) -> None:
-        """Of blocks that were there before the first event, by address."""
+        """Set the sizes of blocks live before the first event, by address."""
         self.layout: StartLayout = start_layout(self.trace, self.device, self.recorded, sizes)
         self.spaces = address_spaces(self.trace, self.device, self.layout)
 
@@ -104,10 +104,10 @@ class RequestReplay(ABC):
     """Event by event. Recorded addresses only name blocks; where the model put them is its own affair."""
 
     starts_afresh = False
-    """Whether what was live before the first event is placed anew."""
+    """True if blocks live before the first event are placed anew."""
     progress: Progress | None = None
     lands_as_recorded = False
-    """Whether a block that lies elsewhere than in the recording is worth a word."""
+    """True if a block at another address than in the recording is worth a note."""
     grown: Mapping[int, int] = {}
     """For each malloc, how many events just before it made memory for it."""
     after_ladder: Mapping[int, bool] = {}
@@ -200,7 +200,7 @@ class RequestReplay(ABC):
 
     @contextmanager
     def _unwritten(self) -> Iterator[None]:
-        """What the file leaves out is left out here too, so that both read the same way."""
+        """Record no entries here that the file leaves out, so that both read the same way."""
         self.allocator.record, record = unrecorded, self.allocator.record
         yield
         self.allocator.record = record

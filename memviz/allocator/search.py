@@ -50,7 +50,7 @@ class SettingsTrial:
     oom: RanOut | None
     reserved_on_card_bytes: int
     smallest_card: CardMemory | None
-    """Of the usual sizes; None where none is large enough."""
+    """Smallest of the usual sizes that suffices; None where none is large enough."""
 
     @property
     def fits(self) -> bool:
@@ -60,7 +60,7 @@ class SettingsTrial:
 def try_settings(
     source: Source, settings: Settings, card: CardMemory | None, overhead_bytes: int, progress: Progress | None
 ) -> SettingsTrial:
-    """What these settings come to, on the card and without one."""
+    """Return the figures of these settings, on the card and without one."""
     # All of them start from a fresh layout, so that no one is charged with a cache that the others do not have.
     on_card = figures_on(source, settings, card, afresh=True, progress=part_of(progress, 0, 3))
     free = (
@@ -97,7 +97,7 @@ WORTH_HELP = 200_000
 _MOST_HELPERS = 3
 """Beside this process. Each holds the recording's columns, some 40 bytes an event."""
 _ONE_SEARCH = threading.Lock()
-"""Of many visitors' searches one has helpers; the others go on alone, as every one did before."""
+"""Helpers serve one visitor's search at a time; the other searches run alone."""
 _HELPER = "from memviz.allocator.search import help_out; help_out()"
 
 
@@ -158,7 +158,7 @@ class _Work:
             self.done[number] = try_settings(self.source, self.wanted[number], self.card, self.overhead_bytes, part)
 
     def _part(self, progress: Progress | None) -> Progress | None:
-        """What helpers have done meanwhile counts too."""
+        """Return progress that includes the replays by helpers."""
         if progress is None:
             return None
         tell, count = progress, len(self.wanted)
@@ -170,7 +170,7 @@ class _Work:
 
 @contextmanager
 def _helped(work: _Work, count: int) -> Iterator[None]:
-    """What is under way there is waited for; where this process gives up, it is ended at once."""
+    """Run helpers: wait for their work, or end them at once where this process gives up."""
     processes = list(_started(count))
     threads: list[threading.Thread] = []
     try:
@@ -194,7 +194,7 @@ def _helped(work: _Work, count: int) -> Iterator[None]:
 
 
 def _started(count: int) -> Iterator[subprocess.Popen[bytes]]:
-    """As many as this system lets start."""
+    """Start as many helpers as the system allows, up to `count`."""
     package = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
     with suppress(OSError):
@@ -283,7 +283,7 @@ _TRIED: tuple[Mapping[str, Any], ...] = (
     _large_segments(40),
     {"expandable_segments": True, **_large_segments(12)},
 )
-"""What is changed of the recorded settings: what each brought on real recordings, and the ways back."""
+"""Changes to the recorded settings: those that helped on real recordings, and the ways back."""
 
 _WORTH_SAYING = 0.01
 
@@ -291,7 +291,7 @@ _WORTH_SAYING = 0.01
 @dataclass(frozen=True)
 class Search:
     tried: tuple[SettingsTrial, ...]
-    """What fits first, then by peak reserved; among equals the recorded settings, then the simplest change."""
+    """Trials that fit first, then by peak reserved; among equals the recorded settings, then the simplest change."""
     advised: SettingsTrial
     """The simplest of those that are as good as the best, to one in a hundred."""
     advice: str
@@ -309,7 +309,7 @@ class Search:
 
     @property
     def saved_by(self) -> SettingsTrial | None:
-        """What would have carried a run through that the recorded settings do not; None where nothing has to."""
+        """Advised settings that avoid the OOM of the recorded settings; None without an OOM or a way around it."""
         return self.advised if self.advised.fits and not self.recorded.fits else None
 
 

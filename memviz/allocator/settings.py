@@ -326,7 +326,7 @@ class Settings:
     """Blocks of at least this are never split; None is PyTorch's "unlimited"."""
     large_segment_size: int = LARGE_SEGMENT
     max_non_split_rounding_size: int = LARGE_SEGMENT
-    """By how much a block of at least `max_split_size` may exceed the request it serves."""
+    """Bytes by which a block of at least `max_split_size` may exceed the request it serves."""
     roundup_power2_divisions: tuple[int, ...] = (0,) * SLOTS
     garbage_collection_threshold: float = 0.0
     per_process_memory_fraction: float = 1.0
@@ -336,15 +336,15 @@ class Settings:
     """Address space per expandable segment: a fraction of the card, or GiB as in '40G'. Empty: 9/8 of the card."""
     backend: str = "native"
     others: tuple[tuple[str, str], ...] = field(default=())
-    """What does not change where device memory lies (pinned memory, locks), in the order written."""
+    """Settings that do not change the layout of device memory (pinned memory, locks), in the order written."""
 
     def to_text(self) -> str:
-        """What to paste into the environment; empty where everything is PyTorch's default."""
+        """Return the value of the environment variable; empty where everything is PyTorch's default."""
         parts = [f"{key}:{value}" for key, value in self._written() if value != ""]
         return ",".join([*parts, *(f"{key}:{value}" for key, value in self.others)])
 
     def to_snapshot(self) -> dict[str, Any]:
-        """As a snapshot's `allocator_settings` would have it."""
+        """Return the settings as a snapshot's `allocator_settings`."""
         return {
             "PYTORCH_CUDA_ALLOC_CONF": self.to_text(),
             "max_split_size": -1 if self.max_split_size is None else self.max_split_size,
@@ -384,7 +384,7 @@ class Settings:
 
 
 def parse_settings(text: str, release: Release = NEWEST) -> Settings:
-    """What PyTorch of this release reads from the text, or its own refusal as a UsageError.
+    """Parse the text as PyTorch of this release does, with its own refusal as a UsageError.
 
     The text may carry the variable's name, as it stands in a shell.
     """
@@ -434,7 +434,7 @@ def _divisions(table: Mapping[Any, Any], written: Settings) -> tuple[int, ...]:
 
 
 def changes_layout(one: Settings, other: Settings) -> bool:
-    """Whether the two would place the same requests differently, memory being plenty."""
+    """Return whether the two would place the same requests differently, given enough memory."""
     names = {known.name for known in fields(Settings)} - {
         "garbage_collection_threshold",
         "per_process_memory_fraction",

@@ -47,7 +47,7 @@ class StartBlock:
 
 @dataclass(frozen=True)
 class StartSegment:
-    """Of an expandable segment: one contiguous mapped range, as snapshots have it."""
+    """Segment at the start; of an expandable segment, one contiguous mapped range, as in snapshots."""
 
     address: int
     size: int
@@ -369,10 +369,10 @@ class AddressSpaces:
     at_start: dict[Group, int]
     """First address of the one that was there before the first event."""
     sizes: dict[int, int]
-    """By first address; without the last one, which has no end that is known."""
+    """Sizes by first address; without the last address space, which has no known end."""
 
     def size(self, address: int, wanted: int) -> int:
-        """Where nothing ends it, as much as the smallest other one has."""
+        """Return the size of an address space, at most `wanted`; one without a known end counts as the smallest."""
         return min(wanted, self.sizes.get(address, self._smallest if self.sizes else wanted))
 
     @cached_property
@@ -547,7 +547,7 @@ def _count_split(allocator: CachingAllocator, head: Block) -> None:
 
 
 def lay_out_afresh(allocator: CachingAllocator, layout: StartLayout) -> dict[int, Block]:
-    """As if what was live had just been allocated in order of address, under the allocator's own settings."""
+    """Allocate the live blocks anew in order of address, under the allocator's own settings."""
     live: dict[int, Block] = {}
     number = 0
     for segment in layout.segments:

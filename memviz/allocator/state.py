@@ -38,7 +38,7 @@ class AllocationFailed(Exception):
     def __init__(self, *, requested: int, asked_of_device: int, allocated: int, reserved: int) -> None:
         self.requested = requested
         self.asked_of_device = asked_of_device
-        """What PyTorch's message calls "Tried to allocate"."""
+        """The figure of PyTorch's message after "Tried to allocate"."""
         self.allocated = allocated
         self.reserved = reserved
         super().__init__(
@@ -86,7 +86,7 @@ class DeviceMemory:
         return True
 
     def begin_after(self, addresses: Iterable[int]) -> None:
-        """What is given from now on lies above, with room for what expands below it."""
+        """Give out addresses above these from now on, with room for what expands below."""
         highest = max((address for address in addresses if address < _UPPER_HALF), default=0)
         self._next_address = max(self._next_address, (highest + 2 * self.card_bytes) & -_GRANULE)
 
@@ -116,10 +116,10 @@ class SegmentRequest:
 
 
 class AllocatorState:
-    """Of one device. Sizes and addresses are bytes, streams are handles."""
+    """State of one device's allocator. Sizes and addresses are bytes, streams are handles."""
 
     limit: int | None = None
-    """Of reserved bytes, where the settings allow only a fraction of the card."""
+    """Limit of reserved bytes, where the settings allow only a fraction of the card."""
 
     def __init__(self, settings: Settings, device: DeviceMemory, record: Record, statistics: Statistics) -> None:
         self.settings = settings

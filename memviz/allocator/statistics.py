@@ -1,4 +1,4 @@
-"""What `torch.cuda.memory_stats()` counts, counted the same way."""
+"""Counters of `torch.cuda.memory_stats()`, counted the same way."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class Statistics:
 
 
 class Tally(Statistics):
-    """Of what every malloc and free moves, only the bytes that a replay asks for: it takes a third less time so."""
+    """Statistics reduced to the bytes that a replay needs of each malloc and free, which takes a third less time."""
 
     __slots__ = ()
 

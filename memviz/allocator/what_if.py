@@ -39,7 +39,7 @@ class CardMemory:
 
     @property
     def name(self) -> str:
-        """As it is sold: '8 GiB', where a number of bytes would read '8,192 MiB'."""
+        """Marketed size: '8 GiB', where a number of bytes would read '8,192 MiB'."""
         return bytes_text(self.total_bytes) if self.total_bytes % GiB else f"{self.total_bytes // GiB} GiB"
 
 
@@ -52,25 +52,25 @@ class WhatIf:
     base: Replayed
     """The recorded settings in the memory asked for, from where memory lay; `recorded` where that comes to the same."""
     rival: Replayed
-    """What `replayed` is compared with: the recorded settings in the same memory and from the same start."""
+    """Counterpart of `replayed`: the recorded settings in the same memory and from the same start."""
     replayed: Replayed
     card: CardMemory | None
     recorded_peak_bytes: int
-    """Of what was reserved, by the file itself; 0 where it does not tell."""
+    """Peak reserved by the file itself; 0 where it does not tell."""
     parted: str
     """Why `base` does not do what is recorded, in words that go on after a colon; empty where it does."""
     device: str = "0"
     events: int = 0
-    """Of the recording."""
+    """Number of recorded events."""
     devices: int = 1
     """How many the trace has: where there are several, whatever is said of one names it."""
     smallest_card: CardMemory | None = None
-    """Of the usual sizes, the smallest on which `replayed` would have run to its end; None where none is large
-    enough, or nobody asked."""
+    """Smallest of the usual sizes on which `replayed` would have run to its end; None where none is large enough, or it
+    was not searched."""
     fit: FitWord | None = None
-    """Of `replayed`, where what lies beside the allocator is an interval; None without a card."""
+    """Fit of `replayed`, where CUDA memory outside the allocator is an interval; None without a card."""
     context: CudaContext | None = None
-    """What lies beside the allocator; None where nothing does."""
+    """CUDA memory outside the allocator; None where there is none."""
 
     @property
     def knows_recorded_peak(self) -> bool:
@@ -84,7 +84,7 @@ class WhatIf:
 
     @property
     def change_bytes(self) -> int:
-        """Of the peak of what is reserved, against the recorded settings."""
+        """Change of peak reserved against the recorded settings."""
         return self.replayed.peak_reserved_bytes - self.rival.peak_reserved_bytes
 
 
@@ -208,7 +208,7 @@ def figures_on(
     afresh: bool = False,
     progress: Progress | None = None,
 ) -> Figures:
-    """What `replay_on` comes to, in half the time."""
+    """Return the figures of `replay_on`, in half the time."""
     return _replay_of(source, settings, card, afresh).only_figures(progress)
 
 
@@ -260,22 +260,22 @@ def _is_limited(source: Source, settings: Settings | None) -> bool:
 
 @dataclass(frozen=True)
 class Doubt:
-    """What is not known of a run on a card."""
+    """Uncertainty of a run on a card."""
 
     context: CudaContext
     more: float = 0.0
-    """By which share the run may need more than is predicted, and less."""
+    """Share by which the run may need more than predicted; `less` is the share for less."""
     less: float = 0.0
     more_bytes: int = 0
     """Bytes that the prediction does not count, at most; `more` holds as well."""
 
     def surely_usable(self, card_bytes: int) -> int:
-        """What is left at worst, in bytes of the prediction."""
+        """Return the usable memory at worst, in bytes of the prediction."""
         left = card_bytes - self.context.most_bytes
         return max(0, int(min(left / (1 + self.more), (left - self.more_bytes) / (1 + self.less))))
 
     def perhaps_usable(self, card_bytes: int) -> int:
-        """What is left at best."""
+        """Return the usable memory at best, in bytes of the prediction."""
         return max(0, int((card_bytes - self.context.least_bytes) / (1 - self.less)))
 
 
@@ -303,7 +303,7 @@ def fit_word(
 
 
 def context_beside(source: Source, card: CardMemory) -> CudaContext:
-    """What lies beside the allocator: what was said, or else what was seen on the card that the trace names."""
+    """Return the CUDA memory outside the allocator: as given, or else as measured on the card that the trace names."""
     if card.overhead_bytes == OVERHEAD_BYTES:
         return context_on(source.trace.about.on)
     return CudaContext("this card", card.overhead_bytes, card.overhead_bytes, "as you said")
@@ -345,17 +345,17 @@ class ReplayedEstimate:
 
     @property
     def live_change(self) -> int:
-        """Of the peak of what the program holds."""
+        """Change of peak requested."""
         return self.after.peak_requested_bytes - self.before.peak_requested_bytes
 
     @property
     def reserved_change(self) -> int:
-        """Of the peak of what is reserved."""
+        """Change of peak reserved."""
         return self.after.peak_reserved_bytes - self.before.peak_reserved_bytes
 
 
 def unchanged(source: Source) -> Figures:
-    """What every estimate of this source is compared with."""
+    """Return the baseline of every estimate of this source."""
     return figures_on(source, afresh=_estimate_terms(source, expandable=False)[1])
 
 
@@ -378,8 +378,8 @@ def estimated_trace(
 
 
 def _estimate_terms(source: Source, expandable: bool) -> tuple[Settings | None, bool]:
-    """What was there before the first event lies anew on both sides: what had been reserved for it says nothing of
-    what would have been."""
+    """Return the settings, and whether blocks from before the first event are placed anew on both sides: memory
+    reserved for them says nothing of what would have been."""
     settings = replace(source.recorded, expandable_segments=True) if expandable else None
     return settings, bool(source.layout.segments)
 

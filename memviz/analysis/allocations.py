@@ -62,16 +62,16 @@ class Allocation:
     span: Span
     pool: tuple[int, int]
     is_large: bool | None
-    """Of the large pool; None for pinned memory, which has no pools."""
+    """True in the large pool; None for pinned memory, which has no pools."""
     stream: int
     stack: int
     forward_stack: int
-    """Where the forward operator of a backward allocation was called, or NO_STACK."""
+    """Stack of the forward operator of a backward allocation, or NO_STACK."""
     module: str = ""
     phase: Phase = Phase.UNKNOWN
-    """As recorded; what stacks say is in the category's reason."""
+    """Recorded phase; a phase that only the stack shows is in the category's reason."""
     certainty: Certainty = Certainty.OPEN
-    """Of the category."""
+    """Certainty of the category."""
     metadata: str = ""
     compile_context: str = ""
 
@@ -180,7 +180,7 @@ def _times(device: DeviceTrace, events: Any) -> list[Any]:
 
 
 def _purpose(cells: Cells, trace: Trace, device: DeviceTrace, rows: slice) -> Table:
-    """What the page says of it too, and how sure that is; empty where nothing is known."""
+    """Return category, certainty, module and phase, as on the page; empty where unknown."""
     said, phase = categories(trace, device), phases(trace, device)[rows]
     kind, certainty = kinds(trace, device, rows), said.certainty[rows]
     module = label_of_rows(device, "module")

@@ -22,7 +22,7 @@ NO_INTERVAL = -1
 
 @dataclass(frozen=True, eq=False)
 class Intervals(Columns):
-    """By start, outer ones first."""
+    """Annotated intervals by start, outer ones first."""
 
     name: Ints4
     """Text of the annotation."""
@@ -166,7 +166,7 @@ class StepRange:
 
 
 def steps(trace: Trace, device: DeviceTrace) -> tuple[StepRange, ...]:
-    """What the profiler called steps; without it, what lies between one end of an optimizer's step and the next."""
+    """Return the profiler's steps; without any, the ranges between ends of consecutive optimizer steps."""
     intervals = annotated(device).intervals
     names = [trace.strings[code] for code in intervals.name]
     profiled = [i for i, name in enumerate(names) if name.startswith("ProfilerStep#")]

@@ -82,7 +82,7 @@ class Dominant:
     kind: str
     """One of `categories.KINDS`."""
     bytes: int
-    """Of this kind; the rest of the group is of others."""
+    """Bytes of this kind; the rest of the group is of other kinds."""
     certainty: Certainty = Certainty.OPEN
     reason: str = ""
     """Why most of them are held to be of this kind."""
@@ -132,7 +132,7 @@ def counts_by_kind(trace: Trace, device: DeviceTrace, rows: Ints8, codes: npt.ND
 
 
 def dominant_of(sums: Ints8, counts: Ints8 | None = None) -> list[Dominant]:
-    """Where two are equal a known kind goes before *unknown*; of a group without bytes it is the kind of most."""
+    """Return each group's dominant kind. A known kind wins a tie with *unknown*; groups without bytes use counts."""
     order = np.append(np.arange(1, len(KINDS)), Category.UNKNOWN)
     weights = sums if counts is None else np.where(sums.any(axis=1, keepdims=True), sums, counts)
     largest = order[weights[:, order].argmax(axis=1)]
@@ -146,11 +146,11 @@ Path = tuple[int, ...]
 @dataclass(frozen=True)
 class StackBreakdown:
     path: Path
-    """Of the node that is looked at."""
+    """Path of the selected node."""
     node: int
     """Its row in the tree; 0 where the path is empty, and where nothing below it is live."""
     tree: StackTree
-    """Of what lies below the path: down to `node` it is a chain, and all bytes pass through it."""
+    """Tree of the stacks below the path: a chain down to `node`, through which all bytes pass."""
     dominant: tuple[Dominant, ...]
     """Per node."""
 
@@ -158,7 +158,7 @@ class StackBreakdown:
 def stack_breakdown(
     trace: Trace, device: DeviceTrace, rows: Ints8, path: Path = (), *, most_nodes: int = 200
 ) -> StackBreakdown:
-    """Of these rows of `lifetimes`, those below the path."""
+    """Return the breakdown of those rows of `lifetimes` that lie below the path."""
     below = rows_below(trace, device, rows, path)
     tree = stack_tree(trace, device, below, TreeOptions(most_nodes=most_nodes + len(path)))
     # Rows come level by level, so the chain's nodes are the first ones.
@@ -280,7 +280,7 @@ class WeightedRows:
     """Some allocations, with what each weighs and which of `parts` it counts as."""
 
     rows: Ints8
-    """Of `lifetimes`."""
+    """Rows of `lifetimes`."""
     weight: Ints8
     part: npt.NDArray[Any]
     parts: tuple[str, ...]
@@ -296,7 +296,7 @@ class WeightedRows:
         return sum_by(pairs, self.weight, count * width).reshape(count, width)
 
     def largest(self, sums: Ints8) -> list[Dominant]:
-        """Of equal parts the one that stands lower in the stack; *unknown* and *other* are on top of it."""
+        """Return each row's largest part. In a tie the part lower in the stack wins, so *unknown* and *other* lose."""
         return [Dominant(self.parts[part], int(row[part])) for part, row in zip(sums.argmax(axis=1), sums, strict=True)]
 
 
@@ -332,7 +332,7 @@ def weighted_breakdown(trace: Trace, device: DeviceTrace, weighed: WeightedRows,
 def weighted_stacks(
     trace: Trace, device: DeviceTrace, weighed: WeightedRows, path: Path = (), *, most_nodes: int = 200
 ) -> StackBreakdown:
-    """Of these allocations, those below the path."""
+    """Return the breakdown of those weighted allocations that lie below the path."""
     below = weighed.below(trace, device, path)
     tree = stack_tree(trace, device, below.rows, TreeOptions(most_nodes=most_nodes + len(path)), weight=below.weight)
     used, code = np.unique(lifetimes(device).stack[below.rows], return_inverse=True)

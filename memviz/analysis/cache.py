@@ -18,13 +18,13 @@ from memviz.memory import trim_heap_if_large
 from memviz.trace.model import DeviceTrace, Trace
 
 _ALIKE = 512
-"""Of a longer row, so many items stand for all: its items are of one kind."""
+"""Sample size of a longer row, whose items are of one kind."""
 _NOTHING = (type, FunctionType, ModuleType, type(None), bool)
 """Not the trace's own."""
 
 
 def held_bytes(owner: Any) -> int:
-    """Of a trace it grows as views are looked at, since what they compute is kept. Takes some milliseconds."""
+    """Return the bytes that an object holds. A trace grows as its views are cached. Takes some milliseconds."""
     seen: set[int] = set()
     return int(_size_of(owner, seen))
 
@@ -98,7 +98,7 @@ def cached(function: Callable[[DeviceTrace], Result]) -> Callable[[DeviceTrace],
 
 
 def drop_large(trace: Trace) -> None:
-    """What was computed for views that nobody looks at: it comes again when it is asked for."""
+    """Drop large cached results; a view that needs one computes it again."""
     for owner in (trace, *trace.devices):
         results = owner.__dict__.get("_kept", {})
         for key in [key for key, result in list(results.items()) if held_bytes(result) > _LARGE]:

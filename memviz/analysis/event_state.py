@@ -27,11 +27,11 @@ class EventSummary:
 
 @dataclass(frozen=True)
 class Failed:
-    """What an out-of-memory event says."""
+    """Figures of an out-of-memory event."""
 
     asked_bytes: int
     device_free_bytes: int | None
-    """What the driver called free, for all programs together; None where the file does not say."""
+    """Free device memory by the driver's count, for all programs together; None where the file does not say."""
 
 
 @dataclass(frozen=True)

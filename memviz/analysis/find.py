@@ -67,7 +67,7 @@ class FoundSite:
 class FindResult:
     event: int
     sites: tuple[FoundSite, ...]
-    """By live bytes, then by all bytes, largest first."""
+    """Sites by live bytes, then by all bytes, largest first."""
 
     @property
     def live_bytes(self) -> int:

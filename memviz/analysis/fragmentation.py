@@ -35,7 +35,7 @@ class Fragmentation:
     free_pages: int
     """Cached: mapped and free in expandable segments."""
     unknown: int
-    """What the events say is reserved beyond the segments that can be placed; 0 in a sound file."""
+    """Bytes that the events reserve beyond the segments that can be placed; 0 in a sound file."""
     outside: int
     """Live bytes that lie in no known segment, and so are in none of the above; 0 in a sound file."""
 
@@ -76,7 +76,7 @@ def fragmentation_over(trace: Trace, device: DeviceTrace, events: Ints8) -> Frag
 
 
 def fragmentation_of(moment: SegmentsAt, reserved: int) -> Fragmentation:
-    """Of a map that is at hand."""
+    """Return the fragmentation of a segment map."""
     segments, tiles = moment.segments, moment.tiles
     is_free = tiles.kind == TileKind.FREE
     expandable = segments.is_expandable[tiles.segment]

@@ -38,11 +38,11 @@ class Group:
 class Groups:
     by: str
     groups: tuple[Group, ...]
-    """By bytes, largest first."""
+    """Groups by bytes, largest first."""
     bytes: int
     count: int
     rest_bytes: int = 0
-    """Of the groups that were not asked for."""
+    """Bytes of the groups beyond the requested number."""
     rest_count: int = 0
 
 

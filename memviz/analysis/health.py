@@ -1,4 +1,4 @@
-"""What a reader of this trace must know before trusting a picture of it, in plain words, with what to do.
+"""Facts to know before trusting a picture of this trace, in plain words, with remedies.
 
 What the file's reader itself noticed is in `Trace.notes` and is not repeated here. A cause that the file does not
 tell is not guessed: then both are named.
@@ -120,7 +120,7 @@ def _late_history(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
 
 
 def _why_late(trace: Trace, device: DeviceTrace) -> tuple[str, str]:
-    """What the file tells of the cause, and the remedy that fits."""
+    """Return the cause as far as the file tells it, and the matching remedy."""
     if is_profiled(trace):
         return "The profile began later than the program.", "Profile from the first step on, or record a snapshot."
     count, action = len(device.events), device.events.action

@@ -44,7 +44,7 @@ class Growth:
     live_bytes: tuple[int, ...]
     """At the end of each step."""
     rows: tuple[GrowthRow, ...]
-    """What is larger at the end of the last step than of the first, by that difference."""
+    """Rows that are larger at the end of the last step than of the first, by that difference."""
     rest_bytes: tuple[int, ...]
     """All else; rows and rest add up to `live_bytes`."""
 

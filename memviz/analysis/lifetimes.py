@@ -43,7 +43,7 @@ class Lifetimes(Columns):
     """Requested bytes."""
     address: Ints8
     stack: Ints4
-    """Of the allocation. What was there before and freed later has none: its free shows another place."""
+    """Stack of the allocation. Blocks live at the start and freed later have none: a free shows another place."""
     stream: Ints4
     pool: Ints4
     block: Ints4
@@ -52,7 +52,7 @@ class Lifetimes(Columns):
 
 @dataclass(frozen=True)
 class Faults:
-    """Where events and final state do not fit together. All zero in a sound file."""
+    """Contradictions between events and final state. All zero in a sound file."""
 
     stray_frees: int = 0
     """Frees of an address that was free already: their allocs are missing, and they are ignored."""
@@ -304,7 +304,7 @@ def event_at_time(device: DeviceTrace, time_us: int) -> int:
 
 
 def event_at_seconds(device: DeviceTrace, seconds: float) -> int:
-    """As people say a time: since the first event, or since 1970."""
+    """Return the event at a time in seconds since the first event, or since 1970."""
     if not isfinite(seconds):
         raise UsageError(f"{seconds} is no time.")
     microseconds = round(seconds * 1e6)

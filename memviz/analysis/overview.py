@@ -1,4 +1,4 @@
-"""What Explore says of a device in a sentence, as figures: its peak, what most of it is, and how it ran out."""
+"""Figures of Explore's headline for a device: its peak, the largest part of it, and how it ran out of memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from memviz.analysis.which_device import Which, which
 from memviz.trace.model import Action, Category, DeviceTrace, Ints8, Trace
 
 _LEAST_SHARE = 0.2
-"""Of the peak: a kind that makes less of it does not say what the peak is."""
+"""Share of the peak: a smaller kind does not characterize the peak."""
 _MOST_PLACES = 3
 _ENOUGH = 0.5
 """Least share of the activations that the named places must hold."""
@@ -54,7 +54,7 @@ class KeptBy:
     bytes: int
     """All that they hold of activations at this moment."""
     rows: Ints8
-    """Of `lifetimes`."""
+    """Rows of `lifetimes`."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class MostOfIt:
     is_probable: bool = False
     """For most of these bytes the purpose is no more than probable."""
     kept_by: KeptBy | None = None
-    """Of activations: who keeps them."""
+    """Sites that keep them, if they are activations."""
     layers: str = ""
     """'24 equal layers', where these made all that those places keep."""
 
@@ -83,7 +83,7 @@ class Overview:
     step: str
     """In which the peak comes, and in which phase of it; empty where none is known."""
     most_of_it: MostOfIt | None
-    """Of the peak: the largest category, where it is known and makes a good part."""
+    """Largest category of the peak, where it is known and a good part of it."""
     ran_out: FailedRequest | None
     is_estimate: bool = False
     limit_of_start: str = ""
@@ -141,7 +141,7 @@ def _step(trace: Trace, device: DeviceTrace, event: int) -> str:
 
 
 def _counted_step(trace: Trace, device: DeviceTrace, event: int) -> str:
-    """Where no stack shows a phase: between one noted optimizer step and the next."""
+    """Return the step between two annotated optimizer steps, where no stack shows a phase."""
     around = [step.name for step in steps(trace, device) if step.start_event <= event <= step.end_event]
     recorded = "recorded " if history(device) == "late" else ""
     return f"{recorded}{around[0]}" if around else ""
@@ -160,7 +160,7 @@ def _most_of_it(trace: Trace, device: DeviceTrace) -> MostOfIt | None:
 
 
 def kept_by(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule = DEFAULT_RULE) -> KeptBy | None:
-    """Of the activations among these rows of `lifetimes`. None where no few places hold most of them."""
+    """Return the few sites that hold most of the activations among these rows of `lifetimes`, or None."""
     rows = rows[categories(trace, device).category[rows] == Category.ACTIVATION]
     all_rows, table = lifetimes(device), sites(trace, rule)
     sites_held, place = np.unique(table.of_stack[all_rows.stack[rows]], return_inverse=True)

@@ -32,7 +32,7 @@ class LiveSet:
 def peak(
     trace: Trace, device: DeviceTrace, by: str = "site", *, top: int | None = None, rule: SiteRule = DEFAULT_RULE
 ) -> LiveSet:
-    """What is live at the first event after which live bytes are at their peak."""
+    """Return the live allocations at the first event with peak live bytes."""
     return at(trace, device, timeline(device).peak_event, by, top=top, rule=rule)
 
 
@@ -62,7 +62,7 @@ class OutOfMemory:
     asked_bytes: int
     """Rounded up to the allocator's blocks, as PyTorch records it."""
     device_free_bytes: int | None
-    """What the driver called free, for all programs together; None where the file does not say."""
+    """Free device memory by the driver's count, for all programs together; None where the file does not say."""
     site: str
     stack: int | None
     then: LiveSet

@@ -85,7 +85,7 @@ class RangeHistory:
     final_row: Ints8
     """Final segment of each elementary range, or -1."""
     sources: Segments
-    """What can be known of a range: one row for each final segment, then one for each of these events."""
+    """Sources of the ranges' properties: one row for each final segment, then one for each of these events."""
 
 
 @cached
@@ -223,8 +223,8 @@ def _equal_neighbours(*columns: npt.NDArray[Any]) -> Bools:
 def block_sizes(
     device: DeviceTrace, rows: Ints8, room: Ints8, keeps_rest: Bools, *, settings: Mapping[str, Any]
 ) -> Ints8:
-    """Of these lifetimes, which are live and placed now. `room` is what lies before the next one or the segment's
-    end; `keeps_rest` says which are in the large pool of a segment that is not expandable."""
+    """Return the block sizes of lifetimes that are live and placed. `room` ends at the next one or the segment's end;
+    `keeps_rest` marks those in the large pool of a segment that is not expandable."""
     lives = lifetimes(device)
     if device.kind == "host":
         # Pinned memory is handed out whole, never split.
@@ -309,18 +309,18 @@ class TileKind(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class Tiles(Columns):
-    """By address. Those of one segment follow each other without a gap and add up to its size."""
+    """Tiles by address. Those of one segment are contiguous and add up to its size."""
 
     segment: Ints4
     """Row of `SegmentsAt.segments`."""
     address: Ints8
     size: Ints8
-    """Of the whole block: what lies beyond `requested` is lost to rounding or was not worth a split."""
+    """Size of the block: bytes beyond `requested` are lost to rounding or were not worth a split."""
     kind: Bytes1
     requested: Ints8
     """0 for free memory."""
     row: Ints8
-    """Of the lifetimes, or -1 for free memory."""
+    """Row of the lifetimes, or -1 for free memory."""
 
 
 @dataclass(frozen=True)
@@ -385,7 +385,7 @@ def _kinds(lives: Lifetimes, rows: Ints8, event: int) -> Bytes1:
 
 
 def _with_gaps(segments: Segments, blocks: Tiles) -> Tiles:
-    """What no block covers becomes one free tile for each gap."""
+    """Return the tiles with one free tile for each gap between blocks."""
     segment_low = in_order(segments.address)
     low = in_order(blocks.address)
     # Gaps begin where a segment or a block does, and end at the next block or the segment's end.
@@ -418,7 +418,7 @@ def _taken(tiles: Tiles, rows: Ints8) -> Tiles:
 
 NO_ALLOCATION = -1
 _MOST_PIECES = 8_000_000
-"""Of addresses that bounds of others cut. Real files have about one for each event; a hostile one may not."""
+"""Limit of pieces cut at others' bounds. Real files have about one per event; a hostile file may have far more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -506,7 +506,7 @@ def _begins(history: RangeHistory, pieces: _Pieces, count: int) -> Bools:
 
 
 def _use(history: RangeHistory, pieces: _Pieces, device: DeviceTrace) -> tuple[npt.NDArray[np.float64], Ints8, Ints8]:
-    """Of each piece: its share in use, the allocation that was in it longest, and for how many events."""
+    """Return for each piece its share in use, the allocation that was in it longest, and for how many events."""
     rows, count = lifetimes(device), len(device.events)
     share: npt.NDArray[np.float64] = np.zeros(len(pieces))
     longest: Ints8 = np.full(len(pieces), NO_ALLOCATION)

@@ -67,7 +67,7 @@ def sum_of_spans(start: Ints8, end: Ints8, size: Ints8, count: int) -> Ints8:
 
 
 def has_reserved(device: DeviceTrace) -> bool:
-    """Of the whole recording: a moment at which nothing is live says nothing of that."""
+    """Return whether the recording shows reserved memory; a moment without live blocks could not tell."""
     line = timeline(device)
     return is_reserved_known(line.peak_bytes, line.reserved_peak_bytes)
 
@@ -76,7 +76,7 @@ _BLOCK = 256
 
 
 class RunningTotal:
-    """Of the device with most events so far."""
+    """Running total of the device with most events so far."""
 
     def __init__(self) -> None:
         self._of: dict[int, _RunningDevice] = {}

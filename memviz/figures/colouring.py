@@ -1,4 +1,4 @@
-"""What colour means on a timeline: a group per allocation, in the order in which groups are stacked.
+"""Colours of a timeline: a group per allocation, in the order in which groups are stacked.
 
 By category the order is fixed, long-lived kinds below, so that a peak reads as layers. By site or module the
 groups with most bytes at the peak get the hues, and one grey *other* takes the rest.
@@ -65,11 +65,11 @@ _DIMMED = 0.66
 class Colouring:
     meaning: str
     labels: tuple[str, ...]
-    """Of the groups, from the bottom of the stack up."""
+    """Group labels, from the bottom of the stack up."""
     group: Bytes1
     """Per row of `lifetimes`."""
     colours: tuple[str | float, ...]
-    """Of each group: a category's name, 'before', or a share from `fill` to `ink`."""
+    """Colour of each group: a category's name, 'before', or a share from `fill` to `ink`."""
     probable: Bools | None = None
     """Per row, whether its group is inferred and not sure."""
 
@@ -86,7 +86,7 @@ def colouring(trace: Trace, device: DeviceTrace, meaning: str = "category", amon
 
 
 def telling_meaning(trace: Trace, device: DeviceTrace) -> str:
-    """What colour should mean at first: where most of the peak has no purpose, places tell more."""
+    """Return the first meaning of colour: category, or site where most of the peak has only a place."""
     rows = live_rows(device, timeline(device).peak_event)
     size, lives = lifetimes(device).size[rows], lifetimes(device)
     silent = np.isin(kinds(trace, device, rows), [KINDS.index(kind) for kind in SAYS_NOTHING])
@@ -167,7 +167,7 @@ class SharedHue:
 
 
 def largest_of_all(pairs: Sequence[tuple[Trace, DeviceTrace]], meaning: str) -> list[SharedHue]:
-    """What several traces give hues to: the groups with most bytes at all their peaks, each with one hue."""
+    """Return the hues shared by several traces: the groups with most bytes at all their peaks, each with one hue."""
     together: Counter[str] = Counter()
     labels: dict[str, str] = {}
     for trace, device in pairs:
@@ -181,7 +181,7 @@ def largest_of_all(pairs: Sequence[tuple[Trace, DeviceTrace]], meaning: str) -> 
 
 
 def _hues_of(keys: Sequence[str]) -> list[Category]:
-    """Of the same thing the same in every trace, as far as there are enough: the larger one chooses first."""
+    """Return a hue per key, the same in every trace as far as there are enough: the larger one chooses first."""
     free, hues = list(_HUES), []
     for key in keys:
         wanted = _HUES[int.from_bytes(blake2b(key.encode(errors="replace"), digest_size=4).digest()) % len(_HUES)]

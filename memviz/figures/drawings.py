@@ -70,7 +70,7 @@ def peak(
     device: int | str | None = None,
     dark: bool = False,
 ) -> go.Figure:
-    """What is live at the peak, at the moment of an answer, or after `event`: by site unless `by` says otherwise."""
+    """Plot the allocations live at the peak, at an answer's moment, or after `event`: by site unless `by` is given."""
     known = getattr(source, "found", None)
     if isinstance(known, LiveSet) and event is None and device is None and by in (None, known.live.by):
         return plot_peak(known, dark=dark)

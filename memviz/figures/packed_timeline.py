@@ -41,7 +41,7 @@ def pack_timeline(device: DeviceTrace) -> PackedTimeline:
 
 
 def pack_spans(device: DeviceTrace, start: Ints8, end: Ints8, size: Ints8) -> PackedTimeline:
-    """As `pack_timeline`, with other spans than the device's own allocations: from `start` on, by start."""
+    """Pack other spans than the device's own allocations, like `pack_timeline`: from `start` on, by start."""
     line = timeline(device)
     steps = np.flatnonzero(np.diff(line.reserved, prepend=line.reserved[0] - 1))
     columns = {
@@ -85,12 +85,12 @@ def pack_rows(rows: Ints8, count: int) -> PackedTimeline:
 
 
 def spans(rows: Lifetimes, colouring: Colouring) -> PixelSpans:
-    """What the browser has after unpacking."""
+    """Return the spans that the browser has after unpacking."""
     return PixelSpans(start=rows.start - BEFORE, end=rows.end - BEFORE, size=rows.size, group=colouring.group)
 
 
 def as_sent(packed: PackedTimeline) -> dict[str, Any]:
-    """As JSON; packed.js unpacks it."""
+    """Return the columns as JSON, which packed.js unpacks."""
     return {"header": packed.header, "body": base64.b64encode(packed.body).decode("ascii")}
 
 

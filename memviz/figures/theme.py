@@ -274,7 +274,7 @@ def rows_axis(labels: Sequence[str]) -> dict[str, Any]:
 
 
 def _unit(size: int) -> int:
-    """Where `bytes_text` changes its unit; except that 1.5 KiB is read more easily as 1,500 B."""
+    """Return the unit that `bytes_text` uses; except that 1.5 KiB is read more easily as 1,500 B."""
     limits = ((2 << 10, 1), (2 << 20, 1 << 10), (10 << 30, 1 << 20), (10 << 40, 1 << 30))
     return next((unit for limit, unit in limits if size < limit), 1 << 40)
 

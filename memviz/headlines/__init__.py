@@ -1,1 +1,1 @@
-"""What is said of a result: every headline of the page, the command line and programs is made here and nowhere else."""
+"""Headlines of results: every headline of the page, the command line and programs is made here and nowhere else."""

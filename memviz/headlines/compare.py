@@ -1,4 +1,4 @@
-"""What a comparison comes to, in two sentences that claim only what the bytes show."""
+"""Headline of a comparison, in two sentences that claim only what the bytes show."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from memviz.units import bytes_text, count_text
 
 _ALSO_SHARE = 0.15
 _ENOUGH = 0.4
-"""Of the change: parts that make less of it tell little."""
+"""Share of the change: smaller parts tell little."""
 _PLURALS = {"site": "sites", "category": "categories"}
 
 
@@ -115,7 +115,7 @@ def _as_low(names: Sequence[str], peaks: Sequence[int]) -> str:
 
 
 def _balanced(comparison: Changes) -> str:
-    """What grew and what shrank, where the sum of it is nothing."""
+    """Return what grew and what shrank, where they cancel out."""
     deltas = [row.delta(1) for row in comparison.rows if row.delta(1)]
     grown, shrunk = [delta for delta in deltas if delta > 0], [delta for delta in deltas if delta < 0]
     if not deltas:

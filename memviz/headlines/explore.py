@@ -143,7 +143,7 @@ _JOINTS = {"site": "at", "line": "at", "stack": "at", "category": "in", "size": 
 def summary_json(
     trace: Trace, devices: Sequence[DeviceTrace] | None = None, *, findings: bool = True
 ) -> dict[str, Any]:
-    """Of these devices, or of all; each with its headline, and with its findings where somebody wants them."""
+    """Return the summary of these devices, or of all, each with its headline, and with its findings if requested."""
     chosen = trace.devices if devices is None else tuple(devices)
     for device in chosen:
         # First, while little else is held: finding purposes takes more memory than anything here, and gives it back.

@@ -18,7 +18,7 @@ _KEPT = {
 }
 
 Way = Mapping[str, Any]
-"""As `fit --json` has it."""
+"""A configuration, as in `fit --json`."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def best(ways: Sequence[Way]) -> int | None:
 
 
 def front(ways: Sequence[Way]) -> Front:
-    """Of the class of the best, or of the weakest that was tried."""
+    """Return the Pareto front among ways that keep as much as the best one, or as the weakest one tried."""
     number = best(ways)
     weakest = max((way["keeps"] for way in ways), key=_KEEPS.index, default="outputs")
     keeps = weakest if number is None else ways[number]["keeps"]
@@ -135,7 +135,7 @@ def fit(status: SearchStatus) -> Headline:
 
 
 def kept_words(way: Way) -> str:
-    """What stays as it was asked for, what does not, and what the card has no hardware for."""
+    """Describe what stays as requested, what does not, and what the card has no hardware for."""
     changes = way.get("changes") or ()
     changed = f"Changed: {', '.join(changes)}." if changes else ""
     return " ".join(filter(None, [_KEPT[way["keeps"]], changed, *way.get("warnings", ())]))
@@ -204,7 +204,7 @@ def _largest(status: SearchStatus) -> str:
 
 
 def largest_words(largest: Mapping[str, Any]) -> str:
-    """As `fit --json` has it."""
+    """Describe the largest value that `fit --json` reports."""
     value, after = count_text(largest["value"]), "nothing larger was refused"
     at_least = "at least " if largest.get("stopped") else ""
     if at_least:

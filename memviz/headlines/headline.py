@@ -31,7 +31,7 @@ _UNUSUAL = re.compile(r"[^\n\t -~]")
 
 
 def escape_control_chars(text: str, keep: str = "\n\t") -> str:
-    """As it stands, but for what is not printed: control characters, marks of direction, halves of a character."""
+    """Escape what is not printed: control characters, marks of direction, lone surrogates."""
     if not _UNUSUAL.search(text) and all(letter in keep or letter not in text for letter in "\n\t"):
         return text
     return "".join(letter if letter.isprintable() or letter in keep else _escaped(letter) for letter in text)

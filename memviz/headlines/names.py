@@ -10,7 +10,7 @@ from memviz.units import bytes_text, count_text
 
 
 def letter(number: int) -> str:
-    """What a trace of a comparison is called in short; A is the baseline."""
+    """Return the short name of a trace in a comparison; A is the baseline."""
     return chr(ord("A") + number) if number < 26 else f"#{number + 1}"
 
 
@@ -64,7 +64,7 @@ def short(text: str, longest: int = LONGEST) -> str:
 
 
 def trace_name(source: str) -> str:
-    """Of a file, without the endings that say how it is packed."""
+    """Return a file's name without the endings of its format and compression."""
     for ending in _ENDINGS:
         source = source.removesuffix(ending)
     return source
@@ -77,7 +77,7 @@ def told_apart(names: Sequence[str]) -> list[str]:
 
 
 def ran_out_elsewhere(trace: Trace, device: DeviceTrace) -> str:
-    """Whoever looks at one device should know of others that failed; empty where none did."""
+    """Return a note on other devices that ran out of memory; empty where none did."""
     names = others_out_of_memory(trace, device)
     if not names:
         return ""

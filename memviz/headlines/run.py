@@ -89,7 +89,7 @@ def run(variants: Sequence[Variant]) -> Headline:
 
 
 def said_of(variants: Sequence[Variant]) -> RunHeadline:
-    """Of what is known by now; the baseline is the first."""
+    """Return the headline of the runs finished by now; the baseline is the first."""
     known = [number for number, variant in enumerate(variants) if variant.run is not None]
     for number in known:
         bad = variants[number].run
@@ -132,7 +132,7 @@ def is_training(run: Run) -> bool:
 
 
 def optimizer_words(run: Run) -> str:
-    """Of a training step; nothing of a forward pass, which has none."""
+    """Return the optimizer of a training step; empty for a forward pass, which has none."""
     return OPTIMIZERS.get(run.request.optimizer, run.request.optimizer) if is_training(run) else ""
 
 
@@ -143,7 +143,7 @@ def with_optimizer(run: Run) -> str:
 
 
 def _stepping(run: Run) -> str:
-    """Where nothing is said to fit, having none goes without saying."""
+    """Return the optimizer, or nothing without one: without a claim that it fits, that need not be said."""
     return with_optimizer(run) if run.request.optimizer != "none" else ""
 
 
@@ -153,7 +153,7 @@ def peak_words(run: Run) -> str:
 
 
 def reserved_on_card(run: Run) -> int | None:
-    """Where memory is short on the card and it fits all the same, as what is cached goes back; else None."""
+    """Return peak reserved on a card where the run fits only as cached memory is released; else None."""
     fit = run.fit
     return fit.peak_reserved_bytes if fit and fit.fits and fit.peak_reserved_bytes < run.peak_reserved_bytes else None
 
@@ -221,13 +221,13 @@ def close_words(run: Run) -> str:
 
 
 def usable_words(fit: Fit) -> str:
-    """Of a card: what is left depends on what the CUDA context takes."""
+    """Describe the usable memory of a card, which depends on what the CUDA context takes."""
     least, most = bytes_texts(fit.usable_bytes, fit.most_usable_bytes)
     return f"{least} to {most} usable" if most != least else f"{least} usable"
 
 
 def _made_to_fit(pairs: Sequence[_Pair], *, others_fit: bool) -> RunHeadline:
-    """Of what fits the one that costs least."""
+    """Recommend the cheapest variant that fits."""
     fitting = [pair for pair in pairs if pair.run.fit is not None and pair.run.fit.fits]
     step = step_word(pairs[0].base)
     if not fitting:
@@ -242,7 +242,7 @@ def _made_to_fit(pairs: Sequence[_Pair], *, others_fit: bool) -> RunHeadline:
 
 
 def _nearly(pairs: Sequence[_Pair]) -> RunHeadline:
-    """Of what may fit, the least."""
+    """Recommend the smallest variant that may fit."""
     best = min(pairs, key=lambda option: option.run.peak_reserved_bytes)
     step, fit = step_word(best.base), best.run.fit
     assert fit is not None
@@ -252,7 +252,7 @@ def _nearly(pairs: Sequence[_Pair]) -> RunHeadline:
 
 
 def _nothing_fits(pairs: Sequence[_Pair], *, others_fit: bool) -> RunHeadline:
-    """Where another size of the workload does fit, it is said which one does not."""
+    """Say that nothing fits, and which size of the workload where another one fits."""
     first = pairs[0]
     theirs = [pair for pair in pairs if pair.base_number == first.base_number]
     tried = {choice.number: choice.run for choice in theirs} | {first.base_number: first.base}
@@ -305,7 +305,7 @@ class _Grown:
 
 
 def _grown(base: Run, run: Run) -> _Grown | None:
-    """By seconds where both were measured, else by work."""
+    """Return the growth in seconds where both were measured, else in work."""
     if base.seconds and run.seconds and base.seconds.median:
         (low, high), (least, most) = _middle_half(base.seconds), _middle_half(run.seconds)
         return _Grown(run.seconds.median / base.seconds.median - 1, "time", low <= most and least <= high)

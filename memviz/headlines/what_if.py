@@ -45,7 +45,7 @@ def _on_card(outcome: WhatIf, searched: Search | None) -> Headline:
 
 
 def _close(outcome: WhatIf, said: Headline) -> Headline:
-    """Where what lies beside the allocator decides, which nobody knows exactly."""
+    """Add that the fit is close, where the CUDA context decides, which is not known exactly."""
     if outcome.fit != "close" or outcome.context is None:
         return said
     beside = f"It is close: the CUDA context takes {outcome.context.interval} of a card."
@@ -58,7 +58,7 @@ def in_words(settings: Settings) -> str:
 
 
 def recording(outcome: WhatIf) -> str:
-    """What is recorded, where what stands beside it is a replay that does something else; else nothing."""
+    """Describe the recording where the replay beside it does something else; else return nothing."""
     why = outcome.why_not_as_recorded
     if not why:
         return ""
@@ -112,7 +112,7 @@ def _what_helps(outcome: WhatIf, searched: Search | None) -> str:
 
 
 def _so_would_the_recorded(outcome: WhatIf) -> str:
-    """What placing anew does is no merit of the settings."""
+    """Return a note that the recorded settings fit too when placed anew: that is no merit of the settings."""
     if outcome.rival is outcome.base or outcome.rival.oom is not None:
         return ""
     return ", and so would the recorded settings, with what was live before the first event placed anew"
@@ -178,7 +178,7 @@ def _reserves(outcome: WhatIf) -> str:
 
 
 def _advised(outcome: WhatIf, searched: Search | None) -> str:
-    """Of what settings need without a limit: under one the cache fills what there is."""
+    """Return advice on needs without a limit: under one the cache fills what there is."""
     if searched is None:
         return f"{bytes_text(_live_at_once(outcome, None))} are live at once, and no setting goes below that."
     best, recorded = searched.advised, searched.recorded

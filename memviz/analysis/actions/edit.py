@@ -87,17 +87,17 @@ class Again(Columns):
     """Among those that begin before the same event. One that ends there too ends at `end_order`."""
     end_order: Ints8
     divisor: Ints8
-    """Of the size."""
+    """The requested size is divided by this."""
 
 
 @dataclass(frozen=True, eq=False)
 class Edit:
-    """Of rows of `lifetimes` that begin within the trace. Only what ends there too is made again."""
+    """Edit of rows of `lifetimes` that begin within the trace. Only rows that also end within it are made again."""
 
     earlier: Earlier = field(default_factory=lambda: Earlier(_none(), _none()))
     again: Again = field(default_factory=lambda: Again(*[_none()] * 6))
     again_as: Category | None = None
-    """What all that is made again is for; None where each is what it was."""
+    """Category of everything that is made again; None keeps each row's own."""
     halved: Ints8 = field(default_factory=_none)
     """Rows of which half is asked for."""
 
@@ -180,7 +180,7 @@ def _taken_over(known: TakenOver, entries: _Entries, again_as: Category | None) 
 
 
 def _kept(device: DeviceTrace, rows: Lifetimes, sizes: Ints8, ended: Ints8) -> _Entries:
-    """What was recorded, without the frees that come earlier now."""
+    """Return the recorded entries, without the frees that now come earlier."""
     events, count = device.events, len(device.events)
     size = events.size.copy()
     for column in (rows.start, rows.free_requested, rows.end):
@@ -233,8 +233,8 @@ def _unused(addresses: Ints8, count: int) -> Ints8:
 
 
 def _starts_of_groups(events: Events) -> Ints8:
-    """Where something can be put before each event: not between a new segment and what it was made for, nor within a
-    free. One more at the end."""
+    """Return the start of each event's group: nothing fits between a new segment and the alloc that it serves, nor
+    within a free. One more at the end."""
     action, address = events.action, events.address
     moves: Bools = np.isin(action, np.array(_GROWS_OR_SHRINKS, dtype=np.uint8))
     follows = np.zeros(len(events) + 1, dtype=np.bool_)
@@ -246,7 +246,7 @@ def _starts_of_groups(events: Events) -> Ints8:
 
 
 def _blocks(device: DeviceTrace, rows: Lifetimes, sizes: Ints8, edit: Edit) -> Blocks:
-    """What is active at the end: without what ends earlier now."""
+    """Return the final blocks; those that now end earlier are inactive."""
     requested, state = device.blocks.requested.copy(), device.blocks.state.copy()
     of_block = rows.block >= 0
     requested[rows.block[of_block]] = sizes[of_block]

@@ -30,7 +30,7 @@ class Layer:
     """The event behind it."""
     made: Ints8
     kept: Ints8
-    """Of these, what is live when the backward begins, but for the output."""
+    """Rows of `made` that are live when the backward begins, except the output."""
     output: int
     """The last that it makes and that is live behind it; the next layer's input."""
 

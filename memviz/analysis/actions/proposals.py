@@ -33,11 +33,11 @@ class ActionKind(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Proposal:
-    """What an estimate is made of. Its figures come of a replay."""
+    """Edited requests or settings of an estimate; its figures come from a replay."""
 
     kind: ActionKind
     name: str
-    """As a button says it: 'checkpoint 24 layers'."""
+    """Label of its button, such as 'checkpoint 24 layers'."""
     assumptions: tuple[str, ...]
     trace: Trace | None
     """The edited requests, of one device; None where only the allocator's settings are others."""
@@ -154,7 +154,7 @@ AUTOCAST_ASSUMPTIONS = (
     "Each weight that a product uses has a copy of half its size from the forward to its backward.",
 )
 _FEW_COPIES = 0.05
-"""Of the bytes of all activations: so few copies are a mask's or an index's."""
+"""Share of the bytes of all activations: fewer copies are a mask's or an index's."""
 _HALF_ALONE = ("flash_attention", "cudnn_attention")
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "addmv", "einsum")
 _PRODUCTS_OF = ("convolution", "attention")
@@ -182,8 +182,8 @@ def autocast(facts: Facts) -> Proposal | None:
 
 
 def is_mixed(facts: Facts) -> bool:
-    """Whether something is in half precision already: forwards keep copies in another precision, something is copied
-    into twice its size, or an attention runs that knows half precision alone."""
+    """Return whether half precision is in use already: weight copies by autocast, many casts among activations, copies
+    into twice the size, or an attention kernel for half precision alone."""
     if facts.has_purpose(Category.AUTOCAST_WEIGHT_COPIES).any():
         return True
     names = _operator_names(facts)
@@ -196,7 +196,7 @@ def is_mixed(facts: Facts) -> bool:
 
 
 def _copies_of_weights(facts: Facts, names: OperatorNames) -> Again:
-    """As many bytes as half the gradients that products make, from their step's forward until each is made."""
+    """Return weight copies: half the bytes of each gradient by a product, from the forward until the gradient."""
     rows, spans = facts.rows, facts.phases.spans
     forwards = np.array([span.first for span in spans if span.doing == Activity.FORWARD], dtype=np.int64)
     is_gradient = facts.has_purpose(Category.GRADIENT) & _is_product(names)[_stack_of_rows(facts)]
@@ -207,7 +207,7 @@ def _copies_of_weights(facts: Facts, names: OperatorNames) -> Again:
 
 
 def _operator_names(facts: Facts) -> OperatorNames:
-    """Of each distinct stack its operator's name; the last one is of no stack."""
+    """Return the operator name of each distinct stack; the last entry is for no stack."""
     texts = operators(facts.trace)
     known, place = np.unique(texts, return_inverse=True)
     return np.array([operator_name(facts.trace, text) for text in known.tolist()])[place]

@@ -1,4 +1,4 @@
-"""What each frame of a stack is: the user's, a library's, torch's, or machinery below Python.
+"""Classification of stack frames: user code, a library, torch, or machinery below Python.
 
 A frame is judged once, by its file and function, however many stacks it stands in. `SiteRule` holds what can
 be changed; whatever is below Python is judged by name, because only torch's own C++ is ever there.

@@ -74,7 +74,7 @@ class StackTree(Columns):
 def tree_of(
     parent: npt.ArrayLike, frame: npt.ArrayLike, *, bytes: npt.ArrayLike, self_bytes: npt.ArrayLike, count: Any
 ) -> StackTree:
-    """Of nodes in any order in which parents come before their children."""
+    """Return the tree of nodes in any order in which parents come before their children."""
     sums = (np.asarray(column, dtype=np.int64) for column in (bytes, self_bytes, count))
     return _ordered(StackTree(np.asarray(parent, dtype=np.int32), np.asarray(frame, dtype=np.int32), *sums))
 
@@ -97,7 +97,7 @@ def _ordered(tree: StackTree) -> StackTree:
 
 
 def depths(parent: Ints4) -> Ints8:
-    """By pointer doubling: each round every node looks twice as far up."""
+    """Return the depth of each node, by pointer doubling: each round every node looks twice as far up."""
     depth = (parent >= 0).astype(np.int64)
     up = np.maximum(parent, 0).astype(np.int64)
     while up.any():
@@ -151,11 +151,11 @@ class _Node:
     children_left: int = 0
     bytes_left: int = 0
     count_left: int = 0
-    """Of children that are not taken."""
+    """Like the two above, the total of the children that are not taken."""
 
 
 def largest_nodes(weighed: WeighedStacks, most_nodes: int) -> StackTree:
-    """As many as fit together with an OTHER below each parent that loses a child."""
+    """Return the largest nodes that fit, counting an OTHER below each parent that loses a child."""
     taken = _taken(weighed, most_nodes)
     pruned = [row for row, node in enumerate(taken) if node.children_left]
     others = [taken[row] for row in pruned]

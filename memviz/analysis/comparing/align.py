@@ -35,9 +35,8 @@ _MARGIN = 0.04
 class Alignment:
     kind: Literal["start", "scale", "peak", "step", "annotation"]
     number: int = 0
-    """Of the step, from 0."""
+    """Index of the step."""
     name: str = ""
-    """Of the annotation."""
 
 
 START = Alignment("start")
@@ -56,7 +55,7 @@ class Aligned:
     extent: Span
     """From where to where any trace has something: 0 is where the spans begin, 1 where they end."""
     focus: Span
-    """What to look at first, in the same measure."""
+    """The span to show first, on the same scale."""
 
 
 def ways(sides: Sequence[Pair]) -> tuple[Alignment, ...]:

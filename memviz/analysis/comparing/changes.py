@@ -75,7 +75,7 @@ class Moment:
 class Change:
     thing: MatchKey
     kind: str
-    """What most of its bytes are, where it holds most: one of `categories.KINDS`; unknown where nobody asked."""
+    """Kind of most of its bytes, where it holds most: one of `categories.KINDS`; unknown where not computed."""
     bytes: tuple[int, ...]
     """Per trace, 0 where it has nothing there."""
     counts: tuple[int, ...]
@@ -86,7 +86,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Rest:
-    """Of the rows that are not shown, per trace."""
+    """Totals of the rows that are not shown, per trace."""
 
     bytes: tuple[int, ...]
     counts: tuple[int, ...]
@@ -101,13 +101,13 @@ class Changes:
     moments: tuple[Moment, ...]
     """The baseline first."""
     rows: tuple[Change, ...]
-    """By the largest difference from the baseline. They add up to every moment's bytes."""
+    """Rows by largest difference from the baseline. They add up to every moment's bytes."""
 
     def delta(self, other: int) -> int:
         return self.moments[other].live_bytes - self.moments[0].live_bytes
 
     def after(self, top: int | None) -> Rest:
-        """What the first `top` rows leave over."""
+        """Return the totals of the rows beyond the first `top`."""
         left, sides = self.rows[len(self.rows) if top is None else top :], range(len(self.moments))
         return Rest(
             tuple(sum(row.bytes[side] for row in left) for side in sides),
@@ -151,7 +151,7 @@ def _moment(side: Pair) -> Moment:
 
 @dataclass(frozen=True)
 class _Held:
-    """Of one trace: what is live at its peak, and of which thing each is; per thing its bytes and allocations."""
+    """Live rows of one trace at its peak, with the thing and size of each; bytes and allocations per thing."""
 
     rows: Ints8
     thing: Ints8
@@ -199,15 +199,15 @@ def best_grouping(sides: Sequence[Pair], other: int = 1) -> str:
 
 @dataclass(frozen=True)
 class ComparisonSummary:
-    """What the sentence on a comparison is made from, whatever rows are looked at."""
+    """Input of a comparison's headline, whatever rows are shown."""
 
     found: Changes
-    """By what says most."""
+    """Changes in the grouping that explains most."""
     sides: Sequence[Pair]
 
     @cached_property
     def kinds(self) -> Changes:
-        """By category, for a change that no few places make. Few comparisons need it, and it costs the most."""
+        """Changes by category, for a change that no few places make. Few comparisons need it, and it costs the most."""
         return self.found if self.found.by == "category" else changes(self.sides, "category")
 
 

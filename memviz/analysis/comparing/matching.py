@@ -119,7 +119,7 @@ def _own_frames(trace: Trace, rule: SiteRule) -> Ints8:
 
 
 def _calls(trace: Trace, own: Ints8) -> dict[int, tuple[str, int]]:
-    """Of each frame its file and function, and its line."""
+    """Return the file and function, and the line, of each frame."""
     frames, strings = trace.stacks.frames, trace.strings
     return {
         frame: (f"{_file(strings[frames.filename[frame]])} {strings[frames.name[frame]]}", int(frames.line[frame]))
@@ -169,7 +169,7 @@ def _stack_name(trace: Trace, sequence: tuple[int, ...], texts: dict[int, str], 
 
 Pair = tuple[Trace, DeviceTrace]
 Named = tuple[Ints8, list["MatchKey"]]
-"""Of one trace: per own code a number, and per number the thing."""
+"""Keys of one trace: a number per own code, and the key of each number."""
 _ALL = slice(None)
 
 
@@ -180,16 +180,16 @@ class MatchKey:
     label: str
     operator: str = ""
     function: str = ""
-    """Of a line in the source."""
+    """Function of a line in the source."""
 
     @property
     def detail(self) -> str:
-        """What tells two things of one label apart."""
+        """Text that distinguishes two keys with the same label."""
         return self.operator or self.function
 
     @property
     def name(self) -> str:
-        """What a row is called, wherever it is shown."""
+        """Name of a row, the same wherever it is shown."""
         return f"{self.label} {self.detail}".strip()
 
 
@@ -320,7 +320,7 @@ class _Naming:
 
 
 def _used_sites(trace: Trace, device: DeviceTrace, rule: SiteRule) -> list[Site]:
-    """Of allocations: what only frees a tensor moves no line."""
+    """Return the sites of allocations; a site that only frees tensors must not move a line."""
     table = sites(trace, rule)
     used = np.bincount(lifetimes(device).stack + 1, minlength=len(table.of_stack)) > 0
     # Counted from NO_STACK on, which `of_stack` keeps at its end.

@@ -17,7 +17,7 @@ from memviz.units import bytes_text, count_text
 _FEWEST_WEIGHTS = 3
 """Weights: two layers of a network are often alike."""
 _DUPLICATE_SHARE = 0.4
-"""Of the bytes of all weights: two equal parts of a network are no copy of it."""
+"""Share of the bytes of all weights: two equal parts of a network are no copy of it."""
 _MOST_DISTANCES = 8
 
 
@@ -43,8 +43,8 @@ def duplicated_weights(facts: Facts) -> Iterator[Finding]:
 
 
 def _weights(facts: Facts) -> Ints8:
-    """What was made before the first forward and is live in all, in the order in which it was made. A copy that no
-    module made looks like something that was given to the model."""
+    """Return the rows made before the first forward and live through the last, in order of creation. A weight copy that
+    no module made looks like an input of the model."""
     if not facts.forwards:
         return np.zeros(0, dtype=np.int64)
     first, last, rows = facts.forwards[0].first, facts.forwards[-1].last, facts.rows
@@ -156,7 +156,7 @@ def _live_then(facts: Facts, size: Ints8, event: Ints8) -> Ints8:
 
 
 def _latest(facts: Facts, size: Ints8, before: Ints8) -> Ints8:
-    """Of each size the row that began last before an event, or -1."""
+    """Return for each size the row that began last before an event, or -1."""
     rows = facts.rows
     sizes, code = np.unique(rows.size, return_inverse=True)
     wanted = np.searchsorted(sizes, size)

@@ -39,22 +39,22 @@ class FindingKind(StrEnum):
 class Finding:
     kind: FindingKind
     bytes: int
-    """What it is ranked by; the sentence says of what."""
+    """Bytes that rank the finding; the sentence says what they count."""
     sentence: str
     remedy: str
     rows: Ints8
-    """Of `lifetimes`: what shows it, rising."""
+    """Rows of `lifetimes` that show it, ascending."""
     event: int
     """After which it is seen best."""
     site: str = ""
-    """Of most of it; empty where no stack was recorded, or no single place made it."""
+    """Site of most of it; empty without a recorded stack or a single site."""
     certainty: Certainty = Certainty.SURE
     number: int = 1
     """Among those of its kind, the largest first."""
 
     @property
     def key(self) -> str:
-        """What it is named by in links and requests."""
+        """Name of the finding in links and requests."""
         return f"{self.kind}-{self.number}"
 
 

@@ -99,7 +99,7 @@ def _remedy_for_oom(missing: int, most: Category | None, asked: int) -> str:
 # Activations saved for the backward at the peak. Remedies: gradient checkpointing and half precision.
 
 _ACTIVATION_SHARE = 0.2
-"""Of the peak."""
+"""Least share of the peak."""
 _WAIT = {True: "wait for the backward", False: "wait for a backward, which this recording does not reach"}
 
 
@@ -135,7 +135,7 @@ def activations(facts: Facts) -> Iterator[Finding]:
 
 
 def _remedy_for_activations(facts: Facts, has_layers: bool) -> str:
-    """What is not done already."""
+    """Return the remedies that are not applied already."""
     ways = []
     # Stacks show it of what was recorded, and the reason of what an estimate makes again.
     recomputes = stack_signs(facts.trace).recomputes[facts.rows.stack] | (facts.purposes.reason == Reason.RECOMPUTED)
@@ -157,11 +157,11 @@ def _in_layers(facts: Facts, live: Ints8) -> str:
 # A spike that makes the allocator reserve memory which nothing needs afterwards.
 
 _SPIKE_SHARE = 0.05
-"""Of the peak of what is reserved."""
+"""Least share of the reserved peak."""
 _SPIKE_HEIGHT = 0.05
-"""Of the peak: by so much a spike stands above all that comes behind it."""
+"""Share of the peak by which a spike must exceed everything after it."""
 _SPIKE_RISE = 0.1
-"""Of the peak: live bytes fall behind a spike and rise again by at least so much. What only falls is no spike."""
+"""Share of the peak by which live bytes must rise again after a spike. A mere fall is no spike."""
 
 
 def spike(facts: Facts) -> Iterator[Finding]:
@@ -199,20 +199,20 @@ def spike(facts: Facts) -> Iterator[Finding]:
 
 
 def _before_growth(facts: Facts, moment: int) -> int:
-    """What is reserved for an alloc is reserved just before it."""
+    """Return the moment before the segments of an alloc are reserved, which happens just before it."""
     others = np.flatnonzero(facts.device.events.action[:moment] < Action.SEGMENT_ALLOC)
     return int(others[-1]) + 1 if len(others) else 0
 
 
 def _of_the_spike(facts: Facts, begin: int, top: int, valley: int) -> Ints8:
-    """What is live at the top, was not before, and is freed before live bytes rise again. Moments, not events."""
+    """Return the rows live at the top, not before, and freed before live bytes rise again. Moments, not events."""
     rows = facts.rows
     at_top = (rows.start < top) & (rows.end > top - 1)
     return np.flatnonzero(at_top & (rows.start >= begin) & (rows.end < valley))
 
 
 def _is_work_left(facts: Facts, event: int) -> bool:
-    """Whether the trace shows enough behind it to say what is needed there: a whole step, or else half of it all."""
+    """Return whether the trace goes on long enough to show what is needed: a whole step, or else half of all allocs."""
     doing = [(span.first, span.doing) for span in facts.phases.spans]
     behind = [at for at, what in doing if what == Activity.FORWARD and at > event]
     if doing and facts.phases.is_training:
@@ -228,9 +228,9 @@ def _is_work_left(facts: Facts, event: int) -> bool:
 _MOMENT = 8
 """Allocs and frees that come while it lives, at most."""
 _LARGE = 0.1
-"""Of the peak."""
+"""Least size, as a share of the peak."""
 _LOWERS = 0.05
-"""Of the peak: by so much it would be lower."""
+"""Share by which the peak must be lower without the block."""
 _MOST_SITES = 3
 
 

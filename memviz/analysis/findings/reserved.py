@@ -18,7 +18,7 @@ from memviz.units import bytes_text, count_text, counted, duration_text
 # Segments that are mostly free but stay reserved because a block in them is live.
 
 _PINNED_SHARE = 0.05
-"""Of what is reserved."""
+"""Least share of reserved memory."""
 
 
 def pinned_segments(facts: Facts) -> Iterator[Finding]:
@@ -59,7 +59,7 @@ def _fullest(facts: Facts) -> int:
 
 
 def _pins(facts: Facts, event: int) -> tuple[Ints8, Ints8]:
-    """Of each segment that is at least half free, the block that lives longest, and the free bytes; by block."""
+    """Return the longest-lived block of each segment that is at least half free, and the free bytes, by block."""
     moment = segments_at(facts.trace, facts.device, event)
     tiles, segments = moment.tiles, moment.segments
     used = tiles.kind != TileKind.FREE
@@ -80,7 +80,7 @@ def _pins(facts: Facts, event: int) -> tuple[Ints8, Ints8]:
 # Free memory in private pools, as CUDA graphs keep them, is of no use outside of them.
 
 _POOL_SHARE = 0.01
-"""Of what is reserved."""
+"""Least share of reserved memory."""
 
 
 def private_pools(facts: Facts) -> Iterator[Finding]:

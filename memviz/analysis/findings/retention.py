@@ -22,7 +22,7 @@ from memviz.units import bytes_text, count_text
 
 _FEWEST_MOMENTS = 3
 _NOTICEABLE_GROWTH = 0.001
-"""Of the peak: a trace holds a few steps, and a leak goes on."""
+"""Share of the peak: a trace holds a few steps, and a leak goes on."""
 
 
 def growing(facts: Facts) -> Iterator[Finding]:
@@ -142,7 +142,7 @@ _STAYS = (
     Category.GRAPH_POOL,
     Category.HOST_COPY,
 )
-"""What may well outlive a step: it is used again, or the next batch waits already."""
+"""Categories that may outlive a step: used again, or the next batch is loaded already."""
 _GRAPH = 3
 """Places. So many results that go at once hang on one another."""
 

@@ -1,4 +1,4 @@
-"""What a program was doing when a stack was taken: building a model, a forward, a backward, an optimizer step.
+"""Activity of a program when a stack was taken: building a model, a forward, a backward, an optimizer step.
 
 Only frames that can mean one thing count (`_SIGNS`). A function that merely is called `forward` or `__init__`
 says little; what counts is who called it: `_call_impl` of torch's modules, `wrapper` of torch's optimizers.
@@ -104,7 +104,7 @@ class StackSigns:
     sees_engine: bool
     """Stacks hold C++ frames, so no allocation of a backward goes unmarked."""
     sees_nodes: bool
-    """What autograd frees has a stack that says so."""
+    """Blocks that autograd frees have a stack that shows it."""
 
 
 def stack_signs(trace: Trace) -> StackSigns:

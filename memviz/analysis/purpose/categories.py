@@ -36,7 +36,7 @@ class Inference:
 
     @property
     def open(self) -> Bools:
-        """Of which nobody has spoken."""
+        """Rows without a reason so far."""
         return np.asarray(self.reason == Reason.NONE)
 
     def say(self, rows: npt.NDArray[Any], category: Any, reason: Reason, certainty: Any) -> None:
@@ -100,7 +100,7 @@ def _meaning(text: str) -> Category:
 FEWEST_WEIGHTS = 8
 """Fewer tensors than this are hardly a model's."""
 _SOME, _MOST = 0.1, 0.5
-"""Of the bytes: so many must fit before sizes are believed."""
+"""Shares of the bytes that must fit before sizes are believed."""
 
 
 def say_before_recording(inference: Inference, evidence: Evidence, device: DeviceTrace) -> None:
@@ -189,9 +189,9 @@ def _rank(code: Ints8, address: Ints8) -> Ints8:
 # Hills of live bytes: where they rise to a top and have come down again.
 
 _HIGH = 0.5
-"""Of the highest top: what rises over it is a hill."""
+"""Share of the highest top above which live bytes form a hill."""
 _LOW = 0.2
-"""What falls below it has ended."""
+"""Share of the highest top below which a hill has ended."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,7 +215,7 @@ class Hills:
 
 
 def hills(start: Ints8, end: Ints8, size: Ints8, count: int) -> Hills:
-    """Of rows that end within the trace."""
+    """Return the hills of live bytes, from rows that end within the trace."""
     if not len(start):
         none = np.zeros(0, dtype=np.int64)
         return Hills(none, none, count)
@@ -239,9 +239,9 @@ def hills(start: Ints8, end: Ints8, size: Ints8, count: int) -> Hills:
 # down, is a gradient; one made on the way up and freed on the way down was saved for the backward.
 
 _MOST_OUTPUTS = 4
-"""Of one hill."""
+"""Outputs per hill."""
 _MOST_COPIES = 5
-"""Of each weight that a training may hold, itself included."""
+"""Copies of each weight in a training, itself included."""
 
 
 def say_by_order(inference: Inference, evidence: Evidence, device: DeviceTrace) -> None:
@@ -269,7 +269,7 @@ def say_by_order(inference: Inference, evidence: Evidence, device: DeviceTrace) 
 
 
 def _say_weights_again(inference: Inference, gradients: Ints8, kept: Ints8, evidence: Evidence, weights: Ints8) -> None:
-    """What is never freed is the optimizer's; the first of each size is a gradient where no others are."""
+    """Assign blocks that are never freed: gradients where those are missing, else optimizer state."""
     passing = gradients[~evidence.never_freed[gradients]]
     _say(inference, passing, Category.GRADIENT, Reason.ORDER_GRADIENT)
     _say(inference, kept, Category.OPTIMIZER_STATE, Reason.ORDER_STATE)
@@ -353,7 +353,7 @@ def say_from_the_start(inference: Inference, evidence: Evidence) -> None:
 
 
 _CUT_OFF = (Reason.BACKWARD_CUT_OFF, Reason.STEP_CUT_OFF, Reason.FORWARD_ONLY_KEPT, Reason.FORWARD_OUTPUT)
-"""What is said of blocks whose end the trace may not show."""
+"""Reasons of blocks whose end the trace may not show."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -403,7 +403,7 @@ def _say_recorded(inference: Inference, trace: Trace, device: DeviceTrace) -> No
 
 
 def _say_taken_over(inference: Inference, trace: Trace, device: DeviceTrace) -> None:
-    """Where nothing was found there, nothing is found here either."""
+    """Take over the purposes that the source trace has; a row without one there gets none here."""
     known = known_of_rows(device)
     if known is None:
         return
@@ -420,7 +420,7 @@ def _apply(rules: tuple[Rule, ...], inference: Inference, evidence: Evidence) ->
 
 
 def _follow_same_stack(inference: Inference, evidence: Evidence) -> None:
-    """What the end of the trace cut off is what all others of its stack were, if they agree."""
+    """Give blocks cut off by the end of the trace the category of all others of their stack, if those agree."""
     cut_off = is_among(inference.reason, _CUT_OFF) & evidence.never_freed & evidence.begun
     rows = np.flatnonzero(cut_off)
     # One call of an operator casts a weight and an activation, so its stack does not say which is which.
@@ -433,7 +433,7 @@ def _follow_same_stack(inference: Inference, evidence: Evidence) -> None:
 
 
 def _follow_free(inference: Inference, device: DeviceTrace) -> None:
-    """What a step leaves behind is a parameter if it is freed where the first parameters were."""
+    """Mark blocks that outlive a step as parameters if they are freed where the first parameters were."""
     first = np.flatnonzero(is_among(inference.reason, (Reason.BUILD_KEPT, Reason.OPTIMIZER_BUILD_KEPT)))
     rows = np.flatnonzero(inference.reason == Reason.STEP_KEPT)
     like = freed_like(device, inference.category, first, rows)
@@ -445,7 +445,7 @@ def _follow_free(inference: Inference, device: DeviceTrace) -> None:
 
 BEFORE_RECORDING = "before recording"
 KINDS = (*(category.label for category in Category), BEFORE_RECORDING)
-"""What a row of `kinds` means."""
+"""Labels of the codes that `kinds` returns."""
 SAYS_NOTHING = (Category.UNKNOWN.label, BEFORE_RECORDING)
 """Kinds that explain nothing."""
 

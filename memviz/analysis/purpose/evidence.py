@@ -1,4 +1,4 @@
-"""What the trace shows about each allocation: what made it, and what went on when it was freed.
+"""Evidence of each allocation's purpose: the activity that made it, and the activity at its free.
 
 "Outlives" and "freed before" compare the end of an allocation with an event at which something else is seen to
 go on. NEVER stands for what the trace does not show: nothing outlives it, and only what is freed at all was
@@ -201,7 +201,7 @@ def _growing_stacks(rows: Lifetimes, left: Ints8, made_in: Ints8) -> Ints8:
 
 
 _MOST_OUTPUTS = 4
-"""Of one forward. What stays behind in larger numbers is something else."""
+"""Outputs per forward. More blocks that stay behind are something else."""
 _MOST_HANDLES = 2
 _WORK = (Activity.FORWARD, Activity.BACKWARD, Activity.STEP)
 
@@ -251,7 +251,7 @@ class Evidence:
 
     @cached_property
     def hopper_workspace(self) -> Bools:
-        """Of the size that Hopper's cuBLAS takes, where no C++ frame says what took it.
+        """Blocks of Hopper's cuBLAS workspace size, where no C++ frame shows who took them.
 
         Each cuBLAS handle has one, and the main thread and autograd's have one handle each. Weights of this size come
         in larger numbers, or their gradients are as large.
@@ -373,10 +373,8 @@ class Evidence:
         return np.asarray((self.free_stack != NO_STACK) | (self._alloc_from()[self.end] < self._call_over))
 
     def _alloc_from(self) -> Ints4:
-        """By event: the alloc there, or the next one. Looking it up beats searching for events in any order.
-
-        As long as all events, and asked for once: so it is not kept.
-        """
+        """Return the alloc at or after each event, faster than searches in any order. Long and used once, so not
+        cached."""
         first = np.full(self._count + 1, self._never, dtype=np.int32)
         first[self._allocs] = self._allocs
         return np.asarray(np.minimum.accumulate(first[::-1])[::-1])
@@ -392,7 +390,7 @@ class Evidence:
 
     @cached_property
     def free_doing(self) -> Bytes1:
-        """What went on when its free was asked for: NOTHING where that was recorded without a stack."""
+        """Activity when the free was requested: NOTHING where that was recorded without a stack."""
         return self._signs.doing[self.free_stack]
 
     @cached_property
@@ -401,7 +399,7 @@ class Evidence:
 
     @cached_property
     def freed_outside_backward(self) -> Bools:
-        """By a person's own code: a free of the engine has its C++ in its stack, or none."""
+        """Blocks freed by user code: a free by the autograd engine has its C++ frames in its stack, or no stack."""
         return np.asarray((self.free_stack != NO_STACK) & (self.free_doing != Activity.BACKWARD))
 
     @cached_property
@@ -416,7 +414,7 @@ class Evidence:
 
     @cached_property
     def doing_at_free(self) -> Bytes1:
-        """What the free's stack shows; where it has none, what the last alloc before it was made by."""
+        """Activity by the free's stack; without one, the activity of the last alloc before it."""
         before = np.searchsorted(self._allocs, np.minimum(self._rows.free_requested, self._count)) - 1
         around = np.append(self._alloc_doing, np.uint8(Activity.NOTHING))[before]
         return np.where(self.free_stack == NO_STACK, around, self.free_doing).astype(np.uint8)
@@ -467,7 +465,7 @@ class Evidence:
 
     @cached_property
     def next_backward_over(self) -> Ints4:
-        """Where the next backward that begins is over."""
+        """End of the next backward that begins."""
         ends = np.sort(np.concatenate([self._backward_ends, self._annotated_starts]))
         return _after(self.next_backward, ends, self._never)
 

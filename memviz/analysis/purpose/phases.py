@@ -52,7 +52,7 @@ def known_of_rows(device: DeviceTrace) -> Purposes | None:
 
 
 def first_events(rows: Lifetimes, count: int) -> Ints8:
-    """Of each its alloc, or of what was there before its free; -1 where it has none."""
+    """Return each row's alloc event, or the free of a row live at the start; -1 without either."""
     is_asked_for = (rows.free_requested >= 0) & (rows.free_requested < count)
     freed = np.where(is_asked_for, rows.free_requested, np.where(rows.end < count, rows.end, -1))
     return np.where(rows.start >= 0, rows.start, freed)
@@ -63,7 +63,7 @@ def first_events(rows: Lifetimes, count: int) -> Ints8:
 _PHASE = np.zeros(len(Activity), dtype=np.uint8)
 _PHASE[[Activity.FORWARD, Activity.BACKWARD, Activity.STEP]] = [Phase.FORWARD, Phase.BACKWARD, Phase.STEP]
 ACTIVITIES = (Activity.NOTHING, Activity.FORWARD, Activity.BACKWARD, Activity.STEP)
-"""Of each Phase."""
+"""Activity of each Phase."""
 
 
 def phases(trace: Trace, device: DeviceTrace) -> Bytes1:
@@ -117,7 +117,7 @@ def _as_known(doing: Bytes1, known: Purposes | None) -> Bytes1:
 
 
 def label_of_rows(device: DeviceTrace, column: str) -> Bytes1 | Ints4 | None:
-    """What our own runs wrote, per row of `lifetimes`, 0 where they wrote nothing; None where nothing is labelled."""
+    """Return the labels by our own runs per row of `lifetimes`, 0 for none; None where nothing is labelled."""
     if device.event_labels is None and device.block_labels is None:
         return None
     rows = lifetimes(device)
@@ -331,7 +331,7 @@ def _numbers(doing: Bytes1) -> Ints8:
 _LONGEST = 40
 _PROFILED = "ProfilerStep#"
 _OPTIMIZERS = ("Optimizer.", "optimizer step")
-"""What torch and our own recordings note of an optimizer's step, which is a part of a training's."""
+"""Annotations of an optimizer step by torch and by our own recordings; it is only a part of a training step."""
 _SAYS_STEP = re.compile(r"\b(step|iter|iteration|batch|warm-?up)(\b|_?\d)", re.IGNORECASE)
 
 
@@ -353,7 +353,7 @@ def phase_name(trace: Trace, device: DeviceTrace, span: PhaseSpan) -> str:
 
 
 def noted_step(trace: Trace, device: DeviceTrace, event: int) -> str:
-    """As the profiler, or the program itself, called the step around an event; empty where neither did."""
+    """Return the name that the profiler or the program gave the step around an event; empty without one."""
     begins, ends, names = cached_on(trace, (noted_step, device), lambda: _noted(trace, device))
     place = bisect_right(begins, event) - 1
     return names[place] if place >= 0 and event <= ends[place] else ""

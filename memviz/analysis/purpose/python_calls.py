@@ -27,7 +27,7 @@ from memviz.trace.model import NO_STACK, Bools, Ints4, Ints8, Stacks, Trace
 
 _MIX, _BASE = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 _LARGEST_TABLE = 1 << 22
-"""Of pairs. Larger ones are sorted instead."""
+"""Limit in pairs. Larger tables are sorted instead."""
 _NEVER_OPEN = np.iinfo(np.int16).max
 """A depth that no stack has: a call there is over with the next allocation."""
 
@@ -55,11 +55,11 @@ class PythonStacks:
         self._python = np.unique(whole, axis=0, return_inverse=True)[1].ravel().astype(np.int32)
         """The same number for the same Python frames, whatever C++ there was below."""
         self.module_depth, self.model_depth = self._module_depths(stacks, module_calls(trace), depth_of)
-        """Of the innermost and of the outermost call of a module, -1 for none. The module's function is behind it."""
+        """Depth of the innermost and of the outermost module call, -1 for none. The module's function is one deeper."""
         self.site_depth = self._site_depths(trace, first_in_stack(stacks, kinds == FrameKind.USER), depth_of)
         own_or_library = (kinds == FrameKind.USER) | (kinds == FrameKind.LIBRARY)
         self.code_depth = self._site_depths(trace, first_in_stack(stacks, own_or_library), depth_of)
-        """Of the innermost function that is not torch's."""
+        """Depth of the innermost function outside torch."""
 
     def _module_depths(self, stacks: Stacks, calls: ModuleCalls, depth_of: Ints8) -> tuple[Ints8, Ints8]:
         by_torch = calls.by_torch[stacks.indices]
@@ -88,11 +88,11 @@ class PythonStacks:
         deeper = bodies & (place_depth > np.repeat(np.maximum(own_body, outermost), self.length))
         below = _least_depth(below, depth(last_place(stacks, deeper)))
         self.own_until = np.where(below >= 0, below, self.length)
-        """Where the outermost module's own functions end, and another module is called."""
+        """Depth where the outermost module's own functions end, and another module is called."""
         return innermost, outermost
 
     def _site_depths(self, trace: Trace, user: Ints8, depth_of: Ints8) -> Ints8:
-        """Of the function that a person would call theirs. The main program is no call that ends."""
+        """Return the depth of the function that a user would call theirs. The main program is no call that ends."""
         depth = _depth(user, self.offsets, depth_of)
         known = np.flatnonzero(depth >= 0)
         frame = self.frame[self.offsets[known] + depth[known]]
@@ -171,7 +171,7 @@ class PythonStacks:
 
     @property
     def call_depth(self) -> Ints8:
-        """Of what counts as the call that makes something: the innermost module's, else the user's function."""
+        """Depth of the call that counts as the maker: the innermost module's function, else the user's."""
         depth = np.where(self.module_depth >= 0, self.module_depth + 1, self.site_depth)
         return np.where(depth == _NEVER_OPEN, depth, np.minimum(depth, self.length - 1))
 

@@ -11,7 +11,7 @@ class Certainty(IntEnum):
     PROBABLE = 1
     """Sizes, order or names speak for it; another program could look the same."""
     SURE = 2
-    """What the program was doing shows it."""
+    """The activity of the program shows it."""
     STATED = 3
     """The program said it."""
 

@@ -1,4 +1,4 @@
-"""What an allocation is for, by what the program was doing when it was made and when it was freed.
+"""Rules for the purpose of an allocation, by the program's activity when it was made and when it was freed.
 
 The first rule that holds wins. What the stacks leave open is left to sizes and order (`analysis.purpose.categories`).
 """
@@ -171,7 +171,7 @@ RULES = (
         for category in (Category.OPTIMIZER_STATE, Category.GRADIENT, Category.INPUT, Category.PARAMETER)
     ),
 )
-"""Of what has a stack, or follows one that tells."""
+"""Rules for allocations with a stack, or without one after a stack that tells."""
 
 LAST_RULES = (
     Rule(
@@ -196,4 +196,4 @@ LAST_RULES = (
     Rule(Reason.CUT_OFF, Category.UNKNOWN, lambda e: e.never_freed & e.begun, Certainty.OPEN),
     Rule(Reason.UNMARKED, Category.UNKNOWN, lambda e: e.size >= 0, Certainty.OPEN),
 )
-"""Of what sizes and order leave open too; those at the end only say why it stays so."""
+"""Rules for allocations that sizes and order leave open too; the last ones only say why."""

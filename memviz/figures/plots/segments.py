@@ -28,7 +28,7 @@ _GAP = 0.004
 
 @dataclass(frozen=True)
 class _Places:
-    """Where each drawn segment lies: its row, and the bytes before it in that row."""
+    """Position of each drawn segment: its row, and the bytes before it in that row."""
 
     row: dict[int, int]
     before: dict[int, int]

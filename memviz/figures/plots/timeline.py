@@ -45,7 +45,7 @@ class _Bands:
 
 @dataclass(frozen=True)
 class _Axis:
-    """Where columns, events and times lie: in events, or in ms since the first column."""
+    """Positions of columns, events and times: in events, or in ms since the first column."""
 
     starts: list[float]
     end: float
@@ -269,7 +269,7 @@ def _band_text(bands: _Bands, row: int) -> str:
 _REPLAY_HEIGHT = 380
 _REPLAY_HEADROOM = 1.08
 _DASHES = ("solid", "dot", "dashdot", "longdash")
-"""Of the replays, the first drawn thick."""
+"""Line styles of the replays; the first is drawn thick."""
 
 
 def plot_replay(result: ReservedLines, *, dark: bool = False) -> go.Figure:
