@@ -20,7 +20,7 @@ from memviz.units import count_text
 
 FILE = "config.json"
 MOST_BYTES = 2 << 20
-"""Of a file; the largest that are published name 21,841 classes, and take one of these."""
+"""Size limit of a config; the largest published ones, with 21,841 classes, take about 1 MiB."""
 _MOST_VALUES = 200_000
 _MOST_DEPTH = 24
 _LONGEST_TEXT = 4_096
@@ -40,7 +40,7 @@ _NOT_OURS = {
     "quantization_config",
     "name_or_path",
 }
-"""What the run decides, or what is no part of the model."""
+"""Keys that the run sets itself, or that are no part of the model."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def with_config(request: Request) -> Request:
 
 
 def read_config(name: str) -> str:
-    """What stands there, checked, as a text without what is not needed."""
+    """Read and check a configuration; return its text without unneeded keys."""
     path = Path(name) / FILE if Path(name).is_dir() else Path(name)
     if not path.exists() and is_hub_id(name):
         return checked_config(fetched(name, MOST_BYTES), name)
@@ -131,7 +131,7 @@ _TOO_DEEP = f"its values lie more than {_MOST_DEPTH} deep in each other, and tho
 
 
 def _check_shape(values: dict[str, Any]) -> None:
-    """By a stack of our own: what is nested deeply must not nest calls."""
+    """Check nesting and size with an explicit stack, so that deep nesting cannot exhaust Python's."""
     open_values: list[tuple[Any, int]] = [(values, 1)]
     count = 0
     while open_values:

@@ -27,15 +27,15 @@ class ExpectedError:
     not_covered: tuple[str, ...] = ()
     """Families of operators that neither recordings nor tables have: their rules are read in PyTorch's source."""
     not_counted: tuple[str, ...] = ()
-    """What has no rule at all: the prediction is a lower bound."""
+    """Parts without any rule: the prediction is a lower bound."""
     least_growth: float = 0.0
-    """By which share of it a peak is known to have come out higher where that is not counted."""
+    """Share by which a recorded peak exceeded the prediction because of uncounted parts."""
     like_card: bool = True
-    """Whether any of them is of a card with the same figures that PyTorch's rules look at."""
+    """True if any recording is of a card with the same figures that PyTorch's rules look at."""
     uncounted_bytes: int | None = None
     """An estimate of the bytes that are not counted, of all kinds at once; None where no kind has an estimate."""
     estimates_all: bool = True
-    """Whether each kind that is not counted has an estimate."""
+    """True if every uncounted kind has an estimate."""
 
     @property
     def covered(self) -> bool:
@@ -43,7 +43,7 @@ class ExpectedError:
 
     @property
     def share(self) -> float:
-        """Of what is reserved, as a share: of the widest that is known."""
+        """Widest known error, as a fraction instead of percent."""
         return max(self.live or 0.0, self.allocated or 0.0, self.reserved or 0.0) / 100
 
     @property

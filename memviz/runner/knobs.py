@@ -22,7 +22,7 @@ T = TypeVar("T")
 _YES = {"true", "yes", "on", "1"}
 _NO = {"false", "no", "off", "0"}
 _MOST = 1 << 40
-"""Of a whole number: what is larger overflows within torch, whose words for it name no knob."""
+"""Limit of whole numbers: larger ones overflow within torch, whose error names no knob."""
 _BETWEEN_SIDES = re.compile(r"\s*[x×]\s*", re.IGNORECASE)
 
 
@@ -33,7 +33,7 @@ class Knob:
     name: str
     type: Literal["int", "float", "bool", "text"]
     optional: bool
-    """Whether `none` is a value of it."""
+    """True if `none` is a valid value."""
     default: Any
     """A plain value; on an instance, the value that it has."""
     help: str
@@ -41,9 +41,9 @@ class Knob:
     """Empty where any value of the type may be tried."""
     unit: str
     says: str = ""
-    """What a run with a value of it is called, as in `every {nth} block`; empty where its name and value do."""
+    """Label of a run with this value, as in `every {nth} block`; empty for name and value."""
     always: bool = False
-    """Whether it is called so where the value is the default, too: without it the title says too little."""
+    """Show the label for the default value too: without it the title says too little."""
 
 
 def knob(
@@ -190,7 +190,7 @@ def _annotations(owner: type) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Accepted:
-    """What a field's annotation accepts."""
+    """Type and choices that a field's annotation accepts."""
 
     kind: type
     optional: bool

@@ -1,4 +1,4 @@
-"""What there is to run, as plain values: for `--list`, and for the page's form as a program of its own."""
+"""List everything that can be run as plain values: for `--list`, and as a program for the page's form."""
 
 from __future__ import annotations
 

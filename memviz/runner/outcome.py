@@ -1,4 +1,4 @@
-"""What comes of a run, predicted or measured: its figures as a Run, its trace, and what was there when it failed."""
+"""Result of a run, predicted or measured: its figures as a Run, its trace, and what was live when it failed."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Outcome:
     run: Run
     trace: Trace
     said: AllocatorCalls | None = None
-    """Of a prediction, what its events do not tell."""
+    """Allocator calls of a prediction that its events do not show."""
     layout: Layout | None = None
-    """Of one rank of many, what it is made of."""
+    """Layout of one rank of many."""
     others: Mapping[int, Outcome] = field(default_factory=dict)
-    """Of many ranks, one of each other class, by its number."""
+    """Among many ranks, one outcome for each other class, by rank."""
 
 
 class Interrupted(Exception):
@@ -57,7 +57,7 @@ class Interrupted(Exception):
 
 @contextmanager
 def keeping_what_was_recorded(device: PredictedDevice | CudaDevice) -> Iterator[None]:
-    """Of a run that fails, what was live then is the best answer to why."""
+    """Wrap a failure so that it carries the trace and the live bytes at that moment."""
     try:
         yield
     except UsageError:
@@ -82,7 +82,7 @@ def peaks_of(device: PredictedDevice | CudaDevice, loaded_bytes: int) -> dict[st
 
 
 def sizes_of(model: nn.Module) -> dict[str, int]:
-    """What stands for weights counts as they do."""
+    """Return the sizes of a model's weights; quantized codes count as the weights that they replace."""
     codes = [module for module in model.modules() if isinstance(module, Quantized)]
     return {
         "weights_bytes": own_bytes(model),
@@ -104,7 +104,7 @@ def check(plan: Plan, model: nn.Module) -> None:
 
 
 def own_bytes(model: nn.Module) -> int:
-    """Of the weights that a rank holds: of sharded ones its parts."""
+    """Return the bytes of the weights that a rank holds: of sharded ones only its shards."""
     own = [getattr(weight, "_local_tensor", weight) for weight in model.parameters()]
     own += [codes for module in model.modules() if isinstance(module, Quantized) for codes in module.buffers()]
     return sum(weight.numel() * weight.element_size() for weight in own)

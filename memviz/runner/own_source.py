@@ -24,7 +24,7 @@ class Function:
     name: str
     parameters: tuple[str, ...]
     any_name: bool
-    """Whether it takes keyword arguments of any name."""
+    """True if it takes `**kwargs`."""
     knobs: tuple[Knob, ...] = ()
     """Its parameters, with their defaults as far as those are plain values."""
     sentence: str = ""
@@ -105,7 +105,7 @@ def _knobs(node: ast.FunctionDef) -> Iterator[Knob]:
 
 
 def _knob(argument: ast.arg, default: ast.expr | None) -> Knob:
-    """Of a type that its annotation or its default names; any other is a text, read as Python reads it."""
+    """Make a knob of the annotated or the default's type; any other value is text, read as Python reads it."""
     try:
         value = None if default is None else ast.literal_eval(default)
     except ValueError:

@@ -94,12 +94,12 @@ class Plan:
 
     @property
     def unit(self) -> str:
-        """What is run, and what costs are told of: "step" or "forward pass"."""
+        """Unit that costs are stated in: "step" or "forward pass"."""
         return "step" if self.workload.training else "forward pass"
 
     @property
     def window(self) -> str:
-        """What the peaks count, in a sentence."""
+        """Sentence about what the peaks include."""
         request = self.request
         ending = "" if request.steps == 1 else "s" if self.workload.training else "es"
         steps = f"{request.steps} {self.unit}{ending}"
@@ -161,7 +161,7 @@ def optimization_named(name: str, knobs: object) -> Optimization:
 
 
 def pieces_of(optimizations: Iterable[Optimization]) -> GradientAccumulation | None:
-    """What takes each batch in pieces, if anything does."""
+    """Return the gradient accumulation among these, if any."""
     return next((change for change in optimizations if isinstance(change, GradientAccumulation)), None)
 
 

@@ -1,4 +1,4 @@
-"""What is asked of the runner, as plain texts that travel between processes, files and the page."""
+"""A request to the runner, as plain texts that travel between processes, files and the page."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ class Request:
     warmup: int = 1
     steps: int = 1
     load: Load = "host"
-    """Where weights are when they are cast, quantized or offloaded. With device, all of them are on the card before,
+    """Device on which weights are cast, quantized or offloaded. With `device`, all of them are on the card before,
     as they were, and that counts towards the peak like everything else."""
     keep_output: bool = False
-    """Whether the warm-up's output is alive during the steps, as in the seed of the split feed-forward."""
+    """Keep the warm-up's output alive during the steps, as in the seed of the split feed-forward."""
     numerics: bool = True
     torch: str = ""
-    """Of a prediction: the release whose choices of kernels are followed, as in 2.6; empty for the installed one."""
+    """Torch release whose kernels a prediction follows, as in 2.6; empty for the installed one."""
     config: str = ""
-    """What stands in the config.json that `workload` names; empty for every other workload."""
+    """Text of the config.json that `workload` names; empty for every other workload."""
     parallel: Mapping[str, str] = field(default_factory=dict)
-    """Of a prediction: among how many GPUs, as in {"gpus": "8", "tensor": "2"}; empty for one."""
+    """GPUs and axes of a prediction, as in {"gpus": "8", "tensor": "2"}; empty for one GPU."""
     label: str = ""
-    """What people call this variant; made from the optimizations where empty."""
+    """Title of this variant; made from the optimizations where empty."""
 
     def __post_init__(self) -> None:
         for name, kind in (("on", On), ("optimizer", Optimizer), ("load", Load)):

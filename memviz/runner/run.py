@@ -28,7 +28,7 @@ def _duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Of one step, measured with the recording off."""
+    """Time of one step, measured with the recording off."""
 
     median: float
     spread: float
@@ -41,7 +41,7 @@ class Seconds:
 
     @property
     def spread_words(self) -> str:
-        """What stands beside the median wherever that is shown."""
+        """Describe the spread shown next to the median."""
         if self.low is None or self.high is None:
             return f"spread {_duration(self.spread)}, {count_text(self.count)} steps"
         return f"{_duration(self.low)} to {_duration(self.high)} for the middle half of {count_text(self.count)} steps"
@@ -49,22 +49,22 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Fit:
-    """Whether the same requests would succeed on the card, decided by a replay with that much memory."""
+    """Result of a replay with the card's memory, which tells if the same requests would succeed there."""
 
     usable_bytes: int
     fits: bool
     peak_reserved_bytes: int
     """On the card; memory is given back under pressure, so it can be less than without a limit."""
     event: int | None
-    """Where it runs out."""
+    """Event that runs out of memory."""
     requested_bytes: int | None
     allocated_bytes: int | None
     too_much_bytes: int
-    """By how much the peak without a limit exceeds what is usable; negative is to spare."""
+    """Bytes by which the peak without a limit exceeds the usable memory; negative if some is left."""
     overhead_bytes: int = 512 << 20
-    """Of the card, set aside for the CUDA context. Runs of before have all set aside that much."""
+    """Memory of the card set aside for the CUDA context: 512 MiB in all older runs."""
     least_overhead_bytes: int | None = None
-    """What the context takes at least, where an interval is known; `overhead_bytes` is the most then."""
+    """Lower bound of the context's memory, where an interval is known; `overhead_bytes` is the upper bound then."""
     fit: str = ""
     """"yes", "no", or "close" where what is not known exactly decides: the context, or the prediction itself."""
 
@@ -75,7 +75,7 @@ class Fit:
 
     @property
     def most_usable_bytes(self) -> int:
-        """Where the context takes the least."""
+        """Usable memory if the CUDA context takes its minimum."""
         least = self.overhead_bytes if self.least_overhead_bytes is None else self.least_overhead_bytes
         return self.usable_bytes + self.overhead_bytes - least
 
@@ -103,7 +103,7 @@ class Run:
     """How long it took to find out, numerics apart."""
     fit: Fit | None
     notes: tuple[str, ...]
-    """What such a run cannot see, and what was assumed."""
+    """Limitations and assumptions of such a run."""
     provenance: Mapping[str, str]
     command: str
     code: str
@@ -111,17 +111,17 @@ class Run:
     numerics: Mapping[str, Any] | None = None
     claim: str = "bitwise"
     host_bytes: int | None = None
-    """Of one step, between the device and the host; None where nobody counted."""
+    """Bytes copied between device and host in one step; None if not counted."""
     expected_error: ExpectedError | None = None
-    """Of a prediction."""
+    """Set for predictions only."""
     rank: int | None = None
-    """Of many GPUs, the process that these figures are of: the one that reserves most."""
+    """Among many GPUs, the rank that these figures describe: the one that reserves most."""
     classes: tuple[RankClass, ...] = ()
     """All ranks then, by what they take."""
     pinned_host_bytes: int | None = None
     """Held on the host in pages that stay there, as offloading takes them; None where nobody counted."""
     link_bytes: int | None = None
-    """Of one step, that collectives send to other devices; None where nobody counted."""
+    """Bytes that collectives send to other devices in one step; None if not counted."""
     weights_at_peak_bytes: int | None = None
     """Weights on the card at the peak, where an offload keeps the others in host memory; None where all are there."""
     peak_while_loading: bool = False
@@ -197,7 +197,7 @@ def _said(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _loss_words(losses: Mapping[str, Any]) -> str:
-    """Of the last compared step, beside the baseline's at the same step of the same training."""
+    """Describe the loss of the last compared step, and the baseline's at the same step of the same training."""
     ours, reference = float(losses["ours"][-1]), float(losses["reference"][-1])
     trained = f" training {losses['trains']}" if losses.get("trains") else ""
     if ours == reference:
@@ -207,7 +207,7 @@ def _loss_words(losses: Mapping[str, Any]) -> str:
 
 
 def run_of(trace: Trace) -> Run | None:
-    """What stands in a trace of ours; None for foreign files and for texts that are no run."""
+    """Read the run stored in a trace; None for foreign files and for invalid texts."""
     text = trace.about.facts.get(FACT)
     if text is None:
         return None

@@ -1,4 +1,4 @@
-"""What a step needs of a device: the predictor and the recorder of a real one both have it."""
+"""Device interface of a step, shared by the predictor and the recorder of a real device."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class RunDevice(Protocol):
     def name(self) -> str: ...
 
     is_predicted: bool
-    """Whether it is only pretended."""
+    """True for a predicted device."""
 
     @property
     def torch_device(self) -> torch.device:
-        """Where tensors have to be made."""
+        """Device on which tensors are created."""
 
     def place(self, model: nn.Module, on_host: Collection[nn.Parameter] = ()) -> nn.Module:
         """`model.to(device)`, tensor by tensor in torch's own order; tied weights stay tied.
@@ -60,4 +60,4 @@ class RunDevice(Protocol):
     def peak_reserved_bytes(self) -> int: ...
 
     def finish(self) -> Trace:
-        """What happened until now, with stacks, phases, modules and categories."""
+        """Return the trace until now, with stacks, phases, modules and categories."""

@@ -56,7 +56,7 @@ def prepare(plan: Plan, device: RunDevice, model: nn.Module, tell: Tell) -> nn.M
 
 
 MakePasses = Callable[[nn.Module], Callable[[], Any]]
-"""Of a model, what makes all passes of a step."""
+"""Makes a callable that runs all passes of a step on the model."""
 
 
 def take_steps(
@@ -136,7 +136,7 @@ class RunStep:
         return output
 
     def _whole_batch(self) -> Any:
-        """What is returned is the last piece's; those before are let go of before the next begins."""
+        """Return the output of the last piece; earlier outputs are freed before the next piece begins."""
         if self.pieces is None:
             return self._forward_and_backward(self.inputs, 1.0)
         output = None

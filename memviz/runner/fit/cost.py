@@ -11,9 +11,9 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class CardSpeed:
     half_tflops: float
-    """Of matrix products in bf16, or in fp16 on cards without bf16."""
+    """Matrix products in bf16, or in fp16 on cards without bf16."""
     single_tflops: float
-    """Of fp32 as PyTorch computes it unless told otherwise, without tensor cores."""
+    """fp32 without tensor cores, PyTorch's default."""
     memory_gb_per_second: float
     host_gb_per_second: float
     """One way, of the bus that the card's form has."""
@@ -62,13 +62,13 @@ def speed_of(card: str) -> CardSpeed | None:
 _USUAL_COMPUTE, _USUAL_MEMORY, _USUAL_HOST = 0.3, 0.5, 0.4
 """Shares of the data sheet that ordinary PyTorch programs reach at least."""
 _NETWORK_GB_PER_SECOND = 50.0
-"""Of one card to another machine, where there is one adapter of 400 Gb/s a card."""
+"""Bandwidth from one card to another machine, with one 400 Gb/s adapter per card."""
 _HALVES = ("bf16", "fp16")
 
 
 @dataclass(frozen=True)
 class Work:
-    """Of one step."""
+    """Work of one step."""
 
     flops: int
     bytes_moved: int
@@ -77,7 +77,7 @@ class Work:
     link_bytes: int = 0
     """To other devices."""
     leaves_machine: bool = False
-    """Whether some of these are in another machine."""
+    """True if some of these devices are in another machine."""
     stretch: float = 1.0
     """How much longer a step is than this device works: stages of a pipeline wait for each other."""
 
@@ -95,7 +95,7 @@ class Cost:
 
     @property
     def rank(self) -> float:
-        """By which ways are compared; without seconds, the work itself."""
+        """Sort key of configurations: mean seconds, or the work itself where seconds are unknown."""
         if self.seconds_low is None or self.seconds_high is None:
             return self.flops + self.bytes_moved + self.host_bytes + self.link_bytes
         return (self.seconds_low + self.seconds_high) / 2

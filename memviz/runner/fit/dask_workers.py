@@ -134,7 +134,7 @@ def predict_on_worker(requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]
 
 
 def same_versions(client: Any) -> bool:
-    """Whether each of the workers would answer as this machine does, to the build of its PyTorch."""
+    """Return True if every worker has this machine's code and build of PyTorch."""
     return set(client.run(code_state).values()) == {code_state()}
 
 

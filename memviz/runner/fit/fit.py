@@ -37,7 +37,7 @@ class LargestValue:
     request: Request
     """With that value."""
     fit: str = ""
-    """Of that value: "yes", or "close"."""
+    """Fit of that value: "yes" or "close"."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class FitAnswer:
 
     @property
     def chosen(self) -> Trial | None:
-        """Of the strongest class in which anything fits."""
+        """Cheapest configuration of the strictest class in which any fits."""
         for keep in KEEPS:
             way = cheapest_that_fits(way for way in self.searched.ways if way.candidate.keeps == keep)
             if way is not None:
@@ -139,10 +139,10 @@ class Asking:
         self._predictor = predictor
         self._stop = stop or Stop()
         self._fit = ""
-        """Of the newest prediction."""
+        """Fit of the newest prediction."""
 
     def __call__(self, values: Mapping[str, int]) -> tuple[bool, int] | str:
-        """Whether these values fit, and the peak without a limit; or why they are refused."""
+        """Return (fits, peak without a limit), or why these values are refused."""
         turned = self._with(values)
         try:
             plan_of(turned)

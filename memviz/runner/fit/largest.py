@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 AskFit = Callable[[int], "tuple[bool, int] | str"]
-"""Whether a value fits, and the peak without a limit; or why the value itself is refused."""
+"""Returns (fits, peak without a limit), or why the value itself is refused."""
 
 Answer = tuple[bool, int | None]
 
@@ -22,7 +22,7 @@ _FARTHEST = 16
 _FIRST_STEP = 12
 """Times as far without a line: blocks are rounded and segments reserved, which hides the slope of a short one."""
 _APART = 4
-"""Of a value, that another is away at least where a line goes through both and on."""
+"""Divisor of a value: two points on its side must be at least value / 4 apart to give a line."""
 _PATIENCE = 2
 """Guesses by the line that may leave more than half of what is open; then what is beside the line is tried."""
 _WIDER = 3
@@ -141,7 +141,7 @@ def _under(usable: int, one: tuple[int, int], other: tuple[int, int]) -> int | N
 
 
 Predicted = Callable[[Mapping[str, int]], "tuple[bool, int] | str"]
-"""Whether these values fit, and the peak without a limit; or why they are refused."""
+"""Returns (fits, peak without a limit), or why these values are refused."""
 
 _LENGTHS = (1, 2, 4, 8, 16)
 """Quarters of the length that was asked for."""
@@ -156,7 +156,7 @@ class Row:
     is_exact: bool
     """The next was predicted, and does not fit."""
     peaks: Mapping[int, int]
-    """By batch, those that were predicted."""
+    """Predicted peaks by batch."""
 
 
 @dataclass(frozen=True)

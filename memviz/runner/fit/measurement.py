@@ -47,7 +47,7 @@ class Measurement:
     where: str
     run: Run | None
     why: str = ""
-    """Where there is no run."""
+    """Reason for a missing run."""
 
 
 def trials_to_measure(front: Iterable[Trial], count: int) -> list[Trial]:

@@ -38,7 +38,7 @@ class Prediction:
     fit: str = ""
     """"yes", "no" or "close"."""
     reserved_on_card_bytes: int = 0
-    """Where it fits: what is cached is given back under pressure, so it can be less than without a limit."""
+    """Set where it fits: cached memory is freed under pressure, so it can be less than without a limit."""
     flops: int = 0
     bytes_moved: int = 0
     host_bytes: int = 0
@@ -51,7 +51,7 @@ class Prediction:
     of_classes: tuple[tuple[int, int, int, int], ...] = ()
     """`flops`, `bytes_moved`, `host_bytes`, `link_bytes` of one rank of each class, on many GPUs."""
     expected_error: dict[str, Any] | None = None
-    """As `run --json` has it."""
+    """Same form as in `run --json`."""
     warnings: tuple[str, ...] = ()
 
 
@@ -131,7 +131,7 @@ class KeptPredictions:
 
 
 def may_be_kept(request: Request) -> bool:
-    """What a file of one's own imports, nobody knows."""
+    """Return False for a user's file, since the code that it imports is unknown."""
     return ".py" not in request.workload
 
 

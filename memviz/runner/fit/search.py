@@ -30,12 +30,12 @@ Floats = npt.NDArray[np.float64]
 _SMALL_SINGLE, _SMALL_PAIR = 1e-3, 3e-2
 """How strongly terms are held to nothing, those of pairs more than those of single options."""
 _NOISE = 1e-3
-"""Of the logarithms' own scale. With a thousandth of it machines disagree in their last digits on what is next."""
+"""Noise on the scale of logarithms. With a thousandth of it, machines differ in their last digits on what is next."""
 _HOPES = (4.0, 2.0, 0.0)
 """Standard deviations, in turn: looking far afield, near by, and where most is expected. Any one alone missed more than
 a hundredth of the front in 2 to 6 of 60 made-up spaces with a quarter tried; in turn they did in none of 200."""
 _MARGIN = 1.02
-"""Of the worst that was seen: the front's own ends count."""
+"""Factor on the worst known values, so that the ends of the front add area too."""
 
 
 class Guesses:
@@ -73,7 +73,7 @@ class Guesses:
         return int(free[np.argmax(_added(values, self._hoped(free, values)))])
 
     def _hoped(self, free: npt.NDArray[np.intp], values: Floats) -> Floats:
-        """What is expected of each that is free, less some of how far that may be off."""
+        """Return an optimistic estimate of each free candidate: its mean less some standard deviations."""
         mean = values.mean(axis=0)
         expected, unknown, unit = self._learned.of(free, values - mean)
         hope = _HOPES[len(self._known) % len(_HOPES)]
@@ -90,9 +90,9 @@ class _Learned:
     def __init__(self, features: Floats, small: Floats) -> None:
         self._features, self._weighted = features, features / small
         self._unknown: Floats = (features * self._weighted).sum(axis=1)
-        """Of each place, how much of what it may be is open."""
+        """Variance that is left at each candidate."""
         self._shares: Floats = np.empty((0, len(features)))
-        """What each known value has to say of each place, beyond those before it."""
+        """Contribution of each known value to each candidate, beyond those before it."""
         self._inverse: Floats = np.empty((0, 0))
 
     def add(self, number: int) -> None:
@@ -105,7 +105,7 @@ class _Learned:
         self._inverse = np.vstack([np.pad(self._inverse, ((0, 0), (0, 1))), row])
 
     def of(self, places: npt.NDArray[np.intp], values: Floats) -> tuple[Floats, Floats, Floats]:
-        """What is expected of each, how much of it is unknown, and the unit of that for each aim."""
+        """Return expected values, remaining variance, and the unit of its square root for each objective."""
         solved = self._inverse @ values
         # In units of how far each known value is from what the others say of it.
         precision = (self._inverse**2).sum(axis=0)[:, None]
@@ -178,7 +178,7 @@ def pareto_front(ways: Iterable[Trial]) -> tuple[Trial, ...]:
 
 
 def cheapest_that_fits(ways: Iterable[Trial]) -> Trial | None:
-    """Of equally cheap ones, that with the fewest changes, though another may take less."""
+    """Return the cheapest that fits; of equally cheap ones that with the fewest changes, whatever memory it takes."""
     fitting = (way for way in ways if way.fits)
     return min(fitting, key=_by_cost_then_changes, default=None)
 
@@ -198,7 +198,7 @@ def _count_changes(way: Trial) -> int:
 MOST_ALL = 300
 """Combinations up to which all of them are tried."""
 _SHARE_TRIED = 4
-"""Of a larger space, one in so many."""
+"""Divisor of a larger space: one combination in four is tried."""
 _LEAST_SAMPLED, _MOST_SAMPLED = 125, 300
 _INTERRUPTED = 130
 """Exit status after Ctrl-C."""
@@ -225,7 +225,7 @@ class Searched:
     planned: int = 0
     """Predictions of the whole search."""
     is_stopped: bool = False
-    """Whether it ended before these were made."""
+    """True if the search ended before these were made."""
 
 
 class Stop:

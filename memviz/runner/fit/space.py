@@ -32,7 +32,7 @@ def layouts_of(plan: Plan) -> tuple[Mapping[str, str], ...]:
 
 
 def with_layout(request: Request, option: Mapping[str, str]) -> Request:
-    """As one of these says."""
+    """Return the request with one of these layouts."""
     axes = {name: text for name, text in option.items() if name in AXES}
     settings = {name: text for name, text in option.items() if name not in AXES}
     return replace(request, parallel=axes, settings={**request.settings, **settings})
@@ -59,7 +59,7 @@ def _parted(count: int) -> Iterator[Parallel]:
 
 
 def _is_usual(parallel: Parallel) -> bool:
-    """Of many GPUs, shards are copied where each machine holds a whole copy, and nowhere else."""
+    """On several machines, allow replicated shards only where each machine holds a whole copy."""
     is_both = parallel.data > 1 and parallel.shard > 1
     return not is_both or parallel.gpus <= CARDS_OF_A_MACHINE or parallel.shard * parallel.tensor == CARDS_OF_A_MACHINE
 
@@ -82,7 +82,7 @@ def _batch_of(plan: Plan) -> int | None:
 
 
 Keep = Literal["outputs", "training", "nothing"]
-"""What must stay as it is. From the strongest to the weakest: outputs to the bit or to rounding; the model, though it
+"""Properties that must not change, from the strictest: outputs to the bit or to rounding; the model, though it
 is trained with other arithmetic; nothing."""
 KEEPS: tuple[Keep, ...] = get_args(Keep)
 
@@ -120,7 +120,7 @@ _OPTIONS: dict[str, tuple[Settings, ...]] = {
 }
 """Settings of each that differ in what they save and cost. An optimization that is not named is tried as it is."""
 MOST_CANDIDATES = 6000
-"""Of a larger space so many are drawn by lot, since each guess looks at all of them."""
+"""Larger spaces are sampled down to this many, since each guess looks at all of them."""
 _SAME_OPTIMIZER: dict[Optimizer, tuple[Optimizer, ...]] = {
     "adamw": ("adamw", "adamw-fused", "adamw-for-loop"),
     "adamw-fused": ("adamw-fused", "adamw", "adamw-for-loop"),
@@ -129,7 +129,7 @@ _SAME_OPTIMIZER: dict[Optimizer, tuple[Optimizer, ...]] = {
 """The same arithmetic, in other kernels."""
 _LEAST_OPTIMIZER: Optimizer = "sgd"
 _USUAL = ({"checkpointing"}, {"checkpointing", "chunked_cross_entropy"}, {"weight_offload"})
-"""What people combine first, each with its first option: soon tried, so that a good answer comes early."""
+"""Common combinations, each with its first option: tried early, so that a good answer comes soon."""
 
 
 @dataclass(frozen=True)
@@ -147,10 +147,10 @@ class Space:
     """All combinations of options. Those that cannot be run together are left out."""
 
     request: Request
-    """As it is asked for; its own optimizations are always on."""
+    """The original request; its own optimizations are always on."""
     keep: Keep
     names: tuple[str, ...]
-    """Of the dimensions: optimizations, and `optimizer`, `dtype` and `parallel` where these may change."""
+    """Dimensions: optimizations, and `optimizer`, `dtype` and `parallel` where these may change."""
     options: tuple[tuple[Option, ...], ...]
 
     @cached_property
@@ -193,7 +193,7 @@ class Space:
         return place
 
     def _going_with(self, begun: Point) -> list[int]:
-        """Of the next dimension."""
+        """Return the options of the next dimension that go with `begun`; 0 is no change."""
         alone, apart, changes = self._keeps_alone, self._kept_apart, _changes_at(begun)
         new = [(len(begun), number) for number in range(1, len(self.options[len(begun)]))]
         fitting = (added for added in new if added in alone and not any((change, added) in apart for change in changes))
@@ -204,7 +204,7 @@ class Space:
 
     @cached_property
     def _keeps_alone(self) -> dict[_Change, Keep]:
-        """Of each change that goes with the request, and keeps what must stay."""
+        """Map each allowed single change to what it keeps."""
         changes = [(place, number) for place, settings in enumerate(self.options) for number in range(1, len(settings))]
         allowed = KEEPS[: KEEPS.index(self.keep) + 1]
         known = {change: self._keeps((change,)) for change in changes}

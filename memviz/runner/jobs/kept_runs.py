@@ -35,9 +35,9 @@ _DAY = 86_400.0
 @dataclass(frozen=True)
 class Bounds:
     runs: int = 200
-    """Of one visitor."""
+    """Limit for one visitor."""
     total_bytes: int = 4 << 30
-    """Of all visitors together."""
+    """Limit for all visitors together."""
     days: float = 30.0
     """After which a run that nobody looked at goes."""
 
@@ -48,11 +48,11 @@ class KeptRun:
     name: str
     run: Run
     path: Path
-    """Of its trace."""
+    """Path of the trace."""
 
 
 def default_folder() -> Path:
-    """Where this user's programs keep what can be made again; MEMVIZ_RUNS names another."""
+    """Return the folder in the user's cache for saved runs; MEMVIZ_RUNS overrides it."""
     named = os.environ.get("MEMVIZ_RUNS")
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(named) if named else Path(cache) / "memviz" / "runs"

@@ -28,7 +28,7 @@ _LEAST_BYTES = 1 << 30
 
 
 def most_bytes(environment: Mapping[str, str] = os.environ) -> int:
-    """Of resident memory, of a run with all the processes it starts.
+    """Return the limit on resident memory of a run with all the processes it starts.
 
     On a Space a quarter of the machine: the page is there as well, and an estimate may run beside a run. At home
     nobody else waits, and a model of one's own may need most of what there is.
@@ -52,7 +52,7 @@ def most_seconds(default: float = TIMEOUT_SECONDS, environment: Mapping[str, str
 
 
 def machine_bytes() -> int:
-    """What this machine has, or what this container gets of it."""
+    """Return the memory of this machine, or of its container if that is less."""
     limits = [_DEFAULT_BYTES]
     with suppress(OSError, ValueError, AttributeError):
         limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
@@ -92,7 +92,7 @@ class _Process(NamedTuple):
 
 
 def reparent(process: subprocess.Popen[Any]) -> None:
-    """What is worked out ahead of a question leaves the processor to what somebody waits for already."""
+    """Lower the priority of a process: work done in advance yields to work that a client waits for."""
     with contextlib.suppress(AttributeError, OSError):
         os.setpriority(os.PRIO_PROCESS, process.pid, _BEHIND)
         # Linux may share a processor between sessions first, and this process has one of its own.
@@ -100,12 +100,12 @@ def reparent(process: subprocess.Popen[Any]) -> None:
 
 
 def resident_bytes(root: int) -> int:
-    """Of the process and all that it started; 0 where this system does not say it, or where they are gone."""
+    """Resident memory of a process and its descendants; 0 where the system does not say, or they are gone."""
     return sum(process.resident for process in _members(root))
 
 
 def own_bytes(root: int) -> int:
-    """Of that what the system could not take back: never more, and slower to find out.
+    """Part of `resident_bytes` that the system cannot reclaim; slower to compute.
 
     A page that several of them share counts once, and one of a file that is mapped, as weights may be, not at all.
     """
@@ -169,7 +169,7 @@ def _processes() -> Iterator[_Process]:
 
 
 def _processes_by_ps() -> Iterator[_Process]:
-    """As macOS has it. Whoever leads a session leads a group of the same number."""
+    """Yield processes listed by `ps`, as on macOS. A session leader leads a group of the same number."""
     try:
         rows = subprocess.run(["ps", "-axo", "pid=,ppid=,pgid=,rss="], capture_output=True, check=False).stdout
     except OSError:

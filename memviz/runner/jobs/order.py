@@ -22,7 +22,7 @@ from memviz.runner.run import Run
 
 
 class LastSeen:
-    """Of all who ask. Whoever waits for news looks all the while, however late a busy machine lets them ask again."""
+    """Time since a client last polled. A pending long poll counts, however late a busy machine lets it poll again."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -55,16 +55,16 @@ class Variant:
     label: str
     state: Literal["waiting", "running", "done", "failed"] = "waiting"
     phase: str = ""
-    """What it is doing, in words; or what failed."""
+    """Current activity in words, or the one that failed."""
     run: Run | None = None
     """Its figures may be there before it is done: outputs are compared last."""
     file: Path | None = None
-    """Of its trace; a failed one may have recorded something too."""
+    """Path of the trace; a failed run may have one too."""
     what: str = ""
-    """Of a failure."""
+    """Kind of failure."""
     where: str = ""
     amiss: str = ""
-    """What went wrong beside good figures: that they could not be kept, for example."""
+    """Problem besides good figures, for example that they could not be saved."""
 
     @property
     def is_over(self) -> bool:
@@ -81,7 +81,7 @@ class OrderStatus:
     """Since it was its turn."""
     version: int = 0
     is_left: bool = False
-    """Whoever ordered it has ordered something else instead and looks at that."""
+    """True if its owner has placed another order instead and follows that one."""
 
     @property
     def is_over(self) -> bool:
@@ -108,7 +108,7 @@ class Order:
         self.worker: AnyWorker | None = None
         self.thread: threading.Thread | None = None
         self.place: Turn | None = None
-        """Of its first run, in the line of all."""
+        """Place of its first run in the queue."""
         self._changed = threading.Condition()
         self._status = OrderStatus(secrets.token_urlsafe(18), variants)
 

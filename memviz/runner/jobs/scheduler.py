@@ -190,7 +190,7 @@ class Scheduler:
             raise Closing("This page is about to end, and begins nothing more.")
 
     def status(self, id: str, *, newer_than: int = -1, wait: float = 0.0) -> OrderStatus | None:
-        """Whoever asks wants it: what nobody asks after ends."""
+        """Return the status of an order. Polling keeps it alive: orders that are not polled are ended."""
         order = self._orders.get(id)
         return None if order is None else order.wait(newer_than, wait)
 
@@ -214,7 +214,7 @@ class Scheduler:
             _stop(order)
 
     def leave(self, id: str, *, stops: bool = True) -> None:
-        """Nobody looks at it any more; whoever listens is told so. It may still run to its end."""
+        """Mark an order as abandoned and notify its listeners. Without `stops` it may still run to its end."""
         order = self._orders.get(id)
         if order is not None:
             order.may_run_unseen = not stops

@@ -54,9 +54,9 @@ class SearchStatus:
     of: int = 0
     """Ways that are predicted, and that are going to be; 0 until the search has begun."""
     ways: tuple[Mapping[str, Any], ...] = ()
-    """As `fit --json` has them, in the order in which they were predicted."""
+    """Predictions in the form of `fit --json`, in the order in which they were made."""
     value: int | None = None
-    """Of the knob whose largest value is looked for."""
+    """Value of the knob whose largest value is searched."""
     answer: Mapping[str, Any] | None = None
     """All that `fit --json` says."""
     failed: str = ""
@@ -77,7 +77,7 @@ class Pace:
         self._newest: deque[float] = deque(maxlen=_NEWEST)
 
     def seconds_left(self, done: int, of: int) -> float | None:
-        """To be asked after each prediction."""
+        """Estimate the remaining time. Call this after each prediction."""
         self._newest.append(self._clock())
         took = self._newest[-1] - self._newest[0]
         if len(self._newest) < _LEAST_TIMED or took < _LEAST_SECONDS:

@@ -25,10 +25,10 @@ _OF_AN_OBJECT = 1_600
 _OF_A_CALL = 600
 """Bytes, measured on stacks of 2,000 to 8,000 feed-forward layers and rounded down."""
 _OF_PYTORCH = 350 << 20
-"""What the process holds before it builds anything."""
+"""Host memory of the process before it builds a model."""
 _FEW_BLOCKS = 256
 _FEW_PASSES = 1_000
-"""What a model is built from within a second, so that nobody needs to count first."""
+"""Up to these counts a model is built within a second, so its size is not estimated first."""
 
 
 class RunTooLarge(UsageError):
@@ -47,7 +47,7 @@ class Size:
 
 
 def refuse_if_too_large(plan: Plan, most: int) -> None:
-    """Of a file of one's own nothing is known before it is executed; the limit itself holds there."""
+    """Raise RunTooLarge if the estimate exceeds `most`. For a user's file only the limit of the run itself applies."""
     workload = plan.workload
     if not isinstance(workload, FromConfiguration):
         return
@@ -103,7 +103,7 @@ def _counted(workload: FromConfiguration, depths: dict[str, int]) -> tuple[int, 
 
 
 def _depths(workload: FromConfiguration) -> dict[str, int]:
-    """By the knob that says it. What is as published is small."""
+    """Return the depths that are set, by knob. Published depths are small."""
     values: dict[str, Any] = {name: getattr(workload, name) for name in workload.depths}
     return {name: value for name, value in values.items() if value is not None}
 

@@ -102,13 +102,13 @@ def main() -> None:
 
 
 def _be_first_to_go() -> None:
-    """Where a model takes all memory of the machine, Linux is to end this process and not the page."""
+    """Make Linux end this process, not the page, when the machine runs out of memory."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _listen(source: TextIO, orders: queue.Queue[str]) -> None:
-    """Whoever ordered is gone when their end closes, whatever runs then; nobody would read the answer."""
+    """Queue each order. End the process when `source` closes, since no client is left to read the answer."""
     for line in source:
         orders.put(line)
     os._exit(0)
@@ -165,7 +165,7 @@ def _run(number: int, request: Request, folder: Path, send: Send, until: float) 
         send("phase", number, phase=phase)
 
     def show(done: Outcome) -> None:
-        """What is known so far: if this process ends now, it is all there is."""
+        """Send the figures so far, which remain if this process ends now."""
         send("figures", number, run=done.run.as_json(), **_written(done.trace, done.run, path))
 
     plan = plan_of(request)
@@ -204,7 +204,7 @@ def _written(trace: Any, run: Any, path: Path) -> dict[str, str]:
 
 
 def _interrupted(number: int, ended: Any, folder: Path, send: Send) -> None:
-    """What was recorded until then is kept, and says what was live."""
+    """Send the failure with the trace recorded until then, which shows what was live."""
     from memviz.trace.write import replacing, write_pickle
 
     cause = ended.__cause__

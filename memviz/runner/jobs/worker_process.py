@@ -57,9 +57,9 @@ class RunEvent:
     run: Run | None = None
     file: Path | None = None
     what: str = ""
-    """Of a failure: refused, exception, killed, timeout, cancelled, host memory, out of memory."""
+    """Kind of failure: refused, exception, killed, timeout, cancelled, host memory, out of memory."""
     text: str = ""
-    """Of a failure too; or what is amiss beside figures that are good."""
+    """Message of a failure, or of a problem besides good figures."""
     where: str = ""
 
 
@@ -80,13 +80,13 @@ def message_of(event: RunEvent) -> dict[str, Any]:
 
 
 def environment_of(request: Request) -> dict[str, str]:
-    """What a measured run must find set when CUDA starts; a prediction reads the same from the optimization."""
+    """Return the environment that a measured run needs before CUDA starts; predictions read the optimization."""
     chosen = dict(request.optimizations).get("allocator_settings")
     return {} if chosen is None else dict.fromkeys(_CONF, chosen.get("conf", _DEFAULT_CONF))
 
 
 def listing(programs: Sequence[str] = ()) -> dict[str, Any]:
-    """What there is to run, without importing PyTorch into this process; a page asks before somebody wants to know."""
+    """List everything that can be run, in a low-priority subprocess, so that this process does not import PyTorch."""
     rows: dict[str, Any] = json.loads("".join(_lines_of("memviz.runner.listing", *programs, is_ahead=True)))
     return rows
 
@@ -98,13 +98,13 @@ def gpus_here() -> dict[str, Any]:
 
 
 def rows_of(seed: str) -> Iterator[dict[str, Any]]:
-    """Of a seed's published table, each as soon as it is computed."""
+    """Yield the rows of a seed's published table as they are computed."""
     for line in _lines_of("memviz.runner.published", seed):
         yield json.loads(line)
 
 
 def _lines_of(module: str, *arguments: str, is_ahead: bool = False) -> Iterator[str]:
-    """What it prints, line by line. It ends with whoever listens, and beyond the bounds of a run in any case."""
+    """Yield a module's output lines. It ends with its consumer, and at the limits of a run in any case."""
     with tempfile.TemporaryFile() as errors:
         process = start_python(["-W", "ignore", "-m", module, *arguments], stderr=errors, env=_environment({}))
         if is_ahead:
@@ -162,7 +162,7 @@ class _Watch:
 
 
 def takes_more(pid: int, most: int) -> bool:
-    """What is quickly known is at least as much; only where that is too much is it looked at closely."""
+    """Compare the quick upper bound first, and the slower exact value only if that exceeds the limit."""
     return resident_bytes(pid) > most and own_bytes(pid) > most
 
 
@@ -196,7 +196,7 @@ class RunError(MemvizError):
 
 
 class AnyWorker(Protocol):
-    """Whoever carries out requests, in order: a process of its own, or a GPU that is lent."""
+    """Executor of requests, in order: a subprocess or a lent GPU."""
 
     folder: Path
     served: int
@@ -231,7 +231,7 @@ class Worker:
         self.memory = memory or most_bytes()
         self.served = 0
         self.is_free = True
-        """Whether it owes nobody an answer; one that was not waited for would be taken for the next."""
+        """False while an answer is pending; an unread one would be taken for the next."""
         self._look_at = 0.0
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._cancelled = threading.Event()
@@ -306,7 +306,7 @@ class Worker:
             self._process.stdin.flush()
 
     def _next(self, until: float) -> dict[str, Any] | str:
-        """What it says next, or why there will be nothing more. What it said before it was to end still counts."""
+        """Return the next message, or why there will be none. Messages sent before the end still count."""
         while True:
             why = self._reason_to_end(until) if self._lines.empty() else ""
             if why:

@@ -221,7 +221,7 @@ class ZeroGpuWorker:
     def _ended_early(
         self, number: int, request_json: dict[str, Any], messages: list[dict[str, Any]], error: Exception
     ) -> RunEvent:
-        """What was measured by then is kept."""
+        """Return the event of a run that the Space ended, with the figures measured until then."""
         phase = next((message["phase"] for message in reversed(messages) if message["kind"] == "phase"), "starting")
         lent = reserved_seconds(number, request_json, str(self.folder))
         words = (
@@ -235,7 +235,7 @@ class ZeroGpuWorker:
         return replace(known, text=" ".join(filter(None, (known.text, words))))
 
     def cancel(self) -> None:
-        """What runs on a lent GPU cannot be called back; what waits behind it is not begun."""
+        """Skip the runs that have not begun. A run on a lent GPU cannot be stopped."""
         self._cancelled.set()
 
     def kill(self) -> None:

@@ -34,7 +34,7 @@ _ASKED_OF_THE_HOST = re.compile(r"DefaultCPUAllocator: .*?(\d+) bytes", re.DOTAL
 
 
 def host_is_full(error: BaseException | None) -> str:
-    """What to say where torch had no memory of this machine's for what a run computes with; empty otherwise."""
+    """Return a message if torch ran out of host memory; empty otherwise."""
     asked = _ASKED_OF_THE_HOST.search(str(error)) if isinstance(error, RuntimeError) else None
     if asked is None:
         return ""
@@ -43,7 +43,7 @@ def host_is_full(error: BaseException | None) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Of the error or of what it was raised from: a program may dress it in words of its own."""
+    """Return True if the error or one of its causes is out of memory: programs may wrap it in their own."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
@@ -80,7 +80,7 @@ def _nobody(*_: str) -> None:
 @dataclass(frozen=True)
 class Accelerator:
     kind: str
-    """As in `torch.device(kind)`."""
+    """Type of `torch.device`, such as "cuda"."""
     api: Any
     """torch.cuda, or whatever has the same names."""
     attach_observer: Callable[[Observer], object] | None = None
@@ -88,9 +88,9 @@ class Accelerator:
     versions: tuple[tuple[str, str], ...] = ()
     """For the reader of a trace: ("torch", "2.13.0")."""
     history_is_on: Callable[[], bool] | None = None
-    """As torch knows it, whoever switched it on; None where torch cannot tell."""
+    """Asks torch if its history is on, whoever enabled it; None where torch cannot tell."""
     clock_us: Callable[[], int] | None = None
-    """Of a GPU that is pretended, on which no clock runs: its own count. None where time is this machine's."""
+    """Counter that serves as the clock of a predicted GPU; None where time is this machine's."""
     ask_driver: Callable[..., str | None] = _nobody
     """`nvidia-smi` with these arguments, where that is the driver's own."""
 
@@ -156,7 +156,7 @@ def records(api: Any) -> bool:
 
 
 def _is_there(torch: Any, api: Any) -> bool:
-    """By the driver's library for monitoring first: `is_available` itself would start the driver."""
+    """Ask the driver's monitoring library (NVML) first: `is_available` itself would start the driver."""
     counts = getattr(api, "_device_count_nvml", None)
     if counts is not None and _is_built_for_cuda(torch):
         number = int(counts())
@@ -203,7 +203,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _nvidia_smi(*arguments: str) -> str | None:
-    """What the driver's own command prints; None where there is none, or where it fails.
+    """Return the output of nvidia-smi; None if it is missing or fails.
 
     So nothing has to be installed, and nothing of the driver can end this process.
     """

@@ -43,7 +43,7 @@ class Reconciled:
 
     @property
     def difference(self) -> int:
-        """What PyTorch reports beyond the trace."""
+        """Bytes that PyTorch reports beyond the trace."""
         return self.reported - self.from_trace
 
 
@@ -114,7 +114,7 @@ def _reason_text(peak: Reconciled) -> str:
 
 
 FILLED_SECONDS = 3.0
-"""Of steps that count, where they are short."""
+"""Time to fill with measured steps, where they are short."""
 FEWEST_STEPS = 3
 MOST_STEPS = 1000
 
@@ -122,7 +122,7 @@ MOST_STEPS = 1000
 @dataclass(frozen=True)
 class Timing:
     seconds: tuple[float, ...]
-    """Of each step that counts, in order."""
+    """Time of each measured step, in order."""
     clock: str
 
     @property
@@ -229,7 +229,7 @@ _SWITCHED_OFF = (
 
 @dataclass(frozen=True)
 class _Books:
-    """As PyTorch keeps them."""
+    """Counters of PyTorch's allocator."""
 
     allocated: int
     reserved: int
@@ -367,7 +367,7 @@ class CudaDevice:
 
     @property
     def peak_requested_bytes(self) -> int:
-        """What the program asked for at most, before anything is rounded."""
+        """Peak of requested bytes, before rounding to blocks."""
         return self._books().peak_requested
 
     @property
@@ -390,7 +390,7 @@ class CudaDevice:
         )
 
     def _is_recording(self) -> bool:
-        """By whomever: the program itself may have switched a history on."""
+        """Return True if a history is on: ours, or one that the program enabled itself."""
         return is_recording() or bool(self.accelerator.history_is_on and self.accelerator.history_is_on())
 
     def finish(self) -> Trace:

@@ -78,7 +78,7 @@ class Disturbances:
 
 
 def uuid_of(accelerator: Accelerator, index: int) -> str:
-    """As the driver writes it, whose numbers are not torch's; empty where torch does not know it."""
+    """Return the driver's UUID, since torch numbers GPUs differently; empty where torch does not know it."""
     try:
         uuid = str(accelerator.api.get_device_properties(index).uuid)
     except (AttributeError, RuntimeError):

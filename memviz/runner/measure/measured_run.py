@@ -125,7 +125,7 @@ class TorchWarnings:
         return tuple(f"PyTorch warns: {sentence}" for sentence in self.words)
 
     def about(self, error: BaseException) -> str:
-        """Where no attention kernel is left, torch has warned before why each of them is not."""
+        """Return torch's warnings on why it rejected each attention kernel, where none was left."""
         first = next((at for at, sentence in enumerate(self.words) if _REFUSED in sentence), None)
         if _NO_KERNEL not in str(error).lower() or first is None:
             return ""
@@ -143,9 +143,9 @@ def torch_warnings() -> Iterator[TorchWarnings]:
 
 
 _REST_BYTES = 32 << 20
-"""Of what libraries keep for themselves: workspaces, for example."""
+"""Allowance for memory that libraries keep, such as workspaces."""
 _SHARE = 0.5
-"""Of the time that is left, for the seconds; outputs are compared after them."""
+"""Fraction of the time left that timing may take; outputs are compared after it."""
 
 
 def measure(
@@ -172,7 +172,7 @@ def measure(
 
 
 def _recorded(plan: Plan, tell: Tell, accelerator: Accelerator) -> Outcome:
-    """What comes out of here holds no tensor."""
+    """Run and record the steps. The result holds no tensor, so that timing starts with free memory."""
     begun = time.perf_counter()
     try:
         with torch_warnings() as warned:

@@ -1,1 +1,1 @@
-"""Whether an optimization keeps the answers, as it claims."""
+"""Checks that an optimization keeps the outputs, as it claims."""

@@ -202,11 +202,11 @@ class _Comparison:
     split: Split | None = None
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
     origin: nn.Module | None = None
-    """What is changed, where it is not held against itself."""
+    """The model to change, where it is not the reference itself."""
     adapters: dict[str, Tensor] = field(default_factory=dict)
-    """What the adapters have learnt that both have; empty where there are none."""
+    """Trained adapter weights that both models load; empty where there are none."""
     rests: Types = field(default_factory=dict)
-    """What the changed model keeps some weights in, where the reference's are rounded to it."""
+    """Dtypes in which the changed model stores some weights, and to which the reference's are rounded."""
     notes: list[str] = field(default_factory=list)
 
     def run(self, make: MakeOptimizer, steps: int) -> Numerics:
@@ -259,7 +259,7 @@ class _Comparison:
 
     @contextmanager
     def _comparable(self, ran: StepResult) -> Iterator[bool]:
-        """Whether dropout is made a factor, since the change may draw other random numbers and be right.
+        """Yield True if dropout is replaced by a factor, since the change may draw other random numbers and be right.
 
         Bit for bit includes the random numbers; where the changed model draws the same, they are compared too.
         """
@@ -309,7 +309,7 @@ class _Comparison:
 
     @property
     def _changed_step(self) -> ComparedStep:
-        """As the changed model is run."""
+        """The step with the split of the changed model."""
         return replace(self.step, split=self.split)
 
     def _in_float64(self, model: nn.Module, step: ComparedStep | None = None) -> StepResult | None:
@@ -366,7 +366,7 @@ class _Comparison:
                 yield LaterGap("gradient", row.name, gap)
 
     def _given(self, ran: StepResult) -> dict[str, Tensor]:
-        """What both give."""
+        """Return the outputs that both models give."""
         return {name: tensor for name, tensor in ran.outputs.items() if name not in self.withheld}
 
     def _tensors(self) -> list[Tensor]:
@@ -448,7 +448,7 @@ class _Comparison:
 class _Curve:
     losses: tuple[float, ...]
     updates: Named
-    """What all steps moved each weight by."""
+    """Total change of each weight over all steps."""
 
 
 def _trained(model: nn.Module, train: Callable[[nn.Module], list[float]]) -> _Curve:
@@ -483,7 +483,7 @@ def _apart(reference: Tensor, ours: Tensor) -> float:
 
 
 def _beyond(ran: StepResult, ours: StepResult, outputs: Mapping[str, Difference], bounds: Rounding) -> bool:
-    """Whether anything is further apart than float32 would put it."""
+    """Return True if any difference exceeds what float32 rounding explains."""
     gaps = [apart.relative_l2 for apart in outputs.values()]
     gaps += [
         _apart(gradient, ours.gradients[name])

@@ -49,7 +49,7 @@ class OperatorChange:
     lossy: bool = False
     """It may compute as much as it likes: what it loses must show in the results."""
     in_steps: bool = False
-    """What it loses shows in the weights after several steps of an optimizer, and nowhere else."""
+    """Its loss shows only in the weights after several optimizer steps."""
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -51,7 +51,7 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 
 
 def coarsest(dtypes: set[torch.dtype]) -> torch.dtype:
-    """Of the floating point types among these, the one that rounds most; float32 if there is none."""
+    """Return the floating point dtype that rounds most; float32 if there is none."""
     floating = [dtype for dtype in dtypes if dtype.is_floating_point]
     return max(floating, key=unit_roundoff, default=torch.float32)
 
@@ -80,7 +80,7 @@ def work_of(module: nn.Module, inputs: list[torch.Tensor]) -> tuple[int, int]:
 
 
 def loss_of_weights(module: nn.Module, dtype: torch.dtype) -> float:
-    """By how much, relative and in the root of the mean square, storing this module's weights as `dtype` changes them.
+    """Return the relative RMS change of this module's weights when they are stored as `dtype`.
 
     Taken from the reference's own weights: small ones are subnormal in float8 and lose more than `unit_roundoff`.
     """
@@ -240,7 +240,7 @@ def _pieces(reference: Tensor, ours: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _scale(reference: Tensor, ours: Tensor) -> float:
-    """What float64 values are divided by before they are squared; squares of narrower types fit as they are."""
+    """Return the divisor of float64 values before squaring; squares of narrower types fit without one."""
     if torch.float64 not in (reference.dtype, ours.dtype):
         return 1.0
     largest = 0.0
@@ -258,7 +258,7 @@ def _bits(values: Tensor) -> Tensor:
 
 @dataclass
 class _DifferenceSums:
-    """What pieces add up to. Norms and products are kept in units of `scale`."""
+    """Sums over pieces of two tensors. Norms and products are kept in units of `scale`."""
 
     scale: float
     tolerance: tuple[float, float]

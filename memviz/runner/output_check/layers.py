@@ -30,7 +30,7 @@ from memviz.runner.output_check.model_runs import (
 
 @dataclass(frozen=True)
 class Rounding:
-    """What rounding may do at one place, all relative to the norm of the result."""
+    """Rounding error to expect at one place, relative to the norm of the result."""
 
     reductions: int
     """How many weights multiply in a row, at most."""
@@ -46,7 +46,7 @@ class Rounding:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What must be known of a change to judge its rounding."""
+    """Arithmetic of a change, which its rounding is judged by."""
 
     computes: frozenset[torch.dtype] = frozenset()
     """Types that it computes in on purpose, besides those of what it is given and gives."""
@@ -112,7 +112,7 @@ class LayerCall:
 
 
 class LayerRecorder:
-    """What each layer of the reference gets and gives, taken before anything is changed.
+    """Records the inputs and outputs of each layer of the reference, before anything is changed.
 
     A change may reach beyond its model, as a backend of attention does that is set for the whole process; so the
     changed layers are run later, from these records.
@@ -166,7 +166,7 @@ class ComparedLayer:
     """One layer of the changed model on what the reference's got."""
 
     name: str
-    """Of the worst output."""
+    """Name of the worst output."""
     difference: Difference
     rounding: Rounding
     ours: Tensor | None
@@ -299,12 +299,12 @@ class GradientDifference:
 @dataclass(frozen=True)
 class Gradients:
     parameters: tuple[GradientDifference, ...]
-    """Of the names that both models have."""
+    """Gradients by names that both models have."""
     only_reference: tuple[str, ...]
     """Parameters that have a gradient in the reference only: none in the changed model, or under another name."""
     only_ours: tuple[str, ...]
     relative_l2: float
-    """Of all gradients as one vector."""
+    """Relative L2 difference of all gradients as one vector."""
 
     @property
     def size(self) -> float:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 ONLY_OUTPUT = "output"
-"""What a single tensor without a name is called."""
+"""Name of a single tensor without a name."""
 
 
 def flatten(output: Any) -> dict[str, Tensor]:
@@ -91,7 +91,7 @@ class Dropped:
 
 @contextmanager
 def watched_dropout() -> Iterator[list[Dropped]]:
-    """What is dropped inside, in order."""
+    """Yield the list of dropouts inside, in order."""
     drops: list[Dropped] = []
 
     def watch(plain: _Drop, is_attention: bool) -> _Drop:
@@ -149,14 +149,14 @@ def _in_order(function: _Drop) -> _Drop:
 
 
 def _p(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
-    """Of (p, training); nothing where it does not train."""
+    """Return the dropout probability from (p, training); 0 outside training."""
     p = args[0] if args else kwargs.get("p", 0.5)
     trains = args[1] if len(args) > 1 else kwargs.get("training", kwargs.get("train", True))
     return float(p) if trains else 0.0
 
 
 def _attention_p(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
-    """Of (key, value, mask, p)."""
+    """Return the dropout probability from (key, value, mask, p)."""
     return float(args[3] if len(args) > 3 else kwargs.get("dropout_p", 0.0))
 
 
@@ -200,7 +200,7 @@ def _floating(*modules: nn.Module) -> list[Tensor]:
 
 
 PERTURBED_SHARE = 0.1
-"""Of its own size, by which every weight moves on average: far beyond any rounding, and the same model still."""
+"""Average change of each weight, relative to its size: far beyond rounding, yet still the same model."""
 
 
 def perturbed_weights(model: nn.Module, rests: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
@@ -217,7 +217,7 @@ def perturbed_weights(model: nn.Module, rests: Mapping[str, torch.dtype]) -> dic
 
 
 def can_perturb(model: nn.Module, weights: Mapping[str, Tensor], rests: Mapping[str, torch.dtype]) -> bool:
-    """Whether it has these very weights, neither under other names nor stored in a type that is not known.
+    """Return True if the model has these very weights, neither under other names nor in an unknown dtype.
 
     A tensor that is made of others, as torchao's of codes and scales, says the dtype that it stands for.
     """
@@ -255,22 +255,22 @@ Split = Callable[[Mapping[str, Any]], Iterable[tuple[Mapping[str, Any], float]]]
 """A batch in pieces, and the share of each."""
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 GradientsOf = Callable[[nn.Module], Mapping[str, Tensor]]
-"""Where the gradients are after backward, by the parameters' names."""
+"""Returns the gradients after backward, by parameter name."""
 
 INPUT = "input "
-"""What the names of gradients of inputs begin with."""
+"""Prefix of the names of input gradients."""
 
 
 @dataclass(frozen=True)
 class StepResult:
     outputs: dict[str, Tensor]
-    """Of the last micro-batch."""
+    """Outputs of the last micro-batch."""
     gradients: dict[str, Tensor]
     """Empty without training."""
     draws: bool
     """Random numbers were drawn."""
     dropped: tuple[Dropped, ...] = ()
-    """What for, as far as that is dropout."""
+    """Dropouts that drew some of these."""
     end: tuple[Tensor, ...] = ()
     """The random state after all of them."""
 
@@ -403,7 +403,7 @@ def _hand_over(model: nn.Module, gradients: Mapping[str, Tensor]) -> None:
 
 
 def _joined(outputs: Sequence[dict[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
-    """What pieces gave, as the whole batch would: rows one after the other, and of a number the mean."""
+    """Join the outputs of pieces as the whole batch would give them: rows concatenated, scalars averaged."""
     if len(outputs) == 1:
         return outputs[0]
     joined = {}

@@ -31,7 +31,7 @@ from optimizations.lora import Lora
 # what takes several pieces in the run takes several there, and what takes one takes one.
 
 _MOST_PIECES = 3
-"""Of a batch, on the reduced model."""
+"""Most pieces of a batch on the reduced model."""
 
 
 def check_outputs(plan: Plan, tell: Tell, mode: str, *, pinned: int | None = None) -> dict[str, Any] | None:
@@ -149,7 +149,7 @@ def _reduced(change: Optimization, own: Workload, twin: Workload) -> Optimizatio
 
 
 def in_proportion(value: int, whole: int, reduced: int) -> int:
-    """As large a part of `reduced` as `value` is of `whole`: all of it, or less."""
+    """Scale `value` from `whole` to `reduced`. A proper part of the one stays a proper part of the other."""
     if value >= whole:
         return max(reduced, value * reduced // whole)
     return max(min(round(value * reduced / whole), reduced - 1), 1)
@@ -165,7 +165,7 @@ def _counts(own: Workload, twin: Workload, unit: str) -> tuple[int, int]:
 
 
 def _rows(tensor: Tensor) -> int:
-    """Of what has channels last; latents of pictures and videos are as many times larger as their tokens are more."""
+    """Count rows of a channels-last tensor; of latents count the elements, which grow with the tokens."""
     return tensor.numel() // (tensor.shape[-1] if tensor.dim() == 3 and tensor.is_floating_point() else 1)
 
 

@@ -58,7 +58,7 @@ HIDDEN_DIGIT = 0.1
 @dataclass(frozen=True)
 class Signal:
     input_std: float | None
-    """Of the largest floating point input; None if there is none."""
+    """Standard deviation of the largest floating point input; None if there is none."""
     output_std: float
     varying: float
     """Norm of what differs between the rows of the output, over its whole norm; 1 where there is one row."""
@@ -88,7 +88,7 @@ class Signal:
 
 
 def signal_of(inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> Signal | None:
-    """Of the largest output. None where it is not floating point."""
+    """Measure the signal in the largest floating point output; None if there is none."""
     output = _largest(outputs)
     if output is None:
         return None
@@ -129,7 +129,7 @@ class Verdict:
     place: str
     """Path of the layer, name of the output or of the gradient, where something is wrong; else empty."""
     finding: str
-    """What was found there, as a sentence without its beginning; empty where nothing is wrong."""
+    """Problem found there, as the end of a sentence; empty where nothing is wrong."""
     caution: str
     """Why this proves less than it seems; empty where it does not."""
     short: str = ""
@@ -171,7 +171,7 @@ class Numerics:
     stored: str | None
     """For a lossy change, the type that weights are stored in, as in 'float8_e4m3fn'."""
     stored_loss: float | None
-    """By how much, relative, that changes the weights of the whole model."""
+    """Relative RMS change of the whole model's weights from storing them in that dtype."""
     notes: tuple[str, ...]
     beside_stored: Numerics | None = None
     """For a lossy change, the same against the reference with its weights rounded as they are stored: what storing
@@ -265,7 +265,7 @@ def _places(numerics: Numerics) -> Iterator[_Finding]:
 
 
 def _broken(numerics: Numerics, places: list[_Finding]) -> Verdict | None:
-    """What no claim allows."""
+    """Return a verdict on differences that no claim allows."""
     for place in places:
         count = place.difference.nonfinite_differ
         if count:
@@ -355,7 +355,7 @@ def _training(numerics: Numerics, places: list[_Finding]) -> Verdict:
 
 @dataclass(frozen=True)
 class _Beyond:
-    """What rounding does not explain."""
+    """A difference that rounding does not explain."""
 
     place: str
     what: str

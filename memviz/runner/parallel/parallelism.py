@@ -34,7 +34,7 @@ class Parallel:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Of the axes, as a mesh has them."""
+        """Axis sizes by name, as a device mesh takes them."""
         return {axis.name: getattr(self, axis.name) for axis in fields(self)}
 
     @property
@@ -62,7 +62,7 @@ AXES = tuple(ALONE.sizes)
 
 
 def parallel_of(texts: Mapping[str, str]) -> Parallel:
-    """Of `gpus`, what the other axes leave is sharded where nothing is said of it."""
+    """Parse the axes. With `gpus` and no `shard`, weights are sharded over the GPUs that other axes leave."""
     known = (GPUS, *AXES)
     for name in texts:
         if name not in known:
@@ -105,7 +105,7 @@ class RankClass:
     bytes_moved: int = 0
     host_bytes: int = 0
     link_bytes: int = 0
-    """Of one step, as of a run; none in files of before."""
+    """Bytes of one step, as in `Run`; 0 in older files."""
 
     @property
     def shown(self) -> int:

@@ -128,7 +128,7 @@ class ModelStage(nn.Module):
         self.whole = model
         self.is_first, self.is_last = number == 0, number == count - 1
         self.tensor_mesh: DeviceMesh | None = None
-        """Where the sequence is parted between blocks; stages pass on what they hold of it."""
+        """Set where the sequence is sharded between blocks; stages pass on their own shards."""
         _cut(model, number, count)
 
     def forward(self, given: Tensor) -> Tensor:
@@ -163,7 +163,7 @@ def check_pipeline(plan: Plan, model: nn.Module) -> None:
 
 
 def _cut(model: Any, number: int, count: int) -> None:
-    """As many blocks in each, those that are left over in the first ones."""
+    """Keep the blocks of one stage: equally many in each, the remainder in the first stages."""
     inner = decoder_of(model)
     blocks = list(inner.layers)
     each, over = divmod(len(blocks), count)

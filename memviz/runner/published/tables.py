@@ -31,7 +31,7 @@ CARD = "A100 40GB"
 first seed fit an A100. Any card of these generations gives the same figures."""
 
 RELEASE = (2, 6)
-"""Of torch, whose choices of kernels the published runs had: newer ones fuse what these did in several steps."""
+"""Torch release whose kernels the published runs had: newer ones fuse what these did in several steps."""
 
 ON_A_GPU = "speed: only a GPU can say"
 
@@ -42,7 +42,7 @@ Tell = Callable[[str], None]
 class PublishedRow:
     case: str
     figure: str
-    """What is counted: 'allocated GiB', 'reserved GiB', ..."""
+    """Name of the figure: 'allocated GiB', 'reserved GiB', ..."""
     published: float | None
     """None where only a relation was published, or where the figure is ours alone."""
     ours: float | None
@@ -63,9 +63,9 @@ class Seed:
     name: str
     title: str
     source: str
-    """Where the table was published."""
+    """Address where the table was published."""
     window: str
-    """What is inside the measured window, because it changes the figures."""
+    """Contents of the measured window, because they change the figures."""
     rows: Callable[[Tell], Iterator[PublishedRow]]
 
     def as_json(self, row: PublishedRow) -> dict[str, Any]:
@@ -92,11 +92,11 @@ SPLIT_TOKENS = 32
 _LAYERS = 5
 _GATED = ("geglu", "swiglu")
 Chains = dict[str, Tensor]
-"""What each way of computing has come to after some layers."""
+"""Output of each way of computing after some layers."""
 
 
 def split_differences(activations: tuple[str, ...], splits: int) -> dict[str, dict[str, tuple[float, float]]]:
-    """By activation and by way, 'split' or 'as first published': absmax and absmean after all layers."""
+    """Return absmax and absmean after all layers, by activation and by way: 'split' or 'as first published'."""
     apart: dict[str, dict[str, tuple[float, float]]] = {values: {} for values in activations}
     chains: dict[str, Chains] = {}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -233,7 +233,7 @@ def _split_outputs(tell: Tell) -> Iterator[PublishedRow]:
 
 
 def _split_peaks(activation: str) -> tuple[int, int]:
-    """As the published benchmark measures: a warm-up before each, and the first output alive during the second."""
+    """Predict both peaks as published: a warm-up before each, and the first output alive during the second."""
     workload = FeedForwardStack(activation=activation)
     with torch.device("meta"):
         model = workload.build()
@@ -313,7 +313,7 @@ _CHECKPOINTING_CASES = (
     ("every 4th block", 4, 22.188),
 )
 _COLD = 26.664
-"""Of `none` in the table before its correction, when no backward pass had come before it; the others stayed."""
+"""Figure of `none` in the table before its correction, without an earlier backward pass; the others stayed."""
 _PER_SECOND = {
     "none": (1.680, 0.582),
     "every block": (1.358, 1.339),
@@ -397,7 +397,7 @@ def _flat_gradients_rows(tell: Tell) -> Iterator[PublishedRow]:
 
 
 def _average_loss(how: str) -> float:
-    """Of five steps on real numbers, as published."""
+    """Average the loss over five steps on real numbers, as published."""
     twin = TransformerBlock().small()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(twin.seed)

@@ -27,7 +27,7 @@ _LAST_WORD = (
     Category.GRADIENT,
     Category.PARAMETER,
 )
-"""Where a tensor was seen as several things, the later of these counts."""
+"""Precedence of categories: a tensor seen as several of them gets the last."""
 
 
 def labelled(trace: Trace, number: int, log: Log, end: Counts | None) -> Trace:
@@ -91,7 +91,7 @@ def _placed(tensors_seen: Sequence[TensorSeen], events: Events, end: Counts | No
 
 
 class _PhaseSpans:
-    """Where phases and modules begin, by event."""
+    """Events at which phases and modules begin and end."""
 
     def __init__(self, marks: Sequence[Mark], at: Ints8, count: int) -> None:
         self.at = at

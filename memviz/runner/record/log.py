@@ -62,7 +62,7 @@ def comparable(moments: Sequence[Counts], end: Counts) -> slice:
 
 
 PHASES = {"forward": Phase.FORWARD, "backward": Phase.BACKWARD, "optimizer step": Phase.STEP}
-"""By the name of an annotation. Any other name stands around phases and is none."""
+"""Phases by annotation name. Any other annotation surrounds phases and is none."""
 
 
 @dataclass(frozen=True)

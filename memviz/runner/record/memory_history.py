@@ -23,7 +23,7 @@ from memviz.runner.record.log import Counts, counts_of
 StackKind = Literal["python", "all", "none"]
 
 BYTES_PER_EVENT = 2048
-"""Of host memory, in torch's buffer and once more as Python objects when a snapshot is taken. Torch says several KB
+"""Host memory per event, in torch's buffer and again as Python objects of a snapshot. Torch says several KB
 where stacks are long and shared by few events; training repeats its stacks."""
 FEWEST_EVENTS = 100_000
 MOST_EVENTS = 5_000_000
@@ -32,14 +32,14 @@ _TRIES = 3
 _NOTED = "_heard_by_memviz"
 
 _watched: dict[Callable[..., object], list[Callable[[int], None]]] = {}
-"""By the function that attaches observers, what to call. Torch never lets an observer go again, so there is one per
+"""Callbacks by the function that attaches observers. Torch never removes an observer, so there is one per
 process and accelerator, and recordings come and go behind it."""
 _on: list[str] = []
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What torch knew at one moment."""
+    """Snapshot and allocation counts of one moment."""
 
     snapshot: dict[str, Any]
     counts: Counts | None
@@ -76,7 +76,7 @@ class RecordedHistory:
             raise UsageError("The history must have room for at least one event.")
         self.device = device
         self.at_out_of_memory: Taken | None = None
-        """Of the latest time that memory ran out, taken before the error was raised."""
+        """State at the latest out-of-memory error, taken before the error was raised."""
         self._counts_then: tuple[Counts | None, ...] = ()
         self.when_out_of_memory: Callable[[Taken], None] | None = None
         self.is_on = False
@@ -143,7 +143,7 @@ class RecordedHistory:
         return all(then is None or now is None or then.allocs == now.allocs for then, now in pairs)
 
     def failed(self, error: BaseException) -> None:
-        """To be told of an error wherever it is met: libraries that run out of memory tell no observer.
+        """Handle an error wherever it is caught: libraries that run out of memory notify no observer.
 
         Only the first time counts, because the error lets go of more and more on its way.
         """
@@ -230,7 +230,7 @@ def _tell(observers: list[Callable[[int], None]], device: int) -> None:
 
 
 def _available_bytes() -> int:
-    """Of this machine, and of the container that it may be."""
+    """Return the free memory of this machine, or of its container if that is less."""
     free = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")] if hasattr(os, "sysconf") else []
     group = Path("/sys/fs/cgroup")
     try:

@@ -44,7 +44,7 @@ def see_gradients(log: Log, model: nn.Module, kind: str, prefix: str = "") -> No
 
 
 def see_optimizer(log: Log, optimizer: Optimizer, kind: str, paths: Paths) -> None:
-    """What it keeps of each parameter, under the parameter's module."""
+    """Log the optimizer states of each parameter under the parameter's module."""
     counts = log.counts()
     for parameter, state in list(optimizer.state.items()):
         for tensor in tensors_in(state):
@@ -65,7 +65,7 @@ def paths_of(model: nn.Module, prefix: str = "") -> dict[int, str]:
 
 
 def see_everything_alive(log: Log, kind: str) -> None:
-    """Of a program that named nothing: every model and optimizer that Python knows."""
+    """Log every model and optimizer that Python holds, for a program that named none."""
     models, optimizers = _alive()
     paths: dict[int, str] = {}
     for prefix, model in _named(models):
@@ -77,7 +77,7 @@ def see_everything_alive(log: Log, kind: str) -> None:
 
 
 def _alive() -> tuple[list[nn.Module], list[Optimizer]]:
-    """By type and not by `isinstance`, which asks the object itself and so may run a stranger's code."""
+    """Find objects by type: `isinstance` asks the object itself and may run code of the program."""
     every = gc.get_objects()
     modules: list[nn.Module] = [thing for thing in every if issubclass(type(thing), nn.Module)]
     optimizers: list[Optimizer] = [thing for thing in every if issubclass(type(thing), Optimizer)]
@@ -93,7 +93,7 @@ def _named(models: list[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
 
 
 def addresses(tensor: Tensor, kind: str) -> Iterator[int]:
-    """Of the storages below it. Subclasses such as quantised or sharded tensors hold others inside."""
+    """Yield the addresses of a tensor's storages, also of those inside quantized or sharded subclasses."""
     flatten: Callable[[], tuple[list[str], Any]] | None = getattr(tensor, "__tensor_flatten__", None)
     if flatten is not None:
         for name in flatten()[0]:
@@ -146,7 +146,7 @@ class ModelHooks:
         self._keep(optimizer.register_step_post_hook(lambda *_: self._step_ends()))
 
     def every_optimizer(self) -> None:
-        """Of this process, as soon as it takes its first step."""
+        """Watch every optimizer of this process from its first step on."""
 
         def before(optimizer: Optimizer, *_: Any) -> None:
             if all(optimizer is not known for known in self.optimizers):
@@ -169,7 +169,7 @@ class ModelHooks:
             see_gradients(self.log, model, self.kind)
 
     def see_all(self) -> None:
-        """What is there now."""
+        """Log all weights, gradients and optimizer states that are live now."""
         paths: dict[int, str] = {}
         for model in self.models:
             see_model(self.log, model, self.kind)

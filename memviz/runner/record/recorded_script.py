@@ -31,7 +31,7 @@ from memviz.runner.record.signals import Signals, before_hard_exit, end_by
 from memviz.trace.memviz_labels import MESH_FACT, RANK_FACT, WORLD_FACT
 
 FACT = "profile"
-"""Of a snapshot: the name of the profile's file, which lies beside it."""
+"""Key of a snapshot's fact that names the profile's file, which lies next to it."""
 _GPUS = ("CUDA", "XPU")
 
 
@@ -55,7 +55,7 @@ class Profile:
             self._say(f"The profiler could not be switched on: {first_line(error)}")
 
     def write(self) -> bool:
-        """Whether there is a file now."""
+        """Stop the profiler and write its file. Return True if there is one."""
         running, self._running = self._running, None
         if running is None:
             return False
@@ -99,7 +99,7 @@ class RankPosition:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """As they stand in its file's name: 'rank5', 'pp1', 'dp1'."""
+        """Parts of its file's name: 'rank5', 'pp1', 'dp1'."""
         return f"rank{self.rank}", *(f"{axis}{place}" for axis, place in self.mesh.items())
 
     @property
@@ -138,7 +138,7 @@ def _rank_number(environment: Mapping[str, str], names: tuple[str, ...]) -> int 
 
 
 def is_chosen(position: RankPosition | None, ranks: str) -> bool:
-    """By `--ranks`: numbers, spans (0-3), first, last, stage (the first of every stage) or all."""
+    """Return True if `--ranks` has it: numbers, spans (0-3), first, last, stage (the first of every stage) or all."""
     words = [word.strip().lower() for word in ranks.split(",")]
     if position is None:
         return True
@@ -167,7 +167,7 @@ OUT_OF_MEMORY = "oom"
 _MOST_OUT_OF_MEMORY = 8
 """Moments written in one run: a program that tries sizes until one fits would spend its time on them."""
 _PROFILE_SECONDS = 10.0
-"""Whoever ends a process often waits half a minute before it is killed."""
+"""Time to wait for the profile at a signal: a process is often killed half a minute after it."""
 
 
 @dataclass(frozen=True)
@@ -177,10 +177,10 @@ class Wanted:
     max_entries: int | None = None
     overwrite: bool = False
     ranks: str = "all"
-    """Of many, those that write their end; one that fails writes it in any case. See `rank_position`."""
+    """Ranks that write a recording at their end; a failed one does in any case. See `rank_position`."""
     mesh: str = ""
     profile: bool = False
-    """Whether torch's profiler runs too."""
+    """Run torch's profiler too."""
 
 
 def record_script(script: Script, wanted: Wanted, accelerator: Accelerator | None = None) -> int:
@@ -344,7 +344,7 @@ class _Keeper:
                 self.oom_path = path
 
     def finish(self, error: BaseException | None) -> bool:
-        """Whether the program's end is written."""
+        """Write the recording at the program's end, if wanted. Return False if that failed or was done before."""
         with self.lock:
             if self.is_over:
                 return False
@@ -428,7 +428,7 @@ class _Keeper:
 
 
 def _say(text: str) -> None:
-    """Where the program's own output does not go."""
+    """Print to stderr, apart from the program's own output."""
     with suppress(OSError, ValueError):
         sys.stderr.write(f"memviz: {text}\n")
         sys.stderr.flush()

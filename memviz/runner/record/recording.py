@@ -54,7 +54,7 @@ def own_words(snapshot: dict[str, Any], trace: Trace) -> dict[str, Any]:
 
 
 def without_stacks(snapshot: dict[str, Any]) -> dict[str, Any]:
-    """As much of it as labels need, which is read several times as fast."""
+    """Keep only the fields that labels need, which are read several times as fast."""
     traces: list[list[dict[str, Any]]] = snapshot.get("device_traces", [])
     needed = [[{key: event[key] for key in _NEEDED if key in event} for event in events] for events in traces]
     return {**snapshot, "device_traces": needed}
@@ -111,7 +111,7 @@ class Recording:
 
 
 class Unrecorded(Recording):
-    """What a recording that is off gives: it takes the same words and keeps nothing. `trace` stays None."""
+    """A recording that is off: same methods, but it keeps nothing. `trace` stays None."""
 
     def __init__(self) -> None:
         self.trace = None
@@ -129,7 +129,7 @@ class Unrecorded(Recording):
 def read_taken(
     history: RecordedHistory, taken: Taken, log: Log, device: int | None, *, facts: Mapping[str, str], source: str = ""
 ) -> Trace:
-    """What was taken, as a Trace with the log's labels, on one GPU or, where that is None, on all of them."""
+    """Return a snapshot as a Trace with the log's labels, of one GPU or, where that is None, of all."""
     accelerator = history.accelerator
     trace = trace_of(taken.snapshot, About("measured", source=source))
     # A card that is pretended is alone in its trace, whatever its number is among those of its machine.
@@ -239,7 +239,7 @@ def free_path(path: Path, *, overwrite: bool) -> Path:
 
 
 def trace_of(snapshot: dict[str, Any], about: About) -> Trace:
-    """Of torch's own dict, which is no stranger's file: it may be of any size."""
+    """Read torch's own snapshot without limits of size, as it is no untrusted file."""
     unlimited = Limits(memory_bytes=_NO_LIMIT, events=_NO_LIMIT, items=_NO_LIMIT)
     try:
         return read_snapshot(snapshot, about, Interner(), unlimited)

@@ -23,7 +23,7 @@ from memviz.errors import UsageError
 
 _RUNNER = f"{Path(__file__).parents[1]}{os.sep}"
 _RELAYS = tuple(os.path.join("torch", name) for name in ("_ops.py", "overrides.py"))
-"""By which what stands between goes on to torch."""
+"""Torch's files that relay calls; their frames below ours are hidden too."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Script:
     folder: str
     """First on `sys.path`."""
     attributes: dict[str, Any] = field(default_factory=dict)
-    """Of the module `__main__`."""
+    """Attributes of the module `__main__`."""
 
     @property
     def name(self) -> str:
@@ -60,7 +60,7 @@ class Script:
         _wait_for_threads(process)
 
     def show(self, error: BaseException) -> None:
-        """As Python shows what a program did not catch, without the frames that led to it or are ours within it."""
+        """Print an uncaught error as Python does, without frames before the program or of ours within it."""
         shown = error.with_traceback(self._own_frames(error.__traceback__))
         sys.excepthook(type(shown), shown, shown.__traceback__)
 

@@ -115,7 +115,7 @@ class Signals:
 
 
 def end_by(number: int) -> None:
-    """As the signal would have ended the process, from whichever thread: Python lets only one of them say so."""
+    """End the process as the signal would, from any thread: Python lets only the main one set a handler."""
     try:
         set_handler = ctypes.CDLL(None).signal
         set_handler.argtypes = (ctypes.c_int, ctypes.c_void_p)

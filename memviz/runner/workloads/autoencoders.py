@@ -33,7 +33,7 @@ class LtxDecoder(AutoencoderKLLTXVideo):  # type: ignore[misc]
 
 
 class WanDecoder(AutoencoderKLWan):  # type: ignore[misc]
-    """As the one above."""
+    """Wan's autoencoder without its encoder; its class, names and decoding are unchanged."""
 
     def __init__(self, **sizes: Any) -> None:
         super().__init__(**sizes)
@@ -55,7 +55,7 @@ def _decoded(autoencoder: Any, latents: Tensor) -> Tensor:
 
 
 def in_tiles_of(autoencoder: Any, tile: int, overlap: int) -> nn.Module:
-    """What `enable_tiling` of it would go by."""
+    """Set the tile sizes that `enable_tiling` would use."""
     autoencoder.tile_sample_min_height = autoencoder.tile_sample_min_width = tile
     autoencoder.tile_sample_stride_height = autoencoder.tile_sample_stride_width = tile - overlap
     made: nn.Module = autoencoder

@@ -47,7 +47,7 @@ class ImageModel(FromConfiguration):
 
 
 def side_in_tiles(side: int, tile: int, *, reduced_tile: int, of: int) -> int:
-    """Of a reduced picture: as many tiles as the picture's side has, up to two and a half; a multiple of `of`.
+    """Return the side of a reduced picture: the same number of tiles, up to two and a half, as a multiple of `of`.
 
     A side that one tile holds stays within the reduced tile, and a larger one goes beyond it.
     """
@@ -177,7 +177,7 @@ class Flux(ImageModel):
 
     @property
     def tokens(self) -> int:
-        """Of the picture alone."""
+        """Tokens of the picture alone, without text."""
         return (self.height // _FLUX_PIXELS_PER_TOKEN) * (self.width // _FLUX_PIXELS_PER_TOKEN)
 
     def _model(self) -> nn.Module:

@@ -298,9 +298,9 @@ class Decoder(LanguageModel):
     positions: ClassVar[int]
     """That it knows."""
     words: ClassVar[int]
-    """Of its vocabulary, as published."""
+    """Size of the published vocabulary."""
     family: ClassVar[str]
-    """What its sizes have in common, for an error to say."""
+    """Name of the published family, for errors."""
 
     size: str = knob("", "which published model")
     batch: int = knob(1, "sequences at once", least=1)
@@ -343,7 +343,7 @@ class Decoder(LanguageModel):
     def _language_model(self) -> nn.Module: ...
 
     def _dimensions(self) -> dict[str, Any]:
-        """What every configuration of transformers calls the same."""
+        """Return the dimensions that all configurations of transformers name alike."""
         size, by = self._published, self.narrow
         return {
             "vocab_size": self.vocabulary,

@@ -32,7 +32,7 @@ _OWN_LOSS = "Return (model, inputs, loss), where loss(output) makes such a tenso
 
 
 class Made(NamedTuple):
-    """What the user's function gave."""
+    """Result of the user's function."""
 
     model: nn.Module
     inputs: dict[str, Any]

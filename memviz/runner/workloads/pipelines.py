@@ -80,7 +80,7 @@ def tile_knob(default: int = 1024, *, least: int = 32) -> Any:
 
 
 def words_of(published: int, narrow: int) -> int:
-    """Of a vocabulary, where a model is made `narrow` times narrower."""
+    """Return the size of a vocabulary in a model that is `narrow` times narrower."""
     return published if narrow == 1 else published // 8 // narrow
 
 
@@ -112,7 +112,7 @@ def t5_encoder(*, narrow: int, layers: int) -> nn.Module:
 
 
 def umt5_encoder(*, narrow: int, layers: int) -> nn.Module:
-    """Of many languages: more words, and distances between them that count differently in every block."""
+    """Return UMT5, the multilingual T5: a larger vocabulary, and its own relative position bias in every block."""
     from transformers import UMT5Config, UMT5EncoderModel
 
     model: nn.Module = UMT5EncoderModel(UMT5Config(**_t5_sizes(UMT5_WORDS, narrow, layers)))
@@ -120,7 +120,7 @@ def umt5_encoder(*, narrow: int, layers: int) -> nn.Module:
 
 
 def _t5_sizes(words: int, narrow: int, layers: int) -> dict[str, Any]:
-    """Of the largest one, which pipelines have."""
+    """Sizes of T5-XXL, the encoder of these pipelines."""
     return {
         "vocab_size": words_of(words, narrow),
         "d_model": 4096 // narrow,
@@ -133,7 +133,7 @@ def _t5_sizes(words: int, narrow: int, layers: int) -> dict[str, Any]:
 
 
 def encoded(encoder: nn.Module, prompts: Tensor, parts: int) -> list[Tensor]:
-    """Of what to show and what not to show, one after the other."""
+    """Encode each part of the prompts by itself, such as positive and negative ones."""
     return [encoder(input_ids=part).last_hidden_state for part in prompts.chunk(parts)]
 
 
@@ -158,7 +158,7 @@ _FLUX_LATENT_CHANNELS = 16
 _FLUX_PIXELS_PER_TOKEN = 16
 _FLUX_POOLED = 768
 _FLUX_SCALE, _FLUX_SHIFT = 0.3611, 0.1159
-"""Of the latents that the autoencoder is given."""
+"""Scale and shift of the latents that the autoencoder is given."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class FluxPipeline(PipelineModel):
 
     @property
     def tokens(self) -> int:
-        """Of the picture alone."""
+        """Tokens of the picture alone, without text."""
         return self._denoiser().tokens
 
     def _model(self) -> nn.Module:
@@ -239,7 +239,7 @@ class FluxPipeline(PipelineModel):
 
 
 class FluxModules(PipelineModules):
-    """As diffusers' pipeline goes through its parts."""
+    """Forward pass of FLUX, in the order of diffusers' pipeline."""
 
     text_encoder_2: nn.Module
     transformer: nn.Module
@@ -276,7 +276,7 @@ _SMALLER_ENCODER_WIDTH, _LARGER_ENCODER_WIDTH = 768, 1280
 """Channels of the text encoders."""
 _SDXL_HEAD = 64
 _SDXL_SCALE = 0.13025
-"""Of the latents that the autoencoder is given."""
+"""Scale of the latents that the autoencoder is given."""
 _SDXL_GUIDANCE = 5.0
 
 
@@ -346,7 +346,7 @@ class SdxlPipeline(PipelineModel):
 
 
 class SdxlModules(PipelineModules):
-    """As diffusers' pipeline goes through its parts."""
+    """Forward pass of SDXL, in the order of diffusers' pipeline."""
 
     text_encoder_2: nn.Module
     unet: nn.Module
@@ -453,7 +453,7 @@ class LtxPipeline(PipelineModel):
 
 
 class LtxModules(PipelineModules):
-    """As diffusers' pipeline goes through its parts."""
+    """Forward pass of LTX-Video, in the order of diffusers' pipeline."""
 
     transformer: nn.Module
 
@@ -550,7 +550,7 @@ class WanPipeline(PipelineModel):
 
 
 class WanModules(PipelineModules):
-    """As diffusers' pipeline goes through its parts."""
+    """Forward pass of Wan, in the order of diffusers' pipeline."""
 
     transformer: nn.Module
 

@@ -24,7 +24,7 @@ _KINDS = (
     "AutoModelForCTC",
     "AutoModel",
 )
-"""Of a configuration that names no class, in this order."""
+"""Auto classes to try in this order, for a configuration that names no class."""
 _NOT_THE_MODEL = ("dtype", "quantization_config")
 _WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "window_size")
 

@@ -78,7 +78,7 @@ def _wind_back(layer: Any, before: int, key: Tensor, value: Tensor) -> None:
 
 
 _LORA_SCALE = 2.0
-"""As many do: alpha is twice the rank."""
+"""Common default: alpha is twice the rank."""
 
 
 def add_lora(model: nn.Module, rank: int) -> nn.Module:
@@ -161,7 +161,7 @@ def usual_sequence(config: Any) -> int:
 
 
 def makes_from(kind: type[Any]) -> str:
-    """What a model mainly takes: input_ids, pixel_values, input_features or input_values."""
+    """Return the name of the main input: input_ids, pixel_values, input_features or input_values."""
     return str(getattr(kind, "main_input_name", "input_ids"))
 
 
@@ -320,7 +320,7 @@ class ConfiguredModel(FromConfiguration):
         return model
 
     def _weights(self, model: nn.Module) -> None:
-        """As transformers draws them."""
+        """Leave the weights as transformers initializes them."""
 
     def _shapes(self) -> str:
         config, kind = self._known

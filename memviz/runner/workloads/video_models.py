@@ -54,7 +54,7 @@ class VideoModel(FromConfiguration):
 
     @property
     def tokens(self) -> int:
-        """Of the video alone."""
+        """Tokens of the video alone, without text."""
         frames, height, width = self.latents
         return frames * (height // self.patch) * (width // self.patch)
 

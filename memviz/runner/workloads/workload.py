@@ -151,7 +151,7 @@ class FromConfiguration(ABC):
     depths: ClassVar[tuple[str, ...]] = ("layers",)
     """The knobs that say how many blocks of one kind there are."""
     holds: ClassVar[tuple[str, ...] | None] = ()
-    """Of the kinds of models that some optimization has an effect on alone, those that are in this one; None where
+    """Kinds of models in this one, among those to which some optimization is limited; None where
     that is not known before it is built."""
 
     dtype: str = dtype_knob("bf16")
