@@ -151,8 +151,14 @@ def names_in(value: Any) -> list[str]:
 
 
 def releases() -> dict[str, str]:
-    """Without a build's own mark, as `+cpu`."""
-    return {name: version(name).partition("+")[0] for name in RELEASED}
+    """Return the libraries' releases without a build's own mark, as `+cpu`, and the processor's instructions.
+
+    Verdicts on outputs are computed here, and each instruction set rounds in its own way.
+    """
+    import torch
+
+    found = {name: version(name).partition("+")[0] for name in RELEASED}
+    return {**found, "instructions": torch.backends.cpu.get_cpu_capability()}
 
 
 def small(scale: int = 1) -> dict[str, Any]:
