@@ -314,3 +314,38 @@ def test_its_code_does_the_same():
     exec(Checkpointing(every=2, keep="matmuls").code(), {"model": model})
     model(torch.randn(2, 8)).sum().backward()
     assert model.runs == [2, 1, 2, 1, 2]
+
+
+class _Counting(nn.Module):
+    """Takes its own number from a list and counts on, as the decoder of Wan does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, scales: list[float], position: list[int]) -> Tensor:
+        scale = scales[position[0]]
+        position[0] += 1
+        return self.layer(x).tanh() * scale
+
+
+class _CountingStack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(_Counting() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        position = [0]
+        for block in self.blocks:
+            x = block(x, scales=[1.0, 2.0, 3.0], position=position)
+        assert position == [3]
+        return x
+
+
+def test_a_list_that_blocks_write_to_is_as_it_was_when_they_run_again():
+    torch.manual_seed(0)
+    model, x = _CountingStack(), torch.randn(2, 4)
+    plain = torch.autograd.grad(model(x).sum(), [*model.parameters()])
+    Checkpointing().apply(model)
+    again = torch.autograd.grad(model(x).sum(), [*model.parameters()])
+    assert all(map(torch.equal, plain, again))
