@@ -154,7 +154,8 @@ class Checkpointing:
         # Only positional tensors pass the hooks that move them; nested ones, as rotary tables, are shared and stay.
         everything, names, unnamed = (*args, *kwargs.values()), tuple(kwargs), len(args)
         # Blocks write to key/value caches, and to lists: the decoder of Wan counts its convolutions in one.
-        caches = {place: _as_now(value) for place, value in enumerate(everything) if _is_written_to(value)}
+        may_change = [isinstance(value, list) or hasattr(value, "get_seq_length") for value in everything]
+        caches = {place: _as_now(everything[place]) for place, changes in enumerate(may_change) if changes}
         calls = itertools.count()
 
         def positional(*values: Any) -> Any:
@@ -253,10 +254,6 @@ def _takes_the_block_alone(function: Callable[..., Any]) -> bool:
         return False
     one = first.kind in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD) and rest.kind == rest.VAR_POSITIONAL
     return one and first.name != "number" and first.annotation not in (int, "int")
-
-
-def _is_written_to(value: Any) -> bool:
-    return isinstance(value, list) or hasattr(value, "get_seq_length")
 
 
 def _as_now(value: Any) -> Any:

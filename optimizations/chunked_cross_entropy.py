@@ -269,6 +269,7 @@ class _InPieces:
         self,
         logits: NoLogits,
         labels: Tensor,
+        vocab_size: int | None = None,
         *,
         num_items_in_batch: Tensor | int | None = None,
         ignore_index: int = IGNORED,

@@ -15,10 +15,12 @@ from memviz.runner.predict.predicted_run import predict
 from memviz.runner.request import Request
 from optimizations.chunked_cross_entropy import ChunkedCrossEntropy, chunked_cross_entropy
 from tests.optimizations.memory import Memory
-from tests.optimizations.tiny import different, gpt2, llama, one_step, stack
+from tests.optimizations.tiny import different, gpt2, llama, mixtral, one_step, stack
+
+CASES = {"llama": llama, "gpt2": gpt2, "tied": lambda: llama(tie_word_embeddings=True), "mixtral": mixtral}
 
 
-@pytest.mark.parametrize("case", [llama, gpt2, lambda: llama(tie_word_embeddings=True)], ids=["llama", "gpt2", "tied"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("tokens", [1, 3, 20, 1000])
 def test_loss_and_gradients_are_the_same_up_to_rounding_and_undone_to_the_bit(case, tokens):
     made = case()

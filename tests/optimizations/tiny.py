@@ -100,6 +100,15 @@ def llama(**more: Any) -> Case:
     return _language_model(LlamaForCausalLM, LlamaConfig(**sizes, **heads, **more))
 
 
+def mixtral() -> Case:
+    """Adds a loss of its router, and gives its loss function the vocabulary's size by position."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
+    return _language_model(MixtralForCausalLM, MixtralConfig(**sizes, **heads, output_router_logits=True))
+
+
 def _language_model(kind: Any, config: Any) -> Case:
     torch.manual_seed(0)
     tokens = torch.arange(20).reshape(2, 10)
