@@ -48,7 +48,7 @@ def first_of_each(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
 
 
 def is_among(numbers: npt.NDArray[Any], wanted: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-    """Like `np.isin` for integers, but without `np.unique`, which it calls for wide ranges, such as sizes, or few values."""
+    """Like `np.isin` for integers, without `np.unique`, which `np.isin` calls for few values or wide ranges."""
     known = distinct(np.asarray(wanted))
     if len(known) <= _EACH:
         found = np.zeros(numbers.shape, dtype=np.bool_)

@@ -40,7 +40,7 @@ _PACKED = {
     b"7z\xbc\xaf\x27\x1c": "7-Zip",
     b"\x04\x22\x4d\x18": "lz4",
 }
-"""Of these formats only gzip is read, one layer deep. No pickle starts with zstandard's four bytes."""
+"""Only gzip of these formats is read, one layer deep. No pickle starts with zstandard's four bytes."""
 _UNPACK = "Unpack it and open the snapshot inside."
 _JSON_COSTS = {b"{": 240, b"[": 88, b",": 60}
 

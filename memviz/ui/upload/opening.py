@@ -95,7 +95,7 @@ def open_sample(store: TraceStore, session: Session, sample: OfferedSample) -> S
 
 
 def reopened(store: TraceStore, kept: Sequence[Sequence[str]], given: Session | None = None) -> Session:
-    """Return a session with the traces given at startup, and those that the browser remembers and the store still has."""
+    """Return a session with the traces given at startup and those that both the browser and the store still have."""
     session = given or Session()
     for key, sample in (pair for pair in kept if len(pair) == 2):
         trace = store.get(key)
