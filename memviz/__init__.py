@@ -9,7 +9,7 @@ import os
 from importlib import import_module
 
 TYPE_CHECKING = False
-"""As `typing` has it, which would take longer to load than all that `--help` needs."""
+"""`typing.TYPE_CHECKING` without importing `typing`, which takes longer than everything that `--help` needs."""
 if TYPE_CHECKING:
     from typing import Any
 

@@ -42,7 +42,7 @@ def dask_client(address: str) -> Iterator[Any]:
 
 
 def _ask(address: str) -> None:
-    """Whether anybody there speaks as a scheduler does: a client would wait for ever for one that is silent."""
+    """Raise unless a scheduler answers at the address: a client would wait forever for one that is silent."""
     with ThreadPoolExecutor(1) as own_thread:
         # A thread of its own has no loop yet, whoever asks.
         own_thread.submit(asyncio.run, _greeted(address)).result()

@@ -70,7 +70,7 @@ def _in_a_checkout() -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """What somebody else's error says, as part of a sentence of ours."""
+    """Return the first line of a third-party error, to be quoted within a message."""
     return (str(error) or type(error).__name__).splitlines()[0][:200]
 
 
@@ -78,5 +78,5 @@ _FRAMES = re.compile(r"\s*(?:Exception raised from |C\+\+ CapturedTraceback|fram
 
 
 def without_frames(text: str) -> str:
-    """What torch says of an error of its own, without the frames of its C++ behind it: they name nothing of ours."""
+    """Return the text of a torch error without the C++ stack frames behind it."""
     return _FRAMES.split(text)[0]

@@ -17,17 +17,17 @@ _ASKED_EVERY_SECONDS = 0.2
 
 
 class FairLock:
-    """Of as many places as are given. Nobody in particular, as the empty name, is somebody else each time."""
+    """A lock for `at_once` holders, fair between owners. An empty owner name is treated as a new owner each time."""
 
     def __init__(self, at_once: int = 1) -> None:
         self._at_once = at_once
         self._changed = threading.Condition()
         self._ring: dict[object, list[Turn]] = {}
-        """By owner, who is next first."""
+        """Queued turns of each owner; the owner who is next comes first."""
         self._inside: list[Turn] = []
 
     def of(self, owner: str) -> Turn:
-        """To be taken and let go of, once or again and again."""
+        """Return a turn of the owner, which can be entered and left repeatedly."""
         return Turn(self, owner)
 
     @contextmanager
@@ -78,7 +78,7 @@ class FairLock:
             return self._enters(turn)
 
     def is_used(self) -> bool:
-        """Whether anybody has a turn."""
+        """Return True if any turn is held."""
         with self._changed:
             return bool(self._inside)
 
@@ -88,7 +88,7 @@ class FairLock:
             return len(self._ring.get(owner, ()))
 
     def leave(self, turn: Turn) -> None:
-        """Whether it came in or gave up."""
+        """Release the turn, or withdraw it if still queued."""
         with self._changed:
             if turn in self._inside:
                 self._inside.remove(turn)

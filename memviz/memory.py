@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """What is there already is set aside meanwhile, so that whoever collects within looks through what is new alone.
+    """Pause garbage collection, with existing objects frozen so that a collection within scans new ones only.
 
     An import makes many objects that all stay, and each few hundred of them have the collector look through all there
-    are: a fifth of the time that the imports of a page or of a run take. What was set aside before stays so.
+    are: a fifth of the time that the imports of a page or of a run take. Objects frozen before stay frozen.
     """
     was_on, is_first = gc.isenabled(), gc.get_freeze_count() == 0
     gc.disable()
@@ -47,7 +47,7 @@ def freeze_startup_objects() -> None:
 
 
 _ARENA_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1
-"""Of `mallopt`, in glibc's malloc.h."""
+"""Parameters of `mallopt`, as numbered in glibc's malloc.h."""
 _ARENAS = 2
 _ALONE_BYTES = 1 << 17
 """Blocks from here on lie by themselves, and go back to the system as soon as they are freed."""
@@ -92,7 +92,7 @@ def limit_heap_cache() -> None:
 
 
 class _Kept:
-    """Of this process."""
+    """Heap settings of this process, and its readers."""
 
     lock = allocate_lock()
     little = False
@@ -143,7 +143,7 @@ def give_back() -> None:
 
 
 def give_back_holes() -> None:
-    """What is free between blocks that are in use. Without this the C library keeps it for the next small ones."""
+    """Return free heap memory between used blocks to the system; the C library keeps it for small allocations."""
     trim = getattr(_c_library(), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -163,7 +163,7 @@ MANY_EVENTS = 2_000_000
 
 
 def trim_heap_if_large(event_count: int) -> None:
-    """Where so many events were read, or looked through, what is free goes back to the system."""
+    """Return free heap memory to the system after a read or analysis of many events."""
     if event_count >= MANY_EVENTS:
         # Few files are so long, and every command would pay for importing ctypes and threads.
         give_back_holes()

@@ -1,4 +1,4 @@
-"""Where a rank stands on a mesh that is told as sizes, the outermost axis first, as `init_device_mesh` takes them.
+"""Coordinates of a rank on a mesh of given sizes, outermost axis first as in `init_device_mesh`.
 
 `pp=2,dp=4` are 8 ranks of which 0 to 3 are the first stage.
 """

@@ -124,7 +124,7 @@ def _check(item: pytest.Item, memory: GpuMemory) -> None:
 
 
 class _Pages:
-    """Of all tests, those of workers too: what is kept of a test arrives with its report."""
+    """Collects the pages of all tests, including xdist workers: each row arrives with its test's report."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""What is live after any event, or at any time."""
+"""The live allocations after any event, or at any time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from memviz.trace.model import DeviceTrace, Trace
 
 
 def at(trace: Trace, event: int, device: str | None = None, by: str = "site", top: int | None = None) -> dict[str, Any]:
-    """As `python -m memviz at --event N --json` writes it."""
+    """Return the output of `python -m memviz at --event N --json`."""
     chosen = chosen_device(trace, device)
     return live_json(trace, chosen, live_at(trace, chosen, event, by, top=top), "live_bytes")
 

@@ -1,4 +1,4 @@
-"""What commands share: how a file is opened, a device chosen, and a result shown."""
+"""Shared by commands: opening a file, choosing a device, printing a result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Command:
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
     takes_over: bool = False
-    """Whether it becomes a program of somebody else's, with streams, signals and exit status of its own."""
+    """True for a command that runs another program, whose streams, signals and exit status it takes on."""
 
 
 def add_file(parser: argparse.ArgumentParser, *, many: str | None = None) -> None:
@@ -76,7 +76,7 @@ def add_parallel(parser: argparse.ArgumentParser) -> None:
 
 
 def parallel_texts(args: argparse.Namespace) -> dict[str, str]:
-    """As a request has them; nothing of one GPU."""
+    """Return the parallel axes as a request has them; a single GPU is left out."""
     axes = dict(pair(text, "--parallel takes AXIS=N, as in --parallel tensor=2") for text in args.parallel)
     return {**({"gpus": str(args.gpus)} if args.gpus > 1 else {}), **axes}
 

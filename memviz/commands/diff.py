@@ -112,7 +112,7 @@ GREW = 1
 def diff(
     traces: Sequence[Trace], device: str | None = None, by: str = "site", top: int | None = None
 ) -> dict[str, Any]:
-    """As `python -m memviz diff --json` writes it; of more than two traces under `comparisons`."""
+    """Return the output of `python -m memviz diff --json`; for more than two traces it is under `comparisons`."""
     sides = _pairs(traces, device)
     return compared_json(sides, changes(sides, by, with_kinds=False), top)
 

@@ -1,4 +1,4 @@
-"""What is worth knowing about a trace, ranked by bytes."""
+"""Findings about a trace, ranked by bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from memviz.units import bytes_text, delta_text
 
 
 def findings(trace: Trace, device: str | None = None) -> dict[str, Any]:
-    """As `python -m memviz findings --json` writes it."""
+    """Return the output of `python -m memviz findings --json`."""
     return _with_estimates(trace, chosen_device(trace, device), {})
 
 

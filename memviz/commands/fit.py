@@ -156,7 +156,7 @@ def _all_refused(reasons: tuple[str, ...]) -> str:
 
 @contextmanager
 def _machines(args: argparse.Namespace) -> Iterator[tuple[Predictor, list[Gpu]]]:
-    """What predicts, and what is measured on: looked for first, so that nobody waits for a search to hear of none."""
+    """Yield the predictor and the GPUs to measure on; missing ones raise before the search begins."""
     from memviz.runner.fit.predictions import Predictor
 
     if args.scheduler is None:

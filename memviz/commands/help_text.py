@@ -29,7 +29,7 @@ EPILOG = "Every command reads a snapshot of any PyTorch release: a pickle or JSO
 
 _INDENT = 4
 _COLUMN = 14
-"""Where the words about a command begin."""
+"""The column at which descriptions of commands begin."""
 _LEAST = 52
 """In narrower terminals argparse breaks the first line too."""
 
@@ -64,7 +64,7 @@ def _row(name: str, words: str, width: int) -> list[str]:
 
 
 def _filled(words: str, width: int) -> list[str]:
-    """As many words a line as go in; a word may be broken after a hyphen."""
+    """Wrap words to lines of at most `width`; a word may be broken after a hyphen."""
     lines = [""]
     for word in words.split():
         pieces = word.replace("-", "-\0").split("\0")
@@ -78,7 +78,7 @@ def _filled(words: str, width: int) -> list[str]:
 
 
 def columns_of_terminal() -> int:
-    """As `shutil.get_terminal_size` finds it, which would load three compressors."""
+    """Like `shutil.get_terminal_size`, which would import three compressors."""
     given = os.environ.get("COLUMNS", "")
     if given.isdecimal() and int(given):
         return int(given)
@@ -89,7 +89,7 @@ def columns_of_terminal() -> int:
 
 
 def shown() -> bool:
-    """Whether it is written. Where anything stands in the way, argparse says it, and what went wrong."""
+    """Print the help and return True. On False argparse prints it, and reports what went wrong."""
     try:
         text = help_text(columns_of_terminal())
         sys.stdout.write(text)

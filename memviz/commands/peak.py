@@ -1,4 +1,4 @@
-"""What the peak is made of."""
+"""The allocations of which the peak consists."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from memviz.units import bytes_text, count_text, percent_text
 
 
 def peak(trace: Trace, device: str | None = None, by: str = "site", top: int | None = None) -> dict[str, Any]:
-    """As `python -m memviz peak --json` writes it."""
+    """Return the output of `python -m memviz peak --json`."""
     chosen = chosen_device(trace, device)
     return live_json(trace, chosen, peak_of(trace, chosen, by, top=top), "peak_bytes")
 

@@ -34,7 +34,7 @@ _PEAKS = ("peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
 
 @dataclass(frozen=True)
 class PredictedRank:
-    """What a process said of its rank."""
+    """The result that a process reported for its rank."""
 
     figures: dict[str, Any]
 
@@ -84,7 +84,7 @@ class _Runs:
         self._folder = folder
         self.count = 0
         self._failed: dict[int, str] = {}
-        """What was said by ranks whose program ended with an error of its own."""
+        """Messages of ranks whose program ended with an error of its own."""
         self.unused: set[str] | None = None
         """Lines of `--assume` that no rank used."""
 

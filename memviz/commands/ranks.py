@@ -85,7 +85,7 @@ def _print_ranks(job: RankSummary, top: int) -> None:
 
 
 def _unlike_others(ranks: Sequence[Rank], top: int) -> list[str]:
-    """What the table does not say of a rank: that its figures are of one device of several, or from elsewhere."""
+    """Return lines on ranks whose figures are of one device among several, or of another origin than the others'."""
     usual, _ = Counter(rank.row.origin for rank in ranks).most_common(1)[0]
     lines = []
     for number, row in ((rank.number, rank.row) for rank in ranks[: top or None]):
@@ -127,7 +127,7 @@ def _print_differences(rows: Sequence[NamedDelta]) -> None:
 
 
 def _card(text: str, overhead: int | None) -> SmallerCard:
-    """By name, or any size; refused before a file is read where nothing of it is left."""
+    """Return a card by name, or of any size; raise before a file is read if the overhead leaves no room on it."""
     card = _named_card(text, overhead)
     check_room(CardMemory(card.card_bytes, card.overhead_bytes))
     return card

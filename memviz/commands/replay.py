@@ -49,11 +49,11 @@ def replay(
     overhead: int = OVERHEAD_BYTES,
     search: bool = False,
 ) -> dict[str, Any]:
-    """As `python -m memviz replay --json` writes it.
+    """Return the output of `python -m memviz replay --json`.
 
     Args:
         settings: As in PYTORCH_CUDA_ALLOC_CONF; without it the recorded ones.
-        memory: Bytes of the whole card; without it memory without end.
+        memory: Bytes of the whole card; without it no limit.
         overhead: Bytes of the card that the CUDA context and libraries are taken to hold; the default is an assumption.
         search: Also try the settings that matter.
     """

@@ -1,4 +1,4 @@
-"""What a snapshot holds: per device the bytes at start, peak and end, and what to know about the recording."""
+"""The contents of a snapshot: per device the bytes at start, peak and end, and notes on the recording."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HISTORY = {
 
 
 def summary(trace: Trace, device: str | None = None, *, findings: bool = True) -> dict[str, Any]:
-    """As `python -m memviz summary --json` writes it; what is printed for people needs no findings."""
+    """Return the output of `python -m memviz summary --json`; the printed form needs no findings."""
     return summary_json(trace, None if device is None else [chosen_device(trace, device)], findings=findings)
 
 

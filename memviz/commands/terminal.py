@@ -1,4 +1,4 @@
-"""Where the command line meets a terminal: what is written there is harmless, and how it ends is one of few statuses.
+"""Harmless terminal output and the exit statuses of the command line.
 
 A function's name in a snapshot is anybody's text, and so is a file's name in an argument. Everything that a command
 writes goes through `harmless`, errors and argparse's words too; nothing in it moves the cursor, changes the title, or
@@ -20,13 +20,13 @@ from memviz.errors import MemvizError, library_needed
 from memviz.headlines.headline import escape_control_chars
 
 FAILED = 2
-"""What was asked cannot be answered, in words on the standard error stream; argparse's status too."""
+"""Exit status of a command that fails with a message on stderr; argparse's status too."""
 BROKEN = 70
 """A fault of memviz itself. Python's own 1 would say to a gate that a peak grew."""
 NOT_WRITTEN = 74
 INTERRUPTED = 128 + signal.SIGINT
 NOBODY_READS = 128 + 13
-"""As of a program that SIGPIPE ended."""
+"""The status of a program that SIGPIPE ended."""
 
 _ENDING = ("SIGTERM", "SIGHUP")
 
@@ -36,7 +36,7 @@ class NotWritten(MemvizError):
 
 
 class NobodyReads(MemvizError):
-    """Whoever read our output has seen enough."""
+    """The reader of our output has closed the pipe."""
 
 
 class _Stream:
@@ -99,7 +99,7 @@ def harmless_streams() -> Iterator[None]:
 
 
 def status_of(work: Callable[[], int]) -> int:
-    """Of whatever it ends in, with words for people where there is something to say."""
+    """Run a command, print its error if there is one, and return the exit status."""
     try:
         with _ended_by_signals():
             return _flushed(work)
@@ -150,7 +150,7 @@ def _say(words: object) -> None:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """What is under way is cleaned up: half a file, a folder for a run, its processes."""
+    """Turn ending signals into SystemExit, so that partial files, run folders and child processes are cleaned up."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -182,7 +182,7 @@ def open_streams() -> None:
 
 
 def let_go_of_output() -> None:
-    """What could not be written is not tried again while Python ends, which would say so and change the status."""
+    """Redirect stdout to null: Python would retry unwritten output at exit, report it, and change the status."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
 

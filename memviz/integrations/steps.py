@@ -42,7 +42,7 @@ class RecordedSteps:
             raise UsageError(f"Steps are counted from 1, and there is none from {first} to {last}.")
         self.first, self.last = first, last
         self.path = Path(path)
-        """Where this rank writes, once the training has begun."""
+        """The output file; once training has begun, the one of this rank."""
         self.out_of_memory_path: Path | None = None
         """The moment when memory ran out, where it did."""
         self._named = Path(path)

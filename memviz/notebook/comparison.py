@@ -44,7 +44,7 @@ class Comparison(Result):
 
     @property
     def rows(self) -> tuple[Change, ...]:
-        """By the largest difference from the baseline."""
+        """Rows with the largest difference from the baseline first."""
         return self.found.rows
 
     def by(self, by: str) -> Comparison:
@@ -55,7 +55,7 @@ class Comparison(Result):
         return compare(summarize_comparison(self.sides))
 
     def as_json(self) -> dict[str, Any]:
-        """As `diff --json --top 0` writes it."""
+        """Return the output of `diff --json --top 0`."""
         return compared_json(self.sides, self.found)
 
     def columns(self) -> Mapping[str, list[Any]]:
@@ -111,12 +111,12 @@ def compare_peaks(sides: Sequence[Pair], by: str = "site") -> Comparison:
 class ReplayRow:
     name: str
     settings: str
-    """As in PYTORCH_CUDA_ALLOC_CONF; empty for PyTorch's defaults."""
+    """Allocator settings in the syntax of PYTORCH_CUDA_ALLOC_CONF; empty for PyTorch's defaults."""
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     retries: int
     oom_event: int | None
-    """Where memory ran out; -1 is before the first event."""
+    """The event at which memory runs out; -1 is before the first event."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -150,7 +150,7 @@ class Replay(Result):
         return said.and_also(f"Of the card's {card.name}, {aside} are set aside for the CUDA context and libraries.")
 
     def as_json(self) -> dict[str, Any]:
-        """As `replay --json` writes it."""
+        """Return the output of `replay --json`."""
         return replayed_json(self.answer)
 
     def columns(self) -> Mapping[str, list[Any]]:

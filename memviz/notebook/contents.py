@@ -69,7 +69,7 @@ class Summary(Result):
         return explore(overview(self.trace, chosen_device(self.trace, self.device)))
 
     def as_json(self) -> dict[str, Any]:
-        """As `summary --json` writes it, findings included."""
+        """Return the output of `summary --json`, findings included."""
         return summary_json(self.trace, [chosen_device(self.trace, summed.device) for summed in self.devices])
 
     def columns(self) -> Mapping[str, list[Any]]:
@@ -99,7 +99,7 @@ def _device_row(device: DeviceSummary) -> TableRow:
 
 
 def summary_result(trace: Trace, named: str | None) -> Summary:
-    """Of the named device, or of all."""
+    """Summarize the named device, or all devices."""
     first = chosen_device(trace, named)
     devices = trace.devices if named is None else (first,)
     return Summary(trace, first.name, tuple(_summed(device) for device in devices))
@@ -142,7 +142,7 @@ class Live(Result):
 
     @property
     def waiting_bytes(self) -> int:
-        """Of the live ones: asked to be freed while another stream may still use them."""
+        """Live bytes whose free is requested, but which another stream may still use."""
         return self.found.waiting_bytes
 
     @property
@@ -151,7 +151,7 @@ class Live(Result):
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """By bytes, largest first. With `rest_bytes` they add up to `live_bytes`."""
+        """Groups by bytes, largest first. With `rest_bytes` they add up to `live_bytes`."""
         return self.found.live.groups
 
     @property
@@ -172,7 +172,7 @@ class Live(Result):
         return live_then(self.found, which(self.trace, device), len(device.events))
 
     def as_json(self) -> dict[str, Any]:
-        """As `peak --json` and `at --json` write it."""
+        """Return the output of `peak --json` or `at --json`."""
         total = "peak_bytes" if self.is_peak else "live_bytes"
         return live_json(self.trace, self._device, self.found, total)
 
@@ -246,7 +246,7 @@ class SegmentMapResult(Result):
     device: str
     found: SegmentsAt = field(compare=False)
     segments: tuple[SegmentUse, ...]
-    """By address."""
+    """Segments in order of address."""
 
     @property
     def event(self) -> int:

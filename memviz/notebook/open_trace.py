@@ -129,8 +129,8 @@ def _fetch(address: str, file: IO[bytes], limits: Limits) -> int:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class OpenTrace(Result):
-    """What `memviz.open` gives. Where a trace has several devices, `device` says which one every answer is about;
-    without it that is the one that ran out of memory, else the one with the highest peak."""
+    """The result of `memviz.open`. If a trace has several devices, `device` names the one that every answer is about;
+    by default it is the one that ran out of memory, else the one with the highest peak."""
 
     trace: Trace = field(repr=False)
     device: str | None = None
@@ -168,8 +168,8 @@ class OpenTrace(Result):
         top: int | None = None,
         device: int | str | None = None,
     ) -> Live:
-        """What is live after an event (-1 is before the first), or at a time in seconds: since the first event, or
-        since 1970."""
+        """Return the live allocations after an event (-1 is before the first), or at a time in seconds: since the first
+        event, or since 1970."""
         chosen = self._device(device)
         return live_result(self.trace, chosen, _moment(chosen, event, time), by, top)
 
@@ -260,7 +260,7 @@ def _trace(source: str | os.PathLike[str] | Trace | HasTrace) -> Trace:
 
 
 def _trace_within(source: Any) -> Trace:
-    """Of a recording, a prediction or a replay."""
+    """Return the trace of a recording, a prediction or a replay."""
     made = getattr(source, "trace", None)
     if isinstance(made, Trace):
         return made

@@ -1,4 +1,4 @@
-"""What `ranks --json` writes. Bytes are whole numbers; what is left of a list has a row of its own."""
+"""JSON of `ranks --json`. Bytes are whole numbers; the rest of a cut list has a row of its own."""
 
 from __future__ import annotations
 

@@ -51,18 +51,17 @@ class OnCard:
     fits: tuple[int, ...]
     close: tuple[int, ...]
     runs_out: tuple[int, ...]
-    """By when: the step, and how far into it; then by what is lacking, the most first."""
+    """Ranks by the step at which they run out and how far into it, then by the bytes they lack, most first."""
     first: int | None
     """The first of those that run out; else of those that are close, the one that lacks most."""
     first_step: FirstStep | None
     """In which it has no more; None where that is only close, where all fit, or where its recording has no steps."""
     lacks_bytes: int
-    """What it needs more than there is, of live bytes; of reserved ones where these alone lack room, 0 where nobody
-    knows how many these are."""
+    """Live bytes of the first rank beyond the card's memory; reserved ones if only these lack room, 0 if unknown."""
     replayed: tuple[int, ...] = ()
     """Ranks that were close by their rows, and of which a replay of their requests says whether they fit."""
     cut_short: tuple[int, ...] = ()
-    """Of those that are close, the ones that ran out when they were recorded."""
+    """Ranks among the close ones whose recording ended in an OOM."""
 
 
 def fit_on_card(ranks: Sequence[Rank], card: SmallerCard) -> OnCard:
@@ -200,7 +199,7 @@ def _with(found: OnCard, ranks: dict[int, Rank], told: dict[int, _When | None]) 
 
 
 def _lacks(card: SmallerCard, ranks: dict[int, Rank], first: int | None, *, by_replay: bool) -> int:
-    """Of reserved bytes, where live ones alone would have room."""
+    """Return the bytes that a rank needs beyond the card: live ones, or reserved ones where a replay decides."""
     if first is None:
         return 0
     row = ranks[first].row

@@ -21,7 +21,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Gathering:
-    """What is asked for."""
+    """A request to gather rows of ranks."""
 
     places: tuple[str, ...]
     """Or a single table of rows."""
@@ -29,7 +29,7 @@ class Gathering:
     output: Path | None = None
     processes: int | None = None
     scheduler: str | None = None
-    """Of Dask: then its workers read, and nobody here."""
+    """Address of a Dask scheduler whose workers read the files instead of this process."""
     mesh: str = ""
     """Sizes, as in `memviz/mesh.py`; without them those of a `mesh.json` beside the files."""
 
@@ -64,7 +64,7 @@ def _table_of(wanted: Gathering) -> RankTable:
 
 
 def _read(places: Sequence[Place], wanted: Gathering, kept: RowFile | None) -> Iterator[Reduced]:
-    """What is known already comes first, so that an end in between loses none of it."""
+    """Yield known rows first, so that an interruption loses none of them."""
     known = [] if kept is None else [row for place in places if (row := kept.known(place)) is not None]
     yield from known
     left = {place.address: place for place in places}

@@ -131,7 +131,7 @@ def _plain(stem: str, differing: int | None) -> int | None:
 
 
 def _stem(place: str) -> str:
-    """Of a name without its endings: `.7z` and `.mp3` are no ranks."""
+    """Return the file name without its endings, so that `.7z` and `.mp3` are not taken for ranks."""
     stem = re.sub(r"(\.(pickle|pkl|json|gz|bin|pt|snapshot))+$", "", _name(place), flags=re.IGNORECASE)
     return _TYPES.sub("", stem)
 
@@ -207,7 +207,7 @@ def check_room(places: Sequence[str], sizes: Mapping[str, int]) -> None:
 
 
 def sizes_beside(places: Sequence[str]) -> dict[str, int]:
-    """Of the `mesh.json` in a folder that is asked about; empty where there is none."""
+    """Read the axis sizes of a `mesh.json` in one of the folders; empty if there is none."""
     files = (Path(place) / FILE for place in places if "://" not in place)
     file = next((file for file in files if file.is_file()), None)
     if file is None:

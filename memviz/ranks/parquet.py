@@ -102,7 +102,7 @@ def read_table(path: Path, *, most_rows: int | None = None, most_bytes: int | No
 
 
 def row_values(row: Reduced) -> dict[str, Any]:
-    """As plain values, as a row of the table has them."""
+    """Return the row as plain values by the table's columns."""
     values = {name: None for name in ("failed", "rank")}
     return {**values, **_flat(row, None)}
 

@@ -1,4 +1,4 @@
-"""Where the ranks' files lie: a folder, a glob, single files, or the same somewhere that fsspec knows (`s3://`, `hf://`).
+"""Paths of the ranks' files: a folder, a glob, single files, or a remote address that fsspec knows (`s3://`, `hf://`).
 
 A place is a text that a worker on another machine can open as well. What opens it beyond this machine's own files is
 asked for only where an address has `://` in it.
@@ -23,9 +23,9 @@ _DIGITS = re.compile(r"([0-9]+)")
 _OTHER_JSON = ("mesh.json",)
 _OF_THIS_MACHINE = ("file://", "local://")
 _PROFILE = ".profile.json.gz"
-"""What `record --profile` writes beside a rank's snapshot is the same rank once more."""
+"""The file that `record --profile` writes beside a snapshot repeats the same rank, so it is skipped."""
 _TAGS = ("ETag", "etag", "blob_id", "oid", "md5", "checksum", "LastModified", "last_modified", "mtime", "updated")
-"""What file systems call that which changes with the file, the surest first."""
+"""Keys of fsspec's file information that change with the file's content, most reliable first."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _remote(text: str) -> Iterator[Place]:
 
 
 def _listed_in(system: Any, folder: str) -> dict[str, Mapping[str, Any]]:
-    """As `_snapshots_in`: of the folders one level below where it has no snapshot itself."""
+    """Like `_snapshots_in`: if a folder has no snapshots, list the folders one level below."""
     rows = system.ls(folder, detail=True)
     mine = {row["name"]: row for row in rows if _is_remote_snapshot(row)}
     if mine:
@@ -168,7 +168,7 @@ def _is_remote_snapshot(row: Mapping[str, Any]) -> bool:
 
 
 def file_system(address: str) -> tuple[Any, str]:
-    """What fsspec has for it, and the path within."""
+    """Return the fsspec file system of an address, and the path within it."""
     try:
         from fsspec.core import url_to_fs
     except ImportError:

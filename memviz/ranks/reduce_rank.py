@@ -39,10 +39,10 @@ from memviz.trace.memviz_labels import MESH_FACT, RANK_FACT
 from memviz.trace.model import Action, DeviceTrace, Ints8, Trace
 
 MOST_PARTS = 24
-"""Of a longer recording the last ones: there it was dumped, and there memory ran out."""
+"""Limit of parts. Longer recordings keep their last ones, since the dump and any OOM come at the end."""
 MOST_COLUMNS = 480
 _TAIL = 0.1
-"""What is left after the last step is one of its own where it has a tenth of that one's events."""
+"""The rest after the last step becomes a step if it has more than this share of that step's events."""
 _NUMBER = re.compile(r"(\d{1,9})\D*$")
 Bounds = tuple[int, str, int, int]
 """Number, name, first and last event."""
@@ -75,7 +75,7 @@ def step_parts(trace: Trace, device: DeviceTrace) -> tuple[StepPart, ...]:
 
 
 def _shortened(parts: list[StepPart]) -> tuple[StepPart, ...]:
-    """What came before the last steps is one part, so that the peak stays in."""
+    """Merge the parts before the last steps into one, so that the peak is kept."""
     if len(parts) <= MOST_PARTS:
         return tuple(parts)
     kept = parts[-(MOST_PARTS - 1) :]
@@ -83,7 +83,7 @@ def _shortened(parts: list[StepPart]) -> tuple[StepPart, ...]:
 
 
 def _noted(trace: Trace, device: DeviceTrace) -> list[Bounds]:
-    """As the profiler or the optimizer noted them."""
+    """Return the steps that the profiler or the optimizer annotated."""
     ranges = [step for step in steps(trace, device) if step.end_event >= step.start_event]
     numbers = [int(number[1]) if (number := _NUMBER.search(step.name)) else 0 for step in ranges]
     if any(after <= before for before, after in zip(numbers, numbers[1:], strict=False)):
@@ -95,7 +95,7 @@ def _noted(trace: Trace, device: DeviceTrace) -> list[Bounds]:
 
 
 def _seen(trace: Trace, device: DeviceTrace) -> list[Bounds]:
-    """As stacks show forwards, backwards and optimizer steps."""
+    """Return steps inferred from the stacks of forwards, backwards and optimizer steps."""
     spans = groupby(phase_spans(trace, device).spans, key=lambda span: span.step)
     rows = [(number, list(group)) for number, group in spans]
     return [(number, f"step {number}", group[0].first, group[-1].last) for number, group in rows]
@@ -108,7 +108,7 @@ def _columns(device: DeviceTrace, part: StepPart, columns: int) -> Ints8:
 
 
 MOST_SITES = 128
-"""Of a rank; what is left is one figure, so that they add up."""
+"""Limit of sites per rank; the rest is one sum, so that the total stays complete."""
 _MOST_RAN_OUT = 16
 _LONGEST = 300
 """Characters of a site: it is anybody's text, and a hundred thousand rows hold some."""

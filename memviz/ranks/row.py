@@ -1,4 +1,4 @@
-"""What one rank's file comes to: a few kilobytes, from which everything about many ranks is told."""
+"""The row of one rank: a few kilobytes per file, from which the summary of many ranks is computed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SiteBytes:
-    """What one call site holds at the peak."""
+    """Bytes of one call site at the peak."""
 
     key: str
     """The same in every rank of one program."""
@@ -17,12 +17,12 @@ class SiteBytes:
 
 @dataclass(frozen=True)
 class KindBytes:
-    """What one category holds at the peak."""
+    """Bytes of one category at the peak."""
 
     kind: str
     bytes: int
     probable_bytes: int = 0
-    """Of these, that are no more than probably of this kind. Tables of version 1 do not say it."""
+    """The part of `bytes` whose category is only probable. Tables of version 1 do not have it."""
 
     @property
     def words(self) -> str:
@@ -46,7 +46,7 @@ class StepPart:
     """A step of the recording, or what comes before the first."""
 
     number: int
-    """As the program noted it, else counted from 1; 0 is what comes before step 1."""
+    """The program's own number of the step, else counted from 1; 0 is the part before step 1."""
     name: str
     first_event: int
     last_event: int
@@ -58,27 +58,27 @@ class Curve:
 
     parts: tuple[StepPart, ...]
     columns: int
-    """Of each part, however many events it has."""
+    """Number of columns per part, however many events it has."""
     live: tuple[int, ...]
     """The highest of each column, part after part. The largest of all is the peak."""
 
     @property
     def highest(self) -> tuple[tuple[StepPart, int], ...]:
-        """Of each part."""
+        """Each part with its highest value."""
         spans = (self.live[begin : begin + self.columns] for begin in range(0, len(self.live), self.columns))
         return tuple((part, max(span)) for part, span in zip(self.parts, spans, strict=True))
 
 
 @dataclass(frozen=True)
 class RankRow:
-    """Of the file's device that ran out of memory, else of the one whose memory went highest, as `summary` has it."""
+    """The row of a file's device that ran out of memory, else of the device with the highest peak, as in `summary`."""
 
     place: str
     etag: str
     """Changes whenever the file does; empty where the place does not say."""
     file_bytes: int
     said_rank: int | None
-    """As the file itself says."""
+    """The rank stored in the file itself."""
     said_mesh: str
     """'pp=1,dp=0' as the file itself says; empty where it does not."""
     origin: str
@@ -93,9 +93,9 @@ class RankRow:
     reserved_peak_bytes: int
     reserved_end_bytes: int
     categories: tuple[KindBytes, ...]
-    """Of the peak, the largest first; they add up to it."""
+    """Categories at the peak, the largest first; they add up to it."""
     sites: tuple[SiteBytes, ...]
-    """Of the peak, the largest first; with `other_sites_bytes` they add up to it."""
+    """Sites at the peak, the largest first; with `other_sites_bytes` they add up to it."""
     other_sites_bytes: int
     ran_out: tuple[RankRanOut, ...]
     ran_out_count: int

@@ -28,7 +28,7 @@ class NamedDelta:
     name: str
     delta_bytes: int
     is_probable: bool = False
-    """Of a kind: most of what both have of it is no more than probably of that kind."""
+    """For a category: True if most of it, in both ranks, is only probably of that category."""
 
     @property
     def words(self) -> str:
@@ -74,16 +74,16 @@ def bytes_apart(row: RankRow, other: RankRow) -> int:
 
 
 _LEAST_GAP, _MOST_GAP = 0.001, 0.02
-"""Of the highest peak: nearer ranks are always of one group, farther ones never."""
+"""Shares of the highest peak: ranks closer than the first always share a group, ranks farther than the second never."""
 _GAPS = 8
 """Times the usual distance from one rank to the next."""
 _OTHERWISE = 0.1
-"""Of a peak: ranks of one height that are made of other things by so much are no equals."""
+"""Share of a peak by which the sites of two ranks of equal height may differ within a group."""
 _FEW = 0.05
-"""Of the ranks of a group: so few beside it are exceptions to it, more are a group of another kind."""
+"""Share of a group's ranks: a smaller set beside it is an exception to it, a larger one is a group of another kind."""
 _DEVIATIONS = 6
 _NEAREST = 3
-"""Of the norm's own deviation: from the median, and from the nearest of the norm."""
+"""Limits in the norm's own deviations: distance from the median, and from the nearest rank of the norm."""
 _SIGMA = 1.4826
 """Median deviations in a standard deviation."""
 _MOST_NORMS = 64
@@ -96,7 +96,7 @@ class RankGroup:
     median_rank: int
     """One of them."""
     peak_bytes: int
-    """Of the median rank."""
+    """Peak memory of the median rank."""
     least_bytes: int
     most_bytes: int
 
@@ -108,7 +108,7 @@ class Outlier:
     """The median rank of the group it is nearest to."""
     delta_bytes: int
     because: tuple[NamedDelta, ...]
-    """By site. They add up to the difference."""
+    """Differences by site; they add up to the whole difference."""
     categories: tuple[NamedDelta, ...] = ()
     """They add up to it, too."""
 
@@ -163,7 +163,7 @@ def grouped(ranks: Sequence[Rank]) -> tuple[tuple[RankGroup, ...], tuple[Outlier
 
 
 def _clusters(ranks: Sequence[Rank]) -> list[list[Rank]]:
-    """By peak: from one to the next there is no more than the usual distance, many times over."""
+    """Split ranks by peak wherever the gap to the next is many times the usual one."""
     in_order = sorted(ranks, key=lambda rank: (rank.row.peak_bytes, rank.number))
     if not in_order:
         return []
@@ -176,7 +176,7 @@ def _clusters(ranks: Sequence[Rank]) -> list[list[Rank]]:
 
 
 def _alike(cluster: list[Rank]) -> list[list[Rank]]:
-    """Of one height, apart by what they are made of."""
+    """Split ranks of equal peaks by the sites they consist of."""
     kinds: list[list[Rank]] = []
     of_table: dict[object, list[Rank]] = {}
     for rank in cluster:
@@ -274,7 +274,7 @@ class Imbalance:
 @dataclass(frozen=True)
 class RankSummary:
     ranks: tuple[Rank, ...]
-    """By number; at least one."""
+    """Ranks by number; at least one."""
     failed: tuple[FailedFile, ...]
     groups: tuple[RankGroup, ...]
     outliers: tuple[Outlier, ...]
@@ -322,7 +322,7 @@ def summarize_ranks(reduced: Iterable[Reduced], sizes: Mapping[str, int] | None 
 
 
 def of_ranks(ranks: tuple[Rank, ...], failed: tuple[FailedFile, ...] = ()) -> RankSummary:
-    """By number, and at least one of them."""
+    """Summarize ranks, which are ordered by number; at least one is needed."""
     groups, outliers = grouped(ranks)
     return RankSummary(ranks, failed, groups, outliers, _imbalance(ranks), missing(ranks, failed))
 
@@ -344,7 +344,7 @@ def _imbalance(ranks: tuple[Rank, ...]) -> Imbalance:
 
 
 NOTHING = -1
-"""Where a rank has no such step."""
+"""Marks a step that a rank does not have."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -354,7 +354,7 @@ class AlignedRanks:
     steps: tuple[tuple[int, str], ...]
     """Number of each, and what the program called it; the first may be what came before step 1."""
     columns: int
-    """Of each step."""
+    """Number of columns per step."""
     live: npt.NDArray[np.int64]
     """The highest of each column, or NOTHING."""
 

@@ -36,7 +36,7 @@ class NoRow(ValueError):
 
 
 def checked_rows(values: Iterable[Any]) -> list[Reduced]:
-    """What a row says of a rank must hold together, as it does where it is written. They are taken one by one.
+    """Check that every row of an uploaded table is consistent, as written rows are, and return the rows.
 
     Raises:
         NoRow: It is no such table.
@@ -163,7 +163,7 @@ def main() -> int:
 
 
 def _limit() -> None:
-    """Where the system has limits; Windows has none of these."""
+    """Set resource limits where the system has them; Windows has none."""
     with suppress(ImportError, ValueError, OSError):
         import resource
 

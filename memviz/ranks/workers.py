@@ -36,7 +36,7 @@ _KILLED_PROCESS = "Reading it ended its process, as the system does with one tha
 
 
 def processes_here() -> int:
-    """As many as this process may use cores."""
+    """Return the number of CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -45,7 +45,7 @@ def processes_here() -> int:
 def reduced_here(
     places: Sequence[Place], device: str | None = None, *, processes: int | None = None, reduce: Reduce = reduce_rank
 ) -> Iterator[Reduced]:
-    """As they become ready, in any order. `reduce` is a function that another process can import."""
+    """Yield rows as they become ready, in any order. `reduce` must be importable in another process."""
     count = min(processes or processes_here(), len(places))
     if count <= 1:
         yield from (reduce(place, device) for place in places)
@@ -134,7 +134,7 @@ def _begin() -> None:
 
 
 def _end_with_parent() -> None:
-    """Nobody else ends what waits for files where the one that asked was killed."""
+    """Exit when the parent process does: idle workers would otherwise outlive a parent that was killed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -149,7 +149,7 @@ _KILLED_WORKERS = "Reading it ended the workers that tried, one after the other.
 
 
 def read_rank(address: str, etag: str, size: int, device: str | None) -> Reduced:
-    """What a worker does. It travels as code, since the scheduler in between need not have memviz."""
+    """Reduce one file on a worker. The function is sent as code, since the scheduler may not have memviz."""
     from memviz.ranks.places import Place
     from memviz.ranks.reduce_rank import reduce_rank
 
@@ -159,7 +159,7 @@ def read_rank(address: str, etag: str, size: int, device: str | None) -> Reduced
 def reduced_there(
     places: Sequence[Place], address: str, device: str | None = None, *, task: Task = read_rank
 ) -> Iterator[Reduced]:
-    """As they become ready, in any order."""
+    """Yield rows as they become ready, in any order."""
     if not places:
         return
     with dask_client(address) as client, _our_code(client):

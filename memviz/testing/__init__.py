@@ -1,1 +1,1 @@
-"""What `memviz.pytest_plugin` does once a test asks for it: the memory of one test, its limit, the pages of all."""
+"""Implementation of `memviz.pytest_plugin`, loaded on use: the memory of one test, its limit, the index of pages."""

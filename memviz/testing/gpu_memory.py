@@ -28,7 +28,7 @@ class MemoryLimit:
     card: str | None = None
     """The one that is pretended, by a part of its name; None for one without an end."""
     settings: str | None = None
-    """As in PYTORCH_CUDA_ALLOC_CONF."""
+    """Allocator settings in the syntax of PYTORCH_CUDA_ALLOC_CONF."""
     assume: Mapping[str, Any] | None = None
     """Answers where the test asks for values that nobody computes, by line."""
 
@@ -40,7 +40,7 @@ def limit_of(
     settings: str | None = None,
     assume: Mapping[str, Any] | None = None,
 ) -> MemoryLimit:
-    """As `@pytest.mark.limit_gpu_memory` has it."""
+    """Parse the arguments of `@pytest.mark.limit_gpu_memory`."""
     try:
         size = parse_bytes(limit) if isinstance(limit, str) else limit
     except ValueError as error:
@@ -90,7 +90,7 @@ def largest_sites(trace: Trace, device: DeviceTrace) -> str:
 
 
 class GpuMemory:
-    """What a test may ask for by the fixture `gpu_memory`."""
+    """The value of the fixture `gpu_memory`."""
 
     def __init__(self, name: str, limit: MemoryLimit, *, predicts: bool) -> None:
         self.limit = limit

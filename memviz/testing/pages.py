@@ -30,7 +30,7 @@ def save_page(folder: Path, name: str, memory: GpuMemory) -> str:
 
 
 def write_index(folder: Path, rows: Sequence[Mapping[str, object]]) -> Path:
-    """By the most bytes."""
+    """Write the index page of tests, highest peak first."""
     head = tag("tr", *(tag("th", name) for name in ("test", "outcome", "held at most", "reserved at most", "limit")))
     body = [_row(row) for row in sorted(rows, key=lambda row: (-_number(row["peak_bytes"]), str(row["test"])))]
     style = tag("style", "body{font:14px sans-serif;color-scheme:light dark}td,th{padding:0 1em;text-align:left}")

@@ -16,9 +16,9 @@ _EACH = 8
 
 
 def distinct(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """What `np.unique` gives for integers and truths, in rising order.
+    """Return the sorted unique values, as `np.unique` does, of integers or booleans.
 
-    That loads all of numpy's masked arrays when it is first called: a seventh of the time in which numpy itself loads.
+    `np.unique` imports all of numpy.ma on its first call: a seventh of the import time of numpy itself.
     """
     if not numbers.size:
         return numbers.ravel()
@@ -48,7 +48,7 @@ def first_of_each(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
 
 
 def is_among(numbers: npt.NDArray[Any], wanted: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-    """What `np.isin` gives for integers. That calls `np.unique` where they lie far apart, as sizes do, or are few."""
+    """Like `np.isin` for integers, without `np.unique`, which `np.isin` calls for few values or wide ranges."""
     known = distinct(np.asarray(wanted))
     if len(known) <= _EACH:
         found = np.zeros(numbers.shape, dtype=np.bool_)

@@ -43,7 +43,7 @@ def bounded(text: str, most: int = MOST_TEXT) -> str:
 
 
 MOST_FRAMES = 2000
-"""Of one stack. Python stops at 1,000 calls, and C++ adds a few hundred frames to them."""
+"""Limit per stack. Python stops at 1,000 calls, and C++ adds a few hundred frames to them."""
 _INT4_MAX = 2**31 - 1
 _NUMBER_BYTES = 4
 _TEXT_BYTES, _FRAME_BYTES, _STACK_BYTES, _PLACE_BYTES = 150, 300, 300, 100
@@ -67,10 +67,10 @@ class Interner:
         self.dropped_frame_keys: set[str] = set()
         self._seen_frames: dict[int, int] = {}
         self._seen_lists: dict[int, int] = {}
-        """By identity: torch shares frames among all stacks, and one list of them among an alloc, its frees and its
-        block."""
+        """Keyed by identity: torch shares frames among all stacks, and one list of them among an alloc, its frees and
+        its block."""
         self._seen: list[Any] = []
-        """What these two know, so that its id stays its own."""
+        """References to the objects in both tables, so that their ids are not reused."""
         self.has_cut_texts = False
         self.has_cut_stacks = False
         self._texts: list[str] = [""]
@@ -80,7 +80,7 @@ class Interner:
         """In a stack."""
         self._frames: dict[tuple[int, int, int], int] = {}
         self._stacks: dict[bytes, int] = {}
-        """By the numbers of their frames, four bytes each."""
+        """Keyed by the numbers of the frames, four bytes each."""
 
     def string(self, text: Any) -> int:
         if type(text) is not str:

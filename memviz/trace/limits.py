@@ -27,9 +27,9 @@ _BYTES_OF_ITEM = 50
 @dataclass(frozen=True)
 class Limits:
     file_bytes: int = 8 * GiB
-    """Of the file as it lies on disk."""
+    """Size of the file on disk."""
     unpacked_bytes: int = 8 * GiB
-    """Of what a compressed file becomes; beyond it, reading stops."""
+    """Decompressed size; beyond it, reading stops."""
     json_bytes: int = 512 * MiB
     """JSON is read whole by the standard library, at up to 30 times its size in memory."""
     memory_bytes: int = 4 * GiB
@@ -56,7 +56,7 @@ class Limits:
         )
 
     def busy_seconds(self, size: int | None) -> float:
-        """Of a processor, however long the wait for the file is."""
+        """Return the limit of CPU time, which leaves out the wait for the file."""
         return self.seconds if size is None else min(self.seconds, self.growth / 100 * (5 + size / MiB))
 
     @staticmethod
@@ -81,7 +81,7 @@ def _number(name: str, text: str) -> float:
 
 
 IsWanted = Callable[[], bool]
-"""Whether anybody still waits for the trace; asked every few milliseconds, so it must be quick."""
+"""Returns False once the request for the trace is cancelled. Called every few milliseconds, so it must be quick."""
 
 _WORDS = {
     "memory_bytes": "It needs more than {:,} bytes of memory",
@@ -96,11 +96,11 @@ _FOR_ITS_SIZE = "which is the limit for a file of its size."
 
 
 class Unwanted(TraceError):
-    """Whoever asked for the trace has gone."""
+    """Reading was cancelled."""
 
 
 class Budget:
-    """Of one reading, in the thread that made it."""
+    """Limits and consumption of one reading, bound to the thread that created it."""
 
     def __init__(self, limits: Limits, size: int | None = None, is_wanted: IsWanted | None = None) -> None:
         """`size`: of the file as it lies on disk; what a file may take grows with it."""
@@ -119,7 +119,7 @@ class Budget:
             raise self.too_large("memory_bytes")
 
     def check(self) -> None:
-        """To be called in everything that can be long."""
+        """Raise if the reading is cancelled or over its time; call this in every long loop."""
         if self._is_wanted is not None and not self._is_wanted():
             raise Unwanted("It was cancelled.")
         if time.monotonic() > self._wall:

@@ -31,7 +31,7 @@ _CHECKED_EVERY = 4096
 _LONG_JSON = 128 * MiB
 """Characters. In shorter ones long numbers may stand: looking at each takes a third more time."""
 _MOST_DIGITS = 150
-"""Of a number, as in pickles."""
+"""Maximum digits of a number, as in pickles."""
 _PACKED = {
     _GZIP: "gzip",
     b"\x28\xb5\x2f\xfd": "zstandard",
@@ -40,7 +40,7 @@ _PACKED = {
     b"7z\xbc\xaf\x27\x1c": "7-Zip",
     b"\x04\x22\x4d\x18": "lz4",
 }
-"""Of these only gzip is read, once. The first byte of zstandard is one of pickles too; no pickle goes on like that."""
+"""Only gzip of these formats is read, one layer deep. No pickle starts with zstandard's four bytes."""
 _UNPACK = "Unpack it and open the snapshot inside."
 _JSON_COSTS = {b"{": 240, b"[": 88, b",": 60}
 

@@ -38,7 +38,7 @@ def text_of(column: npt.NDArray[Any]) -> str:
 
 
 def column_of(value: Any, dtype: Any, count: int, values: int) -> Any:
-    """Of `count` numbers, each at least 0 and less than `values`."""
+    """Return the column of `count` numbers, each checked to be at least 0 and less than `values`."""
     raw = _raw(value)
     if len(raw) != count * np.dtype(dtype).itemsize:
         raise TraceError("Its labels (under the key 'memviz') do not match its events.")

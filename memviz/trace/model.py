@@ -1,4 +1,4 @@
-"""What happened, as columns: a Trace is one recording, with its devices apart.
+"""The columnar model of recordings: a Trace is one recording, with a DeviceTrace for each device.
 
 Everything is frozen and every array is read-only. A Trace is made only by a reader (later also by a
 recorder, a predictor or a replay), checked there once, and trusted afterwards. What it *means* is
@@ -27,13 +27,13 @@ Ints8 = npt.NDArray[np.int64]
 
 NO_STACK = -1
 FREE_UNKNOWN = -1
-"""Where an OOM event does not say how much the driver had."""
+"""Stands for an OOM event without the driver's free memory."""
 EMPTY_TEXT = 0
 DEFAULT_POOL = (0, 0)
 
 
 class Action(IntEnum):
-    """What an event says. Values from OTHER on are actions we do not know, named in `Trace.other_actions`."""
+    """Kind of an event. Values from OTHER on are unknown actions, named in `Trace.other_actions`."""
 
     ALLOC = 0
     FREE_REQUESTED = 1
@@ -52,7 +52,7 @@ ACTION_NAMES: dict[str, Action] = {a.name.lower(): a for a in Action if a is not
 
 
 class State(IntEnum):
-    """Of a block at the end. The two pending spellings are PyTorch's own (code and docstring)."""
+    """State of a block at the end. The two pending spellings are PyTorch's own (code and docstring)."""
 
     INACTIVE = 0
     ACTIVE_ALLOCATED = 1
@@ -66,7 +66,7 @@ class Stage(IntEnum):
 
 
 class Category(IntEnum):
-    """What a tensor is for. UNKNOWN is an answer, not a failure."""
+    """Purpose of a tensor. UNKNOWN is an answer, not a failure."""
 
     UNKNOWN = 0
     PARAMETER = 1
@@ -136,7 +136,7 @@ class Events(Columns):
 
     action: Bytes1
     address: Ints8
-    """Of the block or segment; for OOM what the driver called free, as in PyTorch: see `driver_free`."""
+    """Address of the block or segment; for OOM the driver's free bytes, as in PyTorch: see `driver_free`."""
     size: Ints8
     """Requested bytes for alloc and free, the segment's or mapping's for segment_*, rounded bytes for OOM."""
     stream: Ints4
@@ -146,7 +146,7 @@ class Events(Columns):
     stack: Ints4
     """Index into `Trace.stacks`, or NO_STACK."""
     forward_stack: Ints4
-    """Where the forward operator of a backward allocation was called, or NO_STACK."""
+    """Stack of the forward operator that a backward allocation belongs to, or NO_STACK."""
     context: Ints4
     """Text of `compile_context`."""
     metadata: Ints4
@@ -170,7 +170,7 @@ class Segments(Columns):
 
 @dataclass(frozen=True, eq=False)
 class Blocks(Columns):
-    """What tiles the segments at the end, by segment, then address."""
+    """Blocks of all segments at the end, without gaps, ordered by segment, then address."""
 
     segment: Ints4
     address: Ints8
@@ -215,7 +215,7 @@ class AnnotationRows(Columns):
 
 @dataclass(frozen=True, eq=False)
 class Labels(Columns):
-    """What our own runs know of each event's tensor, or of each final block's. See Category and Phase."""
+    """Labels that memviz's own runs record for each event's tensor, or each final block's. See Category and Phase."""
 
     category: Bytes1
     module: Ints4
@@ -225,7 +225,7 @@ class Labels(Columns):
 
 @dataclass(frozen=True, eq=False)
 class Purposes(Columns):
-    """What an analysis found of each event's tensor, or of each final block's."""
+    """Inferred purpose of each event's tensor, or of each final block's."""
 
     category: Bytes1
     certainty: Bytes1
@@ -247,7 +247,7 @@ class Spans(Columns):
 
 @dataclass(frozen=True)
 class TakenOver:
-    """What was found of a recording, and holds for its requests where they were edited: there, stacks mislead."""
+    """Purposes and phases of the original recording, kept for its edited requests, whose stacks would mislead."""
 
     events: Purposes
     blocks: Purposes
@@ -320,7 +320,7 @@ class Stacks:
 
 @dataclass(frozen=True)
 class About:
-    """Where a Trace came from; every view shows it."""
+    """Origin of a Trace; every view shows it."""
 
     origin: Literal["measured", "predicted", "replayed"]
     on: str = ""
@@ -339,7 +339,7 @@ class About:
 
 
 ESTIMATE_CODE = "estimate"
-"""Of the note that a trace is an estimate."""
+"""Code of the note that marks a trace as an estimate."""
 
 
 @dataclass(frozen=True)
@@ -368,7 +368,7 @@ class Trace:
     """`allocator_settings` as the file has them; empty where it has none."""
     about: About
     notes: tuple[Note, ...] = ()
-    """What the reader noticed; what an analysis notices is in `analysis.health`."""
+    """Notes of the reader; those of the analysis are in `analysis.health`."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Trace):
@@ -394,7 +394,7 @@ class Trace:
 
 
 def driver_free(events: Events, event: int) -> int | None:
-    """Of an OOM event: what the driver called free, for all programs together. None where the file does not say."""
+    """Return the driver's free bytes at an OOM event, for all programs together, or None if the file omits them."""
     free = int(events.address[event])
     return None if free == FREE_UNKNOWN else free
 
@@ -436,7 +436,7 @@ def reserved_after(device: DeviceTrace) -> Ints8:
 
 
 def is_reserved_known(live_bytes: int, reserved_bytes: int) -> bool:
-    """What is live lies in reserved bytes: none of these is none that the file knows of."""
+    """Return True unless live bytes exist without reserved ones: such a file records no reserved memory."""
     return bool(reserved_bytes) or not live_bytes
 
 

@@ -270,11 +270,11 @@ class _History:
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
         self.is_off = False
-        """What the file counts is not what its events add up to."""
+        """True if the file's own totals disagree with the sums of its events."""
         self._live: dict[int, tuple[int, StackNumber | None]] = {}
         self._changed = 0
         self._began: tuple[int, int] | None = None
-        """What was allocated and reserved before the first event."""
+        """Bytes allocated and reserved before the first event."""
         self._freed_of_before = 0
         self._reserved = 0
 

@@ -17,7 +17,7 @@ from memviz.trace.model import Ints8
 MiB = 1 << 20
 
 CUBLAS_WORKSPACE_BYTES = 8_519_680
-"""What PyTorch asks for on NVIDIA GPUs before Hopper (:4096:2:16:8), and hardly anything else does."""
+"""Size of a cuBLAS workspace on NVIDIA GPUs before Hopper (:4096:2:16:8), and of hardly any other request."""
 HOPPER_WORKSPACE_BYTES = 33_554_432
 """The same on Hopper (:4096:8), and since torch 2.12 on newer GPUs. Weights may have this size, too."""
 MIN_BLOCK = 512

@@ -140,7 +140,7 @@ def _from_rows(rows: AnnotationRows, interner: Interner) -> tuple[Ints4, Ints8, 
 
 
 def _from_dicts(rows: list[Any], interner: Interner) -> tuple[Ints4, Ints8, Ints8]:
-    """By time, before their names get numbers: written and read again, a name keeps its own."""
+    """Sort by time before numbering the names, so that a name keeps its number when written and read again."""
     unordered = integers([whole_of(row, "time_us", 0) for row in rows], "time_us")
     order = np.argsort(unordered, kind="stable")
     by_time = [rows[index] for index in order.tolist()]

@@ -28,8 +28,8 @@ _KEPT_FROM = re.compile(
     r"|(?:bin|Scripts)/[^/]*)$",
     re.DOTALL,
 )
-"""By these parts of a path, analyses and people tell libraries from a person's own code. The first found is taken, with
-all that follows, so that no text is looked through twice."""
+"""Parts of a path that tell library code from user code. The first match is kept with the rest of the path, so that no
+text is scanned twice."""
 _COMPILED = re.compile(r"(?:^|/)torchinductor_[^/]*(/.*)$", re.DOTALL)
 """The folder of torch.compile has the user's name in its own."""
 _HOME = re.compile(r"(?:^|/)(?:home|[Uu]sers|Documents and Settings)/([^/]+)(?=/)")

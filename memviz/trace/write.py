@@ -90,7 +90,7 @@ def _remedy(path: Path, error: OSError) -> str:
 _PROTOCOL = 4
 _CHUNK = 65_536
 _MOST_DEVICES = 512
-"""What our reader takes."""
+"""The limit of our own reader."""
 
 
 def write_pickle(trace: Trace, file: BinaryIO) -> None:
@@ -113,7 +113,7 @@ def write_json(trace: Trace, file: TextIO) -> None:
 
 
 def snapshot_dict(trace: Trace) -> dict[str, Any]:
-    """What `torch.cuda.memory._snapshot()` would have returned."""
+    """Return the trace in the format of `torch.cuda.memory._snapshot()`."""
     writer = _Writer(trace)
     traces = {
         key: [[event for chunk in writer.chunks(events) for event in chunk] for events in devices]
@@ -235,7 +235,7 @@ _STATE_NAMES = {int(state_value): state_value.name.lower() for state_value in St
 
 
 def _stacks(trace: Trace) -> dict[int, list[dict[str, Any]]]:
-    """By number; NO_STACK is an empty list, as torch writes it."""
+    """Return stacks by number; NO_STACK is an empty list, as torch writes it."""
     frames, strings = trace.stacks.frames, trace.strings
     columns = (frames.name.tolist(), frames.filename.tolist(), frames.line.tolist())
     made = [{"name": strings[n], "filename": strings[f], "line": line} for n, f, line in zip(*columns, strict=True)]
@@ -300,7 +300,7 @@ def slices(columns: Columns) -> Iterator[slice]:
 
 
 class Cells:
-    """What the numbers in a Trace's columns stand for."""
+    """Decodes the numbers in a Trace's columns to texts."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace

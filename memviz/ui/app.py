@@ -123,7 +123,7 @@ def page_style() -> str:
 
 
 def page_head() -> Html:
-    """What stands in the page itself, before the script."""
+    """Return the HTML that the page contains before the script runs."""
     return Html(PAGE_STARTS + worker_html())
 
 
@@ -140,7 +140,7 @@ _SAVE = "() => document.querySelector('#saved a, a#saved, #saved')?.click()"
 def build_app(
     traces_given: Sequence[Trace] = (), programs: Sequence[Path] = (), ranks_given: RankSummary | None = None
 ) -> gr.Blocks:
-    """What is given is open from the start, for everybody who sees the page; Run offers what is in `programs`."""
+    """Build the page. Given traces and ranks are open to every visitor from the start; Run offers `programs`."""
     cache_signatures(Block)
     context = Context(TraceStore(), tuple(map(str, programs)), ranks_given)
     given = Session()
@@ -162,7 +162,7 @@ def build_app(
 
 
 class PageBlocks(FairQueueBlocks, QuickBlocks, ExplainingBlocks):
-    """What routes and the doorway find by Gradio's application."""
+    """The page, with the attributes that routes and the request guard find through Gradio's application."""
 
     store: TraceStore
     readings: Readings
@@ -414,7 +414,7 @@ class _Page:
 
 
 def _tab_of_table(before: Session, after: Session) -> str | None:
-    """Whoever brings a table of ranks looks at it next."""
+    """Return the Ranks tab if a table of ranks was just uploaded."""
     return ranks.ID if after.table and after.table != before.table else None
 
 

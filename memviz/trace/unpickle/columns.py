@@ -61,7 +61,7 @@ class Contents:
         self.raw: list[bytes] = []
         self.bytes = 0
         self.stacks: list[int | None] = []
-        """Of a list: the stack it was found to be."""
+        """For each list, the number of the stack it was recognized as."""
 
     def number(self, raw: bytes) -> int:
         text_number = self.numbers.get(raw)
@@ -130,7 +130,7 @@ class Window:
         return first, int(last) + 1
 
     def _linked(self) -> Bools:
-        """Whether an event ends where the next one starts; never so for the last."""
+        """Return, for each event but the last, True if the next one starts where it ends. The last is always False."""
         gap = self.start[1:] - self.end[:-1]
         end = np.minimum(self.end[:-1], self._limit)
         batch = (gap == 2) & (self._bytes[end] == ord("e")) & (self._bytes[end + 1] == ord("("))
@@ -353,7 +353,7 @@ class Window:
         return end, value
 
     def _closes(self, following: list[bytes], first: int) -> Ints8:
-        """Where a list may end: 'e', the list's number if it comes behind, and what can follow."""
+        """Return where a list may end: 'e', then the list's memo number if that comes behind, then a following key."""
         found = [self._find(b"e" + key, first) for key in following]
         if self.template.memo == b"":
             numbered = self._find(b"er", first)
@@ -397,7 +397,7 @@ class Window:
 
 @cache
 def _inside(width: int) -> Word:
-    """By size: as many words as the width has, with ones where a text of that size has bytes."""
+    """Return byte masks for texts of sizes 0 to `width`: 0xFF where the text has bytes."""
     bits = np.where(np.arange(width) < np.arange(width + 1)[:, None], 0xFF, 0).astype(np.uint8)
     return bits.view("<u8")
 
@@ -460,7 +460,7 @@ _TRIES = 4
 
 
 class Reader(Protocol):
-    """What is needed of the unpickler."""
+    """The part of the unpickler that `Runs` uses."""
 
     at: int
     cost: int
@@ -510,7 +510,7 @@ class Runs:
         self.reader = reader
         self.watch = watch
         self.count = 0
-        """Of events."""
+        """Number of events."""
         self.memo_used = 0
         """Places of the memo that objects inside runs have taken."""
         self.memo = RunMemo()
@@ -521,7 +521,7 @@ class Runs:
 
     @property
     def remembered(self) -> int:
-        """What is remembered of lists and texts, in memory."""
+        """Return the bytes of memory that remembered lists and texts take."""
         return sum(table.bytes + 150 * len(table.raw) for table in (self.lists, self.texts))
 
     def new_window(self, buffer: bytes) -> None:
@@ -530,7 +530,7 @@ class Runs:
             form.window = None
 
     def recall(self, number: int) -> Any:
-        """What a run has put at this place of the memo; None if nothing."""
+        """Return the object that a run has put at this index of the memo, or None."""
         kind, code = self.memo.at(number)
         if kind == STACK:
             return StackNumber(code)

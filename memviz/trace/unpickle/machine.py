@@ -469,7 +469,7 @@ def _long4(machine: Machine) -> None:
 
 
 def _number(machine: Machine, count: int, *, signed: bool = False) -> int:
-    """Of an operation, which is in the window whole; if the file ends within, zeros follow and reading ends there."""
+    """Read an operand, which is wholly in the window; past the end of the file it is zeros, and reading ends there."""
     start = machine.at
     machine.at = start + count
     return int.from_bytes(machine.buffer[start : start + count], "little", signed=signed)

@@ -26,7 +26,7 @@ from memviz.trace.model import (
 
 Kind = Literal["text", "number", "pool", "stack"]
 Decoded = Mapping[str, Ints8]
-"""By key: numbers as they stand; texts, pools and stacks by the interner's numbers."""
+"""Values by key: numbers as they are; texts, pools and stacks as the interner's numbers."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class RowKind:
     """A key that no other dict of a snapshot has."""
     needed: frozenset[str]
     kinds: Mapping[str, Kind]
-    """Of the keys that may be there."""
+    """Kinds of values by the keys that a row may have."""
     made: Callable[[Decoded, int, Interner], Columns]
     apart: frozenset[str] | None = None
     """Keys of rows that are read by themselves. Any further one is left aside; None: there must be none."""
@@ -172,9 +172,9 @@ class Template:
     """How this file writes an event, a block or an annotation."""
 
     memo: bytes
-    """What follows each new object: MEMOIZE, or 'r' (LONG_BINPUT with a number behind it).
+    """The opcode behind each new object: MEMOIZE, or 'r' (LONG_BINPUT with a number behind it).
 
-    Nothing where objects are numbered, if at all, only once they are whole: so the pickler inside PyTorch does it.
+    Empty where objects are numbered only once they are whole, or never: PyTorch's own C++ pickler does so.
     """
     slots: tuple[tuple[str, Kind, bytes], ...]
     """Name, kind, and the bytes of the key: they fetch its text from the memo, or write it out."""
@@ -182,7 +182,7 @@ class Template:
     """Names of slots that a row may go without: torch leaves out the frames of what was recorded without a stack."""
 
     def covers(self, names: list[str]) -> bool:
-        """Whether a row with these keys is of this form."""
+        """Return True if a row with these keys has this form."""
         wanted = [name for name, _, _ in self.slots if name not in self.optional or name in names]
         return names == wanted
 
@@ -204,7 +204,7 @@ class Template:
         return kind != "number" and key[:1] in (b"h", b"j")
 
     def behind(self, slot: int) -> list[bytes]:
-        """What can follow the value of a slot."""
+        """Return the keys or the opcode that can follow the value of a slot."""
         found = []
         for name, _, key in self.slots[slot + 1 :]:
             found.append(key)
@@ -318,10 +318,10 @@ _REFERENCE = rb"(?:h.|j....)"
 LIST = re.compile(rb"(?:\((?>" + _REFERENCE + rb"*)e|" + _REFERENCE + rb"a|)", re.DOTALL)
 """Its first bytes say what a reference is, so it is read once, from left to right: nothing is tried twice."""
 BEGUN_LIST = re.compile(rb"\((?>" + _REFERENCE + rb"*)", re.DOTALL)
-"""As far as it was looked at, where it is no such list."""
+"""The prefix that was scanned where LIST does not match."""
 _REFERENCES = re.compile(rb"((?:j....)*+)((?:h.)*+)", re.DOTALL)
 REFERENCE_ROW = re.compile(rb"(?>" + _REFERENCE + rb"{2,})e", re.DOTALL)
-"""What follows the mark of a list of nothing but references."""
+"""A list of references only, after its mark."""
 
 
 _LONG_REFERENCE = np.dtype([("code", "u1"), ("place", "<u4")])

@@ -35,7 +35,7 @@ _MOST_OFFERED = 24
 
 
 def compare_empty_html(opened: Sequence[Opened], compared: Sequence[str]) -> Html:
-    """What is missing, and what is open already."""
+    """Return the empty tab: which trace is missing, and which open ones could be added."""
     have = [trace for trace in opened if trace.key in compared]
     others = [trace for trace in opened if trace.key not in compared][:_MOST_OFFERED]
     title = f"Add a trace to compare {cut(have[0].name, 60)} with." if have else "Choose two traces to compare."
@@ -128,7 +128,7 @@ def drawn_parts(context: Context, session: Session, state: CompareState) -> list
 
 @dataclass(frozen=True)
 class TabComparison:
-    """What several parts of the tab need, computed once a drawing."""
+    """Shared values of the tab's parts, computed once per drawing."""
 
     sides: tuple[Side, ...]
     state: CompareState
@@ -183,7 +183,7 @@ class TabComparison:
         return waterfall_html(fall, around)
 
     def _order(self) -> tuple[str, ...]:
-        """Of the categories from the bottom up, as the timelines stack them."""
+        """Categories from the bottom up, as the timelines stack them."""
         return colouring(*self.sides[0].pair).labels
 
 

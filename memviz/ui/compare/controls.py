@@ -28,7 +28,7 @@ class Controls:
     names: tuple[str, ...]
     other: int
     hues: tuple[SharedHue, ...] = ()
-    """Where colours mean a site or module: which, in all of the timelines."""
+    """Sites or modules and their colours in all of the timelines, where colours mean these."""
     has_modules: bool = True
 
 

@@ -14,7 +14,7 @@ from memviz.units import bytes_text, duration_text, percent_text
 
 NOT_IN_FILE = "not in file"
 FACT_COLUMNS = (("step time", "Step"), ("work", "Work"), ("output difference", "Output vs A"), ("loss", "Loss"))
-"""Of `About.facts`, which our own runs write; a column that all traces leave empty is left out."""
+"""Columns from `About.facts`, which our own runs write; a column that all traces leave empty is left out."""
 _MOST_NAME = 34
 
 
@@ -23,14 +23,14 @@ class Board:
     sides: tuple[Side, ...]
     scores: tuple[Score, ...]
     order: tuple[str, ...]
-    """Of the categories, as the timelines stack them."""
+    """Categories in the order in which the timelines stack them."""
     other: int
     """The trace that the waterfall leads to."""
     also_open: tuple[Opened, ...] = ()
 
     @property
     def names(self) -> list[str]:
-        """As much of each as there is room for: of what is compared, then of what else is open."""
+        """Names cut to the room there is: those of compared traces, then of others that are open."""
         names = [side.name for side in self.sides] + [trace.name for trace in self.also_open]
         return distinct_labels(names, _MOST_NAME)
 

@@ -13,9 +13,9 @@ from memviz.ui.shell.session import Context, Opened, Session, find_by_link, link
 
 LETTERS = "ABCDEFGH"
 GROUPINGS = ("site", "category", "module", "stack")
-"""What the page offers of `alike.GROUPINGS`."""
+"""The groupings of `alike.GROUPINGS` that the page offers."""
 COLOURS = ("category", "site", "module")
-"""What the timelines' colours may mean: what is the same in every trace."""
+"""Groupings by which the timelines can be coloured: those that match between traces."""
 SORTS = ("change", "a", "b", "name")
 _WAYS: dict[str, Alignment] = {choice.kind: choice for choice in (START, SCALE, PEAK)}
 
@@ -78,7 +78,7 @@ def changed(state: CompareState, data: Mapping[str, str]) -> CompareState:
 
 
 def way_of(kind: str, number: str, name: str) -> Alignment:
-    """What is no way is the first."""
+    """Return the alignment; unknown ones become the first."""
     if kind == "step" and number.isdigit():
         return Alignment("step", number=int(number))
     if kind == "annotation":

@@ -87,13 +87,13 @@ class CompareTab:
     overlay: Overlay
     differences: WaterfallTable
     traces: gr.State
-    """What of the session this tab shows. A change of it draws the tab anew, if it is being looked at."""
+    """The part of the session that this tab shows. A change redraws the tab if it is visible."""
     place: Panel
-    """What the address says of it; address.js reads it."""
+    """The tab's part of the address; address.js reads it."""
     state: gr.State
     looked_at: gr.State
     drawn: gr.State
-    """Of which traces the tab shows the state; coming back to the tab draws nothing twice."""
+    """The traces whose state is drawn, so that returning to the tab does not redraw it."""
 
     @property
     def outputs(self) -> list[Any]:

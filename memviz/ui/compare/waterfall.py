@@ -40,7 +40,7 @@ class WaterfallRow:
     before: int
     after: int
     begin: int
-    """Where its bar begins: the sum of the changes above it."""
+    """Start of the bar: the sum of the changes above it."""
     in_before: bool = True
     """There is something of it in A, even if that is 0 bytes."""
     in_after: bool = True
@@ -103,7 +103,7 @@ def _orders(other: int) -> dict[str, Callable[[Change], tuple[object, ...]]]:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a waterfall is drawn into."""
+    """Context in which a waterfall is drawn."""
 
     linked: str
     """The timelines' name, and their keys, baseline first: what a row lights."""

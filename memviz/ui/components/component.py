@@ -21,7 +21,7 @@ from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.components.scripts import bundle
 
 PLACE = '<div class="mv-place"></div>'
-"""What a script draws goes in here."""
+"""The element that a script draws into."""
 Find = Callable[[str], tuple[Trace, DeviceTrace] | None]
 """The trace and device behind a key; None for a key that nobody (any more) has."""
 Request = dict[str, Any]
@@ -191,7 +191,7 @@ _ARRIVALS = Path(__file__).parent / "arrivals"
 
 
 def worker_html() -> str:
-    """What a worker runs stands in the page as text, and needs no address."""
+    """Return the worker's script as inline text, which needs no address of its own."""
     return f'<script type="text/plain" id="memviz-worker">{bundle(_ARRIVALS / "worker.js")}</script>'
 
 

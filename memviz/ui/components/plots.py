@@ -106,7 +106,7 @@ class SegmentPair(Component):
 def pair_server(find: Find) -> Callable[[Any], dict[str, Any]]:
     @served
     def segment_map(request: Request) -> dict[str, Any]:
-        """As the map's own, of a replay."""
+        """Like the segment map's own function, for a replay."""
         pair = find(str(request.get("key", "")))
         if pair is None:
             raise UsageError("This replay is gone. Ask again.")

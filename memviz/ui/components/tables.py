@@ -20,7 +20,7 @@ from memviz.ui.payloads.event_rows import EventFilter, EventSelection, chosen_ev
 
 _EVENT_LIST = Path(__file__).parent / "event_list"
 MOST_ROWS = 400
-"""Of one answer, whatever a browser asks for."""
+"""Limit per answer, whatever number a browser requests."""
 _LONGEST_TEXT = 200
 
 

@@ -162,7 +162,7 @@ class _View:
     state: ExploreState
     chosen: Chosen
     during: RangeSummary | None
-    """Where a range is chosen."""
+    """Summary of the selected range, if there is one."""
 
     @property
     def event(self) -> int:
@@ -170,7 +170,7 @@ class _View:
 
     @property
     def span(self) -> tuple[int, int]:
-        """Of which bytes × lifetime are counted: the range, or the whole trace."""
+        """Events over which bytes × lifetime are summed: the range, or the whole trace."""
         return self.chosen.range or (-1, len(self.device.events) - 1)
 
     def colours(self, meaning: str) -> Colouring:
@@ -198,13 +198,13 @@ def details(
 
 
 def segments_value(device: DeviceTrace, key: str, said: Mapping[str, Any]) -> dict[str, object]:
-    """Of the chosen moment; the map follows the timeline by itself then."""
+    """Return the map's value at the chosen moment; later the map follows the timeline by itself."""
     chosen = chosen_of(said, key, device)
     return map_value(device, key, at=chosen.at, pin=chosen.pin, colour=str(said.get("colour") or "category"))
 
 
 def events_value(trace: Trace, device: DeviceTrace, key: str, said: Mapping[str, Any]) -> dict[str, object]:
-    """Of the chosen moment; the list follows the timeline by itself then."""
+    """Return the list's value at the chosen moment; later the list follows the timeline by itself."""
     return list_value(trace, device, key, chosen_of(said, key, device).at)
 
 

@@ -22,7 +22,7 @@ from memviz.ui.shell.session import Context, Session, estimate_name, open_derive
 from memviz.units import count_text, delta_text
 
 MOST_EVENTS = 100_000
-"""Of a longer recording nothing is replayed unasked: each estimate takes seconds there."""
+"""Longer recordings are not replayed without a click: each estimate takes seconds there."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Offer:
 
 
 def offers(trace: Trace, device: DeviceTrace, *, most_events: int = MOST_EVENTS) -> dict[str, tuple[Offer, ...]]:
-    """By the key of a finding; what would save nothing is not offered, and nothing is estimated from an estimate."""
+    """Return estimated fixes by the finding's key, without those that save nothing; estimates themselves get none."""
     if device.kind != "gpu" or len(device.events) > most_events or trace.is_estimate:
         return {}
     return cached_on(trace, (offers, device), lambda: _make_offers(trace, device))
@@ -80,7 +80,7 @@ def _make_offer(source: Source, before: Figures, finding: Finding, kind: ActionK
 
 
 def with_estimate(context: Context, session: Session, data: Mapping[str, str]) -> Session:
-    """What was clicked as one more open trace, compared with its recording."""
+    """Open the estimate of the clicked fix as another trace, compared with its recording."""
     current = context.current(session)
     if current is None or session.current is None or data.get("kind") not in list(ActionKind):
         return session

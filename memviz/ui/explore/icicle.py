@@ -22,11 +22,11 @@ from memviz.units import percent_text
 ROW_HEIGHT = 22
 """With the gap of 1 px."""
 _LEAST_SHARE = 0.001
-"""Of the width; what is narrower goes into its caller's `(other)`."""
+"""Share of the width; narrower boxes go into their caller's `(other)`."""
 _LABEL_SHARE = 0.03
-"""Of the width; nobody reads a label in less."""
+"""Least share of the width in which a label is readable."""
 _CHAIN_SHARE = 0.3
-"""Of the width; narrower boxes name only the innermost of several frames."""
+"""Share of the width; narrower boxes name only the innermost of several frames."""
 _LONGEST = 90
 _WHITE = "#ffffff"
 _NO_NODE = -1
@@ -36,7 +36,7 @@ _WORDS = {"bytes": "Live bytes", "count": "Live allocations", "lifetime": "Bytes
 @dataclass(frozen=True)
 class Box:
     path: Path | None
-    """Where a click leads; None for `(other)`."""
+    """Path that a click opens; None for `(other)`."""
     frames: tuple[int, ...]
     """Outermost first; more than one where each holds all bytes of the one before."""
     left: float

@@ -55,7 +55,7 @@ def _inside(filename: str, root: str) -> Path | None:
 MOST_FRAMES = 400
 _LONGEST_TEXT = 600
 _NO_CONTEXT = ("", "N/A")
-"""What torch writes where nothing was compiled."""
+"""Values that torch writes for code that is not compiled."""
 
 SourceLine = Callable[[str, int], str]
 """From a path and a line to that line, or to nothing."""

@@ -27,7 +27,7 @@ from memviz.units import bytes_text, count_text, counted, percent_text
 class Paint:
     meaning: str
     shades: Mapping[str, tuple[str, str]]
-    """Of each label, on light and on dark pages."""
+    """Colours of each label, on light and on dark pages."""
 
     def style(self, label: str) -> str:
         return style_of(self.shades[label])
@@ -61,7 +61,7 @@ class Measure:
     kind: str = "bytes"
     """One of `state.WEIGHTS`."""
     events: int = 1
-    """What bytes × lifetime are divided by, for bytes on average."""
+    """Divisor of bytes × lifetime, for bytes on average."""
 
     @property
     def head(self) -> str:
@@ -79,14 +79,14 @@ class Measure:
 
     @property
     def cell(self) -> Measure:
-        """Of the column of bytes, which a table of counts has as well."""
+        """The measure for the column of bytes, which a table of counts has as well."""
         return BYTES if self.kind == "count" else self
 
     def html(self, value: int) -> Html:
         return tag("span", self.text(value), title=self.exact(value))
 
     def share_of(self, group: Group) -> int:
-        """What its bar and its share are made of."""
+        """Return the value that a group's bar and its share are drawn from."""
         return group.count if self.kind == "count" else group.bytes
 
 
@@ -115,7 +115,7 @@ def painted(weighed: WeightedRows, colours: Colouring) -> WeightedRows:
 FEW_ROWS = 40
 MOST_ROWS = 200
 _LONGEST_KEY = 2000
-"""Of a group's key in the page. A longer one cannot be lit; nobody wrote such a function by hand."""
+"""Limit of a group's key in the page. Longer keys cannot be highlighted; only generated code has such names."""
 _DIFFER_AT_THE_END = ("module", "line")
 _END = 14
 _LINE_END = 8
@@ -303,7 +303,7 @@ def name_html(label: str, by: str) -> Html:
 
 
 def _site(place: str, space: str, function: str) -> Html:
-    """Where there is no room for all of it, the function goes first, then the middle: lines of one file differ."""
+    """Return the site; where it is cut, the function goes first, then the middle, since lines of one file differ."""
     if len(place) < 2 * _LINE_END:
         return joined(place, space, tag("span", function, class_="mv-soft"))
     return tag(
@@ -316,7 +316,7 @@ def _site(place: str, space: str, function: str) -> Html:
 
 
 def _both_ends(text: str) -> Html:
-    """Where there is no room for all of it, its middle goes: modules and lines differ at their ends."""
+    """Return the text; where it is cut, its middle goes, since modules and lines differ at their ends."""
     if len(text) < 2 * _END:
         return tag("span", text)
     return tag("span", tag("span", text[:-_END]), tag("span", text[-_END:]), class_="mv-middle-cut")

@@ -1,4 +1,4 @@
-"""What was made here and is alive at the end, what grows from step to step, and what was freed at once."""
+"""Allocations never freed, growth from step to step, and allocations freed at once."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from memviz.ui.shell.programs import (
 from memviz.ui.shell.temporary_files import page_file
 
 _QUEUE = "/gradio_api/queue/join"
-"""Where every question of a program comes in."""
+"""The route that receives every call of an API client."""
 _LONGEST_QUERY = 400
 _MOST_DEVICES = 64
 

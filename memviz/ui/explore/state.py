@@ -20,7 +20,7 @@ from memviz.ui.shell.session import Session
 TABS = {"live": "Live set", "segments": "Segments", "events": "Events", "never": "Never freed"}
 GROUPINGS = {"stack": "Stack", "site": "Site", "category": "Category", "module": "Module", "line": "Line"}
 WEIGHTS = {"bytes": "Bytes", "count": "Count", "lifetime": "Bytes × lifetime"}
-"""What an allocation counts for."""
+"""Weights of an allocation in the tables."""
 SORTS = ("name", "category", "count", "bytes")
 _RISING_FIRST = ("name", "category")
 LONGEST_QUERY = 200
@@ -37,11 +37,11 @@ class Chosen:
     """A row of `lifetimes`; -1 for none."""
     range: tuple[int, int] | None = None
     colour: str = "category"
-    """What the timeline's colours mean."""
+    """Grouping that the timeline's colours stand for."""
 
 
 def chosen_of(data: Mapping[str, Any], key: str, device: DeviceTrace) -> Chosen:
-    """What was chosen on another trace says nothing about this one: it begins at its peak."""
+    """Return the chosen moment and range. Those of another trace do not apply: this one begins at its peak."""
     peak = timeline(device).peak_event
     if data.get("key") != key:
         return Chosen(key, peak)
@@ -117,7 +117,7 @@ class ExploreState:
 
 
 _ANSWER_NUMBERS = count()
-"""Of all visitors: drawing the next one is atomic, and Gradio copies each visitor's `Heard`."""
+"""Shared by all visitors: drawing the next number is atomic, and Gradio copies each visitor's `Heard`."""
 _Input = tuple[Session, ExploreState, Mapping[str, Any]]
 
 

@@ -99,16 +99,16 @@ class ExploreTab:
     segments_box: gr.Column
     segments: SegmentMap
     over_time: MemoryTimeline
-    """Of segments."""
+    """Timeline of the segments."""
     events_box: gr.Column
     events: EventList
     inspector: Panel
     number: Panel
-    """Of the answer that stands in the details; see `Heard`."""
+    """Number of the answer that the details show; see `Heard`."""
     shown: gr.State
     """The key of the trace that the details are about."""
     chosen: gr.State
-    """What the timeline's `select` said last, or under `linked` what a link says of a trace that comes next."""
+    """The timeline's last `select`, or under `linked` the selection in a link to a trace that opens next."""
     heard: gr.State
 
     @property
@@ -221,7 +221,7 @@ def _wire(context: Context, session: gr.State, parts: ExploreTab) -> None:
 
 def _offering(context: Context) -> Callable[[Session, LatestInput], Awaitable[Any]]:
     async def offer(current: Session, heard: LatestInput) -> Any:
-        """What could be done follows by itself, once nothing else is waited for: it takes some replays."""
+        """Add the estimated fixes after everything else is shown, since they need several replays."""
         current_trace, before = context.current(current), heard.session
         if current_trace is None or current.current is None:
             return gr.skip()

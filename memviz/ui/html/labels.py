@@ -41,7 +41,7 @@ def _category_colour(look: Palette, kind: str) -> str:
 
 
 _PARTS = 2
-"""Of a path, from its end: one is too often `__init__.py`."""
+"""Parts kept of a path, from its end: one is too often `__init__.py`."""
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""What the components in the browser are given, and what they ask for: made from a trace, and without Gradio."""
+"""Values and answers for the components in the browser, made from a trace, without Gradio."""

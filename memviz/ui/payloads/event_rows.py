@@ -83,7 +83,7 @@ class ActionCount:
 
 @dataclass(frozen=True)
 class EventPlace:
-    """Of a moment in a list: its row, or the row before which it would stand."""
+    """Position of an event in a list: its row, or the row before which it would be inserted."""
 
     row: int
     is_there: bool
@@ -174,7 +174,7 @@ def row_of_events(device: DeviceTrace) -> Ints4:
 
 @cached
 def stack_of_events(device: DeviceTrace) -> Ints4:
-    """Where what the event is about was allocated; for events that are about no allocation their own stack."""
+    """Return the allocation stacks of the events' allocations; events without one have their own stack."""
     row, lives = row_of_events(device), lifetimes(device)
     is_free = np.isin(device.events.action, _FREES)
     stack = np.where(is_free, np.int32(NO_STACK), device.events.stack)
@@ -285,7 +285,7 @@ def _site_words(trace: Trace, device: DeviceTrace, action: int, row: int, stack:
 
 
 def list_value(trace: Trace, device: DeviceTrace, key: str, at: int) -> dict[str, object]:
-    """What the list is given besides its pages: how long it is, its kinds of event, and which columns say something."""
+    """Return the list's value apart from its pages: length, kinds of event, and the columns that have content."""
     return {
         "key": key,
         "at": at,

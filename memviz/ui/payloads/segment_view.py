@@ -23,7 +23,7 @@ from memviz.ui.html.markup import Html, exact, joined, plain, tag, when
 from memviz.units import bytes_text, count_text, counted, percent_text
 
 MOST_ROWS = 200
-"""Of the table. The rest is one row, so that its sums stay whole."""
+"""Limit of the table's rows. The rest is one row, so that the sums stay complete."""
 MOST_GROUPS = 40
 
 _PARTS = {
@@ -41,7 +41,7 @@ _ALWAYS = ("live", "rounding", "free_remainders", "free_segments")
 
 @dataclass(frozen=True)
 class FreeSpace:
-    """What a new allocation could be put into without asking the device for more."""
+    """Free memory that an allocation could use without a new segment."""
 
     largest: int
     pieces: int
@@ -204,7 +204,7 @@ def _ages(device: DeviceTrace, moment: SegmentsAt) -> dict[str, npt.NDArray[Any]
 
 
 def _probable(colours: Colouring, held: Bools, row: Ints8) -> dict[str, npt.NDArray[Any]]:
-    """Of each tile whether its group is inferred, and not sure."""
+    """Return a flag per tile that marks groups which are only probable."""
     return {} if colours.probable is None else {"probable": (held & _taken(colours.probable, row)).astype(np.uint8)}
 
 
@@ -276,11 +276,11 @@ def _outside_html(parts: Fragmentation) -> Html:
 
 _HEAD = ("Segment", "Pool", "Blocks", "Live", "Rounding", "Free", "Largest free", "Size")
 _LARGEST = 4
-"""Of the figures of a row; all others are sums."""
+"""Index of the figure that is a maximum; all others are sums."""
 
 
 def table_html(trace: Trace, moment: SegmentsAt, most: int = MOST_ROWS) -> Html:
-    """By size. Live, rounding and free add up to it in each row, and to what is reserved in the last one."""
+    """Return segments by size. In each row live, rounding and free add up to it; in the last, to reserved bytes."""
     segments = moment.segments
     figures = _by_segment(moment)
     groups, group_of = segment_groups(trace, segments)
@@ -334,7 +334,7 @@ def _table_row(name: Html, pool: str, figures: Ints8, *, to_the_byte: bool = Fal
 
 
 def moment_of(trace: Trace, device: DeviceTrace, request: dict[str, Any]) -> dict[str, Any]:
-    """What a map is asked in the browser: {at, colour, table}."""
+    """Answer a map's request {at, colour, table}."""
     wanted = request.get("at")
     event = wanted if isinstance(wanted, int) else -1
     event = min(max(event, -1), len(device.events) - 1)
@@ -350,5 +350,5 @@ def moment_in_replay(trace: Trace, device: DeviceTrace, request: dict[str, Any])
 
 
 def map_value(device: DeviceTrace, key: str, *, at: int, pin: int = -1, colour: str = "category") -> dict[str, object]:
-    """What the map is given; it asks for the rest by itself."""
+    """Return the map's value; it requests the rest by itself."""
     return {"key": key, "events": len(device.events), "at": at, "pin": pin, "colour": colour}

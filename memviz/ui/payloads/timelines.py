@@ -111,7 +111,7 @@ def piece(trace: Trace, device: DeviceTrace, request: dict[str, Any]) -> PackedT
 
 
 def _among(request: dict[str, Any]) -> tuple[str, ...]:
-    """Of several traces that share their colours. It comes from a browser."""
+    """Return the keys of traces that share their colours. The request comes from a browser, so it is checked."""
     keys = request.get("among")
     return tuple(key for key in keys if isinstance(key, str)) if isinstance(keys, list) else ()
 
@@ -159,7 +159,7 @@ _MOST_NAME = 80
 class LinkedTrace:
     letter: str
     key: str
-    """Of its timeline."""
+    """Key of its timeline."""
     name: str
     trace: Trace
     device: DeviceTrace
@@ -170,7 +170,7 @@ class LinkedTrace:
 
 
 def linked_name(traces: Sequence[LinkedTrace]) -> str:
-    """What their timelines share. Another set of traces has another name, so that all begin anew together."""
+    """Return the name that linked timelines share. Another set of traces gets another, so that all reset together."""
     return blake2b("\n".join(trace.key for trace in traces).encode(), digest_size=8).hexdigest()
 
 
@@ -216,7 +216,7 @@ def alignments(traces: Sequence[LinkedTrace], way: Alignment) -> Mapping[Axis, A
 
 
 def placed(aligned: Mapping[Axis, Aligned], number: int) -> dict[str, Any]:
-    """Of one trace, by axis."""
+    """Return the alignment of one trace, by axis."""
     return {
         axis: {"span": list(one.spans[number]), "extent": list(one.extent), "focus": list(one.focus)}
         for axis, one in aligned.items()
@@ -273,7 +273,7 @@ def _by_use(lives: SegmentLives) -> Colouring:
 
 
 def _held_longest(trace: Trace, device: DeviceTrace, lives: SegmentLives) -> PackedTimeline:
-    """Of each segment in words: whose allocation was in it for most events, and so kept it from being given back."""
+    """Return, for each segment, the site whose allocation occupied it longest and so prevented its release."""
     table = sites(trace)
     held = lives.longest != NO_ALLOCATION
     site: Ints8 = np.full(len(lives), len(table.sites), dtype=np.int64)

@@ -27,15 +27,15 @@ LEAST = 2
 class Shown:
     job: RankSummary
     keys: Mapping[int, str] = field(default_factory=dict)
-    """Of those that are open, in the store."""
+    """Keys, in the store, of the ranks that are open."""
     is_given: bool = False
-    """By whoever started the page: then any rank's file may be opened from where it lies."""
+    """True for ranks given at startup: any rank's file may then be opened from its path."""
     is_open: bool = False
     """They are what this visitor has open, and no more."""
 
 
 def open_ranks(context: Context, session: Session) -> dict[int, Opened]:
-    """By number; of several of one rank, the one that a folder of them would be told by. Nothing is computed for it."""
+    """Return open ranks by number; of duplicates the one that a folder of them would take. Computes nothing."""
     return {one.number: one.opened for one in reversed(_called_ranks(context, session))}
 
 
@@ -58,7 +58,7 @@ def _called_ranks(context: Context, session: Session) -> list[_Called]:
 
 
 def _once_more(context: Context, session: Session) -> tuple[FailedFile, ...]:
-    """Nobody wonders why some of what is open is not among the ranks."""
+    """List open traces left out because their rank is already open, so that the page can say so."""
     taken: dict[int, str] = {}
     left = []
     for one in _called_ranks(context, session):

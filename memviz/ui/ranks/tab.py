@@ -32,7 +32,7 @@ _PARTS = 6
 class RanksTab:
     tab: gr.Tab
     shown: gr.State
-    """What of the session this tab shows. A change of it draws the tab anew, if it is being looked at."""
+    """The part of the session that this tab shows. A change redraws the tab if it is visible."""
     verdict: Panel
     picture: RankMap
     one: Panel
@@ -154,7 +154,7 @@ def pressed(context: Context, session: Session, event: gr.EventData) -> tuple[Se
 
 
 def _opened(context: Context, session: Session, shown: Shown, number: int) -> tuple[Session, str]:
-    """As it is open already; or read from where it lies, which only files that were given by name may be."""
+    """Return the rank's open trace; else read its file, which is allowed only for files given at startup."""
     key = shown.keys.get(number, "")
     if session.of(key) is not None:
         return session, key

@@ -60,7 +60,7 @@ def sparkline(curve: Curve, highest: int, other: Curve | None = None) -> Html:
 
 
 def _line(curve: Curve, highest: int) -> str:
-    """Of what comes together in a point, the highest."""
+    """Return the path of a curve; each point is the highest of the values that it stands for."""
     count = min(_MOST_POINTS, len(curve.live))
     bounds = [len(curve.live) * i // count for i in range(count + 1)]
     heights = [max(curve.live[begin:end]) for begin, end in zip(bounds, bounds[1:], strict=False)]

@@ -43,7 +43,7 @@ class RunLimits:
     seconds: float = TIMEOUT_SECONDS
     """For each variant."""
     memory_bytes: int | None = None
-    """Of this machine's own, for each variant; without it what suits the machine."""
+    """Limit of this machine's memory for each variant; without it a default that suits the machine."""
     patience_seconds: float = 120.0
     """For which an order that nobody follows goes on: somebody who reloads the page comes back to it."""
     estimate_seconds: float = 20.0
@@ -84,10 +84,10 @@ def refused(requests: RunRequests, variant: Variant) -> RunRequests:
 
 @dataclass(frozen=True)
 class RunState:
-    """What one visitor's Run tab shows."""
+    """State of one visitor's Run tab."""
 
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """As the browser told them."""
+    """Fields of the form, as sent by the browser."""
     order: str = ""
     search: str = ""
     """For the way that fits, where that is shown."""
@@ -173,7 +173,7 @@ class RunAnswers:
         self.estimates.scheduler.close()
 
     def listing(self) -> dict[str, Any]:
-        """What there is to run is the same for everybody, and does not change while the page is up."""
+        """The available workloads and optimizations: the same for every visitor, constant while the page is up."""
         with self._lists:
             if self._listing is None:
                 listed = listing(self.programs)
@@ -197,7 +197,7 @@ class RunAnswers:
         return KeptRuns(self._folder, visitor)
 
     def begin(self, requests: RunRequests, visitor: str, instead_of: str = "") -> OrderStatus:
-        """What is done is kept at once, whether or not somebody still looks."""
+        """Start the runs. Their results are stored at once, even if the visitor has left."""
         self.estimates.stop_all()
         self.scheduler.leave(instead_of)
         return self.scheduler.submit(requests.requests, requests.labels, partial(_keep, self.kept(visitor)), visitor)
@@ -232,7 +232,7 @@ class RunAnswers:
         return self.begin(RunRequests((request,), (str(way["title"]),)), visitor)
 
     def usable_bytes(self, card: str) -> int:
-        """Of a card, less what its CUDA context takes at most."""
+        """Return a card's memory less the largest overhead of its CUDA context."""
         known = card_named(card)
         return CardMemory(known.memory_bytes, overhead_on(known.name)).usable_bytes
 

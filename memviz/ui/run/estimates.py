@@ -34,15 +34,15 @@ class Estimates:
         self._looked_at: dict[str, str] = {}
         self._known: OrderedDict[str, Variant] = OrderedDict()
         self._ordered: OrderedDict[str, str] = OrderedDict()
-        """What each visitor has ordered since they changed anything: that is answered by a run."""
+        """Each visitor's last order, if the form is unchanged since: its run replaces the estimate."""
 
     def known(self, requests: RunRequests) -> Variant | None:
-        """What was found out about the last of these before."""
+        """Return the remembered estimate of the last request."""
         with self._lock:
             return self._known.get(_key(requests.requests[-1])) if requests.count else None
 
     def of(self, requests: RunRequests, owner: str) -> Iterator[Variant]:
-        """Of everything that is switched on, together. It ends without an answer where another question came."""
+        """Estimate the last request, with everything switched on. Ends without a result when a newer request comes."""
         self.leave(owner)
         if self.is_ordered(requests, owner):
             return
@@ -62,8 +62,8 @@ class Estimates:
                 yield status.variants[0]
 
     def order(self, requests: RunRequests, owner: str) -> None:
-        """Nobody waits for an estimate any more, and none may speak over what is said of the order: neither one that
-        is on its way, nor one of the same fields that is asked for at the same moment and heard of later."""
+        """Cancel estimates, and suppress those of the same fields: one that is on its way, or one requested at the
+        same moment but received later, must not replace the order's status."""
         self.leave(owner)
         if requests.count:
             with self._lock:
@@ -79,7 +79,7 @@ class Estimates:
             return is_same
 
     def leave(self, owner: str) -> None:
-        """What runs may end by itself: its process is warm, and its answer is remembered."""
+        """Leave a running estimate to end by itself: its process is warm, and its result is remembered."""
         with self._lock:
             before = self._looked_at.pop(owner, "")
         self.scheduler.leave(before, stops=False)

@@ -62,7 +62,7 @@ def _map_row(row: Mapping[str, Any], batches: list[int], usable: int) -> Html:
 
 
 def _map_cell(row: Mapping[str, Any], batch: int, usable: int) -> Html:
-    """What fits is coloured by the share of the card; the border is where that ends, and not where a colour does."""
+    """Return a cell coloured by the share of the card; a border, not a colour, separates the sizes that fit."""
     peak = row["peak_reserved_without_limit_bytes"].get(str(batch))
     fits = batch <= row["largest_batch"]
     if not fits:

@@ -25,7 +25,7 @@ from memviz.ui.html.markup import Html, joined, tag
 from memviz.units import count_text
 
 _MOST_LETTERS = 1 << 20
-"""What the page sends is bounded anyway; this says so at the field."""
+"""Limit that is reported at the field; the request as a whole is bounded anyway."""
 
 
 def config_of(text: str) -> tuple[str, str]:
@@ -69,13 +69,13 @@ def config_field_html(text: str) -> Html:
 
 
 EVERY_CHOICE = "*"
-"""As the value of a knob with choices: each of them."""
+"""Value of a knob with choices that selects all of them."""
 _COUNTS = {"warmup": (0, "Warm-up steps are 0 to 100"), "steps": (1, "Steps are 1 to 100")}
 _MOST_STEPS = 100
 
 
 def knob_faults(prefix: str, knobs: Any, texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """By the field's name, as in `w:batch`."""
+    """Yield the name of each invalid field, as in `w:batch`, and the message."""
     for knob in knobs:
         text = texts.get(knob["name"])
         words = _fault(knob, text) if text is not None else ""
@@ -163,7 +163,7 @@ def texts_of(fields: Mapping[str, object]) -> dict[str, str]:
 
 
 def asked_of(texts: Mapping[str, str], on: str) -> dict[str, str]:
-    """What a run is asked for: nothing of one GPU, whatever stands in the fold, nor of one that is measured."""
+    """Return the parallel settings of a prediction for several GPUs, else nothing: hidden fields are ignored."""
     return dict(texts) if on == "predict" and texts.get(GPUS, "1") != "1" else {}
 
 
@@ -201,7 +201,7 @@ _OPTIONS = ("optimizer", "warmup", "steps", "load", "torch")
 
 @dataclass(frozen=True)
 class FormFields:
-    """What stands in the form. Texts of knobs that nobody touched are absent: the listing has their defaults."""
+    """Values of the form. Texts of unchanged knobs are absent: the listing has their defaults."""
 
     workload: str = ""
     config: str = ""
@@ -218,17 +218,17 @@ class FormFields:
     parallel: Mapping[str, str] = field(default_factory=dict)
     """How many GPUs, and along which axes; as it stands in the form."""
     search: Mapping[str, str | bool] = field(default_factory=dict)
-    """What is said of a search for the way that fits."""
+    """Fields of the search for a configuration that fits."""
 
 
 @dataclass(frozen=True)
 class RunRequests:
-    """What the form means: the runs, baseline first, or why there are none."""
+    """The runs that the form describes, baseline first, or the faults that prevent them."""
 
     requests: tuple[Request, ...] = ()
     labels: tuple[str, ...] = ()
     faults: Mapping[str, str] = field(default_factory=dict)
-    """By the field's name in the form."""
+    """Messages by the field's name in the form."""
 
     @property
     def count(self) -> int:
@@ -260,7 +260,7 @@ def form_fields_of(fields: Mapping[str, Any], listing: Mapping[str, Any]) -> For
 
 
 def _older(fields: Mapping[str, Any]) -> dict[str, str]:
-    """Of forms and links that say `conversion` for `load`."""
+    """Translate the old field `conversion` of stored forms and links to `load`."""
     return {"load": load_of(str(fields["conversion"]))} if "conversion" in fields else {}
 
 
@@ -442,7 +442,7 @@ def _conflicts(form: FormFields, listing: Mapping[str, Any]) -> Iterator[tuple[s
 
 
 def without_effect(form: FormFields, listing: Mapping[str, Any]) -> dict[str, str]:
-    """By name: why an optimization that is off would do nothing here."""
+    """Return, by name, why an optimization that is off would have no effect."""
     modes, workload = _modes(form, listing), _row(listing["workloads"], form.workload)
     holds = workload.get("holds") if workload is not None else None
     rows = [row for row in listing["optimizations"] if row["name"] not in form.chosen]

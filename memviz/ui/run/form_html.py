@@ -39,7 +39,7 @@ FIT_FIELDS = ("fit:keep", "fit:largest", "fit:grid")
 
 
 def search_of(fields: Mapping[str, Any], requests: RunRequests) -> SearchOrder:
-    """Of the workload as it stands in the form; the search itself switches optimizations on."""
+    """Return the search for the form's workload, without its optimizations, which the search chooses itself."""
     sizes = {tuple(sorted(request.settings.items())) for request in requests.requests}
     if requests.faults or not requests.requests:
         raise UsageError("Nothing was searched. Fix the marked fields first.")
@@ -198,7 +198,7 @@ def _knob(prefix: str, knob: Mapping[str, Any], text: str | None) -> Html:
 
 
 def has_several(knob: Mapping[str, Any], text: str) -> bool:
-    """Whether its choices stand to be ticked, and not on a menu of which one is taken."""
+    """Return True if the choices are shown as checkboxes instead of a menu."""
     return bool(knob["choices"]) and (text == EVERY_CHOICE or "," in text)
 
 
@@ -267,7 +267,7 @@ def _where(form: FormFields, listing: Mapping[str, Any]) -> Html:
 
 
 def _cards(form: FormFields, cards: Sequence[Mapping[str, Any]]) -> tuple[Html, Html]:
-    """By kind, as each is sold for something; and a field for the memory of one that is not among them."""
+    """Return cards grouped by their kind, and a field for the memory of a card that is not listed."""
     kinds: dict[str, list[Html]] = {}
     listed: set[str] = set()
     for card in cards:
@@ -378,7 +378,7 @@ def buttons_html(form: FormFields, requests: RunRequests) -> Html:
 
 
 def _said(requests: RunRequests, said: Html | str) -> Html:
-    """Where a visitor looks who has pressed the button: what came of it, and what belongs to no field of its own."""
+    """Return the message beside the button: the run's status, and faults that belong to no field."""
     general = [refused_html(requests.faults[place]) for place in GENERAL if place in requests.faults]
     return tag("div", said, *general, id="run-said")
 
@@ -394,7 +394,7 @@ def refused_html(words: str) -> Html:
 
 
 def estimate_html(variant: Variant) -> Html:
-    """Of everything switched on together, a moment after each change. Refusals stand where they belong."""
+    """Return the estimate of everything switched on. A failed one is empty: refusals are shown at their fields."""
     if variant.state == "failed":
         return Html("")
     if variant.run is None:

@@ -46,7 +46,7 @@ class RunPictures:
         self._drawn: OrderedDict[Path, Picture] = OrderedDict()
 
     def of(self, variants: Sequence[Variant]) -> dict[int, Picture]:
-        """By the number of the variant; of what has no trace, or one that is gone, there is none."""
+        """Return pictures by the variant's number, without those whose trace is missing or deleted."""
         files = [(number, variant.file) for number, variant in enumerate(variants) if variant.run and variant.file]
         pictures = {number: self._of(file) for number, file in files[:_MOST_SHOWN]}
         return {number: picture for number, picture in pictures.items() if picture is not None}

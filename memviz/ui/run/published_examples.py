@@ -44,7 +44,7 @@ STAND_INS: Mapping[str, Mapping[str, Any]] = {
     "large_temporary": {"workload": "gpt2", "w:mode": "training", "o:chunked_cross_entropy": True},
     "duplicated_weights": {"workload": "flux", "w:mode": "inference", "o:layerwise_casting": True},
 }
-"""By kind of finding: a model on which the optimization against it has an effect. A snapshot does not name its own."""
+"""Example model by kind of finding, on which the fix has an effect; a snapshot does not name its own model."""
 
 
 def stand_in_fields(finding: str, fields: Mapping[str, Any]) -> dict[str, Any]:

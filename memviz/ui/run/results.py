@@ -324,7 +324,7 @@ class _ByteScale:
     bytes: float
     usable: int
     most_usable: int
-    """Where the CUDA context takes the least that was seen."""
+    """Usable bytes with the smallest CUDA context overhead that was measured."""
 
     def share(self, count: float) -> str:
         return f"{100 * count / self.bytes:.3f}%"
@@ -479,7 +479,7 @@ def _output_words(run: Run) -> Html | None:
 
 
 def _state(variant: Variant, number: int) -> Html:
-    """Of one that has no figures: what it is doing, or what became of it."""
+    """Return the phase of a variant without results, or its failure."""
     if variant.state == "waiting":
         return tag("div", tag("small", "waiting"), class_="mv-variant-says mv-wide-says")
     if variant.state == "running":

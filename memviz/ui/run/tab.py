@@ -157,7 +157,7 @@ class _RunEvents:
         return value
 
     def _marked(self, state: RunState, status: OrderStatus) -> Any:
-        """What was refused in the run is marked at its field."""
+        """Mark the fields that the run refused."""
         form, requests = self.answers.meant(state.fields)
         bad = [variant for variant in status.variants if variant.what == "refused"]
         if not bad:
@@ -293,7 +293,7 @@ class _RunEvents:
             )
 
     def _chosen(self, state: RunState, event: gr.EventData) -> list[Any]:
-        """Of another variant than the headline's."""
+        """Show the results with another variant in the headline."""
         data, status = clicked(event), self.answers.status(state.order)
         number = data.get("number", "")
         if data.get("act") != "choose" or not number.isdigit() or status is None:
@@ -360,7 +360,7 @@ def way_opened(parts: RunTab, session: Session, state: RunState) -> tuple[Sessio
 
 
 def reopened(parts: RunTab, session: Session, visitor: str, event: gr.EventData) -> tuple[Session, str]:
-    """Where it is gone, the list of runs says so."""
+    """Reopen a stored run; if its trace is gone, stay on this tab, where the list of runs says so."""
     fields = form_fields(event)
     if fields.get("act") != "reopen":
         return session, ID

@@ -39,7 +39,7 @@ class _Choices:
     ways: tuple[Alignment, ...]
     axes: tuple[Axis, ...]
     rows: tuple[bool, ...]
-    """Whether every row is shown."""
+    """The selectable values of "show every row"."""
     found: Mapping[str, Changes]
     best: Mapping[int, str]
     """The grouping that says most, by the number of the trace that A is compared with."""
@@ -80,7 +80,7 @@ class SavedComparison:
     start: State
     data: dict[str, Any]
     lights: list[dict[str, Any]]
-    """Of each side, what the rows of each grouping light."""
+    """For each side, the allocations that the rows of each grouping highlight."""
 
 
 def saved_comparison(sides: tuple[Side, ...], by: str, thrift: SizeBudget, *, has_times: bool) -> SavedComparison:
@@ -154,7 +154,7 @@ def _differences(choices: _Choices) -> SavedPanel:
 
 
 def _lights(pairs: Sequence[Pair], rows: SavedPanel) -> list[dict[str, Any]]:
-    """Of the rows that are shown. Categories need none: the timeline has them."""
+    """Return the highlights of the visible rows. Categories need none: the timeline has them."""
     wanted: dict[str, set[str]] = {}
     for html in rows.views.values():
         for by, key in _ROW.findall(html):

@@ -40,7 +40,7 @@ class SizeBudget:
 GENEROUS = SizeBudget(columns=2_100_000, stacks=2_000_000, moments=4, zooms=16, every_row=True)
 SPARE = SizeBudget(columns=1_200_000, stacks=200_000, moments=1, zooms=0, every_row=False)
 MOST_BYTES = 3_000_000
-"""Of a page."""
+"""Size limit of a page."""
 
 
 State = dict[str, str]
@@ -50,11 +50,11 @@ Follow = Callable[[Mapping[str, str]], State | None]
 _BUTTON = re.compile(r"<button\b([^>]*)>(.*?)</button>", re.DOTALL)
 _SWITCH = re.compile(r'<div class="mvt-switch"[^>]*>(.*?)</div>', re.DOTALL)
 _LEFT = re.compile(" data-set=|<span")
-"""Of a switch: a choice, or the words of one. One that is off says nothing by itself."""
+"""Marks a switch that still has a choice or a label; an empty one is dropped."""
 _DATA = re.compile(r' data-([\w-]+)(?:="([^"]*)")?')
 _OF_BUTTONS = re.compile(r' (?:type|data-act|data-letter|draggable|role|tabindex|aria-[\w-]+)(?:="[^"]*")?')
 _GONE = frozenset({"toggle", "home", "export", "close", "sample", "weight", "colour"})
-"""What acts on the page's other traces, or asks for what no saved page has; its words alone would say nothing."""
+"""Actions on the page's other traces, or without an equivalent in a saved page; their labels are dropped too."""
 _NEEDS_THE_SERVER = ("csv", "take")
 
 
@@ -63,12 +63,12 @@ class SavedPanel:
     place: str
     """The element's id."""
     fields: tuple[str, ...]
-    """Of the state, those that it depends on."""
+    """Fields of the state that the panel depends on."""
     views: Mapping[tuple[str, ...], Html]
 
 
 def without_links(data: Mapping[str, str]) -> None:
-    """Of a panel that has one view."""
+    """Follow for a panel with a single view, which has no links."""
 
 
 def rewrite_links(html: str, follow: Follow) -> Html:
@@ -91,7 +91,7 @@ def _kept(button: re.Match[str], follow: Follow) -> str:
 
 
 def _camel(name: str) -> str:
-    """As browsers spell it in `dataset`."""
+    """Return a data attribute's name as browsers spell it in `dataset`."""
     first, *rest = name.split("-")
     return first + "".join(word.capitalize() for word in rest)
 

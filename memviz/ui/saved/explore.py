@@ -30,7 +30,7 @@ _MOST_STACKS = 400
 
 
 def saved_stacks(trace: Trace, device: DeviceTrace, texts: Texts, most: int) -> dict[str, Any]:
-    """By numbers of the piece `stacks`: the text's number. Of too many, the stacks with most bytes.
+    """Map numbers of the piece `stacks` to text numbers; if there are too many stacks, those with most bytes.
 
     `most`: characters of all together.
     """
@@ -72,11 +72,11 @@ class _SavedView:
 @dataclass(frozen=True)
 class SavedTrace:
     name: str
-    """Of this trace in the page's state."""
+    """Name of the trace in the page's state."""
     data: dict[str, Any]
     start: State
     panels: dict[str, dict[tuple[str, ...], Html]]
-    """By the place, then by `FIELDS`."""
+    """Views by the panel's place, then by `FIELDS`."""
 
 
 FIELDS = ("trace", "tab", "by", "path", "at")
@@ -147,7 +147,7 @@ def _details(trace: Trace, device: DeviceTrace, name: str, view: _SavedView, thr
 
 
 def _zooms(icicle: str) -> list[str]:
-    """Where its boxes lead, those of most bytes first: they stand level by level."""
+    """Return the zoom paths of the boxes, level by level, with the most bytes first."""
     return [unescape(path) for path in dict.fromkeys(_ZOOM.findall(icicle))]
 
 
@@ -176,7 +176,7 @@ def _panels(
 
 
 def _moments_html(moments: list[int], at: int) -> Html:
-    """Where there is more than the peak."""
+    """Return buttons for the saved moments, if there are more than the peak."""
     if len(moments) < 2:
         return Html("")
     buttons = [
@@ -204,7 +204,7 @@ def _moment_name(at: int, moments: list[int]) -> str:
 def _lights(
     trace: Trace, device: DeviceTrace, views: Mapping[_SavedView, dict[str, Html]], *, has_modules: bool
 ) -> dict[str, Any]:
-    """What the rows of the tables that are saved light, by what they are grouped."""
+    """Return the highlights of the saved tables' rows, by grouping."""
     wanted: dict[str, set[str]] = {}
     for html in {panels["live-set"] for panels in views.values()}:
         for by, group in _LIGHT.findall(html):
@@ -223,7 +223,7 @@ def explore_panels(saved: list[SavedTrace]) -> list[SavedPanel]:
 
 
 def explore_html(saved: SavedTrace) -> Html:
-    """As it is first seen, so that it can be read and searched before any script has run."""
+    """Return the first view, so that the page can be read and searched before any script has run."""
     start = tuple(saved.start[field] for field in FIELDS)
     shown = {place: views[start[:1] if place == "verdict" else start] for place, views in saved.panels.items()}
     main = tag("div", _place("lower-head", shown), _place("live-set", shown), id="lower-main")

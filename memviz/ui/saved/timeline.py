@@ -28,7 +28,7 @@ from memviz.ui.payloads.timelines import groups_piece
 from memviz.units import bytes_text, count_text, duration_text
 
 _PARTS = 1200
-"""Of a run, in each of which small allocations are drawn as one per category."""
+"""Number of parts of a run in which small allocations are merged by category."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,11 +38,11 @@ class SavedSpans:
     end: Ints8
     size: Ints8
     group: Bytes1
-    """By category, as `colouring` numbers them."""
+    """Category of each span, as numbered by `colouring`."""
     row: Ints8
-    """Of `lifetimes`; -1 for what stands for many."""
+    """Row in `lifetimes`; -1 for a span that merges several."""
     note: str = ""
-    """What is not as in the recording."""
+    """Differences from the recording."""
 
 
 def all_spans(device: DeviceTrace, colours: Colouring) -> SavedSpans:
@@ -111,7 +111,7 @@ _TIME_STEPS_US = (1, 16, 256, 4096)
 @dataclass(frozen=True)
 class Kept:
     pieces: dict[str, Any]
-    """By name, as the server would send them; of groups `groups` and their meaning."""
+    """Pieces by name, as the server would send them; groups are named `groups` and their meaning."""
     note: str
     has_times: bool
 
@@ -143,7 +143,7 @@ def saved_pieces(trace: Trace, device: DeviceTrace, most: int) -> Kept:
 
 
 def _times(device: DeviceTrace, room: int) -> tuple[PackedTimeline | None, str]:
-    """As fine as there is room for."""
+    """Pack the times in the finest steps that fit the room."""
     for step in _TIME_STEPS_US:
         packed = pack_times(device, step)
         if _size(packed) <= room:
@@ -171,21 +171,21 @@ def _probable(colours: Colouring, spans: SavedSpans) -> Bools | None:
 
 
 def _stacks(trace: Trace, device: DeviceTrace, spans: SavedSpans) -> PackedTimeline:
-    """Of each span: 0 for an allocation without a stack, else its number and 1; the last one stands for many."""
+    """Pack stacks of spans: 0 is no stack, others are their number plus 1, and the last is for merged spans."""
     count = len(trace.stacks)
     stack = np.where(spans.row < 0, count + 1, lifetimes(device).stack[spans.row] + 1)
     return pack({"stack": stack.astype(np.uint32)})
 
 
 def _frames(trace: Trace) -> PackedTimeline:
-    """Of each stack, folded as the icicle has it: its length, and its frames innermost first."""
+    """Pack the stacks, folded as in the icicle: their lengths, and their frames innermost first."""
     stacks = fold_plumbing(trace, DEFAULT_RULE)
     columns = {"length": np.diff(stacks.offsets), "frame": stacks.indices}
     return pack({name: column.astype(np.uint32) for name, column in columns.items()}, no_frames=NO_FRAMES)
 
 
 def _wanted(trace: Trace, device: DeviceTrace, spans: SavedSpans) -> list[tuple[str, PackedTimeline]]:
-    """What is good to have, the best first; of spans that stand for many, only the category is known."""
+    """Return the optional pieces, most useful first; merged spans have only their category."""
     wanted = [("frames", _frames(trace))]
     if not spans.note:
         modules = label_of_rows(device, "module")
@@ -200,7 +200,7 @@ def _wanted(trace: Trace, device: DeviceTrace, spans: SavedSpans) -> list[tuple[
 
 
 def site_labels(trace: Trace, device: DeviceTrace) -> dict[str, Any]:
-    """Of each number of the piece `stacks` its site's, and the labels; of too many, of the sites with most bytes."""
+    """Return the site of each number of the piece `stacks`, and labels; too many are cut to those with most bytes."""
     table, rows = sites(trace), lifetimes(device)
     code = np.append(np.roll(table.of_stack, 1), len(table.sites))
     heaviest = np.argsort(-sum_by(table.of_stack[rows.stack], rows.size, len(table.sites)), kind="stable")

@@ -20,7 +20,7 @@ _LAST_PART_SECONDS = 10.0
 
 
 class BackgroundStopped(MemvizError):
-    """Nobody wants the answer any more."""
+    """The job was cancelled."""
 
 
 class BackgroundJob:
@@ -77,7 +77,7 @@ class BackgroundJob:
 
 
 class _Answers:
-    """Of one visitor."""
+    """Number of the newest request of one visitor, and its lock."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

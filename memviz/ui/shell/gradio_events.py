@@ -108,7 +108,7 @@ class FairQueueBlocks(gr.Blocks):
     def __init__(self, *settings: Any, **named: Any) -> None:
         super().__init__(*settings, **named)
         self._changing: WeakKeyDictionary[Any, asyncio.Lock] = WeakKeyDictionary()
-        """By the session."""
+        """Locks by session."""
 
     async def process_api(self, block_fn: Any, inputs: list[Any], state: Any = None, *more: Any, **named: Any) -> Any:
         event = self.fns[block_fn] if isinstance(block_fn, int) else block_fn
@@ -163,7 +163,7 @@ def _is_skip(value: Any) -> bool:
 
 
 def cache_signatures(base: type) -> None:
-    """Of the constructors of `base` and of all classes made from it so far."""
+    """Cache the constructor signatures of `base` and of all its subclasses that exist so far."""
     classes, seen = [base], set()
     while classes:
         each = classes.pop()

@@ -35,7 +35,7 @@ def keep_seconds() -> float:
 
 
 class Housekeeping:
-    """Of one page, while its server is up."""
+    """Periodic cleanup of one page, while its server is up."""
 
     def __init__(self, page: Any, keep: float | None = None) -> None:
         self._page = page

@@ -89,7 +89,7 @@ def theme() -> gr.themes.Base:
 
 
 _LONGEST_NAME, _BESIDE_A_BADGE = 18, 14
-"""What the sidebar has room for."""
+"""Characters that fit into the sidebar."""
 _MANY = 3
 _MOST_AHEAD = 300_000
 """Events of a trace whose timeline the browser may ask for before it is clicked."""
@@ -147,7 +147,7 @@ def foot_html() -> Html:
 
 
 def actions_html(session: Session, exports: Mapping[str, str]) -> Html:
-    """What can be taken away: `exports` are its words, by kind.
+    """Return the Export menu; `exports` are its labels, by kind.
 
     The first element tells the page's script which trace the address names, and by which name its timeline goes.
     """

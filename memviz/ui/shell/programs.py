@@ -62,7 +62,7 @@ def _is_address(text: object) -> bool:
 
 
 class _GivenFile:
-    """What one question names."""
+    """The files that one request refers to."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -189,7 +189,7 @@ def with_worded_errors() -> Iterator[None]:
 
 
 def json_safe_answer(answer: dict[str, Any]) -> dict[str, Any]:
-    """What everybody can read as JSON, Gradio's own client too: to it an object with a `path` is a file to fetch."""
+    """Make an answer valid JSON without `path` keys: Gradio's client takes an object with one for a file to fetch."""
     sound_value: dict[str, Any] = _without_paths(json_safe(answer))
     return sound_value
 
@@ -233,7 +233,7 @@ _LEFT_OFF = "left_off"
 
 
 def serve_agents(page: Any) -> None:
-    """Where MCP is on. Gradio has no place for it, so its server of this page gets two functions of ours."""
+    """Replace two functions of Gradio's MCP server, if it is on; Gradio has no hook for them."""
     server = getattr(page, "mcp_server_obj", None)
     if server is None:
         return

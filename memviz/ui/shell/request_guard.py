@@ -28,7 +28,7 @@ from memviz.ui.shell.visitors import OpenPages
 
 NAMES_SETTING = "MEMVIZ_ALLOWED_HOSTS"
 _OF_OTHERS = ("SPACE_HOST", "GRADIO_SERVER_NAME", "GRADIO_ROOT_PATH", "JUPYTERHUB_HOST", "JUPYTERHUB_PUBLIC_URL")
-"""What the surroundings say of themselves: names, lists of names or whole addresses."""
+"""Environment variables that hold host names, lists of them, or whole addresses."""
 _ON_A_SPACE = ".hf.space"
 _HOST_NAME = re.compile(r"[a-z0-9_.:-]{1,253}", re.ASCII)
 

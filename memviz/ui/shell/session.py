@@ -25,7 +25,7 @@ MOST_OPEN = 64
 @dataclass(frozen=True)
 class Opened:
     key: str
-    """Of the store; known to this visitor's browser only."""
+    """Key in the store; a secret of this visitor's browser."""
     name: str
     device: str
     devices: tuple[str, ...]
@@ -124,9 +124,9 @@ class Context:
     programs: tuple[str, ...] = ()
     """Python files of whoever started the page, whose functions Run offers. Nobody who looks at it can name one."""
     given_ranks: RankSummary | None = None
-    """Of whoever started the page, for everybody who sees it."""
+    """Ranks given at startup, for every visitor."""
     tables: RankTables = field(default_factory=RankTables)
-    """Of ranks, each of the visitor who brought it."""
+    """Uploaded tables of ranks, each visible to its visitor only."""
     reading: FairLock = field(default_factory=lambda: FairLock(_READ_AT_ONCE))
     """Turns at reading files that come."""
 
@@ -197,7 +197,7 @@ def find_by_link(session: Session, name: str) -> Opened | None:
 
 
 def view_state(query: Mapping[str, str]) -> dict[str, Any]:
-    """What a link says of the view; whatever is not understood is left out."""
+    """Return the view state that a link contains; invalid values are left out."""
     state: dict[str, Any] = {}
     for key in _NUMBERS:
         text = query.get(key, "")

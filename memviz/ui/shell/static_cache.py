@@ -84,7 +84,7 @@ def _numbers(node: dict[str, Any]) -> Iterator[int]:
 
 
 def _is_of(event: dict[str, Any], gone: set[int]) -> bool:
-    """Whether nothing that is left can begin it."""
+    """Return True if every component that triggers the event is gone."""
     targets = [number for number, _ in event["targets"]]
     return bool(targets) and gone.issuperset(targets)
 
@@ -156,7 +156,7 @@ class _Scripts:
         return found
 
     def later(self, name: str) -> Iterator[tuple[str, list[str]]]:
-        """What it imports while it runs, each with all that comes along."""
+        """Yield the dynamic imports of a script, each with the scripts that load along with it."""
         for match in _LATER.finditer(self.text(name)):
             yield match[1], self._along(name, match)
 
@@ -261,7 +261,7 @@ class SharedPage:
 
 
 class StaticCache:
-    """What every request passes after the doorway."""
+    """Middleware that answers requests from the cache, inside the request guard."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -281,7 +281,7 @@ def _line_of_theme(page: bytes) -> bytes:
 
 
 async def _answered(app: ASGIApp, scope: Scope, receive: Receive) -> tuple[Message, bytes]:
-    """By Gradio, unpacked."""
+    """Return Gradio's own response, uncompressed."""
     start: Message = {}
     parts: list[bytes] = []
 
@@ -315,7 +315,7 @@ def _plain(scope: Scope) -> list[tuple[bytes, bytes]]:
 
 
 def _is_alike(scope: Scope) -> bool:
-    """Where visitors have names, Gradio's page says theirs."""
+    """Return True if every visitor gets the same page; with authentication Gradio's page has the user's name."""
     app: Any = scope["app"]
     if getattr(app, "auth", None) is not None or getattr(app, "auth_dependency", None) is not None:
         return False

@@ -35,7 +35,7 @@ class _Kept:
     """When its bytes were last counted."""
 
     def may_have_grown(self) -> bool:
-        """What is computed for a view is kept on the trace; soon after it was asked for, as a rule."""
+        """Return True if its bytes need counting: views cache values on the trace, usually soon after its use."""
         return self.measured < self.used + _LEAST_REST
 
     def rests(self, now: float) -> bool:
@@ -86,9 +86,9 @@ class TraceStore:
         self._tell([key] if is_kept else [])
 
     def forget(self, held: Collection[str], left_seconds: float) -> bool:
-        """By the clock: what has not been used for so long and is held by no visitor who is here.
+        """Drop unpinned traces unused for `left_seconds` (`most_seconds` if held), and cached values of idle ones.
 
-        And what was computed for views of a trace that rests. Whether that made anything free.
+        Return True if that freed any memory.
         """
         now = time.monotonic()
         with self._lock:
@@ -136,9 +136,9 @@ class TraceStore:
 
 
 MOST_RANK_TABLES = 32
-"""Of all visitors; what was not looked at for longest goes first. A row takes some 8 KB."""
+"""Limit for all visitors; the least recently used table goes first. A row takes some 8 KB."""
 MOST_RANKS = 65_536
-"""Of all of them together."""
+"""Limit of the ranks in all tables together."""
 
 
 @dataclass(frozen=True)

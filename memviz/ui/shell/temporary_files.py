@@ -34,7 +34,7 @@ def new_file(name: str) -> Path:
 
 
 def file_stem(name: str) -> str:
-    """Of a file that is named after a trace: no sign in it means anything to a file system or a header."""
+    """Return a file stem from a trace's name, without characters that are special to file systems or headers."""
     plain = "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in name)
     return plain.strip(".").encode()[:_LONGEST_STEM].decode(errors="ignore") or "trace"
 
@@ -96,7 +96,7 @@ class Exports:
                     self._giving.discard(folder)
 
     def forget(self) -> None:
-        """What nobody has fetched in a while."""
+        """Delete exports that were not fetched for a while."""
         old = time.time() - _UNFETCHED_SECONDS
         with suppress(OSError):
             for folder in _root().iterdir():

@@ -43,7 +43,7 @@ def _is_public(text: str) -> bool:
 
 
 def presence() -> Callable[[], bool]:
-    """To be called where Gradio has begun the work; what it returns may be asked from anywhere, and at any time.
+    """Return a function that says, from any thread, if the visitor is still there. Call this at the event's start.
 
     Gradio lets go of an event when the stream of its visitor ends. It tells a generator so only at its next part, and
     a function never.
@@ -102,7 +102,7 @@ class Windows:
     def __init__(self, page: Any) -> None:
         self._page = page
         self._browsers: dict[str, str] = {}
-        """Of each session the browser it is in, by a name that only this browser knows."""
+        """The browser of each session, by a name that only this browser knows."""
 
     def begin(self, browser: str) -> None:
         self._browsers[_current_request()] = browser

@@ -44,7 +44,7 @@ class TooMuch(Exception):
 
 @dataclass
 class _Stretch:
-    """Of what came: all packed, or all as it is."""
+    """A range of the received bytes that is either all compressed or all plain."""
 
     is_plain: bool
     end: int
@@ -190,7 +190,7 @@ class Arriving(io.BufferedIOBase):
         self._has_more = False
         """The unpacker made as much as it may at a time, and may hold more."""
         self._is_midway = self._packed and self.size > 0
-        """Of a stream that says itself where it ends."""
+        """True inside a compressed stream, which marks its own end."""
         self._piece, self._piece_at = b"", 0
 
     def _next_piece(self) -> bool:
@@ -226,7 +226,7 @@ class Arriving(io.BufferedIOBase):
         return piece
 
     def _take(self) -> tuple[bytes, bool]:
-        """What has arrived and was not taken, all of it plain or all packed; empty at the end only."""
+        """Return the next received bytes, all plain or all compressed; they are empty only at the end."""
         if not self._is_ready():
             self._wait()
         with self._changed:

@@ -40,9 +40,9 @@ def open_files(
 
 
 def arrived(context: Context, session: Session, said: Mapping[str, str]) -> Session:
-    """What the visitor's own browser says of a file that it has sent: that it is open, or why not.
+    """Handle the browser's message about a file it has sent: it is open, or it was refused.
 
-    Files come one by one: what was refused of those that came together stays until one that came later is open.
+    Files come one by one: refusals stay listed until a later file is open.
     """
     if "refused" in said:
         name, reason, turn = (said.get(key, "") for key in ("refused", "reason", "turn"))
@@ -95,7 +95,7 @@ def open_sample(store: TraceStore, session: Session, sample: OfferedSample) -> S
 
 
 def reopened(store: TraceStore, kept: Sequence[Sequence[str]], given: Session | None = None) -> Session:
-    """What everybody is given, and what this visitor's browser remembers and the store still has."""
+    """Return a session with the traces given at startup and those that both the browser and the store still have."""
     session = given or Session()
     for key, sample in (pair for pair in kept if len(pair) == 2):
         trace = store.get(key)
@@ -124,7 +124,7 @@ def session_after(context: Context, session: Session, data: Mapping[str, str]) -
 
 
 def tab_after(data: Mapping[str, str]) -> str | None:
-    """Where a sample's answer stands; the samples themselves and what is opened stand in Explore."""
+    """Return the tab that shows a sample's answer; the samples themselves and opened traces are in Explore."""
     if data.get("act") in ("home", "ranks"):
         return {"home": "explore", "ranks": "ranks"}[data["act"]]
     sample = sample_named(data.get("sample", ""))

@@ -147,7 +147,7 @@ class Reading:
         self._used = time.monotonic()
 
     def is_forgotten(self, now: float) -> bool:
-        """Nobody asks after it, nobody fetches what it says, or it comes so slowly that it will never be whole."""
+        """Return True if nothing polls the upload, nothing fetches its result, or it arrives too slowly."""
         if self._ended and now - self._ended > _HEARD_SECONDS:
             return True
         if self.is_slow(now, _FORGET_SECONDS):
@@ -166,7 +166,7 @@ class Reading:
         return self.arriving.arrived / max(now - self.arriving.begun, 1e-3)
 
     def cancel(self) -> None:
-        """Nobody waits for it any more."""
+        """Cancel the upload, and drop the trace or table that it has stored."""
         self._cancelled.set()
         self.arriving.end("It was cancelled.")
         self.outbox.close()
@@ -260,7 +260,7 @@ class Reading:
 
 
 class Readings:
-    """Of all visitors; a reading is reached by a ticket that only the browser that began it knows."""
+    """The uploads of all visitors. Each is reached by a ticket that only the browser that began it knows."""
 
     def __init__(self, context: Context, most_bytes: int | None = None) -> None:
         self.most_bytes = most_bytes
@@ -299,7 +299,7 @@ class Readings:
             reading.cancel()
 
     def forget(self) -> None:
-        """What nobody has asked after for a while."""
+        """Drop uploads that were not polled for a while."""
         now = time.monotonic()
         with self._lock:
             old = [ticket for ticket, reading in self._under_way.items() if reading.is_forgotten(now)]

@@ -1,4 +1,4 @@
-"""What the browser asks for beside Gradio: a file on its way in, and what is read of it on its way out.
+"""Upload routes beside Gradio's: files arrive in parts, and messages about them are streamed back.
 
 Gradio's own upload takes a file whole before anything is done with it, and stays for programs and for browsers that
 cannot do this. Here it comes in parts that are read as they arrive (`reading`). Every route asks Gradio who may
@@ -169,7 +169,7 @@ async def _listen(request: Request) -> Response:
 
 
 async def told(readings: Readings, ticket: str, reading: Reading) -> AsyncGenerator[bytes, None]:
-    """What there is to say of a file. Where nobody listens any more before it is open, it is not kept."""
+    """Stream the messages about an upload. If the client disconnects before the file is open, it is dropped."""
     reading.is_heard = True
     try:
         async for message in reading.outbox.messages():

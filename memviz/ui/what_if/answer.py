@@ -118,7 +118,7 @@ class WhatIfAnswers:
         self.samples = samples
 
     def offer_html(self) -> Html:
-        """Where no trace is open."""
+        """Return the page shown while no trace is open."""
         words = "Drop a snapshot on the left. Its requests are replayed with other settings, or on another card."
         head = tag("h1", "Open a trace to try other allocator settings.", class_="mv-verdict")
         return joined(tag("header", head, tag("p", words, class_="mv-lead")), Html(self.samples))
@@ -135,7 +135,7 @@ class WhatIfAnswers:
         return outcome, self.replays.known_search(key, terms_of(parsed))
 
     def drawn(self, state: WhatIfState, answer: Answer) -> dict[str, Any]:
-        """By the names of `PARTS`."""
+        """Return the values by the names of `PARTS`."""
         if not answer.has_history:
             return {**EMPTY, "verdict": what_if_html(answer)}
         device, outcome = answer.device, answer.what_if
@@ -155,7 +155,7 @@ class WhatIfAnswers:
         }
 
     def known_memory(self, key: str) -> KnownMemory:
-        """What the process could have, where the recording shows it: it ran out, or memory was short."""
+        """Return the memory that the process could use, if the recording shows it by an OOM or by freed segments."""
         pair = self.context.find(key)
         if pair is None or not _shows_a_limit(pair[1]) or self.replays.is_slow(key):
             return KnownMemory(None)
@@ -167,7 +167,7 @@ class WhatIfAnswers:
         return KnownMemory(None) if memory is None else KnownMemory(memory.least, is_exact=memory.least == memory.most)
 
     def answered(self, state: WhatIfState) -> tuple[Trace, DeviceTrace, WhatIf] | None:
-        """What is on the screen; None where the trace was closed meanwhile, or there was no answer."""
+        """Return the displayed answer, or None if the trace was closed meanwhile, or there was no answer."""
         pair, parsed = self.context.find(state.key), parse_question(state.question)
         if pair is None or parsed.settings is None:
             return None
@@ -227,7 +227,7 @@ class WhatIfAnswers:
 
 
 def _shows_a_limit(device: DeviceTrace) -> bool:
-    """Of a long recording it would take a replay that nobody asked for."""
+    """Return True if the recording may show its memory limit; long ones are left out, since a replay takes too long."""
     gives_back = np.isin(device.events.action, (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP, Action.OOM))
     return device.kind == "gpu" and len(device.events) <= _LONGEST_UNASKED and bool(gives_back.any())
 

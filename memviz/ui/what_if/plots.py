@@ -55,7 +55,7 @@ def _ends(device: DeviceTrace, replays: list[ReplayedBytes], *, is_known: bool) 
 
 
 def lines(device: DeviceTrace, outcome: WhatIf) -> list[ReplayedBytes]:
-    """What is asked for, and what it is compared with; neither where it does what is recorded, which has its line."""
+    """Return lines for the replay and its rival, without those that equal the recording, which has its own line."""
     ours, rival = outcome.replayed, outcome.rival
     drawn = [] if ours is outcome.base and not outcome.parted else [_line(device, ours, _called(ours, outcome))]
     if rival is not ours and outcome.why_not_as_recorded:
@@ -115,7 +115,7 @@ def _axis(lines: ReservedLines, *, is_known: bool) -> dict[str, Any]:
 
 
 def moment_that_matters(device: DeviceTrace, outcome: WhatIf) -> int:
-    """Where memory runs out; else the first event at which the recording reserves its most."""
+    """Return the event of the first OOM, else the first event at which the recording reserves its most."""
     for line in (outcome.base, outcome.replayed, outcome.recorded):
         if line.oom is not None:
             return min(line.oom.event, len(device.events) - 1)

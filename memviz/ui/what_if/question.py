@@ -65,7 +65,7 @@ class ParsedQuestion:
     overhead_bytes: int
     """Taken from every card of the usual sizes."""
     faults: Mapping[str, str]
-    """By field; PyTorch's own words where it would have refused."""
+    """Messages by field, in PyTorch's own words where it would refuse the setting."""
 
 
 def question_of(form: Mapping[str, Any]) -> Question:
@@ -164,7 +164,7 @@ def what_if_query(question: Question) -> str:
 
 
 def question_in(query: Mapping[str, str]) -> Question:
-    """What is not in a link is as usual; the form says of each field what it thinks of it."""
+    """Return the question in a link. Missing fields have defaults; the form reports invalid ones."""
     usual = asdict(Question())
     form = {name: query.get(name, usual[name]) for name in usual}
     return question_of({**form, "expandable": query.get("expandable") == _SWITCHED_ON})
@@ -172,7 +172,7 @@ def question_in(query: Mapping[str, str]) -> Question:
 
 @dataclass(frozen=True)
 class WhatIfState:
-    """What a visitor sees on this tab. Plain and frozen: every change is a new one."""
+    """State of a visitor's What if tab. Immutable: every change is a new one."""
 
     key: str = ""
     question: Question = Question()
@@ -180,7 +180,7 @@ class WhatIfState:
     """Grows where the page itself fills the form in."""
     with_blocks: bool = False
     left: tuple[tuple[str, Question], ...] = ()
-    """What was asked of other traces, by key, for whoever comes back to them."""
+    """Questions about other traces, by key, for when the visitor returns to them."""
 
     def turned_to(self, key: str) -> tuple[WhatIfState, bool]:
         """And whether nothing was asked of that trace yet."""

@@ -43,7 +43,7 @@ class TooLong(MemvizError):
 
 
 def most_seconds(device: DeviceTrace, environment: Mapping[str, str] = os.environ) -> float:
-    """Of a processor, for all that one question needs."""
+    """Return the CPU seconds that one question may take in all."""
     text = environment.get(SECONDS_SETTING, "")
     if not text:
         return _LEAST_SECONDS + len(device.events) / _EVENTS_A_SECOND
@@ -54,7 +54,7 @@ def most_seconds(device: DeviceTrace, environment: Mapping[str, str] = os.enviro
 
 
 def within(seconds: float, progress: Progress | None = None) -> Progress:
-    """Of this thread, from now on. What it returns is told every few thousand events, and then raises TooLong."""
+    """Limit this thread's CPU time from now on: the returned callback raises TooLong at its first call after that."""
     end = time.thread_time() + seconds
 
     def tell(done: int, total: int) -> None:
@@ -74,7 +74,7 @@ _SIZED_UNASKED = 200_000
 
 @dataclass(frozen=True)
 class Begun:
-    """What all replays of one trace share."""
+    """Shared input of all replays of one trace."""
 
     source: Source
     recorded: Replayed
@@ -82,7 +82,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class Terms:
-    """What else than the settings a question depends on."""
+    """Conditions of a question other than its settings."""
 
     card: CardMemory | None = None
     release: Release = NEWEST
@@ -95,7 +95,7 @@ class Terms:
 class _CachedResult:
     result: Any
     trace: Trace | None
-    """What it holds memory by."""
+    """The trace whose memory the result holds."""
     bytes: int
     name: str = field(default_factory=lambda: secrets.token_urlsafe(18))
 
@@ -143,7 +143,7 @@ class Replays:
         return replace(known, smallest_card=smallest)
 
     def _smallest(self, key: str, replayed: Replayed, terms: Terms, progress: Progress | None) -> CardMemory | None:
-        """Of a long recording only a search says it: it may take several replays."""
+        """Return the smallest card that fits; None for long recordings, where it takes a search of several replays."""
         source = self.begun(key).source
         if len(source.device.events) > _SIZED_UNASKED:
             return None
@@ -191,7 +191,7 @@ class Replays:
         return kept.result.trace, kept.result.trace.devices[0]
 
     def key_of(self, replayed: Replayed) -> str:
-        """What `find` finds it by; empty for one that is not kept any more."""
+        """Return the key under which `find` has the replay; empty if it is no longer cached."""
         with self._lock:
             name = next((kept.name for kept in self._kept.values() if kept.result is replayed), "")
         return f"{name}/{replayed.trace.devices[0].name}" if name else ""
@@ -203,7 +203,7 @@ class Replays:
                 del self._kept[key]
 
     def _rest(self, stored: str) -> None:
-        """Nobody looks at the trace now: what its replays' views need can be computed again."""
+        """Free the values cached for views of a trace's replays while it is idle; they can be computed again."""
         with self._lock:
             resting = [kept for key, kept in self._kept.items() if _of_trace(key).partition("/")[0] == stored]
         for kept in resting:

@@ -21,7 +21,7 @@ class _Knob:
     key: str
     sentence: str
     off: str
-    """What an empty field stands for."""
+    """The value that an empty field stands for."""
     usual: tuple[str, ...]
 
 
@@ -55,7 +55,7 @@ _RELEASE = "Which keys there are and how they are read. Where memory is placed h
 
 @dataclass(frozen=True)
 class KnownMemory:
-    """What the process could have, where the recording shows it."""
+    """Memory that the process could use, if the recording shows it."""
 
     memory: int | None
     is_exact: bool = True

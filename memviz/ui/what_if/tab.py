@@ -1,4 +1,4 @@
-"""What if: the open trace under other settings, or on another card.
+"""Replays of the open trace under other settings, or on another card.
 
 The form is on the left, the answer on the right. Every change is replayed at once, beside the page's own threads;
 a new question ends the one before. Recordings of millions of events are replayed when the button is pressed.
@@ -41,7 +41,7 @@ _SAVE = "() => document.querySelector('#what-if-saved a, a#what-if-saved, #what-
 
 @dataclass(frozen=True)
 class FollowedTrace:
-    """What of the session this tab shows."""
+    """The part of the session that this tab shows."""
 
     key: str = ""
     is_turned_to: bool = False
@@ -148,7 +148,7 @@ def show(session: Session, tab: str | None) -> list[Any]:
 
 
 def asking(session: Session, query: Mapping[str, str]) -> WhatIfState:
-    """What a link asks of the trace that is open, as if it had been asked before."""
+    """Return a state that holds a link's question as an earlier question about the open trace."""
     assert session.current is not None
     return WhatIfState(left=((timeline_key(session.current), question_in(query)),))
 
@@ -240,7 +240,7 @@ class _WhatIfEvents:
             yield from self._advised(turned, request)
 
     def _advised(self, state: WhatIfState, request: gr.Request) -> Iterator[list[Any]]:
-        """What a search found best goes into the form."""
+        """Fill the form with the best settings that a search found."""
         parsed = parse_question(state.question)
         searched = self.answers.replays.known_search(state.key, terms_of(parsed))
         if searched is not None and searched.advised.settings != parsed.settings:

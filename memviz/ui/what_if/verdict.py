@@ -63,7 +63,7 @@ def ranked_rows(outcome: WhatIf, searched: Search) -> Iterator[RankedRow]:
 
 
 def about_ranked_rows(outcome: WhatIf, searched: Search) -> str:
-    """What the figures beside each other have in common."""
+    """Return the assumptions that the listed figures share."""
     how = "Reserved is without a limit"
     if searched.is_placed_anew:
         how += ", and each starts with what was live before the first event placed into empty memory"
@@ -72,7 +72,7 @@ def about_ranked_rows(outcome: WhatIf, searched: Search) -> str:
 
 
 def _why(outcome: WhatIf, searched: Search) -> str:
-    """Of the recording's own row."""
+    """Return why the recording has a row of its own."""
     reason = outcome.parted or outcome.why_not_as_recorded
     if searched.is_placed_anew and not reason:
         return " The recording had besides what was cached before its first event."
@@ -126,7 +126,7 @@ _OURS = {
 
 @dataclass(frozen=True)
 class Answer:
-    """What was found out for one question."""
+    """The result for one question."""
 
     device: DeviceTrace
     what_if: WhatIf
@@ -169,7 +169,7 @@ def facts_of(answer: Answer) -> list[tuple[str, str]]:
 
 
 def _smallest(answer: Answer) -> CardMemory | None:
-    """Of a long recording only a search says it."""
+    """Return the smallest card that a search found for these settings."""
     tried = answer.searched.tried if answer.searched else ()
     mine = (other for other in tried if other.settings == answer.what_if.replayed.settings)
     return next((candidate.smallest_card for candidate in mine), None)
@@ -205,7 +205,7 @@ def _fragmentation(replayed: Replayed) -> str:
 
 
 def _notes(outcome: WhatIf) -> list[Note]:
-    """What must be known to believe this, and nothing about the recording that Explore says."""
+    """Return the notes on the replay's assumptions; Explore has those on the recording."""
     return [note for note in outcome.replayed.trace.notes if note.code in _OURS]
 
 
