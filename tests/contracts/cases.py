@@ -29,24 +29,25 @@ class Case:
     text: Callable[[Workplace], str]
     is_predicted: bool = True
     """Depends on the installed PyTorch."""
-    is_slow: bool = False
 
     @property
     def asks_page(self) -> bool:
         return self.name.startswith("endpoint-")
 
+    @property
+    def is_slow(self) -> bool:
+        return self.is_predicted or self.asks_page
+
 
 def all_cases() -> Iterator[Case]:
     for name, line in TABLES["commands"].items():
         yield Case(name, partial(output_of, line), is_predicted(line))
-    for name, line in TABLES["slow"].items():
-        yield Case(name, partial(output_of, line), is_slow=True)
     for name, words in TABLES["exports"].items():
         yield Case(name, partial(exported, name, words), is_predicted=False)
     yield Case("export-digests.json", digests)
     yield Case("options.json", options, is_predicted=False)
     yield Case("raster-digests.json", raster_digests, is_predicted=False)
-    yield Case("program-peaks.json", program_peaks, is_slow=True)
+    yield Case("program-peaks.json", program_peaks)
     for name, (function, *values) in TABLES["endpoints"].items():
         yield Case(f"endpoint-{name}", partial(answer_of, function, values), function == "run")
     yield Case("endpoint-names.json", endpoint_names, is_predicted=False)
@@ -54,7 +55,7 @@ def all_cases() -> Iterator[Case]:
 
 def is_predicted(line: str) -> bool:
     words = shlex.split(line)
-    predicts = words[0] in ("run", "fit", "predict") and "--list" not in words
+    predicts = words[0] in ("run", "fit", "predict", "reproduce") and "--list" not in words
     return predicts or not {*words}.isdisjoint(TABLES["made"])
 
 

@@ -22,10 +22,8 @@ def workplace() -> Iterator[Workplace]:
 
 def each(*, asks_page: bool) -> pytest.MarkDecorator:
     chosen = [case for case in all_cases() if case.asks_page == asks_page]
-    slow = {case.name for case in chosen if case.is_slow or case.is_predicted or case.asks_page}
-    marks = {case.name: [pytest.mark.slow] if case.name in slow else [] for case in chosen}
     return pytest.mark.parametrize(
-        "case", [pytest.param(case, id=case.name, marks=marks[case.name]) for case in chosen]
+        "case", [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.is_slow else []) for case in chosen]
     )
 
 
