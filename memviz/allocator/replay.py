@@ -106,7 +106,7 @@ class OtherSettings(RequestReplay):
             self.allocator.private_pools[pool_id] for pool_id in emptied if pool_id in self.allocator.private_pools
         ]
         for pair in private:
-            # It gave memory back, so by then nobody held it.
+            # The pool gave memory back, so no graph used it any more.
             pair.use_count = 0
         release_cached(self.allocator)
         for pair in private:

@@ -110,7 +110,7 @@ def try_in_processes(
     *,
     helpers: int | None = None,
 ) -> list[SettingsTrial]:
-    """In the order of `wanted`, whoever tried them. `helpers` is how many processes more; by default as many as pay."""
+    """Return the trials in the order of `wanted`. `helpers` is how many extra processes; None: as many as pay."""
     work = _Work(source, list(wanted), card, overhead_bytes)
     count = _helpers_that_pay(source, len(wanted)) if helpers is None else helpers
     if not count or not _ONE_SEARCH.acquire(blocking=False):
@@ -249,7 +249,7 @@ class _Columns(SimpleNamespace):
 
 
 def help_out() -> None:
-    """A helper's whole life: it ends when nobody asks any more."""
+    """Run a helper process: answer trials until the input ends."""
     asks, answers = sys.stdin.buffer, sys.stdout.buffer
     source, card, overhead_bytes = pickle.load(asks)
     while True:

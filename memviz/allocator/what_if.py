@@ -234,7 +234,7 @@ def smallest_card(
 ) -> CardMemory | None:
     """The smallest of the usual sizes on which it runs to its end; None where none of them does.
 
-    `free` is the same with memory without end, for whoever has it already.
+    `free` is the same without a memory limit, if the caller has it already.
     """
     tell = progress
 
@@ -362,8 +362,8 @@ def unchanged(source: Source) -> Figures:
 def estimate(
     source: Source, changed: Trace | None = None, *, expandable: bool = False, before: Figures | None = None
 ) -> ReplayedEstimate:
-    """`changed` are requests of the same device; without them those of the source are taken. `before` is what
-    `unchanged` says, for whoever has it already."""
+    """Replay `changed`, requests of the same device, or else those of the source. `before` is the result of
+    `unchanged`, if the caller has it already."""
     settings, afresh = _estimate_terms(source, expandable)
     after = figures_on(_estimate_source(source, changed), settings, afresh=afresh)
     return ReplayedEstimate(unchanged(source) if before is None else before, after)

@@ -434,7 +434,7 @@ class SegmentLives(Columns):
     used: npt.NDArray[np.float64]
     """Share of it that allocations took, on average over its events."""
     longest: Ints8
-    """The row of `lifetimes` that was in it for most events, or NOBODY."""
+    """Row of `lifetimes` that was in it for the most events, or NO_ALLOCATION."""
 
 
 @cached

@@ -23,7 +23,7 @@ COMMANDS = {
     "predict": "Run your own script on a GPU that is not there, and say what it would take.",
     "record": "Run your own script with the recording on, and write what it allocated.",
 }
-"""Each is a file of this folder that is not read before somebody asks for it: nobody pays for what another needs."""
+"""Each command is a file of this folder that is imported when it is used, so no command pays for another's imports."""
 EPILOG = "Every command reads a snapshot of any PyTorch release: a pickle or JSON, plain or gzipped."
 
 

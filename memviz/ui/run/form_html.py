@@ -35,7 +35,6 @@ _KEEPS = (
     ("nothing", "nothing; weights may be stored in fewer bits"),
 )
 _LARGEST = (("", "nothing more"), ("batch", "the largest batch that fits"), ("sequence", "the longest sequence"))
-FIT_FIELDS = ("fit:keep", "fit:largest", "fit:grid")
 
 
 def search_of(fields: Mapping[str, Any], requests: RunRequests) -> SearchOrder:

@@ -14,8 +14,6 @@ from memviz.trace.model import DeviceTrace, Note
 from memviz.ui.html.markup import Html, exact, joined, rounded, tag, when
 from memviz.units import bytes_text, count_text, percent_text
 
-RANKED_HEADS = ("reserved", "retries", "smallest card", "ends", "settings")
-
 
 @dataclass(frozen=True)
 class RankedRow:
