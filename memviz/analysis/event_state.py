@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from memviz.analysis.annotations import NO_INTERVAL, annotated, annotation_of_events
-from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
 from memviz.analysis.callstacks.sites import sites
 from memviz.analysis.fragmentation import Fragmentation, fragmentation_at
 from memviz.analysis.lifetimes import BEFORE, check_event, clock, has_times, lifetimes, live_rows
@@ -53,9 +52,7 @@ class EventState:
     """The recording tells what was reserved."""
 
 
-def moment(
-    trace: Trace, device: DeviceTrace, event: int, *, around: int = 2, rule: SiteRule = DEFAULT_RULE
-) -> EventState:
+def moment(trace: Trace, device: DeviceTrace, event: int, *, around: int = 2) -> EventState:
     check_event(device, event)
     tiles = segments_at(trace, device, event).tiles
     near = range(max(event - around, 0), min(event + around + 1, len(device.events)))
@@ -67,7 +64,7 @@ def moment(
         bytes=fragmentation_at(trace, device, event),
         largest_free=int(tiles.size[tiles.kind == TileKind.FREE].max(initial=0)),
         annotation=_annotation(trace, device, event),
-        around=tuple(_happened(trace, device, neighbour, rule) for neighbour in near),
+        around=tuple(_happened(trace, device, neighbour) for neighbour in near),
         failed=_failed(device, event),
         is_reserved_known=has_reserved(device),
     )
@@ -80,9 +77,9 @@ def _annotation(trace: Trace, device: DeviceTrace, event: int) -> str:
     return "" if interval == NO_INTERVAL else trace.strings[annotated(device).intervals.name[interval]]
 
 
-def _happened(trace: Trace, device: DeviceTrace, event: int, rule: SiteRule) -> EventSummary:
+def _happened(trace: Trace, device: DeviceTrace, event: int) -> EventSummary:
     events, stack = device.events, int(device.events.stack[event])
-    site = "" if stack == NO_STACK else sites(trace, rule).of(stack).label
+    site = "" if stack == NO_STACK else sites(trace).of(stack).label
     return EventSummary(event, trace.action_name(int(events.action[event])), int(events.size[event]), site)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memviz.analysis.cache import cached_on
+from memviz.analysis.cache import cached
 from memviz.analysis.callstacks.frames import first_in_stack, path_of
 from memviz.analysis.callstacks.sites import sites
 from memviz.analysis.lifetimes import check_event, clock, has_times, lifetimes
@@ -163,15 +163,12 @@ def _mentions(trace: Trace, device: DeviceTrace, word: str) -> Bools:
     return np.asarray(hit, dtype=np.bool_)
 
 
+@cached
 def _frame_texts(trace: Trace) -> list[str]:
-    """Each frame as people read it, `model.py:36 forward`, once."""
-
-    def texts() -> list[str]:
-        frames, strings = trace.stacks.frames, trace.strings
-        columns = zip(frames.filename.tolist(), frames.line.tolist(), frames.name.tolist(), strict=True)
-        return [f"{path_of(strings[file])}:{line} {strings[name]}".lower() for file, line, name in columns]
-
-    return cached_on(trace, _frame_texts, texts)
+    """Each frame as people read it, `model.py:36 forward`, in lower case."""
+    frames, strings = trace.stacks.frames, trace.strings
+    columns = zip(frames.filename.tolist(), frames.line.tolist(), frames.name.tolist(), strict=True)
+    return [f"{path_of(strings[file])}:{line} {strings[name]}".lower() for file, line, name in columns]
 
 
 def _within(device: DeviceTrace, limit: Limit) -> Bools:

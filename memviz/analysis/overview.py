@@ -10,7 +10,6 @@ from memviz.analysis.actions.layers import layers_holding
 from memviz.analysis.actions.proposals import limit_of_start
 from memviz.analysis.annotations import steps
 from memviz.analysis.breakdown import purpose_totals
-from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
 from memviz.analysis.callstacks.sites import NO_SITE, Site, SiteKind, sites
 from memviz.analysis.findings.finding import Facts
 from memviz.analysis.health import history
@@ -159,10 +158,10 @@ def _most_of_it(trace: Trace, device: DeviceTrace) -> MostOfIt | None:
     return None
 
 
-def kept_by(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule = DEFAULT_RULE) -> KeptBy | None:
+def kept_by(trace: Trace, device: DeviceTrace, rows: Ints8) -> KeptBy | None:
     """Return the few sites that hold most of the activations among these rows of `lifetimes`, or None."""
     rows = rows[categories(trace, device).category[rows] == Category.ACTIVATION]
-    all_rows, table = lifetimes(device), sites(trace, rule)
+    all_rows, table = lifetimes(device), sites(trace)
     sites_held, place = np.unique(table.of_stack[all_rows.stack[rows]], return_inverse=True)
     if not len(rows):
         return None
@@ -180,13 +179,13 @@ def _layers(trace: Trace, device: DeviceTrace, keeps: KeptBy) -> str:
     return holding.words if holding is not None and len(holding.rows) == len(keeps.rows) else ""
 
 
-def _ran_out(trace: Trace, device: DeviceTrace, rule: SiteRule = DEFAULT_RULE) -> FailedRequest | None:
+def _ran_out(trace: Trace, device: DeviceTrace) -> FailedRequest | None:
     events, line = device.events, timeline(device)
     failed = np.flatnonzero(events.action == Action.OOM).tolist()
     if not failed:
         return None
     last = failed[-1]
-    site = sites(trace, rule).of(int(events.stack[last])).label
+    site = sites(trace).of(int(events.stack[last])).label
     return FailedRequest(
         times=len(failed),
         event=last,

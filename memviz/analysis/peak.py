@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
 from memviz.analysis.callstacks.sites import sites
 from memviz.analysis.groups import Groups, grouped
 from memviz.analysis.lifetimes import live_rows, time_of_event
@@ -29,11 +28,9 @@ class LiveSet:
     """Adds up to `live_bytes`."""
 
 
-def peak(
-    trace: Trace, device: DeviceTrace, by: str = "site", *, top: int | None = None, rule: SiteRule = DEFAULT_RULE
-) -> LiveSet:
+def peak(trace: Trace, device: DeviceTrace, by: str = "site", *, top: int | None = None) -> LiveSet:
     """Return the live allocations at the first event with peak live bytes."""
-    return at(trace, device, timeline(device).peak_event, by, top=top, rule=rule)
+    return at(trace, device, timeline(device).peak_event, by, top=top)
 
 
 def at(
@@ -43,7 +40,6 @@ def at(
     by: str = "site",
     *,
     top: int | None = None,
-    rule: SiteRule = DEFAULT_RULE,
 ) -> LiveSet:
     rows, bytes_then = live_rows(device, event), timeline(device)
     return LiveSet(
@@ -53,7 +49,7 @@ def at(
         live_bytes=int(bytes_then.live[event + 1]),
         waiting_bytes=int(bytes_then.waiting[event + 1]),
         reserved_bytes=int(bytes_then.reserved[event + 1]),
-        live=grouped(trace, device, rows, by, top=top, rule=rule),
+        live=grouped(trace, device, rows, by, top=top),
     )
 
 
@@ -75,17 +71,16 @@ def out_of_memory(
     *,
     top: int | None = None,
     chosen: slice = slice(None),
-    rule: SiteRule = DEFAULT_RULE,
 ) -> tuple[OutOfMemory, ...]:
     """`chosen`: which of them, because a program can go on failing thousands of times, and each takes a while."""
-    events, table = device.events, sites(trace, rule)
+    events, table = device.events, sites(trace)
     return tuple(
         OutOfMemory(
             asked_bytes=int(events.size[event]),
             device_free_bytes=driver_free(events, event),
             site=table.of(int(events.stack[event])).label,
             stack=int(events.stack[event]) if events.stack[event] != NO_STACK else None,
-            then=at(trace, device, event, by, top=top, rule=rule),
+            then=at(trace, device, event, by, top=top),
         )
         for event in np.flatnonzero(events.action == Action.OOM)[chosen].tolist()
     )

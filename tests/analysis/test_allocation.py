@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from memviz.analysis.allocations import Allocation, BlockKnown, Span, allocation
-from memviz.analysis.purpose.reasons import REASON_TEXTS, Certainty, Reason
+from memviz.analysis.purpose.reasons import Certainty, Reason
 from memviz.errors import UsageError
 from memviz.trace.model import NO_STACK, Category, Labels, Phase, Trace
 from tests.traces import MiB, alloc, block, event, frame, free, segment, trace_of
@@ -32,7 +32,7 @@ def test_all_that_is_known_is_told():
         block_bytes=1024,
         block_known=BlockKnown.ROUNDED,
         category=Category.OUTPUT,
-        reason=REASON_TEXTS[Reason.FORWARD_OUTPUT],
+        reason=Reason.FORWARD_OUTPUT.text,
         certainty=Certainty.PROBABLE,
         site="model.py:3 forward",
         operator="add_Tensor",

@@ -11,11 +11,9 @@ from enum import StrEnum
 
 import numpy as np
 
-from memviz.analysis.cache import cached_on
+from memviz.analysis.cache import cached
 from memviz.analysis.callstacks.frames import (
-    DEFAULT_RULE,
     FrameKind,
-    SiteRule,
     first_in_stack,
     frame_kinds,
     last_in_stack,
@@ -90,22 +88,19 @@ _SITE_KIND = {
 }
 
 
-def sites(trace: Trace, rule: SiteRule = DEFAULT_RULE) -> Sites:
-    return cached_on(trace, (sites, rule), lambda: _interned(trace, rule))
-
-
-def _interned(trace: Trace, rule: SiteRule) -> Sites:
-    frame = np.append(_site_frames(trace, rule), -1).astype(np.int32)
+@cached
+def sites(trace: Trace) -> Sites:
+    frame = np.append(_site_frames(trace), -1).astype(np.int32)
     chosen, inverse = np.unique(frame, return_inverse=True)
-    unnamed = [site_of_frame(trace, int(code), rule) if code >= 0 else NO_SITE for code in chosen]
+    unnamed = [site_of_frame(trace, int(code)) if code >= 0 else NO_SITE for code in chosen]
     short = shortest_tails({site.path for site in unnamed})
     numbers: dict[Site, int] = {}
     of_chosen = [numbers.setdefault(_labelled(site, short), len(numbers)) for site in unnamed]
     return Sites(tuple(numbers), np.array(of_chosen, dtype=np.int32)[inverse], frame)
 
 
-def _site_frames(trace: Trace, rule: SiteRule) -> Ints4:
-    stacks, kinds = trace.stacks, frame_kinds(trace, rule)
+def _site_frames(trace: Trace) -> Ints4:
+    stacks, kinds = trace.stacks, frame_kinds(trace)
     place = np.full(len(stacks), -1)
     for kind, find in _PREFERENCE:
         open_stacks = place < 0
@@ -117,9 +112,9 @@ def _site_frames(trace: Trace, rule: SiteRule) -> Ints4:
     return frame
 
 
-def site_of_frame(trace: Trace, frame: int, rule: SiteRule = DEFAULT_RULE) -> Site:
+def site_of_frame(trace: Trace, frame: int) -> Site:
     """One frame as a site, without a label: that needs to know the other files of the trace."""
-    frames, kind = trace.stacks.frames, FrameKind(frame_kinds(trace, rule)[frame])
+    frames, kind = trace.stacks.frames, FrameKind(frame_kinds(trace)[frame])
     name = trace.strings[frames.name[frame]]
     if _SITE_KIND[kind] is SiteKind.NATIVE:
         # An operator's entries, `call` and `redispatch`, are one place.
@@ -178,14 +173,11 @@ NO_OPERATOR = -1
 _OPERATOR = "at::_ops::"
 
 
-def operators(trace: Trace, rule: SiteRule = DEFAULT_RULE) -> Ints8:
+@cached
+def operators(trace: Trace) -> Ints8:
     """Per stack the text of its operator. One longer than the stacks, so that NO_STACK (-1) finds NO_OPERATOR."""
-    return cached_on(trace, (operators, rule), lambda: _operators(trace, rule))
-
-
-def _operators(trace: Trace, rule: SiteRule) -> Ints8:
     stacks = trace.stacks
-    place = first_in_stack(stacks, frame_kinds(trace, rule) == FrameKind.OPERATOR)
+    place = first_in_stack(stacks, frame_kinds(trace) == FrameKind.OPERATOR)
     operator_of = np.full(len(stacks) + 1, NO_OPERATOR)
     known = np.flatnonzero(place >= 0)
     operator_of[known] = stacks.frames.name[stacks.indices[place[known]]]

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from memviz.analysis.actions.proposals import limit_of_start
-from memviz.analysis.cache import cached_on
-from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
+from memviz.analysis.cache import cached
 from memviz.analysis.comparing.matching import Matching, MatchKey, Pair, match_allocations
 from memviz.analysis.findings.finding import Facts
 from memviz.analysis.lifetimes import clock, has_times, lifetimes, live_rows
@@ -115,12 +114,10 @@ class Changes:
         )
 
 
-def changes(
-    sides: Sequence[Pair], by: str = "site", *, rule: SiteRule = DEFAULT_RULE, with_kinds: bool = True
-) -> Changes:
+def changes(sides: Sequence[Pair], by: str = "site", *, with_kinds: bool = True) -> Changes:
     """At each side's peak. To know what a row consists of most takes longer than all else."""
     moments = tuple(_moment(side) for side in sides)
-    matched = match_allocations(sides, by, rule=rule)
+    matched = match_allocations(sides, by)
     held = [_held(matched, number, side, moments[number].event) for number, side in enumerate(sides)]
     totals = np.stack([sums.bytes for sums in held])
     counts = np.stack([sums.counts for sums in held])
@@ -272,17 +269,15 @@ def _score(side: Pair, baseline: int) -> Score:
     )
 
 
+@cached
 def _highest(trace: Trace, device: DeviceTrace) -> dict[str, int]:
-    def find() -> dict[str, int]:
-        rows, codes, count = lifetimes(device), kinds(trace, device), len(device.events)
-        highest = {}
-        for code in np.unique(codes).tolist():
-            chosen = codes == code
-            live = sum_of_spans(rows.start[chosen], rows.end[chosen], rows.size[chosen], count)
-            highest[KINDS[code]] = int(live.max())
-        return highest
-
-    return cached_on(trace, (_highest, device.name), find)
+    rows, codes, count = lifetimes(device), kinds(trace, device), len(device.events)
+    highest = {}
+    for code in np.unique(codes).tolist():
+        chosen = codes == code
+        live = sum_of_spans(rows.start[chosen], rows.end[chosen], rows.size[chosen], count)
+        highest[KINDS[code]] = int(live.max())
+    return highest
 
 
 def _duration(device: DeviceTrace) -> int | None:

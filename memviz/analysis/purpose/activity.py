@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from memviz.analysis.cache import cached_on
+from memviz.analysis.cache import cached
 from memviz.analysis.callstacks.frames import (
     LAST_PYTHON_KIND,
     FrameKind,
@@ -107,11 +107,8 @@ class StackSigns:
     """Blocks that autograd frees have a stack that shows it."""
 
 
+@cached
 def stack_signs(trace: Trace) -> StackSigns:
-    return cached_on(trace, stack_signs, lambda: _read_signs(trace))
-
-
-def _read_signs(trace: Trace) -> StackSigns:
     stacks, kinds, signs = trace.stacks, frame_kinds(trace), _frame_signs(trace)
     first = first_in_stack(stacks, signs != Activity.NOTHING)
     doing = np.where(first >= 0, _at(signs[stacks.indices], first), Activity.NOTHING).astype(np.uint8)
@@ -144,11 +141,8 @@ class ModuleCalls:
     """Frames of functions called `forward` outside of torch: programs also call `model.forward(x)` directly."""
 
 
+@cached
 def module_calls(trace: Trace) -> ModuleCalls:
-    return cached_on(trace, module_calls, lambda: _module_calls(trace))
-
-
-def _module_calls(trace: Trace) -> ModuleCalls:
     by_torch = np.zeros(len(trace.stacks.frames), dtype=np.bool_)
     for frame in _frames_of(trace, _CALL_FILE):
         by_torch[frame] = trace.strings[trace.stacks.frames.name[frame]] in _CALLS

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memviz.analysis.annotations import annotated, annotation_of_events
-from memviz.analysis.cache import cached_on
+from memviz.analysis.cache import cached
 from memviz.analysis.lifetimes import BEFORE, lifetimes
 from memviz.analysis.purpose.activity import Activity, stack_signs
 from memviz.analysis.purpose.evidence import Evidence, agreed, freed_like
@@ -369,11 +369,8 @@ class Categories(Columns):
         return self.certainty >= Certainty.SURE
 
 
+@cached
 def categories(trace: Trace, device: DeviceTrace) -> Categories:
-    return cached_on(trace, (categories, device), lambda: _categorised(trace, device))
-
-
-def _categorised(trace: Trace, device: DeviceTrace) -> Categories:
     evidence = Evidence(trace, device)
     inference = Inference(len(evidence.size))
     _say_recorded(inference, trace, device)

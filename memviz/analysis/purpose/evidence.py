@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from memviz.analysis.annotations import annotated
-from memviz.analysis.cache import cached_on
+from memviz.analysis.cache import cached
 from memviz.analysis.callstacks.frames import LAST_PYTHON_KIND, first_in_stack, frame_kinds, path_of
 from memviz.analysis.lifetimes import BEFORE, Lifetimes, lifetimes
 from memviz.analysis.purpose.activity import Activity, stack_signs
@@ -90,12 +90,9 @@ _COLLECTIVES = ("c10d::", "void c10d::")
 """C++ by which torch lets processes exchange tensors."""
 
 
+@cached
 def named_frames(trace: Trace) -> Bytes1:
     """A Category per stack, and one more at the end for NO_STACK; UNKNOWN where no name says anything."""
-    return cached_on(trace, named_frames, lambda: _read(trace))
-
-
-def _read(trace: Trace) -> Bytes1:
     of_frame = _of_frames(trace)
     stacks = trace.stacks
     place = first_in_stack(stacks, of_frame != Category.UNKNOWN)

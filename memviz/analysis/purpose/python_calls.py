@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from memviz.analysis.cache import cached_on
+from memviz.analysis.cache import cached
 from memviz.analysis.callstacks.frames import (
     LAST_PYTHON_KIND,
     FrameKind,
@@ -176,8 +176,7 @@ class PythonStacks:
         return np.where(depth == _NEVER_OPEN, depth, np.minimum(depth, self.length - 1))
 
 
-def python_stacks(trace: Trace) -> PythonStacks:
-    return cached_on(trace, python_stacks, lambda: PythonStacks(trace))
+python_stacks = cached(PythonStacks)
 
 
 def call_over(trace: Trace, allocs: Ints4 | Ints8, stack: Ints4, never: int, depths: Ints8 | None = None) -> Ints4:
