@@ -49,7 +49,7 @@ class Span:
 @dataclass(frozen=True)
 class Allocation:
     row: int
-    asked_bytes: int
+    requested_bytes: int
     rounded_bytes: int
     block_bytes: int
     block_known: BlockKnown
@@ -86,7 +86,7 @@ def allocation(trace: Trace, device: DeviceTrace, row: int) -> Allocation:
     begun = start > BEFORE
     return Allocation(
         row=row,
-        asked_bytes=int(rows.size[row]),
+        requested_bytes=int(rows.size[row]),
         rounded_bytes=rounded,
         block_bytes=block_bytes,
         block_known=known,

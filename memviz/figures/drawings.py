@@ -15,7 +15,7 @@ from memviz.analysis.callstacks.stack_tree import stack_tree
 from memviz.analysis.comparing.changes import Changes, changes
 from memviz.analysis.decimate import by_event, by_time
 from memviz.analysis.lifetimes import clock, live_rows
-from memviz.analysis.peak import LiveSet, at, out_of_memory
+from memviz.analysis.peak import LiveSet, at, failed_requests
 from memviz.analysis.purpose.categories import categories
 from memviz.analysis.segments import SegmentsAt, segments_at
 from memviz.analysis.timeline import timeline as line_of
@@ -56,7 +56,7 @@ def timeline(
         intervals=annotated(chosen).intervals,
         interval_peaks=interval_peaks(chosen),
         strings=trace.strings,
-        out_of_memory=out_of_memory(trace, chosen, top=1, chosen=slice(_MOST_FAILURES)),
+        out_of_memory=failed_requests(trace, chosen, slice(_MOST_FAILURES)),
         span_us=(int(times[0]), int(times[-1])) if over == "time" else None,
         dark=dark,
     )

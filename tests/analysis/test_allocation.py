@@ -27,7 +27,7 @@ def test_all_that_is_known_is_told():
     trace = trace_of([made, *free(0, 1000, time_us=35)])
     assert of(trace, 0) == Allocation(
         row=0,
-        asked_bytes=1000,
+        requested_bytes=1000,
         rounded_bytes=1024,
         block_bytes=1024,
         block_known=BlockKnown.ROUNDED,

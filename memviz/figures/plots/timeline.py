@@ -9,8 +9,9 @@ from typing import Any
 import plotly.graph_objects as go
 
 from memviz.analysis.annotations import Intervals
+from memviz.analysis.callstacks.sites import NO_SITE
 from memviz.analysis.decimate import DecimatedTimeline, ReservedLine, ReservedLines
-from memviz.analysis.peak import OutOfMemory
+from memviz.analysis.peak import FailedRequest
 from memviz.figures.theme import (
     Palette,
     byte_axis,
@@ -64,7 +65,7 @@ def plot_timeline(
     intervals: Intervals | None = None,
     interval_peaks: Ints8 | None = None,
     strings: Sequence[str] = (),
-    out_of_memory: Sequence[OutOfMemory] = (),
+    out_of_memory: Sequence[FailedRequest] = (),
     span_us: tuple[int, int] | None = None,
     dark: bool = False,
 ) -> go.Figure:
@@ -173,14 +174,14 @@ def _mark_peak(drawing: go.Figure, result: DecimatedTimeline, axis: _Axis, colou
     )
 
 
-def _mark_failures(drawing: go.Figure, failures: Sequence[OutOfMemory], axis: _Axis, colours: Palette) -> None:
-    placed = [(axis.place(failure.then.event, failure.then.time_us), failure) for failure in failures]
+def _mark_failures(drawing: go.Figure, failures: Sequence[FailedRequest], axis: _Axis, colours: Palette) -> None:
+    placed = [(axis.place(failure.event, failure.time_us), failure) for failure in failures]
     shown = [(x, failure) for x, failure in placed if x is not None and axis.starts[0] <= x <= axis.end]
     if not shown:
         return
     drawing.add_scatter(
         x=[x for x, _ in shown],
-        y=[failure.then.reserved_bytes for _, failure in shown],
+        y=[failure.reserved_bytes for _, failure in shown],
         mode="markers",
         name="out of memory",
         cliponaxis=False,
@@ -190,13 +191,13 @@ def _mark_failures(drawing: go.Figure, failures: Sequence[OutOfMemory], axis: _A
     )
 
 
-def _failure_text(failure: OutOfMemory) -> str:
+def _failure_text(failure: FailedRequest) -> str:
     free = failure.device_free_bytes
     had = "what the driver had is not known" if free is None else f"the driver had {bytes_text(free)}"
     return lines(
-        f"out of memory {moment(failure.then.event)}",
-        f"asked {bytes_text(failure.asked_bytes)}, {had}",
-        plain(failure.site),
+        f"out of memory {moment(failure.event)}",
+        f"asked {bytes_text(failure.requested_bytes)}, {had}",
+        plain(failure.site or NO_SITE.label),
     )
 
 
