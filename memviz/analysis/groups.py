@@ -123,23 +123,10 @@ def _line_of(site: Site) -> tuple[str, str]:
     return with_line(site.path, site.line), site.label.removesuffix(f" {site.function}")
 
 
-def _by_stack(trace: Trace, device: DeviceTrace, rows: Ints8) -> Keyed:
-    table = sites(trace)
-    return Keyed(lifetimes(device).stack[rows], lambda stack: (f"stack {stack}", table.of(stack).label))
-
-
-def _by_category(trace: Trace, device: DeviceTrace, rows: Ints8) -> Keyed:
-    return Keyed(kinds(trace, device, rows), lambda code: _twice(KINDS[code]))
-
-
-def _by_phase(trace: Trace, device: DeviceTrace, rows: Ints8) -> Keyed:
-    return Keyed(phases(trace, device)[rows], lambda code: _twice(Phase(code).name.lower()))
-
-
 def _by_module(trace: Trace, device: DeviceTrace, rows: Ints8) -> Keyed:
     modules = label_of_rows(device, "module")
     codes = np.zeros(len(rows), dtype=np.int32) if modules is None else modules[rows]
-    return Keyed(codes, lambda code: _named(trace.strings[code], "no module recorded"))
+    return Keyed(codes, lambda code: (trace.strings[code], trace.strings[code] or "no module recorded"))
 
 
 def _by_pool(trace: Trace, device: DeviceTrace, rows: Ints8) -> Keyed:
@@ -170,32 +157,26 @@ def _by_annotation(trace: Trace, device: DeviceTrace, rows: Ints8) -> Keyed:
         # Keys of real annotations start with a quote, so that none can pass for one of ours.
         if code >= 0:
             return f"'{trace.strings[code]}", trace.strings[code]
-        return _twice("before the first event" if code == before else "no annotation")
+        return ("before the first event",) * 2 if code == before else ("no annotation",) * 2
 
     return Keyed(codes, name)
-
-
-def _by_size(trace: Trace, device: DeviceTrace, rows: Ints8) -> Keyed:
-    return Keyed(lifetimes(device).size[rows], lambda size: (str(size), f"{count_text(size)} B each"))
-
-
-def _twice(text: str) -> tuple[str, str]:
-    return text, text
-
-
-def _named(text: str, nothing: str) -> tuple[str, str]:
-    return text, text or nothing
 
 
 GROUPINGS: dict[str, Callable[[Trace, DeviceTrace, Ints8], Keyed]] = {
     "site": _by_site,
     "line": _by_line,
-    "stack": _by_stack,
-    "category": _by_category,
+    "stack": lambda trace, device, rows: Keyed(
+        lifetimes(device).stack[rows], lambda stack: (f"stack {stack}", sites(trace).of(stack).label)
+    ),
+    "category": lambda trace, device, rows: Keyed(kinds(trace, device, rows), lambda code: (KINDS[code],) * 2),
     "module": _by_module,
-    "phase": _by_phase,
+    "phase": lambda trace, device, rows: Keyed(
+        phases(trace, device)[rows], lambda code: (Phase(code).name.lower(),) * 2
+    ),
     "annotation": _by_annotation,
     "stream": _by_stream,
     "pool": _by_pool,
-    "size": _by_size,
+    "size": lambda trace, device, rows: Keyed(
+        lifetimes(device).size[rows], lambda size: (str(size), f"{count_text(size)} B each")
+    ),
 }

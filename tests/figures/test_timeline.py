@@ -93,12 +93,12 @@ def test_texts_of_the_trace_are_shown_as_they_stand(trace):
 
 @pytest.mark.parametrize("rows", [0, 1])
 def test_no_bytes_are_an_empty_figure_that_says_so(rows):
-    empty = DecimatedTimeline(*(np.zeros(rows, np.int64) for _ in range(9)))
+    empty = DecimatedTimeline(*(np.zeros(rows, np.int64) for _ in range(7)))
     assert notes(plot_timeline(empty, dark=True)) == ["No memory is live or reserved here."]
 
 
 def test_two_thousand_columns_stay_small():
     size = np.arange(2000, dtype=np.int64) * 123_456_789
     column = np.arange(2000, dtype=np.int64) * 5000
-    wide = DecimatedTimeline(column, column, column, size, size + MiB, size, size, size, size + 2 * MiB)
+    wide = DecimatedTimeline(column, column, column, size, size + MiB, size, size + 2 * MiB)
     spec(plot_timeline(wide))

@@ -157,9 +157,14 @@ NOWHERE = -1
 
 def first_in_stack(stacks: Stacks, frames: Bools) -> Ints8:
     """For each stack the place of its innermost frame among these; NOWHERE for none."""
-    hits = np.flatnonzero(frames[stacks.indices])
+    return first_place(stacks, frames[stacks.indices])
+
+
+def first_place(stacks: Stacks, places: Bools) -> Ints8:
+    """For each stack the innermost of these places; NOWHERE for none."""
+    hits = np.flatnonzero(places)
     # Behind all places, where no stack ends.
-    first = np.append(hits, len(stacks.indices))[np.searchsorted(hits, stacks.offsets[:-1])]
+    first = np.append(hits, len(places))[np.searchsorted(hits, stacks.offsets[:-1])]
     return np.where(first < stacks.offsets[1:], first, NOWHERE)
 
 

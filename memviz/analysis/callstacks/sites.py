@@ -65,27 +65,18 @@ class Sites:
 
 
 _PREFERENCE = (
-    (FrameKind.USER, first_in_stack),
-    (FrameKind.LIBRARY, first_in_stack),
-    (FrameKind.TORCH, last_in_stack),
-    (FrameKind.NODE, first_in_stack),
-    (FrameKind.ENGINE, first_in_stack),
-    (FrameKind.OPERATOR, first_in_stack),
-    (FrameKind.NATIVE, first_in_stack),
-    (FrameKind.RELAY, first_in_stack),
-    (FrameKind.PLUMBING, first_in_stack),
+    (FrameKind.USER, SiteKind.USER, first_in_stack),
+    (FrameKind.LIBRARY, SiteKind.LIBRARY, first_in_stack),
+    (FrameKind.TORCH, SiteKind.TORCH, last_in_stack),
+    (FrameKind.NODE, SiteKind.BACKWARD, first_in_stack),
+    (FrameKind.ENGINE, SiteKind.BACKWARD, first_in_stack),
+    (FrameKind.OPERATOR, SiteKind.NATIVE, first_in_stack),
+    (FrameKind.NATIVE, SiteKind.NATIVE, first_in_stack),
+    (FrameKind.RELAY, SiteKind.TORCH, first_in_stack),
+    (FrameKind.PLUMBING, SiteKind.NATIVE, first_in_stack),
 )
-_SITE_KIND = {
-    FrameKind.USER: SiteKind.USER,
-    FrameKind.LIBRARY: SiteKind.LIBRARY,
-    FrameKind.TORCH: SiteKind.TORCH,
-    FrameKind.RELAY: SiteKind.TORCH,
-    FrameKind.NODE: SiteKind.BACKWARD,
-    FrameKind.ENGINE: SiteKind.BACKWARD,
-    FrameKind.OPERATOR: SiteKind.NATIVE,
-    FrameKind.NATIVE: SiteKind.NATIVE,
-    FrameKind.PLUMBING: SiteKind.NATIVE,
-}
+"""The site is the frame of the first of these kinds that a stack has."""
+_SITE_KIND = {kind: site_kind for kind, site_kind, _ in _PREFERENCE}
 
 
 @cached
@@ -95,14 +86,19 @@ def sites(trace: Trace) -> Sites:
     unnamed = [site_of_frame(trace, int(code)) if code >= 0 else NO_SITE for code in chosen]
     short = shortest_tails({site.path for site in unnamed})
     numbers: dict[Site, int] = {}
-    of_chosen = [numbers.setdefault(_labelled(site, short), len(numbers)) for site in unnamed]
+    of_chosen = []
+    for site in unnamed:
+        if site is not NO_SITE:
+            place = f"{with_line(short[site.path], site.line)} " if site.path else ""
+            site = replace(site, label=f"{place}{site.function}")
+        of_chosen.append(numbers.setdefault(site, len(numbers)))
     return Sites(tuple(numbers), np.array(of_chosen, dtype=np.int32)[inverse], frame)
 
 
 def _site_frames(trace: Trace) -> Ints4:
     stacks, kinds = trace.stacks, frame_kinds(trace)
     place = np.full(len(stacks), -1)
-    for kind, find in _PREFERENCE:
+    for kind, _, find in _PREFERENCE:
         open_stacks = place < 0
         if not open_stacks.any():
             break
@@ -130,14 +126,6 @@ def site_of_frame(trace: Trace, frame: int) -> Site:
 def with_line(path: str, line: int) -> str:
     """Code that is compiled at run time has frames without a line."""
     return f"{path}:{line}" if line else path
-
-
-def _labelled(site: Site, short: dict[str, str]) -> Site:
-    if site is NO_SITE:
-        return site
-    return replace(
-        site, label=f"{with_line(short[site.path], site.line)} {site.function}" if site.path else site.function
-    )
 
 
 def _node_name(name: str) -> str:

@@ -47,26 +47,13 @@ class Sign:
 
 _MODULE_MOVES = frozenset(
     {
-        "to",
-        "_apply",
-        "convert",
-        "cuda",
-        "half",
-        "bfloat16",
-        "float",
-        "double",
-        "to_empty",
-        "load_state_dict",
-        "_load_from_state_dict",
+        *("to", "_apply", "convert", "cuda", "half", "bfloat16", "float", "double", "to_empty"),
+        *("load_state_dict", "_load_from_state_dict"),
     }
 )
 _CALL_FILE, _CALLS = "/torch/nn/modules/module.py", frozenset({"_call_impl", "_wrapped_call_impl"})
 _SIGNS = (
-    Sign(
-        Activity.BUILD,
-        "/torch/nn/modules/module.py",
-        _MODULE_MOVES,
-    ),
+    Sign(Activity.BUILD, "/torch/nn/modules/module.py", _MODULE_MOVES),
     Sign(Activity.BUILD, "/torch/nn/modules/", frozenset({"__init__", "reset_parameters"})),
     Sign(Activity.BUILD, "/torch/nn/init.py"),
     Sign(Activity.BACKWARD, "/torch/autograd/__init__.py"),

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from memviz.analysis.callstacks.frames import LAST_PYTHON_KIND, FrameKind, frame_kinds
 from memviz.analysis.callstacks.sites import short_native
 from memviz.analysis.callstacks.stack_tree import OTHER, ROOT, StackTree, frame_name
-from memviz.figures.theme import Palette, figure, lines, mixed, nothing_to_show, palette, plain, text_on
+from memviz.figures.theme import HOVER_TEXT, Palette, figure, lines, mixed, nothing_to_show, palette, plain, text_on
 from memviz.trace.model import Trace
 from memviz.units import bytes_text, count_text, percent_text
 
@@ -59,7 +59,7 @@ def _columns(tree: StackTree, trace: Trace) -> dict[str, Any]:
             lines(_place(trace, frame), f"{bytes_text(size)}, {percent_text(size, whole)}", _detail(mine, count))
             for frame, size, mine, count in rows
         ],
-        "hovertemplate": "%{hovertext}<extra></extra>",
+        "hovertemplate": HOVER_TEXT,
     }
 
 

@@ -12,6 +12,7 @@ from memviz.analysis.groups import Group
 from memviz.analysis.peak import LiveSet
 from memviz.analysis.purpose.categories import BEFORE_RECORDING
 from memviz.figures.theme import (
+    HOVER_TEXT,
     MONO,
     Palette,
     byte_axis,
@@ -55,7 +56,7 @@ def plot_peak(result: LiveSet, *, dark: bool = False) -> go.Figure:
         textposition="outside",
         cliponaxis=False,
         hovertext=[_hover(row, result.live_bytes) for row in rows],
-        hovertemplate="%{hovertext}<extra></extra>",
+        hovertemplate=HOVER_TEXT,
     )
     largest = max(row.bytes for row in rows)
     drawing.update_layout(height=100 + _ROW_HEIGHT * len(rows))
@@ -134,7 +135,7 @@ def plot_waterfall(result: Changes, *, other: int = 1, dark: bool = False) -> go
         textposition="outside",
         cliponaxis=False,
         hovertext=[_step_hover(step) for step in steps],
-        hovertemplate="%{hovertext}<extra></extra>",
+        hovertemplate=HOVER_TEXT,
         showlegend=False,
     )
     _connect(drawing, ends, colours)

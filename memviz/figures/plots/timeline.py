@@ -13,6 +13,7 @@ from memviz.analysis.callstacks.sites import NO_SITE
 from memviz.analysis.decimate import DecimatedTimeline, ReservedLine, ReservedLines
 from memviz.analysis.peak import FailedRequest
 from memviz.figures.theme import (
+    HOVER_TEXT,
     Palette,
     byte_axis,
     figure,
@@ -226,7 +227,7 @@ def _draw_bands(drawing: go.Figure, bands: _Bands | None, *, axis: _Axis, colour
         textangle=0,
         textfont={"color": text_on(fill)},
         hovertext=[_band_text(bands, row) for row in rows],
-        hovertemplate="%{hovertext}<extra></extra>",
+        hovertemplate=HOVER_TEXT,
         showlegend=False,
     )
     domain = [1 - _BAND_HEIGHT * deep, 1]
