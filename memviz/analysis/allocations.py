@@ -8,12 +8,11 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
 from memviz.analysis.callstacks.sites import operator_name, operators, sites
 from memviz.analysis.lifetimes import BEFORE, Lifetimes, has_times, lifetimes
 from memviz.analysis.purpose.categories import KINDS, categories, kinds
 from memviz.analysis.purpose.phases import label_of_rows, phases
-from memviz.analysis.purpose.reasons import REASON_TEXTS, Certainty, Reason
+from memviz.analysis.purpose.reasons import Certainty, Reason
 from memviz.analysis.segments import segments_at
 from memviz.errors import UsageError
 from memviz.trace.model import NO_STACK, Action, Bools, Category, DeviceTrace, Labels, Phase, Trace
@@ -50,7 +49,7 @@ class Span:
 @dataclass(frozen=True)
 class Allocation:
     row: int
-    asked_bytes: int
+    requested_bytes: int
     rounded_bytes: int
     block_bytes: int
     block_known: BlockKnown
@@ -76,7 +75,7 @@ class Allocation:
     compile_context: str = ""
 
 
-def allocation(trace: Trace, device: DeviceTrace, row: int, rule: SiteRule = DEFAULT_RULE) -> Allocation:
+def allocation(trace: Trace, device: DeviceTrace, row: int) -> Allocation:
     """`row` is one of `lifetimes`."""
     rows = lifetimes(device)
     if not 0 <= row < len(rows):
@@ -87,15 +86,15 @@ def allocation(trace: Trace, device: DeviceTrace, row: int, rule: SiteRule = DEF
     begun = start > BEFORE
     return Allocation(
         row=row,
-        asked_bytes=int(rows.size[row]),
+        requested_bytes=int(rows.size[row]),
         rounded_bytes=rounded,
         block_bytes=block_bytes,
         block_known=known,
         category=Category(int(kinds.category[row])),
-        reason=REASON_TEXTS.get(Reason(int(kinds.reason[row])), ""),
+        reason=Reason(int(kinds.reason[row])).text,
         certainty=Certainty(int(kinds.certainty[row])),
-        site=sites(trace, rule).of(int(rows.stack[row])).label,
-        operator=operator_name(trace, int(operators(trace, rule)[rows.stack[row]])),
+        site=sites(trace).of(int(rows.stack[row])).label,
+        operator=operator_name(trace, int(operators(trace)[rows.stack[row]])),
         span=_span(device, rows, row),
         pool=trace.pools[rows.pool[row]],
         is_large=rounded > SMALL_SIZE if device.kind == "gpu" else None,

@@ -15,7 +15,7 @@ from memviz.analysis.cache import cached
 from memviz.analysis.lifetimes import clock, has_stamps
 from memviz.analysis.sums import max_of_ranges
 from memviz.analysis.timeline import timeline
-from memviz.trace.model import Annotations, Bools, Columns, DeviceTrace, Ints4, Ints8, Stage, Trace
+from memviz.trace.model import Bools, Columns, DeviceTrace, Ints4, Ints8, Stage, Trace
 
 NO_INTERVAL = -1
 
@@ -51,50 +51,20 @@ class Annotated:
 def annotated(device: DeviceTrace) -> Annotated:
     rows = device.annotations
     if len(device.events) and not has_stamps(device):
-        return Annotated(_intervals(device, *_pairs(_none())), unplaced=len(rows))
-    start, end = _pairs(rows)
-    ends = int(np.count_nonzero(rows.stage == Stage.END))
-    return Annotated(_intervals(device, start, end), unmatched_ends=ends - int(np.count_nonzero(end >= 0)))
-
-
-def _none() -> Annotations:
-    return Annotations(np.zeros(0, np.int32), np.zeros(0, np.uint8), np.zeros(0, np.int64))
-
-
-def _pairs(rows: Annotations) -> tuple[Ints8, Ints8]:
-    """Row of each START, in order, and of its END or -1."""
-    by_name = np.argsort(rows.name, kind="stable")
-    name, is_start = rows.name[by_name], rows.stage[by_name] == Stage.START
-    level, matched = _levels(name, is_start)
-    # Within one name and level, starts and ends take turns: a start is closed by the row right after it.
-    order = np.lexsort((np.arange(len(name)), level, name))
-    order = order[matched[order]]
-    starts = order[is_start[order]]
-    after = np.full(len(name), -1)
-    after[order[:-1]] = order[1:]
-    follower = after[starts]
-    closes = (follower >= 0) & ~is_start[follower] & (name[follower] == name[starts])
-    closes &= level[follower] == level[starts]
-    start_row = by_name[starts]
-    end_row = np.where(closes, by_name[follower], -1)
-    in_order = np.argsort(start_row)
-    return start_row[in_order], end_row[in_order]
-
-
-def _levels(name: Ints4, is_start: Bools) -> tuple[Ints8, Bools]:
-    """How deep each row lies among those of its own name, and which rows are not an END too many."""
-    step = np.where(is_start, 1, -1)
-    running = np.cumsum(step)
-    group = np.cumsum(np.concatenate([np.zeros(1, np.int64), (name[1:] != name[:-1]).astype(np.int64)]))[: len(name)]
-    first = np.searchsorted(group, group)
-    running = running - np.where(first > 0, running[first - 1], 0)
-    # The lowest point so far, per name: each group is shifted below all groups before it.
-    shift = group * (len(name) + 1)
-    lowest = np.minimum.accumulate(np.minimum(running, 0) - shift) + shift
-    before = np.concatenate([np.zeros(1, np.int64), lowest[:-1]])[: len(name)]
-    before[first == np.arange(len(name))] = 0
-    too_many = ~is_start & (lowest < before)
-    return running - lowest + np.where(is_start, 0, 1), ~too_many
+        none = np.zeros(0, dtype=np.int64)
+        return Annotated(_intervals(device, none, none), unplaced=len(rows))
+    end = np.full(len(rows), -1)
+    unmatched_ends = 0
+    open_starts: dict[int, list[int]] = {}
+    for row, (name, stage) in enumerate(zip(rows.name.tolist(), rows.stage.tolist(), strict=True)):
+        if stage == Stage.START:
+            open_starts.setdefault(name, []).append(row)
+        elif open_starts.get(name):
+            end[open_starts[name].pop()] = row
+        else:
+            unmatched_ends += 1
+    start = np.flatnonzero(rows.stage == Stage.START)
+    return Annotated(_intervals(device, start, end[start]), unmatched_ends)
 
 
 def _intervals(device: DeviceTrace, start: Ints8, end: Ints8) -> Intervals:
@@ -103,15 +73,16 @@ def _intervals(device: DeviceTrace, start: Ints8, end: Ints8) -> Intervals:
     last_time = int(times[-1]) if len(times) else 0
     start_us = rows.time_us[start]
     end_us = np.where(is_open, np.maximum(last_time, start_us), rows.time_us[end] if len(rows) else 0)
-    start_event = np.searchsorted(times, start_us, side="left")
-    end_event = np.searchsorted(times, end_us, side="right") - 1
+    change = np.zeros(len(rows), dtype=np.int32)
+    change[start] = 1
+    change[end[~is_open]] = -1
     return Intervals(
         name=rows.name[start],
         start_us=start_us,
         end_us=end_us,
-        start_event=start_event,
-        end_event=end_event,
-        depth=_depths(len(rows), start, end),
+        start_event=np.searchsorted(times, start_us, side="left"),
+        end_event=np.searchsorted(times, end_us, side="right") - 1,
+        depth=(np.cumsum(change) - 1)[start].astype(np.int32),
         is_open=is_open,
     )
 
@@ -122,13 +93,6 @@ def interval_peaks(device: DeviceTrace) -> Ints8:
     intervals = annotated(device).intervals
     last = np.maximum(intervals.end_event, intervals.start_event - 1)
     return max_of_ranges(timeline(device).live, intervals.start_event, last + 2)
-
-
-def _depths(count: int, start: Ints8, end: Ints8) -> Ints4:
-    change = np.zeros(count, dtype=np.int32)
-    change[start] = 1
-    change[end[end >= 0]] = -1
-    return np.asarray((np.cumsum(change) - 1)[start], dtype=np.int32)
 
 
 def annotation_of_events(device: DeviceTrace, events: Ints8) -> Ints8:

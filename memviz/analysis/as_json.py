@@ -10,10 +10,10 @@ import numpy as np
 from memviz.analysis.breakdown import dominant_by_group, purpose_totals
 from memviz.analysis.health import health, history
 from memviz.analysis.lifetimes import live_rows
-from memviz.analysis.peak import LiveSet
+from memviz.analysis.peak import FailedRequest, LiveSet, failed_requests
 from memviz.analysis.timeline import has_reserved, timeline
 from memviz.trace.distinct import distinct
-from memviz.trace.model import Action, DeviceTrace, Note, Trace, driver_free, is_reserved_known
+from memviz.trace.model import DeviceTrace, Note, Trace, is_reserved_known
 
 if TYPE_CHECKING:
     from memviz.analysis.find import FindResult
@@ -50,7 +50,7 @@ def _device(trace: Trace, device: DeviceTrace) -> dict[str, Any]:
         "reserved_is_known": has_reserved(device),
         "history": history(device),
         "actions": {trace.action_name(int(code)): int(n) for code, n in zip(*_counts(events.action), strict=True)},
-        "oom": [_oom(device, int(event)) for event in np.flatnonzero(events.action == Action.OOM)],
+        "oom": [_oom_json(failed) for failed in failed_requests(trace, device)],
         "streams": sorted(trace.streams[code] for code in _used(events.stream, device.segments.stream)),
         "pools": sorted(list(trace.pools[code]) for code in _used(events.pool, device.segments.pool)),
         "annotations": sorted({trace.strings[code] for code in distinct(device.annotations.name)}),
@@ -65,15 +65,9 @@ def _used(first: Any, second: Any) -> list[int]:
     return [int(code) for code in distinct(np.append(distinct(first), distinct(second)))]
 
 
-def _oom(device: DeviceTrace, event: int) -> dict[str, int | None]:
-    line = timeline(device)
-    return {
-        "event": event,
-        "requested_bytes": int(device.events.size[event]),
-        "device_free_bytes": driver_free(device.events, event),
-        "live_bytes": int(line.live[event + 1]),
-        "reserved_bytes": int(line.reserved[event + 1]),
-    }
+def _oom_json(failed: FailedRequest) -> dict[str, int | None]:
+    names = ("event", "requested_bytes", "device_free_bytes", "live_bytes", "reserved_bytes")
+    return {name: getattr(failed, name) for name in names}
 
 
 def _note(note: Note) -> dict[str, str]:

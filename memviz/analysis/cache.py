@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import wraps
 from types import FunctionType, ModuleType
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -73,6 +73,7 @@ def _row(items: Iterable[Any], count: int, seen: set[int]) -> float:
 _LARGE = 1 << 14
 """Bytes. What takes fewer stays: some of it took long to work out."""
 
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
@@ -86,15 +87,16 @@ def cached_on(owner: Trace | DeviceTrace, key: Hashable, make: Callable[[], Resu
     return result
 
 
-def cached(function: Callable[[DeviceTrace], Result]) -> Callable[[DeviceTrace], Result]:
-    """For a function of nothing but a device."""
-    key = f"{function.__module__}.{function.__qualname__}"
+def cached(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Cache the results of a function on its first argument, a trace or a device; the others belong to the key."""
+    name = f"{function.__module__}.{function.__qualname__}"
 
     @wraps(function)
-    def recall(device: DeviceTrace) -> Result:
-        return cached_on(device, key, lambda: function(device))
+    def cached_function(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        owner: Any = args[0]
+        return cached_on(owner, (name, *args[1:]), lambda: function(*args, **kwargs))
 
-    return recall
+    return cached_function
 
 
 def drop_large(trace: Trace) -> None:

@@ -28,8 +28,6 @@ class DecimatedTimeline(Columns):
     """The first event at which `live_max` is reached."""
     live_min: Ints8
     live_max: Ints8
-    live_first: Ints8
-    live_last: Ints8
     waiting_max: Ints8
     reserved_max: Ints8
 
@@ -66,45 +64,21 @@ def by_time(
 
 def _columns(rows: Timeline, bounds: Ints8) -> DecimatedTimeline:
     """Rows `bounds[i]` to `bounds[i + 1] - 1` for column i; where that is none, the row before."""
-    spans = _EventSpans(bounds)
-    live_max = spans.reduced(np.maximum, rows.live)
+    count = np.diff(bounds)
+    first = np.where(count > 0, bounds[:-1], bounds[:-1] - 1)
+    spans = [
+        slice(begin, end) for begin, end in zip(first.tolist(), (first + np.maximum(count, 1)).tolist(), strict=True)
+    ]
+    peak = first + np.array([rows.live[span].argmax() for span in spans], dtype=np.int64)
     return DecimatedTimeline(
-        first_event=spans.first - 1,
-        event_count=spans.count,
-        peak_event=spans.first_equal(rows.live, live_max) - 1,
-        live_min=spans.reduced(np.minimum, rows.live),
-        live_max=live_max,
-        live_first=rows.live[spans.first],
-        live_last=rows.live[spans.first + np.maximum(spans.count - 1, 0)],
-        waiting_max=spans.reduced(np.maximum, rows.waiting),
-        reserved_max=spans.reduced(np.maximum, rows.reserved),
+        first_event=first - 1,
+        event_count=count,
+        peak_event=peak - 1,
+        live_min=np.array([rows.live[span].min() for span in spans], dtype=np.int64),
+        live_max=rows.live[peak],
+        waiting_max=np.array([rows.waiting[span].max() for span in spans], dtype=np.int64),
+        reserved_max=np.array([rows.reserved[span].max() for span in spans], dtype=np.int64),
     )
-
-
-class _EventSpans:
-    """Rows that follow one another, cut into columns of which some may be empty."""
-
-    def __init__(self, bounds: Ints8) -> None:
-        self.count = np.diff(bounds)
-        self.filled = np.flatnonzero(self.count)
-        self.first = np.where(self.count > 0, bounds[:-1], bounds[:-1] - 1)
-        self.last_row = int(bounds[-1])
-
-    def reduced(self, reduce: np.ufunc, values: Ints8) -> Ints8:
-        per_column = values[self.first]
-        if len(self.filled):
-            per_column[self.filled] = reduce.reduceat(values[: self.last_row], self.first[self.filled])
-        return per_column
-
-    def first_equal(self, values: Ints8, wanted: Ints8) -> Ints8:
-        """Per column the first row with the wanted value."""
-        event = self.first.copy()
-        if len(self.filled):
-            begin = self.first[self.filled[0]]
-            per_row = np.repeat(wanted[self.filled], self.count[self.filled])
-            hits = np.flatnonzero(values[begin : self.last_row] == per_row) + begin
-            event[self.filled] = hits[np.searchsorted(hits, self.first[self.filled])]
-        return event
 
 
 PAST_END = -1
@@ -127,7 +101,7 @@ class ReplayedBytes:
 class ReservedLine:
     name: str
     reserved: Ints8
-    """Per column the most of its events, or NOTHING."""
+    """Per column the most of its events, or PAST_END."""
     stops_at: int | None
     """The event at which memory ran out; -1 is before the first."""
     last_column: int
@@ -142,38 +116,15 @@ class ReservedLines:
     limit: int | None
 
 
-def reserved_by_event(
-    device: DeviceTrace, replays: Sequence[ReplayedBytes], *, limit: int | None = None, columns: int = 1000
+def reserved_lines(
+    columns: DecimatedTimeline, replays: Sequence[ReplayedBytes], limit: int | None = None
 ) -> ReservedLines:
-    return _with_lines(by_event(device, columns), replays, limit)
-
-
-def reserved_by_time(
-    device: DeviceTrace, replays: Sequence[ReplayedBytes], *, limit: int | None = None, columns: int = 1000
-) -> ReservedLines:
-    """For a device whose events have times."""
-    return _with_lines(by_time(device, columns), replays, limit)
-
-
-def _with_lines(columns: DecimatedTimeline, replays: Sequence[ReplayedBytes], limit: int | None) -> ReservedLines:
     return ReservedLines(columns, tuple(_line(columns, replay) for replay in replays), limit)
 
 
 def _line(columns: DecimatedTimeline, replay: ReplayedBytes) -> ReservedLine:
     first = columns.first_event + 1
-    after = first + np.maximum(columns.event_count, 1)
-    count = len(replay.reserved)
-    reserved = np.full(len(columns), PAST_END, dtype=np.int64)
-    reached = np.flatnonzero(first < count)
-    if len(reached):
-        bounds = np.column_stack([first[reached], np.minimum(after[reached], count)])
-        reserved[reached] = _most(replay.reserved, bounds)
-    last = int(reached[-1]) if len(reached) else 0
+    spans = zip(first.tolist(), (first + np.maximum(columns.event_count, 1)).tolist(), strict=True)
+    reserved = np.array([replay.reserved[begin:end].max(initial=PAST_END) for begin, end in spans], dtype=np.int64)
+    last = max(int(np.searchsorted(first, len(replay.reserved))) - 1, 0)
     return ReservedLine(replay.name, reserved, replay.last_event if replay.stopped else None, last)
-
-
-def _most(values: Ints8, bounds: Ints8) -> Ints8:
-    """The largest of each span. A column without events of its own repeats the event before it."""
-    # With a value below all others behind the last, a span may end there too.
-    padded = np.append(values, np.int64(PAST_END))
-    return np.asarray(np.maximum.reduceat(padded, bounds.reshape(-1))[::2], dtype=np.int64)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from memviz.analysis.annotations import NO_INTERVAL, annotated, annotation_of_events
-from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
 from memviz.analysis.callstacks.sites import sites
 from memviz.analysis.fragmentation import Fragmentation, fragmentation_at
 from memviz.analysis.lifetimes import BEFORE, check_event, clock, has_times, lifetimes, live_rows
+from memviz.analysis.peak import FailedRequest, failed_request
 from memviz.analysis.segments import TileKind, segments_at
 from memviz.analysis.timeline import has_reserved, timeline
-from memviz.trace.model import NO_STACK, Action, Bools, DeviceTrace, Ints8, Trace, driver_free
+from memviz.trace.model import NO_STACK, Action, Bools, DeviceTrace, Ints8, Trace
 
 
 @dataclass(frozen=True)
@@ -23,15 +23,6 @@ class EventSummary:
     bytes: int
     site: str
     """Empty where no stack was recorded."""
-
-
-@dataclass(frozen=True)
-class Failed:
-    """Figures of an out-of-memory event."""
-
-    asked_bytes: int
-    device_free_bytes: int | None
-    """Free device memory by the driver's count, for all programs together; None where the file does not say."""
 
 
 @dataclass(frozen=True)
@@ -48,18 +39,17 @@ class EventState:
     annotation: str
     around: tuple[EventSummary, ...]
     """This event with its neighbours, in order."""
-    failed: Failed | None
+    failed: FailedRequest | None
     is_reserved_known: bool = True
     """The recording tells what was reserved."""
 
 
-def moment(
-    trace: Trace, device: DeviceTrace, event: int, *, around: int = 2, rule: SiteRule = DEFAULT_RULE
-) -> EventState:
+def moment(trace: Trace, device: DeviceTrace, event: int, *, around: int = 2) -> EventState:
     check_event(device, event)
     tiles = segments_at(trace, device, event).tiles
     near = range(max(event - around, 0), min(event + around + 1, len(device.events)))
     times = clock(device) if has_times(device) else None
+    is_failure = event > BEFORE and device.events.action[event] == Action.OOM
     return EventState(
         event=event,
         microseconds=None if times is None else int(times[max(event, 0)] - times[0]),
@@ -67,8 +57,8 @@ def moment(
         bytes=fragmentation_at(trace, device, event),
         largest_free=int(tiles.size[tiles.kind == TileKind.FREE].max(initial=0)),
         annotation=_annotation(trace, device, event),
-        around=tuple(_happened(trace, device, neighbour, rule) for neighbour in near),
-        failed=_failed(device, event),
+        around=tuple(_happened(trace, device, neighbour) for neighbour in near),
+        failed=failed_request(trace, device, event) if is_failure else None,
         is_reserved_known=has_reserved(device),
     )
 
@@ -80,17 +70,10 @@ def _annotation(trace: Trace, device: DeviceTrace, event: int) -> str:
     return "" if interval == NO_INTERVAL else trace.strings[annotated(device).intervals.name[interval]]
 
 
-def _happened(trace: Trace, device: DeviceTrace, event: int, rule: SiteRule) -> EventSummary:
+def _happened(trace: Trace, device: DeviceTrace, event: int) -> EventSummary:
     events, stack = device.events, int(device.events.stack[event])
-    site = "" if stack == NO_STACK else sites(trace, rule).of(stack).label
+    site = "" if stack == NO_STACK else sites(trace).of(stack).label
     return EventSummary(event, trace.action_name(int(events.action[event])), int(events.size[event]), site)
-
-
-def _failed(device: DeviceTrace, event: int) -> Failed | None:
-    events = device.events
-    if event == BEFORE or events.action[event] != Action.OOM:
-        return None
-    return Failed(int(events.size[event]), driver_free(events, event))
 
 
 @dataclass(frozen=True)

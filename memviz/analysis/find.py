@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memviz.analysis.cache import cached_on
+from memviz.analysis.cache import cached
 from memviz.analysis.callstacks.frames import first_in_stack, path_of
 from memviz.analysis.callstacks.sites import sites
 from memviz.analysis.lifetimes import check_event, clock, has_times, lifetimes
@@ -43,12 +43,6 @@ class Limit:
     sign: str
     value: float
     """Bytes, µs or events."""
-
-
-@dataclass(frozen=True)
-class Query:
-    words: tuple[str, ...]
-    limits: tuple[Limit, ...]
 
 
 @dataclass(frozen=True)
@@ -82,7 +76,8 @@ class FindResult:
         return sum(site.count for site in self.sites)
 
 
-def parse_query(text: str) -> Query:
+def parse_query(text: str) -> tuple[list[str], list[Limit]]:
+    """Return the words, in lower case, and the limits."""
     words: list[str] = []
     limits: list[Limit] = []
     for part in text.split():
@@ -91,14 +86,16 @@ def parse_query(text: str) -> Query:
             limits.append(_limit(match[1] + match[2], match[3], part))
         else:
             words.append(part.lower())
-    return Query(tuple(words), tuple(limits))
+    return words, limits
 
 
 def _limit(sign: str, amount: str, part: str) -> Limit:
     duration = _DURATION.fullmatch(amount)
     if duration:
         number, unit = float(duration[1]), duration[2].lower()
-        return Limit("events", sign, number) if unit.startswith("ev") else _time(sign, number * _MICROSECONDS[unit])
+        if unit.startswith("ev"):
+            return Limit("events", sign, number)
+        return Limit("time", sign, number * _MICROSECONDS[unit])
     try:
         return Limit("bytes", sign, parse_bytes(amount))
     except ValueError:
@@ -106,19 +103,15 @@ def _limit(sign: str, amount: str, part: str) -> Limit:
         raise UsageError(words) from None
 
 
-def _time(sign: str, microseconds: float) -> Limit:
-    return Limit("time", sign, microseconds)
-
-
 def rows_found(trace: Trace, device: DeviceTrace, text: str) -> Ints8:
     """Rows of `lifetimes`. An empty query finds nothing."""
-    query = parse_query(text)
-    if not query.words and not query.limits:
+    words, limits = parse_query(text)
+    if not words and not limits:
         return np.zeros(0, dtype=np.int64)
     hit = np.ones(len(lifetimes(device)), dtype=np.bool_)
-    for limit in query.limits:
+    for limit in limits:
         hit &= _within(device, limit)
-    for word in query.words:
+    for word in words:
         hit &= _mentions(trace, device, word)
     return np.flatnonzero(hit)
 
@@ -163,15 +156,12 @@ def _mentions(trace: Trace, device: DeviceTrace, word: str) -> Bools:
     return np.asarray(hit, dtype=np.bool_)
 
 
+@cached
 def _frame_texts(trace: Trace) -> list[str]:
-    """Each frame as people read it, `model.py:36 forward`, once."""
-
-    def texts() -> list[str]:
-        frames, strings = trace.stacks.frames, trace.strings
-        columns = zip(frames.filename.tolist(), frames.line.tolist(), frames.name.tolist(), strict=True)
-        return [f"{path_of(strings[file])}:{line} {strings[name]}".lower() for file, line, name in columns]
-
-    return cached_on(trace, _frame_texts, texts)
+    """Each frame as people read it, `model.py:36 forward`, in lower case."""
+    frames, strings = trace.stacks.frames, trace.strings
+    columns = zip(frames.filename.tolist(), frames.line.tolist(), frames.name.tolist(), strict=True)
+    return [f"{path_of(strings[file])}:{line} {strings[name]}".lower() for file, line, name in columns]
 
 
 def _within(device: DeviceTrace, limit: Limit) -> Bools:

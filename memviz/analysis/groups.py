@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from memviz.analysis.annotations import annotated, annotation_of_events
-from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
 from memviz.analysis.callstacks.sites import Site, sites, with_line
 from memviz.analysis.lifetimes import BEFORE, lifetimes
 from memviz.analysis.purpose.categories import KINDS, kinds
@@ -62,11 +61,10 @@ def grouped(
     by: str = "site",
     *,
     top: int | None = None,
-    rule: SiteRule = DEFAULT_RULE,
     weight: Ints8 | None = None,
 ) -> Groups:
     """`rows` are rows of `lifetimes`; `by` is one of `GROUPINGS`; `weight` is what rows count for in place of bytes."""
-    keyed = keyed_by(trace, device, rows, by, rule=rule)
+    keyed = keyed_by(trace, device, rows, by)
     all_rows = lifetimes(device)
     size, stack = all_rows.size[rows] if weight is None else weight, all_rows.stack[rows]
     distinct, codes = np.unique(keyed.codes, return_inverse=True)
@@ -97,23 +95,21 @@ def _heaviest_stacks(codes: Ints8, stack: npt.NDArray[Any], size: Ints8) -> Ints
     return np.asarray(pairs[order][first] % width - 1, dtype=np.int64)
 
 
-def keyed_by(
-    trace: Trace, device: DeviceTrace, rows: Ints8, by: str = "site", *, rule: SiteRule = DEFAULT_RULE
-) -> Keyed:
+def keyed_by(trace: Trace, device: DeviceTrace, rows: Ints8, by: str = "site") -> Keyed:
     if by not in GROUPINGS:
         raise UsageError(f"{by!r} is no grouping; there are {', '.join(GROUPINGS)}.")
-    return GROUPINGS[by](trace, device, rows, rule)
+    return GROUPINGS[by](trace, device, rows)
 
 
-def _by_site(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule) -> Keyed:
-    table = sites(trace, rule)
+def _by_site(trace: Trace, device: DeviceTrace, rows: Ints8) -> Keyed:
+    table = sites(trace)
     codes = table.of_stack[lifetimes(device).stack[rows]]
     return Keyed(codes, lambda code: (table.sites[code].key, table.sites[code].label))
 
 
-def _by_line(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule) -> Keyed:
+def _by_line(trace: Trace, device: DeviceTrace, rows: Ints8) -> Keyed:
     """Sites of one line are one group, whichever function's they are: nested functions share lines."""
-    table = sites(trace, rule)
+    table = sites(trace)
     lines = [_line_of(site) for site in table.sites]
     numbers = {line: i for i, line in enumerate(dict.fromkeys(lines))}
     code_of_site = np.array([numbers[line] for line in lines])
@@ -127,26 +123,13 @@ def _line_of(site: Site) -> tuple[str, str]:
     return with_line(site.path, site.line), site.label.removesuffix(f" {site.function}")
 
 
-def _by_stack(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule) -> Keyed:
-    table = sites(trace, rule)
-    return Keyed(lifetimes(device).stack[rows], lambda stack: (f"stack {stack}", table.of(stack).label))
-
-
-def _by_category(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule) -> Keyed:
-    return Keyed(kinds(trace, device, rows), lambda code: _twice(KINDS[code]))
-
-
-def _by_phase(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule) -> Keyed:
-    return Keyed(phases(trace, device)[rows], lambda code: _twice(Phase(code).name.lower()))
-
-
-def _by_module(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule) -> Keyed:
+def _by_module(trace: Trace, device: DeviceTrace, rows: Ints8) -> Keyed:
     modules = label_of_rows(device, "module")
     codes = np.zeros(len(rows), dtype=np.int32) if modules is None else modules[rows]
-    return Keyed(codes, lambda code: _named(trace.strings[code], "no module recorded"))
+    return Keyed(codes, lambda code: (trace.strings[code], trace.strings[code] or "no module recorded"))
 
 
-def _by_pool(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule) -> Keyed:
+def _by_pool(trace: Trace, device: DeviceTrace, rows: Ints8) -> Keyed:
     def name(code: int) -> tuple[str, str]:
         first, second = trace.pools[code]
         return f"{first},{second}", f"pool {first}, {second}" if (first, second) != (0, 0) else "default pool"
@@ -154,7 +137,7 @@ def _by_pool(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule) -> 
     return Keyed(lifetimes(device).pool[rows], name)
 
 
-def _by_stream(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule) -> Keyed:
+def _by_stream(trace: Trace, device: DeviceTrace, rows: Ints8) -> Keyed:
     def name(code: int) -> tuple[str, str]:
         handle = trace.streams[code]
         return str(handle), f"stream {handle}" if handle else "default stream"
@@ -162,7 +145,7 @@ def _by_stream(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule) -
     return Keyed(lifetimes(device).stream[rows], name)
 
 
-def _by_annotation(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule) -> Keyed:
+def _by_annotation(trace: Trace, device: DeviceTrace, rows: Ints8) -> Keyed:
     """The innermost annotation around the alloc. What was there before the first event is apart."""
     start, before, outside = lifetimes(device).start[rows], -2, -1
     names = np.append(annotated(device).intervals.name, outside)
@@ -174,32 +157,26 @@ def _by_annotation(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRul
         # Keys of real annotations start with a quote, so that none can pass for one of ours.
         if code >= 0:
             return f"'{trace.strings[code]}", trace.strings[code]
-        return _twice("before the first event" if code == before else "no annotation")
+        return ("before the first event",) * 2 if code == before else ("no annotation",) * 2
 
     return Keyed(codes, name)
 
 
-def _by_size(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule) -> Keyed:
-    return Keyed(lifetimes(device).size[rows], lambda size: (str(size), f"{count_text(size)} B each"))
-
-
-def _twice(text: str) -> tuple[str, str]:
-    return text, text
-
-
-def _named(text: str, nothing: str) -> tuple[str, str]:
-    return text, text or nothing
-
-
-GROUPINGS: dict[str, Callable[[Trace, DeviceTrace, Ints8, SiteRule], Keyed]] = {
+GROUPINGS: dict[str, Callable[[Trace, DeviceTrace, Ints8], Keyed]] = {
     "site": _by_site,
     "line": _by_line,
-    "stack": _by_stack,
-    "category": _by_category,
+    "stack": lambda trace, device, rows: Keyed(
+        lifetimes(device).stack[rows], lambda stack: (f"stack {stack}", sites(trace).of(stack).label)
+    ),
+    "category": lambda trace, device, rows: Keyed(kinds(trace, device, rows), lambda code: (KINDS[code],) * 2),
     "module": _by_module,
-    "phase": _by_phase,
+    "phase": lambda trace, device, rows: Keyed(
+        phases(trace, device)[rows], lambda code: (Phase(code).name.lower(),) * 2
+    ),
     "annotation": _by_annotation,
     "stream": _by_stream,
     "pool": _by_pool,
-    "size": _by_size,
+    "size": lambda trace, device, rows: Keyed(
+        lifetimes(device).size[rows], lambda size: (str(size), f"{count_text(size)} B each")
+    ),
 }

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from memviz.analysis.annotations import ended_steps
-from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
 from memviz.analysis.groups import Groups, grouped, keyed_by
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.sums import sum_by
@@ -15,13 +14,11 @@ from memviz.analysis.timeline import timeline
 from memviz.trace.model import Action, DeviceTrace, Ints8, Trace
 
 
-def never_freed(
-    trace: Trace, device: DeviceTrace, by: str = "site", *, top: int | None = None, rule: SiteRule = DEFAULT_RULE
-) -> Groups:
+def never_freed(trace: Trace, device: DeviceTrace, by: str = "site", *, top: int | None = None) -> Groups:
     """Made within the trace, and nobody had asked to free it when the trace ended."""
     rows, count = lifetimes(device), len(device.events)
     kept = np.flatnonzero((rows.start >= 0) & (rows.end == count) & (rows.free_requested == count))
-    return grouped(trace, device, kept, by, top=top, rule=rule)
+    return grouped(trace, device, kept, by, top=top)
 
 
 @dataclass(frozen=True)
@@ -49,9 +46,7 @@ class Growth:
     """All else; rows and rest add up to `live_bytes`."""
 
 
-def growth(
-    trace: Trace, device: DeviceTrace, by: str = "site", *, top: int = 20, rule: SiteRule = DEFAULT_RULE
-) -> Growth:
+def growth(trace: Trace, device: DeviceTrace, by: str = "site", *, top: int = 20) -> Growth:
     # In the middle of a step its activations are live: they would look like something that grows.
     whole_steps = ended_steps(trace, device)
     if not whole_steps:
@@ -61,7 +56,7 @@ def growth(
     # Rows that are live at the end of some step: from the first such step up to, not with, the last one.
     first, past = np.searchsorted(ends, all_rows.start), np.searchsorted(ends, all_rows.end)
     rows = np.flatnonzero(first < past)
-    keyed = keyed_by(trace, device, rows, by, rule=rule)
+    keyed = keyed_by(trace, device, rows, by)
     found_codes, codes = np.unique(keyed.codes, return_inverse=True)
     per_step = _live_per_step(codes, (first[rows], past[rows]), all_rows.size[rows], (len(found_codes), len(ends)))
     grown = per_step[:, -1] - per_step[:, 0]
@@ -83,11 +78,9 @@ def _live_per_step(codes: Ints8, span: tuple[Ints8, Ints8], size: Ints8, shape: 
     return np.asarray(np.cumsum(change.reshape(shape[0], width), axis=1)[:, :-1], dtype=np.int64)
 
 
-def freed_at_once(
-    trace: Trace, device: DeviceTrace, by: str = "site", *, top: int | None = None, rule: SiteRule = DEFAULT_RULE
-) -> Groups:
+def freed_at_once(trace: Trace, device: DeviceTrace, by: str = "site", *, top: int | None = None) -> Groups:
     """Bytes are summed over all such allocations: traffic, never live together."""
-    return grouped(trace, device, _rows_freed_at_once(device), by, top=top, rule=rule)
+    return grouped(trace, device, _rows_freed_at_once(device), by, top=top)
 
 
 def _rows_freed_at_once(device: DeviceTrace) -> Ints8:

@@ -283,6 +283,7 @@ def has_times(device: DeviceTrace) -> bool:
     return device.is_timed and has_stamps(device)
 
 
+@cached
 def has_stamps(device: DeviceTrace) -> bool:
     """Times, or counts in their place: enough to say between which events an annotation begins and ends."""
     return bool(device.events.time_us.any())

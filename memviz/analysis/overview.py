@@ -10,12 +10,11 @@ from memviz.analysis.actions.layers import layers_holding
 from memviz.analysis.actions.proposals import limit_of_start
 from memviz.analysis.annotations import steps
 from memviz.analysis.breakdown import purpose_totals
-from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
 from memviz.analysis.callstacks.sites import NO_SITE, Site, SiteKind, sites
 from memviz.analysis.findings.finding import Facts
 from memviz.analysis.health import history
 from memviz.analysis.lifetimes import lifetimes, live_rows
-from memviz.analysis.peak import peak
+from memviz.analysis.peak import FailedRequest, failed_requests, peak
 from memviz.analysis.purpose.activity import Activity
 from memviz.analysis.purpose.categories import SAYS_NOTHING, categories
 from memviz.analysis.purpose.phases import noted_step, phase_spans, step_name
@@ -32,19 +31,6 @@ _ENOUGH = 0.5
 """Least share of the activations that the named places must hold."""
 _JUST_BEGUN = 20
 """A twentieth of a backward: what lies in it is still the forward's height."""
-
-
-@dataclass(frozen=True)
-class FailedRequest:
-    """The last allocation that failed."""
-
-    times: int
-    event: int
-    asked_bytes: int
-    site: str
-    """Empty where no stack was recorded."""
-    live_bytes: int
-    reserved_bytes: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +71,8 @@ class Overview:
     most_of_it: MostOfIt | None
     """Largest category of the peak, where it is known and a good part of it."""
     ran_out: FailedRequest | None
+    """The last request that failed."""
+    failed_count: int = 0
     is_estimate: bool = False
     limit_of_start: str = ""
     """Sentence on memory from before the recording, which an estimate leaves as it is; else empty."""
@@ -105,7 +93,8 @@ def overview(trace: Trace, device: DeviceTrace) -> Overview:
         reserved_peak_bytes=line.reserved_peak_bytes,
         step=_step(trace, device, line.peak_event),
         most_of_it=_most_of_it(trace, device),
-        ran_out=_ran_out(trace, device),
+        ran_out=next(iter(failed_requests(trace, device, slice(-1, None))), None),
+        failed_count=int((device.events.action == Action.OOM).sum()),
         is_estimate=trace.is_estimate,
         limit_of_start=limit_of_start(Facts(trace, device)) if trace.is_estimate else "",
         largest_site=site,
@@ -159,10 +148,10 @@ def _most_of_it(trace: Trace, device: DeviceTrace) -> MostOfIt | None:
     return None
 
 
-def kept_by(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule = DEFAULT_RULE) -> KeptBy | None:
+def kept_by(trace: Trace, device: DeviceTrace, rows: Ints8) -> KeptBy | None:
     """Return the few sites that hold most of the activations among these rows of `lifetimes`, or None."""
     rows = rows[categories(trace, device).category[rows] == Category.ACTIVATION]
-    all_rows, table = lifetimes(device), sites(trace, rule)
+    all_rows, table = lifetimes(device), sites(trace)
     sites_held, place = np.unique(table.of_stack[all_rows.stack[rows]], return_inverse=True)
     if not len(rows):
         return None
@@ -178,20 +167,3 @@ def kept_by(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule = DEF
 def _layers(trace: Trace, device: DeviceTrace, keeps: KeptBy) -> str:
     holding = layers_holding(Facts(trace, device), keeps.rows, timeline(device).peak_event)
     return holding.words if holding is not None and len(holding.rows) == len(keeps.rows) else ""
-
-
-def _ran_out(trace: Trace, device: DeviceTrace, rule: SiteRule = DEFAULT_RULE) -> FailedRequest | None:
-    events, line = device.events, timeline(device)
-    failed = np.flatnonzero(events.action == Action.OOM).tolist()
-    if not failed:
-        return None
-    last = failed[-1]
-    site = sites(trace, rule).of(int(events.stack[last])).label
-    return FailedRequest(
-        times=len(failed),
-        event=last,
-        asked_bytes=int(events.size[last]),
-        site="" if site == NO_SITE.label else site,
-        live_bytes=int(line.live[last + 1]),
-        reserved_bytes=int(line.reserved[last + 1]),
-    )

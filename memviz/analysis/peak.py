@@ -1,4 +1,4 @@
-"""Live set at the peak, at any other event, and at each failed allocation."""
+"""Live set at the peak and at any other event, and the requests that failed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
-from memviz.analysis.callstacks.sites import sites
+from memviz.analysis.callstacks.sites import NO_SITE, sites
 from memviz.analysis.groups import Groups, grouped
 from memviz.analysis.lifetimes import live_rows, time_of_event
 from memviz.analysis.timeline import timeline
-from memviz.trace.model import NO_STACK, Action, DeviceTrace, Trace, driver_free
+from memviz.trace.model import Action, DeviceTrace, Trace, driver_free
 
 
 @dataclass(frozen=True)
@@ -29,11 +28,9 @@ class LiveSet:
     """Adds up to `live_bytes`."""
 
 
-def peak(
-    trace: Trace, device: DeviceTrace, by: str = "site", *, top: int | None = None, rule: SiteRule = DEFAULT_RULE
-) -> LiveSet:
+def peak(trace: Trace, device: DeviceTrace, by: str = "site", *, top: int | None = None) -> LiveSet:
     """Return the live allocations at the first event with peak live bytes."""
-    return at(trace, device, timeline(device).peak_event, by, top=top, rule=rule)
+    return at(trace, device, timeline(device).peak_event, by, top=top)
 
 
 def at(
@@ -43,7 +40,6 @@ def at(
     by: str = "site",
     *,
     top: int | None = None,
-    rule: SiteRule = DEFAULT_RULE,
 ) -> LiveSet:
     rows, bytes_then = live_rows(device, event), timeline(device)
     return LiveSet(
@@ -53,39 +49,41 @@ def at(
         live_bytes=int(bytes_then.live[event + 1]),
         waiting_bytes=int(bytes_then.waiting[event + 1]),
         reserved_bytes=int(bytes_then.reserved[event + 1]),
-        live=grouped(trace, device, rows, by, top=top, rule=rule),
+        live=grouped(trace, device, rows, by, top=top),
     )
 
 
 @dataclass(frozen=True)
-class OutOfMemory:
-    asked_bytes: int
+class FailedRequest:
+    """An allocation that ran out of memory."""
+
+    event: int
+    time_us: int | None
+    requested_bytes: int
     """Rounded up to the allocator's blocks, as PyTorch records it."""
     device_free_bytes: int | None
     """Free device memory by the driver's count, for all programs together; None where the file does not say."""
+    live_bytes: int
+    reserved_bytes: int
     site: str
-    stack: int | None
-    then: LiveSet
+    """Empty where no stack was recorded."""
 
 
-def out_of_memory(
-    trace: Trace,
-    device: DeviceTrace,
-    by: str = "site",
-    *,
-    top: int | None = None,
-    chosen: slice = slice(None),
-    rule: SiteRule = DEFAULT_RULE,
-) -> tuple[OutOfMemory, ...]:
-    """`chosen`: which of them, because a program can go on failing thousands of times, and each takes a while."""
-    events, table = device.events, sites(trace, rule)
-    return tuple(
-        OutOfMemory(
-            asked_bytes=int(events.size[event]),
-            device_free_bytes=driver_free(events, event),
-            site=table.of(int(events.stack[event])).label,
-            stack=int(events.stack[event]) if events.stack[event] != NO_STACK else None,
-            then=at(trace, device, event, by, top=top, rule=rule),
-        )
-        for event in np.flatnonzero(events.action == Action.OOM)[chosen].tolist()
+def failed_requests(trace: Trace, device: DeviceTrace, chosen: slice = slice(None)) -> tuple[FailedRequest, ...]:
+    """`chosen` are those wanted, because a program can go on failing thousands of times."""
+    events = np.flatnonzero(device.events.action == Action.OOM)[chosen].tolist()
+    return tuple(failed_request(trace, device, event) for event in events)
+
+
+def failed_request(trace: Trace, device: DeviceTrace, event: int) -> FailedRequest:
+    events, line = device.events, timeline(device)
+    site = sites(trace).of(int(events.stack[event]))
+    return FailedRequest(
+        event=event,
+        time_us=time_of_event(device, event),
+        requested_bytes=int(events.size[event]),
+        device_free_bytes=driver_free(events, event),
+        live_bytes=int(line.live[event + 1]),
+        reserved_bytes=int(line.reserved[event + 1]),
+        site="" if site is NO_SITE else site.label,
     )

@@ -11,17 +11,17 @@ from typing import Any
 import plotly.graph_objects as go
 
 from memviz.analysis.annotations import annotated, interval_peaks
-from memviz.analysis.callstacks.stack_tree import TreeOptions, stack_tree
+from memviz.analysis.callstacks.stack_tree import stack_tree
 from memviz.analysis.comparing.changes import Changes, changes
 from memviz.analysis.decimate import by_event, by_time
 from memviz.analysis.lifetimes import clock, live_rows
-from memviz.analysis.peak import LiveSet, at, out_of_memory
+from memviz.analysis.peak import LiveSet, at, failed_requests
 from memviz.analysis.purpose.categories import categories
 from memviz.analysis.segments import SegmentsAt, segments_at
 from memviz.analysis.timeline import timeline as line_of
 from memviz.analysis.which_device import chosen_device
 from memviz.errors import UsageError
-from memviz.figures.plots.icicle import MOST_NODES, plot_icicle
+from memviz.figures.plots.icicle import plot_icicle
 from memviz.figures.plots.peak import plot_peak, plot_waterfall
 from memviz.figures.plots.segments import plot_segments
 from memviz.figures.plots.timeline import plot_timeline
@@ -56,7 +56,7 @@ def timeline(
         intervals=annotated(chosen).intervals,
         interval_peaks=interval_peaks(chosen),
         strings=trace.strings,
-        out_of_memory=out_of_memory(trace, chosen, top=1, chosen=slice(_MOST_FAILURES)),
+        out_of_memory=failed_requests(trace, chosen, slice(_MOST_FAILURES)),
         span_us=(int(times[0]), int(times[-1])) if over == "time" else None,
         dark=dark,
     )
@@ -85,7 +85,7 @@ def icicle(
     """Which calls hold what is live then, callers on top; by default at the peak."""
     trace, chosen = _pair(source, device)
     rows = live_rows(chosen, _event(source, chosen, event))
-    return plot_icicle(stack_tree(trace, chosen, rows, TreeOptions(most_nodes=MOST_NODES)), trace, dark=dark)
+    return plot_icicle(stack_tree(trace, chosen, rows), trace, dark=dark)
 
 
 def segments(

@@ -138,17 +138,17 @@ def drawn_thumbnail(
     grid = allocation_grid(spans(lifetimes(device), colours), column_instants(line.live, view), view)
     pixels = colour_grid(grid, colours.group, pixel_palette(colours, dark=False), _CLEAR)
     drawn = np.unique(colours.group[grid[grid != NOTHING]]).tolist()
-    return _png(pixels, clear=_CLEAR), frozenset(colours.labels[group] for group in drawn)
+    return _png(pixels), frozenset(colours.labels[group] for group in drawn)
 
 
 def data_address(picture: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(picture).decode('ascii')}"
 
 
-def _png(pixels: npt.NDArray[np.uint32], *, clear: int | None = None) -> bytes:
-    """`pixels` are 0xRRGGBB, the first row at the bottom. Those equal to `clear` are transparent."""
+def _png(pixels: npt.NDArray[np.uint32]) -> bytes:
+    """`pixels` are 0xRRGGBB, the first row at the bottom. Those of colour _CLEAR are transparent."""
     rows = pixels[::-1]
-    alpha = np.where(rows == clear, 0, 255) if clear is not None else np.full(rows.shape, 255)
+    alpha = np.where(rows == _CLEAR, 0, 255)
     channels = np.stack([rows >> 16 & 255, rows >> 8 & 255, rows & 255, alpha], axis=-1).astype(np.uint8)
     height, width = rows.shape
     # Each line starts with the number of its filter: none.

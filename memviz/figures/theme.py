@@ -9,6 +9,7 @@ The page, the command line and reports use the colours alone, so plotly is impor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -228,6 +229,9 @@ def _template(dark: bool) -> go.layout.Template:
 LONGEST = 80
 """Characters of one text from a trace; a megabyte of function name must not become a megabyte of page."""
 
+HOVER_TEXT = "%{hovertext}<extra></extra>"
+"""Template that shows the hover text as it stands."""
+
 _TICKS = 5
 _STEPS = (1, 2, 2.5, 5, 10)
 
@@ -281,14 +285,5 @@ def _unit(size: int) -> int:
 
 def _round_step(span: float, least: float) -> float:
     rough = max(span / _TICKS, least)
-    scale = 10.0 ** _floor_log10(rough)
+    scale = 10.0 ** math.floor(math.log10(rough))
     return next(step * scale for step in _STEPS if step * scale >= rough)
-
-
-def _floor_log10(value: float) -> int:
-    exponent = 0
-    while 10.0 ** (exponent + 1) <= value:
-        exponent += 1
-    while 10.0**exponent > value:
-        exponent -= 1
-    return exponent

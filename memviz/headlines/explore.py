@@ -7,8 +7,8 @@ from typing import Any
 
 from memviz.analysis.as_json import summary
 from memviz.analysis.callstacks.sites import Site
-from memviz.analysis.overview import FailedRequest, Overview, overview
-from memviz.analysis.peak import LiveSet
+from memviz.analysis.overview import Overview, overview
+from memviz.analysis.peak import FailedRequest, LiveSet
 from memviz.analysis.purpose.categories import categories
 from memviz.analysis.segments import SegmentsAt, TileKind
 from memviz.analysis.which_device import Which
@@ -65,9 +65,9 @@ def _places(places: tuple[Site, ...]) -> str:
 def _ran_out(overview: Overview, failed: FailedRequest) -> Headline:
     who = device_name(overview.device) if overview.device.is_one_of_several else "it"
     site = f" in {failed.site}" if failed.site else ""
-    times = "" if failed.times == 1 else f" {counted(failed.times, 'time')}, at last when"
-    joint = ":" if failed.times == 1 else ""
-    answer = f"{who} ran out of memory{joint}{times} {bytes_text(failed.asked_bytes)} were asked for{site}."
+    times = "" if overview.failed_count == 1 else f" {counted(overview.failed_count, 'time')}, at last when"
+    joint = ":" if overview.failed_count == 1 else ""
+    answer = f"{who} ran out of memory{joint}{times} {bytes_text(failed.requested_bytes)} were asked for{site}."
     reason = f"{bytes_text(failed.live_bytes)} were live"
     if failed.reserved_bytes >= failed.live_bytes:
         reason += f", and {bytes_text(failed.reserved_bytes - failed.live_bytes)} reserved and not live"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from memviz.analysis.allocations import Allocation, BlockKnown, Span, allocation
-from memviz.analysis.purpose.reasons import REASON_TEXTS, Certainty, Reason
+from memviz.analysis.purpose.reasons import Certainty, Reason
 from memviz.errors import UsageError
 from memviz.trace.model import NO_STACK, Category, Labels, Phase, Trace
 from tests.traces import MiB, alloc, block, event, frame, free, segment, trace_of
@@ -27,12 +27,12 @@ def test_all_that_is_known_is_told():
     trace = trace_of([made, *free(0, 1000, time_us=35)])
     assert of(trace, 0) == Allocation(
         row=0,
-        asked_bytes=1000,
+        requested_bytes=1000,
         rounded_bytes=1024,
         block_bytes=1024,
         block_known=BlockKnown.ROUNDED,
         category=Category.OUTPUT,
-        reason=REASON_TEXTS[Reason.FORWARD_OUTPUT],
+        reason=Reason.FORWARD_OUTPUT.text,
         certainty=Certainty.PROBABLE,
         site="model.py:3 forward",
         operator="add_Tensor",

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.analysis.decimate import DecimatedTimeline, by_event, by_time
+from memviz.analysis.decimate import PAST_END, DecimatedTimeline, ReplayedBytes, by_event, by_time, reserved_lines
 from memviz.analysis.lifetimes import clock
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
@@ -24,7 +24,7 @@ def columns(**values: list[int]) -> DecimatedTimeline:
     return DecimatedTimeline(**{name: np.array(each, dtype=np.int64) for name, each in values.items()})
 
 
-def test_each_column_keeps_its_lowest_highest_first_and_last():
+def test_each_column_keeps_its_lowest_and_highest():
     device = device_of(alloc(1, 10), alloc(2, 5), free(2, 5), alloc(3, 1), segments=[segment(0, 512, [])])
     assert by_event(device, 2) == columns(
         first_event=[-1, 2],
@@ -32,8 +32,6 @@ def test_each_column_keeps_its_lowest_highest_first_and_last():
         peak_event=[1, 2],
         live_min=[0, 10],
         live_max=[15, 15],
-        live_first=[0, 15],
-        live_last=[15, 11],
         waiting_max=[0, 5],
         reserved_max=[512, 512],
     )
@@ -47,7 +45,7 @@ def test_there_are_no_more_columns_than_events():
 def test_a_window_of_events_can_be_drawn_alone():
     device = device_of(*(alloc(i, 1) for i in range(10)))
     found = by_event(device, 2, first=4, last=7)
-    assert (found.first_event.tolist(), found.live_last.tolist()) == ([4, 6], [6, 8])
+    assert (found.first_event.tolist(), found.live_max.tolist()) == ([4, 6], [6, 8])
 
 
 def test_by_time_a_column_stands_for_its_span():
@@ -88,7 +86,6 @@ def check(device: DeviceTrace, found: DecimatedTimeline) -> None:
         rows = slice(first, first + found.event_count[i])
         live = after.live[rows]
         assert (found.live_min[i], found.live_max[i]) == (live.min(), live.max())
-        assert (found.live_first[i], found.live_last[i]) == (live[0], live[-1])
         assert found.peak_event[i] == first + live.argmax() - 1
         assert (found.waiting_max[i], found.reserved_max[i]) == (after.waiting[rows].max(), after.reserved[rows].max())
     assert found.live_max.max() == after.peak_bytes
@@ -110,3 +107,29 @@ def test_columns_by_time_hold_what_their_events_hold(trace, count):
     assert (found.live_max[empty] == timeline(device).live[found.first_event[empty] + 1]).all()
     assert len(found) == count
     assert clock(device)[-1] >= clock(device)[0]
+
+
+def test_replays_are_reduced_to_the_same_columns_and_end_where_memory_ran_out():
+    device = device_of(*(alloc(4096 * i, 100, time_us=time) for i, time in enumerate([10, 11, 20])))
+    whole = ReplayedBytes("r", np.array([0, 7, 3, 9]))
+    stopped = ReplayedBytes("s", np.array([5, 6]), stopped=True)
+    lines = [
+        line
+        for columns in (by_event(device, 2), by_time(device, 5))
+        for line in reserved_lines(columns, [whole, stopped]).lines
+    ]
+    assert [(line.reserved.tolist(), line.stops_at, line.last_column) for line in lines] == [
+        ([7, 9], None, 1),
+        ([6, PAST_END], 0, 0),
+        ([7, 3, 3, 3, 9], None, 4),
+        ([6, *[PAST_END] * 4], 0, 0),
+    ]
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 1000)), min_size=1, max_size=30), st.integers(1, 100))
+def test_replays_lose_no_peak_on_either_axis(steps, count):
+    times = sorted(time for time, _ in steps)
+    device = device_of(*(alloc(4096 * i, 100, time_us=time) for i, time in enumerate(times)))
+    replay = ReplayedBytes("r", np.array([0, *(size for _, size in steps)]))
+    for columns in (by_event(device, count), by_time(device, count)):
+        assert reserved_lines(columns, [replay]).lines[0].reserved.max() == replay.reserved.max()

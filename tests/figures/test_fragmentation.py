@@ -2,10 +2,9 @@
 
 from dataclasses import fields
 
-import numpy as np
 import pytest
 
-from memviz.analysis.fragmentation import Fragmentation, FragmentationSeries, fragmentation_at, fragmentation_over
+from memviz.analysis.fragmentation import Fragmentation, fragmentation_at, fragmentation_over
 from memviz.figures.plots.segments import plot_fragmentation, plot_fragmentation_at
 from memviz.trace.model import Trace
 from tests.figures.drawn import notes, spec, titles
@@ -20,17 +19,13 @@ def trace() -> Trace:
     return trace_of([alloc(100 * MiB, 4 * MiB), alloc(110 * MiB, 2 * MiB - 100)], segments)
 
 
-def series(rows: int) -> FragmentationSeries:
-    return FragmentationSeries(**{field.name: np.zeros(rows, np.int64) for field in fields(FragmentationSeries)})
-
-
 def test_areas_add_up_to_what_is_reserved_at_every_event(trace):
-    drawing = plot_fragmentation(fragmentation_over(trace, trace.devices[0], np.array([-1, 0, 1])))
+    drawing = plot_fragmentation(fragmentation_over(trace, trace.devices[0], [-1, 0, 1]))
     assert [sum(sizes) for sizes in zip(*(area.y for area in drawing.data), strict=True)] == [22 * MiB] * 3
 
 
 def test_parts_that_never_occur_are_left_out(trace):
-    drawing = plot_fragmentation(fragmentation_over(trace, trace.devices[0], np.array([0, 1])))
+    drawing = plot_fragmentation(fragmentation_over(trace, trace.devices[0], [0, 1]))
     expected = ["live", "lost to rounding", "free, in segments in use", "free, whole segments"]
     assert [area.name for area in drawing.data] == expected
 
@@ -43,12 +38,15 @@ def test_one_moment_is_one_bar(trace):
 
 
 def test_nothing_reserved_is_an_empty_figure_that_says_so():
-    assert notes(plot_fragmentation(series(0), dark=True)) == ["There are no events to show."]
+    assert notes(plot_fragmentation((), dark=True)) == ["There are no events to show."]
     nothing = Fragmentation(**{field.name: 0 for field in fields(Fragmentation)})
     assert notes(plot_fragmentation_at(nothing, dark=True)) == ["No memory is reserved here."]
 
 
 def test_a_thousand_events_stay_small():
-    column = np.arange(1000, dtype=np.int64) * 123_456_789
-    names = [field.name for field in fields(FragmentationSeries)]
-    spec(plot_fragmentation(FragmentationSeries(**{name: column + i for i, name in enumerate(names)})))
+    names = [field.name for field in fields(Fragmentation)]
+    spec(
+        plot_fragmentation(
+            [Fragmentation(**{name: i * 123_456_789 + at for at, name in enumerate(names)}) for i in range(1000)]
+        )
+    )

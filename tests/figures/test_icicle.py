@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from memviz.analysis.callstacks.stack_tree import StackTree, TreeOptions, stack_tree
+from memviz.analysis.callstacks.stack_tree import StackTree, stack_tree
 from memviz.analysis.lifetimes import live_rows
-from memviz.figures.plots.icicle import MOST_NODES, plot_icicle
+from memviz.figures.plots.icicle import plot_icicle
 from memviz.trace.model import Trace
 from tests.figures.drawn import HARMLESS, MARKUP, markup_in, notes, spec, texts, titles
 from tests.traces import MiB, alloc, frame, trace_of
@@ -25,9 +25,9 @@ def trace() -> Trace:
     )
 
 
-def tree_of(trace: Trace, most_nodes: int | None = None) -> StackTree:
+def tree_of(trace: Trace) -> StackTree:
     device = trace.devices[0]
-    return stack_tree(trace, device, live_rows(device, len(device.events) - 1), TreeOptions(most_nodes=most_nodes))
+    return stack_tree(trace, device, live_rows(device, len(device.events) - 1))
 
 
 def test_title_is_the_sum(trace):
@@ -38,14 +38,6 @@ def test_frames_are_named_with_their_place(trace):
     labels = plot_icicle(tree_of(trace), trace).data[0].labels
     assert labels[:3] == ("all", "main train.py:9", "no stack recorded")
     assert "forward model.py:5" in labels
-
-
-def test_children_never_exceed_their_parent(trace):
-    icicle = plot_icicle(tree_of(trace), trace).data[0]
-    size = dict(zip(icicle.ids, icicle.values, strict=True))
-    for parent in set(icicle.parents) - {""}:
-        children = [each for each, of in zip(icicle.ids, icicle.parents, strict=True) if of == parent]
-        assert sum(size[child] for child in children) <= size[parent]
 
 
 def test_the_first_level_adds_up_to_the_root(trace):
@@ -73,4 +65,4 @@ def test_only_the_largest_nodes_are_drawn():
     trace = trace_of(events)
     drawing = plot_icicle(tree_of(trace), trace)
     spec(drawing)
-    assert len(drawing.data[0].ids) == MOST_NODES
+    assert len(drawing.data[0].ids) == 500

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from memviz.analysis.decimate import ReplayedBytes, ReservedLines, reserved_by_event
+from memviz.analysis.decimate import ReplayedBytes, ReservedLines, by_event, reserved_lines
 from memviz.figures.plots.timeline import plot_replay
 from memviz.trace.model import DeviceTrace
 from tests.figures.drawn import HARMLESS, MARKUP, markup_in, notes, spec, texts, trace_named
@@ -18,7 +18,7 @@ def device() -> DeviceTrace:
 
 
 def lines(device: DeviceTrace, *replays: ReplayedBytes, limit: int | None = None) -> ReservedLines:
-    return reserved_by_event(device, replays, limit=limit)
+    return reserved_lines(by_event(device, 1000), replays, limit)
 
 
 def replayed(*mebibytes: int, name: str = "replayed", stopped: bool = False) -> ReplayedBytes:

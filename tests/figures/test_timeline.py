@@ -5,7 +5,7 @@ import pytest
 
 from memviz.analysis.annotations import annotated
 from memviz.analysis.decimate import DecimatedTimeline, by_event, by_time
-from memviz.analysis.peak import out_of_memory
+from memviz.analysis.peak import failed_requests
 from memviz.figures.plots.timeline import plot_timeline
 from memviz.trace.model import Trace
 from tests.figures.drawn import HARMLESS, MARKUP, markup_in, notes, spec, texts, titles, trace_named
@@ -59,14 +59,14 @@ def test_on_the_axis_of_time_columns_are_milliseconds_from_the_start(trace):
 
 
 def test_a_failed_allocation_is_marked_with_what_it_asked(trace):
-    failures = out_of_memory(trace, trace.devices[0])
+    failures = failed_requests(trace, trace.devices[0])
     mark = trace_named(plot_timeline(by_event(trace.devices[0], 100), out_of_memory=failures), "out of memory")
     assert (mark["x"], mark["y"]) == ([4], [20 * MiB])
     assert "asked 8.00 MiB, the driver had 1.00 MiB" in mark["text"][0]
 
 
 def test_a_failed_allocation_is_marked_at_its_time(trace):
-    failures = out_of_memory(trace, trace.devices[0])
+    failures = failed_requests(trace, trace.devices[0])
     drawing = plot_timeline(by_time(trace.devices[0], 8), out_of_memory=failures, span_us=SPAN)
     assert trace_named(drawing, "out of memory")["x"] == [8]
 
@@ -85,7 +85,7 @@ def test_texts_of_the_trace_are_shown_as_they_stand(trace):
         by_event(device, 100),
         intervals=annotated(device).intervals,
         strings=trace.strings,
-        out_of_memory=out_of_memory(trace, device),
+        out_of_memory=failed_requests(trace, device),
     )
     assert markup_in(drawing) == []
     assert sum(HARMLESS in text for text in texts(drawing)) >= 2
@@ -93,12 +93,12 @@ def test_texts_of_the_trace_are_shown_as_they_stand(trace):
 
 @pytest.mark.parametrize("rows", [0, 1])
 def test_no_bytes_are_an_empty_figure_that_says_so(rows):
-    empty = DecimatedTimeline(*(np.zeros(rows, np.int64) for _ in range(9)))
+    empty = DecimatedTimeline(*(np.zeros(rows, np.int64) for _ in range(7)))
     assert notes(plot_timeline(empty, dark=True)) == ["No memory is live or reserved here."]
 
 
 def test_two_thousand_columns_stay_small():
     size = np.arange(2000, dtype=np.int64) * 123_456_789
     column = np.arange(2000, dtype=np.int64) * 5000
-    wide = DecimatedTimeline(column, column, column, size, size + MiB, size, size, size, size + 2 * MiB)
+    wide = DecimatedTimeline(column, column, column, size, size + MiB, size, size + 2 * MiB)
     spec(plot_timeline(wide))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from memviz.analysis.comparing.changes import Change, Changes, Moment
 from memviz.analysis.comparing.matching import MatchKey
 from memviz.analysis.which_device import Which
-from memviz.figures.plots.peak import MOST_CHANGES, plot_waterfall
+from memviz.figures.plots.peak import MOST_ROWS, plot_waterfall
 from memviz.figures.theme import LIGHT
 from tests.figures.drawn import HARMLESS, MARKUP, markup_in, notes, spec, texts, titles
 from tests.traces import MiB
@@ -54,7 +54,7 @@ def test_bars_add_up_to_the_difference_of_the_peaks(sizes):
     drawing = plot_waterfall(result)
     drawn = sum(drawing.data[0].x) if drawing.data else 0
     assert drawn == result.delta(1)
-    assert not drawing.data or len(drawing.data[0].x) <= MOST_CHANGES + 1
+    assert not drawing.data or len(drawing.data[0].x) <= MOST_ROWS + 1
 
 
 def test_equal_traces_are_an_empty_figure_that_says_so():

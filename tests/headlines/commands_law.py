@@ -9,7 +9,7 @@ from memviz.analysis.comparing.changes import changes
 from memviz.analysis.comparing.matching import Pair
 from memviz.analysis.health import health, history
 from memviz.analysis.overview import overview
-from memviz.analysis.peak import out_of_memory, peak
+from memviz.analysis.peak import failed_requests, peak
 from memviz.analysis.timeline import timeline
 from memviz.headlines.explore import explore
 from memviz.trace.model import DeviceTrace, Trace
@@ -58,11 +58,11 @@ def _check_block(trace: Trace, device: DeviceTrace, lines: Sequence[str]) -> Non
     else:
         check_size(reserved[1], line.reserved_peak_bytes, "the reserved peak")
         check_size(reserved[2], int(line.reserved[-1]), "the reserved end")
-    for each, said in zip(out_of_memory(trace, device), lines[4:], strict=True):
+    for each, said in zip(failed_requests(trace, device), lines[4:], strict=True):
         free = rf"(?:({SIZE}) free on the device|what was free on the device is not known)"
         oom = _matched(rf"  out of memory at event ({COUNT}): ({SIZE}) asked, {free}", said)
-        check_count(oom[1], each.then.event, "the failure's event")
-        check_size(oom[2], each.asked_bytes, "asked")
+        check_count(oom[1], each.event, "the failure's event")
+        check_size(oom[2], each.requested_bytes, "asked")
         if each.device_free_bytes is None:
             assert oom[3] is None
         else:

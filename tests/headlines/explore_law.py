@@ -7,10 +7,10 @@ import re
 import numpy as np
 
 from memviz.analysis.annotations import steps
-from memviz.analysis.callstacks.sites import NO_SITE, sites
+from memviz.analysis.callstacks.sites import sites
 from memviz.analysis.groups import grouped
 from memviz.analysis.lifetimes import lifetimes, live_rows
-from memviz.analysis.peak import out_of_memory, peak
+from memviz.analysis.peak import failed_requests, peak
 from memviz.analysis.purpose.activity import Activity
 from memviz.analysis.purpose.categories import KINDS, categories, kinds
 from memviz.analysis.purpose.phases import activity_of_allocs
@@ -90,23 +90,23 @@ def _answer(trace: Trace, device: DeviceTrace, claims: Read) -> None:
             largest = peak(trace, device, "site").live.groups[0]
             check_share(claims["made"], largest.bytes, line.peak_bytes, largest.label)
     elif claims.form == "ran out":
-        failures = out_of_memory(trace, device)
-        check_size(claims["asked"], failures[-1].asked_bytes, "what was asked")
+        failures = failed_requests(trace, device)
+        check_size(claims["asked"], failures[-1].requested_bytes, "what was asked")
         check_count(claims.claims.get("times", "1 time").split()[0], len(failures), "failures")
         site = failures[-1].site
-        assert claims.claims.get("site", NO_SITE.label) == site, f"it was in {site}"
+        assert claims.claims.get("site", "") == site, f"it was in {site}"
     else:
         check_size(claims["live"], line.end_bytes, "what is live")
 
 
 def _reason(trace: Trace, device: DeviceTrace, claims: Read, said: Headline) -> None:
     line, last = timeline(device), len(device.events) - 1
-    failures = out_of_memory(trace, device)
+    failures = failed_requests(trace, device)
     if failures:
         assert claims.form == "then", "it ran out"
-        check_size(claims["live"], failures[-1].then.live_bytes, "live")
+        check_size(claims["live"], failures[-1].live_bytes, "live")
         if "unused" in claims:
-            then = failures[-1].then
+            then = failures[-1]
             check_size(claims["unused"], then.reserved_bytes - then.live_bytes, "reserved and not live")
         return
     if last < 0:

@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from memviz.analysis.as_json import summary
-from memviz.analysis.callstacks.stack_tree import TreeOptions, stack_tree
+from memviz.analysis.callstacks.stack_tree import stack_tree
 from memviz.analysis.fragmentation import fragmentation_at
 from memviz.analysis.groups import GROUPINGS
 from memviz.analysis.health import health
@@ -63,7 +63,7 @@ def adds_up(trace: Trace, device: DeviceTrace) -> None:
     for by in GROUPINGS:
         found = peak(trace, device, by).live
         _same(f"groups by {by}", sum(group.bytes for group in found.groups), line.peak_bytes)
-    _same("icicle", int(stack_tree(trace, device, at_peak, TreeOptions(most_nodes=50)).bytes[0]), line.peak_bytes)
+    _same("icicle", int(stack_tree(trace, device, at_peak, most_nodes=50).bytes[0]), line.peak_bytes)
     if (line.live < 0).any() or (line.reserved < 0).any() or (lives.size < 0).any():
         raise Finding("Less than nothing is live or reserved.")
     for event in (-1, line.peak_event, len(device.events) - 1):

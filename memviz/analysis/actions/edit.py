@@ -211,7 +211,15 @@ def _made_again(
     address, size = _unused(device.events.address, len(again)), sizes[row] // again.divisor
     # Frees that follow from what was recorded come before anything that is made at the same place.
     freed_at = np.where(begin == end, again.end_order, np.arange(len(again)) - len(again))
-    made = _Entries(rows.start[row], begin, again.order, _all(Action.ALLOC, len(again)), address, size, again.begin)
+    made = _Entries(
+        rows.start[row],
+        begin,
+        again.order,
+        np.full(len(again), Action.ALLOC, dtype=np.uint8),
+        address,
+        size,
+        again.begin,
+    )
     return made, _freed(rows.start[row], end, freed_at, address, size)
 
 
@@ -221,10 +229,6 @@ def _freed(source: Ints8, place: Ints8, order: Ints8, address: Ints8, size: Ints
     actions = np.tile(np.array([Action.FREE_REQUESTED, Action.FREE_COMPLETED], dtype=np.uint8), len(source))
     none = np.full(len(twice), -1)
     return _Entries(source[twice], place[twice], order[twice], actions, address[twice], size[twice], none)
-
-
-def _all(action: Action, count: int) -> Bytes1:
-    return np.full(count, action, dtype=np.uint8)
 
 
 def _unused(addresses: Ints8, count: int) -> Ints8:

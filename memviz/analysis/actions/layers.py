@@ -72,7 +72,7 @@ def layered_steps(facts: Facts, around: int | None = None) -> tuple[LayeredStep,
     """Forwards with the backward that follows at once, where equal layers keep something: all, or the one around an
     event."""
     spans = facts.phases.spans
-    if not facts.phases.is_training and not len(facts.failed_requests):
+    if not facts.phases.is_training and not len(facts.failed_events):
         return ()
     layered = []
     for number, span in enumerate(spans):
@@ -97,7 +97,7 @@ def kept_for_backward(facts: Facts, forward: PhaseSpan, backward: PhaseSpan | No
 
 def _stops_at(facts: Facts, forward: PhaseSpan) -> int:
     """The event at which a forward ends that no backward follows: a request fails, or the recording ends."""
-    failed = facts.failed_requests[facts.failed_requests >= forward.first]
+    failed = facts.failed_events[facts.failed_events >= forward.first]
     return int(failed[0]) if len(failed) else facts.count - 1
 
 

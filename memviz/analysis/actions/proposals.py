@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -173,7 +174,7 @@ def autocast(facts: Facts) -> Proposal | None:
     if (rows.start == BEFORE).any() or is_mixed(facts):
         return None
     computed = facts.has_purpose(Category.ACTIVATION, Category.OUTPUT, Category.TEMPORARY)
-    halved = np.flatnonzero(computed & (_is_product(names) | np.isin(names, _ELEMENTWISE))[_stack_of_rows(facts)])
+    halved = np.flatnonzero(computed & (_is_product(names) | np.isin(names, _ELEMENTWISE))[facts.rows.stack])
     if not len(halved):
         return None
     copies = Edit(halved=halved, again=_copies_of_weights(facts, names), again_as=Category.AUTOCAST_WEIGHT_COPIES)
@@ -188,7 +189,7 @@ def is_mixed(facts: Facts) -> bool:
         return True
     names = _operator_names(facts)
     activations = facts.has_purpose(Category.ACTIVATION)
-    copies = activations & (names == "_to_copy")[_stack_of_rows(facts)]
+    copies = activations & (names == "_to_copy")[facts.rows.stack]
     size = facts.rows.size
     if int(size[copies].sum()) > _FEW_COPIES * int(size[activations].sum()):
         return True
@@ -199,7 +200,7 @@ def _copies_of_weights(facts: Facts, names: OperatorNames) -> Again:
     """Return weight copies: half the bytes of each gradient by a product, from the forward until the gradient."""
     rows, spans = facts.rows, facts.phases.spans
     forwards = np.array([span.first for span in spans if span.doing == Activity.FORWARD], dtype=np.int64)
-    is_gradient = facts.has_purpose(Category.GRADIENT) & _is_product(names)[_stack_of_rows(facts)]
+    is_gradient = facts.has_purpose(Category.GRADIENT) & _is_product(names)[facts.rows.stack]
     gradients = np.flatnonzero(is_gradient & (rows.start >= forwards.min(initial=facts.count)))
     begin = forwards[np.searchsorted(forwards, rows.start[gradients], side="right") - 1]
     order = rows.start[gradients]
@@ -211,10 +212,6 @@ def _operator_names(facts: Facts) -> OperatorNames:
     texts = operators(facts.trace)
     known, place = np.unique(texts, return_inverse=True)
     return np.array([operator_name(facts.trace, text) for text in known.tolist()])[place]
-
-
-def _stack_of_rows(facts: Facts) -> Ints8:
-    return np.asarray(facts.rows.stack, dtype=np.int64)
 
 
 def _is_product(names: OperatorNames) -> Bools:
@@ -265,6 +262,13 @@ _OF_KIND: dict[FindingKind, tuple[ActionKind, ...]] = {
     FindingKind.PINNED_SEGMENTS: (ActionKind.EXPANDABLE_SEGMENTS,),
     FindingKind.SPIKE: (ActionKind.EXPANDABLE_SEGMENTS,),
 }
+_PROPOSE: dict[ActionKind, Callable[[Facts, Finding], Proposal | None]] = {
+    ActionKind.CHECKPOINT: lambda facts, _: checkpoint(facts),
+    ActionKind.AUTOCAST: lambda facts, _: autocast(facts),
+    ActionKind.HALF_PRECISION: lambda facts, _: half_precision(facts),
+    ActionKind.FREE_EARLIER: lambda facts, finding: free_earlier(facts, finding.rows),
+    ActionKind.EXPANDABLE_SEGMENTS: lambda facts, _: _EXPANDABLE,
+}
 
 
 def kinds_of(finding: Finding) -> tuple[ActionKind, ...]:
@@ -276,7 +280,7 @@ def proposal(trace: Trace, device: DeviceTrace, finding: Finding, kind: ActionKi
     if kind not in kinds_of(finding):
         raise UsageError(f"Against {finding.key} there is no {kind}.")
     facts = Facts(trace, device)
-    made = _made(facts, finding, kind)
+    made = _PROPOSE[kind](facts, finding)
     limit = limit_of_start(facts)
     if made is None or made.trace is None or not limit:
         return made
@@ -289,17 +293,3 @@ def limit_of_start(facts: Facts) -> str:
     if not start:
         return ""
     return f"Recording started with {bytes_text(start)} allocated, which the estimate leaves as they are."
-
-
-def _made(facts: Facts, finding: Finding, kind: ActionKind) -> Proposal | None:
-    match kind:
-        case ActionKind.CHECKPOINT:
-            return checkpoint(facts)
-        case ActionKind.AUTOCAST:
-            return autocast(facts)
-        case ActionKind.HALF_PRECISION:
-            return half_precision(facts)
-        case ActionKind.FREE_EARLIER:
-            return free_earlier(facts, finding.rows)
-        case ActionKind.EXPANDABLE_SEGMENTS:
-            return _EXPANDABLE

@@ -1,17 +1,16 @@
 """Classification of stack frames: user code, a library, torch, or machinery below Python.
 
-A frame is judged once, by its file and function, however many stacks it stands in. `SiteRule` holds what can
-be changed; whatever is below Python is judged by name, because only torch's own C++ is ever there.
+Each distinct frame is classified once, by its file and function. Frames below Python are classified by name, because
+only torch's own C++ is ever there.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 
-from memviz.analysis.cache import cached_on
+from memviz.analysis.cache import cached
 from memviz.trace.distinct import distinct
 from memviz.trace.model import Bools, Bytes1, Ints8, Stacks, Trace
 
@@ -37,61 +36,28 @@ class FrameKind(IntEnum):
 LAST_PYTHON_KIND = FrameKind.RELAY
 
 
-@dataclass(frozen=True)
-class SiteRule:
-    """Which frames are not a person's own. Paths are compared with forward slashes, by parts they contain."""
+# Paths are compared with forward slashes, by parts they contain.
 
-    mine: tuple[str, ...] = ()
-    """Counted as the user's wherever they lie, for example "/site-packages/my_package/"."""
-    libraries: tuple[str, ...] = ("/site-packages/", "/dist-packages/")
-    torch: tuple[str, ...] = (
-        "/site-packages/torch/",
-        "/dist-packages/torch/",
-        "/pytorch/torch/",
-        "/torch/nn/modules/",
-        "/torch/nn/functional.py",
-        "/torch/optim/",
-        "/torch/autograd/",
-        "/torch/_tensor.py",
-        "/torchinductor_",
-        "/torch_compile_debug/",
-        "/<eval_with_key>",
-    )
-    standard: tuple[str, ...] = (
-        "/lib/python3.",
-        "/Lib/runpy.py",
-        "/Lib/contextlib.py",
-        "/Lib/functools.py",
-        "/<frozen ",
-    )
-    """Python's own library."""
-    relays: frozenset[str] = frozenset(
-        {
-            "_call_impl",
-            "_wrapped_call_impl",
-            "wrapper",
-            "wrapped",
-            "inner",
-            "decorate_context",
-            "decorate_autocast",
-            "_fn",
-            "compile_wrapper",
-            "apply",
-            "__torch_function__",
-        }
-    )
-    """Functions of torch that only hand a call on."""
-
-    def describe(self) -> str:
-        own = f" Counted as yours: {', '.join(self.mine)}." if self.mine else ""
-        return (
-            "The call site is the innermost frame that is neither C++, nor torch's, nor Python's own, nor below "
-            f"{' or '.join(path.strip('/') for path in self.libraries)}.{own} Where there is none: the innermost frame "
-            "of another library, then torch's outermost, then the backward node, then the operator."
-        )
-
-
-DEFAULT_RULE = SiteRule()
+_LIBRARIES = ("/site-packages/", "/dist-packages/")
+_TORCH = (
+    "/site-packages/torch/",
+    "/dist-packages/torch/",
+    "/pytorch/torch/",
+    "/torch/nn/modules/",
+    "/torch/nn/functional.py",
+    "/torch/optim/",
+    "/torch/autograd/",
+    "/torch/_tensor.py",
+    "/torchinductor_",
+    "/torch_compile_debug/",
+    "/<eval_with_key>",
+)
+_STANDARD_LIBRARY = ("/lib/python3.", "/Lib/runpy.py", "/Lib/contextlib.py", "/Lib/functools.py", "/<frozen ")
+_RELAYS = (
+    *("_call_impl", "_wrapped_call_impl", "wrapper", "wrapped", "inner", "decorate_context", "decorate_autocast"),
+    *("_fn", "compile_wrapper", "apply", "__torch_function__"),
+)
+"""Functions of torch that only hand a call on."""
 
 _INTERACTIVE = ("/<ipython-input", "/<stdin>", "/<console>", "/<command-")
 _LAUNCHERS = ("/bin/", "/Scripts/")
@@ -128,19 +94,17 @@ _NODE_NAMES = ("torch::autograd::generated::", "torch::autograd::AccumulateGrad:
 _NODE_CALLS = ("::apply(", "_apply_functional(")
 
 
-def frame_kinds(trace: Trace, rule: SiteRule = DEFAULT_RULE) -> Bytes1:
-    return cached_on(trace, (frame_kinds, rule), lambda: _judged(trace, rule))
-
-
-def _judged(trace: Trace, rule: SiteRule) -> Bytes1:
+@cached
+def frame_kinds(trace: Trace) -> Bytes1:
+    """A FrameKind per distinct frame."""
     frames, strings = trace.stacks.frames, trace.strings
-    of_file = {int(code): _file_kind(path_of(strings[code]), rule) for code in distinct(frames.filename)}
+    of_file = {int(code): _file_kind(path_of(strings[code])) for code in distinct(frames.filename)}
     kinds = np.empty(len(frames), dtype=np.uint8)
     for i, (name, filename) in enumerate(zip(frames.name.tolist(), frames.filename.tolist(), strict=True)):
         kind = of_file[filename]
         if kind is None:
             kind = _native_kind(strings[name])
-        elif kind is FrameKind.TORCH and strings[name] in rule.relays:
+        elif kind is FrameKind.TORCH and strings[name] in _RELAYS:
             kind = FrameKind.RELAY
         kinds[i] = kind
     return kinds
@@ -160,22 +124,20 @@ def path_of(filename: str) -> str:
     return path
 
 
-def _file_kind(path: str, rule: SiteRule) -> FrameKind | None:
-    """None for C++, which its function's name tells apart."""
+def _file_kind(path: str) -> FrameKind | None:
+    """Return None for C++, whose kind depends on the function."""
     if path.endswith(_INTERPRETER_ENDINGS):
         return FrameKind.PLUMBING
     generated = path.startswith("/<")
     if not generated and not path.endswith(_PYTHON_ENDINGS) and not any(launcher in path for launcher in _LAUNCHERS):
         return None
-    if any(part in path for part in (*rule.mine, *_INTERACTIVE)):
-        return FrameKind.USER
-    if any(part in path for part in rule.torch):
-        return FrameKind.TORCH
-    if any(library in path for library in rule.libraries) or path.endswith(".pyx"):
-        return FrameKind.LIBRARY
-    if generated or any(part in path for part in (*rule.standard, *_LAUNCHERS)):
-        return FrameKind.RELAY
-    return FrameKind.USER
+    parts_of_kinds = (
+        (FrameKind.USER, _INTERACTIVE),
+        (FrameKind.TORCH, _TORCH),
+        (FrameKind.LIBRARY, (*_LIBRARIES, ".pyx")),
+        (FrameKind.RELAY, (*_STANDARD_LIBRARY, *_LAUNCHERS, "/<")),
+    )
+    return next((kind for kind, parts in parts_of_kinds if any(part in path for part in parts)), FrameKind.USER)
 
 
 def _native_kind(name: str) -> FrameKind:
@@ -195,9 +157,14 @@ NOWHERE = -1
 
 def first_in_stack(stacks: Stacks, frames: Bools) -> Ints8:
     """For each stack the place of its innermost frame among these; NOWHERE for none."""
-    hits = np.flatnonzero(frames[stacks.indices])
+    return first_place(stacks, frames[stacks.indices])
+
+
+def first_place(stacks: Stacks, places: Bools) -> Ints8:
+    """For each stack the innermost of these places; NOWHERE for none."""
+    hits = np.flatnonzero(places)
     # Behind all places, where no stack ends.
-    first = np.append(hits, len(stacks.indices))[np.searchsorted(hits, stacks.offsets[:-1])]
+    first = np.append(hits, len(places))[np.searchsorted(hits, stacks.offsets[:-1])]
     return np.where(first < stacks.offsets[1:], first, NOWHERE)
 
 

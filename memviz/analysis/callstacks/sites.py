@@ -11,11 +11,9 @@ from enum import StrEnum
 
 import numpy as np
 
-from memviz.analysis.cache import cached_on
+from memviz.analysis.cache import cached
 from memviz.analysis.callstacks.frames import (
-    DEFAULT_RULE,
     FrameKind,
-    SiteRule,
     first_in_stack,
     frame_kinds,
     last_in_stack,
@@ -67,47 +65,40 @@ class Sites:
 
 
 _PREFERENCE = (
-    (FrameKind.USER, first_in_stack),
-    (FrameKind.LIBRARY, first_in_stack),
-    (FrameKind.TORCH, last_in_stack),
-    (FrameKind.NODE, first_in_stack),
-    (FrameKind.ENGINE, first_in_stack),
-    (FrameKind.OPERATOR, first_in_stack),
-    (FrameKind.NATIVE, first_in_stack),
-    (FrameKind.RELAY, first_in_stack),
-    (FrameKind.PLUMBING, first_in_stack),
+    (FrameKind.USER, SiteKind.USER, first_in_stack),
+    (FrameKind.LIBRARY, SiteKind.LIBRARY, first_in_stack),
+    (FrameKind.TORCH, SiteKind.TORCH, last_in_stack),
+    (FrameKind.NODE, SiteKind.BACKWARD, first_in_stack),
+    (FrameKind.ENGINE, SiteKind.BACKWARD, first_in_stack),
+    (FrameKind.OPERATOR, SiteKind.NATIVE, first_in_stack),
+    (FrameKind.NATIVE, SiteKind.NATIVE, first_in_stack),
+    (FrameKind.RELAY, SiteKind.TORCH, first_in_stack),
+    (FrameKind.PLUMBING, SiteKind.NATIVE, first_in_stack),
 )
-_SITE_KIND = {
-    FrameKind.USER: SiteKind.USER,
-    FrameKind.LIBRARY: SiteKind.LIBRARY,
-    FrameKind.TORCH: SiteKind.TORCH,
-    FrameKind.RELAY: SiteKind.TORCH,
-    FrameKind.NODE: SiteKind.BACKWARD,
-    FrameKind.ENGINE: SiteKind.BACKWARD,
-    FrameKind.OPERATOR: SiteKind.NATIVE,
-    FrameKind.NATIVE: SiteKind.NATIVE,
-    FrameKind.PLUMBING: SiteKind.NATIVE,
-}
+"""The site is the frame of the first of these kinds that a stack has."""
+_SITE_KIND = {kind: site_kind for kind, site_kind, _ in _PREFERENCE}
 
 
-def sites(trace: Trace, rule: SiteRule = DEFAULT_RULE) -> Sites:
-    return cached_on(trace, (sites, rule), lambda: _interned(trace, rule))
-
-
-def _interned(trace: Trace, rule: SiteRule) -> Sites:
-    frame = np.append(_site_frames(trace, rule), -1).astype(np.int32)
+@cached
+def sites(trace: Trace) -> Sites:
+    frame = np.append(_site_frames(trace), -1).astype(np.int32)
     chosen, inverse = np.unique(frame, return_inverse=True)
-    unnamed = [site_of_frame(trace, int(code), rule) if code >= 0 else NO_SITE for code in chosen]
+    unnamed = [site_of_frame(trace, int(code)) if code >= 0 else NO_SITE for code in chosen]
     short = shortest_tails({site.path for site in unnamed})
     numbers: dict[Site, int] = {}
-    of_chosen = [numbers.setdefault(_labelled(site, short), len(numbers)) for site in unnamed]
+    of_chosen = []
+    for site in unnamed:
+        if site is not NO_SITE:
+            place = f"{with_line(short[site.path], site.line)} " if site.path else ""
+            site = replace(site, label=f"{place}{site.function}")
+        of_chosen.append(numbers.setdefault(site, len(numbers)))
     return Sites(tuple(numbers), np.array(of_chosen, dtype=np.int32)[inverse], frame)
 
 
-def _site_frames(trace: Trace, rule: SiteRule) -> Ints4:
-    stacks, kinds = trace.stacks, frame_kinds(trace, rule)
+def _site_frames(trace: Trace) -> Ints4:
+    stacks, kinds = trace.stacks, frame_kinds(trace)
     place = np.full(len(stacks), -1)
-    for kind, find in _PREFERENCE:
+    for kind, _, find in _PREFERENCE:
         open_stacks = place < 0
         if not open_stacks.any():
             break
@@ -117,9 +108,9 @@ def _site_frames(trace: Trace, rule: SiteRule) -> Ints4:
     return frame
 
 
-def site_of_frame(trace: Trace, frame: int, rule: SiteRule = DEFAULT_RULE) -> Site:
+def site_of_frame(trace: Trace, frame: int) -> Site:
     """One frame as a site, without a label: that needs to know the other files of the trace."""
-    frames, kind = trace.stacks.frames, FrameKind(frame_kinds(trace, rule)[frame])
+    frames, kind = trace.stacks.frames, FrameKind(frame_kinds(trace)[frame])
     name = trace.strings[frames.name[frame]]
     if _SITE_KIND[kind] is SiteKind.NATIVE:
         # An operator's entries, `call` and `redispatch`, are one place.
@@ -135,14 +126,6 @@ def site_of_frame(trace: Trace, frame: int, rule: SiteRule = DEFAULT_RULE) -> Si
 def with_line(path: str, line: int) -> str:
     """Code that is compiled at run time has frames without a line."""
     return f"{path}:{line}" if line else path
-
-
-def _labelled(site: Site, short: dict[str, str]) -> Site:
-    if site is NO_SITE:
-        return site
-    return replace(
-        site, label=f"{with_line(short[site.path], site.line)} {site.function}" if site.path else site.function
-    )
 
 
 def _node_name(name: str) -> str:
@@ -178,14 +161,11 @@ NO_OPERATOR = -1
 _OPERATOR = "at::_ops::"
 
 
-def operators(trace: Trace, rule: SiteRule = DEFAULT_RULE) -> Ints8:
+@cached
+def operators(trace: Trace) -> Ints8:
     """Per stack the text of its operator. One longer than the stacks, so that NO_STACK (-1) finds NO_OPERATOR."""
-    return cached_on(trace, (operators, rule), lambda: _operators(trace, rule))
-
-
-def _operators(trace: Trace, rule: SiteRule) -> Ints8:
     stacks = trace.stacks
-    place = first_in_stack(stacks, frame_kinds(trace, rule) == FrameKind.OPERATOR)
+    place = first_in_stack(stacks, frame_kinds(trace) == FrameKind.OPERATOR)
     operator_of = np.full(len(stacks) + 1, NO_OPERATOR)
     known = np.flatnonzero(place >= 0)
     operator_of[known] = stacks.frames.name[stacks.indices[place[known]]]

@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from memviz.analysis.annotations import StepRange, annotated, steps
+from memviz.analysis.annotations import annotated, steps
 from memviz.analysis.comparing.matching import Pair
 from memviz.analysis.lifetimes import clock, has_times
 from memviz.analysis.timeline import timeline
@@ -61,7 +61,10 @@ class Aligned:
 def ways(sides: Sequence[Pair]) -> tuple[Alignment, ...]:
     """Those that hold for all of them."""
     # A step that ended before the recording began has no length.
-    shared = [all(map(_has_events, matching)) for matching in zip(*(steps(*side) for side in sides), strict=False)]
+    shared = [
+        all(step.end_event >= step.start_event for step in matching)
+        for matching in zip(*(steps(*side) for side in sides), strict=False)
+    ]
     common = set.intersection(*({name for name, _ in _spans_by_name(side)} for side in sides))
     # As often as they occur in the baseline, the rarest first: those mark a run's large parts.
     often = Counter(name for name, _ in _spans_by_name(sides[0]))
@@ -73,10 +76,6 @@ def ways(sides: Sequence[Pair]) -> tuple[Alignment, ...]:
         *(Alignment("step", number=number) for number in np.flatnonzero(shared)[:_MOST_STEPS].tolist()),
         *(Alignment("annotation", name=name) for name in names[:_MOST_NAMES]),
     )
-
-
-def _has_events(step: StepRange) -> bool:
-    return step.end_event >= step.start_event
 
 
 def align(sides: Sequence[Pair], way: Alignment = START, axis: Axis = "event") -> Aligned:

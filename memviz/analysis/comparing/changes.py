@@ -6,6 +6,7 @@ is one row with both figures, and with what it consists of most.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,16 +15,15 @@ from typing import Any
 import numpy as np
 
 from memviz.analysis.actions.proposals import limit_of_start
-from memviz.analysis.cache import cached_on
-from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
-from memviz.analysis.comparing.matching import Matching, MatchKey, Pair, match_allocations
+from memviz.analysis.cache import cached
+from memviz.analysis.comparing.matching import MatchKey, Pair, match_allocations
 from memviz.analysis.findings.finding import Facts
 from memviz.analysis.lifetimes import clock, has_times, lifetimes, live_rows
 from memviz.analysis.purpose.categories import KINDS, SAYS_NOTHING, kinds
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import sum_of_spans, timeline
 from memviz.analysis.which_device import Which, which
-from memviz.trace.model import Action, DeviceTrace, Ints8, Trace, is_reserved_known
+from memviz.trace.model import Action, DeviceTrace, Trace, is_reserved_known
 
 
 @dataclass(frozen=True)
@@ -85,17 +85,6 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Rest:
-    """Totals of the rows that are not shown, per trace."""
-
-    bytes: tuple[int, ...]
-    counts: tuple[int, ...]
-
-    def delta(self, other: int) -> int:
-        return self.bytes[other] - self.bytes[0]
-
-
-@dataclass(frozen=True)
 class Changes:
     by: str
     moments: tuple[Moment, ...]
@@ -106,30 +95,40 @@ class Changes:
     def delta(self, other: int) -> int:
         return self.moments[other].live_bytes - self.moments[0].live_bytes
 
-    def after(self, top: int | None) -> Rest:
-        """Return the totals of the rows beyond the first `top`."""
+    def after(self, top: int | None) -> Change:
+        """Return the totals of the rows beyond the first `top` as one row."""
         left, sides = self.rows[len(self.rows) if top is None else top :], range(len(self.moments))
-        return Rest(
-            tuple(sum(row.bytes[side] for row in left) for side in sides),
-            tuple(sum(row.counts[side] for row in left) for side in sides),
+        sizes, counts = (
+            tuple(sum(values[side] for values in column) for side in sides)
+            for column in ([row.bytes for row in left], [row.counts for row in left])
         )
+        return Change(_REST, KINDS[0], sizes, counts)
 
 
-def changes(
-    sides: Sequence[Pair], by: str = "site", *, rule: SiteRule = DEFAULT_RULE, with_kinds: bool = True
-) -> Changes:
-    """At each side's peak. To know what a row consists of most takes longer than all else."""
-    moments = tuple(_moment(side) for side in sides)
-    matched = match_allocations(sides, by, rule=rule)
-    held = [_held(matched, number, side, moments[number].event) for number, side in enumerate(sides)]
-    totals = np.stack([sums.bytes for sums in held])
-    counts = np.stack([sums.counts for sums in held])
-    kind = _most_of(matched, held, sides) if with_kinds else np.zeros(len(matched.things), np.int64)
-    rows = [
-        Change(matched.things[i], KINDS[kind[i]], tuple(totals[:, i].tolist()), tuple(counts[:, i].tolist()))
-        for i in np.flatnonzero(counts.any(axis=0)).tolist()
+_REST = MatchKey("", "everything else")
+
+
+def changes(sides: Sequence[Pair], by: str = "site", *, with_kinds: bool = True) -> Changes:
+    """Compare each side's peak. The kinds of the rows take longer than all else."""
+    moments = tuple(map(_moment, sides))
+    matched = match_allocations(sides, by)
+    shape = len(matched.things), len(KINDS)
+    largest_kinds = np.zeros(shape, dtype=np.int64)
+    sums, allocations = [], []
+    for number, (side, moment) in enumerate(zip(sides, moments, strict=True)):
+        rows = live_rows(side[1], moment.event)
+        thing, size = matched.of_rows(number, side, rows), lifetimes(side[1]).size[rows]
+        sums.append(sum_by(thing, size, shape[0]))
+        allocations.append(np.bincount(thing, minlength=shape[0]))
+        if with_kinds:
+            of_kinds = sum_by(thing * shape[1] + kinds(*side, rows), size, math.prod(shape)).reshape(shape)
+            largest_kinds = np.maximum(largest_kinds, of_kinds)
+    totals, counts, kind = np.stack(sums, axis=1), np.stack(allocations, axis=1), largest_kinds.argmax(axis=1)
+    rows_changed = [
+        Change(matched.things[i], KINDS[kind[i]], tuple(totals[i].tolist()), tuple(counts[i].tolist()))
+        for i in np.flatnonzero(counts.any(axis=1)).tolist()
     ]
-    return Changes(by, moments, tuple(sorted(rows, key=_by_difference)))
+    return Changes(by, moments, tuple(sorted(rows_changed, key=_by_difference)))
 
 
 def _moment(side: Pair) -> Moment:
@@ -147,32 +146,6 @@ def _moment(side: Pair) -> Moment:
         limit_of_start=limit_of_start(Facts(trace, device)) if trace.is_estimate else "",
         ran_out_at=int(refused[-1]) if len(refused) else None,
     )
-
-
-@dataclass(frozen=True)
-class _Held:
-    """Live rows of one trace at its peak, with the thing and size of each; bytes and allocations per thing."""
-
-    rows: Ints8
-    thing: Ints8
-    size: Ints8
-    bytes: Ints8
-    counts: Ints8
-
-
-def _held(matched: Matching, number: int, side: Pair, event: int) -> _Held:
-    rows, many = live_rows(side[1], event), len(matched.things)
-    size, thing = lifetimes(side[1]).size[rows], matched.of_rows(number, side, rows)
-    return _Held(rows, thing, size, sum_by(thing, size, many), np.bincount(thing, minlength=many))
-
-
-def _most_of(matched: Matching, held: Sequence[_Held], sides: Sequence[Pair]) -> Ints8:
-    many, width = len(matched.things), len(KINDS)
-    by_kind = [
-        sum_by(at_peak.thing * width + kinds(*side, at_peak.rows), at_peak.size, many * width).reshape(many, width)
-        for at_peak, side in zip(held, sides, strict=True)
-    ]
-    return np.asarray(np.maximum.reduce(by_kind).argmax(axis=1), dtype=np.int64)
 
 
 def _by_difference(row: Change) -> tuple[int, str, str]:
@@ -272,17 +245,15 @@ def _score(side: Pair, baseline: int) -> Score:
     )
 
 
+@cached
 def _highest(trace: Trace, device: DeviceTrace) -> dict[str, int]:
-    def find() -> dict[str, int]:
-        rows, codes, count = lifetimes(device), kinds(trace, device), len(device.events)
-        highest = {}
-        for code in np.unique(codes).tolist():
-            chosen = codes == code
-            live = sum_of_spans(rows.start[chosen], rows.end[chosen], rows.size[chosen], count)
-            highest[KINDS[code]] = int(live.max())
-        return highest
-
-    return cached_on(trace, (_highest, device.name), find)
+    rows, codes, count = lifetimes(device), kinds(trace, device), len(device.events)
+    highest = {}
+    for code in np.unique(codes).tolist():
+        chosen = codes == code
+        live = sum_of_spans(rows.start[chosen], rows.end[chosen], rows.size[chosen], count)
+        highest[KINDS[code]] = int(live.max())
+    return highest
 
 
 def _duration(device: DeviceTrace) -> int | None:

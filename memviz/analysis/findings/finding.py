@@ -94,8 +94,7 @@ class Facts:
         return tuple(first.values())
 
     @cached_property
-    def failed_requests(self) -> Ints8:
-        """Events."""
+    def failed_events(self) -> Ints8:
         return np.flatnonzero(self.device.events.action == Action.OOM)
 
     @property
@@ -143,11 +142,13 @@ class Facts:
 
 
 def site_name(site: Site) -> str:
-    """Empty where no stack was recorded. Somebody's function may have a name of a megabyte."""
-    if site == NO_SITE:
-        return ""
+    """Empty where no stack was recorded."""
+    return "" if site == NO_SITE else short_label(site.label)
+
+
+def short_label(label: str) -> str:
+    """A function in an untrusted file may have a name of a megabyte."""
     half = _LONGEST_SITE // 2
-    label = site.label
     return label if len(label) <= _LONGEST_SITE else f"{label[: half - 1]}…{label[-half:]}"
 
 

@@ -8,14 +8,14 @@ import numpy as np
 
 from memviz.analysis.actions.layers import layers_holding
 from memviz.analysis.actions.proposals import is_mixed
-from memviz.analysis.callstacks.sites import sites
-from memviz.analysis.findings.finding import Facts, Finding, FindingKind, made_by, site_name
+from memviz.analysis.findings.finding import Facts, Finding, FindingKind, made_by, short_label, site_name
 from memviz.analysis.lifetimes import live_rows
+from memviz.analysis.peak import failed_requests
 from memviz.analysis.purpose.activity import Activity, stack_signs
 from memviz.analysis.purpose.categories import KINDS, SAYS_NOTHING, kinds
 from memviz.analysis.purpose.reasons import Certainty, Reason
 from memviz.analysis.sums import sum_by
-from memviz.trace.model import Action, Category, Ints8, driver_free
+from memviz.trace.model import Action, Category, Ints8
 from memviz.units import bytes_text, count_text, percent_text
 
 # Out of memory: the last request that failed, the bytes that are missing, and the remedy.
@@ -34,26 +34,25 @@ _ANY_REMEDY = "Take a smaller batch or shorter inputs, or use CPU offload."
 
 
 def out_of_memory(facts: Facts) -> Iterator[Finding]:
-    failed = facts.failed_requests
-    if not len(failed):
+    count = len(facts.failed_events)
+    if not count:
         return
-    event = int(failed[-1])
+    (failed,) = failed_requests(facts.trace, facts.device, slice(-1, None))
+    event, requested, live, free = failed.event, failed.requested_bytes, failed.live_bytes, failed.device_free_bytes
     rows = live_rows(facts.device, event)
-    asked, live = int(facts.device.events.size[event]), int(facts.line.live[event + 1])
-    unused = max(int(facts.line.reserved[event + 1]) - live, 0)
-    free = driver_free(facts.device.events, event)
-    missing = asked - unused - (free or 0)
+    unused = max(failed.reserved_bytes - live, 0)
+    missing = requested - unused - (free or 0)
     on_device = "" if free is None else f" and {bytes_text(free)} free on the device"
-    times = f" (the last of {count_text(len(failed))})" if len(failed) > 1 else ""
-    site = site_name(sites(facts.trace).of(int(facts.device.events.stack[event])))
+    times = f" (the last of {count_text(count)})" if count > 1 else ""
+    site = short_label(failed.site)
     most, largest, words = _largest_category(facts, rows)
     yield Finding(
         FindingKind.OUT_OF_MEMORY,
-        max(missing, 0) or asked,
-        f"Out of memory at event {count_text(event)}{times}: {bytes_text(asked)} requested"
+        max(missing, 0) or requested,
+        f"Out of memory at event {count_text(event)}{times}: {bytes_text(requested)} requested"
         f"{f' by {site}' if site else ''}, with {bytes_text(live)} live, {bytes_text(unused)} reserved but unused"
-        f"{on_device}. {_missing(missing, asked, live, free)}{words}",
-        _remedy_for_oom(missing, most, asked),
+        f"{on_device}. {_missing(missing, requested, live, free)}{words}",
+        _remedy_for_oom(missing, most, requested),
         largest,
         event,
         site_name(facts.largest_site(largest)) if len(largest) else "",
@@ -61,9 +60,9 @@ def out_of_memory(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _missing(missing: int, asked: int, live: int, free: int | None) -> str:
+def _missing(missing: int, requested: int, live: int, free: int | None) -> str:
     if missing <= 0:
-        return f"Enough is free, but no piece of {bytes_text(asked)}."
+        return f"Enough is free, but no piece of {bytes_text(requested)}."
     if missing > live:
         return f"The request alone is {bytes_text(missing - live)} larger than all that the process could have."
     # Blocks are rounded up and fragmented, and the driver may have had some that the file does not say.
@@ -90,9 +89,9 @@ def _largest_category(facts: Facts, rows: Ints8) -> tuple[Category | None, Ints8
     return Category(code), largest, f" Largest category: {probably}{KINDS[code]}, {share}."
 
 
-def _remedy_for_oom(missing: int, most: Category | None, asked: int) -> str:
+def _remedy_for_oom(missing: int, most: Category | None, requested: int) -> str:
     if missing <= 0:
-        return f"Set expandable_segments:True, or free {bytes_text(asked)} in one piece before it."
+        return f"Set expandable_segments:True, or free {bytes_text(requested)} in one piece before it."
     return _REMEDIES.get(most, _ANY_REMEDY) if most is not None else _ANY_REMEDY
 
 
@@ -113,7 +112,7 @@ def activations(facts: Facts) -> Iterator[Finding]:
     if not has_backward:
         # A recording that ends, or ran out of memory, before it. What a forward lets go by itself waits for nothing,
         # and what goes once a request has failed goes with the exception.
-        failed = facts.failed_requests[facts.failed_requests >= event]
+        failed = facts.failed_events[facts.failed_events >= event]
         rows = rows[facts.rows.end[rows] > (failed[0] if len(failed) else facts.count - 1)]
     size = int(facts.rows.size[rows].sum())
     if size < max(_ACTIVATION_SHARE * facts.line.peak_bytes, 1):

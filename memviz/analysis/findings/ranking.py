@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from memviz.analysis.as_json import device_number
-from memviz.analysis.cache import cached_on
+from memviz.analysis.cache import cached
 from memviz.analysis.findings.copies import duplicated_weights, wider_copies
 from memviz.analysis.findings.finding import Facts, Finding, FindingKind
 from memviz.analysis.findings.peak import activations, large_temporary, out_of_memory, spike
@@ -33,24 +33,14 @@ _DETECTORS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
 )
 
 
+@cached
 def findings(trace: Trace, device: DeviceTrace) -> tuple[Finding, ...]:
     """Findings by bytes, largest first, after those of a failed request."""
-    return cached_on(trace, (findings, device), lambda: _ranked(Facts(trace, device)))
-
-
-def finding_named(trace: Trace, device: DeviceTrace, key: str) -> Finding:
-    for finding in findings(trace, device):
-        if finding.key == key:
-            return finding
-    raise UsageError(f"There is no finding {key[:40]!r} in this trace.")
-
-
-def _ranked(facts: Facts) -> tuple[Finding, ...]:
-    # Where only the state at the end is known, that is all there is to look at.
-    looks = _DETECTORS if facts.count else (private_pools,)
-    seen = [finding for look in looks for finding in look(facts)]
+    facts = Facts(trace, device)
+    # Without events only the final state is known.
+    detectors = _DETECTORS if facts.count else (private_pools,)
     ranked = sorted(
-        seen,
+        (finding for detect in detectors for finding in detect(facts)),
         key=lambda finding: (
             finding.kind is not FindingKind.OUT_OF_MEMORY,
             -finding.bytes,
@@ -67,19 +57,26 @@ def _ranked(facts: Facts) -> tuple[Finding, ...]:
     return tuple(numbered)
 
 
+def finding_named(trace: Trace, device: DeviceTrace, key: str) -> Finding:
+    for finding in findings(trace, device):
+        if finding.key == key:
+            return finding
+    raise UsageError(f"There is no finding {key[:40]!r} in this trace.")
+
+
 def findings_json(trace: Trace, device: DeviceTrace) -> dict[str, Any]:
-    return {"device": device_number(device), "findings": [_finding(finding) for finding in findings(trace, device)]}
-
-
-def _finding(finding: Finding) -> dict[str, Any]:
-    return {
-        "key": finding.key,
-        "kind": str(finding.kind),
-        "bytes": finding.bytes,
-        "sentence": finding.sentence,
-        "remedy": finding.remedy,
-        "site": finding.site,
-        "certainty": finding.certainty.word,
-        "event": finding.event,
-        "allocations": len(finding.rows),
-    }
+    rows = [
+        {
+            "key": finding.key,
+            "kind": str(finding.kind),
+            "bytes": finding.bytes,
+            "sentence": finding.sentence,
+            "remedy": finding.remedy,
+            "site": finding.site,
+            "certainty": finding.certainty.word,
+            "event": finding.event,
+            "allocations": len(finding.rows),
+        }
+        for finding in findings(trace, device)
+    ]
+    return {"device": device_number(device), "findings": rows}

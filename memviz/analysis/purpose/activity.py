@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from memviz.analysis.cache import cached_on
+from memviz.analysis.cache import cached
 from memviz.analysis.callstacks.frames import (
     LAST_PYTHON_KIND,
     FrameKind,
@@ -47,26 +47,13 @@ class Sign:
 
 _MODULE_MOVES = frozenset(
     {
-        "to",
-        "_apply",
-        "convert",
-        "cuda",
-        "half",
-        "bfloat16",
-        "float",
-        "double",
-        "to_empty",
-        "load_state_dict",
-        "_load_from_state_dict",
+        *("to", "_apply", "convert", "cuda", "half", "bfloat16", "float", "double", "to_empty"),
+        *("load_state_dict", "_load_from_state_dict"),
     }
 )
 _CALL_FILE, _CALLS = "/torch/nn/modules/module.py", frozenset({"_call_impl", "_wrapped_call_impl"})
 _SIGNS = (
-    Sign(
-        Activity.BUILD,
-        "/torch/nn/modules/module.py",
-        _MODULE_MOVES,
-    ),
+    Sign(Activity.BUILD, "/torch/nn/modules/module.py", _MODULE_MOVES),
     Sign(Activity.BUILD, "/torch/nn/modules/", frozenset({"__init__", "reset_parameters"})),
     Sign(Activity.BUILD, "/torch/nn/init.py"),
     Sign(Activity.BACKWARD, "/torch/autograd/__init__.py"),
@@ -107,11 +94,8 @@ class StackSigns:
     """Blocks that autograd frees have a stack that shows it."""
 
 
+@cached
 def stack_signs(trace: Trace) -> StackSigns:
-    return cached_on(trace, stack_signs, lambda: _read_signs(trace))
-
-
-def _read_signs(trace: Trace) -> StackSigns:
     stacks, kinds, signs = trace.stacks, frame_kinds(trace), _frame_signs(trace)
     first = first_in_stack(stacks, signs != Activity.NOTHING)
     doing = np.where(first >= 0, _at(signs[stacks.indices], first), Activity.NOTHING).astype(np.uint8)
@@ -144,11 +128,8 @@ class ModuleCalls:
     """Frames of functions called `forward` outside of torch: programs also call `model.forward(x)` directly."""
 
 
+@cached
 def module_calls(trace: Trace) -> ModuleCalls:
-    return cached_on(trace, module_calls, lambda: _module_calls(trace))
-
-
-def _module_calls(trace: Trace) -> ModuleCalls:
     by_torch = np.zeros(len(trace.stacks.frames), dtype=np.bool_)
     for frame in _frames_of(trace, _CALL_FILE):
         by_torch[frame] = trace.strings[trace.stacks.frames.name[frame]] in _CALLS

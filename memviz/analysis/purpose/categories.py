@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memviz.analysis.annotations import annotated, annotation_of_events
-from memviz.analysis.cache import cached_on
+from memviz.analysis.cache import cached
 from memviz.analysis.lifetimes import BEFORE, lifetimes
 from memviz.analysis.purpose.activity import Activity, stack_signs
 from memviz.analysis.purpose.evidence import Evidence, agreed, freed_like
@@ -23,7 +23,19 @@ from memviz.analysis.purpose.reasons import Certainty, Reason
 from memviz.analysis.purpose.rules import LAST_RULES, RULES, Rule
 from memviz.analysis.sums import sum_by
 from memviz.trace.distinct import distinct, is_among
-from memviz.trace.model import EMPTY_TEXT, NO_STACK, Bools, Bytes1, Category, Columns, DeviceTrace, Ints8, Phase, Trace
+from memviz.trace.model import (
+    EMPTY_TEXT,
+    NO_STACK,
+    Bools,
+    Bytes1,
+    Category,
+    Columns,
+    DeviceTrace,
+    Ints4,
+    Ints8,
+    Phase,
+    Trace,
+)
 
 
 class Inference:
@@ -39,8 +51,8 @@ class Inference:
         """Rows without a reason so far."""
         return np.asarray(self.reason == Reason.NONE)
 
-    def say(self, rows: npt.NDArray[Any], category: Any, reason: Reason, certainty: Any) -> None:
-        """`rows` are numbers or a mask; `category` and `certainty`, a Certainty, are one for all, or one each."""
+    def say(self, rows: npt.NDArray[Any], category: Any, reason: Reason, certainty: Any = Certainty.PROBABLE) -> None:
+        """`rows` are numbers or a mask; `category` and `certainty` are one for all, or one each."""
         self.category[rows] = category
         self.reason[rows] = reason
         self.certainty[rows] = certainty
@@ -63,30 +75,28 @@ _PATTERNS = tuple((category, re.compile(words, re.IGNORECASE)) for category, wor
 
 
 def say_metadata(inference: Inference, trace: Trace, device: DeviceTrace) -> None:
-    texts = device.events.metadata
-    if not (texts != EMPTY_TEXT).any():
-        return
-    start = lifetimes(device).start
-    begun = np.flatnonzero(inference.open & (start >= 0))
-    text = texts[start[begun]]
-    for code in distinct(text[text != EMPTY_TEXT]).tolist():
-        category = _meaning(trace.strings[code])
-        if category is not Category.UNKNOWN:
-            inference.say(begun[text == code], category, Reason.METADATA, Certainty.STATED)
+    # Allocations from before the first event, at -1, have none.
+    texts = np.append(device.events.metadata, np.int32(EMPTY_TEXT))[lifetimes(device).start]
+    _say_texts(inference, trace, texts, Reason.METADATA, Certainty.STATED)
 
 
 def say_annotations(inference: Inference, trace: Trace, device: DeviceTrace) -> None:
-    """A note says what goes on, not what all that is made meanwhile is for: no more than probable."""
+    """An annotation names what runs, not what each allocation in it is for: no more than probable."""
     start, intervals = lifetimes(device).start, annotated(device).intervals
-    begun = np.flatnonzero(inference.open & (start >= 0))
+    begun = np.flatnonzero(start >= 0)
     if not len(intervals) or not len(begun):
         return
-    around = annotation_of_events(device, start[begun])
-    name = np.append(intervals.name, EMPTY_TEXT)[around]
-    for code in distinct(name[name != EMPTY_TEXT]).tolist():
+    texts = np.full(len(start), EMPTY_TEXT, dtype=np.int32)
+    texts[begun] = np.append(intervals.name, EMPTY_TEXT)[annotation_of_events(device, start[begun])]
+    _say_texts(inference, trace, texts, Reason.ANNOTATED, Certainty.PROBABLE)
+
+
+def _say_texts(inference: Inference, trace: Trace, texts: Ints4, reason: Reason, certainty: Certainty) -> None:
+    is_open = inference.open
+    for code in distinct(texts[texts != EMPTY_TEXT]).tolist():
         category = _meaning(trace.strings[code])
         if category is not Category.UNKNOWN:
-            inference.say(begun[name == code], category, Reason.ANNOTATED, Certainty.PROBABLE)
+            inference.say(is_open & (texts == code), category, reason, certainty)
 
 
 def _meaning(text: str) -> Category:
@@ -118,17 +128,17 @@ def _say_freed(inference: Inference, evidence: Evidence, rows: Ints8, *, weights
     step = rows[doing == Activity.STEP]
     like = agreed(evidence.free_stack, inference.category, evidence.free_stack[step])
     known = is_among(like, (Category.PARAMETER, Category.OPTIMIZER_STATE))
-    inference.say(step[known], like[known], Reason.BEFORE_STEP_FREED, Certainty.PROBABLE)
-    inference.say(step[~known], Category.OPTIMIZER_STATE, Reason.BEFORE_STEP_FREED, Certainty.PROBABLE)
+    inference.say(step[known], like[known], Reason.BEFORE_STEP_FREED)
+    inference.say(step[~known], Category.OPTIMIZER_STATE, Reason.BEFORE_STEP_FREED)
     used = rows[is_among(doing, (Activity.BACKWARD, Activity.FORWARD))]
-    inference.say(used, Category.ACTIVATION, Reason.BEFORE_USED, Certainty.PROBABLE)
+    inference.say(used, Category.ACTIVATION, Reason.BEFORE_USED)
     rest = rows[doing == Activity.NOTHING]
     size = evidence.size
     sized = is_among(size[rest], np.append(size[weights], size[inference.category == Category.GRADIENT]))
     is_training = evidence.sees_training or bool((inference.category == Category.GRADIENT).any())
     gradients = sized & is_training
-    inference.say(rest[gradients], Category.GRADIENT, Reason.BEFORE_GRADIENT, Certainty.PROBABLE)
-    inference.say(rest[~gradients], Category.ACTIVATION, Reason.BEFORE_USED, Certainty.PROBABLE)
+    inference.say(rest[gradients], Category.GRADIENT, Reason.BEFORE_GRADIENT)
+    inference.say(rest[~gradients], Category.ACTIVATION, Reason.BEFORE_USED)
 
 
 def _say_kept(inference: Inference, evidence: Evidence, rows: Ints8, count: int) -> None:
@@ -137,18 +147,19 @@ def _say_kept(inference: Inference, evidence: Evidence, rows: Ints8, count: int)
     gradients = np.flatnonzero(inference.category == Category.GRADIENT)
     at_once = _at_once(sizes, size[gradients], evidence.start[gradients], evidence.end[gradients], count)
     there = np.bincount(code, minlength=len(sizes))
+    # What was built first tends to lie below.
     rank = _rank(code, evidence.address[rows])
     total = int(size[rows].sum())
     if int((sizes * np.minimum(at_once, there)).sum()) > _SOME * total:
         like = at_once[code] > 0
         weight = ~like | (rank < at_once[code])
-        inference.say(rows[like & weight], Category.PARAMETER, Reason.BEFORE_LIKE_GRADIENTS, Certainty.PROBABLE)
-        inference.say(rows[~like], Category.PARAMETER, Reason.BEFORE_ONLY_WEIGHTS, Certainty.PROBABLE)
-        inference.say(rows[~weight], Category.OPTIMIZER_STATE, Reason.BEFORE_MORE_OF_IT, Certainty.PROBABLE)
+        inference.say(rows[like & weight], Category.PARAMETER, Reason.BEFORE_LIKE_GRADIENTS)
+        inference.say(rows[~like], Category.PARAMETER, Reason.BEFORE_ONLY_WEIGHTS)
+        inference.say(rows[~weight], Category.OPTIMIZER_STATE, Reason.BEFORE_MORE_OF_IT)
         return
     second = (rank >= (there[code] + 1) // 2) & _added_to(inference, evidence, sizes, rows, code)
-    inference.say(rows, Category.PARAMETER, Reason.BEFORE_ONLY_WEIGHTS, Certainty.PROBABLE)
-    inference.say(rows[second], Category.GRADIENT, Reason.BEFORE_MORE_OF_IT, Certainty.PROBABLE)
+    inference.say(rows, Category.PARAMETER, Reason.BEFORE_ONLY_WEIGHTS)
+    inference.say(rows[second], Category.GRADIENT, Reason.BEFORE_MORE_OF_IT)
 
 
 def _added_to(inference: Inference, evidence: Evidence, sizes: Ints8, rows: Ints8, code: Ints8) -> Bools:
@@ -165,24 +176,18 @@ def _added_to(inference: Inference, evidence: Evidence, sizes: Ints8, rows: Ints
 
 def _at_once(sizes: Ints8, size: Ints8, start: Ints8, end: Ints8, count: int) -> Ints8:
     """How many of each size are live when most of their bytes are."""
-    if not len(size):
-        return np.zeros(len(sizes), dtype=np.int64)
     change = sum_by(np.maximum(start, 0), size, count + 2) - sum_by(end, size, count + 2)
     moment = int(np.argmax(np.cumsum(change)))
     live = size[(start <= moment) & (end > moment)]
-    known, counts = np.unique(live, return_counts=True)
-    place = np.searchsorted(known, sizes)
-    hit = (place < len(known)) & (np.append(known, -1)[place] == sizes)
-    return np.where(hit, np.append(counts, 0)[place], 0)
+    live = np.sort(live)
+    return np.searchsorted(live, sizes, side="right") - np.searchsorted(live, sizes)
 
 
-def _rank(code: Ints8, address: Ints8) -> Ints8:
-    """The how many-th of its size each is, by address: what was built first tends to lie below."""
-    order = np.lexsort((address, code))
-    sorted_code = code[order]
-    first = np.searchsorted(sorted_code, sorted_code)
+def _rank(code: Ints8, order_by: Ints8) -> Ints8:
+    """Number the rows of each code from 0."""
+    order = np.lexsort((order_by, code))
     rank = np.empty(len(code), dtype=np.int64)
-    rank[order] = np.arange(len(code)) - first
+    rank[order] = np.arange(len(code)) - np.searchsorted(code[order], code[order])
     return rank
 
 
@@ -255,7 +260,7 @@ def say_by_order(inference: Inference, evidence: Evidence, device: DeviceTrace) 
     weights = evidence.size[np.append(first, np.flatnonzero(~evidence.begun & evidence.never_freed))]
     if len(weights) < FEWEST_WEIGHTS:
         return
-    _say(inference, first, Category.PARAMETER, Reason.ORDER_FIRST)
+    inference.say(first, Category.PARAMETER, Reason.ORDER_FIRST)
     like_weight = is_among(size, weights)
     passing = rows[~kept & ~like_weight]
     seen = hills(evidence.start[passing], evidence.end[passing], evidence.size[passing], len(device.events))
@@ -271,16 +276,14 @@ def say_by_order(inference: Inference, evidence: Evidence, device: DeviceTrace) 
 def _say_weights_again(inference: Inference, gradients: Ints8, kept: Ints8, evidence: Evidence, weights: Ints8) -> None:
     """Assign blocks that are never freed: gradients where those are missing, else optimizer state."""
     passing = gradients[~evidence.never_freed[gradients]]
-    _say(inference, passing, Category.GRADIENT, Reason.ORDER_GRADIENT)
-    _say(inference, kept, Category.OPTIMIZER_STATE, Reason.ORDER_STATE)
+    inference.say(passing, Category.GRADIENT, Reason.ORDER_GRADIENT)
+    inference.say(kept, Category.OPTIMIZER_STATE, Reason.ORDER_STATE)
     if 2 * int(evidence.size[passing].sum()) > int(weights.sum()) or not len(kept):
         return
     sizes, code = np.unique(evidence.size[kept], return_inverse=True)
     there = np.bincount(np.searchsorted(sizes, weights[is_among(weights, sizes)]), minlength=len(sizes))
-    order = np.argsort(code, kind="stable")
-    rank = np.empty(len(kept), dtype=np.int64)
-    rank[order] = np.arange(len(kept)) - np.searchsorted(code[order], code[order])
-    _say(inference, kept[rank < there[code]], Category.GRADIENT, Reason.ORDER_GRADIENT)
+    rank = _rank(code, np.arange(len(kept)))
+    inference.say(kept[rank < there[code]], Category.GRADIENT, Reason.ORDER_GRADIENT)
 
 
 def _say_passing(inference: Inference, evidence: Evidence, seen: Hills, rows: Ints8, is_training: bool) -> None:
@@ -290,20 +293,16 @@ def _say_passing(inference: Inference, evidence: Evidence, seen: Hills, rows: In
     at_once = end < evidence.next_alloc[rows]
     on_the_way_down = seen.is_down(start)
     stays = over_top & ~on_the_way_down & ~(at_once & is_training)
-    _say(inference, rows[stays], Category.ACTIVATION, Reason.ORDER_KEPT)
+    inference.say(rows[stays], Category.ACTIVATION, Reason.ORDER_KEPT)
     # As many as a forward may hand back, and its backward does not let go.
     left = stays & (seen.bottom_after(start) + is_training <= end)
     hill = np.searchsorted(seen.tops, start)
     left &= np.bincount(hill[left], minlength=len(seen.tops) + 1)[hill] <= _MOST_OUTPUTS
-    _say(inference, rows[left], Category.OUTPUT, Reason.ORDER_OUTPUT)
+    inference.say(rows[left], Category.OUTPUT, Reason.ORDER_OUTPUT)
     temporary = ~stays & (at_once | ~over_top & on_the_way_down & is_training)
-    _say(inference, rows[temporary], Category.TEMPORARY, Reason.ORDER_FREED)
+    inference.say(rows[temporary], Category.TEMPORARY, Reason.ORDER_FREED)
     rest = inference.open[rows]
-    _say(inference, rows[rest], Category.ACTIVATION, Reason.ORDER_HANDED_ON)
-
-
-def _say(inference: Inference, rows: Ints8, category: Category, reason: Reason) -> None:
-    inference.say(rows, category, reason, Certainty.PROBABLE)
+    inference.say(rows[rest], Category.ACTIVATION, Reason.ORDER_HANDED_ON)
 
 
 # Blocks from before the first forward that stay: weights, copies of them, or inputs of the model.
@@ -327,7 +326,7 @@ def say_weight_copies(inference: Inference, evidence: Evidence) -> None:
     for place in np.flatnonzero(evidence.size[rows] == weights[0])[:_MOST_TRIED].tolist():
         copies = rows[place : place + count]
         if np.array_equal(evidence.size[copies], weights):
-            inference.say(copies, Category.WEIGHT_COPIES, Reason.WEIGHTS_AGAIN, Certainty.PROBABLE)
+            inference.say(copies, Category.WEIGHT_COPIES, Reason.WEIGHTS_AGAIN)
 
 
 def say_from_the_start(inference: Inference, evidence: Evidence) -> None:
@@ -348,8 +347,8 @@ def say_from_the_start(inference: Inference, evidence: Evidence) -> None:
         _, place, count = np.unique(evidence.stack[rows], return_inverse=True, return_counts=True)
         shared = np.flatnonzero(count[place] >= FEWEST_WEIGHTS)
         weights[shared[-1] + 1 if len(shared) else len(rows) :] = False
-    inference.say(rows[weights], Category.PARAMETER, Reason.FROM_THE_START, Certainty.PROBABLE)
-    inference.say(rows[~weights], Category.INPUT, Reason.GIVEN, Certainty.PROBABLE)
+    inference.say(rows[weights], Category.PARAMETER, Reason.FROM_THE_START)
+    inference.say(rows[~weights], Category.INPUT, Reason.GIVEN)
 
 
 _CUT_OFF = (Reason.BACKWARD_CUT_OFF, Reason.STEP_CUT_OFF, Reason.FORWARD_ONLY_KEPT, Reason.FORWARD_OUTPUT)
@@ -369,11 +368,8 @@ class Categories(Columns):
         return self.certainty >= Certainty.SURE
 
 
+@cached
 def categories(trace: Trace, device: DeviceTrace) -> Categories:
-    return cached_on(trace, (categories, device), lambda: _categorised(trace, device))
-
-
-def _categorised(trace: Trace, device: DeviceTrace) -> Categories:
     evidence = Evidence(trace, device)
     inference = Inference(len(evidence.size))
     _say_recorded(inference, trace, device)

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from memviz.analysis.annotations import annotated
-from memviz.analysis.cache import cached_on
+from memviz.analysis.cache import cached
 from memviz.analysis.callstacks.frames import LAST_PYTHON_KIND, first_in_stack, frame_kinds, path_of
 from memviz.analysis.lifetimes import BEFORE, Lifetimes, lifetimes
 from memviz.analysis.purpose.activity import Activity, stack_signs
@@ -90,33 +90,23 @@ _COLLECTIVES = ("c10d::", "void c10d::")
 """C++ by which torch lets processes exchange tensors."""
 
 
+@cached
 def named_frames(trace: Trace) -> Bytes1:
     """A Category per stack, and one more at the end for NO_STACK; UNKNOWN where no name says anything."""
-    return cached_on(trace, named_frames, lambda: _read(trace))
-
-
-def _read(trace: Trace) -> Bytes1:
-    of_frame = _of_frames(trace)
-    stacks = trace.stacks
-    place = first_in_stack(stacks, of_frame != Category.UNKNOWN)
-    of_stack = np.full(len(stacks) + 1, Category.UNKNOWN, dtype=np.uint8)
-    known = np.flatnonzero(place >= 0)
-    of_stack[known] = of_frame[stacks.indices[place[known]]]
-    return of_stack
-
-
-def _of_frames(trace: Trace) -> Bytes1:
-    frames, strings = trace.stacks.frames, trace.strings
+    frames, strings, stacks = trace.stacks.frames, trace.strings, trace.stacks
     python = np.flatnonzero(frame_kinds(trace) <= LAST_PYTHON_KIND)
-    categories = np.full(len(frames), Category.UNKNOWN, dtype=np.uint8)
+    of_frame = np.full(len(frames), Category.UNKNOWN, dtype=np.uint8)
     pairs, pair_of = np.unique(
         frames.filename[python].astype(np.int64) << 32 | frames.name[python], return_inverse=True
     )
     of_pair = [_meaning(strings[pair & 0xFFFFFFFF], path_of(strings[pair >> 32])) for pair in pairs.tolist()]
-    categories[python] = np.array(of_pair, dtype=np.uint8)[pair_of] if len(of_pair) else 0
+    of_frame[python] = np.array(of_pair, dtype=np.uint8)[pair_of]
     collective = [int(code) for code in distinct(frames.name) if strings[code].startswith(_COLLECTIVES)]
-    categories[is_among(frames.name, collective)] = Category.COLLECTIVE
-    return categories
+    of_frame[is_among(frames.name, collective)] = Category.COLLECTIVE
+    place = first_in_stack(stacks, of_frame != Category.UNKNOWN)
+    return np.append(
+        np.where(place >= 0, np.append(of_frame[stacks.indices], 0)[place], Category.UNKNOWN), Category.UNKNOWN
+    ).astype(np.uint8)
 
 
 def _meaning(function: str, path: str) -> Category:
@@ -227,8 +217,7 @@ class Evidence:
         return activity_of_rows(self._trace, self._device)
 
     def during(self, doing: Activity) -> Bools:
-        same: Bools = self._doing == doing
-        return same
+        return np.asarray(self._doing == doing)
 
     @cached_property
     def begun(self) -> Bools:
@@ -237,13 +226,11 @@ class Evidence:
 
     @cached_property
     def never_freed(self) -> Bools:
-        open_end: Bools = self._rows.end == self._count
-        return open_end
+        return np.asarray(self._rows.end == self._count)
 
     @cached_property
     def no_stack(self) -> Bools:
-        none: Bools = self._rows.stack == NO_STACK
-        return none
+        return np.asarray(self._rows.stack == NO_STACK)
 
     @cached_property
     def workspace(self) -> Bools:
@@ -479,21 +466,18 @@ class Evidence:
     @cached_property
     def _telling(self) -> Bools:
         """Allocs that show whether a backward goes on. Without C++ frames a hook's stack may hide its backward."""
-        told: Bools = (self._alloc_doing != Activity.NOTHING) | (self._alloc_seen & self._signs.sees_engine)
-        return told
+        return np.asarray((self._alloc_doing != Activity.NOTHING) | (self._alloc_seen & self._signs.sees_engine))
 
     @cached_property
     def _backward_ends(self) -> Ints8:
-        ends: Ints8 = self._allocs[self._telling & (self._alloc_doing != Activity.BACKWARD)]
-        return ends
+        return np.asarray(self._allocs[self._telling & (self._alloc_doing != Activity.BACKWARD)])
 
     @cached_property
     def _backward_begins(self) -> Ints8:
         telling = np.flatnonzero(self._telling)
         backward = self._alloc_doing[telling] == Activity.BACKWARD
         begins = backward & ~np.concatenate([np.zeros(1, dtype=np.bool_), backward[:-1]])[: len(backward)]
-        begins_event: Ints8 = self._allocs[telling[begins]]
-        return begins_event
+        return np.asarray(self._allocs[telling[begins]])
 
     @cached_property
     def _optimizer_steps(self) -> Ints8:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memviz.analysis.annotations import annotated
-from memviz.analysis.cache import cached_on
+from memviz.analysis.cache import cached
 from memviz.analysis.callstacks.frames import path_of
 from memviz.analysis.health import history
 from memviz.analysis.lifetimes import Lifetimes, lifetimes
@@ -82,16 +82,13 @@ def activity_of_rows(trace: Trace, device: DeviceTrace) -> Bytes1:
     return _as_known(doing, known_of_rows(device))
 
 
+@cached
 def activity_of_allocs(trace: Trace, device: DeviceTrace) -> Bytes1:
     """A Doing per event; NOTHING for all that are no alloc.
 
     Where only Python frames are recorded, autograd's own thread leaves empty stacks. So an alloc without a stack
     that follows one made by a call of `backward` belongs to that backward.
     """
-    return cached_on(trace, (activity_of_allocs, device), lambda: _activity_of_allocs(trace, device))
-
-
-def _activity_of_allocs(trace: Trace, device: DeviceTrace) -> Bytes1:
     signs, events = stack_signs(trace), device.events
     doing = np.full(len(events), Activity.NOTHING, dtype=np.uint8)
     allocs = np.flatnonzero(events.action == Action.ALLOC)
@@ -159,11 +156,8 @@ class Passes:
         return np.where(inside, place, -1)
 
 
+@cached
 def forward_passes(trace: Trace, device: DeviceTrace) -> Passes:
-    return cached_on(trace, (forward_passes, device), lambda: _passes(trace, device))
-
-
-def _passes(trace: Trace, device: DeviceTrace) -> Passes:
     events, never = device.events, len(device.events) + 1
     allocs = np.flatnonzero(events.action == Action.ALLOC)
     inside = activity_of_allocs(trace, device)[allocs] == Activity.FORWARD
@@ -250,11 +244,8 @@ class PhaseSpans:
         return place if place >= 0 and event <= self.spans[place].last else -1
 
 
+@cached
 def phase_spans(trace: Trace, device: DeviceTrace) -> PhaseSpans:
-    return cached_on(trace, (phase_spans, device), lambda: _found(trace, device))
-
-
-def _found(trace: Trace, device: DeviceTrace) -> PhaseSpans:
     if device.taken_over is not None:
         return _taken_over(device.taken_over.spans, len(device.events))
     at, doing = _runs(*_without_blips(*_work(trace, device)))
@@ -354,12 +345,13 @@ def phase_name(trace: Trace, device: DeviceTrace, span: PhaseSpan) -> str:
 
 def noted_step(trace: Trace, device: DeviceTrace, event: int) -> str:
     """Return the name that the profiler or the program gave the step around an event; empty without one."""
-    begins, ends, names = cached_on(trace, (noted_step, device), lambda: _noted(trace, device))
+    begins, ends, names = _annotated_steps(trace, device)
     place = bisect_right(begins, event) - 1
     return names[place] if place >= 0 and event <= ends[place] else ""
 
 
-def _noted(trace: Trace, device: DeviceTrace) -> tuple[list[int], list[int], list[str]]:
+@cached
+def _annotated_steps(trace: Trace, device: DeviceTrace) -> tuple[list[int], list[int], list[str]]:
     """First and last event and the name of each, in order; none lies within another one."""
     intervals = annotated(device).intervals
     names = [trace.strings[code][:_LONGEST] for code in intervals.name.tolist()]

@@ -12,11 +12,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from memviz.analysis.cache import cached_on
+from memviz.analysis.cache import cached
 from memviz.analysis.callstacks.frames import (
     LAST_PYTHON_KIND,
     FrameKind,
     first_in_stack,
+    first_place,
     frame_kinds,
     last_place,
     only_places,
@@ -74,7 +75,7 @@ class PythonStacks:
             return np.maximum(body - 1, -1)
 
         none = last_place(stacks, by_torch) < 0
-        innermost = np.where(none, before(depth(_first_place(stacks, bodies))), depth(_first_place(stacks, inner)))
+        innermost = np.where(none, before(depth(first_place(stacks, bodies))), depth(first_place(stacks, inner)))
         # `model.forward(x)` is a call of the model, though torch has no part in it.
         outermost = _least_depth(depth(last_place(stacks, inner)), before(depth(last_place(stacks, bodies))))
         place_depth = np.repeat(depth_of, self.length) - (
@@ -176,8 +177,7 @@ class PythonStacks:
         return np.where(depth == _NEVER_OPEN, depth, np.minimum(depth, self.length - 1))
 
 
-def python_stacks(trace: Trace) -> PythonStacks:
-    return cached_on(trace, python_stacks, lambda: PythonStacks(trace))
+python_stacks = cached(PythonStacks)
 
 
 def call_over(trace: Trace, allocs: Ints4 | Ints8, stack: Ints4, never: int, depths: Ints8 | None = None) -> Ints4:
@@ -244,13 +244,6 @@ def _running_hash(frame: Ints4, depth: Ints8) -> np.ndarray:
     salt ^= salt >> np.uint64(29)
     powers = np.cumprod(np.full(int(depth.max(initial=0)) + 1, _BASE, dtype=np.uint64), dtype=np.uint64)
     return np.concatenate([np.zeros(1, np.uint64), np.cumsum(salt * powers[depth], dtype=np.uint64)])
-
-
-def _first_place(stacks: Stacks, places: Bools) -> Ints8:
-    """For each stack the innermost of these places; -1 for none."""
-    hits = np.flatnonzero(places)
-    first = np.append(hits, len(places))[np.searchsorted(hits, stacks.offsets[:-1])]
-    return np.where(first < stacks.offsets[1:], first, -1)
 
 
 def _least_depth(one: Ints8, other: Ints8) -> Ints8:

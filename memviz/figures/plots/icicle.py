@@ -9,12 +9,9 @@ import plotly.graph_objects as go
 from memviz.analysis.callstacks.frames import LAST_PYTHON_KIND, FrameKind, frame_kinds
 from memviz.analysis.callstacks.sites import short_native
 from memviz.analysis.callstacks.stack_tree import OTHER, ROOT, StackTree, frame_name
-from memviz.figures.theme import Palette, figure, lines, mixed, nothing_to_show, palette, plain, text_on
-from memviz.trace.model import Ints8, Trace
+from memviz.figures.theme import HOVER_TEXT, Palette, figure, lines, mixed, nothing_to_show, palette, plain, text_on
+from memviz.trace.model import Trace
 from memviz.units import bytes_text, count_text, percent_text
-
-MOST_NODES = 500
-"""The largest are drawn. A tree made with `TreeOptions(most_nodes=...)` names what it left out; here it is a gap."""
 
 _ROW_HEIGHT = 23
 
@@ -25,11 +22,10 @@ def plot_icicle(result: StackTree, trace: Trace, *, dark: bool = False) -> go.Fi
     drawing = figure(dark=dark, title=f"{bytes_text(whole)} by call stack, callers on top")
     if not whole:
         return nothing_to_show(drawing, "Nothing is live here.")
-    nodes = _largest(result)
-    depth, colours = _depth(result, nodes), palette(dark)
-    fills = [_fill(frame, trace, colours) for frame in result.frame[nodes].tolist()]
+    colours = palette(dark)
+    fills = [_fill(frame, trace, colours) for frame in result.frame.tolist()]
     drawing.add_icicle(
-        **_columns(result, trace, nodes),
+        **_columns(result, trace),
         marker={"colors": fills, "line": {"width": 1, "color": colours.page}},
         textfont={"color": [text_on(fill) for fill in fills]},
         tiling={"orientation": "v", "pad": 0},
@@ -37,32 +33,23 @@ def plot_icicle(result: StackTree, trace: Trace, *, dark: bool = False) -> go.Fi
     )
     # A label that does not fit is left out: shrunk, nobody could read it.
     drawing.update_layout(uniformtext={"minsize": 9, "mode": "hide"})
-    drawing.update_layout(height=70 + _ROW_HEIGHT * (depth + 1), margin={"l": 8, "r": 8, "b": 8})
+    drawing.update_layout(height=70 + _ROW_HEIGHT * _height(result), margin={"l": 8, "r": 8, "b": 8})
     return drawing
 
 
-def _largest(tree: StackTree) -> Ints8:
-    """A parent is never smaller than its child and stands before it, so it is drawn with it."""
-    rows: Ints8 = (-tree.bytes).argsort(kind="stable")[:MOST_NODES]
-    rows.sort()
-    return rows
+def _height(tree: StackTree) -> int:
+    heights = [1]
+    for parent in tree.parent[1:].tolist():
+        heights.append(heights[parent] + 1)
+    return max(heights)
 
 
-def _depth(tree: StackTree, nodes: Ints8) -> int:
-    depths = {-1: -1}
-    for node in nodes.tolist():
-        depths[node] = depths[int(tree.parent[node])] + 1
-    return max(depths.values())
-
-
-def _columns(tree: StackTree, trace: Trace, nodes: Ints8) -> dict[str, Any]:
-    frames, sizes, whole = tree.frame[nodes].tolist(), tree.bytes[nodes].tolist(), int(tree.bytes[0])
-    parents = ["" if parent < 0 else str(parent) for parent in tree.parent[nodes].tolist()]
-    own, counts = tree.self_bytes[nodes].tolist(), tree.count[nodes].tolist()
-    rows = zip(frames, sizes, own, counts, strict=True)
+def _columns(tree: StackTree, trace: Trace) -> dict[str, Any]:
+    frames, sizes, whole = tree.frame.tolist(), tree.bytes.tolist(), int(tree.bytes[0])
+    rows = zip(frames, sizes, tree.self_bytes.tolist(), tree.count.tolist(), strict=True)
     return {
-        "ids": [str(node) for node in nodes.tolist()],
-        "parents": parents,
+        "ids": [str(node) for node in range(len(tree))],
+        "parents": ["" if parent < 0 else str(parent) for parent in tree.parent.tolist()],
         "labels": [_label(trace, frame) for frame in frames],
         "values": sizes,
         "branchvalues": "total",
@@ -72,7 +59,7 @@ def _columns(tree: StackTree, trace: Trace, nodes: Ints8) -> dict[str, Any]:
             lines(_place(trace, frame), f"{bytes_text(size)}, {percent_text(size, whole)}", _detail(mine, count))
             for frame, size, mine, count in rows
         ],
-        "hovertemplate": "%{hovertext}<extra></extra>",
+        "hovertemplate": HOVER_TEXT,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -12,6 +13,7 @@ from memviz.analysis.groups import Group
 from memviz.analysis.peak import LiveSet
 from memviz.analysis.purpose.categories import BEFORE_RECORDING
 from memviz.figures.theme import (
+    HOVER_TEXT,
     MONO,
     Palette,
     byte_axis,
@@ -29,6 +31,7 @@ from memviz.units import bytes_text, count_text, delta_text, percent_text
 
 MOST_ROWS = 30
 _ROW_HEIGHT = 24
+_ROOM = 0.16
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,20 @@ class _Bar:
     colour: str
 
 
+def _add_rows(drawing: go.Figure, labels: list[str], **bars: Any) -> None:
+    """Add one horizontal bar per label, the first on top."""
+    drawing.add_bar(
+        orientation="h",
+        y=list(range(len(labels))),
+        textposition="outside",
+        cliponaxis=False,
+        hovertemplate=HOVER_TEXT,
+        showlegend=False,
+        **bars,
+    )
+    drawing.update_yaxes(**rows_axis([plain(label, 60) for label in labels]), tickfont={"family": MONO})
+
+
 def plot_peak(result: LiveSet, *, dark: bool = False) -> go.Figure:
     """At most `MOST_ROWS` groups are drawn; the rest is one row, so that the bars add up to `live_bytes`."""
     title = f"{bytes_text(result.live_bytes)} live {moment(result.event)}, by {result.live.by}"
@@ -46,22 +63,18 @@ def plot_peak(result: LiveSet, *, dark: bool = False) -> go.Figure:
     rows = _bars(result, palette(dark))
     if not rows:
         return nothing_to_show(drawing, "Nothing is live here.")
-    drawing.add_bar(
-        orientation="h",
+    _add_rows(
+        drawing,
+        [row.label for row in rows],
         x=[row.bytes for row in rows],
-        y=list(range(len(rows))),
         marker={"color": [row.colour for row in rows]},
         text=[f"{bytes_text(row.bytes)} · {percent_text(row.bytes, result.live_bytes)}" for row in rows],
-        textposition="outside",
-        cliponaxis=False,
         hovertext=[_hover(row, result.live_bytes) for row in rows],
-        hovertemplate="%{hovertext}<extra></extra>",
     )
     largest = max(row.bytes for row in rows)
     drawing.update_layout(height=100 + _ROW_HEIGHT * len(rows))
     # Room for the figures at the end of the longest bar.
     drawing.update_xaxes(**byte_axis(largest), range=[0, max(largest, 1) * 1.18])
-    drawing.update_yaxes(**rows_axis([plain(row.label, 60) for row in rows]), tickfont={"family": MONO})
     return drawing
 
 
@@ -95,11 +108,6 @@ def _hover(row: _Bar, whole: int) -> str:
     )
 
 
-MOST_CHANGES = 30
-_CHANGE_HEIGHT = 24
-_ROOM = 0.16
-
-
 @dataclass(frozen=True)
 class _Step:
     label: str
@@ -117,41 +125,44 @@ def plot_waterfall(result: Changes, *, other: int = 1, dark: bool = False) -> go
 
     At most `MOST_ROWS` changes are drawn; the rest is one row, so that the last bar ends at the other's peak.
     """
-    drawing = figure(dark=dark, title=_title(result, other))
+    names = [plain(result.moments[side].source, 40) for side in (0, other)]
+    title = f"{delta_text(result.delta(other))} from {names[0]} to {names[1]}, by {result.by}"
+    drawing = figure(dark=dark, title=title)
     steps = _steps(result, other)
     if not steps:
         return nothing_to_show(drawing, "Every row holds as many bytes in both.")
     colours = palette(dark)
     ends = list(accumulate(step.change for step in steps))
-    starts = [0, *ends[:-1]]
-    drawing.add_bar(
-        orientation="h",
-        base=starts,
+    _add_rows(
+        drawing,
+        [step.label for step in steps],
+        base=[0, *ends[:-1]],
         x=[step.change for step in steps],
-        y=list(range(len(steps))),
         marker={"color": [colours.grew if step.change > 0 else colours.shrank for step in steps]},
         text=[delta_text(step.change) for step in steps],
-        textposition="outside",
-        cliponaxis=False,
         hovertext=[_step_hover(step) for step in steps],
-        hovertemplate="%{hovertext}<extra></extra>",
+    )
+    # A thin line from where each bar ends to where the next begins.
+    drawing.add_scatter(
+        x=[x for end in ends[:-1] for x in (end, end, None)],
+        y=[y for row in range(len(ends) - 1) for y in (row, row + 1, None)],
+        mode="lines",
+        line={"width": 1, "color": colours.ink_3},
+        hoverinfo="skip",
         showlegend=False,
     )
-    _connect(drawing, ends, colours)
-    _draw_axes(drawing, steps, ends)
+    top, bottom = max(0, *ends), min(0, *ends)
+    room = max(int((top - bottom) * _ROOM), 1)
+    drawing.update_layout(height=130 + _ROW_HEIGHT * len(steps), margin_t=66)
+    drawing.update_xaxes(**byte_axis(top, bottom), range=[bottom - room, top + room])
     _mark_peaks(drawing, result, other, colours)
     return drawing
-
-
-def _title(result: Changes, other: int) -> str:
-    names = [plain(result.moments[side].source, 40) for side in (0, other)]
-    return f"{delta_text(result.delta(other))} from {names[0]} to {names[1]}, by {result.by}"
 
 
 def _steps(result: Changes, other: int) -> list[_Step]:
     """Those that change, in the order of the result; what is not among them is the last."""
     changed = [row for row in result.rows if row.bytes[other] != row.bytes[0]]
-    largest = sorted(changed, key=lambda row: -abs(row.delta(other)))[:MOST_CHANGES]
+    largest = sorted(changed, key=lambda row: -abs(row.delta(other)))[:MOST_ROWS]
     shown = [row for row in changed if row in largest]
     steps = [
         _Step(row.thing.name, (row.bytes[0], row.counts[0]), (row.bytes[other], row.counts[other])) for row in shown
@@ -163,26 +174,6 @@ def _steps(result: Changes, other: int) -> list[_Step]:
 
 def _sums(rows: list[Change], side: int) -> tuple[int, int]:
     return sum(row.bytes[side] for row in rows), sum(row.counts[side] for row in rows)
-
-
-def _connect(drawing: go.Figure, ends: list[int], colours: Palette) -> None:
-    """A thin line from where each bar ends to where the next begins."""
-    drawing.add_scatter(
-        x=[x for end in ends[:-1] for x in (end, end, None)],
-        y=[y for row in range(len(ends) - 1) for y in (row, row + 1, None)],
-        mode="lines",
-        line={"width": 1, "color": colours.ink_3},
-        hoverinfo="skip",
-        showlegend=False,
-    )
-
-
-def _draw_axes(drawing: go.Figure, steps: list[_Step], ends: list[int]) -> None:
-    top, bottom = max(0, *ends), min(0, *ends)
-    room = max(int((top - bottom) * _ROOM), 1)
-    drawing.update_layout(height=130 + _CHANGE_HEIGHT * len(steps), margin_t=66)
-    drawing.update_xaxes(**byte_axis(top, bottom), range=[bottom - room, top + room])
-    drawing.update_yaxes(**rows_axis([plain(step.label, 60) for step in steps]), tickfont={"family": MONO})
 
 
 def _mark_peaks(drawing: go.Figure, result: Changes, other: int, colours: Palette) -> None:

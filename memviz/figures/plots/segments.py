@@ -6,15 +6,26 @@ says on hover what the whole segment holds, to the byte.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import plotly.graph_objects as go
 
-from memviz.analysis.fragmentation import Fragmentation, FragmentationSeries
+from memviz.analysis.fragmentation import Fragmentation
 from memviz.analysis.purpose.categories import Categories
 from memviz.analysis.segments import SegmentsAt, TileKind, Tiles
-from memviz.figures.theme import Palette, byte_axis, figure, hatched, lines, moment, nothing_to_show, palette
+from memviz.figures.theme import (
+    HOVER_TEXT,
+    Palette,
+    byte_axis,
+    figure,
+    hatched,
+    lines,
+    moment,
+    nothing_to_show,
+    palette,
+)
 from memviz.trace.model import Ints8, address_text
 from memviz.units import bytes_text, count_text, percent_text
 
@@ -101,7 +112,7 @@ def _ground(result: SegmentsAt, places: _Places) -> dict[str, Any]:
         "x": result.segments.size[list(places.row)].tolist(),
         "y": list(places.row.values()),
         "hovertext": [_segment_text(result, segment) for segment in places.row],
-        "hovertemplate": "%{hovertext}<extra></extra>",
+        "hovertemplate": HOVER_TEXT,
         "showlegend": False,
     }
 
@@ -151,7 +162,7 @@ def _bars(result: SegmentsAt, layer: _Layer, places: _Places) -> dict[str, Any]:
         "x": tiles.size[layer.tiles].tolist(),
         "y": [places.row[number] for number in segment.tolist()],
         "hovertext": [_tile_text(tiles, tile, layer.name) for tile in layer.tiles.tolist()],
-        "hovertemplate": "%{hovertext}<extra></extra>",
+        "hovertemplate": HOVER_TEXT,
     }
 
 
@@ -177,18 +188,30 @@ _PARTS = {
 _HATCHES = {"free_remainders": "/", "free_segments": "\\", "free_pages": "x"}
 
 
-def plot_fragmentation(result: FragmentationSeries, *, dark: bool = False) -> go.Figure:
+def plot_fragmentation(result: Sequence[Fragmentation], *, dark: bool = False) -> go.Figure:
     """Over time. A thousand events make a figure of about 200 KB."""
     drawing = figure(dark=dark, title="Reserved memory, by what it is used for", hovermode="x unified")
-    if not len(result):
+    if not result:
         return nothing_to_show(drawing, "There are no events to show.")
-    colours, events = palette(dark), result.event.tolist()
+    colours, events = palette(dark), [figures.event for figures in result]
     for part, name in _PARTS.items():
-        sizes = getattr(result, part).tolist()
-        if any(sizes):
-            drawing.add_scatter(**_area(events, sizes, name), **_filled(part, colours))
+        sizes = [getattr(figures, part) for figures in result]
+        if not any(sizes):
+            continue
+        colour, hatch, line = _fill(part, colours)
+        drawing.add_scatter(
+            x=events,
+            y=sizes,
+            name=name,
+            mode="lines",
+            stackgroup="reserved",
+            text=[bytes_text(size) for size in sizes],
+            hovertemplate="%{text}",
+            line={**line, "shape": "hv"},
+            **({"fillpattern": hatch} if hatch else {"fillcolor": colour}),
+        )
     drawing.update_xaxes(title_text="event", tickformat=",d")
-    drawing.update_yaxes(**byte_axis(int(result.reserved.max())), rangemode="tozero")
+    drawing.update_yaxes(**byte_axis(max(figures.reserved for figures in result)), rangemode="tozero")
     return drawing
 
 
@@ -201,52 +224,26 @@ def plot_fragmentation_at(result: Fragmentation, *, dark: bool = False) -> go.Fi
     colours = palette(dark)
     for part, name in _PARTS.items():
         size = getattr(result, part)
-        if size:
-            drawing.add_bar(**_bar(size, name, result.reserved), marker=_marker(part, colours))
+        if not size:
+            continue
+        colour, hatch, line = _fill(part, colours)
+        drawing.add_bar(
+            orientation="h",
+            x=[size],
+            y=[0],
+            name=name,
+            hovertext=[f"{name}: {bytes_text(size)}, {percent_text(size, result.reserved)}"],
+            hovertemplate=HOVER_TEXT,
+            marker={"color": colours.page, "pattern": hatch, "line": line} if hatch else {"color": colour},
+        )
     drawing.update_xaxes(**byte_axis(result.reserved))
     drawing.update_yaxes(showticklabels=False, showgrid=False)
     return drawing
 
 
-def _area(events: list[int], sizes: list[int], name: str) -> dict[str, Any]:
-    return {
-        "x": events,
-        "y": sizes,
-        "name": name,
-        "mode": "lines",
-        "stackgroup": "reserved",
-        "text": [bytes_text(size) for size in sizes],
-        "hovertemplate": "%{text}",
-    }
-
-
-def _bar(size: int, name: str, whole: int) -> dict[str, Any]:
-    return {
-        "orientation": "h",
-        "x": [size],
-        "y": [0],
-        "name": name,
-        "hovertext": [f"{name}: {bytes_text(size)}, {percent_text(size, whole)}"],
-        "hovertemplate": "%{hovertext}<extra></extra>",
-    }
-
-
-def _colour(part: str, colours: Palette) -> str:
-    known = {"waiting": colours.warn, "rounding": colours.ink, "unknown": colours.before}
-    return known.get(part, colours.ink_3)
-
-
-def _filled(part: str, colours: Palette) -> dict[str, Any]:
-    colour = _colour(part, colours)
-    if part not in _HATCHES:
-        return {"line": {"width": 0, "color": colour, "shape": "hv"}, "fillcolor": colour}
-    line = {"width": 0.5, "color": colour, "shape": "hv"}
-    return {"line": line, "fillpattern": hatched(colours, _HATCHES[part])}
-
-
-def _marker(part: str, colours: Palette) -> dict[str, Any]:
-    colour = _colour(part, colours)
-    if part not in _HATCHES:
-        return {"color": colour}
-    line = {"width": 0.5, "color": colour}
-    return {"color": colours.page, "pattern": hatched(colours, _HATCHES[part]), "line": line}
+def _fill(part: str, colours: Palette) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Return the colour, the hatching if any, and the line around it."""
+    own = {"waiting": colours.warn, "rounding": colours.ink, "unknown": colours.before}
+    colour = own.get(part, colours.ink_3)
+    hatch = hatched(colours, _HATCHES[part]) if part in _HATCHES else {}
+    return colour, hatch, {"width": 0.5 if hatch else 0, "color": colour}

@@ -9,9 +9,11 @@ from typing import Any
 import plotly.graph_objects as go
 
 from memviz.analysis.annotations import Intervals
-from memviz.analysis.decimate import DecimatedTimeline, ReservedLine, ReservedLines
-from memviz.analysis.peak import OutOfMemory
+from memviz.analysis.callstacks.sites import NO_SITE
+from memviz.analysis.decimate import DecimatedTimeline, ReservedLines
+from memviz.analysis.peak import FailedRequest
 from memviz.figures.theme import (
+    HOVER_TEXT,
     Palette,
     byte_axis,
     figure,
@@ -36,13 +38,6 @@ _BAND_HEIGHT = 0.085
 _HEADROOM = 1.08
 
 
-@dataclass(frozen=True, eq=False)
-class _Bands:
-    intervals: Intervals
-    peaks: Ints8 | None
-    strings: Sequence[str]
-
-
 @dataclass(frozen=True)
 class _Axis:
     """Positions of columns, events and times: in events, or in ms since the first column."""
@@ -57,6 +52,15 @@ class _Axis:
             return event
         return None if time_us is None else (time_us - self.start_us) / 1000
 
+    @staticmethod
+    def of(result: DecimatedTimeline, span_us: tuple[int, int] | None) -> _Axis:
+        if span_us is None:
+            starts: list[float] = result.first_event.tolist()
+            return _Axis(starts, starts[-1] + int(result.event_count[-1]) if starts else 0, None)
+        begin, end = span_us
+        count = len(result)
+        return _Axis([(end - begin) * i / count / 1000 for i in range(count)], (end - begin) / 1000, begin)
+
 
 def plot_timeline(
     result: DecimatedTimeline,
@@ -64,7 +68,7 @@ def plot_timeline(
     intervals: Intervals | None = None,
     interval_peaks: Ints8 | None = None,
     strings: Sequence[str] = (),
-    out_of_memory: Sequence[OutOfMemory] = (),
+    out_of_memory: Sequence[FailedRequest] = (),
     span_us: tuple[int, int] | None = None,
     dark: bool = False,
 ) -> go.Figure:
@@ -72,84 +76,61 @@ def plot_timeline(
 
     `strings` are the trace's, for the names of the intervals.
     """
-    axis, colours = _axis(result, span_us), palette(dark)
+    axis, colours = _Axis.of(result, span_us), palette(dark)
     top = int(max(result.live_max.max(), result.reserved_max.max())) if len(result) else 0
-    drawing = figure(dark=dark, title=_title(result), hovermode="x unified", height=_HEIGHT)
-    drawing.update_xaxes(**_x_axis(axis))
+    title = "Live bytes"
+    if len(result):
+        column = int(result.live_max.argmax())
+        peak, event = int(result.live_max[column]), int(result.peak_event[column])
+        title = f"{bytes_text(peak)} live at the peak, {moment(event)}"
+    drawing = figure(dark=dark, title=title, hovermode="x unified", height=_HEIGHT)
+    first = axis.starts[0] if axis.starts else 0
+    name = "event" if axis.start_us is None else "ms"
+    drawing.update_xaxes(title_text=name, tickformat=",", range=[first, max(axis.end, first + 1)])
     if not top:
         return nothing_to_show(drawing, "No memory is live or reserved here.")
     _draw_bytes(drawing, result, axis, colours)
-    _mark_peak(drawing, result, axis, colours)
+    _mark_peak(drawing, axis.starts[column] if axis.start_us is not None else float(event), peak, event, colours)
     _mark_failures(drawing, out_of_memory, axis, colours)
-    bands = None if intervals is None else _Bands(intervals, interval_peaks, strings)
-    drawn = _draw_bands(drawing, bands, axis=axis, colours=colours)
-    y_axis = {**byte_axis(top), "range": [0, top * _HEADROOM], "domain": [0, 1 - _BAND_HEIGHT * drawn]}
+    rows = 0
+    if intervals is not None:
+        rows = _draw_bands(drawing, intervals, interval_peaks, strings, axis=axis, colours=colours)
+    y_axis = {**byte_axis(top), "range": [0, top * _HEADROOM], "domain": [0, 1 - _BAND_HEIGHT * rows]}
     drawing.update_layout(yaxis=y_axis)
     return drawing
-
-
-def _axis(result: DecimatedTimeline, span_us: tuple[int, int] | None) -> _Axis:
-    if span_us is None:
-        starts: list[float] = result.first_event.tolist()
-        return _Axis(starts, starts[-1] + int(result.event_count[-1]) if starts else 0, None)
-    begin, end = span_us
-    count = len(result)
-    return _Axis([(end - begin) * i / count / 1000 for i in range(count)], (end - begin) / 1000, begin)
-
-
-def _title(result: DecimatedTimeline) -> str:
-    if not len(result):
-        return "Live bytes"
-    column = int(result.live_max.argmax())
-    return f"{bytes_text(int(result.live_max[column]))} live at the peak, {moment(int(result.peak_event[column]))}"
-
-
-def _x_axis(axis: _Axis) -> dict[str, Any]:
-    title = "event" if axis.start_us is None else "ms"
-    first = axis.starts[0] if axis.starts else 0
-    return {"title_text": title, "tickformat": ",", "range": [first, max(axis.end, first + 1)]}
 
 
 def _draw_bytes(drawing: go.Figure, result: DecimatedTimeline, axis: _Axis, colours: Palette) -> None:
     """A column's area goes up to its most, darker up to its least; hatched from there to what is reserved."""
     x = [*axis.starts, axis.end]
-    step = {"x": x, "mode": "lines", "line_shape": "hv"}
-    most, least, reserved = (_closed(series) for series in (result.live_max, result.live_min, result.reserved_max))
-    live_texts = [_range_text(low, high) for low, high in zip(least, most, strict=True)]
     soft, firm = (mixed(colours.ink_3, colours.page, share) for share in (0.55, 0.2))
-    hover = {"hovertemplate": "%{text}"}
-    drawing.add_scatter(**step, y=most, name="live", text=live_texts, **hover, line_color=firm, fill="tozeroy")
-    drawing.data[-1].update(fillcolor=soft, line_width=1)
-    drawing.add_scatter(**step, y=reserved, name="reserved", text=[*map(bytes_text, reserved)], **hover)
-    drawing.data[-1].update(line={"color": colours.ink, "width": 1.5}, fill="tonexty", fillpattern=hatched(colours))
+    live, least = (_steps(x, column.tolist(), "live") for column in (result.live_max, result.live_min))
+    live["text"] = [
+        most if most == low else f"{low} to {most}" for low, most in zip(least["text"], live["text"], strict=True)
+    ]
+    drawing.add_scatter(**live, line={"color": firm, "width": 1}, fill="tozeroy", fillcolor=soft)
     drawing.add_scatter(
-        **step, y=least, showlegend=False, hoverinfo="skip", fill="tozeroy", fillcolor=firm, line_width=0
+        **_steps(x, result.reserved_max.tolist(), "reserved"), line={"color": colours.ink, "width": 1.5}
     )
+    drawing.data[-1].update(fill="tonexty", fillpattern=hatched(colours))
+    drawing.add_scatter(x=x, y=least["y"], mode="lines", line={"width": 0}, fill="tozeroy", fillcolor=firm)
+    drawing.data[-1].update(showlegend=False, hoverinfo="skip")
     if result.waiting_max.any():
-        waiting = _closed(result.waiting_max)
-        drawing.add_scatter(
-            **step, y=waiting, name="of it waiting to be freed", text=[*map(bytes_text, waiting)], **hover
-        )
-        # Between its two events every free waits for a moment, so this is for those who ask.
+        drawing.add_scatter(**_steps(x, result.waiting_max.tolist(), "of it waiting to be freed"))
+        # Between its two events every free waits for a moment, so it is hidden at first.
         drawing.data[-1].update(line={"color": colours.warn, "width": 1}, visible="legendonly")
+    drawing.update_traces(line_shape="hv")
 
 
-def _closed(column: Any) -> list[int]:
+def _steps(x: list[Any], values: list[int], name: str) -> dict[str, Any]:
     """Each value holds until the next column, so the last one is said twice."""
-    values: list[int] = column.tolist()
-    return [*values, values[-1]]
+    y = [*values, values[-1]]
+    return {"x": x, "y": y, "name": name, "mode": "lines", "text": [*map(bytes_text, y)], "hovertemplate": "%{text}"}
 
 
-def _range_text(low: int, high: int) -> str:
-    most, least = bytes_text(high), bytes_text(low)
-    return most if least == most else f"{least} to {most}"
-
-
-def _mark_peak(drawing: go.Figure, result: DecimatedTimeline, axis: _Axis, colours: Palette) -> None:
-    column = int(result.live_max.argmax())
-    size, event = int(result.live_max[column]), int(result.peak_event[column])
-    x = float(event) if axis.start_us is None else axis.starts[column]
-    left = x > (axis.starts[0] + axis.end) / 2
+def _mark_peak(drawing: go.Figure, x: float, size: int, event: int, colours: Palette) -> None:
+    first, last = drawing.layout.xaxis.range
+    left = x > (first + last) / 2
     drawing.add_scatter(
         x=[x],
         y=[size],
@@ -173,14 +154,14 @@ def _mark_peak(drawing: go.Figure, result: DecimatedTimeline, axis: _Axis, colou
     )
 
 
-def _mark_failures(drawing: go.Figure, failures: Sequence[OutOfMemory], axis: _Axis, colours: Palette) -> None:
-    placed = [(axis.place(failure.then.event, failure.then.time_us), failure) for failure in failures]
+def _mark_failures(drawing: go.Figure, failures: Sequence[FailedRequest], axis: _Axis, colours: Palette) -> None:
+    placed = [(axis.place(failure.event, failure.time_us), failure) for failure in failures]
     shown = [(x, failure) for x, failure in placed if x is not None and axis.starts[0] <= x <= axis.end]
     if not shown:
         return
     drawing.add_scatter(
         x=[x for x, _ in shown],
-        y=[failure.then.reserved_bytes for _, failure in shown],
+        y=[failure.reserved_bytes for _, failure in shown],
         mode="markers",
         name="out of memory",
         cliponaxis=False,
@@ -190,54 +171,53 @@ def _mark_failures(drawing: go.Figure, failures: Sequence[OutOfMemory], axis: _A
     )
 
 
-def _failure_text(failure: OutOfMemory) -> str:
+def _failure_text(failure: FailedRequest) -> str:
     free = failure.device_free_bytes
     had = "what the driver had is not known" if free is None else f"the driver had {bytes_text(free)}"
     return lines(
-        f"out of memory {moment(failure.then.event)}",
-        f"asked {bytes_text(failure.asked_bytes)}, {had}",
-        plain(failure.site),
+        f"out of memory {moment(failure.event)}",
+        f"asked {bytes_text(failure.requested_bytes)}, {had}",
+        plain(failure.site or NO_SITE.label),
     )
 
 
-def _draw_bands(drawing: go.Figure, bands: _Bands | None, *, axis: _Axis, colours: Palette) -> int:
-    """Annotations above the plot, outer ones on top; how many rows they take."""
-    if bands is None:
-        return 0
-    intervals = bands.intervals
+def _draw_bands(
+    drawing: go.Figure,
+    intervals: Intervals,
+    peaks: Ints8 | None,
+    strings: Sequence[str],
+    *,
+    axis: _Axis,
+    colours: Palette,
+) -> int:
+    """Draw annotations above the plot, outer ones on top; return how many rows they take."""
     rows = [row for row in _longest(intervals) if int(intervals.end_event[row]) >= int(intervals.start_event[row])]
     if not rows:
         return 0
-    ends = [_ends(intervals, row, axis) for row in rows]
-    deep = max(int(intervals.depth[row]) for row in rows) + 1
+    starts = [axis.place(int(intervals.start_event[row]), int(intervals.start_us[row])) or 0.0 for row in rows]
+    ends = [axis.place(int(intervals.end_event[row]) + 1, int(intervals.end_us[row])) or 0.0 for row in rows]
+    deep = int(intervals.depth[rows].max()) + 1
     fill = colours.fill
     drawing.add_bar(
         orientation="h",
         yaxis="y2",
-        base=[start for start, _ in ends],
-        x=[end - start for start, end in ends],
+        base=starts,
+        x=[end - start for start, end in zip(starts, ends, strict=True)],
         y=intervals.depth[rows].tolist(),
         width=0.9,
         marker={"color": fill, "line": {"width": 1, "color": colours.page}},
-        text=[plain(bands.strings[int(intervals.name[row])], 40) for row in rows],
+        text=[plain(strings[int(intervals.name[row])], 40) for row in rows],
         textposition="inside",
         insidetextanchor="start",
         textangle=0,
         textfont={"color": text_on(fill)},
-        hovertext=[_band_text(bands, row) for row in rows],
-        hovertemplate="%{hovertext}<extra></extra>",
+        hovertext=[_band_text(intervals, peaks, strings, row) for row in rows],
+        hovertemplate=HOVER_TEXT,
         showlegend=False,
     )
-    domain = [1 - _BAND_HEIGHT * deep, 1]
+    place = {"domain": [1 - _BAND_HEIGHT * deep, 1], "range": [deep - 0.5, -0.5], "anchor": "free"}
     drawing.update_layout(
-        yaxis2={
-            "domain": domain,
-            "range": [deep - 0.5, -0.5],
-            "showgrid": False,
-            "showticklabels": False,
-            "anchor": "free",
-        },
-        uniformtext={"minsize": 9, "mode": "hide"},
+        yaxis2={**place, "showgrid": False, "showticklabels": False}, uniformtext={"minsize": 9, "mode": "hide"}
     )
     return deep
 
@@ -249,25 +229,17 @@ def _longest(intervals: Intervals) -> list[int]:
     return sorted(chosen)
 
 
-def _ends(intervals: Intervals, row: int, axis: _Axis) -> tuple[float, float]:
-    if axis.start_us is None:
-        return float(intervals.start_event[row]), float(intervals.end_event[row] + 1)
-    return (int(intervals.start_us[row]) - axis.start_us) / 1000, (int(intervals.end_us[row]) - axis.start_us) / 1000
-
-
-def _band_text(bands: _Bands, row: int) -> str:
-    intervals = bands.intervals
+def _band_text(intervals: Intervals, peaks: Ints8 | None, strings: Sequence[str], row: int) -> str:
     events = int(intervals.end_event[row] - intervals.start_event[row]) + 1
     duration = duration_text(int(intervals.end_us[row] - intervals.start_us[row]))
     return lines(
-        plain(bands.strings[int(intervals.name[row])]),
+        plain(strings[int(intervals.name[row])]),
         f"{count_text(events)} events, {duration}" + (", still open at the end" if intervals.is_open[row] else ""),
-        *([] if bands.peaks is None else [f"at most {bytes_text(int(bands.peaks[row]))} live"]),
+        *([] if peaks is None else [f"at most {bytes_text(int(peaks[row]))} live"]),
     )
 
 
 _REPLAY_HEIGHT = 380
-_REPLAY_HEADROOM = 1.08
 _DASHES = ("solid", "dot", "dashdot", "longdash")
 """Line styles of the replays; the first is drawn thick."""
 
@@ -276,43 +248,28 @@ def plot_replay(result: ReservedLines, *, dark: bool = False) -> go.Figure:
     """Over events. Columns show the most of their events, so no peak is lost."""
     colours, columns = palette(dark), result.columns
     drawing = figure(dark=dark, hovermode="x unified", height=_REPLAY_HEIGHT)
-    top = _top(result)
+    drawn = [columns.live_max, columns.reserved_max, *(line.reserved for line in result.lines)]
+    top = max([result.limit or 0, *(int(column.max(initial=0)) for column in drawn)]) if len(columns) else 0
     if not top:
         return nothing_to_show(drawing, "No memory is live or reserved here.")
     x = [*columns.first_event.tolist(), int(columns.first_event[-1] + columns.event_count[-1])]
     grey = mixed(colours.ink_3, colours.page, 0.6)
-    drawing.add_scatter(**_steps(x, columns.live_max.tolist(), "live"))
-    drawing.data[-1].update(line={"width": 0, "shape": "hv"}, fill="tozeroy", fillcolor=grey)
+    drawing.add_scatter(
+        **_steps(x, columns.live_max.tolist(), "live"), line={"width": 0}, fill="tozeroy", fillcolor=grey
+    )
     drawing.add_scatter(**_steps(x, columns.reserved_max.tolist(), "reserved as recorded"))
-    drawing.data[-1].update(line={"color": colours.ink, "width": 1.5, "dash": "4px,3px", "shape": "hv"})
+    drawing.data[-1].update(line={"color": colours.ink, "width": 1.5, "dash": "4px,3px"})
     for number, line in enumerate(result.lines):
-        _draw_line(drawing, x, line, number=number, colours=colours)
+        reached = line.last_column + 1
+        drawing.add_scatter(**_steps(x[: reached + 1], line.reserved[:reached].tolist(), plain(line.name)))
+        dash = _DASHES[number % len(_DASHES)]
+        drawing.data[-1].update(line={"color": colours.ink, "width": 1.5 if number else 3, "dash": dash})
+    drawing.update_traces(line_shape="hv")
     if result.limit is not None:
         _draw_limit(drawing, result, colours)
     drawing.update_xaxes(title_text="event", tickformat=",d", range=[x[0], max(x[-1], x[0] + 1)])
-    drawing.update_yaxes(**byte_axis(top), range=[0, top * _REPLAY_HEADROOM])
+    drawing.update_yaxes(**byte_axis(top), range=[0, top * _HEADROOM])
     return drawing
-
-
-def _top(result: ReservedLines) -> int:
-    columns = result.columns
-    if not len(columns):
-        return 0
-    most = [int(line.reserved.max()) for line in result.lines]
-    return max(int(columns.live_max.max()), int(columns.reserved_max.max()), result.limit or 0, *most, 0)
-
-
-def _steps(x: list[int], values: list[int], name: str) -> dict[str, Any]:
-    """Each value holds until the next column, so the last one is said twice."""
-    y = [*values, values[-1]]
-    return {"x": x, "y": y, "name": name, "mode": "lines", "text": [*map(bytes_text, y)], "hovertemplate": "%{text}"}
-
-
-def _draw_line(drawing: go.Figure, x: list[int], line: ReservedLine, *, number: int, colours: Palette) -> None:
-    reached = line.last_column + 1
-    drawing.add_scatter(**_steps(x[: reached + 1], line.reserved[:reached].tolist(), plain(line.name)))
-    dash = _DASHES[number % len(_DASHES)]
-    drawing.data[-1].update(line={"color": colours.ink, "width": 1.5 if number else 3, "dash": dash, "shape": "hv"})
 
 
 def _draw_limit(drawing: go.Figure, result: ReservedLines, colours: Palette) -> None:

@@ -74,7 +74,7 @@ def allocation_html(trace: Trace, allocation: Allocation, source: SourceLine = n
         "section",
         handle,
         head,
-        tag("p", tag("b", bytes_text(allocation.asked_bytes)), f" {_where(allocation)}", class_="mv-figure"),
+        tag("p", tag("b", bytes_text(allocation.requested_bytes)), f" {_where(allocation)}", class_="mv-figure"),
         _facts(_allocation_facts(allocation, is_profiled(trace))),
         stack_html(trace, allocation.stack, "Stack, our frames first", source),
         _forward_html(trace, allocation.forward_stack, source),
@@ -92,10 +92,10 @@ def _where(allocation: Allocation) -> str:
 def _allocation_facts(allocation: Allocation, of_profile: bool) -> Iterable[tuple[str, object]]:
     """A profile has one size of each, and neither pools nor streams."""
     if not of_profile:
-        yield "Asked", exact(allocation.asked_bytes)
+        yield "Asked", exact(allocation.requested_bytes)
         yield "Block", joined(exact(allocation.block_bytes), _soft(_block_words(allocation)))
     else:
-        yield "Bytes", joined(exact(allocation.asked_bytes), _soft("as the profiler counts them"))
+        yield "Bytes", joined(exact(allocation.requested_bytes), _soft("as the profiler counts them"))
     yield (
         "Category",
         joined(swatch(allocation.category.label), " ", _category_words(allocation), _soft(allocation.reason)),
@@ -240,7 +240,7 @@ def _failed_html(moment: EventState) -> Html:
     if moment.failed is None:
         return Html("")
     failure = tag(
-        "b", f"✗ {bytes_text(moment.failed.asked_bytes)} did not fit.", title=exact(moment.failed.asked_bytes)
+        "b", f"✗ {bytes_text(moment.failed.requested_bytes)} did not fit.", title=exact(moment.failed.requested_bytes)
     )
     free = moment.failed.device_free_bytes
     if free is None:

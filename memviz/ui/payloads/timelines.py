@@ -21,7 +21,7 @@ from memviz.analysis.findings.ranking import finding_named
 from memviz.analysis.groups import keyed_by
 from memviz.analysis.lifetimes import BEFORE, has_times, lifetimes
 from memviz.analysis.overview import overview
-from memviz.analysis.peak import out_of_memory
+from memviz.analysis.peak import failed_requests
 from memviz.analysis.purpose.phases import phase_name, phase_spans
 from memviz.analysis.segments import NO_ALLOCATION, SegmentLives, segment_lives
 from memviz.analysis.timeline import timeline
@@ -56,8 +56,7 @@ def timeline_value(
         "has_times": has_times(device),
         "phases": phase_bands(trace, device),
         "ooms": [
-            _oom(oom.then.event, oom.asked_bytes, device)
-            for oom in out_of_memory(trace, device, top=0, chosen=slice(_MOST_OOM))
+            _oom(oom.event, oom.requested_bytes, device) for oom in failed_requests(trace, device, slice(_MOST_OOM))
         ],
         "state": state or {},
     }

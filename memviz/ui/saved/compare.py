@@ -19,7 +19,7 @@ from memviz.ui.compare.state import GROUPINGS, SORTS, CompareState, Side, change
 from memviz.ui.html.markup import Html
 from memviz.ui.payloads.timelines import alignments, linked_values, placed
 from memviz.ui.saved.document import SavedPanel, SizeBudget, State, rewrite_links
-from memviz.ui.saved.timeline import light
+from memviz.ui.saved.timeline import light, light_by
 from memviz.ui.shell.session import Session
 
 _MOST_WAYS = 12
@@ -161,6 +161,10 @@ def _lights(pairs: Sequence[Pair], rows: SavedPanel) -> list[dict[str, Any]]:
             wanted.setdefault(by, set()).add(unescape(key))
     made: list[dict[str, Any]] = [{} for _ in pairs]
     for by in wanted.keys() - {"category"}:
+        if by == "module":
+            for number, pair in enumerate(pairs):
+                made[number][by] = light_by(*pair, by, wanted[by])
+            continue
         same = match_allocations(pairs, by)
         for number in range(len(pairs)):
             made[number][by] = _light(same, number, wanted[by])
@@ -169,6 +173,5 @@ def _lights(pairs: Sequence[Pair], rows: SavedPanel) -> list[dict[str, Any]]:
 
 def _light(same: Matching, number: int, wanted: set[str]) -> dict[str, Any]:
     # Stacks are counted from the one that stands for no stack, and one more stands for many allocations.
-    own = same.of_code[number]
-    counted = own if same.by == "module" else np.append(np.roll(own, 1), -1)
+    counted = np.append(np.roll(same.of_code[number], 1), -1)
     return light(counted, lambda code: same.things[code].key if code >= 0 else "", wanted)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memviz.analysis.callstacks.frames import DEFAULT_RULE
 from memviz.analysis.callstacks.sites import sites
 from memviz.analysis.callstacks.stack_tree import NO_FRAMES, fold_plumbing
 from memviz.analysis.groups import keyed_by
@@ -179,7 +178,7 @@ def _stacks(trace: Trace, device: DeviceTrace, spans: SavedSpans) -> PackedTimel
 
 def _frames(trace: Trace) -> PackedTimeline:
     """Pack the stacks, folded as in the icicle: their lengths, and their frames innermost first."""
-    stacks = fold_plumbing(trace, DEFAULT_RULE)
+    stacks = fold_plumbing(trace)
     columns = {"length": np.diff(stacks.offsets), "frame": stacks.indices}
     return pack({name: column.astype(np.uint32) for name, column in columns.items()}, no_frames=NO_FRAMES)
 

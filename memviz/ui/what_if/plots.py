@@ -9,8 +9,7 @@ import numpy as np
 
 from memviz.allocator.replay_result import Replayed, reserved_after_events
 from memviz.allocator.what_if import WhatIf
-from memviz.analysis import decimate
-from memviz.analysis.decimate import ReplayedBytes, ReservedLines
+from memviz.analysis.decimate import ReplayedBytes, ReservedLines, by_event, by_time, reserved_lines
 from memviz.analysis.lifetimes import clock, has_times
 from memviz.analysis.timeline import timeline
 from memviz.headlines.what_if import in_words
@@ -24,13 +23,13 @@ COLUMNS = 900
 def plot_value(device: DeviceTrace, outcome: WhatIf, *, at: int, label: str) -> dict[str, Any]:
     replays = lines(device, outcome)
     limit = outcome.card.usable_bytes if outcome.card else None
-    by_event = decimate.reserved_by_event(device, replays, limit=limit, columns=COLUMNS)
+    over_events = reserved_lines(by_event(device, COLUMNS), replays, limit)
     is_known = outcome.knows_recorded_peak
-    axes = {"event": _axis(by_event, is_known=is_known)}
+    axes = {"event": _axis(over_events, is_known=is_known)}
     if has_times(device):
-        by_time = decimate.reserved_by_time(device, replays, limit=limit, columns=COLUMNS)
+        over_time = reserved_lines(by_time(device, COLUMNS), replays, limit)
         times = clock(device)
-        axes["time"] = {**_axis(by_time, is_known=is_known), "span": int(times[-1] - times[0])}
+        axes["time"] = {**_axis(over_time, is_known=is_known), "span": int(times[-1] - times[0])}
     return {
         "label": label,
         "events": len(device.events),

@@ -1,18 +1,18 @@
-"""What each frame is taken for, by its file and its function."""
+"""The kind of each frame, by its file and its function."""
 
 from __future__ import annotations
 
 import pytest
 
-from memviz.analysis.callstacks.frames import FrameKind, SiteRule, frame_kinds, path_of
+from memviz.analysis.callstacks.frames import FrameKind, frame_kinds, path_of
 from tests.traces import alloc, frame, trace_of
 
 SITE = "/home/u/.venv/lib/python3.12/site-packages"
 
 
-def kind(name: str, filename: str, rule: SiteRule | None = None) -> FrameKind:
+def kind(name: str, filename: str) -> FrameKind:
     trace = trace_of([alloc(1, 1, frames=[frame(name, filename)])])
-    return FrameKind(frame_kinds(trace, rule or SiteRule())[0])
+    return FrameKind(frame_kinds(trace)[0])
 
 
 @pytest.mark.parametrize(
@@ -72,23 +72,6 @@ def test_a_persons_own_file_is_the_users(filename):
 )
 def test_other_frames_are_known_by_file_or_function(name, filename, expected):
     assert kind(name, filename) is expected
-
-
-def test_the_rule_can_name_an_installed_package_as_ones_own():
-    path = f"{SITE}/mine/model.py"
-    assert kind("f", path) is FrameKind.LIBRARY
-    assert kind("f", path, SiteRule(mine=("/site-packages/mine/",))) is FrameKind.USER
-
-
-def test_the_rule_can_name_a_checkout_as_a_library():
-    rule = SiteRule(libraries=("/site-packages/", "/transformers/src/"))
-    assert kind("f", "/home/u/transformers/src/transformers/llama.py", rule) is FrameKind.LIBRARY
-
-
-def test_the_rule_describes_itself():
-    text = SiteRule(mine=("/mine/",)).describe()
-    assert "site-packages or dist-packages" in text
-    assert "Counted as yours: /mine/." in text
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from memviz.analysis.lifetimes import lifetimes, live_rows
 from memviz.analysis.purpose.categories import categories
-from memviz.analysis.purpose.reasons import REASON_TEXTS, Certainty, Reason
+from memviz.analysis.purpose.reasons import Certainty, Reason
 from memviz.analysis.purpose.rules import CUBLAS_WORKSPACE_BYTES, LAST_RULES, RULES
 from memviz.analysis.timeline import timeline
 from memviz.trace.load import load_trace
@@ -134,10 +134,6 @@ def test_every_rule_has_a_test_here():
         Reason.UNMARKED,
     }
     assert {rule.reason for rule in (*RULES, *LAST_RULES)} == set(CASES) | elsewhere
-
-
-def test_every_reason_has_words():
-    assert set(REASON_TEXTS) == set(Reason) - {Reason.NONE}
 
 
 def test_what_the_end_cut_off_follows_others_of_its_stack():

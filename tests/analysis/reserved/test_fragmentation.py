@@ -28,9 +28,10 @@ MIXED = read(
 )
 
 
-def parts(figures: Fragmentation) -> int:
-    lost = figures.rounding + figures.unknown
-    return figures.live + figures.waiting + figures.cached + lost
+def check_sum(figures: Fragmentation, reserved: int) -> None:
+    parts = figures.live + figures.waiting + figures.cached + figures.rounding
+    assert parts == figures.reserved == reserved
+    assert (figures.unknown, figures.outside) == (0, 0)
 
 
 def test_each_byte_has_one_name() -> None:
@@ -48,10 +49,6 @@ def test_each_byte_has_one_name() -> None:
     )
 
 
-def test_cached_is_what_is_free() -> None:
-    assert fragmentation_at(MIXED, MIXED.devices[0], -1).cached == 47 * MiB
-
-
 def test_a_segment_that_cannot_be_placed_is_named_unknown() -> None:
     # Both segments claim the same addresses.
     trace = read([segment(BASE, 2 * MiB, []), segment(BASE, 2 * MiB, [])])
@@ -65,22 +62,6 @@ def test_live_bytes_without_a_segment_are_outside() -> None:
     assert (figures.reserved, figures.live, figures.outside) == (0, 0, 1000)
 
 
-def test_a_series_is_the_single_moments_in_columns() -> None:
-    allocator = Allocator()
-    for size in (3 * MiB, 500, 30 * MiB):
-        allocator.free(allocator.malloc(size))
-    trace = read(allocator.snapshot())
-    series = fragmentation_over(trace, trace.devices[0], np.array([-1, 2, 5]))
-    assert series.event.tolist() == [-1, 2, 5]
-    for row, event in enumerate(series.event.tolist()):
-        figures = fragmentation_at(trace, trace.devices[0], event)
-        assert {name: int(column[row]) for name, column in series.columns()} == vars(figures)
-
-
-def test_no_events_give_an_empty_series() -> None:
-    assert len(fragmentation_over(MIXED, MIXED.devices[0], np.array([], dtype=np.int64))) == 0
-
-
 @pytest.mark.parametrize("expandable", [False, True])
 def test_figures_add_up_to_reserved_at_every_event(expandable: bool) -> None:
     allocator = Allocator(expandable=expandable)
@@ -91,10 +72,8 @@ def test_figures_add_up_to_reserved_at_every_event(expandable: bool) -> None:
     allocator.empty_cache()
     trace = read(allocator.snapshot())
     device = trace.devices[0]
-    for event in range(-1, len(device.events)):
-        figures = fragmentation_at(trace, device, event)
-        assert parts(figures) == figures.reserved == timeline(device).reserved[event + 1]
-        assert (figures.unknown, figures.outside) == (0, 0)
+    for figures in fragmentation_over(trace, device, range(-1, len(device.events))):
+        check_sum(figures, timeline(device).reserved[figures.event + 1])
 
 
 @requires_real
@@ -102,10 +81,6 @@ def test_figures_add_up_to_reserved_at_every_event(expandable: bool) -> None:
 def test_figures_of_real_files_add_up(path: Path) -> None:
     trace = load_trace(path)
     for device in trace.devices:
-        series = fragmentation_over(trace, device, np.linspace(-1, len(device.events) - 1, 12).astype(np.int64))
-        total = series.live + series.waiting + series.rounding + series.free_segments
-        total = total + series.free_remainders + series.free_pages
-        assert total.tolist() == series.reserved.tolist()
-        assert not (series.unknown.any() or series.outside.any())
-        wanted = timeline(device)
-        assert (series.live + series.waiting).tolist() == wanted.live[series.event + 1].tolist()
+        for figures in fragmentation_over(trace, device, np.linspace(-1, len(device.events) - 1, 12).astype(int)):
+            check_sum(figures, timeline(device).reserved[figures.event + 1])
+            assert figures.live + figures.waiting == timeline(device).live[figures.event + 1]

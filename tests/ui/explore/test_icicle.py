@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from memviz.analysis.breakdown import StackBreakdown, stack_breakdown
+from memviz.analysis.breakdown import StackBreakdown, WeightedRows, weighted_stacks
 from memviz.analysis.callstacks.stack_tree import OTHER
 from memviz.analysis.lifetimes import lifetimes
+from memviz.analysis.purpose.categories import KINDS, kinds
 from memviz.figures.theme import DARK, LIGHT, mixed
 from memviz.trace.model import Category, Labels, Trace
 from memviz.ui.explore.icicle import ROW_HEIGHT, boxes, icicle_html, page_share
@@ -37,7 +38,9 @@ def trace() -> Trace:
 
 def found(trace: Trace, path: tuple[int, ...] = (), most_nodes: int = 200) -> StackBreakdown:
     device = trace.devices[0]
-    return stack_breakdown(trace, device, np.arange(len(lifetimes(device))), path, most_nodes=most_nodes)
+    size = lifetimes(device).size
+    weighted = WeightedRows(np.arange(len(size)), size, kinds(trace, device), KINDS)
+    return weighted_stacks(trace, device, weighted, path, most_nodes=most_nodes)
 
 
 def labels(html: str) -> list[str]:

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from memviz.analysis.allocations import Allocation, BlockKnown, Span, allocation
-from memviz.analysis.event_state import EventState, EventSummary, Failed, moment
+from memviz.analysis.event_state import EventState, EventSummary, moment
 from memviz.analysis.fragmentation import Fragmentation
+from memviz.analysis.peak import FailedRequest
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, About, Category, Phase, Trace
 from memviz.trace.profile import read_profile
@@ -40,7 +41,7 @@ def told() -> Allocation:
     """All that can be known of one, in a trace of 100 events."""
     return Allocation(
         row=7,
-        asked_bytes=40_000_000,
+        requested_bytes=40_000_000,
         rounded_bytes=40_000_000,
         block_bytes=41_943_040,
         block_known=BlockKnown.REBUILT,
@@ -216,7 +217,7 @@ def test_of_a_range_it_is_the_peak():
 
 
 def test_out_of_memory_says_what_did_not_fit():
-    html = moment_html(some_moment(failed=Failed(144 * MiB, 3 * MiB)))
+    html = moment_html(some_moment(failed=FailedRequest(1, None, 144 * MiB, 3 * MiB, 0, 0, "")))
     assert "✗ 144 MiB did not fit. The device had 3.00 MiB free, for all programs together." in words(html)
 
 
