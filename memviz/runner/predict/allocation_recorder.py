@@ -27,10 +27,10 @@ from memviz.runner.predict.evidence import (
     CUBLAS_NUMBER,
     NCCL_NUMBER,
     NO_RULE,
+    RECURRENT,
     RULES,
     Counted,
     Standing,
-    likely_and_most,
     rule_of,
 )
 from memviz.runner.predict.host import Host, PinnedHost
@@ -41,7 +41,7 @@ from memviz.runner.predict.prediction_errors import OF_SPARSE, not_predicted, us
 from memviz.runner.predict.program_frames import NoStacks, StackTable
 from memviz.runner.predict.program_position import ACCUMULATE, NO_TASK, ProgramPosition
 from memviz.runner.predict.shapes import ShapeKey
-from memviz.runner.predict.workspaces import LT_KEPT_SINCE, RECURRENT, WorkspaceSizes, uses_lt, workspace_sizes
+from memviz.runner.predict.workspaces import LT_KEPT_SINCE, OperatorCall, WorkspaceSizes, uses_lt, workspace_sizes
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, Category, Phase
 
@@ -266,7 +266,8 @@ class AllocationRecorder:
                     self.resized(tensor.untyped_storage(), treatment.name)
 
     def _takes_beside(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
-        sizes = () if treatment.temporaries is None else treatment.temporaries(args, kwargs, out, self.card)
+        call = OperatorCall(args, kwargs, out, self.card, self.release)
+        sizes = () if treatment.temporaries is None else treatment.temporaries(call)
         lt = self.workspaces.sizes.lt if treatment.name == "addmm" and uses_lt(args, kwargs) else 0
         kept = self.release >= LT_KEPT_SINCE
         self._for_a_moment(sizes if kept else (*sizes, lt), treatment)
@@ -279,7 +280,7 @@ class AllocationRecorder:
             self._takes_beside(treatment, args, kwargs, out)
 
     def _misses(self, rule: int, args: Any, out: Any) -> None:
-        figures = likely_and_most(RULES[rule].name, args, out)
+        figures = RULES[rule].missing_bytes(args, out)
         if None not in figures:
             known = self.missing.get(rule, (0, 0))
             figures = max(known[0] or 0, figures[0] or 0), max(known[1] or 0, figures[1] or 0)
@@ -462,7 +463,7 @@ class AllocationRecorder:
 
 
 def _rule_of_result(rule: int, number: int) -> int:
-    if rule == NO_RULE or RULES[rule].counted is Counted.BESIDE:
+    if rule == NO_RULE or RULES[rule].counted is Counted.TEMPORARIES:
         return NO_RULE
     return rule if number or RULES[rule].counted is Counted.ALL else NO_RULE
 

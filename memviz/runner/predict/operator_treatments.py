@@ -10,11 +10,10 @@ import torch
 
 from memviz.runner.predict import default_values, in_place
 from memviz.runner.predict.attention import seeds_on_host
-from memviz.runner.predict.evidence import rule_of
+from memviz.runner.predict.evidence import USES_CUBLAS, rule_of, temporaries_of
 from memviz.runner.predict.host import MOVES, may_say_of_unknown
-from memviz.runner.predict.reductions import temporaries_of
 from memviz.runner.predict.shapes import SHAPE_RULES, ResultCache, ShapeKey
-from memviz.runner.predict.workspaces import TEMPORARIES, USES_CUBLAS, Temporaries
+from memviz.runner.predict.workspaces import Temporaries
 
 aten = torch.ops.aten
 Operator = Any
@@ -86,7 +85,9 @@ class Treatment:
 def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], release: tuple[int, int]) -> Treatment:
     schema = func._schema
     packet = func.overloadpacket
-    product = _product_of(packet)
+    name = packet.__name__
+    # A product that is added in place is computed as one that is not: `addmm` for `addmm_`.
+    product = name.removesuffix("_") if name.removesuffix("_") in USES_CUBLAS else name
     kernel = kernels.get(func.name().removeprefix("aten::"))
     new = any(returned.alias_info is None for returned in schema.returns)
     return Treatment(
@@ -96,16 +97,16 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
         resizes=_resizes(func),
         uses_cublas=product in USES_CUBLAS,
         # What we spell out looks itself, where it has to.
-        looks=packet.__name__ if _looks(func) and kernel is None else None,
+        looks=name if _looks(func) and kernel is None else None,
         is_view=not new and not schema.is_mutable,
         launches=(new or schema.is_mutable) and _has_a_kernel(func),
         instead=in_place.add if func is aten.add.Tensor else None,
         sparse=None,
         shape=_shape_of(func, release),
         parts_in=kernel or _parts_in(func),
-        temporaries=TEMPORARIES.get(product) or temporaries_of(packet, release),
-        formula=_formula_of(product),
-        rule=rule_of(packet.__name__),
+        temporaries=temporaries_of(product),
+        formula=_formula_of(getattr(aten, product, packet)),
+        rule=rule_of(name),
         moves=func in MOVES,
         may_say=may_say_of_unknown(func),
         may_choose=default_values.may_return_indices(func),
@@ -136,12 +137,6 @@ def _repeats(func: Operator) -> bool:
     """Return whether the shapes of its arguments, and plain numbers, alone decide the result."""
     changes_shapes = torch.Tag.inplace_view in func.tags or _resizes(func)
     return func.namespace == "aten" and not changes_shapes and (not _looks(func) or func is aten.index.Tensor)
-
-
-def _product_of(packet: Any) -> Any:
-    """`addmm` for `addmm_`: a product that is added in place is computed as one that is not."""
-    plain = getattr(aten, packet.__name__.removesuffix("_"), packet)
-    return plain if plain in USES_CUBLAS else packet
 
 
 def _formula_of(packet: Any) -> Formula | None:

@@ -136,20 +136,13 @@ def convolution_shape(func: Any, args: Any, kwargs: Any) -> Any:
     tensor, weight = args[0], args[1]
     if not tensor.is_meta or tensor.is_contiguous() and weight.is_contiguous():
         return NotImplemented
-    layout = _convolution_layout(tensor, weight)
+    layout = convolution_layout(tensor, weight)
     if layout is torch.contiguous_format:
         return NotImplemented
     return torch.empty_like(func(*args, **kwargs), memory_format=layout)
 
 
-def convolution_copies(args: Any, kwargs: Any, out: Any, card: Any) -> Iterable[int]:
-    """Return the bytes of tensors copied to the layout of a convolution (read); a backward copies the gradient too."""
-    tensors = [arg for arg in args[:3] if isinstance(arg, Tensor) and arg.dim() > 2]
-    layout = _convolution_layout(*tensors[-2:])
-    return [_bytes(tensor) for tensor in tensors if not tensor.is_contiguous(memory_format=layout)]
-
-
-def _convolution_layout(tensor: Tensor, weight: Tensor) -> torch.memory_format:
+def convolution_layout(tensor: Tensor, weight: Tensor) -> torch.memory_format:
     """Return the layout of a convolution; 1-D and float64 convolutions have no channels-last kernels."""
     from torch._prims_common import suggest_memory_format
 
@@ -160,10 +153,6 @@ def _convolution_layout(tensor: Tensor, weight: Tensor) -> torch.memory_format:
         return layout
     layout = suggest_memory_format(weight)
     return layout
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 ShapeRule = Callable[[Any, Any, Any], Any]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,18 +13,15 @@ from torch.nn import functional
 from memviz.runner.plan import plan_of
 from memviz.runner.predict.accuracy import unproven_sentence
 from memviz.runner.predict.cards import card_named
-from memviz.runner.predict.evidence import NO_RULE, RULES, Standing, Unproven, rule_of
+from memviz.runner.predict.evidence import RECURRENT, RULES, Standing, Unproven
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.predict.predicted_run import predict
-from memviz.runner.predict.reductions import temporaries_of
-from memviz.runner.predict.workspaces import RECURRENT, TEMPORARIES
 from memviz.runner.request import Request
 from memviz.units import bytes_text
 from tests.runner.predict.rows import A100
 from tests.second_process import predict as predict_in
 
 MiB = 1 << 20
-_all_names: Any = torch._C._dispatch_get_all_op_names
 NAMED = [(rule, operator) for rule in RULES for operator in rule.operators]
 
 
@@ -41,14 +37,6 @@ def test_no_operator_has_two_rules() -> None:
 def test_every_operator_named_is_one_of_torch() -> None:
     spaces = (torch.ops.aten, torch.ops.c10d)
     assert [name for _, name in NAMED if name != RECURRENT and not any(hasattr(space, name) for space in spaces)] == []
-
-
-def test_whatever_takes_memory_beside_its_results_has_a_rule_with_a_standing() -> None:
-    names = [name.partition("::")[2].partition(".")[0] for name in _all_names() if name.startswith("aten::")]
-    packets = [getattr(torch.ops.aten, name) for name in sorted(set(names))]
-    reducing = [packet for packet in packets if temporaries_of(packet, (2, 13)) is not None]
-    assert len(reducing) > 20
-    assert [packet for packet in (*TEMPORARIES, *reducing) if rule_of(packet.__name__) == NO_RULE] == []
 
 
 def test_masks_of_dropout_are_counted_while_they_live() -> None:

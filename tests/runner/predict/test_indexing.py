@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from memviz.runner.predict.cards import KnownCard, card_named
-from memviz.runner.predict.indexing import sort_scratch_bytes
 from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.predict.workspaces import sort_scratch_bytes
 from tests.runner.predict.rows import A100, allocations
 
 RTX4090 = card_named("RTX 4090")

@@ -10,20 +10,16 @@ from torch import Tensor
 
 from memviz.runner.predict.cards import KnownCard, card_named
 from memviz.runner.predict.predicted_device import PredictedDevice
-from memviz.runner.predict.reductions import Input, Values, buffers
+from memviz.runner.predict.workspaces import Accumulator, reduction_buffers
 from memviz.trace.model import Category
 from tests.runner.predict.rows import A100, allocations
 
 RTX_4090 = card_named("RTX 4090")
-FLOATS = Values(kept=4, output=4)
+FLOATS = Accumulator(kept=4, output=4)
 
 
-def contiguous(*shape: int, element: int = 4, offset: int = 0) -> Input:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.insert(0, step)
-        step *= size
-    return Input(shape, strides, offset, element)
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 @pytest.mark.parametrize(
@@ -43,12 +39,14 @@ def contiguous(*shape: int, element: int = 4, offset: int = 0) -> Input:
 def test_a_sum_is_split_over_a_card_with_128_multiprocessors(
     shape: tuple[int, ...], dims: tuple[int, ...], taken: list[int]
 ) -> None:
-    assert buffers(contiguous(*shape), dims, FLOATS, RTX_4090) == taken
+    assert reduction_buffers(empty(*shape), dims, FLOATS, RTX_4090) == taken
 
 
 def test_more_threads_on_more_multiprocessors_take_more() -> None:
-    many = contiguous(64, 1024, 1024)
-    by_card = {name: buffers(many, (0, 1), FLOATS, card_named(name))[0] for name in ("T4", "RTX 4090", "A100 40GB")}
+    many = empty(64, 1024, 1024)
+    by_card = {
+        name: reduction_buffers(many, (0, 1), FLOATS, card_named(name))[0] for name in ("T4", "RTX 4090", "A100 40GB")
+    }
     one = 1024 * 4 * 32 * 4
     # 40 x 1024, 128 x 1536 and 108 x 2048 threads, in blocks of 128 over 8 columns of them.
     assert by_card == {"T4": 64 * one, "RTX 4090": 192 * one, "A100 40GB": 216 * one}
@@ -57,22 +55,23 @@ def test_more_threads_on_more_multiprocessors_take_more() -> None:
 def test_what_begins_or_ends_oddly_is_not_read_in_vectors() -> None:
     # Without vectors of four a block is 16 warps high and 32 outputs wide. To keep the card busy 12 shares would do,
     # but a thread adds no more than 256 of 65,536 / 16 values.
-    odd = buffers(contiguous(64, 1024, 1023), (0, 1), FLOATS, RTX_4090)
+    odd = reduction_buffers(empty(64, 1024, 1023), (0, 1), FLOATS, RTX_4090)
     assert odd == [16 * 1023 * 4 * 32, 32 * 4]
-    assert buffers(contiguous(64, 1024, 1024, offset=1), (0, 1), FLOATS, RTX_4090) == [16 * 1024 * 4 * 32, 32 * 4]
+    late = empty(64 * 1024 * 1024 + 1)[1:].view(64, 1024, 1024)
+    assert reduction_buffers(late, (0, 1), FLOATS, RTX_4090) == [16 * 1024 * 4 * 32, 32 * 4]
 
 
 def test_dimensions_are_taken_as_they_lie_whatever_they_are_called() -> None:
-    turned = Input((1024, 4, 512), (1, 512 * 1024, 1024), 0, 4)
-    assert buffers(turned, (1, 2), FLOATS, RTX_4090) == [16_777_216, 32]
+    turned = empty(4, 512, 1024).permute(2, 0, 1)
+    assert reduction_buffers(turned, (1, 2), FLOATS, RTX_4090) == [16_777_216, 32]
 
 
 def test_what_32_bits_do_not_reach_is_summed_in_parts() -> None:
-    whole = contiguous(2**30)
-    (first, second) = buffers(whole, (), FLOATS, RTX_4090)
+    whole = empty(2**30)
+    (first, second) = reduction_buffers(whole, (), FLOATS, RTX_4090)
     assert first == second == (2**29 // 512 // 256 * 4, 4)
-    half = contiguous(2**31, element=2)
-    accumulator, *parts = buffers(half, (), Values(4, 2, accumulates_in_output=False), RTX_4090)
+    half = empty(2**31, dtype=torch.float16)
+    accumulator, *parts = reduction_buffers(half, (), Accumulator(4, 2, accumulates_in_output=False), RTX_4090)
     assert accumulator == 4 and len(parts) == 2
 
 

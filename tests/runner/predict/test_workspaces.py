@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional
 
 from memviz.runner.predict.cards import card_named
+from memviz.runner.predict.evidence import unseen_by
 from memviz.runner.predict.predicted_device import PredictedDevice
-from memviz.runner.predict.workspaces import unseen_by
 from memviz.trace.model import Category
 from tests.runner.predict.rows import A100, WORKSPACE, allocations
 
