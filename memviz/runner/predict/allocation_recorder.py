@@ -21,7 +21,6 @@ from memviz.allocator.state import DeviceMemory
 from memviz.runner.predict.arguments import tensors_among
 from memviz.runner.predict.assumptions import Assumptions
 from memviz.runner.predict.cards import KnownCard
-from memviz.runner.predict.default_values import IndexTensors
 from memviz.runner.predict.evidence import (
     COLLECTIVES,
     CUBLAS_NUMBER,
@@ -34,6 +33,7 @@ from memviz.runner.predict.evidence import (
     rule_of,
 )
 from memviz.runner.predict.host import Host, PinnedHost
+from memviz.runner.predict.known_values import IndexTensors
 from memviz.runner.predict.ledger import Ledger, LiveAllocation, Place
 from memviz.runner.predict.named_devices import on_card
 from memviz.runner.predict.operator_treatments import COPIES, Instead, OperatorTotals, Treatment, tensors_in

@@ -16,8 +16,8 @@ from typing import Any, NoReturn, Self
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from memviz.runner.predict.default_values import DEFAULT_NUMBER
-from memviz.runner.predict.prediction_errors import data_needed, decided
+from memviz.runner.predict.known_values import DEFAULT_NUMBER
+from memviz.runner.predict.prediction_errors import decided
 from memviz.runner.predict.program_frames import (
     AskedLine,
     asked_here,
@@ -300,9 +300,6 @@ class Assumptions:
 
     def number(self, *, whole: bool = False, stands: int | None = None, drawn: bool = False) -> Any:
         """For a number that the program takes from a tensor; `stands` is what a whole one would naturally be."""
-        given = self.given()
-        if given is not NOT_STATED:
-            return given
         if drawn:
             self.state("a number that is drawn at random is not computed: it prints as unknown")
             return UnknownNumber(asked_here(), whole, None, None, drawn=True)
@@ -313,13 +310,8 @@ class Assumptions:
         )
         return UnknownNumber(asked_here(), whole, self, stands)
 
-    def truth(self, stands: int | None) -> bool:
-        """Return the truth assumed for a condition in a tensor; `stands` is its natural answer, if any."""
-        given = self.given()
-        if given is not NOT_STATED:
-            return bool(given)
-        if stands is None:
-            raise data_needed("bool(), as in a condition,")
+    def truth(self, stands: int) -> bool:
+        """Return the truth assumed for a condition in a tensor."""
         truth = bool(stands)
         self.state_a_decision(f"a condition that is not computed is taken to be {truth}")
         return truth

@@ -27,7 +27,7 @@ from memviz.runner.predict.prediction_errors import (
 )
 from memviz.runner.predict.shapes import ShapeKey, shape_key
 from memviz.runner.predict.sparse import Sparse, may_be_sparse
-from memviz.runner.predict.value_reads import ValueReads
+from memviz.runner.predict.tensor_answers import ValueReads
 
 _WithoutFunctionModes: Any = torch._C.DisableTorchFunction
 """Below an operator nobody says "cuda", and to ask at each attribute would take longer than the operator."""

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from memviz.runner.predict import default_values, in_place
+from memviz.runner.predict import in_place
 from memviz.runner.predict.attention import seeds_on_host
 from memviz.runner.predict.evidence import USES_CUBLAS, rule_of, temporaries_of
 from memviz.runner.predict.host import MOVES, may_say_of_unknown
+from memviz.runner.predict.known_values import may_return_indices
 from memviz.runner.predict.shapes import SHAPE_RULES, ResultCache, ShapeKey
 from memviz.runner.predict.workspaces import Temporaries
 
@@ -109,7 +110,7 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
         rule=rule_of(name),
         moves=func in MOVES,
         may_say=may_say_of_unknown(func),
-        may_choose=default_values.may_return_indices(func),
+        may_choose=may_return_indices(func),
         results=ResultCache() if (new or schema.is_mutable) and _repeats(func) else None,
         work={},
     )
