@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from memviz.runner.predict import in_place
-from memviz.runner.predict.attention import seeds_on_host
+from memviz.runner.predict.decompositions import WRITES_INTO_ZEROS, add_in_place, seeds_on_host, write_into_zeros
 from memviz.runner.predict.evidence import USES_CUBLAS, rule_of, temporaries_of
 from memviz.runner.predict.host import MOVES, may_say_of_unknown
 from memviz.runner.predict.known_values import may_return_indices
@@ -101,7 +100,7 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
         looks=name if _looks(func) and kernel is None else None,
         is_view=not new and not schema.is_mutable,
         launches=(new or schema.is_mutable) and _has_a_kernel(func),
-        instead=in_place.add if func is aten.add.Tensor else None,
+        instead=add_in_place if func is aten.add.Tensor else None,
         sparse=None,
         shape=_shape_of(func, release),
         parts_in=kernel or _parts_in(func),
@@ -117,8 +116,8 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
 
 
 def _shape_of(func: Operator, release: tuple[int, int]) -> Instead | None:
-    if func in in_place.WRITTEN:
-        return in_place.written
+    if func in WRITES_INTO_ZEROS:
+        return write_into_zeros
     return SHAPE_RULES.get(func) or seeds_on_host(func, release)
 
 

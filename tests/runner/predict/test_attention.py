@@ -10,8 +10,8 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from memviz.errors import UsageError
-from memviz.runner.predict.attention import AttentionCall, Backend, backend_for
 from memviz.runner.predict.cards import card_named
+from memviz.runner.predict.decompositions import AttentionCall, Backend, backend_for
 from memviz.runner.predict.predicted_device import PredictedDevice
 from tests.runner.predict.rows import A100, allocations
 
