@@ -470,7 +470,7 @@ _OPERATORS_WITHOUT_RULE = {
     "sparse tensors": ("_sparse_coo_tensor_with_dims_and_tensors",),
     "norms of many gradients": ("_foreach_norm",),
 }
-"""By family; the norms have a rule with others, which are of no family."""
+"""Names by family; the norms have a rule with other operators, which are of no family."""
 _FAMILIES = {operator: rule.family for rule in RULES if rule.family for operator in rule.operators}
 _FAMILIES |= {operator: family for family, names in _OPERATORS_WITHOUT_RULE.items() for operator in names}
 USES_CUBLAS = frozenset(operator for operator, family in _FAMILIES.items() if family == PRODUCTS)

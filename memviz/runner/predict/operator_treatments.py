@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from memviz.runner.predict.arguments import tensors_of
 from memviz.runner.predict.decompositions import WRITES_INTO_ZEROS, add_in_place, seeds_on_host, write_into_zeros
 from memviz.runner.predict.evidence import USES_CUBLAS, rule_of, temporaries_of
 from memviz.runner.predict.host import MOVES, may_say_of_unknown
@@ -176,21 +177,12 @@ def _spelled_out(func: Operator, key: str) -> Callable[..., Any] | None:
     return None if run is None else lambda *args, **kwargs: run(which, *args, **kwargs)
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """An operator takes and gives tensors, lists of them, and lists of lists."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
-
-
 def _work_of(treatment: Treatment, args: Any, kwargs: Any, out: Any) -> tuple[int, int]:
     formula = treatment.formula
     flops = 0 if formula is None else int(formula(*args, **kwargs, out_val=out))
     if not treatment.launches:
         return flops, 0
-    met = tensors_in((*args, *kwargs.values(), out if treatment.gives_new else None))
+    met = tensors_of((*args, *kwargs.values(), out if treatment.gives_new else None))
     return flops, sum(tensor.numel() * tensor.element_size() for tensor in met)
 
 
@@ -219,6 +211,6 @@ class OperatorTotals:
 
     def copied(self, out: Any, sources: Any) -> None:
         """Count the bytes that one of `COPIES` moved from the host to the device."""
-        if all(tensor.is_meta for tensor in tensors_in(out)):
-            on_host = (tensor for tensor in tensors_in(sources) if not tensor.is_meta)
+        if all(tensor.is_meta for tensor in tensors_of(out)):
+            on_host = (tensor for tensor in tensors_of(sources) if not tensor.is_meta)
             self.from_host_bytes += sum(tensor.numel() * tensor.element_size() for tensor in on_host)

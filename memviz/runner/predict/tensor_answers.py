@@ -20,12 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from memviz.errors import UsageError
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
-from memviz.runner.predict.arguments import tensors_among, with_each
+from memviz.runner.predict.arguments import leaves_of, tensors_among, tensors_of, with_each
 from memviz.runner.predict.assumptions import NOT_STATED, Assumptions, UnknownNumber
 from memviz.runner.predict.known_values import CHOSEN_EVENLY, FIRST_CHOSEN, FIRST_INDEX
 from memviz.runner.predict.model_transfer import swap_data
 from memviz.runner.predict.named_devices import META, NamedDevices
-from memviz.runner.predict.operator_treatments import Treatment, tensors_in
+from memviz.runner.predict.operator_treatments import Treatment
 from memviz.runner.predict.prediction_errors import data_needed, name_for_users, not_predicted, remedy_for
 from memviz.runner.predict.program_frames import frames
 
@@ -43,7 +43,7 @@ _CONVERSIONS: dict[Any, tuple[NumberType, str]] = {
     Tensor.__index__: (operator.index, "An index or a size"),
     Tensor.__complex__: (complex, "complex()"),
 }
-_TO_NUMPY = {Tensor.numpy: ".numpy()", Tensor.__array__: "numpy"}
+_TO_NUMPY: dict[Any, str] = {Tensor.numpy: ".numpy()", Tensor.__array__: "numpy"}
 _MADE_OF_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)
 _SIZED_BY_NUMBERS = (torch.arange, torch.range, torch.nn.functional.interpolate)
 _COPY = copy.__file__
@@ -77,7 +77,7 @@ def number_for(recorder: AllocationRecorder, tensor: Tensor, as_type: NumberType
     is_finite = tensor.is_floating_point() and as_type in (bool, float)
     if as_type is not None and default is None and not is_finite:
         raise data_needed(name)
-    number = assumptions.number(whole=not tensor.is_floating_point(), stands=default, drawn=drawn)
+    number = assumptions.number(whole=not tensor.is_floating_point(), default=default, drawn=drawn)
     return number if as_type is None else as_type(number)
 
 
@@ -136,11 +136,11 @@ class TensorAnswers:
                 self._assumptions.state(
                     f"{word} of values that are not computed gives what stands in for them, mostly zeros"
                 )
-                stands = self._host.stands_for(tensor)
-                if stands is not None:
+                default = self._host.stands_for(tensor)
+                if default is not None:
                     # numpy reads it in the tensor's memory.
                     with torch._C.DisableTorchFunction(), _disable_current_modes():
-                        tensor.detach().fill_(stands)
+                        tensor.detach().fill_(default)
             return NotImplemented
 
         return given
@@ -182,8 +182,8 @@ class TensorAnswers:
         whole = not shares.is_floating_point()
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             numbers = list(map(float, shares.flatten().tolist()))
-        stands = (int(number) if number.is_integer() else None for number in numbers)
-        return [self._assumptions.number(whole=whole, stands=number) for number in stands]
+        defaults = (int(number) if number.is_integer() else None for number in numbers)
+        return [self._assumptions.number(whole=whole, default=number) for number in defaults]
 
     def _listed(self, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
@@ -288,7 +288,7 @@ class TensorAnswers:
 
         def made(args: Any, kwargs: Any) -> Any:
             lists = [value for value in (*args, *kwargs.values()) if isinstance(value, list | tuple)]
-            if any(self._host.is_unknown(leaf) or _is_on_device(leaf) for leaf in _leaves(lists)):
+            if any(self._host.is_unknown(leaf) or _is_on_device(leaf) for leaf in leaves_of(lists)):
                 lost: list[Any] = []
                 args = tuple(self._stand_in(arg, lost) if isinstance(arg, list | tuple) else arg for arg in args)
                 if "data" in kwargs:
@@ -374,7 +374,7 @@ def has_unknown_numbers(args: Any, kwargs: Any) -> bool:
 
 
 def stop_at_unknown_numbers(args: Any, kwargs: Any) -> None:
-    for leaf in _leaves((*args, *kwargs.values())):
+    for leaf in leaves_of((*args, *kwargs.values())):
         if type(leaf) is UnknownNumber:
             int(leaf)
 
@@ -384,14 +384,6 @@ def _nested(shape: Any, numbers: Iterator[Any]) -> Any:
     if not shape:
         return next(numbers)
     return [_nested(shape[1:], numbers) for _ in range(shape[0])]
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, list | tuple):
-        for item in value:
-            yield from _leaves(item)
-    else:
-        yield value
 
 
 BELOW_MINLENGTH = "values that are not computed are taken to be below minlength where they are counted"
@@ -472,8 +464,8 @@ class ValueReads:
         """The result, or NotImplemented where torch itself is right."""
         if treatment.looks == "index":
             return self._index(args)
-        unknown = any(map(self._host.is_unknown, tensors_in(args)))
-        if not unknown and not any(tensor.is_meta for tensor in tensors_in((*args, *kwargs.values()))):
+        unknown = any(map(self._host.is_unknown, tensors_of(args)))
+        if not unknown and not any(tensor.is_meta for tensor in tensors_of((*args, *kwargs.values()))):
             return NotImplemented
         if unknown:
             return self._unknown(func, treatment, args, kwargs)
