@@ -25,7 +25,7 @@ Formula = Callable[..., int]
 """Floating-point operations, from the operator's arguments."""
 
 _RESIZING = {"resize_", "resize_as_", "set_"}
-_ONLY_MEMORY = {
+_WITHOUT_KERNEL = {
     *("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"),
     *("_unsafe_view", "lift", "lift_fresh", "lift_fresh_copy", *_RESIZING),
 }
@@ -127,7 +127,7 @@ def _resizes(func: Operator) -> bool:
 
 
 def _has_a_kernel(func: Operator) -> bool:
-    return func.overloadpacket.__name__ not in _ONLY_MEMORY and torch.Tag.inplace_view not in func.tags
+    return func.overloadpacket.__name__ not in _WITHOUT_KERNEL and torch.Tag.inplace_view not in func.tags
 
 
 def _looks(func: Operator) -> bool:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from memviz.runner.predict.arguments import PLAIN_TENSORS, tensors_of
-from memviz.runner.predict.named_devices import META
 
+_META = torch.device("meta")
 _PLAIN_VALUES = (
     *(int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format),
     torch.Size,
@@ -123,7 +123,7 @@ def _maker_of_one(tensor: Tensor, taken: set[int]) -> Make | None:
     size, stride, dtype = tensor.shape, tensor.stride(), tensor.dtype
 
     def make(args: Any) -> Tensor:
-        return torch.empty_strided(size, stride, dtype=dtype, device=META)
+        return torch.empty_strided(size, stride, dtype=dtype, device=_META)
 
     return make if make(()).untyped_storage().nbytes() == storage.nbytes() else None
 
@@ -162,7 +162,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def _new(size: Any, dtype: torch.dtype) -> Tensor:
-    return torch.empty(size, dtype=dtype, device=META)
+    return torch.empty(size, dtype=dtype, device=_META)
 
 
 def _is_plain(value: Any) -> bool:
@@ -272,7 +272,7 @@ def _grouped_product(func: Any, args: Any, kwargs: Any) -> Any:
     wide = 16 // left.element_size()
     row = -(-columns // wide) * wide
     strides = [rows * row, row, 1][-len(groups) - 2 :]
-    return torch.empty_strided([*groups, rows, columns], strides, dtype=left.dtype, device=META)
+    return torch.empty_strided([*groups, rows, columns], strides, dtype=left.dtype, device=_META)
 
 
 def _sequences_backward(func: Any, args: Any, kwargs: Any) -> Any:
