@@ -18,7 +18,7 @@ import numpy as np
 from memviz.runner.expected_error import ExpectedError
 from memviz.runner.predict.cards import KnownCard, card_named
 from memviz.runner.predict.evidence import (
-    CONVOLUTION_FAMILY,
+    CONVOLUTIONS,
     NCCL,
     NO_RULE,
     NOT_COUNTED,
@@ -120,7 +120,7 @@ def expected_error(
         kind=kind,
         not_covered=tuple(sorted(missing - counted)),
         not_counted=tuple(NOT_COUNTED[family] for family in sorted(counted)),
-        least_growth=CONVOLUTIONS_GREW_BY if CONVOLUTION_FAMILY in counted else 0.0,
+        least_growth=CONVOLUTIONS_GREW_BY if CONVOLUTIONS in counted else 0.0,
         like_card=is_recorded(card),
         uncounted_bytes=sum(sizes) if sizes else None,
         estimates_all=len(sizes) == len(estimates),

@@ -18,30 +18,30 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from memviz.allocator.settings import Settings
 from memviz.allocator.state import DeviceMemory
-from memviz.runner.predict.arguments import tensors_among
+from memviz.runner.predict.arguments import tensors_among, tensors_of
 from memviz.runner.predict.assumptions import Assumptions
 from memviz.runner.predict.cards import KnownCard
-from memviz.runner.predict.default_values import IndexTensors
 from memviz.runner.predict.evidence import (
     COLLECTIVES,
     CUBLAS_NUMBER,
     NCCL_NUMBER,
     NO_RULE,
+    RECURRENT,
     RULES,
     Counted,
     Standing,
-    likely_and_most,
     rule_of,
 )
 from memviz.runner.predict.host import Host, PinnedHost
+from memviz.runner.predict.known_values import IndexTensors
 from memviz.runner.predict.ledger import Ledger, LiveAllocation, Place
 from memviz.runner.predict.named_devices import on_card
-from memviz.runner.predict.operator_treatments import COPIES, Instead, OperatorTotals, Treatment, tensors_in
+from memviz.runner.predict.operator_treatments import COPIES, Instead, OperatorTotals, Treatment
 from memviz.runner.predict.prediction_errors import OF_SPARSE, not_predicted, users_name
 from memviz.runner.predict.program_frames import NoStacks, StackTable
 from memviz.runner.predict.program_position import ACCUMULATE, NO_TASK, ProgramPosition
 from memviz.runner.predict.shapes import ShapeKey
-from memviz.runner.predict.workspaces import LT_KEPT_SINCE, RECURRENT, WorkspaceSizes, uses_lt, workspace_sizes
+from memviz.runner.predict.workspaces import LT_KEPT_SINCE, OperatorCall, WorkspaceSizes, uses_lt, workspace_sizes
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, Category, Phase
 
@@ -236,7 +236,7 @@ class AllocationRecorder:
     def ran(self, treatment: Treatment, args: Any, kwargs: Any, out: Any, shapes: ShapeKey | None = None) -> None:
         """`shapes` are those of the arguments, where the operator's work follows from them."""
         self.operators.add(treatment.name)
-        if treatment.launches and any(tensor.is_meta for tensor in tensors_in(out)):
+        if treatment.launches and any(tensor.is_meta for tensor in tensors_of(out)):
             self.launched()
         self._takes(treatment, args, kwargs, out)
         self._rule = treatment.rule
@@ -254,19 +254,20 @@ class AllocationRecorder:
     def _takes(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
         """The memory of its results."""
         if treatment.gives_new:
-            there = [arg for arg in tensors_in(args) if arg.is_meta]
+            there = [arg for arg in tensors_of(args) if arg.is_meta]
             known = {arg.untyped_storage()._cdata for arg in there if arg.layout is torch.strided}
-            for number, tensor in enumerate((out,) if type(out) is torch.Tensor else tensors_in(out)):
+            for number, tensor in enumerate((out,) if type(out) is torch.Tensor else tensors_of(out)):
                 if tensor.is_meta:
                     self._rule = _rule_of_result(treatment.rule, number)
                     self._has(tensor, treatment, there, known, kwargs)
         elif treatment.resizes:
-            for tensor in tensors_in(out):
+            for tensor in tensors_of(out):
                 if tensor.is_meta:
                     self.resized(tensor.untyped_storage(), treatment.name)
 
     def _takes_beside(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
-        sizes = () if treatment.temporaries is None else treatment.temporaries(args, kwargs, out, self.card)
+        call = OperatorCall(args, kwargs, out, self.card, self.release)
+        sizes = () if treatment.temporaries is None else treatment.temporaries(call)
         lt = self.workspaces.sizes.lt if treatment.name == "addmm" and uses_lt(args, kwargs) else 0
         kept = self.release >= LT_KEPT_SINCE
         self._for_a_moment(sizes if kept else (*sizes, lt), treatment)
@@ -279,7 +280,7 @@ class AllocationRecorder:
             self._takes_beside(treatment, args, kwargs, out)
 
     def _misses(self, rule: int, args: Any, out: Any) -> None:
-        figures = likely_and_most(RULES[rule].name, args, out)
+        figures = RULES[rule].missing_bytes(args, out)
         if None not in figures:
             known = self.missing.get(rule, (0, 0))
             figures = max(known[0] or 0, figures[0] or 0), max(known[1] or 0, figures[1] or 0)
@@ -391,7 +392,7 @@ class AllocationRecorder:
     def _is_here(self, out: Any) -> bool:
         """Not of what lies nowhere, which no kernel makes."""
         nowhere = self.host.nowhere
-        return is_on_device(out) and not (len(nowhere) and any(tensor in nowhere for tensor in tensors_in(out)))
+        return is_on_device(out) and not (len(nowhere) and any(tensor in nowhere for tensor in tensors_of(out)))
 
     @property
     def _handle(self) -> BlasHandle:
@@ -462,13 +463,13 @@ class AllocationRecorder:
 
 
 def _rule_of_result(rule: int, number: int) -> int:
-    if rule == NO_RULE or RULES[rule].counted is Counted.BESIDE:
+    if rule == NO_RULE or RULES[rule].counted is Counted.TEMPORARIES:
         return NO_RULE
     return rule if number or RULES[rule].counted is Counted.ALL else NO_RULE
 
 
 def is_on_device(out: Any) -> bool:
-    return any(tensor.is_meta for tensor in tensors_in(out))
+    return any(tensor.is_meta for tensor in tensors_of(out))
 
 
 def kept_for_later(output: Any) -> Iterator[torch.Tensor]:

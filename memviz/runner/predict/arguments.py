@@ -24,6 +24,15 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
         yield from tensors_of(tuple(value.values()))
 
 
+def leaves_of(value: Any) -> Iterator[Any]:
+    """Yield the values in lists and tuples, however nested."""
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from leaves_of(item)
+    else:
+        yield value
+
+
 def with_each(change: Callable[[Tensor], Any], value: Any) -> Any:
     if isinstance(value, Tensor):
         return change(value)
@@ -35,14 +44,14 @@ def with_each(change: Callable[[Tensor], Any], value: Any) -> Any:
 
 
 def written_by(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
-    """The arguments that an operator writes to."""
+    """Yield the arguments that an operator writes to."""
     for at, name in _written_arguments(func):
         yield from tensors_of(kwargs[name] if name in kwargs else args[at] if at < len(args) else ())
 
 
 @cache
 def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
-    """Places and names; torch makes its schema anew for whoever looks."""
+    """Return places and names, cached because torch makes its schema anew at each access."""
     arguments = enumerate(func._schema.arguments)
     return tuple((at, one.name) for at, one in arguments if one.alias_info is not None and one.alias_info.is_write)
 
@@ -58,12 +67,12 @@ def is_on_device(value: Any) -> bool:
 
 @cache
 def draws(func: Any) -> bool:
-    """At random. Asked at each operator, and torch looks through its tags each time."""
+    """Return whether an operator draws at random, cached because torch searches its tags each time."""
     return torch.Tag.nondeterministic_seeded in func.tags
 
 
 def tensors_among(value: Any, depth: int = 6) -> Iterator[Tensor]:
-    """In containers and dataclasses, to a depth that no model's output exceeds."""
+    """Yield the tensors in containers and dataclasses, to a depth that no model's output exceeds."""
     if isinstance(value, Tensor):
         yield value
     elif depth and isinstance(value, Mapping):

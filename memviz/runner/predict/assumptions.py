@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from memviz.runner.predict.default_values import DEFAULT_NUMBER
-from memviz.runner.predict.prediction_errors import data_needed, decided
+from memviz.runner.predict.known_values import DEFAULT_NUMBER
+from memviz.runner.predict.prediction_errors import decided
 from memviz.runner.predict.program_frames import (
     AskedLine,
     asked_here,
@@ -84,101 +84,52 @@ def _places_text(places: list[str]) -> str:
     return f"{', '.join(places[:_MOST_PLACES])} and {count_text(len(places) - _MOST_PLACES)} more lines"
 
 
-@dataclass(frozen=True)
-class _LibraryRule:
+class _LibraryRule(NamedTuple):
     file: str
     functions: tuple[str, ...]
     """Functions of the file; empty matches any."""
-    value: Callable[[FrameType], Any]
+    value: Any
+    """Or a function from the frame that asks."""
     sentence: str
-    natural: tuple[type, ...] = ()
-    """Kinds of answers for which what stands in is better than the value, where anything does."""
+    prefers_default: tuple[type, ...] = ()
+    """Types of answers for which a default value, if there is one, is better than the rule's."""
 
 
 _SCALER = "A scaler of gradients is taken to find no overflow: every step is taken, and its scale stays as it began."
+_VALID = "Arguments and samples of torch.distributions are taken to be valid."
+_BOUNDS = "Random weights that have to lie within bounds are taken to do so when they are first drawn."
+_NORM = "The norm of all gradients is taken to be a finite number."
+_MASKS = "Masks of attention that nobody computes are taken to hide nothing."
+_CHECKS = "What a library checks of the values of a tensor (torch._check_tensor_all) is taken to hold."
+_SEEDS = "Seeds that loaders of data draw on the card are taken to be 0."
+_CLOSE = "Values that are compared are taken to be close."
 _TEXT = "Text is taken to go on to the greatest length allowed, without an end or padding before."
 _DRAFTS = "Text is taken to go on to the greatest length allowed, and what is drafted for it to be accepted whole."
 _GRADCHECK = "What gradcheck compares is taken to agree: gradients are not computed, only what checking them takes."
+_DIFFER = ("_check_jacobians_equal", "_check_no_differentiable_outputs", "_check_no_differentiable_outputs_fast")
+_AGREE = ("_allclose_with_type_promotion", "_test_backward_mul_by_grad_output", "check_undefined_grad_support")
 _GENERATION = "/transformers/generation/"
 _LIBRARY_RULES = (
     _LibraryRule("torch/amp/grad_scaler.py", ("get_scale",), lambda frame: frame.f_locals["self"]._init_scale, _SCALER),
-    _LibraryRule("torch/amp/grad_scaler.py", ("_get_growth_tracker",), lambda frame: 0, _SCALER),
-    _LibraryRule("torch/amp/grad_scaler.py", (), lambda frame: 0.0, _SCALER),
-    _LibraryRule(
-        "torch/distributions/distribution.py",
-        (),
-        lambda frame: True,
-        "Arguments and samples of torch.distributions are taken to be valid.",
-    ),
-    _LibraryRule(
-        "torch/nn/init.py",
-        (),
-        lambda frame: False,
-        "Random weights that have to lie within bounds are taken to do so when they are first drawn.",
-    ),
-    _LibraryRule(
-        "torch/nn/utils/clip_grad.py",
-        (),
-        lambda frame: False,
-        "The norm of all gradients is taken to be a finite number.",
-    ),
-    _LibraryRule(
-        "/transformers/masking_utils.py",
-        (),
-        lambda frame: True,
-        "Masks of attention that nobody computes are taken to hide nothing.",
-    ),
-    _LibraryRule(
-        "torch/__init__.py",
-        ("_check_tensor_all_with",),
-        lambda frame: True,
-        "What a library checks of the values of a tensor (torch._check_tensor_all) is taken to hold.",
-    ),
-    _LibraryRule(
-        "torch/utils/data/", (), lambda frame: 0, "Seeds that loaders of data draw on the card are taken to be 0."
-    ),
-    _LibraryRule(
-        "torch/testing/_comparison.py", (), lambda frame: True, "Values that are compared are taken to be close."
-    ),
-    _LibraryRule(
-        "torch/autograd/gradcheck.py",
-        ("_check_jacobians_equal", "_check_no_differentiable_outputs", "_check_no_differentiable_outputs_fast"),
-        lambda frame: False,
-        _GRADCHECK,
-    ),
-    _LibraryRule(
-        "torch/autograd/gradcheck.py",
-        ("_allclose_with_type_promotion", "_test_backward_mul_by_grad_output", "check_undefined_grad_support"),
-        lambda frame: True,
-        _GRADCHECK,
-    ),
+    _LibraryRule("torch/amp/grad_scaler.py", ("_get_growth_tracker",), 0, _SCALER),
+    _LibraryRule("torch/amp/grad_scaler.py", (), 0.0, _SCALER),
+    _LibraryRule("torch/distributions/distribution.py", (), True, _VALID),
+    _LibraryRule("torch/nn/init.py", (), False, _BOUNDS),
+    _LibraryRule("torch/nn/utils/clip_grad.py", (), False, _NORM),
+    _LibraryRule("/transformers/masking_utils.py", (), True, _MASKS),
+    _LibraryRule("torch/__init__.py", ("_check_tensor_all_with",), True, _CHECKS),
+    _LibraryRule("torch/utils/data/", (), 0, _SEEDS),
+    _LibraryRule("torch/testing/_comparison.py", (), True, _CLOSE),
+    _LibraryRule("torch/autograd/gradcheck.py", _DIFFER, False, _GRADCHECK),
+    _LibraryRule("torch/autograd/gradcheck.py", _AGREE, True, _GRADCHECK),
     # Whether any beam goes on, which is known where the greatest length is reached, and how long the longest is.
-    _LibraryRule(_GENERATION, ("_beam_search",), lambda frame: True, _TEXT, natural=(int,)),
-    _LibraryRule(_GENERATION, ("_assisted_decoding",), lambda frame: False, _DRAFTS, natural=(int,)),
-    _LibraryRule(_GENERATION, ("_speculative_sampling",), lambda frame: False, _DRAFTS, natural=(int, bool)),
-    _LibraryRule(_GENERATION, (), lambda frame: False, _TEXT),
-    _LibraryRule("/transformers/models/whisper/generation", (), lambda frame: False, _TEXT),
+    _LibraryRule(_GENERATION, ("_beam_search",), True, _TEXT, prefers_default=(int,)),
+    _LibraryRule(_GENERATION, ("_assisted_decoding",), False, _DRAFTS, prefers_default=(int,)),
+    _LibraryRule(_GENERATION, ("_speculative_sampling",), False, _DRAFTS, prefers_default=(int, bool)),
+    _LibraryRule(_GENERATION, (), False, _TEXT),
+    _LibraryRule("/transformers/models/whisper/generation", (), False, _TEXT),
 )
 """The first that fits."""
-
-
-@dataclass(frozen=True)
-class LibraryAnswer:
-    value: Any
-    sentence: str
-
-
-def library_answer(kind: type, stands: int | None) -> LibraryAnswer | None:
-    """For the library that asks now for a value of this kind, if one does; None where it has to be refused."""
-    frame = first_of_library()
-    if frame is None:
-        return None
-    file, function = Path(frame.f_code.co_filename).as_posix(), frame.f_code.co_name
-    for rule in _LIBRARY_RULES:
-        if rule.file in file and (not rule.functions or function in rule.functions):
-            is_natural = stands is not None and kind in rule.natural
-            return LibraryAnswer(kind(stands) if is_natural else rule.value(frame), rule.sentence)
-    return None
 
 
 _WORD = "unknown"
@@ -287,42 +238,37 @@ class Assumptions:
         where = f"Values were asked for at {asked}." if asked else "The program asked for no value."
         return f"No line used --assume {', '.join(self.unused)}. {where}"
 
-    def for_library(self, kind: type, stands: int | None = None) -> Any:
-        """The value for a library's own code, if that is what needs one now; None where it has to be refused.
+    def for_library(self, kind: type, default: int | None = None) -> Any:
+        """Return the answer for a library that asks now for a value of this type, or None.
 
-        `stands` is what it would naturally be, if anything.
+        `default` is the default value, if there is one.
         """
-        answer = library_answer(kind, stands)
-        if answer is None:
+        frame = first_of_library()
+        if frame is None:
             return None
-        self.say(answer.sentence)
-        return answer.value
+        file, function = Path(frame.f_code.co_filename).as_posix(), frame.f_code.co_name
+        for rule in _LIBRARY_RULES:
+            if rule.file in file and (not rule.functions or function in rule.functions):
+                self.say(rule.sentence)
+                if default is not None and kind in rule.prefers_default:
+                    return kind(default)
+                return rule.value(frame) if callable(rule.value) else rule.value
+        return None
 
-    def number(self, *, whole: bool = False, stands: int | None = None, drawn: bool = False) -> Any:
-        """For a number that the program takes from a tensor; `stands` is what a whole one would naturally be."""
-        given = self.given()
-        if given is not NOT_STATED:
-            return given
+    def number(self, *, whole: bool = False, default: int | None = None, drawn: bool = False) -> UnknownNumber:
+        """Return a number that the program takes from a tensor, with the default value of a whole one."""
         if drawn:
             self.state("a number that is drawn at random is not computed: it prints as unknown")
-            return UnknownNumber(asked_here(), whole, None, None, drawn=True)
+            return UnknownNumber(asked_here(), whole, drawn=True)
         kind = "a whole number" if whole else "a number"
-        self.state(
-            f"{kind} {_TAKEN_AND_NO_SIZE if stands is None else _TAKEN}",
-            int(DEFAULT_NUMBER if stands is None else stands),
-        )
-        return UnknownNumber(asked_here(), whole, self, stands)
+        sentence = f"{kind} {_TAKEN_AND_NO_SIZE if default is None else _TAKEN}"
+        self.state(sentence, int(DEFAULT_NUMBER if default is None else default))
+        return UnknownNumber(asked_here(), whole, self, default)
 
-    def truth(self, stands: int | None) -> bool:
-        """Return the truth assumed for a condition in a tensor; `stands` is its natural answer, if any."""
-        given = self.given()
-        if given is not NOT_STATED:
-            return bool(given)
-        if stands is None:
-            raise data_needed("bool(), as in a condition,")
-        truth = bool(stands)
-        self.state_a_decision(f"a condition that is not computed is taken to be {truth}")
-        return truth
+    def truth(self, default: int) -> bool:
+        """Return the truth assumed for a condition in a tensor."""
+        self.state_a_decision(f"a condition that is not computed is taken to be {bool(default)}")
+        return bool(default)
 
     def state_a_decision(self, what: str) -> None:
         self._count_decision(asked_here())
@@ -365,16 +311,16 @@ class UnknownNumber(float):
 
     Programs may print a loss, add it up and average it. A decision based on it finds a finite number, and an assumption
     records that. A size or an index made of it raises an error, unless it counts the true elements of a mask. C code
-    that takes the number out (`math.exp`, numpy, `"%f"`) finds 1.0, or the stand-in.
+    that takes the number out (`math.exp`, numpy, `"%f"`) finds 1.0, or the default value.
     """
 
-    __slots__ = ("asked", "assumptions", "drawn", "stands", "whole")
+    __slots__ = ("asked", "assumptions", "drawn", "default", "whole")
     asked: AskedLine
     """The line that took it from a tensor."""
     whole: bool
     assumptions: Assumptions | None
-    stands: int | None
-    """For a whole number: what it would naturally be, if anything."""
+    default: int | None
+    """Default value of a whole number, if there is one."""
     drawn: bool
     """At random: nothing can be decided by it."""
 
@@ -383,11 +329,11 @@ class UnknownNumber(float):
         asked: AskedLine = AskedLine(),  # noqa: B008
         whole: bool = False,
         assumptions: Assumptions | None = None,
-        stands: int | None = None,
+        default: int | None = None,
         drawn: bool = False,
     ) -> Self:
-        made = super().__new__(cls, DEFAULT_NUMBER if stands is None else stands)
-        made.asked, made.whole, made.assumptions, made.stands, made.drawn = asked, whole, assumptions, stands, drawn
+        made = super().__new__(cls, DEFAULT_NUMBER if default is None else default)
+        made.asked, made.whole, made.assumptions, made.default, made.drawn = asked, whole, assumptions, default, drawn
         return made
 
     def __repr__(self) -> str:
@@ -415,34 +361,38 @@ class UnknownNumber(float):
         return self
 
     def __reduce__(self) -> Any:
-        return UnknownNumber, (self.asked, self.whole, None, self.stands, self.drawn)
+        return UnknownNumber, (self.asked, self.whole, None, self.default, self.drawn)
 
     __hash__ = float.__hash__
 
     def _stop(self, *_: Any) -> NoReturn:
         raise decided(self.asked)
 
+    @property
+    def _value(self) -> float:
+        return DEFAULT_NUMBER if self.default is None else self.default
+
     def _decide(self) -> None:
         if self.drawn:
             self._stop()
         if self.assumptions is not None:
-            self.assumptions.decide(self.asked, DEFAULT_NUMBER if self.stands is None else self.stands)
+            self.assumptions.decide(self.asked, self._value)
 
     def __bool__(self) -> bool:
         self._decide()
-        return self.stands != 0
+        return self.default != 0
 
     def _whole_number(self) -> int:
-        """Return the stand-in as a whole number, for a size, an index or `int()`."""
-        if self.stands is None:
+        """Return the default value as a whole number, for a size, an index or `int()`."""
+        if self.default is None:
             raise decided(self.asked, "a size, an index or a whole number")
         self._decide()
-        return self.stands
+        return self.default
 
     def __float__(self) -> float:
         if self.assumptions is not None:
-            self.assumptions.state(_TAKEN_AS, int(DEFAULT_NUMBER if self.stands is None else self.stands))
-        return DEFAULT_NUMBER if self.stands is None else float(self.stands)
+            self.assumptions.state(_TAKEN_AS, int(self._value))
+        return float(self._value)
 
     def is_integer(self) -> bool:
         return self.whole
@@ -466,17 +416,17 @@ def _unknown_result(own: str) -> Callable[..., Any]:
 
 
 def _of_whole(own: str, one: UnknownNumber, other: Any) -> UnknownNumber:
-    """A whole number again, where Python's own operation on the stand-ins gives one."""
+    """A whole number again, where Python's own operation on the default values gives one."""
     if type(other) is UnknownNumber:
-        other = other.stands if other.whole else DEFAULT_NUMBER
-    if one.stands is None or not isinstance(other, int):
+        other = other.default if other.whole else DEFAULT_NUMBER
+    if one.default is None or not isinstance(other, int):
         return UnknownNumber(one.asked, isinstance(other, int) and "truediv" not in own, one.assumptions)
     try:
-        standing = getattr(one.stands, own)(other)
+        result = getattr(one.default, own)(other)
     except ZeroDivisionError:
-        standing = DEFAULT_NUMBER
-    stands = standing if isinstance(standing, int) else None
-    return UnknownNumber(one.asked, stands is not None, one.assumptions, stands)
+        result = DEFAULT_NUMBER
+    default = result if isinstance(result, int) else None
+    return UnknownNumber(one.asked, default is not None, one.assumptions, default)
 
 
 def _comparison(own: str) -> Callable[..., Any]:

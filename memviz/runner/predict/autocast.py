@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memviz.runner.predict.arguments import leaves_of
 from memviz.runner.predict.torch_patches import Patches
 
 aten = torch.ops.aten
@@ -149,7 +150,7 @@ class Autocast:
         if name in TO_SINGLE:
             return self._all_to(torch.float32, args, kwargs)
         if name in TO_WIDEST:
-            tensors = [leaf for leaf in _flat(args) if _casts(leaf)]
+            tensors = [leaf for leaf in leaves_of(args) if _casts(leaf)]
             wide = any(tensor.dtype == torch.float32 for tensor in tensors)
             return self._all_to(torch.float32 if wide else torch.get_autocast_dtype("cuda"), args, kwargs)
         if name in ANSWER_IN_SINGLE and _casts(args[0]) and kwargs.get("dtype") is None:
@@ -187,14 +188,6 @@ def _operator(name: str) -> Any:
 
 def _casts(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_meta and value.is_floating_point() and value.dtype != torch.float64
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    if isinstance(value, list | tuple):
-        for item in value:
-            yield from _flat(item)
-    else:
-        yield value
 
 
 @contextmanager

@@ -12,11 +12,11 @@ from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
-from memviz.runner.predict.arguments import is_on_device
+from memviz.runner.predict.arguments import is_on_device, tensors_of
 from memviz.runner.predict.autocast import Autocast, Kernel
 from memviz.runner.predict.group.dtensor import run_on_shards
 from memviz.runner.predict.named_devices import META
-from memviz.runner.predict.operator_treatments import Operator, Treatment, tensors_in, treatment_of
+from memviz.runner.predict.operator_treatments import Operator, Treatment, treatment_of
 from memviz.runner.predict.prediction_errors import (
     OF_SPARSE,
     data_needed,
@@ -27,7 +27,7 @@ from memviz.runner.predict.prediction_errors import (
 )
 from memviz.runner.predict.shapes import ShapeKey, shape_key
 from memviz.runner.predict.sparse import Sparse, may_be_sparse
-from memviz.runner.predict.value_reads import ValueReads
+from memviz.runner.predict.tensor_answers import ValueReads
 
 _WithoutFunctionModes: Any = torch._C.DisableTorchFunction
 """Below an operator nobody says "cuda", and to ask at each attribute would take longer than the operator."""
@@ -133,7 +133,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # C++ code of torch's that no word of ours is heard in.
             kwargs = {**kwargs, "device": META}
         at_once = bool(args) and is_on_device(args[0])
-        on_device = at_once or any(tensor.is_meta for tensor in tensors_in((*args, *kwargs.values())))
+        on_device = at_once or any(tensor.is_meta for tensor in tensors_of((*args, *kwargs.values())))
         if on_device and not at_once:
             out = self.recorder.host.meets_device(func, args)
             if out is not NotImplemented:

@@ -13,7 +13,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
-from memviz.runner.predict.attention import FLEX_ASSUMED, flex_attention
 from memviz.runner.predict.compiled_code import follow_triton
 from memviz.runner.predict.cuda_graphs import GraphPools, follow_graphs
 from memviz.runner.predict.cuda_machine import (
@@ -36,7 +35,7 @@ from memviz.runner.predict.cuda_memory import (
 )
 from memviz.runner.predict.cuda_random import IN_ORDER, check_generator, follow_generators, is_for_a_sampler
 from memviz.runner.predict.cuda_streams import StreamOrder, follow_data_parallel, follow_streams
-from memviz.runner.predict.decompositions import SLICES_UNTIL, index_with_every_slice
+from memviz.runner.predict.decompositions import FLEX_ASSUMED, SLICES_UNTIL, flex_attention, index_with_every_slice
 from memviz.runner.predict.model_transfer import NOTHING_TO_COPY, MoveTo, move_model
 from memviz.runner.predict.named_devices import META, NamedDevices, on_card
 from memviz.runner.predict.program_threads import follow_threads, follow_workers

@@ -18,18 +18,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memviz.runner.predict import default_values, known_values
 from memviz.runner.predict.arguments import fills_its_storage, is_on_device, tensors_of, with_each, written_by
-from memviz.runner.predict.default_values import (
+from memviz.runner.predict.known_values import (
     CHOSEN_EVENLY,
     ROUTED_OPERATORS,
     WHOLE_ARITHMETIC,
     ByStorage,
     DefaultValues,
+    KnownValues,
     MarkedStorages,
     UniformRouting,
+    has_default,
+    says_of_unknown,
 )
-from memviz.runner.predict.known_values import KnownValues
 from memviz.runner.predict.prediction_errors import data_needed, name_for_users, not_predicted
 
 
@@ -51,11 +52,11 @@ class PinnedHost(MarkedStorages):
         self._used[size] += 1
         self._made[size] = max(self._made[size], self._used[size])
 
-    def _take(self, key: int) -> None:
-        known = self._refs.get(key)
-        if known is not None:
-            self._used[_pinned_block_size(known.size)] -= 1
-        super()._take(key)
+    def _drop(self, key: int) -> int | None:
+        size = super()._drop(key)
+        if size is not None:
+            self._used[_pinned_block_size(size)] -= 1
+        return size
 
 
 def _pinned_block_size(size: int) -> int:
@@ -340,7 +341,7 @@ _LARGE_FROM_NOTHING = {
 
 def may_say_of_unknown(func: Any) -> bool:
     """Return whether a result may have known values where the arguments have none."""
-    return known_values.says_of_unknown(func) or default_values.has_default(func) or func in ROUTED_OPERATORS
+    return says_of_unknown(func) or has_default(func) or func in ROUTED_OPERATORS
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from memviz.runner.predict import default_values, in_place
-from memviz.runner.predict.attention import seeds_on_host
-from memviz.runner.predict.evidence import rule_of
+from memviz.runner.predict.arguments import tensors_of
+from memviz.runner.predict.decompositions import WRITES_INTO_ZEROS, add_in_place, seeds_on_host, write_into_zeros
+from memviz.runner.predict.evidence import USES_CUBLAS, rule_of, temporaries_of
 from memviz.runner.predict.host import MOVES, may_say_of_unknown
-from memviz.runner.predict.reductions import temporaries_of
+from memviz.runner.predict.known_values import may_return_indices
 from memviz.runner.predict.shapes import SHAPE_RULES, ResultCache, ShapeKey
-from memviz.runner.predict.workspaces import TEMPORARIES, USES_CUBLAS, Temporaries
+from memviz.runner.predict.workspaces import Temporaries
 
 aten = torch.ops.aten
 Operator = Any
@@ -25,7 +25,7 @@ Formula = Callable[..., int]
 """Floating-point operations, from the operator's arguments."""
 
 _RESIZING = {"resize_", "resize_as_", "set_"}
-_ONLY_MEMORY = {
+_WITHOUT_KERNEL = {
     *("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"),
     *("_unsafe_view", "lift", "lift_fresh", "lift_fresh_copy", *_RESIZING),
 }
@@ -86,7 +86,9 @@ class Treatment:
 def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], release: tuple[int, int]) -> Treatment:
     schema = func._schema
     packet = func.overloadpacket
-    product = _product_of(packet)
+    name = packet.__name__
+    # A product that is added in place is computed as one that is not: `addmm` for `addmm_`.
+    product = name.removesuffix("_") if name.removesuffix("_") in USES_CUBLAS else name
     kernel = kernels.get(func.name().removeprefix("aten::"))
     new = any(returned.alias_info is None for returned in schema.returns)
     return Treatment(
@@ -96,27 +98,27 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
         resizes=_resizes(func),
         uses_cublas=product in USES_CUBLAS,
         # What we spell out looks itself, where it has to.
-        looks=packet.__name__ if _looks(func) and kernel is None else None,
+        looks=name if _looks(func) and kernel is None else None,
         is_view=not new and not schema.is_mutable,
         launches=(new or schema.is_mutable) and _has_a_kernel(func),
-        instead=in_place.add if func is aten.add.Tensor else None,
+        instead=add_in_place if func is aten.add.Tensor else None,
         sparse=None,
         shape=_shape_of(func, release),
         parts_in=kernel or _parts_in(func),
-        temporaries=TEMPORARIES.get(product) or temporaries_of(packet, release),
-        formula=_formula_of(product),
-        rule=rule_of(packet.__name__),
+        temporaries=temporaries_of(product),
+        formula=_formula_of(getattr(aten, product, packet)),
+        rule=rule_of(name),
         moves=func in MOVES,
         may_say=may_say_of_unknown(func),
-        may_choose=default_values.may_return_indices(func),
+        may_choose=may_return_indices(func),
         results=ResultCache() if (new or schema.is_mutable) and _repeats(func) else None,
         work={},
     )
 
 
 def _shape_of(func: Operator, release: tuple[int, int]) -> Instead | None:
-    if func in in_place.WRITTEN:
-        return in_place.written
+    if func in WRITES_INTO_ZEROS:
+        return write_into_zeros
     return SHAPE_RULES.get(func) or seeds_on_host(func, release)
 
 
@@ -125,7 +127,7 @@ def _resizes(func: Operator) -> bool:
 
 
 def _has_a_kernel(func: Operator) -> bool:
-    return func.overloadpacket.__name__ not in _ONLY_MEMORY and torch.Tag.inplace_view not in func.tags
+    return func.overloadpacket.__name__ not in _WITHOUT_KERNEL and torch.Tag.inplace_view not in func.tags
 
 
 def _looks(func: Operator) -> bool:
@@ -136,12 +138,6 @@ def _repeats(func: Operator) -> bool:
     """Return whether the shapes of its arguments, and plain numbers, alone decide the result."""
     changes_shapes = torch.Tag.inplace_view in func.tags or _resizes(func)
     return func.namespace == "aten" and not changes_shapes and (not _looks(func) or func is aten.index.Tensor)
-
-
-def _product_of(packet: Any) -> Any:
-    """`addmm` for `addmm_`: a product that is added in place is computed as one that is not."""
-    plain = getattr(aten, packet.__name__.removesuffix("_"), packet)
-    return plain if plain in USES_CUBLAS else packet
 
 
 def _formula_of(packet: Any) -> Formula | None:
@@ -181,21 +177,12 @@ def _spelled_out(func: Operator, key: str) -> Callable[..., Any] | None:
     return None if run is None else lambda *args, **kwargs: run(which, *args, **kwargs)
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """An operator takes and gives tensors, lists of them, and lists of lists."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
-
-
 def _work_of(treatment: Treatment, args: Any, kwargs: Any, out: Any) -> tuple[int, int]:
     formula = treatment.formula
     flops = 0 if formula is None else int(formula(*args, **kwargs, out_val=out))
     if not treatment.launches:
         return flops, 0
-    met = tensors_in((*args, *kwargs.values(), out if treatment.gives_new else None))
+    met = tensors_of((*args, *kwargs.values(), out if treatment.gives_new else None))
     return flops, sum(tensor.numel() * tensor.element_size() for tensor in met)
 
 
@@ -224,6 +211,6 @@ class OperatorTotals:
 
     def copied(self, out: Any, sources: Any) -> None:
         """Count the bytes that one of `COPIES` moved from the host to the device."""
-        if all(tensor.is_meta for tensor in tensors_in(out)):
-            on_host = (tensor for tensor in tensors_in(sources) if not tensor.is_meta)
+        if all(tensor.is_meta for tensor in tensors_of(out)):
+            on_host = (tensor for tensor in tensors_of(sources) if not tensor.is_meta)
             self.from_host_bytes += sum(tensor.numel() * tensor.element_size() for tensor in on_host)

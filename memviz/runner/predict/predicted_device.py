@@ -38,12 +38,16 @@ from memviz.runner.predict.cuda_memory import (
     PretendedOutOfMemory,
     card_memory,
 )
-from memviz.runner.predict.decompositions import jagged_attention_on, kernels_for, registered_kernels
-from memviz.runner.predict.evidence import COLLECTIVES, Unproven
+from memviz.runner.predict.decompositions import (
+    jagged_attention_on,
+    kernels_for,
+    owners_of_a_lone_sum,
+    registered_kernels,
+)
+from memviz.runner.predict.evidence import COLLECTIVES, Unproven, unseen_by
 from memviz.runner.predict.fake_cuda import FakeCuda
 from memviz.runner.predict.group.process_group import grouped
 from memviz.runner.predict.group.ranks import GroupRank, Layout
-from memviz.runner.predict.in_place import owners_of_a_lone_sum
 from memviz.runner.predict.model_transfer import MoveTo, move_model
 from memviz.runner.predict.named_devices import CUDA_0, META, NamedDevices
 from memviz.runner.predict.predicted_trace import KeptTrace, PhaseMarks, trace_of
@@ -51,7 +55,6 @@ from memviz.runner.predict.prediction_errors import caught_refusal, forget_refus
 from memviz.runner.predict.program_threads import ChildProcesses, SharedAllocationMode
 from memviz.runner.predict.saved_files import kept
 from memviz.runner.predict.torch_patches import ProgramPhases, followed_by, nothing_compiled, phases_named
-from memviz.runner.predict.workspaces import unseen_by
 from memviz.runner.run_device import TakesInputs
 from memviz.trace.intern import Interner
 from memviz.trace.model import About, Category, Stage, Trace

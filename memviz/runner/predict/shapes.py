@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from memviz.runner.predict.arguments import PLAIN_TENSORS, tensors_of
-from memviz.runner.predict.named_devices import META
 
+_META = torch.device("meta")
 _PLAIN_VALUES = (
     *(int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format),
     torch.Size,
@@ -123,7 +123,7 @@ def _maker_of_one(tensor: Tensor, taken: set[int]) -> Make | None:
     size, stride, dtype = tensor.shape, tensor.stride(), tensor.dtype
 
     def make(args: Any) -> Tensor:
-        return torch.empty_strided(size, stride, dtype=dtype, device=META)
+        return torch.empty_strided(size, stride, dtype=dtype, device=_META)
 
     return make if make(()).untyped_storage().nbytes() == storage.nbytes() else None
 
@@ -136,20 +136,13 @@ def convolution_shape(func: Any, args: Any, kwargs: Any) -> Any:
     tensor, weight = args[0], args[1]
     if not tensor.is_meta or tensor.is_contiguous() and weight.is_contiguous():
         return NotImplemented
-    layout = _convolution_layout(tensor, weight)
+    layout = convolution_layout(tensor, weight)
     if layout is torch.contiguous_format:
         return NotImplemented
     return torch.empty_like(func(*args, **kwargs), memory_format=layout)
 
 
-def convolution_copies(args: Any, kwargs: Any, out: Any, card: Any) -> Iterable[int]:
-    """Return the bytes of tensors copied to the layout of a convolution (read); a backward copies the gradient too."""
-    tensors = [arg for arg in args[:3] if isinstance(arg, Tensor) and arg.dim() > 2]
-    layout = _convolution_layout(*tensors[-2:])
-    return [_bytes(tensor) for tensor in tensors if not tensor.is_contiguous(memory_format=layout)]
-
-
-def _convolution_layout(tensor: Tensor, weight: Tensor) -> torch.memory_format:
+def convolution_layout(tensor: Tensor, weight: Tensor) -> torch.memory_format:
     """Return the layout of a convolution; 1-D and float64 convolutions have no channels-last kernels."""
     from torch._prims_common import suggest_memory_format
 
@@ -162,10 +155,6 @@ def _convolution_layout(tensor: Tensor, weight: Tensor) -> torch.memory_format:
     return layout
 
 
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
 ShapeRule = Callable[[Any, Any, Any], Any]
 """Operator, arguments, keyword arguments -> the result, or NotImplemented."""
 
@@ -173,7 +162,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def _new(size: Any, dtype: torch.dtype) -> Tensor:
-    return torch.empty(size, dtype=dtype, device=META)
+    return torch.empty(size, dtype=dtype, device=_META)
 
 
 def _is_plain(value: Any) -> bool:
@@ -283,7 +272,7 @@ def _grouped_product(func: Any, args: Any, kwargs: Any) -> Any:
     wide = 16 // left.element_size()
     row = -(-columns // wide) * wide
     strides = [rows * row, row, 1][-len(groups) - 2 :]
-    return torch.empty_strided([*groups, rows, columns], strides, dtype=left.dtype, device=META)
+    return torch.empty_strided([*groups, rows, columns], strides, dtype=left.dtype, device=_META)
 
 
 def _sequences_backward(func: Any, args: Any, kwargs: Any) -> Any:

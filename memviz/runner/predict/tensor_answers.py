@@ -1,7 +1,9 @@
-"""Answers to queries on a tensor, where torch would answer wrongly for a tensor without data.
+"""Answers to reads of values that are not computed, and to queries that torch would answer wrongly without data.
 
-They cover its device, its address and its values. Values may be printed, and a number taken from the tensor gets a
-stand-in; any other read of values is refused here or, for operators, in the dispatch mode.
+Queries cover a tensor's device, its address and its values. Operators that read values are a number from a tensor, the
+indices where a mask is true, and results of unknown length. Known values give the card's own answer. Otherwise the
+answer is what the user stated for the line with --assume, or a default value, which is noted; without either the
+program stops there.
 """
 
 from __future__ import annotations
@@ -14,45 +16,69 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from memviz.errors import UsageError
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
-from memviz.runner.predict.arguments import tensors_among
-from memviz.runner.predict.assumptions import NOT_STATED, UnknownNumber
-from memviz.runner.predict.default_values import FIRST_CHOSEN, FIRST_INDEX
+from memviz.runner.predict.arguments import leaves_of, tensors_among, tensors_of, with_each
+from memviz.runner.predict.assumptions import NOT_STATED, Assumptions, UnknownNumber
+from memviz.runner.predict.known_values import CHOSEN_EVENLY, FIRST_CHOSEN, FIRST_INDEX
 from memviz.runner.predict.model_transfer import swap_data
 from memviz.runner.predict.named_devices import META, NamedDevices
-from memviz.runner.predict.prediction_errors import data_needed
+from memviz.runner.predict.operator_treatments import Treatment
+from memviz.runner.predict.prediction_errors import data_needed, name_for_users, not_predicted, remedy_for
 from memviz.runner.predict.program_frames import frames
 
+aten = torch.ops.aten
 Answer = Callable[[Any, Any], Any]
 """Arguments, keyword arguments -> the answer, or NotImplemented where torch's own is right."""
-_READ_VALUES: dict[Any, str] = {
-    Tensor.numpy: ".numpy()",
-    Tensor.__array__: "numpy",
+NumberType = Callable[[Any], Any] | None
+"""Conversion that a program asks for; None for `.item()`, whose number may print as unknown."""
+_ITEM = ".item() or .tolist()"
+_CONVERSIONS: dict[Any, tuple[NumberType, str]] = {
+    Tensor.item: (None, _ITEM),
+    Tensor.__bool__: (bool, "bool(), as in a condition,"),
+    Tensor.__float__: (float, "float()"),
+    Tensor.__int__: (int, "int()"),
+    Tensor.__index__: (operator.index, "An index or a size"),
+    Tensor.__complex__: (complex, "complex()"),
 }
+_TO_NUMPY: dict[Any, str] = {Tensor.numpy: ".numpy()", Tensor.__array__: "numpy"}
 _MADE_OF_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)
 _SIZED_BY_NUMBERS = (torch.arange, torch.range, torch.nn.functional.interpolate)
-
-_TRUTH = "bool(), as in a condition,"
-_OF_A_FINITE_NUMBER = (_TRUTH, "float()")
-_WHOLE = ("int()", "An index or a size")
-_DECISIONS = {
-    Tensor.__bool__: _TRUTH,
-    Tensor.__float__: "float()",
-    Tensor.__int__: "int()",
-    Tensor.__index__: "An index or a size",
-    Tensor.__complex__: "complex()",
-}
-_TAKEN_AS: dict[str, Callable[[Any], Any]] = {
-    _TRUTH: bool,
-    "float()": float,
-    "int()": int,
-    "An index or a size": operator.index,
-    "complex()": complex,
-}
 _COPY = copy.__file__
 _CUDA_IN_DLPACK = 2
+
+
+def number_for(recorder: AllocationRecorder, tensor: Tensor, as_type: NumberType, name: str) -> Any:
+    """Return a number for one element of a tensor that is not computed, or raise DataNeeded for `name`.
+
+    In this order: the answer that a library always gets, the user's, the first of several, and a default value.
+    """
+    assumptions, host = recorder.assumptions, recorder.host
+    drawn = host.stand_ins.is_drawn(tensor)
+    default = None if drawn else host.stands_for(tensor)
+    is_condition = as_type is bool or as_type is None and tensor.dtype is torch.bool
+    answer = assumptions.for_library(bool if is_condition else int, default)
+    if answer is not None:
+        return answer
+    given = assumptions.given()
+    if given is not NOT_STATED:
+        return bool(given) if is_condition else given
+    if drawn and not (as_type is None and tensor.is_floating_point()):
+        raise data_needed(f"{name} of values that are drawn at random" if as_type is None else name)
+    if tensor in recorder.choices and not is_condition:
+        assumptions.state_a_decision(FIRST_CHOSEN)
+        return FIRST_INDEX if as_type is None else as_type(FIRST_INDEX)
+    if is_condition and tensor.dtype is torch.bool:
+        if default is None:
+            raise data_needed(_CONVERSIONS[Tensor.__bool__][1])
+        return assumptions.truth(default)
+    is_finite = tensor.is_floating_point() and as_type in (bool, float)
+    if as_type is not None and default is None and not is_finite:
+        raise data_needed(name)
+    number = assumptions.number(whole=not tensor.is_floating_point(), default=default, drawn=drawn)
+    return number if as_type is None else as_type(number)
 
 
 class TensorAnswers:
@@ -76,16 +102,15 @@ class TensorAnswers:
             Tensor.is_pinned: self._is_pinned,
             Tensor.is_shared: self._if_there(lambda tensor: True),
             Tensor.share_memory_: self._if_there(lambda tensor: tensor),
-            Tensor.item: self._item,
             Tensor.tolist: self._listed,
             Tensor.__repr__: self._shown,
             Tensor.__format__: self._shown,
             Tensor.__deepcopy__: self._deep_copy,
             torch.tensor_split: self._split,
-            **{function: self._of_numpy(name) for function, name in _READ_VALUES.items()},
+            **{function: self._to_numpy(name) for function, name in _TO_NUMPY.items()},
             Tensor.__dlpack__: self._no_dlpack,
             Tensor.__dlpack_device__: self._if_there(lambda tensor: (_CUDA_IN_DLPACK, named.own.index)),
-            **{function: self._decision(name) for function, name in _DECISIONS.items()},
+            **{function: self._to_number(*conversion) for function, conversion in _CONVERSIONS.items()},
             **{function: self._made_of_numbers(function) for function in _MADE_OF_NUMBERS},
             **dict.fromkeys(_SIZED_BY_NUMBERS, _sized_by_numbers),
         }
@@ -99,7 +124,7 @@ class TensorAnswers:
 
         return answered
 
-    def _of_numpy(self, word: str) -> Answer:
+    def _to_numpy(self, word: str) -> Answer:
         def given(args: Any, kwargs: Any) -> Any:
             tensor = args[0]
             if tensor.is_meta:
@@ -111,50 +136,34 @@ class TensorAnswers:
                 self._assumptions.state(
                     f"{word} of values that are not computed gives what stands in for them, mostly zeros"
                 )
-                self._fill_with_what_stands(tensor)
+                default = self._host.stands_for(tensor)
+                if default is not None:
+                    # numpy reads it in the tensor's memory.
+                    with torch._C.DisableTorchFunction(), _disable_current_modes():
+                        tensor.detach().fill_(default)
             return NotImplemented
 
         return given
-
-    def _fill_with_what_stands(self, tensor: Tensor) -> None:
-        """Write the stand-in to the tensor's memory, where numpy reads it."""
-        stands = self._host.stands_for(tensor)
-        if stands is not None:
-            with torch._C.DisableTorchFunction(), _disable_current_modes():
-                tensor.detach().fill_(stands)
 
     def _no_dlpack(self, args: Any, kwargs: Any) -> Any:
         if args[0].is_meta or self._host.is_unknown(args[0]):
             raise data_needed("DLPack", takes_value=False)
         return NotImplemented
 
-    def _decision(self, word: str) -> Answer:
-        def decide(args: Any, kwargs: Any) -> Any:
+    def _to_number(self, as_type: NumberType, name: str) -> Answer:
+        def convert(args: Any, kwargs: Any) -> Any:
             tensor = args[0]
-            shares = self._host.even_shares(tensor) if tensor.numel() == 1 else None
+            if tensor.numel() != 1:
+                return NotImplemented
+            shares = self._host.even_shares(tensor)
             if shares is not None:
                 share = self._shares(shares)[0]
-                return bool(share) if word == _TRUTH else _TAKEN_AS[word](share)
-            if not self._host.is_unknown(tensor) or tensor.numel() != 1:
+                return share if as_type is None else as_type(share)
+            if not self._host.is_unknown(tensor):
                 return NotImplemented
-            stands = self._host.stands_for(tensor)
-            assumed = self._assumptions.for_library(bool if word == _TRUTH else int, stands)
-            if assumed is not None:
-                return assumed
-            given = self._assumptions.given()
-            if given is not NOT_STATED:
-                return bool(given) if word == _TRUTH else given
-            if tensor in self._recorder.choices and word in _WHOLE:
-                return self._first()
-            if self._host.stand_ins.is_drawn(tensor):
-                raise data_needed(word)
-            if word == _TRUTH and tensor.dtype == torch.bool:
-                return self._assumptions.truth(stands)
-            if tensor.is_floating_point() and word in _OF_A_FINITE_NUMBER or stands is not None:
-                return _TAKEN_AS[word](self._assumptions.number(whole=stands is not None, stands=stands))
-            raise data_needed(word)
+            return number_for(self._recorder, tensor, as_type, name)
 
-        return decide
+        return convert
 
     def write_out(self, whole: Any) -> Any:
         """Return a replacement for `Tensor.__reduce_ex__`, by which torch.save and others write a tensor."""
@@ -168,46 +177,13 @@ class TensorAnswers:
 
         return reduced
 
-    def _item(self, args: Any, kwargs: Any) -> Any:
-        tensor = args[0]
-        if tensor.numel() != 1:
-            return NotImplemented
-        shares = self._host.even_shares(tensor)
-        if shares is not None:
-            return self._shares(shares)[0]
-        return self._number(tensor) if self._host.is_unknown(tensor) else NotImplemented
-
     def _shares(self, shares: Tensor) -> list[Any]:
         """They decide as such, and print as unknown."""
         whole = not shares.is_floating_point()
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             numbers = list(map(float, shares.flatten().tolist()))
-        stands = (int(number) if number.is_integer() else None for number in numbers)
-        return [self._assumptions.number(whole=whole, stands=number) for number in stands]
-
-    def _number(self, tensor: Tensor) -> Any:
-        drawn = self._host.stand_ins.is_drawn(tensor)
-        stands = None if drawn else self._host.stands_for(tensor)
-        assumed = self._assumptions.for_library(bool if tensor.dtype == torch.bool else int, stands)
-        if assumed is not None:
-            return assumed
-        if tensor.dtype == torch.bool:
-            return self._assumptions.truth(stands)
-        if drawn and not tensor.is_floating_point():
-            given = self._assumptions.given()
-            if given is NOT_STATED:
-                raise data_needed(".item() or .tolist() of whole numbers that are drawn at random")
-            return given
-        if tensor in self._recorder.choices:
-            return self._first()
-        return self._assumptions.number(whole=not tensor.is_floating_point(), stands=stands, drawn=drawn)
-
-    def _first(self) -> int:
-        given = self._assumptions.given()
-        if given is not NOT_STATED:
-            return int(given)
-        self._assumptions.state_a_decision(FIRST_CHOSEN)
-        return FIRST_INDEX
+        defaults = (int(number) if number.is_integer() else None for number in numbers)
+        return [self._assumptions.number(whole=whole, default=number) for number in defaults]
 
     def _listed(self, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
@@ -216,9 +192,10 @@ class TensorAnswers:
             return _nested(tensor.shape, iter(self._shares(shares)))
         if not self._host.is_unknown(tensor):
             return NotImplemented
-        if self._assumptions.states_several:
-            return _nested(tensor.shape, (self._number(tensor) for _ in range(tensor.numel())))
-        return _nested(tensor.shape, repeat(self._number(tensor) if tensor.numel() else None))
+        several = self._assumptions.states_several
+        asks = tensor.numel() if several else min(tensor.numel(), 1)
+        numbers = [number_for(self._recorder, tensor, None, _ITEM) for _ in range(asks)]
+        return _nested(tensor.shape, iter(numbers) if several else repeat(next(iter(numbers), None)))
 
     def _shown(self, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
@@ -311,7 +288,7 @@ class TensorAnswers:
 
         def made(args: Any, kwargs: Any) -> Any:
             lists = [value for value in (*args, *kwargs.values()) if isinstance(value, list | tuple)]
-            if any(self._host.is_unknown(leaf) or _is_on_device(leaf) for leaf in _leaves(lists)):
+            if any(self._host.is_unknown(leaf) or _is_on_device(leaf) for leaf in leaves_of(lists)):
                 lost: list[Any] = []
                 args = tuple(self._stand_in(arg, lost) if isinstance(arg, list | tuple) else arg for arg in args)
                 if "data" in kwargs:
@@ -397,7 +374,7 @@ def has_unknown_numbers(args: Any, kwargs: Any) -> bool:
 
 
 def stop_at_unknown_numbers(args: Any, kwargs: Any) -> None:
-    for leaf in _leaves((*args, *kwargs.values())):
+    for leaf in leaves_of((*args, *kwargs.values())):
         if type(leaf) is UnknownNumber:
             int(leaf)
 
@@ -409,9 +386,198 @@ def _nested(shape: Any, numbers: Iterator[Any]) -> Any:
     return [_nested(shape[1:], numbers) for _ in range(shape[0])]
 
 
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, list | tuple):
-        for item in value:
-            yield from _leaves(item)
+BELOW_MINLENGTH = "values that are not computed are taken to be below minlength where they are counted"
+
+
+def result_of_unknown_length(func: Any, args: Any, kwargs: Any, assumptions: Assumptions) -> Any:
+    """Shapes of what the operator gives, as tensors without data; NotImplemented where nobody says how long."""
+    make = _SHAPES_OF_LENGTH.get(func)
+    if make is None:
+        return NotImplemented
+    named = {**dict(zip((one.name for one in func._schema.arguments), args, strict=False)), **kwargs}
+    given = assumptions.given()
+    if given is NOT_STATED:
+        least = named.get("minlength", 0)
+        if not least:
+            return NotImplemented
+        assumptions.state(BELOW_MINLENGTH)
+        given = least
+    if type(given) is not int or given < 0:
+        raise UsageError(f"--assume takes a whole number here, of what the result has; not {given!r}.")
+    return make(given, **named)
+
+
+def has_length(func: Any) -> bool:
+    """Return whether a stated length determines the result."""
+    return func in _SHAPES_OF_LENGTH
+
+
+def _bincount(count: int, self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    kind = torch.long if weights is None else torch.float32 if weights.dtype == torch.float32 else torch.float64
+    return _empty(max(count, minlength), kind=kind)
+
+
+def _unique(
+    count: int, self: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False,
+    dim: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    if dim is None:
+        found, whence = _empty(count, kind=self.dtype), self.shape
     else:
-        yield value
+        shape = list(self.shape)
+        shape[dim] = count
+        found, whence = _empty(*shape, kind=self.dtype), torch.Size([self.size(dim)])
+    return found, _empty(*whence if return_inverse else (0,)), _empty(count if return_counts else 0)
+
+
+def _repeat_interleave(count: int, repeats: Tensor, output_size: int | None = None) -> Tensor:
+    return _empty(count)
+
+
+def _empty(*shape: int, kind: torch.dtype = torch.long) -> Tensor:
+    return torch.empty(shape, dtype=kind, device="meta")
+
+
+_SHAPES_OF_LENGTH: dict[Any, Callable[..., Any]] = {
+    aten.bincount.default: _bincount,
+    aten.repeat_interleave.Tensor: _repeat_interleave,
+    **dict.fromkeys((aten._unique2.default, aten.unique_consecutive.default), _unique),
+    **dict.fromkeys((aten.unique_dim.default, aten.unique_dim_consecutive.default), _unique),
+}
+
+
+_MASKS = (torch.bool, torch.uint8)
+_MOST_PLACES = 1 << 22
+"""Bytes."""
+_ARE_EQUAL = (aten.equal.default, aten.allclose.default)
+_TAKEN_AS_EQUAL = "tensors that are not computed are taken to be equal"
+_TAKEN_AS_TRUE = "a mask that is not computed is taken to be true everywhere"
+
+
+class ValueReads:
+    def __init__(self, recorder: AllocationRecorder, mode: TorchDispatchMode) -> None:
+        self._recorder = recorder
+        self._host = recorder.host
+        self._mode = mode
+
+    def instead(self, func: Any, treatment: Treatment, args: Any, kwargs: Any) -> Any:
+        """The result, or NotImplemented where torch itself is right."""
+        if treatment.looks == "index":
+            return self._index(args)
+        unknown = any(map(self._host.is_unknown, tensors_of(args)))
+        if not unknown and not any(tensor.is_meta for tensor in tensors_of((*args, *kwargs.values()))):
+            return NotImplemented
+        if unknown:
+            return self._unknown(func, treatment, args, kwargs)
+        known = self._host.known
+        reason = known.reason_of(args, kwargs)
+        if reason:
+            given = self._recorder.assumptions.given() if func is aten._local_scalar_dense.default else NOT_STATED
+            if given is not NOT_STATED:
+                return given
+            self._recorder.assumptions.state_a_decision(reason)
+        out = known.on_device(known.reads(func, args, kwargs), reason)
+        self._recorder.ran(treatment, args, kwargs, out)
+        return out
+
+    def _unknown(self, func: Any, treatment: Treatment, args: Any, kwargs: Any) -> Any:
+        if func is aten._local_scalar_dense.default:
+            (tensor,) = args
+            as_type = bool if tensor.dtype is torch.bool else float if tensor.is_floating_point() else int
+            return number_for(self._recorder, tensor, as_type, name_for_users(func))
+        if func is aten.nonzero.default:
+            return self._places(treatment, args[0])
+        if func is aten.masked_select.default:
+            tensor, mask = args
+            with self._mode:
+                shape = torch.broadcast_shapes(tensor.shape, mask.shape)  # type: ignore[no-untyped-call]
+                return tensor.expand(shape)[mask.expand(shape)]
+        if func.overloadpacket is aten._ctc_loss and (longest := self._longest(args[3])) is not None:
+            return self._losses_of_sequences(treatment, args, kwargs, longest)
+        if (shapes := result_of_unknown_length(func, args, kwargs, self._recorder.assumptions)) is not NotImplemented:
+            return self._without_values(func, treatment, args, kwargs, shapes)
+        if func is aten.linalg_lstsq.default:
+            raise not_predicted(name_for_users(func), "no rule says what its solver takes")
+        given = self._recorder.assumptions.given()
+        if given is NOT_STATED and func in _ARE_EQUAL:
+            self._recorder.assumptions.state_a_decision(_TAKEN_AS_EQUAL)
+            return bool(args[0].shape == args[1].shape)
+        decides = torch.Tag.data_dependent_output in func.tags
+        if given is NOT_STATED or not decides:
+            raise data_needed(name_for_users(func), remedy_for(func), takes_value=decides or has_length(func))
+        return given
+
+    def _without_values(self, func: Any, treatment: Treatment, args: Any, kwargs: Any, shapes: Any) -> Any:
+        """Return a result without values, on the device of its first argument."""
+        if args[0].is_meta:
+            self._recorder.ran(treatment, args, kwargs, shapes)
+        else:
+            shapes = with_each(self._host.blank_like, shapes)
+        self._host.counted(func, args, shapes)
+        return shapes
+
+    def _longest(self, lengths: Any) -> int | None:
+        if isinstance(lengths, Tensor):
+            values = self._host.known.of(lengths) if lengths.is_meta else lengths
+            known = values is not None and not self._host.is_unknown(lengths)
+            return int(values.max()) if known and values is not None else None
+        return max(lengths, default=0)
+
+    def _losses_of_sequences(self, treatment: Treatment, args: Any, kwargs: Any, longest: int) -> Any:
+        """A loss a sequence, and for backward a row a step: as long as the longest target with blanks between."""
+        steps, batch = args[0].shape[:2]
+        losses = args[0].new_empty(batch)
+        out = losses, args[0].new_empty(batch, steps, 2 * longest + 1)
+        self._recorder.ran(treatment, args, kwargs, out)
+        return out
+
+    def _index(self, args: Any) -> Any:
+        """With masks: as on a card, each becomes the places where it is true."""
+        tensor, indices = args[0], args[1]
+        masks = [index for index in indices if index is not None and index.dtype in _MASKS]
+        if not any(mask.is_meta or self._host.is_unknown(mask) for mask in masks):
+            return NotImplemented
+        places: list[Tensor | None] = []
+        with self._mode:
+            for index in indices:
+                if index is None or index.dtype not in _MASKS:
+                    places.append(index)
+                else:
+                    places += aten.nonzero.default(index).unbind(1)
+            return aten.index.Tensor(tensor, places)
+
+    def _places(self, treatment: Treatment, tensor: Tensor) -> Tensor:
+        count = self._count(tensor)
+        where = "meta" if tensor.is_meta else "cpu"
+        places = torch.empty((count, tensor.dim()), dtype=torch.long, device=where)
+        if tensor.is_meta:
+            self._recorder.ran(treatment, (tensor,), {}, places)
+        first = torch.arange(count).unsqueeze(1) if tensor.dim() < 2 else None
+        if first is None:
+            first = torch.stack(torch.unravel_index(torch.arange(count), tensor.shape), 1)
+        if tensor.dim() == 0:
+            return places
+        if not tensor.is_meta:
+            return places.copy_(first)
+        if places.nbytes <= _MOST_PLACES:
+            self._host.known.put(places, first, _TAKEN_AS_TRUE)
+        return places
+
+    def _count(self, tensor: Tensor) -> int:
+        given = self._recorder.assumptions.for_library(bool)
+        if given is None:
+            given = self._recorder.assumptions.given()
+        share = self._host.shares.places_in(tensor) if given is NOT_STATED else None
+        if share is not None:
+            self._recorder.assumptions.state(CHOSEN_EVENLY)
+            return share
+        if given is NOT_STATED or given is True:
+            self._recorder.assumptions.state(_TAKEN_AS_TRUE)
+            return tensor.numel()
+        if given is False:
+            return 0
+        if type(given) is int and 0 <= given <= tensor.numel():
+            return given
+        raise UsageError(
+            f"A mask of {tensor.numel():,} elements is true that often at most, or True or False; not {given}."
+        )

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from memviz.allocator.context import overhead_on
-from memviz.runner.predict.attention import AttentionCall, Backend, backend_for
 from memviz.runner.predict.cards import CARDS, KnownCard
+from memviz.runner.predict.decompositions import AttentionCall, Backend, backend_for
 from tests.gpu.checks.asked import Answers, asked
 from tests.gpu.machine import card_of, facts, release_of
 

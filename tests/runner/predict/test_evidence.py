@@ -1,10 +1,9 @@
-"""What is said of rules that no recording proves, and of what is not predicted."""
+"""Rules that no recording proves, and memory that is not predicted."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,18 +13,15 @@ from torch.nn import functional
 from memviz.runner.plan import plan_of
 from memviz.runner.predict.accuracy import unproven_sentence
 from memviz.runner.predict.cards import card_named
-from memviz.runner.predict.evidence import NO_RULE, RULES, Standing, Unproven, rule_of
+from memviz.runner.predict.evidence import RECURRENT, RULES, Standing, Unproven
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.predict.predicted_run import predict
-from memviz.runner.predict.reductions import temporaries_of
-from memviz.runner.predict.workspaces import RECURRENT, TEMPORARIES
 from memviz.runner.request import Request
 from memviz.units import bytes_text
 from tests.runner.predict.rows import A100
 from tests.second_process import predict as predict_in
 
 MiB = 1 << 20
-_all_names: Any = torch._C._dispatch_get_all_op_names
 NAMED = [(rule, operator) for rule in RULES for operator in rule.operators]
 
 
@@ -41,14 +37,6 @@ def test_no_operator_has_two_rules() -> None:
 def test_every_operator_named_is_one_of_torch() -> None:
     spaces = (torch.ops.aten, torch.ops.c10d)
     assert [name for _, name in NAMED if name != RECURRENT and not any(hasattr(space, name) for space in spaces)] == []
-
-
-def test_whatever_takes_memory_beside_its_results_has_a_rule_with_a_standing() -> None:
-    names = [name.partition("::")[2].partition(".")[0] for name in _all_names() if name.startswith("aten::")]
-    packets = [getattr(torch.ops.aten, name) for name in sorted(set(names))]
-    reducing = [packet for packet in packets if temporaries_of(packet, (2, 13)) is not None]
-    assert len(reducing) > 20
-    assert [packet for packet in (*TEMPORARIES, *reducing) if rule_of(packet.__name__) == NO_RULE] == []
 
 
 def test_masks_of_dropout_are_counted_while_they_live() -> None:
@@ -85,12 +73,19 @@ def test_what_a_recording_proves_is_not_said_but_on_cards_that_it_does_not_speak
     assert rules("H100") == {"indices sorted to add at them", "cuBLAS's workspaces"}
 
 
+def convolution(layer: nn.Module, shape: tuple[int, ...], *, wants_gradient: bool) -> Unproven:
+    with PredictedDevice(A100) as device:
+        image = torch.zeros(shape, device="cuda", requires_grad=wants_gradient)
+        layer.cuda()(image).sum().backward()
+        return found(device)["cuDNN's convolutions"]
+
+
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_of_a_convolution_a_likely_and_an_upper_figure_are_given(channels_last: bool) -> None:
-    lies = torch.channels_last if channels_last else torch.contiguous_format
+def test_a_convolution_has_a_likely_and_an_upper_figure(channels_last: bool) -> None:
+    layout = torch.channels_last if channels_last else torch.contiguous_format
     with PredictedDevice(A100) as device, torch.no_grad():
-        layer = nn.Conv2d(8, 16, 3, padding=1, bias=False).cuda().to(memory_format=lies)
-        layer(torch.zeros(4, 8, 32, 32, device="cuda").to(memory_format=lies))
+        layer = nn.Conv2d(8, 16, 3, padding=1, bias=False).cuda().to(memory_format=layout)
+        layer(torch.zeros(4, 8, 32, 32, device="cuda").to(memory_format=layout))
         one = found(device)["cuDNN's convolutions"]
     image, result, weight = 4 * 8 * 32 * 32 * 4, 4 * 16 * 32 * 32 * 4, 16 * 8 * 9 * 4
     likely = 0 if channels_last else image + result + weight
@@ -100,54 +95,34 @@ def test_of_a_convolution_a_likely_and_an_upper_figure_are_given(channels_last: 
 
 
 def test_the_backward_of_a_convolution_is_larger() -> None:
-    with PredictedDevice(A100) as device:
-        layer = nn.Conv2d(8, 16, 3, padding=1, bias=False).cuda()
-        image = torch.zeros(4, 8, 32, 32, device="cuda", requires_grad=True)
-        layer(image).sum().backward()
-        one = found(device)["cuDNN's convolutions"]
-    image_bytes, result, weight = 4 * 8 * 32 * 32 * 4, 4 * 16 * 32 * 32 * 4, 16 * 8 * 9 * 4
+    one = convolution(nn.Conv2d(8, 16, 3, padding=1, bias=False), (4, 8, 32, 32), wants_gradient=True)
+    image, result, weight = 4 * 8 * 32 * 32 * 4, 4 * 16 * 32 * 32 * 4, 16 * 8 * 9 * 4
     # Gradients of the result, of the image and of the weights are copied too, once in each direction.
-    assert one.bytes == 2 * image_bytes + result + 2 * weight
+    assert one.bytes == 2 * image + result + 2 * weight
 
 
-def test_patches_of_a_picture_are_unfolded_once_and_not_for_every_pixel() -> None:
-    """Nobody asks for the gradient of the picture itself."""
-    with PredictedDevice(A100) as device:
-        layer = nn.Conv2d(3, 384, 16, 16, bias=False).cuda()
-        layer(torch.zeros(8, 3, 224, 224, device="cuda")).sum().backward()
-        one = found(device)["cuDNN's convolutions"]
-    picture = 8 * 3 * 224 * 224 * 4
-    assert one.bytes is not None and one.bytes_at_most == one.bytes + picture
+PICTURE = 8 * 3 * 96 * 96 * 4
 
 
-@pytest.mark.parametrize("layer", [nn.Conv2d(3, 768, 16, 16), nn.Conv1d(3, 768, 4, 4), nn.Conv2d(3, 64, 2, 3)])
-def test_nor_where_the_gradient_of_the_picture_is_asked_for_if_no_patches_overlap(layer: nn.Module) -> None:
-    """As of a picture that is changed to mislead a model."""
-    shape = (8, 3, *(96 for _ in layer.kernel_size))
-    with PredictedDevice(A100) as device:
-        picture = torch.zeros(shape, device="cuda", requires_grad=True)
-        layer.cuda()(picture).sum().backward()
-        one = found(device)["cuDNN's convolutions"]
-    assert one.bytes is not None and one.bytes_at_most is not None
-    assert 0 < one.bytes_at_most - one.bytes <= picture.nbytes
-
-
-def test_nor_of_features_that_patches_are_made_of() -> None:
-    """Backward, the finer one is the gradient that comes in."""
-    with PredictedDevice(A100) as device:
-        layer = nn.ConvTranspose2d(256, 3, 16, 16, bias=False).cuda()
-        layer(torch.zeros(8, 256, 6, 6, device="cuda", requires_grad=True)).sum().backward()
-        one = found(device)["cuDNN's convolutions"]
-    assert one.bytes is not None and one.bytes_at_most == one.bytes + 8 * 3 * 96 * 96 * 4
-
-
-def test_with_a_stride_the_gradient_of_the_image_is_made_of_windows_of_the_results() -> None:
-    with PredictedDevice(A100) as device:
-        layer = nn.Conv2d(8, 16, 3, stride=2, padding=1, bias=False).cuda()
-        layer(torch.zeros(4, 8, 32, 32, device="cuda", requires_grad=True)).sum().backward()
-        one = found(device)["cuDNN's convolutions"]
-    result = 4 * 16 * 16 * 16 * 4
-    assert one.bytes is not None and one.bytes_at_most == one.bytes + 9 * result
+@pytest.mark.parametrize(
+    ("layer", "shape", "wants_gradient", "unfolded"),
+    [
+        # Patches are unfolded once and not for every pixel, unless they overlap.
+        (nn.Conv2d(3, 384, 16, 16, bias=False), (8, 3, 96, 96), False, PICTURE),
+        (nn.Conv2d(3, 768, 16, 16), (8, 3, 96, 96), True, PICTURE),
+        (nn.Conv1d(3, 768, 4, 4), (8, 3, 96), True, PICTURE // 96),
+        (nn.Conv2d(3, 64, 2, 3), (8, 3, 96, 96), True, 8 * 3 * 32 * 32 * 4 * 4),
+        # Backward, the finer one is the gradient that comes in.
+        (nn.ConvTranspose2d(256, 3, 16, 16, bias=False), (8, 256, 6, 6), True, PICTURE),
+        # With a stride the gradient of the image is made of windows of the results.
+        (nn.Conv2d(8, 16, 3, stride=2, padding=1, bias=False), (4, 8, 32, 32), True, 9 * 4 * 16 * 16 * 16 * 4),
+    ],
+)
+def test_an_image_is_unfolded_at_most_once_for_each_place_of_a_window(
+    layer: nn.Module, shape: tuple[int, ...], wants_gradient: bool, unfolded: int
+) -> None:
+    one = convolution(layer, shape, wants_gradient=wants_gradient)
+    assert one.bytes is not None and one.bytes_at_most == one.bytes + unfolded
 
 
 def test_of_recurrent_layers_no_figure_is_known() -> None:

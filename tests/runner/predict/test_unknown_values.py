@@ -56,6 +56,14 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "a number rounded": lambda: round(there().item()),
     "a number floored": lambda: math.floor(there().item() * 2),
     "lines of the storage": lambda: there(3).cpu().untyped_storage().tolist(),
+    "a token above another": lambda: bool((there(4, 100).argmax(-1) > 5).any()),
+    "a drawn number": lambda: torch.rand(1, device="cuda").item() < 0.5,
+    "a drawn condition": lambda: bool((torch.randn(8, device="cuda") > 0).any()),
+    "a drawn mean": lambda: bool(torch.randn(8, device="cuda").mean() * 2 > 1),
+    "a drawn size": lambda: torch.empty(torch.randint(1, 9, (300,), device="cuda")[0].item()),
+    "a drawn index": lambda: [1, 2][torch.randint(2, (300,), device="cuda")[0]],
+    "a drawn count": lambda: int((torch.rand(8, device="cuda") > 0.5).sum()),
+    "a drawn number of the host": lambda: bool(torch.rand((), device="cuda").cpu() < 0.5),
 }
 
 
@@ -129,6 +137,9 @@ NATURAL: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "all of the host above": (lambda: bool((there(3).cpu() > 0).all()), True, TRUE),
     "the opposite": (lambda: bool(~(there().cpu() > 3)), True, TRUE),
     "any end yet": (lambda: bool(ended()), False, "taken to be False"),
+    "the end": (lambda: bool((there(4, 100).argmax(-1) == 5).all()), False, "taken to be False"),
+    "the end on the host": (lambda: bool((there(4, 100).argmax(-1).cpu() == 5).all()), False, "taken to be False"),
+    "not yet the end": (lambda: bool(~(there(4, 100).argmax(-1) != 5).all()), False, "taken to be False"),
     "equal": (lambda: torch.equal(there(3), there(3)), True, EQUAL),
     "equal on the host": (lambda: torch.equal(there(3).cpu(), there(3).cpu()), True, EQUAL),
     "close": (lambda: torch.allclose(there(3), there(3)), True, EQUAL),

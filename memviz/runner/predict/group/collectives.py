@@ -14,9 +14,10 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d as functions
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
+from memviz.runner.predict.arguments import tensors_of
 from memviz.runner.predict.cuda_streams import Lane, Moment, StreamOrder
 from memviz.runner.predict.group.ranks import Layout
-from memviz.runner.predict.operator_treatments import Instead, Operator, OperatorTotals, tensors_in
+from memviz.runner.predict.operator_treatments import Instead, Operator, OperatorTotals
 from memviz.runner.predict.program_position import NO_TASK
 from memviz.trace.model import Category
 
@@ -54,7 +55,7 @@ def _counting(totals: OperatorTotals, name: str) -> Callable[[Operator, Any, Any
         group: Any = [value for value in (*args, *kwargs.values()) if isinstance(value, str)][-1]
         ranks = c10d._resolve_process_group(group).size()
         times = {"all_gather": ranks, "all_reduce": 2}.get(name[:10], 1)
-        if any(tensor.is_meta for tensor in tensors_in(args[0])):
+        if any(tensor.is_meta for tensor in tensors_of(args[0])):
             totals.link_bytes += times * _tensor_bytes(args[0]) * (ranks - 1) // ranks
         return NotImplemented
 
@@ -62,7 +63,7 @@ def _counting(totals: OperatorTotals, name: str) -> Callable[[Operator, Any, Any
 
 
 def _tensor_bytes(value: Any) -> int:
-    return sum(tensor.nbytes for tensor in tensors_in(value))
+    return sum(tensor.nbytes for tensor in tensors_of(value))
 
 
 _BASE: Any = c10d.Work
@@ -207,7 +208,7 @@ class Collectives:
             named.update(kwargs)
             group = c10d.ProcessGroup.unbox(named["process_group"])
             out, written = collective(named, group)
-            if any(tensor.is_meta for tensor in tensors_in(list(args))):
+            if any(tensor.is_meta for tensor in tensors_of(list(args))):
                 self._recorder.shares_with_others()
             returns = func._schema.returns
             if not returns:
@@ -215,7 +216,7 @@ class Collectives:
             is_async = named.get("async_op", True)
             if any(tensor.is_meta for tensor in written):
                 self._recorder.totals.link_bytes += sent_bytes(func, args, written, group.size())
-            work = self.works.begin(group.group_name, list(tensors_in(list(args))), written, is_async=is_async)
+            work = self.works.begin(group.group_name, list(tensors_of(list(args))), written, is_async=is_async)
             return (out, work) if len(returns) == 2 else work
 
         return run
@@ -239,14 +240,14 @@ class Collectives:
             self._flattened(outputs, "allgather_")
             for output in outputs:
                 self._copy(output, sent)
-        return args["output_tensors"], [*tensors_in(args["output_tensors"])]
+        return args["output_tensors"], [*tensors_of(args["output_tensors"])]
 
     def _gather_lists(self, args: Any, group: Any) -> Any:
         """An output a rank, and in each what it has of every input."""
         for outputs in args["output_lists"]:
             for output, sent in zip(outputs, args["input_list"], strict=True):
                 self._copy(output, sent)
-        return args["output_lists"], [*tensors_in(args["output_lists"])]
+        return args["output_lists"], [*tensors_of(args["output_lists"])]
 
     def _gather_base(self, args: Any, group: Any) -> Any:
         self._spread(args["output_tensor"], args["input_tensor"], group.size())
@@ -278,7 +279,7 @@ class Collectives:
         for outputs, sent in zip(args["output_tensors"], args["input_tensors"], strict=False):
             for output in outputs:
                 self._copy(output, sent)
-        return None, [*tensors_in(args["output_tensors"])]
+        return None, [*tensors_of(args["output_tensors"])]
 
     def _scatter(self, args: Any, group: Any) -> Any:
         for output, sent in zip(args["output_tensors"], args["input_tensors"], strict=False):
