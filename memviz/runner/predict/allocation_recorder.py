@@ -65,12 +65,12 @@ class BlasWorkspaces:
         self._free = free
         self._kept: dict[tuple[BlasHandle, bool], LiveAllocation] = {}
         """Live workspaces by handle and library; True is cublasLt."""
-        self._told: dict[str, Any] = {}
+        self._chosen: dict[str, Any] = {}
         """Sizes set by the program, since torch 2.13; they override the environment."""
 
     @property
     def sizes(self) -> WorkspaceSizes:
-        return replace(self._from_environment, **self._told) if self._told else self._from_environment
+        return replace(self._from_environment, **self._chosen) if self._chosen else self._from_environment
 
     @cached_property
     def _from_environment(self) -> WorkspaceSizes:
@@ -93,25 +93,13 @@ class BlasWorkspaces:
         while self._kept:
             self._free(self._kept.popitem()[1])
 
-    def functions(self) -> dict[str, Callable[..., int | None]]:
-        """Replacements for the `torch._C` functions behind `torch.backends.cuda.cublas_workspace_size` and its like."""
-        return {
-            "_cuda_getCublasWorkspaceSize": lambda: self.sizes.cublas,
-            "_cuda_setCublasWorkspaceSize": lambda size: self._tell("cublas", size),
-            "_cuda_resetCublasWorkspaceSize": lambda: self._forget("cublas"),
-            "_cuda_getCublasLtWorkspaceSize": lambda: self.sizes.lt_said,
-            "_cuda_setCublasLtWorkspaceSize": lambda size: self._tell("lt_told", size),
-            "_cuda_resetCublasLtWorkspaceSize": lambda: self._forget("lt_told"),
-            "_cuda_clearCublasWorkspaces": self.clear,
-        }
-
-    def _tell(self, which: str, size: int) -> None:
+    def set_size(self, which: str, size: int) -> None:
         if size < 0:
             raise RuntimeError(f"The size of a workspace is {size}; it is 0 at least.")
-        self._told[which] = size
+        self._chosen[which] = size
 
-    def _forget(self, which: str) -> None:
-        self._told.pop(which, None)
+    def reset_size(self, which: str) -> None:
+        self._chosen.pop(which, None)
 
 
 _UNKNOWN = int(Category.UNKNOWN)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memviz.runner.predict.torch_patches import Patches
+from memviz.runner.predict.compat import Patches
 
 aten = torch.ops.aten
 Kernel = Callable[..., Any]
@@ -200,14 +200,11 @@ def _flat(value: Any) -> Iterator[Any]:
 @contextmanager
 def followed(autocast: Autocast) -> Iterator[None]:
     """Regions of "cuda", and of the device that our tensors name as theirs."""
-    patches = Patches()
-    try:
+    with Patches() as patches:
+        patches.callback(autocast.close)
         _answer_for_our_device(patches)
         _notice_regions(patches, autocast)
         yield
-    finally:
-        patches.undo()
-        autocast.close()
 
 
 def _answer_for_our_device(patches: Patches) -> None:

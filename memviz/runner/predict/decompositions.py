@@ -17,7 +17,7 @@ from torch.nested._internal import sdpa
 
 from memviz.runner.predict.attention import AttentionCall, Backend, attend, backend_for, is_on, takes
 from memviz.runner.predict.cards import KnownCard
-from memviz.runner.predict.torch_patches import Patches
+from memviz.runner.predict.compat import Patches
 
 aten = torch.ops.aten
 # Since then torch swaps the operands where the rows of the result then lie as the equation orders them (read; the older
@@ -139,15 +139,12 @@ _JAGGED_KERNELS = {
 @contextmanager
 def jagged_attention_on(card: KnownCard) -> Iterator[None]:
     """Answer which kernels the build has: torch.nested asks for them, and a build for the host has none."""
-    patches = Patches()
-    try:
+    with Patches() as patches:
         for name, backend in _JAGGED_KERNELS.items():
             patches.replace(sdpa, name, _kernel_check(backend, card))
         # It comes after all others there, and those can do what it can.
         patches.replace(sdpa, "can_use_cudnn_attention", lambda params, debug=False: False)
         yield
-    finally:
-        patches.undo()
 
 
 def _kernel_check(backend: Backend, card: KnownCard) -> Callable[..., bool]:

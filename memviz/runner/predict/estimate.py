@@ -14,16 +14,15 @@ from memviz.allocator.replay import source_of
 from memviz.allocator.what_if import FitWord, figures_on
 from memviz.errors import UsageError
 from memviz.runner.expected_error import ExpectedError
-from memviz.runner.predict.accuracy import expected_error
+from memviz.runner.predict.accuracy import doubt_on, expected_error, fit_on
 from memviz.runner.predict.assumptions import Assumption
 from memviz.runner.predict.cards import KnownCard, card_named, common_cards
 from memviz.runner.predict.cuda_memory import HistoryWindow
 from memviz.runner.predict.evidence import Unproven
 from memviz.runner.predict.group.ranks import GroupRank, Layout
-from memviz.runner.predict.predicted_run import doubt_on, fit_on
-from memviz.runner.predict.predicted_trace import trains
+from memviz.runner.predict.predicted_trace import live_changes, trains
 from memviz.runner.run import Fit
-from memviz.trace.model import Action, Category, DeviceTrace, Trace
+from memviz.trace.model import Category, DeviceTrace, Trace
 from memviz.units import bytes_text
 
 if TYPE_CHECKING:
@@ -197,25 +196,13 @@ def estimate_of(device: PredictedDevice, trace: Trace, *, steps: int = 0) -> Est
 
 
 def _by_category(device: DeviceTrace) -> dict[str, int]:
-    events = device.events
-    allocs = events.action == Action.ALLOC
-    frees = events.action == Action.FREE_COMPLETED
-    live = np.cumsum(np.where(allocs, events.size, 0) - np.where(frees, events.size, 0))
-    if not len(live):
+    events, labels = device.events, device.event_labels
+    change = live_changes(events.action, events.size)
+    if not len(change):
         return {}
-    last = int(live.argmax())
-    held: dict[int, tuple[int, int]] = {}
-    rows = zip(allocs.tolist(), frees.tolist(), events.address.tolist(), events.size.tolist(), strict=True)
-    categories = device.event_labels.category.tolist() if device.event_labels is not None else [0] * len(events.size)
-    for number, (is_alloc, is_free, address, size) in enumerate(rows):
-        if number > last:
-            break
-        if is_alloc:
-            held[address] = (categories[number], size)
-        elif is_free:
-            held.pop(address, None)
-    bytes_of: dict[str, int] = {}
-    for category, size in held.values():
-        name = Category(category).name.lower()
-        bytes_of[name] = bytes_of.get(name, 0) + size
-    return dict(sorted(bytes_of.items(), key=lambda item: -item[1]))
+    until = int(np.cumsum(change).argmax()) + 1
+    category = np.zeros(until, dtype=np.uint8) if labels is None else labels.category[:until]
+    bytes_of = {
+        Category(number).name.lower(): int(change[:until][category == number].sum()) for number in np.unique(category)
+    }
+    return dict(sorted(((name, size) for name, size in bytes_of.items() if size), key=lambda item: -item[1]))

@@ -12,6 +12,7 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
+from memviz.runner.predict.compat import without_functions
 from memviz.trace.model import Category
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -53,7 +54,7 @@ def move_model(
 
     Weights of `on_host` are in host memory afterwards, without values.
     """
-    with torch._C.DisableTorchFunction():
+    with without_functions():
         return _move(recorder, model, wanted, frozenset(map(id, on_host)))
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from memviz.runner.predict.compat import without_functions
 from memviz.runner.predict.group.ranks import GroupRank
 from memviz.runner.predict.prediction_errors import card_of_another_rank, no_such_device
 
@@ -57,7 +58,7 @@ class NamedDevices:
 
 def on_card(tensor: torch.Tensor) -> bool:
     """For our own eyes: a program that asks is told where it would be."""
-    with torch._C.DisableTorchFunction():
+    with without_functions():
         return tensor.is_meta
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import platform
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -30,7 +30,7 @@ from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.assumptions import Assumptions
 from memviz.runner.predict.autocast import Autocast, followed
 from memviz.runner.predict.cards import KnownCard, dtype_warnings
-from memviz.runner.predict.compiled_code import nothing_scripted
+from memviz.runner.predict.compat import Patches
 from memviz.runner.predict.cuda_memory import (
     HistoryWindow,
     MemoryHistory,
@@ -39,18 +39,27 @@ from memviz.runner.predict.cuda_memory import (
     card_memory,
 )
 from memviz.runner.predict.decompositions import jagged_attention_on, kernels_for, registered_kernels
+from memviz.runner.predict.dispatch_mode import AllocationMode
 from memviz.runner.predict.evidence import COLLECTIVES, Unproven
-from memviz.runner.predict.fake_cuda import FakeCuda
-from memviz.runner.predict.group.process_group import grouped
+from memviz.runner.predict.fake_cuda import follow_cuda
+from memviz.runner.predict.group.process_group import follow_group
 from memviz.runner.predict.group.ranks import GroupRank, Layout
+from memviz.runner.predict.hooks import (
+    ChildProcesses,
+    ProgramPhases,
+    follow_backward,
+    follow_compile,
+    follow_modules,
+    follow_optimizers,
+    follow_resizing,
+    follow_torchscript,
+)
 from memviz.runner.predict.in_place import owners_of_a_lone_sum
 from memviz.runner.predict.model_transfer import MoveTo, move_model
 from memviz.runner.predict.named_devices import CUDA_0, META, NamedDevices
-from memviz.runner.predict.predicted_trace import KeptTrace, PhaseMarks, trace_of
+from memviz.runner.predict.predicted_trace import KeptTrace, PhaseMark, trace_of
 from memviz.runner.predict.prediction_errors import caught_refusal, forget_refusals
-from memviz.runner.predict.program_threads import ChildProcesses, SharedAllocationMode
-from memviz.runner.predict.saved_files import kept
-from memviz.runner.predict.torch_patches import ProgramPhases, followed_by, nothing_compiled, phases_named
+from memviz.runner.predict.saved_files import follow_files
 from memviz.runner.predict.workspaces import unseen_by
 from memviz.runner.run_device import TakesInputs
 from memviz.trace.intern import Interner
@@ -75,7 +84,6 @@ class PredictedDevice:
         *,
         settings: Settings | None = None,
         release: tuple[int, int] | None = None,
-        facts: Mapping[str, str] | None = None,
         assume: Mapping[str, Any] | None = None,
         limited: bool = False,
         rank: GroupRank | None = None,
@@ -108,10 +116,9 @@ class PredictedDevice:
             figures_only=figures_only,
         )
         self.children = ChildProcesses(self.recorder)
-        self._marks = PhaseMarks()
+        self._marks: list[PhaseMark] = []
         self.limited = limited
-        self._facts = dict(facts or {})
-        self._inside = ExitStack()
+        self._patches = Patches()
         self._collected_at = -_EVENTS_BETWEEN_COLLECTIONS - 1
         self._highest = (0, 0, 0)
         """Requested, allocated and reserved, before peaks were reset."""
@@ -122,48 +129,56 @@ class PredictedDevice:
         ledger.out_of_memory = lambda failure: self._report.of(failure, ledger.allocator, len(ledger.history) - 1)
 
     is_predicted = True
+    _in_use = False
 
     @property
     def name(self) -> str:
         return self.card.name
 
     def __enter__(self) -> Self:
-        if _inside:
+        if PredictedDevice._in_use:
             raise UsageError("A predicted device is in use already; torch can pretend only one at a time.")
         owners_of_a_lone_sum()
         forget_refusals()
-        with ExitStack() as stack:
-            stack.enter_context(_only_one())
-            # It would run when Python sees fit, which no prediction can follow.
-            stack.enter_context(without_collection())
-            stack.enter_context(followed_by(self.recorder))
-            autocast = Autocast(self.release, lambda cast: self.recorder.know(cast, Category.AUTOCAST_WEIGHT_COPIES))
-            kernels = kernels_for(self.card, self.release)
-            kernels = {name: autocast.around(name, kernel) for name, kernel in kernels.items()}
-            stack.enter_context(registered_kernels(kernels))
-            stack.enter_context(followed(autocast))
-            mode: Any = partial(SharedAllocationMode, self.recorder, kernels, autocast)
-            named = NamedDevices(self.card.name, self.rank)
-            cuda = FakeCuda(self, self.recorder, self._report, self._history, named)
-            stack.enter_context(cuda.installed(mode))
-            stack.enter_context(self.children.followed())
-            stack.enter_context(nothing_compiled(self.recorder.assumptions))
-            stack.enter_context(jagged_attention_on(self.card))
-            stack.enter_context(nothing_scripted(self.recorder.assumptions))
-            stack.enter_context(grouped(self.recorder, self.rank, self.layout, cuda.order))
-            stack.enter_context(kept(self.recorder.host, self.recorder.assumptions, named))
-            stack.enter_context(mode())
-            position = self.recorder.position
-            stack.enter_context(phases_named(ProgramPhases(self._mark, position), position))
-            position.begins()
-            self._inside = stack.pop_all()
+        try:
+            self._patch(self._patches)
+        except BaseException:
+            self._patches.close()
+            raise
         return self
+
+    def _patch(self, patches: Patches) -> None:
+        patches.put(PredictedDevice, "_in_use", True)
+        # It would run when Python sees fit, which no prediction can follow.
+        patches.enter_context(without_collection())
+        recorder, position, assumptions = self.recorder, self.recorder.position, self.recorder.assumptions
+        phases = ProgramPhases(self._mark, position)
+        follow_modules(patches, recorder, phases)
+        follow_optimizers(patches, recorder, phases)
+        follow_backward(patches, phases)
+        follow_resizing(patches, recorder)
+        autocast = Autocast(self.release, lambda cast: self.know(cast, Category.AUTOCAST_WEIGHT_COPIES))
+        kernels = kernels_for(self.card, self.release)
+        kernels = {name: autocast.around(name, kernel) for name, kernel in kernels.items()}
+        patches.enter_context(registered_kernels(kernels))
+        patches.enter_context(followed(autocast))
+        operators = partial(AllocationMode, recorder, kernels, autocast)
+        named = NamedDevices(self.card.name, self.rank)
+        order = follow_cuda(patches, self, named, self._report, self._history, operators)
+        self.children.follow(patches)
+        follow_compile(patches, assumptions)
+        follow_torchscript(patches, assumptions)
+        patches.enter_context(jagged_attention_on(self.card))
+        follow_group(patches, recorder, self.rank, self.layout, order)
+        follow_files(patches, recorder.host, assumptions, named)
+        patches.enter_context(operators())
+        position.begins()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.recorder.close()
-        self._inside.close()
+        self._patches.close()
 
     def place(self, model: nn.Module, on_host: Collection[nn.Parameter] = ()) -> nn.Module:
         return move_model(self.recorder, model, MoveTo(META), on_host)
@@ -193,7 +208,7 @@ class PredictedDevice:
             self._mark(name, Stage.END)
 
     def _mark(self, name: str, stage: Stage) -> None:
-        self._marks.add(self._interner.string(name), stage, self.recorder.ledger.mark())
+        self._marks.append((self._interner.string(name), stage, self.recorder.ledger.mark()))
 
     def empty_cache(self) -> None:
         """Cycles are collected before it: by then Python would have done so, and scripts often say it.
@@ -312,7 +327,7 @@ class PredictedDevice:
         """Rules that its memory rests on and that no recording proves."""
         return unproven_of(self.recorder)
 
-    def _own_facts(self) -> dict[str, str]:
+    def _facts(self) -> dict[str, str]:
         return {
             "python": platform.python_version(),
             "torch": str(torch.__version__),
@@ -329,7 +344,7 @@ class PredictedDevice:
     def _trace(self, kept: KeptTrace | None) -> Trace:
         """Return the trace of the whole run, or of the part that a file saved now shows."""
         self.recorder.know_parameters()
-        about = About("predicted", on=self.card.name, facts={**self._own_facts(), **self._facts})
+        about = About("predicted", on=self.card.name, facts=self._facts())
         return trace_of(
             self.recorder.ledger,
             self.recorder.columns,
@@ -344,15 +359,3 @@ class PredictedDevice:
 def _installed() -> tuple[int, int]:
     major, minor = str(torch.__version__).split(".")[:2]
     return int(major), int(minor)
-
-
-_inside: list[None] = []
-
-
-@contextmanager
-def _only_one() -> Iterator[None]:
-    _inside.append(None)
-    try:
-        yield
-    finally:
-        _inside.pop()

@@ -16,10 +16,10 @@ from weakref import WeakKeyDictionary
 from memviz.allocator.settings import Settings, parse_settings, settings_from_environment
 from memviz.errors import UsageError
 from memviz.runner.predict.cards import card_named
+from memviz.runner.predict.compat import Patches
 from memviz.runner.predict.estimate import Estimate, estimate_of
 from memviz.runner.predict.group.ranks import GroupRank
 from memviz.runner.predict.predicted_device import PredictedDevice
-from memviz.runner.predict.torch_patches import Patches
 from memviz.runner.request import DEFAULT_CARD, release_of
 
 
@@ -52,12 +52,12 @@ class OptimizerSteps:
             self._taken.setdefault(optimizer, 0)
 
         self._patches.replace(Optimizer, "__init__", init)
-        self._patches.call_back(register_optimizer_step_pre_hook(self._steps).remove)
-        self._patches.call_back(register_optimizer_step_post_hook(self._stepped).remove)
+        self._patches.callback(register_optimizer_step_pre_hook(self._steps).remove)
+        self._patches.callback(register_optimizer_step_post_hook(self._stepped).remove)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._patches.undo()
+        self._patches.close()
 
     def _steps(self, optimizer: Any, *_: Any) -> None:
         if self._most is not None and self._taken.get(optimizer, 0) >= self._most:

@@ -24,13 +24,13 @@ from memviz.errors import UsageError
 from memviz.runner.knobs import parse_named
 from memviz.runner.plan import label_of, optimization_named
 from memviz.runner.predict.assumptions import Assumptions, UnknownNumber
+from memviz.runner.predict.compat import Patches
 from memviz.runner.predict.estimate import Estimate, estimate_of
 from memviz.runner.predict.group.ranks import GroupRank
 from memviz.runner.predict.named_devices import on_card
 from memviz.runner.predict.predicted_program import OptimizerSteps, device_for
 from memviz.runner.predict.prediction_errors import DataNeeded, Stopped, interrupted, size_needed
 from memviz.runner.predict.program_frames import is_installed, is_of_python
-from memviz.runner.predict.torch_patches import Patches
 from memviz.runner.record.recording import free_path
 from memviz.runner.record.script import Script
 from memviz.trace.write import replacing, write_pickle
@@ -66,7 +66,7 @@ class ExitFunctions:
 @contextmanager
 def exit_functions() -> Iterator[ExitFunctions]:
     """Collect the `atexit` functions that a program registers in this context."""
-    kept, patches = ExitFunctions(), Patches()
+    kept = ExitFunctions()
     register, unregister = atexit.register, atexit.unregister
 
     def registered(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[..., Any]:
@@ -82,12 +82,10 @@ def exit_functions() -> Iterator[ExitFunctions]:
         kept.unregister(func)
         unregister(func)
 
-    patches.replace(atexit, "register", registered)
-    patches.replace(atexit, "unregister", taken_back)
-    try:
+    with Patches() as patches:
+        patches.replace(atexit, "register", registered)
+        patches.replace(atexit, "unregister", taken_back)
         yield kept
-    finally:
-        patches.undo()
 
 
 def optimizations_named(texts: Sequence[str], knobs: Sequence[tuple[str, str]]) -> tuple[Optimization, ...]:
@@ -125,17 +123,12 @@ class ModelChanges:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        if not self._changes:
+        with Patches() as patches:
+            if self._changes:
+                for name in ("to", "cuda", "to_empty"):
+                    patches.replace(nn.Module, name, self._moved(getattr(nn.Module, name)))
+                patches.replace(nn.Module, "__call__", self._called(nn.Module.__call__))
             yield
-            return
-        patches = Patches()
-        try:
-            for name in ("to", "cuda", "to_empty"):
-                patches.replace(nn.Module, name, self._moved(getattr(nn.Module, name)))
-            patches.replace(nn.Module, "__call__", self._called(nn.Module.__call__))
-            yield
-        finally:
-            patches.undo()
 
     def _moved(self, move: Any) -> Any:
         def moved(model: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -1,9 +1,9 @@
-"""The ledger and what is known of its allocations, as a Trace."""
+"""The ledger and the labels of its allocations, as a Trace."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,19 +29,8 @@ from memviz.trace.model import (
     Trace,
 )
 
-
-@dataclass
-class PhaseMarks:
-    """Beginnings and ends of phases."""
-
-    name: list[int] = field(default_factory=list)
-    stage: list[Stage] = field(default_factory=list)
-    time: list[int] = field(default_factory=list)
-
-    def add(self, name: int, stage: Stage, time: int) -> None:
-        self.name.append(name)
-        self.stage.append(stage)
-        self.time.append(time)
+PhaseMark = tuple[int, Stage, int]
+"""Name of a phase, its beginning or end, and the time."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +50,7 @@ class KeptTrace:
 def trace_of(
     ledger: Ledger,
     known: AllocationColumns,
-    marks: PhaseMarks,
+    marks: Sequence[PhaseMark],
     interner: Interner,
     *,
     settings: Any,
@@ -99,20 +88,24 @@ def trace_of(
     )
 
 
+def live_changes(action: Any, size: Any) -> Ints8:
+    """Return by how much each event changes the live bytes that tensors requested."""
+    return np.select([action == Action.ALLOC, action == Action.FREE_COMPLETED], [size, -size], 0)
+
+
 def trains(trace: Trace) -> bool:
     """Return whether any event is in backward or an optimizer step."""
     labels = trace.devices[0].event_labels
     return labels is not None and bool(np.isin(labels.phase, (Phase.BACKWARD, Phase.STEP)).any())
 
 
-def _annotations(marks: PhaseMarks, kept: KeptTrace | None, events: Events) -> Annotations:
-    time = np.array(marks.time, dtype=np.int64)
-    shown = np.ones(len(time), dtype=np.bool_)
+def _annotations(marks: Sequence[PhaseMark], kept: KeptTrace | None, events: Events) -> Annotations:
+    first = 0
     if kept is not None:
-        shown = time >= (events.time_us[0] if len(events) else np.iinfo(np.int64).max)
-    return Annotations(
-        np.array(marks.name, dtype=np.int32)[shown], np.array(marks.stage, dtype=np.uint8)[shown], time[shown]
-    )
+        first = int(events.time_us[0]) if len(events) else np.iinfo(np.int64).max
+    shown = [mark for mark in marks if mark[2] >= first]
+    columns = np.array(shown, dtype=np.int64).reshape(-1, 3).T
+    return Annotations(columns[0].astype(np.int32), columns[1].astype(np.uint8), columns[2])
 
 
 def _kept_events(events: Events, kept: KeptTrace, interner: Interner) -> Events:
@@ -176,22 +169,17 @@ def _final_state(ledger: Ledger, interner: Interner, kept: KeptTrace | None) -> 
     """With the stacks of what made each segment and block, and the allocation in each block."""
     segments, blocks, cause = final_state(ledger.allocator, pool=interner.pool, stream=interner.stream)
     shows: Callable[[int], bool] = (lambda number: True) if kept is None else kept.recorded
-    made_by, stack_of = _stacks_of_segments(ledger, shows), _stacks_of_allocations(ledger)
+    history = ledger.history
+    made_by, stack_of = {}, {}
+    rows = zip(history.action, history.address, history.cause, ledger.stacks, strict=True)
+    for action, address, number, stack in rows:
+        if action == Action.ALLOC:
+            stack_of[number] = stack
+        elif action in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP) and shows(number):
+            made_by[address] = stack
     of_segments = np.array([made_by.get(address, NO_STACK) for address in segments.address.tolist()], dtype=np.int32)
     numbers = cause.tolist()
     of_blocks = np.array([stack_of.get(n, NO_STACK) if shows(n) else NO_STACK for n in numbers], dtype=np.int32)
     if kept is not None and kept.only_python:
         of_segments, of_blocks = _without_native(of_segments, interner), _without_native(of_blocks, interner)
     return replace(segments, stack=of_segments), replace(blocks, stack=of_blocks), cause
-
-
-def _stacks_of_segments(ledger: Ledger, shows: Callable[[int], bool]) -> dict[int, int]:
-    history = ledger.history
-    made = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
-    rows = zip(history.action, history.address, history.cause, ledger.stacks, strict=True)
-    return {address: stack for action, address, cause, stack in rows if action in made and shows(cause)}
-
-
-def _stacks_of_allocations(ledger: Ledger) -> dict[int, int]:
-    rows = zip(ledger.history.action, ledger.history.cause, ledger.stacks, strict=True)
-    return {cause: stack for action, cause, stack in rows if action == Action.ALLOC}

@@ -18,23 +18,13 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from memviz.errors import UsageError
+from memviz.runner.predict.compat import required
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, Phase
 
 _PHASES = {"forward": Phase.FORWARD, "backward": Phase.BACKWARD, "optimizer step": Phase.STEP}
 NO_TASK = -1
 ACCUMULATE = "torch::autograd::AccumulateGrad"
-
-
-def _needed(owner: Any, name: str) -> Callable[..., Any]:
-    function: Callable[..., Any] | None = getattr(owner, name, None)
-    if function is None:
-        raise UsageError(
-            f"torch {torch.__version__} has no {owner.__name__}.{name}, by which the predictor follows backward; "
-            "use a release from 2.6 to 2.13."
-        )
-    return function
 
 
 class _InThread(threading.local):
@@ -57,9 +47,9 @@ class _InThread(threading.local):
 
 class ProgramPosition:
     def __init__(self, interner: Interner) -> None:
-        self.graph_task = _needed(torch._C, "_current_graph_task_id")
-        self._node = _needed(torch._C, "_current_autograd_node")
-        self._next_number = _needed(torch.autograd, "_get_sequence_nr")
+        self.graph_task = required(torch._C, "_current_graph_task_id")
+        self._node = required(torch._C, "_current_autograd_node")
+        self._next_number = required(torch.autograd, "_get_sequence_nr")
         self._text = interner.string
         self.here = _InThread(self._next_number)
         self.phases: list[str] = []

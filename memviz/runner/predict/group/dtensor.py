@@ -13,12 +13,12 @@ from functools import _lru_cache_wrapper, wraps
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from memviz.runner.predict.compat import Patches, without_functions, without_modes
 from memviz.runner.predict.group.ranks import Layout
 from memviz.runner.predict.named_devices import META
-from memviz.runner.predict.torch_patches import Patches
 
 _META_METHOD = "_propagate_tensor_meta_non_cached"
 """torch finds them with tensors that pretend to be of the card."""
@@ -81,7 +81,7 @@ def _noted_chunks(run: Callable[..., Any], layout: Layout) -> Callable[..., Any]
 def _apart(run: Callable[..., Any], propagation: Any) -> Callable[..., Any]:
     @wraps(run)
     def reckoned(self: Any, schema: Any) -> Any:
-        with torch._C.DisableTorchFunction(), _disable_current_modes():
+        with without_functions(), without_modes():
             try:
                 made = schema.op(*_without_data(schema.args_schema), **_without_data(schema.kwargs_schema))
             except (RuntimeError, NotImplementedError, TypeError):

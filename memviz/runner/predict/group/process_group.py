@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -21,13 +20,13 @@ from torch.distributed import distributed_c10d as functions
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
+from memviz.runner.predict.compat import Patches
 from memviz.runner.predict.cuda_streams import StreamOrder
 from memviz.runner.predict.group.collectives import Collectives
 from memviz.runner.predict.group.dtensor import follow_dtensor, forget_meshes
 from memviz.runner.predict.group.ranks import GroupRank, Layout
 from memviz.runner.predict.named_devices import META
 from memviz.runner.predict.prediction_errors import Stopped
-from memviz.runner.predict.torch_patches import Patches
 
 _STAGE_MODULE = "torch.distributed.pipelining.stage"
 _STAGE_REMEDY = (
@@ -88,7 +87,7 @@ def follow_zero_optimizer(patches: Patches, layout: Layout) -> None:
             by_weights.setdefault(shapes, []).append(rank)
         layout.unlike = list(by_weights.values())
 
-    patches.call_back(register_optimizer_step_post_hook(stepped).remove)
+    patches.callback(register_optimizer_step_post_hook(stepped).remove)
 
 
 _TIMEOUT = timedelta(minutes=10)
@@ -135,21 +134,15 @@ class _NcclOptions(c10d.Backend.Options):
         self.config = None
 
 
-@contextmanager
-def grouped(recorder: AllocationRecorder, rank: GroupRank | None, layout: Layout, order: StreamOrder) -> Iterator[None]:
-    patches, collectives = Patches(), Collectives(recorder, layout, order)
-    recorder.instead = collectives.treatments() if dist.is_available() else {}
-    try:
-        follow_group(patches, rank, collectives, layout)
-        yield
-    finally:
-        patches.undo()
-
-
-def follow_group(patches: Patches, rank: GroupRank | None, collectives: Collectives, layout: Layout) -> None:
-    """`rank` is None where nobody said of how many; then only a script that says so itself goes on."""
+def follow_group(
+    patches: Patches, recorder: AllocationRecorder, rank: GroupRank | None, layout: Layout, order: StreamOrder
+) -> None:
+    """Pretend the process group; without a rank, only a script that says its own world size goes on."""
     if not dist.is_available():
+        recorder.instead = {}
         return
+    collectives = Collectives(recorder, layout, order)
+    recorder.instead = collectives.treatments()
     group = _Group(patches, rank, collectives, layout)
     nccl, gloo = (
         _SilentBackend(name, (), {"backend": backend, "Options": _NcclOptions})
@@ -183,8 +176,7 @@ def follow_group(patches: Patches, rank: GroupRank | None, collectives: Collecti
     _follow_processes(patches, rank)
     if rank is not None:
         _set_environment(patches, rank)
-    hook = sys.excepthook
-    patches.call_back(lambda: _leave(hook))
+    patches.callback(_leave, sys.excepthook)
 
 
 class _Group:
@@ -224,7 +216,6 @@ class _Group:
             ranks = args[2] if len(args) > 2 else kwargs.get("global_ranks_in_group")
             if isinstance(group, dist.ProcessGroup):
                 self._layout.note_group(ranks or range(group.size()))
-            if isinstance(group, dist.ProcessGroup):
                 for device in _DEVICES:
                     try:
                         backend = group._get_backend(torch.device(device))
@@ -309,7 +300,7 @@ def _set_environment(patches: Patches, rank: GroupRank) -> None:
                 os.environ.pop(name, None)
 
     os.environ.update(rank.environment)
-    patches.call_back(put_back)
+    patches.callback(put_back)
 
 
 def _leave(hook: Any) -> None:
