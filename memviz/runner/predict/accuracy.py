@@ -63,7 +63,7 @@ class MeasuredPeak:
 
     @property
     def is_published(self) -> bool:
-        """A figure in a table, and not a recording of every allocation."""
+        """True for a figure in a published table, False for a recording of every allocation."""
         return self.live is None
 
 
@@ -109,10 +109,10 @@ def expected_error(
     """
     needed = families_of(operators)
     kind: Kind = "training" if trains else "inference"
-    ours = [one for one in measured_peaks() if one.kind == kind]
-    recordings = [one for one in ours if not one.is_published]
+    peaks = [one for one in measured_peaks() if one.kind == kind]
+    recordings = [one for one in peaks if not one.is_published]
     missing = needed - _covered(recordings)
-    published = [one for one in ours if one.is_published and one.families & missing] if missing else []
+    published = [one for one in peaks if one.is_published and one.families & missing] if missing else []
     used = [*recordings, *published]
     missing -= _covered(published)
     counted = needed & NOT_COUNTED.keys()
@@ -141,7 +141,7 @@ def _covered(rows: Iterable[MeasuredPeak]) -> frozenset[str]:
 
 
 def _worst(pairs: Iterable[tuple[int, int] | None]) -> float | None:
-    """In percent, of what was measured."""
+    """Return the worst error in percent of the measured bytes."""
     errors = [100 * abs(predicted - measured) / measured for measured, predicted in filter(None, pairs)]
     return round(max(errors), 4) if errors else None
 

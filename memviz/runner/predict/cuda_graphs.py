@@ -1,6 +1,6 @@
-"""CUDA graphs: what is captured runs once, as it stands, and takes its memory from the graph's own pool.
+"""CUDA graphs and memory pools: captured code runs once and allocates from the graph's own pool, replays do nothing.
 
-That is what a card does too: its allocator hands out at capture, and nothing when the graph is replayed.
+A card does the same: its allocator hands out memory at capture, and none when the graph is replayed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REPLAYED = (
 
 
 class GraphPools:
-    """Pools of memory beside the default one: of graphs, and those a program makes."""
+    """Private memory pools, of graphs and of the program."""
 
     def __init__(self, ledger: Ledger, order: StreamOrder, known: KnownValues) -> None:
         self.order = order

@@ -265,7 +265,7 @@ def _follow_default_device(patches: Patches, named: NamedDevices) -> None:
     chosen: list[bool] = []
 
     def set_default_device(device: Any) -> None:
-        ours = named.means_us(device, numbers=True)
+        ours = named.is_own(device, numbers=True)
         chosen[:] = [True] if ours else []
         set_device(META if ours else device)
 

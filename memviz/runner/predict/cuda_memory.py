@@ -45,7 +45,7 @@ class PretendedOutOfMemory:
     event: int
     """Index of the event in the history."""
     where: str
-    """The line, as far as there is one."""
+    """The program's line, if known."""
     requested_bytes: int
     asked_bytes: int
     """Bytes asked of the card, after rounding: torch's "tried to allocate"."""
@@ -75,7 +75,7 @@ class OutOfMemoryReport:
         return OutOfMemoryError(self._text(failure, free, allocator.limit))
 
     def _text(self, failure: AllocationFailed, free: int, limit: int | None) -> str:
-        """In torch's order and with its words, because programs look for them."""
+        # Programs search for torch's own words.
         card, allocated, reserved = self._card, failure.allocated, failure.reserved
         in_use = card.overhead_bytes + reserved
         allowed = "" if limit is None else f"{size_text(limit)} allowed; "
@@ -158,7 +158,7 @@ class MemoryFunctions:
         if size == 0:
             return 0
         with self._ledger.lock:
-            taken = self._recorder.take_for(Category.UNKNOWN, size, "caching_allocator_alloc", (stream, None))
+            taken = self._recorder.allocate(Category.UNKNOWN, size, "caching_allocator_alloc", (stream, None))
         self._raw[taken.block.address] = taken
         return taken.block.address
 
@@ -197,7 +197,7 @@ class HistoryWindow:
 
 
 class MemoryHistory:
-    """What `_record_memory_history` switches on; stacks and events outside its ranges are not shown."""
+    """The history that the program records itself, with the ranges of events and stacks that it covers."""
 
     def __init__(self, ledger: Ledger, trace_of: Callable[[KeptTrace], Trace]) -> None:
         self.windows: list[HistoryWindow] = []
@@ -263,7 +263,7 @@ class MemoryHistory:
         return self._ledger.mark()
 
     def snapshot(self, pool: Any = None) -> dict[str, Any]:
-        """The pool's two numbers are followed, in late releases, by whether to include the history."""
+        """Return a snapshot; late releases append to the two numbers of a pool whether to include the history."""
         made = {"external_annotations": [], **snapshot_dict(self._trace_of(self._kept()))}
         self._note()
         chosen = _ALL_POOLS if pool is None else tuple(pool)[:2]

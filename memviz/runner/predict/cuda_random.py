@@ -93,7 +93,7 @@ class AnyGenerator(metaclass=StandIn):
     named: ClassVar[NamedDevices]
 
     def __new__(cls, device: Any = "cpu") -> Any:
-        return CardGenerator() if cls.named.means_us(device, numbers=True) else _RealGenerator(device)
+        return CardGenerator() if cls.named.is_own(device, numbers=True) else _RealGenerator(device)
 
 
 def follow_generators(patches: Patches, named: NamedDevices) -> Callable[[], None]:

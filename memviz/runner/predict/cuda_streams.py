@@ -31,7 +31,7 @@ _STREAMS_OF_A_PRIORITY = 32
 """torch makes so many, and then hands out the first again."""
 _FIRST_HANDLE, _HANDLE_STEP = 0x5E0000000000, 0x40
 _QUEUED_KERNELS = 1024
-"""Kernels that a stream takes before whoever launches one more has to wait for the first: about a thousand by the
+"""Kernels that a stream takes before the next launch has to wait for the first: about a thousand by the
 measurement at https://stackoverflow.com/questions/53970187, whatever the card. An operator is at least one."""
 _FREED_ON_WAIT = (
     "Memory that another stream uses is given back when the program waits for that stream (synchronize, .item(), a "
@@ -162,7 +162,7 @@ _RealEvent: Any = torch.Event
 
 
 class FakeStream(_RealStream):  # type: ignore[misc]
-    """For torch one of the host's, which every build can make; what a program reads of it is the card's."""
+    """To torch a stream of the host, which every build can make; its attributes are those of the card's."""
 
     order: ClassVar[StreamOrder]
     named: ClassVar[NamedDevices]
@@ -279,7 +279,7 @@ class AnyStream(metaclass=StandIn):
             return _RealStream(device, **named) if device is not None else _RealStream(**named)
         if "stream_id" in named:
             return cls.kind.of(order.numbered(named["stream_id"]))
-        if device is None or cls.kind.named.means_us(device, numbers=True):
+        if device is None or cls.kind.named.is_own(device, numbers=True):
             return cls.kind.of(order.new(named.get("priority", 0)))
         return _RealStream(device, **named)
 
@@ -349,7 +349,7 @@ class AnyEvent(metaclass=StandIn):
     named: ClassVar[NamedDevices]
 
     def __new__(cls, device: Any = None, **options: Any) -> Any:
-        if device is None or cls.named.means_us(device, numbers=True):
+        if device is None or cls.named.is_own(device, numbers=True):
             return cls.kind(**options)
         return _RealEvent(device, **options)
 

@@ -81,7 +81,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         treatment = self._treatments.get(func)
         if treatment is None:
             treatment = self._treatments[func] = self._treatment_of(func)
-        self.recorder.arrived(treatment, args)
+        self.recorder.before_op(treatment, args)
         out = self._override(func, treatment, args, kwargs)
         if out is not NotImplemented:
             return out
@@ -94,7 +94,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return treatment.parts_in(*args, **kwargs)
         shapes = None if treatment.is_view or treatment.resizes else shape_key(args, kwargs)
         out = self._result(func, treatment, args, kwargs, shapes)
-        self.recorder.ran(treatment, args, kwargs, out, shapes)
+        self.recorder.after_op(treatment, args, kwargs, out, shapes)
         if not treatment.is_view:
             writes, may_say = treatment.writes, treatment.may_say
             self.recorder.host.follow(func, args, kwargs, out, writes=writes, may_say=may_say)
@@ -104,7 +104,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _treatment_of(self, func: Any) -> Treatment:
         treatment = treatment_of(func, self._kernels, self.autocast.release)
-        instead = self.recorder.instead.get(func)
+        instead = self.recorder.overrides.get(func)
         treatment = replace(treatment, sparse=self._sparse.runs.get(func))
         return treatment if instead is None else replace(treatment, instead=instead)
 
@@ -123,9 +123,9 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             out = self.looks.instead(func, treatment, args, kwargs)
             if out is not NotImplemented:
                 return out
-        out = self.recorder.host.instead(func, args, kwargs, moves=treatment.moves)
+        out = self.recorder.host.override(func, args, kwargs, moves=treatment.moves)
         if treatment.moves and out is not NotImplemented:
-            self.recorder.left(treatment, args, kwargs, out)
+            self.recorder.copied_to_host(treatment, args, kwargs, out)
         if out is not NotImplemented and treatment.may_choose:
             self.recorder.choices.follow(func, args, out)
         return out
@@ -147,7 +147,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         at_once = bool(args) and is_on_device(args[0])
         on_device = at_once or any(tensor.is_meta for tensor in tensors_in((*args, *kwargs.values())))
         if on_device and not at_once:
-            out = self.recorder.host.meets_device(func, args)
+            out = self.recorder.host.mixed_devices(func, args)
             if out is not NotImplemented:
                 return out
         try:

@@ -105,7 +105,7 @@ class FakeCudaMode(TorchFunctionMode):
         if isinstance(func, HigherOrderOperator) and func.__name__ == "flex_attention" and _is_on_card(args):
             self._recorder.assumptions.state(FLEX_ASSUMED)
             return flex_attention(self._tensors.lose, *args[:4])
-        nowhere = self._named.means_nowhere
+        nowhere = self._named.is_meta_device
         # torch's own code may call an operator with the device of a pretended tensor, which is "meta".
         is_operator = isinstance(func, OpOverload)
         if not is_operator and (nowhere(kwargs.get("device")) or any(map(nowhere, args))):
@@ -122,14 +122,14 @@ class FakeCudaMode(TorchFunctionMode):
         return out
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        means_us = self._named.means_us
-        if any(map(means_us, args)):
-            args = tuple(META if means_us(arg) else arg for arg in args)
-        elif func is Tensor.to and len(args) > 1 and means_us(args[1], numbers=True):
+        is_own = self._named.is_own
+        if any(map(is_own, args)):
+            args = tuple(META if is_own(arg) else arg for arg in args)
+        elif func is Tensor.to and len(args) > 1 and is_own(args[1], numbers=True):
             args = (args[0], META, *args[2:])
         if not kwargs:
             return func(*args)
-        if means_us(kwargs.get("device"), numbers=True):
+        if is_own(kwargs.get("device"), numbers=True):
             kwargs = {**kwargs, "device": META}
         if kwargs.get("generator") is not None:
             return self._draw(func, args, kwargs)
@@ -228,7 +228,7 @@ def follow_cuda(
 
 
 def _check_memory(recorder: AllocationRecorder, model: nn.Module) -> None:
-    nowhere = recorder.host.nowhere
+    nowhere = recorder.host.on_meta
     if len(nowhere) and any(tensor in nowhere for tensor in (*model.parameters(), *model.buffers())):
         raise NotImplementedError(NOTHING_TO_COPY)
 
@@ -243,7 +243,7 @@ def _follow_addresses(patches: Patches, recorder: AllocationRecorder) -> None:
     address: Any = torch.UntypedStorage.data_ptr
 
     def data_ptr(self: torch.UntypedStorage) -> int:
-        allocation = recorder.ledger.knows(self)
+        allocation = recorder.ledger.allocation_of(self)
         return int(address(self)) if allocation is None else allocation.block.address
 
     patches.put(torch.UntypedStorage, "data_ptr", data_ptr)
@@ -275,9 +275,9 @@ def _follow_wrapper_subclasses(patches: Patches, named: NamedDevices) -> None:
     make: Any = Tensor._make_wrapper_subclass
 
     def made(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if named.means_us(kwargs.get("device")):
+        if named.is_own(kwargs.get("device")):
             kwargs["device"] = META
-        placed = (META if isinstance(arg, torch.device) and named.means_us(arg) else arg for arg in args)
+        placed = (META if isinstance(arg, torch.device) and named.is_own(arg) else arg for arg in args)
         return make(cls, *placed, **kwargs)
 
     patches.put(Tensor, "_make_wrapper_subclass", staticmethod(made))
@@ -309,7 +309,7 @@ def _follow_moves(patches: Patches, recorder: AllocationRecorder, named: NamedDe
     to = nn.Module.to
 
     def is_ours(value: Any) -> bool:
-        return named.means_us(value, numbers=True)
+        return named.is_own(value, numbers=True)
 
     def moved(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         like = kwargs.get("tensor", args[0] if args else None)

@@ -1,7 +1,7 @@
-"""Every storage that comes and goes, as malloc and free of the allocator, in the program's own order.
+"""The ledger: malloc and free of every storage, through the model of the allocator, in the program's order.
 
-A storage is freed when its last owner lets go of it, be that a tensor, a view or the autograd graph. Its weak
-reference tells the moment, exactly and at once, as a card's allocator would learn it.
+A storage is freed when its last owner is gone, be that a tensor, a view or the autograd graph. Its weak reference
+tells that moment at once, as on a card.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 _USERS_CODE = -1
-"""The cause of what no allocation caused, such as emptying the cache."""
+"""Cause of events without an allocation, such as emptying the cache."""
 _DEFAULT_STREAM = 0
 Place = tuple[int, PoolId | None]
 """A stream's handle, and the pool that memory comes from; None is the default one."""
@@ -46,7 +46,7 @@ class _Watched(weakref.ref["torch.UntypedStorage"]):
 
 
 class Ledger:
-    """`number_of_stack` is asked once for each allocation and each free."""
+    """`number_of_stack` is called once for each free."""
 
     def __init__(
         self, settings: Settings, number_of_stack: Callable[[], int], device: DeviceMemory | None = None
@@ -79,11 +79,11 @@ class Ledger:
         self._waiting: dict[int, int] = {}
         """Allocations whose free is not complete, by address."""
 
-    def knows(self, storage: torch.UntypedStorage) -> LiveAllocation | None:
+    def allocation_of(self, storage: torch.UntypedStorage) -> LiveAllocation | None:
         return self.live.get(storage._cdata)
 
     def take(self, storage: torch.UntypedStorage, stack: int) -> LiveAllocation | None:
-        """Memory for a storage; for zero bytes PyTorch asks nobody."""
+        """Allocate memory for a storage; one of zero bytes has none."""
         requested = storage.nbytes()
         if requested == 0:
             return None
@@ -128,7 +128,7 @@ class Ledger:
         self.freed(allocation)
 
     def replace(self, storage: torch.UntypedStorage, stack: int) -> LiveAllocation | None:
-        """A storage that was resized: new memory first, then the old is let go, as it is copied between them."""
+        """Allocate new memory for a resized storage, then free the old, as torch copies between them."""
         old = self.live.get(storage._cdata)
         new = self.take(storage, stack)
         if new is None:
@@ -138,8 +138,8 @@ class Ledger:
         return new
 
     def used_by(self, storage: torch.UntypedStorage, stream: int) -> None:
-        """Its free has to wait for this stream too."""
-        allocation = self.knows(storage)
+        """Let the free of a storage wait for another stream too."""
+        allocation = self.allocation_of(storage)
         if allocation is not None:
             self.allocator.record_stream(allocation.block, stream)
 
@@ -151,14 +151,14 @@ class Ledger:
             self._date(self._stack())
 
     def note(self, action: Action, size: int) -> None:
-        """An event that moves no memory."""
+        """Record an event that moves no memory."""
         with self.lock:
             self.history.now = _USERS_CODE
             self.history.add(action, 0, size, _DEFAULT_STREAM, (0, 0))
             self._date(NO_STACK)
 
     def mark(self) -> int:
-        """A moment between two events."""
+        """Return a time between two events."""
         self.now += 1
         return self.now
 

@@ -1,4 +1,4 @@
-"""A CUDA device that is not there: PyTorch code runs on tensors without data, and its memory is kept account of.
+"""A pretended CUDA device: PyTorch code runs on tensors without data, and its memory is accounted for.
 
 Tensors of the `meta` device stand for those on the card and CPU tensors for those on the host, so that both stay
 apart as they would be. Whatever takes memory on the card goes, in order, through the model of PyTorch's allocator.
@@ -70,13 +70,13 @@ RESERVED_IS_UNPROVEN = (
     "reserved depends on the order in which streams give memory back, and is not validated."
 )
 _DTYPES = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"}
-"""Those that some cards have no hardware for."""
+"""Dtypes that some cards have no hardware for."""
 _EVENTS_BETWEEN_COLLECTIONS = 1000
 """Events between collections of cycles, where a program empties the cache; they are slow once libraries are loaded."""
 
 
 class PredictedDevice:
-    """Use it in a `with` block, one at a time in a process. What is made inside belongs to the device."""
+    """Use it in a `with` block, one at a time in a process."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class PredictedDevice:
         `assume` are the user's own answers where a program asks for values, by line: {"train.py:12": 3.0}.
         `limited`: the program has what a process gets of the card, and no more.
         `rank` is the process of a group that is predicted; the others are pretended.
-        `figures_only`: without the stacks of allocations, which are for whoever looks at the trace.
+        `figures_only`: leave out the stacks of allocations, which only a viewer of the trace needs.
         """
         self.card = card
         self.rank = rank
@@ -121,7 +121,7 @@ class PredictedDevice:
         self._patches = Patches()
         self._collected_at = -_EVENTS_BETWEEN_COLLECTIONS - 1
         self._highest = (0, 0, 0)
-        """Requested, allocated and reserved, before peaks were reset."""
+        """Requested, allocated and reserved peaks, before peaks were reset."""
         self._peaks_from = 0
         self._report = OutOfMemoryReport(memory)
         self._history = MemoryHistory(self.recorder.ledger, self._trace)
@@ -157,7 +157,7 @@ class PredictedDevice:
         follow_optimizers(patches, recorder, phases)
         follow_backward(patches, phases)
         follow_resizing(patches, recorder)
-        autocast = Autocast(self.release, lambda cast: self.know(cast, Category.AUTOCAST_WEIGHT_COPIES))
+        autocast = Autocast(self.release, lambda cast: self.label(cast, Category.AUTOCAST_WEIGHT_COPIES))
         kernels = kernels_for(self.card, self.release)
         kernels = {name: autocast.around(name, kernel) for name, kernel in kernels.items()}
         patches.enter_context(registered_kernels(kernels))
@@ -185,16 +185,16 @@ class PredictedDevice:
 
     def inputs(self, workload: TakesInputs) -> dict[str, Any]:
         made = workload.inputs(self.torch_device)
-        self.know(made, Category.INPUT)
+        self.label(made, Category.INPUT)
         return made
 
-    def know(self, value: Any, category: Category) -> None:
+    def label(self, value: Any, category: Category) -> None:
         """Set the category of the tensors in a value (however nested), where only the caller knows it."""
-        self.recorder.know(value, category)
+        self.recorder.label(value, category)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Cycles of objects are collected where an outermost phase ends, and nowhere else."""
+        """Mark a phase; cycles of objects are collected only where an outermost phase ends."""
         phases = self.recorder.position.phases
         phases.append(name)
         self._mark(name, Stage.START)
@@ -202,7 +202,7 @@ class PredictedDevice:
             yield
         finally:
             phases.pop()
-            self.recorder.know_parameters()
+            self.recorder.label_parameters()
             if not phases:
                 gc.collect()
             self._mark(name, Stage.END)
@@ -211,9 +211,9 @@ class PredictedDevice:
         self._marks.append((self._interner.string(name), stage, self.recorder.ledger.mark()))
 
     def empty_cache(self) -> None:
-        """Cycles are collected before it: by then Python would have done so, and scripts often say it.
+        """Collect cycles, then empty the cache.
 
-        All of them after a stretch of work, the young ones where it is said again and again, as offloading does.
+        All cycles after a stretch of work, the young ones where calls follow one another, as in offloading.
         """
         events = len(self.recorder.ledger.history)
         full = events - self._collected_at > _EVENTS_BETWEEN_COLLECTIONS
@@ -282,7 +282,7 @@ class PredictedDevice:
 
     @property
     def windows(self) -> tuple[HistoryWindow, ...]:
-        """The files that the program's own history was dumped to."""
+        """Files that the program dumped its own history to."""
         return tuple(self._history.windows)
 
     @property
@@ -300,12 +300,12 @@ class PredictedDevice:
 
     @property
     def host_bytes(self) -> int:
-        """Between the device and the host, both ways together."""
+        """Bytes copied between the device and the host, both ways."""
         return self.recorder.totals.from_host_bytes + self.recorder.host.arrived_bytes
 
     @property
     def link_bytes(self) -> int:
-        """To the other devices of a group."""
+        """Bytes sent to other devices of the group."""
         return self.recorder.totals.link_bytes
 
     @property
@@ -314,17 +314,17 @@ class PredictedDevice:
         return self.recorder.pinned.held_bytes
 
     def unseen(self) -> tuple[str, ...]:
-        """In sentences: what this run takes on a real card beyond what is predicted, and what was taken as given."""
+        """Return sentences on memory that is not predicted, and on assumed values."""
         assumed = filter(None, (*self.recorder.assumptions.sentences, caught_refusal()))
         shared = (RESERVED_IS_UNPROVEN,) if COLLECTIVES in self.recorder.operators else ()
         return (*unseen_by(self.recorder.operators, self.card), *shared, *assumed)
 
     def warnings(self) -> tuple[str, ...]:
-        """In sentences: dtypes that were used and that the card has no hardware for."""
+        """Return sentences on dtypes that the card has no hardware for."""
         return dtype_warnings((_DTYPES.get(dtype, "") for dtype in self.recorder.dtypes), self.card)
 
     def unproven(self) -> tuple[Unproven, ...]:
-        """Rules that its memory rests on and that no recording proves."""
+        """Return the rules that the run rests on and that no recording proves."""
         return unproven_of(self.recorder)
 
     def _facts(self) -> dict[str, str]:
@@ -343,7 +343,7 @@ class PredictedDevice:
 
     def _trace(self, kept: KeptTrace | None) -> Trace:
         """Return the trace of the whole run, or of the part that a file saved now shows."""
-        self.recorder.know_parameters()
+        self.recorder.label_parameters()
         about = About("predicted", on=self.card.name, facts=self._facts())
         return trace_of(
             self.recorder.ledger,

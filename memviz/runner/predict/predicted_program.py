@@ -24,13 +24,13 @@ from memviz.runner.request import DEFAULT_CARD, release_of
 
 
 class EnoughSteps(SystemExit):
-    """The program ends as if it had called `sys.exit(0)`."""
+    """Ends the program as `sys.exit(0)` does."""
 
 
 class OptimizerSteps:
-    """A program with several optimizers, such as a GAN, ends when all of them have taken their steps.
+    """Ends a program when all of its optimizers have taken their steps.
 
-    One that never steps does not keep it: the program ends too where another would take one step too many.
+    An optimizer that never steps does not prolong it: one step too many of another ends the program too.
     """
 
     def __init__(self, most: int | None, tell: Callable[[int], None] = lambda steps: None) -> None:
@@ -101,7 +101,7 @@ def predicting(
     world_size: int | None = None,
     rank: int = 0,
 ) -> Iterator[Predicting]:
-    """Runs what is inside with a CUDA device that is pretended: nothing is computed there, and its memory is counted.
+    """Run the block with a pretended CUDA device, which counts memory and computes nothing.
 
     Args:
         card: Which one, by a part of its name, as in "RTX 4090". It raises torch.cuda.OutOfMemoryError where it has

@@ -47,7 +47,7 @@ class ExitFunctions:
         self._kept: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
 
     def run(self) -> None:
-        """The last that was registered first; one that fails stops no other."""
+        """Run them, the last first; one that fails stops no other."""
         while self._kept:
             function, args, kwargs = self._kept.pop()
             try:
@@ -89,7 +89,7 @@ def exit_functions() -> Iterator[ExitFunctions]:
 
 
 def optimizations_named(texts: Sequence[str], knobs: Sequence[tuple[str, str]]) -> tuple[Optimization, ...]:
-    """From NAME:KNOB=VALUE each. A knob that is set by itself belongs to every one of them that has it."""
+    """Parse NAME:KNOB=VALUE texts; a knob that is set by itself applies to every optimization that has it."""
     having = {kind.name: {knob.name for knob in fields(kind)} for kind in OPTIMIZATIONS}  # type: ignore[arg-type]
     said = dict(map(parse_named, texts))
     for knob, value in knobs:
@@ -110,7 +110,7 @@ def optimizations_named(texts: Sequence[str], knobs: Sequence[tuple[str, str]]) 
 
 
 class ModelChanges:
-    """Each model is changed once: where it is moved to the device, or where it is first called there."""
+    """Applies optimizations to each model once: when it moves to the device, or is first called there."""
 
     def __init__(self, optimizations: Sequence[Optimization], assumptions: Assumptions) -> None:
         # Settings of the environment are the device's own from the start.
@@ -172,11 +172,11 @@ class ModelChanges:
 
 
 STOPPED = 3
-"""The exit status of a program that asked for values that nobody computes."""
+"""Exit status of a program that read values that are not computed."""
 UNUSED = 2
-"""The exit status where an answer was stated for a line that asks for none, as of every wrong use of the command."""
+"""Exit status for an answer to a line that asks for none, as for every wrong use of the command."""
 NOT_KNOWN = 4
-"""The exit status where the program came to a good end and processes that it started had the card, if anything did."""
+"""Exit status of a program that ended well while only other processes used the card."""
 INTERRUPTED = 128 + signal.SIGINT
 _ONLY_OWN = "which are not predicted: predict the script that they run, with --world-size N for several"
 
@@ -197,7 +197,7 @@ class ScriptOrder:
 
     @property
     def settings_text(self) -> str | None:
-        """Those of an optimization hold where none are said."""
+        """Allocator settings of the order, else of an optimization."""
         said = [text for change in self.optimizations for text in change.environment.values()]
         return said[0] if self.settings is None and said else self.settings
 
@@ -217,7 +217,7 @@ class ScriptPrediction:
 
     @property
     def not_known(self) -> str:
-        """The reason why the peaks are not those of the whole program; empty where they are."""
+        """Why the peaks are not those of the whole program; empty where they are."""
         if self.stopped is not None:
             return f"the program was stopped at {self.stopped.where or 'a line that is not known'}"
         own = "took no memory of a card"
@@ -235,7 +235,7 @@ class ScriptPrediction:
 
     @property
     def fits(self) -> bool | None:
-        """On the card that was named; None where none was, or the program took too little before its end to tell."""
+        """Whether it fits the named card; None without one, or if the program ended too early to tell."""
         if self.stopped is not None or not self.estimate.limited:
             return None
         fits = self.estimate.fits()
@@ -245,7 +245,7 @@ class ScriptPrediction:
 def predict_script(
     script: Script, order: ScriptOrder, tell: Callable[[str], None] = lambda words: None
 ) -> ScriptPrediction:
-    """Runs it to its end, and everything that it wants done at exit, then writes what the card would have written."""
+    """Run a script and its exit functions to the end, then write the snapshot."""
     if order.output is not None:
         free_path(order.output, overwrite=order.overwrite)
     device = device_for(
@@ -309,7 +309,7 @@ def _status_of(error: SystemExit) -> int:
 
 
 def _cause(error: BaseException | None) -> Stopped | None:
-    """Libraries wrap what stops them into errors of their own."""
+    """Find what stopped the program behind errors of libraries."""
     while error is not None:
         if isinstance(error, Stopped):
             return error

@@ -57,7 +57,7 @@ def trace_of(
     about: About,
     kept: KeptTrace | None = None,
 ) -> Trace:
-    """The whole run; `kept` makes it what a file of that moment shows."""
+    """Return the trace of the whole run, or of the part that a file of that moment shows."""
     with ledger.lock:
         cause = ledger.history.causes()
         events = _events(ledger, known, interner, cause)
@@ -118,7 +118,7 @@ def _kept_events(events: Events, kept: KeptTrace, interner: Interner) -> Events:
 
 
 def _without_native(stacks: Ints4, interner: Interner) -> Ints4:
-    """The same stacks without frames that have no line."""
+    """Return the stacks without frames of C++."""
     known, frames = interner.frozen_stacks(), interner.frozen_stacks().frames
     shorter = {NO_STACK: NO_STACK}
     for stack in np.unique(stacks).tolist():
@@ -166,7 +166,7 @@ def _labels(known: AllocationColumns, cause: Ints8) -> Labels:
 
 
 def _final_state(ledger: Ledger, interner: Interner, kept: KeptTrace | None) -> tuple[Segments, Blocks, Ints8]:
-    """With the stacks of what made each segment and block, and the allocation in each block."""
+    """Return segments and blocks with their stacks, and the allocation in each block."""
     segments, blocks, cause = final_state(ledger.allocator, pool=interner.pool, stream=interner.stream)
     shows: Callable[[int], bool] = (lambda number: True) if kept is None else kept.recorded
     history = ledger.history

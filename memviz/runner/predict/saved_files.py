@@ -124,7 +124,7 @@ def _safetensors_functions() -> tuple[tuple[Any, Any], ...] | None:
 
     def safe_open(filename: Any, framework: Any = "pt", device: Any = "cpu", **kwargs: Any) -> Any:
         files = _files_in_use[0] if _files_in_use else None
-        on_card = files is not None and files.named.means_us(device, numbers=True)
+        on_card = files is not None and files.named.is_own(device, numbers=True)
         opened = open_(filename, framework, "cpu" if on_card else device, **kwargs)
         has_values = files is None or not is_safetensors_placeholder(filename)
         if not on_card and has_values:
@@ -315,7 +315,7 @@ class SavedFiles:
         return _mapped(lambda t: t.to(META) if t.untyped_storage()._cdata in on_card else t, loaded)
 
     def _means_card(self, location: Any) -> bool:
-        return self.named.means_us(location, numbers=True)
+        return self.named.is_own(location, numbers=True)
 
     def _moved(self, obj: Any, location: Any) -> Any:
         if location is None or not self._means_card(location):

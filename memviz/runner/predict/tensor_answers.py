@@ -91,7 +91,7 @@ class TensorAnswers:
         }
 
     def _if_there(self, answer: Callable[[Tensor], Any]) -> Answer:
-        nowhere = self._host.nowhere
+        nowhere = self._host.on_meta
 
         def answered(args: Any, kwargs: Any) -> Any:
             tensor = args[0]
@@ -232,7 +232,7 @@ class TensorAnswers:
             return NotImplemented
         if len(args) > 1 and args[1] and tensor.dim() == 0:
             return format(UnknownNumber(), args[1])
-        if tensor in self._host.nowhere:
+        if tensor in self._host.on_meta:
             return NotImplemented
         place = f"device='{self._named.own}', " if tensor.is_meta else ""
         return f"tensor(values unknown, {place}size={tuple(tensor.shape)}, dtype={tensor.dtype})"
@@ -242,7 +242,7 @@ class TensorAnswers:
         tensor = args[0]
         if not tensor.is_meta:
             return NotImplemented
-        allocation = self._ledger.knows(tensor.untyped_storage())
+        allocation = self._ledger.allocation_of(tensor.untyped_storage())
         if allocation is None:
             return 0
         return allocation.block.address + tensor.storage_offset() * tensor.element_size()
@@ -270,7 +270,7 @@ class TensorAnswers:
         """On `meta`, by a program that says so."""
         self._recorder.making_nowhere = True
         try:
-            if func is Tensor.to and args[0].is_meta and args[0] not in self._host.nowhere:
+            if func is Tensor.to and args[0].is_meta and args[0] not in self._host.on_meta:
                 like = args[0]
                 dtype = kwargs.get("dtype", next((arg for arg in args if isinstance(arg, torch.dtype)), like.dtype))
                 return torch.empty_strided(like.shape, like.stride(), dtype=dtype, device=META)
@@ -321,7 +321,7 @@ class TensorAnswers:
                 if lost:
                     self.lose(out)
                 return out
-            on_device = self._named.means_us(kwargs.get("device"), numbers=True)
+            on_device = self._named.is_own(kwargs.get("device"), numbers=True)
             if kwargs.get("device") is None:
                 on_device = func is Tensor.new_tensor and args[0].is_meta
             data = kwargs["data"] if "data" in kwargs else args[-1] if args else None

@@ -113,7 +113,7 @@ class ValueReads:
                 return given
             self._recorder.assumptions.state_a_decision(reason)
         out = known.on_device(known.reads(func, args, kwargs), reason)
-        self._recorder.ran(treatment, args, kwargs, out)
+        self._recorder.after_op(treatment, args, kwargs, out)
         return out
 
     def _unknown(self, func: Any, treatment: Treatment, args: Any, kwargs: Any) -> Any:
@@ -144,7 +144,7 @@ class ValueReads:
     def _without_values(self, func: Any, treatment: Treatment, args: Any, kwargs: Any, shapes: Any) -> Any:
         """Return a result without values, on the device of its first argument."""
         if args[0].is_meta:
-            self._recorder.ran(treatment, args, kwargs, shapes)
+            self._recorder.after_op(treatment, args, kwargs, shapes)
         else:
             shapes = with_each(self._host.blank_like, shapes)
         self._host.counted(func, args, shapes)
@@ -185,7 +185,7 @@ class ValueReads:
         steps, batch = args[0].shape[:2]
         losses = args[0].new_empty(batch)
         out = losses, args[0].new_empty(batch, steps, 2 * longest + 1)
-        self._recorder.ran(treatment, args, kwargs, out)
+        self._recorder.after_op(treatment, args, kwargs, out)
         return out
 
     def _index(self, args: Any) -> Any:
@@ -208,7 +208,7 @@ class ValueReads:
         where = "meta" if tensor.is_meta else "cpu"
         places = torch.empty((count, tensor.dim()), dtype=torch.long, device=where)
         if tensor.is_meta:
-            self._recorder.ran(treatment, (tensor,), {}, places)
+            self._recorder.after_op(treatment, (tensor,), {}, places)
         first = torch.arange(count).unsqueeze(1) if tensor.dim() < 2 else None
         if first is None:
             first = torch.stack(torch.unravel_index(torch.arange(count), tensor.shape), 1)

@@ -40,7 +40,7 @@ def sent_bytes(func: Operator, args: Any, written: Any, count: int) -> int:
 
 
 def counting_functions(totals: OperatorTotals) -> dict[Operator, Instead]:
-    """They run as they are; what they send is added."""
+    """Return functions that count the bytes sent, and let the operators run."""
     there: Any = torch.ops._c10d_functional
     return {
         getattr(there, name).default: _counting(totals, name)
@@ -69,7 +69,7 @@ _BASE: Any = c10d.Work
 
 
 class PendingCollectives:
-    """Collectives in progress. Those of one group end in order.
+    """Collectives in progress; those of one group end in order.
 
     NCCL starts a collective when the calling stream has reached it and the group's previous one is over, whichever
     stream called that. So waiting for a collective also waits for the work before earlier ones.
@@ -95,7 +95,7 @@ class PendingCollectives:
         return work.boxed()
 
     def _run(self, group: str) -> Moment:
-        """When it is over."""
+        """Queue a collective of a group and return the moment of its end."""
         lane = self._lanes.setdefault(group, Lane(-1 - len(self._lanes), 0))
         self._order.wait(lane, self._order.moment(self._order.current))
         return dict(lane.knows)
@@ -148,7 +148,7 @@ class PretendedWork(_BASE):  # type: ignore[misc]
         return self.tensors
 
     def get_future(self) -> Any:
-        """Who has it waits for it instead, and it holds what was received."""
+        """Return a done future with the received tensors."""
         future: Any = torch.futures.Future()
         future.set_result(self.tensors)
         self._works.end(self)
@@ -180,7 +180,7 @@ def _for_each_pair(outputs: str, inputs: str, run: Callable[[Any, Any, Any], Non
 
 
 class Collectives:
-    """`reduced_by` is the operation of the function that the program called last."""
+    """Overrides of collectives; `reduced_by` is the operation of the function that the program called last."""
 
     def __init__(self, recorder: AllocationRecorder, layout: Layout, order: StreamOrder) -> None:
         self._recorder = recorder
@@ -226,7 +226,7 @@ class Collectives:
             group = c10d.ProcessGroup.unbox(named["process_group"])
             out, written = collective(named, group)
             if any(tensor.is_meta for tensor in tensors_in(list(args))):
-                self._recorder.shares_with_others()
+                self._recorder.note_nccl()
             returns = func._schema.returns
             if not returns:
                 return None
@@ -298,20 +298,20 @@ class Collectives:
     def _barrier(self, args: Any, group: Any) -> Any:
         self.works.end_all()
         if group.name() == "nccl":
-            self._recorder.take_for_a_moment(_BARRIER_BYTES, "barrier")
+            self._recorder.allocate_temporary(_BARRIER_BYTES, "barrier")
         return None, []
 
     def _are_gradients(self, tensors: list[Tensor]) -> None:
         """Mark tensors that are reduced over ranks during backward as gradients."""
         if self._recorder.position.task != NO_TASK:
-            self._recorder.know(tensors, Category.GRADIENT)
+            self._recorder.label(tensors, Category.GRADIENT)
 
     def _flattened(self, tensors: list[Tensor], operator: str) -> None:
-        """NCCL gathers and scatters one piece of memory, and copies between it and a list."""
+        """Allocate the buffer between a list and NCCL, which gathers and scatters one piece of memory."""
         if tensors and tensors[0].is_meta:
             size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
             if size:
-                self._recorder.take_for_a_moment(size, operator)
+                self._recorder.allocate_temporary(size, operator)
 
     def _sum(self, tensor: Tensor, count: int) -> None:
         if self.reduced_by in _SUMS and tensor.dtype != torch.bool:

@@ -47,8 +47,8 @@ def follow_dtensor(patches: Patches, layout: Layout) -> None:
 
 def forget_meshes() -> None:
     """Meshes of two ranks may be equal while their groups have other names, and DTensor keeps what it decided."""
-    ours = [module for name, module in list(sys.modules.items()) if name.startswith(_DTENSOR)]
-    for value in [value for module in ours for value in vars(module).values()]:
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith(_DTENSOR)]
+    for value in [value for module in modules for value in vars(module).values()]:
         for kept in (value, *(vars(value).values() if isinstance(value, type) else ())):
             if isinstance(kept, _lru_cache_wrapper):
                 kept.cache_clear()
@@ -92,7 +92,7 @@ def _apart(run: Callable[..., Any], propagation: Any) -> Callable[..., Any]:
 
 
 def _without_data(arguments: Any) -> Any:
-    """Specifications of DTensors as tensors of their whole shapes."""
+    """Replace specifications of DTensors by tensors of their whole shapes."""
 
     def made(value: Any) -> Any:
         if isinstance(value, torch.device):
@@ -131,7 +131,7 @@ _ELEMENTWISE_OPERATORS = _elementwise_operators()
 
 
 def run_on_shards(mode: TorchDispatchMode, func: Any, args: Any, kwargs: Any) -> Any:
-    """The result, or NotImplemented where torch's own way is the right one."""
+    """Run an elementwise operator on the shards of DTensors; NotImplemented lets torch run it."""
     if func not in _ELEMENTWISE_OPERATORS or _DTENSOR not in sys.modules:
         return NotImplemented
     from torch.distributed.tensor import DTensor
@@ -155,7 +155,7 @@ def _is_partial(tensor: Any) -> bool:
 
 
 def _same_placements(first: Any, others: Any) -> bool:
-    """Numbers and tensors of the host may stand in a list of their own."""
+    """Return whether the DTensors of two lists are placed alike; numbers and host tensors do not count."""
     from torch.distributed.tensor import DTensor
 
     for one, other in zip(first, others, strict=False):

@@ -100,11 +100,11 @@ _GROUP_NEEDED = (
 
 
 class GroupNeeded(Stopped):
-    """The script is one process of many, and nobody said of how many."""
+    """The script is one process of a group of unknown size."""
 
 
 class _SilentBackend(type):
-    """A backend of C++ by its name; its objects send nothing: collectives are answered before they come to one."""
+    """Metaclass of backends by name; their objects send nothing, since collectives are overridden before."""
 
     backend: str
 
@@ -118,7 +118,7 @@ class _SilentBackend(type):
 
 
 _silent_backends: dict[int, tuple[Any, str]] = {}
-"""Those that were made, by their address."""
+"""Backends with their names, by address."""
 
 
 def _backend_name(backend: Any) -> str:
@@ -139,10 +139,10 @@ def follow_group(
 ) -> None:
     """Pretend the process group; without a rank, only a script that says its own world size goes on."""
     if not dist.is_available():
-        recorder.instead = {}
+        recorder.overrides = {}
         return
     collectives = Collectives(recorder, layout, order)
-    recorder.instead = collectives.treatments()
+    recorder.overrides = collectives.treatments()
     group = _Group(patches, rank, collectives, layout)
     nccl, gloo = (
         _SilentBackend(name, (), {"backend": backend, "Options": _NcclOptions})
@@ -188,7 +188,7 @@ class _Group:
         self._begun = False
 
     def meet(self, url: str, rank: int = -1, world_size: int = -1, **named: Any) -> Iterator[tuple[Any, int, int]]:
-        """In place of a rendezvous over the network."""
+        """Replace the rendezvous over the network by a store of this process."""
         if self._rank is None:
             if rank < 0 or world_size < 1:
                 raise GroupNeeded(f"torch.distributed.init_process_group: this {_GROUP_NEEDED}")
@@ -203,7 +203,7 @@ class _Group:
         yield c10d.HashStore(), rank, world_size
 
     def with_our_device(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        """Tensors of the card are `meta` to torch's C++."""
+        """Register the backend for `meta` too, the device of pretended tensors to torch's C++."""
 
         def made(*args: Any, **kwargs: Any) -> Any:
             group, store = make(*args, **kwargs)
@@ -279,7 +279,7 @@ def _follow_processes(patches: Patches, rank: GroupRank | None) -> None:
     from torch import multiprocessing
 
     def spawn(fn: Any, args: Any = (), nprocs: int = 1, *rest: Any, **named: Any) -> None:
-        """One of them, in this process."""
+        """Run the predicted rank in this process."""
         if rank is None:
             raise GroupNeeded(f"torch.multiprocessing.spawn starts {nprocs} processes, and each {_GROUP_NEEDED}")
         fn(rank.number % nprocs, *args)
@@ -304,7 +304,7 @@ def _set_environment(patches: Patches, rank: GroupRank) -> None:
 
 
 def _leave(hook: Any) -> None:
-    """A program often leaves its group to the end of its process."""
+    # Programs often keep their group until the end of the process.
     if dist.is_initialized():
         dist.destroy_process_group()
     forget_meshes()
