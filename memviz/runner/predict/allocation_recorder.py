@@ -177,7 +177,8 @@ class AllocationRecorder:
         self.position = ProgramPosition(interner)
         self.columns = AllocationColumns()
         self.categories = self.columns.category
-        stack_of_free = self.stacks.here if figures_only else self._stack_of_free
+        stacks, in_backward = self.stacks, self.position.in_backward
+        stack_of_free = stacks.here if figures_only else lambda: stacks.here("", in_backward()[2])
         self.ledger = Ledger(settings, stack_of_free, memory)
         self.launched: Callable[[], None] = lambda: None
         """Called for every operator that the card runs."""
@@ -243,9 +244,11 @@ class AllocationRecorder:
         if treatment.gives_new:
             there = [arg for arg in tensors_in(args) if arg.is_meta]
             known = {arg.untyped_storage()._cdata for arg in there if arg.layout is torch.strided}
+            counted = None if treatment.rule == NO_RULE else RULES[treatment.rule].counted
             for number, tensor in enumerate((out,) if type(out) is torch.Tensor else tensors_in(out)):
                 if tensor.is_meta:
-                    self._rule = _rule_of_result(treatment.rule, number)
+                    follows = counted is Counted.ALL or (number and counted not in (None, Counted.BESIDE))
+                    self._rule = treatment.rule if follows else NO_RULE
                     self._has(tensor, treatment, there, known, kwargs)
         elif treatment.resizes:
             for tensor in tensors_in(out):
@@ -324,12 +327,15 @@ class AllocationRecorder:
 
     def watch(self, parameter: Parameter) -> None:
         """Label the gradient of a parameter when it is done."""
+
+        def label_gradient(parameter: torch.Tensor) -> None:
+            if parameter.grad is not None and not self.ledger.closed:
+                self.label(parameter.grad, Category.GRADIENT)
+
         if self._watched.get(parameter) is None:
             leaf: Any = parameter
             hooks = parameter.requires_grad
-            self._watched[parameter] = (
-                leaf.register_post_accumulate_grad_hook(self._gradient_is_done) if hooks else None
-            )
+            self._watched[parameter] = leaf.register_post_accumulate_grad_hook(label_gradient) if hooks else None
 
     def label_parameters(self) -> None:
         # Weights may have got other memory, such as one of another type.
@@ -341,10 +347,6 @@ class AllocationRecorder:
         for hook in self._watched.values():
             if hook is not None:
                 hook.remove()
-
-    def _gradient_is_done(self, parameter: torch.Tensor) -> None:
-        if parameter.grad is not None and not self.ledger.closed:
-            self.label(parameter.grad, Category.GRADIENT)
 
     def _has(
         self, tensor: torch.Tensor, treatment: Treatment, there: list[torch.Tensor], known: set[int], kwargs: Any
@@ -424,9 +426,6 @@ class AllocationRecorder:
         self.operators.add(COLLECTIVES)
         self.missing[NCCL_NUMBER] = (None, None)
 
-    def _stack_of_free(self) -> int:
-        return self.stacks.here("", self.position.in_backward()[2])
-
     def _describe_next(self, operator: str, category: Category) -> int:
         """Label the next allocation and return its stack."""
         position, columns = self.position, self.columns
@@ -445,12 +444,6 @@ class AllocationRecorder:
         if self._stack is None or node:
             self._stack = self.stacks.here(operator, node)
         return self._stack
-
-
-def _rule_of_result(rule: int, number: int) -> int:
-    if rule == NO_RULE or RULES[rule].counted is Counted.BESIDE:
-        return NO_RULE
-    return rule if number or RULES[rule].counted is Counted.ALL else NO_RULE
 
 
 def is_on_device(out: Any) -> bool:

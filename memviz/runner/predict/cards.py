@@ -265,15 +265,13 @@ def is_native(dtype: str, card: KnownCard) -> bool:
 
 
 def dtype_warnings(dtypes: Iterable[str], card: KnownCard) -> tuple[str, ...]:
-    """One sentence for each dtype without native support on the card."""
-    return tuple(_dtype_warning(dtype, card) for dtype in sorted(set(dtypes)) if not is_native(dtype, card))
-
-
-def _dtype_warning(dtype: str, card: KnownCard) -> str:
-    since, own = (".".join(map(str, version)) for version in (NATIVE_SINCE[dtype], card.capability))
-    return (
-        f"{dtype} has no native support on {card.name} (compute capability {own}; native since {since}): "
-        f"{_WITHOUT[dtype]}."
+    """Return a sentence for each dtype without native support on the card."""
+    own = ".".join(map(str, card.capability))
+    return tuple(
+        f"{dtype} has no native support on {card.name} (compute capability {own}; native since "
+        f"{'.'.join(map(str, NATIVE_SINCE[dtype]))}): {_WITHOUT[dtype]}."
+        for dtype in sorted(set(dtypes))
+        if not is_native(dtype, card)
     )
 
 

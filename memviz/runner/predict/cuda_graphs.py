@@ -5,7 +5,7 @@ A card does the same: its allocator hands out memory at capture, and none when t
 
 from __future__ import annotations
 
-from itertools import count
+import itertools
 from typing import Any, ClassVar, Self
 
 import torch
@@ -30,7 +30,7 @@ class GraphPools:
         self.order = order
         self._ledger = ledger
         self._known = known
-        self._numbers = {False: count(1), True: count(1)}
+        self._numbers = {False: itertools.count(1), True: itertools.count(1)}
 
     def new(self, *, by_user: bool = False) -> PoolId:
         number = next(self._numbers[by_user])

@@ -181,7 +181,12 @@ class Host:
             is_large = is_large or _is_large(tensor)
         if not is_large or _goes_to_device(kwargs):
             return NotImplemented
-        return self._large_result(func, args, kwargs) if _makes_anew(func) else NotImplemented
+        if any(returned.alias_info is not None for returned in func._schema.returns):
+            return NotImplemented
+        # Large results of large known tensors, such as those of a file, have no values either.
+        out = self._by_shapes(func, args, kwargs)
+        made = list(tensors_of(out))
+        return out if made and all(map(_is_large, made)) else NotImplemented
 
     def _made_large(self, func: Any, args: Any, kwargs: Any) -> Any:
         if args and isinstance(args[0], Tensor) and args[0].is_meta:
@@ -197,12 +202,6 @@ class Host:
             # Its memory is zeros until something is written to it.
             self.unknown.remove(blank)
         return blank
-
-    def _large_result(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return a large result of large known tensors (of a file) without values; NotImplemented if it is small."""
-        out = self._by_shapes(func, args, kwargs)
-        made = list(tensors_of(out))
-        return out if made and all(map(_is_large, made)) else NotImplemented
 
     def mixed_devices(self, func: Any, args: Any) -> Any:
         """Handle tensors of two devices: as on a card that is an error, unless one is a single number."""
@@ -242,7 +241,9 @@ class Host:
         elif func is _PACK:
             reads = args[1] in self.unknown
         else:
-            reads = _is_sized_by_values(func) and any(tensor in self.unknown for tensor in tensors_of(args))
+            reads = torch.Tag.dynamic_output_shape in func.tags and any(
+                tensor in self.unknown for tensor in tensors_of(args)
+            )
         if reads:
             raise data_needed(name_for_users(func), takes_value=False)
 
@@ -348,10 +349,6 @@ def _is_large(tensor: Tensor) -> bool:
     return (tensor.is_floating_point() or tensor.is_complex()) and _bytes(tensor) > _SMALL
 
 
-def _makes_anew(func: Any) -> bool:
-    return all(returned.alias_info is None for returned in func._schema.returns)
-
-
 def _lies_there(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_meta
 
@@ -372,10 +369,6 @@ def _only_its_shape_counts(func: Any, args: Any) -> bool:
     if torch.Tag.inplace_view in func.tags:
         return True
     return name.startswith("new_") or name.endswith("_like") and args[0].untyped_storage().nbytes() <= _SMALL
-
-
-def _is_sized_by_values(func: Any) -> bool:
-    return bool(torch.Tag.dynamic_output_shape in func.tags)
 
 
 def _goes_to_device(kwargs: Any) -> bool:

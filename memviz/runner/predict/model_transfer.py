@@ -81,21 +81,18 @@ def _move_own(recorder: AllocationRecorder, module: nn.Module, path: str, wanted
     with recorder.position.inside(module):
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                is_on_host = id(parameter) in on_host
-                placed = _on_host(parameter) if is_on_host else _moved_parameter(recorder, parameter, wanted)
+                placed = parameter
+                if id(parameter) not in on_host:
+                    placed = _moved_parameter(recorder, parameter, wanted)
+                elif parameter.is_meta:
+                    # To the program, a model that was built on `meta` is in host memory.
+                    swap_data(parameter, MoveTo(torch.device("cpu")).copy(parameter))
                 module._parameters[name] = placed
                 recorder.position.own(placed, path)
                 recorder.watch(placed)
         for name, buffer in module._buffers.items():
             if buffer is not None and not _is_there(recorder, buffer):
                 module._buffers[name] = _copied(buffer, wanted)
-
-
-def _on_host(parameter: Parameter) -> Parameter:
-    # To the program, a model that was built on `meta` is in host memory.
-    if parameter.is_meta:
-        swap_data(parameter, MoveTo(torch.device("cpu")).copy(parameter))
-    return parameter
 
 
 def _moved_parameter(recorder: AllocationRecorder, parameter: Parameter, wanted: MoveTo) -> Parameter:

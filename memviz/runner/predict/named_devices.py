@@ -30,7 +30,8 @@ class NamedDevices:
         if type(value) is str:
             if not value.startswith("cuda"):
                 return False
-            return value == "cuda" or value.startswith("cuda:") and self._is_there(_number(value[5:]))
+            number = value[5:]
+            return value == "cuda" or value[4] == ":" and self._is_there(int(number) if number.isdigit() else 0)
         if type(value) is torch.device:
             return value.type == "cuda" and self._is_there(value.index or 0)
         return numbers and type(value) is int and self._is_there(value)
@@ -60,7 +61,3 @@ def on_card(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is on the pretended card, without the answer that the program gets."""
     with without_functions():
         return tensor.is_meta
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isdigit() else 0

@@ -100,7 +100,8 @@ class PredictedDevice:
         self.rank = rank
         self.layout = Layout()
         """Process groups of the program, as seen from this rank."""
-        self.release = _installed() if release is None else release
+        major, minor = str(torch.__version__).split(".")[:2]
+        self.release = (int(major), int(minor)) if release is None else release
         self.settings = Settings() if settings is None else settings
         self.torch_device = CUDA_0
         self._interner = Interner()
@@ -354,8 +355,3 @@ class PredictedDevice:
             about=about,
             kept=kept,
         )
-
-
-def _installed() -> tuple[int, int]:
-    major, minor = str(torch.__version__).split(".")[:2]
-    return int(major), int(minor)

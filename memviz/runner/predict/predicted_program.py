@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
-from memviz.allocator.settings import Settings, parse_settings, settings_from_environment
+from memviz.allocator.settings import parse_settings, settings_from_environment
 from memviz.errors import UsageError
 from memviz.runner.predict.cards import card_named
 from memviz.runner.predict.compat import Patches
@@ -119,7 +119,10 @@ def predicting(
         DataNeeded: The program asks for values that nobody computes, and no natural answer is known.
         UsageError: A line of `assume` asked for no value.
     """
-    device = device_for(card, torch=torch, settings=settings, assume=assume, rank=_rank(world_size, rank))
+    if world_size is None and rank:
+        raise UsageError("rank says which process of a group; say of how many with world_size.")
+    group_rank = None if world_size is None else GroupRank(rank, world_size)
+    device = device_for(card, torch=torch, settings=settings, assume=assume, rank=group_rank)
     done = Predicting(device)
     with device, OptimizerSteps(steps) as counted:
         try:
@@ -161,21 +164,9 @@ def device_for(
 ) -> PredictedDevice:
     return PredictedDevice(
         card_named(card or DEFAULT_CARD),
-        settings=_settings(settings),
+        settings=settings_from_environment(os.environ) if settings is None else parse_settings(settings),
         release=release_of(torch),
         assume=assume,
         limited=card is not None,
         rank=rank,
     )
-
-
-def _rank(world_size: int | None, rank: int) -> GroupRank | None:
-    if world_size is None:
-        if rank:
-            raise UsageError("rank says which process of a group; say of how many with world_size.")
-        return None
-    return GroupRank(rank, world_size)
-
-
-def _settings(text: str | None) -> Settings:
-    return settings_from_environment(os.environ) if text is None else parse_settings(text)

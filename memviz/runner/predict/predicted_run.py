@@ -129,20 +129,3 @@ def predict_again(plan: Plan, done: Outcome) -> Run:
         **{name: getattr(run, name) for name in _OF_WHAT_IT_DOES},
     }
     return run_with(plan, "predicted", plan.card.name, known | {"took_seconds": time.perf_counter() - begun})
-
-
-class _StepTotals:
-    """Totals of the steps alone, without warm-up."""
-
-    def __init__(self, device: PredictedDevice) -> None:
-        self._device = device
-        self.begin()
-
-    def begin(self) -> None:
-        self._before = self._now()
-
-    def _now(self) -> dict[str, int]:
-        return {name: getattr(self._device, name) for name in _COUNTED}
-
-    def of_one_step(self, steps: int) -> dict[str, int]:
-        return {name: (count - self._before[name]) // steps for name, count in self._now().items()}

@@ -257,7 +257,7 @@ def predict_script(
         device,
         exit_functions() as at_exit,
         changes.following(),
-        OptimizerSteps(order.steps, lambda taken: tell(_steps(taken))) as steps,
+        OptimizerSteps(order.steps, lambda taken: tell(f"{taken} steps" if taken > 1 else "1 step")) as steps,
     ):
         status, stopped = _run(script, at_exit)
         if os.getpid() != process:
@@ -274,10 +274,6 @@ def predict_script(
     if status or not (done.not_known or done.unused_assume):
         return done
     return replace(done, exit_status=UNUSED if done.unused_assume else NOT_KNOWN)
-
-
-def _steps(count: int) -> str:
-    return f"{count} steps" if count > 1 else "1 step"
 
 
 def _run(script: Script, at_exit: ExitFunctions) -> tuple[int, Stopped | None]:
@@ -322,6 +318,7 @@ def _cause(error: BaseException | None) -> Stopped | None:
 
 def script_json(done: ScriptPrediction, output: Path | None = None) -> dict[str, Any]:
     estimate, stopped, whole = done.estimate, done.stopped, not done.not_known
+    assume = stopped.assume if isinstance(stopped, DataNeeded) else ""
     return {
         "card": estimate.card.name,
         "torch": estimate.torch,
@@ -349,18 +346,9 @@ def script_json(done: ScriptPrediction, output: Path | None = None) -> dict[str,
         "notes": list(estimate.notes),
         "warnings": list(estimate.warnings),
         "unproven": [asdict(one) for one in estimate.unproven],
-        **(_group_json(estimate) if estimate.rank is not None else {}),
+        **({} if estimate.rank is None else {"fingerprint": estimate.fingerprint, "layout": estimate.layout.as_json()}),
         "optimizations": {name: list(models) for name, models in done.applied.items()},
         "file": None if output is None else str(output),
         "unused_assume": list(done.unused_assume),
-        "stopped": None if stopped is None else _reason_json(stopped),
+        "stopped": None if stopped is None else {"where": stopped.where, "what": stopped.what, "assume": assume},
     }
-
-
-def _group_json(estimate: Estimate) -> dict[str, Any]:
-    return {"fingerprint": estimate.fingerprint, "layout": estimate.layout.as_json()}
-
-
-def _reason_json(stopped: Stopped) -> dict[str, str]:
-    assume = stopped.assume if isinstance(stopped, DataNeeded) else ""
-    return {"where": stopped.where, "what": stopped.what, "assume": assume}

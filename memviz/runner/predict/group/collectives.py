@@ -191,7 +191,7 @@ class Collectives:
 
     def treatments(self) -> dict[Operator, Instead]:
         ops: Any = torch.ops.c10d
-        pairwise = {
+        pairwise: dict[Any, tuple[str, str, Callable[[Any, Any, Any], None]]] = {
             ops.allgather_: ("output_tensors", "input_tensors", self._gather_list),
             ops._allgather_base_: ("output_tensor", "input_tensor", self._spread),
             ops.allgather_into_tensor_coalesced_: ("outputs", "inputs", self._spread),

@@ -38,11 +38,26 @@ def follow_dtensor(patches: Patches, layout: Layout) -> None:
         patches.replace(kind, _META_METHOD, _apart(run, propagation))
     whole: Any = Shard.__dict__.get("local_shard_size_and_offset")
     if isinstance(whole, staticmethod):
-        patches.replace(Shard, "local_shard_size_and_offset", staticmethod(_noted(whole.__func__, layout)))
+        shard = whole.__func__
+
+        @wraps(shard)
+        def note_parts(length: Any, parts: int, *rest: Any, **named: Any) -> Any:
+            if type(length) is int:
+                layout.note_parts(length, parts)
+            return shard(length, parts, *rest, **named)
+
+        patches.replace(Shard, "local_shard_size_and_offset", staticmethod(note_parts))
     sharded = importlib.import_module("torch.distributed.fsdp")
     parameters: Any = sys.modules.get(f"{sharded.__name__}._fully_shard._fsdp_param")
     if parameters is not None and hasattr(parameters, "_chunk_with_empty"):
-        patches.replace(parameters, "_chunk_with_empty", _noted_chunks(parameters._chunk_with_empty, layout))
+        chunk = parameters._chunk_with_empty
+
+        @wraps(chunk)
+        def note_chunks(tensor: torch.Tensor, num_chunks: int, dim: int) -> Any:
+            layout.note_parts(tensor.size(dim), num_chunks)
+            return chunk(tensor, num_chunks, dim)
+
+        patches.replace(parameters, "_chunk_with_empty", note_chunks)
 
 
 def forget_meshes() -> None:
@@ -57,25 +72,6 @@ def forget_meshes() -> None:
         whole._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
     # Newer releases have one in C++ too.
     getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", lambda: None)()
-
-
-def _noted(run: Callable[..., Any], layout: Layout) -> Callable[..., Any]:
-    @wraps(run)
-    def noted(length: Any, parts: int, *rest: Any, **named: Any) -> Any:
-        if type(length) is int:
-            layout.note_parts(length, parts)
-        return run(length, parts, *rest, **named)
-
-    return noted
-
-
-def _noted_chunks(run: Callable[..., Any], layout: Layout) -> Callable[..., Any]:
-    @wraps(run)
-    def noted(tensor: torch.Tensor, num_chunks: int, dim: int) -> Any:
-        layout.note_parts(tensor.size(dim), num_chunks)
-        return run(tensor, num_chunks, dim)
-
-    return noted
 
 
 def _apart(run: Callable[..., Any], propagation: Any) -> Callable[..., Any]:
@@ -120,14 +116,13 @@ _BY_ELEMENT = (
 )
 
 
-def _elementwise_operators() -> frozenset[Any]:
-    names = [f"_foreach_{name}{end}" for name in _BY_ELEMENT for end in ("", "_")]
-    names += ["_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"]
-    packets = [getattr(aten, name) for name in names if hasattr(aten, name)]
-    return frozenset(getattr(packet, overload) for packet in packets for overload in packet.overloads())
-
-
-_ELEMENTWISE_OPERATORS = _elementwise_operators()
+_FUSED = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
+_ELEMENTWISE_OPERATORS = frozenset(
+    getattr(packet, overload)
+    for name in (*(f"_foreach_{name}{end}" for name in _BY_ELEMENT for end in ("", "_")), *_FUSED)
+    if (packet := getattr(aten, name, None)) is not None
+    for overload in packet.overloads()
+)
 
 
 def run_on_shards(mode: TorchDispatchMode, func: Any, args: Any, kwargs: Any) -> Any:
@@ -150,10 +145,6 @@ def run_on_shards(mode: TorchDispatchMode, func: Any, args: Any, kwargs: Any) ->
     return [DTensor(shard, like._spec, requires_grad=False) for shard, like in zip(out, first, strict=True)]
 
 
-def _is_partial(tensor: Any) -> bool:
-    return any(placement.is_partial() for placement in tensor._spec.placements)
-
-
 def _same_placements(first: Any, others: Any) -> bool:
     """Return whether the DTensors of two lists are placed alike; numbers and host tensors do not count."""
     from torch.distributed.tensor import DTensor
@@ -164,7 +155,12 @@ def _same_placements(first: Any, others: Any) -> bool:
                 return False
             continue
         alike = other._spec.placements == one._spec.placements and other._spec.mesh is one._spec.mesh
-        if not alike or other.shape != one.shape or other.dtype != one.dtype or _is_partial(other):
+        if (
+            not alike
+            or other.shape != one.shape
+            or other.dtype != one.dtype
+            or any(placement.is_partial() for placement in other._spec.placements)
+        ):
             return False
     return True
 

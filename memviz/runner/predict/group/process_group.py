@@ -233,7 +233,9 @@ class _Group:
     def noting_reduction(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*args: Any, **kwargs: Any) -> Any:
             of_kind = [value for value in (*args, *kwargs.values()) if isinstance(value, _KINDS)]
-            self._collectives.reduced_by = _name_of(of_kind[0]) if of_kind else "SUM"
+            if of_kind:
+                operation = getattr(of_kind[0], "op", of_kind[0])
+                self._collectives.reduced_by = str(operation).rpartition(".")[2]
             try:
                 return run(*args, **kwargs)
             finally:
@@ -269,10 +271,6 @@ def _follow_checkpoints(patches: Patches) -> None:
 
 
 _KINDS: Any = (c10d.ReduceOp, c10d.ReduceOp.RedOpType)
-
-
-def _name_of(operation: Any) -> str:
-    return str(getattr(operation, "op", operation)).rpartition(".")[2]
 
 
 def _follow_processes(patches: Patches, rank: GroupRank | None) -> None:
