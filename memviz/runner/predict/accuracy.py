@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -69,24 +69,13 @@ class MeasuredPeak:
 
 @cache
 def measured_peaks() -> tuple[MeasuredPeak, ...]:
-    return tuple(
-        MeasuredPeak(
-            name=row["name"],
-            card=row["card"],
-            torch=row["torch"],
-            kind=row["class"],
-            families=frozenset(row["families"]),
-            live=_pair(row["live"]),
-            allocated=_pair(row["allocated"]),
-            reserved=_pair(row["reserved"]),
-        )
-        for part in json.loads(DATA.read_text(encoding="utf-8")).values()
-        for row in part
-    )
+    parts = json.loads(DATA.read_text(encoding="utf-8")).values()
+    return tuple(_measured_peak(row) for part in parts for row in part)
 
 
-def _pair(value: list[int] | None) -> tuple[int, int] | None:
-    return None if value is None else (value[0], value[1])
+def _measured_peak(row: dict[str, Any]) -> MeasuredPeak:
+    pairs: dict[str, Any] = {name: row[name] and tuple(row[name]) for name in ("live", "allocated", "reserved")}
+    return MeasuredPeak(row["name"], row["card"], row["torch"], row["class"], frozenset(row["families"]), **pairs)
 
 
 def is_recorded(card: KnownCard) -> bool:

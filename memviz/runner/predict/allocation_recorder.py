@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -34,7 +33,7 @@ from memviz.runner.predict.evidence import (
     rule_of,
 )
 from memviz.runner.predict.host import Host, PinnedHost
-from memviz.runner.predict.ledger import Ledger, LiveAllocation, Place
+from memviz.runner.predict.ledger import AllocationColumns, Ledger, LiveAllocation, Place
 from memviz.runner.predict.named_devices import on_card
 from memviz.runner.predict.operator_treatments import COPIES, Instead, OperatorTotals, Treatment, tensors_in
 from memviz.runner.predict.prediction_errors import OF_SPARSE, not_predicted, users_name
@@ -101,62 +100,8 @@ class BlasWorkspaces:
         self._chosen.pop(which, None)
 
 
-_UNKNOWN = int(Category.UNKNOWN)
-_NEWEST = (99, 0)
-"""A release after all whose rules are known to differ."""
 _COPY_OVER = "_to_copy"
 """Outside of models this operator brings inputs from the host; weights are labelled by `placed`."""
-
-
-class CategoryColumn:
-    """Category of each allocation, by its number. Most categories are known only after the allocation.
-
-    In the forward pass the free decides: an allocation freed within the module call that made it was temporary; one
-    freed later is an activation. The same holds in backward for what a checkpoint recomputes.
-    """
-
-    def __init__(self) -> None:
-        self.values = bytearray()
-        self._undecided: dict[int, int] = {}
-        """Allocations of the forward pass, with the module call that made each."""
-        self._outside: set[int] = set()
-        """Made outside of modules before a backward that may use them; what it does not free it did not keep."""
-
-    def allocated(self, category: Category, *, may_be_kept: bool, call: int) -> None:
-        """Add the next allocation; `call` is that of the innermost module, 0 outside of all."""
-        if may_be_kept:
-            self._undecided[len(self.values)] = call
-        self.values.append(category)
-
-    def freed(self, number: int, open_calls: Sequence[int]) -> None:
-        made_in = self._undecided.pop(number, 0)
-        if number in self._outside and self.values[number] == _UNKNOWN:
-            self.values[number] = Category.ACTIVATION
-        self._outside.discard(number)
-        if self.values[number] == _UNKNOWN:
-            handed_on = made_in and made_in not in open_calls
-            self.values[number] = Category.ACTIVATION if handed_on else Category.TEMPORARY
-
-    def backward_goes_on(self) -> None:
-        """Treat live allocations of the forward pass as saved for backward."""
-        for number, made_in in self._undecided.items():
-            if not made_in:
-                self._outside.add(number)
-            elif self.values[number] == _UNKNOWN:
-                self.values[number] = Category.ACTIVATION
-        self._undecided.clear()
-
-
-@dataclass
-class AllocationColumns:
-    """Data of each allocation, by its number."""
-
-    category: CategoryColumn = field(default_factory=CategoryColumn)
-    module: array[int] = field(default_factory=lambda: array("i"))
-    phase: bytearray = field(default_factory=bytearray)
-    forward_stack: array[int] = field(default_factory=lambda: array("i"))
-    rule: bytearray = field(default_factory=bytearray)
-    """Rule of `evidence`, where more than a shape decides the size."""
 
 
 class AllocationRecorder:
@@ -165,11 +110,11 @@ class AllocationRecorder:
         card: KnownCard,
         settings: Settings,
         interner: Interner,
-        assumptions: Assumptions | None = None,
-        memory: DeviceMemory | None = None,
+        assumptions: Assumptions,
+        memory: DeviceMemory | None,
         *,
-        release: tuple[int, int] = _NEWEST,
-        figures_only: bool = False,
+        release: tuple[int, int],
+        figures_only: bool,
     ) -> None:
         self.card = card
         self.release = release
@@ -186,7 +131,7 @@ class AllocationRecorder:
         self.host = Host()
         self.pinned = PinnedHost()
         self.choices = IndexTensors()
-        self.assumptions = Assumptions() if assumptions is None else assumptions
+        self.assumptions = assumptions
         self.totals = OperatorTotals()
         self.operators: set[str] = set()
         self.dtypes: set[torch.dtype] = set()
@@ -290,7 +235,7 @@ class AllocationRecorder:
         """Label the output of an outermost module; an input that it hands through stays an input."""
         for tensor in tensors_among(output):
             number = self._number_of(tensor)
-            if number is not None and self.categories.values[number] == _UNKNOWN:
+            if number is not None and self.categories.values[number] == Category.UNKNOWN:
                 self.categories.values[number] = Category.OUTPUT
         self.label(list(kept_for_later(output)), Category.KV_CACHE)
 

@@ -34,6 +34,7 @@ _UNSUPPORTED = {
         "it compiles C++ for the card, which nobody runs here",
     ),
 }
+Checked = Callable[[Callable[[], Any]], Callable[..., Any]]
 _TUNING = "while it tries kernels it copies what they work on, as often as its measurements have it"
 
 
@@ -41,27 +42,39 @@ def pretended_functions(
     machine: FakeMachine, memory: MemoryFunctions, history: MemoryHistory, pools: GraphPools, stream: type[FakeStream]
 ) -> dict[str, Any]:
     """Return the functions by name; `stream` is the class of `torch.Stream` on the card."""
-    device, workspaces, order, named = memory.device, memory.workspaces, pools.order, machine.named
 
     def checked(answer: Callable[[], Any]) -> Callable[..., Any]:
         """For functions that are given the number of a device."""
 
         def answers(device: int = 0) -> Any:
-            named.check(device)
+            machine.named.check(device)
             return answer()
 
         return answers
 
+    table = {
+        **_machine_table(machine),
+        **_memory_table(memory, history, checked),
+        **_stream_table(pools, stream, checked),
+    }
+    return {
+        **dict.fromkeys(_WITHOUT_EFFECT, lambda *args: None),
+        **{name: _refusing(*reason) for name, reason in _UNSUPPORTED.items()},
+        **{name: answer for names, answer in table.items() for name in names.split()},
+    }
+
+
+def _machine_table(machine: FakeMachine) -> dict[str, Any]:
     def enable_tuning(is_on: bool) -> None:
         if is_on:
             raise not_predicted("torch.cuda.tunable", _TUNING)
 
-    table: dict[str, Any] = {
+    return {
         "_has_cuda _has_cudnn": True,
         "_cuda_isInBadFork": machine.is_in_fork,
         "_cuda_getDeviceCount _accelerator_deviceCount _accelerator_hooks_device_count": machine.count,
         "_cuda_getDevice _accelerator_getDeviceIndex _accelerator_hooks_get_current_device": machine.current,
-        "_cuda_setDevice _accelerator_setDeviceIndex _accelerator_hooks_set_current_device": named.check,
+        "_cuda_setDevice _accelerator_setDeviceIndex _accelerator_hooks_set_current_device": machine.named.check,
         "_cuda_exchangeDevice _accelerator_exchangeDevice _accelerator_hooks_exchange_device": machine.exchange,
         "_cuda_maybeExchangeDevice _accelerator_maybeExchangeDevice": machine.exchange,
         "_accelerator_hooks_maybe_exchange_device": machine.exchange,
@@ -75,7 +88,14 @@ def pretended_functions(
         "_cuda_set_sync_debug_mode": machine.set_sync_debug_mode,
         "_cuda_getCurrentBlasHandle _cuda_getCurrentSolverHandle": lambda: 0x1,
         "_cuda_get_cudnn_benchmark_limit": lambda: 10,
-        # Memory
+        "_cuda_tunableop_enable": enable_tuning,
+        "_cuda_tunableop_is_enabled": lambda: False,
+    }
+
+
+def _memory_table(memory: MemoryFunctions, history: MemoryHistory, checked: Checked) -> dict[str, Any]:
+    device, workspaces = memory.device, memory.workspaces
+    return {
         "_cuda_memoryStats _accelerator_getDeviceStats": checked(memory.stats),
         "_cuda_hostMemoryStats": memory.host_stats,
         "_cuda_resetPeakMemoryStats _accelerator_resetPeakStats": checked(device.reset_peak),
@@ -106,7 +126,12 @@ def pretended_functions(
         "_cuda_record_memory_history_legacy": history.record_legacy,
         "_cuda_memorySnapshot": history.snapshot,
         "_cuda_isHistoryEnabled": lambda: history.is_on,
-        # Streams
+    }
+
+
+def _stream_table(pools: GraphPools, stream: type[FakeStream], checked: Checked) -> dict[str, Any]:
+    order = pools.order
+    return {
         "_cuda_getCurrentStream": checked(lambda: stream.of(order.current).key),
         "_cuda_getDefaultStream": checked(lambda: stream.of(order.default).key),
         "_cuda_getCurrentRawStream": checked(lambda: order.current.handle),
@@ -122,14 +147,6 @@ def pretended_functions(
         "_cuda_beginAllocateToPool _cuda_beginAllocateCurrentThreadToPool": pools.enter,
         "_cuda_beginAllocateCurrentStreamToPool": pools.enter,
         "_cuda_endAllocateToPool _cuda_endAllocateCurrentStreamToPool": pools.leave,
-        "_cuda_tunableop_enable": enable_tuning,
-        "_cuda_tunableop_is_enabled": lambda: False,
-    }
-    functions = {name: answer for names, answer in table.items() for name in names.split()}
-    return {
-        **dict.fromkeys(_WITHOUT_EFFECT, lambda *args: None),
-        **{name: _refusing(*reason) for name, reason in _UNSUPPORTED.items()},
-        **functions,
     }
 
 

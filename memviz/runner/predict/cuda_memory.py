@@ -11,26 +11,24 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from memviz.allocator.caching import CachingAllocator
-from memviz.allocator.context import overhead_on
+from memviz.allocator.settings import Settings
 from memviz.allocator.state import AllocationFailed
 from memviz.allocator.what_if import CardMemory
+from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.compat import Patches
 from memviz.runner.predict.ledger import Ledger, LiveAllocation
 from memviz.runner.predict.named_devices import NamedDevices
-from memviz.runner.predict.predicted_trace import KeptTrace
+from memviz.runner.predict.predicted_trace import HistoryPart
 from memviz.runner.predict.program_frames import line_of_caller
 from memviz.trace.model import ACTION_NAMES, Action, Category, Ints8, Trace
 from memviz.trace.write import snapshot_dict, write_pickle
-
-if TYPE_CHECKING:
-    from memviz.runner.predict.predicted_device import PredictedDevice
 
 OutOfMemoryError: type[RuntimeError] = torch.OutOfMemoryError
 Observer = Callable[[int, int, int, int], Any]
@@ -65,32 +63,23 @@ class OutOfMemoryReport:
         """Return the free memory as the driver reports it."""
         return max(0, self._card.usable_bytes - allocator.statistics.reserved)
 
-    def of(self, failure: AllocationFailed, allocator: CachingAllocator, event: int) -> BaseException:
-        requested, free = failure.asked_of_device, self.free_bytes(allocator)
-        allowed = self._card.total_bytes if allocator.limit is None else allocator.limit
-        figures = (failure.requested, requested, failure.allocated, failure.reserved)
-        self.failures.append(PretendedOutOfMemory(event, line_of_caller(), *figures))
+    def error_for(self, failure: AllocationFailed, allocator: CachingAllocator, event: int) -> BaseException:
+        card, free, limit = self._card, self.free_bytes(allocator), allocator.limit
+        requested, allocated, reserved = failure.asked_of_device, failure.allocated, failure.reserved
+        self.failures.append(
+            PretendedOutOfMemory(event, line_of_caller(), failure.requested, requested, allocated, reserved)
+        )
         for observer in self.observers:
-            observer(0, requested, allowed, free)
-        return OutOfMemoryError(self._text(failure, free, allocator.limit))
-
-    def _text(self, failure: AllocationFailed, free: int, limit: int | None) -> str:
+            observer(0, requested, card.total_bytes if limit is None else limit, free)
+        allowed, in_use = "" if limit is None else f"{size_text(limit)} allowed; ", card.overhead_bytes + reserved
         # Programs search for torch's own words.
-        card, allocated, reserved = self._card, failure.allocated, failure.reserved
-        in_use = card.overhead_bytes + reserved
-        allowed = "" if limit is None else f"{size_text(limit)} allowed; "
-        return (
-            f"CUDA out of memory. Tried to allocate {size_text(failure.asked_of_device)}. "
+        return OutOfMemoryError(
+            f"CUDA out of memory. Tried to allocate {size_text(requested)}. "
             f"GPU 0 has a total capacity of {size_text(card.total_bytes)} of which {size_text(free)} is free. "
             f"Including non-PyTorch memory, this process has {size_text(in_use)} memory in use. "
             f"{allowed}Of the allocated memory {size_text(allocated)} is allocated by PyTorch, "
             f"and {size_text(reserved - allocated)} is reserved by PyTorch but unallocated."
         )
-
-
-def card_memory(card: KnownCard) -> CardMemory:
-    """Return the card's total memory and the overhead of a process on it."""
-    return CardMemory(card.memory_bytes, overhead_on(card.name))
 
 
 def size_text(count: int) -> str:
@@ -110,8 +99,26 @@ def without_own_frames(error: BaseException) -> BaseException:
 _HOST_KINDS = ("allocations", "active_requests", "segments", "allocated_bytes", "active_bytes", "reserved_bytes")
 
 
+class MemoryDevice(Protocol):
+    """A predicted device, as its memory functions see it."""
+
+    card: KnownCard
+    recorder: AllocationRecorder
+    settings: Settings
+
+    def memory_stats(self) -> dict[str, int]: ...
+
+    def reset_peak(self) -> None: ...
+
+    def empty_cache(self) -> None: ...
+
+    def set_allocator_settings(self, text: str) -> None: ...
+
+    def change_settings(self, settings: Settings) -> None: ...
+
+
 class MemoryFunctions:
-    def __init__(self, device: PredictedDevice, named: NamedDevices, report: OutOfMemoryReport) -> None:
+    def __init__(self, device: MemoryDevice, named: NamedDevices, report: OutOfMemoryReport) -> None:
         self.device = device
         self.report = report
         self.workspaces = device.recorder.workspaces
@@ -180,7 +187,7 @@ _ACTIONS_WITH_STACK: dict[str | None, frozenset[Action]] = {
     "alloc": frozenset(Action) - _RELEASES,
     "all": frozenset(Action),
 }
-"""By the `context` of `_record_memory_history`; "state" keeps stacks of live allocations only."""
+"""Actions by the `context` of `_record_memory_history`; "state" keeps stacks of live allocations only."""
 _ALL_POOLS = (0, 0)
 _STILL_OPEN = sys.maxsize
 
@@ -199,7 +206,7 @@ class HistoryWindow:
 class MemoryHistory:
     """The history that the program records itself, with the ranges of events and stacks that it covers."""
 
-    def __init__(self, ledger: Ledger, trace_of: Callable[[KeptTrace], Trace]) -> None:
+    def __init__(self, ledger: Ledger, trace_of: Callable[[HistoryPart], Trace]) -> None:
         self.windows: list[HistoryWindow] = []
         self._ledger = ledger
         self._trace_of = trace_of
@@ -243,7 +250,7 @@ class MemoryHistory:
         context = "alloc" if of_allocations else "state" if of_live else None
         self.record("all" if enabled else None, context, "all" if native else "python", max_entries, *rest[:1])
 
-    def _kept(self) -> KeptTrace:
+    def _part(self) -> HistoryPart:
         history = self._ledger.history
         shown = [np.arange(part.start, min(part.stop, len(history))) for part in self._recorded]
         places = np.concatenate(shown) if shown else np.zeros(0, dtype=np.int64)
@@ -251,7 +258,7 @@ class MemoryHistory:
             action = np.array(history.action, dtype=np.uint8)
             places = places[~np.isin(action[places], [int(skipped) for skipped in self._skipped])]
         ranges = list(self._with_stacks)
-        return KeptTrace(
+        return HistoryPart(
             places[max(0, len(places) - self._most) :],
             self._with_stack,
             lambda number: any(number in part for part in ranges),
@@ -264,7 +271,7 @@ class MemoryHistory:
 
     def snapshot(self, pool: Any = None) -> dict[str, Any]:
         """Return a snapshot; late releases append to the two numbers of a pool whether to include the history."""
-        made = {"external_annotations": [], **snapshot_dict(self._trace_of(self._kept()))}
+        made = {"external_annotations": [], **snapshot_dict(self._trace_of(self._part()))}
         self._note()
         chosen = _ALL_POOLS if pool is None else tuple(pool)[:2]
         if chosen != _ALL_POOLS:
@@ -272,11 +279,11 @@ class MemoryHistory:
         return made
 
     def dump(self, filename: Any = "dump_snapshot.pickle", augment_with_fx_traces: bool = False) -> None:
-        kept = self._kept()
+        part = self._part()
         with open(filename, "wb") as file:
-            write_pickle(self._trace_of(kept), file)
+            write_pickle(self._trace_of(part), file)
         self.windows.append(
-            HistoryWindow(os.fspath(filename), len(kept.events), *peaks_within(self._ledger, kept.events))
+            HistoryWindow(os.fspath(filename), len(part.events), *peaks_within(self._ledger, part.events))
         )
         self._note()
 
@@ -307,7 +314,7 @@ def peaks_within(ledger: Ledger, events: Ints8) -> tuple[int, int, int]:
     )
 
 
-def follow_memory(patches: Patches, device: PredictedDevice, history: MemoryHistory) -> None:
+def follow_memory(patches: Patches, device: MemoryDevice, history: MemoryHistory) -> None:
     memory: Any = torch.cuda.memory
     patches.replace(memory, "_set_allocator_settings", device.set_allocator_settings)
     patches.replace(memory, "_dump_snapshot", history.dump)

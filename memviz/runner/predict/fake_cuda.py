@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from memviz.runner.predict.cuda_machine import (
     follow_types,
 )
 from memviz.runner.predict.cuda_memory import (
+    MemoryDevice,
     MemoryFunctions,
     MemoryHistory,
     OutOfMemoryError,
@@ -38,9 +39,6 @@ from memviz.runner.predict.model_transfer import NOTHING_TO_COPY, MoveTo, move_m
 from memviz.runner.predict.named_devices import META, NamedDevices, on_card
 from memviz.runner.predict.sparse import new_of_sparse
 from memviz.runner.predict.tensor_answers import Answer, TensorAnswers, has_unknown_numbers, stop_at_unknown_numbers
-
-if TYPE_CHECKING:
-    from memviz.runner.predict.predicted_device import PredictedDevice
 
 _HOST_WAITS = {
     *(Tensor.item, Tensor.tolist, Tensor.cpu, Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__),
@@ -178,8 +176,9 @@ def _crosses(args: Any, out: Any) -> bool:
 
 def follow_cuda(
     patches: Patches,
-    device: PredictedDevice,
+    device: MemoryDevice,
     named: NamedDevices,
+    *,
     report: OutOfMemoryReport,
     history: MemoryHistory,
     operators: Mode,

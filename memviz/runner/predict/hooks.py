@@ -1,4 +1,4 @@
-"""What the program does around operators: modules, optimizers, phases, compiled code, threads and child processes.
+"""Hooks around operators: modules, optimizers, phases, compiled code, threads and child processes.
 
 At the end of a phase, cycles of objects are collected: Python would have done so by then, at a time that no
 prediction can follow, and most of what a step leaves behind is young.

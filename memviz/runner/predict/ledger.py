@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import weakref
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from threading import RLock
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from memviz.allocator.caching import CachingAllocator
 from memviz.allocator.history import ModelHistory
 from memviz.allocator.settings import Settings
 from memviz.allocator.state import AllocationFailed, DeviceMemory
-from memviz.trace.model import NO_STACK, Action
+from memviz.trace.model import NO_STACK, Action, Category
 
 if TYPE_CHECKING:
     import torch
@@ -48,9 +49,7 @@ class _Watched(weakref.ref["torch.UntypedStorage"]):
 class Ledger:
     """`number_of_stack` is called once for each free."""
 
-    def __init__(
-        self, settings: Settings, number_of_stack: Callable[[], int], device: DeviceMemory | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, number_of_stack: Callable[[], int], device: DeviceMemory | None) -> None:
         self.history = ModelHistory()
         self.allocator = CachingAllocator(settings, DeviceMemory() if device is None else device, self.history.add)
         self.live: dict[int, LiveAllocation] = {}
@@ -187,3 +186,57 @@ class Ledger:
             self.now += 1
             self.times.append(self.now)
             self.stacks.append(stack)
+
+
+_UNKNOWN = int(Category.UNKNOWN)
+
+
+class CategoryColumn:
+    """Category of each allocation, by its number. Most categories are known only after the allocation.
+
+    In the forward pass the free decides: an allocation freed within the module call that made it was temporary; one
+    freed later is an activation. The same holds in backward for what a checkpoint recomputes.
+    """
+
+    def __init__(self) -> None:
+        self.values = bytearray()
+        self._undecided: dict[int, int] = {}
+        """Allocations of the forward pass, with the module call that made each."""
+        self._outside: set[int] = set()
+        """Made outside of modules before a backward that may use them; what it does not free it did not keep."""
+
+    def allocated(self, category: Category, *, may_be_kept: bool, call: int) -> None:
+        """Add the next allocation; `call` is that of the innermost module, 0 outside of all."""
+        if may_be_kept:
+            self._undecided[len(self.values)] = call
+        self.values.append(category)
+
+    def freed(self, number: int, open_calls: Sequence[int]) -> None:
+        made_in = self._undecided.pop(number, 0)
+        if number in self._outside and self.values[number] == _UNKNOWN:
+            self.values[number] = Category.ACTIVATION
+        self._outside.discard(number)
+        if self.values[number] == _UNKNOWN:
+            handed_on = made_in and made_in not in open_calls
+            self.values[number] = Category.ACTIVATION if handed_on else Category.TEMPORARY
+
+    def backward_goes_on(self) -> None:
+        """Treat live allocations of the forward pass as saved for backward."""
+        for number, made_in in self._undecided.items():
+            if not made_in:
+                self._outside.add(number)
+            elif self.values[number] == _UNKNOWN:
+                self.values[number] = Category.ACTIVATION
+        self._undecided.clear()
+
+
+@dataclass
+class AllocationColumns:
+    """Data of each allocation, by its number."""
+
+    category: CategoryColumn = field(default_factory=CategoryColumn)
+    module: array[int] = field(default_factory=lambda: array("i"))
+    phase: bytearray = field(default_factory=bytearray)
+    forward_stack: array[int] = field(default_factory=lambda: array("i"))
+    rule: bytearray = field(default_factory=bytearray)
+    """Rule of `evidence`, where more than a shape decides the size."""

@@ -19,10 +19,12 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from memviz.allocator.context import overhead_on
 from memviz.allocator.replayer import AllocatorCalls
 from memviz.allocator.settings import Settings, parse_settings
 from memviz.allocator.state import DeviceMemory
 from memviz.allocator.statistics import Statistics
+from memviz.allocator.what_if import CardMemory
 from memviz.errors import UsageError
 from memviz.memory import without_collection
 from memviz.runner.predict.accuracy import unproven_of
@@ -36,7 +38,6 @@ from memviz.runner.predict.cuda_memory import (
     MemoryHistory,
     OutOfMemoryReport,
     PretendedOutOfMemory,
-    card_memory,
 )
 from memviz.runner.predict.decompositions import jagged_attention_on, kernels_for, registered_kernels
 from memviz.runner.predict.dispatch_mode import AllocationMode
@@ -57,7 +58,7 @@ from memviz.runner.predict.hooks import (
 from memviz.runner.predict.in_place import owners_of_a_lone_sum
 from memviz.runner.predict.model_transfer import MoveTo, move_model
 from memviz.runner.predict.named_devices import CUDA_0, META, NamedDevices
-from memviz.runner.predict.predicted_trace import KeptTrace, PhaseMark, trace_of
+from memviz.runner.predict.predicted_trace import HistoryPart, PhaseMark, trace_of
 from memviz.runner.predict.prediction_errors import caught_refusal, forget_refusals
 from memviz.runner.predict.saved_files import follow_files
 from memviz.runner.predict.workspaces import unseen_by
@@ -105,7 +106,7 @@ class PredictedDevice:
         self.settings = Settings() if settings is None else settings
         self.torch_device = CUDA_0
         self._interner = Interner()
-        memory = card_memory(card)
+        memory = CardMemory(card.memory_bytes, overhead_on(card.name))
         limit = DeviceMemory(memory.usable_bytes, total=memory.total_bytes) if limited else None
         self.recorder = AllocationRecorder(
             card,
@@ -127,7 +128,9 @@ class PredictedDevice:
         self._report = OutOfMemoryReport(memory)
         self._history = MemoryHistory(self.recorder.ledger, self._trace)
         ledger = self.recorder.ledger
-        ledger.out_of_memory = lambda failure: self._report.of(failure, ledger.allocator, len(ledger.history) - 1)
+        ledger.out_of_memory = lambda failure: self._report.error_for(
+            failure, ledger.allocator, len(ledger.history) - 1
+        )
 
     is_predicted = True
     _in_use = False
@@ -165,7 +168,7 @@ class PredictedDevice:
         patches.enter_context(followed(autocast))
         operators = partial(AllocationMode, recorder, kernels, autocast)
         named = NamedDevices(self.card.name, self.rank)
-        order = follow_cuda(patches, self, named, self._report, self._history, operators)
+        order = follow_cuda(patches, self, named, report=self._report, history=self._history, operators=operators)
         self.children.follow(patches)
         follow_compile(patches, assumptions)
         follow_torchscript(patches, assumptions)
@@ -342,7 +345,7 @@ class PredictedDevice:
     def finish(self) -> Trace:
         return self._trace(None)
 
-    def _trace(self, kept: KeptTrace | None) -> Trace:
+    def _trace(self, part: HistoryPart | None) -> Trace:
         """Return the trace of the whole run, or of the part that a file saved now shows."""
         self.recorder.label_parameters()
         about = About("predicted", on=self.card.name, facts=self._facts())
@@ -353,5 +356,5 @@ class PredictedDevice:
             self._interner,
             settings=self.settings.to_snapshot(),
             about=about,
-            kept=kept,
+            part=part,
         )

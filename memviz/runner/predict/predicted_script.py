@@ -235,7 +235,7 @@ class ScriptPrediction:
 
     @property
     def fits(self) -> bool | None:
-        """Whether it fits the named card; None without one, or if the program ended too early to tell."""
+        """True if it fits the named card; None without one, or if the program ended too early to tell."""
         if self.stopped is not None or not self.estimate.limited:
             return None
         fits = self.estimate.fits()

@@ -113,7 +113,7 @@ def test_the_command_states_the_same_card(card: str) -> None:
 
 
 def test_dtypes_without_native_support_follow_the_capability() -> None:
-    """By NVIDIA's table of tensor cores: bf16 since Ampere, fp8 since Ada."""
+    """NVIDIA's table of tensor cores: bf16 since Ampere, fp8 since Ada."""
     lacking = {
         name: len(dtype_warnings(NATIVE_SINCE, card_named(name))) for name in ("V100 32", "T4", "A100 80", "4090")
     }

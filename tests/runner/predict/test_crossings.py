@@ -19,7 +19,7 @@ COPYING = ("_to_copy", "copy_", "_foreach_copy_")
 
 
 def beside(program: Callable[[], Any]) -> list[int]:
-    """What copies took for a moment, in their order."""
+    """Return the temporaries of copies, in order."""
     with PredictedDevice(A100) as device, torch.no_grad():
         program()
         rows = allocations(device.finish())

@@ -1,4 +1,4 @@
-"""What a predicted run says of itself: figures, order, categories, phases, stacks, and a file that reads back."""
+"""A predicted run: figures, order, categories, phases, stacks, and a file that reads back."""
 
 from __future__ import annotations
 

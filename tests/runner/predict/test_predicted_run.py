@@ -1,4 +1,4 @@
-"""Whether a run fits on a card."""
+"""Fit of a predicted run on a card."""
 
 from __future__ import annotations
 
