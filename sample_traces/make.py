@@ -61,8 +61,9 @@ def trace_of(sample: Recipe) -> Trace:
         "what": f"A small GPT in float32 with AdamW: {sample.about}.",
         "again": "python -m sample_traces.make",
     }
-    with PredictedDevice(CARD, release=RELEASE, facts=facts) as device:
+    with PredictedDevice(CARD, release=RELEASE) as device:
         trace = train(sample.lengths, device.finish, checkpointed=sample.checkpointed, step_range=device.phase)
+    trace = replace(trace, about=replace(trace.about, facts={**trace.about.facts, **facts}))
     if sample.memory is not None:
         trace = _until_memory_ran_out(trace, sample.memory)
     if sample.keep_last is not None:

@@ -28,6 +28,8 @@ class BlockKnown(StrEnum):
     ROUNDED = "rounded"
     """No more is known than how the allocator rounds."""
 
+_REASONS = tuple(Reason)
+
 
 @dataclass(frozen=True)
 class Span:
@@ -91,7 +93,7 @@ def allocation(trace: Trace, device: DeviceTrace, row: int) -> Allocation:
         block_bytes=block_bytes,
         block_known=known,
         category=Category(int(kinds.category[row])),
-        reason=Reason(int(kinds.reason[row])).text,
+        reason=_REASONS[int(kinds.reason[row])].text,
         certainty=Certainty(int(kinds.certainty[row])),
         site=sites(trace).of(int(rows.stack[row])).label,
         operator=operator_name(trace, int(operators(trace)[rows.stack[row]])),

@@ -12,7 +12,7 @@ import torch
 
 from memviz.runner.plan import plan_of
 from memviz.runner.predict.cards import card_named
-from memviz.runner.predict.compiled_code import TRITON_NOT_RUN
+from memviz.runner.predict.hooks import TRITON_NOT_RUN
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.predict.predicted_run import predict
 from memviz.runner.request import Request

@@ -19,7 +19,8 @@ from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.runner.outcome import Outcome, code_of
 from memviz.runner.plan import Plan, plan_of
-from memviz.runner.predict.predicted_run import fit_on, predict
+from memviz.runner.predict.accuracy import fit_on
+from memviz.runner.predict.predicted_run import predict
 from memviz.runner.predict.prediction_errors import NoSuchKernel
 from memviz.runner.request import Request
 from memviz.runner.run import run_json

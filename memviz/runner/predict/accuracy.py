@@ -1,4 +1,4 @@
-"""Accuracy of predictions: errors measured on recordings and published peaks, and bytes that rest on unproven rules.
+"""Accuracy of predictions: measured errors, bytes that rest on unproven rules, and whether a run fits a card.
 
 The figures are data: `python -m tests.truth.held_against` writes those of recordings, and `python -m
 tests.benchmarks.published` those of published tables.
@@ -11,10 +11,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from memviz.allocator.context import context_on
+from memviz.allocator.replay import source_of
+from memviz.allocator.replayer import Source
+from memviz.allocator.settings import Settings
+from memviz.allocator.what_if import CardMemory, Doubt, always_had_room, figures_on, fit_word
 from memviz.runner.expected_error import ExpectedError
 from memviz.runner.predict.cards import KnownCard, card_named
 from memviz.runner.predict.evidence import (
@@ -27,7 +32,9 @@ from memviz.runner.predict.evidence import (
     Unproven,
     families_of,
 )
-from memviz.trace.model import Action
+from memviz.runner.predict.predicted_trace import live_changes
+from memviz.runner.run import Fit
+from memviz.trace.model import Trace
 from memviz.units import bytes_text
 
 if TYPE_CHECKING:
@@ -42,7 +49,7 @@ nvidia-smi showed was not predicted, so that it came out higher by this share of
 
 @dataclass(frozen=True)
 class MeasuredPeak:
-    """A peak that somebody measured, and what is predicted of it."""
+    """A measured peak and its prediction."""
 
     name: str
     card: str
@@ -56,30 +63,19 @@ class MeasuredPeak:
 
     @property
     def is_published(self) -> bool:
-        """A figure in a table, and not a recording of every allocation."""
+        """True for a figure in a published table, False for a recording of every allocation."""
         return self.live is None
 
 
 @cache
 def measured_peaks() -> tuple[MeasuredPeak, ...]:
-    return tuple(
-        MeasuredPeak(
-            name=row["name"],
-            card=row["card"],
-            torch=row["torch"],
-            kind=row["class"],
-            families=frozenset(row["families"]),
-            live=_pair(row["live"]),
-            allocated=_pair(row["allocated"]),
-            reserved=_pair(row["reserved"]),
-        )
-        for part in json.loads(DATA.read_text(encoding="utf-8")).values()
-        for row in part
-    )
+    parts = json.loads(DATA.read_text(encoding="utf-8")).values()
+    return tuple(_measured_peak(row) for part in parts for row in part)
 
 
-def _pair(value: list[int] | None) -> tuple[int, int] | None:
-    return None if value is None else (value[0], value[1])
+def _measured_peak(row: dict[str, Any]) -> MeasuredPeak:
+    pairs: dict[str, Any] = {name: row[name] and tuple(row[name]) for name in ("live", "allocated", "reserved")}
+    return MeasuredPeak(row["name"], row["card"], row["torch"], row["class"], frozenset(row["families"]), **pairs)
 
 
 def is_recorded(card: KnownCard) -> bool:
@@ -102,14 +98,16 @@ def expected_error(
     """
     needed = families_of(operators)
     kind: Kind = "training" if trains else "inference"
-    ours = [one for one in measured_peaks() if one.kind == kind]
-    recordings = [one for one in ours if not one.is_published]
+    peaks = [one for one in measured_peaks() if one.kind == kind]
+    recordings = [one for one in peaks if not one.is_published]
     missing = needed - _covered(recordings)
-    published = [one for one in ours if one.is_published and one.families & missing] if missing else []
+    published = [one for one in peaks if one.is_published and one.families & missing] if missing else []
     used = [*recordings, *published]
     missing -= _covered(published)
     counted = needed & NOT_COUNTED.keys()
-    estimates = _estimates(unproven) if counted else []
+    # NCCL's buffers are in no peak of PyTorch's allocator.
+    uncounted = [one for one in unproven if one.standing == Standing.MISSING and one.rule != NCCL]
+    estimates = [one.bytes_at_most for one in uncounted] if counted else []
     sizes = [size for size in estimates if size is not None]
     return ExpectedError(
         live=_worst(one.live for one in used),
@@ -127,27 +125,22 @@ def expected_error(
     )
 
 
-def _estimates(unproven: Iterable[Unproven]) -> list[int | None]:
-    """Bytes at most of each rule that counts nothing; NCCL's buffers are in no peak of PyTorch's allocator."""
-    return [one.bytes_at_most for one in unproven if one.standing == Standing.MISSING and one.rule != NCCL]
-
-
 def _covered(rows: Iterable[MeasuredPeak]) -> frozenset[str]:
     return frozenset().union(*(one.families for one in rows))
 
 
 def _worst(pairs: Iterable[tuple[int, int] | None]) -> float | None:
-    """In percent, of what was measured."""
+    """Return the worst error in percent of the measured bytes."""
     errors = [100 * abs(predicted - measured) / measured for measured, predicted in filter(None, pairs)]
     return round(max(errors), 4) if errors else None
 
 
-_LEAST_SAID = 1 << 20
-"""Bytes: in words, less is not worth a reader's time."""
+_LEAST_SHOWN = 1 << 20
+"""Bytes below which a sentence leaves a rule out."""
 
 
 def unproven_of(recorder: AllocationRecorder) -> tuple[Unproven, ...]:
-    """In the order of the table."""
+    """Return the unproven rules that a run rests on, in the order of the table."""
     highest, at_peak = _bytes_by_rule(recorder)
     unproven = []
     for number, rule in enumerate(RULES):
@@ -162,11 +155,10 @@ def unproven_of(recorder: AllocationRecorder) -> tuple[Unproven, ...]:
 
 
 def _bytes_by_rule(recorder: AllocationRecorder) -> tuple[dict[int, int], dict[int, int]]:
-    """Bytes at once at most, and at the moment of the highest live bytes."""
+    """Return, by rule, the highest bytes at any moment, and the bytes at the peak of live bytes."""
     history, rules = recorder.ledger.history, np.frombuffer(recorder.columns.rule, dtype=np.uint8)
-    action, size = np.array(history.action, dtype=np.uint8), np.array(history.size, dtype=np.int64)
     cause = np.array(history.causes(), dtype=np.int64)
-    change = np.where(action == Action.ALLOC, size, 0) - np.where(action == Action.FREE_COMPLETED, size, 0)
+    change = live_changes(np.array(history.action, dtype=np.uint8), np.array(history.size, dtype=np.int64))
     if not len(change) or not len(rules):
         return {}, {}
     top = int(np.cumsum(change).argmax())
@@ -179,7 +171,7 @@ def _bytes_by_rule(recorder: AllocationRecorder) -> tuple[dict[int, int], dict[i
 
 
 def unproven_sentence(unproven: Iterable[Unproven]) -> str:
-    """Empty where every rule that mattered is proved."""
+    """Name the unproven rules; empty where every rule that mattered is proved."""
     parts = [words for one in unproven if (words := _unproven_text(one))]
     return f"No recording proves these rules: {'; '.join(parts)}." if parts else ""
 
@@ -188,16 +180,59 @@ def _unproven_text(one: Unproven) -> str:
     if one.standing == Standing.MISSING:
         if one.bytes is None or one.bytes_at_most is None:
             return f"{one.rule} (not predicted)"
-        if one.bytes_at_most < _LEAST_SAID:
+        if one.bytes_at_most < _LEAST_SHOWN:
             return ""
         likely = "nothing" if not one.bytes else bytes_text(one.bytes)
         return (
             f"{one.rule} (not predicted: likely {likely} at a time, up to {bytes_text(one.bytes_at_most)} by estimate)"
         )
-    if one.bytes is None or one.bytes < _LEAST_SAID:
+    if one.bytes is None or one.bytes < _LEAST_SHOWN:
         return ""
-    return f"{one.rule} ({one.standing}: {bytes_text(one.bytes)}, {_peak_text(one.bytes_at_peak)})"
+    at_peak = f"{bytes_text(one.bytes_at_peak)} of the peak" if one.bytes_at_peak else "none at the peak"
+    return f"{one.rule} ({one.standing}: {bytes_text(one.bytes)}, {at_peak})"
 
 
-def _peak_text(size: int) -> str:
-    return f"{bytes_text(size)} of the peak" if size else "none at the peak"
+def fit_on(trace: Trace, card: KnownCard, peak_reserved_bytes: int, error: ExpectedError | None = None) -> Fit:
+    """Replay the run's requests on the card with the memory that a process gets there.
+
+    `peak_reserved_bytes` is what the run reserves without a limit.
+    """
+    return fit_of_source(source_of(trace, trace.devices[0]), None, card, peak_reserved_bytes, error)
+
+
+def fit_of_source(
+    source: Source,
+    settings: Settings | None,
+    card: KnownCard,
+    peak_reserved_bytes: int | None,
+    error: ExpectedError | None,
+) -> Fit:
+    """With `peak_reserved_bytes` None, a replay finds it."""
+    context = context_on(card.name)
+    limited = CardMemory(card.memory_bytes, context.most_bytes)
+    usable = limited.usable_bytes
+    replayed = figures_on(source, settings, limited)
+    out = replayed.oom
+    if peak_reserved_bytes is None:
+        free = replayed if always_had_room(replayed) else figures_on(source, settings)
+        peak_reserved_bytes = free.peak_reserved_bytes
+    return Fit(
+        usable_bytes=usable,
+        fits=out is None,
+        peak_reserved_bytes=replayed.peak_reserved_bytes,
+        event=None if out is None else out.event,
+        requested_bytes=None if out is None else out.requested_bytes,
+        allocated_bytes=None if out is None else out.allocated_bytes,
+        too_much_bytes=peak_reserved_bytes - usable,
+        overhead_bytes=limited.overhead_bytes,
+        least_overhead_bytes=context.least_bytes,
+        fit=fit_word(source, settings, card.memory_bytes, doubt_on(card, error), known=replayed),
+    )
+
+
+def doubt_on(card: KnownCard, error: ExpectedError | None) -> Doubt:
+    """Return the uncertainty of a prediction; memory that is not counted can only add to it."""
+    context = context_on(card.name)
+    if error is None:
+        return Doubt(context)
+    return Doubt(context, error.share + error.least_growth, error.share, error.uncounted_bytes or 0)

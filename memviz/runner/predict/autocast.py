@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from memviz.runner.predict.arguments import leaves_of
-from memviz.runner.predict.torch_patches import Patches
+from memviz.runner.predict.compat import Patches
 
 aten = torch.ops.aten
 Kernel = Callable[..., Any]
@@ -193,14 +193,11 @@ def _casts(value: Any) -> bool:
 @contextmanager
 def followed(autocast: Autocast) -> Iterator[None]:
     """Regions of "cuda", and of the device that our tensors name as theirs."""
-    patches = Patches()
-    try:
+    with Patches() as patches:
+        patches.callback(autocast.close)
         _answer_for_our_device(patches)
         _notice_regions(patches, autocast)
         yield
-    finally:
-        patches.undo()
-        autocast.close()
 
 
 def _answer_for_our_device(patches: Patches) -> None:

@@ -32,7 +32,7 @@ _NEWEST = (99, 0)
 _AMD = "AMD "
 _ANY = "a card of "
 _WITH = " with "
-"""Between a card's name and a memory that is not its own."""
+"""Separates a card's name from a stated memory."""
 NATIVE_SINCE = {"bf16": (8, 0), "fp8": (8, 9)}
 """Compute capability from which matrix products of a dtype run in hardware, by NVIDIA's programming guide."""
 _WITHOUT = {
@@ -52,12 +52,12 @@ class KnownCard:
 
     @property
     def model(self) -> str:
-        """Its name without a memory that was stated for it."""
+        """The name without a stated memory."""
         return self.name.partition(_WITH)[0]
 
     @property
     def is_only_memory(self) -> bool:
-        """Stated by its memory alone; all else is that of the usual card."""
+        """True for a card stated by its memory alone; all else is that of the default card."""
         return self.name.startswith(_ANY)
 
     @property
@@ -72,12 +72,11 @@ class KnownCard:
 
     @property
     def is_amd(self) -> bool:
-        """The rules of CUDA's kernels stand in for those of ROCm, which nobody here has read."""
+        # The rules of CUDA's kernels are applied to ROCm, whose kernels were not read.
         return self.name.startswith(_AMD)
 
     @property
     def threads_per_multiprocessor(self) -> int:
-        """That one holds at a time: the architecture's."""
         return _THREADS.get(self.capability, _MOST_THREADS)
 
     @property
@@ -194,18 +193,18 @@ CARD_KINDS = {
     "Laptops": _OF_LAPTOPS,
 }
 CARDS = tuple(card for cards in CARD_KINDS.values() for card in cards)
-"""Those of the last generations that models are run on, largest first within a kind."""
+"""Cards of the last generations, largest first within a kind."""
 
 _COMMON = ("RTX 4060", "RTX 3060", "T4", "RTX 4080", "RTX 4090", "RTX 5090", "A100 40GB", "L40S", "A100 80GB", "H200")
 
 
 def common_cards() -> tuple[KnownCard, ...]:
-    """One of each size of memory that people have most, smallest first."""
+    """Return one card per common memory size, smallest first."""
     return tuple(map(card_named, _COMMON))
 
 
 def card_text(card: str | None, memory: str | None) -> str:
-    """A card with another memory, or known by its memory alone, as one text for `card_named`; empty for none."""
+    """Join a card's name and a stated memory to one text for `card_named`; empty for none."""
     if not memory:
         return card or ""
     size = _size_of(memory)
@@ -247,13 +246,13 @@ def _is_size(text: str) -> bool:
 
 
 def size_text(size: int) -> str:
-    """A size that `parse_bytes` reads back to the byte: '48GiB'."""
+    """Format a size so that `parse_bytes` reads it back to the byte: '48GiB'."""
     unit, name = next(((unit, name) for unit, name in _UNITS if size % unit == 0), (1, "B"))
     return f"{size // unit}{name}"
 
 
 def memory_args(card: str) -> tuple[str, ...]:
-    """Options of the command line for a text of `card_text`."""
+    """Return the command-line options for a text of `card_text`."""
     model, comma, memory = card.rpartition(", ")
     if not comma:
         model, memory = ("", card) if _is_size(card) else (card, "")
@@ -266,15 +265,13 @@ def is_native(dtype: str, card: KnownCard) -> bool:
 
 
 def dtype_warnings(dtypes: Iterable[str], card: KnownCard) -> tuple[str, ...]:
-    """One sentence for each dtype without native support on the card."""
-    return tuple(_dtype_warning(dtype, card) for dtype in sorted(set(dtypes)) if not is_native(dtype, card))
-
-
-def _dtype_warning(dtype: str, card: KnownCard) -> str:
-    since, own = (".".join(map(str, version)) for version in (NATIVE_SINCE[dtype], card.capability))
-    return (
-        f"{dtype} has no native support on {card.name} (compute capability {own}; native since {since}): "
-        f"{_WITHOUT[dtype]}."
+    """Return a sentence for each dtype without native support on the card."""
+    own = ".".join(map(str, card.capability))
+    return tuple(
+        f"{dtype} has no native support on {card.name} (compute capability {own}; native since "
+        f"{'.'.join(map(str, NATIVE_SINCE[dtype]))}): {_WITHOUT[dtype]}."
+        for dtype in sorted(set(dtypes))
+        if not is_native(dtype, card)
     )
 
 
@@ -294,7 +291,7 @@ def _listed(name: str) -> KnownCard:
 
 
 def short_name(name: str) -> str:
-    """Without its maker and family: "RTX 4090", "A100 80GB"."""
+    """Return the name without maker and family: "RTX 4090", "A100 80GB"."""
     for family in _FAMILIES:
         if name.lower().startswith(family.lower()):
             name = name[len(family) :]

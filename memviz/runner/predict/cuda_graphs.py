@@ -1,23 +1,21 @@
-"""CUDA graphs: what is captured runs once, as it stands, and takes its memory from the graph's own pool.
+"""CUDA graphs and memory pools: captured code runs once and allocates from the graph's own pool, replays do nothing.
 
-That is what a card does too: its allocator hands out at capture, and nothing when the graph is replayed.
+A card does the same: its allocator hands out memory at capture, and none when the graph is replayed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import count
+import itertools
 from typing import Any, ClassVar, Self
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from memviz.allocator.blocks import PoolId, PoolPair
 from memviz.runner.predict.assumptions import Assumptions
+from memviz.runner.predict.compat import Patches, without_functions, without_modes
 from memviz.runner.predict.cuda_streams import Lane, StreamOrder
 from memviz.runner.predict.known_values import KnownValues
 from memviz.runner.predict.ledger import Ledger
-from memviz.runner.predict.torch_patches import Patches
 
 _REPLAYED = (
     "CUDA graphs are captured by running what they capture once, into the graph's own pool; their replays compute "
@@ -26,39 +24,45 @@ _REPLAYED = (
 
 
 class GraphPools:
-    """Pools of memory beside the default one: of graphs, and those a program makes."""
+    """Private memory pools, of graphs and of the program."""
 
     def __init__(self, ledger: Ledger, order: StreamOrder, known: KnownValues) -> None:
         self.order = order
         self._ledger = ledger
         self._known = known
-        self._numbers = {False: count(1), True: count(1)}
+        self._numbers = {False: itertools.count(1), True: itertools.count(1)}
 
     def new(self, *, by_user: bool = False) -> PoolId:
         number = next(self._numbers[by_user])
         return (0, number) if by_user else (number, 0)
 
     def hold(self, pool: PoolId) -> None:
-        known = self._ledger.allocator.private_pools
-        if pool in known:
-            known[pool].use_count += 1
+        pools = self._ledger.allocator.private_pools
+        if pool in pools:
+            pools[pool].use_count += 1
         else:
-            known[pool] = PoolPair(pool)
+            pools[pool] = PoolPair(pool)
 
     def forget_values(self, pool: PoolId) -> None:
         """Forget the known values of a graph's tensors: each replay computes them anew from its current inputs."""
         taken = [held for held in self._ledger.live.values() if held.block.pool.owner.id == pool]
-        with torch._C.DisableTorchFunction(), _disable_current_modes():
+        with without_functions(), without_modes():
             for allocation in taken:
                 storage = None if allocation.storage is None else allocation.storage()
                 if storage is not None:
                     self._known.forget(torch.empty(0, dtype=torch.uint8, device="meta").set_(storage))
 
-    def let_go(self, pool: PoolId) -> None:
+    def enter(self, device: int, pool: PoolId) -> None:
+        self.order.pools.append((pool[0], pool[1]))
+
+    def leave(self, device: int, pool: PoolId) -> None:
+        self.order.pools.remove((pool[0], pool[1]))
+
+    def release(self, pool: PoolId) -> None:
         """Release the pool; its cached memory is freed when the cache is emptied."""
-        known = self._ledger.allocator.private_pools.get(pool)
-        if known is not None and known.use_count:
-            known.use_count -= 1
+        pair = self._ledger.allocator.private_pools.get(pool)
+        if pair is not None and pair.use_count:
+            pair.use_count -= 1
 
 
 class FakeGraph:
@@ -94,7 +98,7 @@ class FakeGraph:
 
     def reset(self) -> None:
         if self._pool is not None:
-            self.pools.let_go(self._pool)
+            self.pools.release(self._pool)
             self._pool = None
 
     def pool(self) -> PoolId:
@@ -102,17 +106,10 @@ class FakeGraph:
             raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
         return self._pool
 
-    def instantiate(self) -> None:
+    def _do_nothing(self, *args: Any, **options: Any) -> None:
         pass
 
-    def register_generator_state(self, generator: Any) -> None:
-        pass
-
-    def enable_debug_mode(self) -> None:
-        pass
-
-    def debug_dump(self, debug_path: str) -> None:
-        pass
+    instantiate = register_generator_state = enable_debug_mode = debug_dump = _do_nothing
 
     def __del__(self) -> None:
         self.reset()
@@ -155,37 +152,16 @@ class FakePool:
         return whole(self.id)
 
     def __del__(self) -> None:
-        self.pools.let_go(self.id)
+        self.pools.release(self.id)
 
 
 def follow_graphs(patches: Patches, pools: GraphPools, assumptions: Assumptions) -> None:
-    known = {"pools": pools, "assumptions": assumptions}
-    graph: Any = type("CUDAGraph", (FakeGraph,), known)
-    pool: Any = type("MemPool", (FakePool,), {"pools": pools})
+    attributes = {"pools": pools, "assumptions": assumptions}
+    graph, pool = type("CUDAGraph", (FakeGraph,), attributes), type("MemPool", (FakePool,), {"pools": pools})
     for owner in (torch.cuda, torch.cuda.graphs):
         patches.put(owner, "CUDAGraph", graph)
-    patches.replace(torch.accelerator, "Graph", type("Graph", (FakeAcceleratorGraph,), known))
+    patches.replace(torch.accelerator, "Graph", type("Graph", (FakeAcceleratorGraph,), attributes))
     for owner in (torch.cuda, torch.cuda.memory):
         patches.put(owner, "MemPool", pool)
         # Until torch 2.7 one was entered too.
         patches.replace(owner, "MemPoolContext", lambda pool: None)
-
-    def begin(device: int, entered: PoolId) -> None:
-        pools.order.pools.append((entered[0], entered[1]))
-
-    def end(device: int, left: PoolId) -> None:
-        pools.order.pools.remove((left[0], left[1]))
-
-    named: dict[str, Callable[..., Any]] = {
-        "_graph_pool_handle": lambda: pools.new(by_user=True),
-        "_cuda_beginAllocateToPool": begin,
-        "_cuda_beginAllocateCurrentThreadToPool": begin,
-        "_cuda_beginAllocateCurrentStreamToPool": begin,
-        "_cuda_endAllocateToPool": end,
-        "_cuda_endAllocateCurrentStreamToPool": end,
-        "_cuda_releasePool": lambda device, pool: None,
-    }
-    for name, function in named.items():
-        for owner in (torch._C, torch.cuda.graphs, torch.cuda.memory):
-            if owner is torch._C or name in vars(owner):
-                patches.put(owner, name, function)

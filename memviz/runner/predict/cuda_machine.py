@@ -1,8 +1,4 @@
-"""A CUDA build of torch on a machine with one card: properties, versions, tensor types, profilers, unsupported calls.
-
-`torch.cuda` is Python over some hundred functions of C++ that a build for the host lacks. They are supplied here,
-so every release's own Python runs above them, with its own warnings and deprecated names.
-"""
+"""A CUDA build of torch on a machine with one card: properties, versions, tensor types, default device, profilers."""
 
 from __future__ import annotations
 
@@ -19,13 +15,10 @@ import torch
 from torch import Tensor
 
 from memviz.runner.predict.cards import KnownCard
+from memviz.runner.predict.compat import Patches
 from memviz.runner.predict.named_devices import META, NamedDevices
-from memviz.runner.predict.prediction_errors import not_predicted
-from memviz.runner.predict.torch_patches import Patches
 
 _KiB, _MiB = 1 << 10, 1 << 20
-_REGISTERS = 65_536
-_SHARED_PER_BLOCK = 48 * _KiB
 _SHARED_MEMORY = {(7, 0): 96, (7, 5): 64, (8, 0): 164, (8, 6): 100, (8, 9): 100, (12, 0): 100}
 """KiB of a multiprocessor; later ones of data centres have more."""
 _LATEST_SHARED_MEMORY = 228
@@ -56,8 +49,8 @@ class CardProperties:
     L2_cache_size: int
     max_threads_per_block: int = 1024
     warp_size: int = 32
-    regs_per_multiprocessor: int = _REGISTERS
-    shared_memory_per_block: int = _SHARED_PER_BLOCK
+    regs_per_multiprocessor: int = 65_536
+    shared_memory_per_block: int = 48 * _KiB
     is_integrated: int = 0
     is_multi_gpu_board: int = 0
     pci_bus_id: int = 1
@@ -105,141 +98,93 @@ _NO_CARD = (
 
 
 class FakeMachine:
-    """With one card, unless the program hides it from itself; of a group, with one for each process."""
+    """A machine with one card, unless the program hides it; in a group, with one card per process."""
 
-    def __init__(self, card: KnownCard, named: NamedDevices, mem_get_info: Callable[[], tuple[int, int]]) -> None:
-        self.card = card
-        self._named = named
-        self._mem_get_info = mem_get_info
-        self._process = os.getpid()
-        self._sync_debug_mode = 0
-        self._properties = properties_of(card)
+    def __init__(self, card: KnownCard, named: NamedDevices) -> None:
+        self.named = named
+        self.sync_debug_mode = 0
+        self.properties = properties_of(card)
         self.version = _CUDA_VERSIONS.get(int(str(torch.__version__).split(".")[1]), _LATEST_CUDA_VERSION)
+        self._process = os.getpid()
+
+    @property
+    def architectures(self) -> str:
+        return _ARCHITECTURES[self.version.partition(".")[0]]
 
     def count(self) -> int:
-        """Whichever card a program chooses of its own machine is ours."""
+        # Any other choice among the program's own cards is the pretended one.
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         hidden = visible is not None and (not visible.strip() or visible.strip().startswith("-"))
-        return 0 if hidden else self._named.count
+        return 0 if hidden else self.named.count
 
     def begin(self) -> None:
         if not self.count():
             raise RuntimeError(_NO_CARD)
 
     def is_in_fork(self) -> bool:
-        """A child process cannot use what its parent began with."""
+        """A child process cannot use the CUDA that its parent began."""
         return os.getpid() != self._process
 
     def exchange(self, device: int) -> int:
         if device >= 0:
-            self._named.check(device)
+            self.named.check(device)
         return self.current()
 
     def current(self) -> int:
-        index: int = self._named.own.index
+        index: int = self.named.own.index
         return index
 
-    def describe(self, device: int) -> Any:
-        self._named.exists(device)
-        return self._properties
+    def get_properties(self, device: int) -> CardProperties:
+        self.named.exists(device)
+        return self.properties
 
     def capability(self, device: int) -> dict[str, Any]:
-        self._named.exists(device)
-        kinds = vars(torch).values()
-        return {"supported_dtypes": {kind for kind in kinds if isinstance(kind, torch.dtype)}}
+        self.named.exists(device)
+        return {"supported_dtypes": {kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}}
 
     def set_sync_debug_mode(self, mode: int) -> None:
-        self._sync_debug_mode = mode
-
-    def functions(self) -> dict[str, Any]:
-        """Replacements for attributes of `torch._C`."""
-        check = self._named.check
-        architectures = _ARCHITECTURES[self.version.partition(".")[0]]
-        return {
-            "_has_cuda": True,
-            "_has_cudnn": True,
-            "_cuda_isInBadFork": self.is_in_fork,
-            "_cuda_getDeviceCount": self.count,
-            "_cuda_getDevice": self.current,
-            "_cuda_setDevice": check,
-            "_cuda_exchangeDevice": self.exchange,
-            "_cuda_maybeExchangeDevice": self.exchange,
-            "_cuda_canDeviceAccessPeer": lambda device, peer: False,
-            "_cuda_hasPrimaryContext": lambda device: True,
-            "_cuda_getArchFlags": lambda: architectures,
-            "_cuda_getCompiledVersion": lambda: int(self.version.replace(".", "0")) * 10,
-            "_cuda_get_sync_debug_mode": lambda: self._sync_debug_mode,
-            "_cuda_set_sync_debug_mode": self.set_sync_debug_mode,
-            "_cuda_getCurrentBlasHandle": lambda: 0x1,
-            "_cuda_getCurrentSolverHandle": lambda: 0x1,
-            "_cuda_ipc_collect": lambda: None,
-            "_cuda_sleep": lambda cycles: None,
-            "_cuda_lock_mutex": lambda: None,
-            "_cuda_unlock_mutex": lambda: None,
-            "_cuda_get_cudnn_benchmark_limit": lambda: 10,
-            "_cuda_set_cudnn_benchmark_limit": lambda limit: None,
-            "_get_accelerator": lambda *check_available: torch.device("cuda"),
-            "_accelerator_getAccelerator": lambda: torch.device("cuda"),
-            "_accelerator_getDeviceIndex": self.current,
-            "_accelerator_setDeviceIndex": check,
-            "_accelerator_exchangeDevice": self.exchange,
-            "_accelerator_maybeExchangeDevice": self.exchange,
-            "_accelerator_getDeviceCapability": self.capability,
-            "_accelerator_deviceCount": self.count,
-            "_accelerator_hooks_device_count": self.count,
-            "_accelerator_hooks_set_current_device": check,
-            "_accelerator_hooks_get_current_device": self.current,
-            "_accelerator_hooks_exchange_device": self.exchange,
-            "_accelerator_hooks_maybe_exchange_device": self.exchange,
-        }
-
-    def runtime(self) -> Any:
-        """In place of `torch.cuda.cudart()`."""
-        done = int
-        names = ("cudaProfilerStart", "cudaProfilerStop", "cudaHostRegister", "cudaHostUnregister", "cudaStreamCreate")
-        return SimpleNamespace(
-            cudaError=IntEnum("cudaError", {"success": 0}),
-            cudaGetErrorString=lambda code: "no error",
-            cudaMemGetInfo=lambda device: self._mem_get_info(),
-            **{name: lambda *args: done() for name in (*names, "cudaStreamDestroy", "cudaDeviceSynchronize")},
-        )
+        self.sync_debug_mode = mode
 
 
-def follow_machine(patches: Patches, machine: FakeMachine, begin: Callable[[], None]) -> None:
-    """`begin` is called when the program first uses CUDA."""
+_RUNTIME_CALLS = (
+    *("cudaProfilerStart", "cudaProfilerStop", "cudaHostRegister", "cudaHostUnregister"),
+    *("cudaStreamCreate", "cudaStreamDestroy", "cudaDeviceSynchronize"),
+)
 
-    def first_used() -> None:
-        machine.begin()
-        begin()
 
+def follow_machine(patches: Patches, machine: FakeMachine, mem_get_info: Callable[[], tuple[int, int]]) -> None:
     # We use it; a build for CUDA would complain of what it misses, and a profile with stacks of its being imported.
     importlib.import_module("torch.utils.flop_counter")
     cuda: Any = torch.cuda
-    for name, function in {**machine.functions(), "_cuda_init": first_used}.items():
-        patches.put(torch._C, name, function)
-    for name, value in {
-        "_initialized": False,
-        "_queued_calls": list(cuda._queued_calls),
-        "_cached_device_count": None,
-        # It would look at the real machine's cards.
-        "_HAS_PYNVML": False,
-        "_cudart": machine.runtime(),
-        "_is_in_bad_fork": machine.is_in_fork,
-        "_exchange_device": machine.exchange,
-        "_maybe_exchange_device": machine.exchange,
-        "_get_device_properties": machine.describe,
-        "_device_count_nvml": lambda: -1,
-        "has_magma": True,
-    }.items():
-        patches.put(cuda, name, value)
+    runtime = SimpleNamespace(
+        cudaError=IntEnum("cudaError", {"success": 0}),
+        cudaGetErrorString=lambda code: "no error",
+        cudaMemGetInfo=lambda device: mem_get_info(),
+        **dict.fromkeys(_RUNTIME_CALLS, lambda *args: 0),
+    )
+    patches.put_all(
+        cuda,
+        {
+            "_initialized": False,
+            "_queued_calls": list(cuda._queued_calls),
+            "_cached_device_count": None,
+            # It would look at the real machine's cards.
+            "_HAS_PYNVML": False,
+            "_cudart": runtime,
+            "_is_in_bad_fork": machine.is_in_fork,
+            "_exchange_device": machine.exchange,
+            "_maybe_exchange_device": machine.exchange,
+            "_get_device_properties": machine.get_properties,
+            "_device_count_nvml": lambda: -1,
+            "has_magma": True,
+        },
+    )
     patches.put(torch.version, "cuda", machine.version)
     cudnn: Any = getattr(torch.backends.cudnn, "m", torch.backends.cudnn)
     patches.put(cudnn, "version", lambda: _CUDNN[machine.version])
     # Without one there would be a warning; recurrent layers are predicted step by step.
     patches.put(cudnn, "is_acceptable", lambda tensor: False)
-    plans: Any = torch.backends.cuda.cuFFTPlanCache
-    patches.put(plans, "size", 0)
-    patches.put(plans, "max_size", _MOST_FFT_PLANS)
+    patches.put_all(torch.backends.cuda.cuFFTPlanCache, {"size": 0, "max_size": _MOST_FFT_PLANS})
     patches.put(torch, "_cufft_clear_plan_cache", lambda *args: None)
 
 
@@ -308,19 +253,19 @@ def follow_types(patches: Patches, named: NamedDevices) -> None:
             set_type(kind)
 
     before = torch.get_default_dtype()
-    patches.call_back(lambda: torch.set_default_dtype(before))
+    patches.callback(torch.set_default_dtype, before)
     patches.put(torch, "set_default_tensor_type", set_default_tensor_type)
     _follow_default_device(patches, named)
 
 
 def _follow_default_device(patches: Patches, named: NamedDevices) -> None:
-    """torch keeps it below every mode, where no word of ours is heard any more."""
+    """torch keeps the default device below every mode, where the function mode does not see it."""
     set_device: Callable[[Any], None] = torch.set_default_device
     get_device: Callable[[], torch.device] = torch.get_default_device
     chosen: list[bool] = []
 
     def set_default_device(device: Any) -> None:
-        ours = named.means_us(device, numbers=True)
+        ours = named.is_own(device, numbers=True)
         chosen[:] = [True] if ours else []
         set_device(META if ours else device)
 
@@ -333,29 +278,11 @@ def _follow_default_device(patches: Patches, named: NamedDevices) -> None:
 
     patches.put(torch, "set_default_device", set_default_device)
     patches.put(torch, "get_default_device", get_default_device)
-    patches.call_back(take_back)
+    patches.callback(take_back)
 
 
 def follow_profilers(patches: Patches) -> None:
-    _mark_ranges(patches)
-    emits: Any = torch.autograd.profiler.emit_nvtx
-    patches.put(emits, "__enter__", lambda self: self)
-    patches.put(emits, "__exit__", lambda self, *error: False)
-    begin: Any = torch.autograd.profiler.profile.__init__
-
-    def begun(self: Any, *args: Any, use_cuda: bool = False, use_device: str | None = None, **options: Any) -> None:
-        if not use_cuda and use_device != "cuda":
-            begin(self, *args, use_device=use_device, **options)
-            return
-        begin(self, *args, **{**options, "use_cpu": True})
-        # Its tables have the card's columns then.
-        self.use_device = "cuda"
-
-    patches.put(torch.autograd.profiler.profile, "__init__", begun)
-
-
-def _mark_ranges(patches: Patches) -> None:
-    """For a profiler that is not there."""
+    """Record host events only; ranges and markers go nowhere."""
     depth: list[None] = []
 
     def push(message: str, *rest: Any) -> int:
@@ -367,40 +294,20 @@ def _mark_ranges(patches: Patches) -> None:
             depth.pop()
         return len(depth)
 
-    nothing: Callable[..., int] = lambda *args: 0  # noqa: E731
-    ranges = {"rangePushA": push, "rangePop": pop, "rangeStartA": nothing, "rangeEnd": nothing, "markA": nothing}
-    stub = SimpleNamespace(**ranges, deviceRangeStart=nothing, deviceRangeEnd=nothing)
-    patches.put(torch.cuda.nvtx, "_nvtx", stub)
+    markers = ("rangeStartA", "rangeEnd", "markA", "deviceRangeStart", "deviceRangeEnd")
+    ranges = SimpleNamespace(rangePushA=push, rangePop=pop, **dict.fromkeys(markers, lambda *args: 0))
+    patches.put(torch.cuda.nvtx, "_nvtx", ranges)
+    emits: Any = torch.autograd.profiler.emit_nvtx
+    patches.put(emits, "__enter__", lambda self: self)
+    patches.put(emits, "__exit__", lambda self, *error: False)
+    begin: Any = torch.autograd.profiler.profile.__init__
 
+    def init(self: Any, *args: Any, use_cuda: bool = False, use_device: str | None = None, **options: Any) -> None:
+        if not use_cuda and use_device != "cuda":
+            begin(self, *args, use_device=use_device, **options)
+            return
+        begin(self, *args, **{**options, "use_cpu": True})
+        # Its tables have the card's columns then.
+        self.use_device = "cuda"
 
-_TUNING = "while it tries kernels it copies what they work on, as often as its measurements have it"
-_UNSUPPORTED = {
-    "an allocator of one's own (CUDAPluggableAllocator)": (
-        "what it reserves follows rules of its own",
-        ("_cuda_customAllocator", "_cuda_changeCurrentAllocator", "_cuda_getAllocator"),
-    ),
-    "torch.cuda.jiterator": (
-        "it compiles C++ for the card, which nobody runs here",
-        ("_cuda_jiterator_compile_and_launch_kernel",),
-    ),
-}
-
-
-def refuse_unsupported(patches: Patches) -> None:
-    for what, (why, names) in _UNSUPPORTED.items():
-        for name in names:
-            patches.put(torch._C, name, _refuses(what, why))
-    patches.put(torch._C, "_cuda_tunableop_enable", _tuning)
-    patches.put(torch._C, "_cuda_tunableop_is_enabled", lambda: False)
-
-
-def _refuses(what: str, why: str) -> Callable[..., None]:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise not_predicted(what, why)
-
-    return refuse
-
-
-def _tuning(is_on: bool) -> None:
-    if is_on:
-        raise not_predicted("torch.cuda.tunable", _TUNING)
+    patches.put(torch.autograd.profiler.profile, "__init__", init)

@@ -1,4 +1,4 @@
-"""Functions of `torch.cuda` about memory: statistics, limits, out-of-memory errors and the recorded history.
+"""Memory functions of `torch.cuda`: statistics, limits, out-of-memory errors and the recorded history.
 
 Programs catch torch's out-of-memory error, read it and go on. On a card everything that the failed operator made is
 freed before that, so the predictor's own frames are removed from the error. `_record_memory_history` and
@@ -8,6 +8,7 @@ freed before that, so the predictor's own frames are removed from the error. `_r
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -16,17 +17,16 @@ import numpy as np
 import torch
 
 from memviz.allocator.caching import CachingAllocator
-from memviz.allocator.context import overhead_on
 from memviz.allocator.settings import Settings
 from memviz.allocator.state import AllocationFailed
 from memviz.allocator.what_if import CardMemory
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.cards import KnownCard
+from memviz.runner.predict.compat import Patches
 from memviz.runner.predict.ledger import Ledger, LiveAllocation
 from memviz.runner.predict.named_devices import NamedDevices
-from memviz.runner.predict.predicted_trace import KeptTrace
+from memviz.runner.predict.predicted_trace import HistoryPart
 from memviz.runner.predict.program_frames import line_of_caller
-from memviz.runner.predict.torch_patches import Patches
 from memviz.trace.model import ACTION_NAMES, Action, Category, Ints8, Trace
 from memviz.trace.write import snapshot_dict, write_pickle
 
@@ -43,7 +43,7 @@ class PretendedOutOfMemory:
     event: int
     """Index of the event in the history."""
     where: str
-    """The line, as far as there is one."""
+    """The program's line, if known."""
     requested_bytes: int
     asked_bytes: int
     """Bytes asked of the card, after rounding: torch's "tried to allocate"."""
@@ -63,32 +63,23 @@ class OutOfMemoryReport:
         """Return the free memory as the driver reports it."""
         return max(0, self._card.usable_bytes - allocator.statistics.reserved)
 
-    def of(self, failure: AllocationFailed, allocator: CachingAllocator, event: int) -> BaseException:
-        requested, free = failure.asked_of_device, self.free_bytes(allocator)
-        allowed = self._card.total_bytes if allocator.limit is None else allocator.limit
-        figures = (failure.requested, requested, failure.allocated, failure.reserved)
-        self.failures.append(PretendedOutOfMemory(event, line_of_caller(), *figures))
+    def error_for(self, failure: AllocationFailed, allocator: CachingAllocator, event: int) -> BaseException:
+        card, free, limit = self._card, self.free_bytes(allocator), allocator.limit
+        requested, allocated, reserved = failure.asked_of_device, failure.allocated, failure.reserved
+        self.failures.append(
+            PretendedOutOfMemory(event, line_of_caller(), failure.requested, requested, allocated, reserved)
+        )
         for observer in self.observers:
-            observer(0, requested, allowed, free)
-        return OutOfMemoryError(self._text(failure, free, allocator.limit))
-
-    def _text(self, failure: AllocationFailed, free: int, limit: int | None) -> str:
-        """In torch's order and with its words, because programs look for them."""
-        card, allocated, reserved = self._card, failure.allocated, failure.reserved
-        in_use = card.overhead_bytes + reserved
-        allowed = "" if limit is None else f"{size_text(limit)} allowed; "
-        return (
-            f"CUDA out of memory. Tried to allocate {size_text(failure.asked_of_device)}. "
+            observer(0, requested, card.total_bytes if limit is None else limit, free)
+        allowed, in_use = "" if limit is None else f"{size_text(limit)} allowed; ", card.overhead_bytes + reserved
+        # Programs search for torch's own words.
+        return OutOfMemoryError(
+            f"CUDA out of memory. Tried to allocate {size_text(requested)}. "
             f"GPU 0 has a total capacity of {size_text(card.total_bytes)} of which {size_text(free)} is free. "
             f"Including non-PyTorch memory, this process has {size_text(in_use)} memory in use. "
             f"{allowed}Of the allocated memory {size_text(allocated)} is allocated by PyTorch, "
             f"and {size_text(reserved - allocated)} is reserved by PyTorch but unallocated."
         )
-
-
-def card_memory(card: KnownCard) -> CardMemory:
-    """Return the card's total memory and the overhead of a process on it."""
-    return CardMemory(card.memory_bytes, overhead_on(card.name))
 
 
 def size_text(count: int) -> str:
@@ -99,8 +90,8 @@ def size_text(count: int) -> str:
     return f"{count} bytes"
 
 
-def without_our_frames(error: BaseException) -> BaseException:
-    """The error as it leaves an operator: nothing that the operator made or was given lives on in it."""
+def without_own_frames(error: BaseException) -> BaseException:
+    """Return the error without anything that keeps the operator's tensors alive."""
     error.__context__ = error.__cause__ = None
     return error.with_traceback(None)
 
@@ -109,8 +100,10 @@ _HOST_KINDS = ("allocations", "active_requests", "segments", "allocated_bytes", 
 
 
 class MemoryDevice(Protocol):
-    """Memory interface of a predicted device."""
+    """A predicted device, as its memory functions see it."""
 
+    card: KnownCard
+    recorder: AllocationRecorder
     settings: Settings
 
     def memory_stats(self) -> dict[str, int]: ...
@@ -125,33 +118,30 @@ class MemoryDevice(Protocol):
 
 
 class MemoryFunctions:
-    def __init__(
-        self, device: MemoryDevice, recorder: AllocationRecorder, named: NamedDevices, report: OutOfMemoryReport
-    ) -> None:
-        self._device = device
-        self._recorder = recorder
-        self._ledger = recorder.ledger
+    def __init__(self, device: MemoryDevice, named: NamedDevices, report: OutOfMemoryReport) -> None:
+        self.device = device
+        self.report = report
+        self.workspaces = device.recorder.workspaces
+        self.metadata = ""
+        self._recorder = device.recorder
+        self._ledger = device.recorder.ledger
         self._named = named
-        self._report = report
-        self._total = recorder.card.memory_bytes
-        self._by_hand: dict[int, LiveAllocation] = {}
-        """Taken by `caching_allocator_alloc`, by address."""
-        self._metadata = ""
+        self._raw: dict[int, LiveAllocation] = {}
+        """Allocations of `caching_allocator_alloc`, by address."""
 
     def get_info(self) -> tuple[int, int]:
-        return self._report.free_bytes(self._ledger.allocator), self._total
+        return self.report.free_bytes(self._ledger.allocator), self.device.card.memory_bytes
 
-    def stats(self, device: int = 0) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """Nested, as C++ hands it over."""
-        self._named.check(device)
         nested: dict[str, Any] = {}
-        for name, figure in self._device.memory_stats().items():
+        for name, figure in self.device.memory_stats().items():
             *path, last = name.split(".")
             inner = nested
             for part in path:
                 inner = inner.setdefault(part, {})
             inner[last] = figure
-        nested["max_split_size"] = -1 if (most := self._device.settings.max_split_size) is None else most
+        nested["max_split_size"] = -1 if (most := self.device.settings.max_split_size) is None else most
         return nested
 
     def host_stats(self) -> dict[str, Any]:
@@ -161,85 +151,45 @@ class MemoryFunctions:
         counts = {"num_host_alloc": 0, "num_host_free": 0, "host_alloc_time": times, "host_free_time": times}
         return {**{kind: nothing for kind in _HOST_KINDS}, **counts}
 
-    def reset_peak(self, device: int = 0) -> None:
-        self._named.check(device)
-        self._device.reset_peak()
-
-    def reset_accumulated(self, device: int = 0) -> None:
-        self._named.check(device)
+    def reset_accumulated(self) -> None:
         self._ledger.allocator.statistics.reset_accumulated()
 
     def set_fraction(self, fraction: float, device: int = 0) -> None:
         self._named.check(device)
         memory = self._ledger.allocator.device
         if memory.total is None:
-            memory.total = self._total
-        self._device.change_settings(replace(self._device.settings, per_process_memory_fraction=fraction))
+            memory.total = self.device.card.memory_bytes
+        self.device.change_settings(replace(self.device.settings, per_process_memory_fraction=fraction))
 
-    def take_by_hand(self, size: int, stream: int) -> int:
+    def raw_alloc(self, size: int, stream: int) -> int:
         if size == 0:
             return 0
         with self._ledger.lock:
-            taken = self._recorder.take_for(Category.UNKNOWN, size, "caching_allocator_alloc", (stream, None))
-        self._by_hand[taken.block.address] = taken
+            taken = self._recorder.allocate(Category.UNKNOWN, size, "caching_allocator_alloc", (stream, None))
+        self._raw[taken.block.address] = taken
         return taken.block.address
 
-    def let_go_by_hand(self, address: int) -> None:
-        taken = self._by_hand.pop(address, None)
-        if taken is None and address:
-            raise RuntimeError(f"invalid device pointer: {address:#x}")
+    def raw_delete(self, address: int) -> None:
+        taken = self._raw.pop(address, None)
         if taken is not None:
             self._ledger.free(taken)
+        elif address:
+            raise RuntimeError(f"invalid device pointer: {address:#x}")
 
     def set_metadata(self, text: str) -> None:
-        self._metadata = text
-
-    def functions(self) -> dict[str, Callable[..., Any]]:
-        """Replacements for functions of `torch._C`."""
-        device = self._device
-        return {
-            "_cuda_memoryStats": self.stats,
-            "_cuda_hostMemoryStats": self.host_stats,
-            "_cuda_resetPeakMemoryStats": self.reset_peak,
-            "_cuda_resetAccumulatedMemoryStats": self.reset_accumulated,
-            "_cuda_resetPeakHostMemoryStats": lambda: None,
-            "_cuda_resetAccumulatedHostMemoryStats": lambda: None,
-            "_cuda_emptyCache": device.empty_cache,
-            "_host_emptyCache": lambda: None,
-            "_cuda_setMemoryFraction": self.set_fraction,
-            "_cuda_getMemoryFraction": lambda index: device.settings.per_process_memory_fraction,
-            "_cuda_cudaCachingAllocator_raw_alloc": self.take_by_hand,
-            "_cuda_cudaCachingAllocator_raw_delete": self.let_go_by_hand,
-            "_cuda_cudaCachingAllocator_enable": lambda enabled: None,
-            "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
-            "_cuda_cudaCachingAllocator_set_allocator_settings": device.set_allocator_settings,
-            "_cuda_getAllocatorBackend": lambda: "native",
-            "_cuda_setMemoryMetadata": self.set_metadata,
-            "_cuda_getMemoryMetadata": lambda: self._metadata,
-            **self._recorder.workspaces.functions(),
-            "_cuda_attach_out_of_memory_observer": self._report.observers.append,
-            "_accelerator_getDeviceStats": self.stats,
-            "_accelerator_resetPeakStats": self.reset_peak,
-            "_accelerator_resetAccumulatedStats": self.reset_accumulated,
-            "_accelerator_getMemoryInfo": lambda index: self.get_info(),
-            "_accelerator_isAllocatorInitialized": torch.cuda.is_initialized,
-            "_accelerator_emptyCache": device.empty_cache,
-            "_accelerator_emptyHostCache": lambda: None,
-            "_accelerator_setAllocatorSettings": device.set_allocator_settings,
-        }
+        self.metadata = text
 
 
-def follow_memory(patches: Patches, calls: MemoryFunctions, set_settings: Callable[[str], None]) -> None:
-    for name, function in calls.functions().items():
-        patches.put(torch._C, name, function)
-    patches.replace(torch.cuda.memory, "_set_allocator_settings", set_settings)
-
-
-_STACK_LEVELS = (None, "state", "alloc", "all")
-"""Levels of stack recording: none, live allocations, all allocations, frees too."""
+_RELEASES = {Action.FREE_REQUESTED, Action.FREE_COMPLETED, Action.SEGMENT_FREE, Action.SEGMENT_UNMAP}
+_ACTIONS_WITH_STACK: dict[str | None, frozenset[Action]] = {
+    None: frozenset(),
+    "state": frozenset(),
+    "alloc": frozenset(Action) - _RELEASES,
+    "all": frozenset(Action),
+}
+"""Actions by the `context` of `_record_memory_history`; "state" keeps stacks of live allocations only."""
 _ALL_POOLS = (0, 0)
-_FREE_ACTIONS = frozenset({Action.FREE_REQUESTED, Action.FREE_COMPLETED})
-_RELEASE_ACTIONS = frozenset({Action.SEGMENT_FREE, Action.SEGMENT_UNMAP})
+_STILL_OPEN = sys.maxsize
 
 
 @dataclass(frozen=True)
@@ -254,92 +204,74 @@ class HistoryWindow:
 
 
 class MemoryHistory:
-    def __init__(self, ledger: Ledger, trace_of: Callable[[KeptTrace], Trace]) -> None:
+    """The history that the program records itself, with the ranges of events and stacks that it covers."""
+
+    def __init__(self, ledger: Ledger, trace_of: Callable[[HistoryPart], Trace]) -> None:
         self.windows: list[HistoryWindow] = []
         self._ledger = ledger
         self._trace_of = trace_of
-        self._is_on = False
-        self._level = 0
+        self.is_on = False
+        self._with_stack: frozenset[Action] = frozenset()
         self._only_python = False
         self._most = 1
         self._skipped: frozenset[Action] = frozenset()
-        self._since: list[tuple[int, int | None]] = []
-        """From which event on it was recorded, and until which; None is still."""
-        self._stacks_since: list[tuple[int, int | None]] = []
-        """The same for stacks, in numbers of allocations."""
+        self._recorded: list[range] = []
+        """Places of events."""
+        self._with_stacks: list[range] = []
+        """Numbers of allocations."""
 
     def record(self, enabled: str | None, context: str | None, stacks: str, max_entries: int, *rest: Any) -> None:
         """`rest` differs between releases: whether to clear, and lately which actions to skip."""
         if enabled not in (None, "state", "all"):
             raise RuntimeError(f"expected state to be 'state', 'all', or None, but got {enabled!r}")
-        if context not in _STACK_LEVELS:
+        if context not in _ACTIONS_WITH_STACK:
             raise RuntimeError(f"expected context to be 'state', 'alloc', 'all', or None, but got {context!r}")
         if stacks not in ("python", "all"):
             raise RuntimeError("expected stacks to be 'python', or 'all'")
-        most = max_entries if enabled == "all" else 1
         skipped = next((names for names in rest if isinstance(names, list)), [])
         self._skipped = frozenset(ACTION_NAMES[name] for name in skipped if name in ACTION_NAMES)
-        self._switch(
-            enabled is not None,
-            _STACK_LEVELS.index(context),
-            stacks == "python",
-            most,
-            clear=bool(rest[:1] and rest[0]),
-        )
+        event, number = len(self._ledger.history), self._ledger.count
+        for ranges, at in ((self._recorded, event), (self._with_stacks, number)):
+            if ranges:
+                ranges[-1] = range(ranges[-1].start, min(at, ranges[-1].stop))
+        self.is_on = enabled is not None
+        if (rest and rest[0]) or not self.is_on:
+            self._recorded.clear()
+        if self.is_on:
+            self._recorded.append(range(event, _STILL_OPEN))
+            if context is not None:
+                self._with_stacks.append(range(number, _STILL_OPEN))
+        self._with_stack, self._only_python = _ACTIONS_WITH_STACK[context], stacks == "python"
+        self._most = max_entries if enabled == "all" else 1
 
-    def record_as_it_was(
+    def record_legacy(
         self, enabled: bool, of_live: bool, max_entries: int, of_allocations: bool, native: bool, *rest: Any
     ) -> None:
-        level = _STACK_LEVELS.index("alloc") if of_allocations else _STACK_LEVELS.index("state") if of_live else 0
-        self._skipped = frozenset()
-        self._switch(enabled, level, not native, max_entries, clear=bool(rest[:1] and rest[0]))
+        context = "alloc" if of_allocations else "state" if of_live else None
+        self.record("all" if enabled else None, context, "all" if native else "python", max_entries, *rest[:1])
 
-    def _switch(self, is_on: bool, level: int, only_python: bool, most: int, *, clear: bool) -> None:
-        event, number = len(self._ledger.history), self._ledger.count
-        self._end(self._since, event)
-        self._end(self._stacks_since, number)
-        if clear or not is_on:
-            self._since.clear()
-        if is_on:
-            self._since.append((event, None))
-            if level:
-                self._stacks_since.append((number, None))
-        self._is_on, self._level, self._only_python, self._most = is_on, level, only_python, most
-
-    @staticmethod
-    def _end(ranges: list[tuple[int, int | None]], at: int) -> None:
-        if ranges and ranges[-1][1] is None:
-            ranges[-1] = ranges[-1][0], at
-
-    def _kept(self) -> KeptTrace:
+    def _part(self) -> HistoryPart:
         history = self._ledger.history
-        count = len(history)
-        shown = [np.arange(first, count if end is None else end) for first, end in self._since]
+        shown = [np.arange(part.start, min(part.stop, len(history))) for part in self._recorded]
         places = np.concatenate(shown) if shown else np.zeros(0, dtype=np.int64)
         if self._skipped:
             action = np.array(history.action, dtype=np.uint8)
             places = places[~np.isin(action[places], [int(skipped) for skipped in self._skipped])]
-        ranges = list(self._stacks_since)
-
-        def recorded(number: int) -> bool:
-            return any(first <= number and (end is None or number < end) for first, end in ranges)
-
-        return KeptTrace(places[max(0, len(places) - self._most) :], self._kinds(), recorded, self._only_python)
-
-    def _kinds(self) -> frozenset[Action]:
-        if self._level < _STACK_LEVELS.index("alloc"):
-            return frozenset()
-        return frozenset(Action) - (
-            frozenset() if self._level == _STACK_LEVELS.index("all") else _FREE_ACTIONS | _RELEASE_ACTIONS
+        ranges = list(self._with_stacks)
+        return HistoryPart(
+            places[max(0, len(places) - self._most) :],
+            self._with_stack,
+            lambda number: any(number in part for part in ranges),
+            self._only_python,
         )
 
     def clock_us(self) -> int:
-        """For whoever notes beside it when something happened: a moment between two events."""
+        """Return a time between two events, for annotations of the program."""
         return self._ledger.mark()
 
     def snapshot(self, pool: Any = None) -> dict[str, Any]:
-        """The pool's two numbers are followed, in late releases, by whether to include the history."""
-        made = {"external_annotations": [], **snapshot_dict(self._trace_of(self._kept()))}
+        """Return a snapshot; late releases append to the two numbers of a pool whether to include the history."""
+        made = {"external_annotations": [], **snapshot_dict(self._trace_of(self._part()))}
         self._note()
         chosen = _ALL_POOLS if pool is None else tuple(pool)[:2]
         if chosen != _ALL_POOLS:
@@ -347,27 +279,18 @@ class MemoryHistory:
         return made
 
     def dump(self, filename: Any = "dump_snapshot.pickle", augment_with_fx_traces: bool = False) -> None:
-        kept = self._kept()
+        part = self._part()
         with open(filename, "wb") as file:
-            write_pickle(self._trace_of(kept), file)
+            write_pickle(self._trace_of(part), file)
         self.windows.append(
-            HistoryWindow(os.fspath(filename), len(kept.events), *peaks_within(self._ledger, kept.events))
+            HistoryWindow(os.fspath(filename), len(part.events), *peaks_within(self._ledger, part.events))
         )
         self._note()
 
     def _note(self) -> None:
-        """torch writes into its history that somebody looked."""
-        if self._is_on:
+        # torch records that a snapshot was taken.
+        if self.is_on:
             self._ledger.note(Action.SNAPSHOT, self._ledger.allocator.statistics.active_bytes.current[0])
-
-    def functions(self) -> dict[str, Callable[..., Any]]:
-        """Replacements for functions of `torch._C`."""
-        return {
-            "_cuda_record_memory_history": self.record,
-            "_cuda_record_memory_history_legacy": self.record_as_it_was,
-            "_cuda_memorySnapshot": self.snapshot,
-            "_cuda_isHistoryEnabled": lambda: self._is_on,
-        }
 
 
 def peaks_within(ledger: Ledger, events: Ints8) -> tuple[int, int, int]:
@@ -391,8 +314,8 @@ def peaks_within(ledger: Ledger, events: Ints8) -> tuple[int, int, int]:
     )
 
 
-def follow_history(patches: Patches, history: MemoryHistory) -> None:
-    for name, function in history.functions().items():
-        patches.put(torch._C, name, function)
-    patches.replace(torch.cuda.memory, "_dump_snapshot", history.dump)
-    patches.put(torch.cuda.memory, "_pretended_clock_us", history.clock_us)
+def follow_memory(patches: Patches, device: MemoryDevice, history: MemoryHistory) -> None:
+    memory: Any = torch.cuda.memory
+    patches.replace(memory, "_set_allocator_settings", device.set_allocator_settings)
+    patches.replace(memory, "_dump_snapshot", history.dump)
+    patches.put(memory, "_pretended_clock_us", history.clock_us)

@@ -1,4 +1,4 @@
-"""Generators of random numbers on a card: they have seeds and states, and what is drawn by them is not known."""
+"""Random number generators of a card: they have seeds and states, and the numbers that they draw are unknown."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from memviz.runner.predict.compat import Patches, StandIn, without_functions
 from memviz.runner.predict.named_devices import CUDA_0, NamedDevices
 from memviz.runner.predict.program_frames import first_of_library
-from memviz.runner.predict.torch_patches import Patches
 
 _RealGenerator: Any = torch._C.Generator
 _FIRST_SEED = 67280421310721
@@ -24,7 +24,7 @@ IN_ORDER = "data that a generator of the card shuffles are taken in their order"
 
 
 class CardGenerator(_RealGenerator):  # type: ignore[misc]
-    """For torch one of the host's; what a program reads of it is the card's."""
+    """To torch a generator of the host; its attributes are those of the card's."""
 
     device = CUDA_0
 
@@ -54,7 +54,7 @@ class CardGenerator(_RealGenerator):  # type: ignore[misc]
     def get_state(self) -> Tensor:
         """Seed and offset, eight bytes each, on the host."""
         whole = self._seed.to_bytes(8, "little") + self._offset.to_bytes(8, "little")
-        with torch._C.DisableTorchFunction():
+        with without_functions():
             # Checkpoints ask for it at every call.
             return torch.frombuffer(bytearray(whole), dtype=torch.uint8)
 
@@ -79,29 +79,25 @@ class CardGenerator(_RealGenerator):  # type: ignore[misc]
         return self
 
     def __reduce__(self) -> Any:
-        return _again, (self._seed, self._offset)
+        return _rebuild, (self._seed, self._offset)
 
 
-def _again(seed: int, offset: int) -> CardGenerator:
+def _rebuild(seed: int, offset: int) -> CardGenerator:
     return CardGenerator().manual_seed(seed).set_offset(offset)
 
 
-class _AnyGenerator(type):
-    def __instancecheck__(cls, value: Any) -> bool:
-        return isinstance(value, _RealGenerator)
-
-
-class AnyGenerator(metaclass=_AnyGenerator):
+class AnyGenerator(metaclass=StandIn):
     """In place of `torch.Generator`."""
 
+    real = _RealGenerator
     named: ClassVar[NamedDevices]
 
     def __new__(cls, device: Any = "cpu") -> Any:
-        return CardGenerator() if cls.named.means_us(device, numbers=True) else _RealGenerator(device)
+        return CardGenerator() if cls.named.is_own(device, numbers=True) else _RealGenerator(device)
 
 
 def follow_generators(patches: Patches, named: NamedDevices) -> Callable[[], None]:
-    """How to make those of the card, which torch does when CUDA is first used."""
+    """Return the function that makes the card's generators; torch does so when CUDA is first used."""
     kind = type("Generator", (AnyGenerator,), {"named": named, "__module__": "torch"})
     patches.put(torch, "Generator", kind)
     patches.put(torch.cuda, "default_generators", ())
@@ -114,13 +110,13 @@ def follow_generators(patches: Patches, named: NamedDevices) -> Callable[[], Non
 
 
 def is_for_a_sampler() -> bool:
-    """torch's own, which only asks in which order data are to come."""
+    """Return whether one of torch's samplers draws the order of its data."""
     frame = first_of_library()
     return frame is not None and Path(frame.f_code.co_filename).as_posix().endswith(_SAMPLER)
 
 
 def check_generator(generator: Any, out_is_ours: bool) -> None:
-    """torch draws on one device by the generator of the same."""
+    """Raise torch's error unless the generator is on the device of the result."""
     is_ours = isinstance(generator, CardGenerator)
     if is_ours != out_is_ours:
         wanted, given = ("cuda", "cpu") if out_is_ours else ("cpu", "cuda")

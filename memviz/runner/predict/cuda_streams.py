@@ -19,19 +19,19 @@ from torch import Tensor
 
 from memviz.allocator.blocks import PendingFrees, PoolId
 from memviz.runner.predict.assumptions import Assumptions, UnknownNumber
+from memviz.runner.predict.compat import Patches, StandIn
 from memviz.runner.predict.ledger import Ledger, Place
 from memviz.runner.predict.named_devices import CUDA_0, NamedDevices
 from memviz.runner.predict.program_frames import AskedLine, line_of_caller
 from memviz.runner.predict.program_position import NO_TASK, ProgramPosition
-from memviz.runner.predict.torch_patches import Patches
 
 Moment = dict[int, int]
 """Number of frees ever queued behind each stream that are done at a moment, by stream handle."""
 _STREAMS_OF_A_PRIORITY = 32
-"""torch makes so many, and then gives out the first again."""
+"""torch makes so many, and then hands out the first again."""
 _FIRST_HANDLE, _HANDLE_STEP = 0x5E0000000000, 0x40
 _QUEUED_KERNELS = 1024
-"""Kernels that a stream takes before whoever launches one more has to wait for the first: about a thousand by the
+"""Kernels that a stream takes before the next launch has to wait for the first: about a thousand by the
 measurement at https://stackoverflow.com/questions/53970187, whatever the card. An operator is at least one."""
 _FREED_ON_WAIT = (
     "Memory that another stream uses is given back when the program waits for that stream (synchronize, .item(), a "
@@ -94,7 +94,6 @@ class StreamOrder:
         return self._lanes[stream_id]
 
     def external(self, pointer: int) -> Lane:
-        """Made by somebody else, who says where it is."""
         return self._lanes.setdefault(pointer, Lane(pointer, pointer))
 
     def numbered(self, stream_id: int) -> Lane:
@@ -116,7 +115,7 @@ class StreamOrder:
         return self._of_node, self.with_handle(self._of_node).capture or pool
 
     def launched(self) -> None:
-        """One operator more, which waits if the stream has too many before it."""
+        """Count an operator, which waits if the stream has too many before it."""
         pending = self._pending
         if pending.blocks:
             stream = self.place()[0]
@@ -126,11 +125,11 @@ class StreamOrder:
                 pending.finish(stream, before.popleft())
 
     def moment(self, lane: Lane) -> Moment:
-        """When the stream has done what it was given so far."""
+        """Return the moment when the stream's work so far is done."""
         return {**lane.knows, lane.handle: self._pending.asked(lane.handle)}
 
     def wait(self, lane: Lane, moment: Moment) -> None:
-        """The stream's next work begins after it."""
+        """Let the stream's next work begin after a moment."""
         for handle, count in moment.items():
             lane.knows[handle] = max(count, lane.knows.get(handle, 0))
 
@@ -163,7 +162,7 @@ _RealEvent: Any = torch.Event
 
 
 class FakeStream(_RealStream):  # type: ignore[misc]
-    """For torch one of the host's, which every build can make; what a program reads of it is the card's."""
+    """To torch a stream of the host, which every build can make; its attributes are those of the card's."""
 
     order: ClassVar[StreamOrder]
     named: ClassVar[NamedDevices]
@@ -183,6 +182,11 @@ class FakeStream(_RealStream):  # type: ignore[misc]
         pass
 
     @property
+    def key(self) -> tuple[int, int, int]:
+        """The stream as C++ hands it over: id, index and type of the device."""
+        return self.lane.stream_id, self.device_index, self.device_type
+
+    @property
     def stream_id(self) -> int:
         return self.lane.stream_id
 
@@ -190,9 +194,7 @@ class FakeStream(_RealStream):  # type: ignore[misc]
     def cuda_stream(self) -> int:
         return self.lane.handle
 
-    @property
-    def native_handle(self) -> int:
-        return self.lane.handle
+    native_handle = cuda_stream
 
     @property
     def priority(self) -> int:
@@ -265,16 +267,10 @@ class CudaStream(FakeStream):
         return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
 
 
-class _AnyStream(type):
-    """Streams of other devices are torch's own."""
+class AnyStream(metaclass=StandIn):
+    """In place of `torch.Stream`; streams of other devices are torch's own."""
 
-    def __instancecheck__(cls, value: Any) -> bool:
-        return isinstance(value, _RealStream)
-
-
-class AnyStream(metaclass=_AnyStream):
-    """In place of `torch.Stream`."""
-
+    real = _RealStream
     kind: ClassVar[type[FakeStream]]
 
     def __new__(cls, device: Any = None, **named: Any) -> Any:
@@ -283,7 +279,7 @@ class AnyStream(metaclass=_AnyStream):
             return _RealStream(device, **named) if device is not None else _RealStream(**named)
         if "stream_id" in named:
             return cls.kind.of(order.numbered(named["stream_id"]))
-        if device is None or cls.kind.named.means_us(device, numbers=True):
+        if device is None or cls.kind.named.is_own(device, numbers=True):
             return cls.kind.of(order.new(named.get("priority", 0)))
         return _RealStream(device, **named)
 
@@ -312,9 +308,7 @@ class FakeEvent(_RealEvent):  # type: ignore[misc]
         """Made when it is first recorded."""
         return 0 if self._moment is None else id(self)
 
-    @property
-    def event_id(self) -> int:
-        return self.cuda_event
+    event_id = cuda_event
 
     @property
     def _as_parameter_(self) -> Any:
@@ -347,87 +341,50 @@ class FakeEvent(_RealEvent):  # type: ignore[misc]
         return f"<torch.cuda.Event {self.cuda_event:#x}>" if self.cuda_event else "<torch.cuda.Event uninitialized>"
 
 
-class _AnyEvent(type):
-    def __instancecheck__(cls, value: Any) -> bool:
-        return isinstance(value, _RealEvent)
-
-
-class AnyEvent(metaclass=_AnyEvent):
+class AnyEvent(metaclass=StandIn):
     """In place of `torch.Event`."""
 
+    real = _RealEvent
     kind: ClassVar[type[FakeEvent]]
     named: ClassVar[NamedDevices]
 
     def __new__(cls, device: Any = None, **options: Any) -> Any:
-        if device is None or cls.named.means_us(device, numbers=True):
+        if device is None or cls.named.is_own(device, numbers=True):
             return cls.kind(**options)
         return _RealEvent(device, **options)
 
 
-def follow_streams(patches: Patches, order: StreamOrder, named: NamedDevices, assumptions: Assumptions) -> None:
-    event: Any = type(
-        "Event",
-        (FakeEvent,),
-        {"device": named.own, "order": order, "assumptions": assumptions, "__module__": "torch.cuda"},
-    )
-    own = {"device": named.own, "device_index": named.own.index}
-    known = {**own, "order": order, "named": named, "new_event": event, "__module__": "torch.cuda.streams"}
-    plain: Any = type("Stream", (FakeStream,), {**known, "__module__": "torch"})
-    stream: Any = type("Stream", (CudaStream,), known)
+def follow_streams(
+    patches: Patches, order: StreamOrder, named: NamedDevices, assumptions: Assumptions
+) -> type[FakeStream]:
+    """Replace the classes of streams and events, and return that of `torch.Stream` on the card."""
+    in_cuda = {"device": named.own, "order": order, "__module__": "torch.cuda"}
+    event: Any = type("Event", (FakeEvent,), {**in_cuda, "assumptions": assumptions})
+    of_streams = {**in_cuda, "device_index": named.own.index, "named": named, "new_event": event}
+    plain: type[FakeStream] = type("Stream", (FakeStream,), {**of_streams, "__module__": "torch"})
+    stream: Any = type("Stream", (CudaStream,), {**of_streams, "__module__": "torch.cuda.streams"})
 
-    def made(cls: Any, stream_ptr: int, device: Any = None, **kwargs: Any) -> Any:
+    def new_external(cls: Any, stream_ptr: int, device: Any = None, **kwargs: Any) -> Any:
         named.check(device)
         return cls.of(order.external(stream_ptr))
 
-    external: Any = type("ExternalStream", (stream,), {"__new__": made})
+    external: Any = type("ExternalStream", (stream,), {"__new__": new_external})
     for owner in (torch.cuda, torch.cuda.streams):
-        for name, kind in (("Stream", stream), ("Event", event), ("ExternalStream", external)):
-            patches.put(owner, name, kind)
+        patches.put_all(owner, {"Stream": stream, "Event": event, "ExternalStream": external})
     patches.put(torch, "Stream", type("Stream", (AnyStream,), {"kind": plain}))
     patches.put(torch, "Event", type("Event", (AnyEvent,), {"kind": event, "named": named}))
     patches.put(torch.cuda.graphs.graph, "default_capture_stream", None)
-    _put_functions(patches, order, named, plain)
-
-
-def _put_functions(patches: Patches, order: StreamOrder, named: NamedDevices, plain: type[FakeStream]) -> None:
-    def described(lane: Lane) -> tuple[int, int, int]:
-        return lane.stream_id, named.own.index, _CUDA
-
-    def with_checked(answer: Callable[[], Any]) -> Callable[[int], Any]:
-        def answers(device: int) -> Any:
-            named.check(device)
-            return answer()
-
-        return answers
-
-    def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
-        order.set_current(order.numbered(stream_id))
-
-    functions: dict[str, Callable[..., Any]] = {
-        "_cuda_getCurrentStream": with_checked(lambda: described(order.current)),
-        "_cuda_getDefaultStream": with_checked(lambda: described(order.default)),
-        "_cuda_getCurrentRawStream": with_checked(lambda: order.current.handle),
-        "_cuda_getStreamFromExternal": lambda pointer, device: described(order.external(pointer)),
-        "_cuda_setStream": set_stream,
-        "_cuda_synchronize": order.host_waits_for_all,
-        "_cuda_isCurrentStreamCapturing": lambda: order.current.capture is not None,
-        "_accelerator_getStream": with_checked(lambda: plain.of(order.current)),
-        "_accelerator_setStream": lambda stream: order.set_current(stream.lane),
-        "_accelerator_synchronizeDevice": lambda device: order.host_waits_for_all(),
-    }
-    for name, function in functions.items():
-        patches.put(torch._C, name, function)
-    patches.put(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", functions["_cuda_isCurrentStreamCapturing"])
+    return plain
 
 
 def follow_data_parallel(patches: Patches, order: StreamOrder, named: NamedDevices) -> None:
-    def there(devices: Any) -> None:
+    def check(devices: Any) -> None:
         for device in devices:
             named.check(device)
 
     def scatter(tensor: Tensor, devices: Any, sizes: Any = None, dim: int = 0, streams: Any = None) -> list[Tensor]:
         """Copy a host tensor to the card, on the given stream if any."""
-        there(devices)
+        check(devices)
         if tensor.is_cuda:
             return [tensor]
         before, stream = order.current, streams[0] if streams else None
@@ -439,17 +396,16 @@ def follow_data_parallel(patches: Patches, order: StreamOrder, named: NamedDevic
             order.set_current(before)
 
     def broadcast(tensors: Any, devices: Any, buffer_size: int = 0) -> list[list[Tensor]]:
-        there(devices)
+        check(devices)
         return [list(tensors) for _ in devices]
 
     def gather(tensors: Any, dim: int, destination: Any = None) -> Tensor:
         joined = torch.cat(list(tensors), dim)
         return joined.cpu() if destination == -1 else joined
 
-    patches.put(torch._C, "_scatter", scatter)
-    patches.put(torch._C, "_broadcast", lambda tensor, devices: broadcast([tensor], devices)[0])
-    patches.put(torch._C, "_broadcast_coalesced", broadcast)
-    patches.put(torch._C, "_gather", gather)
+    functions = {"_scatter": scatter, "_broadcast_coalesced": broadcast, "_gather": gather}
+    functions["_broadcast"] = lambda tensor, devices: broadcast([tensor], devices)[0]
+    patches.put_all(torch._C, functions)
     from torch.nn.parallel import _functions
 
     patches.put(_functions, "_streams", None)

@@ -26,6 +26,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memviz.runner.predict.cards import KnownCard
+from memviz.runner.predict.compat import Patches
 from memviz.runner.predict.prediction_errors import no_such_kernel
 
 aten = torch.ops.aten
@@ -511,15 +512,12 @@ _JAGGED_KERNELS = {
 @contextmanager
 def jagged_attention_on(card: KnownCard) -> Iterator[None]:
     """Answer which kernels the build has: torch.nested asks for them, and a build for the host has none."""
-    answers: dict[str, Any] = {name: _kernel_check(backend, card) for name, backend in _JAGGED_KERNELS.items()}
-    # It comes after all others there, and those can do what it can.
-    answers["can_use_cudnn_attention"] = lambda params, debug=False: False
-    before = {name: getattr(sdpa, name) for name in answers}
-    vars(sdpa).update(answers)
-    try:
+    with Patches() as patches:
+        for name, backend in _JAGGED_KERNELS.items():
+            patches.replace(sdpa, name, _kernel_check(backend, card))
+        # It comes after all others there, and those can do what it can.
+        patches.replace(sdpa, "can_use_cudnn_attention", lambda params, debug=False: False)
         yield
-    finally:
-        vars(sdpa).update(before)
 
 
 def _kernel_check(backend: Backend, card: KnownCard) -> Callable[..., bool]:

@@ -1,4 +1,4 @@
-"""Stands between autograd and the kernels: every operator of the program passes here, in its order."""
+"""The dispatch mode between autograd and the kernels: it sees every operator of the program, in order."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.arguments import is_on_device, tensors_of
 from memviz.runner.predict.autocast import Autocast, Kernel
+from memviz.runner.predict.compat import without_functions
+from memviz.runner.predict.cuda_memory import OutOfMemoryError, without_own_frames
 from memviz.runner.predict.group.dtensor import run_on_shards
 from memviz.runner.predict.named_devices import META
 from memviz.runner.predict.operator_treatments import Operator, Treatment, treatment_of
@@ -29,15 +31,16 @@ from memviz.runner.predict.shapes import ShapeKey, shape_key
 from memviz.runner.predict.sparse import Sparse, may_be_sparse
 from memviz.runner.predict.tensor_answers import ValueReads
 
-_WithoutFunctionModes: Any = torch._C.DisableTorchFunction
-"""Below an operator nobody says "cuda", and to ask at each attribute would take longer than the operator."""
+# torch's messages for an operator without a meta kernel.
 _NO_SHAPES = re.compile("no fake impl|no meta function|Meta kernel")
-"""In torch's words of an operator that nobody told it the shapes of."""
 _PLAIN = torch.Tensor.__torch_dispatch__
 
 
 class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs each operator on tensors without data and tells the recorder of the memory it would take."""
+    """Runs each operator on tensors without data and records the memory it would take.
+
+    Threads take turns, and an operator that finds no memory leaves nothing behind.
+    """
 
     def __init__(self, recorder: AllocationRecorder, kernels: Mapping[str, Kernel], autocast: Autocast) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -48,29 +51,38 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.looks = ValueReads(recorder, self)
         self._sparse = Sparse(recorder)
 
+    # To refuse them with a reason.
     supports_higher_order_operators = True
-    """To refuse them in words of ours."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing here is compiled; to say so at each operator would cost as much as the operator."""
+        # torch's own answer costs as much as an operator, and nothing here is compiled.
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            with self.recorder.ledger.lock:
+                return self._dispatch(func, types, args, kwargs or {})
+        except OutOfMemoryError as error:
+            args = kwargs = None
+            raise without_own_frames(error) from None
+
+    def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(func, HigherOrderOperator):
             raise not_predicted(func.__name__, "it takes functions as arguments, and no rule says what they would take")
         if types and any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
-            # A tensor made of others says itself what of them is in memory.
-            return run_on_shards(self, func, args, kwargs or {})
-        with _WithoutFunctionModes():
-            return self._dispatched(func, args, kwargs or {})
+            # A wrapper subclass dispatches to its own parts.
+            return run_on_shards(self, func, args, kwargs)
+        # Function modes see no device below an operator, and would take longer than it.
+        with without_functions():
+            return self._run_operator(func, args, kwargs)
 
-    def _dispatched(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _run_operator(self, func: Any, args: Any, kwargs: Any) -> Any:
         treatment = self._treatments.get(func)
         if treatment is None:
             treatment = self._treatments[func] = self._treatment_of(func)
-        self.recorder.arrived(treatment, args)
-        out = self._instead(func, treatment, args, kwargs)
+        self.recorder.before_op(treatment, args)
+        out = self._override(func, treatment, args, kwargs)
         if out is not NotImplemented:
             return out
         if self.autocast.is_on and torch.is_inference_mode_enabled():
@@ -82,7 +94,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return treatment.parts_in(*args, **kwargs)
         shapes = None if treatment.is_view or treatment.resizes else shape_key(args, kwargs)
         out = self._result(func, treatment, args, kwargs, shapes)
-        self.recorder.ran(treatment, args, kwargs, out, shapes)
+        self.recorder.after_op(treatment, args, kwargs, out, shapes)
         if not treatment.is_view:
             writes, may_say = treatment.writes, treatment.may_say
             self.recorder.host.follow(func, args, kwargs, out, writes=writes, may_say=may_say)
@@ -92,11 +104,11 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _treatment_of(self, func: Any) -> Treatment:
         treatment = treatment_of(func, self._kernels, self.autocast.release)
-        instead = self.recorder.instead.get(func)
+        instead = self.recorder.overrides.get(func)
         treatment = replace(treatment, sparse=self._sparse.runs.get(func))
         return treatment if instead is None else replace(treatment, instead=instead)
 
-    def _instead(self, func: Any, treatment: Treatment, args: Any, kwargs: Any) -> Any:
+    def _override(self, func: Any, treatment: Treatment, args: Any, kwargs: Any) -> Any:
         """Return the result of an operator that is answered without running on the device, or NotImplemented."""
         if treatment.sparse is not None and may_be_sparse(func, args):
             with self:
@@ -111,9 +123,9 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             out = self.looks.instead(func, treatment, args, kwargs)
             if out is not NotImplemented:
                 return out
-        out = self.recorder.host.instead(func, args, kwargs, moves=treatment.moves)
+        out = self.recorder.host.override(func, args, kwargs, moves=treatment.moves)
         if treatment.moves and out is not NotImplemented:
-            self.recorder.left(treatment, args, kwargs, out)
+            self.recorder.copied_to_host(treatment, args, kwargs, out)
         if out is not NotImplemented and treatment.may_choose:
             self.recorder.choices.follow(func, args, out)
         return out
@@ -130,12 +142,12 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
         if "device" in kwargs and kwargs["device"] is not None and torch.device(kwargs["device"]).type == "cuda":
-            # C++ code of torch's that no word of ours is heard in.
+            # From torch's own C++, which the function mode does not see.
             kwargs = {**kwargs, "device": META}
         at_once = bool(args) and is_on_device(args[0])
         on_device = at_once or any(tensor.is_meta for tensor in tensors_of((*args, *kwargs.values())))
         if on_device and not at_once:
-            out = self.recorder.host.meets_device(func, args)
+            out = self.recorder.host.mixed_devices(func, args)
             if out is not NotImplemented:
                 return out
         try:

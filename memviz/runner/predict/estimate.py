@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -14,14 +15,13 @@ from memviz.allocator.replay import source_of
 from memviz.allocator.what_if import FitWord, figures_on
 from memviz.errors import UsageError
 from memviz.runner.expected_error import ExpectedError
-from memviz.runner.predict.accuracy import expected_error
+from memviz.runner.predict.accuracy import doubt_on, expected_error, fit_on
 from memviz.runner.predict.assumptions import Assumption
 from memviz.runner.predict.cards import KnownCard, card_named, common_cards
 from memviz.runner.predict.cuda_memory import HistoryWindow
 from memviz.runner.predict.evidence import Unproven
 from memviz.runner.predict.group.ranks import GroupRank, Layout
-from memviz.runner.predict.predicted_run import doubt_on, fit_on
-from memviz.runner.predict.predicted_trace import trains
+from memviz.runner.predict.predicted_trace import live_changes, trains
 from memviz.runner.run import Fit
 from memviz.trace.model import Action, Category, DeviceTrace, Trace
 from memviz.units import bytes_text
@@ -34,7 +34,7 @@ _CHILDREN = "processes that it started"
 
 @dataclass(frozen=True, repr=False)
 class Estimate:
-    """Bytes of PyTorch's allocator, on the card and with the kernels of the release that were asked for."""
+    """Predicted bytes of PyTorch's allocator, on a card and with the kernels of a release."""
 
     card: KnownCard
     torch: str
@@ -47,11 +47,11 @@ class Estimate:
     peak_reserved: int
     """Peak of the segments reserved for them: the memory that has to fit."""
     peak_host: int = 0
-    """Beside the card: tensors on the host without values, such as weights before they are moved or offloaded."""
+    """Peak bytes of host tensors without values, such as weights before they are moved or offloaded."""
     out_of_memory: int = 0
     """How often the card had no more."""
     wanted: int = 0
-    """Bytes that would have been reserved where the card had no more, the first time."""
+    """Reserved bytes that the first failed allocation would have needed."""
     limited: bool = False
     """True if the memory of a named card is the limit; otherwise there is no limit and no verdict."""
     steps: int = 0
@@ -86,7 +86,7 @@ class Estimate:
         return self.peak_reserved
 
     def fit(self, card: str | KnownCard | None = None) -> Fit:
-        """Its requests, replayed on a card with the memory that a process gets there."""
+        """Replay the requests on a card with the memory that a process gets there."""
         if card is None and not self.limited:
             raise UsageError('No card was named. Ask of one, as in fits("A100 80GB"), or predict with card=.')
         chosen = self.card if card is None else card_named(card) if isinstance(card, str) else card
@@ -95,9 +95,9 @@ class Estimate:
         return self._fit[chosen.name]
 
     def fit_word(self, card: str | KnownCard | None = None) -> FitWord:
-        """Like `fits`, but "close" where what is not known exactly decides: the context, or the prediction itself.
+        """Like `fits`, but "close" where the CUDA context or the expected error decides.
 
-        How much a program needs that ran out of memory is not known, so nothing shows that it is close.
+        A program that ran out of memory may need any amount, so it is never "close".
         """
         if self.out_of_memory and card is None:
             return "no"
@@ -109,7 +109,6 @@ class Estimate:
         return {card.name: self._quick_fit(card) for card in common_cards()}
 
     def _quick_fit(self, card: KnownCard) -> FitWord:
-        """Without a replay where the peaks decide."""
         doubt = doubt_on(card, self.expected_error)
         if self.peak_reserved <= doubt.surely_usable(card.memory_bytes):
             return "yes"
@@ -117,13 +116,13 @@ class Estimate:
 
     @property
     def is_limited_by_itself(self) -> bool:
-        """It ran out where the card has more in any case: `set_per_process_memory_fraction` allowed it no more."""
+        """True if the program ran out below the card's memory, by `set_per_process_memory_fraction`."""
         surely = doubt_on(self.card, self.expected_error).surely_usable(self.card.memory_bytes)
         return self.out_of_memory > 0 and self.wanted <= surely
 
     @property
     def fingerprint(self) -> str:
-        """The same for ranks that took and gave back the same bytes in the same order."""
+        """Equal for ranks that allocate and free the same bytes in the same order."""
         return fingerprint_of(self.trace)
 
     @property
@@ -133,7 +132,7 @@ class Estimate:
 
     @property
     def expected_error(self) -> ExpectedError:
-        """How true it is likely to be: what recordings of its class say of predictions."""
+        """Expected error, from recordings of the same class."""
         error = expected_error(self.operators, trains=trains(self.trace), card=self.card, unproven=self.unproven)
         if not self.commands and not self.children_used_the_card:
             return error
@@ -141,7 +140,7 @@ class Estimate:
 
     @property
     def peak_reserved_on_card(self) -> int | None:
-        """On the card that was named: where memory is short what is cached goes back."""
+        """Reserved peak on the named card, where cached memory is released when it runs short."""
         return self.peak_reserved if self.limited else None
 
     @property
@@ -154,13 +153,13 @@ class Estimate:
         return figures_on(source_of(self.trace, self.trace.devices[0])).peak_reserved_bytes
 
     def fits(self, card: str | KnownCard | None = None) -> bool:
-        """On the card that was named, or on another; the choice of kernels stays that of the first."""
+        """Return whether it fits the named card, or another with the same choice of kernels."""
         if self.out_of_memory and card is None:
             return False
         return self.fit(card).fits
 
     def by_category(self) -> dict[str, int]:
-        """Bytes that the program held at its highest moment, by what they were for; their sum is `peak_requested`."""
+        """Return the live bytes at the peak by category; their sum is `peak_requested`."""
         return _by_category(self.trace.devices[0])
 
 
@@ -197,25 +196,20 @@ def estimate_of(device: PredictedDevice, trace: Trace, *, steps: int = 0) -> Est
 
 
 def _by_category(device: DeviceTrace) -> dict[str, int]:
-    events = device.events
-    allocs = events.action == Action.ALLOC
-    frees = events.action == Action.FREE_COMPLETED
-    live = np.cumsum(np.where(allocs, events.size, 0) - np.where(frees, events.size, 0))
-    if not len(live):
+    events, labels = device.events, device.event_labels
+    change = live_changes(events.action, events.size)
+    if not len(change):
         return {}
-    last = int(live.argmax())
-    held: dict[int, tuple[int, int]] = {}
-    rows = zip(allocs.tolist(), frees.tolist(), events.address.tolist(), events.size.tolist(), strict=True)
-    categories = device.event_labels.category.tolist() if device.event_labels is not None else [0] * len(events.size)
-    for number, (is_alloc, is_free, address, size) in enumerate(rows):
-        if number > last:
-            break
-        if is_alloc:
-            held[address] = (categories[number], size)
-        elif is_free:
-            held.pop(address, None)
-    bytes_of: dict[str, int] = {}
-    for category, size in held.values():
-        name = Category(category).name.lower()
-        bytes_of[name] = bytes_of.get(name, 0) + size
-    return dict(sorted(bytes_of.items(), key=lambda item: -item[1]))
+    until = int(np.cumsum(change).argmax()) + 1
+    category = np.zeros(until, dtype=np.uint8) if labels is None else labels.category[:until]
+    columns = (events.action[:until], events.address[:until], category, events.size[:until])
+    live: dict[int, tuple[int, int]] = {}
+    for action, address, number, size in zip(*(column.tolist() for column in columns), strict=True):
+        if action == Action.ALLOC:
+            live[address] = number, size
+        elif action == Action.FREE_COMPLETED:
+            live.pop(address, None)
+    bytes_of: Counter[str] = Counter()
+    for number, size in live.values():
+        bytes_of[Category(number).name.lower()] += size
+    return dict(bytes_of.most_common())

@@ -1,19 +1,18 @@
-"""Programs that say "cuda": the word means our device, and `torch.cuda` answers as a machine with the card would."""
+"""The function mode that lets programs use "cuda", and all patches that make `torch.cuda` answer like a real card."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn, overrides
+from torch import Tensor, nn
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _disable_current_modes
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
-from memviz.runner.predict.compiled_code import follow_triton
+from memviz.runner.predict.compat import Patches, function_modes, without_functions, without_modes
+from memviz.runner.predict.cuda_functions import follow_functions, pretended_functions
 from memviz.runner.predict.cuda_graphs import GraphPools, follow_graphs
 from memviz.runner.predict.cuda_machine import (
     FakeMachine,
@@ -21,7 +20,6 @@ from memviz.runner.predict.cuda_machine import (
     follow_machine,
     follow_profilers,
     follow_types,
-    refuse_unsupported,
 )
 from memviz.runner.predict.cuda_memory import (
     MemoryDevice,
@@ -29,36 +27,32 @@ from memviz.runner.predict.cuda_memory import (
     MemoryHistory,
     OutOfMemoryError,
     OutOfMemoryReport,
-    follow_history,
     follow_memory,
-    without_our_frames,
+    without_own_frames,
 )
 from memviz.runner.predict.cuda_random import IN_ORDER, check_generator, follow_generators, is_for_a_sampler
 from memviz.runner.predict.cuda_streams import StreamOrder, follow_data_parallel, follow_streams
 from memviz.runner.predict.decompositions import FLEX_ASSUMED, SLICES_UNTIL, flex_attention, index_with_every_slice
+from memviz.runner.predict.hooks import Mode, follow_threads, follow_triton, follow_workers
 from memviz.runner.predict.model_transfer import NOTHING_TO_COPY, MoveTo, move_model
 from memviz.runner.predict.named_devices import META, NamedDevices, on_card
-from memviz.runner.predict.program_threads import follow_threads, follow_workers
 from memviz.runner.predict.sparse import new_of_sparse
 from memviz.runner.predict.tensor_answers import Answer, TensorAnswers, has_unknown_numbers, stop_at_unknown_numbers
-from memviz.runner.predict.torch_patches import Patches
 
-_modes: Callable[[], list[Any]] = overrides._get_current_function_mode_stack
 _HOST_WAITS = {
     *(Tensor.item, Tensor.tolist, Tensor.cpu, Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__),
     *(Tensor.nonzero, torch.nonzero, torch.equal, Tensor.equal, Tensor.masked_select, torch.masked_select),
     *(Tensor.__format__, Tensor.__repr__),
 }
-"""The program goes on when the current stream has done its work."""
+"""Functions that wait for the current stream."""
 _COPIES = {Tensor.to, Tensor.cuda, Tensor.copy_, torch.tensor, torch.as_tensor}
-"""Between the host and the card, perhaps: then they wait for the current stream, as torch's `memcpy_and_sync` does."""
-Mode = Callable[[], AbstractContextManager[Any]]
-_NAME_NO_DEVICE = frozenset((Tensor, nn.Parameter, int, float, bool, type(None), tuple, torch.dtype))
-"""Types of arguments that are no device, and hold no number that nobody knows."""
+"""Between the host and the card they wait for the current stream, as torch's `memcpy_and_sync` does."""
+_PLAIN_TYPES = frozenset((Tensor, nn.Parameter, int, float, bool, type(None), tuple, torch.dtype))
+"""Types of arguments that name no device and hold no unknown number."""
 
 
 class FakeCudaMode(TorchFunctionMode):
-    """In every function of torch: the device that is named, and what the program wants to know of a tensor."""
+    """Answers each function of torch: replaces the devices it names, and tells what a tensor is."""
 
     def __init__(
         self, named: NamedDevices, tensors: TensorAnswers, order: StreamOrder, recorder: AllocationRecorder
@@ -79,28 +73,27 @@ class FakeCudaMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
-            if not kwargs and _NAME_NO_DEVICE.issuperset(map(type, args)) and self._is_plain(func):
-                # Nearly all.
+            if not kwargs and _PLAIN_TYPES.issuperset(map(type, args)) and self._is_plain(func):
                 return func(*args)
-            return self._answered(func, args, kwargs or {})
+            return self._wait_and_answer(func, args, kwargs or {})
         except OutOfMemoryError as error:
             args = kwargs = None
-            raise without_our_frames(error) from None
+            raise without_own_frames(error) from None
 
     def _is_plain(self, func: Any) -> bool:
         return func not in self._answers and func is not Tensor.to and not self._waiting
 
-    def _answered(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _wait_and_answer(self, func: Any, args: Any, kwargs: Any) -> Any:
         if not self._waiting:
-            return self._given(func, args, kwargs)
+            return self._answer(func, args, kwargs)
         if func in _HOST_WAITS and _is_on_card(args):
             self._host_waits()
-        out = self._given(func, args, kwargs)
+        out = self._answer(func, args, kwargs)
         if func in _COPIES and not (kwargs.get("non_blocking") or True in args[2:]) and _crosses(args, out):
             self._host_waits()
         return out
 
-    def _given(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _answer(self, func: Any, args: Any, kwargs: Any) -> Any:
         answer = self._answers.get(func)
         if answer is not None:
             out = answer(args, kwargs)
@@ -109,45 +102,45 @@ class FakeCudaMode(TorchFunctionMode):
         if isinstance(func, HigherOrderOperator) and func.__name__ == "flex_attention" and _is_on_card(args):
             self._recorder.assumptions.state(FLEX_ASSUMED)
             return flex_attention(self._tensors.lose, *args[:4])
-        nowhere = self._named.means_nowhere
-        # Where torch's own code calls an operator for a tensor of ours, it may name the place that ours have.
+        nowhere = self._named.is_meta_device
+        # torch's own code may call an operator with the device of a pretended tensor, which is "meta".
         is_operator = isinstance(func, OpOverload)
         if not is_operator and (nowhere(kwargs.get("device")) or any(map(nowhere, args))):
             return self._tensors.made_nowhere(func, args, kwargs)
         try:
-            out = self._called(func, args, kwargs)
+            out = self._call(func, args, kwargs)
         except TypeError:
-            # A size, and torch only says that it is of a wrong type.
+            # torch only says that a size is of a wrong type.
             stop_at_unknown_numbers(args, kwargs)
             raise
         if has_unknown_numbers(args, kwargs):
-            # In a tensor it would be 1.0 for everybody who looks.
+            # An unknown number would be 1.0 in a tensor.
             self._tensors.lose(args[0] if func is Tensor.__setitem__ else out)
         return out
 
-    def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
-        means_us = self._named.means_us
-        if any(map(means_us, args)):
-            args = tuple(META if means_us(arg) else arg for arg in args)
-        elif func is Tensor.to and len(args) > 1 and means_us(args[1], numbers=True):
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        is_own = self._named.is_own
+        if any(map(is_own, args)):
+            args = tuple(META if is_own(arg) else arg for arg in args)
+        elif func is Tensor.to and len(args) > 1 and is_own(args[1], numbers=True):
             args = (args[0], META, *args[2:])
         if not kwargs:
             return func(*args)
-        if means_us(kwargs.get("device"), numbers=True):
+        if is_own(kwargs.get("device"), numbers=True):
             kwargs = {**kwargs, "device": META}
         if kwargs.get("generator") is not None:
-            return self._drawn(func, args, kwargs)
+            return self._draw(func, args, kwargs)
         if not kwargs.get("pin_memory"):
             return func(*args, **kwargs)
         return self._tensors.pinned(func(*args, **{**kwargs, "pin_memory": False}))
 
-    def _drawn(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _draw(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a function with a generator, which must be on the device of the result."""
         out = func(*args, **{**kwargs, "pin_memory": False} if "pin_memory" in kwargs else kwargs)
         if isinstance(out, Tensor):
             check_generator(kwargs["generator"], out.is_meta)
             if func is torch.randperm and out.is_meta and is_for_a_sampler():
-                with torch._C.DisableTorchFunction(), _disable_current_modes():
+                with without_functions(), without_modes():
                     self._recorder.host.known.put(out, torch.arange(out.numel()))
                 self._recorder.assumptions.state(IN_ORDER)
         return self._tensors.pinned(out) if kwargs.get("pin_memory") else out
@@ -176,75 +169,64 @@ def _is_on_card(values: Any) -> bool:
 
 
 def _crosses(args: Any, out: Any) -> bool:
-    """Data of Python's own lie on the host."""
     source = args[1] if len(args) > 1 and isinstance(out, Tensor) and out is args[0] else args[0]
     return _is_on_card([source]) != _is_on_card([out])
 
 
-class FakeCuda:
-    """All that a program may say to CUDA, for one predicted device."""
+def follow_cuda(
+    patches: Patches,
+    device: MemoryDevice,
+    named: NamedDevices,
+    *,
+    report: OutOfMemoryReport,
+    history: MemoryHistory,
+    operators: Mode,
+) -> StreamOrder:
+    """Pretend CUDA within the patches' block; `operators` is entered by each new thread too."""
+    recorder = device.recorder
+    ledger, assumptions = recorder.ledger, recorder.assumptions
+    order = StreamOrder(ledger, recorder.position, assumptions)
+    tensors = TensorAnswers(recorder, named)
+    entered = FakeCudaMode(named, tensors, order, recorder)
+    mode: Mode = lambda: entered  # noqa: E731
+    patches.replace(Tensor, "__reduce_ex__", tensors.write_out(Tensor.__reduce_ex__))
+    _follow_moves(patches, recorder, named)
+    machine, memory = FakeMachine(recorder.card, named), MemoryFunctions(device, named, report)
+    follow_machine(patches, machine, memory.get_info)
+    follow_memory(patches, device, history)
+    make_generators = follow_generators(patches, named)
+    stream = follow_streams(patches, order, named, assumptions)
+    pools = GraphPools(ledger, order, recorder.host.known)
+    follow_graphs(patches, pools, assumptions)
 
-    def __init__(
-        self,
-        device: MemoryDevice,
-        recorder: AllocationRecorder,
-        report: OutOfMemoryReport,
-        history: MemoryHistory,
-        named: NamedDevices,
-    ) -> None:
-        self._device = device
-        self._recorder = recorder
-        self._report = report
-        self._history = history
-        self._named = named
-        self.order = StreamOrder(recorder.ledger, recorder.position, recorder.assumptions)
+    def first_used() -> None:
+        machine.begin()
+        make_generators()
 
-    @contextmanager
-    def installed(self, shared: Mode) -> Iterator[None]:
-        """`shared` enters, in another thread, what sees operators there."""
-        patches = Patches()
-        try:
-            with self._mode_of(patches, shared)():
-                yield
-        finally:
-            self._recorder.ledger.first_used = None
-            patches.undo()
-
-    def _mode_of(self, patches: Patches, shared: Mode) -> Mode:
-        recorder, named, order = self._recorder, self._named, self.order
-        tensors = TensorAnswers(recorder, named)
-        entered = FakeCudaMode(named, tensors, order, recorder)
-        mode: Mode = lambda: entered  # noqa: E731
-        patches.replace(Tensor, "__reduce_ex__", tensors.write_out(Tensor.__reduce_ex__))
-        _move_modules(patches, recorder, named)
-        calls = MemoryFunctions(self._device, recorder, named, self._report)
-        follow_machine(patches, FakeMachine(recorder.card, named, calls.get_info), follow_generators(patches, named))
-        follow_memory(patches, calls, self._device.set_allocator_settings)
-        follow_history(patches, self._history)
-        follow_streams(patches, order, named, recorder.assumptions)
-        follow_graphs(patches, GraphPools(recorder.ledger, order, recorder.host.known), recorder.assumptions)
-        follow_types(patches, named)
-        follow_data_parallel(patches, order, named)
-        follow_profilers(patches)
-        refuse_unsupported(patches)
-        follow_triton(patches, tensors.lose, recorder.assumptions)
-        follow_threads(patches, (shared, mode))
-        follow_workers(patches, recorder)
-        # Between the host and a card a tensor may take over another's memory; torch would not have it with ours.
-        patches.replace(torch, "_has_compatible_shallow_copy_type", _take_over(torch._has_compatible_shallow_copy_type))
-        _make_wrappers_here(patches, named)
-        _give_addresses(patches, recorder)
-        _keep_memory(patches, tensors.answers[Tensor.__dlpack__])
-        _enter_in_backward(patches, mode)
-        _enter_in_hooks(patches, mode)
-        recorder.ledger.place = order.place
-        recorder.launched = order.launched
-        recorder.ledger.first_used = torch.cuda._lazy_init
-        return mode
+    functions = pretended_functions(machine, memory, history, pools, stream)
+    follow_functions(patches, functions | {"_cuda_init": first_used})
+    follow_types(patches, named)
+    follow_data_parallel(patches, order, named)
+    follow_profilers(patches)
+    follow_triton(patches, tensors.lose, assumptions)
+    follow_threads(patches, operators, mode)
+    follow_workers(patches, recorder)
+    # Between the host and a card a tensor may take over another's memory; torch would not have it with "meta".
+    patches.replace(torch, "_has_compatible_shallow_copy_type", _take_over(torch._has_compatible_shallow_copy_type))
+    _follow_wrapper_subclasses(patches, named)
+    _follow_addresses(patches, recorder)
+    _follow_dlpack(patches, tensors.answers[Tensor.__dlpack__])
+    _enter_in_backward(patches, mode)
+    _enter_in_hooks(patches, mode)
+    ledger.place, recorder.launched = order.place, order.launched
+    ledger.first_used = torch.cuda._lazy_init
+    patches.callback(setattr, ledger, "first_used", None)
+    patches.enter_context(entered)
+    return order
 
 
 def _check_memory(recorder: AllocationRecorder, model: nn.Module) -> None:
-    nowhere = recorder.host.nowhere
+    nowhere = recorder.host.on_meta
     if len(nowhere) and any(tensor in nowhere for tensor in (*model.parameters(), *model.buffers())):
         raise NotImplementedError(NOTHING_TO_COPY)
 
@@ -254,23 +236,23 @@ def _take_over(compatible: Callable[[Tensor, Tensor], bool]) -> Callable[[Tensor
     return lambda one, other: (type(one) in plain and type(other) in plain) or compatible(one, other)
 
 
-def _give_addresses(patches: Patches, recorder: AllocationRecorder) -> None:
+def _follow_addresses(patches: Patches, recorder: AllocationRecorder) -> None:
     """Return allocator addresses from `UntypedStorage.data_ptr`, by which programs find weights that share memory."""
     address: Any = torch.UntypedStorage.data_ptr
 
     def data_ptr(self: torch.UntypedStorage) -> int:
-        known = recorder.ledger.knows(self)
-        return int(address(self)) if known is None else known.block.address
+        allocation = recorder.ledger.allocation_of(self)
+        return int(address(self)) if allocation is None else allocation.block.address
 
-    patches.give(torch.UntypedStorage, "data_ptr", data_ptr)
+    patches.put(torch.UntypedStorage, "data_ptr", data_ptr)
 
 
-def _keep_memory(patches: Patches, answer: Answer) -> None:
-    """The older way to another library asks no tensor first, and would give the zeros of unknown ones away."""
+def _follow_dlpack(patches: Patches, answer: Answer) -> None:
+    """Let the older function for sharing memory ask the tensor too, instead of sharing zeros of unknown ones."""
     give: Any = vars(torch)["to_dlpack"]
 
     def to_dlpack(tensor: Tensor) -> Any:
-        with torch._C.DisableTorchFunction():
+        with without_functions():
             given = answer((tensor,), {})
         return give(tensor) if given is NotImplemented else given
 
@@ -279,24 +261,24 @@ def _keep_memory(patches: Patches, answer: Answer) -> None:
 
 
 def _enter_in_backward(patches: Patches, mode: Mode) -> None:
-    """Hooks and checkpoints run there; torch runs its engine without modes."""
+    """Enter the mode in the engine, where hooks and checkpoints run: torch runs it without modes."""
     for owner in (torch.autograd, torch.autograd.graph):
         run = vars(owner).get("_engine_run_backward")
         if run is not None:
             patches.replace(owner, "_engine_run_backward", _within(mode, run))
 
 
-def _make_wrappers_here(patches: Patches, named: NamedDevices) -> None:
-    """Tensors made of others, such as quantized ones: torch would put the outer one on a card."""
+def _follow_wrapper_subclasses(patches: Patches, named: NamedDevices) -> None:
+    """Put wrapper subclasses such as quantized tensors on the pretended card."""
     make: Any = Tensor._make_wrapper_subclass
 
     def made(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if named.means_us(kwargs.get("device")):
+        if named.is_own(kwargs.get("device")):
             kwargs["device"] = META
-        placed = (META if isinstance(arg, torch.device) and named.means_us(arg) else arg for arg in args)
+        placed = (META if isinstance(arg, torch.device) and named.is_own(arg) else arg for arg in args)
         return make(cls, *placed, **kwargs)
 
-    patches.give(Tensor, "_make_wrapper_subclass", staticmethod(made))
+    patches.put(Tensor, "_make_wrapper_subclass", staticmethod(made))
 
 
 def _enter_in_hooks(patches: Patches, mode: Mode) -> None:
@@ -312,21 +294,20 @@ def _enter_in_hooks(patches: Patches, mode: Mode) -> None:
 
 def _within(mode: Mode, run: Any) -> Any:
     def run_within(*args: Any, **kwargs: Any) -> Any:
-        for entered in _modes():
-            if isinstance(entered, FakeCudaMode):
-                return run(*args, **kwargs)
+        if any(isinstance(entered, FakeCudaMode) for entered in function_modes()):
+            return run(*args, **kwargs)
         with mode():
             return run(*args, **kwargs)
 
     return run_within
 
 
-def _move_modules(patches: Patches, recorder: AllocationRecorder, named: NamedDevices) -> None:
-    """Keeps tied weights tied, and optimizers and their weights together as far as the host's can stay the same."""
+def _follow_moves(patches: Patches, recorder: AllocationRecorder, named: NamedDevices) -> None:
+    """Move modules so that tied weights stay tied and optimizers keep their weights."""
     to = nn.Module.to
 
     def is_ours(value: Any) -> bool:
-        return named.means_us(value, numbers=True)
+        return named.is_own(value, numbers=True)
 
     def moved(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         like = kwargs.get("tensor", args[0] if args else None)
@@ -339,7 +320,7 @@ def _move_modules(patches: Patches, recorder: AllocationRecorder, named: NamedDe
         dtype, layout = kwargs.get("dtype", dtypes[0] if dtypes else None), kwargs.get("memory_format")
         waits = not kwargs.get("non_blocking", any(arg is True for arg in args))
         move_model(recorder, self, MoveTo(META, dtype, layout, waits))
-        # What was there already changes there.
+        # Tensors that were on the card already change there.
         changes = {name: value for name, value in (("dtype", dtype), ("memory_format", layout)) if value is not None}
         return to(self, **changes) if changes else self
 

@@ -1,4 +1,4 @@
-"""The host beside the device: real CPU tensors, whose values may be unknown because they came from the device.
+"""Host memory: real CPU tensors, whose values may be unknown because they came from the device.
 
 What the program computes on the host itself is computed for real. A copy from the device, and a large
 floating-point tensor such as a weight, has no values: its memory takes address space only, and the host computes
@@ -43,7 +43,7 @@ class PinnedHost(MarkedStorages):
 
     @property
     def held_bytes(self) -> int:
-        """So much of the host's memory is taken, and stays taken."""
+        """Pinned bytes that are allocated and stay allocated."""
         return sum(size * count for size, count in self._made.items())
 
     def add(self, tensor: Tensor) -> None:
@@ -67,25 +67,25 @@ aten = torch.ops.aten
 _UNRESERVED = getattr(mmap, "MAP_NORESERVE", 0)
 """No swap space is reserved for memory that is never written."""
 _SMALL = 1 << 20
-"""Bytes: so much is filled with zeros at once; more comes from the system as zeros when it is first touched."""
+"""Bytes that are filled with zeros at once; larger memory comes from the system as zeros when first touched."""
 _FILLERS = {
     *(aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.copy_.default),
     *(aten.normal_.default, aten.uniform_.default, aten.random_.default, aten.exponential_.default),
 }
-"""They write every element, and look at none."""
+"""Operators that write every element and read none."""
 _PACK = aten._pack_padded_sequence.default
 _FROM_ONE_NUMBER = {aten.fill_.Tensor, aten.index_put_.default, aten.masked_fill_.Tensor}
-"""Their number may lie on the device, though the rest lies on the host."""
-_SIZED_BY_LARGE = "how much it gives depends on the values of a large tensor, which nobody computes"
+"""Operators on the host that may read one number from the device."""
+_SIZED_BY_LARGE = "the size of its result depends on the values of a large tensor, which are not computed"
 _WHOLE = (torch.long, torch.int)
 
 
 class Host:
-    """`unknown` is what holds no values here; `known` what has some on the device."""
+    """`unknown` are host tensors without values, `known` the values of device tensors."""
 
     def __init__(self) -> None:
         self.unknown = MarkedStorages()
-        self.nowhere = MarkedStorages()
+        self.on_meta = MarkedStorages()
         """Tensors that the program itself put on the `meta` device; they take no memory anywhere."""
         self.known = KnownValues(self.unknown.__contains__)
         self.stand_ins = DefaultValues(self.values)
@@ -96,21 +96,18 @@ class Host:
         """Copied here from the device."""
 
     def values(self, tensor: Tensor) -> Tensor | None:
-        """Wherever it lies."""
+        """Return the values of a tensor of the host or the device, if known."""
         if tensor.is_meta:
             return self.known.of(tensor)
         return None if tensor in self.unknown else tensor
 
     def follow(self, func: Any, args: Any, kwargs: Any, out: Any, *, writes: bool, may_say: bool = True) -> None:
-        """After an operator of the device: what is known of what it made and wrote.
-
-        `may_say` is what `may_say_of_unknown` answers, for whoever asked already.
-        """
+        """Update known values after an operator of the device; `may_say` is the answer of `may_say_of_unknown`."""
         if may_say and func in WHOLE_ARITHMETIC:
             # Nothing times a whole number is nothing, and counts are added up; of others nothing follows.
             may_say = not out.is_floating_point()
         if not may_say and self.known.is_unknown_first(args) and not self.stand_ins.has_draws:
-            # Nearly all: numbers that nobody knows become others.
+            # The usual case: unknown values become others.
             if writes:
                 self.known.forget_written(func, args, kwargs)
             return
@@ -131,7 +128,7 @@ class Host:
             self._even.put(out, True)
 
     def counted(self, func: Any, args: Any, out: Any) -> None:
-        """After an operator whose result is as long as values say, and these nobody knows."""
+        """Update assumed values after an operator whose result has an assumed length."""
         self.stand_ins.follow(func, args, out)
         if func in ROUTED_OPERATORS and (assumed := self.shares.follow(func, args, out)) is not None:
             self._assume(out, assumed)
@@ -143,7 +140,7 @@ class Host:
         return tensor if tensor in self._even and tensor in self.unknown else None
 
     def stands_for(self, tensor: Tensor) -> int | None:
-        """The natural answer of a single number or condition that nobody computes, if there is any."""
+        """Return the default answer of a single unknown number or condition, if there is any."""
         share = self.shares.places_in(tensor) if tensor.dtype is torch.bool and tensor.numel() == 1 else None
         return self.stand_ins.of(tensor) if share is None else share
 
@@ -151,13 +148,13 @@ class Host:
         """Return whether this is a tensor with unknown values, on the host or the device."""
         return isinstance(value, Tensor) and not self.known.is_known(value)
 
-    def instead(self, func: Any, args: Any, kwargs: Any, *, moves: bool = True) -> Any:
-        """The result of an operator that meets the host's unknown, or NotImplemented where torch itself is right.
+    def override(self, func: Any, args: Any, kwargs: Any, *, moves: bool = True) -> Any:
+        """Return the result of an operator on host tensors without values, or NotImplemented to let torch run it.
 
-        `moves`: whether it may be one of `MOVES`.
+        `moves` is False if the operator is none of `MOVES`.
         """
         if not moves and not len(self.unknown) and args and is_on_device(args[0]):
-            # Nearly all: an operator of the device's own.
+            # The usual case: an operator on device tensors.
             return NotImplemented
         moved = MOVES.get(func) if moves else None
         if moved is not None:
@@ -185,7 +182,12 @@ class Host:
             is_large = is_large or _is_large(tensor)
         if not is_large or _goes_to_device(kwargs):
             return NotImplemented
-        return self._large_result(func, args, kwargs) if _makes_anew(func) else NotImplemented
+        if any(returned.alias_info is not None for returned in func._schema.returns):
+            return NotImplemented
+        # Large results of large known tensors, such as those of a file, have no values either.
+        out = self._by_shapes(func, args, kwargs)
+        made = list(tensors_of(out))
+        return out if made and all(map(_is_large, made)) else NotImplemented
 
     def _made_large(self, func: Any, args: Any, kwargs: Any) -> Any:
         if args and isinstance(args[0], Tensor) and args[0].is_meta:
@@ -202,14 +204,8 @@ class Host:
             self.unknown.remove(blank)
         return blank
 
-    def _large_result(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return a large result of large known tensors (of a file) without values; NotImplemented if it is small."""
-        out = self._by_shapes(func, args, kwargs)
-        made = list(tensors_of(out))
-        return out if made and all(map(_is_large, made)) else NotImplemented
-
-    def meets_device(self, func: Any, args: Any) -> Any:
-        """An operator of a host's tensor with the device's: as on a card it is an error, but for a single number."""
+    def mixed_devices(self, func: Any, args: Any) -> Any:
+        """Handle tensors of two devices: as on a card that is an error, unless one is a single number."""
         tensors = list(tensors_of(args))
         first = tensors[0] if tensors else None
         if first is None or first.is_meta:
@@ -240,13 +236,15 @@ class Host:
         return self._by_shapes(func, args, kwargs)
 
     def _refuse_to_read(self, func: Any, args: Any) -> None:
-        """Whole numbers may be unknown where they only say which elements, not how many."""
+        """Stop the program if unknown values decide the size of the result; unknown indices do not."""
         if func is aten.index.Tensor:
             reads = any(index in self.unknown and index.dtype not in _WHOLE for index in args[1])
         elif func is _PACK:
             reads = args[1] in self.unknown
         else:
-            reads = _is_sized_by_values(func) and any(tensor in self.unknown for tensor in tensors_of(args))
+            reads = torch.Tag.dynamic_output_shape in func.tags and any(
+                tensor in self.unknown for tensor in tensors_of(args)
+            )
         if reads:
             raise data_needed(name_for_users(func), takes_value=False)
 
@@ -275,7 +273,7 @@ class Host:
         return made
 
     def blank_like(self, tensor: Tensor, **changes: Any) -> Tensor:
-        """On the host, without values, and lying as `torch.empty_like` would lay it."""
+        """Return a host tensor without values, with the layout of `torch.empty_like`."""
         dtype = changes.get("dtype") or tensor.dtype
         strides = torch.empty_like(tensor, device="meta", memory_format=changes.get("memory_format")).stride()
         blank = torch.empty(0, dtype=dtype, device="cpu")
@@ -352,10 +350,6 @@ def _is_large(tensor: Tensor) -> bool:
     return (tensor.is_floating_point() or tensor.is_complex()) and _bytes(tensor) > _SMALL
 
 
-def _makes_anew(func: Any) -> bool:
-    return all(returned.alias_info is None for returned in func._schema.returns)
-
-
 def _lies_there(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_meta
 
@@ -376,10 +370,6 @@ def _only_its_shape_counts(func: Any, args: Any) -> bool:
     if torch.Tag.inplace_view in func.tags:
         return True
     return name.startswith("new_") or name.endswith("_like") and args[0].untyped_storage().nbytes() <= _SMALL
-
-
-def _is_sized_by_values(func: Any) -> bool:
-    return bool(torch.Tag.dynamic_output_shape in func.tags)
 
 
 def _goes_to_device(kwargs: Any) -> bool:

@@ -1,14 +1,15 @@
-"""Every storage that comes and goes, as malloc and free of the allocator, in the program's own order.
+"""The ledger: malloc and free of every storage, through the model of the allocator, in the program's order.
 
-A storage is freed when its last owner lets go of it, be that a tensor, a view or the autograd graph. Its weak
-reference tells the moment, exactly and at once, as a card's allocator would learn it.
+A storage is freed when its last owner is gone, be that a tensor, a view or the autograd graph. Its weak reference
+tells that moment at once, as on a card.
 """
 
 from __future__ import annotations
 
 import weakref
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from threading import RLock
 from typing import TYPE_CHECKING
 
@@ -17,13 +18,13 @@ from memviz.allocator.caching import CachingAllocator
 from memviz.allocator.history import ModelHistory
 from memviz.allocator.settings import Settings
 from memviz.allocator.state import AllocationFailed, DeviceMemory
-from memviz.trace.model import NO_STACK, Action
+from memviz.trace.model import NO_STACK, Action, Category
 
 if TYPE_CHECKING:
     import torch
 
 _USERS_CODE = -1
-"""The cause of what no allocation caused, such as emptying the cache."""
+"""Cause of events without an allocation, such as emptying the cache."""
 _DEFAULT_STREAM = 0
 Place = tuple[int, PoolId | None]
 """A stream's handle, and the pool that memory comes from; None is the default one."""
@@ -46,11 +47,9 @@ class _Watched(weakref.ref["torch.UntypedStorage"]):
 
 
 class Ledger:
-    """`number_of_stack` is asked once for each allocation and each free."""
+    """`number_of_stack` is called once for each free."""
 
-    def __init__(
-        self, settings: Settings, number_of_stack: Callable[[], int], device: DeviceMemory | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, number_of_stack: Callable[[], int], device: DeviceMemory | None) -> None:
         self.history = ModelHistory()
         self.allocator = CachingAllocator(settings, DeviceMemory() if device is None else device, self.history.add)
         self.live: dict[int, LiveAllocation] = {}
@@ -79,11 +78,11 @@ class Ledger:
         self._waiting: dict[int, int] = {}
         """Allocations whose free is not complete, by address."""
 
-    def knows(self, storage: torch.UntypedStorage) -> LiveAllocation | None:
+    def allocation_of(self, storage: torch.UntypedStorage) -> LiveAllocation | None:
         return self.live.get(storage._cdata)
 
     def take(self, storage: torch.UntypedStorage, stack: int) -> LiveAllocation | None:
-        """Memory for a storage; for zero bytes PyTorch asks nobody."""
+        """Allocate memory for a storage; one of zero bytes has none."""
         requested = storage.nbytes()
         if requested == 0:
             return None
@@ -128,7 +127,7 @@ class Ledger:
         self.freed(allocation)
 
     def replace(self, storage: torch.UntypedStorage, stack: int) -> LiveAllocation | None:
-        """A storage that was resized: new memory first, then the old is let go, as it is copied between them."""
+        """Allocate new memory for a resized storage, then free the old, as torch copies between them."""
         old = self.live.get(storage._cdata)
         new = self.take(storage, stack)
         if new is None:
@@ -138,8 +137,8 @@ class Ledger:
         return new
 
     def used_by(self, storage: torch.UntypedStorage, stream: int) -> None:
-        """Its free has to wait for this stream too."""
-        allocation = self.knows(storage)
+        """Let the free of a storage wait for another stream too."""
+        allocation = self.allocation_of(storage)
         if allocation is not None:
             self.allocator.record_stream(allocation.block, stream)
 
@@ -151,14 +150,14 @@ class Ledger:
             self._date(self._stack())
 
     def note(self, action: Action, size: int) -> None:
-        """An event that moves no memory."""
+        """Record an event that moves no memory."""
         with self.lock:
             self.history.now = _USERS_CODE
             self.history.add(action, 0, size, _DEFAULT_STREAM, (0, 0))
             self._date(NO_STACK)
 
     def mark(self) -> int:
-        """A moment between two events."""
+        """Return a time between two events."""
         self.now += 1
         return self.now
 
@@ -187,3 +186,57 @@ class Ledger:
             self.now += 1
             self.times.append(self.now)
             self.stacks.append(stack)
+
+
+_UNKNOWN = int(Category.UNKNOWN)
+
+
+class CategoryColumn:
+    """Category of each allocation, by its number. Most categories are known only after the allocation.
+
+    In the forward pass the free decides: an allocation freed within the module call that made it was temporary; one
+    freed later is an activation. The same holds in backward for what a checkpoint recomputes.
+    """
+
+    def __init__(self) -> None:
+        self.values = bytearray()
+        self._undecided: dict[int, int] = {}
+        """Allocations of the forward pass, with the module call that made each."""
+        self._outside: set[int] = set()
+        """Made outside of modules before a backward that may use them; what it does not free it did not keep."""
+
+    def allocated(self, category: Category, *, may_be_kept: bool, call: int) -> None:
+        """Add the next allocation; `call` is that of the innermost module, 0 outside of all."""
+        if may_be_kept:
+            self._undecided[len(self.values)] = call
+        self.values.append(category)
+
+    def freed(self, number: int, open_calls: Sequence[int]) -> None:
+        made_in = self._undecided.pop(number, 0)
+        if number in self._outside and self.values[number] == _UNKNOWN:
+            self.values[number] = Category.ACTIVATION
+        self._outside.discard(number)
+        if self.values[number] == _UNKNOWN:
+            handed_on = made_in and made_in not in open_calls
+            self.values[number] = Category.ACTIVATION if handed_on else Category.TEMPORARY
+
+    def backward_goes_on(self) -> None:
+        """Treat live allocations of the forward pass as saved for backward."""
+        for number, made_in in self._undecided.items():
+            if not made_in:
+                self._outside.add(number)
+            elif self.values[number] == _UNKNOWN:
+                self.values[number] = Category.ACTIVATION
+        self._undecided.clear()
+
+
+@dataclass
+class AllocationColumns:
+    """Data of each allocation, by its number."""
+
+    category: CategoryColumn = field(default_factory=CategoryColumn)
+    module: array[int] = field(default_factory=lambda: array("i"))
+    phase: bytearray = field(default_factory=bytearray)
+    forward_stack: array[int] = field(default_factory=lambda: array("i"))
+    rule: bytearray = field(default_factory=bytearray)
+    """Rule of `evidence`, where more than a shape decides the size."""

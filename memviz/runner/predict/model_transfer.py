@@ -12,10 +12,11 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
+from memviz.runner.predict.compat import without_functions
 from memviz.trace.model import Category
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-"""They belong to the memory, not to the object."""
+"""Hooks stay with the object when its memory is swapped."""
 
 
 NOTHING_TO_COPY = (
@@ -49,11 +50,11 @@ class MoveTo:
 def move_model(
     recorder: AllocationRecorder, model: nn.Module, wanted: MoveTo, on_host: Collection[Parameter] = ()
 ) -> nn.Module:
-    """A tensor that is on the device already stays, as `.to` leaves it; so tied weights stay tied.
+    """Move a model; tensors that are on the device already stay, so tied weights stay tied.
 
     Weights of `on_host` are in host memory afterwards, without values.
     """
-    with torch._C.DisableTorchFunction():
+    with without_functions():
         return _move(recorder, model, wanted, frozenset(map(id, on_host)))
 
 
@@ -80,21 +81,18 @@ def _move_own(recorder: AllocationRecorder, module: nn.Module, path: str, wanted
     with recorder.position.inside(module):
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                is_on_host = id(parameter) in on_host
-                placed = _on_host(parameter) if is_on_host else _moved_parameter(recorder, parameter, wanted)
+                placed = parameter
+                if id(parameter) not in on_host:
+                    placed = _moved_parameter(recorder, parameter, wanted)
+                elif parameter.is_meta:
+                    # To the program, a model that was built on `meta` is in host memory.
+                    swap_data(parameter, MoveTo(torch.device("cpu")).copy(parameter))
                 module._parameters[name] = placed
                 recorder.position.own(placed, path)
                 recorder.watch(placed)
         for name, buffer in module._buffers.items():
             if buffer is not None and not _is_there(recorder, buffer):
                 module._buffers[name] = _copied(buffer, wanted)
-
-
-def _on_host(parameter: Parameter) -> Parameter:
-    """A model that was built without memory is in host memory as far as a program can tell."""
-    if parameter.is_meta:
-        swap_data(parameter, MoveTo(torch.device("cpu")).copy(parameter))
-    return parameter
 
 
 def _moved_parameter(recorder: AllocationRecorder, parameter: Parameter, wanted: MoveTo) -> Parameter:
@@ -115,9 +113,9 @@ def _moved_parameter(recorder: AllocationRecorder, parameter: Parameter, wanted:
 
 
 def swap_data(tensor: Any, data: Any) -> bool:
-    """Gives a tensor the memory of another on the other side; the object stays, as optimizers and programs hold it.
+    """Give a tensor the memory of another device; the object stays, since optimizers and programs hold it.
 
-    False where C++ holds it too, such as a graph that is alive.
+    Return False where C++ holds the tensor too, such as a live graph.
     """
     new = data.detach().requires_grad_(tensor.requires_grad)
     if isinstance(tensor, Parameter):
@@ -127,7 +125,7 @@ def swap_data(tensor: Any, data: Any) -> bool:
     hooks = {name: getattr(tensor, name) for name in _HOOKS if getattr(tensor, name, None)}
     gradient = tensor.grad if tensor.is_leaf else None
     if gradient is not None:
-        # Nothing else may hold it while it moves with its weight.
+        # Nothing else may hold the gradient while it moves with its weight.
         tensor.grad = None
     try:
         torch._C._swap_tensor_impl(tensor, new)
@@ -145,7 +143,7 @@ def swap_data(tensor: Any, data: Any) -> bool:
 
 
 def _on_one_side(gradient: Any, tensor: Any) -> bool:
-    """It follows its weight: torch would move it next, and could not hold one that lies elsewhere."""
+    """Move a gradient to the side of its weight; torch cannot hold one on another device."""
     if gradient.is_meta == tensor.is_meta:
         return True
     with torch.no_grad():
@@ -155,7 +153,7 @@ def _on_one_side(gradient: Any, tensor: Any) -> bool:
 def _copied(tensor: Any, wanted: MoveTo) -> Any:
     if not tensor.is_meta or not _is_made_of_others(tensor):
         return wanted.copy(tensor)
-    # It would find its parts on the device already.
+    # Its parts are on the device already.
     names, context = tensor.__tensor_flatten__()
     parts = {name: _copied(getattr(tensor, name), wanted) for name in names}
     return type(tensor).__tensor_unflatten__(parts, context, tensor.size(), tensor.stride())
@@ -166,4 +164,4 @@ def _is_made_of_others(tensor: torch.Tensor) -> bool:
 
 
 def _is_there(recorder: AllocationRecorder, tensor: torch.Tensor) -> bool:
-    return tensor.is_meta and recorder.ledger.knows(tensor.untyped_storage()) is not None
+    return tensor.is_meta and recorder.ledger.allocation_of(tensor.untyped_storage()) is not None

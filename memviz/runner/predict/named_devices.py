@@ -1,4 +1,4 @@
-"""Which device a program names: ours, the host, or one that is not there."""
+"""Devices that a program names: the pretended card, the host, or one that does not exist."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from memviz.runner.predict.compat import without_functions
 from memviz.runner.predict.group.ranks import GroupRank
 from memviz.runner.predict.prediction_errors import card_of_another_rank, no_such_device
 
@@ -16,7 +17,7 @@ CUDA_0 = torch.device("cuda", 0)
 
 
 class NamedDevices:
-    """`rank` is the process of a group that runs here, and has a card of its machine to itself."""
+    """Cards of the machine; in a group, each rank has one of them to itself."""
 
     def __init__(self, card: str, rank: GroupRank | None = None) -> None:
         self._card = card
@@ -24,27 +25,28 @@ class NamedDevices:
         self.count = 1 if rank is None else rank.cards
         self.own = torch.device("cuda", 0 if rank is None else rank.card)
 
-    def means_us(self, value: Any, *, numbers: bool = False) -> bool:
-        """'cuda', 'cuda:0', and where a device is expected also its number; another card's is an error."""
+    def is_own(self, value: Any, *, numbers: bool = False) -> bool:
+        """Return whether a value names the card: 'cuda', 'cuda:0' or its number; another card is an error."""
         if type(value) is str:
             if not value.startswith("cuda"):
                 return False
-            return value == "cuda" or value.startswith("cuda:") and self._is_there(_number(value[5:]))
+            number = value[5:]
+            return value == "cuda" or value[4] == ":" and self._is_there(int(number) if number.isdigit() else 0)
         if type(value) is torch.device:
             return value.type == "cuda" and self._is_there(value.index or 0)
         return numbers and type(value) is int and self._is_there(value)
 
     @staticmethod
-    def means_nowhere(value: Any) -> bool:
-        """`torch.device("meta")`, on which programs build what gets its memory later."""
+    def is_meta_device(value: Any) -> bool:
+        """Return whether a value is `meta`, on which programs build what gets its memory later."""
         return type(value) is torch.device and value == META or type(value) is str and value == "meta"
 
     def check(self, value: Any) -> None:
         """Check the device argument of a function; None is the current device."""
-        self.means_us(value, numbers=True)
+        self.is_own(value, numbers=True)
 
     def exists(self, index: int) -> bool:
-        """On the machine, where all cards are alike."""
+        """Raise unless the machine has so many cards."""
         if index >= self.count:
             raise no_such_device(index, self._card)
         return True
@@ -56,10 +58,6 @@ class NamedDevices:
 
 
 def on_card(tensor: torch.Tensor) -> bool:
-    """For our own eyes: a program that asks is told where it would be."""
-    with torch._C.DisableTorchFunction():
+    """Return whether a tensor is on the pretended card, without the answer that the program gets."""
+    with without_functions():
         return tensor.is_meta
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isdigit() else 0

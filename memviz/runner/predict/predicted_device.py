@@ -1,4 +1,4 @@
-"""A CUDA device that is not there: PyTorch code runs on tensors without data, and its memory is kept account of.
+"""A pretended CUDA device: PyTorch code runs on tensors without data, and its memory is accounted for.
 
 Tensors of the `meta` device stand for those on the card and CPU tensors for those on the host, so that both stay
 apart as they would be. Whatever takes memory on the card goes, in order, through the model of PyTorch's allocator.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import platform
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -19,10 +19,12 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from memviz.allocator.context import overhead_on
 from memviz.allocator.replayer import AllocatorCalls
 from memviz.allocator.settings import Settings, parse_settings
 from memviz.allocator.state import DeviceMemory
 from memviz.allocator.statistics import Statistics
+from memviz.allocator.what_if import CardMemory
 from memviz.errors import UsageError
 from memviz.memory import without_collection
 from memviz.runner.predict.accuracy import unproven_of
@@ -30,13 +32,12 @@ from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.assumptions import Assumptions
 from memviz.runner.predict.autocast import Autocast, followed
 from memviz.runner.predict.cards import KnownCard, dtype_warnings
-from memviz.runner.predict.compiled_code import nothing_scripted
+from memviz.runner.predict.compat import Patches
 from memviz.runner.predict.cuda_memory import (
     HistoryWindow,
     MemoryHistory,
     OutOfMemoryReport,
     PretendedOutOfMemory,
-    card_memory,
 )
 from memviz.runner.predict.decompositions import (
     jagged_attention_on,
@@ -44,17 +45,26 @@ from memviz.runner.predict.decompositions import (
     owners_of_a_lone_sum,
     registered_kernels,
 )
+from memviz.runner.predict.dispatch_mode import AllocationMode
 from memviz.runner.predict.evidence import COLLECTIVES, Unproven, unseen_by
-from memviz.runner.predict.fake_cuda import FakeCuda
-from memviz.runner.predict.group.process_group import grouped
+from memviz.runner.predict.fake_cuda import follow_cuda
+from memviz.runner.predict.group.process_group import follow_group
 from memviz.runner.predict.group.ranks import GroupRank, Layout
+from memviz.runner.predict.hooks import (
+    ChildProcesses,
+    ProgramPhases,
+    follow_backward,
+    follow_compile,
+    follow_modules,
+    follow_optimizers,
+    follow_resizing,
+    follow_torchscript,
+)
 from memviz.runner.predict.model_transfer import MoveTo, move_model
 from memviz.runner.predict.named_devices import CUDA_0, META, NamedDevices
-from memviz.runner.predict.predicted_trace import KeptTrace, PhaseMarks, trace_of
+from memviz.runner.predict.predicted_trace import HistoryPart, PhaseMark, trace_of
 from memviz.runner.predict.prediction_errors import caught_refusal, forget_refusals
-from memviz.runner.predict.program_threads import ChildProcesses, SharedAllocationMode
-from memviz.runner.predict.saved_files import kept
-from memviz.runner.predict.torch_patches import ProgramPhases, followed_by, nothing_compiled, phases_named
+from memviz.runner.predict.saved_files import follow_files
 from memviz.runner.run_device import TakesInputs
 from memviz.trace.intern import Interner
 from memviz.trace.model import About, Category, Stage, Trace
@@ -64,13 +74,13 @@ RESERVED_IS_UNPROVEN = (
     "reserved depends on the order in which streams give memory back, and is not validated."
 )
 _DTYPES = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"}
-"""Those that some cards have no hardware for."""
+"""Dtypes that some cards have no hardware for."""
 _EVENTS_BETWEEN_COLLECTIONS = 1000
 """Events between collections of cycles, where a program empties the cache; they are slow once libraries are loaded."""
 
 
 class PredictedDevice:
-    """Use it in a `with` block, one at a time in a process. What is made inside belongs to the device."""
+    """Use it in a `with` block, one at a time in a process."""
 
     def __init__(
         self,
@@ -78,7 +88,6 @@ class PredictedDevice:
         *,
         settings: Settings | None = None,
         release: tuple[int, int] | None = None,
-        facts: Mapping[str, str] | None = None,
         assume: Mapping[str, Any] | None = None,
         limited: bool = False,
         rank: GroupRank | None = None,
@@ -89,17 +98,18 @@ class PredictedDevice:
         `assume` are the user's own answers where a program asks for values, by line: {"train.py:12": 3.0}.
         `limited`: the program has what a process gets of the card, and no more.
         `rank` is the process of a group that is predicted; the others are pretended.
-        `figures_only`: without the stacks of allocations, which are for whoever looks at the trace.
+        `figures_only`: leave out the stacks of allocations, which only a viewer of the trace needs.
         """
         self.card = card
         self.rank = rank
         self.layout = Layout()
         """Process groups of the program, as seen from this rank."""
-        self.release = _installed() if release is None else release
+        major, minor = str(torch.__version__).split(".")[:2]
+        self.release = (int(major), int(minor)) if release is None else release
         self.settings = Settings() if settings is None else settings
         self.torch_device = CUDA_0
         self._interner = Interner()
-        memory = card_memory(card)
+        memory = CardMemory(card.memory_bytes, overhead_on(card.name))
         limit = DeviceMemory(memory.usable_bytes, total=memory.total_bytes) if limited else None
         self.recorder = AllocationRecorder(
             card,
@@ -111,78 +121,87 @@ class PredictedDevice:
             figures_only=figures_only,
         )
         self.children = ChildProcesses(self.recorder)
-        self._marks = PhaseMarks()
+        self._marks: list[PhaseMark] = []
         self.limited = limited
-        self._facts = dict(facts or {})
-        self._inside = ExitStack()
+        self._patches = Patches()
         self._collected_at = -_EVENTS_BETWEEN_COLLECTIONS - 1
         self._highest = (0, 0, 0)
-        """Requested, allocated and reserved, before peaks were reset."""
+        """Requested, allocated and reserved peaks, before peaks were reset."""
         self._peaks_from = 0
         self._report = OutOfMemoryReport(memory)
         self._history = MemoryHistory(self.recorder.ledger, self._trace)
         ledger = self.recorder.ledger
-        ledger.out_of_memory = lambda failure: self._report.of(failure, ledger.allocator, len(ledger.history) - 1)
+        ledger.out_of_memory = lambda failure: self._report.error_for(
+            failure, ledger.allocator, len(ledger.history) - 1
+        )
 
     is_predicted = True
+    _in_use = False
 
     @property
     def name(self) -> str:
         return self.card.name
 
     def __enter__(self) -> Self:
-        if _inside:
+        if PredictedDevice._in_use:
             raise UsageError("A predicted device is in use already; torch can pretend only one at a time.")
         owners_of_a_lone_sum()
         forget_refusals()
-        with ExitStack() as stack:
-            stack.enter_context(_only_one())
-            # It would run when Python sees fit, which no prediction can follow.
-            stack.enter_context(without_collection())
-            stack.enter_context(followed_by(self.recorder))
-            autocast = Autocast(self.release, lambda cast: self.recorder.know(cast, Category.AUTOCAST_WEIGHT_COPIES))
-            kernels = kernels_for(self.card, self.release)
-            kernels = {name: autocast.around(name, kernel) for name, kernel in kernels.items()}
-            stack.enter_context(registered_kernels(kernels))
-            stack.enter_context(followed(autocast))
-            mode: Any = partial(SharedAllocationMode, self.recorder, kernels, autocast)
-            named = NamedDevices(self.card.name, self.rank)
-            cuda = FakeCuda(self, self.recorder, self._report, self._history, named)
-            stack.enter_context(cuda.installed(mode))
-            stack.enter_context(self.children.followed())
-            stack.enter_context(nothing_compiled(self.recorder.assumptions))
-            stack.enter_context(jagged_attention_on(self.card))
-            stack.enter_context(nothing_scripted(self.recorder.assumptions))
-            stack.enter_context(grouped(self.recorder, self.rank, self.layout, cuda.order))
-            stack.enter_context(kept(self.recorder.host, self.recorder.assumptions, named))
-            stack.enter_context(mode())
-            position = self.recorder.position
-            stack.enter_context(phases_named(ProgramPhases(self._mark, position), position))
-            position.begins()
-            self._inside = stack.pop_all()
+        try:
+            self._patch(self._patches)
+        except BaseException:
+            self._patches.close()
+            raise
         return self
+
+    def _patch(self, patches: Patches) -> None:
+        patches.put(PredictedDevice, "_in_use", True)
+        # It would run when Python sees fit, which no prediction can follow.
+        patches.enter_context(without_collection())
+        recorder, position, assumptions = self.recorder, self.recorder.position, self.recorder.assumptions
+        phases = ProgramPhases(self._mark, position)
+        follow_modules(patches, recorder, phases)
+        follow_optimizers(patches, recorder, phases)
+        follow_backward(patches, phases)
+        follow_resizing(patches, recorder)
+        autocast = Autocast(self.release, lambda cast: self.label(cast, Category.AUTOCAST_WEIGHT_COPIES))
+        kernels = kernels_for(self.card, self.release)
+        kernels = {name: autocast.around(name, kernel) for name, kernel in kernels.items()}
+        patches.enter_context(registered_kernels(kernels))
+        patches.enter_context(followed(autocast))
+        operators = partial(AllocationMode, recorder, kernels, autocast)
+        named = NamedDevices(self.card.name, self.rank)
+        order = follow_cuda(patches, self, named, report=self._report, history=self._history, operators=operators)
+        self.children.follow(patches)
+        follow_compile(patches, assumptions)
+        follow_torchscript(patches, assumptions)
+        patches.enter_context(jagged_attention_on(self.card))
+        follow_group(patches, recorder, self.rank, self.layout, order)
+        follow_files(patches, recorder.host, assumptions, named)
+        patches.enter_context(operators())
+        position.begins()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.recorder.close()
-        self._inside.close()
+        self._patches.close()
 
     def place(self, model: nn.Module, on_host: Collection[nn.Parameter] = ()) -> nn.Module:
         return move_model(self.recorder, model, MoveTo(META), on_host)
 
     def inputs(self, workload: TakesInputs) -> dict[str, Any]:
         made = workload.inputs(self.torch_device)
-        self.know(made, Category.INPUT)
+        self.label(made, Category.INPUT)
         return made
 
-    def know(self, value: Any, category: Category) -> None:
+    def label(self, value: Any, category: Category) -> None:
         """Set the category of the tensors in a value (however nested), where only the caller knows it."""
-        self.recorder.know(value, category)
+        self.recorder.label(value, category)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Cycles of objects are collected where an outermost phase ends, and nowhere else."""
+        """Mark a phase; cycles of objects are collected only where an outermost phase ends."""
         phases = self.recorder.position.phases
         phases.append(name)
         self._mark(name, Stage.START)
@@ -190,18 +209,18 @@ class PredictedDevice:
             yield
         finally:
             phases.pop()
-            self.recorder.know_parameters()
+            self.recorder.label_parameters()
             if not phases:
                 gc.collect()
             self._mark(name, Stage.END)
 
     def _mark(self, name: str, stage: Stage) -> None:
-        self._marks.add(self._interner.string(name), stage, self.recorder.ledger.mark())
+        self._marks.append((self._interner.string(name), stage, self.recorder.ledger.mark()))
 
     def empty_cache(self) -> None:
-        """Cycles are collected before it: by then Python would have done so, and scripts often say it.
+        """Collect cycles, then empty the cache.
 
-        All of them after a stretch of work, the young ones where it is said again and again, as offloading does.
+        All cycles after a stretch of work, the young ones where calls follow one another, as in offloading.
         """
         events = len(self.recorder.ledger.history)
         full = events - self._collected_at > _EVENTS_BETWEEN_COLLECTIONS
@@ -270,7 +289,7 @@ class PredictedDevice:
 
     @property
     def windows(self) -> tuple[HistoryWindow, ...]:
-        """The files that the program's own history was dumped to."""
+        """Files that the program dumped its own history to."""
         return tuple(self._history.windows)
 
     @property
@@ -288,12 +307,12 @@ class PredictedDevice:
 
     @property
     def host_bytes(self) -> int:
-        """Between the device and the host, both ways together."""
+        """Bytes copied between the device and the host, both ways."""
         return self.recorder.totals.from_host_bytes + self.recorder.host.arrived_bytes
 
     @property
     def link_bytes(self) -> int:
-        """To the other devices of a group."""
+        """Bytes sent to other devices of the group."""
         return self.recorder.totals.link_bytes
 
     @property
@@ -302,20 +321,20 @@ class PredictedDevice:
         return self.recorder.pinned.held_bytes
 
     def unseen(self) -> tuple[str, ...]:
-        """In sentences: what this run takes on a real card beyond what is predicted, and what was taken as given."""
+        """Return sentences on memory that is not predicted, and on assumed values."""
         assumed = filter(None, (*self.recorder.assumptions.sentences, caught_refusal()))
         shared = (RESERVED_IS_UNPROVEN,) if COLLECTIVES in self.recorder.operators else ()
         return (*unseen_by(self.recorder.operators, self.card), *shared, *assumed)
 
     def warnings(self) -> tuple[str, ...]:
-        """In sentences: dtypes that were used and that the card has no hardware for."""
+        """Return sentences on dtypes that the card has no hardware for."""
         return dtype_warnings((_DTYPES.get(dtype, "") for dtype in self.recorder.dtypes), self.card)
 
     def unproven(self) -> tuple[Unproven, ...]:
-        """Rules that its memory rests on and that no recording proves."""
+        """Return the rules that the run rests on and that no recording proves."""
         return unproven_of(self.recorder)
 
-    def _own_facts(self) -> dict[str, str]:
+    def _facts(self) -> dict[str, str]:
         return {
             "python": platform.python_version(),
             "torch": str(torch.__version__),
@@ -329,10 +348,10 @@ class PredictedDevice:
     def finish(self) -> Trace:
         return self._trace(None)
 
-    def _trace(self, kept: KeptTrace | None) -> Trace:
+    def _trace(self, part: HistoryPart | None) -> Trace:
         """Return the trace of the whole run, or of the part that a file saved now shows."""
-        self.recorder.know_parameters()
-        about = About("predicted", on=self.card.name, facts={**self._own_facts(), **self._facts})
+        self.recorder.label_parameters()
+        about = About("predicted", on=self.card.name, facts=self._facts())
         return trace_of(
             self.recorder.ledger,
             self.recorder.columns,
@@ -340,22 +359,5 @@ class PredictedDevice:
             self._interner,
             settings=self.settings.to_snapshot(),
             about=about,
-            kept=kept,
+            part=part,
         )
-
-
-def _installed() -> tuple[int, int]:
-    major, minor = str(torch.__version__).split(".")[:2]
-    return int(major), int(minor)
-
-
-_inside: list[None] = []
-
-
-@contextmanager
-def _only_one() -> Iterator[None]:
-    _inside.append(None)
-    try:
-        yield
-    finally:
-        _inside.pop()

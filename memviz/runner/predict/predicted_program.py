@@ -13,24 +13,24 @@ from contextlib import contextmanager
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
-from memviz.allocator.settings import Settings, parse_settings, settings_from_environment
+from memviz.allocator.settings import parse_settings, settings_from_environment
 from memviz.errors import UsageError
 from memviz.runner.predict.cards import card_named
+from memviz.runner.predict.compat import Patches
 from memviz.runner.predict.estimate import Estimate, estimate_of
 from memviz.runner.predict.group.ranks import GroupRank
 from memviz.runner.predict.predicted_device import PredictedDevice
-from memviz.runner.predict.torch_patches import Patches
 from memviz.runner.request import DEFAULT_CARD, release_of
 
 
 class EnoughSteps(SystemExit):
-    """The program ends as if it had called `sys.exit(0)`."""
+    """Ends the program as `sys.exit(0)` does."""
 
 
 class OptimizerSteps:
-    """A program with several optimizers, such as a GAN, ends when all of them have taken their steps.
+    """Ends a program when all of its optimizers have taken their steps.
 
-    One that never steps does not keep it: the program ends too where another would take one step too many.
+    An optimizer that never steps does not prolong it: one step too many of another ends the program too.
     """
 
     def __init__(self, most: int | None, tell: Callable[[int], None] = lambda steps: None) -> None:
@@ -52,12 +52,12 @@ class OptimizerSteps:
             self._taken.setdefault(optimizer, 0)
 
         self._patches.replace(Optimizer, "__init__", init)
-        self._patches.call_back(register_optimizer_step_pre_hook(self._steps).remove)
-        self._patches.call_back(register_optimizer_step_post_hook(self._stepped).remove)
+        self._patches.callback(register_optimizer_step_pre_hook(self._steps).remove)
+        self._patches.callback(register_optimizer_step_post_hook(self._stepped).remove)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._patches.undo()
+        self._patches.close()
 
     def _steps(self, optimizer: Any, *_: Any) -> None:
         if self._most is not None and self._taken.get(optimizer, 0) >= self._most:
@@ -101,7 +101,7 @@ def predicting(
     world_size: int | None = None,
     rank: int = 0,
 ) -> Iterator[Predicting]:
-    """Runs what is inside with a CUDA device that is pretended: nothing is computed there, and its memory is counted.
+    """Run the block with a pretended CUDA device, which counts memory and computes nothing.
 
     Args:
         card: Which one, by a part of its name, as in "RTX 4090". It raises torch.cuda.OutOfMemoryError where it has
@@ -119,7 +119,10 @@ def predicting(
         DataNeeded: The program asks for values that nobody computes, and no natural answer is known.
         UsageError: A line of `assume` asked for no value.
     """
-    device = device_for(card, torch=torch, settings=settings, assume=assume, rank=_rank(world_size, rank))
+    if world_size is None and rank:
+        raise UsageError("rank says which process of a group; say of how many with world_size.")
+    group_rank = None if world_size is None else GroupRank(rank, world_size)
+    device = device_for(card, torch=torch, settings=settings, assume=assume, rank=group_rank)
     done = Predicting(device)
     with device, OptimizerSteps(steps) as counted:
         try:
@@ -161,21 +164,9 @@ def device_for(
 ) -> PredictedDevice:
     return PredictedDevice(
         card_named(card or DEFAULT_CARD),
-        settings=_settings(settings),
+        settings=settings_from_environment(os.environ) if settings is None else parse_settings(settings),
         release=release_of(torch),
         assume=assume,
         limited=card is not None,
         rank=rank,
     )
-
-
-def _rank(world_size: int | None, rank: int) -> GroupRank | None:
-    if world_size is None:
-        if rank:
-            raise UsageError("rank says which process of a group; say of how many with world_size.")
-        return None
-    return GroupRank(rank, world_size)
-
-
-def _settings(text: str | None) -> Settings:
-    return settings_from_environment(os.environ) if text is None else parse_settings(text)

@@ -24,13 +24,13 @@ from memviz.errors import UsageError
 from memviz.runner.knobs import parse_named
 from memviz.runner.plan import label_of, optimization_named
 from memviz.runner.predict.assumptions import Assumptions, UnknownNumber
+from memviz.runner.predict.compat import Patches
 from memviz.runner.predict.estimate import Estimate, estimate_of
 from memviz.runner.predict.group.ranks import GroupRank
 from memviz.runner.predict.named_devices import on_card
 from memviz.runner.predict.predicted_program import OptimizerSteps, device_for
 from memviz.runner.predict.prediction_errors import DataNeeded, Stopped, interrupted, size_needed
 from memviz.runner.predict.program_frames import is_installed, is_of_python
-from memviz.runner.predict.torch_patches import Patches
 from memviz.runner.record.recording import free_path
 from memviz.runner.record.script import Script
 from memviz.trace.write import replacing, write_pickle
@@ -47,7 +47,7 @@ class ExitFunctions:
         self._kept: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
 
     def run(self) -> None:
-        """The last that was registered first; one that fails stops no other."""
+        """Run them, the last first; one that fails stops no other."""
         while self._kept:
             function, args, kwargs = self._kept.pop()
             try:
@@ -66,7 +66,7 @@ class ExitFunctions:
 @contextmanager
 def exit_functions() -> Iterator[ExitFunctions]:
     """Collect the `atexit` functions that a program registers in this context."""
-    kept, patches = ExitFunctions(), Patches()
+    kept = ExitFunctions()
     register, unregister = atexit.register, atexit.unregister
 
     def registered(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[..., Any]:
@@ -82,16 +82,14 @@ def exit_functions() -> Iterator[ExitFunctions]:
         kept.unregister(func)
         unregister(func)
 
-    patches.replace(atexit, "register", registered)
-    patches.replace(atexit, "unregister", taken_back)
-    try:
+    with Patches() as patches:
+        patches.replace(atexit, "register", registered)
+        patches.replace(atexit, "unregister", taken_back)
         yield kept
-    finally:
-        patches.undo()
 
 
 def optimizations_named(texts: Sequence[str], knobs: Sequence[tuple[str, str]]) -> tuple[Optimization, ...]:
-    """From NAME:KNOB=VALUE each. A knob that is set by itself belongs to every one of them that has it."""
+    """Parse NAME:KNOB=VALUE texts; a knob that is set by itself applies to every optimization that has it."""
     having = {kind.name: {knob.name for knob in fields(kind)} for kind in OPTIMIZATIONS}  # type: ignore[arg-type]
     said = dict(map(parse_named, texts))
     for knob, value in knobs:
@@ -112,7 +110,7 @@ def optimizations_named(texts: Sequence[str], knobs: Sequence[tuple[str, str]]) 
 
 
 class ModelChanges:
-    """Each model is changed once: where it is moved to the device, or where it is first called there."""
+    """Applies optimizations to each model once: when it moves to the device, or is first called there."""
 
     def __init__(self, optimizations: Sequence[Optimization], assumptions: Assumptions) -> None:
         # Settings of the environment are the device's own from the start.
@@ -125,17 +123,12 @@ class ModelChanges:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        if not self._changes:
+        with Patches() as patches:
+            if self._changes:
+                for name in ("to", "cuda", "to_empty"):
+                    patches.replace(nn.Module, name, self._moved(getattr(nn.Module, name)))
+                patches.replace(nn.Module, "__call__", self._called(nn.Module.__call__))
             yield
-            return
-        patches = Patches()
-        try:
-            for name in ("to", "cuda", "to_empty"):
-                patches.replace(nn.Module, name, self._moved(getattr(nn.Module, name)))
-            patches.replace(nn.Module, "__call__", self._called(nn.Module.__call__))
-            yield
-        finally:
-            patches.undo()
 
     def _moved(self, move: Any) -> Any:
         def moved(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -179,11 +172,11 @@ class ModelChanges:
 
 
 STOPPED = 3
-"""The exit status of a program that asked for values that nobody computes."""
+"""Exit status of a program that read values that are not computed."""
 UNUSED = 2
-"""The exit status where an answer was stated for a line that asks for none, as of every wrong use of the command."""
+"""Exit status for an answer to a line that asks for none, as for every wrong use of the command."""
 NOT_KNOWN = 4
-"""The exit status where the program came to a good end and processes that it started had the card, if anything did."""
+"""Exit status of a program that ended well while only other processes used the card."""
 INTERRUPTED = 128 + signal.SIGINT
 _ONLY_OWN = "which are not predicted: predict the script that they run, with --world-size N for several"
 
@@ -204,7 +197,7 @@ class ScriptOrder:
 
     @property
     def settings_text(self) -> str | None:
-        """Those of an optimization hold where none are said."""
+        """Allocator settings of the order, else of an optimization."""
         said = [text for change in self.optimizations for text in change.environment.values()]
         return said[0] if self.settings is None and said else self.settings
 
@@ -224,7 +217,7 @@ class ScriptPrediction:
 
     @property
     def not_known(self) -> str:
-        """The reason why the peaks are not those of the whole program; empty where they are."""
+        """Why the peaks are not those of the whole program; empty where they are."""
         if self.stopped is not None:
             return f"the program was stopped at {self.stopped.where or 'a line that is not known'}"
         own = "took no memory of a card"
@@ -242,7 +235,7 @@ class ScriptPrediction:
 
     @property
     def fits(self) -> bool | None:
-        """On the card that was named; None where none was, or the program took too little before its end to tell."""
+        """True if it fits the named card; None without one, or if the program ended too early to tell."""
         if self.stopped is not None or not self.estimate.limited:
             return None
         fits = self.estimate.fits()
@@ -252,7 +245,7 @@ class ScriptPrediction:
 def predict_script(
     script: Script, order: ScriptOrder, tell: Callable[[str], None] = lambda words: None
 ) -> ScriptPrediction:
-    """Runs it to its end, and everything that it wants done at exit, then writes what the card would have written."""
+    """Run a script and its exit functions to the end, then write the snapshot."""
     if order.output is not None:
         free_path(order.output, overwrite=order.overwrite)
     device = device_for(
@@ -264,7 +257,7 @@ def predict_script(
         device,
         exit_functions() as at_exit,
         changes.following(),
-        OptimizerSteps(order.steps, lambda taken: tell(_steps(taken))) as steps,
+        OptimizerSteps(order.steps, lambda taken: tell(f"{taken} steps" if taken > 1 else "1 step")) as steps,
     ):
         status, stopped = _run(script, at_exit)
         if os.getpid() != process:
@@ -281,10 +274,6 @@ def predict_script(
     if status or not (done.not_known or done.unused_assume):
         return done
     return replace(done, exit_status=UNUSED if done.unused_assume else NOT_KNOWN)
-
-
-def _steps(count: int) -> str:
-    return f"{count} steps" if count > 1 else "1 step"
 
 
 def _run(script: Script, at_exit: ExitFunctions) -> tuple[int, Stopped | None]:
@@ -316,7 +305,7 @@ def _status_of(error: SystemExit) -> int:
 
 
 def _cause(error: BaseException | None) -> Stopped | None:
-    """Libraries wrap what stops them into errors of their own."""
+    """Find what stopped the program behind errors of libraries."""
     while error is not None:
         if isinstance(error, Stopped):
             return error
@@ -329,6 +318,7 @@ def _cause(error: BaseException | None) -> Stopped | None:
 
 def script_json(done: ScriptPrediction, output: Path | None = None) -> dict[str, Any]:
     estimate, stopped, whole = done.estimate, done.stopped, not done.not_known
+    assume = stopped.assume if isinstance(stopped, DataNeeded) else ""
     return {
         "card": estimate.card.name,
         "torch": estimate.torch,
@@ -356,18 +346,9 @@ def script_json(done: ScriptPrediction, output: Path | None = None) -> dict[str,
         "notes": list(estimate.notes),
         "warnings": list(estimate.warnings),
         "unproven": [asdict(one) for one in estimate.unproven],
-        **(_group_json(estimate) if estimate.rank is not None else {}),
+        **({} if estimate.rank is None else {"fingerprint": estimate.fingerprint, "layout": estimate.layout.as_json()}),
         "optimizations": {name: list(models) for name, models in done.applied.items()},
         "file": None if output is None else str(output),
         "unused_assume": list(done.unused_assume),
-        "stopped": None if stopped is None else _reason_json(stopped),
+        "stopped": None if stopped is None else {"where": stopped.where, "what": stopped.what, "assume": assume},
     }
-
-
-def _group_json(estimate: Estimate) -> dict[str, Any]:
-    return {"fingerprint": estimate.fingerprint, "layout": estimate.layout.as_json()}
-
-
-def _reason_json(stopped: Stopped) -> dict[str, str]:
-    assume = stopped.assume if isinstance(stopped, DataNeeded) else ""
-    return {"where": stopped.where, "what": stopped.what, "assume": assume}

@@ -1,16 +1,15 @@
-"""The ledger and what is known of its allocations, as a Trace."""
+"""The ledger and the labels of its allocations, as a Trace."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from memviz.allocator.history import final_state
-from memviz.runner.predict.allocation_recorder import AllocationColumns
-from memviz.runner.predict.ledger import Ledger
+from memviz.runner.predict.ledger import AllocationColumns, Ledger
 from memviz.trace.intern import Interner
 from memviz.trace.model import (
     NO_STACK,
@@ -29,23 +28,12 @@ from memviz.trace.model import (
     Trace,
 )
 
-
-@dataclass
-class PhaseMarks:
-    """Beginnings and ends of phases."""
-
-    name: list[int] = field(default_factory=list)
-    stage: list[Stage] = field(default_factory=list)
-    time: list[int] = field(default_factory=list)
-
-    def add(self, name: int, stage: Stage, time: int) -> None:
-        self.name.append(name)
-        self.stage.append(stage)
-        self.time.append(time)
+PhaseMark = tuple[int, Stage, int]
+"""Name of a phase, its beginning or end, and the time."""
 
 
 @dataclass(frozen=True)
-class KeptTrace:
+class HistoryPart:
     """Part of a run that one file shows: a history may start late, drop events and leave stacks out."""
 
     events: Ints8
@@ -60,31 +48,31 @@ class KeptTrace:
 
 def trace_of(
     ledger: Ledger,
-    known: AllocationColumns,
-    marks: PhaseMarks,
+    columns: AllocationColumns,
+    marks: Sequence[PhaseMark],
     interner: Interner,
     *,
     settings: Any,
     about: About,
-    kept: KeptTrace | None = None,
+    part: HistoryPart | None = None,
 ) -> Trace:
-    """The whole run; `kept` makes it what a file of that moment shows."""
+    """Return the trace of the whole run, or of the part that a file of that moment shows."""
     with ledger.lock:
         cause = ledger.history.causes()
-        events = _events(ledger, known, interner, cause)
-        segments, blocks, block_cause = _final_state(ledger, interner, kept)
-    if kept is not None:
-        cause = cause[kept.events]
-        events = _kept_events(events, kept, interner)
+        events = _events(ledger, columns, interner, cause)
+        segments, blocks, block_cause = _final_state(ledger, interner, part)
+    if part is not None:
+        cause = cause[part.events]
+        events = _events_of_part(events, part, interner)
     device = DeviceTrace(
         device=0,
         kind="gpu",
         events=events,
         segments=segments,
         blocks=blocks,
-        annotations=_annotations(marks, kept, events),
-        event_labels=_labels(known, cause),
-        block_labels=_labels(known, block_cause),
+        annotations=_annotations(marks, part, events),
+        event_labels=_labels(columns, cause),
+        block_labels=_labels(columns, block_cause),
         is_timed=False,
     )
     return Trace(
@@ -99,48 +87,52 @@ def trace_of(
     )
 
 
+def live_changes(action: Any, size: Any) -> Ints8:
+    """Return by how much each event changes the live bytes that tensors requested."""
+    return np.select([action == Action.ALLOC, action == Action.FREE_COMPLETED], [size, -size], 0)
+
+
 def trains(trace: Trace) -> bool:
     """Return whether any event is in backward or an optimizer step."""
     labels = trace.devices[0].event_labels
     return labels is not None and bool(np.isin(labels.phase, (Phase.BACKWARD, Phase.STEP)).any())
 
 
-def _annotations(marks: PhaseMarks, kept: KeptTrace | None, events: Events) -> Annotations:
-    time = np.array(marks.time, dtype=np.int64)
-    shown = np.ones(len(time), dtype=np.bool_)
-    if kept is not None:
-        shown = time >= (events.time_us[0] if len(events) else np.iinfo(np.int64).max)
-    return Annotations(
-        np.array(marks.name, dtype=np.int32)[shown], np.array(marks.stage, dtype=np.uint8)[shown], time[shown]
-    )
+def _annotations(marks: Sequence[PhaseMark], part: HistoryPart | None, events: Events) -> Annotations:
+    first = 0
+    if part is not None:
+        first = int(events.time_us[0]) if len(events) else np.iinfo(np.int64).max
+    shown = [mark for mark in marks if mark[2] >= first]
+    columns = np.array(shown, dtype=np.int64).reshape(-1, 3).T
+    return Annotations(columns[0].astype(np.int32), columns[1].astype(np.uint8), columns[2])
 
 
-def _kept_events(events: Events, kept: KeptTrace, interner: Interner) -> Events:
-    chosen = Events(**{name: column[kept.events] for name, column in events.columns()})
-    has_stack = np.isin(chosen.action, [int(action) for action in kept.stacks_of])
+def _events_of_part(events: Events, part: HistoryPart, interner: Interner) -> Events:
+    chosen = Events(**{name: column[part.events] for name, column in events.columns()})
+    has_stack = np.isin(chosen.action, [int(action) for action in part.stacks_of])
     stack = np.where(has_stack, chosen.stack, NO_STACK).astype(np.int32)
-    if kept.only_python:
+    if part.only_python:
         stack = _without_native(stack, interner)
     return replace(chosen, stack=stack, forward_stack=np.where(has_stack, chosen.forward_stack, NO_STACK))
 
 
 def _without_native(stacks: Ints4, interner: Interner) -> Ints4:
-    """The same stacks without frames that have no line."""
-    known, frames = interner.frozen_stacks(), interner.frozen_stacks().frames
+    """Return the stacks without frames of C++."""
+    table = interner.frozen_stacks()
     shorter = {NO_STACK: NO_STACK}
     for stack in np.unique(stacks).tolist():
         if stack != NO_STACK:
-            python = [frame for frame in known.of(stack).tolist() if frames.line[frame]]
+            python = [frame for frame in table.of(stack).tolist() if table.frames.line[frame]]
             shorter[stack] = interner.stack_of(python) if python else NO_STACK
     return np.array([shorter[stack] for stack in stacks.tolist()], dtype=np.int32)
 
 
-def _events(ledger: Ledger, known: AllocationColumns, interner: Interner, cause: Ints8) -> Events:
+def _events(ledger: Ledger, columns: AllocationColumns, interner: Interner, cause: Ints8) -> Events:
     history, count = ledger.history, len(ledger.history)
     action = np.array(history.action, dtype=np.uint8)
     forward = np.full(count, NO_STACK, dtype=np.int32)
     allocs = action == Action.ALLOC
-    forward[allocs] = np.array(known.forward_stack, dtype=np.int32)[cause[allocs]]
+    forward[allocs] = np.array(columns.forward_stack, dtype=np.int32)[cause[allocs]]
     return Events(
         action=action,
         address=np.array(history.address, dtype=np.uint64).view(np.int64),
@@ -159,39 +151,36 @@ def _codes(values: Any, number: Any) -> Ints4:
     return np.fromiter((number(value) for value in values), dtype=np.int32, count=len(values))
 
 
-def _labels(known: AllocationColumns, cause: Ints8) -> Labels:
-    columns: Mapping[str, Any] = {
-        "category": np.array(known.category.values, dtype=np.uint8),
-        "module": np.array(known.module, dtype=np.int32),
-        "phase": np.array(known.phase, dtype=np.uint8),
-    }
-    labels = {}
-    for name, column in columns.items():
-        labels[name] = np.zeros(len(cause), dtype=column.dtype)
-        labels[name][cause >= 0] = column[cause[cause >= 0]]
-    return Labels(**labels)
+def _labels(columns: AllocationColumns, cause: Ints8) -> Labels:
+    has_cause = cause >= 0
+
+    def label(values: Any, dtype: Any) -> Any:
+        made = np.zeros(len(cause), dtype=dtype)
+        made[has_cause] = np.array(values, dtype=dtype)[cause[has_cause]]
+        return made
+
+    return Labels(
+        category=label(columns.category.values, np.uint8),
+        module=label(columns.module, np.int32),
+        phase=label(columns.phase, np.uint8),
+    )
 
 
-def _final_state(ledger: Ledger, interner: Interner, kept: KeptTrace | None) -> tuple[Segments, Blocks, Ints8]:
-    """With the stacks of what made each segment and block, and the allocation in each block."""
+def _final_state(ledger: Ledger, interner: Interner, part: HistoryPart | None) -> tuple[Segments, Blocks, Ints8]:
+    """Return segments and blocks with their stacks, and the allocation in each block."""
     segments, blocks, cause = final_state(ledger.allocator, pool=interner.pool, stream=interner.stream)
-    shows: Callable[[int], bool] = (lambda number: True) if kept is None else kept.recorded
-    made_by, stack_of = _stacks_of_segments(ledger, shows), _stacks_of_allocations(ledger)
+    shows: Callable[[int], bool] = (lambda number: True) if part is None else part.recorded
+    history = ledger.history
+    made_by, stack_of = {}, {}
+    rows = zip(history.action, history.address, history.cause, ledger.stacks, strict=True)
+    for action, address, number, stack in rows:
+        if action == Action.ALLOC:
+            stack_of[number] = stack
+        elif action in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP) and shows(number):
+            made_by[address] = stack
     of_segments = np.array([made_by.get(address, NO_STACK) for address in segments.address.tolist()], dtype=np.int32)
     numbers = cause.tolist()
     of_blocks = np.array([stack_of.get(n, NO_STACK) if shows(n) else NO_STACK for n in numbers], dtype=np.int32)
-    if kept is not None and kept.only_python:
+    if part is not None and part.only_python:
         of_segments, of_blocks = _without_native(of_segments, interner), _without_native(of_blocks, interner)
     return replace(segments, stack=of_segments), replace(blocks, stack=of_blocks), cause
-
-
-def _stacks_of_segments(ledger: Ledger, shows: Callable[[int], bool]) -> dict[int, int]:
-    history = ledger.history
-    made = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
-    rows = zip(history.action, history.address, history.cause, ledger.stacks, strict=True)
-    return {address: stack for action, address, cause, stack in rows if action in made and shows(cause)}
-
-
-def _stacks_of_allocations(ledger: Ledger) -> dict[int, int]:
-    rows = zip(ledger.history.action, ledger.history.cause, ledger.stacks, strict=True)
-    return {cause: stack for action, cause, stack in rows if action == Action.ALLOC}

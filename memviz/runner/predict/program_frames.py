@@ -1,7 +1,7 @@
-"""The Python frames of whoever calls into torch: the stack of an allocation, and the line that a refusal names.
+"""Python frames that call into torch: the stack of an allocation, and the line that an error names.
 
 A program allocates thousands of times from a few hundred places, so a frame becomes a number once and a stack is
-a tuple of such numbers. Nothing of the predictor itself stands in a stack, nor what drives it from outside.
+a tuple of such numbers. Stacks hold no frames of the predictor, nor of what drives it from outside.
 """
 
 from __future__ import annotations
@@ -17,31 +17,33 @@ from typing import NamedTuple
 
 import torch
 
+from memviz import runner
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK
 
-_OURS = str(Path(__file__).parent)
-_RUNNER = str(Path(_OURS).parent)
+_PREDICTOR = str(Path(__file__).parent)
+_RUNNER = str(Path(runner.__file__).parent)
 _WORKLOADS = str(Path(_RUNNER) / "workloads")
 _TORCH = str(Path(torch.__file__).parent)
 _RELAYS = tuple(
     str(Path(_TORCH) / name)
     for name in ("_ops.py", "overrides.py", "utils/_python_dispatch.py", "_library/", "utils/_device.py", "library.py")
 )
-"""How a call comes from torch's functions to us, and goes on from there: on a card nobody would see it."""
+"""Files of torch through which calls reach the predictor; a stack of a card does not have them."""
+_UNSEEN = (_PREDICTOR, *_RELAYS)
 _PYTHON = sysconfig.get_path("stdlib")
 _INSTALLED = ("site-packages", "dist-packages")
 _LONGEST_LINE = 80
 
 _ENGINE = "_engine_run_backward"
-"""On a card backward runs in a thread of its own, whose stacks end there; the node stands for the caller."""
+"""On a card backward runs in a thread of its own, whose stacks end there, at the node."""
 _SKIPPED, _LAST = -2, -3
 _NO_FILE = "??"
 """File name of C++ frames in recorded stacks."""
 
 
 class AskedLine(NamedTuple):
-    """A line that takes a value from a tensor."""
+    """A line that reads a value of a tensor."""
 
     words: str = ""
     place: str = ""
@@ -52,13 +54,13 @@ def frames() -> Iterator[FrameType]:
     """Yield the frames that called into torch, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if not frame.f_code.co_filename.startswith((_OURS, *_RELAYS)):
+        if not frame.f_code.co_filename.startswith(_UNSEEN):
             yield frame
         frame = frame.f_back
 
 
 def line_of_caller() -> str:
-    """'train.py, line 12: `if loss < 3:`', and through which library it came, if any; empty where nobody's is known."""
+    """Return 'train.py, line 12: `if loss < 3:`', with the library in between if any; empty if unknown."""
     own, library = _callers()
     if own is None:
         return "" if library is None else _line(library)
@@ -66,14 +68,14 @@ def line_of_caller() -> str:
 
 
 def place_of_caller() -> str:
-    """'train.py:12': as people name a line, and as `--assume` takes it."""
+    """Return 'train.py:12', as `--assume` takes it."""
     own, library = _callers()
     frame = own or library
     return "" if frame is None else f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def place_to_assume() -> str:
-    """The innermost line outside torch and Python's own library, as `--assume` takes it: it asks for one value only.
+    """Return the innermost line outside torch and Python's own library, as `--assume` takes it.
 
     In an installed library the path begins at its package, which is the same on every machine.
     """
@@ -98,7 +100,7 @@ def place_of(traceback: TracebackType | None) -> str:
     place = ""
     while traceback is not None:
         filename = traceback.tb_frame.f_code.co_filename
-        if not is_installed(filename) and not filename.startswith(_RUNNER):
+        if not is_installed(filename) and not filename.startswith((_PREDICTOR, _RUNNER)):
             place = f"{short_path(filename)}:{traceback.tb_lineno}"
         traceback = traceback.tb_next
     return place
@@ -111,7 +113,7 @@ def short_path(filename: str) -> str:
 
 
 def _callers() -> tuple[FrameType | None, FrameType | None]:
-    """The innermost frame of the program's own, and of the library through which it came here."""
+    """Return the program's innermost frame, and that of the library in between."""
     library: FrameType | None = None
     for frame in frames():
         name = frame.f_code.co_filename
@@ -134,7 +136,7 @@ def _line(frame: FrameType) -> str:
 
 def _is_driver(filename: str) -> bool:
     """Return whether a file belongs to the runner and not to a workload; the runner's frames are not the user's."""
-    return filename.startswith(_RUNNER) and not filename.startswith(_WORKLOADS)
+    return filename.startswith((_PREDICTOR, _RUNNER)) and not filename.startswith(_WORKLOADS)
 
 
 def is_installed(filename: str) -> bool:
@@ -148,7 +150,7 @@ def is_of_python(filename: str) -> bool:
 
 
 def first_of_library() -> FrameType | None:
-    """The frame that calls the operator, if it is a library's: torch's own, or one that calls it for a program."""
+    """Return the frame that calls the operator, if it is a library's."""
     frame = next(frames(), None)
     return frame if frame is not None and is_installed(frame.f_code.co_filename) else None
 
@@ -164,17 +166,17 @@ class StackTable:
         self._native: dict[str, int] = {}
 
     def here(self, operator: str = "", node: str = "") -> int:
-        """The stack of whoever calls into torch now, innermost frame first."""
+        """Return the current stack, innermost frame first."""
         numbers = []
         if operator:
             numbers.append(self._native_frame(f"at::_ops::{operator}::call"))
         if node:
-            numbers.append(self._native_frame(_node_text(node)))
+            qualified = node if "::" in node else f"torch::autograd::generated::{node}"
+            numbers.append(self._native_frame(f"{qualified}::apply()"))
         frame: FrameType | None = sys._getframe(1)
-        known = self._frames
         while frame is not None:
             code = frame.f_code
-            number = known.get((id(code), frame.f_lasti))
+            number = self._frames.get((id(code), frame.f_lasti))
             if number is None:
                 number = self._number_of(frame)
             if number >= 0:
@@ -186,19 +188,16 @@ class StackTable:
 
     def _number_of(self, frame: FrameType) -> int:
         code = frame.f_code
-        number = self._make_number(code.co_filename, code.co_qualname, frame.f_lineno or 0)
+        if code.co_filename.startswith(_UNSEEN):
+            number = _SKIPPED
+        elif code.co_qualname == _ENGINE or _is_driver(code.co_filename):
+            number = _LAST
+        else:
+            name = code.co_qualname.rpartition(".")[2]
+            number = self._interner.frame({"name": name, "filename": code.co_filename, "line": frame.f_lineno or 0})
         self._frames[id(code), frame.f_lasti] = number
         self._codes.append(code)
         return number
-
-    def _make_number(self, filename: str, name: str, line: int) -> int:
-        if filename.startswith((_OURS, *_RELAYS)):
-            return _SKIPPED
-        if name == _ENGINE:
-            return _LAST
-        if _is_driver(filename):
-            return _LAST
-        return self._interner.frame({"name": name.rpartition(".")[2], "filename": filename, "line": line})
 
     def _native_frame(self, name: str) -> int:
         number = self._native.get(name)
@@ -213,8 +212,3 @@ class NoStacks:
 
     def here(self, operator: str = "", node: str = "") -> int:
         return NO_STACK
-
-
-def _node_text(node: str) -> str:
-    qualified = node if "::" in node else f"torch::autograd::generated::{node}"
-    return f"{qualified}::apply()"

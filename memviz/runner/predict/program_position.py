@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from memviz.errors import UsageError
+from memviz.runner.predict.compat import required
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, Phase
 
@@ -27,23 +27,13 @@ NO_TASK = -1
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 
 
-def _needed(owner: Any, name: str) -> Callable[..., Any]:
-    function: Callable[..., Any] | None = getattr(owner, name, None)
-    if function is None:
-        raise UsageError(
-            f"torch {torch.__version__} has no {owner.__name__}.{name}, by which the predictor follows backward; "
-            "use a release from 2.6 to 2.13."
-        )
-    return function
-
-
 class _InThread(threading.local):
-    """Autograd counts in each thread by itself, and each has its own modules on the way."""
+    """State per thread: autograd numbers nodes in each thread by itself, and modules nest per thread."""
 
     def __init__(self, next_number: Callable[[], int]) -> None:
         self.modules: list[int] = []
         self.calls: list[int] = []
-        """A number for the call of each of the modules."""
+        """Number of the call of each module."""
         self.steps = 0
         self.task = NO_TASK
         self.known_up_to = next_number()
@@ -57,9 +47,9 @@ class _InThread(threading.local):
 
 class ProgramPosition:
     def __init__(self, interner: Interner) -> None:
-        self.graph_task = _needed(torch._C, "_current_graph_task_id")
-        self._node = _needed(torch._C, "_current_autograd_node")
-        self._next_number = _needed(torch.autograd, "_get_sequence_nr")
+        self.graph_task = required(torch._C, "_current_graph_task_id")
+        self._node = required(torch._C, "_current_autograd_node")
+        self._next_number = required(torch.autograd, "_get_sequence_nr")
         self._text = interner.string
         self.here = _InThread(self._next_number)
         self.phases: list[str] = []
@@ -113,11 +103,11 @@ class ProgramPosition:
 
     @property
     def is_recomputing(self) -> bool:
-        """Forward code within backward: the engine itself runs without gradients."""
+        """True in forward code within backward; the engine itself runs without gradients."""
         return self.task != NO_TASK and torch.is_grad_enabled()
 
     def turned(self, task: int) -> bool:
-        """Takes note of the engine's task; whether another backward has begun."""
+        """Note the engine's task, and return whether a backward has begun."""
         began, here = task != NO_TASK, self.here
         if here.task == NO_TASK:
             here.modules_before = len(here.modules)
@@ -128,7 +118,7 @@ class ProgramPosition:
         return bool(self._next_number() != self.here.known_up_to)
 
     def made_nodes(self, stack: int) -> None:
-        """The operator that runs now has made all nodes since the last."""
+        """Assign the nodes made since the last operator to the current one."""
         upto, here = self._next_number(), self.here
         for number in range(here.known_up_to, upto):
             here.made_by[number] = (self.module, stack)
@@ -146,7 +136,7 @@ class ProgramPosition:
         path = self._paths.get(module)
         if path is None:
             if self.here.modules:
-                # Made on the way: it belongs to whoever calls it.
+                # A module made during a call belongs to its caller.
                 path = self.module
             else:
                 self.name_modules(module)
@@ -171,7 +161,7 @@ class ProgramPosition:
         return self.here.streams.get(node._sequence_nr(), 0)
 
     def in_backward(self) -> tuple[int, int, str]:
-        """Module, forward stack and node of what runs now, as far as there are any."""
+        """Return the module, the forward stack and the node of the current operator, if any."""
         node = self._node() if self.task != NO_TASK else None
         if node is None:
             return self.module, NO_STACK, ""

@@ -13,8 +13,7 @@ import struct
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -23,9 +22,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from memviz.runner.predict.assumptions import Assumptions
+from memviz.runner.predict.compat import Patches, without_functions
 from memviz.runner.predict.host import Host
 from memviz.runner.predict.named_devices import CUDA_0, META, NamedDevices
-from memviz.runner.predict.torch_patches import Patches
 
 _PLACEHOLDER_MARK = b"memviz predict: nobody computed the values of this file. Number "
 _LONGEST_PLACEHOLDER = len(_PLACEHOLDER_MARK) + 20
@@ -46,67 +45,8 @@ _SAFETENSORS_DTYPES = {
 }
 
 
-class PlaceholderFiles:
-    def __init__(self, kept: dict[Any, Any]) -> None:
-        """`kept` is what would be in them, by path."""
-        self._kept = kept
-        self._paths: set[str] = set()
-
-    def leave_text(self, path: str, number: int) -> None:
-        self._leave(path, lambda: placeholder_text(number))
-
-    def leave_tensors(self, path: str, tensors: dict[str, Tensor], metadata: dict[str, str] | None) -> None:
-        self._leave(path, lambda: _header(tensors, metadata), sum(tensor.nbytes for tensor in tensors.values()))
-
-    def _leave(self, path: str, text: Callable[[], bytes], empty: int = 0) -> None:
-        if os.path.exists(path) and path not in self._paths:
-            return
-        with open(path, "wb") as file:
-            file.write(text())
-            file.truncate(file.tell() + empty)
-        self._paths.add(path)
-
-    def clear(self) -> None:
-        for path in self._paths:
-            if is_placeholder(path) or placeholder_number(path) is not None:
-                with suppress(OSError):
-                    os.remove(path)
-
-    @contextmanager
-    def followed(self) -> Iterator[None]:
-        """Follow files that the program renames."""
-        patches = Patches()
-        try:
-            for name in ("rename", "replace"):
-                patches.replace(os, name, self._renaming(getattr(os, name)))
-            yield
-        finally:
-            patches.undo()
-            self.clear()
-
-    def _renaming(self, rename: Any) -> Any:
-        def renamed(src: Any, dst: Any, **kwargs: Any) -> Any:
-            if kwargs or not self._paths:
-                return rename(src, dst, **kwargs)
-            old, new = os.path.abspath(os.fsdecode(src)), os.path.abspath(os.fsdecode(dst))
-            if old in self._paths:
-                self._kept[new] = self._kept.get(old)
-                if os.path.exists(new) and new not in self._paths:
-                    # A file of values, from another run, is not lost for one that has none.
-                    return os.remove(old)
-            rename(src, dst)
-            inside = {path for path in self._paths if path == old or path.startswith(old + os.sep)}
-            self._paths = (self._paths - inside) | {new + path[len(old) :] for path in inside}
-
-        return renamed
-
-
-def placeholder_text(number: int) -> bytes:
-    return _PLACEHOLDER_MARK + str(number).encode()
-
-
 def placeholder_number(file: Any) -> int | None:
-    """Return the number of the object that a placeholder file represents; None for any other file."""
+    """Return the number of the object behind a placeholder; None for any other file."""
     try:
         if isinstance(file, str | os.PathLike):
             with open(file, "rb") as opened:
@@ -120,8 +60,8 @@ def placeholder_number(file: Any) -> int | None:
     return int(text[len(_PLACEHOLDER_MARK) :]) if text.startswith(_PLACEHOLDER_MARK) else None
 
 
-def is_placeholder(path: Any) -> bool:
-    """Return whether a file is a placeholder: a safetensors header without data."""
+def is_safetensors_placeholder(path: Any) -> bool:
+    """Return whether a safetensors file is a placeholder: a header without data."""
     try:
         with open(path, "rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
@@ -130,7 +70,7 @@ def is_placeholder(path: Any) -> bool:
         return False
 
 
-def _header(tensors: dict[str, Tensor], metadata: dict[str, str] | None) -> bytes:
+def _safetensors_header(tensors: dict[str, Tensor], metadata: dict[str, str] | None) -> bytes:
     header: dict[str, Any] = {"__metadata__": {_PLACEHOLDER_KEY: "all", **(metadata or {})}}
     at = 0
     for name, tensor in tensors.items():
@@ -150,33 +90,28 @@ _SAFETENSORS_FUNCTIONS = ("safe_open", "save_file", "safe_save_file")
 _SAFETENSORS_USERS = ("safetensors", "transformers", "diffusers", "accelerate", "peft")
 
 
-@dataclass(frozen=True)
-class _FollowedDevice:
-    named: NamedDevices
-    keeps: Callable[[Any, Any, Any], bool]
-    lose: Callable[[Tensor], None]
+_files_in_use: list[SavedFiles] = []
+"""One, while a device is in use. Libraries that are imported meanwhile keep our functions for good."""
 
 
-_followed_devices: list[_FollowedDevice] = []
-"""One, while a device is in use. Libraries that are loaded meanwhile hold our functions for good."""
-
-
-def follow_safetensors(
-    patches: Patches, named: NamedDevices, keeps: Callable[[Any, Any, Any], bool], lose: Callable[[Tensor], None]
-) -> None:
-    """Only where a program has it anyway. `keeps` says whether a file's tensors were kept instead of written."""
+def _follow_safetensors(patches: Patches, files: SavedFiles) -> None:
     functions = _safetensors_functions()
     if functions is None:
         return
-    _followed_devices.append(_FollowedDevice(named, keeps, lose))
-    patches.call_back(_followed_devices.clear)
-    for original, ours in functions:
-        _replace_everywhere(patches, original, ours)
+    _files_in_use.append(files)
+    patches.callback(_files_in_use.clear)
+    # Libraries that are imported already have the functions under names of their own.
+    for name, module in list(sys.modules.items()):
+        if module is not None and name.partition(".")[0] in _SAFETENSORS_USERS:
+            for attribute in _SAFETENSORS_FUNCTIONS:
+                for original, replacement in functions:
+                    if vars(module).get(attribute) is original:
+                        patches.replace(module, attribute, replacement)
 
 
 @cache
 def _safetensors_functions() -> tuple[tuple[Any, Any], ...] | None:
-    """Their own, and ours instead."""
+    """Return the library's functions, each with its replacement; None without the library."""
     try:
         from safetensors import safe_open as open_
         from safetensors.torch import save_file as save
@@ -184,45 +119,40 @@ def _safetensors_functions() -> tuple[tuple[Any, Any], ...] | None:
         return None
 
     def save_file(tensors: Any, filename: Any, metadata: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if not _followed_devices or not _followed_devices[0].keeps(tensors, filename, metadata):
+        if not any(files.keep_tensors(tensors, filename, metadata) for files in _files_in_use):
             save(tensors, filename, metadata, *args, **kwargs)
 
     def safe_open(filename: Any, framework: Any = "pt", device: Any = "cpu", **kwargs: Any) -> Any:
-        on_card = bool(_followed_devices) and _followed_devices[0].named.means_us(device, numbers=True)
+        files = _files_in_use[0] if _files_in_use else None
+        on_card = files is not None and files.named.is_own(device, numbers=True)
         opened = open_(filename, framework, "cpu" if on_card else device, **kwargs)
-        lose = _followed_devices[0].lose if _followed_devices and is_placeholder(filename) else None
-        if not on_card and lose is None:
+        has_values = files is None or not is_safetensors_placeholder(filename)
+        if not on_card and has_values:
             return opened
-        return _OpenedFile(opened, lambda tensor: _arrived(tensor, lose, on_card))
+
+        def loaded(tensor: Tensor) -> Tensor:
+            with without_functions():
+                if files is not None and not has_values:
+                    files.host.unknown.add(tensor)
+                return tensor.to(META) if on_card else tensor
+
+        return _OpenedFile(opened, loaded)
 
     return (open_, safe_open), (save, save_file)
 
 
-def _arrived(tensor: Tensor, lose: Callable[[Tensor], None] | None, on_card: bool) -> Tensor:
-    with torch._C.DisableTorchFunction():
-        if lose is not None:
-            lose(tensor)
-        return tensor.to(META) if on_card else tensor
-
-
-def _replace_everywhere(patches: Patches, original: Any, ours: Any) -> None:
-    """Libraries that are loaded already have it under names of their own."""
-    for name, module in list(sys.modules.items()):
-        if module is not None and name.partition(".")[0] in _SAFETENSORS_USERS:
-            for attribute in _SAFETENSORS_FUNCTIONS:
-                if vars(module).get(attribute) is original:
-                    patches.replace(module, attribute, ours)
-
-
 class _OpenedFile:
-    """A file of safetensors whose tensors are the card's, or have no values."""
+    """A safetensors file, or a slice of one, whose tensors are on the card or have no values."""
 
-    def __init__(self, opened: Any, arrived: Callable[[Any], Any]) -> None:
+    def __init__(self, opened: Any, loaded: Callable[[Any], Any]) -> None:
         self._opened = opened
-        self._arrived = arrived
+        self._loaded = loaded
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._opened, name)
+
+    def __getitem__(self, where: Any) -> Any:
+        return self._loaded(self._opened[where])
 
     def __enter__(self) -> _OpenedFile:
         self._opened.__enter__()
@@ -232,75 +162,59 @@ class _OpenedFile:
         self._opened.__exit__(*error)
 
     def get_tensor(self, name: str) -> Any:
-        return self._arrived(self._opened.get_tensor(name))
+        return self._loaded(self._opened.get_tensor(name))
 
     def get_tensors(self, *names: Any) -> Any:
-        return {name: self._arrived(tensor) for name, tensor in self._opened.get_tensors(*names).items()}
+        return {name: self._loaded(tensor) for name, tensor in self._opened.get_tensors(*names).items()}
 
-    def get_slice(self, name: str) -> _OpenedSlice:
-        return _OpenedSlice(self._opened.get_slice(name), self._arrived)
-
-
-class _OpenedSlice:
-    def __init__(self, of: Any, arrived: Callable[[Any], Any]) -> None:
-        self._of = of
-        self._arrived = arrived
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._of, name)
-
-    def __getitem__(self, where: Any) -> Any:
-        return self._arrived(self._of[where])
+    def get_slice(self, name: str) -> _OpenedFile:
+        return _OpenedFile(self._opened.get_slice(name), self._loaded)
 
 
 def path_of(file: Any) -> str | None:
     return os.path.abspath(os.fsdecode(file)) if isinstance(file, str | os.PathLike) else None
 
 
-_WithoutFunctions = torch._C.DisableTorchFunction
-"""Tensors as they are here, not as the program sees them."""
 _NOT_WRITTEN = (
     "values that are not computed were not written to a file; who loads that file in this run gets their shapes"
 )
 
 
-@contextmanager
-def kept(host: Host, assumptions: Assumptions, named: NamedDevices) -> Iterator[None]:
-    patches = Patches()
+def follow_files(patches: Patches, host: Host, assumptions: Assumptions, named: NamedDevices) -> None:
     files = SavedFiles(host, assumptions, named)
-    try:
-        files.save = patches.replace(torch, "save", files.saved)
-        files.load = patches.replace(torch, "load", files.loaded)
-        for name in ("save", "load"):
-            patches.replace(torch.serialization, name, getattr(torch, name))
-        follow_safetensors(patches, named, files.keeps_tensors, files.lose)
-        with files.unwritten.followed():
-            yield
-    finally:
-        patches.undo()
+    files.save = patches.replace(torch, "save", files.saved)
+    files.load = patches.replace(torch, "load", files.loaded)
+    for name in ("save", "load"):
+        patches.replace(torch.serialization, name, getattr(torch, name))
+    _follow_safetensors(patches, files)
+    patches.callback(files.remove_placeholders)
+    for name in ("rename", "replace"):
+        patches.replace(os, name, files.renaming(getattr(os, name)))
 
 
 class SavedFiles:
+    """Objects without values that the program saved, and the placeholders in place of their files."""
+
     save: Callable[..., Any]
     load: Callable[..., Any]
 
     def __init__(self, host: Host, assumptions: Assumptions, named: NamedDevices) -> None:
-        self._host = host
+        self.host = host
+        self.named = named
         self._assumptions = assumptions
-        self._named = named
         self._kept: dict[Any, Any] = {}
         """Saved objects by the path of the file."""
         self._numbered: list[Any] = []
-        """The same, and what was written to open files, by the number in the text that stands there instead."""
-        self.unwritten = PlaceholderFiles(self._kept)
+        """The same, and what was written to open files, by the number in the placeholder."""
+        self._placeholders: set[str] = set()
 
     def saved(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        if self.keeps(obj, f):
-            number = len(self._numbered) - 1
+        if self._keep(obj, f):
+            text = _PLACEHOLDER_MARK + str(len(self._numbered) - 1).encode()
             if (path := path_of(f)) is not None:
-                self.unwritten.leave_text(path, number)
+                self._leave(path, lambda: text)
             else:
-                f.write(placeholder_text(number))
+                f.write(text)
             return
         of_card: set[int] = set()
 
@@ -312,41 +226,69 @@ class SavedFiles:
             return values
 
         if not isinstance(obj, nn.Module):
-            with _WithoutFunctions():
+            with without_functions():
                 obj = _mapped(with_values, obj)
-        patches = Patches()
-        where = torch.serialization.location_tag
-        patches.replace(torch.serialization, "location_tag", lambda s: str(CUDA_0) if s._cdata in of_card else where(s))
-        try:
+        tag = torch.serialization.location_tag
+        with Patches() as patches:
+            changed = lambda storage: str(CUDA_0) if storage._cdata in of_card else tag(storage)  # noqa: E731
+            patches.replace(torch.serialization, "location_tag", changed)
             self.save(obj, f, *args, **kwargs)
-        finally:
-            patches.undo()
 
-    def keeps(self, obj: Any, f: Any) -> bool:
+    def _keep(self, obj: Any, f: Any) -> bool:
         """Keep an object with unknown values for a later load, and return whether it was kept."""
-        with _WithoutFunctions():
-            if not any(map(self._host.is_unknown, _tensors_of(obj))):
+        with without_functions():
+            if not any(map(self.host.is_unknown, _tensors_of(obj))):
                 self._kept.pop(path_of(f), None)
                 return False
             self._assumptions.state(_NOT_WRITTEN)
-            self._numbered.append(_as_on_host(obj))
+            self._numbered.append(_mapped(lambda tensor: tensor.detach().to("cpu"), obj))
             if (path := path_of(f)) is not None:
                 self._kept[path] = self._numbered[-1]
             return True
 
-    def keeps_tensors(self, tensors: Any, f: Any, metadata: Any) -> bool:
+    def keep_tensors(self, tensors: Any, f: Any, metadata: Any) -> bool:
         path = path_of(f)
-        if path is None or not self.keeps(tensors, f):
+        if path is None or not self._keep(tensors, f):
             return False
-        self.unwritten.leave_tensors(path, tensors, metadata)
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        self._leave(path, lambda: _safetensors_header(tensors, metadata), size)
         return True
 
-    def lose(self, tensor: Tensor) -> None:
-        """It came from a file that has no values."""
-        self._host.unknown.add(tensor)
+    def _leave(self, path: str, text: Callable[[], bytes], data_bytes: int = 0) -> None:
+        """Write a placeholder, unless the file is there with values from another run."""
+        if os.path.exists(path) and path not in self._placeholders:
+            return
+        with open(path, "wb") as file:
+            file.write(text())
+            file.truncate(file.tell() + data_bytes)
+        self._placeholders.add(path)
+
+    def remove_placeholders(self) -> None:
+        for path in self._placeholders:
+            if is_safetensors_placeholder(path) or placeholder_number(path) is not None:
+                with suppress(OSError):
+                    os.remove(path)
+
+    def renaming(self, rename: Any) -> Any:
+        """Follow placeholders that the program renames."""
+
+        def renamed(src: Any, dst: Any, **kwargs: Any) -> Any:
+            if kwargs or not self._placeholders:
+                return rename(src, dst, **kwargs)
+            old, new = os.path.abspath(os.fsdecode(src)), os.path.abspath(os.fsdecode(dst))
+            if old in self._placeholders:
+                self._kept[new] = self._kept.get(old)
+                if os.path.exists(new) and new not in self._placeholders:
+                    # A file of values, from another run, is not lost for one that has none.
+                    return os.remove(old)
+            rename(src, dst)
+            inside = {path for path in self._placeholders if path == old or path.startswith(old + os.sep)}
+            self._placeholders = (self._placeholders - inside) | {new + path[len(old) :] for path in inside}
+
+        return renamed
 
     def loaded(self, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        with _WithoutFunctions():
+        with without_functions():
             path = path_of(f)
             if path in self._kept:
                 return self._moved(self._kept[path], map_location)
@@ -360,20 +302,20 @@ class SavedFiles:
             kwargs["mmap"] = True
         if map_location is not None and not self._means_card(map_location):
             return self.load(f, map_location, *args, **kwargs)
-        were_there: set[int] = set()
+        on_card: set[int] = set()
 
-        def on_host(storage: Any, location: str) -> Any:
+        def to_host(storage: Any, location: str) -> Any:
             if location.startswith("cuda"):
-                were_there.add(getattr(storage, "_untyped_storage", storage)._cdata)
+                on_card.add(getattr(storage, "_untyped_storage", storage)._cdata)
             return storage
 
-        loaded = self.load(f, on_host, *args, **kwargs)
+        loaded = self.load(f, to_host, *args, **kwargs)
         if map_location is not None:
             return self._moved(loaded, map_location)
-        return _mapped(lambda t: t.to(META) if t.untyped_storage()._cdata in were_there else t, loaded)
+        return _mapped(lambda t: t.to(META) if t.untyped_storage()._cdata in on_card else t, loaded)
 
     def _means_card(self, location: Any) -> bool:
-        return self._named.means_us(location, numbers=True)
+        return self.named.is_own(location, numbers=True)
 
     def _moved(self, obj: Any, location: Any) -> Any:
         if location is None or not self._means_card(location):
@@ -392,10 +334,6 @@ def _tensors_of(obj: Any) -> Iterator[Tensor]:
     elif isinstance(obj, list | tuple | set):
         for item in obj:
             yield from _tensors_of(item)
-
-
-def _as_on_host(obj: Any) -> Any:
-    return _mapped(lambda tensor: tensor.detach().to("cpu"), obj)
 
 
 def _mapped(change: Callable[[Tensor], Tensor], obj: Any) -> Any:

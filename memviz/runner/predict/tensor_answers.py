@@ -116,7 +116,7 @@ class TensorAnswers:
         }
 
     def _if_there(self, answer: Callable[[Tensor], Any]) -> Answer:
-        nowhere = self._host.nowhere
+        nowhere = self._host.on_meta
 
         def answered(args: Any, kwargs: Any) -> Any:
             tensor = args[0]
@@ -209,7 +209,7 @@ class TensorAnswers:
             return NotImplemented
         if len(args) > 1 and args[1] and tensor.dim() == 0:
             return format(UnknownNumber(), args[1])
-        if tensor in self._host.nowhere:
+        if tensor in self._host.on_meta:
             return NotImplemented
         place = f"device='{self._named.own}', " if tensor.is_meta else ""
         return f"tensor(values unknown, {place}size={tuple(tensor.shape)}, dtype={tensor.dtype})"
@@ -219,7 +219,7 @@ class TensorAnswers:
         tensor = args[0]
         if not tensor.is_meta:
             return NotImplemented
-        allocation = self._ledger.knows(tensor.untyped_storage())
+        allocation = self._ledger.allocation_of(tensor.untyped_storage())
         if allocation is None:
             return 0
         return allocation.block.address + tensor.storage_offset() * tensor.element_size()
@@ -247,7 +247,7 @@ class TensorAnswers:
         """On `meta`, by a program that says so."""
         self._recorder.making_nowhere = True
         try:
-            if func is Tensor.to and args[0].is_meta and args[0] not in self._host.nowhere:
+            if func is Tensor.to and args[0].is_meta and args[0] not in self._host.on_meta:
                 like = args[0]
                 dtype = kwargs.get("dtype", next((arg for arg in args if isinstance(arg, torch.dtype)), like.dtype))
                 return torch.empty_strided(like.shape, like.stride(), dtype=dtype, device=META)
@@ -298,7 +298,7 @@ class TensorAnswers:
                 if lost:
                     self.lose(out)
                 return out
-            on_device = self._named.means_us(kwargs.get("device"), numbers=True)
+            on_device = self._named.is_own(kwargs.get("device"), numbers=True)
             if kwargs.get("device") is None:
                 on_device = func is Tensor.new_tensor and args[0].is_meta
             data = kwargs["data"] if "data" in kwargs else args[-1] if args else None
@@ -477,7 +477,7 @@ class ValueReads:
                 return given
             self._recorder.assumptions.state_a_decision(reason)
         out = known.on_device(known.reads(func, args, kwargs), reason)
-        self._recorder.ran(treatment, args, kwargs, out)
+        self._recorder.after_op(treatment, args, kwargs, out)
         return out
 
     def _unknown(self, func: Any, treatment: Treatment, args: Any, kwargs: Any) -> Any:
@@ -510,7 +510,7 @@ class ValueReads:
     def _without_values(self, func: Any, treatment: Treatment, args: Any, kwargs: Any, shapes: Any) -> Any:
         """Return a result without values, on the device of its first argument."""
         if args[0].is_meta:
-            self._recorder.ran(treatment, args, kwargs, shapes)
+            self._recorder.after_op(treatment, args, kwargs, shapes)
         else:
             shapes = with_each(self._host.blank_like, shapes)
         self._host.counted(func, args, shapes)
@@ -528,7 +528,7 @@ class ValueReads:
         steps, batch = args[0].shape[:2]
         losses = args[0].new_empty(batch)
         out = losses, args[0].new_empty(batch, steps, 2 * longest + 1)
-        self._recorder.ran(treatment, args, kwargs, out)
+        self._recorder.after_op(treatment, args, kwargs, out)
         return out
 
     def _index(self, args: Any) -> Any:
@@ -551,7 +551,7 @@ class ValueReads:
         where = "meta" if tensor.is_meta else "cpu"
         places = torch.empty((count, tensor.dim()), dtype=torch.long, device=where)
         if tensor.is_meta:
-            self._recorder.ran(treatment, (tensor,), {}, places)
+            self._recorder.after_op(treatment, (tensor,), {}, places)
         first = torch.arange(count).unsqueeze(1) if tensor.dim() < 2 else None
         if first is None:
             first = torch.stack(torch.unravel_index(torch.arange(count), tensor.shape), 1)

@@ -3,12 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from memviz.allocator import context
+from memviz.allocator.context import context_on
 from memviz.errors import UsageError
 from memviz.runner.plan import command_of, plan_of
 from memviz.runner.predict.cards import CARDS, NATIVE_SINCE, KnownCard, card_named, card_text, dtype_warnings
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.request import Request
-from tests.runner.predict.rows import sizes
 
 
 @pytest.mark.parametrize(
@@ -63,24 +64,6 @@ def test_workspaces_follow_the_architecture(card: KnownCard) -> None:
     assert card.cublas_workspace_bytes == now
 
 
-def test_the_first_product_takes_the_workspace_of_its_release() -> None:
-    found = {}
-    for release in ((2, 11), (2, 12)):
-        with PredictedDevice(card_named("RTX 5090"), release=release) as device:
-            x = torch.empty(64, 64, device="cuda")
-            x @ x
-            found[release] = max(sizes(device.finish()))
-    assert found == {(2, 11): 8_519_680, (2, 12): 32 << 20}
-
-
-@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
-def test_threads_follow_the_capability(card: KnownCard) -> None:
-    """As CUDA's tables of compute capabilities have them."""
-    known = {(7, 0): 2048, (7, 5): 1024, (8, 0): 2048, (8, 6): 1536, (8, 9): 1536, (9, 0): 2048}
-    known |= {(10, 0): 2048, (12, 0): 1536, (9, 4): 2048}
-    assert card.threads_per_multiprocessor == known[card.capability]
-
-
 _SOLD = (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 80, 96, 141, 180, 192)
 
 
@@ -130,7 +113,7 @@ def test_the_command_states_the_same_card(card: str) -> None:
 
 
 def test_dtypes_without_native_support_follow_the_capability() -> None:
-    """By NVIDIA's table of tensor cores: bf16 since Ampere, fp8 since Ada."""
+    """NVIDIA's table of tensor cores: bf16 since Ampere, fp8 since Ada."""
     lacking = {
         name: len(dtype_warnings(NATIVE_SINCE, card_named(name))) for name in ("V100 32", "T4", "A100 80", "4090")
     }
@@ -146,3 +129,21 @@ def test_a_tensor_on_the_card_in_such_a_dtype_is_warned_of() -> None:
             torch.ones(4, device="cuda", dtype=torch.bfloat16)
             torch.ones(4, dtype=torch.float8_e4m3fn)
         assert len(device.warnings()) == count
+
+
+_OF_CAPABILITY = {
+    (7, 0): context.VOLTA,
+    (7, 5): context.TURING,
+    (8, 0): context.A100,
+    (8, 6): context.AMPERE,
+    (8, 9): context.ADA,
+    (9, 0): context.HOPPER,
+    (9, 4): context.UNKNOWN,
+    (10, 0): context.BLACKWELL,
+    (12, 0): context.BLACKWELL,
+}
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
+def test_a_card_is_of_the_generation_that_its_capability_says(card: KnownCard) -> None:
+    assert context_on(card.name) is _OF_CAPABILITY[card.capability]

@@ -192,32 +192,6 @@ def test_a_quantized_weight_counts_what_it_is_made_of(built: str) -> None:
     assert 2 * 4 * 512 * 512 <= beside + A100.cublas_workspace_bytes <= 2 * 4 * 512 * 512 + A100.cublas_workspace_bytes
 
 
-def test_what_torch_compile_would_compile_runs_as_it_stands_and_is_said_so() -> None:
-    with PredictedDevice(A100) as device:
-        model = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).cuda()
-        compiled = torch.compile(model)
-
-        @torch.compile(dynamic=True)
-        def double(x: Tensor) -> Tensor:
-            return x * 2
-
-        assert double(compiled(torch.zeros(2, 8, device="cuda"))).is_cuda
-        assert [each for each in device.unseen() if each.startswith("torch.compile is not predicted")]
-        assert not [each for each in device.unseen() if "CUDA graphs" in each]
-    with PredictedDevice(A100) as device:
-        model.cuda()(torch.zeros(2, 8, device="cuda"))
-        assert not [each for each in device.unseen() if each.startswith("torch.compile")]
-
-
-def test_what_would_run_in_graphs_runs_as_it_stands_step_by_step() -> None:
-    with PredictedDevice(A100) as device:
-        model = torch.compile(nn.Linear(8, 8).cuda(), mode="reduce-overhead")
-        for _ in range(2):
-            torch.compiler.cudagraph_mark_step_begin()
-            model(torch.zeros(2, 8, device="cuda")).sum().backward()
-        assert [each for each in device.unseen() if "CUDA graphs, whose memory stays in a pool" in each]
-
-
 def test_what_is_compiled_and_never_called_is_not_said() -> None:
     with PredictedDevice(A100) as device:
         never = torch.compile(lambda x: x * 2, mode="max-autotune")
@@ -238,3 +212,18 @@ def test_a_module_that_was_compiled_before_is_said_too() -> None:
     with PredictedDevice(A100) as device:
         model.cuda()(torch.zeros(2, 8, device="cuda"))
         assert [each for each in device.unseen() if each.startswith("torch.compile is not predicted")]
+
+
+def test_blocks_are_powers_of_two_and_stay_for_others_of_their_size() -> None:
+    with PredictedDevice(A100) as device:
+        assert device.pinned_host_bytes == 0
+        first = torch.empty(3000, dtype=torch.uint8, pin_memory=True)
+        assert device.pinned_host_bytes == 4096
+        del first
+        second = torch.empty(2100, dtype=torch.uint8).pin_memory()
+        assert device.pinned_host_bytes == 4096
+        third = torch.empty(4096, dtype=torch.uint8, pin_memory=True)
+        assert device.pinned_host_bytes == 2 * 4096
+        del second, third
+        fourth = torch.empty(4097, dtype=torch.uint8, pin_memory=True)
+        assert fourth.is_pinned() and device.pinned_host_bytes == 2 * 4096 + 8192

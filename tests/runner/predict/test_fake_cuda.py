@@ -23,25 +23,6 @@ WEIGHTS = 2 * LARGEST + 4 * (256 + 128)
 """Whole blocks of 512 bytes, all of them."""
 
 
-def test_a_script_for_cuda_runs_as_it_stands() -> None:
-    model = layers()
-    with PredictedDevice(A100) as device:
-        assert torch.cuda.is_available()
-        model.cuda()
-        assert torch.cuda.memory_allocated() == WEIGHTS
-        x = torch.randn(8, 128, device="cuda:0")
-        y = torch.zeros(8, 128).to("cuda")
-        z = torch.zeros(8, 128).cuda()
-        assert x.is_cuda and y.is_cuda and z.is_cuda and not torch.zeros(1).is_cuda
-        with torch.device("cuda"):
-            assert torch.ones(3).is_cuda
-        (model(x) - y - z).sum().backward()
-        torch.cuda.empty_cache()
-        assert torch.cuda.max_memory_allocated() == device.peak_allocated_bytes
-        assert torch.cuda.get_device_name() == "NVIDIA A100 40GB"
-    assert not torch.cuda.is_available()
-
-
 def test_a_program_may_set_the_allocator_and_read_its_figures() -> None:
     with PredictedDevice(A100) as device:
         first = torch.empty(1 << 20, device="cuda")
@@ -162,24 +143,6 @@ def test_fused_steps_of_other_optimizers_take_nothing_beside_their_states(kind: 
         assert sum(state.numel() * 4 for state in states) == WEIGHTS
 
 
-def test_tensors_on_the_card_are_shared_as_they_are() -> None:
-    with PredictedDevice(A100):
-        model = layers().cuda().share_memory()
-        assert all(parameter.is_shared() for parameter in model.parameters())
-
-
-def test_a_scaler_of_gradients_takes_every_step() -> None:
-    model = layers()
-    with PredictedDevice(A100):
-        model.cuda()
-        scaler, optimizer = torch.amp.GradScaler("cuda"), torch.optim.SGD(model.parameters(), lr=0.1)
-        with torch.autocast("cuda", dtype=torch.float16):
-            loss = model(torch.zeros(2, 128, device="cuda")).sum()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-
-
 def test_memory_follows_a_storage_that_changes_its_size() -> None:
     with PredictedDevice(A100) as device:
         x = torch.zeros(1000, device="cuda")
@@ -201,11 +164,3 @@ def test_views_take_nothing_and_keep_what_they_show() -> None:
         assert device.allocated_bytes == 4096
         del views
         assert device.allocated_bytes == 0
-
-
-def test_types_of_eight_bits_are_stored_as_such() -> None:
-    with PredictedDevice(A100) as device:
-        weight = torch.zeros(1024, 1024, dtype=torch.bfloat16, device="cuda")
-        weight = weight.to(torch.float8_e4m3fn)
-        assert device.allocated_bytes == 1 << 20
-        assert weight.to(torch.bfloat16).dtype == torch.bfloat16

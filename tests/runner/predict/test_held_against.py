@@ -10,11 +10,10 @@ import torch
 
 from memviz.runner.expected_error import ExpectedError
 from memviz.runner.predict import accuracy
-from memviz.runner.predict.accuracy import MeasuredPeak, expected_error, unproven_of, unproven_sentence
+from memviz.runner.predict.accuracy import MeasuredPeak, doubt_on, expected_error, unproven_of, unproven_sentence
 from memviz.runner.predict.cards import card_named
 from memviz.runner.predict.evidence import NCCL, RECURRENT, Standing, Unproven, families_of
 from memviz.runner.predict.predicted_device import PredictedDevice
-from memviz.runner.predict.predicted_run import doubt_on
 from memviz.runner.predict.predicted_trace import trains
 from memviz.units import bytes_text
 

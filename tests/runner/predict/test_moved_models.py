@@ -52,15 +52,6 @@ def test_where_nobody_waits_each_weight_changes_its_type_there(move: Callable[[n
         assert device.peak_allocated_bytes == LAYERS * NUMBERS * 2 + NUMBERS * 4
 
 
-def test_what_is_there_already_changes_one_by_one() -> None:
-    with PredictedDevice(A100) as device:
-        model = layers().cuda()
-        device.reset_peak()
-        model.to("cuda", torch.bfloat16)
-        assert device.allocated_bytes == LAYERS * NUMBERS * 2
-        assert device.peak_allocated_bytes == LAYERS * NUMBERS * 4 + NUMBERS * 2
-
-
 def test_whole_numbers_and_vectors_keep_what_they_are() -> None:
     with PredictedDevice(A100):
         model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).to("cuda", torch.half, memory_format=LAST)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from memviz.allocator.settings import parse_settings
 from memviz.runner.predict.predicted_device import PredictedDevice
@@ -82,31 +82,6 @@ def test_what_functions_of_the_program_hold_is_held_while_its_error_is() -> None
             # Python's traceback holds the function's variables, on a card as here.
             assert device.allocated_bytes == 20 * GiB
         assert device.allocated_bytes == 0
-
-
-@pytest.mark.slow
-def test_a_retry_with_half_the_batch() -> None:
-    model = nn.Linear(16_384, 16_384, bias=False)
-    with PredictedDevice(A100, limited=True) as device:
-        model.cuda()
-        weights, tried = device.allocated_bytes, []
-        assert weights == GiB
-        batch = 1 << 19
-        while True:
-            tried.append(batch)
-            try:
-                loss = model(torch.zeros(batch, 16_384, device="cuda")).relu().sum()
-                loss.backward()
-                break
-            except torch.cuda.OutOfMemoryError:
-                model.zero_grad(set_to_none=True)
-                batch //= 2
-            torch.cuda.empty_cache()
-        # 64 KiB a row for the input, the product and its relu: 32, 16 and 8 GiB each.
-        assert tried == [1 << 19, 1 << 18, 1 << 17] and len(device.out_of_memory) == 2
-        del loss
-        model.zero_grad(set_to_none=True)
-        assert device.allocated_bytes == weights + 2 * A100.cublas_workspace_bytes
 
 
 def test_a_resize_that_fails_leaves_what_was_there() -> None:

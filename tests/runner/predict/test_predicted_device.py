@@ -1,4 +1,4 @@
-"""What a predicted run says of itself: figures, order, categories, phases, stacks, and a file that reads back."""
+"""A predicted run: figures, order, categories, phases, stacks, and a file that reads back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from memviz.trace.load import load_trace
 from memviz.trace.model import Action, Category, Phase, Stage, Trace
 from memviz.trace.write import write_pickle
 from tests.runner.predict.models import Language
-from tests.runner.predict.rows import A100, H100, WORKSPACE, Row, allocations, names
+from tests.runner.predict.rows import A100, WORKSPACE, Row, allocations, names
 
 GiB = 1 << 30
 UNKNOWN, PARAMETER, GRADIENT, STATE, ACTIVATION, TEMPORARY, INPUT, OUTPUT, WORK, *_ = Category
@@ -37,7 +37,7 @@ def trained(device: PredictedDevice, model: nn.Module, steps: int = 1) -> Trace:
     device.place(model)
     optimizer = torch.optim.AdamW(model.parameters())
     inputs = torch.zeros(32, 256, device=device.torch_device)
-    device.know(inputs, Category.INPUT)
+    device.label(inputs, Category.INPUT)
     for _ in range(steps):
         with device.phase("forward"):
             loss = model(inputs).square().mean()
@@ -116,14 +116,13 @@ def test_a_replay_of_the_trace_lands_on_every_address(text: str) -> None:
 
 
 def test_the_file_reads_back_with_all_that_is_known(tmp_path: Path) -> None:
-    with PredictedDevice(A100, facts={"model": "two layers"}) as device:
+    with PredictedDevice(A100) as device:
         trace = trained(device, two_layers())
     with open(tmp_path / "run.pickle", "wb") as file:
         write_pickle(trace, file)
     read = load_trace(tmp_path / "run.pickle")
     assert allocations(read) == allocations(trace)
     assert read.about.label == "predicted for NVIDIA A100 40GB"
-    assert read.about.facts["model"] == "two layers"
     assert "CUDA context" in read.about.facts["not predicted"]
     stacks = [[list(names(each, int(stack))) for stack in each.devices[0].events.stack] for each in (read, trace)]
     assert stacks[0] == stacks[1]
@@ -157,26 +156,6 @@ def test_the_published_peak_of_a_feed_forward() -> None:
     # Weights, the input, what the layer before gave, and both sides of the activation.
     assert device.peak_allocated_bytes == int(5 * GiB) + WORKSPACE + biases
     assert device.peak_allocated_bytes / GiB == pytest.approx(5.01, abs=0.005)
-
-
-def test_hopper_has_a_larger_workspace_for_each_thread() -> None:
-    with PredictedDevice(H100) as device:
-        rows = allocations(trained(device, two_layers()))
-    assert [(row.size, row.phase) for row in rows if row.category is WORK] == [
-        (32 << 20, FORWARD),
-        (32 << 20, BACKWARD),
-    ]
-
-
-def test_peaks_count_from_where_they_are_reset() -> None:
-    with PredictedDevice(A100) as device:
-        big = torch.empty(64 << 20, device=device.torch_device)
-        assert device.allocated_bytes == device.peak_allocated_bytes == 256 << 20
-        del big
-        device.empty_cache()
-        device.reset_peak()
-        assert (device.allocated_bytes, device.reserved_bytes, device.peak_reserved_bytes) == (0, 0, 0)
-        assert device.highest_reserved_bytes == 256 << 20
 
 
 def test_work_is_counted() -> None:

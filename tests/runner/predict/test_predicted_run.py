@@ -1,4 +1,4 @@
-"""Whether a run fits on a card."""
+"""Fit of a predicted run on a card."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import torch
 
 from memviz.errors import MemvizError
 from memviz.runner.plan import plan_of
+from memviz.runner.predict.accuracy import fit_on
 from memviz.runner.predict.cards import card_named
 from memviz.runner.predict.predicted_device import PredictedDevice
-from memviz.runner.predict.predicted_run import fit_on, predict
+from memviz.runner.predict.predicted_run import predict
 from memviz.runner.request import Request
 
 GiB = 1 << 30

@@ -41,7 +41,7 @@ def sent_bytes(func: Operator, args: Any, written: Any, count: int) -> int:
 
 
 def counting_functions(totals: OperatorTotals) -> dict[Operator, Instead]:
-    """They run as they are; what they send is added."""
+    """Return functions that count the bytes sent, and let the operators run."""
     there: Any = torch.ops._c10d_functional
     return {
         getattr(there, name).default: _counting(totals, name)
@@ -70,7 +70,7 @@ _BASE: Any = c10d.Work
 
 
 class PendingCollectives:
-    """Collectives in progress. Those of one group end in order.
+    """Collectives in progress; those of one group end in order.
 
     NCCL starts a collective when the calling stream has reached it and the group's previous one is over, whichever
     stream called that. So waiting for a collective also waits for the work before earlier ones.
@@ -96,7 +96,7 @@ class PendingCollectives:
         return work.boxed()
 
     def _run(self, group: str) -> Moment:
-        """When it is over."""
+        """Queue a collective of a group and return the moment of its end."""
         lane = self._lanes.setdefault(group, Lane(-1 - len(self._lanes), 0))
         self._order.wait(lane, self._order.moment(self._order.current))
         return dict(lane.knows)
@@ -149,7 +149,7 @@ class PretendedWork(_BASE):  # type: ignore[misc]
         return self.tensors
 
     def get_future(self) -> Any:
-        """Who has it waits for it instead, and it holds what was received."""
+        """Return a done future with the received tensors."""
         future: Any = torch.futures.Future()
         future.set_result(self.tensors)
         self._works.end(self)
@@ -162,11 +162,26 @@ _BARRIER_BYTES = 4
 """NCCL has none: a number is summed."""
 _SUMS = ("SUM", "PREMUL_SUM")
 Collective = Callable[[Any, Any], tuple[Any, list[Tensor]]]
-"""Arguments and group -> what the operator gives beside its work, and the tensors that are written."""
+"""From named arguments and the group to the operator's result besides its work, and the tensors written."""
+
+
+def _for_each_pair(outputs: str, inputs: str, run: Callable[[Any, Any, Any], None]) -> Collective:
+    """Run on each output with its input; single tensors are a pair by themselves."""
+
+    def collective(args: Any, group: Any) -> Any:
+        results, sent = args[outputs], args[inputs]
+        if isinstance(results, Tensor):
+            run(results, sent, group)
+        else:
+            for output, source in zip(results, sent, strict=False):
+                run(output, source, group)
+        return results, [*tensors_of([results])]
+
+    return collective
 
 
 class Collectives:
-    """`reduced_by` is the operation of the function that the program called last."""
+    """Overrides of collectives; `reduced_by` is the operation of the function that the program called last."""
 
     def __init__(self, recorder: AllocationRecorder, layout: Layout, order: StreamOrder) -> None:
         self._recorder = recorder
@@ -177,30 +192,33 @@ class Collectives:
 
     def treatments(self) -> dict[Operator, Instead]:
         ops: Any = torch.ops.c10d
-        own: dict[Any, Collective] = {
+        pairwise: dict[Any, tuple[str, str, Callable[[Any, Any, Any], None]]] = {
+            ops.allgather_: ("output_tensors", "input_tensors", self._gather_list),
+            ops._allgather_base_: ("output_tensor", "input_tensor", self._spread),
+            ops.allgather_into_tensor_coalesced_: ("outputs", "inputs", self._spread),
+            ops.reduce_scatter_: ("output_tensors", "input_tensors", self._reduce_list),
+            ops._reduce_scatter_base_: ("output_tensor", "input_tensor", self._reduce_gradients),
+            ops.reduce_scatter_tensor_coalesced_: ("outputs", "inputs", self._reduce_part),
+            ops.gather_: ("output_tensors", "input_tensors", self._copy_to_all),
+            ops.scatter_: ("output_tensors", "input_tensors", self._copy_own),
+        }
+        others: dict[Any, Collective] = {
+            ops.allgather_coalesced_: self._gather_lists,
             ops.allreduce_: self._reduce_all,
             ops.allreduce_coalesced_: self._reduce_all,
             ops.reduce_: self._reduce_all,
-            ops.broadcast_: self._broadcast,
-            ops.allgather_: self._gather_all,
-            ops._allgather_base_: self._gather_base,
-            ops.allgather_coalesced_: self._gather_lists,
-            ops.allgather_into_tensor_coalesced_: self._gather_bases,
-            ops.reduce_scatter_: self._reduce_lists,
-            ops._reduce_scatter_base_: self._reduce_base,
-            ops.reduce_scatter_tensor_coalesced_: self._reduce_bases,
-            ops.gather_: self._gather,
-            ops.scatter_: self._scatter,
+            ops.broadcast_: lambda args, group: (args["tensors"], args["tensors"]),
             ops.alltoall_: self._exchange,
             ops.alltoall_base_: self._exchange_base,
-            ops.send: self._passed_on,
-            ops.recv_: self._passed_on,
-            ops.recv_any_source_: self._passed_on,
+            ops.send: self._pass_on,
+            ops.recv_: self._pass_on,
+            ops.recv_any_source_: self._pass_on,
             ops.barrier: self._barrier,
             ops.monitored_barrier_: self._barrier,
         }
-        collectives = {packet.default: self._instead(collective) for packet, collective in own.items()}
-        return {**collectives, **counting_functions(self._recorder.totals)}
+        collectives = {**{packet: _for_each_pair(*row) for packet, row in pairwise.items()}, **others}
+        instead = {packet.default: self._instead(collective) for packet, collective in collectives.items()}
+        return {**instead, **counting_functions(self._recorder.totals)}
 
     def _instead(self, collective: Collective) -> Instead:
         def run(func: Operator, args: Any, kwargs: Any) -> Any:
@@ -209,7 +227,7 @@ class Collectives:
             group = c10d.ProcessGroup.unbox(named["process_group"])
             out, written = collective(named, group)
             if any(tensor.is_meta for tensor in tensors_of(list(args))):
-                self._recorder.shares_with_others()
+                self._recorder.note_nccl()
             returns = func._schema.returns
             if not returns:
                 return None
@@ -227,70 +245,43 @@ class Collectives:
             self._sum(tensor, group.size())
         return args["tensors"], args["tensors"]
 
-    def _broadcast(self, args: Any, group: Any) -> Any:
-        return args["tensors"], args["tensors"]
-
-    def _passed_on(self, args: Any, group: Any) -> Any:
-        """From one rank to another. What comes is not known; numbers of the host stay what they are."""
+    def _pass_on(self, args: Any, group: Any) -> Any:
+        """Note a message between ranks; its values are unknown, and numbers of the host stay what they are."""
         self._layout.note_chain(functions.get_process_group_ranks(group))
         return None, args["tensors"]
 
-    def _gather_all(self, args: Any, group: Any) -> Any:
-        for outputs, sent in zip(args["output_tensors"], args["input_tensors"], strict=True):
-            self._flattened(outputs, "allgather_")
-            for output in outputs:
-                self._copy(output, sent)
-        return args["output_tensors"], [*tensors_of(args["output_tensors"])]
-
     def _gather_lists(self, args: Any, group: Any) -> Any:
-        """An output a rank, and in each what it has of every input."""
+        """Fill one list per rank, each with a part of every input."""
         for outputs in args["output_lists"]:
             for output, sent in zip(outputs, args["input_list"], strict=True):
-                self._copy(output, sent)
+                self._copy(output, sent, group)
         return args["output_lists"], [*tensors_of(args["output_lists"])]
 
-    def _gather_base(self, args: Any, group: Any) -> Any:
-        self._spread(args["output_tensor"], args["input_tensor"], group.size())
-        return args["output_tensor"], [args["output_tensor"]]
+    def _gather_list(self, outputs: list[Tensor], sent: Tensor, group: Any) -> None:
+        self._flattened(outputs, "allgather_")
+        self._copy_to_all(outputs, sent, group)
 
-    def _gather_bases(self, args: Any, group: Any) -> Any:
-        for output, sent in zip(args["outputs"], args["inputs"], strict=True):
-            self._spread(output, sent, group.size())
-        return None, list(args["outputs"])
+    def _reduce_list(self, output: Tensor, sent: list[Tensor], group: Any) -> None:
+        self._flattened(sent, "reduce_scatter_")
+        self._copy_own(output, sent, group)
+        self._sum(output, group.size())
 
-    def _reduce_lists(self, args: Any, group: Any) -> Any:
-        for output, sent in zip(args["output_tensors"], args["input_tensors"], strict=True):
-            self._flattened(sent, "reduce_scatter_")
-            self._copy(output, sent[group.rank()])
-            self._sum(output, group.size())
-        return args["output_tensors"], list(args["output_tensors"])
+    def _reduce_gradients(self, output: Tensor, sent: Tensor, group: Any) -> None:
+        self._are_gradients([sent, output])
+        self._reduce_part(output, sent, group)
 
-    def _reduce_base(self, args: Any, group: Any) -> Any:
-        self._are_gradients([args["input_tensor"], args["output_tensor"]])
-        self._part(args["output_tensor"], args["input_tensor"], group)
-        return args["output_tensor"], [args["output_tensor"]]
+    def _copy_to_all(self, outputs: list[Tensor], sent: Tensor, group: Any) -> None:
+        for output in outputs:
+            self._copy(output, sent, group)
 
-    def _reduce_bases(self, args: Any, group: Any) -> Any:
-        for output, sent in zip(args["outputs"], args["inputs"], strict=True):
-            self._part(output, sent, group)
-        return None, list(args["outputs"])
-
-    def _gather(self, args: Any, group: Any) -> Any:
-        for outputs, sent in zip(args["output_tensors"], args["input_tensors"], strict=False):
-            for output in outputs:
-                self._copy(output, sent)
-        return None, [*tensors_of(args["output_tensors"])]
-
-    def _scatter(self, args: Any, group: Any) -> Any:
-        for output, sent in zip(args["output_tensors"], args["input_tensors"], strict=False):
-            self._copy(output, sent[group.rank()])
-        return args["output_tensors"], list(args["output_tensors"])
+    def _copy_own(self, output: Tensor, sent: list[Tensor], group: Any) -> None:
+        self._copy(output, sent[group.rank()], group)
 
     def _exchange(self, args: Any, group: Any) -> Any:
         mine = args["input_tensors"][group.rank()]
         for output in args["output_tensors"]:
             if output.shape == mine.shape:
-                self._copy(output, mine)
+                self._copy(output, mine, group)
             else:
                 self._lose(output)
         return args["output_tensors"], list(args["output_tensors"])
@@ -300,7 +291,7 @@ class Collectives:
         even = not args["output_split_sizes"] and not args["input_split_sizes"] and sent.shape[:1] == output.shape[:1]
         if even and sent.dim() and sent.shape[0] % size == 0:
             mine = sent.view(size, -1, *sent.shape[1:])[group.rank()]
-            self._spread(output, mine, size)
+            self._spread(output, mine, group)
         else:
             self._lose(output)
         return None, [output]
@@ -308,20 +299,20 @@ class Collectives:
     def _barrier(self, args: Any, group: Any) -> Any:
         self.works.end_all()
         if group.name() == "nccl":
-            self._recorder.take_for_a_moment(_BARRIER_BYTES, "barrier")
+            self._recorder.allocate_temporary(_BARRIER_BYTES, "barrier")
         return None, []
 
     def _are_gradients(self, tensors: list[Tensor]) -> None:
         """Mark tensors that are reduced over ranks during backward as gradients."""
         if self._recorder.position.task != NO_TASK:
-            self._recorder.know(tensors, Category.GRADIENT)
+            self._recorder.label(tensors, Category.GRADIENT)
 
     def _flattened(self, tensors: list[Tensor], operator: str) -> None:
-        """NCCL gathers and scatters one piece of memory, and copies between it and a list."""
+        """Allocate the buffer between a list and NCCL, which gathers and scatters one piece of memory."""
         if tensors and tensors[0].is_meta:
             size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
             if size:
-                self._recorder.take_for_a_moment(size, operator)
+                self._recorder.allocate_temporary(size, operator)
 
     def _sum(self, tensor: Tensor, count: int) -> None:
         if self.reduced_by in _SUMS and tensor.dtype != torch.bool:
@@ -329,20 +320,20 @@ class Collectives:
         elif self.reduced_by == "PRODUCT":
             self._write(aten.pow_.Scalar, tensor, count)
 
-    def _part(self, output: Tensor, sent: Tensor, group: Any) -> None:
+    def _reduce_part(self, output: Tensor, sent: Tensor, group: Any) -> None:
         if sent.is_contiguous() and sent.numel() == output.numel() * group.size():
-            self._copy(output, sent.view(group.size(), -1)[group.rank()].view(output.shape))
+            self._copy(output, sent.view(group.size(), -1)[group.rank()].view(output.shape), group)
             self._sum(output, group.size())
         else:
             self._lose(output)
 
-    def _spread(self, output: Tensor, sent: Tensor, count: int) -> None:
-        if output.is_contiguous() and output.numel() == sent.numel() * count:
-            self._copy(output.view(count, *sent.shape), sent)
+    def _spread(self, output: Tensor, sent: Tensor, group: Any) -> None:
+        if output.is_contiguous() and output.numel() == sent.numel() * group.size():
+            self._copy(output.view(group.size(), *sent.shape), sent, group)
         else:
             self._lose(output)
 
-    def _copy(self, output: Tensor, sent: Tensor) -> None:
+    def _copy(self, output: Tensor, sent: Tensor, group: Any) -> None:
         if output.shape != sent.shape and output.dim() == sent.dim():
             self._lose(output)
         else:

@@ -13,12 +13,12 @@ from functools import _lru_cache_wrapper, wraps
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from memviz.runner.predict.compat import Patches, without_functions, without_modes
 from memviz.runner.predict.group.ranks import Layout
 from memviz.runner.predict.named_devices import META
-from memviz.runner.predict.torch_patches import Patches
 
 _META_METHOD = "_propagate_tensor_meta_non_cached"
 """torch finds them with tensors that pretend to be of the card."""
@@ -38,17 +38,32 @@ def follow_dtensor(patches: Patches, layout: Layout) -> None:
         patches.replace(kind, _META_METHOD, _apart(run, propagation))
     whole: Any = Shard.__dict__.get("local_shard_size_and_offset")
     if isinstance(whole, staticmethod):
-        patches.replace(Shard, "local_shard_size_and_offset", staticmethod(_noted(whole.__func__, layout)))
+        shard = whole.__func__
+
+        @wraps(shard)
+        def note_parts(length: Any, parts: int, *rest: Any, **named: Any) -> Any:
+            if type(length) is int:
+                layout.note_parts(length, parts)
+            return shard(length, parts, *rest, **named)
+
+        patches.replace(Shard, "local_shard_size_and_offset", staticmethod(note_parts))
     sharded = importlib.import_module("torch.distributed.fsdp")
     parameters: Any = sys.modules.get(f"{sharded.__name__}._fully_shard._fsdp_param")
     if parameters is not None and hasattr(parameters, "_chunk_with_empty"):
-        patches.replace(parameters, "_chunk_with_empty", _noted_chunks(parameters._chunk_with_empty, layout))
+        chunk = parameters._chunk_with_empty
+
+        @wraps(chunk)
+        def note_chunks(tensor: torch.Tensor, num_chunks: int, dim: int) -> Any:
+            layout.note_parts(tensor.size(dim), num_chunks)
+            return chunk(tensor, num_chunks, dim)
+
+        patches.replace(parameters, "_chunk_with_empty", note_chunks)
 
 
 def forget_meshes() -> None:
     """Meshes of two ranks may be equal while their groups have other names, and DTensor keeps what it decided."""
-    ours = [module for name, module in list(sys.modules.items()) if name.startswith(_DTENSOR)]
-    for value in [value for module in ours for value in vars(module).values()]:
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith(_DTENSOR)]
+    for value in [value for module in modules for value in vars(module).values()]:
         for kept in (value, *(vars(value).values() if isinstance(value, type) else ())):
             if isinstance(kept, _lru_cache_wrapper):
                 kept.cache_clear()
@@ -59,29 +74,10 @@ def forget_meshes() -> None:
     getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", lambda: None)()
 
 
-def _noted(run: Callable[..., Any], layout: Layout) -> Callable[..., Any]:
-    @wraps(run)
-    def noted(length: Any, parts: int, *rest: Any, **named: Any) -> Any:
-        if type(length) is int:
-            layout.note_parts(length, parts)
-        return run(length, parts, *rest, **named)
-
-    return noted
-
-
-def _noted_chunks(run: Callable[..., Any], layout: Layout) -> Callable[..., Any]:
-    @wraps(run)
-    def noted(tensor: torch.Tensor, num_chunks: int, dim: int) -> Any:
-        layout.note_parts(tensor.size(dim), num_chunks)
-        return run(tensor, num_chunks, dim)
-
-    return noted
-
-
 def _apart(run: Callable[..., Any], propagation: Any) -> Callable[..., Any]:
     @wraps(run)
     def reckoned(self: Any, schema: Any) -> Any:
-        with torch._C.DisableTorchFunction(), _disable_current_modes():
+        with without_functions(), without_modes():
             try:
                 made = schema.op(*_without_data(schema.args_schema), **_without_data(schema.kwargs_schema))
             except (RuntimeError, NotImplementedError, TypeError):
@@ -92,7 +88,7 @@ def _apart(run: Callable[..., Any], propagation: Any) -> Callable[..., Any]:
 
 
 def _without_data(arguments: Any) -> Any:
-    """Specifications of DTensors as tensors of their whole shapes."""
+    """Replace specifications of DTensors by tensors of their whole shapes."""
 
     def made(value: Any) -> Any:
         if isinstance(value, torch.device):
@@ -120,18 +116,17 @@ _BY_ELEMENT = (
 )
 
 
-def _elementwise_operators() -> frozenset[Any]:
-    names = [f"_foreach_{name}{end}" for name in _BY_ELEMENT for end in ("", "_")]
-    names += ["_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"]
-    packets = [getattr(aten, name) for name in names if hasattr(aten, name)]
-    return frozenset(getattr(packet, overload) for packet in packets for overload in packet.overloads())
-
-
-_ELEMENTWISE_OPERATORS = _elementwise_operators()
+_FUSED = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
+_ELEMENTWISE_OPERATORS = frozenset(
+    getattr(packet, overload)
+    for name in (*(f"_foreach_{name}{end}" for name in _BY_ELEMENT for end in ("", "_")), *_FUSED)
+    if (packet := getattr(aten, name, None)) is not None
+    for overload in packet.overloads()
+)
 
 
 def run_on_shards(mode: TorchDispatchMode, func: Any, args: Any, kwargs: Any) -> Any:
-    """The result, or NotImplemented where torch's own way is the right one."""
+    """Run an elementwise operator on the shards of DTensors; NotImplemented lets torch run it."""
     if func not in _ELEMENTWISE_OPERATORS or _DTENSOR not in sys.modules:
         return NotImplemented
     from torch.distributed.tensor import DTensor
@@ -150,12 +145,8 @@ def run_on_shards(mode: TorchDispatchMode, func: Any, args: Any, kwargs: Any) ->
     return [DTensor(shard, like._spec, requires_grad=False) for shard, like in zip(out, first, strict=True)]
 
 
-def _is_partial(tensor: Any) -> bool:
-    return any(placement.is_partial() for placement in tensor._spec.placements)
-
-
 def _same_placements(first: Any, others: Any) -> bool:
-    """Numbers and tensors of the host may stand in a list of their own."""
+    """Return whether the DTensors of two lists are placed alike; numbers and host tensors do not count."""
     from torch.distributed.tensor import DTensor
 
     for one, other in zip(first, others, strict=False):
@@ -164,7 +155,12 @@ def _same_placements(first: Any, others: Any) -> bool:
                 return False
             continue
         alike = other._spec.placements == one._spec.placements and other._spec.mesh is one._spec.mesh
-        if not alike or other.shape != one.shape or other.dtype != one.dtype or _is_partial(other):
+        if (
+            not alike
+            or other.shape != one.shape
+            or other.dtype != one.dtype
+            or any(placement.is_partial() for placement in other._spec.placements)
+        ):
             return False
     return True
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -21,13 +20,13 @@ from torch.distributed import distributed_c10d as functions
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
+from memviz.runner.predict.compat import Patches
 from memviz.runner.predict.cuda_streams import StreamOrder
 from memviz.runner.predict.group.collectives import Collectives
 from memviz.runner.predict.group.dtensor import follow_dtensor, forget_meshes
 from memviz.runner.predict.group.ranks import GroupRank, Layout
 from memviz.runner.predict.named_devices import META
 from memviz.runner.predict.prediction_errors import Stopped
-from memviz.runner.predict.torch_patches import Patches
 
 _STAGE_MODULE = "torch.distributed.pipelining.stage"
 _STAGE_REMEDY = (
@@ -88,7 +87,7 @@ def follow_zero_optimizer(patches: Patches, layout: Layout) -> None:
             by_weights.setdefault(shapes, []).append(rank)
         layout.unlike = list(by_weights.values())
 
-    patches.call_back(register_optimizer_step_post_hook(stepped).remove)
+    patches.callback(register_optimizer_step_post_hook(stepped).remove)
 
 
 _TIMEOUT = timedelta(minutes=10)
@@ -101,11 +100,11 @@ _GROUP_NEEDED = (
 
 
 class GroupNeeded(Stopped):
-    """The script is one process of many, and nobody said of how many."""
+    """The script is one process of a group of unknown size."""
 
 
 class _SilentBackend(type):
-    """A backend of C++ by its name; its objects send nothing: collectives are answered before they come to one."""
+    """Metaclass of backends by name; their objects send nothing, since collectives are overridden before."""
 
     backend: str
 
@@ -119,7 +118,7 @@ class _SilentBackend(type):
 
 
 _silent_backends: dict[int, tuple[Any, str]] = {}
-"""Those that were made, by their address."""
+"""Backends with their names, by address."""
 
 
 def _backend_name(backend: Any) -> str:
@@ -135,21 +134,15 @@ class _NcclOptions(c10d.Backend.Options):
         self.config = None
 
 
-@contextmanager
-def grouped(recorder: AllocationRecorder, rank: GroupRank | None, layout: Layout, order: StreamOrder) -> Iterator[None]:
-    patches, collectives = Patches(), Collectives(recorder, layout, order)
-    recorder.instead = collectives.treatments() if dist.is_available() else {}
-    try:
-        follow_group(patches, rank, collectives, layout)
-        yield
-    finally:
-        patches.undo()
-
-
-def follow_group(patches: Patches, rank: GroupRank | None, collectives: Collectives, layout: Layout) -> None:
-    """`rank` is None where nobody said of how many; then only a script that says so itself goes on."""
+def follow_group(
+    patches: Patches, recorder: AllocationRecorder, rank: GroupRank | None, layout: Layout, order: StreamOrder
+) -> None:
+    """Pretend the process group; without a rank, only a script that says its own world size goes on."""
     if not dist.is_available():
+        recorder.overrides = {}
         return
+    collectives = Collectives(recorder, layout, order)
+    recorder.overrides = collectives.treatments()
     group = _Group(patches, rank, collectives, layout)
     nccl, gloo = (
         _SilentBackend(name, (), {"backend": backend, "Options": _NcclOptions})
@@ -183,8 +176,7 @@ def follow_group(patches: Patches, rank: GroupRank | None, collectives: Collecti
     _follow_processes(patches, rank)
     if rank is not None:
         _set_environment(patches, rank)
-    hook = sys.excepthook
-    patches.call_back(lambda: _leave(hook))
+    patches.callback(_leave, sys.excepthook)
 
 
 class _Group:
@@ -196,7 +188,7 @@ class _Group:
         self._begun = False
 
     def meet(self, url: str, rank: int = -1, world_size: int = -1, **named: Any) -> Iterator[tuple[Any, int, int]]:
-        """In place of a rendezvous over the network."""
+        """Replace the rendezvous over the network by a store of this process."""
         if self._rank is None:
             if rank < 0 or world_size < 1:
                 raise GroupNeeded(f"torch.distributed.init_process_group: this {_GROUP_NEEDED}")
@@ -211,7 +203,7 @@ class _Group:
         yield c10d.HashStore(), rank, world_size
 
     def with_our_device(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        """Tensors of the card are `meta` to torch's C++."""
+        """Register the backend for `meta` too, the device of pretended tensors to torch's C++."""
 
         def made(*args: Any, **kwargs: Any) -> Any:
             group, store = make(*args, **kwargs)
@@ -224,7 +216,6 @@ class _Group:
             ranks = args[2] if len(args) > 2 else kwargs.get("global_ranks_in_group")
             if isinstance(group, dist.ProcessGroup):
                 self._layout.note_group(ranks or range(group.size()))
-            if isinstance(group, dist.ProcessGroup):
                 for device in _DEVICES:
                     try:
                         backend = group._get_backend(torch.device(device))
@@ -242,7 +233,9 @@ class _Group:
     def noting_reduction(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*args: Any, **kwargs: Any) -> Any:
             of_kind = [value for value in (*args, *kwargs.values()) if isinstance(value, _KINDS)]
-            self._collectives.reduced_by = _name_of(of_kind[0]) if of_kind else "SUM"
+            if of_kind:
+                operation = getattr(of_kind[0], "op", of_kind[0])
+                self._collectives.reduced_by = str(operation).rpartition(".")[2]
             try:
                 return run(*args, **kwargs)
             finally:
@@ -280,15 +273,11 @@ def _follow_checkpoints(patches: Patches) -> None:
 _KINDS: Any = (c10d.ReduceOp, c10d.ReduceOp.RedOpType)
 
 
-def _name_of(operation: Any) -> str:
-    return str(getattr(operation, "op", operation)).rpartition(".")[2]
-
-
 def _follow_processes(patches: Patches, rank: GroupRank | None) -> None:
     from torch import multiprocessing
 
     def spawn(fn: Any, args: Any = (), nprocs: int = 1, *rest: Any, **named: Any) -> None:
-        """One of them, in this process."""
+        """Run the predicted rank in this process."""
         if rank is None:
             raise GroupNeeded(f"torch.multiprocessing.spawn starts {nprocs} processes, and each {_GROUP_NEEDED}")
         fn(rank.number % nprocs, *args)
@@ -309,11 +298,11 @@ def _set_environment(patches: Patches, rank: GroupRank) -> None:
                 os.environ.pop(name, None)
 
     os.environ.update(rank.environment)
-    patches.call_back(put_back)
+    patches.callback(put_back)
 
 
 def _leave(hook: Any) -> None:
-    """A program often leaves its group to the end of its process."""
+    # Programs often keep their group until the end of the process.
     if dist.is_initialized():
         dist.destroy_process_group()
     forget_meshes()

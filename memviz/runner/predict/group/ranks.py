@@ -22,7 +22,7 @@ _PORT = "29500"
 
 @dataclass(frozen=True)
 class GroupRank:
-    """Machines are full: of world size 16, rank 9 is the second process of the second machine."""
+    """One process of a group on full machines: of world size 16, rank 9 is the second of the second machine."""
 
     number: int
     world_size: int
@@ -41,7 +41,7 @@ class GroupRank:
 
     @property
     def card(self) -> int:
-        """The number of its own: `LOCAL_RANK`."""
+        """Number of the rank's card: `LOCAL_RANK`."""
         return self.number % self.cards
 
     @property
@@ -67,7 +67,7 @@ class GroupRank:
 
 
 def rank_of_environment(environment: Mapping[str, str]) -> GroupRank | None:
-    """Under `torchrun`, which has said it already."""
+    """Return the rank that `torchrun` set, if any."""
     world_size, rank = environment.get("WORLD_SIZE", ""), environment.get("RANK", "0")
     if not world_size.isdigit() or not rank.isdigit() or int(world_size) < 2:
         return None
@@ -120,7 +120,7 @@ class Layout:
 
 
 def dimension_of(ranks: Sequence[int]) -> Dimension | None:
-    """None of one rank, and of ranks that lie in no even distance."""
+    """Return the dimension of ranks; None for a single rank or uneven distances."""
     if len(ranks) < 2:
         return None
     stride = ranks[1] - ranks[0]
@@ -129,7 +129,7 @@ def dimension_of(ranks: Sequence[int]) -> Dimension | None:
 
 
 def grid_of(dimensions: Iterable[Dimension], world_size: int) -> tuple[Dimension, ...]:
-    """The finest grid that the dimensions make, innermost first; one row where they make none."""
+    """Return the finest grid of the dimensions, innermost first; one row where there is none."""
     known, grid, stride = sorted(set(dimensions)), [], 1
     while stride < world_size:
         # Up to where another begins; what is left over has no group of its own.
@@ -141,7 +141,7 @@ def grid_of(dimensions: Iterable[Dimension], world_size: int) -> tuple[Dimension
 
 
 def places_of(layout: Layout, dimension: Dimension, *, same_program: bool = False) -> tuple[int, ...]:
-    """Coordinates along a dimension that stand for those between them.
+    """Return the coordinates along a dimension that represent those between them.
 
     The first, which often writes down what the others do not; the second; the last; where a length that does not
     divide comes to its end; and all of a chain. Where all do the same, an even dimension has one for all.
@@ -160,7 +160,7 @@ def places_of(layout: Layout, dimension: Dimension, *, same_program: bool = Fals
 class Predicted(Protocol):
     @property
     def fingerprint(self) -> str:
-        """The same where the same bytes were taken and given back, in the same order."""
+        """Equal for ranks that allocate and free the same bytes in the same order."""
         ...
 
     @property
@@ -172,7 +172,7 @@ Run = Callable[[Sequence[int]], Sequence[Any]]
 
 
 def classes_of(world_size: int, run: Run, *, same_program: bool = False) -> list[tuple[list[int], Any]]:
-    """Ranks and what was predicted of one of them, its first; in order of the ranks.
+    """Return classes of equal ranks, each with the prediction of its first, in order of the ranks.
 
     `same_program`: no rank does what others do not, such as writing down a loss, so what is even is equal.
     """
@@ -210,7 +210,7 @@ class _PredictedRanks:
 def _places_that_count(
     layout: Layout, grid: tuple[Dimension, ...], known: _PredictedRanks, *, same_program: bool
 ) -> list[list[int]]:
-    """For each dimension, where what is taken changes; the first place alone where it never does."""
+    """Return, for each dimension, the places where the memory changes, beginning with the first."""
     places = [places_of(layout, dimension, same_program=same_program) for dimension in grid]
     known.run(sorted({place * stride for (stride, _), own in zip(grid, places, strict=True) for place in own}))
     counting = []
