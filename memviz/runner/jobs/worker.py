@@ -28,13 +28,11 @@ from memviz.errors import MemvizError, without_frames
 from memviz.memory import without_collection
 from memviz.runner.jobs.limits import most_bytes
 from memviz.runner.measure.accelerator import host_is_full, is_out_of_memory
-from memviz.runner.request import Request
+from memviz.runner.request import ALLOCATOR_SETTINGS, Request
 from memviz.units import bytes_text
 
 if TYPE_CHECKING:
     from memviz.runner.outcome import Outcome
-
-ALLOCATOR_SETTINGS = "allocator_settings"
 
 
 class SearchPredictions:

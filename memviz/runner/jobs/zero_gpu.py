@@ -173,11 +173,7 @@ measured = on_gpu(_measured, seconds=reserved_seconds)
 
 
 class ZeroGpuWorker:
-    """Stands in for a `Worker`."""
-
-    served = 0
-    is_alive = False
-    """It serves one order."""
+    """A `Worker` for one order on a lent GPU."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

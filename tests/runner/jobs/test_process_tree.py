@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from memviz.runner.jobs import limits
-from memviz.runner.jobs.limits import APART, end_tree, own_bytes, reparent, resident_bytes
+from memviz.runner.jobs.limits import OWN_SESSION, end_tree, lower_priority, own_bytes, resident_bytes
 from tests.runner.processes import is_there, wait_until
 
 MiB = 1 << 20
@@ -31,7 +31,7 @@ time.sleep(3600)
 @contextlib.contextmanager
 def family(more: str = "") -> Iterator[tuple[subprocess.Popen[str], int]]:
     command = [sys.executable, "-c", FAMILY.format(child=repr(CHILD), more=more)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **APART) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **OWN_SESSION) as process:
         assert process.stdout is not None
         child = int(process.stdout.readline())
         try:
@@ -58,7 +58,7 @@ def test_memory_is_that_of_all_its_processes(monkeypatch: pytest.MonkeyPatch, tm
 def test_what_is_worked_out_ahead_leaves_the_processor_to_others() -> None:
     with family() as (process, _):
         usual = os.getpriority(os.PRIO_PROCESS, process.pid)
-        reparent(process)
+        lower_priority(process)
         assert os.getpriority(os.PRIO_PROCESS, process.pid) >= min(usual + 1, 10)
         group = Path(f"/proc/{process.pid}/autogroup")
         if group.exists():
@@ -74,7 +74,7 @@ def test_a_file_that_is_mapped_could_be_taken_back(tmp_path: Path) -> None:
         "print('there', flush=True)\ntime.sleep(3600)\n"
     )
     command = [sys.executable, "-c", program, str(weights)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, **APART) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, **OWN_SESSION) as process:
         assert process.stdout is not None and process.stdout.readline() == b"there\n"
         resident, own = resident_bytes(process.pid), own_bytes(process.pid)
         end_tree(process)
@@ -130,6 +130,6 @@ def test_without_taskkill_the_process_itself_ends(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_new_group_is_asked_for_where_there_are_no_sessions() -> None:
-    asked: dict[str, Any] = APART
+    asked: dict[str, Any] = OWN_SESSION
     assert asked["start_new_session"] is True
     assert asked["creationflags"] == getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)

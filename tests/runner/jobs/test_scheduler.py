@@ -121,8 +121,8 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_orders_wait_for_each_other_and_can_be_cancelled(scheduler: Scheduler, endless: Request) -> None:
     first = scheduler.submit([endless], ["endless"])
     waiting = [scheduler.submit([DONE], [name]) for name in ("waits", "gives up")]
-    wait_until(lambda: scheduler._orders[waiting[1].id].status.before == 2)
-    assert scheduler._orders[waiting[1].id].status.variants[0].state == "waiting"
+    wait_until(lambda: scheduler._jobs[waiting[1].id].status.before == 2)
+    assert scheduler._jobs[waiting[1].id].status.variants[0].state == "waiting"
     scheduler.cancel(waiting[1].id)
     assert over(scheduler, waiting[1]).variants[0].what == "cancelled"
     scheduler.cancel(first.id)
