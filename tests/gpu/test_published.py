@@ -27,7 +27,7 @@ from optimizations import apply_all
 from tests.gpu.conftest import Gpu
 from tests.gpu.test_runs import show
 
-_STEPS, _WARMUP = 5, 2
+_WARMUP = 2
 _LARGEST_ERROR = 0.05
 Knobs = Mapping[str, str]
 
@@ -190,7 +190,7 @@ def timed(table: Table, settings: str, accelerator: Accelerator) -> Iterator[tup
         for way, plan in ways:
             undo = apply_all(model, plan.optimizations)
             step = RunStep(workload, device, model, inputs, None)
-            timing = device.seconds(step, steps=_STEPS, warmup=_WARMUP)
+            timing = device.seconds(step, warmup=_WARMUP)
             output = cloned(flatten(step()))
             noise = None if reference is not None else worst_difference(output, flatten(step()))
             reference = output if reference is None else reference

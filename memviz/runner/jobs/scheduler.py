@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Generic, TypeVar
 from memviz.errors import MemvizError
 from memviz.fair_lock import FairLock
 from memviz.runner.jobs.limits import TIMEOUT_SECONDS
-from memviz.runner.jobs.order import UNPOLLED, Finished, Job, Order, OrderStatus, Variant
+from memviz.runner.jobs.order import UNPOLLED, Finished, Job, Order, OrderStatus, Status, Variant
 from memviz.runner.jobs.worker_process import AnyWorker, Worker, environment_of
 from memviz.runner.jobs.zero_gpu import ZeroGpuWorker, is_zero_gpu
 from memviz.runner.request import Request
@@ -109,7 +109,6 @@ class Closing(MemvizError):
 
 
 AnyJob = TypeVar("AnyJob", bound=Job[Any])
-Status = TypeVar("Status")
 
 
 class Jobs(Generic[AnyJob, Status]):
