@@ -87,8 +87,9 @@ def lower_priority(process: subprocess.Popen[Any]) -> None:
     """Let a process that works in advance yield to work that a client waits for."""
     with suppress(AttributeError, OSError):
         os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
-        # Linux may share a processor between sessions first, and this process has one of its own.
-        (_PROC / str(process.pid) / "autogroup").write_text(str(_NICENESS), encoding="ascii")
+        # Linux may share a processor between sessions first. Only in a session of its own is nobody else slowed down.
+        if os.getsid(process.pid) == process.pid:
+            (_PROC / str(process.pid) / "autogroup").write_text(str(_NICENESS), encoding="ascii")
 
 
 def resident_bytes(root: int) -> int:

@@ -84,15 +84,6 @@ def test_so_many_of_one_visitor_wait_and_no_more(
     assert not scheduler.submit([DONE], ["other"], owner="bob", replaces=False).is_over
 
 
-def test_two_visitors_who_ask_for_the_same_run_get_one_each(scheduler: Scheduler, tmp_path: Path) -> None:
-    let_go = held(scheduler, tmp_path)
-    orders = [scheduler.submit([DONE], ["same"], owner=owner) for owner in ("ann", "bob")]
-    let_go()
-    found = [over(scheduler, order) for order in orders]
-    assert [each.variants[0].state for each in found] == ["done", "done"]
-    assert found[0].id != found[1].id
-
-
 def test_an_order_that_is_not_polled_ends_and_the_next_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     with contextlib.closing(Scheduler(timeout=PATIENCE_SECONDS, patience=300)) as scheduler:
         gone = scheduler.submit([ENDLESS, DONE], ["gone", "behind"], owner="ann")
