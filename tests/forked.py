@@ -30,7 +30,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from memviz.runner.jobs.limits import APART
+from memviz.runner.jobs.limits import OWN_SESSION
 from memviz.runner.jobs.searches import MODULE
 
 ROOT = Path(__file__).parents[1]
@@ -181,7 +181,7 @@ def start_python(arguments: Sequence[str], server: ForkServer | None = None, **s
         # A search starts runs of its own.
         arguments = ["-m", "tests.forking", *arguments[arguments.index(MODULE) :]]
     command = [sys.executable, *arguments]
-    return Forked(server, command, stdout=subprocess.PIPE, text=True, encoding="utf-8", **APART, **streams)
+    return Forked(server, command, stdout=subprocess.PIPE, text=True, encoding="utf-8", **OWN_SESSION, **streams)
 
 
 # -- in the process that forks

@@ -62,12 +62,14 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def record(args: argparse.Namespace, accelerator: Accelerator | None = None) -> int:
-    from memviz.runner.record.recorded_script import Wanted, record_script
+    from memviz.runner.record.recorded_script import RecordOptions, record_script
     from memviz.runner.record.script import load_module, load_script
 
     load = load_module if args.module else load_script
-    wanted = Wanted(args.output, args.stacks, args.max_entries, args.overwrite, args.ranks, args.mesh, args.profile)
-    return record_script(load(args.script, args.arguments), wanted, accelerator)
+    options = RecordOptions(
+        args.output, args.stacks, args.max_entries, args.overwrite, args.ranks, args.mesh, args.profile
+    )
+    return record_script(load(args.script, args.arguments), options, accelerator)
 
 
 COMMAND = Command(_add_arguments, record, takes_over=True)

@@ -9,8 +9,8 @@ from typing import Any
 from memviz.errors import UsageError
 from memviz.runner.measure.accelerator import find_accelerator
 from memviz.runner.measure.gpu_state import Disturbances
-from memviz.runner.measure.measured_run import measure, torch_warnings
-from memviz.runner.outcome import Outcome
+from memviz.runner.measure.measured_run import measure
+from memviz.runner.outcome import Outcome, torch_warnings
 from memviz.runner.parallel.parallelism import RankClass
 from memviz.runner.plan import Plan
 from memviz.runner.predict.estimate import fingerprint_of

@@ -6,6 +6,7 @@ import ast
 import builtins
 import platform
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -200,3 +201,48 @@ def provenance(plan: Plan) -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return versions
+
+
+_MOST_WARNINGS = 16
+_MOST_WARNING_CHARACTERS = 400
+_FROM_CPP = "Triggered internally"
+_WHERE = re.compile(rf"\s*\({_FROM_CPP} at .*\)\s*$", re.DOTALL)
+_REFUSED = "not used because"
+_NO_KERNEL = "no available kernel"
+
+
+class TorchWarnings:
+    """Warnings of PyTorch, each sentence once, in order."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def add(self, message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any) -> None:
+        """Replace `warnings.showwarning`."""
+        text = str(message)
+        if _FROM_CPP not in text and "/torch/" not in filename.replace("\\", "/"):
+            return
+        words = " ".join(_WHERE.sub("", text).split())
+        if words and words not in self.words and len(self.words) < _MOST_WARNINGS:
+            is_long = len(words) > _MOST_WARNING_CHARACTERS
+            self.words.append(f"{words[:_MOST_WARNING_CHARACTERS]} …" if is_long else words)
+
+    def notes(self) -> tuple[str, ...]:
+        return tuple(f"PyTorch warns: {sentence}" for sentence in self.words)
+
+    def about(self, error: BaseException) -> str:
+        """Return torch's warnings on why it rejected each attention kernel, where none was left."""
+        first = next((at for at, sentence in enumerate(self.words) if _REFUSED in sentence), None)
+        if _NO_KERNEL not in str(error).lower() or first is None:
+            return ""
+        return f"PyTorch's reasons: {' '.join(self.words[first:])}"
+
+
+@contextmanager
+def torch_warnings() -> Iterator[TorchWarnings]:
+    """Collect PyTorch's warnings, even those that filters would hide."""
+    warned = TorchWarnings()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = warned.add
+        yield warned

@@ -18,6 +18,8 @@ _LOAD_OF_CONVERSION: Mapping[str, Load] = {"before": "host", "on-host": "host", 
 _OLDEST, _NEWEST = (2, 0), (2, 13)
 """Whose choices of kernels are known: PyTorch's sources were read so far."""
 DEFAULT_CARD = "RTX 4090"
+ALLOCATOR_SETTINGS = "allocator_settings"
+"""Name of the optimization that must be set before CUDA starts, and that a prediction replays."""
 
 
 def release_of(text: str) -> tuple[int, int] | None:

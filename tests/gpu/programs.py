@@ -1,20 +1,24 @@
-"""Small programs in plain torch, nothing of memviz in them: what the allocator does where no workload shows it.
+"""Small programs in plain torch, recorded by torch's own means: allocator behaviour that no workload shows.
 
-Each begins before the recording and may hand over what is recorded as a function; what that returns stays alive
-until the snapshot is taken.
+`python -m tests.gpu.programs NAME FILE [LIMIT]` records one in a process of its own. A program prepares what it needs
+and returns the function to record; what that returns stays alive until the snapshot is taken.
 """
 
 from __future__ import annotations
 
+import gzip
+import json
+import pickle
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-MiB = 1 << 20
 _WORDS, _WIDTH, _HEADS, _LAYERS = 8192, 512, 8, 6
 _LENGTHS = (384, 512, 256, 448, 512, 320, 416, 288)
 _BATCH = 16
@@ -25,12 +29,11 @@ Recorded = Callable[[], Any]
 @dataclass(frozen=True)
 class Program:
     name: str
-    shows: str
     begin: Callable[[torch.device], Recorded]
-    environment: tuple[tuple[str, str], ...] = ()
+    conf: str = ""
+    """Allocator settings."""
     limit_bytes: int | None = None
-    """Of the card, by a memory fraction: for one that is to run out."""
-    needs_cuda: bool = False
+    """Memory of the card that it may take: for a program that is to run out."""
 
 
 class Language(nn.Module):
@@ -56,9 +59,8 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(_WIDTH, 4 * _WIDTH), nn.Linear(4 * _WIDTH, _WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        heads = (
-            each.unflatten(-1, (_HEADS, -1)).transpose(1, 2) for each in self.attention(self.first(x)).chunk(3, -1)
-        )
+        parts = self.attention(self.first(x)).chunk(3, -1)
+        heads = (part.unflatten(-1, (_HEADS, -1)).transpose(1, 2) for part in parts)
         attended = functional.scaled_dot_product_attention(*heads, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).flatten(2))
         return x + self.down(functional.gelu(self.up(self.second(x))))
@@ -172,19 +174,63 @@ def _streams(device: torch.device) -> Recorded:
     return run
 
 
-_EXPANDABLE = tuple((name, "expandable_segments:True") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"))
-
 PROGRAMS = (
-    Program("plain-feed-forward", "Three passes through a feed-forward, its inner tensor whole", _feed_forward(1)),
-    Program("plain-feed-forward-split", "The same in four slices that are added up", _feed_forward(4)),
-    Program("lengths", "Training with batches whose lengths change: what is cached does not fit", _lengths),
-    Program("lengths-expandable", "The same with expandable segments", _lengths, _EXPANDABLE),
-    Program("out-of-memory", "Batches grow until memory runs out", _runs_out, limit_bytes=3 << 30),
-    Program("graph", "A CUDA graph, whose private pool keeps its memory", _graph, needs_cuda=True),
-    Program("streams", "Two streams that hand tensors over by record_stream", _streams, needs_cuda=True),
-    Program("late", "The recording began when training was under way", _late),
+    Program("plain-feed-forward", _feed_forward(1)),
+    Program("plain-feed-forward-split", _feed_forward(4)),
+    Program("lengths", _lengths),
+    Program("lengths-expandable", _lengths, "expandable_segments:True"),
+    Program("lengths-max-split", _lengths, "max_split_size_mb:128"),
+    Program("out-of-memory", _runs_out, limit_bytes=3 << 30),
+    Program("graph", _graph),
+    Program("streams", _streams),
+    Program("late", _late),
 )
 
 
-def program_named(name: str) -> Program:
-    return next(each for each in PROGRAMS if each.name == name)
+def record(program: Program, path: Path, limit: int | None) -> dict[str, Any]:
+    """Write the snapshot of one program, and return the figures that torch counts."""
+    cuda: Any = torch.cuda
+    cuda.init()
+    total = cuda.get_device_properties(0).total_memory
+    if limit is not None:
+        cuda.set_per_process_memory_fraction(limit / total)
+    run = program.begin(torch.device("cuda", 0))
+    cuda.empty_cache()
+    allocs, frees = _counts()
+    cuda.memory._record_memory_history("all", context="all", stacks="python", max_entries=500_000)
+    cuda.reset_peak_memory_stats(0)
+    snapshot = None
+    try:
+        kept = run()
+    except torch.OutOfMemoryError:
+        # What the error frees is still there while it is handled.
+        kept, snapshot = None, cuda.memory._snapshot()
+    cuda.synchronize()
+    figures = cuda.memory_stats_as_nested_dict(0)
+    now_allocs, now_frees = _counts()
+    snapshot = snapshot or cuda.memory._snapshot()
+    del kept
+    with gzip.open(path, "wb") as file:
+        pickle.dump(snapshot, file, protocol=4)
+    return {
+        **{f"peak_{name}_bytes": figures[f"{name}_bytes"]["all"]["peak"] for name in ("allocated", "reserved")},
+        "allocs": now_allocs - allocs,
+        "frees": now_frees - frees,
+        "total": total,
+        "fraction": None if limit is None else limit / total,
+    }
+
+
+def _counts() -> tuple[int, int]:
+    counted = torch.cuda.memory_stats_as_nested_dict(0).get("allocation", {}).get("all", {})
+    return counted.get("allocated", 0), counted.get("freed", 0)
+
+
+def main(name: str, path: str, limit: str = "") -> None:
+    program = next(program for program in PROGRAMS if program.name == name)
+    figures = record(program, Path(path), int(limit) if limit else program.limit_bytes)
+    sys.stdout.write(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from memviz.runner.output_check.reduced_model import check_outputs
+from memviz.runner.output_check.comparison import check_outputs
 from memviz.runner.plan import plan_of
 from memviz.runner.predict.predicted_run import predict
 from memviz.runner.request import Request

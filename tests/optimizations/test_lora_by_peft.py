@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import memviz
-from memviz.runner.output_check.reduced_model import check_outputs
+from memviz.runner.output_check.comparison import check_outputs
 from memviz.runner.plan import plan_of
 from memviz.runner.predict.predicted_run import predict
 from memviz.runner.request import Request

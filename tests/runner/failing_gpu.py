@@ -19,7 +19,7 @@ import pytest
 
 from memviz.runner import execute
 from memviz.runner.measure.accelerator import Accelerator
-from memviz.runner.output_check import reduced_model
+from memviz.runner.output_check import comparison
 from tests.runner.fake_gpu import FakeGpu, Moment, TorchsGpu
 from tests.runner.torch_storages import watching_torch
 
@@ -56,7 +56,7 @@ class FailingGpu:
         """As if `torch` had found this card."""
         with pytest.MonkeyPatch.context() as patch, watching_torch(self.gpu):
             patch.setattr(execute, "find_accelerator", lambda: self.accelerator)
-            patch.setattr(reduced_model, "find_accelerator", lambda: self.accelerator)
+            patch.setattr(comparison, "find_accelerator", lambda: self.accelerator)
             yield
 
     def called(self, name: str) -> None:

@@ -32,7 +32,7 @@ def over(scheduler: Scheduler, status: OrderStatus) -> OrderStatus:
 
 def running(scheduler: Scheduler, status: OrderStatus, number: int = 0) -> Worker:
     """Once it said that it works: a process that dies before it began has its work done by another. Somebody looks."""
-    order = scheduler._orders[status.id]
+    order = scheduler._jobs[status.id]
 
     def works() -> bool:
         scheduler.status(status.id)

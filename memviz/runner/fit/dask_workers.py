@@ -21,29 +21,52 @@ from memviz.runner.request import Request
 
 
 def worker_gpus(client: Any, address: str) -> list[Gpu]:
-    """Each once, though several workers may see it; UsageError where there is none, or not our memviz."""
-    try:
-        states = client.run(by_value(_remote_state))
-    except Exception as error:
-        raise UsageError(
-            f"The workers of {address} cannot measure ({first_line(error)}). They need what this machine has: "
-            "memviz with what runs models, as in `pip install .[run]` in a checkout."
-        ) from None
-    ours = code_state(builds=False)
-    other = [worker for worker, state in states.items() if state["code"] != ours]
-    if other:
-        raise UsageError(
-            f"{len(other)} of {len(states)} workers of {address} have another memviz, or another release of torch, "
-            f"diffusers or transformers than this machine, {other[0]} the first. Install the same there."
-        )
-    found = _unique_gpus(client, states)
-    if not found:
+    """Return each GPU once, though several workers may see it; UsageError where there is none, or not our memviz."""
+    states = _states(client, address, by_value(_remote_state), "measure")
+    _refuse_other_code({worker: state["code"] for worker, state in states.items()}, address, builds=False)
+    gpus: dict[str, Gpu] = {}
+    for worker, state in states.items():
+        several = len(state["gpus"]) > 1
+        for gpu in state["gpus"]:
+            key = gpu["uuid"] or worker
+            measure = _measure_on(client, worker, key, gpu["uuid"] if several else "")
+            gpus.setdefault(key, Gpu(gpu["name"], measure, worker))
+    if not gpus:
         why = next(iter(states.values()))["why"]
         raise UsageError(
             f"--measure needs a GPU, and none of the {len(states)} workers of {address} has one. {why} "
             "Without --measure they predict."
         )
-    return found
+    return list(gpus.values())
+
+
+def worker_threads(client: Any, address: str) -> int:
+    """Return how many predict at once; UsageError where their predictions would differ from ours."""
+    _refuse_other_code(_states(client, address, code_state, "predict"), address, builds=True)
+    return max(1, sum(int(threads) for threads in client.nthreads().values()))
+
+
+def _states(client: Any, address: str, state: Any, task: str) -> dict[str, Any]:
+    """Call a function on every worker."""
+    try:
+        states: dict[str, Any] = client.run(state)
+    except Exception as error:
+        raise UsageError(
+            f"The workers of {address} cannot {task} ({first_line(error)}). They need what this machine has: "
+            "memviz with what runs models, as in `pip install .[run]` in a checkout."
+        ) from None
+    return states
+
+
+def _refuse_other_code(codes: Mapping[str, str], address: str, *, builds: bool) -> None:
+    own = code_state(builds=builds)
+    other = [worker for worker, code in codes.items() if code != own]
+    if other:
+        libraries = "torch, diffusers or transformers" if builds else "release of torch, diffusers or transformers"
+        raise UsageError(
+            f"{len(other)} of {len(codes)} workers of {address} have another memviz, or another {libraries} than this "
+            f"machine, {other[0]} the first. Install the same there."
+        )
 
 
 def _remote_state() -> dict[str, Any]:
@@ -58,24 +81,11 @@ def state_of_worker() -> dict[str, Any]:
     return {"code": code_state(builds=False), **gpus_here()}
 
 
-def _unique_gpus(client: Any, states: Mapping[str, Any]) -> list[Gpu]:
-    known: dict[str, Gpu] = {}
-    for worker, state in states.items():
-        several = len(state["gpus"]) > 1
-        for gpu in state["gpus"]:
-            key = gpu["uuid"] or worker
-            measure = _measure_on(client, worker, key, gpu["uuid"] if several else "")
-            known.setdefault(key, Gpu(gpu["name"], measure, worker))
-    return list(known.values())
-
-
 def _measure_on(client: Any, worker: str, key: str, uuid: str) -> Measure:
     def measure(request: Request) -> Any:
-        there = by_value(_remote_measure)
-        asked = client.submit(
-            there, request.as_json(), key, uuid, pure=False, workers=[worker], allow_other_workers=False
-        )
-        return event_of(asked.result(), Path())
+        arguments = (by_value(_remote_measure), request.as_json(), key, uuid)
+        answer = client.submit(*arguments, pure=False, workers=[worker], allow_other_workers=False)
+        return event_of(answer.result(), Path())
 
     return measure
 
@@ -96,7 +106,7 @@ _OF_THIS_THREAD = threading.local()
 
 
 class DaskWorker:
-    """In the place of a process of this machine."""
+    """A worker of Dask in place of a process of this machine."""
 
     is_alive = True
 
@@ -111,7 +121,7 @@ class DaskWorker:
         yield from (event_of(message, Path()) for message in messages)
 
     def close(self) -> None:
-        """Its processes are kept for the next question, and end with the workers of Dask."""
+        """Keep its process for the next search; it ends with the worker of Dask."""
 
     kill = close
 
@@ -136,22 +146,3 @@ def predict_on_worker(requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]
 def same_versions(client: Any) -> bool:
     """Return True if every worker has this machine's code and build of PyTorch."""
     return set(client.run(code_state).values()) == {code_state()}
-
-
-def worker_threads(client: Any, address: str) -> int:
-    """How many predict at once; UsageError where theirs would not be ours."""
-    try:
-        states = client.run(code_state)
-    except Exception as error:
-        raise UsageError(
-            f"The workers of {address} cannot predict ({first_line(error)}). They need what this machine has: "
-            "memviz with what runs models, as in `pip install .[run]` in a checkout."
-        ) from None
-    ours = code_state()
-    other = [worker for worker, state in states.items() if state != ours]
-    if other:
-        raise UsageError(
-            f"{len(other)} of {len(states)} workers of {address} have another memviz, torch, diffusers or "
-            f"transformers than this machine, {other[0]} the first. Install the same there."
-        )
-    return max(1, sum(int(threads) for threads in client.nthreads().values()))

@@ -47,7 +47,7 @@ class SearchStopped(Exception):
 
 
 def largest_that_fits(ask: AskFit, usable_bytes: int, first: int = 1) -> Largest | None:
-    """None where not even 1 fits. `first` is where to begin; where `ask` raises Stopped, the largest until then."""
+    """Search from `first` on. None where not even 1 fits; the largest so far where `ask` raises SearchStopped."""
     points: dict[int, Answer] = {}
     try:
         return _searched(ask, usable_bytes, max(first, 1), points)
@@ -88,7 +88,7 @@ def _searched(ask: AskFit, usable_bytes: int, first: int, points: dict[int, Answ
 
 
 def _fits_below(first: int, fits: Callable[[int], bool], refused: Mapping[int, str]) -> bool:
-    """1, or where that is refused for another reason than memory, a half, a quarter and so on of `first`."""
+    """Try 1, or where that is refused for another reason than memory, a half, a quarter and so on of `first`."""
     if first in refused or first == 1:
         return first > 1 and fits(1)
     if fits(1):
@@ -120,9 +120,9 @@ def _between(low: int, high: int, line: int | None, slow: int) -> int:
 
 
 def _line(points: dict[int, Answer], usable: int, low: int, high: int | None) -> int | None:
-    """The last value under the border by a line through the nearest points, of both sides where both are known.
+    """Return the last value under the limit by a line through the nearest points, of both sides where known.
 
-    Of one side alone two that are far enough apart: next to each other they say more of segments than of a slope.
+    Two points of one side must be far enough apart: neighbours show segments rather than a slope.
     """
     known = {value: peak for value, (_, peak) in points.items() if peak is not None}
     if high is not None and high in known:
@@ -130,12 +130,12 @@ def _line(points: dict[int, Answer], usable: int, low: int, high: int | None) ->
     apart = (value for value in sorted(known, reverse=True) if low - value >= max(1, low // _APART))
     lines = (_under(usable, (value, known[value]), (low, known[low])) for value in apart)
     value = next((line for line in lines if line is not None), None)
-    # Where a value is refused for another reason than memory, the line knows nothing of it.
+    # The line says nothing of a value that is refused for another reason than memory.
     return None if value is None or (high is not None and value >= high) else value
 
 
 def _under(usable: int, one: tuple[int, int], other: tuple[int, int]) -> int | None:
-    """None where the line does not rise."""
+    """Return where a line reaches the limit; None where it does not rise."""
     (x, y), (z, w) = one, other
     return x + (usable - y) * (z - x) // (w - y) if w > y else None
 
@@ -154,7 +154,7 @@ class Row:
     largest: int
     """The largest batch that fits; 0 where not even 1 does."""
     is_exact: bool
-    """The next was predicted, and does not fit."""
+    """True if the next batch was predicted and does not fit."""
     peaks: Mapping[int, int]
     """Predicted peaks by batch."""
 
@@ -170,7 +170,7 @@ class Grid:
 def grid_of(
     predicted: Predicted, sequence: int, usable: int, tell: Callable[[int], None] = lambda sequence: None
 ) -> Grid:
-    """Each row begins where the one before says its border is: so many tokens fit, in whichever shape."""
+    """Search a batch per length. Each row begins at the tokens that fit in the one before."""
     rows: list[Row] = []
     tokens = 0
     for length in sorted({max(1, sequence * quarters // 4) for quarters in _LENGTHS}):
@@ -184,7 +184,7 @@ def grid_of(
 
 
 def _grid_row(predicted: Predicted, length: int, usable: int, first: int) -> Row | None:
-    """None where the model takes no such sequence."""
+    """Search one row; None where the model takes no such sequence."""
     peaks: dict[int, int] = {}
     is_taken = False
 
@@ -211,7 +211,7 @@ def _doubled_lengths(largest: int) -> Iterator[int]:
 
 
 def _filled_row(predicted: Predicted, row: Row, batches: tuple[int, ...]) -> Row:
-    """With the peaks of all columns that fit, and of the first that does not."""
+    """Return the row with the peaks of all columns that fit, and of the first that does not."""
     beyond = next((batch for batch in batches if batch > row.largest), None)
     peaks = dict(row.peaks)
     for batch in (batch for batch in batches if batch <= row.largest or batch == beyond):

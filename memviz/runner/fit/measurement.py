@@ -19,11 +19,6 @@ from memviz.runner.plan import plan_of
 from memviz.runner.request import Request
 from memviz.runner.run import Run
 
-# Ways that a search chose, measured: on the GPUs of this machine, or on those of Dask's workers.
-#
-# A GPU measures one way at a time, since two would share its memory and its seconds; several measure side by side.
-# What was measured is not kept, as another time on another card it is something else.
-
 _NO_GPU = "--measure needs a GPU"
 
 Measure = Callable[[Request], RunEvent]

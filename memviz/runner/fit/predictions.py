@@ -1,4 +1,4 @@
-"""Many predictions: side by side in processes of their own, and each made once, since they are kept on disk."""
+"""Predictions side by side in processes of their own, cached on disk."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _SOURCES = ("memviz/runner", "memviz/allocator", "memviz/trace", "optimizations"
 _LIBRARIES = ("torch", "diffusers", "transformers")
 _FOLDER = Path("memviz") / "fit"
 _SAYS_NOTHING = ("cancelled", "timeout", "host memory", "killed", "not begun")
-"""Ends that another time may not come to."""
+"""Failures that may not happen again."""
 _MOST_BYTES = 64 << 20
-"""Some fifty thousand: whoever asks for more has them made again."""
+"""Some fifty thousand predictions; more are not cached."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def prediction_of(event: RunEvent) -> Prediction:
 
 
 class KeptPredictions:
-    """One file of lines for each state of our own code and of the libraries: whatever changes, is predicted anew."""
+    """Cached predictions: one file for each state of our own code and of the libraries."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._path = (folder or _usual_folder()) / f"{code_state()}.jsonl"
@@ -88,7 +88,7 @@ class KeptPredictions:
         self._lock = threading.Lock()
         with contextlib.suppress(OSError), self._path.open(encoding="utf-8") as lines:
             for line in lines:
-                # A line that another process is writing, or that a full disk cut, is none.
+                # Another process may be writing a line, or a full disk may have cut it.
                 with contextlib.suppress(ValueError, TypeError, KeyError):
                     self._read(json.loads(line))
 
@@ -145,7 +145,7 @@ def _usual_folder() -> Path:
 
 
 def code_state(*, builds: bool = True) -> str:
-    """The same wherever the same request comes to the same figures.
+    """Hash what predictions depend on besides the request.
 
     `builds`: whether PyTorch's build for the processor counts as another than one for a GPU.
     """
@@ -161,7 +161,7 @@ def code_state(*, builds: bool = True) -> str:
 
 
 Ask = Callable[[], Request | None]
-"""The next to predict; None where there is nothing (more)."""
+"""Returns the next request to predict; None where there is no more."""
 Hear = Callable[[Request, Prediction], None]
 Others = Callable[[Request], Sequence[Request]]
 """Those that differ from it in their allocator settings alone, and may be asked for later."""
@@ -192,7 +192,7 @@ class SearchWorker(Protocol):
 
 
 class Predictor:
-    """Processes that predict, one a core unless told otherwise. They begin when they are first needed."""
+    """Processes that predict, one per core by default, started when they are first needed."""
 
     def __init__(
         self,
@@ -206,8 +206,8 @@ class Predictor:
     ) -> None:
         """
         Args:
-            turn: Held for each prediction that is made, where others wait for the same machine.
-            make_worker: In the place of processes of this machine.
+            turn: Held for each prediction, where others wait for the same machine.
+            make_worker: Makes workers in place of processes of this machine.
         """
         self._count = processes or os.cpu_count() or 1
         self._more: dict[str, Any] = {"environment": dict(environment or {})}
@@ -220,7 +220,7 @@ class Predictor:
         self._lock = threading.Lock()
         self._turn = turn
         self.made = 0
-        """Predictions that were not known before."""
+        """Predictions that were not cached."""
 
     def __enter__(self) -> Predictor:
         return self

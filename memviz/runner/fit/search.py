@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain, combinations
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +18,9 @@ import numpy.typing as npt
 from memviz.runner.fit.cost import CardSpeed, Cost, Work, cost_of, speed_of
 from memviz.runner.fit.largest import SearchStopped
 from memviz.runner.fit.predictions import KeptPredictions, Prediction, Predictor, may_be_kept
-from memviz.runner.fit.space import Candidate, Point, Space
+from memviz.runner.fit.space import Candidate, Point, Space, changes_at
 from memviz.runner.plan import Plan, plan_of
-from memviz.runner.predict.cards import KnownCard, is_native
+from memviz.runner.predict.cards import is_native
 from memviz.runner.predict.group.ranks import CARDS_OF_A_MACHINE
 from memviz.runner.request import Request
 
@@ -169,9 +168,8 @@ class Trial:
 
 def pareto_front(ways: Iterable[Trial]) -> tuple[Trial, ...]:
     """Cheapest first; each next one is dearer and takes less. Of equal ones, that with the fewest changes."""
-    ordered = sorted(ways, key=_by_cost_then_memory)
     front: list[Trial] = []
-    for way in ordered:
+    for way in sorted(ways, key=lambda way: (way.cost.rank, way.peak_reserved_bytes, _count_changes(way))):
         if not front or way.peak_reserved_bytes < front[-1].peak_reserved_bytes:
             front.append(way)
     return tuple(front)
@@ -180,15 +178,7 @@ def pareto_front(ways: Iterable[Trial]) -> tuple[Trial, ...]:
 def cheapest_that_fits(ways: Iterable[Trial]) -> Trial | None:
     """Return the cheapest that fits; of equally cheap ones that with the fewest changes, whatever memory it takes."""
     fitting = (way for way in ways if way.fits)
-    return min(fitting, key=_by_cost_then_changes, default=None)
-
-
-def _by_cost_then_memory(way: Trial) -> tuple[float, int, int]:
-    return way.cost.rank, way.peak_reserved_bytes, _count_changes(way)
-
-
-def _by_cost_then_changes(way: Trial) -> tuple[float, int, int]:
-    return way.cost.rank, _count_changes(way), way.peak_reserved_bytes
+    return min(fitting, key=lambda way: (way.cost.rank, _count_changes(way), way.peak_reserved_bytes), default=None)
 
 
 def _count_changes(way: Trial) -> int:
@@ -272,50 +262,52 @@ def search(
     plan, tried, refused = plan_of(space.request), dict[Point, Trial | None](), dict[Point, str]()
     speed, count = speed_of(plan.card.model), min(tries or trials_of(len(candidates)), len(candidates))
     pending: dict[str, Point] = {}
-    order = _Order(space, predictor.kept)
-    places = _Places(space, count, order.before)
+    order = _KeptOrder(space, predictor.kept)
+    points = _NextPoints(space, count, order.before)
 
     def ask() -> Request | None:
-        place = places.next()
+        place = points.next()
         if place is None:
             return None
         request = candidates[place].request
-        pending[_name(request)] = place
+        pending[repr(request)] = place
         return request
 
     def hear(request: Request, prediction: Prediction) -> None:
-        place = pending.pop(_name(request))
-        way = _tried(candidates[place], prediction, speed)
-        tried[place] = way
-        if way is None:
+        place = pending.pop(repr(request))
+        candidate, way = candidates[place], None
+        if prediction.refused:
             refused[place] = prediction.refused
+        else:
+            way = Trial(candidate, prediction, cost_of_slowest(plan_of(candidate.request), prediction, speed))
+        tried[place] = way
         order.add(place)
-        places.learn(place, None if way is None else (way.cost.rank, float(way.peak_reserved_bytes)))
+        points.learn(place, None if way is None else (way.cost.rank, float(way.peak_reserved_bytes)))
         tell(way, len(tried), min(count, possible()))
 
     def possible() -> int:
-        return sum(place in tried or not places.is_refused(place) for place in candidates)
+        return sum(place in tried or not points.is_refused(place) for place in candidates)
 
     def others(request: Request) -> list[Request]:
         if plan.parallel.gpus > 1:
             # There each is a prediction of its own.
             return []
-        alike = [place for place in space.with_other_settings(pending[_name(request)]) if place not in tried]
-        return [candidates[place].request for place in alike if not places.is_refused(place)]
+        alike = [place for place in space.with_other_settings(pending[repr(request)]) if place not in tried]
+        return [candidates[place].request for place in alike if not points.is_refused(place)]
 
     stop, is_stopped = stop or Stop(), True
     with suppress(SearchStopped), stop.ends():
         predictor.all(ask, hear, others, until=stop.until)
         is_stopped = bool(stop.by)
     ways = tuple(way for way in tried.values() if way is not None)
-    # Whichever process answered first: what was asked for is refused before what was changed.
-    in_order = sorted(refused, key=lambda place: (len(_changes_between(place)), place))
+    # Fewest changes first, whichever process answered first.
+    in_order = sorted(refused, key=lambda place: (len(changes_at(place)), place))
     reasons = tuple(refused[place] for place in in_order)
     return Searched(ways, len(tried), possible(), reasons, min(count, possible()), is_stopped)
 
 
-class _Order:
-    """In which a large space is tried, kept so that the same search asked again goes the same way."""
+class _KeptOrder:
+    """Order in which a large space is tried, cached so that the same search goes the same way again."""
 
     def __init__(self, space: Space, kept: KeptPredictions) -> None:
         is_kept = len(space.candidates) > MOST_ALL and may_be_kept(space.request)
@@ -329,20 +321,13 @@ class _Order:
             self._kept.add_to_order(self._search, place)
 
 
-def _name(request: Request) -> str:
-    return repr(request)
-
-
-def _tried(candidate: Candidate, prediction: Prediction, speed: Any) -> Trial | None:
-    if prediction.refused:
-        return None
-    return Trial(candidate, prediction, cost_of_slowest(plan_of(candidate.request), prediction, speed))
-
-
 def cost_of_slowest(plan: Plan, prediction: Prediction, speed: CardSpeed | None) -> Cost:
     """Ranks wait for the one whose step is longest, which need not be the one that takes most memory."""
     waits, gpus = (plan.passes + plan.parallel.pipeline - 1) / plan.passes, plan.parallel.gpus
-    dtype = _computed_in(getattr(plan.workload, "dtype", ""), plan.card)
+    dtype = getattr(plan.workload, "dtype", "")
+    if not is_native(dtype, plan.card):
+        # A dtype that the card only emulates uses no tensor cores.
+        dtype = "fp32"
     own = prediction.flops, prediction.bytes_moved, prediction.host_bytes, prediction.link_bytes
     costs = (
         cost_of(Work(*work, leaves_machine=gpus > CARDS_OF_A_MACHINE, stretch=waits), speed, dtype)
@@ -351,13 +336,8 @@ def cost_of_slowest(plan: Plan, prediction: Prediction, speed: CardSpeed | None)
     return max(costs, key=lambda cost: cost.rank)
 
 
-def _computed_in(dtype: str, card: KnownCard) -> str:
-    """A dtype that the card only emulates takes no tensor cores."""
-    return dtype if is_native(dtype, card) else "fp32"
-
-
-class _Places:
-    """Which combination is tried next. What a model refuses alone is not tried together with anything."""
+class _NextPoints:
+    """Chooses the combination to try next. What a model refuses alone is not tried together with anything."""
 
     def __init__(self, space: Space, count: int, before: Sequence[Point] = ()) -> None:
         self._left = count
@@ -376,15 +356,11 @@ class _Places:
         return None
 
     def is_refused(self, place: Point) -> bool:
-        return not self._refused.isdisjoint(_changes_between(place))
+        return not self._refused.isdisjoint(changes_at(place))
 
     def learn(self, place: Point, value: tuple[float, float] | None) -> None:
-        changes = _changes_between(place)
+        changes = changes_at(place)
         if value is None and len(changes) == 1:
-            self._refused |= changes
+            self._refused |= set(changes)
         if self._guesses is not None:
             self._guesses.learn(place, value)
-
-
-def _changes_between(place: Point) -> set[tuple[int, int]]:
-    return {(dimension, number) for dimension, number in enumerate(place) if number}

@@ -10,12 +10,11 @@ from itertools import combinations, islice
 from typing import Literal, get_args
 
 from memviz.errors import UsageError
-from memviz.runner.jobs.worker import ALLOCATOR_SETTINGS
 from memviz.runner.knobs import described
 from memviz.runner.parallel.parallelism import AXES, GPUS, Parallel, parallel_of
 from memviz.runner.plan import Plan, plan_of
 from memviz.runner.predict.group.ranks import CARDS_OF_A_MACHINE
-from memviz.runner.request import Optimizer, Request
+from memviz.runner.request import ALLOCATOR_SETTINGS, Optimizer, Request
 from optimizations import OPTIMIZATIONS
 
 LAYOUT = "parallel"
@@ -158,22 +157,24 @@ class Space:
         alone, as_it_is = self._keeps_alone, self._keeps(()) or "outputs"
         known = {}
         for place in self._places():
-            changes = _changes_at(place)
+            changes = changes_at(place)
             keeps = max((alone[change] for change in changes), key=KEEPS.index, default=as_it_is)
-            known[place] = self._candidate(dict(changes), keeps)
+            request = self._request_of(dict(changes))
+            is_other = request.parallel != self.request.parallel
+            layout = parallel_of(request.parallel).parts if is_other else ""
+            known[place] = Candidate(request, keeps, layout, self.request)
         return known
-
-    def _candidate(self, changes: Mapping[int, int], keeps: Keep) -> Candidate:
-        request = self._request_of(changes)
-        is_other = request.parallel != self.request.parallel
-        return Candidate(request, keeps, parallel_of(request.parallel).parts if is_other else "", self.request)
 
     def _places(self) -> list[Point]:
         places = list(islice(self._going_on(()), MOST_CANDIDATES + 1))
         if len(places) <= MOST_CANDIDATES:
             return places
         luck = random.Random(0)
-        drawn = dict.fromkeys(place for place in self._tried_first() if self._goes_together(place))
+        drawn = dict.fromkeys(
+            place
+            for place in self._tried_first()
+            if all(number in self._going_with(place[:at]) for at, number in enumerate(place))
+        )
         while len(drawn) < MOST_CANDIDATES:
             drawn[self._drawn(luck)] = None
         return list(drawn)
@@ -194,13 +195,10 @@ class Space:
 
     def _going_with(self, begun: Point) -> list[int]:
         """Return the options of the next dimension that go with `begun`; 0 is no change."""
-        alone, apart, changes = self._keeps_alone, self._kept_apart, _changes_at(begun)
+        alone, apart, changes = self._keeps_alone, self._kept_apart, changes_at(begun)
         new = [(len(begun), number) for number in range(1, len(self.options[len(begun)]))]
         fitting = (added for added in new if added in alone and not any((change, added) in apart for change in changes))
         return [0, *(number for _, number in fitting)]
-
-    def _goes_together(self, place: Point) -> bool:
-        return all(number in self._going_with(place[:at]) for at, number in enumerate(place))
 
     @cached_property
     def _keeps_alone(self) -> dict[_Change, Keep]:
@@ -235,11 +233,9 @@ class Space:
         return "outputs" if not is_other else "training" if plan.workload.training else "nothing"
 
     def _request_of(self, numbers: Mapping[int, int]) -> Request:
-        return self._with({self.names[place]: self.options[place][number] for place, number in numbers.items()})
-
-    def _with(self, chosen: Mapping[str, Option]) -> Request:
         request, on = self.request, []
-        for name, option in chosen.items():
+        for place, number in numbers.items():
+            name, option = self.names[place], self.options[place][number]
             if option is None:
                 continue
             if name == "optimizer":
@@ -281,7 +277,7 @@ class Space:
         yield from dict.fromkeys((nothing, everything, *usual, *alone))
 
 
-def _changes_at(place: Point) -> list[_Change]:
+def changes_at(place: Point) -> list[_Change]:
     return [change for change in enumerate(place) if change[1]]
 
 

@@ -39,7 +39,7 @@ class Bounds:
     total_bytes: int = 4 << 30
     """Limit for all visitors together."""
     days: float = 30.0
-    """After which a run that nobody looked at goes."""
+    """Time after which a run that is not opened is deleted."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def default_folder() -> Path:
 
 
 class KeptRuns:
-    """One visitor's. Every call reads the folder anew, so several pages agree."""
+    """The runs of one visitor. Every call reads the folder anew, so several pages agree."""
 
     def __init__(self, folder: Path, visitor: str, bounds: Bounds | None = None) -> None:
         self._root = folder
@@ -67,7 +67,7 @@ class KeptRuns:
         self._folder = folder / hashlib.sha256(visitor.encode()).hexdigest()[:32]
 
     def keep(self, made: Path, run: Run, name: str = "") -> KeptRun:
-        """Takes a copy of the trace in `made`. Raises where it cannot be written; `made` is untouched then."""
+        """Copy the trace in `made`. Raises where it cannot be written; `made` is untouched then."""
         self._make_room(made.stat().st_size)
         id = _new_id(time.time())
         path = self._folder / f"{id}.pickle"
@@ -83,7 +83,7 @@ class KeptRuns:
         return kept
 
     def all(self) -> tuple[KeptRun, ...]:
-        """Newest first."""
+        """Return the runs, newest first."""
         summaries = sorted(self._folder.glob("*.json"), reverse=True)
         return tuple(kept for kept in map(self._read, summaries) if kept is not None)
 
@@ -107,7 +107,7 @@ class KeptRuns:
 
     def delete(self, id: str) -> None:
         kept = self.get(id)
-        # The summary first: what no list names is nobody's run any more.
+        # The summary first: a trace without one is in no list.
         kept.path.with_suffix(".json").unlink(missing_ok=True)
         kept.path.unlink(missing_ok=True)
 
@@ -127,7 +127,7 @@ class KeptRuns:
             return None
 
     def _make_room(self, wanted: int) -> None:
-        """The oldest go, this visitor's beyond their number and anybody's beyond the bytes."""
+        """Delete the oldest runs: this visitor's beyond their number, and anyone's beyond the bytes."""
         now = time.time()
         everyone = sorted(self._files(self._root.glob("*/*.pickle")))
         mine = [path for _, _, path in everyone if path.parent == self._folder]
@@ -153,7 +153,7 @@ class KeptRuns:
 
 
 def _new_id(now: float) -> str:
-    """Sorted by name they are sorted by time, within a second too."""
+    """An id that sorts by time, within a second too."""
     within = int(now % 1 * 0x10000)
     return f"{time.strftime('%Y%m%d%H%M%S', time.gmtime(now))}-{within:04x}{secrets.token_hex(2)}"
 

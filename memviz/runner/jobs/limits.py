@@ -5,7 +5,6 @@ Resident memory is counted, not limited by the system: a limit of address space 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -28,15 +27,16 @@ _LEAST_BYTES = 1 << 30
 
 
 def most_bytes(environment: Mapping[str, str] = os.environ) -> int:
-    """Return the limit on resident memory of a run with all the processes it starts.
-
-    On a Space a quarter of the machine: the page is there as well, and an estimate may run beside a run. At home
-    nobody else waits, and a model of one's own may need most of what there is.
-    """
+    """Return the limit on resident memory of a run with all the processes it starts."""
     text = environment.get(MEMORY, "")
     if text:
-        return _bytes(text)
+        with suppress(ValueError, OverflowError):
+            size = parse_bytes(text)
+            if size > 0:
+                return size
+        raise UsageError(f"{MEMORY}={text!r} is not a size; write for example 8GiB, or bytes.")
     all_bytes = machine_bytes()
+    # A Space also holds the page, and an estimate may run beside a run; at home one model may need most of it.
     return max(_LEAST_BYTES, all_bytes // 4 if environment.get("SPACE_ID") else all_bytes * 3 // 4)
 
 
@@ -63,23 +63,15 @@ def machine_bytes() -> int:
     return min(limit for limit in limits if limit > 0)
 
 
-def _bytes(text: str) -> int:
-    with suppress(ValueError, OverflowError):
-        size = parse_bytes(text)
-        if size > 0:
-            return size
-    raise UsageError(f"{MEMORY}={text!r} is not a size; write for example 8GiB, or bytes.")
-
-
-APART: dict[str, Any] = {
+OWN_SESSION: dict[str, Any] = {
     "start_new_session": True,
     # Windows has no sessions; there this keeps the Ctrl-C of a terminal from it.
     "creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
 }
-"""For `Popen`: a tree of its own, which the signals of a terminal do not reach."""
+"""Arguments of `Popen` for a process tree that the signals of a terminal do not reach."""
 
-_BEHIND = 10
-"""How nice it is then: a tenth of a processor that others want as well."""
+_NICENESS = 10
+"""Leaves a tenth of a contended processor."""
 _PROC = Path("/proc")
 _KIB = 1 << 10
 
@@ -91,12 +83,13 @@ class _Process(NamedTuple):
     resident: int
 
 
-def reparent(process: subprocess.Popen[Any]) -> None:
-    """Lower the priority of a process: work done in advance yields to work that a client waits for."""
-    with contextlib.suppress(AttributeError, OSError):
-        os.setpriority(os.PRIO_PROCESS, process.pid, _BEHIND)
-        # Linux may share a processor between sessions first, and this process has one of its own.
-        (_PROC / str(process.pid) / "autogroup").write_text(str(_BEHIND), encoding="ascii")
+def lower_priority(process: subprocess.Popen[Any]) -> None:
+    """Let a process that works in advance yield to work that a client waits for."""
+    with suppress(AttributeError, OSError):
+        os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
+        # Linux may share a processor between sessions first. Only in a session of its own is nobody else slowed down.
+        if os.getsid(process.pid) == process.pid:
+            (_PROC / str(process.pid) / "autogroup").write_text(str(_NICENESS), encoding="ascii")
 
 
 def resident_bytes(root: int) -> int:
@@ -109,51 +102,41 @@ def own_bytes(root: int) -> int:
 
     A page that several of them share counts once, and one of a file that is mapped, as weights may be, not at all.
     """
-    return sum(_of_its_own(process) for process in _members(root))
+    return sum(_unshared_bytes(process) for process in _members(root))
 
 
 def _members(root: int) -> list[_Process]:
-    """The process, what descends from it, and what these left behind in its session."""
-    known = list(_processes())
-    members = {root, *(process.pid for process in known if process.session == root)}
-    while more := {process.pid for process in known if process.parent in members} - members:
+    """Return a process, its descendants, and what these left behind in its session."""
+    processes = list(_processes())
+    members = {root, *(process.pid for process in processes if process.session == root)}
+    while more := {process.pid for process in processes if process.parent in members} - members:
         members |= more
-    return [process for process in known if process.pid in members]
+    return [process for process in processes if process.pid in members]
 
 
 def end_tree(process: subprocess.Popen[Any]) -> None:
-    """Without a question, and from any thread. What has ended by itself may have left children, and they end too."""
+    """Kill a process and its descendants, from any thread. One that has ended may have left children, which end too."""
     if not hasattr(os, "killpg"):
-        _end_tree_of_windows(process)
+        # The interpreter of a virtual environment is itself a child of the process that was started.
+        with suppress(OSError):
+            subprocess.run(["taskkill", "/T", "/F", "/PID", str(process.pid)], capture_output=True, check=False)
+        process.kill()
+        process.wait()
         return
     left = [member.pid for member in _members(process.pid) if member.pid != process.pid]
     if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         # One that has only just begun may not lead a group yet.
         left.append(process.pid)
     for pid in left:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     process.wait()
 
 
-def _end_tree_of_windows(process: subprocess.Popen[Any]) -> None:
-    """There the interpreter of a virtual environment is itself a child of what was started."""
-    with contextlib.suppress(OSError):
-        subprocess.run(
-            ["taskkill", "/T", "/F", "/PID", str(process.pid)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            check=False,
-        )
-    process.kill()
-    process.wait()
-
-
 def _processes() -> Iterator[_Process]:
-    """Each there is; nothing where the system does not say."""
+    """Yield all processes; none where the system does not list them."""
     try:
         names = os.listdir(_PROC)
     except OSError:
@@ -162,8 +145,8 @@ def _processes() -> Iterator[_Process]:
     page = os.sysconf("SC_PAGE_SIZE")
     for name in names:
         if name.isdigit():
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                # The name of a program stands in brackets and may hold anything, brackets too.
+            with suppress(OSError, ValueError, IndexError):
+                # The program's name is in brackets and may contain brackets.
                 fields = (_PROC / name / "stat").read_bytes().rpartition(b")")[2].split()
                 yield _Process(int(name), int(fields[1]), int(fields[3]), int(fields[21]) * page)
 
@@ -175,15 +158,15 @@ def _processes_by_ps() -> Iterator[_Process]:
     except OSError:
         return
     for line in rows.splitlines():
-        with contextlib.suppress(ValueError):
+        with suppress(ValueError):
             pid, parent, group, resident = map(int, line.split())
             yield _Process(pid, parent, group, resident * _KIB)
 
 
-def _of_its_own(process: _Process) -> int:
-    """Its share of pages that are in no file; where the system does not tell them apart, of all."""
+def _unshared_bytes(process: _Process) -> int:
+    """The share of a process in pages that are in no file; in all pages where the system cannot tell."""
     shares: dict[bytes, int] = {}
-    with contextlib.suppress(OSError, ValueError, IndexError):
+    with suppress(OSError, ValueError, IndexError):
         for line in (_PROC / str(process.pid) / "smaps_rollup").read_bytes().splitlines()[1:]:
             name, _, size = line.partition(b":")
             shares[name] = int(size.split()[0]) * _KIB

@@ -1,7 +1,4 @@
-"""An order of runs and its status: frozen values that can be shown at any moment and waited for.
-
-Orders that no client has polled for a while end.
-"""
+"""Jobs with a status that can be shown at any moment and waited for: frozen values. An order is a job of runs."""
 
 from __future__ import annotations
 
@@ -9,44 +6,110 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from memviz.fair_lock import Turn
 from memviz.runner.jobs.worker_process import AnyWorker, RunEvent
 from memviz.runner.request import Request
 from memviz.runner.run import Run
 
-
-class LastSeen:
-    """Time since a client last polled. A pending long poll counts, however late a busy machine lets it poll again."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._looking = 0
-        self._last = time.monotonic()
-
-    @contextmanager
-    def paid(self) -> Iterator[None]:
-        with self._lock:
-            self._looking += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._looking -= 1
-                self._last = time.monotonic()
-
-    def missing(self, now: float) -> float:
-        """Seconds for which nobody has looked. `now` is of the monotonic clock."""
-        with self._lock:
-            return 0.0 if self._looking else now - self._last
+CANCELLED = "Cancelled."
+UNPOLLED = "Cancelled, because no page was waiting for it any more."
 
 
-_UNWANTED = "Nobody waited for it any more, so it was ended."
+class JobStatus(Protocol):
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def seconds(self) -> float: ...
+
+    @property
+    def is_over(self) -> bool: ...
+
+
+Status = TypeVar("Status", bound=JobStatus)
+
+
+def new_id() -> str:
+    """An id that cannot be guessed: whoever has it may look at the job."""
+    return secrets.token_urlsafe(18)
+
+
+class Job(Generic[Status]):
+    """Work under way: changed by its own thread, looked at by any."""
+
+    def __init__(self, status: Status, owner: str) -> None:
+        self.owner = owner
+        self.made = time.monotonic()
+        self.began: float | None = None
+        self.stopped = threading.Event()
+        self.why = ""
+        """Why it was stopped."""
+        self.may_run_unseen = False
+        self.thread: threading.Thread | None = None
+        self._changed = threading.Condition()
+        self._status = status
+        self._pollers = 0
+        self._polled = time.monotonic()
+
+    @property
+    def status(self) -> Status:
+        status = self._status
+        return status if self.began is None or status.is_over else self._timed(status)
+
+    def wait(self, version: int, seconds: float) -> Status:
+        """Return the status as soon as it is newer than `version`."""
+        with self._changed:
+            self._pollers += 1
+            try:
+                self._changed.wait_for(lambda: self._status.version > version, timeout=seconds)
+            finally:
+                self._pollers -= 1
+                self._polled = time.monotonic()
+        return self.status
+
+    def unpolled_seconds(self, now: float) -> float:
+        """Time since a client last polled. A pending long poll counts, however late a busy machine wakes it."""
+        with self._changed:
+            return 0.0 if self._pollers else now - self._polled
+
+    def set(self, **changes: Any) -> None:
+        with self._changed:
+            version = self._status.version + 1
+            self._status = replace(self._timed(self._status), version=version, **changes)  # type: ignore[type-var]
+            self._changed.notify_all()
+
+    def set_before(self, before: int) -> None:
+        self.set(before=before)
+
+    def stop(self, why: str = CANCELLED) -> None:
+        self.why = self.why or why
+        self.stopped.set()
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """End what is running, from any thread."""
+
+    def check(self) -> None:
+        """Called every second while the job runs, to hold it to its limits."""
+
+    @property
+    def bytes_on_disk(self) -> int:
+        return 0
+
+    def forget(self) -> None:
+        """Delete the files of the job."""
+
+    def _timed(self, status: Status) -> Status:
+        seconds = 0.0 if self.began is None else time.monotonic() - self.began
+        return replace(status, seconds=seconds)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True)
@@ -89,60 +152,36 @@ class OrderStatus:
 
 
 Finished = Callable[[Variant], str]
-"""Called with each variant that is done; says what went wrong with it then, or nothing."""
+"""Called with each variant that is done; returns what went wrong with it then, or nothing."""
 
 
-class Order:
-    """One on its way. It is changed by the scheduler's thread and looked at by any."""
-
+class Order(Job[OrderStatus]):
     def __init__(self, variants: tuple[Variant, ...], folder: Path, finished: Finished | None, owner: str) -> None:
+        super().__init__(OrderStatus(new_id(), variants), owner)
         self.folder = folder
         self.finished = finished
-        self.owner = owner
-        self.made = time.monotonic()
-        self.attention = LastSeen()
-        self.may_run_unseen = False
-        self.unwanted = False
-        self.began: float | None = None
-        self.stopped = threading.Event()
         self.worker: AnyWorker | None = None
-        self.thread: threading.Thread | None = None
         self.place: Turn | None = None
         """Place of its first run in the queue."""
-        self._changed = threading.Condition()
-        self._status = OrderStatus(secrets.token_urlsafe(18), variants)
-
-    @property
-    def status(self) -> OrderStatus:
-        now = self._status
-        return now if self.began is None or now.is_over else replace(now, seconds=time.monotonic() - self.began)
 
     @property
     def is_waiting(self) -> bool:
         return self.began is None and not self.stopped.is_set() and not self._status.is_over
 
-    def wait(self, version: int, seconds: float) -> OrderStatus:
-        """The status as soon as it is a newer one than `version`."""
-        with self.attention.paid(), self._changed:
-            self._changed.wait_for(lambda: self._status.version > version, timeout=seconds)
-        return self.status
-
     def begin(self) -> None:
-        """Its turn has come, the first or another one."""
+        """Note the start of its turn, the first or another one."""
         self.began = self.began or time.monotonic()
         self.set(before=0)
 
-    def change(self, number: int, **changes: object) -> None:
-        variants = list(self._status.variants)
-        variants[number] = replace(variants[number], **changes)  # type: ignore[arg-type]
-        self.set(variants=tuple(variants))
+    def interrupt(self) -> None:
+        worker = self.worker
+        if worker is not None:
+            worker.cancel()
 
-    def set(self, **changes: object) -> None:
-        with self._changed:
-            seconds = 0.0 if self.began is None else time.monotonic() - self.began
-            version = self._status.version + 1
-            self._status = replace(self._status, seconds=seconds, version=version, **changes)  # type: ignore[arg-type]
-            self._changed.notify_all()
+    def change(self, number: int, **changes: Any) -> None:
+        variants = list(self._status.variants)
+        variants[number] = replace(variants[number], **changes)
+        self.set(variants=tuple(variants))
 
     def on_event(self, event: RunEvent) -> None:
         if event.kind == "phase":
@@ -150,26 +189,31 @@ class Order:
         elif event.kind == "figures":
             self.change(event.number, run=event.run, file=event.file, amiss=event.text)
         elif event.kind == "done":
-            self._done(event)
+            self._finish(event)
         elif event.what == "not begun":
             self.change(event.number, what=event.what)
         else:
-            words = _UNWANTED if self.unwanted and event.what == "cancelled" else event.text
-            self.change(event.number, state="failed", phase=words, what=event.what, where=event.where, file=event.file)
+            phase = self.why if event.what == "cancelled" else event.text
+            self.change(event.number, state="failed", phase=phase, what=event.what, where=event.where, file=event.file)
 
-    def _done(self, event: RunEvent) -> None:
-        """It is kept before anybody hears that it is done, so that whoever then looks finds it."""
-        known = {"state": "done", "phase": "", "run": event.run, "file": event.file, "amiss": event.text}
+    def _finish(self, event: RunEvent) -> None:
+        """Keep the run before the status says that it is done, so that a client who then looks finds it."""
+        changes: dict[str, Any] = {
+            "state": "done",
+            "phase": "",
+            "run": event.run,
+            "file": event.file,
+            "amiss": event.text,
+        }
         if self.finished is not None:
-            variant = replace(self._status.variants[event.number], **known)  # type: ignore[arg-type]
-            known["amiss"] = " ".join(filter(None, (event.text, self.finished(variant))))
-        self.change(event.number, **known)
+            variant = replace(self._status.variants[event.number], **changes)
+            changes["amiss"] = " ".join(filter(None, (event.text, self.finished(variant))))
+        self.change(event.number, **changes)
 
-    def end(self, words: str, what: str) -> None:
-        words = _UNWANTED if self.unwanted and what == "cancelled" else words
+    def end(self, phase: str, what: str) -> None:
         for number, variant in enumerate(self._status.variants):
             if not variant.is_over:
-                self.change(number, state="failed", phase=words, what=what)
+                self.change(number, state="failed", phase=phase, what=what)
 
     @property
     def bytes_on_disk(self) -> int:

@@ -7,7 +7,6 @@ needs figures alone: no file is written, and runs that differ only in allocator 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -19,22 +18,24 @@ import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from memviz.errors import MemvizError, without_frames
+from memviz.errors import MemvizError, UsageError, without_frames
 from memviz.memory import without_collection
-from memviz.runner.jobs.limits import most_bytes
+from memviz.runner.jobs.limits import MEMORY, most_bytes
 from memviz.runner.measure.accelerator import host_is_full, is_out_of_memory
-from memviz.runner.request import Request
-from memviz.units import bytes_text
+from memviz.runner.request import ALLOCATOR_SETTINGS, Request
+from memviz.units import bytes_text, count_text
 
 if TYPE_CHECKING:
-    from memviz.runner.outcome import Outcome
+    from torch import nn
 
-ALLOCATOR_SETTINGS = "allocator_settings"
+    from memviz.runner.outcome import Outcome
+    from memviz.runner.plan import Plan
+    from memviz.runner.workloads.workload import FromConfiguration
 
 
 class SearchPredictions:
@@ -45,7 +46,6 @@ class SearchPredictions:
     def run(self, number: int, request: Request) -> None:
         with without_collection():
             from memviz.runner.execute import predict_plan
-            from memviz.runner.jobs.size_estimate import refuse_if_too_large
             from memviz.runner.plan import plan_of
             from memviz.runner.predict.predicted_run import predict_again
 
@@ -68,6 +68,118 @@ def without_settings(request: Request) -> Request:
     return replace(request, label="", optimizations=others)
 
 
+# -- the size of a run, estimated before anything of that size is built
+#
+# A prediction holds no weights, so what it costs this machine is objects: modules and a tensor without data for each
+# parameter when the model is built, and what is noted of each module's calls when its steps are taken. Blocks of one
+# kind are alike, so a model of one and a model of two say what a million would be.
+
+_BYTES_PER_OBJECT = 1_600
+_BYTES_PER_CALL = 600
+"""Measured on stacks of 2,000 to 8,000 feed-forward layers, and rounded down."""
+_PYTORCH_BYTES = 350 << 20
+"""Host memory of the process before it builds a model."""
+_FEW_BLOCKS = 256
+_FEW_PASSES = 1_000
+"""Up to these counts a model is built within a second, so its size is not estimated first."""
+_DEPTH_WORDS = {
+    "double_layers": "double layers",
+    "single_layers": "single layers",
+    "depth": "layers at the smallest size",
+}
+
+
+class RunTooLarge(UsageError):
+    """The run would take more of this machine than a run may."""
+
+
+@dataclass(frozen=True)
+class Size:
+    parameters: int
+    objects: int
+    calls: int
+
+    @property
+    def bytes(self) -> int:
+        return _PYTORCH_BYTES + self.objects * _BYTES_PER_OBJECT + self.calls * _BYTES_PER_CALL
+
+
+def refuse_if_too_large(plan: Plan, limit: int) -> None:
+    """Raise RunTooLarge if the estimate exceeds the limit. For a user's file only the limit of the run applies."""
+    from memviz.runner.workloads.workload import FromConfiguration
+
+    workload = plan.workload
+    if not isinstance(workload, FromConfiguration):
+        return
+    depths, passes = _depths(workload), _passes(plan)
+    if all(depth <= _FEW_BLOCKS for depth in depths.values()) and passes <= _FEW_PASSES:
+        return
+    size = size_of(plan, workload)
+    if size.bytes > limit:
+        parts = [f"{count_text(depth)} {_DEPTH_WORDS.get(name, name)}" for name, depth in depths.items()]
+        parts += [f"{count_text(size.parameters)} parameters"]
+        parts += [f"{count_text(passes)} passes"] if passes > 1 else []
+        raise RunTooLarge(
+            f"{workload.name}: {', '.join(parts)} would take about {bytes_text(size.bytes)} of this machine's own "
+            f"memory, and a run may take {bytes_text(limit)}. Ask for less, or set {MEMORY} to more."
+        )
+
+
+def refuse_if_reduced_model_is_too_large(plan: Plan, limit: int) -> None:
+    """The reduced model has real numbers, twice: as it is, and as it is optimized."""
+    import torch
+
+    from memviz.runner.workloads.workload import FromConfiguration
+
+    if not isinstance(plan.workload, FromConfiguration):
+        return
+    with torch.device("meta"):
+        model: nn.Module = plan.workload.small().build()
+    needed = _PYTORCH_BYTES + 2 * sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    if needed > limit:
+        raise RunTooLarge(
+            f"Its reduced model would take about {bytes_text(needed)} of this machine's own memory, and a run may take "
+            f"{bytes_text(limit)}. Choose a width that is a multiple of a power of two, which can be divided."
+        )
+
+
+def size_of(plan: Plan, workload: FromConfiguration) -> Size:
+    """Estimate a run: exact in parameters and objects, about right in bytes."""
+    import torch
+
+    from memviz.runner.knobs import least_of
+
+    def count(depths: dict[str, int]) -> tuple[int, int, int]:
+        with torch.device("meta"):
+            model = replace(workload, **depths).build()  # type: ignore[arg-type]
+        weights = list(model.parameters())
+        return sum(weight.numel() for weight in weights), len(weights), sum(1 for _ in model.modules())
+
+    depths = _depths(workload)
+    lowest = {name: least_of(workload, name, 1) for name in depths}
+    first = count(lowest)
+    total = list(first)
+    for name, depth in depths.items():
+        beyond = depth - lowest[name]
+        if beyond > 0:
+            more = count({**lowest, name: lowest[name] + 1})
+            total = [whole + beyond * (two - one) for whole, one, two in zip(total, first, more, strict=True)]
+    parameters, tensors, modules = total
+    return Size(parameters, tensors + modules, modules * _passes(plan))
+
+
+def _depths(workload: FromConfiguration) -> dict[str, int]:
+    """Return the depths that are set, by knob. Published depths are small."""
+    values: dict[str, Any] = {name: getattr(workload, name) for name in workload.depths}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _passes(plan: Plan) -> int:
+    return (plan.request.warmup + plan.request.steps) * plan.passes
+
+
+# -- answering
+
 _LAST_FRAMES = 3
 
 Send = Callable[..., None]
@@ -78,13 +190,15 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     warnings.simplefilter("ignore")
-    _be_first_to_go()
+    # Linux ends this process, not the page, when the machine runs out of memory.
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
     def send(kind: str, number: int, **rest: Any) -> None:
         out.write(json.dumps({"kind": kind, "number": number, **rest}) + "\n")
         out.flush()
 
-    searched = SearchPredictions(send)
+    predictions = SearchPredictions(send)
     orders: queue.Queue[str] = queue.Queue()
     threading.Thread(target=_listen, args=(sys.stdin, orders), daemon=True).start()
     while True:
@@ -95,16 +209,10 @@ def main() -> None:
         requests = [Request.from_json(request) for request in message["requests"]]
         for number, request in zip(message["numbers"], requests, strict=True):
             if message.get("figures_only"):
-                _answered(number, send, folder, partial(searched.run, number, request))
+                _report_failure(number, send, folder, partial(predictions.run, number, request))
                 continue
             answer(number, request, folder, send, until=time.monotonic() + message.get("seconds", math.inf))
         send("idle", -1)
-
-
-def _be_first_to_go() -> None:
-    """Make Linux end this process, not the page, when the machine runs out of memory."""
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _listen(source: TextIO, orders: queue.Queue[str]) -> None:
@@ -115,24 +223,24 @@ def _listen(source: TextIO, orders: queue.Queue[str]) -> None:
 
 
 def warm_up() -> None:
-    """Imports what every run needs, and what takes longest of what most models need."""
+    """Import what every run needs, and what takes longest of what most models need."""
     with without_collection():
         import memviz.runner.execute
-        import memviz.runner.output_check.reduced_model  # noqa: F401
+        import memviz.runner.output_check.comparison  # noqa: F401
 
-        with contextlib.suppress(ImportError):
+        with suppress(ImportError):
             from diffusers import LTXVideoTransformer3DModel  # noqa: F401
 
 
 def answer(number: int, request: Request, folder: Path, send: Send, *, until: float = math.inf) -> None:
-    """One request, from `starting` to `done` or `failed`; by `until` nobody listens any more."""
+    """Answer one request, from `starting` to `done` or `failed`; at `until` the client gives up."""
     # Torch takes seconds to import, so the first word of progress goes out before.
     send("phase", number, phase="starting")
-    _answered(number, send, folder, partial(_run, number, request, folder, send, until))
+    _report_failure(number, send, folder, partial(_run, number, request, folder, send, until))
 
 
-def _answered(number: int, send: Send, folder: Path, run: Callable[[], None]) -> None:
-    """Whatever ends it is said."""
+def _report_failure(number: int, send: Send, folder: Path, run: Callable[[], None]) -> None:
+    """Run, and send what it fails with."""
     from memviz.runner.outcome import Interrupted
 
     try:
@@ -155,9 +263,8 @@ def _answered(number: int, send: Send, folder: Path, run: Callable[[], None]) ->
 def _run(number: int, request: Request, folder: Path, send: Send, until: float) -> None:
     with without_collection():
         from memviz.runner.execute import execute
-        from memviz.runner.jobs.size_estimate import refuse_if_too_large, refuse_if_twin_is_too_large
-        from memviz.runner.measure.measured_run import torch_warnings
-        from memviz.runner.output_check.reduced_model import check_outputs
+        from memviz.runner.outcome import torch_warnings
+        from memviz.runner.output_check.comparison import check_outputs
         from memviz.runner.parallel.parallelism import file_of_rank
         from memviz.runner.plan import plan_of
 
@@ -182,7 +289,7 @@ def _run(number: int, request: Request, folder: Path, send: Send, until: float) 
     send("figures", number, run=done.run.as_json(), **written)
     with torch_warnings() as warned:
         try:
-            refuse_if_twin_is_too_large(plan, most_bytes())
+            refuse_if_reduced_model_is_too_large(plan, most_bytes())
             numerics = check_outputs(plan, tell, done.run.mode, pinned=done.run.pinned_host_bytes)
         except MemvizError as error:
             numerics = {"error": str(error)}

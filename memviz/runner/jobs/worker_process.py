@@ -20,18 +20,18 @@ from typing import IO, Any, Literal, Protocol
 
 from memviz.errors import MemvizError, needed_library
 from memviz.runner.jobs.limits import (
-    APART,
     MEMORY,
+    OWN_SESSION,
     SECONDS,
     TIMEOUT_SECONDS,
     end_tree,
+    lower_priority,
     most_bytes,
     most_seconds,
     own_bytes,
-    reparent,
     resident_bytes,
 )
-from memviz.runner.request import Request
+from memviz.runner.request import ALLOCATOR_SETTINGS, Request
 from memviz.runner.run import Run
 from memviz.units import bytes_text
 
@@ -65,12 +65,8 @@ class RunEvent:
 
 def event_of(message: Mapping[str, Any], folder: Path) -> RunEvent:
     run, file = message.get("run"), message.get("file")
-    known = {
-        **message,
-        "run": None if run is None else Run.from_json(run),
-        "file": folder / file if file else None,
-    }
-    return RunEvent(**known)
+    run = None if run is None else Run.from_json(run)
+    return RunEvent(**{**message, "run": run, "file": folder / file if file else None})
 
 
 def message_of(event: RunEvent) -> dict[str, Any]:
@@ -81,34 +77,33 @@ def message_of(event: RunEvent) -> dict[str, Any]:
 
 def environment_of(request: Request) -> dict[str, str]:
     """Return the environment that a measured run needs before CUDA starts; predictions read the optimization."""
-    chosen = dict(request.optimizations).get("allocator_settings")
+    chosen = dict(request.optimizations).get(ALLOCATOR_SETTINGS)
     return {} if chosen is None else dict.fromkeys(_CONF, chosen.get("conf", _DEFAULT_CONF))
 
 
 def listing(programs: Sequence[str] = ()) -> dict[str, Any]:
     """List everything that can be run, in a low-priority subprocess, so that this process does not import PyTorch."""
-    rows: dict[str, Any] = json.loads("".join(_lines_of("memviz.runner.listing", *programs, is_ahead=True)))
+    rows: dict[str, Any] = json.loads("".join(_output_of("memviz.runner.listing", *programs, is_background=True)))
     return rows
 
 
 def gpus_here() -> dict[str, Any]:
-    """On which a run could be measured, without starting a driver in this process."""
-    gpus: dict[str, Any] = json.loads("".join(_lines_of("memviz.runner.measure.gpu_state")))
+    """List the GPUs on which a run could be measured, without starting a driver in this process."""
+    gpus: dict[str, Any] = json.loads("".join(_output_of("memviz.runner.measure.gpu_state")))
     return gpus
 
 
 def rows_of(seed: str) -> Iterator[dict[str, Any]]:
     """Yield the rows of a seed's published table as they are computed."""
-    for line in _lines_of("memviz.runner.published", seed):
-        yield json.loads(line)
+    yield from map(json.loads, _output_of("memviz.runner.published", seed))
 
 
-def _lines_of(module: str, *arguments: str, is_ahead: bool = False) -> Iterator[str]:
-    """Yield a module's output lines. It ends with its consumer, and at the limits of a run in any case."""
+def _output_of(module: str, *arguments: str, is_background: bool = False) -> Iterator[str]:
+    """Yield the output lines of a module. Its process ends with its consumer, and at the limits of a run."""
     with tempfile.TemporaryFile() as errors:
         process = start_python(["-W", "ignore", "-m", module, *arguments], stderr=errors, env=_environment({}))
-        if is_ahead:
-            reparent(process)
+        if is_background:
+            lower_priority(process)
         watch = _Watch(process)
         try:
             assert process.stdout is not None
@@ -117,26 +112,42 @@ def _lines_of(module: str, *arguments: str, is_ahead: bool = False) -> Iterator[
         finally:
             watch.end()
             end_tree(process)
-            process.stdout.close()  # type: ignore[union-attr]
+            close_streams(process.stdout)
         if status:
             raise RunError(f"{module} ended with status {status}. {watch.why or _end_of(errors)}")
 
 
 def start_python(arguments: Sequence[str], **streams: Any) -> subprocess.Popen[str]:
-    """Every process of the runner starts here; tests have one ready that has PyTorch already."""
+    # Every process of the runner starts here: tests replace it by one that has PyTorch already.
     if find_spec("torch") is None:
         raise needed_library("torch")
     command = [sys.executable, *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8", **APART, **streams)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8", **OWN_SESSION, **streams)
 
 
 def start_module(module: str, errors: IO[bytes], more: Mapping[str, str]) -> subprocess.Popen[str]:
-    """A process that is told what to do line by line, and answers so."""
+    """Start a process that takes orders line by line, and answers so."""
     return start_python(["-m", module], stdin=subprocess.PIPE, stderr=errors, env=_environment(more))
 
 
+def send_line(process: subprocess.Popen[str], message: Mapping[str, Any]) -> None:
+    # That a process is gone shows where its answer does not come.
+    with contextlib.suppress(OSError, ValueError):
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(message) + "\n")
+        process.stdin.flush()
+
+
+def close_streams(*streams: IO[Any] | None) -> None:
+    for stream in streams:
+        # The end of a process may leave unwritten lines, which cannot be flushed.
+        with contextlib.suppress(OSError):
+            if stream is not None:
+                stream.close()
+
+
 class _Watch:
-    """Ends a process that takes too much memory or time, whether or not somebody reads what it says."""
+    """Ends a process that takes too much memory or time, even while its output is not read."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.why = ""
@@ -183,7 +194,7 @@ def _end_of(file: IO[bytes]) -> str:
 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:
-    """Allocator settings only where a run chooses them: a baseline under those of a shell would be none."""
+    # Without allocator settings of the shell: a run chooses its own, and they would change a baseline.
     inherited = {name: text for name, text in os.environ.items() if name not in _CONF}
     left_out = " ".join(f"{name}={os.environ[name]}" for name in _CONF if os.environ.get(name))
     environment = {**inherited, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", LEFT_OUT: left_out, **more}
@@ -192,17 +203,11 @@ def _environment(more: Mapping[str, str]) -> dict[str, str]:
 
 
 class RunError(MemvizError):
-    """A run, or another process of the runner, did not do its work: all that is known of why."""
+    """A process of the runner failed; the message has all that is known."""
 
 
 class AnyWorker(Protocol):
     """Executor of requests, in order: a subprocess or a lent GPU."""
-
-    folder: Path
-    served: int
-
-    @property
-    def is_alive(self) -> bool: ...
 
     def run(self, requests: Sequence[Request], first: int = 0) -> Iterator[RunEvent]: ...
 
@@ -236,12 +241,9 @@ class Worker:
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._cancelled = threading.Event()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process = self._start({MEMORY: str(self.memory), **(environment or {})})
+        self._process = start_module(self.module, self._errors, {MEMORY: str(self.memory), **(environment or {})})
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-
-    def _start(self, more: dict[str, str]) -> subprocess.Popen[str]:
-        return start_module(self.module, self._errors, more)
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -262,7 +264,7 @@ class Worker:
         return resident_bytes(self._process.pid)
 
     def warm_up(self) -> None:
-        """Has it import what every run needs, and returns at once."""
+        """Have it import what every run needs; return at once."""
         self._send([], [])
 
     def run(self, requests: Sequence[Request], first: int = 0, *, figures_only: bool = False) -> Iterator[RunEvent]:
@@ -284,12 +286,13 @@ class Worker:
             if message["kind"] in ("done", "failed"):
                 waiting.remove(message["number"])
                 until = time.monotonic() + self.timeout
-            if message["kind"] != "idle":
-                event = event_of(message, self.folder)
-                if event.kind == "figures":
-                    figures[event.number] = event
-                self.is_free = not waiting
-                yield event
+            if message["kind"] == "idle":
+                continue
+            event = event_of(message, self.folder)
+            if event.kind == "figures":
+                figures[event.number] = event
+            self.is_free = not waiting
+            yield event
 
     def _send(self, requests: Sequence[Request], numbers: list[int], *, figures_only: bool = False) -> None:
         message = {
@@ -299,11 +302,7 @@ class Worker:
             "seconds": self.timeout,
             "figures_only": figures_only,
         }
-        # A process that is gone is noticed where its answer stays out.
-        with contextlib.suppress(OSError):
-            assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps(message) + "\n")
-            self._process.stdin.flush()
+        send_line(self._process, message)
 
     def _next(self, until: float) -> dict[str, Any] | str:
         """Return the next message, or why there will be none. Messages sent before the end still count."""
@@ -339,17 +338,17 @@ class Worker:
     def _ended(self, waiting: list[int], what: str, figures: Mapping[int, RunEvent]) -> Iterator[RunEvent]:
         self.kill()
         first, *rest = waiting
-        words = self._words() if what == "killed" else ""
-        known = figures.get(first)
-        if known is not None and what != "cancelled":
-            text = " ".join(filter(None, (known.text, f"Nothing more could be found out. {self._epitaph(what)}")))
-            yield replace(known, kind="done", text=text)
+        done, message = figures.get(first), self._failure_message(what)
+        if done is not None and what != "cancelled":
+            text = " ".join(filter(None, (done.text, "Nothing more could be found out.", message)))
+            yield replace(done, kind="done", text=text)
         else:
-            yield RunEvent("failed", first, what=what, text=self._epitaph(what), where=words)
+            last_output = _end_of(self._errors) if what == "killed" else ""
+            yield RunEvent("failed", first, what=what, text=message, where=last_output)
         for number in rest:
             yield RunEvent("failed", number, what="not begun", text=_NOT_BEGUN)
 
-    def _epitaph(self, what: str) -> str:
+    def _failure_message(self, what: str) -> str:
         if what == "cancelled":
             return "Cancelled."
         if what == "timeout":
@@ -363,25 +362,18 @@ class Worker:
             return f"Its process was ended by {name}.{memory}"
         return f"Its process ended by itself with status {status}."
 
-    def _words(self) -> str:
-        """The last it wrote to its standard error stream."""
-        return _end_of(self._errors)
-
     def cancel(self) -> None:
-        """From any thread; what is running and what waits end as failed."""
+        """End what is running and what waits as failed. From any thread."""
         self._cancelled.set()
 
     def kill(self) -> None:
-        """From any thread, with all that it started; whoever listens hears how it ended."""
+        """End the process with all that it started. From any thread."""
         end_tree(self._process)
 
     def close(self) -> None:
         self.kill()
         self._reader.join()
-        for stream in (self._process.stdin, self._process.stdout, self._errors):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
+        close_streams(self._process.stdin, self._process.stdout, self._errors)
 
     def __enter__(self) -> Worker:
         return self

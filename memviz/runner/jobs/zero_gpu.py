@@ -34,7 +34,7 @@ DEFAULT_SECONDS = 120
 _ON_ZERO_GPU = "SPACES_ZERO_GPU"
 LENT_DEVICE = "a GPU of this Space"
 _TO_SPARE_SECONDS = 5.0
-"""For the way back of the answer."""
+"""Reserve for returning the answer."""
 _WAITS = "waiting for a GPU, and measuring on it"
 _NO_SETTINGS = (
     "The GPU of this Space comes with a process that was used before, and the allocator's settings must stand before "
@@ -47,9 +47,9 @@ _START_SECONDS = 20.0
 """Imports, the driver, the first kernels."""
 _TIMED_SECONDS = 5.0
 _OUTPUTS_SECONDS = 25.0
-"""The small twin with and without what is compared."""
+"""The reduced model, with and without the optimizations."""
 _BYTES_A_SECOND = 1 << 30
-"""Weights are drawn twice, copied to the GPU and back: slowly, where half a machine is lent."""
+"""Weights are drawn twice and copied to the GPU and back: slowly, where half a machine is lent."""
 _FLOPS_A_SECOND = 10e12
 _TIMED_STEPS = 4
 
@@ -120,18 +120,18 @@ def _estimated_seconds(request: dict[str, Any]) -> int:
 
 
 def _rows(tensor: Any) -> int:
-    """Tokens, or whatever else each weight is used once for: channels come last where there are any."""
+    """Count tokens, or other rows that each weight is used once for; channels come last where there are any."""
     return int(
         tensor.numel() // tensor.shape[-1] if tensor.is_floating_point() and tensor.dim() > 1 else tensor.numel()
     )
 
 
 class Spoiled(Exception):
-    """The process must not serve another visitor."""
+    """Raised so that the process serves no other visitor."""
 
 
 def _measured(number: int, request: dict[str, Any], folder: str) -> list[dict[str, Any]]:
-    """All messages that a process of its own would have sent."""
+    """Return all messages that a process of its own would have sent."""
     from memviz.runner.jobs.worker import answer
 
     messages: list[dict[str, Any]] = []
@@ -169,15 +169,11 @@ def _message_file(folder: Path, number: int) -> Path:
 
 
 measured = on_gpu(_measured, seconds=reserved_seconds)
-"""Made while this module is imported: a Space looks for such functions before the page is up."""
+"""A Space looks for such functions before the page is up, so this is made on import."""
 
 
 class ZeroGpuWorker:
-    """Stands in for a `Worker`."""
-
-    served = 0
-    is_alive = False
-    """It serves one order."""
+    """A `Worker` for one order on a lent GPU."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -211,7 +207,7 @@ class ZeroGpuWorker:
         return event_of(messages[-1], self.folder)
 
     def _messages(self, number: int) -> list[dict[str, Any]]:
-        """Until the process ended, perhaps in the middle of a line."""
+        """Read the messages until the process ended, perhaps in the middle of a line."""
         messages = []
         with suppress(OSError, ValueError):
             for line in _message_file(self.folder, number).read_text(encoding="utf-8").splitlines():

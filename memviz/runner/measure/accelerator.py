@@ -73,7 +73,7 @@ _WHOSE = "`nvidia-smi` shows who holds it."
 _PATIENCE_SECONDS = 20.0
 
 
-def _nobody(*_: str) -> None:
+def _no_driver(*_: str) -> None:
     return None
 
 
@@ -82,20 +82,20 @@ class Accelerator:
     kind: str
     """Type of `torch.device`, such as "cuda"."""
     api: Any
-    """torch.cuda, or whatever has the same names."""
+    """`torch.cuda`, or a module with the same names."""
     attach_observer: Callable[[Observer], object] | None = None
-    """None where torch tells nobody that memory ran out."""
+    """None where torch has no observer of out of memory."""
     versions: tuple[tuple[str, str], ...] = ()
     """For the reader of a trace: ("torch", "2.13.0")."""
     history_is_on: Callable[[], bool] | None = None
     """Asks torch if its history is on, whoever enabled it; None where torch cannot tell."""
     clock_us: Callable[[], int] | None = None
     """Counter that serves as the clock of a predicted GPU; None where time is this machine's."""
-    ask_driver: Callable[..., str | None] = _nobody
-    """`nvidia-smi` with these arguments, where that is the driver's own."""
+    ask_driver: Callable[..., str | None] = _no_driver
+    """Runs `nvidia-smi` with these arguments, on NVIDIA cards."""
 
     def wake(self) -> None:
-        """Starts the driver, which may refuse a card that is listed.
+        """Start the driver, which may refuse a card that is listed.
 
         Raises:
             UsageError: Why this card cannot be used from here, in torch's words.
@@ -104,13 +104,13 @@ class Accelerator:
             self.api.init()
 
     def start(self) -> None:
-        """The same, and proves it by a kernel: PyTorch may be built without any for this card."""
+        """Start the driver and run a kernel: PyTorch may be built without any for this card."""
         self.wake()
         with _in_words():
             self.try_it()
 
     def try_it(self) -> None:
-        """One small kernel. Raises what the card raises, which after some errors it does for ever."""
+        """Run one small kernel. After some errors a card fails until the process ends."""
         torch = importlib.import_module("torch")
         torch.ones(1, device=self.kind).add_(1)
         self.api.synchronize()
@@ -120,11 +120,11 @@ class Accelerator:
         return int(self.api.device_count())
 
     def when_used(self, start: Callable[[], None]) -> None:
-        """Now if the driver is up, else as soon as the program starts it: before its first allocation."""
+        """Call `start` now if the driver is up, else when the program starts it, before its first allocation."""
         self.api._lazy_call(start)
 
     def name_of(self, index: int) -> str:
-        """That of its kind where it does not answer any more: what is known of it is not lost for a name."""
+        """Return the card's name, or its device where it does not answer any more."""
         try:
             return str(self.api.get_device_name(index))
         except RuntimeError:
@@ -132,7 +132,7 @@ class Accelerator:
 
 
 def find_accelerator() -> Accelerator:
-    """The GPU that can be recorded, or the reason why there is none."""
+    """Return the GPU that can be recorded; UsageError says why there is none."""
     try:
         torch = importlib.import_module("torch")
     except ImportError as error:
@@ -143,7 +143,7 @@ def find_accelerator() -> Accelerator:
         if api is not None and _is_there(torch, api) and records(api):
             observer = getattr(torch._C, _OBSERVERS[kind], None)
             is_on = getattr(torch._C, f"_{kind}_isHistoryEnabled", None)
-            asks = _nvidia_smi if kind == "cuda" and _is_built_for_cuda(torch) else _nobody
+            asks = _nvidia_smi if kind == "cuda" and _is_built_for_cuda(torch) else _no_driver
             clock = getattr(api.memory, "_pretended_clock_us", None)
             return Accelerator(kind, api, observer, _versions(torch), is_on, clock_us=clock, ask_driver=asks)
     raise UsageError(f"{_why_none(torch)} Recording needs a GPU. {_PREDICT}")
@@ -194,7 +194,7 @@ def _in_words() -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """Torch's errors go on for a page; what is wrong stands first. An error may have no words, or fail to find them."""
+    """Return the first line of torch's long errors; the class where an error has no text or fails to make it."""
     try:
         text = str(error).strip().partition("\n")[0].rstrip(" .")
     except Exception:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from statistics import median, quantiles
@@ -24,10 +24,10 @@ from memviz.allocator.replay import replay
 from memviz.allocator.replay_result import Replayed
 from memviz.errors import UsageError
 from memviz.runner.measure.accelerator import Accelerator, find_accelerator
-from memviz.runner.record.log import Counts, Log, comparable, event_indices
+from memviz.runner.record.log import Counts, comparable, event_indices
 from memviz.runner.record.memory_history import RecordedHistory, StackKind, is_recording
-from memviz.runner.record.model_hooks import ModelHooks, see_all
-from memviz.runner.record.recording import read_taken
+from memviz.runner.record.model_hooks import see_all
+from memviz.runner.record.recording import Recording
 from memviz.runner.run_device import TakesInputs
 from memviz.trace.model import Category, DeviceTrace, Events, Labels, Phase, Trace
 
@@ -46,6 +46,12 @@ class Reconciled:
         """Bytes that PyTorch reports beyond the trace."""
         return self.reported - self.from_trace
 
+    @property
+    def text(self) -> str:
+        if not self.difference:
+            return f"{self.reported} bytes, by PyTorch and by the trace"
+        return f"{self.reported} bytes by PyTorch, {self.from_trace} by the trace. {self.reason}"
+
 
 @dataclass(frozen=True)
 class Peaks:
@@ -56,34 +62,27 @@ class Peaks:
     def agree(self) -> bool:
         return not (self.allocated.difference or self.reserved.difference)
 
-    def facts(self) -> dict[str, str]:
-        """For the trace itself, so that a file says how well it was checked."""
-        return {"peak allocated": _reason_text(self.allocated), "peak reserved": _reason_text(self.reserved)}
 
+def reconcile(
+    trace: Trace, device: DeviceTrace, allocated: int, reserved: int, *, since: int = 0, lost_events: bool
+) -> Peaks:
+    """Compare reported peaks with the trace's.
 
-@dataclass(frozen=True)
-class Reported:
-    allocated: int
-    reserved: int
-
-
-def reconcile(trace: Trace, device: DeviceTrace, reported: Reported, *, since: int = 0, lost_events: bool) -> Peaks:
-    """`since` is the event before which the peaks were reset, `lost_events` whether the ring buffer was full."""
-    part = since_event(device, since)
+    Args:
+        since: The event before which the peaks were reset.
+        lost_events: Whether the ring buffer was full.
+    """
+    part = _since_event(device, since)
     replayed = replay(replace(trace, devices=(part,)), part)
-    allocated, reserved = replayed.peak_allocated_bytes, replayed.peak_reserved_bytes
-    return Peaks(
-        Reconciled(
-            reported.allocated, allocated, _difference_reason(reported.allocated - allocated, replayed, lost_events)
-        ),
-        Reconciled(
-            reported.reserved, reserved, _difference_reason(reported.reserved - reserved, replayed, lost_events)
-        ),
-    )
+
+    def compare(reported: int, from_trace: int) -> Reconciled:
+        return Reconciled(reported, from_trace, _difference_reason(reported - from_trace, replayed, lost_events))
+
+    return Peaks(compare(allocated, replayed.peak_allocated_bytes), compare(reserved, replayed.peak_reserved_bytes))
 
 
-def since_event(device: DeviceTrace, first: int) -> DeviceTrace:
-    """The same device as if its recording had begun there: what was live then is in its final state and its frees."""
+def _since_event(device: DeviceTrace, first: int) -> DeviceTrace:
+    """The device as if its recording had begun there: what was live then is in its final state and its frees."""
     if first <= 0:
         return device
     events = Events(**{name: column[first:] for name, column in device.events.columns()})
@@ -105,12 +104,6 @@ def _difference_reason(difference: int, replayed: Replayed, lost_events: bool) -
     if difference <= _LARGEST_HIDDEN_REST:
         return "Blocks handed out before the recording began can be up to 1 MiB larger than their requests show."
     return "Memory was taken and given back outside the recorded part, before it began or after it ended."
-
-
-def _reason_text(peak: Reconciled) -> str:
-    if not peak.difference:
-        return f"{peak.reported} bytes, by PyTorch and by the trace"
-    return f"{peak.reported} bytes by PyTorch, {peak.from_trace} by the trace. {peak.reason}"
 
 
 FILLED_SECONDS = 3.0
@@ -172,37 +165,32 @@ def time_steps(
     step: Callable[[], object],
     stopwatch: EventStopwatch,
     *,
-    steps: int | None = None,
     warmup: int = 1,
     left_seconds: float = math.inf,
     is_recording: Callable[[], bool] = is_recording,
     clock: Callable[[], float] = time.monotonic,
 ) -> Timing:
-    """`step` is all of a step, its backward and its optimizer included.
+    """Time whole steps, backward and optimizer included.
 
     Raises:
-        UsageError: A history is on, by whomever, or too little time is left for as many steps as a median needs.
+        UsageError: A history is on, or too little time is left for as many steps as a median needs.
     """
     if warmup < 1:
         raise UsageError("Seconds without a warm-up are those of loading and tuning. Allow at least one step for it.")
-    if steps is not None and steps < 1:
-        raise UsageError("At least one step has to be measured.")
     if is_recording():
         raise UsageError("Seconds are measured with the recording off: it takes a stack at every allocation.")
     until = clock() + left_seconds
     for _ in range(warmup):
         step()
-    if steps is None:
-        first = _lap_seconds(step, stopwatch, 1)[0]
-        steps = _step_count(first, until - clock())
-    seconds = _lap_seconds(step, stopwatch, steps)
+    first = _lap_seconds(step, stopwatch, 1)[0]
+    seconds = _lap_seconds(step, stopwatch, _step_count(first, until - clock()))
     if is_recording():
         raise UsageError("The program switched the recording on by itself, so its seconds are not those of the steps.")
     return Timing(seconds, stopwatch.clock)
 
 
 def _lap_seconds(step: Callable[[], object], stopwatch: EventStopwatch, count: int) -> tuple[float, ...]:
-    """From a lap of its own on: what came before was waited for, and that is nobody's second."""
+    # The lap that is under way includes waiting for earlier work, so each count begins with a new one.
     stopwatch.lap()
     for _ in range(count):
         step()
@@ -254,12 +242,11 @@ class CudaDevice:
         self.index = index
         self.history = RecordedHistory(self.accelerator, stacks=stacks, max_entries=max_entries, device=index)
         self.peaks: Peaks | None = None
-        """After `finish`: what PyTorch reports, held against the trace."""
+        """Peaks that PyTorch reports, compared with the trace; set by `finish`."""
         self.notes: tuple[str, ...] = ()
-        """After `finish`: what the program did to the recording."""
+        """What the program did to the recording; set by `finish`."""
         self._records = record
-        self._log = Log(self.history.counts)
-        self._hooks = ModelHooks(self._log, self.accelerator.kind, follow_phases=False, failed=self.history.failed)
+        self._recording = Recording(self.history, index, {}, follow_phases=False)
         self._reset_at: Counts | None = None
         self._final: _Books | None = None
         self._is_broken = False
@@ -279,8 +266,7 @@ class CudaDevice:
         self.empty_cache()
         if self._records:
             self.history.start()
-            self.history.when_out_of_memory = lambda _: self._hooks.see_all()
-            self._hooks.every_optimizer()
+            self._recording.hooks.every_optimizer()
         self.reset_peak()
 
     def __exit__(
@@ -289,10 +275,7 @@ class CudaDevice:
         self._end()
 
     def _end(self) -> None:
-        try:
-            self._hooks.close()
-        finally:
-            self.history.stop()
+        self._recording.end()
         with suppress(RuntimeError):
             self.history.silence()
 
@@ -313,13 +296,13 @@ class CudaDevice:
             lambda tensor: tensor if id(tensor) in stay else tensor.to(self.torch_device)
         )
         if self._records:
-            self._hooks.model(model)
+            self._recording.hooks.model(model)
         return model
 
     def inputs(self, workload: TakesInputs) -> dict[str, Any]:
         made = workload.inputs(self.torch_device)
         if self._records:
-            see_all(self._log, made, Category.INPUT, self.accelerator.kind)
+            see_all(self._recording.log, made, Category.INPUT, self.accelerator.kind)
         return made
 
     @contextmanager
@@ -327,20 +310,17 @@ class CudaDevice:
         if not self._records:
             yield
             return
-        self._hooks.refresh()
-        with self._log.during(name), self._hearing_of_errors():
-            yield
-            if self._log.phase == Phase.BACKWARD:
-                self._hooks.see_gradients()
-
-    @contextmanager
-    def _hearing_of_errors(self) -> Iterator[None]:
-        """A backward and an optimizer fail outside of every module; this is the nearest that hears of it."""
-        try:
-            yield
-        except Exception as error:
-            self.history.failed(error)
-            raise
+        hooks, log = self._recording.hooks, self._recording.log
+        hooks.refresh()
+        with log.during(name):
+            try:
+                yield
+                if log.phase == Phase.BACKWARD:
+                    hooks.see_gradients()
+            except Exception as error:
+                # A backward and an optimizer fail outside of every module, whose hooks would report it.
+                self.history.failed(error)
+                raise
 
     def empty_cache(self) -> None:
         self.accelerator.api.memory.empty_cache()
@@ -375,80 +355,59 @@ class CudaDevice:
         """How often the allocator had to give its cache back before it could serve a request."""
         return int(self.accelerator.api.memory.memory_stats_as_nested_dict(self.index).get("num_alloc_retries", 0))
 
-    def seconds(
-        self,
-        step: Callable[[], object],
-        *,
-        steps: int | None = None,
-        warmup: int = 1,
-        left_seconds: float = math.inf,
-    ) -> Timing:
+    def seconds(self, step: Callable[[], object], *, warmup: int = 1, left_seconds: float = math.inf) -> Timing:
         """Only with `record=False`."""
-        stopwatch = EventStopwatch(self.accelerator.api)
-        return time_steps(
-            step, stopwatch, steps=steps, warmup=warmup, left_seconds=left_seconds, is_recording=self._is_recording
-        )
 
-    def _is_recording(self) -> bool:
-        """Return True if a history is on: ours, or one that the program enabled itself."""
-        return is_recording() or bool(self.accelerator.history_is_on and self.accelerator.history_is_on())
+        def is_any_history_on() -> bool:
+            # The program may have enabled one itself.
+            return is_recording() or bool(self.accelerator.history_is_on and self.accelerator.history_is_on())
+
+        stopwatch = EventStopwatch(self.accelerator.api)
+        return time_steps(step, stopwatch, warmup=warmup, left_seconds=left_seconds, is_recording=is_any_history_on)
 
     def finish(self) -> Trace:
-        """Ends the recording. Where memory ran out, what was live then is live at the end of the trace."""
+        """End the recording. Where memory ran out, what was live then is live at the end of the trace."""
         if not self.history.is_on:
             raise UsageError("This device records nothing, or its recording has been read already.")
         self._wait()
         if self.accelerator.history_is_on is not None and not self.accelerator.history_is_on():
             self.notes = (_SWITCHED_OFF,)
-        self._hooks.see_all()
-        self._hooks.close()
+        self._recording.look()
         final = self._books()
-        taken = self.history.take_last()
-        self.history.stop()
+        taken, trace = self._recording.finish()
         self._final = final
-        trace = read_taken(self.history, taken, self._log, self.index, facts={})
-        device = self._own_device(trace)
+        gpus = (device for device in trace.devices if (device.kind, device.device) == ("gpu", self.index))
+        device = next(gpus, None)
+        if device is None:
+            raise UsageError(" ".join([f"Nothing was allocated on {self.name} while it was recorded.", *self.notes]))
         since = 0
         if taken.counts is not None and self._reset_at is not None and comparable([self._reset_at], taken.counts).stop:
             since = int(event_indices(device.events, taken.counts, [self._reset_at])[0])
-        reported = Reported(final.peak_allocated, final.peak_reserved)
         lost = bool(self.history.lost(taken))
-        self.peaks = reconcile(trace, device, reported, since=since, lost_events=lost)
-        about = replace(trace.about, facts={**trace.about.facts, **self.peaks.facts()})
+        self.peaks = reconcile(trace, device, final.peak_allocated, final.peak_reserved, since=since, lost_events=lost)
+        peaks = {"peak allocated": self.peaks.allocated.text, "peak reserved": self.peaks.reserved.text}
+        about = replace(trace.about, facts={**trace.about.facts, **peaks})
         return replace(trace, devices=(device,), about=about)
 
     def _wait(self) -> None:
-        """For errors of kernels that are still under way. Whoever asks again wants what is there in spite of them."""
-        if self._is_broken:
-            return
-        try:
-            self.accelerator.api.synchronize()
-        except RuntimeError:
+        """Wait for errors of kernels that are still under way. Another try takes what is there in spite of them."""
+        if not self._is_broken:
             self._is_broken = True
-            raise
-
-    def _own_device(self, trace: Trace) -> DeviceTrace:
-        for device in trace.devices:
-            if (device.kind, device.device) == ("gpu", self.index):
-                return device
-        raise UsageError(" ".join([f"Nothing was allocated on {self.name} while it was recorded.", *self.notes]))
+            self.accelerator.api.synchronize()
+            self._is_broken = False
 
     def _books(self) -> _Books:
         if self._final is not None:
             return self._final
         figures = self.accelerator.api.memory.memory_stats_as_nested_dict(self.index)
-        allocated, reserved, requested = (
-            _all(figures, f"{name}_bytes") for name in ("allocated", "reserved", "requested")
-        )
+
+        def bytes_of(name: str, when: str) -> int:
+            return int(figures.get(f"{name}_bytes", {}).get("all", {}).get(when, 0))
+
         return _Books(
-            allocated.get("current", 0),
-            reserved.get("current", 0),
-            allocated.get("peak", 0),
-            reserved.get("peak", 0),
-            requested.get("peak", 0),
+            bytes_of("allocated", "current"),
+            bytes_of("reserved", "current"),
+            bytes_of("allocated", "peak"),
+            bytes_of("reserved", "peak"),
+            bytes_of("requested", "peak"),
         )
-
-
-def _all(figures: Mapping[str, Any], name: str) -> Mapping[str, int]:
-    every: Mapping[str, int] = figures.get(name, {}).get("all", {})
-    return every

@@ -9,11 +9,9 @@ from __future__ import annotations
 import gc
 import math
 import os
-import re
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -26,11 +24,18 @@ from memviz.runner.jobs.worker_process import LEFT_OUT
 from memviz.runner.measure.accelerator import Accelerator, first_line
 from memviz.runner.measure.cuda_device import CudaDevice
 from memviz.runner.measure.gpu_state import Disturbances
-from memviz.runner.outcome import Outcome, check, keeping_what_was_recorded, peaks_of, run_with, sizes_of
+from memviz.runner.outcome import (
+    Outcome,
+    check,
+    keeping_what_was_recorded,
+    peaks_of,
+    run_with,
+    sizes_of,
+    torch_warnings,
+)
 from memviz.runner.plan import Plan, pieces_of
 from memviz.runner.run import Seconds
 from memviz.runner.step import RunStep, Tell, convert_on_host, kernels_of_its_own, make_optimizer, prepare, take_steps
-from memviz.runner.workloads import Workload
 from memviz.runner.workloads.workload import FromConfiguration
 from memviz.trace.model import Trace
 from memviz.units import bytes_text, count_text, percent_text
@@ -43,7 +48,7 @@ _OFF = (
 
 
 def expandable_is_off(plan: Plan, trace: Trace) -> bool:
-    """Chosen and not there. The recording itself says so, from torch 2.3 on; before, its segments do."""
+    """Return True if they are chosen and have no effect. Recordings say so from torch 2.3 on; before, segments do."""
     chosen = _chosen_settings(plan)
     if chosen is None or not chosen.expandable_segments:
         return False
@@ -65,7 +70,7 @@ def settings_text(plan: Plan, trace: Trace, environment: Mapping[str, str] = os.
 
 
 def limit_text(plan: Plan, api: Any, index: int = 0) -> str:
-    """Why such a run has no seconds, by its settings and by what torch was told; empty where nothing limits it."""
+    """Why a run with limited memory has no seconds; empty where nothing limits it."""
     chosen = _chosen_settings(plan)
     fraction_of = getattr(api.memory, "get_per_process_memory_fraction", None)
     fractions = [
@@ -82,64 +87,11 @@ def limit_text(plan: Plan, api: Any, index: int = 0) -> str:
 
 
 def _chosen_settings(plan: Plan) -> Settings | None:
-    """None where there are none, and where PyTorch took what we cannot read: that loses nobody a measurement."""
+    """None also where PyTorch accepts settings that we cannot read: the measurement is good all the same."""
     try:
         return parse_settings(plan.environment[_CONF])
     except (KeyError, UsageError):
         return None
-
-
-_MOST_WARNINGS = 16
-_MOST_WARNING_CHARACTERS = 400
-_FROM_CPP = "Triggered internally"
-_WHERE = re.compile(rf"\s*\({_FROM_CPP} at .*\)\s*$", re.DOTALL)
-_REFUSED = "not used because"
-_NO_KERNEL = "no available kernel"
-
-
-class TorchWarnings:
-    """Each sentence once, in order. What others than PyTorch warn of is left out."""
-
-    def __init__(self) -> None:
-        self.words: list[str] = []
-
-    def hear(
-        self,
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        *more: Any,
-        **named: Any,
-    ) -> None:
-        """In the place of `warnings.showwarning`, whose further arguments say nothing that we show."""
-        text = str(message)
-        if _FROM_CPP not in text and "/torch/" not in filename.replace("\\", "/"):
-            return
-        words = " ".join(_WHERE.sub("", text).split())
-        if words and words not in self.words and len(self.words) < _MOST_WARNINGS:
-            self.words.append(
-                words if len(words) <= _MOST_WARNING_CHARACTERS else f"{words[:_MOST_WARNING_CHARACTERS]} …"
-            )
-
-    def notes(self) -> tuple[str, ...]:
-        return tuple(f"PyTorch warns: {sentence}" for sentence in self.words)
-
-    def about(self, error: BaseException) -> str:
-        """Return torch's warnings on why it rejected each attention kernel, where none was left."""
-        first = next((at for at, sentence in enumerate(self.words) if _REFUSED in sentence), None)
-        if _NO_KERNEL not in str(error).lower() or first is None:
-            return ""
-        return f"PyTorch's reasons: {' '.join(self.words[first:])}"
-
-
-@contextmanager
-def torch_warnings() -> Iterator[TorchWarnings]:
-    """Whatever is done with warnings otherwise."""
-    warned = TorchWarnings()
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        warnings.showwarning = warned.hear
-        yield warned
 
 
 _REST_BYTES = 32 << 20
@@ -184,9 +136,15 @@ def _recorded(plan: Plan, tell: Tell, accelerator: Accelerator) -> Outcome:
                 loaded_bytes = device.peak_allocated_bytes
                 trace = take_steps(plan, device, model, tell)
     except Exception as error:
-        _with_reasons(error, warned.about(error.__cause__ or error))
+        if reasons := warned.about(error.__cause__ or error):
+            error.add_note(reasons)
         raise
-    notes = [*settings_text(plan, trace), *_disagreements(device), *device.notes, *warned.notes()]
+    notes = list(settings_text(plan, trace))
+    peaks = {} if device.peaks is None else {"allocated": device.peaks.allocated, "reserved": device.peaks.reserved}
+    for name, peak in peaks.items():
+        if peak.difference:
+            notes.append(f"PyTorch's own {name} peak differs: {peak.difference:+,} bytes. {peak.reason}")
+    notes += [*device.notes, *warned.notes()]
     known = {
         **peaks_of(device, loaded_bytes),
         **sizes_of(model),
@@ -200,28 +158,21 @@ def _recorded(plan: Plan, tell: Tell, accelerator: Accelerator) -> Outcome:
 
 
 def _made(plan: Plan, accelerator: Accelerator) -> nn.Module:
-    """With the same weights each time."""
+    """Build the model with the same weights each time."""
     torch.manual_seed(plan.workload.seed)
-    model = _drawn(plan.workload, accelerator)
+    # A user's file decides itself where its tensors are made.
+    is_own = not isinstance(plan.workload, FromConfiguration)
+    model = plan.workload.build() if is_own else drawn_on(accelerator, plan.workload.build)
     check(plan, model)
     convert_on_host(plan, model)
     return model
 
 
-def _drawn(workload: Workload, accelerator: Accelerator) -> nn.Module:
-    """A file of somebody's own says itself where its tensors begin."""
-    if isinstance(workload, FromConfiguration):
-        return drawn_on(accelerator, workload.build)
-    return workload.build()
-
-
 def drawn_on(accelerator: Accelerator, build: Callable[[], nn.Module]) -> nn.Module:
-    """The processor takes minutes to draw thousands of millions of weights, and a GPU a second.
+    """Build a model in host memory, with weights drawn on the GPU, where nothing stays.
 
-    The model is built there and handed over in host memory, where a run expects it and places it in its own order.
-
-    Nothing of the building stays on the GPU. A model that does not fit there is drawn by the processor, so that it
-    is the run that says so.
+    The processor takes minutes to draw billions of weights, and a GPU a second. A model that does not fit there is
+    drawn by the processor, so that the run itself runs out of memory.
     """
     try:
         with torch.device(accelerator.kind):
@@ -234,41 +185,36 @@ def drawn_on(accelerator: Accelerator, build: Callable[[], nn.Module]) -> nn.Mod
 
 
 def clear(accelerator: Accelerator) -> None:
-    """The cache, and the workspaces that products of matrices took: a fresh process has neither."""
+    """Free the cache and the workspaces of matrix products, as in a new process."""
     gc.collect()
     if accelerator.kind == "cuda":
-        clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-        if clear is not None:
-            clear()
+        getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
     accelerator.api.memory.empty_cache()
-
-
-def _with_reasons(error: Exception, reasons: str) -> None:
-    if reasons:
-        error.add_note(reasons)
-
-
-def _disagreements(device: CudaDevice) -> Iterator[str]:
-    if device.peaks is not None:
-        for name, reconciled in (("allocated peak", device.peaks.allocated), ("reserved peak", device.peaks.reserved)):
-            if reconciled.difference:
-                yield f"PyTorch's own {name} differs: {reconciled.difference:+,} bytes. {reconciled.reason}"
 
 
 def _timed(
     plan: Plan, accelerator: Accelerator, live_before: int, until: float | None, beside: Disturbances
 ) -> tuple[Seconds | None, tuple[str, ...]]:
-    """Whatever goes wrong here costs the seconds and nothing that is known already."""
+    """Time the steps of a new model. A failure costs the seconds, and not the recorded memory."""
     notes: list[str] = []
     try:
         limited = limit_text(plan, accelerator.api)
         if limited:
             return None, (limited,)
         _let_go(plan, accelerator)
-        notes += _what_stays(_live(accelerator) - live_before)
+        stays = _live(accelerator) - live_before
+        if stays > _REST_BYTES:
+            notes.append(
+                f"{bytes_text(stays)} of the recorded run stayed on the GPU while the seconds were measured: something "
+                "outside of the run holds them, as a global variable of the model's file would."
+            )
         seconds, retries = _seconds(plan, accelerator, until)
-        notes += [*_retried(retries), *beside.notes()]
-        return seconds, tuple(notes)
+        if retries:
+            notes.append(
+                f"The allocator ran out and gave its cache back {count_text(retries)} times while the seconds were "
+                "measured: with more memory the step is faster."
+            )
+        return seconds, (*notes, *beside.notes())
     except (Exception, SystemExit) as error:
         return None, (*notes, f"Its seconds could not be measured: {first_line(error)}")
     finally:
@@ -285,22 +231,6 @@ def _let_go(plan: Plan, accelerator: Accelerator) -> None:
 
 def _live(accelerator: Accelerator) -> int:
     return CudaDevice(accelerator=accelerator, record=False).allocated_bytes
-
-
-def _what_stays(stays: int) -> Iterator[str]:
-    if stays > _REST_BYTES:
-        yield (
-            f"{bytes_text(stays)} of the recorded run stayed on the GPU while the seconds were measured: something "
-            "outside of the run holds them, as a global variable of the model's file would."
-        )
-
-
-def _retried(retries: int) -> Iterator[str]:
-    if retries:
-        yield (
-            f"The allocator ran out and gave its cache back {count_text(retries)} times while the seconds were "
-            "measured: with more memory the step is faster."
-        )
 
 
 def _seconds(plan: Plan, accelerator: Accelerator, until: float | None) -> tuple[Seconds, int]:

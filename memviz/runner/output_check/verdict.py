@@ -16,9 +16,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from memviz.runner.output_check.coverage import NotExercised
-from memviz.runner.output_check.difference import MARGIN, Difference, one_rounding, unit_roundoff
-from memviz.runner.output_check.layers import Gradients, LayerDifference, LossCurve, Rounding
+from memviz.runner.output_check.difference import (
+    MARGIN,
+    Difference,
+    Gradients,
+    LayerDifference,
+    LossCurve,
+    Rounding,
+    one_rounding,
+    unit_roundoff,
+)
+from memviz.runner.output_check.model_runs import NotExercised
 from memviz.units import percent_text
 
 _PLACE = re.compile(r"(?:^|\.)(?:(?P<list>[A-Za-z_]\w*)\.)?(?P<index>\d+)(?:\.(?P<inside>[^\d].*))?$")
@@ -383,12 +391,7 @@ def _is_wrong(place: _Finding, numerics: Numerics) -> bool:
         return False
     if rounding.exact is not None:
         return rounding.exact > MARGIN * rounding.fine
-    return _beyond_type(place, numerics)
-
-
-def _beyond_type(place: _Finding, numerics: Numerics) -> bool:
-    """Further apart than the formula for the type allows."""
-    return place.rounding is not None and _gap(place, numerics) > MARGIN * place.rounding.expected
+    return _gap(place, numerics) > MARGIN * rounding.expected
 
 
 def _gap(place: _Finding, numerics: Numerics) -> float:
@@ -446,11 +449,8 @@ def _lossy(numerics: Numerics, places: list[_Finding]) -> Verdict:
 def _size(place: _Finding) -> str:
     if place.gap:
         return share_text(place.gap)
-    return f"the type, {' and '.join(place.difference.dtypes)}" if not _same_type(place) else "the sign of a zero"
-
-
-def _same_type(place: _Finding) -> bool:
-    return place.difference.dtypes[0] == place.difference.dtypes[1]
+    one, other = place.difference.dtypes
+    return "the sign of a zero" if one == other else f"the type, {one} and {other}"
 
 
 def _suspicious(numerics: Numerics, place: str, what: str, *, ok: bool | None = False) -> Verdict:

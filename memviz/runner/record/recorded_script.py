@@ -84,8 +84,6 @@ def _profiler() -> Any:
     return known.profile(activities=[kind for kind in named if kind in there], profile_memory=True)
 
 
-_RANKS = ("RANK", "LOCAL_RANK")
-_WORLDS = ("WORLD_SIZE",)
 _STAGES = ("pp", "pipeline", "stage")
 _SPAN = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
@@ -115,15 +113,10 @@ class RankPosition:
         world = {} if self.world is None else {WORLD_FACT: str(self.world)}
         return {RANK_FACT: str(self.rank), **world, **({MESH_FACT: mesh} if mesh else {})}
 
-    @property
-    def begins_a_stage(self) -> bool:
-        """The first of its pipeline's stage."""
-        return all(place == 0 for axis, place in self.mesh.items() if axis not in _STAGES)
-
 
 def rank_position(mesh: str = "", environment: Mapping[str, str] = os.environ) -> RankPosition | None:
     """None where this process is one by itself."""
-    rank, world = _rank_number(environment, _RANKS), _rank_number(environment, _WORLDS)
+    rank, world = _rank_number(environment, "RANK", "LOCAL_RANK"), _rank_number(environment, "WORLD_SIZE")
     if rank is None:
         return None
     sizes = sizes_of(mesh) if mesh else {}
@@ -132,7 +125,7 @@ def rank_position(mesh: str = "", environment: Mapping[str, str] = os.environ) -
     return RankPosition(rank, world, coordinates(rank, sizes))
 
 
-def _rank_number(environment: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+def _rank_number(environment: Mapping[str, str], *names: str) -> int | None:
     texts = (environment.get(name, "") for name in names)
     return next((int(text) for text in texts if text.isascii() and text.isdigit()), None)
 
@@ -142,10 +135,10 @@ def is_chosen(position: RankPosition | None, ranks: str) -> bool:
     words = [word.strip().lower() for word in ranks.split(",")]
     if position is None:
         return True
-    return any([_mesh_names(word, position, ranks) for word in words])
+    return any([_includes(word, position, ranks) for word in words])
 
 
-def _mesh_names(word: str, position: RankPosition, ranks: str) -> bool:
+def _includes(word: str, position: RankPosition, ranks: str) -> bool:
     if word in ("all", "first"):
         return word == "all" or position.rank == 0
     if word == "last":
@@ -155,7 +148,7 @@ def _mesh_names(word: str, position: RankPosition, ranks: str) -> bool:
     if word == "stage":
         if not set(_STAGES) & set(position.mesh):
             raise UsageError("Which ranks begin a stage is told by --mesh with an axis pp, as in --mesh pp=2,dp=4.")
-        return position.begins_a_stage
+        return all(place == 0 for axis, place in position.mesh.items() if axis not in _STAGES)
     span = _SPAN.fullmatch(word)
     if span is None:
         raise UsageError(f"--ranks takes numbers, spans (0-3), first, last, stage or all; not {ranks}.")
@@ -171,7 +164,7 @@ _PROFILE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RecordOptions:
     output: Path
     stacks: StackKind = "python"
     max_entries: int | None = None
@@ -183,25 +176,25 @@ class Wanted:
     """Run torch's profiler too."""
 
 
-def record_script(script: Script, wanted: Wanted, accelerator: Accelerator | None = None) -> int:
-    """Runs it to its end, and gives its exit status; FAILED where it went well but left no recording."""
-    position = rank_position(wanted.mesh)
-    is_wanted = is_chosen(position, wanted.ranks)
-    path = free_path(rank_path(wanted.output, position), overwrite=wanted.overwrite)
-    free_path(path_beside(path, OUT_OF_MEMORY), overwrite=wanted.overwrite)
+def record_script(script: Script, options: RecordOptions, accelerator: Accelerator | None = None) -> int:
+    """Run the script to its end and return its exit status; FAILED where it went well but left no recording."""
+    position = rank_position(options.mesh)
+    is_wanted = is_chosen(position, options.ranks)
+    path = free_path(rank_path(options.output, position), overwrite=options.overwrite)
+    free_path(path_beside(path, OUT_OF_MEMORY), overwrite=options.overwrite)
     ends = _Interrupted()
     accelerator = accelerator or find_accelerator()
-    history = RecordedHistory(accelerator, stacks=wanted.stacks, max_entries=wanted.max_entries)
+    history = RecordedHistory(accelerator, stacks=options.stacks, max_entries=options.max_entries)
     profile = None
-    if wanted.profile:
-        profile = Profile(free_path(profile_path(path), overwrite=wanted.overwrite), _say)
-    keeper = _Keeper(history, path, script.name, position, is_wanted=is_wanted, profile=profile)
-    signals = Signals(keeper.answers(), keeper.in_main)
-    accelerator.when_used(keeper.start)
+    if options.profile:
+        profile = Profile(free_path(profile_path(path), overwrite=options.overwrite), _say)
+    writer = _RecordingWriter(history, path, script.name, position, is_wanted=is_wanted, profile=profile)
+    signals = Signals(writer.answers(), writer.in_main)
+    accelerator.when_used(writer.start)
     signals.open()
     process = os.getpid()
     try:
-        return _run(script, keeper, ends)
+        return _run(script, writer, ends)
     finally:
         # A process that the program forked may come out here too; the recording is not its own.
         if os.getpid() == process:
@@ -225,24 +218,24 @@ def path_beside(path: Path, word: str) -> Path:
     return path.with_name(f"{stem}.{word}{dot}{endings}")
 
 
-def _run(script: Script, keeper: _Keeper, ends: _Interrupted) -> int:
+def _run(script: Script, writer: _RecordingWriter, ends: _Interrupted) -> int:
     process = os.getpid()
     try:
-        with before_hard_exit(lambda: keeper.finish(None)):
+        with before_hard_exit(lambda: writer.finish(None)):
             script.run_to_its_end()
     except SystemExit as error:
-        if os.getpid() == process and not keeper.finish(error) and not error.code:
+        if os.getpid() == process and not writer.finish(error) and not error.code:
             return FAILED
         raise
     except BaseException as error:
         if os.getpid() != process:
             raise
-        keeper.finish(error)
+        writer.finish(error)
         script.show(error)
         if isinstance(error, KeyboardInterrupt):
             ends.by_signal = True
         return 1
-    return 0 if os.getpid() != process or keeper.finish(None) else FAILED
+    return 0 if os.getpid() != process or writer.finish(None) else FAILED
 
 
 class _Interrupted:
@@ -262,8 +255,8 @@ class _Interrupted:
             end_by(signal.SIGINT)
 
 
-class _Keeper:
-    """Takes and writes, one at a time, whichever thread asks."""
+class _RecordingWriter:
+    """Takes snapshots and writes them, one at a time, from any thread."""
 
     def __init__(
         self,
@@ -390,7 +383,7 @@ class _Keeper:
             return False
         try:
             taken = take()
-            write_snapshot(path, self._in_words(taken, path.name) if look_round else taken.snapshot)
+            write_snapshot(path, self._with_labels(taken, path.name) if look_round else taken.snapshot)
         except Exception as error:
             _say(f"Nothing is written. {error}")
             return False
@@ -400,31 +393,29 @@ class _Keeper:
             _say(f"{note.text} {note.remedy}")
         return True
 
-    def _in_words(self, taken: Taken, source: str) -> dict[str, Any]:
-        """With labels, or as torch gave it: what was recorded is not lost for a name."""
+    def _with_labels(self, taken: Taken, source: str) -> dict[str, Any]:
+        """The snapshot with labels; as torch gave it where these fail, so that the recording is not lost."""
+        log = Log(lambda: None)
+        facts = {"script": self.script}
+        if self.profile is not None and self.is_profiled:
+            facts[FACT] = self.profile.path.name
+        if self.position is not None:
+            facts |= self.position.facts
         try:
-            return self._with_labels(taken, source)
+            if "torch" in sys.modules:
+                from memviz.runner.record.model_hooks import see_everything_alive
+
+                # Another thread may change what is looked at; then what was seen until then is used.
+                with suppress(RuntimeError):
+                    see_everything_alive(log, self.history.accelerator.kind)
+            quick = replace(taken, snapshot=without_stacks(taken.snapshot))
+            trace = read_taken(self.history, quick, log, None, facts=facts, source=source)
+            return own_words(taken.snapshot, trace)
         except UsageError:
             raise
         except Exception as error:
             _say(f"The recording has no labels: {first_line(error)}")
             return taken.snapshot
-
-    def _with_labels(self, taken: Taken, source: str) -> dict[str, Any]:
-        log = Log(lambda: None)
-        if "torch" in sys.modules:
-            from memviz.runner.record.model_hooks import see_everything_alive
-
-            # Another thread may change what is looked at; then what has been seen by then has to do.
-            with suppress(RuntimeError):
-                see_everything_alive(log, self.history.accelerator.kind)
-        quick = replace(taken, snapshot=without_stacks(taken.snapshot))
-        trace = read_taken(self.history, quick, log, None, facts=self._facts(), source=source)
-        return own_words(taken.snapshot, trace)
-
-    def _facts(self) -> dict[str, str]:
-        profile = {FACT: self.profile.path.name} if self.profile is not None and self.is_profiled else {}
-        return {"script": self.script, **profile, **(self.position.facts if self.position is not None else {})}
 
 
 def _say(text: str) -> None:

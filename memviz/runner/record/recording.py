@@ -76,9 +76,11 @@ _NO_LIMIT = 2**62
 
 
 class Recording:
-    """One history from its start to its end. `trace` is there when it is over."""
+    """One history from its start to its end, with what is logged meanwhile. `trace` is set at its end."""
 
-    def __init__(self, history: RecordedHistory, device: int, facts: Mapping[str, str]) -> None:
+    def __init__(
+        self, history: RecordedHistory, device: int, facts: Mapping[str, str], *, follow_phases: bool = True
+    ) -> None:
         from memviz.runner.record.model_hooks import ModelHooks
 
         self.history = history
@@ -86,7 +88,7 @@ class Recording:
         self.facts = facts
         clock_us = history.accelerator.clock_us
         self.log = Log(history.counts) if clock_us is None else Log(history.counts, clock_us)
-        self.hooks = ModelHooks(self.log, history.accelerator.kind, follow_phases=True, failed=history.failed)
+        self.hooks = ModelHooks(self.log, history.accelerator.kind, follow_phases=follow_phases, failed=history.failed)
         self.trace: Trace | None = None
         history.when_out_of_memory = lambda _: self.hooks.see_all()
 
@@ -102,11 +104,30 @@ class Recording:
         return self.log.during(name)
 
     def take(self, source: str = "") -> tuple[Taken, Trace]:
+        self.look()
+        return self._read(self.history.take_last(), source)
+
+    def look(self) -> None:
+        """Log all tensors that are live now."""
         if self.history.counts() is None:
             # Nothing tells when earlier ones were seen, so only those that are there now can be placed.
             self.log.tensors_seen.clear()
         self.hooks.see_all()
+
+    def finish(self, source: str = "") -> tuple[Taken, Trace]:
+        """Take the last snapshot and switch the history off, after a last look."""
+        self.hooks.close()
         taken = self.history.take_last()
+        self.history.stop()
+        return self._read(taken, source)
+
+    def end(self) -> None:
+        try:
+            self.hooks.close()
+        finally:
+            self.history.stop()
+
+    def _read(self, taken: Taken, source: str) -> tuple[Taken, Trace]:
         return taken, read_taken(self.history, taken, self.log, self.device, facts=self.facts, source=source)
 
 
@@ -195,20 +216,12 @@ def recording(
             raise
         _finish(done, target)
     finally:
-        _end(done)
-
-
-def _end(done: Recording) -> None:
-    try:
-        done.hooks.close()
-    finally:
-        done.history.stop()
+        done.end()
 
 
 def _finish(done: Recording, target: Path | None) -> None:
-    taken, done.trace = done.take(target.name if target else "")
-    done.hooks.close()
-    done.history.stop()
+    done.look()
+    taken, done.trace = done.finish(target.name if target else "")
     if target is not None:
         write_snapshot(target, own_words(taken.snapshot, done.trace))
 

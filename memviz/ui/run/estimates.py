@@ -1,7 +1,4 @@
-"""The peak of what is switched on in the form, a moment after each change: a luxury, so it makes way for everything.
-
-One visitor has one at a time and one that waits; a run ends them all; what was found out once is not asked again.
-"""
+"""Estimated peak of the form's last request, after each change. Runs go first, and known estimates are not repeated."""
 
 from __future__ import annotations
 
@@ -31,7 +28,6 @@ class Estimates:
     def __init__(self, seconds: float, memory: int | None = None) -> None:
         self.scheduler = Scheduler(timeout=seconds, memory=memory, most_waiting=_MOST_WAITING)
         self._lock = threading.Lock()
-        self._looked_at: dict[str, str] = {}
         self._known: OrderedDict[str, Variant] = OrderedDict()
         self._ordered: OrderedDict[str, str] = OrderedDict()
         """Each visitor's last order, if the form is unchanged since: its run replaces the estimate."""
@@ -54,8 +50,6 @@ class Estimates:
             return
         with suppress(MemvizError):
             begun = self.scheduler.submit([_plain(requests.requests[-1])], [requests.labels[-1]], self._note, owner)
-            with self._lock:
-                self._looked_at[owner] = begun.id
             for status in changes(self.scheduler, begun.id):
                 if status.variants[0].what in ("refused", "timeout"):
                     self._note(status.variants[0])
@@ -80,15 +74,15 @@ class Estimates:
 
     def leave(self, owner: str) -> None:
         """Leave a running estimate to end by itself: its process is warm, and its result is remembered."""
-        with self._lock:
-            before = self._looked_at.pop(owner, "")
-        self.scheduler.leave(before, stops=False)
+        newest = self.scheduler.newest_of(owner)
+        if newest is not None:
+            self.scheduler.leave(newest.id, stops=False)
 
     def stop_all(self) -> None:
         self.scheduler.stop_all()
 
     def _note(self, variant: Variant) -> str:
-        """The figures are all that is wanted, and not the trace."""
+        """Remember the figures, and delete the trace."""
         if variant.file is not None:
             variant.file.unlink(missing_ok=True)
         with self._lock:

@@ -100,7 +100,7 @@ async def run_asked(
     settings, config = await asyncio.to_thread(_apart, workload, settings)
     knobs, chosen = _knobs(settings, "settings"), tuple(_chosen(optimizations))
     request = Request(workload, knobs, chosen, "predict", card or DEFAULT_CARD, config=config)
-    status = answers.scheduler.submit([request], [""], owner=owner, beside=True)
+    status = answers.scheduler.submit([request], [""], owner=owner, replaces=False)
     try:
         variant = (await _over(answers, status, is_there)).variants[0]
     finally:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -12,8 +13,7 @@ from memviz.errors import MemvizError
 from memviz.fair_lock import FairLock
 
 Task = Callable[[Callable[[int, int], None]], Any]
-"""Told where to say how much is done, of how much."""
-
+"""Called with a function that takes how much is done, of how much."""
 
 _LAST_PART_SECONDS = 10.0
 """For an answer that was stopped to end; one whose visitor is gone may never do so."""
@@ -28,50 +28,44 @@ class BackgroundJob:
         self.share = 0.0
         self._task = task
         self._gate = gate
-        self._stopped = threading.Event()
-        self._done = threading.Event()
-        self._news = threading.Event()
-        self._result: Any = None
-        self._fault: BaseException | None = None
-        # A daemon: whoever ends the page does not wait for it.
+        self._future: Future[Any] = Future()
+        # A daemon: the end of the page does not wait for it.
         threading.Thread(target=self._run, daemon=True).start()
 
     def stop(self) -> None:
-        self._stopped.set()
-        self._news.set()
+        self._future.cancel()
 
     @property
     def is_stopped(self) -> bool:
-        return self._stopped.is_set()
+        return self._future.cancelled()
 
     def is_done(self, patience_seconds: float) -> bool:
-        """Waits so long for it, or until it is stopped."""
-        self._news.wait(patience_seconds)
-        return self._done.is_set()
+        """Wait for its end, or until it is stopped; return whether it has ended by itself."""
+        with suppress(TimeoutError, CancelledError):
+            self._future.exception(patience_seconds)
+        return self._future.done() and not self.is_stopped
 
     def result(self) -> Any:
         """Raises what the task raised, and BackgroundStopped after `stop`."""
-        self._done.wait()
-        if self._stopped.is_set():
-            raise BackgroundStopped("Stopped.")
-        if self._fault is not None:
-            raise self._fault
-        return self._result
+        try:
+            return self._future.result()
+        except CancelledError:
+            raise BackgroundStopped("Stopped.") from None
 
     def _run(self) -> None:
+        # A stopped future takes no result any more.
         try:
             with self._gate:
                 self._progress(0, 1)
-                self._result = self._task(self._progress)
-        except BaseException as fault:
-            # Whoever asks for the result gets it.
-            self._fault = fault
-        finally:
-            self._done.set()
-            self._news.set()
+                result = self._task(self._progress)
+            with suppress(InvalidStateError):
+                self._future.set_result(result)
+        except BaseException as error:
+            with suppress(InvalidStateError):
+                self._future.set_exception(error)
 
     def _progress(self, done: int, total: int) -> None:
-        if self._stopped.is_set():
+        if self.is_stopped:
             raise BackgroundStopped("Stopped.")
         self.share = done / max(total, 1)
 

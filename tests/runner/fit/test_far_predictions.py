@@ -55,7 +55,7 @@ def test_far_answers_are_those_of_this_machine(address: str, tmp_path: Path) -> 
 
 
 def test_workers_of_another_version_are_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dask_workers, "code_state", lambda: "another")
+    monkeypatch.setattr(dask_workers, "code_state", lambda builds: "another")
     states = {"tcp://one": "the same", "tcp://two": "another"}
 
     class Client:

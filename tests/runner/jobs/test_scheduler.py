@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,17 +52,6 @@ def test_variants_share_one_process_and_what_is_done_is_told(scheduler: Schedule
     assert first.weights_bytes < second.weights_bytes
     for each in wide.variants:
         assert each.file is not None and each.file.is_file()
-
-
-def test_a_kill_half_way_spares_the_rest(scheduler: Scheduler, endless: Request) -> None:
-    order = scheduler.submit([DONE, endless, DONE], ["a", "b", "c"])
-    os.kill(running(scheduler, order, 1).pid, signal.SIGKILL)
-    found = over(scheduler, order)
-    assert [(variant.state, variant.what) for variant in found.variants] == [
-        ("done", ""),
-        ("failed", "killed"),
-        ("done", ""),
-    ]
 
 
 def test_who_asks_again_replaces_what_they_had_waiting(scheduler: Scheduler, endless: Request) -> None:
@@ -121,8 +108,8 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_orders_wait_for_each_other_and_can_be_cancelled(scheduler: Scheduler, endless: Request) -> None:
     first = scheduler.submit([endless], ["endless"])
     waiting = [scheduler.submit([DONE], [name]) for name in ("waits", "gives up")]
-    wait_until(lambda: scheduler._orders[waiting[1].id].status.before == 2)
-    assert scheduler._orders[waiting[1].id].status.variants[0].state == "waiting"
+    wait_until(lambda: scheduler._jobs[waiting[1].id].status.before == 2)
+    assert scheduler._jobs[waiting[1].id].status.variants[0].state == "waiting"
     scheduler.cancel(waiting[1].id)
     assert over(scheduler, waiting[1]).variants[0].what == "cancelled"
     scheduler.cancel(first.id)

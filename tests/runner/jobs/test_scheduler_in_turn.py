@@ -53,9 +53,9 @@ def held(scheduler: Scheduler, tmp_path: Path) -> Callable[[], None]:
 
 def test_another_visitor_goes_before_the_second_of_fifty(scheduler: Scheduler, tmp_path: Path) -> None:
     let_go, finished = held(scheduler, tmp_path), Finished()
-    many = [scheduler.submit([DONE], [f"ann {number}"], finished, "ann", beside=True) for number in range(50)]
-    one = scheduler.submit([DONE], ["bob"], finished, "bob", beside=True)
-    assert len(scheduler._orders) == 52
+    many = [scheduler.submit([DONE], [f"ann {number}"], finished, "ann", replaces=False) for number in range(50)]
+    one = scheduler.submit([DONE], ["bob"], finished, "bob", replaces=False)
+    assert len(scheduler._jobs) == 52
     let_go()
     assert over(scheduler, one).variants[0].state == "done"
     assert all(over(scheduler, each).variants[0].state == "done" for each in many)
@@ -78,36 +78,26 @@ def test_so_many_of_one_visitor_wait_and_no_more(
     monkeypatch.setattr(scheduling, "MOST_OF_ONE", 3)
     held(scheduler, tmp_path)
     for _ in range(3):
-        scheduler.submit([DONE], ["mine"], owner="ann", beside=True)
+        scheduler.submit([DONE], ["mine"], owner="ann", replaces=False)
     with pytest.raises(Crowded, match="3 runs of yours"):
-        scheduler.submit([DONE], ["mine"], owner="ann", beside=True)
-    assert not scheduler.submit([DONE], ["other"], owner="bob", beside=True).is_over
+        scheduler.submit([DONE], ["mine"], owner="ann", replaces=False)
+    assert not scheduler.submit([DONE], ["other"], owner="bob", replaces=False).is_over
 
 
-def test_two_visitors_who_ask_for_the_same_run_get_one_each(scheduler: Scheduler, tmp_path: Path) -> None:
-    let_go = held(scheduler, tmp_path)
-    orders = [scheduler.submit([DONE], ["same"], owner=owner) for owner in ("ann", "bob")]
-    let_go()
-    found = [over(scheduler, order) for order in orders]
-    assert [each.variants[0].state for each in found] == ["done", "done"]
-    assert found[0].id != found[1].id
-
-
-def test_what_nobody_asks_after_ends_and_the_next_goes_on(tmp_path: Path) -> None:
+def test_an_order_that_is_not_polled_ends_and_the_next_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     with contextlib.closing(Scheduler(timeout=PATIENCE_SECONDS, patience=300)) as scheduler:
         gone = scheduler.submit([ENDLESS, DONE], ["gone", "behind"], owner="ann")
         worker = running(scheduler, gone)
         never_seen = scheduler.submit([DONE], ["never seen"], owner="eve")
         waits = scheduler.submit([DONE], ["waits"], owner="bob")
-        order = scheduler._orders[waits.id]
-        with order.attention.paid():
-            scheduler.tick(time.monotonic() + 600)
+        monkeypatch.setattr(scheduler._jobs[waits.id], "unpolled_seconds", lambda now: 0.0)
+        scheduler.tick(time.monotonic() + 600)
         assert over(scheduler, waits).variants[0].state == "done"
         wait_until(lambda: not worker.is_alive)
-        left = scheduler._orders[gone.id].status
+        left = scheduler._jobs[gone.id].status
         assert [(variant.state, variant.what) for variant in left.variants] == [("failed", "cancelled")] * 2
-        assert all("Nobody waited" in variant.phase for variant in left.variants)
-        assert scheduler._orders[never_seen.id].status.is_over
+        assert all("no page was waiting" in variant.phase for variant in left.variants)
+        assert scheduler._jobs[never_seen.id].status.is_over
 
 
 def test_what_somebody_asks_after_goes_on(tmp_path: Path) -> None:
@@ -117,30 +107,30 @@ def test_what_somebody_asks_after_goes_on(tmp_path: Path) -> None:
         running(scheduler, order)
         for later in (0, 200, 250):
             scheduler.tick(time.monotonic() + later)
-        found = scheduler._orders[order.id]
+        found = scheduler._jobs[order.id]
         assert not found.stopped.is_set()
         unseen = scheduler.submit([DONE], ["unseen"], owner="eve")
         scheduler.leave(unseen.id, stops=False)
         scheduler.tick(time.monotonic() + 600)
-        assert (found.stopped.is_set(), scheduler._orders[unseen.id].stopped.is_set()) == (True, False)
+        assert (found.stopped.is_set(), scheduler._jobs[unseen.id].stopped.is_set()) == (True, False)
 
 
 def test_who_waits_for_news_looks_all_the_while(tmp_path: Path) -> None:
     """However long a busy machine takes to wake them: their last question is old then."""
     with contextlib.closing(Scheduler(timeout=PATIENCE_SECONDS, patience=300)) as scheduler:
-        order = scheduler._orders[scheduler.submit([Request(f"waits:{tmp_path / 'gate'}")], ["a"], owner="ann").id]
+        order = scheduler._jobs[scheduler.submit([Request(f"waits:{tmp_path / 'gate'}")], ["a"], owner="ann").id]
         running(scheduler, order.status)
         newest = order.status.version
         news = threading.Thread(
             target=scheduler.status, args=(order.status.id,), kwargs={"newer_than": newest, "wait": 60}
         )
         news.start()
-        wait_until(lambda: order.attention.missing(time.monotonic() + 600) == 0)
+        wait_until(lambda: order.unpolled_seconds(time.monotonic() + 600) == 0)
         scheduler.tick(time.monotonic() + 600)
         assert not order.stopped.is_set()
         scheduler.cancel(order.status.id)
         news.join(PATIENCE_SECONDS)
-        assert order.attention.missing(time.monotonic() + 600) > 500
+        assert order.unpolled_seconds(time.monotonic() + 600) > 500
 
 
 def test_who_asked_first_is_first_however_late_their_thread_begins(
@@ -155,7 +145,7 @@ def test_who_asked_first_is_first_however_late_their_thread_begins(
 
     monkeypatch.setattr(scheduler, "_carry_out", late)
     orders = [scheduler.submit([DONE], [owner], finished, owner) for owner in ("ann", "bob")]
-    wait_until(lambda: scheduler._orders[orders[1].id].status.before > 0)
+    wait_until(lambda: scheduler._jobs[orders[1].id].status.before > 0)
     other_waits.set()
     let_go()
     for order in orders:
@@ -242,7 +232,7 @@ def test_a_process_that_still_owes_an_answer_serves_nobody_else(tmp_path: Path) 
 def test_an_idle_process_and_what_is_old_are_given_back_by_the_clock(scheduler: Scheduler) -> None:
     order = over(scheduler, scheduler.submit([DONE], ["a"]))
     wait_until(lambda: scheduler._spare is not None)
-    spare, folder = scheduler._spare, scheduler._orders[order.id].folder
+    spare, folder = scheduler._spare, scheduler._jobs[order.id].folder
     assert spare is not None and spare.is_alive and folder.exists()
     scheduler.tick(time.monotonic() + 60)
     assert spare.is_alive and folder.exists()
@@ -267,7 +257,7 @@ def test_the_limit_of_memory_reaches_every_process(monkeypatch: pytest.MonkeyPat
 
 def test_while_it_closes_nothing_begins_and_nothing_stays(tmp_path: Path) -> None:
     scheduler = Scheduler(timeout=PATIENCE_SECONDS)
-    orders = [scheduler.submit([ENDLESS], ["a"], owner=owner, beside=True) for owner in ("ann", "ann", "bob")]
+    orders = [scheduler.submit([ENDLESS], ["a"], owner=owner, replaces=False) for owner in ("ann", "ann", "bob")]
     worker = running(scheduler, orders[0])
     begun: list[OrderStatus] = []
     stop = threading.Event()
@@ -288,7 +278,7 @@ def test_while_it_closes_nothing_begins_and_nothing_stays(tmp_path: Path) -> Non
     assert not is_there(worker.pid)
     assert scheduler._spare is None
     for each in (*orders, *begun):
-        order = scheduler._orders.get(each.id)
+        order = scheduler._jobs.get(each.id)
         assert order is None or (order.status.is_over and order.worker is None)
     with pytest.raises(Closing):
         scheduler.submit([DONE], ["too late"])

@@ -11,6 +11,7 @@ import pytest
 from memviz.fair_lock import FairLock
 from memviz.runner.fit.fit import find_fit, fit_json
 from memviz.runner.fit.predictions import KeptPredictions, Predictor
+from memviz.runner.jobs.order import UNPOLLED
 from memviz.runner.jobs.scheduler import Crowded
 from memviz.runner.jobs.searches import Pace, Searches, SearchOrder, SearchStatus
 from memviz.runner.request import Request
@@ -50,7 +51,7 @@ def over(searches: Searches, id: str) -> SearchStatus:
 
 
 def pid_of(searches: Searches, id: str) -> int:
-    process = searches._known[id]._process
+    process = searches._jobs[id]._process
     assert process is not None
     return process.pid
 
@@ -97,9 +98,9 @@ def test_one_that_nobody_looks_at_ends(line: FairLock) -> None:
     searches = Searches(line, seconds=240, patience=0.0)
     try:
         id = searches.submit(SearchOrder(LONG), "ann").id
-        search = searches._known[id]
+        search = searches._jobs[id]
         wait_until(lambda: search.status.is_over)
-        assert search.status.failed == "Nobody waited for it any more, so it was ended."
+        assert search.status.failed == UNPOLLED
     finally:
         searches.close()
 

@@ -17,7 +17,7 @@ from memviz.runner.jobs.worker_process import (
     RunEvent,
     Worker,
     _environment,
-    _lines_of,
+    _output_of,
     environment_of,
 )
 from memviz.runner.request import Request
@@ -129,14 +129,14 @@ def test_a_table_comes_row_by_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     )
     (tmp_path / "broken.py").write_text("print(1)\nraise SystemExit('no more')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    lines = _lines_of("slow")
+    lines = _output_of("slow")
     assert next(lines) == "0\n"
     for number in (1, 2):
         (tmp_path / str(number)).touch()
         assert next(lines) == f"{number}\n"
     assert list(lines) == []
     with pytest.raises(RunError, match="broken ended with status 1. no more"):
-        list(_lines_of("broken"))
+        list(_output_of("broken"))
 
 
 def test_who_stops_listening_ends_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_who_stops_listening_ends_the_process(monkeypatch: pytest.MonkeyPatch, t
         f"import time\nprint(1, flush=True)\nwhile True:\n    open({str(alive)!r}, 'w').close()\n    time.sleep(0.02)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    lines = _lines_of("long")
+    lines = _output_of("long")
     next(lines)
     lines.close()  # type: ignore[attr-defined]
     alive.unlink(missing_ok=True)
@@ -219,10 +219,10 @@ def test_a_table_beyond_the_bounds_says_so(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("MEMVIZ_MAX_RUN_BYTES", "300MiB")
     with pytest.raises(RunError, match="300 MiB .*MEMVIZ_MAX_RUN_BYTES"):
-        list(_lines_of("grows"))
+        list(_output_of("grows"))
     monkeypatch.setenv("MEMVIZ_MAX_RUN_SECONDS", "1")
     with pytest.raises(RunError, match="longer than 1 seconds"):
-        list(_lines_of("stays"))
+        list(_output_of("stays"))
 
 
 def test_cancelling_ends_it(tmp_path: Path) -> None:

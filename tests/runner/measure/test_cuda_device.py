@@ -14,7 +14,7 @@ from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.purpose.phases import label_of_rows
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
-from memviz.runner.measure.cuda_device import CudaDevice, Reported, reconcile
+from memviz.runner.measure.cuda_device import CudaDevice, reconcile
 from memviz.runner.plan import plan_of
 from memviz.runner.record.memory_history import is_recording
 from memviz.runner.request import Request
@@ -152,7 +152,7 @@ def test_a_full_ring_is_given_as_the_reason():
     assert device.peaks is not None
     assert device.peaks.allocated.difference == 49 * MiB
     assert device.peaks.allocated.reason.startswith("The history was full")
-    assert "full" in device.peaks.facts()["peak allocated"]
+    assert "full" in device.peaks.allocated.text
 
 
 def test_out_of_memory_is_read_as_it_was():
@@ -181,7 +181,7 @@ def test_real_recordings_agree_from_wherever_the_peak_counts(name):
         reserved = int(line.reserved[since:].max())
         # What only waits for another stream is given back already in the allocator's own figure.
         live = int((line.live - line.waiting)[since:].max())
-        peaks = reconcile(trace, device, Reported(live, reserved), since=since, lost_events=False)
+        peaks = reconcile(trace, device, live, reserved, since=since, lost_events=False)
         assert peaks.reserved.difference == 0
         assert live <= peaks.allocated.from_trace <= reserved
 

@@ -64,33 +64,25 @@ class FakeEvent:
 
 
 def test_the_first_backward_does_not_count():
-    steps = Steps(30, 1, 2, 3, 4, 5)
-    found = time_steps(steps, EventStopwatch(FakeEvents(steps)), steps=5, warmup=1)
-    assert found == Timing((1, 2, 3, 4, 5), "GPU events")
-    assert (found.median, found.spread, found.count) == (3, 2, 5)
-
-
-def test_events_are_read_after_the_gpu_is_done():
-    steps = Steps(9, 0.25, 0.5)
-    found = time_steps(steps, EventStopwatch(FakeEvents(steps)), steps=2)
-    assert found == Timing((0.25, 0.5), "GPU events")
+    found = Steps(30, 1, 2, 3, 4).measured()
+    assert found == Timing((2, 3, 4), "GPU events")
+    assert (found.median, found.spread, found.count) == (3, 1, 3)
 
 
 def test_one_step_has_no_spread():
     assert Timing((2.0,), "GPU events").spread == 0
 
 
-@pytest.mark.parametrize(("steps", "warmup", "said"), [(3, 0, "warm-up"), (0, 1, "At least one")])
-def test_what_would_measure_nothing_is_refused(steps, warmup, said):
-    with pytest.raises(UsageError, match=said):
-        time_steps(lambda: None, EventStopwatch(FakeEvents(Steps(1))), steps=steps, warmup=warmup)
+def test_seconds_without_a_warm_up_are_refused():
+    with pytest.raises(UsageError, match="warm-up"):
+        Steps(1).measured(warmup=0)
 
 
 def test_seconds_are_not_taken_while_recording():
     history = RecordedHistory(FakeGpu().accelerator)
     history.start()
     with pytest.raises(UsageError, match="recording off"):
-        time_steps(lambda: None, EventStopwatch(FakeEvents(Steps(1))), steps=1)
+        Steps(1).measured()
     history.stop()
 
 

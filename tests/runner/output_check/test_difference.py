@@ -1,4 +1,4 @@
-"""Two tensors, in every measure: small cases by hand, laws as properties."""
+"""Differences of tensors, layers and gradients, and the bounds of rounding."""
 
 from __future__ import annotations
 
@@ -9,10 +9,35 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from memviz.errors import UsageError
 from memviz.runner.output_check import difference as module
-from memviz.runner.output_check.difference import Difference, Ulps, difference, differences
+from memviz.runner.output_check.comparison import compare_outputs
+from memviz.runner.output_check.difference import (
+    MARGIN,
+    Difference,
+    LayerRecorder,
+    LossCurve,
+    Rounding,
+    UlpCounts,
+    Ulps,
+    blocks_of,
+    coarser,
+    coarsest,
+    compare_gradients,
+    difference,
+    differences,
+    expected,
+    loss_of_weights,
+    one_rounding,
+    parts_of,
+    tolerances,
+    ulps_between,
+    unit_roundoff,
+    work_of,
+)
+from tests.runner.output_check.models import GEGLU, FeedForward, stack, tokens
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 
@@ -215,3 +240,358 @@ def test_absmax_has_a_scale_the_largest_of_the_reference():
     zero = torch.zeros(3)
     assert difference(zero, zero).relative_absmax == 0
     assert difference(zero, ours).relative_absmax == math.inf
+
+
+TYPES = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+]
+each_type = pytest.mark.parametrize("dtype", TYPES, ids=str)
+
+
+@each_type
+def test_a_number_and_the_next_are_one_apart(dtype):
+    one = torch.ones(1).to(dtype)
+    next_one = torch.tensor([1 + torch.finfo(dtype).eps], dtype=torch.float64).to(dtype)
+    assert ulps_between(one, next_one).tolist() == [1]
+
+
+@each_type
+def test_every_finite_number_of_a_narrow_type_is_one_from_its_neighbour(dtype):
+    kind = {1: torch.int8, 2: torch.int16}.get(one_size(dtype))
+    if kind is None:
+        dtype, kind = torch.float16, torch.int16
+    every = torch.arange(torch.iinfo(kind).min, torch.iinfo(kind).max + 1).to(kind).view(dtype)
+    values = every.to(torch.float64)
+    ordered = torch.unique(values[values.isfinite()]).to(dtype)
+    assert ulps_between(ordered[:-1], ordered[1:]).unique().tolist() == [1]
+
+
+def one_size(dtype: torch.dtype) -> int:
+    return torch.empty(0, dtype=dtype).element_size()
+
+
+@each_type
+def test_both_zeros_are_the_same_number(dtype):
+    zero = torch.zeros(1).to(dtype)
+    assert ulps_between(zero, (-torch.zeros(1)).to(dtype)).tolist() == [0]
+
+
+def test_the_two_ends_of_float64_are_as_far_apart_as_can_be_counted():
+    ends = torch.tensor([torch.finfo(torch.float64).max], dtype=torch.float64)
+    assert ulps_between(ends, -ends).tolist() == [2**63 - 1]
+
+
+@given(st.floats(width=32, allow_nan=False), st.floats(width=32, allow_nan=False))
+def test_distance_is_the_same_from_both_sides(one, other):
+    first, second = torch.tensor([one]), torch.tensor([other])
+    assert ulps_between(first, second).tolist() == ulps_between(second, first).tolist()
+
+
+def test_whole_numbers_and_different_types_are_not_counted():
+    assert ulps_between(torch.ones(1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)) is None
+    assert ulps_between(torch.ones(1), torch.ones(1, dtype=torch.bfloat16)) is None
+
+
+def test_each_bin_holds_what_lies_above_the_one_before():
+    counted = UlpCounts()
+    counted.add(torch.tensor([0, 0, 1, 2, 3, 4]))
+    counted.add(torch.tensor([5, 1024, 5000]))
+    counted.add(torch.empty(0, dtype=torch.int64))
+    assert counted.result() == Ulps(5000, ((0, 2), (1, 1), (2, 1), (4, 2), (8, 1), (1024, 1), (None, 1)))
+
+
+STORED = [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "power"),
+    [(torch.float8_e4m3fn, -4), (torch.float8_e5m2, -3), (torch.bfloat16, -8), (torch.float16, -11)],
+    ids=str,
+)
+def test_largest_relative_error_of_storing_a_weight(dtype, power):
+    assert unit_roundoff(dtype) == 2.0**power
+    # One binade holds every case: from 1 to 2, in steps far finer than the type's.
+    exact = torch.linspace(1, 2, 1 << 17, dtype=torch.float64)
+    error = ((exact.to(dtype).to(torch.float64) - exact) / exact).abs()
+    # Halfway between 1 and the next number the error is u, of a value of 1 + u.
+    assert float(error.max()) == pytest.approx(2.0**power / (1 + 2.0**power), rel=0.02)
+    assert float(error.square().mean().sqrt()) < one_rounding(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32], ids=str)
+def test_tolerances_are_those_of_torch_testing(dtype):
+    rtol, atol = tolerances(dtype)
+    edge = atol + rtol * 64
+    for factor, passes in ((0.9, True), (1.1, False)):
+        one = torch.tensor([64.0], dtype=torch.float64)
+        other = one + edge * factor if edge else one + (0 if passes else 1)
+        kwargs = {"check_dtype": False, "rtol": rtol, "atol": atol}
+        assert closes(other, one, **kwargs) is passes
+    # And asked without them, the library takes the same: the message names what it allowed.
+    with pytest.raises(AssertionError) as error:
+        torch.testing.assert_close(torch.tensor([100]).to(dtype), torch.tensor([1]).to(dtype))
+    allowed = [
+        float(line.split("up to ")[1].split(" ")[0]) for line in str(error.value).splitlines() if "up to" in line
+    ]
+    assert allowed == ([atol, rtol] if edge else [])
+
+
+def closes(one: torch.Tensor, other: torch.Tensor, **kwargs: object) -> bool:
+    try:
+        torch.testing.assert_close(one, other, **kwargs)
+    except AssertionError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("inner", [64, 4096])
+def test_a_sum_in_another_order_stays_within_what_is_expected(dtype, inner):
+    generator = torch.Generator().manual_seed(0)
+    weight = (torch.randn(16, inner, generator=generator) / math.sqrt(inner)).to(dtype)
+    x = torch.randn(16, inner, generator=generator).to(dtype)
+    whole = x @ weight.T
+    pieces = sum(a @ b.T for a, b in zip(x.chunk(8, 1), weight.chunk(8, 1), strict=True))
+    apart = difference(whole, pieces).relative_l2
+    assert 0 < apart < MARGIN * expected(dtype, (1, inner))
+
+
+def test_work_is_read_off_the_weights_and_the_inputs():
+    linear = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 4))
+    assert work_of(linear, [torch.zeros(2, 5, 8)]) == (2, 32)
+    assert work_of(linear, [torch.zeros(1, 100, 8)]) == (2, 100)
+    assert work_of(nn.Conv2d(3, 6, 5), []) == (1, 75)
+    assert work_of(nn.GELU(), []) == (1, 1)
+
+
+def test_more_work_and_coarser_types_allow_more():
+    assert expected(torch.float32, (2, 64)) < expected(torch.float32, (8, 64)) < expected(torch.float32, (8, 4096))
+    assert expected(torch.float64, (2, 64)) < expected(torch.float32, (2, 64)) < expected(torch.bfloat16, (2, 64))
+    assert expected(torch.float32, (2, 64)) < expected(torch.float32, (2, 64), on_cuda=True)
+
+
+def test_the_coarsest_type_decides():
+    assert coarsest({torch.float32, torch.bfloat16, torch.int64}) == torch.bfloat16
+    assert coarsest({torch.int64}) == torch.float32
+    assert coarser(torch.bfloat16, torch.float16)
+    assert not coarser(torch.float64, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", STORED, ids=str)
+def test_loss_of_weights_is_that_of_the_cast(dtype):
+    module = nn.Linear(64, 64, bias=False)
+    with torch.no_grad():
+        module.weight.uniform_(1, 2)
+    exact = difference(module.weight, module.weight.to(dtype).to(torch.float32)).relative_l2
+    assert loss_of_weights(module, dtype) == pytest.approx(exact, rel=1e-6)
+    assert 0 < exact < one_rounding(dtype)
+
+
+def test_small_weights_lose_more_in_float8_than_one_rounding():
+    module = nn.Linear(4096, 4)
+    assert loss_of_weights(module, torch.float8_e4m3fn) > one_rounding(torch.float8_e4m3fn)
+    assert loss_of_weights(nn.GELU(), torch.float8_e4m3fn) == 0
+
+
+def test_blocks_are_the_outermost_entries_of_lists():
+    model = stack(count=2, residual=True)()
+    assert blocks_of(model) == ["layers.0", "layers.1"]
+    assert parts_of(model, "layers.0") == ["layers.0.ff"]
+
+
+def test_entries_of_a_sequence_are_blocks_if_they_are_composed():
+    model = nn.Sequential(FeedForward(GEGLU, 4, 8), FeedForward(GEGLU, 4, 8))
+    assert blocks_of(model) == ["0", "1"]
+    assert parts_of(model, "0") == []
+
+
+def test_a_model_without_lists_has_its_children():
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.act, self.second = nn.Linear(2, 2), nn.GELU(), nn.Linear(2, 2)
+
+    assert blocks_of(Model()) == ["first", "second"]
+
+
+def only_in(layer: int, change: float):
+    """Scales the last weight of one layer, in the changed model only."""
+
+    def apply(model: nn.Module):
+        with torch.no_grad():
+            model.layers[layer].ff.net[2].weight.mul_(change)
+        return lambda: None
+
+    return apply
+
+
+def test_a_layer_alone_shows_its_own_error_and_the_chain_carries_it_on():
+    found = compare_outputs(stack(count=4, residual=True), tokens(), only_in(1, 1.5), training=False, claim="rounding")
+    rows = {layer.path: layer for layer in found.layers}
+    assert [path for path, each in rows.items() if not each.alone.bitwise] == ["layers.1", "layers.1.ff"]
+    chained = [path for path, each in rows.items() if each.chained and not each.chained.bitwise]
+    assert chained == ["layers.1", "layers.2", "layers.3"]
+    assert [layer.block for layer in found.layers] == [True, False] * 4
+    assert found.verdict.place == "layers.1.ff"
+
+
+def test_alone_is_what_the_layer_gives_on_the_same_input():
+    build, inputs = stack(count=2, residual=True), tokens()
+    model, changed = build(), build()
+    only_in(0, 1.5)(changed)
+    with torch.no_grad():
+        x = inputs["hidden_states"]
+        by_hand = difference(model.layers[0].ff(x), changed.layers[0].ff(x))
+    found = compare_outputs(build, inputs, only_in(0, 1.5), training=False, claim="rounding")
+    assert next(layer for layer in found.layers if layer.path == "layers.0.ff").alone == by_hand
+
+
+def test_recording_leaves_no_hook_behind():
+    model = stack(count=2, residual=True)()
+    recorder = LayerRecorder(model, torch.device("cpu"))
+    with pytest.raises(ZeroDivisionError), recorder.recording():
+        model(**tokens())
+        raise ZeroDivisionError
+    assert list(recorder.calls) == ["layers.0.ff", "layers.0", "layers.1.ff", "layers.1"]
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_keyword_arguments_and_tuples_are_recorded():
+    model = stack(count=1, residual=True)()
+    recorder = LayerRecorder(model, torch.device("cpu"))
+    with recorder.recording():
+        model(**tokens())
+    call = recorder.calls["layers.0"]
+    assert call.arguments[1] == {"scale": 1.0}
+    assert list(call.outputs) == ["0"]
+
+
+class InPlace(nn.Module):
+    """Writes over its input, as some blocks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.add_(self.linear(x))
+
+
+def test_a_layer_that_works_in_place_is_fed_what_it_got():
+    def build() -> nn.Module:
+        model = stack(count=2, residual=True)()
+        torch.manual_seed(0)
+        model.layers[0] = InPlace()
+        return model
+
+    found = compare_outputs(build, tokens(), only_in(1, 1.5), training=False, claim="rounding")
+    assert next(layer for layer in found.layers if layer.path == "layers.0").alone.bitwise
+
+
+def test_a_layer_that_is_gone_is_noted():
+    def apply(model: nn.Module):
+        model.layers = nn.Sequential(nn.Sequential(*model.layers))
+        return lambda: None
+
+    found = compare_outputs(plain_stack, tokens(), apply, training=False, claim="rounding")
+    assert found.outputs[0].difference.bitwise
+    changed = compare_outputs(plain_stack, tokens(), wrapped_and_wrong, training=False, claim="rounding")
+    assert "layers.1 is not in the changed model." in changed.notes
+    assert changed.verdict.ok is False
+
+
+def plain_stack() -> nn.Module:
+    return stack(count=2, residual=False)()
+
+
+def wrapped_and_wrong(model: nn.Module):
+    with torch.no_grad():
+        model.layers[1].net[2].bias.mul_(1.5)
+    model.layers = nn.Sequential(nn.Sequential(*model.layers))
+    return lambda: None
+
+
+def test_a_layer_with_a_cache_is_not_fed_twice():
+    transformers = pytest.importorskip("transformers")
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        sizes = {"vocab_size": 40, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 8}
+        return transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, use_cache=True)
+        )
+
+    def apply(model: nn.Module):
+        with torch.no_grad():
+            model.transformer.h[1].mlp.c_proj.weight.mul_(1.5)
+        return lambda: None
+
+    ids = {"input_ids": torch.arange(8)[None]}
+    found = compare_outputs(build, ids, apply, training=False, claim="rounding")
+    rows = {layer.path: layer.alone.bitwise for layer in found.layers}
+    assert rows["transformer.h.0"]
+    assert rows["transformer.h.1.attn"]
+    assert not rows["transformer.h.1"]
+    assert found.verdict.place == "transformer.h.1.mlp"
+
+
+BOUNDS = Rounding(reductions=1, expected=1e-6, fine=1e-6, floor=None, exact=None)
+
+
+def test_a_flat_buffer_is_read_by_name():
+    reference = {"a": torch.ones(2, 2), "b": torch.zeros(3)}
+    flat = torch.tensor([1.0, 1, 1, 2, 0, 0, 0])
+    ours = {"a": flat[:4], "b": flat[4:]}
+    found = compare_gradients(reference, ours, reference, bounds=BOUNDS)
+    assert [(parameter.name, parameter.difference.bitwise, parameter.noise) for parameter in found.parameters] == [
+        ("a", False, 0.0),
+        ("b", True, 0.0),
+    ]
+    assert found.relative_l2 == 0.5
+
+
+def test_names_that_only_one_side_has_are_told():
+    one = torch.ones(1)
+    found = compare_gradients({"a": one, "b": one}, {"b": one, "c": one}, {"a": one, "b": one}, bounds=BOUNDS)
+    assert (found.only_reference, found.only_ours) == (("a",), ("c",))
+
+
+def test_another_number_of_elements_is_refused():
+    with pytest.raises(UsageError, match="gradient of a has 3 elements, the reference's 4"):
+        compare_gradients({"a": torch.ones(4)}, {"a": torch.ones(3)}, {"a": torch.ones(4)}, bounds=BOUNDS)
+
+
+def test_noise_is_the_reference_against_itself():
+    reference, again = {"a": torch.tensor([1.0])}, {"a": torch.tensor([1.5])}
+    found = compare_gradients(reference, reference, again, bounds=BOUNDS)
+    assert found.parameters[0].noise == 0.5
+
+
+def test_a_gradient_of_nothing_but_rounding_is_measured_by_that_rounding():
+    """Exactly zero, 1e-9 in float32 and 1e-17 in float64: the two exact ones agree."""
+    reference, ours = {"k.bias": torch.tensor([1e-9])}, {"k.bias": torch.tensor([-2e-9])}
+    exact = tuple({"k.bias": torch.tensor([value], dtype=torch.float64)} for value in (1e-17, -1e-17))
+    found = compare_gradients(reference, ours, reference, bounds=BOUNDS, exact=exact)
+    rounding = found.parameters[0].rounding
+    assert found.parameters[0].difference.relative_l2 == pytest.approx(3)
+    assert rounding.exact == pytest.approx(2e-8)
+    assert rounding.floor == pytest.approx(1)
+
+
+def test_losses_are_compared_step_by_step():
+    curve = LossCurve((2.0, 1.0), (2.0, 1.0), (2.0, 1.1))
+    assert (curve.bitwise, curve.finite, curve.noise) == (False, True, 0.0)
+    assert curve.worst == pytest.approx(0.1)
+    assert LossCurve((2.0,), (2.0,), (2.0,)).bitwise
+
+
+def test_a_loss_that_is_not_finite_is_told_from_one_that_never_was():
+    assert not LossCurve((2.0,), (2.0,), (math.nan,)).finite
+    both = LossCurve((math.nan,), (math.nan,), (math.nan,))
+    assert both.finite
+    assert both.bitwise

@@ -1,4 +1,4 @@
-"""What is said of which figures. Every case is a real comparison of two small models."""
+"""The verdict on a change, and the texts of its figures."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from memviz.runner.output_check import model_runs
 from memviz.runner.output_check.comparison import compare_outputs
-from memviz.runner.output_check.coverage import OperatorChange
-from memviz.runner.output_check.verdict import Claim, Numerics
+from memviz.runner.output_check.difference import one_rounding
+from memviz.runner.output_check.model_runs import OperatorChange
+from memviz.runner.output_check.verdict import Claim, Numerics, Signal, layer_title, scientific, share_text, signal_of
 from tests.runner.output_check.models import FeedForward, Stack, nothing, split_wrongly, stack, tokens, with_forward
 
 Undo = Callable[[], None]
@@ -250,3 +251,161 @@ def test_a_weak_signal_takes_the_proof_from_equal_outputs():
     assert found.verdict.ok is True
     assert found.verdict.caution.endswith("The layers alone were compared, too.")
     assert all(layer.alone.bitwise for layer in found.layers)
+
+
+Undo = Callable[[], None]
+
+
+class Outputs(nn.Module):
+    """One layer, called by its model, and as many outputs as are asked for."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.names, self.line, self.add = names, nn.Linear(32, 32), 0.0
+
+    def forward(self, hidden_states: Tensor) -> dict[str, Tensor]:
+        found = self.line(hidden_states)
+        return {name: found + self.add * place for place, name in enumerate(self.names, 1 - len(self.names) + 1)}
+
+
+def shifted(model: nn.Module) -> Undo:
+    model.add = 1.0
+    return lambda: None
+
+
+@pytest.mark.parametrize(
+    ("names", "said"), [(("sample",), "the output differs by"), (("first", "last"), "output last differs by")]
+)
+def test_an_output_is_named_where_there_are_several(names, said):
+    verdict = compare_outputs(lambda: Outputs(*names), tokens(), shifted, training=False, claim="bitwise").verdict
+    assert verdict.place == names[-1]
+    assert verdict.words.startswith(f"suspicious: {said}")
+
+
+def test_what_a_careless_rewrite_loses_is_said_as_a_multiple_of_the_references_own_loss():
+    def careless(model: nn.Module) -> Undo:
+        plain = model.line.forward
+        model.line.forward = lambda x: (plain(x) + 3e3) - 3e3
+        return lambda: None
+
+    found = compare_outputs(lambda: Outputs("sample"), tokens(), careless, training=False, claim="rounding")
+    place = next(each for each in (*found.layers, *found.outputs) if each.rounding.exact is not None)
+    apart = place.alone if hasattr(place, "alone") else place.difference
+    times = apart.relative_l2 / max(place.rounding.floor, one_rounding(torch.float32))
+    assert times > 100
+    assert f"loses {times:.0f} times what the reference loses to rounding" in found.verdict.words
+
+
+class Flat(nn.Module):
+    """The gradient of `nothing` is zero but for rounding: softmax does not see what is added to all of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.line, self.nothing = nn.Linear(32, 32, bias=False), nn.Parameter(torch.zeros(1))
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return torch.softmax(self.line(hidden_states) + self.nothing, dim=-1) * torch.linspace(0, 9e4, 32)
+
+
+def test_a_gradient_that_is_zero_but_for_rounding_is_held_against_all_of_them(monkeypatch):
+    """In itself it differs by any factor; where float64 cannot be tried, the type decides beside the others."""
+    monkeypatch.setattr(model_runs, "FLOAT64_LIMIT_BYTES", 0)
+
+    def noisy(of: str, by: float) -> Callable[[nn.Module], Undo]:
+        def apply(model: nn.Module) -> Undo:
+            model.get_parameter(of).register_hook(lambda each: each * (1 + by))
+            return lambda: None
+
+        return apply
+
+    def found(apply: Callable[[nn.Module], Undo]):
+        return compare_outputs(Flat, tokens(), apply, training=True, claim="rounding", steps=0)
+
+    lost = found(noisy("nothing", 5.0))
+    row = next(parameter for parameter in lost.gradients.parameters if parameter.name == "nothing")
+    assert row.difference.relative_l2 > 1
+    assert lost.verdict.ok is True
+    wrong = found(noisy("line.weight", 0.5)).verdict
+    assert (wrong.ok, wrong.place) == (False, "line.weight")
+    assert "the gradient of line.weight differs by 50 %" in wrong.words
+    assert found(nothing).verdict.short == "not exercised"
+
+
+def signal_through(residual: bool) -> Signal:
+    inputs = tokens()
+    with torch.no_grad():
+        outputs = stack(residual=residual)()(**inputs)
+    found = signal_of(inputs.values(), outputs.values())
+    assert found is not None
+    return found
+
+
+def test_plain_layers_of_default_initialization_end_in_a_bias():
+    found = signal_through(residual=False)
+    assert found.weak
+    assert found.varying < 1e-3
+    assert "varies from row to row" in found.words
+
+
+def test_residual_layers_keep_the_signal():
+    found = signal_through(residual=True)
+    assert not found.weak
+    assert found.varying > 0.9
+    assert found.words == ""
+
+
+def test_an_output_far_smaller_than_its_input_says_so():
+    x = torch.randn(1000, 4)
+    found = signal_of([x], [x * 1e-3])
+    assert found is not None
+    assert found.varying > 0.9
+    assert found.words.startswith("The output's standard deviation is ")
+
+
+def test_one_row_varies_by_definition():
+    found = signal_of([], [torch.tensor([[1.0, 2.0]])])
+    assert found == Signal(None, 0.5, 1.0)
+
+
+@pytest.mark.parametrize("outputs", [[], [torch.tensor([1, 2])], [torch.empty(0)]])
+def test_nothing_to_look_at(outputs):
+    assert signal_of([torch.ones(1)], outputs) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1.34e-7, "1.3e-07"), (0.0, "0"), (-2.5, "-2.5e+00"), (math.inf, "infinite"), (math.nan, "not a number")],
+)
+def test_scientific(value, text):
+    assert scientific(value) == text
+
+
+def test_what_is_not_known_is_a_dash():
+    assert scientific(None) == "–"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1.394, "139 %"), (0.0275, "2.8 %"), (0.0005, "5.0e-04"), (2.1e-7, "2.1e-07"), (0, "0"), (math.inf, "infinite")],
+)
+def test_relative_differences_are_percentages_where_those_can_be_read(value, text):
+    assert share_text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("", "the output"),
+        ("0", "layer 0"),
+        ("layers.0", "layer 0"),
+        ("transformer.h.11", "layer 11"),
+        ("transformer_blocks.3", "transformer block 3"),
+        ("transformer_blocks.3.ff", "ff of transformer block 3"),
+        ("model.layers.1.mlp", "mlp of layer 1"),
+        ("encoder.attn1", "encoder.attn1"),
+    ],
+)
+def test_a_place_is_named_as_people_name_it(path, words):
+    assert layer_title(path) == words

@@ -254,7 +254,7 @@ def test_a_program_that_goes_away_frees_the_device(fake: FakeAnswers) -> None:
     async def both() -> Any:
         there = [True]
         gone = asyncio.create_task(run_asked(fake, "endless", {}, [], card="", owner="ann", is_there=lambda: there[0]))
-        while not (orders := list(fake.scheduler._orders.values())) or orders[0].worker is None:
+        while not (orders := list(fake.scheduler._jobs.values())) or orders[0].worker is None:
             await asyncio.sleep(0.02)
         waits = asyncio.create_task(run_asked(fake, "done", {}, [], card="", owner="bob"))
         await asyncio.sleep(0.2)
@@ -269,14 +269,14 @@ def test_a_program_that_goes_away_frees_the_device(fake: FakeAnswers) -> None:
 def test_a_program_that_is_cut_off_frees_the_device(fake: FakeAnswers) -> None:
     async def cut() -> None:
         asked = asyncio.create_task(run_asked(fake, "endless", {}, [], card="", owner="ann"))
-        while not (orders := list(fake.scheduler._orders.values())) or orders[0].worker is None:
+        while not (orders := list(fake.scheduler._jobs.values())) or orders[0].worker is None:
             await asyncio.sleep(0.02)
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
 
     asyncio.run(cut())
-    (order,) = fake.scheduler._orders.values()
+    (order,) = fake.scheduler._jobs.values()
     wait_until(lambda: order.status.is_over)
     assert order.status.variants[0].what == "cancelled"
 

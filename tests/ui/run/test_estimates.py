@@ -63,7 +63,7 @@ def test_of_quick_changes_the_last_is_answered_and_the_others_end_unanswered(ans
     requests = [slow, *(asked(dim=str(64 * at)) for at in range(3, 12))]
     questions = [answers.estimate(request, "ann") for request in requests]
     begun = [next(questions[0])]
-    (first,) = [order for order in answers.estimates.scheduler._orders.values() if not order.status.is_over]
+    (first,) = [order for order in answers.estimates.scheduler._jobs.values() if not order.status.is_over]
     wait_until(lambda: first.worker is not None)
     with standing_still(first.worker.pid):
         begun += [next(question) for question in questions[1:]]

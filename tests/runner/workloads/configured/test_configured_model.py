@@ -11,7 +11,7 @@ import torch
 from memviz.errors import UsageError
 from memviz.runner.config_source import checked_config
 from memviz.runner.execute import execute
-from memviz.runner.output_check.reduced_model import check_outputs
+from memviz.runner.output_check.comparison import check_outputs
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Request
 from memviz.runner.run import Run

@@ -1,4 +1,4 @@
-"""A process with all that it started: what it holds, and that nothing of it stays."""
+"""Limits of a run, and the process tree that they apply to."""
 
 from __future__ import annotations
 
@@ -13,9 +13,58 @@ from typing import Any
 
 import pytest
 
+from memviz.errors import UsageError
 from memviz.runner.jobs import limits
-from memviz.runner.jobs.limits import APART, end_tree, own_bytes, reparent, resident_bytes
+from memviz.runner.jobs.limits import (
+    OWN_SESSION,
+    end_tree,
+    lower_priority,
+    machine_bytes,
+    most_bytes,
+    most_seconds,
+    own_bytes,
+    resident_bytes,
+)
 from tests.runner.processes import is_there, wait_until
+
+GiB = 1 << 30
+
+
+@pytest.mark.parametrize(("text", "size"), [("8GiB", 8 * GiB), ("5000000000", 5_000_000_000), ("512 MiB", GiB // 2)])
+def test_memory_is_what_the_setting_says(text: str, size: int) -> None:
+    assert most_bytes({"MEMVIZ_MAX_RUN_BYTES": text, "SPACE_ID": "ann/memviz"}) == size
+
+
+@pytest.mark.parametrize("text", ["much", "0", "-1GiB", "nan", "9" * 400])
+def test_a_setting_that_is_no_size_is_named(text: str) -> None:
+    with pytest.raises(UsageError, match="MEMVIZ_MAX_RUN_BYTES="):
+        most_bytes({"MEMVIZ_MAX_RUN_BYTES": text})
+
+
+def test_a_space_keeps_most_of_its_machine_for_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "machine_bytes", lambda: 16 * GiB)
+    assert (most_bytes({"SPACE_ID": "ann/memviz"}), most_bytes({})) == (4 * GiB, 12 * GiB)
+    monkeypatch.setattr(limits, "machine_bytes", lambda: GiB)
+    assert most_bytes({"SPACE_ID": "ann/memviz"}) == GiB
+
+
+def test_a_container_has_what_it_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given, endless = tmp_path / "memory.max", tmp_path / "old"
+    given.write_text("max\n")
+    endless.write_text(f"{1 << 62}\n")
+    monkeypatch.setattr(limits, "_CONTAINER_LIMITS", (given, endless, tmp_path / "missing"))
+    whole = machine_bytes()
+    given.write_text(f"{GiB}\n")
+    assert machine_bytes() == GiB < whole
+
+
+def test_seconds_are_what_the_setting_says() -> None:
+    assert most_seconds(7, {}) == 7
+    assert most_seconds(7, {"MEMVIZ_MAX_RUN_SECONDS": "0.5"}) == 0.5
+    for text in ("soon", "0", "inf", "nan"):
+        with pytest.raises(UsageError, match="MEMVIZ_MAX_RUN_SECONDS="):
+            most_seconds(7, {"MEMVIZ_MAX_RUN_SECONDS": text})
+
 
 MiB = 1 << 20
 CHILD = "held = bytearray(64 << 20)\nprint('there', flush=True)\nimport time\ntime.sleep(3600)"
@@ -31,7 +80,7 @@ time.sleep(3600)
 @contextlib.contextmanager
 def family(more: str = "") -> Iterator[tuple[subprocess.Popen[str], int]]:
     command = [sys.executable, "-c", FAMILY.format(child=repr(CHILD), more=more)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **APART) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **OWN_SESSION) as process:
         assert process.stdout is not None
         child = int(process.stdout.readline())
         try:
@@ -58,7 +107,7 @@ def test_memory_is_that_of_all_its_processes(monkeypatch: pytest.MonkeyPatch, tm
 def test_what_is_worked_out_ahead_leaves_the_processor_to_others() -> None:
     with family() as (process, _):
         usual = os.getpriority(os.PRIO_PROCESS, process.pid)
-        reparent(process)
+        lower_priority(process)
         assert os.getpriority(os.PRIO_PROCESS, process.pid) >= min(usual + 1, 10)
         group = Path(f"/proc/{process.pid}/autogroup")
         if group.exists():
@@ -74,7 +123,7 @@ def test_a_file_that_is_mapped_could_be_taken_back(tmp_path: Path) -> None:
         "print('there', flush=True)\ntime.sleep(3600)\n"
     )
     command = [sys.executable, "-c", program, str(weights)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, **APART) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, **OWN_SESSION) as process:
         assert process.stdout is not None and process.stdout.readline() == b"there\n"
         resident, own = resident_bytes(process.pid), own_bytes(process.pid)
         end_tree(process)
@@ -130,6 +179,6 @@ def test_without_taskkill_the_process_itself_ends(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_new_group_is_asked_for_where_there_are_no_sessions() -> None:
-    asked: dict[str, Any] = APART
+    asked: dict[str, Any] = OWN_SESSION
     assert asked["start_new_session"] is True
     assert asked["creationflags"] == getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)

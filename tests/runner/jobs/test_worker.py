@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memviz.errors import UsageError
-from memviz.runner.jobs.size_estimate import RunTooLarge, refuse_if_too_large, refuse_if_twin_is_too_large, size_of
+from memviz.runner.jobs.worker import RunTooLarge, refuse_if_reduced_model_is_too_large, refuse_if_too_large, size_of
 from memviz.runner.plan import Plan, plan_of
 from memviz.runner.request import Request
 from memviz.runner.workloads import WORKLOADS
@@ -69,6 +69,6 @@ def test_a_deep_model_that_fits_is_let_through() -> None:
 
 def test_a_twin_that_cannot_be_made_small_is_refused() -> None:
     """Widths are halved; an odd one stays as it is, and its twin has real numbers."""
-    refuse_if_twin_is_too_large(plan("feed_forward", dim=4096), GiB)
-    with pytest.raises(UsageError, match="Its small twin would take about"):
-        refuse_if_twin_is_too_large(plan("feed_forward", dim=1_000_003), GiB)
+    refuse_if_reduced_model_is_too_large(plan("feed_forward", dim=4096), GiB)
+    with pytest.raises(UsageError, match="Its reduced model would take about"):
+        refuse_if_reduced_model_is_too_large(plan("feed_forward", dim=1_000_003), GiB)
