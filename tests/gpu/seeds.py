@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memviz.runner import published as tables
 from memviz.runner.measure.accelerator import Accelerator, find_accelerator
 from memviz.runner.measure.cuda_device import CudaDevice
 from memviz.runner.output_check.comparison import compare_outputs
@@ -19,7 +20,7 @@ from memviz.runner.output_check.difference import differences
 from memviz.runner.output_check.model_runs import cloned, flatten
 from memviz.runner.output_check.verdict import to_plain
 from memviz.runner.plan import Plan, fitted, plan_of
-from memviz.runner.published import SEEDS, tables
+from memviz.runner.published import SEEDS
 from memviz.runner.request import Request
 from memviz.runner.step import RunStep
 from optimizations import apply_all

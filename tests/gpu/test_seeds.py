@@ -56,7 +56,7 @@ def test_every_way_is_one_that_the_command_line_accepts(table):
 @pytest.mark.slow
 def test_a_table_takes_its_steps_on_the_card(monkeypatch):
     """A list that is joined at the end holds more than a flat buffer, which shows in the peaks of any device."""
-    module = importlib.import_module("memviz.runner.published.tables")
+    module = importlib.import_module("memviz.runner.published")
     monkeypatch.setattr(module, "_FLAT_GRADIENTS_STEPS", 1)
     tiny = {name: int(value) for name, value in TINY.items() if value.isdigit()}
     monkeypatch.setattr(module, "TransformerBlock", partial(TransformerBlock, **tiny))
