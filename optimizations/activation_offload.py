@@ -50,6 +50,9 @@ class ActivationOffload:
         "Copies what is kept for backward to host memory and back. Costs the time of both copies over the bus."
     )
     not_with: ClassVar[Mapping[str, str]] = {}
+    claim: ClassVar[Literal["bitwise"]] = "bitwise"
+    """Bits come back as they went."""
+    environment: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "training"
     pins_host_memory: ClassVar[bool] = True
 
@@ -57,15 +60,6 @@ class ActivationOffload:
         for knob in fields(self):
             if getattr(self, knob.name) < 0:
                 raise ValueError(f"{knob.name} is {getattr(self, knob.name)}; the least is 0.")
-
-    @property
-    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
-        """Bits come back as they went."""
-        return "bitwise"
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {}
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         if not training:

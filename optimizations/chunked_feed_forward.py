@@ -58,6 +58,9 @@ class ChunkedFeedForward:
     not_with: ClassVar[Mapping[str, str]] = {
         "split_feed_forward": "both cut the same feed-forwards, one by tokens and one by channels.",
     }
+    claim: ClassVar[Literal["rounding"]] = "rounding"
+    """Kernels for fewer rows may add in another order."""
+    environment: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "any"
     idle_where: ClassVar[str] = "all tokens of a feed-forward fit in one piece"
 
@@ -68,15 +71,6 @@ class ChunkedFeedForward:
             re.compile(self.only)
         except re.error as error:
             raise ValueError(f"only={self.only!r} is not a regular expression: {error}.") from None
-
-    @property
-    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
-        """Kernels for fewer rows may add in another order."""
-        return "rounding"
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {}
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         self._chosen(model)

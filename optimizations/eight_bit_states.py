@@ -58,6 +58,9 @@ class EightBitStates:
         "Every step rounds it, so training goes another way."
     )
     not_with: ClassVar[Mapping[str, str]] = {}
+    claim: ClassVar[Literal["training"]] = "training"
+    """Outputs and gradients are what they were for the same weights. The steps between are not."""
+    environment: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "training"
     needs_optimizer: ClassVar[bool] = True
     idle_where: ClassVar[str] = "the optimizer keeps no state of so many numbers"
@@ -67,15 +70,6 @@ class EightBitStates:
             raise ValueError(f"least is {self.least}; it is 1 or more.")
         if self.by not in _BY:
             raise ValueError(f"by is {self.by!r}; it is one of {', '.join(_BY)}.")
-
-    @property
-    def claim(self) -> Literal["bitwise", "rounding", "training", "lossy"]:
-        """Outputs and gradients are what they were for the same weights. The steps between are not."""
-        return "training"
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {}
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         if not training:

@@ -58,6 +58,7 @@ class KvCache:
         "Tokens that come after the prompt see rounded ones, or fewer."
     )
     not_with: ClassVar[Mapping[str, str]] = {}
+    environment: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "inference"
     only_on: ClassVar[str] = "a language model that writes"
     needs_cache: ClassVar[bool] = True
@@ -84,10 +85,6 @@ class KvCache:
             "dynamic": "the model uses a dynamic cache anyway",
             "sliding": "no token after the prompt looks further back than the window",
         }.get(self.kind, "no token after the prompt reads what is cached")
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {}
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         if training:

@@ -59,21 +59,15 @@ class OptimizerInBackward:
     not_with: ClassVar[Mapping[str, str]] = {
         "flat_gradients": "one keeps all gradients until they are summed, the other none.",
     }
+    claim: ClassVar[Literal["bitwise"]] = "bitwise"
+    """The same kernels on the same numbers, one weight at a time, for loops as above."""
+    environment: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "training"
     needs_optimizer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.micro_batches < 1:
             raise ValueError(f"micro_batches is {self.micro_batches}; a step has at least 1.")
-
-    @property
-    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
-        """The same kernels on the same numbers, one weight at a time, for loops as above."""
-        return "bitwise"
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {}
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         if not training:

@@ -43,6 +43,8 @@ class SplitFeedForward:
         "In training all slices are kept for the backward pass, so there it saves little without checkpointing."
     )
     not_with: ClassVar[Mapping[str, str]] = {}
+    claim: ClassVar[Literal["rounding"]] = "rounding"
+    environment: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "any"
 
     splits: int = field(
@@ -62,14 +64,6 @@ class SplitFeedForward:
             re.compile(self.only)
         except re.error as error:
             raise ValueError(f"only={self.only!r} is not a regular expression: {error}.") from None
-
-    @property
-    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
-        return "rounding"
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {}
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         chosen = self._chosen(model)

@@ -68,6 +68,9 @@ class WeightOffload:
         "Every forward pass copies them over the bus."
     )
     not_with: ClassVar[Mapping[str, str]] = {}
+    claim: ClassVar[Literal["bitwise"]] = "bitwise"
+    """Bits come as they went."""
+    environment: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "inference"
     pins_host_memory: ClassVar[bool] = True
 
@@ -80,15 +83,6 @@ class WeightOffload:
             )
         if self.group < 1 or self.most_gib < 0:
             raise ValueError("group is 1 or more, most_gib is 0 or more.")
-
-    @property
-    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
-        """Bits come as they went."""
-        return "bitwise"
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {}
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         if training:
