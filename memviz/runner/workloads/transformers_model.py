@@ -257,7 +257,7 @@ def filled_cache(config: Any, before: int) -> Any:
 
 
 def _there(layer: Any, before: int) -> int:
-    """How many of them a layer keeps: of a window, those that the next token still sees."""
+    """Return how many tokens a layer keeps: of a window those that the next token still sees."""
     window = getattr(layer, "sliding_window", None)
     return before if window is None else min(before, window - 1)
 
