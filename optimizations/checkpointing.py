@@ -71,7 +71,7 @@ class Checkpointing:
         self._skipped()
 
     def chosen(self, count: int) -> tuple[int, ...]:
-        """Which of so many blocks are checkpointed, by number."""
+        """Return the numbers of the checkpointed blocks among `count`."""
         is_kth = [self.every > 0 and number % self.every == 0 for number in range(count)]
         skipped = self._skipped()
         wanted = (number for number in range(count) if is_kth[number] != self.invert)

@@ -228,7 +228,7 @@ class Quantized(nn.Module):
 
     @property
     def replaced(self) -> int:
-        """How many weights the codes stand for."""
+        """Number of weights that the codes replace."""
         return int(self.in_features * self.out_features)
 
     @property

@@ -1,4 +1,4 @@
-"""Which kernel runs, seen in what it keeps; and what no kernel can do, refused before anything runs."""
+"""Attention kernels, told by what they keep for backward; and refusals of what no kernel can do."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def switches_stay():
 
 
 def scores_kept(model: nn.Module, x: Tensor) -> int:
-    """How many tensors as large as the table of scores, tokens x tokens for each head, are kept for backward."""
+    """Count tensors kept for backward that are as large as the scores: tokens x tokens for each head."""
     sizes = []
     with saved_tensors_hooks(lambda each: sizes.append(tuple(each.shape[-2:])) or each, lambda each: each):
         model(x)

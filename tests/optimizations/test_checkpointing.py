@@ -1,4 +1,4 @@
-"""Which blocks compute again, what they hold until then, and that no bit of the result changes."""
+"""Checkpointed blocks: chosen by number, bitwise equal, and holding only their inputs."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_trainers_and_generate_see_what_the_model_takes():
 
 
 class Wrapper(torch.nn.Module):
-    """As those of peft: it answers for what is inside of it."""
+    """A wrapper like those of peft, which answers for the model inside."""
 
     def __init__(self, inside: torch.nn.Module) -> None:
         super().__init__()
@@ -311,7 +311,7 @@ def test_losses_and_gradients_are_those_of_the_model_as_it_is(library: Any) -> N
 def test_it_takes_both_gradients_and_the_logits_of_a_piece_to_the_byte(
     library: Any, tokens: int, trained: bool
 ) -> None:
-    """Of a piece that has as many tokens as there are to a word in each channel, rounded up to a power of two."""
+    """A piece has its share of the tokens for the words a channel, rounded up to a power of two."""
     with PredictedDevice(card_named("RTX 4090")) as device:
         hidden = torch.empty(tokens, WIDTH, dtype=torch.bfloat16, device="cuda", requires_grad=True)
         weight = torch.empty(WORDS, WIDTH, dtype=torch.bfloat16, device="cuda", requires_grad=trained)

@@ -48,8 +48,8 @@ def test_inner_tensors_are_never_of_more_tokens_than_that(make: Any, count: int)
 
     found = list(feed_forwards(case.model))
     assert len(found) == count
-    for _, way in found:
-        for path, layer in way.module.named_modules():
+    for _, module in found:
+        for path, layer in module.named_modules():
             if hasattr(layer, "weight") and not re.search("norm|attention", path):
                 layer.register_forward_hook(note)
     with torch.no_grad():

@@ -268,7 +268,7 @@ def test_a_weight_that_a_module_shares_without_casting_it_is_left_alone():
 
 @contextmanager
 def up_during(case: nn.Module, watched: tuple[str, ...]) -> Iterator[dict[str, set[str]]]:
-    """Which matrices are cast up while each watched module computes; filled as the model runs."""
+    """Matrices that are cast up while each watched module computes; filled as the model runs."""
     seen: dict[str, set[str]] = {}
 
     def look(name: str) -> None:

@@ -114,7 +114,7 @@ CLIPS = ("clip_grad_norm_", "clip_grad_value_", "_clip_grads_with_norm_")
 @pytest.mark.parametrize("name", CLIPS[:2])
 @pytest.mark.parametrize("early", [False, True])
 def test_clipping_is_refused_for_its_weights_alone_until_undone(name: str, early: bool):
-    """By the function that a program imported before too, as far as that says so itself."""
+    """Also by a function that a program imported before, as far as that refuses by itself."""
     case, other = stack(), stack()
     # Models of other tests may wait for the collector yet.
     gc.collect()

@@ -183,7 +183,7 @@ def test_hooks_on_the_feed_forward_run_and_backward_hooks_on_it_are_no_hindrance
 
 
 class Gated(nn.Module):
-    """As transformers writes it for Llama; T5Gemma drops inner values."""
+    """The feed-forward of Llama in transformers; T5Gemma drops inner values."""
 
     def __init__(self, dropout: float | None = None) -> None:
         super().__init__()
@@ -260,7 +260,7 @@ def test_only_some_of_them():
 
 
 def refusal(optimization: SplitFeedForward, model: nn.Module) -> str:
-    """What check says, and apply as well, leaving the model as it was."""
+    """Return the refusal of check, and of apply, which leaves the model as it was."""
     before = [dict(vars(module)) for module in model.modules()]
     with pytest.raises(ValueError) as checked:
         optimization.check(model, training=False)
@@ -400,7 +400,7 @@ def test_what_bears_the_names_of_gpt2_or_vit_and_computes_otherwise_is_not_taken
 
 @pytest.mark.parametrize("make", [gpt2, vit, bert])
 def test_the_wide_inner_tensor_of_a_layer_never_exists_whole(make: Any) -> None:
-    """What its activation is given; the head of BERT has one of its own."""
+    """Seen in the inputs of activations; the head of BERT has one of its own."""
     case = make()
     case.model.eval()
     largest = []
