@@ -140,20 +140,6 @@ def test_matrices_compute_in_another_dtype_than_the_rest_of_the_model(compute, g
     }
 
 
-@torch.no_grad()
-def test_undo_brings_back_dtypes_and_hooks_and_the_values_that_storage_kept():
-    case = model()
-    before, objects, expected = dtypes(case), dict(case.named_parameters()), rounded(case)
-    undo = LayerwiseCasting(skip="").apply(case)
-    assert dtypes(case) != before
-    case(TOKENS)
-    undo()
-    assert dtypes(case) == before
-    assert all(each is objects[name] for name, each in case.named_parameters())
-    assert all(torch.equal(each, expected.state_dict()[name]) for name, each in case.state_dict().items())
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in case.modules())
-
-
 # What is cast
 
 

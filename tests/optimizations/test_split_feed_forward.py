@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from optimizations import apply_all, weight_offload
 from optimizations.layerwise_casting import LayerwiseCasting
@@ -20,7 +19,6 @@ from tests.optimizations.memory import GiB, Memory
 from tests.optimizations.tiny import Stack, autoencoder, bert, flux, gpt2, hunyuan_video, llama, ltx, vit
 
 ACTIVATIONS = ("gelu", "gelu-approximate", "geglu", "geglu-approximate", "swiglu", "linear-silu")
-GATED = ("geglu", "swiglu")
 EPSILON = {torch.float64: 1e-15, torch.float32: 5e-7, torch.bfloat16: 1e-2}
 each_activation = pytest.mark.parametrize("activation", ACTIVATIONS)
 
@@ -90,41 +88,6 @@ def test_in_bf16_it_is_no_further_from_the_truth_than_a_few_roundings():
         split = model(x.bfloat16())
     assert split.dtype == torch.bfloat16
     assert apart(truth, split) < 2 * apart(truth, whole) < EPSILON[torch.bfloat16] * 2
-
-
-class SplitAsFirstPublished(nn.Module):
-    """A gated layer cut as the first publication did: each slice takes value and gate from its own stretch of rows."""
-
-    def __init__(self, whole: nn.Module, splits: int) -> None:
-        super().__init__()
-        self.first, self.second = whole.net[0], whole.net[2]
-        self.splits = splits
-
-    def forward(self, x: Tensor) -> Tensor:
-        weights, biases = self.first.proj.weight.chunk(self.splits), self.first.proj.bias.chunk(self.splits)
-        activation = getattr(self.first, "activation", F.gelu)
-        output = self.second.bias
-        for weight, bias, columns in zip(weights, biases, self.second.weight.chunk(self.splits, dim=1), strict=True):
-            value, gate = F.linear(x, weight, bias).chunk(2, dim=-1)
-            output = output + F.linear(value * activation(gate), columns)
-        return output
-
-
-@pytest.mark.parametrize("activation", GATED)
-@torch.no_grad()
-def test_the_published_bug_is_seen_layer_by_layer_though_the_end_of_five_layers_hides_it(activation):
-    from diffusers.models.attention import FeedForward
-
-    torch.manual_seed(0)
-    layers = nn.Sequential(*(FeedForward(256, mult=4, activation_fn=activation) for _ in range(5)))
-    wrong = nn.Sequential(*(SplitAsFirstPublished(each, 4) for each in layers))
-    right = copy.deepcopy(layers)
-    SplitFeedForward(4).apply(right)
-    x = torch.randn(64, 256)
-    assert (layers(x) - wrong(x)).abs().max() < 5e-3  # of five layers with PyTorch's initial weights: looks like noise
-    assert apart(layers[0](x), wrong[0](x)) == pytest.approx(1.39, abs=0.05)
-    assert apart(layers[0](x), right[0](x)) < EPSILON[torch.float32]
-    assert apart(layers(x), right(x)) < EPSILON[torch.float32]
 
 
 def test_dropout_leaves_mean_and_spread_as_they_are_on_the_whole():
