@@ -62,7 +62,7 @@ class Optimization(Protocol):
 
     @property
     def claim(self) -> Literal["bitwise", "rounding", "training", "lossy"]:
-        """How equal the outputs stay; with `training` up to rounding for the same weights, but those go another way."""
+        """Equality of outputs; `training` is up to rounding for the same weights, which train differently."""
 
     @property
     def environment(self) -> Mapping[str, str]:

@@ -50,6 +50,9 @@ class ActivationOffload:
         "Copies what is kept for backward to host memory and back. Costs the time of both copies over the bus."
     )
     not_with: ClassVar[Mapping[str, str]] = {}
+    claim: ClassVar[Literal["bitwise"]] = "bitwise"
+    """Bits come back as they went."""
+    environment: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "training"
     pins_host_memory: ClassVar[bool] = True
 
@@ -58,26 +61,17 @@ class ActivationOffload:
             if getattr(self, knob.name) < 0:
                 raise ValueError(f"{knob.name} is {getattr(self, knob.name)}; the least is 0.")
 
-    @property
-    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
-        """Bits come back as they went."""
-        return "bitwise"
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {}
-
     def check(self, model: nn.Module, *, training: bool) -> None:
         if not training:
             raise ValueError("Inference keeps nothing for backward: there is nothing to move. Train, or leave it out.")
 
     def apply(self, model: nn.Module) -> Callable[[], None]:
-        if _moving(model) is not None:
+        if _mover_of(model) is not None:
             raise ValueError("What this model keeps waits on the host already: undo that first.")
-        moving = _Moving(self)
+        mover = _Mover(self)
         undo = contextlib.ExitStack()
-        undo.callback(model.register_forward_pre_hook(moving.enter).remove)
-        undo.callback(model.register_forward_hook(moving.leave, always_call=True).remove)
+        undo.callback(model.register_forward_pre_hook(mover.enter).remove)
+        undo.callback(model.register_forward_hook(mover.leave, always_call=True).remove)
         return undo.close
 
     def code(self) -> str:
@@ -94,22 +88,22 @@ class HostBytes:
 
 def host_bytes(model: nn.Module) -> HostBytes:
     """Return how many bytes of the model's activations are in host memory."""
-    moving = _moving(model)
-    if moving is None:
+    mover = _mover_of(model)
+    if mover is None:
         raise ValueError("This model keeps its activations on the device: apply ActivationOffload first.")
-    return HostBytes(moving.waiting, moving.most, moving.pinned)
+    return HostBytes(mover.waiting, mover.most, mover.pinned)
 
 
-def _moving(model: nn.Module) -> _Moving | None:
+def _mover_of(model: nn.Module) -> _Mover | None:
     hooks = (getattr(hook, "__self__", None) for hook in model._forward_pre_hooks.values())
-    return next((hook for hook in hooks if isinstance(hook, _Moving)), None)
+    return next((hook for hook in hooks if isinstance(hook, _Mover)), None)
 
 
 _Layout = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype, int]
 
 
-class _Moving:
-    """Between the device and the host, for one model."""
+class _Mover:
+    """Moves the saved tensors of one model to the host and back."""
 
     def __init__(self, knobs: ActivationOffload) -> None:
         self.knobs = knobs
@@ -119,12 +113,12 @@ class _Moving:
         self.entered: list[saved_tensors_hooks] = []
         self.stays: set[int] = set()
         """Storages of weights."""
-        self.known: dict[int, tuple[weakref.ref[Any], dict[_Layout, weakref.ref[_Waits]]]] = {}
+        self.known: dict[int, tuple[weakref.ref[Any], dict[_Layout, weakref.ref[_HostCopy]]]] = {}
         """Copies made so far, by the id of their storage; the weak reference tells whether that storage still lives."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy of the model begins with nothing moved."""
-        return _Moving, (self.knobs,)
+        return _Mover, (self.knobs,)
 
     def enter(self, model: nn.Module, _: Any) -> None:
         self.stays = {_storage_of(tensor) for tensor in (*model.parameters(), *model.buffers())}
@@ -136,7 +130,7 @@ class _Moving:
         if self.entered:
             self.entered.pop().__exit__()
 
-    def to_host(self, saved: Tensor) -> Tensor | _Waits:
+    def to_host(self, saved: Tensor) -> Tensor | _HostCopy:
         if saved.layout is not torch.strided:
             return saved
         size = saved.numel() * saved.element_size()
@@ -149,13 +143,13 @@ class _Moving:
         if there is None:
             if not self._has_room(size):
                 return saved
-            there = _Waits(saved)
+            there = _HostCopy(saved)
             copied[layout] = weakref.ref(there)
-            self._came(size)
-            weakref.finalize(there, self._went, size)
+            self._count_copy(size)
+            weakref.finalize(there, self._discount_copy, size)
         return there
 
-    def _copies_of(self, saved: Tensor) -> dict[_Layout, weakref.ref[_Waits]]:
+    def _copies_of(self, saved: Tensor) -> dict[_Layout, weakref.ref[_HostCopy]]:
         storage, key = saved.untyped_storage(), _storage_of(saved)
         reference, copied = self.known.get(key, (None, {}))
         if reference is None or reference() is None:
@@ -172,7 +166,7 @@ class _Moving:
         is_there = self.used[block] < self.made[block]
         return not self.knobs.most_gib or is_there or self.pinned + block <= self.knobs.most_gib * _GIB
 
-    def _came(self, size: int) -> None:
+    def _count_copy(self, size: int) -> None:
         block = _block(size)
         self.waiting += size
         self.most = max(self.most, self.waiting)
@@ -181,13 +175,13 @@ class _Moving:
             self.made[block] += 1
             self.pinned += block
 
-    def _went(self, size: int) -> None:
+    def _discount_copy(self, size: int) -> None:
         self.waiting -= size
         self.used[_block(size)] -= 1
 
 
-class _Waits:
-    """A tensor's copy on the host, and the one that came back while anybody uses that."""
+class _HostCopy:
+    """A tensor's copy in host memory, and a weak reference to the tensor that it was copied back to."""
 
     def __init__(self, saved: Tensor) -> None:
         self.device = saved.device
@@ -199,8 +193,8 @@ class _Waits:
                 self.host.copy_(saved, non_blocking=True)
 
 
-def _to_device(packed: Tensor | _Waits) -> Tensor:
-    if not isinstance(packed, _Waits):
+def _to_device(packed: Tensor | _HostCopy) -> Tensor:
+    if not isinstance(packed, _HostCopy):
         return packed
     back = None if packed.back is None else packed.back()
     if back is None:

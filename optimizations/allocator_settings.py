@@ -43,6 +43,8 @@ class AllocatorSettings:
         "How the allocator cuts up memory: less reserved for what is live. Must be set before CUDA starts."
     )
     not_with: ClassVar[Mapping[str, str]] = {}
+    claim: ClassVar[Literal["bitwise"]] = "bitwise"
+    """Outputs stay bitwise equal: an address is no input of any kernel."""
     needs: ClassVar[Literal["any", "training", "inference"]] = "any"
 
     def __post_init__(self) -> None:
@@ -52,11 +54,6 @@ class AllocatorSettings:
                 f"{unclear or self.conf!r} is no option of the allocator: write name:value, several with commas, as in "
                 "expandable_segments:True,garbage_collection_threshold:0.8."
             )
-
-    @property
-    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
-        """Outputs stay bitwise equal: an address is no input of any kernel."""
-        return "bitwise"
 
     @property
     def environment(self) -> Mapping[str, str]:

@@ -63,21 +63,15 @@ class AttentionBackend:
     title: ClassVar[str] = "Attention kernel"
     sentence: ClassVar[str] = "One kernel for all attention. All but math never hold the table of scores."
     not_with: ClassVar[Mapping[str, str]] = {}
+    claim: ClassVar[Literal["rounding"]] = "rounding"
+    """The same sums in another order."""
+    environment: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "any"
     idle_where: ClassVar[str] = "the kernel of the reduced model is the same without it"
 
     def __post_init__(self) -> None:
         if self.backend not in _KERNELS:
             raise ValueError(f"backend is {self.backend!r}; it is one of {', '.join(_KERNELS)}.")
-
-    @property
-    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
-        """The same sums in another order."""
-        return "rounding"
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {}
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         _refuse_none(model)

@@ -55,6 +55,9 @@ class Checkpointing:
     title: ClassVar[str] = "Checkpoint blocks"
     sentence: ClassVar[str] = "Blocks keep only their inputs and compute the rest again: up to one more forward a step."
     not_with: ClassVar[Mapping[str, str]] = {}
+    claim: ClassVar[Literal["bitwise"]] = "bitwise"
+    """The same kernels run on the same inputs, and random numbers are drawn again from the same state."""
+    environment: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "training"
     idle_where: ClassVar[str] = "no block is checkpointed"
 
@@ -67,17 +70,8 @@ class Checkpointing:
             raise ValueError("A function of your own decides what is kept and where: leave keep and offload away.")
         self._skipped()
 
-    @property
-    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
-        """The same kernels run on the same inputs, and random numbers are drawn again from the same state."""
-        return "bitwise"
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {}
-
     def chosen(self, count: int) -> tuple[int, ...]:
-        """Which of so many blocks are checkpointed, by number."""
+        """Return the numbers of the checkpointed blocks among `count`."""
         is_kth = [self.every > 0 and number % self.every == 0 for number in range(count)]
         skipped = self._skipped()
         wanted = (number for number in range(count) if is_kth[number] != self.invert)

@@ -71,6 +71,9 @@ class ChunkedCrossEntropy:
         "The output then has a loss and no logits."
     )
     not_with: ClassVar[Mapping[str, str]] = {}
+    claim: ClassVar[Literal["rounding"]] = "rounding"
+    """The same sums, chunk by chunk; in a bf16 model each chunk rounds the head's gradient once more."""
+    environment: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "training"
     withholds: ClassVar[tuple[str, ...]] = ("logits",)
 
@@ -87,17 +90,8 @@ class ChunkedCrossEntropy:
             )
 
     @property
-    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
-        """The same sums, chunk by chunk; in a bf16 model each chunk rounds the head's gradient once more."""
-        return "rounding"
-
-    @property
     def sums_in(self) -> torch.dtype | None:
         return None if self.accum_dtype == "weight" else torch.float32
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {}
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         if not training:

@@ -58,6 +58,9 @@ class ChunkedFeedForward:
     not_with: ClassVar[Mapping[str, str]] = {
         "split_feed_forward": "both cut the same feed-forwards, one by tokens and one by channels.",
     }
+    claim: ClassVar[Literal["rounding"]] = "rounding"
+    """Kernels for fewer rows may add in another order."""
+    environment: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "any"
     idle_where: ClassVar[str] = "all tokens of a feed-forward fit in one piece"
 
@@ -69,27 +72,17 @@ class ChunkedFeedForward:
         except re.error as error:
             raise ValueError(f"only={self.only!r} is not a regular expression: {error}.") from None
 
-    @property
-    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
-        """Kernels for fewer rows may add in another order."""
-        return "rounding"
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {}
-
     def check(self, model: nn.Module, *, training: bool) -> None:
         self._chosen(model)
 
     def apply(self, model: nn.Module) -> Callable[[], None]:
-        replaced: list[tuple[nn.Module, str]] = []
-        for module, name, instead in [row for way in self._chosen(model).values() for row in way.replacing(self)]:
-            vars(module)[name] = instead
-            replaced.append((module, name))
+        replaced = [row for module in self._chosen(model).values() for row in _replacements(module, self)]
+        for module, method, replacement in replaced:
+            vars(module)[method] = replacement
 
         def undo() -> None:
-            for module, name in replaced:
-                del vars(module)[name]
+            for module, method, _ in replaced:
+                del vars(module)[method]
             replaced.clear()
 
         return undo
@@ -105,30 +98,30 @@ class ChunkedFeedForward:
         if torch.is_grad_enabled():
             again = functools.partial(checkpoint, function, use_reentrant=False) if self.recompute else function
             return torch.cat([again(*piece) for piece in pieces]).view(*x.shape[:-1], -1)
-        return _written_one_by_one(function, pieces).view(*x.shape[:-1], -1)
+        return _fill_output(function, pieces).view(*x.shape[:-1], -1)
 
     def _cut(self, tensor: Tensor) -> tuple[Tensor, ...]:
         pieces: tuple[Tensor, ...] = tensor.reshape(-1, tensor.shape[-1]).split(self.tokens)  # type: ignore[no-untyped-call]
         return pieces
 
-    def _chosen(self, model: nn.Module) -> dict[str, _Way]:
-        ways = {name or "(the model)": way for name, way in feed_forwards(model)}
-        chosen = {name: way for name, way in ways.items() if re.search(self.only, name)}
-        if not ways:
+    def _chosen(self, model: nn.Module) -> dict[str, nn.Module]:
+        modules = {name or "(the model)": module for name, module in feed_forwards(model)}
+        chosen = {name: module for name, module in modules.items() if re.search(self.only, name)}
+        if not modules:
             raise ValueError(
                 "No feed-forward was recognised here. Known are modules called FeedForward, MLP or FFN and "
                 "nn.Sequential, where they are made of linear layers, activations, dropout and norms."
             )
         if not chosen:
-            raise ValueError(f"No feed-forward has {self.only!r} in its name; there are {', '.join(ways)}.")
-        for name, way in chosen.items():
-            if any(attribute in vars(module) for module, attribute, _ in way.replacing(self)):
+            raise ValueError(f"No feed-forward has {self.only!r} in its name; there are {', '.join(modules)}.")
+        for name, module in chosen.items():
+            if any(method in vars(part) for part, method, _ in _replacements(module, self)):
                 raise ValueError(f"The forward of {name} is replaced already: undo that first.")
         return chosen
 
 
-def _written_one_by_one(function: Callable[..., Tensor], pieces: Sequence[tuple[Tensor, ...]]) -> Tensor:
-    """Not joined in the end, which would take the output twice."""
+def _fill_output(function: Callable[..., Tensor], pieces: Sequence[tuple[Tensor, ...]]) -> Tensor:
+    """Write pieces into one output, since joining them in the end would take the output twice."""
     first = function(*pieces[0])
     output = first.new_empty(sum(len(piece[0]) for piece in pieces), first.shape[-1])
     output[: len(first)] = first
@@ -140,44 +133,24 @@ def _written_one_by_one(function: Callable[..., Tensor], pieces: Sequence[tuple[
     return output
 
 
-Replacing = tuple[nn.Module, str, Callable[..., Any]]
-"""A module, which method of it, and what stands in its place."""
+_CHUNK = "feed_forward_chunk"
+"""Transformers' own method for some tokens, in models such as BERT."""
 
 
-@dataclass(frozen=True)
-class _Way:
-    """How one feed-forward is cut: in most, its own method is called on pieces."""
-
-    module: nn.Module
-    method: str = "forward"
-
-    def replacing(self, knobs: ChunkedFeedForward) -> list[Replacing]:
-        return [(self.module, self.method, _InPieces(self.module, knobs))]
-
-
-@dataclass(frozen=True)
-class _ChunkWay(_Way):
-    """transformers' own name for what may be called on some tokens, in models such as BERT."""
-
-    method: str = "feed_forward_chunk"
-
-    def replacing(self, knobs: ChunkedFeedForward) -> list[Replacing]:
-        return [(self.module, self.method, _ChunkInPieces(self.module, knobs))]
-
-
-@dataclass(frozen=True)
-class _FusedWay(_Way):
-    """out(cat(attention, activation(first(x)))): the first two hand `x` on, and the last calls them on pieces."""
-
-    def replacing(self, knobs: ChunkedFeedForward) -> list[Replacing]:
-        block: Any = self.module
-        waits = [_Waits(block.proj_mlp), _Waits(block.act_mlp)]
-        last = _FusedInPieces(block, waits, knobs)
-        return [*((wait.module, "forward", wait) for wait in waits), (block.proj_out, "forward", last)]
+def _replacements(module: Any, knobs: ChunkedFeedForward) -> list[tuple[nn.Module, str, Callable[..., Any]]]:
+    """Return the modules to change, the method of each, and its replacement."""
+    if _is_fused(module):
+        # out(cat(attention, activation(first(x)))): the first two pass `x` on, and the last calls them on pieces.
+        first, activation = _Deferred(module.proj_mlp), _Deferred(module.act_mlp)
+        last = _FusedInPieces(module, [first, activation], knobs)
+        return [(part.module, "forward", part) for part in (first, activation)] + [(module.proj_out, "forward", last)]
+    if hasattr(type(module), _CHUNK):
+        return [(module, _CHUNK, _ChunkInPieces(module, knobs))]
+    return [(module, "forward", _InPieces(module, knobs))]
 
 
 class _InPieces:
-    """Stands as a module's `forward`. An object, so that copies and files of a model take it along."""
+    """Replaces a module's `forward`. An object, so that copies and files of a model take it along."""
 
     def __init__(self, module: nn.Module, knobs: ChunkedFeedForward) -> None:
         self.module, self.knobs = module, knobs
@@ -196,7 +169,7 @@ class _InPieces:
         return self.knobs.run(piece, x, *rows.values())
 
     def _has_rows(self, name: int | str, value: Any, x: Tensor) -> bool:
-        """A residual, for one. What is the same for all tokens has one axis or none."""
+        """Return whether a value has a row for each token, as a residual does."""
         if not isinstance(value, Tensor) or value.dim() < 2:
             return False
         if value.shape[:-1] != x.shape[:-1]:
@@ -214,8 +187,8 @@ class _ChunkInPieces(_InPieces):
         return self.knobs.run(lambda piece: plain(self.module, piece), x)
 
 
-class _Waits:
-    """Stands as a layer's `forward`, and computes only when its turn has come."""
+class _Deferred:
+    """A layer's `forward` that passes its input on, and computes only while `has_turn`."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -227,8 +200,8 @@ class _Waits:
 
 
 class _FusedInPieces:
-    def __init__(self, block: nn.Module, waits: list[_Waits], knobs: ChunkedFeedForward) -> None:
-        self.block, self.waits, self.knobs = block, waits, knobs
+    def __init__(self, block: nn.Module, deferred: list[_Deferred], knobs: ChunkedFeedForward) -> None:
+        self.block, self.deferred, self.knobs = block, deferred, knobs
 
     def __call__(self, attention_and_x: Tensor) -> Tensor:
         block: Any = self.block
@@ -236,40 +209,33 @@ class _FusedInPieces:
         plain = type(block.proj_out).forward
 
         def piece(rows: Tensor) -> Tensor:
-            for wait in self.waits:
-                wait.has_turn = True
+            for layer in self.deferred:
+                layer.has_turn = True
             try:
                 inner = block.act_mlp(block.proj_mlp(rows[..., attention_width:]))
             finally:
-                for wait in self.waits:
-                    wait.has_turn = False
+                for layer in self.deferred:
+                    layer.has_turn = False
             result: Tensor = plain(block.proj_out, torch.cat([rows[..., :attention_width], inner], dim=-1))
             return result
 
         return self.knobs.run(piece, attention_and_x)
 
 
-def feed_forwards(model: nn.Module) -> Iterator[tuple[str, _Way]]:
-    """Every feed-forward that is recognised, by name; none within another."""
+def feed_forwards(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield every feed-forward that is recognised, by name; none within another."""
     inside: set[nn.Module] = set()
     for name, module in model.named_modules():
-        way = None if module in inside else _way(module)
-        if way is not None:
-            inside.update(module.modules() if way.method == "forward" else ())
-            yield name, way
-
-
-def _way(module: nn.Module) -> _Way | None:
-    if _is_fused(module):
-        return _FusedWay(module)
-    if callable(getattr(type(module), "feed_forward_chunk", None)):
-        return _ChunkWay(module)
-    named = _NAMES.search(type(module).__name__) is not None or type(module) is nn.Sequential
-    return _Way(module) if named and _is_by_token(module) else None
+        kind = type(module)
+        has_name = _NAMES.search(kind.__name__) is not None or kind is nn.Sequential
+        has_chunks = hasattr(kind, _CHUNK)
+        if module not in inside and (has_chunks or _is_fused(module) or (has_name and _is_by_token(module))):
+            inside.update(() if has_chunks else module.modules())
+            yield name, module
 
 
 def _is_by_token(module: nn.Module) -> bool:
-    """Made of layers that see each token by itself, two of them with matrices."""
+    """Return whether all layers see each token by itself and two of them have matrices."""
     leaves = [leaf for leaf in module.modules() if next(leaf.children(), None) is None]
     matrices = [leaf for leaf in leaves if getattr(getattr(leaf, "weight", None), "ndim", 0) == 2]
     own = any(True for part in module.modules() if part not in leaves for _ in part.parameters(recurse=False))

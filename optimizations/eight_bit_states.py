@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import importlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -58,6 +58,9 @@ class EightBitStates:
         "Every step rounds it, so training goes another way."
     )
     not_with: ClassVar[Mapping[str, str]] = {}
+    claim: ClassVar[Literal["training"]] = "training"
+    """Outputs and gradients are what they were for the same weights. The steps between are not."""
+    environment: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "training"
     needs_optimizer: ClassVar[bool] = True
     idle_where: ClassVar[str] = "the optimizer keeps no state of so many numbers"
@@ -67,15 +70,6 @@ class EightBitStates:
             raise ValueError(f"least is {self.least}; it is 1 or more.")
         if self.by not in _BY:
             raise ValueError(f"by is {self.by!r}; it is one of {', '.join(_BY)}.")
-
-    @property
-    def claim(self) -> Literal["bitwise", "rounding", "training", "lossy"]:
-        """Outputs and gradients are what they were for the same weights. The steps between are not."""
-        return "training"
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {}
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         if not training:
@@ -239,8 +233,9 @@ class _Steps:
 
     def step(self, optimizer: Optimizer, weight: nn.Parameter, group: dict[str, Any]) -> None:
         state = optimizer.state[weight]
-        for key, packed in list(_packed_in(state)):
-            state[key] = packed.unpacked()
+        for key, value in list(state.items()):
+            if isinstance(value, Packed):
+                state[key] = value.unpacked()
         _step_one(optimizer, weight, group)
         for key, value in list(state.items()):
             state[key] = _packed_state(key, value, self.least)
@@ -283,25 +278,16 @@ def _packed_state(key: str, value: Any, least: int) -> Any:
     return Packed.of(value, is_signed=key not in _NEVER_NEGATIVE)
 
 
-def _packed_in(state: Mapping[str, Any]) -> Iterator[tuple[str, Packed]]:
-    for key, value in state.items():
-        if isinstance(value, Packed):
-            yield key, value
-
-
 @torch.no_grad()
 def _step_one(optimizer: Optimizer, weight: nn.Parameter, group: dict[str, Any]) -> None:
-    """Without hooks: whose step this is has been said, and its end is not here."""
-    groups, step = optimizer.param_groups, _plain(type(optimizer).step)
+    """Step one weight without hooks, which are for steps of all weights."""
+    groups, step = optimizer.param_groups, type(optimizer).step
+    step = getattr(step, "__wrapped__", step) if getattr(step, "hooked", False) else step
     optimizer.param_groups = [{**group, "params": [weight]}]
     try:
         step(optimizer)
     finally:
         optimizer.param_groups = groups
-
-
-def _plain(step: Any) -> Any:
-    return step.__wrapped__ if getattr(step, "hooked", False) else step
 
 
 def _refuse_others(optimizer: Optimizer) -> None:

@@ -62,6 +62,9 @@ class FlatGradients:
     title: ClassVar[str] = "Flat fp32 gradients"
     sentence: ClassVar[str] = "Micro-batches are added up in one flat fp32 buffer. Costs 4 bytes a parameter, no copy."
     not_with: ClassVar[Mapping[str, str]] = {}
+    claim: ClassVar[Literal["bitwise"]] = "bitwise"
+    """Outputs and losses: gradients are read after they have been computed."""
+    environment: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "training"
 
     def __post_init__(self) -> None:
@@ -69,15 +72,6 @@ class FlatGradients:
             raise ValueError(f"how is {self.how!r}; it is one of {', '.join(_WAYS)}.")
         if self.micro_batches < 1:
             raise ValueError(f"micro_batches is {self.micro_batches}; a step has at least 1.")
-
-    @property
-    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
-        """Outputs and losses: gradients are read after they have been computed."""
-        return "bitwise"
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {}
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         if not training:

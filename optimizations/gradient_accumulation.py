@@ -54,21 +54,15 @@ class GradientAccumulation:
         "time. Each piece launches all kernels and reads all weights again, and gradients wait for the last."
     )
     not_with: ClassVar[Mapping[str, str]] = {}
+    claim: ClassVar[Literal["rounding"]] = "rounding"
+    """The same sums in another order, for a loss that is a mean over rows or targets."""
+    environment: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "training"
     changes_loop: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.pieces < 2:
             raise ValueError(f"pieces is {self.pieces}; a batch is taken apart into at least 2.")
-
-    @property
-    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
-        """The same sums in another order, for a loss that is a mean over rows or targets."""
-        return "rounding"
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {}
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         if not training:

@@ -1,7 +1,7 @@
-"""Which cache a language model keeps its keys and values in, when it is called with `use_cache=True` and given none.
+"""KV cache: the class that a language model keeps keys and values in, if called with `use_cache=True` and no cache.
 
-For each token and layer a model keeps a key and a value, to be looked at by all tokens that come later. Transformers'
-own classes keep them in four ways:
+For each token and layer a model keeps a key and a value, which all later tokens read. Transformers' own classes keep
+them in four ways:
 
 `dynamic`    as many as there are, in the model's dtype; each further token copies all of its layer's. The usual one.
 `static`     room for `length` tokens from the first call on. Nothing is copied, and nothing grows.
@@ -58,6 +58,7 @@ class KvCache:
         "Tokens that come after the prompt see rounded ones, or fewer."
     )
     not_with: ClassVar[Mapping[str, str]] = {}
+    environment: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "inference"
     only_on: ClassVar[str] = "a language model that writes"
     needs_cache: ClassVar[bool] = True
@@ -84,10 +85,6 @@ class KvCache:
             "dynamic": "the model uses a dynamic cache anyway",
             "sliding": "no token after the prompt looks further back than the window",
         }.get(self.kind, "no token after the prompt reads what is cached")
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {}
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         if training:

@@ -63,6 +63,8 @@ class LayerwiseCasting:
         "In training only frozen weights can be cast, and that saves only under checkpointing."
     )
     not_with: ClassVar[Mapping[str, str]] = {}
+    claim: ClassVar[Literal["lossy"]] = "lossy"
+    environment: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "any"
     shrinks_weights: ClassVar[bool] = True
 
@@ -98,14 +100,6 @@ class LayerwiseCasting:
             raise ValueError("Of one piece there is no next one to cast ahead: choose granularity=leaf or block.")
         if self.compute != "own":
             _check_holds(_DTYPES[self.storage], _DTYPES[self.compute])
-
-    @property
-    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
-        return "lossy"
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {}
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         for name, weight in model.named_parameters():

@@ -52,6 +52,9 @@ class Lora:
     not_with: ClassVar[Mapping[str, str]] = {
         "split_feed_forward": "it reads the matrices of a feed-forward and would miss what adapters add to them.",
     }
+    claim: ClassVar[Literal["lossy"]] = "lossy"
+    """The first outputs are the same. What is learnt is not."""
+    environment: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "training"
     trains_others: ClassVar[bool] = True
 
@@ -64,15 +67,6 @@ class Lora:
             re.compile(self.only)
         except re.error as error:
             raise ValueError(f"only={self.only!r} is not a regular expression: {error}.") from None
-
-    @property
-    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
-        """The first outputs are the same. What is learnt is not."""
-        return "lossy"
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {}
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         if not training:

@@ -59,21 +59,15 @@ class OptimizerInBackward:
     not_with: ClassVar[Mapping[str, str]] = {
         "flat_gradients": "one keeps all gradients until they are summed, the other none.",
     }
+    claim: ClassVar[Literal["bitwise"]] = "bitwise"
+    """The same kernels on the same numbers, one weight at a time, for loops as above."""
+    environment: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "training"
     needs_optimizer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.micro_batches < 1:
             raise ValueError(f"micro_batches is {self.micro_batches}; a step has at least 1.")
-
-    @property
-    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
-        """The same kernels on the same numbers, one weight at a time, for loops as above."""
-        return "bitwise"
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {}
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         if not training:
@@ -89,8 +83,8 @@ class OptimizerInBackward:
     def apply(self, model: nn.Module) -> Callable[[], None]:
         self.check(model, training=True)
         steps = _Steps(model, self.micro_batches)
-        _made.listeners.append(steps)
-        _made.listen()
+        _observer.listeners.append(steps)
+        _observer.listen()
         # Nobody need undo it for a model that is gone.
         return weakref.finalize(model, _let_go, steps)
 
@@ -106,36 +100,36 @@ class _Steps:
     def __init__(self, model: nn.Module, micro_batches: int) -> None:
         self.model = weakref.ref(model)
         self.micro_batches = micro_batches
-        self.taken: weakref.WeakKeyDictionary[Optimizer, _Taken] = weakref.WeakKeyDictionary()
+        self.optimizers: weakref.WeakKeyDictionary[Optimizer, _SteppedOptimizer] = weakref.WeakKeyDictionary()
 
-    def hear(self, optimizer: Optimizer) -> None:
-        """The newest optimizer of a weight steps it."""
+    def observe(self, optimizer: Optimizer) -> None:
+        """Let the newest optimizer of a weight step it."""
         model = self.model()
         mine = set() if model is None else {parameter for parameter in model.parameters() if parameter.requires_grad}
         theirs = {weight for group in optimizer.param_groups for weight in group["params"]} & mine
-        if optimizer in self.taken:
+        if optimizer in self.optimizers:
             # It is made once and then steps: a step is over.
-            self.taken[optimizer].sums.clear()
-        if optimizer in self.taken or not theirs:
+            self.optimizers[optimizer].sums.clear()
+        if optimizer in self.optimizers or not theirs:
             return
         _refuse_others(optimizer)
-        for earlier in self.taken.values():
+        for earlier in self.optimizers.values():
             earlier.leave(theirs)
-        self.taken[optimizer] = _Taken(optimizer, theirs, self.micro_batches)
+        self.optimizers[optimizer] = _SteppedOptimizer(optimizer, theirs, self.micro_batches)
 
     def let_go(self) -> None:
-        for hooked in self.taken.values():
+        for hooked in self.optimizers.values():
             hooked.leave(set(hooked.hooks))
-        self.taken.clear()
+        self.optimizers.clear()
 
 
 def _let_go(steps: _Steps) -> None:
-    _made.listeners[:] = [listener for listener in _made.listeners if listener is not steps]
-    _made.listen()
+    _observer.listeners[:] = [listener for listener in _observer.listeners if listener is not steps]
+    _observer.listen()
     steps.let_go()
 
 
-class _Taken:
+class _SteppedOptimizer:
     """An optimizer whose weights are stepped one by one. Without it the hooks do nothing."""
 
     def __init__(self, optimizer: Optimizer, weights: set[nn.Parameter], micro_batches: int) -> None:
@@ -224,8 +218,8 @@ _CLIPS = ("clip_grad_norm_", "clip_grad_value_", "_clip_grads_with_norm_", "clip
 """torch's functions for clipping; the first calls the third, so programs that imported it by name are seen too."""
 
 
-class _Made:
-    """Hears of each optimizer that is made, and of those made before when they step, while anybody listens."""
+class _OptimizerObserver:
+    """Passes each new optimizer on to listeners, and older ones when they step."""
 
     def __init__(self) -> None:
         self.listeners: list[_Steps] = []
@@ -239,14 +233,14 @@ class _Made:
 
             def init(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
                 plain(optimizer, *args, **kwargs)
-                self.tell(optimizer)
+                self.notify(optimizer)
 
             self._put(kind, "__init__", init)
             for place in (clip_grad, torch.nn.utils):
                 for name in _CLIPS:
                     if hasattr(place, name):
                         self._put(place, name, self._refusing(getattr(place, name)))
-            self.undo.callback(register_optimizer_step_pre_hook(self.tell).remove)
+            self.undo.callback(register_optimizer_step_pre_hook(self.notify).remove)
         elif not self.listeners and self.undo is not None:
             self.undo.close()
             self.undo = None
@@ -266,7 +260,9 @@ class _Made:
         @functools.wraps(clip)
         def refusing(parameters: Any, *args: Any, **kwargs: Any) -> Any:
             weights = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-            stepped = {weight for steps in self.listeners for taken in steps.taken.values() for weight in taken.hooks}
+            stepped = {
+                weight for steps in self.listeners for stepped in steps.optimizers.values() for weight in stepped.hooks
+            }
             if stepped.isdisjoint(weights):
                 return clip(weights, *args, **kwargs)
             said = f"{clip.__name__} finds no gradients: OptimizerInBackward has stepped with them and let them go."
@@ -281,9 +277,9 @@ class _Made:
 
         return refusing
 
-    def tell(self, optimizer: Optimizer, *_: Any) -> None:
+    def notify(self, optimizer: Optimizer, *_: Any) -> None:
         for listener in tuple(self.listeners):
-            listener.hear(optimizer)
+            listener.observe(optimizer)
 
 
-_made = _Made()
+_observer = _OptimizerObserver()

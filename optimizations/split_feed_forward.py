@@ -43,6 +43,8 @@ class SplitFeedForward:
         "In training all slices are kept for the backward pass, so there it saves little without checkpointing."
     )
     not_with: ClassVar[Mapping[str, str]] = {}
+    claim: ClassVar[Literal["rounding"]] = "rounding"
+    environment: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "any"
 
     splits: int = field(
@@ -62,14 +64,6 @@ class SplitFeedForward:
             re.compile(self.only)
         except re.error as error:
             raise ValueError(f"only={self.only!r} is not a regular expression: {error}.") from None
-
-    @property
-    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
-        return "rounding"
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {}
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         chosen = self._chosen(model)
@@ -121,7 +115,7 @@ class SplitFeedForward:
 
 
 class _InSlices:
-    """Stands as a feed-forward's `forward`. An object, so that copies and files of a model take it along."""
+    """Replaces a feed-forward's `forward`. An object, so that copies and files of a model take it along."""
 
     def __init__(self, module: nn.Module, knobs: SplitFeedForward) -> None:
         self.module, self.knobs = module, knobs
@@ -135,8 +129,8 @@ class _InSlices:
         return parts.final(_sum(x, parts, slices, as_published))
 
 
-class _Waits:
-    """Stands as the `forward` of what comes first: hands its input on, or adds up slices where their columns wait."""
+class _Deferred:
+    """Replaces the `forward` of the first matrix: passes its input on, or adds up slices once their columns are set."""
 
     def __init__(self, block: nn.Module) -> None:
         self.block = block
@@ -152,11 +146,11 @@ class _Waits:
         )
 
 
-class _Last:
-    """Stands as the `forward` of the second matrix, whose first columns may belong to what lies beside."""
+class _SecondMatrix:
+    """Replaces the `forward` of the second matrix, whose first columns may be those of attention."""
 
-    def __init__(self, block: nn.Module, starts: nn.Module, waits: _Waits, splits: int) -> None:
-        self.block, self.starts, self.waits, self.splits = block, starts, waits, splits
+    def __init__(self, block: nn.Module, starts: nn.Module, deferred: _Deferred, splits: int) -> None:
+        self.block, self.starts, self.deferred, self.splits = block, starts, deferred, splits
         self.first = _parts(block).first
 
     def __call__(self, beside_and_x: Tensor) -> Tensor:
@@ -165,29 +159,25 @@ class _Last:
         _check_still(_unreadable(parts.second.weight) if same else f"it computes with {type(parts.first).__name__}")
         matrix = _matrix(parts.second, parts.second.weight)
         beside = matrix.shape[1] - parts.inner
-        self.waits.columns = torch.split(matrix[:, beside:], parts.inner // self.splits, dim=1)
+        self.deferred.columns = torch.split(matrix[:, beside:], parts.inner // self.splits, dim=1)
         try:
             # Called as a module: its hooks may put its weight in place and take it away again.
             output: Tensor = self.starts(beside_and_x[..., beside:])
         finally:
-            self.waits.columns = ()
+            self.deferred.columns = ()
         return output.add_(F.linear(beside_and_x[..., :beside], matrix[:, :beside])) if beside else output
-
-
-def _hand_on(x: Tensor) -> Tensor:
-    return x
 
 
 def _replacing(module: Any, knobs: SplitFeedForward) -> dict[nn.Module, Any]:
     """Return the modules whose forward is replaced, with the replacement."""
     if not (_fused(module) or _apart(module)):
         return {module: _InSlices(module, knobs)}
-    waits = _Waits(module)
+    deferred = _Deferred(module)
     if _apart(module):
-        last = _Last(module, module.intermediate, waits, knobs.splits)
-        return {module.intermediate: waits, module.output.dense: last}
-    last = _Last(module, module.proj_mlp, waits, knobs.splits)
-    return {module.proj_mlp: waits, module.act_mlp: _hand_on, module.proj_out: last}
+        last = _SecondMatrix(module, module.intermediate, deferred, knobs.splits)
+        return {module.intermediate: deferred, module.output.dense: last}
+    last = _SecondMatrix(module, module.proj_mlp, deferred, knobs.splits)
+    return {module.proj_mlp: deferred, module.act_mlp: _same, module.proj_out: last}
 
 
 def _same(x: Tensor) -> Tensor:
@@ -375,7 +365,7 @@ def _apart(layer: Any) -> Parts | None:
 
 
 class _Sketch:
-    """Stands for a tensor and writes down what becomes of it."""
+    """Takes the place of a tensor and records the formula computed from it."""
 
     def __init__(self, text: str) -> None:
         self.text = text

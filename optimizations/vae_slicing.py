@@ -29,18 +29,12 @@ class VaeSlicing:
         "them. It costs nothing where one picture fills the GPU."
     )
     not_with: ClassVar[Mapping[str, str]] = {}
+    claim: ClassVar[Literal["rounding"]] = "rounding"
+    """The same convolutions, though kernels may be others for one picture."""
+    environment: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "inference"
     only_on: ClassVar[str] = "an autoencoder"
     idle_where: ClassVar[str] = "the batch is one picture"
-
-    @property
-    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
-        """The same convolutions, though kernels may be others for one picture."""
-        return "rounding"
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {}
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         if training:

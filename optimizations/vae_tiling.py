@@ -32,19 +32,13 @@ class VaeTiling:
         "It costs the overlaps, about as much work again, and tones may change from tile to tile."
     )
     not_with: ClassVar[Mapping[str, str]] = {}
+    claim: ClassVar[Literal["lossy"]] = "lossy"
+    """Norms and attention see a tile."""
+    environment: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "inference"
     only_on: ClassVar[str] = "an autoencoder"
     sees_less: ClassVar[bool] = True
     idle_where: ClassVar[str] = "the picture is no larger than one tile"
-
-    @property
-    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
-        """Norms and attention see a tile."""
-        return "lossy"
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {}
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         if training:

@@ -68,6 +68,9 @@ class WeightOffload:
         "Every forward pass copies them over the bus."
     )
     not_with: ClassVar[Mapping[str, str]] = {}
+    claim: ClassVar[Literal["bitwise"]] = "bitwise"
+    """Bits come as they went."""
+    environment: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "inference"
     pins_host_memory: ClassVar[bool] = True
 
@@ -80,15 +83,6 @@ class WeightOffload:
             )
         if self.group < 1 or self.most_gib < 0:
             raise ValueError("group is 1 or more, most_gib is 0 or more.")
-
-    @property
-    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
-        """Bits come as they went."""
-        return "bitwise"
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {}
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         if training:
@@ -191,8 +185,8 @@ class _Weight:
 
     def rest(self) -> None:
         here = self.parameter.data
-        rests = here.device.type == "cpu" and self.device.type == "cuda"
-        self.parameter.data = self.host = _pinned(here) if rests else _on_host(here)
+        is_pageable = here.device.type == "cpu" and self.device.type == "cuda"
+        self.parameter.data = self.host = _on_host(here, pins=True) if is_pageable else _on_host(here)
 
     def come(self) -> None:
         self.users += 1
@@ -375,13 +369,8 @@ def _pinned_bytes(tensor: Tensor) -> int:
     return 1 << (size - 1).bit_length() if size else 0
 
 
-def _on_host(tensor: Tensor) -> Tensor:
-    host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
-    return host.copy_(tensor)
-
-
-def _pinned(tensor: Tensor) -> Tensor:
-    return torch.empty_like(tensor, pin_memory=True).copy_(tensor)
+def _on_host(tensor: Tensor, *, pins: bool = False) -> Tensor:
+    return torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda or pins).copy_(tensor)
 
 
 def _move(model: nn.Module, offloaded: set[_Weight], device: str) -> Callable[[], None]:

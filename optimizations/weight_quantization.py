@@ -68,6 +68,8 @@ class WeightQuantization:
         "layerwise_casting": "both store the same weights in fewer bits.",
         "weight_offload": "codes are no parameters, and only those would move.",
     }
+    claim: ClassVar[Literal["lossy"]] = "lossy"
+    environment: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "any"
     shrinks_weights: ClassVar[bool] = True
 
@@ -86,14 +88,6 @@ class WeightQuantization:
                 re.compile(knob)
             except re.error as error:
                 raise ValueError(f"{knob!r} is not a regular expression: {error}.") from None
-
-    @property
-    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
-        return "lossy"
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {}
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         if self.by == "torchao":
@@ -234,7 +228,7 @@ class Quantized(nn.Module):
 
     @property
     def replaced(self) -> int:
-        """How many weights the codes stand for."""
+        """Number of weights that the codes replace."""
         return int(self.in_features * self.out_features)
 
     @property

@@ -1,22 +1,30 @@
-"""The `config.json` of a Transformers model as data: read within bounds, and refused before anything is built from it.
+"""The `config.json` of a Transformers model as data: from a file or the hub, checked before anything is built from it.
 
-What is in such a file decides how many modules a library makes, and how large. So its numbers are looked at first, by
-what their names say of them; and whatever asks for code or weights from elsewhere is refused, or left out.
+Such a file decides how many modules a library makes, and how large. So its numbers are checked first, with a bound that
+follows from their names; and keys that ask for code or weights from elsewhere are refused, or left out.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import build_opener
 
 from memviz.errors import UsageError
-from memviz.runner.hub_config import fetched, is_hub_id
 from memviz.runner.request import Request
 from memviz.units import count_text
+
+SWITCH = "MEMVIZ_HUB"
+HUB = "https://huggingface.co/"
+_HUB_SECONDS = 20.0
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 FILE = "config.json"
 MOST_BYTES = 2 << 20
@@ -29,7 +37,7 @@ _MOST_EXPERT_LAYERS = 1 << 18
 
 _CODE = ("auto_map", "trust_remote_code", "custom_pipelines", "custom_generate", "code_revision")
 _WEIGHTS = ("use_pretrained_backbone", "use_timm_backbone")
-_NOT_OURS = {
+_IGNORED = {
     "attn_implementation",
     "experts_implementation",
     "dtype",
@@ -64,20 +72,17 @@ _BOUNDS = tuple(
         (r"", 1 << 24, ""),
     )
 )
-"""The first whose name is in the key holds. Each is some times what any published model has."""
+"""The first bound whose pattern is in the key holds. Each is several times what any published model has."""
 
 
 def is_config(name: str) -> bool:
-    """A file that ends in .json, a folder that holds a config.json, or a name as the hub gives them."""
-    return name.endswith(".json") or (_is_folder(name) and not name.isidentifier()) or is_hub_id(name)
-
-
-def _is_folder(name: str) -> bool:
-    return (Path(name) / FILE).is_file()
+    """Return whether this is a file that ends in .json, a folder with a config.json, or a name on the hub."""
+    is_folder = (Path(name) / FILE).is_file() and not name.isidentifier()
+    return name.endswith(".json") or is_folder or is_hub_id(name)
 
 
 def with_config(request: Request) -> Request:
-    """The request with what stands in the file that it names; of whoever may name files of this machine."""
+    """Return the request with the text of the file that it names. Only for people who may read files here."""
     if request.config or not is_config(request.workload):
         return request
     return replace(request, config=read_config(request.workload))
@@ -87,7 +92,7 @@ def read_config(name: str) -> str:
     """Read and check a configuration; return its text without unneeded keys."""
     path = Path(name) / FILE if Path(name).is_dir() else Path(name)
     if not path.exists() and is_hub_id(name):
-        return checked_config(fetched(name, MOST_BYTES), name)
+        return checked_config(fetch_config(name), name)
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -97,9 +102,9 @@ def read_config(name: str) -> str:
 
 
 def checked_config(content: bytes | str, where: str = FILE) -> str:
-    """The same configuration in few letters; UsageError with what is wrong, within a second whatever it says."""
+    """Return the configuration without unneeded keys; UsageError if it is wrong, within a second for any content."""
     try:
-        values = _parsed(content)
+        values = _parse(content)
         _check_shape(values)
         _check_kind(values)
         _check_numbers(values)
@@ -112,7 +117,7 @@ def checked_config(content: bytes | str, where: str = FILE) -> str:
 # -- as JSON
 
 
-def _parsed(content: bytes | str) -> dict[str, Any]:
+def _parse(content: bytes | str) -> dict[str, Any]:
     raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
     if len(raw) > MOST_BYTES:
         raise UsageError(f"it is larger than {count_text(MOST_BYTES)} bytes, and no configuration is.")
@@ -169,7 +174,7 @@ def _check_kind(values: dict[str, Any]) -> None:
 
 
 def _settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """All of them, those of the parts of a model too."""
+    """Yield all settings, also those of the model's parts."""
     for key, value in values.items():
         yield key, value
         for part in value if isinstance(value, list) else [value]:
@@ -186,11 +191,13 @@ def _check_numbers(values: dict[str, Any]) -> None:
         for number in _numbers(value):
             if abs(number) > bound.most:
                 what = f" {bound.what}" if bound.what else ""
-                raise UsageError(f"{key} is {_number(number)}, and the most that is built is {bound.most:,}{what}.")
+                digits = len(str(abs(number)))
+                text = f"{number:,}" if digits < 19 else f"about 10 to the power of {digits - 1}"
+                raise UsageError(f"{key} is {text}, and the most that is built is {bound.most:,}{what}.")
 
 
 def _numbers(value: Any) -> Iterator[int]:
-    """Whole ones, of a list those inside too. Dicts have names of their own for theirs."""
+    """Yield integers, also those in lists. The numbers in a dict have keys of their own."""
     if isinstance(value, int) and not isinstance(value, bool):
         yield value
     elif isinstance(value, list):
@@ -198,36 +205,32 @@ def _numbers(value: Any) -> Iterator[int]:
             yield from _numbers(item)
 
 
-def _number(number: int) -> str:
-    return f"{number:,}" if abs(number) < 10**18 else f"about 10 to the power of {len(str(abs(number))) - 1}"
-
-
 def _check_size(values: dict[str, Any]) -> None:
-    """About how large the model would be: within a factor of some, which is enough for what is absurd."""
+    """Refuse absurd sizes, by an estimate of the parameters that is right within a small factor."""
     parts = [values, *(setting for key, setting in _settings(values) if isinstance(setting, dict))]
-    parameters = sum(map(_about_parameters, parts))
+    parameters = sum(map(_estimate_parameters, parts))
     if parameters > _MOST_PARAMETERS:
         raise UsageError(
             f"it would have about {parameters / 10**12:,.0f} T parameters, and the most that is built is "
             f"{_MOST_PARAMETERS // 10**12} T."
         )
     for part in parts:
-        layers, experts = _most(part, r"layer|depth"), _most(part, r"expert")
+        layers, experts = _largest(part, r"layer|depth"), _largest(part, r"expert")
         if layers * experts > _MOST_EXPERT_LAYERS:
             raise UsageError(
                 f"{layers:,} layers of {experts:,} experts are more than the {_MOST_EXPERT_LAYERS:,} that are built."
             )
 
 
-def _about_parameters(part: Mapping[str, Any]) -> int:
-    width = _most(part, r"^hidden_size|d_model|n_embd|embed_dim|^dim$|hidden_sizes")
-    inner = _most(part, r"intermediate|ffn|d_ff|inner|hidden_dim")
-    layers = max(1, _most(part, r"layer|depth"))
-    experts = max(1, _most(part, r"^num_.*experts$|^n_routed_experts$|^num_experts"))
-    return layers * (4 * width * width + 3 * width * inner * experts) + 2 * width * _most(part, r"vocab")
+def _estimate_parameters(part: Mapping[str, Any]) -> int:
+    width = _largest(part, r"^hidden_size|d_model|n_embd|embed_dim|^dim$|hidden_sizes")
+    inner = _largest(part, r"intermediate|ffn|d_ff|inner|hidden_dim")
+    layers = max(1, _largest(part, r"layer|depth"))
+    experts = max(1, _largest(part, r"^num_.*experts$|^n_routed_experts$|^num_experts"))
+    return layers * (4 * width * width + 3 * width * inner * experts) + 2 * width * _largest(part, r"vocab")
 
 
-def _most(part: Mapping[str, Any], names: str) -> int:
+def _largest(part: Mapping[str, Any], names: str) -> int:
     matching = (value for key, value in part.items() if re.search(names, key))
     return max((number for value in matching for number in _numbers(value)), default=0)
 
@@ -236,10 +239,10 @@ def _most(part: Mapping[str, Any], names: str) -> int:
 
 
 def _needed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what decides nothing, or only for programs that load weights. Of labels their number is enough."""
+    """Drop keys that do not shape the model. Of labels the number is enough."""
     needed: dict[str, Any] = {}
     for key, value in values.items():
-        if key.startswith("_") or key in (*_NOT_OURS, *_CODE, "id2label", "label2id"):
+        if key.startswith("_") or key in (*_IGNORED, *_CODE, "id2label", "label2id"):
             continue
         needed[key] = _needed(value) if isinstance(value, dict) else value
     if isinstance(values.get("id2label"), dict):
@@ -250,3 +253,44 @@ def _needed(values: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(values.get("quantization_config"), dict):
         needed["quantization_config"] = True
     return needed
+
+
+# -- the Hugging Face hub
+
+
+def hub_is_on(environment: Mapping[str, str] = os.environ) -> bool:
+    return environment.get(SWITCH, "").strip().lower() in ("1", "true", "yes", "on")
+
+
+def is_hub_id(name: str) -> bool:
+    """`owner/model`, where no such file is here."""
+    return bool(_HUB_NAME.fullmatch(name)) and not name.endswith((".py", ".json")) and not Path(name).exists()
+
+
+def fetch_config(name: str) -> bytes:
+    """Fetch the config.json of a model on the hub, where the owner switched that on: no weights, no code."""
+    if not hub_is_on():
+        raise UsageError(
+            f"There is no {name} here, and nothing is asked of the Hugging Face hub. Give the path of its config.json, "
+            f"or set {SWITCH}=1 to have that one file fetched."
+        )
+    address = f"{HUB}{name}/resolve/main/config.json"
+    try:
+        with build_opener(_HubRedirects).open(urllib.request.Request(address), timeout=_HUB_SECONDS) as answer:
+            content: bytes = answer.read(MOST_BYTES + 1)
+    except HTTPError as error:
+        why = "it wants to know who asks" if error.code in (401, 403) else f"it answers {error.code}"
+        raise UsageError(f"{address} cannot be read: {why}. Save the file yourself, and give its path.") from None
+    except (URLError, OSError) as error:
+        raise UsageError(f"{address} cannot be read: {getattr(error, 'reason', error)}.") from None
+    return content
+
+
+class _HubRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows the redirect of a renamed model, and none to another host."""
+
+    def redirect_request(self, *request: Any) -> Any:
+        fp, code, newurl = request[1], request[2], str(request[-1])
+        if not newurl.startswith(HUB):
+            raise HTTPError(newurl, code, "leads to another host", request[-2], fp)
+        return super().redirect_request(*request)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,26 +35,23 @@ class _PredictedRank:
 
 
 def predict_plan(plan: Plan, tell: Tell, *, figures_only: bool = False) -> Outcome:
-    """On one card or on many; with `figures_only` the traces have no stacks."""
+    """Predict on one card or on many; with `figures_only` the traces have no stacks."""
     if plan.parallel.gpus == 1:
         return predict(plan, tell, figures_only=figures_only)
     count = plan.parallel.gpus
 
-    def run(ranks: Sequence[int]) -> list[_PredictedRank]:
-        def of(number: int) -> Tell:
-            return lambda phase: tell(f"rank {number} of {count}: {phase}")
+    def predict_rank(number: int) -> _PredictedRank:
+        def tell_rank(phase: str) -> None:
+            tell(f"rank {number} of {count}: {phase}")
 
-        return [
-            _PredictedRank(number, predict(plan, of(number), GroupRank(number, count), figures_only=figures_only))
-            for number in ranks
-        ]
+        done = predict(plan, tell_rank, GroupRank(number, count), figures_only=figures_only)
+        return _PredictedRank(number, done)
 
-    classes = classes_of(count, run, same_program=True)
-    return _largest_rank(plan, classes)
+    return _largest_rank(classes_of(count, lambda ranks: list(map(predict_rank, ranks)), same_program=True))
 
 
-def _largest_rank(plan: Plan, classes: list[tuple[list[int], Any]]) -> Outcome:
-    """The run of the rank that reserves most, as the others fit where it does; and what the others come to."""
+def _largest_rank(classes: list[tuple[list[int], Any]]) -> Outcome:
+    """Return the outcome of the rank that reserves most, with those of the other classes."""
     _, most = max(classes, key=lambda item: item[1].done.run.peak_reserved_bytes)
     figures = tuple(_class_figures(ranks, one) for ranks, one in classes)
     took = sum(one.done.run.took_seconds for _, one in classes)
@@ -64,8 +61,7 @@ def _largest_rank(plan: Plan, classes: list[tuple[list[int], Any]]) -> Outcome:
         for _, one in classes
         if one is not most
     }
-    made: Outcome = replace(most.done, run=run, others=others)
-    return made
+    return replace(most.done, run=run, others=others)  # type: ignore[no-any-return]
 
 
 def _class_figures(ranks: list[int], one: _PredictedRank) -> RankClass:
@@ -90,10 +86,10 @@ _NOT_HERE = "Predicted, because nothing can be measured here."
 def execute(
     plan: Plan, tell: Tell, *, until: float | None = None, recorded: Callable[[Outcome], None] = lambda _: None
 ) -> Outcome:
-    """Measured where that was asked for, or where it is possible and nobody said otherwise.
+    """Measure where the request says so, or where it leaves the choice and there is a GPU; else predict.
 
     Args:
-        until: By `time.monotonic()`, when whoever waits gives up. What is not needed is left out in time.
+        until: Deadline by `time.monotonic()`, before which optional parts are left out.
         recorded: Called with the memory of a measured run before its seconds are measured, which may fail.
     """
     if plan.request.on == "predict" or plan.parallel.gpus > 1:
@@ -107,7 +103,7 @@ def execute(
         return _predict_instead(plan, tell, f"{_NOT_HERE} {why}")
     beside = Disturbances(accelerator)
     try:
-        # What has no effect on this platform is warned of once, with the first allocation.
+        # Torch warns of settings without effect on this platform once, with the first allocation.
         with torch_warnings() as warned:
             accelerator.start()
     except UsageError as error:

@@ -1,4 +1,4 @@
-"""How true a prediction is likely to be: what recordings of its class, made on real cards, say of predictions."""
+"""Expected error of a prediction, from recordings of its class on real cards."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class ExpectedError:
     allocated: float | None
     reserved: float | None
     recordings: int
-    """How many recordings these are of."""
+    """Number of recordings."""
     published: int
-    """How many peaks of public tables beside them: of these only what was allocated is known."""
+    """Number of peaks in public tables, of which only allocated bytes are known."""
     kind: str
     """The class: "training" or "inference"."""
     not_covered: tuple[str, ...] = ()

@@ -1,8 +1,8 @@
-"""Knobs: the fields of a frozen dataclass that people turn by name, in a command or in a form.
+"""Knobs: the fields of a frozen dataclass that are set by name, in a command or in a form.
 
-Workloads and optimizations are such dataclasses. What a knob means stands in its field's metadata (`help`, `choices`,
-`unit`), so that the command line, the page and an error message say the same; what it accepts follows from its
-annotation: int, float, bool, str, one of them or None, or a Literal. A field marked `python_only` takes no text.
+Workloads and optimizations are such dataclasses. The field's metadata describes a knob (`help`, `choices`, `unit`) for
+the command line, the page and errors alike; the values that it accepts follow from its annotation: int, float, bool,
+str, one of them or None, or a Literal. A field marked `python_only` takes no text.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import lru_cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -55,9 +55,9 @@ def knob(
     least: float | None = None,
     last: bool = False,
 ) -> Any:
-    """A dataclass field with what people need to know of it. `least` is the smallest value that makes sense.
+    """Return a dataclass field with its help. `least` is the smallest value that makes sense.
 
-    `last` is for what a base class gives: people meet it after the knobs that are a subclass's own.
+    `last` is for fields of a base class: they are listed after the knobs of the subclass.
     """
     metadata = {"help": help, "choices": choices, "unit": unit, "least": least, "last": last}
     return field(default=default, metadata=metadata)
@@ -74,31 +74,20 @@ def described(of: Any) -> tuple[Knob, ...]:
     kind = of if isinstance(of, type) else type(of)
     knobs = []
     for knob_field in _turnable(kind):
-        accepted = _Accepted.of(kind, knob_field)
-        value = _default(knob_field) if isinstance(of, type) else getattr(of, knob_field.name)
-        about = knob_field.metadata
-        knobs.append(
-            Knob(
-                knob_field.name,
-                accepted.word,
-                accepted.optional,
-                value,
-                about.get("help", ""),
-                accepted.choices,
-                about.get("unit", ""),
-                about.get("says", ""),
-                about.get("always", False),
-            )
-        )
+        name, accepted, about = knob_field.name, _Accepted.of(kind, knob_field), knob_field.metadata
+        value = _default(knob_field) if isinstance(of, type) else getattr(of, name)
+        texts = (about.get("unit", ""), about.get("says", ""), about.get("always", False))
+        help = about.get("help", "")
+        knobs.append(Knob(name, accepted.word, accepted.optional, value, help, accepted.choices, *texts))
     return tuple(knobs)
 
 
 def with_knobs(kind: type[T], pairs: Mapping[str, str]) -> T:
-    """An instance with these knobs turned; `resolution=512x768` turns two at once where the class joins them."""
+    """Return an instance with these knobs; `resolution=512x768` sets two at once where the class joins them."""
     name = str(getattr(kind, "name", kind.__name__))
     known = {knob_field.name: knob_field for knob_field in _turnable(kind)}
     values = {}
-    for key, text in _apart(kind, name, pairs).items():
+    for key, text in _single_knobs(kind, name, pairs).items():
         if key not in known:
             raise UsageError(f"{name} has no knob {key}.{nearest(key, [*known, *_joined(kind)])}")
         try:
@@ -112,13 +101,13 @@ def with_knobs(kind: type[T], pairs: Mapping[str, str]) -> T:
 
 
 def as_text(of: Any, *, everything: bool = False) -> dict[str, str]:
-    """The texts that `with_knobs` reads back: of what differs from the default, or of every knob."""
-    shown = {}
-    for knob_field in _turnable(type(of)):
-        value = getattr(of, knob_field.name)
-        if everything or value != _default(knob_field):
-            shown[knob_field.name] = _text(value)
-    return shown
+    """Return the texts that `with_knobs` reads back: of knobs that differ from their default, or of all."""
+    values = {knob_field: getattr(of, knob_field.name) for knob_field in _turnable(type(of))}
+    return {
+        knob_field.name: _text(value)
+        for knob_field, value in values.items()
+        if everything or value != _default(knob_field)
+    }
 
 
 def words_of_value(name: str, text: str, says: str = "") -> str:
@@ -137,7 +126,7 @@ def _nth(text: str) -> str:
 
 
 def parse_named(text: str) -> tuple[str, dict[str, str]]:
-    """`checkpointing:every=2,offload=true` apart. A piece without `=` goes on with the value before it."""
+    """Parse `checkpointing:every=2,offload=true`. A piece without `=` continues the value before it."""
     name, _, rest = text.partition(":")
     if not name.strip():
         raise UsageError(f"Write NAME or NAME:KNOB=VALUE,KNOB=VALUE; {text!r} names nothing.")
@@ -161,7 +150,7 @@ def parse_named(text: str) -> tuple[str, dict[str, str]]:
 
 
 def nearest(name: object, there_are: Iterable[object]) -> str:
-    """For the end of a message: the likely spelling and what there is. Begins with a space, or is empty."""
+    """Return the end of a message: the likely spelling and the valid names. Begins with a space, or is empty."""
     names = [str(name) for name in there_are]
     if not names:
         return " It has none." if name else ""
@@ -171,7 +160,7 @@ def nearest(name: object, there_are: Iterable[object]) -> str:
 
 
 def check_knobs(of: Any) -> None:
-    """Refuses a value that is not among the choices, or below the least; for `__post_init__`."""
+    """Refuse a value that is not among the choices, or below the least; for `__post_init__`."""
     kind = type(of)
     for knob_field in _turnable(kind):
         value, least = getattr(of, knob_field.name), knob_field.metadata.get("least")
@@ -184,7 +173,7 @@ def check_knobs(of: Any) -> None:
 
 @lru_cache(maxsize=128)
 def _annotations(owner: type) -> dict[str, Any]:
-    """Python's way to them reads every text anew, and a search plans thousands of runs."""
+    """Cached, since `get_type_hints` evaluates every annotation anew and a search plans thousands of runs."""
     return get_type_hints(owner)
 
 
@@ -213,7 +202,7 @@ class _Accepted:
         return words.get(self.kind, "text")
 
     def read(self, text: str) -> Any:
-        """ValueError says what would be read; the caller puts the names in front."""
+        """Read a value; the caller puts the knob's name in front of a ValueError."""
         text = text.strip()
         if self.optional and text.lower() in ("none", ""):
             return None
@@ -226,7 +215,7 @@ class _Accepted:
 
 
 def read_value(kind: type, text: str) -> Any:
-    """A text as a value of int, float, bool or str; ValueError reads on after the knob's name."""
+    """Read an int, float, bool or str; the text of a ValueError follows the knob's name."""
     if kind is bool:
         if text.lower() not in _YES | _NO:
             raise ValueError(f"is true or false (yes, no, on, off); not {text!r}.")
@@ -240,36 +229,27 @@ def read_value(kind: type, text: str) -> Any:
     return text
 
 
-def _apart(kind: type, name: str, pairs: Mapping[str, str]) -> dict[str, str]:
-    """Joined knobs become the single ones that they stand for."""
-    apart: dict[str, str] = {}
+def _single_knobs(kind: type, name: str, pairs: Mapping[str, str]) -> dict[str, str]:
+    """Replace joined knobs, such as `resolution`, by the single ones that they stand for."""
+    knobs: dict[str, str] = {}
     for key, text in pairs.items():
-        for single, value in _sides(kind, name, key, text):
-            if single in apart:
+        singles = _joined(kind).get(key, (key,))
+        values = _BETWEEN_SIDES.split(text.strip()) if key in _joined(kind) else [text]
+        if len(values) != len(singles):
+            defaults = {knob_field.name: _text(_default(knob_field)) for knob_field in _turnable(kind)}
+            example = "x".join(defaults[single] for single in singles)
+            raise UsageError(f"{name}: {key} is {' x '.join(singles)}, as in {example}; not {text!r}.")
+        for single, value in zip(singles, values, strict=True):
+            if single in knobs:
                 raise UsageError(f"{name}: {single} is given twice.")
-            apart[single] = value
-    return apart
-
-
-def _sides(kind: type, name: str, key: str, text: str) -> Iterator[tuple[str, str]]:
-    singles = _joined(kind).get(key)
-    if singles is None:
-        yield key, text
-        return
-    values = _BETWEEN_SIDES.split(text.strip())
-    if len(values) != len(singles):
-        raise UsageError(f"{name}: {key} is {' x '.join(singles)}, as in {_example(kind, singles)}; not {text!r}.")
-    yield from zip(singles, values, strict=True)
+            knobs[single] = value
+    return knobs
 
 
 def _joined(kind: type) -> Mapping[str, tuple[str, ...]]:
-    """`together` of a class: one word for several knobs, as `resolution` for height and width."""
+    """Return the joined knobs of a class, as `resolution` for height and width."""
     joined: Mapping[str, tuple[str, ...]] = getattr(kind, "together", {})
     return joined
-
-
-def _example(kind: type, singles: tuple[str, ...]) -> str:
-    return "x".join(_text(_default(knob_field)) for knob_field in _turnable(kind) if knob_field.name in singles)
 
 
 def _turnable(kind: type) -> list[Field[Any]]:

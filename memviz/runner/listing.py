@@ -12,7 +12,7 @@ import torch
 
 from memviz.runner.knobs import described
 from memviz.runner.predict.accuracy import is_recorded
-from memviz.runner.predict.cards import CARD_KINDS, KnownCard
+from memviz.runner.predict.cards import CARD_KINDS
 from memviz.runner.workloads import WORKLOADS
 from memviz.runner.workloads.own import program_rows
 from memviz.runner.workloads.transformers_model import ConfiguredModel
@@ -20,8 +20,7 @@ from optimizations import OFFERED_FIRST, OPTIMIZATIONS
 
 
 def listing(programs: Sequence[str] = ()) -> dict[str, Any]:
-    """`programs` are the owner's own files: each function that makes a model stands before our workloads; any
-    model by its config.json stands last."""
+    """Return workloads, optimizations and cards; the functions of the owner's `programs` come before the presets."""
     return {
         "workloads": [
             *(row for file in programs for row in program_rows(file)),
@@ -39,19 +38,18 @@ def listing(programs: Sequence[str] = ()) -> dict[str, Any]:
             }
             for kind in OPTIMIZATIONS
         ],
-        "cards": [_card_row(card, kind) for kind, cards in CARD_KINDS.items() for card in cards],
+        "cards": [
+            # Unproven: no recording is of a card with the same figures that PyTorch's rules look at.
+            {"name": card.name, "memory_bytes": card.memory_bytes, "kind": kind, "unproven": not is_recorded(card)}
+            for kind, cards in CARD_KINDS.items()
+            for card in cards
+        ],
         "device": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
     }
 
 
-def _card_row(card: KnownCard, kind: str) -> dict[str, Any]:
-    """Unproven: nobody's recording is of a card with the same figures that PyTorch's rules look at."""
-    return {"name": card.name, "memory_bytes": card.memory_bytes, "kind": kind, "unproven": not is_recorded(card)}
-
-
 def _workload_row(kind: Any) -> dict[str, Any]:
-    published = [asdict(model) for model in getattr(kind, "published", ())]
-    return {**_row(kind), "published": published, "holds": kind.holds}
+    return {**_row(kind), "published": [asdict(model) for model in kind.published], "holds": kind.holds}
 
 
 def _row(kind: Any) -> dict[str, Any]:

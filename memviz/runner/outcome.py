@@ -26,7 +26,6 @@ from memviz.runner.request import Optimizer
 from memviz.runner.run import Run
 from memviz.trace.model import Trace
 from optimizations import OPTIMIZATIONS, Optimization
-from optimizations.weight_offload import WeightOffload
 from optimizations.weight_quantization import Quantized
 
 _LIBRARIES = ("torch", "diffusers", "transformers")
@@ -92,9 +91,9 @@ def sizes_of(model: nn.Module) -> dict[str, int]:
 
 
 def check(plan: Plan, model: nn.Module) -> None:
-    """Each optimization says whether it goes with this model, before a device holds anything of it.
+    """Let each optimization refuse the model, before a device holds any of it.
 
-    One that trains other weights is looked at by those that are applied after it, so it is there for a moment.
+    One that trains other weights is applied meanwhile, since those after it check the model that it makes.
     """
     with ExitStack() as undo:
         undo.enter_context(torch.random.fork_rng(devices=[]))
@@ -112,6 +111,8 @@ def own_bytes(model: nn.Module) -> int:
 
 
 def run_with(plan: Plan, mode: Any, device: str, known: dict[str, Any]) -> Run:
+    # An offload of a model in host memory says where the model computes.
+    changes = [replace(one, onload_device="cuda") if one is plan.offload else one for one in plan.optimizations]
     return Run(
         request=plan.request,
         label=plan.label,
@@ -122,35 +123,32 @@ def run_with(plan: Plan, mode: Any, device: str, known: dict[str, Any]) -> Run:
         window=plan.window,
         provenance=provenance(plan),
         command=command_of(plan.request),
-        code=code_of([_loaded(plan, one) for one in plan.optimizations], plan.on_host, plan.request.optimizer),
+        code=code_of(changes, plan.on_host, plan.request.optimizer),
         claim=plan.claim,
         **known,
     )
 
 
-def _loaded(plan: Plan, change: Optimization) -> Optimization:
-    """An offload of a model in host memory says where the model computes."""
-    return replace(change, onload_device="cuda") if isinstance(change, WeightOffload) and plan.offload else change
-
-
 def code_of(
     optimizations: Sequence[Optimization], on_host: Sequence[Optimization] = (), optimizer: Optimizer = "none"
 ) -> str:
-    """Python that applies them in a script, with memviz installed, in its checkout, or with their files copied.
+    """Return Python that applies these in a script, with memviz installed, in its checkout, or with their files copied.
 
-    Variables come before all imports of torch, the loop after all else. Each of several has an undo of its own; after
-    those in host memory the model comes to the card, unless an offload brings it there. The optimizer is made here
-    where torch would make another one.
+    Variables come before all imports of torch, the loop last. Of several each has its own undo. After those in host
+    memory the model moves to the card, unless an offload moves it. An optimizer is made where its options are not
+    torch's defaults.
     """
     imports, first, then, loop = list[tuple[str, str]](), list[str](), list[str](), list[str]()
     brings_it = any(getattr(optimization, "onload_device", "") for optimization in optimizations)
-    for optimization in optimizations:
-        module, body = _IMPORT.match(optimization.code()), _IMPORT.sub("", optimization.code(), count=1)
-        (loop if getattr(optimization, "changes_loop", False) else then if module else first).append(
-            _with_undo_of_its_own(body, optimization, optimizations)
-        )
+    codes = [optimization.code() for optimization in optimizations]
+    has_several = sum(_UNDO in f"\n{_IMPORT.sub('', code, count=1)}" for code in codes) > 1
+    for optimization, code in zip(optimizations, codes, strict=True):
+        module, body = _IMPORT.match(code), _IMPORT.sub("", code, count=1)
+        if has_several and body.startswith("undo = "):
+            body = f"undo_{optimization.name} = {body.removeprefix('undo = ')}"
         if module:
             imports.append((module[1], module[2]))
+        (loop if getattr(optimization, "changes_loop", False) else then if module else first).append(body)
         if on_host and optimization is on_host[-1] and not brings_it:
             then.append('model.to("cuda")')
     if optimizer in _MADE_WITH:
@@ -160,13 +158,6 @@ def code_of(
     if names := _names_of_the_reader(bodies):
         bodies.insert(0, f"# Yours: {', '.join(names)}.")
     return "\n\n".join([*first, *_import_lines(imports), *bodies])
-
-
-def _with_undo_of_its_own(body: str, optimization: Optimization, among: Sequence[Optimization]) -> str:
-    several = sum(_UNDO in f"\n{_IMPORT.sub('', other.code(), count=1)}" for other in among) > 1
-    return (
-        f"undo_{optimization.name} = {body.removeprefix('undo = ')}" if several and body.startswith("undo = ") else body
-    )
 
 
 def _import_lines(imports: Sequence[tuple[str, str]]) -> Iterator[str]:
@@ -186,7 +177,7 @@ def _import_lines(imports: Sequence[tuple[str, str]]) -> Iterator[str]:
 
 
 def _names_of_the_reader(bodies: Sequence[str]) -> list[str]:
-    """Names that are read before anything here binds them."""
+    """Return the names that the code reads and does not bind."""
     names = [node for node in ast.walk(ast.parse("\n\n".join(bodies))) if isinstance(node, ast.Name)]
     bound = {node.id for node in names if isinstance(node.ctx, ast.Store)} | set(vars(builtins))
     bound |= {kind.__name__ for kind in OPTIMIZATIONS} | {"AdamW"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -42,22 +42,22 @@ class Function:
 
 
 def function_in(file: str, wanted: str = "") -> Function:
-    """The function of that name, or the only one whose name does not begin with an underscore."""
-    functions = {function.name: function for function in _functions(file)}
-    public = [name for name in functions if not name.startswith("_")]
-    if wanted and wanted not in functions:
-        raise UsageError(f"{file} has no function {wanted} at its top level.{nearest(wanted, public)}")
-    if not public and not wanted:
-        raise UsageError(f"{file} has no function at its top level; write {_EXPECTED}.")
-    if len(public) > 1 and not wanted:
-        raise UsageError(
-            f"{file} has several functions; name one of them: {', '.join(f'{file}:{name}' for name in public)}."
-        )
-    return functions[wanted or public[0]]
+    """Return the function of that name, or the only public one."""
+    if wanted:
+        functions = {function.name: function for function in _functions(file)}
+        if wanted not in functions:
+            public = [name for name in functions if not name.startswith("_")]
+            raise UsageError(f"{file} has no function {wanted} at its top level.{nearest(wanted, public)}")
+        return functions[wanted]
+    first, *others = functions_of(file)
+    if others:
+        names = ", ".join(f"{file}:{function.name}" for function in (first, *others))
+        raise UsageError(f"{file} has several functions; name one of them: {names}.")
+    return first
 
 
 def functions_of(file: str) -> list[Function]:
-    """Those whose names do not begin with an underscore."""
+    """Return the functions whose names do not begin with an underscore."""
     functions = [function for function in _functions(file) if not function.name.startswith("_")]
     if not functions:
         raise UsageError(f"{file} has no function at its top level; write {_EXPECTED}.")
@@ -92,16 +92,11 @@ def _functions(file: str) -> list[Function]:
 
 
 def _function(file: str, node: ast.FunctionDef) -> Function:
-    parameters = tuple(argument.arg for argument in (*node.args.args, *node.args.kwonlyargs))
+    arguments, missing = (*node.args.args, *node.args.kwonlyargs), len(node.args.args) - len(node.args.defaults)
+    defaults = (*[None] * missing, *node.args.defaults, *node.args.kw_defaults)
+    parameters, knobs = tuple(argument.arg for argument in arguments), tuple(map(_knob, arguments, defaults))
     sentence = (ast.get_docstring(node) or "").strip().partition("\n")[0]
-    return Function(file, node.name, parameters, node.args.kwarg is not None, tuple(_knobs(node)), sentence)
-
-
-def _knobs(node: ast.FunctionDef) -> Iterator[Knob]:
-    positional = node.args.args
-    defaults = [*[None] * (len(positional) - len(node.args.defaults)), *node.args.defaults, *node.args.kw_defaults]
-    for argument, default in zip((*positional, *node.args.kwonlyargs), defaults, strict=True):
-        yield _knob(argument, default)
+    return Function(file, node.name, parameters, node.args.kwarg is not None, knobs, sentence)
 
 
 def _knob(argument: ast.arg, default: ast.expr | None) -> Knob:

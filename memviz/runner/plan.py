@@ -38,7 +38,7 @@ ACROSS_GPUS: Mapping[str, tuple[str, ...]] = {
 
 
 _OF_THE_CARD = ("allocator_settings", "attention_backend")
-"""They have to do with the card and not with weights."""
+"""Optimizations that concern the card and no weights."""
 
 
 @dataclass(frozen=True)
@@ -129,19 +129,20 @@ def plan_of(request: Request) -> Plan:
             "An optimization is named twice; give its knobs together, as in checkpointing:every=2,offload=true."
         )
     knobs_of = dict(request.optimizations)
-    in_order = tuple(chosen[kind.name] for kind in OPTIMIZATIONS if kind.name in chosen)
+    in_order = [chosen[kind.name] for kind in OPTIMIZATIONS if kind.name in chosen]
     passes = passes_of(workload, in_order)
     ordered = tuple(fitted(optimization, knobs_of[optimization.name], passes) for optimization in in_order)
-    _check_mode(workload, ordered)
-    _check_batch(workload, pieces_of(ordered))
-    _check_cache(workload, ordered)
+    for optimization in ordered:
+        _check_workload(optimization, workload)
     try:
         check_together(ordered)
     except ValueError as error:
         raise UsageError(str(error)) from None
     if request.optimizer != "none" and not workload.training:
         raise UsageError(f"An optimizer steps only in training; {workload.name} runs inference. Set mode=training.")
-    _check_optimizer(request, ordered)
+    for optimization in ordered:
+        if getattr(optimization, "needs_optimizer", False) and request.optimizer == "none":
+            raise UsageError(f"{optimization.name} changes how an optimizer steps; add one, as in --optimizer adamw.")
     _check_parallel(request, parallel, ordered)
     return Plan(request, workload, ordered, card_named(request.card), parallel)
 
@@ -172,7 +173,7 @@ def passes_of(workload: Workload, optimizations: Iterable[Optimization]) -> int:
 
 
 def fitted(optimization: Optimization, knobs: Mapping[str, str], passes: int) -> Optimization:
-    """How many backward passes make a step, the workload and its pieces say; nobody has to say it twice."""
+    """Set the knob `micro_batches` to the backward passes of a step, which follow from the workload and its pieces."""
     if "micro_batches" not in {attribute.name for attribute in fields(optimization)}:  # type: ignore[arg-type]
         return optimization
     if knobs.get("micro_batches", str(passes)) != str(passes):
@@ -183,39 +184,22 @@ def fitted(optimization: Optimization, knobs: Mapping[str, str], passes: int) ->
     return replace(optimization, micro_batches=passes)  # type: ignore[type-var]
 
 
-def _check_batch(workload: Workload, pieces: GradientAccumulation | None) -> None:
+def _check_workload(change: Optimization, workload: Workload) -> None:
+    mode, name, needed = "training" if workload.training else "inference", change.name, change.needs
+    if needed not in ("any", mode):
+        raise UsageError(f"{name} has an effect in {needed} only, and this run is {mode}. Set mode={needed}.")
     batch = getattr(workload, "batch", None)
-    if pieces is not None and isinstance(batch, int) and batch < pieces.pieces:
+    if isinstance(change, GradientAccumulation) and isinstance(batch, int) and batch < change.pieces:
         raise UsageError(
-            f"{pieces.name} takes a batch in {pieces.pieces} pieces, and this one is {batch}. "
-            f"Set batch={pieces.pieces} or more."
+            f"{name} takes a batch in {change.pieces} pieces, and this one is {batch}. "
+            f"Set batch={change.pieces} or more."
         )
-
-
-def _check_cache(workload: Workload, chosen: tuple[Optimization, ...]) -> None:
-    for change in chosen:
-        if getattr(change, "needs_cache", False) and not getattr(workload, "cache", True):
-            raise UsageError(
-                f"{change.name} is about keys and values that are kept, and here none are. Set cache=true."
-            )
-
-
-def _check_mode(workload: Workload, chosen: tuple[Optimization, ...]) -> None:
-    mode = "training" if workload.training else "inference"
-    for optimization in chosen:
-        name, needed = optimization.name, optimization.needs
-        if needed not in ("any", mode):
-            raise UsageError(f"{name} has an effect in {needed} only, and this run is {mode}. Set mode={needed}.")
-
-
-def _check_optimizer(request: Request, chosen: tuple[Optimization, ...]) -> None:
-    for optimization in chosen:
-        if getattr(optimization, "needs_optimizer", False) and request.optimizer == "none":
-            raise UsageError(f"{optimization.name} changes how an optimizer steps; add one, as in --optimizer adamw.")
+    if getattr(change, "needs_cache", False) and not getattr(workload, "cache", True):
+        raise UsageError(f"{name} is about keys and values that are kept, and here none are. Set cache=true.")
 
 
 def _filled(workload: Workload, parallel: Parallel) -> Workload:
-    """All stages of a pipeline have work from as many microbatches as there are stages."""
+    """Raise the number of microbatches to that of the pipeline's stages, so that all of them have work."""
     if not workload.training or workload.micro_batches >= parallel.pipeline:
         return workload
     made: Workload = replace(workload, micro_batches=parallel.pipeline)  # type: ignore[type-var]
@@ -239,27 +223,26 @@ def _check_parallel(request: Request, parallel: Parallel, chosen: tuple[Optimiza
 
 
 def label_of(optimizations: tuple[Optimization, ...]) -> str:
-    """ "checkpointing every=2 + split_feed_forward", or "baseline"."""
-    return " + ".join(map(_with_its_knobs, optimizations)) or "baseline"
-
-
-def _with_its_knobs(optimization: Optimization) -> str:
-    return " ".join([optimization.name, *(f"{key}={text}" for key, text in as_text(optimization).items())])
+    """Return "checkpointing every=2 + split_feed_forward", or "baseline"."""
+    names = [
+        " ".join([change.name, *(f"{key}={text}" for key, text in as_text(change).items())]) for change in optimizations
+    ]
+    return " + ".join(names) or "baseline"
 
 
 def title_of(optimizations: tuple[Optimization, ...]) -> str:
-    """In the words of the page: "Checkpoint blocks, every 2nd block + Flat gradients", or "Baseline"."""
-    return " + ".join(map(_in_words, optimizations)) or "Baseline"
-
-
-def _in_words(optimization: Optimization) -> str:
-    changed, every = as_text(optimization), as_text(optimization, everything=True)
-    told = (knob for knob in described(optimization) if knob.always or knob.name in changed)
-    return ", ".join([optimization.title, *(words_of_value(knob.name, every[knob.name], knob.says) for knob in told)])
+    """Return titles as on the page: "Checkpoint blocks, every 2nd block + Flat gradients", or "Baseline"."""
+    titles = []
+    for change in optimizations:
+        changed, texts = as_text(change), as_text(change, everything=True)
+        shown = [knob for knob in described(change) if knob.always or knob.name in changed]
+        knobs = [words_of_value(knob.name, texts[knob.name], knob.says) for knob in shown]
+        titles.append(", ".join([change.title, *knobs]))
+    return " + ".join(titles) or "Baseline"
 
 
 def command_of(request: Request) -> str:
-    """The line that makes the same run."""
+    """Return the command line of the same run."""
     words = ["python", "-m", "memviz", "run", request.workload]
     for key, text in request.settings.items():
         words += ["--set", f"{key}={text}"]
@@ -269,11 +252,10 @@ def command_of(request: Request) -> str:
     words += ["--on", request.on]
     if request.on != "cuda":
         words += memory_args(request.card)
-    plain = Request(request.workload)
-    # Whether a step fits depends on it, so it is named even where it is the usual one.
+    # Whether a step fits depends on the optimizer, so it is named even where it is the usual one.
     words += ["--optimizer", request.optimizer]
     for flag in ("warmup", "steps", "load", "torch"):
-        if getattr(request, flag) != getattr(plain, flag):
+        if getattr(request, flag) != getattr(Request, flag):
             words += [f"--{flag}", str(getattr(request, flag))]
     for key, text in request.parallel.items():
         words += ["--gpus", text] if key == GPUS else ["--parallel", f"{key}={text}"]

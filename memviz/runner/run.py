@@ -19,7 +19,7 @@ from memviz.trace.write import replacing, write_pickle
 from memviz.units import count_text, duration_text
 
 FACT = "run"
-"""Under which of the trace's facts the run stands, as JSON."""
+"""Name of the trace's fact that holds the run as JSON."""
 
 
 def _duration(seconds: float) -> str:
@@ -100,7 +100,7 @@ class Run:
     bytes_moved: int | None
     seconds: Seconds | None
     took_seconds: float
-    """How long it took to find out, numerics apart."""
+    """Time of the prediction or measurement, without the check of outputs."""
     fit: Fit | None
     notes: tuple[str, ...]
     """Limitations and assumptions of such a run."""
@@ -152,15 +152,9 @@ class Run:
 
 
 def _checked(run: Run) -> Run:
-    """A file can say anything; what comes out of here has the types that the fields promise."""
-    kinds = {
-        "str": str,
-        "int": int,
-        "int | None": int | None,
-        "float": float | int,
-        "bool": bool,
-        "float | None": float | int | None,
-    }
+    """Check the types of all fields, since a file can say anything."""
+    kinds: dict[str, Any] = {"str": str, "int": int, "int | None": int | None, "bool": bool}
+    kinds |= {"float": float | int, "float | None": float | int | None}
     parts: list[Any] = [run, run.request, *filter(None, (run.seconds, run.fit))]
     for part in parts:
         for attribute in fields(part):
@@ -175,12 +169,12 @@ def _checked(run: Run) -> Run:
 
 
 def with_run(trace: Trace, run: Run) -> Trace:
-    facts = {**trace.about.facts, **dict(_said(run)), FACT: json.dumps(run.as_json())}
+    facts = {**trace.about.facts, **dict(_facts(run)), FACT: json.dumps(run.as_json())}
     return replace(trace, about=replace(trace.about, facts=facts))
 
 
-def _said(run: Run) -> Iterator[tuple[str, str]]:
-    """In words, for whoever puts the trace beside others."""
+def _facts(run: Run) -> Iterator[tuple[str, str]]:
+    """Yield facts in words, for comparisons of traces."""
     if run.seconds is not None:
         yield "step time", f"{1000 * run.seconds.median:,.1f} ms ± {500 * run.seconds.spread:,.1f}"
     if run.flops:
@@ -218,7 +212,7 @@ def run_of(trace: Trace) -> Run | None:
 
 
 def save_run(trace: Trace, run: Run, path: Path) -> Trace:
-    """Writes both as one file, whole or not at all."""
+    """Write both as one file, whole or not at all."""
     together = with_run(trace, run)
     with replacing(path) as file:
         write_pickle(together, file)
@@ -245,17 +239,17 @@ def run_json(run: Run, path: Path | None = None) -> dict[str, Any]:
         "peak_allocated_bytes": run.peak_allocated_bytes,
         "peak_reserved_bytes": run.peak_reserved_bytes,
         "peak_while_loading": run.peak_while_loading,
-        "peak_reserved_on_card_bytes": None if run.fit is None else run.fit.peak_reserved_bytes,
-        "fits": None if run.fit is None else run.fit.fits,
-        "fit": None if run.fit is None else run.fit.word,
+        "peak_reserved_on_card_bytes": getattr(run.fit, "peak_reserved_bytes", None),
+        "fits": getattr(run.fit, "fits", None),
+        "fit": getattr(run.fit, "word", None),
         "context": None if run.fit is None else context_on(run.device).as_json(),
         "expected_error": None if run.expected_error is None else run.expected_error.as_json(),
         "pinned_host_bytes": run.pinned_host_bytes,
         "weights_bytes": run.weights_bytes,
-        "seconds": None if run.seconds is None else run.seconds.median,
-        "seconds_low": None if run.seconds is None else run.seconds.low,
-        "seconds_high": None if run.seconds is None else run.seconds.high,
-        "seconds_count": None if run.seconds is None else run.seconds.count,
+        "seconds": getattr(run.seconds, "median", None),
+        "seconds_low": getattr(run.seconds, "low", None),
+        "seconds_high": getattr(run.seconds, "high", None),
+        "seconds_count": getattr(run.seconds, "count", None),
         "flops": run.flops,
         "numerics": run.numerics,
         "warnings": list(run.warnings),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,12 +20,12 @@ from optimizations.attention_backend import let_go_of_kernels
 from optimizations.gradient_accumulation import GradientAccumulation
 
 Tell = Callable[[str], None]
-"""Told each phase as it begins, in words."""
+"""Receives the name of each phase as it begins."""
 
 
 @contextmanager
 def kernels_of_its_own() -> Iterator[None]:
-    """A run's choice of kernels holds for the process, and ends with the run: the next one has none of it."""
+    """End a run's choice of kernels with the run, as it holds for the whole process."""
     try:
         yield
     finally:
@@ -33,7 +33,7 @@ def kernels_of_its_own() -> Iterator[None]:
 
 
 def convert_on_host(plan: Plan, model: nn.Module) -> None:
-    """Apply what comes before the weights are on the device."""
+    """Apply the optimizations that come before the weights are on the device."""
     if plan.on_host:
         apply_all(model, plan.on_host)
 
@@ -68,10 +68,7 @@ def take_steps(
     warmed: Callable[[], None] = lambda: None,
     make_passes: MakePasses | None = None,
 ) -> Trace:
-    """`warmed` is called between the warm-up and the steps that are asked about.
-
-    The trace is read while everything is still alive: what a program takes down at its end is nobody's question.
-    """
+    """Warm up, call `warmed`, take the steps, and return the trace as it is while everything is still alive."""
     request, workload = plan.request, plan.workload
     passes = make_passes(model) if make_passes else None
     inputs = device.inputs(workload) if passes is None else {}
@@ -96,34 +93,27 @@ def take_steps(
     return trace
 
 
+@dataclass
 class RunStep:
     """One forward pass, or one training step with all its micro-batches."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        device: RunDevice,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        optimizer: torch.optim.Optimizer | None,
-        *,
-        pieces: GradientAccumulation | None = None,
-        passes: Callable[[], Any] | None = None,
-    ) -> None:
-        self.workload = workload
-        self.device = device
-        self.model = model
-        self.inputs = inputs
-        self.optimizer = optimizer
-        self.pieces = pieces
-        self.passes = passes or self._all_batches
-        self.model.train(workload.training)
+    workload: Workload
+    device: RunDevice
+    model: nn.Module
+    inputs: dict[str, Any]
+    optimizer: torch.optim.Optimizer | None
+    pieces: GradientAccumulation | None = None
+    passes: Callable[[], Any] | None = None
+    """Run all passes of a step in another way than one micro-batch after the other."""
+
+    def __post_init__(self) -> None:
+        self.model.train(self.workload.training)
 
     def __call__(self) -> Any:
         if not self.workload.training:
             with self.device.phase("forward"), torch.no_grad():
                 return self.model(**self.inputs)
-        output = self.passes()
+        output = self._all_batches() if self.passes is None else self.passes()
         if self.optimizer is not None:
             with self.device.phase("optimizer step"):
                 self.optimizer.step()
@@ -156,9 +146,9 @@ class RunStep:
 
 
 def make_optimizer(kind: Optimizer, model: nn.Module) -> torch.optim.Optimizer | None:
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if kind == "none":
         return None
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
         raise ValueError("No weight of this model is trained, so an optimizer has nothing to do.")
     return optimizer_of(kind, trained)

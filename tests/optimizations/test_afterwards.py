@@ -1,4 +1,4 @@
-"""What people do to a model after an optimization was applied, every optimization with every one of those things.
+"""Changes and copies of a model after an optimization was applied, for every optimization.
 
 The law: applied first and changed afterwards, or changed first and applied then, it is the same model. It computes
 the same to the bit, keeps the same for backward, and undone it is the model without any optimization.
@@ -110,13 +110,13 @@ REFUSED = {
 
 @dataclass(frozen=True)
 class Seen:
-    """What a model gives and what it keeps."""
+    """Outputs and gradients of a model, and what it keeps for backward."""
 
     tensors: dict[str, Tensor]
     kept: list[tuple[int, ...]]
     """For backward, without the weights."""
     rests: dict[str, torch.dtype]
-    """What its weights rest in."""
+    """Dtypes of its weights at rest."""
 
     def differs(self, other: Seen) -> list[str]:
         assert self.tensors.keys() == other.tensors.keys()

@@ -11,15 +11,11 @@ from itertools import permutations
 from typing import get_type_hints
 
 import pytest
-import torch
 from torch import nn
 
 from optimizations import OPTIMIZATIONS, apply_all, check_together
-from optimizations.attention_backend import AttentionBackend
 from optimizations.checkpointing import Checkpointing
-from optimizations.flat_gradients import FlatGradients
 from tests.house.repository import ROOT
-from tests.optimizations.tiny import different, llama, one_step, stack
 
 each_class = pytest.mark.parametrize("kind", OPTIMIZATIONS, ids=lambda kind: kind.name)
 
@@ -142,25 +138,3 @@ def test_importing_them_loads_no_library_of_models():
     program = "import sys, optimizations; print(*sorted({'diffusers', 'transformers', 'memviz'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert (done.stdout.strip(), done.stderr) == ("", "")
-
-
-def test_bitwise_ones_together_are_bitwise_and_undone_together():
-    case = stack(dropout=0.2)
-    plain = one_step(case.model, case.loss)
-    before = [type(module) for module in case.model.modules()]
-    undo = apply_all(case.model, [FlatGradients(micro_batches=1), Checkpointing(every=2)])
-    assert different(plain, one_step(case.model, case.loss)) == []
-    undo()
-    assert [type(module) for module in case.model.modules()] == before
-    assert different(plain, one_step(case.model, case.loss)) == []
-
-
-def test_all_that_train_together_stay_within_rounding():
-    case = llama()
-    plain = one_step(case.model, case.loss)
-    chosen = [FlatGradients(micro_batches=1), Checkpointing(keep="attention"), AttentionBackend("math")]
-    undo = apply_all(case.model, [*chosen, *(kind() for kind in OPTIMIZATIONS if kind.name == "split_feed_forward")])
-    together = one_step(case.model, case.loss)
-    undo()
-    torch.testing.assert_close(together["loss"], plain["loss"])
-    assert different(plain, one_step(case.model, case.loss)) == []

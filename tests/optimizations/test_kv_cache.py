@@ -12,11 +12,9 @@ from torch import Tensor, nn
 
 from memviz.errors import UsageError
 from memviz.runner.plan import plan_of
-from memviz.runner.predict.predicted_run import predict
 from memviz.runner.request import Request
-from memviz.runner.run import Run
 from optimizations.kv_cache import KvCache, cache_argument
-from tests.optimizations.tiny import cache_of, gpt2, llama, ltx
+from tests.optimizations.tiny import cache_of, llama, ltx
 
 LAYERS, HEADS, HEAD, ROWS = 4, 2, 8, 2
 A_TOKEN = 2 * LAYERS * ROWS * HEADS * HEAD
@@ -121,12 +119,6 @@ def test_a_cache_that_is_brought_is_used_and_without_one_none_is_kept() -> None:
     assert type(cache_of(model(TOKENS, use_cache=True))).__name__ == "DynamicCache"
 
 
-def test_gpt2_has_one_too() -> None:
-    model: Any = gpt2().model.eval()
-    KvCache("quantized").apply(model)
-    assert type(cache_of(model(TOKENS % 32, use_cache=True))).__name__ == "QuantizedCache"
-
-
 @pytest.mark.parametrize("by", ["quanto", "hqq"])
 def test_a_library_that_is_missing_is_named_with_what_to_do(by: str) -> None:
     with pytest.raises(ValueError, match=f"pip install (optimum-)?{by}, or take by=fp8"):
@@ -153,20 +145,3 @@ def test_what_keeps_no_cache_is_refused() -> None:
         plan_of(Request("llama", {"mode": "inference"}, (("kv_cache", {}),)))
     with pytest.raises(ValueError, match="kind is 'paged'"):
         KvCache("paged")
-
-
-def run(**knobs: str) -> Run:
-    settings = {"layers": "4", "narrow": "8", "mode": "inference", "cache": "true", "sequence": "2048"}
-    chosen = (("kv_cache", knobs),) if knobs else ()
-    request = Request("llama", {**settings, "batch": "8", "new_tokens": "2"}, chosen, numerics=False)
-    return predict(plan_of(request), lambda _: None).run
-
-
-@pytest.mark.slow
-def test_a_run_in_8_bits_takes_nearly_half_a_cache_less_and_one_with_more_room_more() -> None:
-    """One layer at a time is unpacked again, in fp32 between."""
-    cache = 2 * 4 * 8 * 2048 * 64 * 2
-    plain, quantized = run(), run(kind="quantized")
-    assert plain.peak_allocated_bytes - quantized.peak_allocated_bytes > 0.2 * cache
-    roomy = run(kind="static", length="4100")
-    assert roomy.peak_allocated_bytes - plain.peak_allocated_bytes > 0.5 * cache

@@ -12,10 +12,86 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from memviz.runner.plan import plan_of
+from memviz.runner.predict.predicted_run import predict
+from memviz.runner.request import Request
+from memviz.runner.workloads import workload_named
+from memviz.trace.model import Action
+from optimizations import apply_all
+from optimizations.checkpointing import Checkpointing
 from optimizations.layerwise_casting import LayerwiseCasting
-from tests.optimizations.casting import FP8, PIECES, SMALL, TOKENS, Block, dtypes, model, nbytes, rounded
-from tests.optimizations.memory import Memory
+from optimizations.split_feed_forward import SplitFeedForward
+from tests.optimizations.memory import GiB, Memory
+from tests.optimizations.tiny import gpt2, llama, ltx
+
+FP8 = torch.float8_e4m3fn
+SMALL = {
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+PIECES = ("leaf", "block", "model")
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+class Model(nn.Module):
+    """An embedding, blocks, a convolution, buffers of three types, and an output matrix, perhaps the embedding's."""
+
+    def __init__(self, width: int = 8, depth: int = 3, tied: bool = False) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
+        self.mix = nn.Conv1d(width, width, 3, padding=1)
+        self.proj_out = nn.Linear(width, 20, bias=False)
+        if tied:
+            self.proj_out.weight = self.words.weight
+        self.register_buffer("scale", torch.full((1,), 1.001))
+        self.register_buffer("order", torch.arange(width))
+        self.register_buffer("mask", torch.arange(width) % 5 != 0)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = (self.words(tokens) * self.scale)[..., self.order] * self.mask
+        for block in self.blocks:
+            x = block(x)
+        return self.proj_out(self.mix(x.transpose(1, 2)).transpose(1, 2))
+
+
+TOKENS = torch.arange(12).reshape(2, 6)
+
+
+def model(dtype: torch.dtype = torch.bfloat16, **more: object) -> Model:
+    torch.manual_seed(0)
+    return Model(**more).to(dtype).eval()
+
+
+def rounded(of: nn.Module, through: torch.dtype = FP8, *, keep: tuple[str, ...] = ("norm",)) -> nn.Module:
+    """A copy with the weights of matrices, and the biases beside them, rounded once by hand."""
+    twin = copy.deepcopy(of)
+    for name, each in twin.named_parameters():
+        if not any(word in name for word in keep):
+            each.data = each.data.to(through).to(each.dtype)
+    return twin
+
+
+def dtypes(of: nn.Module) -> dict[str, torch.dtype]:
+    return {name: each.dtype for name, each in of.state_dict().items()}
+
+
+def nbytes(of: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in of.parameters())
+
 
 # Values
 
@@ -62,20 +138,6 @@ def test_matrices_compute_in_another_dtype_than_the_rest_of_the_model(compute, g
         ("proj_out", wide, wide),
         ("blocks.1.norm", torch.float32, torch.float32),
     }
-
-
-@torch.no_grad()
-def test_undo_brings_back_dtypes_and_hooks_and_the_values_that_storage_kept():
-    case = model()
-    before, objects, expected = dtypes(case), dict(case.named_parameters()), rounded(case)
-    undo = LayerwiseCasting(skip="").apply(case)
-    assert dtypes(case) != before
-    case(TOKENS)
-    undo()
-    assert dtypes(case) == before
-    assert all(each is objects[name] for name, each in case.named_parameters())
-    assert all(torch.equal(each, expected.state_dict()[name]) for name, each in case.state_dict().items())
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in case.modules())
 
 
 # What is cast
@@ -192,7 +254,7 @@ def test_a_weight_that_a_module_shares_without_casting_it_is_left_alone():
 
 @contextmanager
 def up_during(case: nn.Module, watched: tuple[str, ...]) -> Iterator[dict[str, set[str]]]:
-    """Which matrices are cast up while each watched module computes; filled as the model runs."""
+    """Matrices that are cast up while each watched module computes; filled as the model runs."""
     seen: dict[str, set[str]] = {}
 
     def look(name: str) -> None:
@@ -271,18 +333,6 @@ def test_a_layer_that_calls_itself_stays_up_until_the_outer_call_ends():
     assert layer.weight.dtype == FP8
 
 
-@torch.no_grad()
-def test_a_deep_copy_casts_its_own_weights():
-    case = model()
-    LayerwiseCasting(skip="").apply(case)
-    expected = case(TOKENS)
-    twin = copy.deepcopy(case)
-    for parameter in case.parameters():
-        parameter.zero_()
-    assert torch.equal(twin(TOKENS), expected)
-    assert dtypes(twin) == dtypes(case)
-
-
 def test_under_inference_mode_weights_stay_ordinary_tensors():
     case = model()
     LayerwiseCasting(skip="").apply(case)
@@ -334,13 +384,6 @@ def test_what_cannot_be_cast_is_refused_before_anything_changes(make, knobs, wor
     assert dtypes(case) == before
 
 
-def test_a_second_casting_is_refused():
-    case = model()
-    LayerwiseCasting().apply(case)
-    with pytest.raises(ValueError, match="quantized or cast already"):
-        LayerwiseCasting().apply(case)
-
-
 @pytest.mark.parametrize(
     ("knobs", "words"),
     [
@@ -361,3 +404,266 @@ def test_impossible_knobs(knobs, words):
     with pytest.raises(ValueError) as refused:
         LayerwiseCasting(**knobs)
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("granularity", ["leaf", "block"])
+@torch.no_grad()
+def test_casting_ahead_changes_no_bit_and_leaves_nothing_behind(granularity):
+    case, before, expected = model(tied=True), dtypes(model(tied=True)), rounded(model(tied=True))(TOKENS)
+    casting = LayerwiseCasting(granularity=granularity, skip="", ahead=True)
+    undo = casting.apply(case)
+    resting = dtypes(case)
+    case(TOKENS)
+    twin = copy.deepcopy(case)
+    for each in (case, case, twin, twin):
+        assert torch.equal(each(TOKENS), expected)
+        assert dtypes(each) == resting
+    undo()
+    assert dtypes(case) == before
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in case.modules())
+
+
+@torch.no_grad()
+def test_what_was_cast_ahead_is_not_taken_once_the_pass_goes_elsewhere_or_the_weight_is_another():
+    case, twin = model(), rounded(model())
+    LayerwiseCasting(skip="", ahead=True).apply(case)
+    assert torch.equal(case(TOKENS), twin(TOKENS))
+    changed = twin.blocks[0].down.weight
+    changed.mul_(2)
+    # While the layer before it computes it is cast up already: what is loaded then counts all the same.
+    loaded = case.blocks[0].down.weight
+
+    def load_it(*_: object) -> None:
+        loaded.copy_(changed.to(FP8))
+
+    load = case.blocks[0].up.register_forward_hook(load_it)
+    assert torch.equal(case(TOKENS), twin(TOKENS))
+    load.remove()
+    with pytest.raises(IndexError):
+        case(TOKENS + 100)
+    for each in (case, twin):
+        del each.blocks[1]
+    assert torch.equal(case(TOKENS), twin(TOKENS))
+    assert torch.equal(case(TOKENS), twin(TOKENS))
+
+
+def test_ahead_two_pieces_are_up_at_once_from_the_second_pass_on():
+    width = 512
+    with torch.device("meta"):
+        case = nn.Sequential(*(Block(width) for _ in range(6))).bfloat16()
+        x = torch.empty(1, width, dtype=torch.bfloat16)
+    matrix, peaks = 4 * width * width, []
+    for ahead in (False, True):
+        undo = LayerwiseCasting(skip="", ahead=ahead).apply(case)
+        with torch.no_grad():
+            for _ in range(2):
+                with Memory() as memory:
+                    memory.note(list(case.parameters()))
+                    case(x)
+                peaks.append(memory.peak_allocated)
+        undo()
+    assert peaks[0] == peaks[1] == peaks[2]
+    assert peaks[3] - peaks[2] == pytest.approx(2 * matrix, rel=0.01)
+
+
+@pytest.mark.slow
+def test_the_stream_takes_every_weight_but_those_of_the_first_piece_and_the_peak_grows_by_one():
+    settings = {"double_layers": "1", "single_layers": "2"}
+
+    def run(ahead: str):
+        chosen = (("layerwise_casting", {"skip": "norm", "ahead": ahead}),)
+        done = predict(plan_of(Request("flux", settings, chosen, numerics=False)), lambda _: None)
+        events = done.trace.devices[0].events
+        beside = (events.stream != 0) & (events.action == Action.ALLOC)
+        return done.run, events.size[beside]
+
+    (plain, nothing), (ahead, beside) = run("false"), run("true")
+    with torch.device("meta"):
+        case = workload_named("flux", settings).build()
+    LayerwiseCasting(skip="norm").apply(case)
+    wide = {name: 2 * each.numel() for name, each in case.named_parameters() if each.dtype == FP8}
+    first = {name for name in wide if name.startswith("x_embedder")}
+    assert len(nothing) == 0
+    assert sorted(beside) == sorted(size for name, size in wide.items() if name not in first)
+    assert 0 < ahead.peak_allocated_bytes - plain.peak_allocated_bytes <= max(wide.values()) + 512
+    assert (ahead.weights_bytes, ahead.flops, ahead.bytes_moved) == (
+        plain.weights_bytes,
+        plain.flops,
+        plain.bytes_moved,
+    )
+
+
+# Forwards that take hold of weights below them
+
+
+class AsksForDtype(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.other = nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.other(self.inner(x.to(self.other.weight.dtype)).to(next(self.inner.parameters()).dtype))
+
+
+class Reads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.linear(x, self.layers[0].weight, self.layers[0].bias)
+
+
+@pytest.mark.parametrize("make", [AsksForDtype, Reads, lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)])
+@pytest.mark.parametrize("granularity", PIECES)
+@torch.no_grad()
+def test_weights_that_are_read_and_not_called_are_up_for_their_reader(make, granularity):
+    torch.manual_seed(0)
+    case, x = nn.Sequential(make(), make()).bfloat16().eval(), torch.randn(2, 3, 4, dtype=torch.bfloat16)
+    expected = rounded(case, keep=("norm", "in_proj"))(x)
+    LayerwiseCasting(granularity=granularity, skip="").apply(case)
+    assert torch.equal(case(x), expected)
+    assert FP8 in dtypes(case).values()
+
+
+@torch.no_grad()
+def test_who_asks_for_the_dtype_of_many_weights_keeps_up_only_the_first():
+    case = AsksForDtype()
+    case.inner.append(nn.Linear(4, 4))
+    LayerwiseCasting().apply(case)
+    up: list[str] = []
+    case.other.register_forward_pre_hook(
+        lambda *_: up.extend(name for name, each in case.named_parameters() if each.dtype != FP8)
+    )
+    case(torch.randn(2, 4))
+    assert up == ["inner.0.weight", "other.weight", "other.bias"]
+
+
+@pytest.mark.parametrize("granularity", PIECES)
+@pytest.mark.parametrize("make", [ltx, gpt2, llama])
+@torch.no_grad()
+def test_models_of_both_libraries_with_split_feed_forwards_where_they_have_them(make, granularity):
+    case = make()
+    whole = case.model.eval()
+    names = {name for name, each in whole.named_parameters() if each.dim() < 2 and not name.endswith("bias")}
+    vectors = (*names, "norm", "ln_", "scale_shift_table")
+    twin = rounded(whole, keep=vectors)
+    split = SplitFeedForward(4)
+    chosen = [LayerwiseCasting(granularity=granularity, skip="")]
+    if make is not gpt2:
+        chosen.append(split)
+        split.apply(twin)
+    told = whole.dtype
+    undo = apply_all(whole, chosen)
+    assert torch.equal(case.loss(whole), case.loss(twin))
+    assert whole.dtype == told and nbytes(whole) < 0.27 * nbytes(twin)
+    kind = type(whole)
+    undo()
+    assert type(whole) is not kind and type(whole) is type(make().model)
+
+
+# Training
+
+
+def test_frozen_weights_train_adapters_with_the_gradients_of_the_rounded_model():
+    torch.manual_seed(0)
+    frozen = nn.Sequential(nn.Conv1d(4, 4, 1), nn.Flatten(), nn.Linear(20, 6), nn.ReLU(), nn.Linear(6, 6))
+    frozen.requires_grad_(False)
+    case = nn.ModuleDict({"frozen": frozen, "lora_A": nn.Linear(6, 2)})
+    x = torch.randn(3, 4, 5, requires_grad=True)
+    twin = rounded(case, keep=("lora",))
+    LayerwiseCasting().check(case, training=True)
+    LayerwiseCasting().apply(case)
+    gradients = []
+    for each in (twin, case):
+        each["lora_A"](each["frozen"](x)).square().sum().backward()
+        gradients.append([x.grad.clone(), *(weight.grad for weight in each["lora_A"].parameters())])
+        x.grad = None
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+    assert all(isinstance(parameter, nn.Parameter) for parameter in case.parameters())
+    assert [each.weight.dtype for each in (frozen[0], frozen[2], frozen[4])] == [FP8] * 3
+
+
+def test_training_with_frozen_weights_saves_only_under_checkpointing():
+    width, depth = 256, 6
+    with torch.device("meta"):
+        case = nn.Sequential(*(Block(width) for _ in range(depth))).bfloat16().requires_grad_(False)
+        x = torch.empty(1, width, dtype=torch.bfloat16, requires_grad=True)
+
+    def peak() -> float:
+        with Memory() as memory:
+            memory.note(list(case.parameters()))
+            case(x).sum().backward()
+        return memory.peak_allocated / (2 * depth * 4 * width * width)
+
+    assert peak() == pytest.approx(2, abs=0.2)  # bytes a weight
+    LayerwiseCasting(skip="").apply(case)
+    assert peak() == pytest.approx(3, abs=0.2)
+    Checkpointing().apply(case)
+    assert peak() < 1.6
+
+
+def test_recomputation_under_checkpointing_finds_the_weights_up():
+    case = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)).requires_grad_(False)
+    twin, x = rounded(case), torch.randn(2, 4)
+    LayerwiseCasting().apply(case)
+    grads = []
+    for each in (twin, case):
+        given = x.clone().requires_grad_()
+        checkpoint(each, given, use_reentrant=False).square().sum().backward()
+        grads.append(given.grad)
+    assert torch.equal(*grads)
+    assert dtypes(case) == {name: FP8 for name in dtypes(case)}
+
+
+def test_trained_weights_are_refused_with_the_reason_and_what_would_work():
+    case = model()
+    with pytest.raises(
+        ValueError, match=r"^16 of the weights to cast are trained, words the first\. Updates smaller"
+    ) as why:
+        LayerwiseCasting(skip="").check(case, training=True)
+    assert "requires_grad_(False) and train adapters" in str(why.value)
+    LayerwiseCasting(skip="").check(case, training=False)
+    LayerwiseCasting(skip="").check(case.requires_grad_(False), training=True)
+
+
+def test_trained_weights_are_refused_at_the_latest_when_a_gradient_would_be_recorded():
+    case = model()
+    LayerwiseCasting(skip="").apply(case)
+    resting = dtypes(case)
+    with pytest.raises(ValueError, match="words has a trained weight, and is cast. Updates smaller"):
+        case(TOKENS)
+    assert dtypes(case) == resting
+    with torch.no_grad():
+        case(TOKENS)
+
+
+# Flux, on tensors without data
+
+
+def flux(**more: int) -> nn.Module:
+    from diffusers import FluxTransformer2DModel
+
+    with torch.device("meta"):
+        made = FluxTransformer2DModel(guidance_embeds=True, **more)
+    for parameter in made.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
+    return made
+
+
+def _is_kept(module: nn.Module) -> bool:
+    weight = getattr(module, "weight", None)
+    return isinstance(module, nn.Linear) and weight is not None and weight.dtype == torch.bfloat16
+
+
+def test_skipping_norms_costs_flux_three_gib_in_its_modulation():
+    case = flux()
+    whole = nbytes(case)
+    skipping = flux()
+    LayerwiseCasting().apply(skipping)
+    LayerwiseCasting(skip="").apply(case)
+    assert whole / GiB == pytest.approx(22.17, abs=0.01)
+    assert nbytes(case) == pytest.approx(whole / 2, rel=1e-4)
+    modulation = [name for name, module in skipping.named_modules() if "norm" in name and _is_kept(module)]
+    assert len(modulation) == 77
+    assert (nbytes(skipping) - nbytes(case)) / GiB == pytest.approx(3.02, abs=0.01)

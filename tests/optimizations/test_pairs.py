@@ -91,7 +91,7 @@ def named(pair: tuple[Optimization, Optimization]) -> str:
 
 
 def as_usual(change: Any) -> Any:
-    """What casts ahead gives the bits of what does not."""
+    """Return the change without `ahead`, which changes no bit."""
     return replace(change, ahead=False) if hasattr(change, "ahead") else change
 
 
@@ -109,7 +109,7 @@ def turned(tensor: Tensor) -> Tensor:
 
 
 def counted(chosen: list[Any]) -> list[Any]:
-    """As a run does: what counts backward passes knows how many pieces make a step."""
+    """Set the number of backward passes of a step, as a run does."""
     passes = next((change.pieces for change in chosen if isinstance(change, GradientAccumulation)), 1)
     return [replace(change, micro_batches=passes) if hasattr(change, "micro_batches") else change for change in chosen]
 
@@ -221,12 +221,12 @@ CANNOT_TRAIN = {("layerwise_casting", name) for name in ("checkpointing", "activ
     *(("weight_quantization", name) for name in ("checkpointing", "activation_offload", "flat_gradients")),
     *(("weight_quantization", name) for name in ("optimizer_in_backward", "eight_bit_states")),
 }
-"""What is quantized or cast cannot be trained, and these are for training; with adapters between them they go."""
+"""Quantized or cast weights cannot be trained, and these are for training; with adapters between them they go."""
 
 
 @cache
 def plainly(make: Callable[[], Case], *, training: bool) -> Results:
-    """As the model is; the same for all pairs."""
+    """Results of the model without optimizations; the same for all pairs."""
     return results(made(make), training=training)
 
 

@@ -97,7 +97,7 @@ def run(batch: int, size: int, *names: str) -> Run:
 
 @pytest.mark.slow
 def test_activations_of_a_run_are_one_picture_s_or_one_tile_s() -> None:
-    """What is beside them at the peak: latents and pictures, finished tiles of which overlap by a quarter."""
+    """Besides, latents and pictures exist at the peak, and finished tiles, which overlap by a quarter."""
     one, three, sliced = run(1, 256), run(3, 256), run(3, 256, "vae_slicing")
     picture = 3 * 256 * 256 * 2
     assert three.peak_allocated_bytes - three.weights_bytes > 2.4 * (one.peak_allocated_bytes - one.weights_bytes)

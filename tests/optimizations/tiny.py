@@ -206,5 +206,5 @@ def autoencoder() -> Case:
 
 
 def cache_of(output: Any) -> Any:
-    """What transformers' models hand back since 5.24, and before."""
+    """Return the KV cache of an output, named `cache` since transformers 5.24."""
     return next((output[name] for name in ("cache", "past_key_values") if name in set(output)), None)

@@ -11,7 +11,7 @@ from urllib.error import HTTPError
 import pytest
 
 from memviz.errors import UsageError
-from memviz.runner import hub_config
+from memviz.runner import config_source
 from memviz.runner.config_source import MOST_BYTES, checked_config, is_config, read_config, with_config
 from memviz.runner.request import Request
 
@@ -99,7 +99,7 @@ def test_a_file_a_folder_and_what_is_none(tmp_path: Path) -> None:
 
 
 def test_nothing_is_asked_of_the_hub_unless_the_owner_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(hub_config.SWITCH, raising=False)
+    monkeypatch.delenv(config_source.SWITCH, raising=False)
     with pytest.raises(UsageError, match="nothing is asked of the Hugging Face hub.* set MEMVIZ_HUB=1"):
         read_config("somebody/model")
 
@@ -125,9 +125,9 @@ class Hub:
 
 
 def test_where_it_is_on_one_file_is_fetched_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(hub_config.SWITCH, "1")
+    monkeypatch.setenv(config_source.SWITCH, "1")
     hub = Hub(json.dumps(LLAMA).encode())
-    monkeypatch.setattr(hub_config, "build_opener", lambda *handlers: hub)
+    monkeypatch.setattr(config_source, "build_opener", lambda *handlers: hub)
     assert read_config("somebody/model") == '{"model_type":"llama"}'
     assert hub.asked == ["https://huggingface.co/somebody/model/resolve/main/config.json"]
     hub.content = b" " * (4 * MOST_BYTES)
@@ -136,6 +136,6 @@ def test_where_it_is_on_one_file_is_fetched_and_bounded(monkeypatch: pytest.Monk
 
 
 def test_the_hub_leads_to_no_other_host() -> None:
-    handler = hub_config._OnTheHub()
+    handler = config_source._HubRedirects()
     with pytest.raises(HTTPError, match="leads to another host"):
         handler.redirect_request(None, None, 302, "", {}, "https://huggingface.co.evil.example/config.json")

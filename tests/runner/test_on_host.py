@@ -130,13 +130,6 @@ def test_all_up_to_what_shrinks_is_applied_before_and_the_rest_on_the_card():
     )
 
 
-def test_the_printed_code_offloads_a_model_that_is_in_host_memory():
-    """Moved to the card first, it might not fit there."""
-    code = predicted("host", ("weight_offload", {})).run.code
-    assert "onload_device='cuda'" in code and ".to(" not in code
-    assert "onload_device='cuda'" not in predicted("device", ("weight_offload", {})).run.code
-
-
 @pytest.mark.parametrize("conversion, load", [("before", "host"), ("on-host", "host"), ("measured", "device")])
 def test_the_older_spelling_of_where_weights_are_is_read(conversion, load):
     assert Request.from_json({"workload": "flux", "conversion": conversion}).load == load

@@ -9,12 +9,11 @@ from collections.abc import Mapping
 
 from memviz.errors import UsageError
 from memviz.runner.knobs import nearest, with_knobs
-from memviz.runner.workloads.image_models import Flux, Sdxl, Vae, Vit
-from memviz.runner.workloads.language_models import Bert, Gpt2, Llama, Mixtral, Qwen3
+from memviz.runner.workloads.diffusion_presets import CogVideoX, Flux, HunyuanVideo, LtxVideo, Sdxl, Vae, Wan
 from memviz.runner.workloads.layer_stacks import FeedForwardStack, TransformerBlock
 from memviz.runner.workloads.own import is_own, own_workload
 from memviz.runner.workloads.pipelines import FluxPipeline, LtxPipeline, SdxlPipeline, WanPipeline
-from memviz.runner.workloads.video_models import CogVideoX, HunyuanVideo, LtxVideo, Wan
+from memviz.runner.workloads.transformer_presets import Bert, Gpt2, Llama, Mixtral, Qwen3, Vit
 from memviz.runner.workloads.workload import Workload
 
 __all__ = ["WORKLOADS", "Workload", "workload_named"]
@@ -44,7 +43,7 @@ WORKLOADS: tuple[type[Workload], ...] = (
 
 
 def workload_named(name: str, settings: Mapping[str, str] | None = None) -> Workload:
-    """One of ours with these knobs turned, or a user's file. Nothing is built and no file is executed."""
+    """Return a preset with these knobs, or the workload of a user's file. Nothing is built, no file is executed."""
     if is_own(name):
         return own_workload(name, settings or {})
     by_name = {kind.name: kind for kind in WORKLOADS}

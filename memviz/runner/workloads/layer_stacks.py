@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd
-from typing import Any, ClassVar, Self, cast
+from typing import Any, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from memviz.errors import UsageError
 from memviz.runner.knobs import knob
 from memviz.runner.workloads.workload import (
-    DTYPES,
     FromConfiguration,
     RandomInputs,
+    check_share,
     dtype_knob,
     micro_batches_knob,
     plural,
@@ -33,9 +33,11 @@ _PROBES = 2**16
 
 @dataclass(frozen=True)
 class FeedForwardStack(FromConfiguration):
-    name: ClassVar[str] = "feed_forward"
-    title: ClassVar[str] = "Feed-forward stack"
-    sentence: ClassVar[str] = "Feed-forward layers of diffusers one after the other, and nothing else."
+    name = "feed_forward"
+    title = "Feed-forward stack"
+    sentence = "Feed-forward layers of diffusers one after the other, and nothing else."
+    most = {"batch": 2, "sequence": 64, "layers": 5}
+    reduced = {"dropout": 0.0}
 
     batch: int = knob(2, "sequences at once", least=1)
     sequence: int = knob(8192, "tokens in a sequence", least=1)
@@ -55,8 +57,7 @@ class FeedForwardStack(FromConfiguration):
     dtype: str = dtype_knob("fp32")
 
     def _check(self) -> None:
-        if not self.dropout < 1:
-            raise UsageError(f"dropout is {self.dropout}; it is a share from 0 up to, but not including, 1.")
+        check_share("dropout", self.dropout)
         if self.residual and self.dim_out not in (None, self.dim):
             raise UsageError(f"residual adds {self.dim} channels to {self.dim_out}; leave dim_out away, or residual.")
 
@@ -82,21 +83,18 @@ class FeedForwardStack(FromConfiguration):
             super()._weights(model)
             cast(_FeedForwards, model).keep_size()
 
-    def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
-        draw = RandomInputs(device, self.seed, micro_batch)
-        return {"x": draw.normal(self.batch, self.sequence, self.dim, dtype=DTYPES[self.dtype])}
+    def _inputs(self, draw: RandomInputs) -> dict[str, Any]:
+        return {"x": draw.normal(self.batch, self.sequence, self.dim)}
 
     def loss(self, output: Any) -> Tensor:
         mean: Tensor = output.mean()
         return mean
 
     def small(self) -> Self:
-        """Widths are halved, so that whatever divided the inner size still does; nothing is dropped by chance."""
+        """Widths are halved, so that what divided the inner size still does."""
         halvings = _halvings(self.dim)
         dim_out = self.dim_out and max(self.dim_out >> halvings, 1)
-        return replace(
-            self._at_most(batch=2, sequence=64, layers=5), dim=self.dim >> halvings, dim_out=dim_out, dropout=0.0
-        )
+        return replace(super().small(), dim=self.dim >> halvings, dim_out=dim_out)
 
     def _shapes(self) -> str:
         layers = plural(self.layers, "layer")
@@ -148,9 +146,10 @@ _HEAD = 128
 
 @dataclass(frozen=True)
 class TransformerBlock(FromConfiguration):
-    name: ClassVar[str] = "transformer_block"
-    title: ClassVar[str] = "Tensor-parallel transformer block"
-    sentence: ClassVar[str] = "A quarter of an 8192-wide layer with embeddings and head, trained in micro-batches."
+    name = "transformer_block"
+    title = "Tensor-parallel transformer block"
+    sentence = "A quarter of an 8192-wide layer with embeddings and head, trained in micro-batches."
+    most = {"batch": 2, "sequence": 64}
 
     batch: int = knob(1, "sequences in a micro-batch", least=1)
     sequence: int = knob(1024, "tokens in a sequence", least=1)
@@ -191,13 +190,9 @@ class TransformerBlock(FromConfiguration):
         ]
         return _RankModel(self.vocabulary // self.parts, self.width, blocks)
 
-    def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
-        draw = RandomInputs(device, self.seed, micro_batch)
+    def _inputs(self, draw: RandomInputs) -> dict[str, Any]:
         words = self.vocabulary // self.parts
-        return {
-            "tokens": draw.whole(words, self.batch, self.sequence),
-            "targets": draw.whole(words, self.batch, self.sequence),
-        }
+        return {name: draw.integers(words, self.batch, self.sequence) for name in ("tokens", "targets")}
 
     def loss(self, output: Any) -> Tensor:
         loss: Tensor = output
@@ -206,7 +201,7 @@ class TransformerBlock(FromConfiguration):
     def small(self) -> Self:
         """Two blocks at least, since what is done to every block shows no difference with one."""
         return replace(
-            self._at_most(batch=2, sequence=64),
+            super().small(),
             layers=min(max(self.layers, 2), 4),
             width=1024,
             inner=1792,
@@ -259,13 +254,11 @@ class _Attention(nn.Module):
         self.out = nn.Linear(heads * _HEAD, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        query, key, value = (layer(x).unflatten(-1, (-1, _HEAD)).transpose(1, 2) for layer in self._inputs())
+        layers = (self.query, self.key, self.value)
+        query, key, value = (layer(x).unflatten(-1, (-1, _HEAD)).transpose(1, 2) for layer in layers)
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         out: Tensor = self.out(attended.transpose(1, 2).flatten(2))
         return out
-
-    def _inputs(self) -> tuple[nn.Module, nn.Module, nn.Module]:
-        return self.query, self.key, self.value
 
 
 class _FeedForward(nn.Module):

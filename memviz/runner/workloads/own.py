@@ -23,7 +23,14 @@ from memviz.errors import UsageError
 from memviz.runner.knobs import as_text, check_knobs, described, knob, with_knobs
 from memviz.runner.output_check.model_runs import flatten
 from memviz.runner.own_source import function_in, functions_of, read_argument
-from memviz.runner.workloads.workload import DTYPES, micro_batches_knob, mode_knob, parameters_text, seed_knob
+from memviz.runner.workloads.workload import (
+    DTYPES,
+    check_micro_batches,
+    micro_batches_knob,
+    mode_knob,
+    parameters_text,
+    seed_knob,
+)
 from memviz.units import kind_text
 
 _AS_BUILT = "as built"
@@ -57,8 +64,7 @@ class OwnModel:
 
     def __post_init__(self) -> None:
         check_knobs(self)
-        if self.micro_batches > 1 and not self.training:
-            raise UsageError(f"micro_batches is {self.micro_batches}, and only a training step has any; mode=training.")
+        check_micro_batches(self.micro_batches, training=self.training)
 
     @property
     def training(self) -> bool:
@@ -71,7 +77,7 @@ class OwnModel:
         return model.train(self.training)
 
     def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
-        """The function's own, the same for every micro-batch. Made again where those at hand hold no numbers."""
+        """Return the function's inputs, the same for every micro-batch; made again if they are on meta."""
         made = self._made.get("last")
         if made is None or (_without_numbers(made.inputs) and device.type != "meta"):
             with torch.device("cpu"), torch.random.fork_rng(devices=[]):
@@ -85,7 +91,7 @@ class OwnModel:
         return _checked_loss(self._made["last"].loss(output))
 
     def forget(self) -> None:
-        """Lets go of the model that was built last, and of the file's own variables, which may hold it too."""
+        """Free the model that was built last, and the file's own variables, which may hold it too."""
         self._made.clear()
         module = sys.modules.get(Path(self.file).stem)
         if module is not None and getattr(module, _EXECUTED, False):
@@ -106,7 +112,7 @@ class OwnModel:
         return f"{self.function} of {Path(self.file).name}, {count}{self.dtype}, {what}"
 
     def _call(self) -> Made:
-        with _shown_where_it_is(self.file):
+        with _located_errors(self.file):
             function = getattr(_module_of(self.file), self.function)
             returned = function(**_arguments(function, self.arguments))
         return _checked(returned, f"{self.function} in {self.file}")
@@ -117,7 +123,7 @@ def is_own(name: str) -> bool:
 
 
 def own_workload(name: str, settings: Mapping[str, str]) -> OwnModel:
-    """Settings go to the function's parameters, and to our knobs where they have that name; to both where both have."""
+    """Pass settings to the function's parameters and to the knobs of `OwnModel`; to both where both have the name."""
     file, _, wanted = name.partition(":")
     function = function_in(file, wanted)
     ours = as_text(OwnModel(), everything=True)
@@ -128,7 +134,7 @@ def own_workload(name: str, settings: Mapping[str, str]) -> OwnModel:
 
 
 def program_rows(file: str) -> list[dict[str, Any]]:
-    """Its functions as the page's form shows workloads; the file is read, and not executed."""
+    """Return the file's functions as rows of the page's form; the file is parsed and not executed."""
     ours = [asdict(knob) for knob in described(OwnModel)]
     names = {knob["name"] for knob in ours}
     rows = []
@@ -141,7 +147,7 @@ def program_rows(file: str) -> list[dict[str, Any]]:
 
 
 def _module_of(file: str) -> types.ModuleType:
-    """The file, executed. What lies beside it can be imported, as when Python runs it."""
+    """Execute the file. Files in its folder can be imported, as when Python runs it."""
     path = Path(file).resolve()
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
@@ -164,8 +170,8 @@ def _arguments(function: Callable[..., Any], texts: tuple[tuple[str, str], ...])
 
 
 @contextmanager
-def _shown_where_it_is(file: str) -> Iterator[None]:
-    """An error of the user's code is theirs to see: its own text, with file and line."""
+def _located_errors(file: str) -> Iterator[None]:
+    """Show an error of the user's code with its own text, file and line."""
     try:
         yield
     except UsageError:
@@ -203,7 +209,7 @@ def _by_name(model: nn.Module, inputs: Any, where: str) -> dict[str, Any]:
 
 
 def default_loss(output: Any) -> Tensor:
-    """The model's own where it gives one, or the mean of its first output."""
+    """Return the model's own loss if its output has one, else the mean of its first output."""
     own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(own, Tensor):
         return own

@@ -6,19 +6,31 @@ comparison of quantized pipelines measured: https://huggingface.co/blog/diffuser
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from memviz.runner.knobs import knob
-from memviz.runner.workloads.image_models import Flux, Sdxl, images_knob, side_in_tiles, side_knob
-from memviz.runner.workloads.video_models import VIDEO_SIDES, WAN_SIZES, LtxVideo, Wan
-from memviz.runner.workloads.workload import FromConfiguration, RandomInputs, check_multiple, plural
-
-Denoiser = TypeVar("Denoiser", bound=FromConfiguration)
+from memviz.runner.workloads.diffusion_presets import (
+    WAN_SIZES,
+    DiffusionModel,
+    Flux,
+    LtxVideo,
+    Sdxl,
+    VideoModel,
+    Wan,
+    autoencoder_configuration,
+    frames_knob,
+    images_knob,
+    published_knob,
+    side_knob,
+    sides_in_tiles,
+    text_tokens_knob,
+    videos_knob,
+)
+from memviz.runner.workloads.workload import FromConfiguration, RandomInputs, check_multiple, plural, size_knob
 
 PROMPT = 77
 """Tokens that CLIP reads."""
@@ -26,57 +38,83 @@ CLIP_WORDS, T5_WORDS, UMT5_WORDS = 49_408, 32_128, 256_384
 
 
 class PipelineModel(FromConfiguration):
-    """Subclasses give the workload of their denoiser alone, which has most of the same knobs."""
+    """A pipeline whose knobs have the names of those of its denoiser alone."""
 
-    holds: ClassVar[tuple[str, ...] | None] = ("an autoencoder",)
-
+    holds = ("an autoencoder",)
+    together: ClassVar[dict[str, tuple[str, ...]]] = DiffusionModel.together
+    denoiser: ClassVar[type[DiffusionModel]]
+    reduced_tile: ClassVar[int] = 64
+    guided: bool = False
+    batch: int
     denoising: int
     tile: int
 
     def _check(self) -> None:
         check_multiple("tile", self.tile, 32, why="tiles overlap by a quarter, in latents too")
-        self._denoiser()
+        self.denoiser_alone()
 
-    def _sides_in_tiles(self, reduced_tile: int, of: int) -> dict[str, Any]:
-        """Knobs of a reduced model whose picture is to its tiles as the picture is."""
-        sides = {
-            name: side_in_tiles(getattr(self, name), self.tile, reduced_tile=reduced_tile, of=of)
-            for name in ("height", "width")
-        }
-        return {**sides, "tile": reduced_tile}
+    @property
+    def tokens(self) -> int:
+        """Tokens of the picture or video, without text."""
+        return int(self.denoiser_alone().tokens)
 
-    @abstractmethod
-    def _denoiser(self) -> FromConfiguration: ...
+    @property
+    def prompts(self) -> int:
+        """Prompts of a batch, the negative ones included."""
+        return self.batch * (1 + self.guided)
 
-    def _alone(self, kind: type[Denoiser], **other: Any) -> Denoiser:
-        """A workload of the denoiser alone, whose knobs are those of the pipeline by name, but for `other`."""
-        here = {one.name for one in fields(self)}
-        same = {one.name: getattr(self, one.name) for one in fields(kind) if one.init and one.name in here}
-        return kind(**{**same, **other})
+    def denoiser_alone(self) -> Any:
+        """The workload of the denoiser, with the knobs of the pipeline where their names are the same."""
+        here = {field.name for field in fields(self)}
+        names = [field.name for field in fields(self.denoiser) if field.init and field.name in here]
+        return self.denoiser(**{**{name: getattr(self, name) for name in names}, **self._denoiser_knobs()})
+
+    def _denoiser_knobs(self) -> dict[str, Any]:
+        """Knobs of the denoiser that are not those of the pipeline."""
+        raise NotImplementedError
+
+    def small(self) -> Self:
+        sides: dict[str, Any] = sides_in_tiles(self, self.reduced_tile, self.denoiser.side)
+        return replace(super().small(), **sides)
 
     def loss(self, output: Any) -> Tensor:
         mean: Tensor = output.square().mean()
         return mean
 
-    def _steps(self) -> str:
-        return plural(self.denoising, "step")
+    def _shapes(self) -> str:
+        alone = replace(self.denoiser_alone(), batch=self.batch)
+        tokens = f" ({alone.tokens:,} + {self.text_tokens} tokens)" if hasattr(self, "text_tokens") else ""
+        size = f"{self.size}, " if hasattr(self, "size") else ""
+        return f"{size}{alone.contents_text()}{tokens}, {plural(self.denoising, 'step')}"
 
 
 class PipelineModules(nn.Module):
     """A pipeline as a module: its parts under the names that they have in diffusers."""
 
     text_encoder: nn.Module
+    text_encoder_2: nn.Module
+    transformer: nn.Module
+    unet: nn.Module
     vae: nn.Module
 
-    def __init__(self, *, steps: int, **parts: nn.Module) -> None:
+    def __init__(self, pipeline: Any, *, sides: tuple[int, ...] = (), **parts: nn.Module) -> None:
         super().__init__()
         for name, part in parts.items():
             self.add_module(name, part)
-        self.steps = steps
+        self.steps, self.guided, self.sides = pipeline.denoising, pipeline.guided, sides
+
+
+def denoising_knob(what: str, real: int, *, denoiser: str = "transformer") -> Any:
+    help = f"steps of the {denoiser}; a real {what} takes {real} or so, with the same peak"
+    return knob(2, help, least=1)
 
 
 def tile_knob(default: int = 1024, *, least: int = 32) -> Any:
     return knob(default, "a side of a tile, if the autoencoder works in tiles", unit="pixels", least=least)
+
+
+def text_layers_knob(default: int, encoder: str = "text encoder", *, least: int = 1) -> Any:
+    return published_knob(default, f"blocks of the {encoder}", least=least)
 
 
 def words_of(published: int, narrow: int) -> int:
@@ -84,7 +122,7 @@ def words_of(published: int, narrow: int) -> int:
     return published if narrow == 1 else published // 8 // narrow
 
 
-def clip_encoder(*, words: int, width: int, layers: int, heads: int, projected: bool = False) -> nn.Module:
+def clip_encoder(*, words: int, width: int, layers: int, heads: int, projected: bool = False) -> Any:
     """With `projected` it has a matrix more, which SDXL's larger one ends with."""
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
@@ -100,28 +138,15 @@ def clip_encoder(*, words: int, width: int, layers: int, heads: int, projected: 
         bos_token_id=0,
         eos_token_id=2,
     )
-    model: nn.Module = (CLIPTextModelWithProjection if projected else CLIPTextModel)(config)
-    return model
+    return (CLIPTextModelWithProjection if projected else CLIPTextModel)(config)
 
 
-def t5_encoder(*, narrow: int, layers: int) -> nn.Module:
-    from transformers import T5Config, T5EncoderModel
+def t5_encoder(kind: str, words: int, *, narrow: int, layers: int) -> Any:
+    """T5-XXL, or its multilingual UMT5 with its own relative position bias in every block."""
+    import transformers
 
-    model: nn.Module = T5EncoderModel(T5Config(**_t5_sizes(T5_WORDS, narrow, layers)))
-    return model
-
-
-def umt5_encoder(*, narrow: int, layers: int) -> nn.Module:
-    """Return UMT5, the multilingual T5: a larger vocabulary, and its own relative position bias in every block."""
-    from transformers import UMT5Config, UMT5EncoderModel
-
-    model: nn.Module = UMT5EncoderModel(UMT5Config(**_t5_sizes(UMT5_WORDS, narrow, layers)))
-    return model
-
-
-def _t5_sizes(words: int, narrow: int, layers: int) -> dict[str, Any]:
-    """Sizes of T5-XXL, the encoder of these pipelines."""
-    return {
+    encoder: Any = getattr(transformers, f"{kind}EncoderModel")
+    sizes = {
         "vocab_size": words_of(words, narrow),
         "d_model": 4096 // narrow,
         "d_ff": 10_240 // narrow,
@@ -130,6 +155,7 @@ def _t5_sizes(words: int, narrow: int, layers: int) -> dict[str, Any]:
         "feed_forward_proj": "gated-gelu",
         "tie_word_embeddings": False,
     }
+    return encoder(encoder.config_class(**sizes))
 
 
 def encoded(encoder: nn.Module, prompts: Tensor, parts: int) -> list[Tensor]:
@@ -137,116 +163,72 @@ def encoded(encoder: nn.Module, prompts: Tensor, parts: int) -> list[Tensor]:
     return [encoder(input_ids=part).last_hidden_state for part in prompts.chunk(parts)]
 
 
-def picture_decoder(*, channels: int, latent_channels: int, tile: int, product: bool) -> nn.Module:
+def picture_decoder(*, channels: int, latent_channels: int, tile: int, product: bool) -> Any:
     """`product`: whether latents go through a convolution of one pixel first."""
     from memviz.runner.workloads.autoencoders import ImageDecoder
 
-    model: nn.Module = ImageDecoder(
-        down_block_types=("DownEncoderBlock2D",) * 4,
-        up_block_types=("UpDecoderBlock2D",) * 4,
-        block_out_channels=tuple(channels * factor for factor in (1, 2, 4, 4)),
-        layers_per_block=2,
-        latent_channels=latent_channels,
-        sample_size=tile,
-        use_quant_conv=product,
-        use_post_quant_conv=product,
-    )
-    return model
+    sizes = autoencoder_configuration(channels=channels, latent_channels=latent_channels, tile=tile)
+    return ImageDecoder(**sizes, use_quant_conv=product, use_post_quant_conv=product)
 
 
-_FLUX_LATENT_CHANNELS = 16
-_FLUX_PIXELS_PER_TOKEN = 16
-_FLUX_POOLED = 768
+_FLUX_LATENT_CHANNELS, _FLUX_POOLED = 16, 768
 _FLUX_SCALE, _FLUX_SHIFT = 0.3611, 0.1159
 """Scale and shift of the latents that the autoencoder is given."""
 
 
 @dataclass(frozen=True)
 class FluxPipeline(PipelineModel):
-    name: ClassVar[str] = "flux_pipeline"
-    title: ClassVar[str] = "FLUX.1-dev pipeline"
-    sentence: ClassVar[str] = (
+    name = "flux_pipeline"
+    title = "FLUX.1-dev pipeline"
+    sentence = (
         "Makes pictures from words: two text encoders, the transformer once a step, and the autoencoder in the end."
     )
-    together: ClassVar[dict[str, tuple[str, ...]]] = {"resolution": ("height", "width")}
-    depths: ClassVar[tuple[str, ...]] = ("double_layers", "single_layers", "text_layers", "short_text_layers")
+    denoiser = Flux
+    depths = ("double_layers", "single_layers", "text_layers", "short_text_layers")
+    most = {"batch": 2, "text_tokens": 16, "denoising": 2} | dict.fromkeys(depths, 2)
+    reduced = {"narrow": 8}
 
     batch: int = images_knob()
-    height: int = side_knob(16)
-    width: int = side_knob(16)
-    text_tokens: int = knob(512, "tokens of the prompt, padding included", least=1)
-    denoising: int = knob(2, "steps of the transformer; a real picture takes 28 or so, with the same peak", least=1)
-    double_layers: int = knob(19, "blocks with text and picture apart; the published model has 19", least=1)
-    single_layers: int = knob(38, "blocks with text and picture as one; the published model has 38", least=1)
-    text_layers: int = knob(24, "blocks of the larger text encoder; the published model has 24", least=1)
-    short_text_layers: int = knob(12, "blocks of the smaller text encoder; the published model has 12", least=1)
+    height: int = side_knob(1024, 16, what="picture")
+    width: int = side_knob(1024, 16, what="picture")
+    text_tokens: int = text_tokens_knob(512)
+    denoising: int = denoising_knob("picture", 28)
+    double_layers: int = published_knob(19, "blocks with text and picture apart")
+    single_layers: int = published_knob(38, "blocks with text and picture as one")
+    text_layers: int = text_layers_knob(24, "larger text encoder")
+    short_text_layers: int = text_layers_knob(12, "smaller text encoder")
     narrow: int = knob(1, "divides heads, widths and vocabularies", choices=(1, 2, 4, 8))
     tile: int = tile_knob()
 
-    def _denoiser(self) -> Flux:
-        return self._alone(Flux, heads=24 // self.narrow, text_width=4096 // self.narrow)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the picture alone, without text."""
-        return self._denoiser().tokens
+    def _denoiser_knobs(self) -> dict[str, Any]:
+        return {"heads": 24 // self.narrow, "text_width": 4096 // self.narrow}
 
     def _model(self) -> nn.Module:
+        words, channels = words_of(CLIP_WORDS, self.narrow), max(32, 128 // self.narrow)
+        decoder = {"channels": channels, "latent_channels": _FLUX_LATENT_CHANNELS, "tile": self.tile}
         return FluxModules(
-            steps=self.denoising,
-            sides=(self.height // _FLUX_PIXELS_PER_TOKEN, self.width // _FLUX_PIXELS_PER_TOKEN),
-            text_encoder=self._short_text_encoder(),
-            text_encoder_2=self._text_encoder(),
-            transformer=self._denoiser()._model(),
-            vae=self._autoencoder(),
+            self,
+            sides=(self.height // Flux.side, self.width // Flux.side),
+            text_encoder=clip_encoder(words=words, width=_FLUX_POOLED, layers=self.short_text_layers, heads=12),
+            text_encoder_2=t5_encoder("T5", T5_WORDS, narrow=self.narrow, layers=self.text_layers),
+            transformer=self.denoiser_alone()._model(),
+            vae=picture_decoder(**decoder, product=False),
         )
-
-    def _short_text_encoder(self) -> nn.Module:
-        words = words_of(CLIP_WORDS, self.narrow)
-        return clip_encoder(words=words, width=_FLUX_POOLED, layers=self.short_text_layers, heads=12)
-
-    def _text_encoder(self) -> nn.Module:
-        return t5_encoder(narrow=self.narrow, layers=self.text_layers)
-
-    def _autoencoder(self) -> nn.Module:
-        channels = max(32, 128 // self.narrow)
-        return picture_decoder(channels=channels, latent_channels=_FLUX_LATENT_CHANNELS, tile=self.tile, product=False)
 
     def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
-        draw = RandomInputs(device, self.seed, micro_batch)
-        inner = self._denoiser().inputs(device, micro_batch)
+        alone = self.denoiser_alone().inputs(device, micro_batch)
+        same = {name: alone[name] for name in ("hidden_states", "img_ids", "txt_ids", "guidance")}
+        return {**super().inputs(device, micro_batch), **same}
+
+    def _inputs(self, draw: RandomInputs) -> dict[str, Any]:
         return {
-            "short_prompt": draw.whole(words_of(CLIP_WORDS, self.narrow), self.batch, PROMPT),
-            "prompt": draw.whole(words_of(T5_WORDS, self.narrow), self.batch, self.text_tokens),
-            **{name: inner[name] for name in ("hidden_states", "img_ids", "txt_ids", "guidance")},
+            "short_prompt": draw.integers(words_of(CLIP_WORDS, self.narrow), self.batch, PROMPT),
+            "prompt": draw.integers(words_of(T5_WORDS, self.narrow), self.batch, self.text_tokens),
         }
-
-    def small(self) -> Self:
-        smaller = self._at_most(
-            batch=2,
-            text_tokens=16,
-            denoising=2,
-            double_layers=2,
-            single_layers=2,
-            text_layers=2,
-            short_text_layers=2,
-        )
-        return replace(smaller, **self._sides_in_tiles(64, of=16), narrow=8)
-
-    def _shapes(self) -> str:
-        pictures = self._denoiser()._pictures()
-        return f"{pictures} ({self.tokens:,} + {self.text_tokens} tokens), {self._steps()}"
 
 
 class FluxModules(PipelineModules):
     """Forward pass of FLUX, in the order of diffusers' pipeline."""
-
-    text_encoder_2: nn.Module
-    transformer: nn.Module
-
-    def __init__(self, *, steps: int, sides: tuple[int, int], **parts: nn.Module) -> None:
-        super().__init__(steps=steps, **parts)
-        self.sides = sides
 
     def forward(self, short_prompt: Tensor, prompt: Tensor, hidden_states: Tensor, **places: Tensor) -> Tensor:
         pooled = self.text_encoder(input_ids=short_prompt).pooler_output
@@ -273,7 +255,6 @@ class FluxModules(PipelineModules):
 
 
 _SMALLER_ENCODER_WIDTH, _LARGER_ENCODER_WIDTH = 768, 1280
-"""Channels of the text encoders."""
 _SDXL_HEAD = 64
 _SDXL_SCALE = 0.13025
 """Scale of the latents that the autoencoder is given."""
@@ -282,78 +263,55 @@ _SDXL_GUIDANCE = 5.0
 
 @dataclass(frozen=True)
 class SdxlPipeline(PipelineModel):
-    name: ClassVar[str] = "sdxl_pipeline"
-    title: ClassVar[str] = "SDXL pipeline"
-    sentence: ClassVar[str] = (
-        "Makes pictures from words: two text encoders, the UNet once a step, and the autoencoder in the end."
-    )
-    together: ClassVar[dict[str, tuple[str, ...]]] = {"resolution": ("height", "width")}
-    depths: ClassVar[tuple[str, ...]] = ("depth", "text_layers", "short_text_layers")
+    name = "sdxl_pipeline"
+    title = "SDXL pipeline"
+    sentence = "Makes pictures from words: two text encoders, the UNet once a step, and the autoencoder in the end."
+    denoiser = Sdxl
+    depths = ("depth", "text_layers", "short_text_layers")
+    most = {"batch": 2, "denoising": 2} | dict.fromkeys(depths, 2)
+    reduced = {"narrow": 4}
 
     batch: int = images_knob()
-    height: int = side_knob(32)
-    width: int = side_knob(32)
+    height: int = side_knob(1024, 32, what="picture")
+    width: int = side_knob(1024, 32, what="picture")
     guided: bool = knob(True, "whether each step looks at the prompt and at none, which doubles its batch")
-    denoising: int = knob(2, "steps of the UNet; a real picture takes 50 or so, with the same peak", least=1)
-    depth: int = knob(10, "transformer blocks at the smallest size; the published model has 10", least=2)
-    text_layers: int = knob(32, "blocks of the larger text encoder; the published model has 32", least=2)
-    short_text_layers: int = knob(12, "blocks of the smaller text encoder; the published model has 12", least=2)
+    denoising: int = denoising_knob("picture", 50, denoiser="UNet")
+    depth: int = published_knob(10, "transformer blocks at the smallest size", least=2)
+    text_layers: int = text_layers_knob(32, "larger text encoder", least=2)
+    short_text_layers: int = text_layers_knob(12, "smaller text encoder", least=2)
     narrow: int = knob(1, "divides widths, heads and vocabularies", choices=(1, 4))
     tile: int = tile_knob()
 
-    def _denoiser(self) -> Sdxl:
+    def _denoiser_knobs(self) -> dict[str, Any]:
         text = (_SMALLER_ENCODER_WIDTH + _LARGER_ENCODER_WIDTH) // self.narrow
-        channels, batch = 320 // self.narrow // 64 * 64, self.batch * (1 + self.guided)
-        return self._alone(Sdxl, batch=batch, text_tokens=PROMPT, channels=channels, text_width=text)
+        channels = 320 // self.narrow // 64 * 64
+        return {"batch": self.prompts, "text_tokens": PROMPT, "channels": channels, "text_width": text}
 
     def _model(self) -> nn.Module:
-        channels = 128 if self.narrow == 1 else 32
+        decoder = {"channels": 128 if self.narrow == 1 else 32, "latent_channels": 4, "tile": self.tile}
         return SdxlModules(
-            steps=self.denoising,
-            guided=self.guided,
-            text_encoder=self._text_encoder(_SMALLER_ENCODER_WIDTH, self.short_text_layers),
-            text_encoder_2=self._text_encoder(_LARGER_ENCODER_WIDTH, self.text_layers),
-            unet=self._denoiser()._model(),
-            vae=picture_decoder(channels=channels, latent_channels=4, tile=self.tile, product=True),
+            self,
+            text_encoder=self._text_encoder(_SMALLER_ENCODER_WIDTH, self.short_text_layers, projected=False),
+            text_encoder_2=self._text_encoder(_LARGER_ENCODER_WIDTH, self.text_layers, projected=True),
+            unet=self.denoiser_alone()._model(),
+            vae=picture_decoder(**decoder, product=True),
         )
 
-    def _text_encoder(self, width: int, layers: int) -> nn.Module:
-        words, heads = words_of(CLIP_WORDS, self.narrow), width // self.narrow // _SDXL_HEAD
-        return clip_encoder(
-            words=words,
-            width=width // self.narrow,
-            layers=layers,
-            heads=heads,
-            projected=width == _LARGER_ENCODER_WIDTH,
-        )
+    def _text_encoder(self, width: int, layers: int, *, projected: bool) -> Any:
+        words, width = words_of(CLIP_WORDS, self.narrow), width // self.narrow
+        return clip_encoder(words=words, width=width, layers=layers, heads=width // _SDXL_HEAD, projected=projected)
 
     def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
-        draw, words = RandomInputs(device, self.seed, micro_batch), words_of(CLIP_WORDS, self.narrow)
-        inner = self._denoiser().inputs(device, micro_batch)
-        return {
-            "prompts": draw.whole(words, self.batch * (1 + self.guided), PROMPT),
-            "latents": inner["sample"][: self.batch].clone(),
-            "time_ids": inner["added_cond_kwargs"]["time_ids"],
-        }
+        alone = self.denoiser_alone().inputs(device, micro_batch)
+        latents, time_ids = alone["sample"][: self.batch].clone(), alone["added_cond_kwargs"]["time_ids"]
+        return {**super().inputs(device, micro_batch), "latents": latents, "time_ids": time_ids}
 
-    def small(self) -> Self:
-        smaller = self._at_most(batch=2, denoising=2, depth=2, text_layers=2, short_text_layers=2)
-        return replace(smaller, **self._sides_in_tiles(64, of=32), narrow=4)
-
-    def _shapes(self) -> str:
-        alone = replace(self._denoiser(), batch=self.batch)
-        return f"{alone._pictures()}, {self._steps()}"
+    def _inputs(self, draw: RandomInputs) -> dict[str, Any]:
+        return {"prompts": draw.integers(words_of(CLIP_WORDS, self.narrow), self.prompts, PROMPT)}
 
 
 class SdxlModules(PipelineModules):
     """Forward pass of SDXL, in the order of diffusers' pipeline."""
-
-    text_encoder_2: nn.Module
-    unet: nn.Module
-
-    def __init__(self, *, steps: int, guided: bool, **parts: nn.Module) -> None:
-        super().__init__(steps=steps, **parts)
-        self.guided = guided
 
     def forward(self, prompts: Tensor, latents: Tensor, time_ids: Tensor) -> Tensor:
         """`prompts` are what to draw, after as many of what not to draw where each step looks at both."""
@@ -385,23 +343,25 @@ _LTX_GUIDANCE = 3.0
 
 @dataclass(frozen=True)
 class LtxPipeline(PipelineModel):
-    name: ClassVar[str] = "ltx_pipeline"
-    title: ClassVar[str] = "LTX-Video pipeline"
-    sentence: ClassVar[str] = (
-        "Makes video from words: a text encoder, the transformer once a step, and the autoencoder in the end."
-    )
-    together: ClassVar[dict[str, tuple[str, ...]]] = VIDEO_SIDES
-    depths: ClassVar[tuple[str, ...]] = ("layers", "text_layers")
+    name = "ltx_pipeline"
+    title = "LTX-Video pipeline"
+    sentence = "Makes video from words: a text encoder, the transformer once a step, and the autoencoder in the end."
+    together = VideoModel.together
+    denoiser = LtxVideo
+    depths = ("layers", "text_layers")
+    reduced_tile = 4 * _LTX_TILE_OVERLAP
+    most = {"batch": 2, "frames": 9, "text_tokens": 16, "denoising": 2, "layers": 2, "text_layers": 2}
+    reduced = {"narrow": 8}
 
-    batch: int = knob(1, "videos at once", least=1)
-    frames: int = knob(161, "frames of the video: 1 more than a multiple of 8", least=1)
-    height: int = knob(512, "of the video: a multiple of 32", unit="pixels", least=1)
-    width: int = knob(704, "of the video: a multiple of 32", unit="pixels", least=1)
-    text_tokens: int = knob(128, "tokens of the prompt, padding included", least=1)
+    batch: int = videos_knob()
+    frames: int = frames_knob(161, 8)
+    height: int = side_knob(512, 32)
+    width: int = side_knob(704, 32)
+    text_tokens: int = text_tokens_knob(128)
     guided: bool = knob(True, "whether each step looks at the prompt and at none, which doubles its batch")
-    denoising: int = knob(2, "steps of the transformer; a real video takes 50 or so, with the same peak", least=1)
-    layers: int = knob(28, "transformer blocks; the published model has 28", least=1)
-    text_layers: int = knob(24, "blocks of the text encoder; the published model has 24", least=1)
+    denoising: int = denoising_knob("video", 50)
+    layers: int = published_knob(28, "transformer blocks")
+    text_layers: int = text_layers_knob(24)
     narrow: int = knob(1, "divides heads, widths and vocabulary", choices=(1, 2, 4, 8))
     tile: int = tile_knob(512, least=2 * _LTX_TILE_OVERLAP)
 
@@ -409,60 +369,38 @@ class LtxPipeline(PipelineModel):
         super()._check()
         check_multiple("tile", self.tile, _LTX_TILE_OVERLAP, why="tiles share 64 pixels a side, and a latent has 32")
 
-    def _denoiser(self) -> LtxVideo:
-        heads, text = 32 // self.narrow, 4096 // self.narrow
-        return self._alone(LtxVideo, batch=self.batch * (1 + self.guided), heads=heads, text_width=text)
+    def _denoiser_knobs(self) -> dict[str, Any]:
+        return {"batch": self.prompts, "heads": 32 // self.narrow, "text_width": 4096 // self.narrow}
 
     def _model(self) -> nn.Module:
-        return LtxModules(
-            steps=self.denoising,
-            guided=self.guided,
-            latents=self._denoiser().latents,
-            text_encoder=self._text_encoder(),
-            transformer=self._denoiser()._model(),
-            vae=self._autoencoder(),
-        )
-
-    def _text_encoder(self) -> nn.Module:
-        return t5_encoder(narrow=self.narrow, layers=self.text_layers)
-
-    def _autoencoder(self) -> nn.Module:
         from memviz.runner.workloads.autoencoders import LtxDecoder, in_tiles_of
 
-        widths = tuple(width // self.narrow for width in (128, 256, 512, 512))
+        alone, widths = self.denoiser_alone(), tuple(width // self.narrow for width in (128, 256, 512, 512))
         decoder = LtxDecoder(block_out_channels=widths, decoder_block_out_channels=widths)
-        return in_tiles_of(decoder, self.tile, _LTX_TILE_OVERLAP)
+        return LtxModules(
+            self,
+            sides=alone.latents,
+            text_encoder=t5_encoder("T5", T5_WORDS, narrow=self.narrow, layers=self.text_layers),
+            transformer=alone._model(),
+            vae=in_tiles_of(decoder, self.tile, _LTX_TILE_OVERLAP),
+        )
 
     def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
-        draw, prompts = RandomInputs(device, self.seed, micro_batch), self.batch * (1 + self.guided)
-        inner = self._denoiser().inputs(device, micro_batch)
-        return {
-            "prompts": draw.whole(words_of(T5_WORDS, self.narrow), prompts, self.text_tokens),
-            "mask": inner["encoder_attention_mask"],
-            # As the pipeline has them, whatever the transformer computes in.
-            "latents": inner["hidden_states"][: self.batch].to(torch.float32, copy=True),
-        }
+        alone = self.denoiser_alone().inputs(device, micro_batch)
+        # The pipeline keeps latents in fp32, whatever the transformer computes in.
+        latents = alone["hidden_states"][: self.batch].to(torch.float32, copy=True)
+        return {**super().inputs(device, micro_batch), "mask": alone["encoder_attention_mask"], "latents": latents}
 
-    def small(self) -> Self:
-        smaller = self._at_most(batch=2, frames=9, text_tokens=16, denoising=2, layers=2, text_layers=2)
-        return replace(smaller, **self._sides_in_tiles(4 * _LTX_TILE_OVERLAP, of=32), narrow=8)
-
-    def _shapes(self) -> str:
-        alone = replace(self._denoiser(), batch=self.batch)
-        return f"{alone._videos()} ({alone.tokens:,} + {self.text_tokens} tokens), {self._steps()}"
+    def _inputs(self, draw: RandomInputs) -> dict[str, Any]:
+        return {"prompts": draw.integers(words_of(T5_WORDS, self.narrow), self.prompts, self.text_tokens)}
 
 
 class LtxModules(PipelineModules):
     """Forward pass of LTX-Video, in the order of diffusers' pipeline."""
 
-    transformer: nn.Module
-
-    def __init__(self, *, steps: int, guided: bool, latents: tuple[int, int, int], **parts: nn.Module) -> None:
-        super().__init__(steps=steps, **parts)
-        self.guided, self.sides = guided, dict(zip(("num_frames", "height", "width"), latents, strict=True))
-
     def forward(self, prompts: Tensor, mask: Tensor, latents: Tensor) -> Tensor:
         """`prompts` are what not to show, then as many of what to show, where each step looks at both."""
+        sides = dict(zip(("num_frames", "height", "width"), self.sides, strict=True))
         text = torch.cat(encoded(self.text_encoder, prompts, 1 + self.guided))
         for number in range(self.steps):
             given = torch.cat([latents] * 2) if self.guided else latents
@@ -472,13 +410,13 @@ class LtxModules(PipelineModules):
                 timestep=torch.full((len(given),), 1000 - 1000 * number / self.steps, device=given.device),
                 encoder_attention_mask=mask,
                 return_dict=False,
-                **self.sides,
+                **sides,
             )[0].float()
             if self.guided:
                 without, prompted = velocity.chunk(2)
                 velocity = without + _LTX_GUIDANCE * (prompted - without)
             latents = latents - velocity / self.steps
-        squares = latents.view(len(latents), *self.sides.values(), -1).permute(0, 4, 1, 2, 3)
+        squares = latents.view(len(latents), *self.sides, -1).permute(0, 4, 1, 2, 3)
         video: Tensor = self.vae(squares.to(text.dtype))
         return video
 
@@ -488,75 +426,55 @@ _WAN_GUIDANCE = 5.0
 
 @dataclass(frozen=True)
 class WanPipeline(PipelineModel):
-    name: ClassVar[str] = "wan_pipeline"
-    title: ClassVar[str] = "Wan 2.1 pipeline"
-    sentence: ClassVar[str] = (
-        "Makes video from words: a text encoder, the transformer twice a step, and the autoencoder in the end."
-    )
-    together: ClassVar[dict[str, tuple[str, ...]]] = VIDEO_SIDES
-    depths: ClassVar[tuple[str, ...]] = ("layers", "text_layers")
+    name = "wan_pipeline"
+    title = "Wan 2.1 pipeline"
+    sentence = "Makes video from words: a text encoder, the transformer twice a step, and the autoencoder in the end."
+    together = VideoModel.together
+    denoiser = Wan
+    sizes = WAN_SIZES
+    depths = ("layers", "text_layers")
+    reduced_tile = 32
+    most = {"batch": 2, "frames": 5, "text_tokens": 16, "denoising": 2, "layers": 2, "text_layers": 2}
+    reduced = {"narrow": 4}
 
-    size: str = knob("1.3b", "which published model", choices=tuple(WAN_SIZES))
-    batch: int = knob(1, "videos at once", least=1)
-    frames: int = knob(81, "frames of the video: 1 more than a multiple of 4", least=1)
-    height: int = knob(480, "of the video: a multiple of 16", unit="pixels", least=1)
-    width: int = knob(832, "of the video: a multiple of 16", unit="pixels", least=1)
-    text_tokens: int = knob(512, "tokens of the prompt, padding included", least=1)
+    size: str = size_knob(sizes)
+    batch: int = videos_knob()
+    frames: int = frames_knob(81, 4)
+    height: int = side_knob(480, 16)
+    width: int = side_knob(832, 16)
+    text_tokens: int = text_tokens_knob(512)
     guided: bool = knob(True, "whether each step looks at the prompt and then at none")
-    denoising: int = knob(2, "steps of the transformer; a real video takes 50 or so, with the same peak", least=1)
+    denoising: int = denoising_knob("video", 50)
     layers: int | None = knob(None, "transformer blocks; none means as published: 30 and 40", least=1)
-    text_layers: int = knob(24, "blocks of the text encoder; the published model has 24", least=1)
+    text_layers: int = text_layers_knob(24)
     narrow: int = knob(1, "divides heads and widths, and those of the text encoder twice", choices=(1, 2, 4))
     tile: int = tile_knob(256)
 
-    def _denoiser(self) -> Wan:
-        return self._alone(Wan, text_width=4096 // self.narrow**2)
+    def _denoiser_knobs(self) -> dict[str, Any]:
+        return {"text_width": 4096 // self.narrow**2}
 
     def _model(self) -> nn.Module:
-        return WanModules(
-            steps=self.denoising,
-            guided=self.guided,
-            text_encoder=self._text_encoder(),
-            transformer=self._denoiser()._model(),
-            vae=self._autoencoder(),
-        )
-
-    def _text_encoder(self) -> nn.Module:
-        return umt5_encoder(narrow=self.narrow**2, layers=self.text_layers)
-
-    def _autoencoder(self) -> nn.Module:
         from memviz.runner.workloads.autoencoders import WanDecoder, in_tiles_of
 
-        return in_tiles_of(WanDecoder(base_dim=96 // self.narrow), self.tile, self.tile // 4)
+        return WanModules(
+            self,
+            text_encoder=t5_encoder("UMT5", UMT5_WORDS, narrow=self.narrow**2, layers=self.text_layers),
+            transformer=self.denoiser_alone()._model(),
+            vae=in_tiles_of(WanDecoder(base_dim=96 // self.narrow), self.tile, self.tile // 4),
+        )
 
     def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
-        draw, prompts = RandomInputs(device, self.seed, micro_batch), self.batch * (1 + self.guided)
-        inner = self._denoiser().inputs(device, micro_batch)
-        return {
-            "prompts": draw.whole(words_of(UMT5_WORDS, self.narrow**2), prompts, self.text_tokens),
-            # As the pipeline has them, whatever the transformer computes in.
-            "latents": inner["hidden_states"].to(torch.float32, copy=True),
-        }
+        alone = self.denoiser_alone().inputs(device, micro_batch)
+        # The pipeline keeps latents in fp32, whatever the transformer computes in.
+        latents = alone["hidden_states"].to(torch.float32, copy=True)
+        return {**super().inputs(device, micro_batch), "latents": latents}
 
-    def small(self) -> Self:
-        smaller = self._at_most(batch=2, frames=5, text_tokens=16, denoising=2, text_layers=2)
-        layers = min(self._denoiser().depth, 2)
-        return replace(smaller, **self._sides_in_tiles(32, of=16), layers=layers, narrow=4)
-
-    def _shapes(self) -> str:
-        alone = self._denoiser()
-        tokens = f"{alone.tokens:,} + {self.text_tokens} tokens"
-        return f"{self.size}, {alone._videos()} ({tokens}), {self._steps()}"
+    def _inputs(self, draw: RandomInputs) -> dict[str, Any]:
+        return {"prompts": draw.integers(words_of(UMT5_WORDS, self.narrow**2), self.prompts, self.text_tokens)}
 
 
 class WanModules(PipelineModules):
     """Forward pass of Wan, in the order of diffusers' pipeline."""
-
-    transformer: nn.Module
-
-    def __init__(self, *, steps: int, guided: bool, **parts: nn.Module) -> None:
-        super().__init__(steps=steps, **parts)
-        self.guided = guided
 
     def forward(self, prompts: Tensor, latents: Tensor) -> Tensor:
         """`prompts` are what to show, then as many of what not to show, where each step looks at both."""

@@ -1,14 +1,17 @@
-"""Any model of transformers, built from its `config.json` with random weights: inputs, KV cache and LoRA training."""
+"""Any model of transformers, built from its `config.json` with random weights: its class, inputs, KV cache and LoRA."""
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +20,203 @@ from memviz.errors import UsageError
 from memviz.runner.config_source import FILE
 from memviz.runner.knobs import knob, with_knobs
 from memviz.runner.workloads.own import default_loss
-from memviz.runner.workloads.transformers_classes import build, class_of, config_of, narrowed
+from memviz.runner.workloads.transformer_presets import attention_name
 from memviz.runner.workloads.workload import DTYPES, FromConfiguration, RandomInputs, parameters_text, plural
 from optimizations.kv_cache import cache_argument
+
+_CLASS = re.compile(r"[A-Z]\w{0,120}")
+_KINDS = (
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForMaskedLM",
+    "AutoModelForCausalLM",
+    "AutoModelForImageTextToText",
+    "AutoModelForSpeechSeq2Seq",
+    "AutoModelForImageClassification",
+    "AutoModelForCTC",
+    "AutoModel",
+)
+"""Auto classes to try in this order, for a configuration that names no class."""
+_NOT_THE_MODEL = ("dtype", "quantization_config")
+_WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "window_size")
+
+
+def config_of(values: Mapping[str, Any]) -> Any:
+    """Return the configuration as transformers reads it, completed by the defaults of its class."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
+
+    kind = str(values["model_type"])
+    if kind not in CONFIG_MAPPING_NAMES:
+        close = difflib.get_close_matches(kind.lower()[:80], list(CONFIG_MAPPING_NAMES), n=3, cutoff=0.5)
+        near = f" Near it are {', '.join(close)}." if close else " A model with code of its own is FILE.py:function."
+        raise UsageError(f"transformers knows no model_type {kind[:80]}.{near}")
+    with _in_words(kind):
+        return CONFIG_MAPPING[kind].from_dict(_without(values))
+
+
+def _without(values: Mapping[str, Any]) -> dict[str, Any]:
+    kept = ((key, value) for key, value in values.items() if key not in _NOT_THE_MODEL)
+    return {key: _without(value) if isinstance(value, dict) else value for key, value in kept}
+
+
+def class_of(config: Any) -> type[Any]:
+    """Return the class that `architectures` names, or the first kind of model that transformers has for it."""
+    import transformers
+
+    name = next(iter(config.architectures or ()), None)
+    if name is None:
+        return _usual_class(config)
+    kind: Any = getattr(transformers, name, None) if isinstance(name, str) and _CLASS.fullmatch(name) else None
+    is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    if not is_model or not isinstance(config, getattr(kind, "config_class", None) or ()):
+        raise UsageError(
+            f"architectures names {str(name)[:80]}, which is no model of transformers for {config.model_type}. "
+            f"Take it out for {_usual_class(config).__name__}."
+        )
+    return kind  # type: ignore[no-any-return]
+
+
+def _usual_class(config: Any) -> type[Any]:
+    import transformers
+
+    for kind in _KINDS:
+        mapping = getattr(transformers, kind)._model_mapping
+        if type(config) in mapping:
+            usual = mapping[type(config)]
+            return usual[0] if isinstance(usual, tuple) else usual  # type: ignore[no-any-return]
+    raise UsageError(f"transformers has no model for {config.model_type}; name one of its classes in architectures.")
+
+
+def build(config: Any, kind: type[Any], dtype: torch.dtype, length: int) -> Any:
+    """On torch's current default device. `length` is that of the sequences it will be given."""
+    refusal: Exception | None = None
+    for attention in _attentions(config, length):
+        with _in_words(config.model_type):
+            try:
+                model = kind._from_config(config, attn_implementation=attention, dtype=dtype)
+            except (ValueError, KeyError) as error:
+                refusal = error
+                continue
+            model.tie_weights()
+            if type(model).__name__.endswith("ForCausalLM"):
+                # The loss that it falls back to anyway, without a warning for classes that it does not know.
+                model.loss_type = "ForCausalLM"
+            return model
+    raise UsageError(f"No {kind.__name__} can be built from it: {_words(refusal)}") from None
+
+
+def _attentions(config: Any, length: int) -> Iterator[str | None]:
+    """PyTorch's own without a mask, where transformers would make none either; else what it takes by itself."""
+    parts = {id(part): part for part in (config, config.get_text_config())}.values()
+    windows = [getattr(part, name, None) for part in parts for name in _WINDOWS]
+    if not any(isinstance(window, int) and 0 < window <= length for window in windows):
+        yield attention_name()
+    yield None
+
+
+@contextmanager
+def _in_words(kind: str) -> Iterator[None]:
+    """Whatever a library says of values that do not go together is told, and is no fault of ours."""
+    try:
+        yield
+    except (UsageError, MemoryError):
+        raise
+    except Exception as error:
+        raise UsageError(f"No {kind} can be built from it: {_words(error)}") from error
+
+
+def _words(error: Exception | None) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}"
+
+
+_LAYERS = (
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "encoder_layers",
+    "decoder_layers",
+    "num_decoder_layers",
+    "depth",
+)
+_HEADS = (
+    "num_attention_heads",
+    "num_key_value_heads",
+    "n_head",
+    "n_heads",
+    "num_heads",
+    "encoder_attention_heads",
+    "decoder_attention_heads",
+)
+_WIDTHS = (
+    "hidden_size",
+    "d_model",
+    "n_embd",
+    "intermediate_size",
+    "n_inner",
+    "d_ff",
+    "ffn_dim",
+    "moe_intermediate_size",
+    "encoder_ffn_dim",
+    "decoder_ffn_dim",
+    "word_embed_proj_dim",
+    "dim",
+    "hidden_dim",
+    "embed_dim",
+)
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_FEW_LAYERS, _FEW_EXPERTS, _FEW_TOKENS = 4, 16, 2048
+_DIVISORS = (16, 14, 12, 10, 9, 8, 7, 6, 5, 4, 3, 2)
+
+
+def narrowed(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return reduced configurations, from the narrowest to the one that has fewer layers alone."""
+    full = {**config_of(values).to_dict(), **values}
+    shallow = _shallow(full)
+    ways = [_divided(shallow, by) for by in _DIVISORS if _divides(shallow, by)]
+    return [*ways, shallow]
+
+
+def _shallow(values: Mapping[str, Any]) -> dict[str, Any]:
+    depths = {values[name] for name in _LAYERS if isinstance(values.get(name), int)}
+    made: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            made[name] = _shallow(value) if "model_type" in value else value
+        elif name in _LAYERS and isinstance(value, int):
+            made[name] = min(value, _FEW_LAYERS)
+        elif name in _EXPERTS and isinstance(value, int):
+            made[name] = min(value, _FEW_EXPERTS)
+        elif isinstance(value, list) and len(value) in depths and len(value) > _FEW_LAYERS:
+            # One entry a layer, as `layer_types` has.
+            made[name] = value[:_FEW_LAYERS]
+        else:
+            made[name] = value
+    return _fewer_tokens(made)
+
+
+def _fewer_tokens(values: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(values.get("vocab_size"), int) or values["vocab_size"] <= _FEW_TOKENS:
+        return values
+    named = {name: value for name, value in values.items() if name.endswith("token_id") and isinstance(value, int)}
+    beyond = {name: value % _FEW_TOKENS for name, value in named.items() if value >= _FEW_TOKENS}
+    return {**values, **beyond, "vocab_size": _FEW_TOKENS}
+
+
+def _divides(values: Mapping[str, Any], by: int) -> bool:
+    heads = [values[name] for name in _HEADS if isinstance(values.get(name), int)]
+    widths = [values[name] for name in _WIDTHS if isinstance(values.get(name), int)]
+    return all(head % by == 0 or (head < by and by % head == 0) for head in heads) and not any(
+        width % by for width in widths
+    )
+
+
+def _divided(values: Mapping[str, Any], by: int) -> dict[str, Any]:
+    made = dict(values)
+    for name in (*_HEADS, *_WIDTHS):
+        if isinstance(made.get(name), int):
+            made[name] = max(1, made[name] // by)
+    return made
 
 
 def check_has_cache(kind: type[Any], config: Any) -> None:
@@ -60,7 +257,7 @@ def filled_cache(config: Any, before: int) -> Any:
 
 
 def _there(layer: Any, before: int) -> int:
-    """How many of them a layer keeps: of a window, those that the next token still sees."""
+    """Return how many tokens a layer keeps: of a window those that the next token still sees."""
     window = getattr(layer, "sliding_window", None)
     return before if window is None else min(before, window - 1)
 
@@ -84,7 +281,8 @@ _LORA_SCALE = 2.0
 def add_lora(model: nn.Module, rank: int) -> nn.Module:
     """Beside all linear layers but the head that makes the outputs, as `target_modules="all-linear"` of PEFT does."""
     model.requires_grad_(False)
-    head = _head(model)
+    output_embeddings: Any = getattr(model, "get_output_embeddings", None)
+    head = output_embeddings() if callable(output_embeddings) else None
     adapted = [layer for layer in model.modules() if _sides(layer) is not None and layer is not head]
     if not adapted:
         raise UsageError(f"{type(model).__name__} has no linear layer that LoRA could stand beside; mode=training.")
@@ -93,14 +291,8 @@ def add_lora(model: nn.Module, rank: int) -> nn.Module:
     return model
 
 
-def _head(model: nn.Module) -> nn.Module | None:
-    give: Any = getattr(model, "get_output_embeddings", None)
-    head: nn.Module | None = give() if callable(give) else None
-    return head
-
-
 def _sides(layer: nn.Module) -> tuple[int, int] | None:
-    """How wide what goes in is, and what comes out; None for what is no linear layer of a model's own forward."""
+    """Return input and output width; None for what is no linear layer of a model's own forward."""
     if isinstance(layer, nn.modules.linear.NonDynamicallyQuantizableLinear):
         return None
     if isinstance(layer, nn.Linear):
@@ -121,14 +313,12 @@ def _adapt(layer: nn.Module, rank: int) -> None:
         # As training starts it is nothing; a twin that is compared needs something to differ by.
         up.weight.normal_(std=0.02)
     layer.lora_down, layer.lora_up = down, up
-    layer.register_forward_hook(_beside)
+    layer.register_forward_hook(_add_adapter)
 
 
-def _beside(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-    down: Any = layer.lora_down
-    up: Any = layer.lora_up
-    beside: Tensor = up(down(inputs[0]))
-    return output + beside * _LORA_SCALE
+def _add_adapter(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+    added: Tensor = layer.lora_up(layer.lora_down(inputs[0]))  # type: ignore[operator]
+    return output + added * _LORA_SCALE
 
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_target_positions")
@@ -142,12 +332,11 @@ _USUAL_SEQUENCE = 1024
 class InputSizes:
     batch: int
     sequence: int
-    dtype: str
     training: bool
 
 
 def positions_of(config: Any) -> int | None:
-    """How many tokens a sequence of it may have; None where nothing limits it."""
+    """Return the longest sequence of the model; None if nothing limits it."""
     text = config.get_text_config()
     positions = next((getattr(text, name, None) for name in _POSITIONS if getattr(text, name, None)), None)
     if not isinstance(positions, int):
@@ -160,29 +349,31 @@ def usual_sequence(config: Any) -> int:
     return min(positions_of(config) or _USUAL_SEQUENCE, _USUAL_SEQUENCE)
 
 
-def makes_from(kind: type[Any]) -> str:
+def main_input(kind: type[Any]) -> str:
     """Return the name of the main input: input_ids, pixel_values, input_features or input_values."""
     return str(getattr(kind, "main_input_name", "input_ids"))
 
 
 def model_inputs(kind: type[Any], config: Any, sizes: InputSizes, draw: RandomInputs) -> dict[str, Any]:
-    takes, made = inspect.signature(kind.forward).parameters, _content(kind, config, sizes, draw)
+    takes, made = inspect.signature(kind.forward).parameters, _contents(kind, config, sizes, draw)
     if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in takes:
         made["decoder_input_ids"] = _tokens(draw, config, sizes)
     labels = _labels(kind, made, draw, config) if sizes.training else {}
     return {**made, **({"use_cache": False} if "use_cache" in takes else {}), **labels}
 
 
-def _content(kind: type[Any], config: Any, sizes: InputSizes, draw: RandomInputs) -> dict[str, Any]:
-    takes, main = inspect.signature(kind.forward).parameters, makes_from(kind)
-    dtype = DTYPES[sizes.dtype]
+def _contents(kind: type[Any], config: Any, sizes: InputSizes, draw: RandomInputs) -> dict[str, Any]:
+    takes, main = inspect.signature(kind.forward).parameters, main_input(kind)
     made: dict[str, Any] = {}
     if main == "pixel_values" or ("return_loss" in takes and "pixel_values" in takes):
-        made["pixel_values"] = draw.normal(sizes.batch, *_image(config), dtype=dtype)
+        made["pixel_values"] = draw.normal(sizes.batch, *_image(config))
     if main == "input_features":
-        made["input_features"] = draw.normal(sizes.batch, *_sound(config), dtype=dtype)
+        # Whisper's thirty seconds, of which its first layers keep every second frame.
+        made["input_features"] = draw.normal(sizes.batch, config.num_mel_bins, 2 * config.max_source_positions)
     if main == "input_values":
-        made["input_values"] = draw.normal(sizes.batch, _samples(config, sizes.sequence), dtype=dtype)
+        # So many samples that the convolutions leave `sequence` frames, or a few more.
+        strides = prod(getattr(config, "conv_stride", (1,)))
+        made["input_values"] = draw.normal(sizes.batch, (sizes.sequence + 1) * strides)
     if main == "input_ids" or ("pixel_values" in made and "input_ids" in takes):
         made["input_ids"] = _tokens(draw, config, sizes)
     if not made:
@@ -191,7 +382,7 @@ def _content(kind: type[Any], config: Any, sizes: InputSizes, draw: RandomInputs
 
 
 def _tokens(draw: RandomInputs, config: Any, sizes: InputSizes) -> Any:
-    return draw.whole(config.get_text_config().vocab_size, sizes.batch, sizes.sequence)
+    return draw.integers(config.get_text_config().vocab_size, sizes.batch, sizes.sequence)
 
 
 def _image(config: Any) -> tuple[int, int, int]:
@@ -201,18 +392,8 @@ def _image(config: Any) -> tuple[int, int, int]:
     return getattr(part, "num_channels", None) or _CHANNELS, height, width
 
 
-def _sound(config: Any) -> tuple[int, int]:
-    """Whisper's: thirty seconds, of which its first layers keep every second frame."""
-    return config.num_mel_bins, 2 * config.max_source_positions
-
-
-def _samples(config: Any, sequence: int) -> int:
-    """So many that the convolutions leave `sequence` frames, or a few more."""
-    return (sequence + 1) * prod(getattr(config, "conv_stride", (1,)))
-
-
 def _labels(kind: type[Any], made: dict[str, Any], draw: RandomInputs, config: Any) -> dict[str, Any]:
-    """Those that its own loss is computed from. Without any, a mean of the outputs is trained on."""
+    """Return labels for the model's own loss. Without any, a mean of the outputs is trained on."""
     takes, name = inspect.signature(kind.forward).parameters, kind.__name__
     if "return_loss" in takes:
         return {"return_loss": True}
@@ -220,15 +401,13 @@ def _labels(kind: type[Any], made: dict[str, Any], draw: RandomInputs, config: A
         return {}
     if name.endswith("ForSequenceClassification") or "ForImageClassification" in name:
         batch = next(iter(made.values())).shape[0]
-        return {"labels": draw.whole(max(config.num_labels, 1), batch)}
+        return {"labels": draw.integers(max(config.num_labels, 1), batch)}
     if "decoder_input_ids" in made:
         return {"labels": made["decoder_input_ids"]}
     if name.endswith(("ForTokenClassification", "ForPreTraining")):
-        return {"labels": draw.whole(2, *made["input_ids"].shape)}
+        return {"labels": draw.integers(2, *made["input_ids"].shape)}
     return {"labels": made["input_ids"]} if "input_ids" in made else {}
 
-
-T = TypeVar("T", bound="ConfiguredModel")
 
 _AS_CONFIGURED = "as configured"
 _NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -238,11 +417,11 @@ _SMALL_SEQUENCE = 64
 
 @dataclass(frozen=True)
 class ConfiguredModel(FromConfiguration):
-    name: ClassVar[str] = FILE
-    title: ClassVar[str] = "A model of your own (config.json)"
-    sentence: ClassVar[str] = "Any model that transformers can build from its config.json, with random weights."
-    holds: ClassVar[tuple[str, ...] | None] = None
-    depths: ClassVar[tuple[str, ...]] = ()
+    name = FILE
+    title = "A model of your own (config.json)"
+    sentence = "Any model that transformers can build from its config.json, with random weights."
+    holds = None
+    depths = ()
 
     config: str = field(default="", metadata={"python_only": True})
     file: str = field(default="", metadata={"python_only": True})
@@ -271,11 +450,10 @@ class ConfiguredModel(FromConfiguration):
         model = super().build()
         return add_lora(model, self.rank) if self.mode == "lora" else model
 
-    def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
-        config, kind = self._known
+    def _inputs(self, draw: RandomInputs) -> dict[str, Any]:
+        config, kind = self._parsed
         length = 1 if self.tokens else self._length
-        sizes = InputSizes(self.batch, length, self.dtype, self.training)
-        made = model_inputs(kind, config, sizes, RandomInputs(device, self.seed, micro_batch))
+        made = model_inputs(kind, config, InputSizes(self.batch, length, self.training), draw)
         if self.tokens:
             made |= {cache_argument(kind, config): filled_cache(config, self.tokens - 1), "use_cache": True}
         return made
@@ -288,12 +466,15 @@ class ConfiguredModel(FromConfiguration):
         length = min(self._length, _SMALL_SEQUENCE)
         twin = replace(self, batch=min(self.batch, 2), sequence=length, tokens=0, rank=min(self.rank, 4), dtype="fp32")
         for values in narrowed(self._values):
-            if (narrow := _built(twin, values)) is not None:
+            narrow = replace(twin, config=json.dumps(values, default=str))
+            # Not every model goes together with fewer heads or channels.
+            with suppress(UsageError), torch.device("meta"):
+                narrow.build()
                 return narrow
-        raise UsageError(f"No small twin of {self._known[1].__name__} can be made, so its outputs are not compared.")
+        raise UsageError(f"No small twin of {self._parsed[1].__name__} can be made, so its outputs are not compared.")
 
     def describe(self) -> str:
-        _, kind = self._known
+        _, kind = self._parsed
         split = f" of {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
         stored = ", its quantization left out" if self._values.get("quantization_config") else ""
         return (
@@ -307,40 +488,27 @@ class ConfiguredModel(FromConfiguration):
         return values
 
     @property
-    def _known(self) -> tuple[Any, type[Any]]:
+    def _parsed(self) -> tuple[Any, type[Any]]:
         return _read(self.config)
 
     @property
     def _length(self) -> int:
-        return self.sequence or usual_sequence(self._known[0])
+        return self.sequence or usual_sequence(self._parsed[0])
 
-    def _model(self) -> nn.Module:
-        config, kind = self._known
-        model: nn.Module = build(config, kind, DTYPES[self.dtype], max(self._length, self.tokens))
-        return model
+    def _model(self) -> Any:
+        return build(*self._parsed, DTYPES[self.dtype], max(self._length, self.tokens))
 
     def _weights(self, model: nn.Module) -> None:
         """Leave the weights as transformers initializes them."""
 
     def _shapes(self) -> str:
-        config, kind = self._known
-        if makes_from(kind) == "pixel_values":
+        config, kind = self._parsed
+        if main_input(kind) == "pixel_values":
             return plural(self.batch, "image")
         behind = f" behind {self.tokens - 1:,} in the cache" if self.tokens else ""
         length = 1 if self.tokens else self._length
         rank = f", rank {self.rank}" if self.mode == "lora" else ""
         return f"{self.batch} x {length} tokens{behind}{rank}"
-
-
-def _built(twin: T, values: Mapping[str, Any]) -> T | None:
-    """None where this model does not go together."""
-    narrow = replace(twin, config=json.dumps(values, default=str))
-    try:
-        with torch.device("meta"):
-            narrow.build()
-    except UsageError:
-        return None
-    return narrow
 
 
 @lru_cache(maxsize=16)
@@ -350,7 +518,7 @@ def _read(text: str) -> tuple[Any, type[Any]]:
 
 
 def configured_workload(name: str, settings: Mapping[str, str], text: str) -> ConfiguredModel:
-    """With what the configuration decides: number format and length, unless the settings say another."""
+    """Return the workload; the configuration decides number format and length, unless the settings say another."""
     model = with_knobs(ConfiguredModel, settings)
     try:
         config, kind = _read(text)
@@ -361,7 +529,7 @@ def configured_workload(name: str, settings: Mapping[str, str], text: str) -> Co
         if most is not None and max(length, model.tokens) > most:
             what = "sequence" if length > most else "tokens"
             raise UsageError(f"{what} is {max(length, model.tokens):,}; this model knows {most:,} positions.")
-        if model.sequence and makes_from(kind) == "pixel_values" and not hasattr(config, "text_config"):
+        if model.sequence and main_input(kind) == "pixel_values" and not hasattr(config, "text_config"):
             raise UsageError(f"sequence counts tokens, and {kind.__name__} takes images; leave it out.")
         if model.tokens:
             check_has_cache(kind, config)

@@ -6,6 +6,7 @@ its input to about 0.58 of it, and the outputs of two variants would agree whate
 
 from __future__ import annotations
 
+import importlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -43,38 +44,35 @@ def _draw(module: nn.Module, name: str, weight: nn.Parameter) -> None:
         weight.normal_(std=_EMBEDDING_STD)
 
 
-class RandomInputs:
-    """Draws on the CPU and copies, because each kind of device has a generator of its own."""
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
-    def __init__(self, device: torch.device, seed: int, micro_batch: int = 0) -> None:
+
+class RandomInputs:
+    """Random tensors, drawn on the CPU and copied, because each kind of device has a generator of its own."""
+
+    def __init__(self, device: torch.device, seed: int, micro_batch: int, dtype: str) -> None:
         self.device = device
+        self.dtype = DTYPES[dtype]
         self._generator = torch.Generator("cpu").manual_seed(1_000_003 * seed + micro_batch)
 
-    def normal(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        return self.made(shape, dtype, lambda: self._draw(shape).to(dtype))
+    def normal(self, *shape: int) -> Tensor:
+        def make() -> Tensor:
+            return torch.randn(shape, generator=self._generator, dtype=torch.float32).to(self.dtype)
 
-    def uniform(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        return self.made(
-            shape, dtype, lambda: torch.rand(shape, generator=self._generator, dtype=torch.float32, device="cpu")
-        )
+        return self.place(shape, self.dtype, make)
 
-    def whole(self, below: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-        return self.made(
-            shape, dtype, lambda: torch.randint(below, shape, generator=self._generator, dtype=dtype, device="cpu")
-        )
+    def uniform(self, *shape: int) -> Tensor:
+        return self.place(shape, self.dtype, lambda: torch.rand(shape, generator=self._generator, dtype=torch.float32))
 
-    def made(self, shape: tuple[int, ...], dtype: torch.dtype, make: Callable[[], Tensor]) -> Tensor:
-        """Whatever `make` gives on the CPU; on meta only its shape, and nothing is computed."""
+    def integers(self, below: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        return self.place(shape, dtype, lambda: torch.randint(below, shape, generator=self._generator, dtype=dtype))
+
+    def place(self, shape: tuple[int, ...], dtype: torch.dtype, make: Callable[[], Tensor]) -> Tensor:
+        """Make a tensor on the CPU and move it; on meta only the shape counts, and `make` is not called."""
         if self.device.type == "meta":
             return torch.empty(shape, dtype=dtype, device=self.device)
         with torch.device("cpu"):
             return make().to(self.device, dtype)
-
-    def _draw(self, shape: tuple[int, ...]) -> Tensor:
-        return torch.randn(shape, generator=self._generator, dtype=torch.float32, device="cpu")
-
-
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 class Workload(Protocol):
@@ -129,30 +127,60 @@ def seed_knob() -> Any:
     return knob(0, "where the random weights and inputs begin", least=0, last=True)
 
 
+def size_knob(sizes: Mapping[str, Shape], help: str = "which published model") -> Any:
+    return knob(next(iter(sizes)), help, choices=tuple(sizes))
+
+
 @dataclass(frozen=True)
 class Published:
-    """One of the models that a workload is, as its makers published it."""
+    """A published model: its settings here and its number of parameters."""
 
     settings: Mapping[str, str]
     parameters: int
-    """That ours has with these settings."""
+    """Count of the model that is built with these settings."""
     said: str
-    """How many its page says it has, as it puts it; some names are rounder than others."""
+    """Rounded count on the page of the model."""
     source: str
 
 
 @dataclass(frozen=True)
+class Shape:
+    """Sizes of a published model that follow from its knob `size`."""
+
+    heads: int
+    layers: int
+    inner: int = 0
+    """Width of the feed-forward."""
+    width: int = 0
+    head: int = 64
+    key_value_heads: int = 8
+    tied: bool = False
+    """The head's matrix is that of the embedding."""
+    rotary: bool = False
+    """Positions turn queries and keys, instead of being added once at the start."""
+
+
+@dataclass(frozen=True)
 class FromConfiguration(ABC):
-    """A workload whose model is made from a configuration. Subclasses are frozen dataclasses and give `_model`."""
+    """A model of a library, made from a configuration. Subclasses are frozen dataclasses of its knobs."""
 
     name: ClassVar[str]
     title: ClassVar[str]
+    sentence: ClassVar[str]
     published: ClassVar[tuple[Published, ...]] = ()
+    library: ClassVar[str] = ""
+    kind: ClassVar[str] = ""
+    """Name of the model's class in its library."""
+    sizes: ClassVar[Mapping[str, Shape]] = {}
     depths: ClassVar[tuple[str, ...]] = ("layers",)
     """The knobs that say how many blocks of one kind there are."""
     holds: ClassVar[tuple[str, ...] | None] = ()
-    """Kinds of models in this one, among those to which some optimization is limited; None where
-    that is not known before it is built."""
+    """Kinds of models in this one, among those to which some optimization is limited; None if unknown before it is
+    built."""
+    most: ClassVar[Mapping[str, int]] = {}
+    """Upper limits of knobs in the reduced model."""
+    reduced: ClassVar[Mapping[str, Any]] = {}
+    """Other knobs of the reduced model."""
 
     dtype: str = dtype_knob("bf16")
     mode: str = mode_knob("inference")
@@ -161,8 +189,7 @@ class FromConfiguration(ABC):
 
     def __post_init__(self) -> None:
         check_knobs(self)
-        if self.micro_batches > 1 and not self.training:
-            raise UsageError(f"micro_batches is {self.micro_batches}, and only a training step has any; mode=training.")
+        check_micro_batches(self.micro_batches, training=self.training)
         self._check()
 
     @property
@@ -171,10 +198,17 @@ class FromConfiguration(ABC):
 
     def build(self) -> nn.Module:
         with default_dtype(DTYPES[self.dtype]):
-            model = self._model()
+            model: nn.Module = self._model()
         self._weights(model)
         _parameters[self] = sum(parameter.numel() for parameter in model.parameters())
         return model.train(self.training).requires_grad_(self.training)
+
+    def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
+        return self._inputs(RandomInputs(device, self.seed, micro_batch, self.dtype))
+
+    def small(self) -> Self:
+        limited: dict[str, Any] = {name: min(self.setting(name), most) for name, most in self.most.items()}
+        return replace(self, **limited, **self.reduced, dtype="fp32")
 
     def describe(self) -> str:
         what = "training step" if self.training else "forward pass"
@@ -183,10 +217,14 @@ class FromConfiguration(ABC):
             f"{self.title}, {parameters_text(self._parameter_count())}, {self._shapes()}, {self.dtype}, {what}{split}"
         )
 
-    def _at_most(self, **most: int) -> Self:
-        """None of these knobs above that, and in fp32: how a small twin begins."""
-        smaller = {name: min(getattr(self, name), value) for name, value in most.items()}
-        return replace(self, **smaller, dtype="fp32")
+    @property
+    def shape(self) -> Shape:
+        return self.sizes[getattr(self, "size", "")]
+
+    def setting(self, name: str) -> int:
+        """Return the value of a knob, where it is none that of the published model."""
+        value = getattr(self, name)
+        return int(getattr(self.shape, name) if value is None else value)
 
     def _parameter_count(self) -> int:
         if self not in _parameters:
@@ -195,20 +233,28 @@ class FromConfiguration(ABC):
         return _parameters[self]
 
     def _check(self) -> None:  # noqa: B027 - most have no such shapes
-        """Shapes that cannot be: UsageError with what would work."""
+        """Raise UsageError for impossible shapes, with what would work."""
 
-    @abstractmethod
-    def _model(self) -> nn.Module: ...
+    def _model(self) -> Any:
+        kind = getattr(importlib.import_module(self.library), self.kind)
+        return kind(**self._configuration())
+
+    def _configuration(self) -> dict[str, Any]:
+        """Arguments of the model's class."""
+        raise NotImplementedError
 
     def _weights(self, model: nn.Module) -> None:
         scale_weights(model)
+
+    @abstractmethod
+    def _inputs(self, draw: RandomInputs) -> dict[str, Any]: ...
 
     @abstractmethod
     def _shapes(self) -> str: ...
 
 
 _parameters: dict[FromConfiguration, int] = {}
-"""How many each configuration has, once it was built: describing a run must not build a large model again."""
+"""Counts of configurations that were built: describing a run must not build a large model again."""
 
 
 @contextmanager
@@ -228,6 +274,16 @@ def check_multiple(name: str, value: int, of: int, *, plus: int = 0, why: str) -
         near = " or ".join(str(number) for number in (below, below + of) if number > 0)
         rule = f"{plus} more than a multiple of {of}" if plus else f"a multiple of {of}"
         raise UsageError(f"{name} is {value}; it must be {rule}, as {near} is, because {why}.")
+
+
+def check_micro_batches(count: int, *, training: bool) -> None:
+    if count > 1 and not training:
+        raise UsageError(f"micro_batches is {count}, and only a training step has any; mode=training.")
+
+
+def check_share(name: str, value: float) -> None:
+    if not value < 1:
+        raise UsageError(f"{name} is {value}; it is a share from 0 up to, but not including, 1.")
 
 
 def plural(count: int, word: str) -> str:

@@ -15,8 +15,7 @@ from typing import Any
 
 from memviz.errors import UsageError
 from memviz.runner.config_source import FILE as CONFIG
-from memviz.runner.config_source import checked_config
-from memviz.runner.hub_config import fetched, is_hub_id, is_on
+from memviz.runner.config_source import checked_config, fetch_config, hub_is_on, is_hub_id
 from memviz.runner.knobs import words_of_value
 from memviz.runner.parallel.parallelism import AXES, GPUS, parallel_of
 from memviz.runner.predict.cards import card_named
@@ -35,7 +34,7 @@ def config_of(text: str) -> tuple[str, str]:
     if len(text) > _MOST_LETTERS:
         return "", f"It is longer than {_MOST_LETTERS:,} letters. Take its lists of labels out, and say num_labels."
     try:
-        return _checked(text.strip(), is_on()), ""
+        return _checked(text.strip(), hub_is_on()), ""
     except UsageError as error:
         return "", str(error)
 
@@ -44,12 +43,12 @@ def config_of(text: str) -> tuple[str, str]:
 def _checked(text: str, from_the_hub: bool) -> str:
     """A form is read again with each letter that is typed."""
     if from_the_hub and is_hub_id(text):
-        return checked_config(fetched(text, _MOST_LETTERS), text)
+        return checked_config(fetch_config(text), text)
     return checked_config(text)
 
 
 def config_field_html(text: str) -> Html:
-    hub = ", or owner/model of the Hugging Face hub" if is_on() else ""
+    hub = ", or owner/model of the Hugging Face hub" if hub_is_on() else ""
     area = tag(
         "textarea",
         text,

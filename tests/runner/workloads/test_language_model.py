@@ -68,14 +68,6 @@ def test_keys_and_values_are_kept_only_when_asked(name, cache):
     assert (cache_of(output) is not None) is cache
 
 
-def test_dropout_is_published_and_its_twin_has_none():
-    workload = workload_named("gpt2")
-    assert (workload.dropout, workload.small().dropout) == (0.1, 0.0)
-    with torch.device("meta"):
-        model = workload.build()
-    assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.1}
-
-
 @BOTH
 def test_a_chosen_kernel_is_predicted_and_only_math_holds_the_scores(name):
     """Also on a card: a mask would ask for values there, and the choice of a kernel must not bring one in."""

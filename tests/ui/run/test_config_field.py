@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from memviz.errors import UsageError
-from memviz.runner.hub_config import SWITCH
+from memviz.runner.config_source import SWITCH
 from memviz.ui.run.answer import RunAnswers
 from memviz.ui.run.form import changed, config_field_html, config_of, form_fields_of, requests_of
 from memviz.ui.run.form_html import form_html
@@ -85,7 +85,7 @@ def test_the_hub_is_on_the_page_only_where_its_owner_says_so(monkeypatch: pytest
     assert "not JSON" in config_of("somebody/model")[1]
     monkeypatch.setenv(SWITCH, "1")
     assert "owner/model of the Hugging Face hub" in config_field_html("")
-    monkeypatch.setattr("memviz.ui.run.form.fetched", lambda name, most: json.dumps(TINY).encode())
+    monkeypatch.setattr("memviz.ui.run.form.fetch_config", lambda name: json.dumps(TINY).encode())
     assert json.loads(config_of("somebody/model")[0]) == TINY
 
 

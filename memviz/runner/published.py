@@ -1,8 +1,14 @@
-"""Published memory tables, each with the function that computes its rows anew, and the rules for reading both."""
+"""Published memory tables, each with the function that computes its rows anew.
+
+`python -m memviz.runner.published SEED` writes a line of JSON for each row, as soon as it is computed.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +22,9 @@ from memviz.runner.output_check.model_runs import ComparedStep, flatten
 from memviz.runner.predict.cards import KnownCard, card_named
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.step import RunStep
-from memviz.runner.workloads.image_models import Flux
+from memviz.runner.workloads import Workload
+from memviz.runner.workloads.diffusion_presets import Flux, LtxVideo
 from memviz.runner.workloads.layer_stacks import FeedForwardStack, TransformerBlock
-from memviz.runner.workloads.video_models import LtxVideo
 from optimizations.checkpointing import Checkpointing
 from optimizations.flat_gradients import FlatGradients
 from optimizations.layerwise_casting import LayerwiseCasting
@@ -84,6 +90,25 @@ def card() -> KnownCard:
     return card_named(CARD)
 
 
+@contextmanager
+def predicted_device(*models: nn.Module) -> Iterator[PredictedDevice]:
+    """The card of the published runs, with these models on it, an empty cache and fresh peaks."""
+    with PredictedDevice(card(), release=RELEASE) as device:
+        device.place(models[0] if len(models) == 1 else nn.ModuleList(models))
+        reset(device)
+        yield device
+
+
+def reset(device: PredictedDevice) -> None:
+    device.empty_cache()
+    device.reset_peak()
+
+
+def built(workload: Workload) -> nn.Module:
+    with torch.device("meta"):
+        return workload.build()
+
+
 def gib(count: int) -> float:
     return count / GiB
 
@@ -116,13 +141,17 @@ def one_layer_difference(splits: int) -> tuple[float, float]:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         ((_, layer),) = _layers(("gelu",))
-        feed_forward: Any = next(module for module in layer.modules() if type(module).__name__ == "FeedForward")
-        first, last = feed_forward.net[0].proj, feed_forward.net[2]
+        net = _feed_forward(layer).net
+        first, last = net[0].proj, net[2]
         x = torch.randn(SPLIT_TOKENS, first.in_features)
         inner = F.gelu(_in_turn(x, first.weight) + first.bias)
         pieces = zip(inner.chunk(splits, dim=1), last.weight.chunk(splits, dim=1), strict=True)
         split = sum((_in_turn(*piece) for piece in pieces), torch.zeros(SPLIT_TOKENS, last.out_features))
         return _largest_gap(_in_turn(inner, last.weight) + last.bias, split + last.bias)
+
+
+def _feed_forward(layer: nn.Module) -> Any:
+    return next(module for module in layer.modules() if type(module).__name__ == "FeedForward")
 
 
 def _in_turn(x: Tensor, weight: Tensor) -> Tensor:
@@ -158,16 +187,14 @@ def _through(layer: nn.Module, ways: Chains, splits: int, *, gated: bool) -> Non
 
 def _wrong_split(layer: nn.Module, x: Tensor, splits: int) -> Tensor:
     """Value and gate lie in one matrix, and it was cut as if it held one thing: values then met values."""
-    feed_forward: Any = next(module for module in layer.modules() if type(module).__name__ == "FeedForward")
-    first, _, last = feed_forward.net[:3]
+    first, _, last = _feed_forward(layer).net[:3]
     act = first.gelu if hasattr(first, "gelu") else first.activation
     pieces = (first.proj.weight.chunk(splits), first.proj.bias.chunk(splits), last.weight.chunk(splits, dim=1))
     total = torch.zeros_like(x)
     for weight, bias, columns in zip(*pieces, strict=True):
         value, gate = F.linear(x, weight, bias).chunk(2, dim=-1)
         total += F.linear(value * act(gate), columns)
-    output: Tensor = total + last.bias
-    return output
+    return total + last.bias  # type: ignore[no-any-return]
 
 
 def _largest_gap(one: Tensor, other: Tensor) -> tuple[float, float]:
@@ -235,10 +262,8 @@ def _split_outputs(tell: Tell) -> Iterator[PublishedRow]:
 def _split_peaks(activation: str) -> tuple[int, int]:
     """Predict both peaks as published: a warm-up before each, and the first output alive during the second."""
     workload = FeedForwardStack(activation=activation)
-    with torch.device("meta"):
-        model = workload.build()
-    with PredictedDevice(card(), release=RELEASE) as device:
-        device.place(model)
+    model = built(workload)
+    with predicted_device(model) as device:
         step = RunStep(workload, device, model, device.inputs(workload), None)
         step()
         first, whole = _split_measured(device, step)
@@ -250,8 +275,7 @@ def _split_peaks(activation: str) -> tuple[int, int]:
 
 
 def _split_measured(device: PredictedDevice, step: RunStep) -> tuple[Any, int]:
-    device.empty_cache()
-    device.reset_peak()
+    reset(device)
     return step(), device.peak_allocated_bytes
 
 
@@ -282,12 +306,10 @@ def _reproducer() -> tuple[int, int]:
     with torch.device("meta"):
         models = [workload.build(), _Slices(workload.dim, workload.dim * workload.mult)]
     kept, peaks = [], []
-    with PredictedDevice(card(), release=RELEASE) as device:
-        device.place(nn.ModuleList(models))
+    with predicted_device(*models) as device:
         inputs = device.inputs(workload)
         for model in models:
-            device.empty_cache()
-            device.reset_peak()
+            reset(device)
             kept.append(RunStep(workload, device, model, inputs, None)())
             peaks.append(device.peak_reserved_bytes)
         kept.clear()
@@ -326,24 +348,18 @@ _PER_SECOND = {
 def _checkpointing_rows(tell: Tell) -> Iterator[PublishedRow]:
     """One process from first to last, as published: gradients are kept from case to case."""
     workload = LtxVideo(mode="training")
-    with torch.device("meta"):
-        model = workload.build()
-    with PredictedDevice(card(), release=RELEASE) as device:
-        device.place(model)
-        device.empty_cache()
-        device.reset_peak()
+    model = built(workload)
+    with predicted_device(model) as device:
         yield PublishedRow("weights", "reserved GiB", 4.025, gib(device.peak_reserved_bytes))
         step = RunStep(workload, device, model, device.inputs(workload), None)
         tell("none, before any backward pass")
         for _ in range(_CHECKPOINTING_WARM_UP):
             step()
-        yield PublishedRow(
-            "none, not warmed up", "reserved GiB", _COLD, gib(device.peak_reserved_bytes), "before its correction"
-        )
+        cold = gib(device.peak_reserved_bytes)
+        yield PublishedRow("none, not warmed up", "reserved GiB", _COLD, cold, "before its correction")
         for case, every, published in _CHECKPOINTING_CASES:
             tell(case)
-            device.empty_cache()
-            device.reset_peak()
+            reset(device)
             undo = Checkpointing(every=every).apply(model) if every else None
             for _ in range(_CHECKPOINTING_STEPS):
                 step()
@@ -410,14 +426,10 @@ def _average_loss(how: str) -> float:
 
 def _reserved(how: str) -> tuple[int, int]:
     workload = TransformerBlock()
-    with torch.device("meta"):
-        model = workload.build()
+    model = built(workload)
     count = sum(parameter.numel() for parameter in model.parameters())
-    with PredictedDevice(card(), release=RELEASE) as device:
-        device.place(model)
+    with predicted_device(model) as device:
         FlatGradients(how=how, micro_batches=workload.micro_batches).apply(model)
-        device.empty_cache()
-        device.reset_peak()
         RunStep(workload, device, model, device.inputs(workload), None)()
         return device.peak_reserved_bytes, count
 
@@ -433,6 +445,7 @@ FLAT_GRADIENTS = Seed(
 
 _PICTURES = "published as pictures alone; a small twin of Flux, real numbers on this processor"
 _BEFORE = "published in 9177; 10347, which goes on from it, gives pictures and no figures"
+_DEFAULT = "the default of diffusers today"
 _OURS = "not published; the review of the pull request predicted it"
 
 
@@ -440,12 +453,7 @@ def _casting_rows(tell: Tell) -> Iterator[PublishedRow]:
     cases = (
         ("weights in bf16", None, 22.743, _BEFORE),
         ("fp8, leaf by leaf, nothing skipped", LayerwiseCasting(skip=""), 11.697, _BEFORE),
-        (
-            "fp8, leaf by leaf, norms and projections skipped",
-            LayerwiseCasting(),
-            None,
-            "the default of diffusers today",
-        ),
+        ("fp8, leaf by leaf, norms and projections skipped", LayerwiseCasting(), None, _DEFAULT),
         ("fp8, block by block", LayerwiseCasting(skip="", granularity="block"), None, ""),
         ("fp8, the model as a whole", LayerwiseCasting(skip="", granularity="model"), None, _OURS),
     )
@@ -456,13 +464,8 @@ def _casting_rows(tell: Tell) -> Iterator[PublishedRow]:
     for storage in ("float8_e4m3fn", "float8_e5m2"):
         for granularity in ("model", "block", "leaf"):
             casting = LayerwiseCasting(storage=storage, skip="", granularity=granularity)
-            yield PublishedRow(
-                f"{storage}, {granularity} by {granularity}",
-                "relative L2",
-                None,
-                _output_difference(casting),
-                _PICTURES,
-            )
+            case, difference = f"{storage}, {granularity} by {granularity}", _output_difference(casting)
+            yield PublishedRow(case, "relative L2", None, difference, _PICTURES)
 
 
 def _output_difference(casting: LayerwiseCasting) -> float:
@@ -479,14 +482,11 @@ def _output_difference(casting: LayerwiseCasting) -> float:
 
 def _allocated(casting: LayerwiseCasting | None) -> int:
     workload = Flux()
-    with torch.device("meta"):
-        model = workload.build()
-    with PredictedDevice(card(), release=RELEASE) as device:
-        device.place(model)
+    model = built(workload)
+    with predicted_device(model) as device:
         if casting is not None:
             casting.apply(model)
-        device.empty_cache()
-        device.reset_peak()
+        reset(device)
         RunStep(workload, device, model, device.inputs(workload), None)()
         return device.peak_allocated_bytes
 
@@ -498,3 +498,17 @@ LAYERWISE_CASTING = Seed(
     "One forward pass of the transformer alone, after the weights were cast.",
     _casting_rows,
 )
+
+SEEDS: tuple[Seed, ...] = (SPLIT_FEED_FORWARD, CHECKPOINTING, FLAT_GRADIENTS, LAYERWISE_CASTING)
+"""In the order of `memviz reproduce`."""
+
+
+def main(name: str) -> None:
+    seed = next(seed for seed in SEEDS if seed.name == name)
+    for row in seed.rows(lambda case: None):
+        sys.stdout.write(json.dumps(seed.as_json(row)) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
