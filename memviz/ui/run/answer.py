@@ -29,7 +29,7 @@ from memviz.runner.run import load_run
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from memviz.ui.run.estimates import Estimates, changes
-from memviz.ui.run.form import FormFields, RunRequests, form_fields_of, place_of, requests_of
+from memviz.ui.run.form import FormFields, RunRequests, field_of_refusal, form_fields_of, requests_of
 from memviz.ui.run.pictures import RunPictures
 from memviz.ui.run.published_examples import PublishedTables
 from memviz.ui.shell.session import Refused, Session, open_trace
@@ -79,7 +79,7 @@ def refused(requests: RunRequests, variant: Variant) -> RunRequests:
     """With what a run or an estimate was refused for, at its field."""
     if variant.what != "refused":
         return requests
-    return replace(requests, faults={place_of(variant.phase, requests): variant.phase, **requests.faults})
+    return replace(requests, faults={field_of_refusal(variant.phase, requests): variant.phase, **requests.faults})
 
 
 @dataclass(frozen=True)

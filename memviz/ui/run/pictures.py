@@ -16,6 +16,7 @@ from memviz.figures.packed_timeline import data_address, drawn_thumbnail
 from memviz.runner.jobs.order import Variant
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
+from memviz.ui.html.elements import button
 from memviz.ui.html.labels import swatch
 from memviz.ui.html.markup import Html, cut, joined, rounded, tag
 from memviz.units import bytes_text, count_text
@@ -101,14 +102,9 @@ def _picture(variant: Variant, number: int, picture: Picture, highest: int) -> H
     words = f"{variant.label}: memory asked for over {count_text(picture.events)} events, {peak}"
     height = f"height:{100 * picture.live_bytes / (_HEADROOM * max(highest, 1)):.3f}%"
     image = tag("img", src=picture.address, alt=words, style=height)
-    button = tag(
-        "button",
+    shown = joined(
         tag("span", image, tag("i", style=line, aria_hidden="true"), class_="mv-run-picture"),
         tag("b", cut(variant.label)),
         tag("small", rounded(picture.live_bytes), " asked for at the peak"),
-        type="button",
-        data_act="open",
-        data_number=str(number),
-        title=f"Open {variant.label} in Explore",
     )
-    return tag("li", joined(button))
+    return tag("li", button(shown, "open", None, data_number=number, title=f"Open {variant.label} in Explore"))

@@ -20,14 +20,13 @@ from memviz.ui.components.component import Panel, PlainForm, clicked, form_field
 from memviz.ui.html.markup import Html, tag
 from memviz.ui.run.answer import RunAnswers, RunState, refused
 from memviz.ui.run.fit_results import fit_head_html, fit_html
-from memviz.ui.run.form import GENERAL, MOST_UNASKED, RunRequests, changed
+from memviz.ui.run.form import GENERAL, MOST_UNASKED, RunRequests, changed, search_order
 from memviz.ui.run.form_html import (
     cancel_html,
+    confirm_many_html,
     estimate_html,
     form_value,
-    many_html,
     refused_html,
-    search_of,
     stand_in_words,
 )
 from memviz.ui.run.published_examples import STAND_INS, published_table_html, stand_in_fields, story_fields
@@ -200,7 +199,7 @@ class _RunEvents:
             state = replace(state, fields=fields, story="")
             _, requests = self.answers.meant(fields)
             if requests.count > MOST_UNASKED and not requests.faults:
-                yield _values(state=state, form=self._form(state, many_html(requests)))
+                yield _values(state=state, form=self._form(state, confirm_many_html(requests)))
             else:
                 yield from self._run(state, visitor)
 
@@ -213,7 +212,7 @@ class _RunEvents:
     def _search(self, state: RunState, visitor: str) -> Iterator[list[Any]]:
         _, requests = self.answers.meant(state.fields)
         try:
-            begun = self.answers.search(search_of(state.fields, requests), visitor)
+            begun = self.answers.search(search_order(state.fields, requests), visitor)
         except MemvizError as error:
             yield _values(state=state, form=self._form(state, refused_html(str(error))))
             return

@@ -13,8 +13,8 @@ import pytest
 from memviz.errors import UsageError
 from memviz.runner.hub_config import SWITCH
 from memviz.ui.run.answer import RunAnswers
-from memviz.ui.run.form import changed, config_field_html, config_of, form_fields_of, requests_of
-from memviz.ui.run.form_html import form_html
+from memviz.ui.run.form import changed, config_of, form_fields_of, requests_of
+from memviz.ui.run.form_html import config_field_html, form_html
 from memviz.ui.run.programs import run_asked
 from memviz.ui.shell.store import TraceStore
 from tests.ui.page import elements

@@ -16,8 +16,8 @@ from memviz.ui.run.form import (
     FormFields,
     RunRequests,
     changed,
+    field_of_refusal,
     form_fields_of,
-    place_of,
     requests_of,
     without_effect,
 )
@@ -348,7 +348,7 @@ def test_another_workload_begins_with_its_own_values() -> None:
     ],
 )
 def test_a_refusal_stands_where_it_belongs(refusal: str, place: str) -> None:
-    assert place_of(refusal, asked(o__split=True)) == place
+    assert field_of_refusal(refusal, asked(o__split=True)) == place
 
 
 def test_strangers_on_a_space_get_less_than_whoever_is_at_home() -> None:
@@ -388,6 +388,6 @@ def test_what_is_wrong_with_an_axis_stands_at_its_field() -> None:
         assert list(wrong.faults) == [place] and not wrong.count
         assert f'data-fault="{place}"' in html
     requests = asked(p__gpus="8", p__tensor="2")
-    assert place_of("tensor is 2, and this model's heads are 3: it must divide.", requests) == "p:tensor"
+    assert field_of_refusal("tensor is 2, and this model's heads are 3: it must divide.", requests) == "p:tensor"
     value = form_value(form_fields_of({"workload": "tiny", "p:gpus": "8"}, LISTING), requests, LISTING, version="1")
     assert value["parts"]["parallel"] == "8 GPUs: 8 shard"
