@@ -258,15 +258,15 @@ class _Page:
         self.arrivals.click(self._arrived, [self.session], outputs, **IN_PARTS)
         for panel in (self.traces, self.band, self.explore.verdict):
             panel.click(self._act, [self.session], outputs, **PRIVATE)
-        for panel in (self.samples, self.foot, self.compare.offer, self.what_if.offer):
+        for panel in (self.samples, self.foot, self.compare.offer, self.what_if.parts["offer"]):
             panel.click(self._act, [self.session], outputs, **PRIVATE).then(None, js=_TO_THE_TOP)
         led = self.explore.findings.click(
             self._follow_finding, [self.session, self.run.state], [*outputs, self.run.state], **PRIVATE
         )
         led.then(None, js=_TO_THE_TOP)
-        self.what_if.keep.click(self._keep_replay, [self.session, self.what_if.state], outputs, **PRIVATE).then(
-            None, js=_TO_THE_TOP
-        )
+        what_if_state = self.what_if.parts["state"]
+        opens = self.what_if.parts["keep"].click(self._open_replay, [self.session, what_if_state], outputs, **PRIVATE)
+        opens.then(None, js=_TO_THE_TOP)
         self.run.results.click(self._open_runs, [self.session, self.run.state], outputs, **IN_PARTS)
         self.run.fit_clicked.then(self._open_way, [self.session, self.run.state], outputs, **IN_PARTS)
         self.ranks.one.click(self._open_rank, [self.session], outputs, **PRIVATE)
@@ -275,7 +275,7 @@ class _Page:
         self.compare.traces.change(self._traces, [self.session], [self.traces], **PRIVATE)
         saving: dict[str, Any] = {"api_visibility": "private", "trigger_mode": "always_last", **IN_TURN}
         self.actions.click(in_turn(self._export), [self.session], self.saved, **saving).then(None, js=_SAVE)
-        begun = [*outputs, self.compare.state, self.what_if.state, self.browser_name]
+        begun = [*outputs, self.compare.state, what_if_state, self.browser_name]
         begins = page.load(self._begin, [self.browser, self.browser_name], begun, **PRIVATE)
         begins.then(None, js=PAGE_READY)
 
@@ -335,8 +335,8 @@ class _Page:
         values = self._shown(current, tab=tab if tab in (what_if.ID, run.ID) else None)
         return [*values, run.led_by(state, data.get("finding", "")) if tab == run.ID else gr.skip()]
 
-    def _keep_replay(self, current: Session, state: WhatIfState, event: gr.EventData) -> list[Any]:
-        session, tab = what_if.kept(self.what_if, current, state, event)
+    def _open_replay(self, current: Session, state: WhatIfState, event: gr.EventData) -> list[Any]:
+        session, tab = what_if.open_replay(self.what_if.answers, current, state, event)
         return self._shown(session, tab=tab)
 
     def _open_rank(self, current: Session, event: gr.EventData) -> list[Any]:
@@ -384,7 +384,7 @@ class _Page:
                 return [*self._shown(compared, tab=TAB), compare_state_of(compared, query), gr.skip()]
         linked = self._linked(session, query)
         if linked is not None and query.get("tab") == what_if.ID:
-            return [*self._shown(linked, tab=what_if.ID), gr.skip(), what_if.asking(linked, query)]
+            return [*self._shown(linked, tab=what_if.ID), gr.skip(), what_if.state_from_link(linked, query)]
         if linked is not None:
             return [*self._shown(linked, state=view_state(query)), gr.skip(), gr.skip()]
         is_missing = bool(query.get("trace")) or "traces" in query
