@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
-from gradio.blocks import Block
 from starlette.middleware import Middleware
 
 from memviz.ranks.summary import RankSummary
@@ -37,7 +36,7 @@ from memviz.ui.explore import programs as explore_programs
 from memviz.ui.explore import tab as explore
 from memviz.ui.explore.findings import with_estimate
 from memviz.ui.explore.tab import EXPORTS, export_file
-from memviz.ui.html.markup import Html, joined
+from memviz.ui.html.markup import Html
 from memviz.ui.ranks import tab as ranks
 from memviz.ui.run import programs as run_programs
 from memviz.ui.run import tab as run
@@ -49,7 +48,6 @@ from memviz.ui.shell.gradio_events import (
     PRIVATE,
     FairQueueBlocks,
     QuickBlocks,
-    cache_signatures,
     in_turn,
 )
 from memviz.ui.shell.housekeeping import Housekeeping, poll_less_when_idle
@@ -67,15 +65,7 @@ from memviz.ui.shell.page_frame import (
 from memviz.ui.shell.programs import ExplainingBlocks, serve_agents
 from memviz.ui.shell.request_guard import RequestGuard
 from memviz.ui.shell.session import SAMPLE, Context, Session, find_by_link, open_trace, parts_of_sample, view_state
-from memviz.ui.shell.static_cache import (
-    FRONTEND,
-    SharedPage,
-    StaticCache,
-    files_of_page,
-    kinds_of,
-    preload_html,
-    without_hidden,
-)
+from memviz.ui.shell.static_cache import SharedPage, StaticCache, without_hidden
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.shell.temporary_files import Exports, write_failure
 from memviz.ui.shell.visitors import OpenPages, Windows, presence
@@ -141,7 +131,6 @@ def build_app(
     traces_given: Sequence[Trace] = (), programs: Sequence[Path] = (), ranks_given: RankSummary | None = None
 ) -> gr.Blocks:
     """Build the page. Given traces and ranks are open to every visitor from the start; Run offers `programs`."""
-    cache_signatures(Block)
     context = Context(TraceStore(), tuple(map(str, programs)), ranks_given)
     given = Session()
     for trace in traces_given:
@@ -155,9 +144,7 @@ def build_app(
     page.housekeeping = Housekeeping(page)
     with page:
         programs_row = _Page(context, given, page.windows).build(page)
-    seen = partial(without_hidden, hidden=programs_row)
-    files = files_of_page(FRONTEND, kinds_of(seen(page.config)))
-    page.same_for_all = SharedPage(joined(page_head(), preload_html(files)), page_script(), seen)
+    page.shared_page = SharedPage(page_head(), page_script(), partial(without_hidden, hidden=programs_row))
     return page
 
 
@@ -172,7 +159,7 @@ class PageBlocks(FairQueueBlocks, QuickBlocks, ExplainingBlocks):
     open_pages: OpenPages
     windows: Windows
     housekeeping: Housekeeping
-    same_for_all: SharedPage
+    shared_page: SharedPage
 
 
 class _Page:
