@@ -171,7 +171,7 @@ class _Page:
         self.windows = windows
 
     def build(self, page: gr.Blocks) -> int:
-        """The number of what only programs ask by."""
+        """Lay out and wire the page, and return the number of the block that only programs use."""
         self.session = gr.State(Session())
         # What this browser may open again after a reload. The keys are worth nothing to anybody else.
         self.browser = gr.BrowserState([], storage_key="memviz-open-traces", secret="memviz")
@@ -255,7 +255,7 @@ class _Page:
         opens = self.what_if.parts["keep"].click(self._open_replay, [self.session, what_if_state], outputs, **PRIVATE)
         opens.then(None, js=_TO_THE_TOP)
         self.run.results.click(self._open_runs, [self.session, self.run.state], outputs, **IN_PARTS)
-        self.run.fit_clicked.then(self._open_way, [self.session, self.run.state], outputs, **IN_PARTS)
+        self.run.fit_clicked.then(self._open_point, [self.session, self.run.state], outputs, **IN_PARTS)
         self.ranks.one.click(self._open_rank, [self.session], outputs, **PRIVATE)
         self.run.kept.click(self._reopen_run, [self.session, self.run.visitor], outputs, **IN_PARTS)
         # The badges of what is compared stand in the sidebar too.
@@ -297,7 +297,7 @@ class _Page:
         return [*self._shown(after, tab=_tab_of_table(current, after)), None]
 
     def _arrived(self, current: Session, event: gr.EventData) -> list[Any]:
-        """A file that came by `routes`. Its key is as good as a password, and the visitor's browser has it."""
+        """Open a file that came by `routes`. Its key is a secret of the visitor's browser."""
         after = arrived(self.context, current, clicked(event))
         return self._shown(after, tab=_tab_of_table(current, after))
 
@@ -331,16 +331,16 @@ class _Page:
         return self._shown(session, tab=tab)
 
     def _open_runs(self, current: Session, state: RunState, event: gr.EventData) -> list[Any]:
-        session, tab = run.pressed(self.run, current, state, event)
-        return self._shown(session, tab=tab) if session is not current else [gr.skip() for _ in self.outputs]
+        return self._shown_if_changed(current, *run.pressed(self.run, current, state, event))
 
-    def _open_way(self, current: Session, state: RunState) -> list[Any]:
-        session, tab = run.way_opened(self.run, current, state)
-        return self._shown(session, tab=tab) if session is not current else [gr.skip() for _ in self.outputs]
+    def _open_point(self, current: Session, state: RunState) -> list[Any]:
+        return self._shown_if_changed(current, *run.open_point(self.run, current, state))
 
     def _reopen_run(self, current: Session, visitor: str, event: gr.EventData) -> list[Any]:
-        session, tab = run.reopened(self.run, current, visitor, event)
-        return self._shown(session, tab=tab) if session is not current else [gr.skip() for _ in self.outputs]
+        return self._shown_if_changed(current, *run.reopened(self.run, current, visitor, event))
+
+    def _shown_if_changed(self, before: Session, after: Session, tab: str) -> list[Any]:
+        return self._shown(after, tab=tab) if after is not before else [gr.skip() for _ in self.outputs]
 
     def _traces(self, current: Session) -> str:
         return traces_html(current, self.context.of, self.context.tables.get(current.table))
@@ -362,7 +362,7 @@ class _Page:
         return [*self._first(kept, request), browser]
 
     def _first(self, kept: list[list[str]] | None, request: gr.Request) -> list[Any]:
-        """The page as it is first seen: what this browser had open, and what the link asks for."""
+        """Return the values of a new page: the traces this browser had open, and the view that the link names."""
         session = reopened(self.context.store, kept or [], self.given)
         query = dict(request.query_params)
         if query.get("tab") == TAB:
@@ -375,7 +375,6 @@ class _Page:
         if linked is not None:
             return [*self._shown(linked, state=view_state(query)), gr.skip(), gr.skip()]
         is_missing = bool(query.get("trace")) or "traces" in query
-        # Whoever was given ranks came for them.
         tab = ranks.ID if self.context.given_ranks is not None and not is_missing else None
         values = self._shown(replace(session, home=is_missing or not session.opened), tab=tab)
         values[3] = missing_html() if is_missing else values[3]
@@ -388,7 +387,7 @@ class _Page:
         return self._sample(session, wanted) if trace is None else session.choosing(trace.key)
 
     def _sample(self, session: Session, wanted: str) -> Session | None:
-        """Samples may be named by anybody, and what is made of them again."""
+        """Open the sample that a link names, or the estimate of one."""
         file, action = parts_of_sample(wanted.removeprefix(SAMPLE))
         sample = next((sample for sample in OFFERED_SAMPLES if file in sample.files), None)
         if sample is None or not wanted.startswith(SAMPLE):

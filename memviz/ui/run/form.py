@@ -28,7 +28,7 @@ _MOST_LETTERS = 1 << 20
 
 
 def config_of(text: str) -> tuple[str, str]:
-    """The configuration, or what is wrong with it. No file of this machine is read, whatever stands there."""
+    """Return the configuration, or what is wrong with it. The text is never taken for a path of this machine."""
     if not text.strip():
         return "", f"Paste a {CONFIG} here, drop the file, or choose it."
     if len(text) > _MOST_LETTERS:
@@ -41,7 +41,7 @@ def config_of(text: str) -> tuple[str, str]:
 
 @lru_cache(maxsize=32)
 def _checked(text: str, from_the_hub: bool) -> str:
-    """A form is read again with each letter that is typed."""
+    # Cached, because a form is read again with each letter that is typed.
     if from_the_hub and is_hub_id(text):
         return checked_config(fetched(text, _MOST_LETTERS), text)
     return checked_config(text)
@@ -268,7 +268,7 @@ def requests_of(form: FormFields, listing: Mapping[str, Any], most: int = MOST_V
     requests, labels = [], []
     for settings, change in product(sizes, [(), *changed]):
         optimizations = tuple((name, dict(knobs)) for name, knobs in change)
-        several = ", ".join(_of_the_workload(knob, settings) for knob in varied)
+        several = ", ".join(_workload_words(knob, settings) for knob in varied)
         label = ": ".join(filter(None, (several, _label(change, changed, listing))))
         requests.append(replace(base, settings=settings, optimizations=optimizations, label=label))
         labels.append(label)
@@ -279,17 +279,25 @@ def _wrong_values(
     form: FormFields, workload: Mapping[str, Any], listing: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
     yield from knob_faults("w", workload["knobs"], form.knobs)
-    for name in form.chosen:
-        row = _row(listing["optimizations"], name) or {"knobs": ()}
-        yield from knob_faults(f"o:{name}", row["knobs"], _theirs_of(form, name))
+    for row in _chosen_rows(form, listing):
+        yield from knob_faults(f"o:{row['name']}", row["knobs"], _theirs_of(form, row["name"]))
 
 
 def _count(form: FormFields, workload: Mapping[str, Any], listing: Mapping[str, Any]) -> int:
-    """Without making them: somebody may have given a thousand values twice."""
-    sizes = prod(len(texts) for texts in _given(workload, form.knobs).values())
-    rows = [(name, _row(listing["optimizations"], name) or {}) for name in form.chosen]
-    changes = prod(len(values) for name, row in rows for values in _given(row, _theirs_of(form, name)).values())
+    """Count the runs without making them: a form may hold a thousand values twice."""
+    sizes = prod(map(len, _given(workload, form.knobs).values()))
+    changes = prod(
+        len(values)
+        for row in _chosen_rows(form, listing)
+        for values in _given(row, _theirs_of(form, row["name"])).values()
+    )
     return sizes * (1 + changes if form.chosen else 1)
+
+
+def _chosen_rows(form: FormFields, listing: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of the optimizations that are switched on, in the order of `form.chosen`."""
+    rows = {row["name"]: row for row in listing["optimizations"]}
+    return [rows[name] for name in form.chosen]
 
 
 def _theirs_of(form: FormFields, name: str) -> dict[str, str]:
@@ -329,12 +337,11 @@ def values_of(knob: Mapping[str, Any], text: str) -> list[str]:
 def _changes(form: FormFields, listing: Mapping[str, Any]) -> Iterator[tuple[tuple[str, dict[str, str]], ...]]:
     if not form.chosen:
         return
-    each_way = []
-    for name in form.chosen:
-        row = _row(listing["optimizations"], name)
-        assert row is not None
-        each_way.append([(name, knobs) for knobs in _combinations(row, _theirs_of(form, name))])
-    yield from product(*each_way)
+    settings = [
+        [(row["name"], knobs) for knobs in _combinations(row, _theirs_of(form, row["name"]))]
+        for row in _chosen_rows(form, listing)
+    ]
+    yield from product(*settings)
 
 
 def _label(
@@ -349,9 +356,9 @@ def _label(
     if not chosen:
         return BASELINE
     words = []
+    rows = {row["name"]: row for row in listing["optimizations"]}
     for at, (name, knobs) in enumerate(chosen):
-        row = _row(listing["optimizations"], name)
-        assert row is not None
+        row = rows[name]
         varied = {key for one in all_chosen for key in one[at][1]}
         shown = [knob for knob in row["knobs"] if knob["name"] in varied]
         said = [
@@ -364,17 +371,16 @@ def _label(
     return together[:1].upper() + together[1:]
 
 
-def _of_the_workload(knob: Mapping[str, Any], settings: Mapping[str, str]) -> str:
+def _workload_words(knob: Mapping[str, Any], settings: Mapping[str, str]) -> str:
     text = settings.get(knob["name"], knob_text(knob["default"]))
     return text if knob["choices"] and knob["type"] == "text" else f"{knob['name'].replace('_', ' ')} {text}"
 
 
 def _conflicts(form: FormFields, listing: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Why something that is switched on does not go with the rest. Nothing is greyed: the reason stands there."""
+    """Yield the optimizations that conflict with others or with the mode, and why. None is disabled: it says why."""
     modes = _modes(form, listing)
-    for name in form.chosen:
-        row = _row(listing["optimizations"], name)
-        assert row is not None
+    for row in _chosen_rows(form, listing):
+        name = row["name"]
         others = [mode for mode in modes if row["needs"] not in ("any", mode)]
         if others:
             yield f"o:{name}", f"It has an effect in {row['needs']} only, and this is {others[0]}."
@@ -418,15 +424,14 @@ def _why_idle(row: Mapping[str, Any], modes: Sequence[str], holds: Sequence[str]
 def changed(
     fields: Mapping[str, Any], before: Mapping[str, Any], listing: Mapping[str, Any]
 ) -> tuple[dict[str, Any], bool]:
-    """The fields as they are to be taken, and whether the form must be drawn anew for them."""
+    """Return the fields without those of another workload, and whether the form has to be drawn anew."""
     now, then = form_fields_of(fields, listing), form_fields_of(before, listing)
     if now.workload != then.workload:
-        # What stood in the form was the other workload's.
         return {key: value for key, value in fields.items() if not key.startswith("w:")}, True
-    # Choices are ticked instead of taken from a menu from now on, or from a menu again.
-    turns = any(fields.get(name) in (EVERY_CHOICE, "") for name in _with_choices(now, listing))
-    turns = turns or (fields.get("card") == OTHER_CARD) != (before.get("card") == OTHER_CARD)
-    return dict(fields), turns or now.on != then.on
+    # A menu becomes checkboxes, or checkboxes a menu.
+    is_redrawn = any(fields.get(name) in (EVERY_CHOICE, "") for name in _with_choices(now, listing))
+    is_redrawn = is_redrawn or (fields.get("card") == OTHER_CARD) != (before.get("card") == OTHER_CARD)
+    return dict(fields), is_redrawn or now.on != then.on
 
 
 def _with_choices(form: FormFields, listing: Mapping[str, Any]) -> Iterator[str]:
@@ -439,7 +444,7 @@ def _with_choices(form: FormFields, listing: Mapping[str, Any]) -> Iterator[str]
 
 
 def field_of_refusal(refusal: str, requests: RunRequests) -> str:
-    """The field of the form at which a refusal belongs: it begins with what refused, as in `ltx_video: frames ...`."""
+    """Return the field that a refusal is about: it begins with a name, as in `ltx_video: frames ...`."""
     if place := _axis_refused(refusal):
         return place
     name, colon, said = refusal.partition(":")

@@ -128,7 +128,7 @@ def _top(choices: _Choices) -> SavedPanel:
     for other in choices.others:
         view = _view(choices, CompareState(by=choices.best[other]), other)
         with choices.links(view):
-            views[(str(other),)] = choices.compared(view).top(session)
+            views[(str(other),)] = Html(choices.compared(view).top(session))
     return SavedPanel("compare-top", ("other",), views)
 
 
@@ -138,7 +138,7 @@ def _controls(choices: _Choices, first: CompareState) -> SavedPanel:
     for other, way, axis, overlay in product(choices.others, choices.ways, choices.axes, (False, True)):
         view = replace(_view(choices, first, other), way=way, axis=axis, overlay=overlay)
         with choices.links(view):
-            views[choices.words_of(view, fields)] = choices.compared(view).controls()
+            views[choices.words_of(view, fields)] = Html(choices.compared(view).controls())
     return SavedPanel("compare-bar", fields, views)
 
 
@@ -150,7 +150,7 @@ def _differences(choices: _Choices) -> tuple[SavedPanel, dict[str, set[str]]]:
     for other, by, sort, every_row in product(choices.others, choices.by, choices.sorts, choices.rows):
         view = replace(_view(choices, CompareState(by=by, sort=sort, every_row=every_row), other))
         with choices.links(view) as links:
-            views[choices.words_of(view, fields)] = choices.compared(view).differences()
+            views[choices.words_of(view, fields)] = Html(choices.compared(view).differences())
         for grouping, row in links.compared:
             rows.setdefault(grouping, set()).add(row)
     return SavedPanel("differences", fields, views), rows

@@ -152,18 +152,20 @@ def timeline_key(opened: Opened) -> str:
     return f"{opened.key}/{opened.device}"
 
 
+def open_once(store: TraceStore, session: Session, trace: Trace, sample: str = "") -> Session:
+    """Choose the trace, and open it unless it is open already. `sample` is its name in links."""
+    for opened in session.opened:
+        stored = store.get(opened.key)
+        if stored is not None and stored.about == trace.about:
+            return session.choosing(opened.key)
+    return session.with_opened(replace(open_trace(store, trace), sample=sample))
+
+
 def open_derived_trace(
     store: TraceStore, session: Session, recording: str, made: Trace, *, compared: bool, sample: str = ""
 ) -> Session:
-    """Chosen, or put beside the recording; the same one is not opened twice. `sample` is its name in links."""
-    session = session.without_refused()
-    for opened in session.opened:
-        known = store.get(opened.key)
-        if known is not None and known.about == made.about:
-            session = session.choosing(opened.key)
-            break
-    else:
-        session = session.with_opened(replace(open_trace(store, made), sample=sample))
+    """Choose a derived trace, or put it beside its recording. `sample` is its name in links."""
+    session = open_once(store, session.without_refused(), made, sample)
     if compared and session.of(recording) is not None:
         return replace(session, compared=(recording, session.chosen))
     return session

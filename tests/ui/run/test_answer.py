@@ -17,11 +17,9 @@ from memviz.runner.jobs.worker_process import RunError, Worker
 from memviz.runner.request import Request
 from memviz.runner.run import run_of
 from memviz.ui.run import answer as run_answers
-from memviz.ui.run import published_examples as run_tables
 from memviz.ui.run.answer import AT_HOME, RunAnswers, run_limits
 from memviz.ui.run.form import RunRequests
 from memviz.ui.run.programs import UnfinishedRun, run_asked
-from memviz.ui.run.published_examples import PublishedTables
 from memviz.ui.run.results import results_html
 from memviz.ui.shell.session import Session
 from memviz.ui.shell.store import TraceStore
@@ -93,7 +91,7 @@ def test_files_that_are_gone_are_said_and_nothing_is_lost(answers: RunAnswers) -
 
 
 def test_a_form_that_asks_for_too_much_has_no_requests(answers: RunAnswers) -> None:
-    _, found = answers.meant({"workload": "feed_forward", "w:batch": "1,2,3,4"})
+    _, found = answers.parse({"workload": "feed_forward", "w:batch": "1,2,3,4"})
     assert (found.count, "3 are the most" in found.faults["run"]) == (0, True)
 
 
@@ -114,24 +112,6 @@ def test_what_there_is_to_run_is_looked_for_before_somebody_asks(monkeypatch: py
     answers.look_ahead()
     assert answers.listing() == {"workloads": []}
     assert looked == ["once"]
-    answers.close()
-
-
-def test_what_is_read_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[str] = []
-    busy = iter([True, True, False])
-    monkeypatch.setattr(run_answers, "_LOOKS_AHEAD_SECONDS", 0)
-    monkeypatch.setattr(run_answers, "_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(run_answers, "listing", lambda programs: looked.append("listed") or {"workloads": []})
-
-    def is_busy() -> bool:
-        looked.append("busy?")
-        return next(busy)
-
-    answers = RunAnswers(TraceStore(), Path("unused"), is_busy=is_busy)
-    answers.look_ahead()
-    wait_until(lambda: "listed" in looked)
-    assert looked == ["busy?", "busy?", "busy?", "listed"]
     answers.close()
 
 
@@ -206,35 +186,6 @@ def test_programs_that_ask_for_what_is_not_there_are_told(answers: RunAnswers, m
         ask(answers, **more)
 
 
-def test_a_table_is_computed_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[str] = []
-
-    def rows_of(seed: str) -> Iterator[dict[str, Any]]:
-        begun.append(seed)
-        yield from ({"case": str(number)} for number in range(3))
-
-    monkeypatch.setattr(run_tables, "rows_of", rows_of)
-    tables = PublishedTables()
-    found: list[Any] = []
-    threads = [threading.Thread(target=lambda: found.append(list(tables.rows("flat")))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert begun == ["flat"]
-    assert sorted(map(len, found)) == [1, 1, 4]
-    assert [each[-1] for each in found] == [([{"case": "0"}, {"case": "1"}, {"case": "2"}], True)] * 3
-
-
-def test_a_table_that_was_left_half_way_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_tables, "rows_of", lambda seed: iter([{"case": "0"}, {"case": "1"}]))
-    tables = PublishedTables()
-    rows = tables.rows("flat")
-    assert next(rows) == ([{"case": "0"}], False)
-    rows.close()  # type: ignore[attr-defined]
-    assert list(tables.rows("flat"))[-1] == ([{"case": "0"}, {"case": "1"}], True)
-
-
 class FakeAnswers(RunAnswers):
     """With what there is to run known, so that no PyTorch is started."""
 
@@ -286,15 +237,6 @@ def test_runs_of_one_program_wait_for_each_other_and_none_is_lost(fake: FakeAnsw
         return await asyncio.gather(*(run_asked(fake, "done", {}, [], card="", owner="ann") for _ in range(20)))
 
     assert [each["workload"] for each in asyncio.run(many())] == ["done"] * 20
-
-
-def test_nobody_is_told_of_an_order_after_they_left(fake: FakeAnswers) -> None:
-    there = [True]
-    begun = fake.begin(RunRequests((Request("endless"),), ("a",)), "ann")
-    followed = fake.follow(begun.id, lambda: there[0])
-    assert next(followed).id == begun.id
-    there[0] = False
-    assert list(followed) == []
 
 
 @pytest.mark.slow

@@ -92,21 +92,11 @@ def test_every_field_that_can_be_wrong_has_a_place_for_its_fault() -> None:
         assert f'data-fault="{name}"' in html
 
 
-def test_the_optimizer_stands_in_the_open() -> None:
-    html = form_html(form_fields_of({"workload": "tiny"}, LISTING), LISTING)
-    assert html.index('name="optimizer"') < html.index("The step, and what its peak counts")
-    assert "no optimizer, gradients add up" in html
-
-
 def test_what_the_workload_decides_is_no_field_of_an_optimization() -> None:
     """Its own default would be shown there while the workload's number runs."""
     listing = {**LISTING, "optimizations": [optimization("flat", knob("micro_batches", 4), knob("joined", 1))]}
     html = form_html(form_fields_of({"workload": "tiny"}, listing), listing)
     assert ("o:flat:joined" in html, "o:flat:micro_batches" in html) == (True, False)
-
-
-def test_a_workload_alone_is_its_baseline() -> None:
-    assert runs(asked()) == [("Baseline", {}, {})]
 
 
 def test_several_values_of_a_knob_make_variants() -> None:

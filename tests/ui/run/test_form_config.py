@@ -1,4 +1,4 @@
-"""A config.json in the form: taken as a text, checked before anything is asked for, and never a path."""
+"""Tests of a config.json in the form: taken as a text, checked first, and never a path."""
 
 from __future__ import annotations
 
