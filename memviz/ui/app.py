@@ -223,7 +223,7 @@ class _Page:
         self.saved = gr.DownloadButton("Save", visible="hidden", elem_id="saved")
 
     def _loaded(self) -> None:
-        # Hidden and not left out: what a file looks like is drawn before Gradio has been told that one is open.
+        # Hidden and not left out: an arriving file is drawn before Gradio knows that one is open.
         with gr.Column(visible="hidden", elem_id="loaded") as self.loaded:
             self.explore = explore.build(self.context, self.session)
 
@@ -271,7 +271,7 @@ class _Page:
         is_open = current.current is not None and not current.home
         return [
             current,
-            self.windows.remembered(current),
+            self.windows.opened_in_browser(current),
             self._traces(current),
             refused_html(current),
             gr.update(visible=not is_open),

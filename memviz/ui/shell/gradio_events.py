@@ -55,18 +55,18 @@ def in_parts(answer: Callable[Given, Iterator[list[Any]]]) -> Callable[Given, It
 
 
 _AT_ONCE = 2
-"""More would only make each of them wait longer."""
+"""More at once would only make each of them slower."""
 _MOST_OF_ONE = 8
 _LOOK_SECONDS = 0.05
 
 IN_TURN: dict[str, Any] = {"concurrency_limit": 48}
-"""For Gradio's queue. Who waits takes one of the places that `launch_options` makes, and no thread."""
+"""For Gradio's queue. A waiting event takes one of the places that `launch_options` makes, and no thread."""
 
-_queue_of = FairLock(_AT_ONCE)
+_lock = FairLock(_AT_ONCE)
 
 
-def in_turn(answer: Callable[..., Any], line: FairLock = _queue_of) -> Callable[..., Any]:
-    """`answer` in a thread, once it is its visitor's turn. Whoever is gone gives the turn up."""
+def in_turn(answer: Callable[..., Any], line: FairLock = _lock) -> Callable[..., Any]:
+    """Run `answer` in a thread, fair between visitors; a visitor who left loses the turn."""
 
     @wraps(answer)
     async def wait_and_answer(*values: Any, **named: Any) -> Any:
@@ -91,7 +91,7 @@ def in_turn(answer: Callable[..., Any], line: FairLock = _queue_of) -> Callable[
 
 
 def _visitor() -> str:
-    """Gradio's name of the window or the program that asks."""
+    """Return Gradio's name of the window or program whose event this is."""
     return getattr(LocalContext.request.get(None), "session_hash", None) or ""
 
 

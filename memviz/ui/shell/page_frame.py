@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 import gradio as gr
 
+from memviz.analysis.cache import cached_on
 from memviz.analysis.timeline import timeline
 from memviz.figures.packed_timeline import data_address, thumbnail
 from memviz.headlines.names import letter
@@ -250,11 +251,7 @@ def _devices(opened: Opened) -> Html:
 
 
 def _picture(trace: Trace, device: DeviceTrace) -> str:
-    """Drawn once per device, and kept as long as it."""
-    pictures: dict[str, str] = trace.__dict__.setdefault("_thumbnails", {})
-    if device.name not in pictures:
-        pictures[device.name] = data_address(thumbnail(trace, device))
-    return pictures[device.name]
+    return cached_on(trace, (thumbnail, device.name), lambda: data_address(thumbnail(trace, device)))
 
 
 def refused_html(session: Session) -> Html:

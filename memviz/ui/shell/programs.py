@@ -74,10 +74,10 @@ def uploaded(address: str) -> str | None:
     try:
         name = unquote(urlsplit(address).path.partition(_OURS)[2])
         path = Path(name).resolve()
-        is_here = bool(name) and Path(get_upload_folder()).resolve() in path.parents and path.is_file()
+        is_open = bool(name) and Path(get_upload_folder()).resolve() in path.parents and path.is_file()
     except (OSError, ValueError, RuntimeError):
         return None
-    return str(path) if is_here else None
+    return str(path) if is_open else None
 
 
 def address_of(path: str, root: str) -> str:

@@ -108,7 +108,7 @@ class Replays:
         self._kept: OrderedDict[Hashable, _CachedResult] = OrderedDict()
         self._lock = threading.Lock()
         context.store.on_drop(self._forget)
-        context.store.on_rest(self._rest)
+        context.store.on_idle(self._drop_views)
 
     def begun(self, key: str, progress: Progress | None = None) -> Begun:
         def replay() -> Begun:
@@ -197,11 +197,11 @@ class Replays:
             for key in [key for key in self._kept if _of_trace(key).partition("/")[0] == stored]:
                 del self._kept[key]
 
-    def _rest(self, stored: str) -> None:
+    def _drop_views(self, stored: str) -> None:
         """Free the values cached for views of a trace's replays while it is idle; they can be computed again."""
         with self._lock:
-            resting = [kept for key, kept in self._kept.items() if _of_trace(key).partition("/")[0] == stored]
-        for kept in resting:
+            idle = [kept for key, kept in self._kept.items() if _of_trace(key).partition("/")[0] == stored]
+        for kept in idle:
             if kept.trace is not None:
                 drop_large(kept.trace)
                 kept.bytes = held_bytes(kept.trace)

@@ -12,7 +12,7 @@ from memviz.allocator.what_if import CARD_BYTES, CardMemory
 from memviz.ui.html.elements import button, fault_place, menu, text_input
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.what_if.question import ANY_CARD, RELEASES, ParsedQuestion, Question, what_if_query
-from memviz.units import bytes_text, parse_bytes
+from memviz.units import bytes_text
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,14 @@ def form_value(question: Question, parsed: ParsedQuestion, known: KnownMemory, *
     pasted = pasted_html(environment(conf)) if conf is not None else ""
     return {
         "version": version,
-        "html": form_html(question, known),
+        "html": form_html(question, parsed.overhead_bytes, known),
         "faults": dict(parsed.faults),
         "parts": {"pasted": pasted, "link": tag("i", data_mv_query=what_if_query(question))},
     }
 
 
-def form_html(question: Question, known: KnownMemory) -> Html:
-    fields = [_memory(question, known), _overhead(question), tag("hr"), _switch(question)]
+def form_html(question: Question, overhead_bytes: int, known: KnownMemory) -> Html:
+    fields = [_memory(question, overhead_bytes, known), _overhead(question), tag("hr"), _switch(question)]
     fields += [_knob(knob, getattr(question, knob.field)) for knob in _KNOBS]
     fields += [_more(question), _release(question)]
     buttons = (
@@ -97,10 +97,13 @@ def pasted_html(line: str) -> Html:
     return joined(tag("p", tag("span", "Paste before starting Python"), copy), tag("code", *parts))
 
 
-def _memory(question: Question, known: KnownMemory) -> Html:
+def _memory(question: Question, overhead_bytes: int, known: KnownMemory) -> Html:
     cards = [tag("option", "of any card", value=ANY_CARD, selected=not question.card)]
-    cards += [_card_option(size >> 30, question) for size in CARD_BYTES]
-    value = _usable(int(question.card), question) if question.card.isdigit() else question.memory
+    for gib in (size >> 30 for size in CARD_BYTES):
+        usable = _usable(gib, overhead_bytes)
+        words = f"{gib} GiB card, {usable.removesuffix(' GiB')} usable"
+        cards.append(tag("option", words, value=str(gib), data_usable=usable, selected=question.card == str(gib)))
+    value = _usable(int(question.card), overhead_bytes) if question.card.isdigit() else question.memory
     label = "Memory for this process"
     field = text_input("memory", value, placeholder="without limit", aria_label=label)
     card = tag("select", *cards, name_="card", data_fills="memory", aria_label="Card")
@@ -117,18 +120,8 @@ def _known_memory(known: KnownMemory) -> Html:
     return tag("p", f"{bytes_text(known.memory)} is what it had {words}")
 
 
-def _card_option(gib: int, question: Question) -> Html:
-    usable = _usable(gib, question)
-    words = f"{gib} GiB card, {usable.removesuffix(' GiB')} usable"
-    return tag("option", words, value=str(gib), data_usable=usable, selected=question.card == str(gib))
-
-
-def _usable(gib: int, question: Question) -> str:
-    try:
-        overhead = parse_bytes(question.overhead.replace(",", "") or "0")
-    except ValueError:
-        overhead = 0
-    usable = CardMemory(gib << 30, overhead).usable_bytes / (1 << 30)
+def _usable(gib: int, overhead_bytes: int) -> str:
+    usable = CardMemory(gib << 30, overhead_bytes).usable_bytes / (1 << 30)
     return f"{usable:.2f}".rstrip("0").rstrip(".") + " GiB"
 
 

@@ -222,11 +222,11 @@ def test_lines_that_say_nothing_are_closed_and_others_are_not(monkeypatch: pytes
         found.loop = SimpleNamespace(call_soon_threadsafe=lambda call: call())
         return found
 
-    half_open, resting, working = line("half open"), line("resting"), line("working")
-    resting.timeout_keep_alive_task, working.cycle = object(), object()
+    half_open, idle, working = line("half open"), line("idle"), line("working")
+    idle.timeout_keep_alive_task, working.cycle = object(), object()
     page: Any = Page()
     page.server = SimpleNamespace(server_state=SimpleNamespace(connections={1: 0}))
-    page.server.server_state.connections = [half_open, resting, working]
+    page.server.server_state.connections = [half_open, idle, working]
     page.housekeeping.tidy()
     assert closed == []
     later(monkeypatch, 90)

@@ -259,8 +259,8 @@ def test_who_holds_a_line_is_here_and_who_has_let_go_has_left():
     with presence.of("a"):
         with presence.of("a"):
             pass
-        assert (presence.is_here("a"), presence.is_gone("a", 0)) == (True, False)
-    assert (presence.is_here("a"), presence.is_gone("a", 0), presence.is_gone("a", 60)) == (False, True, False)
+        assert (presence.is_open("a"), presence.is_gone("a", 0)) == (True, False)
+    assert (presence.is_open("a"), presence.is_gone("a", 0), presence.is_gone("a", 60)) == (False, True, False)
     with presence.of("a"):
         assert not presence.is_gone("a", 0)
-    assert (presence.was_here("a"), presence.was_here("b"), presence.is_gone("b", 0)) == (True, False, False)
+    assert (presence.was_open("a"), presence.was_open("b"), presence.is_gone("b", 0)) == (True, False, False)
