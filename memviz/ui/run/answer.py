@@ -30,8 +30,8 @@ from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from memviz.ui.run.estimates import Estimates, changes
 from memviz.ui.run.form import FormFields, RunRequests, field_of_refusal, form_fields_of, requests_of
-from memviz.ui.run.pictures import RunPictures
 from memviz.ui.run.published_examples import PublishedTables
+from memviz.ui.run.results import RunPictures
 from memviz.ui.shell.session import Refused, Session, open_once
 from memviz.ui.shell.store import TraceStore
 

@@ -23,7 +23,7 @@ from memviz.analysis.which_device import chosen_device
 from memviz.errors import MemvizError, UsageError
 from memviz.trace.load import load_trace
 from memviz.trace.model import DeviceTrace, Trace
-from memviz.ui.shell.request_bodies import json_safe, json_safe_text
+from memviz.ui.shell.request_guard import json_safe, json_safe_text
 from memviz.ui.shell.temporary_files import write_failure
 from memviz.ui.shell.visitors import presence
 

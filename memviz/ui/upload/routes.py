@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import Message
 
 from memviz.errors import UsageError
-from memviz.ui.shell.request_bodies import json_safe_text, read_body
+from memviz.ui.shell.request_guard import json_safe_text, read_body
 from memviz.ui.shell.temporary_files import write_failure
 from memviz.ui.shell.visitors import visitor_of
 from memviz.ui.upload.arriving import Arriving, TooMuch

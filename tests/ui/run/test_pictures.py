@@ -13,7 +13,7 @@ import numpy as np
 
 from memviz.runner.jobs.order import Variant
 from memviz.runner.request import Request
-from memviz.ui.run.pictures import RunPictures, pictures_html
+from memviz.ui.run.results import RunPictures, pictures_html
 from tests.traces import MiB, alloc, frame, free, snapshot
 from tests.ui.page import words
 from tests.ui.run.test_results import predicted
