@@ -1,4 +1,4 @@
-"""Runs between the form and the page: kept where that is possible, opened again, and asked for by programs."""
+"""Tests of orders, kept runs and runs that programs ask for."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def over(answers: RunAnswers, begun: OrderStatus) -> OrderStatus:
     return list(answers.follow(begun.id))[-1]
 
 
-def test_what_is_done_is_kept_and_opens_again(answers: RunAnswers) -> None:
+def test_finished_runs_are_kept_and_open_again(answers: RunAnswers) -> None:
     done = over(answers, answers.begin(asked("Baseline", "Half"), "ann"))
     kept = answers.kept("ann").all()
     assert [each.name for each in kept] == ["Half", "Baseline"]
@@ -61,7 +61,7 @@ def test_what_is_done_is_kept_and_opens_again(answers: RunAnswers) -> None:
         answers.reopened(Session(), "bob", kept[0].id)
 
 
-def test_the_words_of_a_run_stand_in_its_trace(answers: RunAnswers) -> None:
+def test_the_trace_of_a_run_has_its_figures(answers: RunAnswers) -> None:
     done = over(answers, answers.begin(asked("Baseline", "Half"), "facts"))
     session = answers.opened(Session(), done.id)
     facts = [answers.store.get(each.key).about.facts for each in session.opened]  # type: ignore[union-attr]
@@ -69,7 +69,7 @@ def test_the_words_of_a_run_stand_in_its_trace(answers: RunAnswers) -> None:
     assert (facts[0]["output difference"], facts[1].get("output difference")) == ("–", None)
 
 
-def test_a_full_disk_for_kept_runs_costs_the_copy_and_says_so(tmp_path: Path) -> None:
+def test_a_full_disk_costs_only_the_kept_copy(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("in the way")
     answers = RunAnswers(TraceStore(), tmp_path / "runs")
     try:
@@ -81,7 +81,7 @@ def test_a_full_disk_for_kept_runs_costs_the_copy_and_says_so(tmp_path: Path) ->
         answers.close()
 
 
-def test_files_that_are_gone_are_said_and_nothing_is_lost(answers: RunAnswers) -> None:
+def test_a_deleted_file_is_refused(answers: RunAnswers) -> None:
     done = over(answers, answers.begin(asked("Baseline"), "gone"))
     file = done.variants[0].file
     assert file is not None
@@ -90,7 +90,7 @@ def test_files_that_are_gone_are_said_and_nothing_is_lost(answers: RunAnswers) -
     assert (session.opened, [each.name for each in session.refused]) == ((), ["Baseline"])
 
 
-def test_a_form_that_asks_for_too_much_has_no_requests(answers: RunAnswers) -> None:
+def test_too_many_variants_make_no_requests(answers: RunAnswers) -> None:
     _, found = answers.parse({"workload": "feed_forward", "w:batch": "1,2,3,4"})
     assert (found.count, "3 are the most" in found.faults["run"]) == (0, True)
 
@@ -102,7 +102,7 @@ def test_on_a_lent_gpu_measuring_is_offered(answers: RunAnswers, monkeypatch: py
     assert made.listing()["device"] == "a GPU of this Space"
 
 
-def test_what_there_is_to_run_is_looked_for_before_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_listing_is_fetched_ahead_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
     monkeypatch.setattr(run_answers, "_LOOKS_AHEAD_SECONDS", 0)
     monkeypatch.setattr(run_answers, "listing", lambda programs: looked.append("once") or {"workloads": []})
@@ -115,7 +115,7 @@ def test_what_there_is_to_run_is_looked_for_before_somebody_asks(monkeypatch: py
     answers.close()
 
 
-def test_a_page_begins_while_it_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_opens_while_the_listing_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, goes_on = threading.Event(), threading.Event()
 
     def slow(programs: object) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def test_a_page_begins_while_it_is_looked_for(monkeypatch: pytest.MonkeyPatch) -
     answers.close()
 
 
-def test_where_it_cannot_be_said_whoever_asks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_that_fails_raises_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_torch(programs: object) -> dict[str, Any]:
         failed.set()
         raise RunError("PyTorch is not installed.")

@@ -1,4 +1,4 @@
-"""The estimate beside the form: one at a time for each visitor, remembered, and never in the way of a run."""
+"""Tests of estimates: one at a time for each visitor, remembered, and never before a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search for the way that fits on the page: its picture, its map, and what the form asks for."""
+"""Tests of the search for a configuration: its picture, its map, and its order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The form of the Run tab: which runs it asks for, and what it says about what does not go together."""
+"""Tests of the Run form: the runs that it asks for, and the faults at its fields."""
 
 from __future__ import annotations
 
@@ -267,18 +267,6 @@ def test_what_changes_a_kind_of_model_that_is_not_there_says_so() -> None:
         workloads = [{**LISTING["workloads"][0], "holds": holds}]
         listing = {**LISTING, "workloads": workloads, "optimizations": [{**split, "needs": "any", "not_with": {}}]}
         assert without_effect(FormFields(workload=workloads[0]["name"]), listing).get("tiles") == said
-
-
-def test_the_button_counts() -> None:
-    form = form_fields_of({"workload": "tiny", "o:split": True, "o:split:parts": "2,8"}, LISTING)
-    value = form_value(form, requests_of(form, LISTING), LISTING, version="1")
-    assert value["parts"]["count"] == "3 variants"
-    assert words(value["parts"]["buttons"]) == "Predict 3 variants"
-    measured = form_fields_of({"workload": "tiny", "on": "cuda"}, LISTING)
-    assert (
-        words(form_value(measured, requests_of(measured, LISTING), LISTING, version="1")["parts"]["buttons"])
-        == "Measure"
-    )
 
 
 def test_what_is_said_and_what_has_no_field_stand_above_the_button() -> None:

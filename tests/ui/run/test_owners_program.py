@@ -1,4 +1,4 @@
-"""A program of the owner's: Run offers its functions where the page is started with it, and nowhere else."""
+"""Tests of programs that the page was started with."""
 
 from __future__ import annotations
 

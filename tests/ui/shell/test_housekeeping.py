@@ -1,4 +1,4 @@
-"""What is forgotten by the clock, and what stays."""
+"""Tests of housekeeping: visitors who left, idle traces, old files and half-open connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sidebar, welcome page, errors: as text."""
+"""Tests of the sidebar, the session, its links, and files that are opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a visitor's browser is messages_of of a file that it sends, in order and to the byte."""
+"""Tests of the messages about an upload, and of who may have a place."""
 
 from __future__ import annotations
 

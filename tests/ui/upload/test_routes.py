@@ -1,4 +1,4 @@
-"""Who may send a file, and in which form."""
+"""Tests of the upload routes: who may send a file, and in which form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What leaves the What if tab: a page, a snapshot, one more open trace; and what is found on coming back."""
+"""Tests of what is saved or opened from the What if tab."""
 
 from __future__ import annotations
 
