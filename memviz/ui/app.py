@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
-from gradio.blocks import Block
 from starlette.middleware import Middleware
 
 from memviz.ranks.summary import RankSummary
@@ -37,7 +36,7 @@ from memviz.ui.explore import programs as explore_programs
 from memviz.ui.explore import tab as explore
 from memviz.ui.explore.findings import with_estimate
 from memviz.ui.explore.tab import EXPORTS, export_file
-from memviz.ui.html.markup import Html, joined
+from memviz.ui.html.markup import Html
 from memviz.ui.ranks import tab as ranks
 from memviz.ui.run import programs as run_programs
 from memviz.ui.run import tab as run
@@ -49,7 +48,6 @@ from memviz.ui.shell.gradio_events import (
     PRIVATE,
     FairQueueBlocks,
     QuickBlocks,
-    cache_signatures,
     in_turn,
 )
 from memviz.ui.shell.housekeeping import Housekeeping, poll_less_when_idle
@@ -67,15 +65,7 @@ from memviz.ui.shell.page_frame import (
 from memviz.ui.shell.programs import ExplainingBlocks, serve_agents
 from memviz.ui.shell.request_guard import RequestGuard
 from memviz.ui.shell.session import SAMPLE, Context, Session, find_by_link, open_trace, parts_of_sample, view_state
-from memviz.ui.shell.static_cache import (
-    FRONTEND,
-    SharedPage,
-    StaticCache,
-    files_of_page,
-    kinds_of,
-    preload_html,
-    without_hidden,
-)
+from memviz.ui.shell.static_cache import SharedPage, StaticCache, without_hidden
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.shell.temporary_files import Exports, write_failure
 from memviz.ui.shell.visitors import OpenPages, Windows, presence
@@ -141,7 +131,6 @@ def build_app(
     traces_given: Sequence[Trace] = (), programs: Sequence[Path] = (), ranks_given: RankSummary | None = None
 ) -> gr.Blocks:
     """Build the page. Given traces and ranks are open to every visitor from the start; Run offers `programs`."""
-    cache_signatures(Block)
     context = Context(TraceStore(), tuple(map(str, programs)), ranks_given)
     given = Session()
     for trace in traces_given:
@@ -155,9 +144,7 @@ def build_app(
     page.housekeeping = Housekeeping(page)
     with page:
         programs_row = _Page(context, given, page.windows).build(page)
-    seen = partial(without_hidden, hidden=programs_row)
-    files = files_of_page(FRONTEND, kinds_of(seen(page.config)))
-    page.same_for_all = SharedPage(joined(page_head(), preload_html(files)), page_script(), seen)
+    page.shared_page = SharedPage(page_head(), page_script(), partial(without_hidden, hidden=programs_row))
     return page
 
 
@@ -172,7 +159,7 @@ class PageBlocks(FairQueueBlocks, QuickBlocks, ExplainingBlocks):
     open_pages: OpenPages
     windows: Windows
     housekeeping: Housekeeping
-    same_for_all: SharedPage
+    shared_page: SharedPage
 
 
 class _Page:
@@ -184,7 +171,7 @@ class _Page:
         self.windows = windows
 
     def build(self, page: gr.Blocks) -> int:
-        """The number of what only programs ask by."""
+        """Lay out and wire the page, and return the number of the block that only programs use."""
         self.session = gr.State(Session())
         # What this browser may open again after a reload. The keys are worth nothing to anybody else.
         self.browser = gr.BrowserState([], storage_key="memviz-open-traces", secret="memviz")
@@ -236,7 +223,7 @@ class _Page:
         self.saved = gr.DownloadButton("Save", visible="hidden", elem_id="saved")
 
     def _loaded(self) -> None:
-        # Hidden and not left out: what a file looks like is drawn before Gradio has been told that one is open.
+        # Hidden and not left out: an arriving file is drawn before Gradio knows that one is open.
         with gr.Column(visible="hidden", elem_id="loaded") as self.loaded:
             self.explore = explore.build(self.context, self.session)
 
@@ -258,24 +245,24 @@ class _Page:
         self.arrivals.click(self._arrived, [self.session], outputs, **IN_PARTS)
         for panel in (self.traces, self.band, self.explore.verdict):
             panel.click(self._act, [self.session], outputs, **PRIVATE)
-        for panel in (self.samples, self.foot, self.compare.offer, self.what_if.offer):
+        for panel in (self.samples, self.foot, self.compare.offer, self.what_if.parts["offer"]):
             panel.click(self._act, [self.session], outputs, **PRIVATE).then(None, js=_TO_THE_TOP)
         led = self.explore.findings.click(
             self._follow_finding, [self.session, self.run.state], [*outputs, self.run.state], **PRIVATE
         )
         led.then(None, js=_TO_THE_TOP)
-        self.what_if.keep.click(self._keep_replay, [self.session, self.what_if.state], outputs, **PRIVATE).then(
-            None, js=_TO_THE_TOP
-        )
+        what_if_state = self.what_if.parts["state"]
+        opens = self.what_if.parts["keep"].click(self._open_replay, [self.session, what_if_state], outputs, **PRIVATE)
+        opens.then(None, js=_TO_THE_TOP)
         self.run.results.click(self._open_runs, [self.session, self.run.state], outputs, **IN_PARTS)
-        self.run.fit_clicked.then(self._open_way, [self.session, self.run.state], outputs, **IN_PARTS)
+        self.run.fit_clicked.then(self._open_point, [self.session, self.run.state], outputs, **IN_PARTS)
         self.ranks.one.click(self._open_rank, [self.session], outputs, **PRIVATE)
         self.run.kept.click(self._reopen_run, [self.session, self.run.visitor], outputs, **IN_PARTS)
         # The badges of what is compared stand in the sidebar too.
         self.compare.traces.change(self._traces, [self.session], [self.traces], **PRIVATE)
         saving: dict[str, Any] = {"api_visibility": "private", "trigger_mode": "always_last", **IN_TURN}
         self.actions.click(in_turn(self._export), [self.session], self.saved, **saving).then(None, js=_SAVE)
-        begun = [*outputs, self.compare.state, self.what_if.state, self.browser_name]
+        begun = [*outputs, self.compare.state, what_if_state, self.browser_name]
         begins = page.load(self._begin, [self.browser, self.browser_name], begun, **PRIVATE)
         begins.then(None, js=PAGE_READY)
 
@@ -284,7 +271,7 @@ class _Page:
         is_open = current.current is not None and not current.home
         return [
             current,
-            self.windows.remembered(current),
+            self.windows.opened_in_browser(current),
             self._traces(current),
             refused_html(current),
             gr.update(visible=not is_open),
@@ -310,7 +297,7 @@ class _Page:
         return [*self._shown(after, tab=_tab_of_table(current, after)), None]
 
     def _arrived(self, current: Session, event: gr.EventData) -> list[Any]:
-        """A file that came by `routes`. Its key is as good as a password, and the visitor's browser has it."""
+        """Open a file that came by `routes`. Its key is a secret of the visitor's browser."""
         after = arrived(self.context, current, clicked(event))
         return self._shown(after, tab=_tab_of_table(current, after))
 
@@ -335,8 +322,8 @@ class _Page:
         values = self._shown(current, tab=tab if tab in (what_if.ID, run.ID) else None)
         return [*values, run.led_by(state, data.get("finding", "")) if tab == run.ID else gr.skip()]
 
-    def _keep_replay(self, current: Session, state: WhatIfState, event: gr.EventData) -> list[Any]:
-        session, tab = what_if.kept(self.what_if, current, state, event)
+    def _open_replay(self, current: Session, state: WhatIfState, event: gr.EventData) -> list[Any]:
+        session, tab = what_if.open_replay(self.what_if.answers, current, state, event)
         return self._shown(session, tab=tab)
 
     def _open_rank(self, current: Session, event: gr.EventData) -> list[Any]:
@@ -344,16 +331,16 @@ class _Page:
         return self._shown(session, tab=tab)
 
     def _open_runs(self, current: Session, state: RunState, event: gr.EventData) -> list[Any]:
-        session, tab = run.pressed(self.run, current, state, event)
-        return self._shown(session, tab=tab) if session is not current else [gr.skip() for _ in self.outputs]
+        return self._shown_if_changed(current, *run.pressed(self.run, current, state, event))
 
-    def _open_way(self, current: Session, state: RunState) -> list[Any]:
-        session, tab = run.way_opened(self.run, current, state)
-        return self._shown(session, tab=tab) if session is not current else [gr.skip() for _ in self.outputs]
+    def _open_point(self, current: Session, state: RunState) -> list[Any]:
+        return self._shown_if_changed(current, *run.open_point(self.run, current, state))
 
     def _reopen_run(self, current: Session, visitor: str, event: gr.EventData) -> list[Any]:
-        session, tab = run.reopened(self.run, current, visitor, event)
-        return self._shown(session, tab=tab) if session is not current else [gr.skip() for _ in self.outputs]
+        return self._shown_if_changed(current, *run.reopened(self.run, current, visitor, event))
+
+    def _shown_if_changed(self, before: Session, after: Session, tab: str) -> list[Any]:
+        return self._shown(after, tab=tab) if after is not before else [gr.skip() for _ in self.outputs]
 
     def _traces(self, current: Session) -> str:
         return traces_html(current, self.context.of, self.context.tables.get(current.table))
@@ -375,7 +362,7 @@ class _Page:
         return [*self._first(kept, request), browser]
 
     def _first(self, kept: list[list[str]] | None, request: gr.Request) -> list[Any]:
-        """The page as it is first seen: what this browser had open, and what the link asks for."""
+        """Return the values of a new page: the traces this browser had open, and the view that the link names."""
         session = reopened(self.context.store, kept or [], self.given)
         query = dict(request.query_params)
         if query.get("tab") == TAB:
@@ -384,11 +371,10 @@ class _Page:
                 return [*self._shown(compared, tab=TAB), compare_state_of(compared, query), gr.skip()]
         linked = self._linked(session, query)
         if linked is not None and query.get("tab") == what_if.ID:
-            return [*self._shown(linked, tab=what_if.ID), gr.skip(), what_if.asking(linked, query)]
+            return [*self._shown(linked, tab=what_if.ID), gr.skip(), what_if.state_from_link(linked, query)]
         if linked is not None:
             return [*self._shown(linked, state=view_state(query)), gr.skip(), gr.skip()]
         is_missing = bool(query.get("trace")) or "traces" in query
-        # Whoever was given ranks came for them.
         tab = ranks.ID if self.context.given_ranks is not None and not is_missing else None
         values = self._shown(replace(session, home=is_missing or not session.opened), tab=tab)
         values[3] = missing_html() if is_missing else values[3]
@@ -401,7 +387,7 @@ class _Page:
         return self._sample(session, wanted) if trace is None else session.choosing(trace.key)
 
     def _sample(self, session: Session, wanted: str) -> Session | None:
-        """Samples may be named by anybody, and what is made of them again."""
+        """Open the sample that a link names, or the estimate of one."""
         file, action = parts_of_sample(wanted.removeprefix(SAMPLE))
         sample = next((sample for sample in OFFERED_SAMPLES if file in sample.files), None)
         if sample is None or not wanted.startswith(SAMPLE):

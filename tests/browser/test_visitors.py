@@ -47,7 +47,7 @@ def test_another_visitor_sees_nothing_by_looking_or_by_link(
     link = page.url
     other = new_visitor(browser).new_page()
     other.goto(link)
-    other.get_by_text("This link names a trace that is not open here").wait_for()
+    other.get_by_text("trace is not open in your session").wait_for()
     assert not re.search("secret[-_]", other.content())
     other.context.close()
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from memviz.runner.predict.compiled_code import TRITON_NOT_RUN
 from torch.nn import functional as F
 
 from memviz.runner.plan import plan_of
 from memviz.runner.predict.cards import card_named
-from memviz.runner.predict.compiled_code import TRITON_NOT_RUN
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.predict.predicted_run import predict
 from memviz.runner.request import Request

@@ -5,7 +5,9 @@ Text from a trace goes through `esc` or `tag`, which escape it; `plain` is for t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from html import escape
 from os.path import commonprefix
 
@@ -31,14 +33,37 @@ def esc(text: object) -> Html:
     return Html(escape(plain, quote=True))
 
 
+Attributes = dict[str, object]
+Rewrite = Callable[[str, Attributes, Html], tuple[str, Attributes] | None]
+"""From an element's name, attributes and content to those it gets instead; None drops the element."""
+_rewrite: ContextVar[Rewrite | None] = ContextVar("rewrite", default=None)
+
+
+@contextmanager
+def rewriting(rewrite: Rewrite) -> Iterator[None]:
+    """Pass every element that `tag` makes meanwhile through `rewrite`; saved pages reuse the page's views that way."""
+    token = _rewrite.set(rewrite)
+    try:
+        yield
+    finally:
+        _rewrite.reset(token)
+
+
 def tag(name: str, *children: object, **attributes: object) -> Html:
     """`tag("td", label, class_="mv-number")`. Names: a trailing _ is dropped, other _ become hyphens."""
+    content = joined(*children)
+    rewrite = _rewrite.get()
+    if rewrite is not None:
+        rewritten = rewrite(name, attributes, content)
+        if rewritten is None:
+            return Html("")
+        name, attributes = rewritten
     spelled = "".join(
         f' {_spelled(key)}="{esc(value)}"' if value is not True else f" {_spelled(key)}"
         for key, value in attributes.items()
         if value is not None and value is not False
     )
-    return Html(f"<{name}{spelled}>{joined(*children)}</{name}>")
+    return Html(f"<{name}{spelled}>{content}</{name}>")
 
 
 def _spelled(name: str) -> str:

@@ -29,10 +29,10 @@ from memviz.runner.run import load_run
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from memviz.ui.run.estimates import Estimates, changes
-from memviz.ui.run.form import FormFields, RunRequests, form_fields_of, place_of, requests_of
-from memviz.ui.run.pictures import RunPictures
+from memviz.ui.run.form import FormFields, RunRequests, field_of_refusal, form_fields_of, requests_of
 from memviz.ui.run.published_examples import PublishedTables
-from memviz.ui.shell.session import Refused, Session, open_trace
+from memviz.ui.run.results import RunPictures
+from memviz.ui.shell.session import Refused, Session, open_once
 from memviz.ui.shell.store import TraceStore
 
 
@@ -79,7 +79,7 @@ def refused(requests: RunRequests, variant: Variant) -> RunRequests:
     """With what a run or an estimate was refused for, at its field."""
     if variant.what != "refused":
         return requests
-    return replace(requests, faults={place_of(variant.phase, requests): variant.phase, **requests.faults})
+    return replace(requests, faults={field_of_refusal(variant.phase, requests): variant.phase, **requests.faults})
 
 
 @dataclass(frozen=True)
@@ -121,21 +121,21 @@ class RunAnswers:
         self._is_busy = is_busy
         self.programs = tuple(programs)
         self.limits = limits or run_limits()
-        known = self.limits
+        limits = self.limits
         self.scheduler = Scheduler(
-            timeout=known.seconds,
-            memory=known.memory_bytes,
-            most_waiting=known.waiting,
-            patience=known.patience_seconds,
+            timeout=limits.seconds,
+            memory=limits.memory_bytes,
+            most_waiting=limits.waiting,
+            patience=limits.patience_seconds,
         )
         self.searches = Searches(
             self.scheduler.line,
-            seconds=known.seconds,
-            patience=known.patience_seconds,
-            memory=known.memory_bytes,
-            most=known.searches,
+            seconds=limits.seconds,
+            patience=limits.patience_seconds,
+            memory=limits.memory_bytes,
+            most=limits.searches,
         )
-        self.estimates = Estimates(known.estimate_seconds, known.memory_bytes)
+        self.estimates = Estimates(limits.estimate_seconds, limits.memory_bytes)
         self.tables = PublishedTables()
         self.pictures = RunPictures()
         self._folder = folder or default_folder()
@@ -148,7 +148,7 @@ class RunAnswers:
         self._chosen: OrderedDict[str, int] = OrderedDict()
 
     def look_ahead(self) -> None:
-        """Somebody has come, and may want to run something: what there is takes seconds to say, the first time."""
+        """Fetch the listing before a visitor comes to the tab: the first time takes seconds."""
         with self._lock:
             if self._looks_ahead is None and self._listing is None:
                 self._looks_ahead = threading.Timer(_LOOKS_AHEAD_SECONDS, self._list)
@@ -159,7 +159,7 @@ class RunAnswers:
         while self._is_busy():
             if self._closed.wait(_LOOK_SECONDS):
                 return
-        # Who comes to the tab asks again, and is told.
+        # A visitor who comes to the tab asks again, and sees the error.
         with suppress(MemvizError, OSError):
             self.listing()
 
@@ -180,8 +180,8 @@ class RunAnswers:
                 self._listing = {**listed, "device": LENT_DEVICE} if is_zero_gpu() else listed
             return self._listing
 
-    def meant(self, fields: Mapping[str, Any]) -> tuple[FormFields, RunRequests]:
-        """With what an estimate of the same was refused for, where it was."""
+    def parse(self, fields: Mapping[str, Any]) -> tuple[FormFields, RunRequests]:
+        """Return the form and its requests, with the fault for which an estimate of the same was refused."""
         form = form_fields_of(fields, self.listing())
         if not form.card:
             form = replace(form, card=self._default_card())
@@ -224,7 +224,10 @@ class RunAnswers:
         if status is None or not 0 <= number < len(status.ways):
             raise UsageError("This search is gone. Search again.")
         way = status.ways[number]
-        chosen = tuple((change["name"], _texts(change)) for change in way["optimizations"])
+        chosen = tuple(
+            (change["name"], {knob: text for knob, text in change.items() if knob != "name"})
+            for change in way["optimizations"]
+        )
         settings = {key: str(value) for key, value in way["settings"].items()}
         request = replace(
             status.order.request, optimizations=chosen, optimizer=way["optimizer"], settings=settings, numerics=False
@@ -287,7 +290,7 @@ class RunAnswers:
     def _read(self, session: Session, path: Path, name: str) -> tuple[Session, bool]:
         """Files of runs go after some hours; what was kept is still there."""
         try:
-            return self._shown(session, _named(load_trace(path), name)), True
+            return open_once(self.store, session, _named(load_trace(path), name)), True
         except (OSError, TraceError):
             return session.with_refused(Refused(name, "The file of this run is gone. Run it again.")), False
 
@@ -295,19 +298,7 @@ class RunAnswers:
         """UsageError where it is gone."""
         kept = self.kept(visitor).get(id)
         trace, _ = load_run(kept.path)
-        return self._shown(session.without_refused(), _named(trace, kept.name))
-
-    def _shown(self, session: Session, trace: Trace) -> Session:
-        """The same run is not opened twice."""
-        for opened in session.opened:
-            known = self.store.get(opened.key)
-            if known is not None and known.about == trace.about:
-                return session.choosing(opened.key)
-        return session.with_opened(open_trace(self.store, trace))
-
-
-def _texts(change: Mapping[str, str]) -> dict[str, str]:
-    return {knob: text for knob, text in change.items() if knob != "name"}
+        return open_once(self.store, session.without_refused(), _named(trace, kept.name))
 
 
 def _named(trace: Trace, name: str) -> Trace:

@@ -21,6 +21,8 @@ from memviz.headlines.fit import (
 )
 from memviz.runner.jobs.searches import SearchStatus
 from memviz.runner.predict.cards import card_named
+from memviz.ui.html.elements import button, facts_html, table
+from memviz.ui.html.labels import headline_html
 from memviz.ui.html.markup import Html, cut, joined, rounded, tag
 from memviz.ui.run.results import code_html
 from memviz.units import bytes_text, count_text, duration_text, percent_text
@@ -28,7 +30,7 @@ from memviz.units import bytes_text, count_text, duration_text, percent_text
 
 def map_html(grid: Mapping[str, Any]) -> Html:
     batches = grid["batches"]
-    head = [tag("th", "sequence", scope="col"), *(tag("th", count_text(batch), scope="col") for batch in batches)]
+    heads = ["sequence", *map(count_text, batches), "largest batch"]
     rows = [_map_row(row, batches, grid["usable_bytes"]) for row in grid["rows"]]
     return tag(
         "section",
@@ -40,12 +42,7 @@ def map_html(grid: Mapping[str, Any]) -> Html:
         ),
         tag(
             "div",
-            tag(
-                "table",
-                tag("thead", tag("tr", *head, tag("th", "largest batch", scope="col"))),
-                tag("tbody", *rows),
-                class_="mv-fit-map",
-            ),
+            table([(words, None) for words in heads], rows, "mv-fit-map"),
             class_="mv-fit-map-frame",
             tabindex="0",
             role="region",
@@ -134,13 +131,12 @@ def _point(number: int, way: FitPoint, scale: _Scale, on_front: bool, is_chosen:
     reserved = f"{bytes_text(way['peak_reserved_bytes'])} reserved"
     words = f"{cut(str(way['title']))}: {reserved}, {cost_words(way)}, {fit_cell(way)}"
     kinds = [f"mv-is-{way['keeps']}", *(["mv-fits"] if way["fits"] else []), *(["mv-on-front"] if on_front else [])]
-    return tag(
-        "button",
-        type="button",
+    return button(
+        "",
+        "way",
+        " ".join(["mv-point", *kinds]),
         style=place,
-        class_=" ".join(["mv-point", *kinds]),
-        data_act="way",
-        data_number=str(number),
+        data_number=number,
         aria_label=words,
         aria_pressed="true" if is_chosen else "false",
         title=words,
@@ -207,18 +203,14 @@ def fit_head_html(status: SearchStatus, usable_bytes: int) -> Html:
     request = status.order.request
     facts = [
         ("predicted for", f"{card_named(request.card).name}, {bytes_text(usable_bytes)} usable"),
-        ("keeps", {"nothing": "nothing"}.get(status.order.keep, status.order.keep)),
+        ("keeps", status.order.keep),
     ]
     if status.is_over and status.answer is not None:
         answer = status.answer
         facts.append(
             (f"{count_text(answer['tried'])} of {count_text(answer['of'])} ways in", f"{status.seconds:.0f} s")
         )
-    return tag(
-        "header",
-        tag("h1", said.answer, " ", tag("span", said.reason), class_="mv-verdict"),
-        tag("p", *(tag("span", words, " ", tag("b", value)) for words, value in facts), class_="mv-facts"),
-    )
+    return tag("header", headline_html(said), facts_html(facts))
 
 
 def fit_html(status: SearchStatus | None, usable_bytes: int, chosen: int | None, opening: str = "") -> Html:
@@ -235,7 +227,7 @@ def fit_html(status: SearchStatus | None, usable_bytes: int, chosen: int | None,
         progress,
         picture_html(ways, usable_bytes, number),
         below,
-        _table(ways) if status.is_over else Html(""),
+        _tables(ways) if status.is_over else Html(""),
         map_html(grid) if grid and grid["rows"] else Html(""),
         class_="mv-fit",
     )
@@ -251,19 +243,17 @@ def _way(number: int, way: Mapping[str, Any], opening: str) -> Html:
     fits = tag("b", f"{sign} {fit_cell(way)}", class_=kind)
     error = tag("p", error_words(way), class_="mv-soft mv-truth") if error_words(way) else Html("")
     what = tag("p", tag("b", cut(str(way["title"]))), " ", fits, f" {cost_words(way)}", class_="mv-fit-way")
-    button = tag(
-        "button", "Open its timeline", type="button", class_="mv-quiet", data_act="timeline", data_number=str(number)
-    )
+    opens = button("Open its timeline", "timeline", data_number=number)
     said = tag("span", opening, class_="mv-soft", role="status") if opening else Html("")
     parts = [code_html("On the command line", str(way["command"]))]
     if way["code"]:
         parts.insert(0, code_html("In your own script", str(way["code"])))
     return joined(
-        what, error, tag("p", button, " ", said), tag("section", *parts, class_="mv-take-away", aria_live="polite")
+        what, error, tag("p", opens, " ", said), tag("section", *parts, class_="mv-take-away", aria_live="polite")
     )
 
 
-def _table(ways: tuple[Mapping[str, Any], ...]) -> Html:
+def _tables(ways: Sequence[FitPoint]) -> Html:
     """The front in words; and every way, for points may lie on each other."""
     chosen, drawn = best(ways), set(front(ways).numbers)
     # Of equal cost another may take less, and then the front has that one.
@@ -271,28 +261,26 @@ def _table(ways: tuple[Mapping[str, Any], ...]) -> Html:
     every = sorted(range(len(ways)), key=lambda number: (rank(ways[number]), number))
     in_order = [number for number in every if number in listed]
     return joined(
-        _rows(ways, in_order, "The front, cheapest first", "mv-table mv-fit-front"),
+        _points_table(ways, in_order, "The front, cheapest first"),
         tag(
             "details",
             tag("summary", f"All {count_text(len(ways))} ways that run"),
-            _rows(ways, every, "Cheapest first", "mv-table mv-fit-front"),
+            _points_table(ways, every, "Cheapest first"),
             class_="mv-more mv-fit-all",
         ),
     )
 
 
-def _rows(ways: Sequence[Mapping[str, Any]], numbers: Sequence[int], title: str, kind: str) -> Html:
+def _points_table(ways: Sequence[FitPoint], numbers: Sequence[int], title: str) -> Html:
     unit = cost_unit(ways[numbers[0]]) if numbers else ""
-    heads = (title, "Reserved", unit[:1].upper() + unit[1:], "")
-    head = [tag("th", words, scope="col", class_="mv-number" if at == 1 else None) for at, words in enumerate(heads)]
+    heads = ((title, None), ("Reserved", "mv-number"), (unit[:1].upper() + unit[1:], None), ("", None))
     chosen = best(ways)
     rows = [_row(number, ways[number], is_chosen=number == chosen) for number in numbers]
-    return tag("table", tag("thead", tag("tr", *head)), tag("tbody", *rows), class_=kind)
+    return table(heads, rows, "mv-table mv-fit-front")
 
 
 def _row(number: int, way: Mapping[str, Any], *, is_chosen: bool) -> Html:
-    label = cut(str(way["title"]))
-    name = tag("button", label, type="button", class_="mv-link", data_act="way", data_number=str(number))
+    name = button(cut(str(way["title"])), "way", "mv-link", data_number=number)
     return tag(
         "tr",
         tag("td", name),

@@ -1,4 +1,4 @@
-"""The form of the Run tab as texts: its faults, and the runs it asks for; fields for a config.json and GPUs.
+"""The form of the Run tab as texts: its faults, and the runs or the search that it asks for.
 
 The choices come from `memviz.runner.listing`, fetched from a worker: the page never imports PyTorch. Every field
 comes from a browser, so only what the listing names is accepted.
@@ -15,20 +15,19 @@ from typing import Any
 
 from memviz.errors import UsageError
 from memviz.runner.config_source import FILE as CONFIG
-from memviz.runner.config_source import checked_config, fetch_config, hub_is_on, is_hub_id
+from memviz.runner.config_source import checked_config, fetch_config, is_hub_id
+from memviz.runner.jobs.searches import SearchOrder
 from memviz.runner.knobs import words_of_value
 from memviz.runner.parallel.parallelism import AXES, GPUS, parallel_of
 from memviz.runner.predict.cards import card_named
 from memviz.runner.request import Request, load_of
-from memviz.ui.html.markup import Html, joined, tag
-from memviz.units import count_text
 
 _MOST_LETTERS = 1 << 20
 """Limit that is reported at the field; the request as a whole is bounded anyway."""
 
 
 def config_of(text: str) -> tuple[str, str]:
-    """The configuration, or what is wrong with it. No file of this machine is read, whatever stands there."""
+    """Return the configuration, or what is wrong with it. The text is never taken for a path of this machine."""
     if not text.strip():
         return "", f"Paste a {CONFIG} here, drop the file, or choose it."
     if len(text) > _MOST_LETTERS:
@@ -41,30 +40,10 @@ def config_of(text: str) -> tuple[str, str]:
 
 @lru_cache(maxsize=32)
 def _checked(text: str, from_the_hub: bool) -> str:
-    """A form is read again with each letter that is typed."""
+    # Cached, because a form is read again with each letter that is typed.
     if from_the_hub and is_hub_id(text):
         return checked_config(fetch_config(text), text)
     return checked_config(text)
-
-
-def config_field_html(text: str) -> Html:
-    hub = ", or owner/model of the Hugging Face hub" if hub_is_on() else ""
-    area = tag(
-        "textarea",
-        text,
-        name_="config",
-        rows="5",
-        spellcheck="false",
-        autocomplete="off",
-        placeholder=f'{{"model_type": "llama", ...}}{hub}',
-        data_dropped=True,
-    )
-    chooser = tag("input", type="file", accept=".json,application/json", data_reads="config", aria_label="Choose it")
-    return joined(
-        tag("label", tag("span", f"Its {CONFIG}: paste it, drop it here, or choose it{hub}"), area, class_="mv-wide"),
-        tag("p", chooser, class_="mv-config-file"),
-        tag("p", class_="mv-fault", data_fault="config", role="alert"),
-    )
 
 
 EVERY_CHOICE = "*"
@@ -103,7 +82,7 @@ def _wrong(knob: Mapping[str, Any], text: str) -> str:
     if knob.get("optional") and text.lower() == "none":
         return ""
     if knob["choices"]:
-        choices = [str(choice) for choice in knob["choices"]]
+        choices = [knob_text(choice) for choice in knob["choices"]]
         return "" if text in choices else f"{shown} is none of {', '.join(choices)}."
     try:
         float(text) if knob["type"] == "float" else int(text)
@@ -113,55 +92,15 @@ def _wrong(knob: Mapping[str, Any], text: str) -> str:
 
 
 PREFIX = "p:"
-_GPU_COUNTS = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512, 1024)
-_WORDS = {
-    "data": ("Copies", "whole models, each with a batch of its own, that sum their gradients"),
-    "shard": ("Shards", "parts of weights, gradients and optimizer states; empty is what the others leave"),
-    "tensor": ("Tensor", "parts of each matrix and of the sequence; decoders such as Llama and Qwen3"),
-    "pipeline": ("Stages", "of a pipeline, each with some of a decoder's blocks"),
-}
-_HOW = (
-    "As training scripts do it: FSDP2 shards block by block, DDP copies, DTensor parts matrices, 1F1B runs stages. "
-    "The batch is that of one GPU. One rank of each class of equal ones is predicted. "
-    "Where no axis is set, the search for the way that fits tries them all."
-)
+"""Of the fields for parallelism."""
 
 
-def parallel_fields_html(texts: Mapping[str, str]) -> tuple[Html, Html]:
-    """The count, which stands beside the card, and the axes below it."""
-    chosen = texts.get(GPUS, "1")
-    counts = [
-        tag("option", count_text(count), value=str(count), selected=str(count) == chosen) for count in _GPU_COUNTS
-    ]
-    label = tag("label", tag("span", "GPUs"), tag("select", *counts, name_=f"{PREFIX}{GPUS}"), class_="mv-wide")
-    axes = [_axis(name, texts.get(name, "")) for name in _WORDS]
-    fold = tag(
-        "details",
-        tag("summary", "Parallel ", tag("span", data_part="parallel")),
-        tag("p", _HOW, class_="mv-soft"),
-        tag("div", *axes, class_="mv-knobs mv-axes"),
-        class_="mv-more",
-    )
-    fault = tag("p", class_="mv-fault", data_fault=f"{PREFIX}{GPUS}", role="alert")
-    return label, joined(fault, fold)
-
-
-def _axis(name: str, text: str) -> Html:
-    words, help = _WORDS[name]
-    field = tag(
-        "input", type="text", name_=PREFIX + name, value=text, placeholder="rest" if name == "shard" else "1",
-        inputmode="numeric", autocomplete="off", spellcheck="false",
-    )  # fmt: skip
-    fault = tag("p", class_="mv-fault", data_fault=PREFIX + name, role="alert")
-    return tag("label", tag("span", words), field, fault, title=f"{words}: {help}", class_="mv-wide")
-
-
-def texts_of(fields: Mapping[str, object]) -> dict[str, str]:
+def _parallel_texts(fields: Mapping[str, object]) -> dict[str, str]:
     named = {name: str(fields[PREFIX + name]).strip() for name in (GPUS, *AXES) if PREFIX + name in fields}
     return {name: text for name, text in named.items() if text}
 
 
-def asked_of(texts: Mapping[str, str], on: str) -> dict[str, str]:
+def active_parallel(texts: Mapping[str, str], on: str) -> dict[str, str]:
     """Return the parallel settings of a prediction for several GPUs, else nothing: hidden fields are ignored."""
     return dict(texts) if on == "predict" and texts.get(GPUS, "1") != "1" else {}
 
@@ -170,11 +109,11 @@ def parallel_faults(texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     try:
         parallel_of(texts)
     except UsageError as error:
-        yield place_of_refusal(str(error)) or PREFIX + GPUS, str(error)
+        yield _axis_refused(str(error)) or PREFIX + GPUS, str(error)
 
 
-def place_of_refusal(words: str) -> str:
-    """The field of an axis, where the refusal begins with its name."""
+def _axis_refused(words: str) -> str:
+    """The field of the axis whose name a refusal begins with."""
     first = words.split(" ", 1)[0]
     return PREFIX + first if first in (GPUS, *AXES) else ""
 
@@ -186,6 +125,16 @@ def parallel_words(texts: Mapping[str, str]) -> str:
         return ""
 
 
+SEARCH_KEEPS = (
+    ("outputs", "outputs, to rounding"),
+    ("training", "the model; optimizer and number format may change"),
+    ("nothing", "nothing; weights may be stored in fewer bits"),
+)
+SEARCH_LARGEST = (
+    ("", "nothing more"),
+    ("batch", "the largest batch that fits"),
+    ("sequence", "the longest sequence"),
+)
 MOST_UNASKED = 8
 """More variants than these are asked about first."""
 MOST_VARIANTS = 32
@@ -241,7 +190,7 @@ def form_fields_of(fields: Mapping[str, Any], listing: Mapping[str, Any]) -> For
     return FormFields(
         workload=known,
         config=str(fields.get("config", "")),
-        knobs={key[2:]: _spelled(value) for key, value in fields.items() if key.startswith("w:")},
+        knobs={key[2:]: knob_text(value) for key, value in fields.items() if key.startswith("w:")},
         chosen=tuple(
             optimization["name"]
             for optimization in listing["optimizations"]
@@ -253,7 +202,7 @@ def form_fields_of(fields: Mapping[str, Any], listing: Mapping[str, Any]) -> For
         options={**_older(fields), **{name: str(fields[name]) for name in _OPTIONS if name in fields}},
         keep_output=fields.get("keep_output") is True,
         numerics=fields.get("numerics", True) is True,
-        parallel=texts_of(fields),
+        parallel=_parallel_texts(fields),
         search={key: value for key, value in fields.items() if key.startswith("fit:")},
     )
 
@@ -283,11 +232,13 @@ def _theirs(fields: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], str]]:
     for key, value in fields.items():
         parts = key.split(":")
         if len(parts) == 3 and parts[0] == "o":
-            yield (parts[1], parts[2]), _spelled(value)
+            yield (parts[1], parts[2]), knob_text(value)
 
 
-def _spelled(value: Any) -> str:
-    return ("true" if value else "false") if isinstance(value, bool) else str(value)
+def knob_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "none" if value is None else str(value)
 
 
 def requests_of(form: FormFields, listing: Mapping[str, Any], most: int = MOST_VARIANTS) -> RunRequests:
@@ -299,7 +250,7 @@ def requests_of(form: FormFields, listing: Mapping[str, Any], most: int = MOST_V
     config, wrong = config_of(form.config) if form.workload == CONFIG else ("", "")
     if wrong:
         return RunRequests(faults={**faults, "config": wrong})
-    parallel = asked_of(form.parallel, form.on)
+    parallel = active_parallel(form.parallel, form.on)
     if wrong_numbers := dict([*step_faults(form.options), *parallel_faults(parallel)]):
         return RunRequests(faults={**faults, **wrong_numbers})
     count = _count(form, workload, listing)
@@ -316,7 +267,7 @@ def requests_of(form: FormFields, listing: Mapping[str, Any], most: int = MOST_V
     requests, labels = [], []
     for settings, change in product(sizes, [(), *changed]):
         optimizations = tuple((name, dict(knobs)) for name, knobs in change)
-        several = ", ".join(_of_the_workload(knob, settings) for knob in varied)
+        several = ", ".join(_workload_words(knob, settings) for knob in varied)
         label = ": ".join(filter(None, (several, _label(change, changed, listing))))
         requests.append(replace(base, settings=settings, optimizations=optimizations, label=label))
         labels.append(label)
@@ -327,17 +278,25 @@ def _wrong_values(
     form: FormFields, workload: Mapping[str, Any], listing: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
     yield from knob_faults("w", workload["knobs"], form.knobs)
-    for name in form.chosen:
-        row = _row(listing["optimizations"], name) or {"knobs": ()}
-        yield from knob_faults(f"o:{name}", row["knobs"], _theirs_of(form, name))
+    for row in _chosen_rows(form, listing):
+        yield from knob_faults(f"o:{row['name']}", row["knobs"], _theirs_of(form, row["name"]))
 
 
 def _count(form: FormFields, workload: Mapping[str, Any], listing: Mapping[str, Any]) -> int:
-    """Without making them: somebody may have given a thousand values twice."""
-    sizes = prod(len(texts) for texts in _given(workload, form.knobs).values())
-    rows = [(name, _row(listing["optimizations"], name) or {}) for name in form.chosen]
-    changes = prod(len(values) for name, row in rows for values in _given(row, _theirs_of(form, name)).values())
+    """Count the runs without making them: a form may hold a thousand values twice."""
+    sizes = prod(map(len, _given(workload, form.knobs).values()))
+    changes = prod(
+        len(values)
+        for row in _chosen_rows(form, listing)
+        for values in _given(row, _theirs_of(form, row["name"])).values()
+    )
     return sizes * (1 + changes if form.chosen else 1)
+
+
+def _chosen_rows(form: FormFields, listing: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of the optimizations that are switched on, in the order of `form.chosen`."""
+    rows = {row["name"]: row for row in listing["optimizations"]}
+    return [rows[name] for name in form.chosen]
 
 
 def _theirs_of(form: FormFields, name: str) -> dict[str, str]:
@@ -355,12 +314,9 @@ def _request(form: FormFields) -> Request:
 def _combinations(row: Mapping[str, Any], texts: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """One for each combination of the values given, of knobs that differ from their defaults."""
     values = _given(row, texts)
+    defaults = {knob["name"]: knob_text(knob["default"]) for knob in row["knobs"]}
     for chosen in product(*values.values()):
-        yield {
-            key: text
-            for key, text in zip(values, chosen, strict=True)
-            if text != _default_text(_row(row["knobs"], key))
-        }
+        yield {key: text for key, text in zip(values, chosen, strict=True) if text != defaults[key]}
 
 
 def _given(row: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, list[str]]:
@@ -370,27 +326,21 @@ def _given(row: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, list[s
 def values_of(knob: Mapping[str, Any], text: str) -> list[str]:
     """`1, 2, 4` are three values, except where a text may hold commas itself."""
     if text == EVERY_CHOICE and knob["choices"]:
-        return [_spelled(choice) for choice in knob["choices"]]
+        return [knob_text(choice) for choice in knob["choices"]]
     if knob["type"] == "text" and not knob["choices"]:
         return [text.strip()]
     several = [part.strip() for part in text.split(",") if part.strip()]
-    return list(dict.fromkeys(several)) or [_default_text(knob)]
-
-
-def _default_text(knob: Mapping[str, Any] | None) -> str:
-    value = None if knob is None else knob["default"]
-    return "none" if value is None else _spelled(value)
+    return list(dict.fromkeys(several)) or [knob_text(knob["default"])]
 
 
 def _changes(form: FormFields, listing: Mapping[str, Any]) -> Iterator[tuple[tuple[str, dict[str, str]], ...]]:
     if not form.chosen:
         return
-    each_way = []
-    for name in form.chosen:
-        row = _row(listing["optimizations"], name)
-        assert row is not None
-        each_way.append([(name, knobs) for knobs in _combinations(row, _theirs_of(form, name))])
-    yield from product(*each_way)
+    settings = [
+        [(row["name"], knobs) for knobs in _combinations(row, _theirs_of(form, row["name"]))]
+        for row in _chosen_rows(form, listing)
+    ]
+    yield from product(*settings)
 
 
 def _label(
@@ -405,13 +355,13 @@ def _label(
     if not chosen:
         return BASELINE
     words = []
+    rows = {row["name"]: row for row in listing["optimizations"]}
     for at, (name, knobs) in enumerate(chosen):
-        row = _row(listing["optimizations"], name)
-        assert row is not None
+        row = rows[name]
         varied = {key for one in all_chosen for key in one[at][1]}
         shown = [knob for knob in row["knobs"] if knob["name"] in varied]
         said = [
-            words_of_value(knob["name"], knobs.get(knob["name"], _default_text(knob)), knob.get("says", ""))
+            words_of_value(knob["name"], knobs.get(knob["name"], knob_text(knob["default"])), knob.get("says", ""))
             for knob in shown
         ]
         alone = len(shown) == 1 and shown[0].get("says")
@@ -420,17 +370,16 @@ def _label(
     return together[:1].upper() + together[1:]
 
 
-def _of_the_workload(knob: Mapping[str, Any], settings: Mapping[str, str]) -> str:
-    text = settings.get(knob["name"], _default_text(knob))
+def _workload_words(knob: Mapping[str, Any], settings: Mapping[str, str]) -> str:
+    text = settings.get(knob["name"], knob_text(knob["default"]))
     return text if knob["choices"] and knob["type"] == "text" else f"{knob['name'].replace('_', ' ')} {text}"
 
 
 def _conflicts(form: FormFields, listing: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Why something that is switched on does not go with the rest. Nothing is greyed: the reason stands there."""
+    """Yield the optimizations that conflict with others or with the mode, and why. None is disabled: it says why."""
     modes = _modes(form, listing)
-    for name in form.chosen:
-        row = _row(listing["optimizations"], name)
-        assert row is not None
+    for row in _chosen_rows(form, listing):
+        name = row["name"]
         others = [mode for mode in modes if row["needs"] not in ("any", mode)]
         if others:
             yield f"o:{name}", f"It has an effect in {row['needs']} only, and this is {others[0]}."
@@ -438,6 +387,20 @@ def _conflicts(form: FormFields, listing: Mapping[str, Any]) -> Iterator[tuple[s
             if other in form.chosen:
                 yield f"o:{name}", reason
                 yield f"o:{other}", reason
+
+
+def search_order(fields: Mapping[str, Any], requests: RunRequests) -> SearchOrder:
+    """Return the search for the form's workload, without its optimizations, which the search chooses itself."""
+    sizes = {tuple(sorted(request.settings.items())) for request in requests.requests}
+    if requests.faults or not requests.requests:
+        raise UsageError("Nothing was searched. Fix the marked fields first.")
+    if len(sizes) > 1:
+        raise UsageError("A search is for one size: give one value for each knob of the workload.")
+    keep, largest = str(fields.get("fit:keep", "outputs")), str(fields.get("fit:largest", ""))
+    if keep not in dict(SEARCH_KEEPS) or largest not in dict(SEARCH_LARGEST):
+        raise UsageError("There is no such search.")
+    request = replace(requests.requests[0], optimizations=(), on="predict", numerics=False, label="")
+    return SearchOrder(request, keep, largest, fields.get("fit:grid") is True)
 
 
 def without_effect(form: FormFields, listing: Mapping[str, Any]) -> dict[str, str]:
@@ -460,15 +423,14 @@ def _why_idle(row: Mapping[str, Any], modes: Sequence[str], holds: Sequence[str]
 def changed(
     fields: Mapping[str, Any], before: Mapping[str, Any], listing: Mapping[str, Any]
 ) -> tuple[dict[str, Any], bool]:
-    """The fields as they are to be taken, and whether the form must be drawn anew for them."""
+    """Return the fields without those of another workload, and whether the form has to be drawn anew."""
     now, then = form_fields_of(fields, listing), form_fields_of(before, listing)
     if now.workload != then.workload:
-        # What stood in the form was the other workload's.
         return {key: value for key, value in fields.items() if not key.startswith("w:")}, True
-    # Choices are ticked instead of taken from a menu from now on, or from a menu again.
-    turns = any(fields.get(name) in (EVERY_CHOICE, "") for name in _with_choices(now, listing))
-    turns = turns or (fields.get("card") == OTHER_CARD) != (before.get("card") == OTHER_CARD)
-    return dict(fields), turns or now.on != then.on
+    # A menu becomes checkboxes, or checkboxes a menu.
+    is_redrawn = any(fields.get(name) in (EVERY_CHOICE, "") for name in _with_choices(now, listing))
+    is_redrawn = is_redrawn or (fields.get("card") == OTHER_CARD) != (before.get("card") == OTHER_CARD)
+    return dict(fields), is_redrawn or now.on != then.on
 
 
 def _with_choices(form: FormFields, listing: Mapping[str, Any]) -> Iterator[str]:
@@ -480,9 +442,9 @@ def _with_choices(form: FormFields, listing: Mapping[str, Any]) -> Iterator[str]
         yield from (f"{prefix}:{knob['name']}" for knob in (row or {"knobs": ()})["knobs"] if knob["choices"])
 
 
-def place_of(refusal: str, requests: RunRequests) -> str:
-    """The field of the form at which a refusal belongs: it begins with what refused, as in `ltx_video: frames ...`."""
-    if place := place_of_refusal(refusal):
+def field_of_refusal(refusal: str, requests: RunRequests) -> str:
+    """Return the field that a refusal is about: it begins with a name, as in `ltx_video: frames ...`."""
+    if place := _axis_refused(refusal):
         return place
     name, colon, said = refusal.partition(":")
     if not colon or not requests.count:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from memviz.runner.jobs.worker_process import rows_of
+from memviz.ui.html.elements import button, table
 from memviz.ui.html.markup import Html, tag
 
 STORIES: Mapping[str, Mapping[str, Any]] = {
@@ -91,14 +92,12 @@ def published_table_html(
     title = tag("h2", "The published table, beside ours", class_="mv-h2")
     if not rows and not waiting and not fault:
         words = "The figures that this example was published with, each predicted anew. It takes some seconds."
-        button = tag("button", "Compute it", type="button", class_="mv-quiet", data_act="table")
-        return tag("section", title, tag("p", words, class_="mv-soft"), button)
-    head = [tag("th", words, scope="col", class_=kind) for words, kind in _TABLE_HEADS]
+        return tag("section", title, tag("p", words, class_="mv-soft"), button("Compute it", "table"))
     body = [tag("tr", *_table_cells(row)) for row in rows or ()]
-    table = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *body), class_="mv-table")
-    below = [tag("p", f"Computing the next figure, {len(body)} done …", class_="mv-phase", role="status")]
-    below = below if waiting else [tag("p", fault, class_="mv-fault", role="alert")] if fault else []
-    return tag("section", title, table if body else "", *below)
+    below = tag("p", fault, class_="mv-fault", role="alert") if fault else Html("")
+    if waiting:
+        below = tag("p", f"Computing the next figure, {len(body)} done …", class_="mv-phase", role="status")
+    return tag("section", title, table(_TABLE_HEADS, body) if body else "", below)
 
 
 _TABLE_HEADS = (

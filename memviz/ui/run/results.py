@@ -1,12 +1,19 @@
-"""Results of runs: a row for each variant on one scale, outputs, ranks, what was not seen, and the kept runs."""
+"""Results of runs: a row for each variant on one scale, memory over time, outputs, ranks, and the kept runs."""
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from memviz.analysis.purpose.categories import KINDS
+from memviz.analysis.timeline import timeline
+from memviz.analysis.which_device import chosen_device
+from memviz.errors import TraceError
+from memviz.figures.packed_timeline import data_address, drawn_thumbnail
 from memviz.headlines.run import (
     base_of,
     change_words,
@@ -26,14 +33,112 @@ from memviz.runner.jobs.kept_runs import KeptRun
 from memviz.runner.jobs.order import OrderStatus, Variant
 from memviz.runner.parallel.parallelism import RankClass, file_of_rank
 from memviz.runner.run import Fit, Run
+from memviz.trace.load import load_trace
+from memviz.trace.model import Trace
+from memviz.ui.html.elements import button, facts_html, fault_place, table
 from memviz.ui.html.labels import colour_style, swatch
 from memviz.ui.html.markup import Html, cut, joined, rounded, tag
-from memviz.ui.run.pictures import Picture, pictures_html
 from memviz.units import bytes_text, count_text, percent_text
+
+_WIDTH, _HEIGHT = 240, 110
+_HEADROOM = 1.04
+_LARGEST_FILE = 64 << 20
+"""A trace that is larger is looked at when it is opened, not by itself."""
+_MOST_KEPT = 256
+_MOST_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class Picture:
+    address: str
+    live_bytes: int
+    """At the peak."""
+    events: int
+    kinds: frozenset[str]
+    """That are drawn in it."""
+
+
+class RunPictures:
+    """Each is drawn once, as high as its own peak; side by side the page scales them. No trace is kept."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._drawn: OrderedDict[Path, Picture] = OrderedDict()
+
+    def of(self, variants: Sequence[Variant]) -> dict[int, Picture]:
+        """Return pictures by the variant's number, without those whose trace is missing or deleted."""
+        files = [(number, variant.file) for number, variant in enumerate(variants) if variant.run and variant.file]
+        pictures = {number: self._of(file) for number, file in files[:_MOST_SHOWN]}
+        return {number: picture for number, picture in pictures.items() if picture is not None}
+
+    def _of(self, file: Path) -> Picture | None:
+        with self._lock:
+            if file in self._drawn:
+                return self._drawn[file]
+        try:
+            if file.stat().st_size > _LARGEST_FILE:
+                return None
+            picture = _drawn(load_trace(file))
+        except (OSError, TraceError):
+            return None
+        with self._lock:
+            self._drawn[file] = picture
+            while len(self._drawn) > _MOST_KEPT:
+                self._drawn.popitem(last=False)
+        return picture
+
+
+def _drawn(trace: Trace) -> Picture:
+    device = chosen_device(trace)
+    line = timeline(device)
+    png, kinds = drawn_thumbnail(trace, device, width=_WIDTH, height=_HEIGHT)
+    return Picture(data_address(png), line.peak_bytes, len(device.events), kinds)
+
+
+def pictures_html(variants: Sequence[Variant], pictures: Mapping[int, Picture]) -> Html:
+    """Nothing where there is none; one alone too: it may be opened."""
+    if not pictures:
+        return Html("")
+    highest = max(picture.live_bytes for picture in pictures.values())
+    scale = (
+        "one scale, dashed at ",
+        rounded(highest),
+        ", the highest, without rounding to blocks; each from its first event to its last",
+    )
+    seen = [kind for kind in KINDS if any(kind in picture.kinds for picture in pictures.values())]
+    return tag(
+        "section",
+        tag("h2", "Memory asked for, event by event ", tag("small", *scale), class_="mv-h2"),
+        tag("p", *(tag("span", swatch(kind), kind) for kind in seen), class_="mv-run-colours"),
+        tag("ul", *(_picture(variants[number], number, picture, highest) for number, picture in pictures.items())),
+        class_="mv-run-pictures",
+    )
+
+
+def _picture(variant: Variant, number: int, picture: Picture, highest: int) -> Html:
+    line = f"bottom:{100 / _HEADROOM:.3f}%"
+    peak = f"{bytes_text(picture.live_bytes)} at the peak"
+    words = f"{variant.label}: memory asked for over {count_text(picture.events)} events, {peak}"
+    height = f"height:{100 * picture.live_bytes / (_HEADROOM * max(highest, 1)):.3f}%"
+    image = tag("img", src=picture.address, alt=words, style=height)
+    shown = joined(
+        tag("span", image, tag("i", style=line, aria_hidden="true"), class_="mv-run-picture"),
+        tag("b", cut(variant.label)),
+        tag("small", rounded(picture.live_bytes), " asked for at the peak"),
+    )
+    return tag("li", button(shown, "open", None, data_number=number, title=f"Open {variant.label} in Explore"))
+
 
 _MOST = 64
 _FITS = {"yes": ("✓ ", "fits", "mv-good"), "no": ("✗ ", "does not fit", "mv-bad"), "close": ("≈ ", "close", "mv-warn")}
-_CLASS_HEADS = ("Ranks", "allocated", "reserved", "weights", "", "")
+_CLASS_HEADS = (
+    ("Ranks", None),
+    ("allocated", "mv-number"),
+    ("reserved", "mv-number"),
+    ("weights", "mv-number"),
+    ("", None),
+    ("", None),
+)
 
 
 def rank_classes_html(variant: Variant, number: int) -> Html:
@@ -42,15 +147,12 @@ def rank_classes_html(variant: Variant, number: int) -> Html:
     if run is None or not run.classes:
         return Html("")
     fullest = sorted(run.classes, key=lambda one: -one.peak_reserved_bytes)
-    heads = [
-        tag("th", head, scope="col", class_="mv-number" if 0 < at < 4 else None) for at, head in enumerate(_CLASS_HEADS)
-    ]
     rows = [_class_row(one, run, variant.file, number) for one in fullest[:_MOST]]
     return tag(
         "section",
         tag("h2", f"Ranks: {cut(variant.label)}", class_="mv-h2"),
         tag("p", _class_words(run), class_="mv-soft"),
-        tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows), class_="mv-table mv-rank-classes"),
+        table(_CLASS_HEADS, rows, "mv-table mv-rank-classes"),
     )
 
 
@@ -80,13 +182,12 @@ def _open_class(one: RankClass, run: Run, file: Path | None, number: int) -> Htm
     if not there:
         return Html("")
     label = f"Open the timeline of rank {one.shown}"
-    data = {"data_act": "open", "data_number": str(number), "data_rank": str(one.shown)}
-    return tag("button", "Open", type="button", class_="mv-link", aria_label=label, **data)
+    return button("Open", "open", "mv-link", data_number=number, data_rank=one.shown, aria_label=label)
 
 
 def below_html(variants: Sequence[Variant], chosen: int) -> Html:
     parts = tag("div", _outputs(variants), _unseen(variants), class_="mv-run-below")
-    return joined(rank_classes_html(variants[chosen], chosen), parts, _take_away(variants, chosen))
+    return joined(rank_classes_html(variants[chosen], chosen), parts, _commands(variants, chosen))
 
 
 def verdict_of(numerics: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -100,39 +201,34 @@ def _outputs(variants: Sequence[Variant]) -> Html:
     if not compared:
         return Html("")
     good = [(variant, numbers) for variant, numbers in compared if numbers.get("outputs")]
-    rows = [_noise_row(good[0][1])] if good else []
-    rows += _output_rows(compared)
-    head = [
-        tag("th", words, scope="col", class_=None if at in (0, 4) else "mv-number")
-        for at, words in enumerate(_OUTPUT_HEADS)
-    ]
+    rows = []
+    if good:
+        noise = _sizes(_worst(good[0][1], "noise"))
+        rows.append(_output_cells(("same run twice", *noise, "noise floor"), soft=True))
+    # Variants with the same figures share a row.
+    labels: dict[tuple[str, str, str, Html], list[str]] = {}
+    for variant, numbers in compared:
+        labels.setdefault(_output_facts(numbers), []).append(cut(variant.label))
+    rows += [_output_cells((", ".join(same), *facts)) for facts, same in labels.items()]
     on = "; ".join(dict.fromkeys(str(numbers["on"]) for _, numbers in compared if "on" in numbers))
     return tag(
         "section",
         tag("h2", "Outputs against the baseline", class_="mv-h2"),
         tag("p", f"computed on a reduced model: {on}" if on else "", class_="mv-soft"),
-        tag("table", tag("thead", tag("tr", *head)), tag("tbody", *rows), class_="mv-table"),
+        table(_OUTPUT_HEADS, rows),
     )
 
 
-_OUTPUT_HEADS = ("Variant", "absmax", "of the largest", "relative L2", "Verdict")
+_OUTPUT_HEADS = (
+    ("Variant", None),
+    ("absmax", "mv-number"),
+    ("of the largest", "mv-number"),
+    ("relative L2", "mv-number"),
+    ("Verdict", None),
+)
 
 
-def _noise_row(numbers: Mapping[str, Any]) -> Html:
-    noise = _worst(numbers, "noise")
-    cells = ("same run twice", *_sizes(noise), "noise floor")
-    return _output_cells(cells, soft=True)
-
-
-def _output_rows(compared: Sequence[tuple[Variant, Mapping[str, Any]]]) -> list[Html]:
-    """Variants of which the same is to be said share a row."""
-    alike: dict[tuple[str, str, str, Html], list[str]] = {}
-    for variant, numbers in compared:
-        alike.setdefault(_about_outputs(numbers), []).append(cut(variant.label))
-    return [_output_cells((", ".join(labels), *said)) for said, labels in alike.items()]
-
-
-def _about_outputs(numbers: Mapping[str, Any]) -> tuple[str, str, str, Html]:
+def _output_facts(numbers: Mapping[str, Any]) -> tuple[str, str, str, Html]:
     if "error" in numbers:
         return "–", "–", "–", joined(f"could not be compared: {cut(str(numbers['error']))}")
     worst, verdict = _worst(numbers, "difference"), verdict_of(numbers) or {}
@@ -147,9 +243,10 @@ def _about_outputs(numbers: Mapping[str, Any]) -> tuple[str, str, str, Html]:
 
 def _sizes(values: Mapping[str, Any]) -> tuple[str, str, str]:
     """absmax alone says nothing: 1e-4 is much of an output of 1e-4. Older runs lack that key."""
-    largest = _plain(values.get("reference_absmax"))
-    scale = _plain(values.get("absmax")) / largest if largest else 0.0
-    return _number(values, "absmax"), "0" if scale == 0 else f"{scale:.1e}", _number(values, "relative_l2")
+    largest = _float(values.get("reference_absmax"))
+    scale = _float(values.get("absmax")) / largest if largest else 0.0
+    absmax, relative = (_float(values.get(key)) for key in ("absmax", "relative_l2"))
+    return _size_text(absmax), _size_text(scale), _size_text(relative)
 
 
 def _output_cells(cells: Sequence[object], *, soft: bool = False) -> Html:
@@ -163,15 +260,14 @@ def _worst(numbers: Mapping[str, Any], key: str) -> Mapping[str, Any]:
         for output in numbers.get("outputs", ())
         if isinstance(output, dict) and isinstance(output.get(key), dict)
     ]
-    return max(differences, key=lambda output: _plain(output.get("relative_l2")), default={})
+    return max(differences, key=lambda output: _float(output.get("relative_l2")), default={})
 
 
-def _number(values: Mapping[str, Any], key: str) -> str:
-    value = _plain(values.get(key))
+def _size_text(value: float) -> str:
     return "0" if value == 0 else f"{value:.1e}"
 
 
-def _plain(value: object) -> float:
+def _float(value: object) -> float:
     """Infinite figures travel as the text 'inf'."""
     try:
         return float(value)  # type: ignore[arg-type]
@@ -188,8 +284,8 @@ def _unseen(variants: Sequence[Variant]) -> Html:
     return tag("section", tag("h2", title, class_="mv-h2"), tag("ul", *notes, class_="mv-unseen"))
 
 
-def _take_away(variants: Sequence[Variant], chosen: int) -> Html:
-    """The same choice in a script and on the command line, of one variant."""
+def _commands(variants: Sequence[Variant], chosen: int) -> Html:
+    """One variant as code for a script and as a command."""
     each = variants[chosen]
     run = each.run
     if run is None:
@@ -205,7 +301,6 @@ def code_html(title: str, text: str) -> Html:
     return tag("div", tag("p", tag("span", title), copy), tag("pre", text), class_="mv-code-block")
 
 
-_HEADROOM = 1.04
 _WEIGHTS, _REST = "parameter", "activation"
 _MOST_WORDS = 400
 
@@ -238,18 +333,13 @@ def head_html(status: OrderStatus | None) -> Html:
         return tag("header", tag("h1", "Run a model here, or predict it for any card.", class_="mv-verdict"))
     said = said_of(status.variants).headline
     done = sum(variant.is_over for variant in status.variants)
-    answer = said.answer or _under_way(status, done)
-    facts = _facts(status)
-    return tag(
-        "header",
-        tag("h1", answer, " ", tag("span", said.reason), class_="mv-verdict"),
-        tag("p", *(tag("span", words, " ", tag("b", value)) for words, value in facts), class_="mv-facts"),
-        _truth(status),
-    )
+    answer = said.answer or _progress_words(status, done)
+    title = tag("h1", answer, " ", tag("span", said.reason), class_="mv-verdict")
+    return tag("header", title, facts_html(_facts(status)), _accuracy(status))
 
 
-def _truth(status: OrderStatus) -> Html:
-    """How true the predictions are likely to be: one sentence for all of which the same is to be said."""
+def _accuracy(status: OrderStatus) -> Html:
+    """Expected errors of the predictions, each sentence once."""
     errors = [variant.run.expected_error for variant in status.variants if variant.run and variant.run.expected_error]
     sentences = dict.fromkeys(error.sentence for error in errors)
     warnings = dict.fromkeys(text for variant in status.variants if variant.run for text in variant.run.warnings)
@@ -259,7 +349,7 @@ def _truth(status: OrderStatus) -> Html:
     )
 
 
-def _under_way(status: OrderStatus, done: int) -> str:
+def _progress_words(status: OrderStatus, done: int) -> str:
     if status.before:
         others = "order" if status.before == 1 else "orders"
         return f"Waiting for the device: {count_text(status.before)} {others} of others first."
@@ -310,13 +400,13 @@ def _legend(variants: Sequence[Variant], status: OrderStatus) -> Html:
     if fit is not None:
         parts.append(tag("span", tag("i", class_="mv-limit-key", aria_hidden="true"), usable_words(fit)))
     ready = [variant for variant in status.variants if variant.file is not None and variant.run is not None]
-    button = tag("button", f"Compare {_all(len(ready))}", type="button", class_="mv-primary", data_act="compare")
-    return tag("div", tag("p", *parts), button if len(ready) > 1 else Html(""), class_="mv-run-legend")
+    compare = Html("")
+    if len(ready) > 1:
+        compare = button(f"Compare {_ALL.get(len(ready), 'the first eight')}", "compare", "mv-primary")
+    return tag("div", tag("p", *parts), compare, class_="mv-run-legend")
 
 
-def _all(count: int) -> str:
-    words = {2: "both", 3: "all three", 4: "all four", 5: "all five", 6: "all six", 7: "all seven", 8: "all eight"}
-    return words.get(count, "the first eight")
+_ALL = {2: "both", 3: "all three", 4: "all four", 5: "all five", 6: "all six", 7: "all seven", 8: "all eight"}
 
 
 @dataclass(frozen=True)
@@ -347,19 +437,12 @@ def _row(variants: Sequence[Variant], number: int, scale: _ByteScale, *, is_chos
 
 
 def _chooser(variant: Variant, number: int, is_chosen: bool) -> Html:
-    """Its code and command stand below then."""
+    """A button that shows the variant's code and command below."""
     if variant.run is None:
         return tag("b", cut(variant.label), title=variant.label)
-    return tag(
-        "button",
-        cut(variant.label),
-        type="button",
-        class_="mv-choose",
-        data_act="choose",
-        data_number=str(number),
-        aria_pressed="true" if is_chosen else "false",
-        title=f"{variant.label}: show its code and its command below",
-    )
+    title = f"{variant.label}: show its code and its command below"
+    pressed = "true" if is_chosen else "false"
+    return button(cut(variant.label), "choose", "mv-choose", data_number=number, aria_pressed=pressed, title=title)
 
 
 def _saving(run: Run | None, base: Run | None) -> str:
@@ -430,10 +513,7 @@ def _figures(run: Run) -> Html:
 def _open_button(words: str, variant: Variant, number: int) -> Html:
     if variant.file is None:
         return Html("")
-    label = f"{words}: {variant.label}"
-    return tag(
-        "button", words, type="button", class_="mv-link", data_act="open", data_number=str(number), aria_label=label
-    )
+    return button(words, "open", "mv-link", data_number=number, aria_label=f"{words}: {variant.label}")
 
 
 def _answers(variant: Variant, number: int, run: Run, base: Run | None) -> Html:
@@ -518,32 +598,31 @@ _SHOWN = 50
 
 def kept_value(kept: Sequence[KeptRun], fault: str = "") -> dict[str, Any]:
     version = "|".join([fault, *(f"{run.id}{run.name}" for run in kept)])
-    return {"version": version, "html": _html(kept) if kept else "", "faults": {"kept": fault}, "parts": {}}
+    return {"version": version, "html": _kept_html(kept) if kept else "", "faults": {"kept": fault}, "parts": {}}
 
 
-def _html(kept: Sequence[KeptRun]) -> Html:
-    rows = [tag("tr", *_cells(run)) for run in kept[:_SHOWN]]
+def _kept_html(kept: Sequence[KeptRun]) -> Html:
+    rows = [tag("tr", *_kept_cells(run)) for run in kept[:_SHOWN]]
     return tag(
         "details",
         tag("summary", tag("h2", f"Kept runs, {len(kept)}", class_="mv-h2")),
-        tag("p", _WORDS, class_="mv-soft"),
-        tag("p", class_="mv-fault", data_fault="kept", role="alert"),
-        tag("table", tag("thead", tag("tr", *_HEAD)), tag("tbody", *rows), class_="mv-table mv-kept-runs"),
+        tag("p", "Only this browser sees them. A run is deleted 30 days after it was last seen.", class_="mv-soft"),
+        fault_place("kept"),
+        table(_KEPT_HEADS, rows, "mv-table mv-kept-runs"),
     )
 
 
-_WORDS = "Only this browser sees them. They outlive a restart of the page, and go after 30 days unseen."
-_HEAD = (
-    tag("th", "Name", scope="col"),
-    tag("th", "Workload", scope="col"),
-    tag("th", "Allocated", scope="col", class_="mv-number"),
-    tag("th", "Reserved", scope="col", class_="mv-number"),
-    tag("th", tag("span", "What to do", class_="mv-hidden"), scope="col"),
+_KEPT_HEADS = (
+    ("Name", None),
+    ("Workload", None),
+    ("Allocated", "mv-number"),
+    ("Reserved", "mv-number"),
+    (tag("span", "Actions", class_="mv-hidden"), None),
 )
 _ACTS = (("Open", "reopen"), ("Rename", "rename"), ("Delete", "delete"))
 
 
-def _cells(kept: KeptRun) -> list[Html]:
+def _kept_cells(kept: KeptRun) -> list[Html]:
     name = tag("input", type="text", name_=f"name:{kept.id}", value=kept.name, aria_label=f"Name of {kept.name}")
     run = kept.run
     where = f"{run.mode} {'for' if run.mode == 'predicted' else 'on'} {run.device}"
@@ -552,10 +631,5 @@ def _cells(kept: KeptRun) -> list[Html]:
         tag("td", f"{run.request.workload}, {where}"),
         tag("td", rounded(run.peak_allocated_bytes), class_="mv-number"),
         tag("td", rounded(reserved_bytes(run)), class_="mv-number"),
-        tag("td", *(_button(words, act, kept) for words, act in _ACTS)),
+        tag("td", *(button(words, act, data_id=kept.id, aria_label=f"{words} {kept.name}") for words, act in _ACTS)),
     ]
-
-
-def _button(words: str, act: str, kept: KeptRun) -> Html:
-    label = f"{words} {kept.name}"
-    return tag("button", words, type="button", class_="mv-quiet", data_act=act, data_id=kept.id, aria_label=label)

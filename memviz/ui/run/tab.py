@@ -20,14 +20,13 @@ from memviz.ui.components.component import Panel, PlainForm, clicked, form_field
 from memviz.ui.html.markup import Html, tag
 from memviz.ui.run.answer import RunAnswers, RunState, refused
 from memviz.ui.run.fit_results import fit_head_html, fit_html
-from memviz.ui.run.form import GENERAL, MOST_UNASKED, RunRequests, changed
+from memviz.ui.run.form import GENERAL, MOST_UNASKED, RunRequests, changed, search_order
 from memviz.ui.run.form_html import (
     cancel_html,
+    confirm_many_html,
     estimate_html,
     form_value,
-    many_html,
     refused_html,
-    search_of,
     stand_in_words,
 )
 from memviz.ui.run.published_examples import STAND_INS, published_table_html, stand_in_fields, story_fields
@@ -149,7 +148,7 @@ class _RunEvents:
         return results_html(status, chosen, self.answers.pictures.of(status.variants) if status else {})
 
     def _form(self, state: RunState, said: Html | str = "", *, is_stand_in: bool = False) -> dict[str, Any]:
-        form, requests = self.answers.meant(state.fields)
+        form, requests = self.answers.parse(state.fields)
         listing = self.answers.listing()
         value = form_value(form, requests, listing, version=str(state.drawn), said=said)
         if is_stand_in:
@@ -158,7 +157,7 @@ class _RunEvents:
 
     def _marked(self, state: RunState, status: OrderStatus) -> Any:
         """Mark the fields that the run refused."""
-        form, requests = self.answers.meant(state.fields)
+        form, requests = self.answers.parse(state.fields)
         bad = [variant for variant in status.variants if variant.what == "refused"]
         if not bad:
             return gr.skip()
@@ -173,7 +172,7 @@ class _RunEvents:
     def _changed(self, state: RunState, visitor: str, event: gr.EventData) -> Iterator[list[Any]]:
         fields, is_redrawn = changed(form_fields(event), state.fields, self.answers.listing())
         state = replace(state, fields=fields, drawn=state.drawn + is_redrawn)
-        _, requests = self.answers.meant(fields)
+        _, requests = self.answers.parse(fields)
         if self.answers.estimates.is_ordered(requests, visitor) and not is_redrawn:
             # The button was pressed at the same moment, and what is said of that stands.
             yield _values()
@@ -187,7 +186,7 @@ class _RunEvents:
     def _pressed(self, state: RunState, visitor: str, event: gr.EventData) -> Iterator[list[Any]]:
         fields = form_fields(event)
         act, story = fields.pop("act", ""), fields.pop("story", "")
-        self.answers.estimates.order(self.answers.meant(fields)[1], visitor)
+        self.answers.estimates.order(self.answers.parse(fields)[1], visitor)
         yield _values()
         if act == "story":
             state = replace(state, fields=story_fields(story, fields), drawn=state.drawn + 1, story=story)
@@ -198,9 +197,9 @@ class _RunEvents:
             yield from self._run(replace(state, fields=fields, story=""), visitor)
         elif act == "run":
             state = replace(state, fields=fields, story="")
-            _, requests = self.answers.meant(fields)
+            _, requests = self.answers.parse(fields)
             if requests.count > MOST_UNASKED and not requests.faults:
-                yield _values(state=state, form=self._form(state, many_html(requests)))
+                yield _values(state=state, form=self._form(state, confirm_many_html(requests)))
             else:
                 yield from self._run(state, visitor)
 
@@ -211,9 +210,9 @@ class _RunEvents:
     # -- the way that fits
 
     def _search(self, state: RunState, visitor: str) -> Iterator[list[Any]]:
-        _, requests = self.answers.meant(state.fields)
+        _, requests = self.answers.parse(state.fields)
         try:
-            begun = self.answers.search(search_of(state.fields, requests), visitor)
+            begun = self.answers.search(search_order(state.fields, requests), visitor)
         except MemvizError as error:
             yield _values(state=state, form=self._form(state, refused_html(str(error))))
             return
@@ -259,7 +258,7 @@ class _RunEvents:
         yield _values(state=replace(state, opening=begun.id if done else ""), fit=self._fit_value(state, words))
 
     def _run(self, state: RunState, visitor: str) -> Iterator[list[Any]]:
-        _, requests = self.answers.meant(state.fields)
+        _, requests = self.answers.parse(state.fields)
         begun = self._begun(requests, visitor, state)
         if not isinstance(begun, str):
             self.answers.searches.cancel(state.search)
@@ -354,8 +353,8 @@ def pressed(parts: RunTab, session: Session, state: RunState, event: gr.EventDat
     return session, ID
 
 
-def way_opened(parts: RunTab, session: Session, state: RunState) -> tuple[Session, str]:
-    """With the trace of the way whose timeline was asked for."""
+def open_point(parts: RunTab, session: Session, state: RunState) -> tuple[Session, str]:
+    """Open the trace of the point of the search whose timeline was asked for."""
     return (parts.answers.opened(session, state.opening, [0]), "explore") if state.opening else (session, ID)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from html import unescape
 from itertools import product
 from typing import Any
 
@@ -18,14 +16,13 @@ from memviz.ui.compare.answer import TabComparison, overlay_value
 from memviz.ui.compare.state import GROUPINGS, SORTS, CompareState, Side, changed
 from memviz.ui.html.markup import Html
 from memviz.ui.payloads.timelines import alignments, linked_values, placed
-from memviz.ui.saved.document import SavedPanel, SizeBudget, State, rewrite_links
+from memviz.ui.saved.document import SavedLinks, SavedPanel, SizeBudget, State
 from memviz.ui.saved.timeline import light, light_by
 from memviz.ui.shell.session import Session
 
 _MOST_WAYS = 12
 _MOST_WITH_EVERY_SORT = 3
 """Sides. Of more, the rows stand in the order of the change alone."""
-_ROW = re.compile(r' data-compare-by="(\w+)" data-compare-row="([^"]*)"')
 FIELDS = ("other", "rows-by", "sort", "every-row", "align", "axis", "overlay")
 
 
@@ -61,6 +58,14 @@ class _Choices:
         words = (str(other), view.by, view.sort, _yes(view.every_row), str(self.ways.index(view.way)), view.axis)
         return dict(zip(FIELDS, (*words, _yes(view.overlay)), strict=True))
 
+    def words_of(self, view: CompareState, fields: tuple[str, ...]) -> tuple[str, ...]:
+        state = self.state_of(view)
+        assert state is not None
+        return tuple(state[field] for field in fields)
+
+    def links(self, view: CompareState) -> SavedLinks:
+        return SavedLinks(lambda data: self.changes_of(view, data))
+
     def changes_of(self, view: CompareState, data: Mapping[str, str]) -> State | None:
         if data.get("act") not in ("other", "by", "sort", "rows", "align", "axis", "overlay"):
             return None
@@ -83,29 +88,30 @@ class SavedComparison:
     """For each side, the allocations that the rows of each grouping highlight."""
 
 
-def saved_comparison(sides: tuple[Side, ...], by: str, thrift: SizeBudget, *, has_times: bool) -> SavedComparison:
+def saved_comparison(sides: tuple[Side, ...], by: str, budget: SizeBudget, *, has_times: bool) -> SavedComparison:
     pairs = [side.pair for side in sides]
     groupings = tuple(grouping for grouping in GROUPINGS if grouping != "module" or any(map(has_modules, pairs)))
     choices = _Choices(
         sides,
         by=groupings,
-        sorts=SORTS if thrift.every_row and len(sides) <= _MOST_WITH_EVERY_SORT else SORTS[:1],
+        sorts=SORTS if budget.every_row and len(sides) <= _MOST_WITH_EVERY_SORT else SORTS[:1],
         ways=ways(pairs)[:_MOST_WAYS],
         axes=("event", "time") if has_times else ("event",),
-        rows=(False, True) if thrift.every_row else (False,),
+        rows=(False, True) if budget.every_row else (False,),
         found={grouping: changes(pairs, grouping) for grouping in groupings},
         best={other: best_grouping(pairs, other) for other in range(1, len(sides))},
     )
     first = CompareState(by=by if by in groupings else choices.best[1])
     start = choices.state_of(first)
     assert start is not None
-    panels = [_top(choices), _controls(choices, first), _differences(choices)]
+    differences, rows = _differences(choices)
+    panels = [_top(choices), _controls(choices, first), differences]
     data = {
         "sides": [{**value, "align": {}} for value in linked_values(sides, first.way, first.axis)],
         "aligned": [[placed(aligned, i) for i in range(len(sides))] for aligned in _alignments(choices)],
         "overlay": overlay_value(sides, first),
     }
-    return SavedComparison(panels, start, data, _lights(pairs, panels[-1]))
+    return SavedComparison(panels, start, data, _lights(pairs, rows))
 
 
 def _alignments(choices: _Choices) -> Iterator[Any]:
@@ -117,57 +123,50 @@ def _view(choices: _Choices, view: CompareState, other: int) -> CompareState:
 
 
 def _top(choices: _Choices) -> SavedPanel:
+    session = Session(compared=tuple(side.opened.key for side in choices.sides))
     views: dict[tuple[str, ...], Html] = {}
     for other in choices.others:
         view = _view(choices, CompareState(by=choices.best[other]), other)
-        html = choices.compared(view).top(Session(compared=tuple(side.opened.key for side in choices.sides)))
-        views[(str(other),)] = _with_ways(html, choices, view)
+        with choices.links(view):
+            views[(str(other),)] = Html(choices.compared(view).top(session))
     return SavedPanel("compare-top", ("other",), views)
 
 
 def _controls(choices: _Choices, first: CompareState) -> SavedPanel:
+    fields = ("other", "align", "axis", "overlay")
     views: dict[tuple[str, ...], Html] = {}
     for other, way, axis, overlay in product(choices.others, choices.ways, choices.axes, (False, True)):
         view = replace(_view(choices, first, other), way=way, axis=axis, overlay=overlay)
-        state = choices.state_of(view)
-        assert state is not None
-        fields = ("other", "align", "axis", "overlay")
-        html = choices.compared(view).controls()
-        views[tuple(state[field] for field in fields)] = _with_ways(html, choices, view)
-    return SavedPanel("compare-bar", ("other", "align", "axis", "overlay"), views)
+        with choices.links(view):
+            views[choices.words_of(view, fields)] = Html(choices.compared(view).controls())
+    return SavedPanel("compare-bar", fields, views)
 
 
-def _with_ways(html: str, choices: _Choices, view: CompareState) -> Html:
-    return rewrite_links(html, lambda data: choices.changes_of(view, data))
-
-
-def _differences(choices: _Choices) -> SavedPanel:
+def _differences(choices: _Choices) -> tuple[SavedPanel, dict[str, set[str]]]:
+    """Return the tables, and the rows in them by grouping."""
     fields = ("other", "rows-by", "sort", "every-row")
     views: dict[tuple[str, ...], Html] = {}
+    rows: dict[str, set[str]] = {}
     for other, by, sort, every_row in product(choices.others, choices.by, choices.sorts, choices.rows):
         view = replace(_view(choices, CompareState(by=by, sort=sort, every_row=every_row), other))
-        state = choices.state_of(view)
-        assert state is not None
-        html = choices.compared(view).differences()
-        views[tuple(state[field] for field in fields)] = _with_ways(html, choices, view)
-    return SavedPanel("differences", fields, views)
+        with choices.links(view) as links:
+            views[choices.words_of(view, fields)] = Html(choices.compared(view).differences())
+        for grouping, row in links.compared:
+            rows.setdefault(grouping, set()).add(row)
+    return SavedPanel("differences", fields, views), rows
 
 
-def _lights(pairs: Sequence[Pair], rows: SavedPanel) -> list[dict[str, Any]]:
+def _lights(pairs: Sequence[Pair], rows: Mapping[str, set[str]]) -> list[dict[str, Any]]:
     """Return the highlights of the visible rows. Categories need none: the timeline has them."""
-    wanted: dict[str, set[str]] = {}
-    for html in rows.views.values():
-        for by, key in _ROW.findall(html):
-            wanted.setdefault(by, set()).add(unescape(key))
     made: list[dict[str, Any]] = [{} for _ in pairs]
-    for by in wanted.keys() - {"category"}:
+    for by in rows.keys() - {"category"}:
         if by == "module":
             for number, pair in enumerate(pairs):
-                made[number][by] = light_by(*pair, by, wanted[by])
+                made[number][by] = light_by(*pair, by, rows[by])
             continue
         same = match_allocations(pairs, by)
         for number in range(len(pairs)):
-            made[number][by] = _light(same, number, wanted[by])
+            made[number][by] = _light(same, number, rows[by])
     return made
 
 

@@ -10,17 +10,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from html import unescape
 from pathlib import Path
 from typing import Any
 
 from memviz.ui.components.scripts import bundle
-from memviz.ui.html.markup import Html, dark_html, esc, tag
+from memviz.ui.html.markup import Attributes, Html, dark_html, esc, rewriting, tag
 
 
 @dataclass(frozen=True)
@@ -47,15 +45,12 @@ State = dict[str, str]
 Follow = Callable[[Mapping[str, str]], State | None]
 """From the data of a control to what a click on it changes; None where that leads nowhere here."""
 
-_BUTTON = re.compile(r"<button\b([^>]*)>(.*?)</button>", re.DOTALL)
-_SWITCH = re.compile(r'<div class="mvt-switch"[^>]*>(.*?)</div>', re.DOTALL)
-_LEFT = re.compile(" data-set=|<span")
-"""Marks a switch that still has a choice or a label; an empty one is dropped."""
-_DATA = re.compile(r' data-([\w-]+)(?:="([^"]*)")?')
-_OF_BUTTONS = re.compile(r' (?:type|data-act|data-letter|draggable|role|tabindex|aria-[\w-]+)(?:="[^"]*")?')
-_GONE = frozenset({"toggle", "home", "export", "close", "sample", "weight", "colour"})
-"""Actions on the page's other traces, or without an equivalent in a saved page; their labels are dropped too."""
 _NEEDS_THE_SERVER = ("csv", "take")
+_DROPPED_ACTS = frozenset({"toggle", "home", "export", "close", "sample", "weight", "colour"})
+"""Actions on the page's other traces, or without an equivalent in a saved page; their labels are dropped too."""
+_DROPPED_TABS = frozenset({"segments", "events"})
+_BUTTONS_ONLY = frozenset({"type", "data_act", "data_letter", "draggable", "role", "tabindex"})
+"""Attributes that a button loses, besides those for screen readers, where it becomes plain text."""
 
 
 @dataclass(frozen=True)
@@ -67,32 +62,68 @@ class SavedPanel:
     views: Mapping[tuple[str, ...], Html]
 
 
-def without_links(data: Mapping[str, str]) -> None:
-    """Follow for a panel with a single view, which has no links."""
+class SavedLinks:
+    """Rewrites the elements of the page's views for a saved page, and notes which rows they highlight.
 
+    A button whose click the saved page can follow gets `data-set`; one that leads nowhere becomes plain text.
+    """
 
-def rewrite_links(html: str, follow: Follow) -> Html:
-    """Safe on our own HTML alone, in which no attribute has an angle bracket and no button is in another."""
-    turned = _BUTTON.sub(lambda button: _kept(button, follow), html)
-    return Html(_SWITCH.sub(lambda switch: switch[0] if _LEFT.search(switch[1]) else "", turned))
+    def __init__(self, follow: Follow = lambda data: None, *, lights_paths: bool = True) -> None:
+        self._follow = follow
+        self._lights_paths = lights_paths
+        self.lights: dict[tuple[str, str], None] = {}
+        """Groupings and groups that elements highlight, in their order."""
+        self.compared: dict[tuple[str, str], None] = {}
+        """The same of the comparison's rows."""
 
+    def __enter__(self) -> SavedLinks:
+        self._rewriting = rewriting(self._rewrite)
+        self._rewriting.__enter__()
+        return self
 
-def _kept(button: re.Match[str], follow: Follow) -> str:
-    attributes, words = button[1], button[2]
-    data = {_camel(name): unescape(value) for name, value in _DATA.findall(attributes)}
-    if any(name in data for name in _NEEDS_THE_SERVER) or data.get("act") in _GONE:
-        return ""
-    if "act" not in data:
-        return button[0]
-    change = follow(data)
-    if change is None:
-        return f"<span{_OF_BUTTONS.sub('', attributes)}>{words}</span>"
-    return f'<button{attributes} data-set="{esc(json.dumps(change))}">{words}</button>'
+    def __exit__(self, *error: Any) -> None:
+        self._rewriting.__exit__(*error)
+
+    def _rewrite(self, name: str, attributes: Attributes, content: Html) -> tuple[str, Attributes] | None:
+        for prefix, group, noted in (("light", "light_group", self.lights), ("compare", "compare_row", self.compared)):
+            if f"data_{prefix}_by" in attributes:
+                noted[str(attributes[f"data_{prefix}_by"]), str(attributes[f"data_{group}"])] = None
+        # Of a switch without a choice or a label nothing is left to see.
+        if attributes.get("class_") == "mvt-switch" and " data-set=" not in content and "<span" not in content:
+            return None
+        rewritten = self._button(attributes) if name == "button" else (name, attributes)
+        if rewritten is not None and not self._lights_paths and attributes.get("data_light_by") == "path":
+            unlit = {key: value for key, value in rewritten[1].items() if not key.startswith("data_light_")}
+            return rewritten[0], unlit
+        return rewritten
+
+    def _button(self, attributes: Attributes) -> tuple[str, Attributes] | None:
+        data = {
+            _camel(name.removeprefix("data_")): "" if value is True else str(value)
+            for name, value in attributes.items()
+            if name.startswith("data_") and value is not None and value is not False
+        }
+        act = data.get("act")
+        if act in _DROPPED_ACTS or any(name in data for name in _NEEDS_THE_SERVER):
+            return None
+        if act == "tab" and data.get("value") in _DROPPED_TABS:
+            return None
+        if act is None:
+            return "button", attributes
+        change = self._follow(data)
+        if change is not None:
+            return "button", {**attributes, "data_set": json.dumps(change)}
+        plain = {
+            name: value
+            for name, value in attributes.items()
+            if name not in _BUTTONS_ONLY and not name.startswith("aria_")
+        }
+        return "span", plain
 
 
 def _camel(name: str) -> str:
     """Return a data attribute's name as browsers spell it in `dataset`."""
-    first, *rest = name.split("-")
+    first, *rest = name.split("_")
     return first + "".join(word.capitalize() for word in rest)
 
 

@@ -5,10 +5,9 @@ The tables are of the peak and of out-of-memory moments, in all groupings, with 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from html import unescape
 from typing import Any
 
 import numpy as np
@@ -21,9 +20,10 @@ from memviz.ui.explore.answer import ALL, Details, details, verdict_html
 from memviz.ui.explore.findings import findings_html
 from memviz.ui.explore.inspector import stack_html
 from memviz.ui.explore.state import GROUPINGS, ExploreState
+from memviz.ui.html.elements import button
 from memviz.ui.html.markup import Html, joined, tag, when
 from memviz.ui.payloads.timelines import timeline_value
-from memviz.ui.saved.document import SavedPanel, SizeBudget, State, Texts, rewrite_links, without_links
+from memviz.ui.saved.document import Follow, SavedLinks, SavedPanel, SizeBudget, State, Texts
 from memviz.ui.saved.timeline import light_by, saved_pieces, site_labels
 
 _MOST_STACKS = 400
@@ -49,15 +49,11 @@ def saved_stacks(trace: Trace, device: DeviceTrace, texts: Texts, most: int) -> 
 
 
 _OFFERED_TABS = ("live", "never")
-_LIGHT = re.compile(r' data-light-by="(\w+)" data-light-group="([^"]*)"')
-_ZOOM = re.compile(r' data-light-by="path" data-light-group="([^"]*)"')
-_OTHER_TAB = re.compile(r'<button[^>]* role="tab"[^>]* data-value="(?:segments|events)"[^>]*>.*?</button>')
-_MORE_PATHS = re.compile(r' data-light-by="path" data-light-group="[^"]*"')
 
 
 @dataclass(frozen=True)
 class _SavedView:
-    """One state of the lower shown."""
+    """One state of the views below the timeline."""
 
     tab: str
     by: str
@@ -82,97 +78,97 @@ class SavedTrace:
 FIELDS = ("trace", "tab", "by", "path", "at")
 
 
-def saved_trace(trace: Trace, device: DeviceTrace, name: str, texts: Texts, thrift: SizeBudget) -> SavedTrace:
-    kept = saved_pieces(trace, device, thrift.columns)
-    moments = _moments(device, thrift.moments)
-    views = dict(_views(trace, device, name, moments, thrift, lights_paths="frames" in kept.pieces))
+def saved_trace(trace: Trace, device: DeviceTrace, name: str, texts: Texts, budget: SizeBudget) -> SavedTrace:
+    kept = saved_pieces(trace, device, budget.columns)
+    views = _Views(trace, device, name, budget, lights_paths="frames" in kept.pieces)
+    panels = views.panels()
     value = timeline_value(trace, device, name)
-    start = _SavedView("live", "stack", "", moments[0])
+    start = _SavedView("live", "stack", "", views.moments[0])
     data = {
         "value": {**value, "has_times": kept.has_times},
         "pieces": kept.pieces,
         "sites": site_labels(trace, device),
-        "stacks": saved_stacks(trace, device, texts, thrift.stacks),
-        "lights": _lights(trace, device, views, has_modules="modules" in kept.pieces),
-        "moments": moments,
+        "stacks": saved_stacks(trace, device, texts, budget.stacks),
+        "lights": _lights(trace, device, views.lights, has_modules="modules" in kept.pieces),
+        "moments": views.moments,
     }
-    above = joined(
-        rewrite_links(verdict_html(trace, device), without_links), findings_html(trace, device), _remark(kept.note)
-    )
-    panels: dict[str, dict[tuple[str, ...], Html]] = {"verdict": {(name,): above}}
-    for place in ("lower-head", "live-set", "inspector"):
-        panels[place] = {(name, *view.state): shown[place] for view, shown in views.items()}
+    with SavedLinks():
+        verdict = verdict_html(trace, device)
+    note = tag("p", kept.note, class_="mv-note") if kept.note else Html("")
+    panels["verdict"] = {(name,): joined(verdict, findings_html(trace, device), note)}
     return SavedTrace(name, data, dict(zip(FIELDS, (name, *start.state), strict=True)), panels)
 
 
-def _remark(note: str) -> Html:
-    return tag("p", note, class_="mv-note") if note else Html("")
+class _Views:
+    """Draws the saved views of one trace, and notes the rows that they highlight."""
 
+    def __init__(self, trace: Trace, device: DeviceTrace, name: str, budget: SizeBudget, *, lights_paths: bool) -> None:
+        self.trace = trace
+        self.device = device
+        self.name = name
+        self.budget = budget
+        self.lights_paths = lights_paths
+        failed = np.flatnonzero(device.events.action == Action.OOM)[: budget.moments - 1].tolist()
+        self.moments: list[int] = list(dict.fromkeys((timeline(device).peak_event, *failed)))
+        """The peak first."""
+        self.lights: dict[str, set[str]] = {}
+        """Groups to highlight, by grouping."""
+        with SavedLinks() as links:
+            self._details(_SavedView("live", "stack", "", self.moments[0]))
+        # Boxes of the icicle, level by level, those with the most bytes first.
+        self.paths = [group for by, group in links.lights if by == "path"][: budget.zooms]
 
-def _moments(device: DeviceTrace, most: int) -> list[int]:
-    """The peak first."""
-    failed = np.flatnonzero(device.events.action == Action.OOM)[: most - 1].tolist()
-    return list(dict.fromkeys((timeline(device).peak_event, *failed)))
+    def panels(self) -> dict[str, dict[tuple[str, ...], Html]]:
+        """Return the views by the panel's place, then by the state."""
+        peak = self.moments[0]
+        views = [_SavedView("live", by, "", at) for at in self.moments for by in GROUPINGS]
+        views += [_SavedView("live", "stack", path, peak) for path in self.paths]
+        drawn = {view: self._drawn(view) for view in views}
+        never = self._drawn(_SavedView("never", "site", "", peak))
+        for view in [view for view in views if not view.path]:
+            moments = _moments_html(self.moments, view.at)
+            head = joined(moments, never["head"])
+            drawn[replace(view, tab="never")] = {**never, "inspector": drawn[view]["inspector"], "head": head}
+        places = {"lower-head": "head", "live-set": "live", "inspector": "inspector"}
+        return {
+            place: {(self.name, *view.state): html[part] for view, html in drawn.items()}
+            for place, part in places.items()
+        }
 
+    def _drawn(self, view: _SavedView) -> dict[str, Html]:
+        with SavedLinks(self._follow(view), lights_paths=self.lights_paths) as links:
+            shown = self._details(view)
+        for by, group in links.lights:
+            self.lights.setdefault(by, set()).add(group)
+        head = shown.head or Html("")
+        if view.tab == "live":
+            head = joined(_moments_html(self.moments, view.at), head)
+        return {"head": head, "live": shown.live or Html(""), "inspector": shown.inspector or Html("")}
 
-def _views(
-    trace: Trace, device: DeviceTrace, name: str, moments: list[int], thrift: SizeBudget, *, lights_paths: bool
-) -> Iterator[tuple[_SavedView, dict[str, Html]]]:
-    first = {
-        (at, by): _details(trace, device, name, _SavedView("live", by, "", at), thrift)
-        for at in moments
-        for by in GROUPINGS
-    }
-    paths = _zooms(str(first[moments[0], "stack"].live))[: thrift.zooms]
+    def _details(self, view: _SavedView) -> Details:
+        state = ExploreState(
+            tab=view.tab, by=view.by, is_long=self.budget.every_row, path=view.path, path_key=self.name
+        )
+        said = {"key": self.name, "at": view.at}
+        return details(self.trace, self.device, self.name, state, said=said, due=ALL)
 
-    def drawn(view: _SavedView, shown: Details) -> dict[str, Html]:
-        return _panels(view, shown, moments, paths, lights_paths=lights_paths)
+    def _follow(self, view: _SavedView) -> Follow:
+        state = ExploreState(tab=view.tab, by=view.by, is_long=True, path=view.path, path_key="")
 
-    for (at, by), shown in first.items():
-        view = _SavedView("live", by, "", at)
-        yield view, drawn(view, shown)
-    for path in paths:
-        view = _SavedView("live", "stack", path, moments[0])
-        yield view, drawn(view, _details(trace, device, name, view, thrift))
-    never = _details(trace, device, name, _SavedView("never", "site", "", moments[0]), thrift)
-    for at in moments:
-        for by in GROUPINGS:
-            view = _SavedView("never", by, "", at)
-            yield view, {**drawn(view, never), "inspector": drawn(view, first[at, by])["inspector"]}
+        def follow(data: Mapping[str, str]) -> State | None:
+            if data.get("act") == "sort":
+                return {}
+            turned = state.clicked(data, "")
+            path = turned.path if (turned.tab, turned.by) == ("live", "stack") else ""
+            if turned.tab not in _OFFERED_TABS or data.get("act") == "more":
+                return None
+            if path and (path not in self.paths or view.at != self.moments[0]):
+                return None
+            # The grouping is left out where it stays: "Never freed" is the same view for all of them.
+            by = {"by": turned.by} if turned.by != state.by else {}
+            return {"tab": turned.tab, **by, "path": path}
 
-
-def _details(trace: Trace, device: DeviceTrace, name: str, view: _SavedView, thrift: SizeBudget) -> Details:
-    state = ExploreState(tab=view.tab, by=view.by, is_long=thrift.every_row, path=view.path, path_key=name)
-    return details(trace, device, name, state, said={"key": name, "at": view.at}, due=ALL)
-
-
-def _zooms(icicle: str) -> list[str]:
-    """Return the zoom paths of the boxes, level by level, with the most bytes first."""
-    return [unescape(path) for path in dict.fromkeys(_ZOOM.findall(icicle))]
-
-
-def _panels(
-    view: _SavedView, shown: Details, moments: list[int], paths: list[str], *, lights_paths: bool
-) -> dict[str, Html]:
-    state = ExploreState(tab=view.tab, by=view.by, is_long=True, path=view.path, path_key="")
-
-    def follow(data: Mapping[str, str]) -> State | None:
-        if data.get("act") == "sort":
-            return {}
-        turned = replace(state.clicked(data, ""), sort=state.sort, is_rising=state.is_rising)
-        path = turned.path if (turned.tab, turned.by) == ("live", "stack") else ""
-        if turned.tab not in _OFFERED_TABS or data.get("act") == "more":
-            return None
-        if path and (path not in paths or view.at != moments[0]):
-            return None
-        return {"tab": turned.tab, "by": turned.by, "path": path}
-
-    parts = {"lower-head": shown.head, "live-set": shown.live, "inspector": shown.inspector}
-    panels = {place: rewrite_links(_OTHER_TAB.sub("", html or ""), follow) for place, html in parts.items()}
-    if not lights_paths:
-        panels["live-set"] = Html(_MORE_PATHS.sub("", panels["live-set"]))
-    panels["lower-head"] = joined(_moments_html(moments, view.at), panels["lower-head"])
-    return panels
+        return follow
 
 
 def _moments_html(moments: list[int], at: int) -> Html:
@@ -180,16 +176,13 @@ def _moments_html(moments: list[int], at: int) -> Html:
     if len(moments) < 2:
         return Html("")
     buttons = [
-        rewrite_links(
-            tag(
-                "button",
-                _moment_name(moment, moments),
-                type="button",
-                aria_pressed="true" if moment == at else "false",
-                data_act="moment",
-                data_mv_at=moment,
-            ),
-            lambda data: {"at": data["mvAt"], "path": ""},
+        button(
+            f"the peak, {when(moment)}" if moment == moments[0] else f"out of memory, {when(moment)}",
+            "moment",
+            None,
+            aria_pressed="true" if moment == at else "false",
+            data_mv_at=moment,
+            data_set=json.dumps({"at": str(moment), "path": ""}),
         )
         for moment in moments
     ]
@@ -197,18 +190,8 @@ def _moments_html(moments: list[int], at: int) -> Html:
     return tag("div", tag("span", "Kept in this file"), switch, class_="mv-kept-moments")
 
 
-def _moment_name(at: int, moments: list[int]) -> str:
-    return f"the peak, {when(at)}" if at == moments[0] else f"out of memory, {when(at)}"
-
-
-def _lights(
-    trace: Trace, device: DeviceTrace, views: Mapping[_SavedView, dict[str, Html]], *, has_modules: bool
-) -> dict[str, Any]:
+def _lights(trace: Trace, device: DeviceTrace, wanted: Mapping[str, set[str]], *, has_modules: bool) -> dict[str, Any]:
     """Return the highlights of the saved tables' rows, by grouping."""
-    wanted: dict[str, set[str]] = {}
-    for html in {panels["live-set"] for panels in views.values()}:
-        for by, group in _LIGHT.findall(html):
-            wanted.setdefault(by, set()).add(unescape(group))
     groupings = ("site", "line", "module") if has_modules else ("site", "line")
     return {by: light_by(trace, device, by, wanted[by]) for by in groupings if by in wanted}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,9 +17,10 @@ from memviz.headlines.headline import Headline
 from memviz.headlines.names import letter, trace_name
 from memviz.trace.model import DeviceTrace, Note, Trace
 from memviz.ui.compare.state import LETTERS, Side, side_of
+from memviz.ui.html.elements import button
 from memviz.ui.html.markup import Html, cut, joined, tag
 from memviz.ui.saved.compare import SavedComparison, saved_comparison
-from memviz.ui.saved.document import GENEROUS, MOST_BYTES, SPARE, Document, SizeBudget, Texts, html_text, rewrite_links
+from memviz.ui.saved.document import GENEROUS, MOST_BYTES, SPARE, Document, SizeBudget, Texts, html_text
 from memviz.ui.saved.explore import SavedTrace, explore_html, explore_panels, saved_trace
 from memviz.ui.shell.session import Opened
 from memviz.units import counted
@@ -45,10 +47,10 @@ def report_page(sides: Sequence[Pair], by: str = "") -> str:
     return _page(sides, by, SPARE)
 
 
-def _page(sides: Sequence[Pair], by: str, thrift: SizeBudget) -> str:
+def _page(sides: Sequence[Pair], by: str, budget: SizeBudget) -> str:
     texts = Texts()
     named = [_side(number, *side) for number, side in enumerate(sides)]
-    share = replace(thrift, columns=thrift.columns // len(sides), stacks=thrift.stacks // len(sides))
+    share = replace(budget, columns=budget.columns // len(sides), stacks=budget.stacks // len(sides))
     saved = [saved_trace(*side.pair, side.key, texts, share) for side in named]
     title = str(_title(sides).answer)
     data: dict[str, Any] = {"traces": {view.name: view.data for view in saved}}
@@ -56,7 +58,7 @@ def _page(sides: Sequence[Pair], by: str, thrift: SizeBudget) -> str:
         body = joined(_facts(sides), explore_html(saved[0]))
         return html_text(Document(title, body, explore_panels(saved), saved[0].start, texts, data))
     has_times = all(view.data["value"]["has_times"] for view in saved)
-    compared = saved_comparison(tuple(named), by, thrift, has_times=has_times)
+    compared = saved_comparison(tuple(named), by, budget, has_times=has_times)
     for view, lights in zip(saved, compared.lights, strict=True):
         view.data["compared"] = lights
     panels = [*compared.panels, *explore_panels(saved)]
@@ -92,8 +94,7 @@ def _tabs(named: Sequence[Side], saved: Sequence[SavedTrace]) -> Html:
 
 
 def _tab(words: str, change: dict[str, str], name: str) -> Html:
-    button = tag("button", words, type="button", role="tab", data_act="turn", data_tab=name)
-    return rewrite_links(button, lambda data: change)
+    return button(words, "turn", None, role="tab", data_tab=name, data_set=json.dumps(change))
 
 
 def _compare_html(sides: Sequence[Pair], compared: SavedComparison, count: int) -> Html:

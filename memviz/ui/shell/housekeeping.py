@@ -24,7 +24,7 @@ _HALF_OPEN_SECONDS = 60.0
 
 
 def keep_seconds() -> float:
-    """How long a visitor who left may come back and find everything as it was."""
+    """Return for how long the session of a visitor who left is kept."""
     text = os.environ.get(SETTING)
     if text is None:
         return _KEEP_SECONDS
@@ -55,7 +55,7 @@ class Housekeeping:
 
     def _run(self) -> None:
         while not self._stop.wait(min(_EVERY_SECONDS, self._keep / 4)):
-            # What Gradio keeps may change while it is looked through: then the next round does it.
+            # Gradio's tables may change during iteration; the next round then does it.
             with suppress(RuntimeError):
                 self.tidy()
 
@@ -65,16 +65,16 @@ class Housekeeping:
         drop_stale()
         gone = self._forget_visitors()
         gone += self._page.store.forget(self._held(), self._keep)
-        self._hang_up()
+        self._close_half_open()
         if gone:
             memory.give_back()
 
     def _held(self) -> set[str]:
-        """Keys of all that somebody has open; who has left has it until forgotten."""
+        """Return keys of all open traces, also of visitors who left and are not forgotten yet."""
         return {opened.key for _, session in self._page.windows.sessions() for opened in session.opened}
 
     def _forget_visitors(self) -> int:
-        """Gradio keeps the last ten thousand with all that their pages showed."""
+        """Delete sessions of visitors who left. Gradio would keep the last ten thousand, with all their values."""
         holder, queue = self._page.state_holder, self._page._queue
         gone = [name for name in list(holder.session_data) if self._is_gone(name)]
         for name in gone:
@@ -90,18 +90,18 @@ class Housekeeping:
     def _is_gone(self, name: str) -> bool:
         pages, queue = self._page.open_pages, self._page._queue
         under_way = queue.pending_event_ids_session.get(name, ())
-        if pages.is_here(name) or any(event_id in queue.event_ids_to_events for event_id in list(under_way)):
+        if pages.is_open(name) or any(event_id in queue.event_ids_to_events for event_id in list(under_way)):
             return False
         used = self._page.state_holder.time_last_used.get(name)
         unused = time.time() - used.timestamp() if used is not None else self._keep
-        return unused >= self._keep and (pages.is_gone(name, self._keep) or not pages.was_here(name))
+        return unused >= self._keep and (pages.is_gone(name, self._keep) or not pages.was_open(name))
 
-    def _hang_up(self) -> None:
-        """Lines that were opened and say nothing: each holds one of the few that a server may have."""
+    def _close_half_open(self) -> None:
+        """Close connections that send no request: each takes one of the few that a server may have."""
         state = getattr(getattr(self._page, "server", None), "server_state", None)
         now = time.monotonic()
         waiting = (
-            {id(connection): connection for connection in list(state.connections) if _says_nothing(connection)}
+            {id(connection): connection for connection in list(state.connections) if _is_half_open(connection)}
             if state
             else {}
         )
@@ -113,8 +113,8 @@ class Housekeeping:
                     each.loop.call_soon_threadsafe(_close(each))
 
 
-def _says_nothing(connection: Any) -> bool:
-    """Before the end of its first request's headers; between requests the server itself counts the seconds."""
+def _is_half_open(connection: Any) -> bool:
+    """Return True before the end of the first request's headers; between requests the server has its own timeout."""
     return (
         getattr(connection, "cycle", connection) is None
         and getattr(connection, "timeout_keep_alive_task", None) is None
@@ -124,7 +124,7 @@ def _says_nothing(connection: Any) -> bool:
 
 def _close(connection: Any) -> Callable[[], None]:
     def close() -> None:
-        if _says_nothing(connection):
+        if _is_half_open(connection):
             connection.transport.close()
 
     return close
@@ -135,19 +135,19 @@ _PROGRESS_SECONDS = 0.1
 
 
 def poll_less_when_idle(page: Any) -> None:
-    """Once it is up; what its queue reads anew at each look."""
+    """Make the queue of a started page poll less; it reads these settings at each poll."""
     page._queue.sleep_when_free = max(_QUEUE_SECONDS, page._queue.sleep_when_free)
     page._queue.progress_update_sleep_when_free = _PROGRESS_SECONDS
 
 
 _QUIET_SECONDS = 0.5
 _LONGEST_SECONDS = 10.0
-"""On a page of many visitors somebody is always busy."""
+"""A page of many visitors is always busy."""
 _LOOK_SECONDS = 0.1
 
 
 async def wait_until_idle(is_busy: Callable[[], bool], is_wanted: Callable[[], bool]) -> bool:
-    """Once it has been quiet for a moment, or after the longest time; False as soon as nobody wants it any more."""
+    """Wait for a quiet moment, or the longest time. Return False as soon as the result is not wanted any more."""
     begun = busy = time.monotonic()
     while is_wanted():
         now = time.monotonic()

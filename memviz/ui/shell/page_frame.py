@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping
 
 import gradio as gr
 
+from memviz.analysis.cache import cached_on
 from memviz.analysis.timeline import timeline
 from memviz.figures.packed_timeline import data_address, thumbnail
 from memviz.headlines.names import letter
 from memviz.trace.model import DeviceTrace, Trace
+from memviz.ui.html.elements import button
 from memviz.ui.html.markup import Html, cut_middle, dark_html, distinct_labels, joined, tag
 from memviz.ui.shell.session import Opened, Session, link_name, timeline_key
 from memviz.ui.shell.store import NamedRanks
@@ -25,65 +27,49 @@ PAGE_READY = "() => window.dispatchEvent(new CustomEvent('memviz:known'))"
 """base.js hears it. Said too where the answer is an error."""
 
 
-_INK = gr.themes.Color(
-    "#fafafa",
-    "#f4f4f5",
-    "#e4e4e7",
-    "#d4d4d8",
-    "#a1a1aa",
-    "#71717a",
-    "#52525b",
-    "#3f3f46",
-    "#27272a",
-    "#18181b",
-    "#0f0f11",
-    name="ink",
+_GREYS = (
+    *("#fafafa", "#f4f4f5", "#e4e4e7", "#d4d4d8", "#a1a1aa", "#71717a"),
+    *("#52525b", "#3f3f46", "#27272a", "#18181b", "#0f0f11"),
 )
+_COLOURS = {
+    "body_text_color": ("#18181b", "#f4f4f5"),
+    "body_text_color_subdued": ("#52525b", "#b4b4bd"),
+    "background_fill_primary": ("#ffffff", "#0f0f11"),
+    "background_fill_secondary": ("#fafafa", "#151518"),
+    "border_color_primary": ("#e4e4e7", "#2b2b30"),
+    "block_background_fill": ("transparent", "transparent"),
+    "checkbox_background_color_selected": ("#18181b", "#f4f4f5"),
+    "button_primary_background_fill": ("#18181b", "#f4f4f5"),
+    "button_primary_text_color": ("#ffffff", "#0f0f11"),
+    "button_secondary_background_fill": ("#ffffff", "#1b1b1f"),
+    "button_secondary_border_color": ("#e4e4e7", "#2b2b30"),
+    "input_background_fill": ("#ffffff", "#1b1b1f"),
+    "slider_color": ("#18181b", "#f4f4f5"),
+}
+"""Gradio's names, and the colours of light and dark pages."""
 
 
 def theme() -> gr.themes.Base:
+    ink = gr.themes.Color(*_GREYS, name="ink")
     base = gr.themes.Base(
-        primary_hue=_INK,
-        secondary_hue=_INK,
-        neutral_hue=_INK,
+        primary_hue=ink,
+        secondary_hue=ink,
+        neutral_hue=ink,
         radius_size="md",
         spacing_size="sm",
         text_size="sm",
         font=[gr.themes.LocalFont("IBM Plex Sans", weights=(400, 700)), "ui-sans-serif", "system-ui", "sans-serif"],
         font_mono=[gr.themes.LocalFont("IBM Plex Mono", weights=(400, 700)), "ui-monospace", "monospace"],
     )
+    colours = {name: light for name, (light, _) in _COLOURS.items()}
+    colours |= {f"{name}_dark": dark for name, (_, dark) in _COLOURS.items()}
     return base.set(
-        body_text_color="#18181b",
-        body_text_color_dark="#f4f4f5",
-        body_text_color_subdued="#52525b",
-        body_text_color_subdued_dark="#b4b4bd",
-        background_fill_primary="#ffffff",
-        background_fill_primary_dark="#0f0f11",
-        background_fill_secondary="#fafafa",
-        background_fill_secondary_dark="#151518",
-        border_color_primary="#e4e4e7",
-        border_color_primary_dark="#2b2b30",
-        block_background_fill="transparent",
-        block_background_fill_dark="transparent",
+        **colours,
+        color_accent="#18181b",
         block_border_width="0px",
         block_shadow="none",
         block_padding="0px",
-        color_accent="#18181b",
-        checkbox_background_color_selected="#18181b",
-        checkbox_background_color_selected_dark="#f4f4f5",
-        button_primary_background_fill="#18181b",
-        button_primary_background_fill_dark="#f4f4f5",
-        button_primary_text_color="#ffffff",
-        button_primary_text_color_dark="#0f0f11",
-        button_secondary_background_fill="#ffffff",
-        button_secondary_background_fill_dark="#1b1b1f",
-        button_secondary_border_color="#e4e4e7",
-        button_secondary_border_color_dark="#2b2b30",
         input_border_width="1px",
-        input_background_fill="#ffffff",
-        input_background_fill_dark="#1b1b1f",
-        slider_color="#18181b",
-        slider_color_dark="#f4f4f5",
         layout_gap="12px",
     )
 
@@ -138,7 +124,7 @@ def foot_html() -> Html:
     )
     return tag(
         "div",
-        tag("button", "Samples", type="button", data_act="home"),
+        button("Samples", "home", None),
         tag("button", "Keys ", tag("kbd", "?"), type="button", data_mv_keys=True),
         dark_html(),
         dialog,
@@ -157,7 +143,7 @@ def actions_html(session: Session, exports: Mapping[str, str]) -> Html:
     pictures = [
         tag("button", f"Timeline as {kind.upper()}", type="button", data_mv_picture=kind) for kind in ("png", "svg")
     ]
-    files = [tag("button", words, type="button", data_act="export", data_kind=kind) for kind, words in exports.items()]
+    files = [button(words, "export", None, data_kind=kind) for kind, words in exports.items()]
     menu = tag("details", tag("summary", "Export"), tag("div", *pictures, *files), class_="mv-menu")
     link, timeline_of_it = link_name(current), timeline_key(current)
     return tag("div", *_share(current), menu, class_="mv-actions", data_mv_link=link, data_mv_explored=timeline_of_it)
@@ -178,7 +164,7 @@ def _share(current: Opened) -> tuple[Html, Html]:
 
 def traces_html(session: Session, find: Find, table: NamedRanks | None = None) -> Html:
     if not session.opened and table is None:
-        words = "None yet. What you open is listed here, and only you see it."
+        words = "No traces open. Only you can see what you open."
         return tag("section", tag("h2", "Open traces"), tag("p", words, class_="mv-soft"), class_="mv-traces")
     pairs = [(opened, find(opened)) for opened in session.opened]
     peaks = [timeline(pair[1]).peak_bytes for _, pair in pairs if pair is not None]
@@ -196,11 +182,12 @@ def traces_html(session: Session, find: Find, table: NamedRanks | None = None) -
 def _table_row(table: NamedRanks, key: str) -> Html:
     facts = f"{count_text(len(table.job.ranks))} ranks, up to {bytes_text(table.job.highest.row.peak_bytes)}"
     words = tag("span", tag("b", cut_middle(table.name, _LONGEST_NAME)), tag("small", facts))
-    look = tag("button", words, type="button", data_act="ranks", data_key=key, title=table.name)
-    close = tag(
-        "button", "×", type="button", data_act="close", data_key=key, aria_label=f"Close {table.name}", class_="mv-x"
-    )
-    return tag("div", look, close, class_="mv-trace")
+    look = button(words, "ranks", None, data_key=key, title=table.name)
+    return tag("div", look, _close_button(key, table.name), class_="mv-trace")
+
+
+def _close_button(key: str, name: str) -> Html:
+    return button("×", "close", "mv-x", data_key=key, aria_label=f"Close {name}")
 
 
 def _trace_row(
@@ -225,27 +212,17 @@ def _trace_row(
     words = tag("span", tag("b", name), tag("small", facts), bar)
     return tag(
         "div",
-        tag(
-            "button",
-            picture,
-            words,
-            type="button",
-            data_act="choose",
+        button(
+            joined(picture, words),
+            "choose",
+            None,
             data_key=opened.key,
             data_mv_timeline=ahead,
             title=opened.name,
             aria_current="true" if chosen else None,
         ),
         tag("i", badge, class_="mv-badge", title=f"{badge} in Compare") if badge else "",
-        tag(
-            "button",
-            "×",
-            type="button",
-            data_act="close",
-            data_key=opened.key,
-            aria_label=f"Close {opened.name}",
-            class_="mv-x",
-        ),
+        _close_button(opened.key, opened.name),
         _devices(opened) if len(opened.devices) > 1 else "",
         class_="mv-trace mv-chosen" if chosen else "mv-trace",
     )
@@ -260,11 +237,10 @@ def _badge(opened: Opened, session: Session) -> str:
 def _devices(opened: Opened) -> Html:
     """A device or rank is chosen in the trace's own row, and only where there is more than one."""
     buttons = [
-        tag(
-            "button",
+        button(
             name,
-            type="button",
-            data_act="device",
+            "device",
+            None,
             data_key=opened.key,
             data_device=name,
             aria_pressed="true" if name == opened.device else "false",
@@ -275,11 +251,7 @@ def _devices(opened: Opened) -> Html:
 
 
 def _picture(trace: Trace, device: DeviceTrace) -> str:
-    """Drawn once per device, and kept as long as it."""
-    pictures: dict[str, str] = trace.__dict__.setdefault("_thumbnails", {})
-    if device.name not in pictures:
-        pictures[device.name] = data_address(thumbnail(trace, device))
-    return pictures[device.name]
+    return cached_on(trace, (thumbnail, device.name), lambda: data_address(thumbnail(trace, device)))
 
 
 def refused_html(session: Session) -> Html:
@@ -296,10 +268,9 @@ def refused_html(session: Session) -> Html:
         )
         for refusal in session.refused
     ]
-    dismiss = tag("button", "Dismiss", type="button", data_act="dismiss")
-    return tag("div", *rows, dismiss, class_="mv-band", role="alert")
+    return tag("div", *rows, button("Dismiss", "dismiss", None), class_="mv-band", role="alert")
 
 
 def missing_html() -> Html:
-    words = "This link names a trace that is not open here. Traces are seen by whoever opened them; ask for the file."
+    words = "This link's trace is not open in your session. Ask the sender for the file."
     return joined(tag("div", tag("p", words), class_="mv-band", role="status"))

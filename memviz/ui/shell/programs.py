@@ -1,16 +1,15 @@
 """The interface for programs and agents: uploads and arguments are checked, errors are worded.
 
 Each tab has its own interface in `programs.py` of its room, with the answers of the command line. Agents (MCP) get
-short JSON that counts what was left off; `gradio_client` gets the whole answer. Files named by an address are
-fetched here, within limits, before Gradio would fetch them without any.
+short JSON that counts what was left off; `gradio_client` gets the whole answer. An address of an upload becomes its
+path here; Gradio would fetch any address, without limits.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -24,30 +23,21 @@ from memviz.analysis.which_device import chosen_device
 from memviz.errors import MemvizError, UsageError
 from memviz.trace.load import load_trace
 from memviz.trace.model import DeviceTrace, Trace
-from memviz.ui.shell.fetching import MOST_BYTES, fetched
-from memviz.ui.shell.request_bodies import json_safe, json_safe_text
-from memviz.ui.shell.temporary_files import delete_export, write_failure
+from memviz.ui.shell.request_guard import json_safe, json_safe_text
+from memviz.ui.shell.temporary_files import write_failure
 from memviz.ui.shell.visitors import presence
 
 _OURS = "/gradio_api/file="
 _FILE_META = {"_type": "gradio.FileData"}
-_MOST_ADDRESSES = 16
 
 
-@asynccontextmanager
-async def fetch_files(
-    components: Sequence[Any], inputs: Sequence[Any], most_bytes: float | None
-) -> AsyncIterator[list[Any]]:
-    """The same inputs with no address left in them; what was fetched is gone when Gradio has copied it."""
-    given = _GivenFile(min(MOST_BYTES, int(most_bytes or MOST_BYTES)))
-    try:
-        yield [
-            await given.here(_as_files(value) if isinstance(component, gr.File) else value)
-            for component, value in zip(components, inputs, strict=False)
-        ] + list(inputs[len(components) :])
-    finally:
-        for path in given.fetched:
-            delete_export(path)
+def resolve_uploads(components: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+    """Replace addresses of uploads by their paths; UsageError for any other address, which Gradio would fetch."""
+    files = [
+        _as_files(value) if isinstance(component, gr.File) else value
+        for component, value in zip(components, inputs, strict=False)
+    ]
+    return [*map(_with_paths, files), *inputs[len(components) :]]
 
 
 def _as_files(value: Any) -> Any:
@@ -61,33 +51,22 @@ def _is_address(text: object) -> bool:
     return isinstance(text, str) and text.strip().lower().startswith(("http:", "https:"))
 
 
-class _GivenFile:
-    """The files that one request refers to."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self.fetched: list[str] = []
-
-    async def here(self, value: Any) -> Any:
-        """Wherever it stands: Gradio looks for files in values of every kind."""
-        if isinstance(value, list):
-            return [await self.here(item) for item in value]
-        if not isinstance(value, dict):
-            return value
-        if _is_address(value.get("path")) and "meta" in value:
-            # The address that comes beside the path would lead Gradio there again.
-            return {**value, "path": await self._path(value["path"].strip()), "url": None}
-        return {key: await self.here(item) for key, item in value.items()}
-
-    async def _path(self, address: str) -> str:
-        path = uploaded(address)
-        if path is not None:
-            return path
-        if len(self.fetched) >= _MOST_ADDRESSES:
-            raise UsageError(f"More than {_MOST_ADDRESSES} addresses are not fetched for one question.")
-        path = await asyncio.to_thread(fetched, address, self._most_bytes)
-        self.fetched.append(path)
-        return path
+def _with_paths(value: Any) -> Any:
+    """Gradio looks for files in values of every kind, however deep."""
+    if isinstance(value, list):
+        return [_with_paths(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if not (_is_address(value.get("path")) and "meta" in value):
+        return {key: _with_paths(item) for key, item in value.items()}
+    path = uploaded(value["path"].strip())
+    if path is None:
+        raise UsageError(
+            "This server fetches nothing from other addresses. Upload the file to it (POST to /gradio_api/upload) and "
+            "name that."
+        )
+    # The address that comes beside the path would lead Gradio there again.
+    return {**value, "path": path, "url": None}
 
 
 def uploaded(address: str) -> str | None:
@@ -95,10 +74,10 @@ def uploaded(address: str) -> str | None:
     try:
         name = unquote(urlsplit(address).path.partition(_OURS)[2])
         path = Path(name).resolve()
-        is_here = bool(name) and Path(get_upload_folder()).resolve() in path.parents and path.is_file()
+        is_open = bool(name) and Path(get_upload_folder()).resolve() in path.parents and path.is_file()
     except (OSError, ValueError, RuntimeError):
         return None
-    return str(path) if is_here else None
+    return str(path) if is_open else None
 
 
 def address_of(path: str, root: str) -> str:
@@ -135,8 +114,8 @@ class ExplainingBlocks(gr.Blocks):
 
     async def preprocess_data(self, block_fn: Any, inputs: list[Any], *more: Any, **options: Any) -> Any:
         try:
-            async with fetch_files(block_fn.inputs, inputs, getattr(self, "max_file_size", None)) as here:
-                return await super().preprocess_data(block_fn, here, *more, **options)
+            here = resolve_uploads(block_fn.inputs, inputs)
+            return await super().preprocess_data(block_fn, here, *more, **options)
         except gr.Error as error:
             error.print_exception = False
             raise

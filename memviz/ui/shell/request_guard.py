@@ -6,8 +6,10 @@ accepted. Faults of a visitor's line or file are answered and kept out of the lo
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import json
+import math
 import os
 import re
 import socket
@@ -22,14 +24,83 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from memviz.ui.shell.request_bodies import RefusedBody, json_depth, json_safe, json_safe_text, read_body
+from memviz.errors import UsageError
 from memviz.ui.shell.temporary_files import Exports, delete_export, drop_leftovers, write_failure
 from memviz.ui.shell.visitors import OpenPages
 
+_MOST_DRAINED = 1 << 30
+_SECONDS = 60.0
+_NESTING = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
+
+
+class RefusedBody(UsageError):
+    """Not what any page would send."""
+
+
+async def read_body(receive: Receive, most: int, seconds: float = _SECONDS) -> bytes:
+    """Refused where it is larger or does not come. A sender listens only once it has sent all, so all is heard out."""
+    try:
+        return await asyncio.wait_for(_read_within(receive, most), seconds)
+    except TimeoutError:
+        raise RefusedBody("The rest of the request did not come.") from None
+
+
+async def _read_within(receive: Receive, most: int) -> bytes:
+    pieces: list[bytes] = []
+    size, more = 0, True
+    while more and size < _MOST_DRAINED:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise RefusedBody("The request broke off.")
+        piece = message.get("body", b"")
+        size += len(piece)
+        if size > most:
+            pieces.clear()
+        else:
+            pieces.append(piece)
+        more = message.get("more_body", False)
+    if size > most:
+        raise RefusedBody(f"The request has more than {most:,} bytes.")
+    return b"".join(pieces)
+
+
+def json_depth(body: bytes) -> int:
+    """How deep JSON is nested, without building it."""
+    depth = most = 0
+    for match in _NESTING.finditer(body):
+        mark: Any = match.group()[0]
+        if mark in b"[{":
+            depth += 1
+            most = max(most, depth)
+        elif mark in b"]}":
+            depth -= 1
+    return most
+
+
+def json_safe_text(value: object) -> str:
+    """TypeError for what is no text. Half of a pair of characters, which UTF-8 cannot say, is shown as one it can."""
+    if not isinstance(value, str):
+        raise TypeError("not a text")
+    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def json_safe(value: Any) -> Any:
+    """The same, of lists and objects of any depth; what is neither finite nor infinite in JSON is null."""
+    if isinstance(value, str):
+        return json_safe_text(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {json_safe(key): json_safe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_safe(item) for item in value]
+    return value
+
+
 NAMES_SETTING = "MEMVIZ_ALLOWED_HOSTS"
-_OF_OTHERS = ("SPACE_HOST", "GRADIO_SERVER_NAME", "GRADIO_ROOT_PATH", "JUPYTERHUB_HOST", "JUPYTERHUB_PUBLIC_URL")
+_HOST_SETTINGS = ("SPACE_HOST", "GRADIO_SERVER_NAME", "GRADIO_ROOT_PATH", "JUPYTERHUB_HOST", "JUPYTERHUB_PUBLIC_URL")
 """Environment variables that hold host names, lists of them, or whole addresses."""
-_ON_A_SPACE = ".hf.space"
+_SPACE_DOMAIN = ".hf.space"
 _HOST_NAME = re.compile(r"[a-z0-9_.:-]{1,253}", re.ASCII)
 
 
@@ -45,7 +116,7 @@ def host_of(text: str) -> str:
 
 def names_given(environment: Mapping[str, str] = os.environ) -> frozenset[str]:
     """`*` is every name, and `.example.org` or `*.example.org` all below that one."""
-    given = [environment.get(name, "") for name in (NAMES_SETTING, *_OF_OTHERS)]
+    given = [environment.get(name, "") for name in (NAMES_SETTING, *_HOST_SETTINGS)]
     names = {_pattern(name) for text in given for name in re.split(r"[,\s]+", text) if name}
     machine = socket.gethostname().lower()
     return frozenset({"localhost", ".localhost", machine, f"{machine}.local", *names} - {"", ".local"})
@@ -53,7 +124,7 @@ def names_given(environment: Mapping[str, str] = os.environ) -> frozenset[str]:
 
 def is_of_a_space(name: str, environment: Mapping[str, str] = os.environ) -> bool:
     """A Space goes by several names below this one, and nobody but its host gives names there."""
-    return bool(environment.get("SPACE_ID")) and name.endswith(_ON_A_SPACE)
+    return bool(environment.get("SPACE_ID")) and name.endswith(_SPACE_DOMAIN)
 
 
 def _pattern(text: str) -> str:
@@ -100,7 +171,7 @@ _DEEPEST = 100
 _UPLOAD, _READINGS = "/gradio_api/upload", "/gradio_api/memviz/readings"
 _EVENTS = "/gradio_api/queue/data"
 _HEARTBEAT, _FILE = "/gradio_api/heartbeat/", "/gradio_api/file="
-_HALF_A_PAIR = re.compile(rb"\\u[dD][89abAB]|\\u[dD][c-fC-F]|NaN|Infinity")
+_UNSAFE_JSON = re.compile(rb"\\u[dD][89abAB]|\\u[dD][c-fC-F]|NaN|Infinity")
 
 
 class RequestGuard:
@@ -112,7 +183,7 @@ class RequestGuard:
         if scope["type"] not in ("http", "websocket"):
             return await self._app(scope, receive, send)
         page = scope["app"].get_blocks()
-        refusal = self._stranger(Headers(scope=scope), page)
+        refusal = self._refusal(Headers(scope=scope), page)
         if refusal and scope["type"] == "websocket":
             return await send({"type": "websocket.close", "code": 1008, "reason": refusal[:120]})
         if refusal:
@@ -122,13 +193,12 @@ class RequestGuard:
         try:
             await self._pass(page, scope, receive, send)
         except ClientDisconnect:
-            # Nobody is left to be told.
             return
 
-    def _stranger(self, headers: Headers, page: Any) -> str:
-        """Why it is not answered at all; empty for what is ours."""
+    def _refusal(self, headers: Headers, page: Any) -> str:
+        """Return why the request is refused; empty if it is from this server's own page or a program."""
         names = {*self._names, *names_of_page(page)}
-        hosts = list(_question(headers))
+        hosts = list(_host_names(headers))
         for host in hosts:
             if not is_known(host, names) and not is_of_a_space(host):
                 return f"This server is not known as {host or 'that'}. {_remedy(host)}"
@@ -159,9 +229,9 @@ class RequestGuard:
         except RefusedBody as refused:
             return await _answer_plainly(str(refused), 400)(scope, receive, send)
         try:
-            await self._app(scope, _again(body, receive), send)
-        except _NO_QUESTION as error:
-            # Gradio looks for what was asked for before it answers anything; what fails while answering it catches.
+            await self._app(scope, _replay_body(body, receive), send)
+        except _UNKNOWN_ENDPOINT as error:
+            # Raised before Gradio answers: it looks up the endpoint first, and catches what fails in it.
             words = f"This page has no answer to that ({type(error).__name__}: {str(error)[:200]})."
             await _answer_plainly(json_safe_text(words), 400)(scope, receive, send)
 
@@ -171,21 +241,21 @@ class RequestGuard:
             return await _answer_plainly("This server fetches nothing for others.", 403)(scope, receive, send)
         if not exports.is_one(wanted):
             return await self._app(scope, receive, send)
-        with exports.giving(wanted) as is_there:
+        with exports.claim(wanted) as is_there:
             if not is_there:
                 return await _answer_plainly("This file was fetched already, or is gone. Make it again.", 404)(
                     scope, receive, send
                 )
-            given = False
+            is_delivered = False
 
             async def pass_on(message: Message) -> None:
-                nonlocal given
+                nonlocal is_delivered
                 if message["type"] == "http.response.start":
-                    given = message["status"] == 200 and scope["method"] == "GET"
+                    is_delivered = message["status"] == 200 and scope["method"] == "GET"
                 await send(message)
 
             await self._app(scope, receive, pass_on)
-            if given:
+            if is_delivered:
                 delete_export(wanted)
 
     async def _events(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -209,7 +279,7 @@ class RequestGuard:
             raise
 
 
-_NO_QUESTION = (LookupError, TypeError, ValueError, AttributeError, FnIndexInferError)
+_UNKNOWN_ENDPOINT = (LookupError, TypeError, ValueError, AttributeError, FnIndexInferError)
 _PLAIN = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 
@@ -217,8 +287,8 @@ def _remedy(name: str) -> str:
     return f"If it should be, set {NAMES_SETTING}={name or 'its.name'} and start it again."
 
 
-def _question(headers: Headers) -> Iterator[str]:
-    """The names it came by. Programs of old name none; browsers always do."""
+def _host_names(headers: Headers) -> Iterator[str]:
+    """Yield the host names of the request. Browsers always send one; HTTP/1.0 programs may not."""
     if "host" in headers:
         yield host_of(headers["host"])
     forwarded = headers.get("x-forwarded-host", "").partition(",")[0].strip()
@@ -235,23 +305,24 @@ def _json_safe_body(body: bytes) -> bytes:
     """JSON that everything behind can take: not too deep, and without halves of characters."""
     if json_depth(body) > _DEEPEST:
         raise RefusedBody(f"The request is nested deeper than {_DEEPEST} levels.")
-    if not _HALF_A_PAIR.search(body):
+    if not _UNSAFE_JSON.search(body):
         return body
     try:
         return json.dumps(json_safe(json.loads(body))).encode()
     except (ValueError, RecursionError):
-        # Whoever it is for says what is wrong with it.
+        # Its endpoint says what is wrong with it.
         return body
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
-    told = False
+def _replay_body(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that yields the body once more, and then what the client sends."""
+    is_sent = False
 
-    async def tell() -> Message:
-        nonlocal told
-        if told:
+    async def receive_again() -> Message:
+        nonlocal is_sent
+        if is_sent:
             return await receive()
-        told = True
+        is_sent = True
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return tell
+    return receive_again

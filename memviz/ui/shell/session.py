@@ -47,9 +47,9 @@ class Refused:
     name: str
     reason: str
     turn: str = ""
-    """Which one it is for the browser that sent it, and waits to see it here."""
+    """The browser's number of the upload, by which it finds the refusal."""
     drop: int = 0
-    """With which other files it came."""
+    """The browser's number of the drop that it was part of."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Session:
     """Keys, baseline first."""
     refused: tuple[Refused, ...] = ()
     home: bool = False
-    """The samples are shown although traces are open."""
+    """Show the samples although traces are open."""
     table: str = ""
     """Key of the table of ranks that this visitor brought."""
 
@@ -72,24 +72,24 @@ class Session:
         return self.of(self.chosen)
 
     def with_opened(self, new: Opened) -> Session:
-        """The new one is looked at; the first few are compared without being asked for."""
+        """Choose the new trace; the first two are also compared."""
         opened = (*self.opened, new)[-MOST_OPEN:]
         compared = (*self.compared, new.key) if len(self.compared) < 2 else self.compared
-        return replace(self, opened=opened, chosen=new.key, compared=compared, home=False)._sound()
+        return replace(self, opened=opened, chosen=new.key, compared=compared, home=False)._valid()
 
     def with_refused(self, refused: Refused) -> Session:
         return replace(self, refused=(*self.refused, refused))
 
     def without_refused(self, before: int | None = None) -> Session:
-        """After a success. What came with drop `before` or after it stays to be read."""
+        """Drop refusals, after a success. Those of drop `before` and later stay."""
         still = () if before is None else tuple(one for one in self.refused if one.drop >= before)
         return self if still == self.refused else replace(self, refused=still)
 
     def choosing(self, key: str) -> Session:
-        return replace(self, chosen=key, home=False)._sound()
+        return replace(self, chosen=key, home=False)._valid()
 
     def closing(self, key: str) -> Session:
-        return replace(self, opened=tuple(opened for opened in self.opened if opened.key != key))._sound()
+        return replace(self, opened=tuple(opened for opened in self.opened if opened.key != key))._valid()
 
     def on_device(self, key: str, device: str) -> Session:
         opened = tuple(
@@ -99,16 +99,16 @@ class Session:
         return replace(self, opened=opened)
 
     def toggling(self, key: str, most: int = 8) -> Session:
-        """In or out of the comparison, at its end."""
+        """Add the trace to the end of the comparison, or remove it."""
         if key in self.compared:
             return replace(self, compared=tuple(other for other in self.compared if other != key))
-        return replace(self, compared=(*self.compared, key)[-most:])._sound()
+        return replace(self, compared=(*self.compared, key)[-most:])._valid()
 
     def with_baseline(self, key: str) -> Session:
         rest = tuple(other for other in self.compared if other != key)
-        return replace(self, compared=(key, *rest))._sound()
+        return replace(self, compared=(key, *rest))._valid()
 
-    def _sound(self) -> Session:
+    def _valid(self) -> Session:
         keys = [opened.key for opened in self.opened]
         chosen = self.chosen if self.chosen in keys else (keys[-1] if keys else "")
         return replace(self, chosen=chosen, compared=tuple(key for key in self.compared if key in keys))
@@ -122,7 +122,7 @@ _READ_AT_ONCE = 2
 class Context:
     store: TraceStore
     programs: tuple[str, ...] = ()
-    """Python files of whoever started the page, whose functions Run offers. Nobody who looks at it can name one."""
+    """Python files given at startup, whose functions Run offers. Visitors cannot add one."""
     given_ranks: RankSummary | None = None
     """Ranks given at startup, for every visitor."""
     tables: RankTables = field(default_factory=RankTables)
@@ -152,18 +152,20 @@ def timeline_key(opened: Opened) -> str:
     return f"{opened.key}/{opened.device}"
 
 
+def open_once(store: TraceStore, session: Session, trace: Trace, sample: str = "") -> Session:
+    """Choose the trace, and open it unless it is open already. `sample` is its name in links."""
+    for opened in session.opened:
+        stored = store.get(opened.key)
+        if stored is not None and stored.about == trace.about:
+            return session.choosing(opened.key)
+    return session.with_opened(replace(open_trace(store, trace), sample=sample))
+
+
 def open_derived_trace(
     store: TraceStore, session: Session, recording: str, made: Trace, *, compared: bool, sample: str = ""
 ) -> Session:
-    """Chosen, or put beside the recording; the same one is not opened twice. `sample` is its name in links."""
-    session = session.without_refused()
-    for opened in session.opened:
-        known = store.get(opened.key)
-        if known is not None and known.about == made.about:
-            session = session.choosing(opened.key)
-            break
-    else:
-        session = session.with_opened(replace(open_trace(store, made), sample=sample))
+    """Choose a derived trace, or put it beside its recording. `sample` is its name in links."""
+    session = open_once(store, session.without_refused(), made, sample)
     if compared and session.of(recording) is not None:
         return replace(session, compared=(recording, session.chosen))
     return session

@@ -1,7 +1,7 @@
 """The open traces and rank tables of all visitors, in memory, under keys that cannot be guessed.
 
 Only the visitor's browser knows a key. The least recently used trace goes first when the store is full, and what no
-visitor has open goes a while after its visitor. Whoever keeps something beside a trace is told when it goes.
+visitor has open goes a while after its visitor. Caches of a trace's results are notified when it goes.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from memviz.ranks.summary import RankSummary
 from memviz.trace.model import Trace
 
 GiB = 1 << 30
-_LEAST_REST = 60.0
-_REST_PER_EVENT = 1e-3
-"""Seconds: to compute again what was let go takes less than a thousandth of that."""
+_IDLE_SECONDS = 60.0
+_IDLE_SECONDS_PER_EVENT = 1e-3
+"""Seconds without use. To compute dropped values again takes less than a thousandth of that."""
 
 
 @dataclass
@@ -29,18 +29,18 @@ class _Kept:
     bytes: int
     pinned: bool = False
     used: float = field(default_factory=time.monotonic)
-    rested: float = -1.0
-    """When it had been used last, the last time that what was computed for it was let go."""
+    idle_since: float = -1.0
+    """Its `used` when its cached values were last dropped."""
     measured: float = -1.0
     """When its bytes were last counted."""
 
     def may_have_grown(self) -> bool:
         """Return True if its bytes need counting: views cache values on the trace, usually soon after its use."""
-        return self.measured < self.used + _LEAST_REST
+        return self.measured < self.used + _IDLE_SECONDS
 
-    def rests(self, now: float) -> bool:
+    def is_idle(self, now: float) -> bool:
         events = sum(len(device.events) for device in self.trace.devices)
-        return self.rested != self.used and now - self.used >= max(_LEAST_REST, _REST_PER_EVENT * events)
+        return self.idle_since != self.used and now - self.used >= max(_IDLE_SECONDS, _IDLE_SECONDS_PER_EVENT * events)
 
 
 class TraceStore:
@@ -50,18 +50,18 @@ class TraceStore:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._lock = threading.Lock()
         self._listeners: list[Callable[[str], None]] = []
-        self._of_rest: list[Callable[[str], None]] = []
+        self._idle_listeners: list[Callable[[str], None]] = []
 
     def on_drop(self, listener: Callable[[str], None]) -> None:
-        """Told the key of each trace that goes."""
+        """Call `listener` with the key of each dropped trace."""
         self._listeners.append(listener)
 
-    def on_rest(self, listener: Callable[[str], None]) -> None:
-        """Told the key of each trace that nobody has looked at for a while."""
-        self._of_rest.append(listener)
+    def on_idle(self, listener: Callable[[str], None]) -> None:
+        """Call `listener` with the key of each trace that was not used for a while."""
+        self._idle_listeners.append(listener)
 
     def add(self, trace: Trace, *, pinned: bool = False) -> str:
-        """`pinned`: named by whoever started the page, for everybody who sees it; nobody can close it."""
+        """A `pinned` trace is given at startup, for all visitors, and cannot be closed."""
         key = secrets.token_urlsafe(18)
         with self._lock:
             self._kept[key] = _Kept(trace, held_bytes(trace), pinned)
@@ -93,12 +93,12 @@ class TraceStore:
         now = time.monotonic()
         with self._lock:
             kept_now = dict(self._kept)
-        resting = [key for key, kept in kept_now.items() if kept.rests(now)]
-        for key in resting:
-            kept_now[key].rested = kept_now[key].used
+        idle = [key for key, kept in kept_now.items() if kept.is_idle(now)]
+        for key in idle:
+            kept_now[key].idle_since = kept_now[key].used
             kept_now[key].measured = -1.0
             drop_large(kept_now[key].trace)
-            for listener in self._of_rest:
+            for listener in self._idle_listeners:
                 listener(key)
         for kept in kept_now.values():
             if kept.may_have_grown():
@@ -114,10 +114,10 @@ class TraceStore:
                 del self._kept[key]
             gone += self._make_room()
         self._tell(gone)
-        return bool(gone or resting)
+        return bool(gone or idle)
 
     def _make_room(self) -> list[str]:
-        """The newest always stays, whatever its size."""
+        """Drop the least recently used traces beyond the limits, but never the newest."""
         old = time.monotonic() - self.most_seconds
         total = sum(kept.bytes for kept in self._kept.values())
         gone = []

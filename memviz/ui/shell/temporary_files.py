@@ -23,7 +23,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _root() -> Path:
-    """Below Gradio's own folder: what lies elsewhere it would copy there, and keep for a day."""
+    # Below Gradio's own folder: a file elsewhere it would copy there, and keep for a day.
     return Path(get_upload_folder()).resolve() / _FOLDER
 
 
@@ -40,7 +40,7 @@ def file_stem(name: str) -> str:
 
 
 def file_with(name: str, write: Callable[[Path], object]) -> str:
-    """The path of a new file; what cannot be written to its end leaves nothing behind."""
+    """Write a new file and return its path; a failed write leaves no file."""
     path = new_file(name)
     try:
         write(path)
@@ -61,7 +61,7 @@ def delete_export(path: str | Path) -> None:
 
 
 def _folder_of(path: str | Path) -> Path | None:
-    """Only of what lies in a folder of its own, by its whole path."""
+    """Return the export's own folder, or None for any other path."""
     try:
         whole = Path(path).resolve()
     except (OSError, ValueError, RuntimeError):
@@ -71,29 +71,29 @@ def _folder_of(path: str | Path) -> Path | None:
 
 
 class Exports:
-    """Given to who asks for them by their whole path."""
+    """Exports, which are found by their whole path alone."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._giving: set[Path] = set()
+        self._claimed: set[Path] = set()
 
     def is_one(self, path: str) -> bool:
         return _folder_of(path) is not None
 
     @contextmanager
-    def giving(self, path: str) -> Iterator[bool]:
-        """To one at a time; whether it is there."""
+    def claim(self, path: str) -> Iterator[bool]:
+        """Reserve an export for one request; False if it is gone or another request has it."""
         folder = _folder_of(path)
         with self._lock:
-            is_there = folder is not None and folder not in self._giving and Path(path).is_file()
+            is_there = folder is not None and folder not in self._claimed and Path(path).is_file()
             if folder is not None and is_there:
-                self._giving.add(folder)
+                self._claimed.add(folder)
         try:
             yield is_there
         finally:
             with self._lock:
                 if folder is not None and is_there:
-                    self._giving.discard(folder)
+                    self._claimed.discard(folder)
 
     def forget(self) -> None:
         """Delete exports that were not fetched for a while."""
@@ -101,7 +101,7 @@ class Exports:
         with suppress(OSError):
             for folder in _root().iterdir():
                 with suppress(OSError), self._lock:
-                    if folder not in self._giving and folder.stat().st_mtime < old:
+                    if folder not in self._claimed and folder.stat().st_mtime < old:
                         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -115,7 +115,7 @@ _STALE_SECONDS = 600
 
 
 def drop_leftovers(error: BaseException) -> None:
-    """Those of the upload that failed with this: its reader knows them, and stands on the way of the error."""
+    """Delete the files of the upload that failed with this error. Its parser, in the traceback, has them."""
     for reader in _readers(error):
         for file in reader._files_to_close_on_error:
             with suppress(OSError):
@@ -134,7 +134,7 @@ def _readers(error: BaseException) -> Iterator[Any]:
 
 
 def drop_stale() -> None:
-    """Whole files lie in folders of their own; what lies beside them is on its way, or was given up."""
+    """Delete old partial uploads: whole files have folders of their own, partial ones are beside these."""
     old = time.time() - _STALE_SECONDS
     with suppress(OSError):
         for path in Path(get_upload_folder()).iterdir():

@@ -23,7 +23,7 @@ _UNKNOWN = "unknown"
 
 
 def visitor_of(scope: Scope) -> str:
-    """On a Space all come through proxies, which say for whom: the nearest address that is not one of theirs."""
+    """Return the client's address. On a Space, that is the last public one in X-Forwarded-For: proxies are private."""
     client = scope.get("client")
     direct = str(client[0]) if client else _UNKNOWN
     if not os.environ.get("SPACE_ID"):
@@ -45,8 +45,8 @@ def _is_public(text: str) -> bool:
 def presence() -> Callable[[], bool]:
     """Return a function that says, from any thread, if the visitor is still there. Call this at the event's start.
 
-    Gradio lets go of an event when the stream of its visitor ends. It tells a generator so only at its next part, and
-    a function never.
+    Gradio drops an event when the stream of its visitor ends. It stops a generator only at its next part, and a
+    function never.
     """
     blocks, event_id = LocalContext.blocks.get(None), LocalContext.event_id.get(None)
     queue = getattr(blocks, "_queue", None)
@@ -60,38 +60,38 @@ _MOST_REMEMBERED = 10_000
 class OpenPages:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._here: Counter[str] = Counter()
+        self._open: Counter[str] = Counter()
         self._left: dict[str, float] = {}
 
     @contextmanager
     def of(self, page: str) -> Iterator[None]:
         with self._lock:
-            self._here[page] += 1
+            self._open[page] += 1
         try:
             yield
         finally:
             with self._lock:
-                self._here[page] -= 1
-                if self._here[page] <= 0:
-                    del self._here[page]
+                self._open[page] -= 1
+                if self._open[page] <= 0:
+                    del self._open[page]
                     self._left.pop(page, None)
                     self._left[page] = time.monotonic()
                     while len(self._left) > _MOST_REMEMBERED:
                         self._left.pop(next(iter(self._left)))
 
-    def is_here(self, page: str) -> bool:
+    def is_open(self, page: str) -> bool:
         with self._lock:
-            return page in self._here
+            return page in self._open
 
-    def was_here(self, page: str) -> bool:
+    def was_open(self, page: str) -> bool:
         with self._lock:
-            return page in self._here or page in self._left
+            return page in self._open or page in self._left
 
     def is_gone(self, page: str, seconds: float) -> bool:
-        """It was here, and left so long ago. Of a program that never held a line nothing is known."""
+        """Return True if the page was open and closed so long ago. Programs that hold no connection are never gone."""
         with self._lock:
             left = self._left.get(page)
-            return page not in self._here and left is not None and time.monotonic() - left >= seconds
+            return page not in self._open and left is not None and time.monotonic() - left >= seconds
 
     def forget(self, page: str) -> None:
         with self._lock:
@@ -115,8 +115,8 @@ class Windows:
         for name, state in dict(holder.session_data if holder is not None else {}).items():
             yield from ((name, value) for value in list(state.state_data.values()) if isinstance(value, Session))
 
-    def remembered(self, current: Session) -> list[list[str]]:
-        """With what is open in the browser's other windows."""
+    def opened_in_browser(self, current: Session) -> list[list[str]]:
+        """Return the traces open in this window and in the browser's other windows."""
         asking = _current_request()
         browser = self._browsers.get(asking)
         opened = {opened_trace.key: opened_trace for opened_trace in current.opened}
@@ -131,9 +131,9 @@ class Windows:
         return any(session.of(key) is not None for _, session in self._others(_current_request()))
 
     def _others(self, asking: str) -> Iterator[tuple[str, Session]]:
-        """Windows that are there: what was left stays known for a while."""
-        is_here = self._page.open_pages.is_here
-        return ((name, session) for name, session in self.sessions() if name != asking and is_here(name))
+        """Yield the sessions of other open windows; Gradio keeps those of closed ones for a while."""
+        is_open = self._page.open_pages.is_open
+        return ((name, session) for name, session in self.sessions() if name != asking and is_open(name))
 
 
 def _current_request() -> str:

@@ -106,7 +106,7 @@ class Arriving(io.BufferedIOBase):
                 self._end(write_failure(error))
                 raise
             self.arrived += len(part)
-            self._note(plain or not self._packed)
+            self._add_stretch(plain or not self._packed)
             self.touched = time.monotonic()
             self._changed.notify_all()
 
@@ -118,7 +118,7 @@ class Arriving(io.BufferedIOBase):
         while left:
             left = left[self._kept.write(left) :]
 
-    def _note(self, is_plain: bool) -> None:
+    def _add_stretch(self, is_plain: bool) -> None:
         if not self._stretches or self._stretches[-1].is_plain != is_plain:
             self._stretches.append(_Stretch(is_plain, self.arrived))
         self._stretches[-1].end = self.arrived
@@ -195,16 +195,16 @@ class Arriving(io.BufferedIOBase):
 
     def _next_piece(self) -> bool:
         self._piece_at += len(self._piece)
-        self._piece = piece = self._made()
+        self._piece = piece = self._read_piece()
         if self._piece_at + len(piece) > self.size:
             raise TraceError(f"It has more than the {self.size:,} bytes that were announced.", remedy=AGAIN)
         return bool(piece)
 
-    def _made(self) -> bytes:
+    def _read_piece(self) -> bytes:
         """The next bytes of the file itself; empty at its end only."""
         while not self._unpacker.eof:
             if self._packed_rest or self._has_more:
-                if piece := self._unpacked(self._packed_rest):
+                if piece := self._unpack(self._packed_rest):
                     return piece
                 continue
             taken, is_plain = self._take()
@@ -216,7 +216,7 @@ class Arriving(io.BufferedIOBase):
             self._packed_rest = taken
         return b""
 
-    def _unpacked(self, packed: bytes) -> bytes:
+    def _unpack(self, packed: bytes) -> bytes:
         try:
             piece: bytes = self._unpacker.decompress(packed, _PIECE)
         except zlib.error:

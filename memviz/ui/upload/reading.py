@@ -95,7 +95,7 @@ _COLUMNS = 1200
 _PIECE = 4 << 20
 _SAY_SECONDS = 0.2
 _FORGET_SECONDS = 120
-_HEARD_SECONDS = 600
+_UNFETCHED_SECONDS = 600
 """For what a browser has not fetched although it listens."""
 _LEAST_PACE = 1024
 """Bytes a second. What comes slower has no claim on a place that another visitor needs."""
@@ -123,7 +123,7 @@ class Reading:
         self.next_part = 0
         self.is_receiving = False
         """A part is on its way; parts come one after the other."""
-        self.is_heard = False
+        self.has_listener = False
         """Its visitor listens."""
         self._used = time.monotonic()
         self._store = store
@@ -148,18 +148,18 @@ class Reading:
 
     def is_forgotten(self, now: float) -> bool:
         """Return True if nothing polls the upload, nothing fetches its result, or it arrives too slowly."""
-        if self._ended and now - self._ended > _HEARD_SECONDS:
+        if self._ended and now - self._ended > _UNFETCHED_SECONDS:
             return True
-        if self.is_slow(now, _FORGET_SECONDS):
+        if self.is_too_slow(now, _FORGET_SECONDS):
             return True
-        return not self.is_heard and now - max(self._used, self.arriving.touched) > _FORGET_SECONDS
+        return not self.has_listener and now - max(self._used, self.arriving.touched) > _FORGET_SECONDS
 
-    def has_no_claim(self, now: float) -> bool:
+    def is_evictable(self, now: float) -> bool:
         """Its place may go to another: nobody fetches what became of it, or hardly anything comes."""
-        is_left = self._ended and not self.is_heard and now - self._ended > _SETTLING_SECONDS
-        return bool(is_left) or self.is_slow(now)
+        is_left = self._ended and not self.has_listener and now - self._ended > _SETTLING_SECONDS
+        return bool(is_left) or self.is_too_slow(now)
 
-    def is_slow(self, now: float, seconds: float = _SETTLING_SECONDS) -> bool:
+    def is_too_slow(self, now: float, seconds: float = _SETTLING_SECONDS) -> bool:
         return not self.arriving.ended and now - self.arriving.begun > seconds and self.pace(now) < _LEAST_PACE
 
     def pace(self, now: float) -> float:
@@ -196,7 +196,7 @@ class Reading:
         self.outbox.put("refused", name=self.name, reason=reason)
 
     def _read(self) -> None:
-        self._go_on()
+        self._check_cancelled()
         source = cast(BinaryIO, self.arriving)
         if source.read(len(FIRST_BYTES)) == FIRST_BYTES:
             self._read_table(source)
@@ -206,23 +206,23 @@ class Reading:
             source,
             self.name,
             self.arriving.size,
-            progress=self._say,
+            progress=self._report_progress,
             watch=self._total.watch,
             is_wanted=lambda: not self._cancelled.is_set(),
         )
-        self._go_on()
+        self._check_cancelled()
         opened = open_trace(self._store, trace)
         self._stored = opened.key
         # `cancel` may have come between the two, and found nothing to take away.
         if self._cancelled.is_set():
             self._store.drop(opened.key)
-        self._go_on()
+        self._check_cancelled()
         key = timeline_key(opened)
         device = next(device for device in trace.devices if device.name == opened.device)
         self.outbox.put("curve", key=key, **_curve(device))
         for question in ({"piece": "timeline"}, {"piece": "groups", "meaning": "category"}):
             self._send(trace, device, key, question)
-            self._go_on()
+            self._check_cancelled()
         self.outbox.put(OPENED, key=key, stored=opened.key, name=self.name, has_times=has_times(device))
 
     def _read_table(self, source: BinaryIO) -> None:
@@ -231,25 +231,25 @@ class Reading:
         with tempfile.NamedTemporaryFile(suffix=".parquet") as file:
             while piece := source.read(_PIECE):
                 file.write(piece)
-                self._say(file.tell(), self.arriving.size)
-                self._go_on()
+                self._report_progress(file.tell(), self.arriving.size)
+                self._check_cancelled()
             file.flush()
             job = ranks_of_table(Path(file.name), self.name)
         self._table = key = self._tables.add(self.name, job)
         if self._cancelled.is_set():
             self._tables.drop(key)
-        self._go_on()
+        self._check_cancelled()
         self.outbox.put(OPENED, key="", stored=key, name=self.name, has_times=False)
 
     def _send(self, trace: Trace, device: DeviceTrace, key: str, question: dict[str, Any]) -> None:
         packed = piece(trace, device, question)
         self.outbox.put("piece", packed.body, key=key, piece=question["piece"], header=packed.header)
 
-    def _go_on(self) -> None:
+    def _check_cancelled(self) -> None:
         if self._cancelled.is_set():
             raise Unwanted("It was cancelled.")
 
-    def _say(self, done: int, _total: int) -> None:
+    def _report_progress(self, done: int, _total: int) -> None:
         now = time.monotonic()
         if now - self._said < _SAY_SECONDS:
             return
@@ -291,11 +291,11 @@ class Readings:
         with self._lock:
             return self._under_way.get(ticket)
 
-    def drop(self, ticket: str, *, heard: bool = False) -> None:
-        """`heard`: its visitor has been told all of it."""
+    def drop(self, ticket: str, *, was_heard: bool = False) -> None:
+        """`was_heard`: its visitor has been told all of it."""
         with self._lock:
             reading = self._under_way.pop(ticket, None)
-        if reading is not None and not heard:
+        if reading is not None and not was_heard:
             reading.cancel()
 
     def forget(self) -> None:
@@ -313,7 +313,7 @@ class Readings:
             return []
         tickets = own if len(own) >= _MOST_OF_ONE else list(self._under_way)
         now, having = time.monotonic(), Counter(reading.visitor for reading in self._under_way.values())
-        idle = [ticket for ticket in tickets if self._under_way[ticket].has_no_claim(now)]
+        idle = [ticket for ticket in tickets if self._under_way[ticket].is_evictable(now)]
         if not idle:
             raise Busy
 

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import Message
 
 from memviz.errors import UsageError
-from memviz.ui.shell.request_bodies import json_safe_text, read_body
+from memviz.ui.shell.request_guard import json_safe_text, read_body
 from memviz.ui.shell.temporary_files import write_failure
 from memviz.ui.shell.visitors import visitor_of
 from memviz.ui.upload.arriving import Arriving, TooMuch
@@ -83,23 +83,23 @@ def _is_from_the_page(request: Request) -> bool:
 
 
 async def _may_use_the_page(request: Request) -> bool:
-    """Asked of Gradio, as by a request of the same visitor: its login does not cover routes beside its own."""
+    """Ask Gradio with a request of the same visitor, because its login does not cover routes beside its own."""
     app = request.app
     if app.auth is None and app.auth_dependency is None:
         return True
     kept = {key: request.scope[key] for key in _OF_THE_VISITOR if key in request.scope}
     scope = {**kept, "method": "GET", "path": _LOGIN_CHECK, "raw_path": _LOGIN_CHECK.encode(), "query_string": b""}
-    heard: list[int] = []
+    statuses: list[int] = []
 
-    async def nothing_more() -> Message:
+    async def no_body() -> Message:
         return {"type": "http.request", "body": b"", "more_body": False}
 
-    async def hear(message: Message) -> None:
+    async def collect(message: Message) -> None:
         if message["type"] == "http.response.start":
-            heard.append(message["status"])
+            statuses.append(message["status"])
 
-    await app(scope, nothing_more, hear)
-    return heard == [200]
+    await app(scope, no_body, collect)
+    return statuses == [200]
 
 
 def _readings(request: Request) -> Readings:
@@ -160,23 +160,23 @@ async def _receive(request: Request, arriving: Arriving, *, plain: bool) -> None
 
 async def _listen(request: Request) -> Response:
     reading, ticket = _reading(request), request.path_params["ticket"]
-    if reading.is_heard:
+    if reading.has_listener:
         raise UsageError("Somebody listens already.")
     reading.use()
-    messages = told(_readings(request), ticket, reading)
+    messages = stream_messages(_readings(request), ticket, reading)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(messages, headers=headers, media_type="application/octet-stream")
 
 
-async def told(readings: Readings, ticket: str, reading: Reading) -> AsyncGenerator[bytes, None]:
+async def stream_messages(readings: Readings, ticket: str, reading: Reading) -> AsyncGenerator[bytes, None]:
     """Stream the messages about an upload. If the client disconnects before the file is open, it is dropped."""
-    reading.is_heard = True
+    reading.has_listener = True
     try:
         async for message in reading.outbox.messages():
             yield message
     finally:
         # The page hangs up as soon as it hears that its file is open, which may be before the last message's end here.
-        readings.drop(ticket, heard=reading.outbox.newest_fetched == OPENED)
+        readings.drop(ticket, was_heard=reading.outbox.newest_fetched == OPENED)
 
 
 async def _drop(request: Request) -> Response:

@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from memviz.allocator.replay_result import Replayed
 from memviz.allocator.replayer import Progress, part_of, rest_of
-from memviz.allocator.search import Search
 from memviz.allocator.settings import settings_of
 from memviz.allocator.what_if import WhatIf
 from memviz.headlines.names import trace_name
@@ -22,7 +20,6 @@ from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.payloads.segment_view import map_value
 from memviz.ui.payloads.timelines import LinkedTrace, linked_values
 from memviz.ui.shell.session import Context, Session, open_derived_trace
-from memviz.ui.shell.store import TraceStore
 from memviz.ui.shell.temporary_files import file_stem, file_with, page_file
 from memviz.ui.what_if.plots import MapSide, map_sides, moment_that_matters, plot_label, plot_value
 from memviz.ui.what_if.question import ParsedQuestion, Question, WhatIfState, parse_question
@@ -40,71 +37,16 @@ from memviz.ui.what_if.verdict import (
 )
 from memviz.units import bytes_text
 
-
-def answer_file(trace: Trace, device: DeviceTrace, outcome: WhatIf, searched: Search | None) -> str:
-    return page_file("what-if.html", what_if_page(trace, device, outcome, searched))
-
-
-def snapshot_file(replayed: Replayed) -> str:
-    return file_with(
-        f"{file_stem(trace_name(replayed.trace.about.source))}-replayed.pickle", partial(_write_snapshot, replayed)
-    )
-
-
-def _write_snapshot(replayed: Replayed, path: Path) -> None:
-    with path.open("wb") as file:
-        write_pickle(replayed.trace, file)
-
-
-def with_replay(store: TraceStore, session: Session, recording: str, replayed: Replayed, *, compared: bool) -> Session:
-    """One more open trace, chosen, or put beside the recording; the same one is not opened twice."""
-    return open_derived_trace(store, session, recording, _file_name(replayed), compared=compared)
-
-
-def _file_name(replayed: Replayed) -> Trace:
-    """In a list it has to be told from its recording; under which settings stands there too."""
-    where = "" if replayed.memory is None else f" in {bytes_text(replayed.memory)}"
-    about = replayed.trace.about
-    return replace(
-        replayed.trace, about=replace(about, source=f"replay of {trace_name(replayed.trace.about.source)}{where}")
-    )
-
-
 _LONGEST_UNASKED = 200_000
 _SEARCH_PARTS = 6
 """How many times as long as an answer a search takes, about."""
 
 
-PARTS = (
-    "state",
-    "waiting",
-    "verdict",
-    "offer",
-    "form",
-    "plot",
-    "head",
-    "maps",
-    "table",
-    "blocks",
-    "save",
-    "keep",
-    "recorded",
-    "replayed",
-)
-EMPTY: dict[str, Any] = {
-    "waiting": "",
-    "verdict": "",
-    "offer": "",
-    "plot": {},
-    "head": "",
-    "maps": {},
-    "table": "",
-    "blocks": "",
-    "save": "",
-    "keep": "",
-    "recorded": {},
-    "replayed": {},
-}
+_TEXTS = ("waiting", "verdict", "offer", "head", "table", "blocks", "save", "keep")
+_VALUES = ("plot", "maps", "recorded", "replayed")
+PARTS = ("state", "form", *_TEXTS, *_VALUES)
+"""Names of what an answer sets: panels of text, and components with a value."""
+EMPTY: dict[str, Any] = dict.fromkeys(_TEXTS, "") | dict.fromkeys(_VALUES, {})
 
 
 def terms_of(parsed: ParsedQuestion) -> Terms:
@@ -141,9 +83,8 @@ class WhatIfAnswers:
         device, outcome = answer.device, answer.what_if
         label = plot_label(outcome, str(what_if(outcome, answer.searched)))
         return {
-            "waiting": "",
+            **EMPTY,
             "verdict": what_if_html(answer),
-            "offer": "",
             "plot": plot_value(device, outcome, at=answer.at, label=label),
             "head": segments_head_html(answer.at, matters=True),
             "maps": self._maps(state.key, answer),
@@ -178,20 +119,28 @@ class WhatIfAnswers:
             return None
 
     def file(self, state: WhatIfState, kind: str) -> str | None:
+        """Return the path of the saved answer: the replay as a snapshot, or all of it as a page."""
         answered = self.answered(state)
         if answered is None:
             return None
+        trace, device, outcome = answered
         if kind == "snapshot":
-            return snapshot_file(answered[2].replayed)
-        return answer_file(*answered, self.replays.known_search(state.key, terms_of(parse_question(state.question))))
+            name = file_stem(trace_name(outcome.replayed.trace.about.source))
+            return file_with(f"{name}-replayed.pickle", partial(_write_snapshot, outcome.replayed.trace))
+        searched = self.replays.known_search(state.key, terms_of(parse_question(state.question)))
+        return page_file("what-if.html", what_if_page(trace, device, outcome, searched))
 
-    def kept(self, state: WhatIfState, session: Session, *, compared: bool) -> Session:
-        """With the replay as one more open trace."""
+    def with_replay(self, state: WhatIfState, session: Session, *, compared: bool) -> Session:
+        """Return the session with the replay as one more open trace, whose name differs from its recording's."""
         answered = self.answered(state)
         if answered is None:
             return session
+        replayed = answered[2].replayed
+        limit = "" if replayed.memory is None else f" in {bytes_text(replayed.memory)}"
+        about = replayed.trace.about
+        named = replace(replayed.trace, about=replace(about, source=f"replay of {trace_name(about.source)}{limit}"))
         recording = state.key.partition("/")[0]
-        return with_replay(self.context.store, session, recording, answered[2].replayed, compared=compared)
+        return open_derived_trace(self.context.store, session, recording, named, compared=compared)
 
     def moved(self, state: WhatIfState, at: str) -> dict[str, Any]:
         """Head and maps at an event that was chosen on the plot."""
@@ -224,6 +173,11 @@ class WhatIfAnswers:
             )
         )
         return {"recorded": recorded, "replayed": after}
+
+
+def _write_snapshot(trace: Trace, path: Path) -> None:
+    with path.open("wb") as file:
+        write_pickle(trace, file)
 
 
 def _shows_a_limit(device: DeviceTrace) -> bool:

@@ -11,11 +11,11 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from memviz.allocator.context import OVERHEAD_BYTES
 from memviz.allocator.recorded_replay import replay_as_recorded
@@ -68,6 +68,7 @@ def within(seconds: float, progress: Progress | None = None) -> Progress:
 
 
 GiB = 1 << 30
+T = TypeVar("T")
 _SIZED_UNASKED = 200_000
 """Events up to which the smallest card is found for every question."""
 
@@ -107,40 +108,37 @@ class Replays:
         self._kept: OrderedDict[Hashable, _CachedResult] = OrderedDict()
         self._lock = threading.Lock()
         context.store.on_drop(self._forget)
-        context.store.on_rest(self._rest)
+        context.store.on_idle(self._drop_views)
 
     def begun(self, key: str, progress: Progress | None = None) -> Begun:
-        begun_replay = self._get((key, "begun"))
-        if begun_replay is None:
+        def replay() -> Begun:
             pair = self._context.find(key)
             if pair is None:
                 raise UsageError("This trace is not open any more.")
             source = source_of(*pair)
-            begun_replay = Begun(source, replay_as_recorded(source, progress))
-            self._keep((key, "begun"), begun_replay, begun_replay.recorded.trace)
-        result: Begun = begun_replay
-        return result
+            return Begun(source, replay_as_recorded(source, progress))
+
+        return self._once((key, "begun"), replay, lambda begun: begun.recorded.trace)
 
     def on(
         self, key: str, settings: Settings, card: CardMemory | None, afresh: bool, progress: Progress | None = None
     ) -> Replayed:
-        replayed_trace = self._get((key, settings, card, afresh))
-        if replayed_trace is None:
-            replayed_trace = replay_on(self.begun(key).source, settings, card, afresh=afresh, progress=progress)
-            self._keep((key, settings, card, afresh), replayed_trace, replayed_trace.trace)
-        result: Replayed = replayed_trace
-        return result
+        def replay() -> Replayed:
+            return replay_on(self.begun(key).source, settings, card, afresh=afresh, progress=progress)
+
+        return self._once((key, settings, card, afresh), replay, lambda replayed: replayed.trace)
 
     def what_if(self, key: str, settings: Settings, terms: Terms, progress: Progress | None = None) -> WhatIf:
         begun, on = self.begun(key, part_of(progress, 0, 5)), partial(self.on, key)
-        known: WhatIf | None = self._get((key, "answer", settings, terms.card))
-        if known is None:
+
+        def build() -> WhatIf:
             rest = rest_of(progress, 1, 5)
-            known = build_what_if(begun.source, begun.recorded, settings, terms.card, replay=on, progress=rest)
-            known = with_fit(begun.source, known, rest)
-            self._keep((key, "answer", settings, terms.card), known, None)
-        smallest = self._smallest(key, known.replayed, terms, part_of(progress, 4, 5))
-        return replace(known, smallest_card=smallest)
+            outcome = build_what_if(begun.source, begun.recorded, settings, terms.card, replay=on, progress=rest)
+            return with_fit(begun.source, outcome, rest)
+
+        outcome = self._once((key, "answer", settings, terms.card), build)
+        smallest = self._smallest(key, outcome.replayed, terms, part_of(progress, 4, 5))
+        return replace(outcome, smallest_card=smallest)
 
     def _smallest(self, key: str, replayed: Replayed, terms: Terms, progress: Progress | None) -> CardMemory | None:
         """Return the smallest card that fits; None for long recordings, where it takes a search of several replays."""
@@ -148,11 +146,8 @@ class Replays:
         if len(source.device.events) > _SIZED_UNASKED:
             return None
         question = (key, "smallest", replayed.settings, replayed.is_placed_anew, terms.overhead_bytes)
-        smallest: tuple[CardMemory | None] | None = self._get(question)
-        if smallest is None:
-            smallest = (smallest_for(source, replayed, terms.overhead_bytes, progress),)
-            self._keep(question, smallest, None)
-        return smallest[0]
+        # In a tuple, because there may be no card that fits.
+        return self._once(question, lambda: (smallest_for(source, replayed, terms.overhead_bytes, progress),))[0]
 
     def search(self, key: str, settings: Settings, terms: Terms, progress: Progress | None = None) -> Search:
         """`settings` are tried besides."""
@@ -202,11 +197,11 @@ class Replays:
             for key in [key for key in self._kept if _of_trace(key).partition("/")[0] == stored]:
                 del self._kept[key]
 
-    def _rest(self, stored: str) -> None:
+    def _drop_views(self, stored: str) -> None:
         """Free the values cached for views of a trace's replays while it is idle; they can be computed again."""
         with self._lock:
-            resting = [kept for key, kept in self._kept.items() if _of_trace(key).partition("/")[0] == stored]
-        for kept in resting:
+            idle = [kept for key, kept in self._kept.items() if _of_trace(key).partition("/")[0] == stored]
+        for kept in idle:
             if kept.trace is not None:
                 drop_large(kept.trace)
                 kept.bytes = held_bytes(kept.trace)
@@ -218,6 +213,14 @@ class Replays:
                 return None
             self._kept.move_to_end(key)
             return kept.result
+
+    def _once(self, key: Hashable, make: Callable[[], T], trace: Callable[[T], Trace] | None = None) -> T:
+        """Return the cached result, or make and keep it. `trace` gives the trace whose memory the result holds."""
+        result: T | None = self._get(key)
+        if result is None:
+            result = make()
+            self._keep(key, result, trace(result) if trace else None)
+        return result
 
     def _keep(self, key: Hashable, result: Any, trace: Trace | None) -> None:
         with self._lock:

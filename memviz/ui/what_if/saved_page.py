@@ -9,9 +9,9 @@ from memviz.allocator.search import Search
 from memviz.allocator.what_if import WhatIf
 from memviz.headlines.what_if import what_if
 from memviz.trace.model import DeviceTrace, Trace
-from memviz.ui.html.markup import Html, cut, joined, tag
+from memviz.ui.html.markup import Html, cut, tag
 from memviz.ui.payloads.segment_view import map_value, moment_in_replay
-from memviz.ui.saved.document import Document, html_text, rewrite_links, without_links
+from memviz.ui.saved.document import Document, SavedLinks, html_text
 from memviz.ui.what_if.plots import MapSide, map_sides, moment_that_matters, plot_label, plot_value
 from memviz.ui.what_if.verdict import Answer, search_html, segments_head_html, what_if_html
 
@@ -19,7 +19,6 @@ from memviz.ui.what_if.verdict import Answer, search_html, segments_head_html, w
 def what_if_page(trace: Trace, device: DeviceTrace, outcome: WhatIf, searched: Search | None = None) -> str:
     answer = Answer(device, outcome, searched, moment_that_matters(device, outcome))
     said = what_if(outcome, searched)
-    parts = [_facts(outcome, device), what_if_html(answer)]
     data: dict[str, Any] = {}
     if answer.has_history:
         sides = list(zip(("left", "right"), map_sides(answer), strict=False))
@@ -30,12 +29,15 @@ def what_if_page(trace: Trace, device: DeviceTrace, outcome: WhatIf, searched: S
             ],
             "maps": {name: _map(trace, side) for name, side in sides},
         }
-        parts.append(tag("div", id="what-if-plot"))
-        parts += [segments_head_html(answer.at, matters=True), tag("div", id="what-if-maps")]
-    if searched is not None:
-        parts.append(search_html(answer, searched))
-    body = rewrite_links(joined(*parts), without_links)
-    return html_text(Document(str(said), tag("div", body, class_="mv-what-if-saved"), data=data))
+    with SavedLinks():
+        parts = [_facts(outcome, device), what_if_html(answer)]
+        if answer.has_history:
+            parts += [tag("div", id="what-if-plot"), segments_head_html(answer.at, matters=True)]
+            parts.append(tag("div", id="what-if-maps"))
+        if searched is not None:
+            parts.append(search_html(answer, searched))
+        body = tag("div", *parts, class_="mv-what-if-saved")
+    return html_text(Document(str(said), body, data=data))
 
 
 def _facts(outcome: WhatIf, device: DeviceTrace) -> Html:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from memviz.allocator.context import UNKNOWN
 from memviz.allocator.replay_answer import environment
 from memviz.allocator.what_if import CARD_BYTES, CardMemory
+from memviz.ui.html.elements import button, fault_place, menu, text_input
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.what_if.question import ANY_CARD, RELEASES, ParsedQuestion, Question, what_if_query
-from memviz.units import bytes_text, parse_bytes
+from memviz.units import bytes_text
 
 
 @dataclass(frozen=True)
@@ -68,19 +68,19 @@ def form_value(question: Question, parsed: ParsedQuestion, known: KnownMemory, *
     pasted = pasted_html(environment(conf)) if conf is not None else ""
     return {
         "version": version,
-        "html": form_html(question, known),
+        "html": form_html(question, parsed.overhead_bytes, known),
         "faults": dict(parsed.faults),
         "parts": {"pasted": pasted, "link": tag("i", data_mv_query=what_if_query(question))},
     }
 
 
-def form_html(question: Question, known: KnownMemory) -> Html:
-    fields = [_memory(question, known), _overhead(question), tag("hr"), _switch(question)]
+def form_html(question: Question, overhead_bytes: int, known: KnownMemory) -> Html:
+    fields = [_memory(question, overhead_bytes, known), _overhead(question), tag("hr"), _switch(question)]
     fields += [_knob(knob, getattr(question, knob.field)) for knob in _KNOBS]
     fields += [_more(question), _release(question)]
     buttons = (
         tag("button", "Replay", type="submit", class_="mv-primary", data_act="replay"),
-        tag("button", "Find the best", type="button", data_act="best"),
+        button("Find the best", "best", None),
     )
     return joined(
         tag("details", tag("summary", "Memory and settings"), *fields, class_="mv-fields"),
@@ -97,25 +97,18 @@ def pasted_html(line: str) -> Html:
     return joined(tag("p", tag("span", "Paste before starting Python"), copy), tag("code", *parts))
 
 
-def _memory(question: Question, known: KnownMemory) -> Html:
+def _memory(question: Question, overhead_bytes: int, known: KnownMemory) -> Html:
     cards = [tag("option", "of any card", value=ANY_CARD, selected=not question.card)]
-    cards += [_card_option(size >> 30, question) for size in CARD_BYTES]
-    chosen = f"{_usable(int(question.card), question)}" if question.card.isdigit() else question.memory
-    field = tag(
-        "input",
-        type="text",
-        name_="memory",
-        value=chosen,
-        placeholder="without limit",
-        autocomplete="off",
-        spellcheck="false",
-        aria_label="Memory for this process",
-    )
+    for gib in (size >> 30 for size in CARD_BYTES):
+        usable = _usable(gib, overhead_bytes)
+        words = f"{gib} GiB card, {usable.removesuffix(' GiB')} usable"
+        cards.append(tag("option", words, value=str(gib), data_usable=usable, selected=question.card == str(gib)))
+    value = _usable(int(question.card), overhead_bytes) if question.card.isdigit() else question.memory
+    label = "Memory for this process"
+    field = text_input("memory", value, placeholder="without limit", aria_label=label)
     card = tag("select", *cards, name_="card", data_fills="memory", aria_label="Card")
     row = tag("div", field, card, class_="mv-combo mv-memory")
-    return tag(
-        "div", tag("h3", "Memory for this process"), row, _fault("memory"), _known_memory(known), class_="mv-field"
-    )
+    return tag("div", tag("h3", label), row, fault_place("memory"), _known_memory(known), class_="mv-field")
 
 
 def _known_memory(known: KnownMemory) -> Html:
@@ -127,70 +120,45 @@ def _known_memory(known: KnownMemory) -> Html:
     return tag("p", f"{bytes_text(known.memory)} is what it had {words}")
 
 
-def _card_option(gib: int, question: Question) -> Html:
-    usable = _usable(gib, question)
-    words = f"{gib} GiB card, {usable.removesuffix(' GiB')} usable"
-    return tag("option", words, value=str(gib), data_usable=usable, selected=question.card == str(gib))
-
-
-def _usable(gib: int, question: Question) -> str:
-    try:
-        overhead = parse_bytes(question.overhead.replace(",", "") or "0")
-    except ValueError:
-        overhead = 0
-    usable = CardMemory(gib << 30, overhead).usable_bytes / (1 << 30)
+def _usable(gib: int, overhead_bytes: int) -> str:
+    usable = CardMemory(gib << 30, overhead_bytes).usable_bytes / (1 << 30)
     return f"{usable:.2f}".rstrip("0").rstrip(".") + " GiB"
 
 
 def _overhead(question: Question) -> Html:
-    field = tag(
-        "input", type="text", name_="overhead", value=question.overhead, size="8", aria_label="Taken from a card"
-    )
+    field = text_input("overhead", question.overhead, size="8", aria_label="Taken from a card")
     sentence = ("A card gives less than its name: the CUDA context and libraries are taken to hold ", field, ".")
     words = tag("p", *sentence, f" Files do not say. Seen were {UNKNOWN.interval}, by generation of card.")
-    return tag("div", words, _fault("overhead"), class_="mv-field mv-assumed")
+    return tag("div", words, fault_place("overhead"), class_="mv-field mv-assumed")
+
+
+def _setting(name: str, label: Html, control: Html, sentence: str, kind: str | None = None) -> Html:
+    """One setting: its name beside its control, one sentence, and the place for its fault."""
+    return tag(
+        "div", tag("label", label, control, class_=kind), tag("p", sentence), fault_place(name), class_="mv-field"
+    )
 
 
 def _switch(question: Question) -> Html:
     box = tag("input", type="checkbox", name_="expandable", checked=question.expandable, role="switch")
-    label = tag("label", tag("code", "expandable_segments"), box)
-    return tag("div", label, tag("p", _EXPANDABLE), _fault("expandable"), class_="mv-field")
+    return _setting("expandable", tag("code", "expandable_segments"), box, _EXPANDABLE)
 
 
 def _knob(knob: _Knob, value: str) -> Html:
-    box = _combo(knob.field, value, knob.off, knob.usual)
-    label = tag("label", tag("code", knob.key), box)
-    return tag("div", label, tag("p", knob.sentence), _fault(knob.field), class_="mv-field")
-
-
-def _combo(field: str, value: str, off: str, usual: Sequence[str]) -> Html:
     """A field for any value, and beside it the usual ones to pick from."""
-    box = tag("input", type="text", name_=field, value=value, placeholder=off, autocomplete="off", spellcheck="false")
-    options = [tag("option", "", value="", hidden=True), tag("option", off, value="off")]
-    options += [tag("option", value, value=value) for value in usual]
-    return tag("span", box, tag("select", *options, data_for=field, aria_label="Usual values"), class_="mv-combo")
+    usual = [tag("option", "", value="", hidden=True), tag("option", knob.off, value="off")]
+    usual += [tag("option", choice, value=choice) for choice in knob.usual]
+    choices = tag("select", *usual, data_for=knob.field, aria_label="Usual values")
+    control = tag("span", text_input(knob.field, value, placeholder=knob.off), choices, class_="mv-combo")
+    return _setting(knob.field, tag("code", knob.key), control, knob.sentence)
 
 
 def _more(question: Question) -> Html:
-    box = tag(
-        "input",
-        type="text",
-        name_="more",
-        value=question.more,
-        placeholder="large_segment_size_mb:40",
-        autocomplete="off",
-        spellcheck="false",
-    )
-    label = tag("label", tag("span", "more settings"), box, class_="mv-wide")
-    return tag("div", label, tag("p", _MORE), _fault("more"), class_="mv-field")
+    field = text_input("more", question.more, placeholder="large_segment_size_mb:40")
+    return _setting("more", tag("span", "more settings"), field, _MORE, "mv-wide")
 
 
 def _release(question: Question) -> Html:
     names = [f"{major}.{minor}" for major, minor in RELEASES]
-    options = [tag("option", f"torch {name}", value=name, selected=name == question.release) for name in names]
-    label = tag("label", tag("code", "allocator rules of"), tag("select", *options, name_="release"))
-    return tag("div", label, tag("p", _RELEASE), class_="mv-field")
-
-
-def _fault(field: str) -> Html:
-    return tag("p", class_="mv-fault", data_fault=field, role="alert")
+    choices = menu("release", question.release, [(name, f"torch {name}") for name in names])
+    return _setting("release", tag("code", "allocator rules of"), choices, _RELEASE)

@@ -49,25 +49,12 @@ class FollowedTrace:
 
 @dataclass(frozen=True)
 class WhatIfTab:
-    waiting: Panel
-    verdict: Panel
-    offer: Panel
-    """Its clicks open samples, which the page does."""
-    form: PlainForm
-    plot: ReservedPlot
-    head: Panel
-    maps: SegmentPair
-    table: Panel
-    blocks: Panel
-    save: Panel
-    keep: Panel
-    """Its clicks are the page's affair: they open one more trace."""
+    parts: Mapping[str, Any]
+    """Components by the names of `PARTS`. The page hears clicks of `offer` (samples) and `keep` (one more trace)."""
     saved: gr.DownloadButton
-    timelines: tuple[MemoryTimeline, MemoryTimeline]
     trace: gr.State
     """A `FollowedTrace`. A change of it answers anew, if the tab is being looked at."""
     looked_at: gr.State
-    state: gr.State
     answers: WhatIfAnswers
 
     @property
@@ -76,65 +63,44 @@ class WhatIfTab:
 
     @property
     def answer(self) -> list[Any]:
-        parts = [
-            self.state,
-            self.waiting,
-            self.verdict,
-            self.offer,
-            self.form,
-            self.plot,
-            self.head,
-            self.maps,
-            self.table,
-        ]
-        return [*parts, self.blocks, self.save, self.keep, *self.timelines]
+        return [self.parts[name] for name in PARTS]
 
 
 def build(context: Context, tabs: gr.Tabs, turn: TabTurn, samples: Html) -> WhatIfTab:
-    """`samples` stand there while no trace is open."""
+    """`samples` are shown while no trace is open."""
     replays = Replays(context)
-    answers = WhatIfAnswers(context, replays, samples)
-    waiting, answer, offer = (Panel(elem_id=f"what-if-{name}") for name in ("waits", "verdict", "offer"))
+    parts: dict[str, Any] = {"state": gr.State(WhatIfState())}
+
+    def add_panels(**elements: str) -> None:
+        for name, element in elements.items():
+            parts[name] = Panel(elem_id=f"what-if-{element}")
+
+    add_panels(waiting="waits", verdict="verdict", offer="offer")
     with gr.Row(elem_classes="mv-what-if"):
         with gr.Column(elem_classes="mv-what-if-form", scale=0, min_width=264):
-            form = PlainForm(elem_id="what-if-form")
+            parts["form"] = PlainForm(elem_id="what-if-form")
         with gr.Column(elem_classes="mv-what-if-answer", min_width=320):
-            plot = ReservedPlot(elem_id="what-if-plot")
-            blocks = Panel(elem_id="what-if-blocks")
-            lines = tuple(MemoryTimeline(replays.find, elem_id=f"what-if-{side}") for side in ("recorded", "replayed"))
-            head = Panel(elem_id="what-if-segments")
-            maps = SegmentPair(replays.find, elem_id="what-if-maps")
-            table = Panel(elem_id="what-if-table")
+            parts["plot"] = ReservedPlot(elem_id="what-if-plot")
+            add_panels(blocks="blocks")
+            for side in ("recorded", "replayed"):
+                parts[side] = MemoryTimeline(replays.find, elem_id=f"what-if-{side}")
+            add_panels(head="segments")
+            parts["maps"] = SegmentPair(replays.find, elem_id="what-if-maps")
+            add_panels(table="table")
             with gr.Row(elem_classes="mv-what-if-leave"):
-                keep, save = Panel(elem_id="what-if-keep"), Panel(elem_id="what-if-save")
+                add_panels(keep="keep", save="save")
     saved = gr.DownloadButton("Save", visible="hidden", elem_id="what-if-saved")
-    parts = WhatIfTab(
-        waiting,
-        answer,
-        offer,
-        form,
-        plot,
-        head,
-        maps,
-        table,
-        blocks,
-        save,
-        keep,
-        saved,
-        timelines=(lines[0], lines[1]),
-        trace=gr.State(FollowedTrace()),
-        looked_at=gr.State(False),
-        state=gr.State(WhatIfState()),
-        answers=answers,
-    )
-    _WhatIfEvents(context, parts).wire(tabs, turn)
-    return parts
+    tab = WhatIfTab(parts, saved, gr.State(FollowedTrace()), gr.State(False), WhatIfAnswers(context, replays, samples))
+    _WhatIfEvents(context, tab).wire(tabs, turn)
+    return tab
 
 
-def kept(parts: WhatIfTab, session: Session, state: WhatIfState, event: gr.EventData) -> tuple[Session, str | None]:
-    """The session with the replay that is shown as one more open trace, and the tab that shows it, if there is one."""
+def open_replay(
+    answers: WhatIfAnswers, session: Session, state: WhatIfState, event: gr.EventData
+) -> tuple[Session, str | None]:
+    """The session with the displayed replay as one more open trace, and the tab that shows it, if there is one."""
     tab = "compare" if clicked(event).get("act") == "compare" else "explore"
-    after = parts.answers.kept(state, session, compared=tab == "compare")
+    after = answers.with_replay(state, session, compared=tab == "compare")
     return after, tab if after != session else None
 
 
@@ -147,7 +113,7 @@ def show(session: Session, tab: str | None) -> list[Any]:
     return [tab == ID if tab else gr.skip(), FollowedTrace(key, tab == ID)]
 
 
-def asking(session: Session, query: Mapping[str, str]) -> WhatIfState:
+def state_from_link(session: Session, query: Mapping[str, str]) -> WhatIfState:
     """Return a state that holds a link's question as an earlier question about the open trace."""
     assert session.current is not None
     return WhatIfState(left=((timeline_key(session.current), question_in(query)),))
@@ -158,35 +124,31 @@ def _values(**given: Any) -> list[Any]:
     return [given.get(name, gr.skip()) for name in PARTS]
 
 
-def _skipped() -> list[Any]:
-    return [gr.skip()] * len(PARTS)
-
-
 class _WhatIfEvents:
     """Which event asks what. It keeps replays for a while, and of a visitor only the work under way.
 
     Each answer begins with a part: Gradio empties the outputs of a generator that yields nothing.
     """
 
-    def __init__(self, context: Context, parts: WhatIfTab) -> None:
+    def __init__(self, context: Context, tab: WhatIfTab) -> None:
         self.context = context
-        self.answers = parts.answers
-        self.parts = parts
-        self.workshop = BackgroundJobs()
+        self.answers = tab.answers
+        self.tab = tab
+        self.jobs = BackgroundJobs()
 
     def wire(self, tabs: gr.Tabs, turn: TabTurn) -> None:
-        parts = self.parts
-        followed = [parts.trace, parts.state, parts.looked_at]
-        parts.trace.change(self._follow, followed, [parts.looked_at, *parts.answer], **IN_PARTS)
+        tab, parts = self.tab, self.tab.parts
+        state, answer = parts["state"], tab.answer
+        tab.trace.change(self._follow, [tab.trace, state, tab.looked_at], [tab.looked_at, *answer], **IN_PARTS)
         for turned in (tabs, turn):
-            turned.select(self._turn, [parts.trace, parts.state], [parts.looked_at, *parts.answer], **IN_PARTS)
-        parts.form.input(self._changed, parts.state, parts.answer, **IN_PARTS)
-        parts.form.click(self._pressed, parts.state, parts.answer, **IN_PARTS)
-        parts.table.click(self._used, parts.state, parts.answer, **IN_PARTS)
-        parts.waiting.click(self._cancel, None, parts.waiting, **IN_PARTS)
-        parts.plot.select(self._moved, parts.state, [parts.head, parts.maps], **IN_PARTS)
-        parts.blocks.click(self._blocks, parts.state, parts.answer, **IN_PARTS)
-        parts.save.click(self._save, parts.state, parts.saved, **IN_PARTS).then(None, js=_SAVE)
+            turned.select(self._turn, [tab.trace, state], [tab.looked_at, *answer], **IN_PARTS)
+        parts["form"].input(self._changed, state, answer, **IN_PARTS)
+        parts["form"].click(self._pressed, state, answer, **IN_PARTS)
+        parts["table"].click(self._used, state, answer, **IN_PARTS)
+        parts["waiting"].click(self._cancel, None, parts["waiting"], **IN_PARTS)
+        parts["plot"].select(self._moved, state, [parts["head"], parts["maps"]], **IN_PARTS)
+        parts["blocks"].click(self._blocks, state, answer, **IN_PARTS)
+        parts["save"].click(self._save, state, tab.saved, **IN_PARTS).then(None, js=_SAVE)
 
     @in_parts
     def _follow(
@@ -197,17 +159,17 @@ class _WhatIfEvents:
         The page may have turned to it while the visitor's own turn to another tab was still on its way.
         """
         if looked_at or trace.is_turned_to:
-            yield [True, *_skipped()]
+            yield [True, *_values()]
             yield from ([gr.skip(), *values] for values in self._opened(trace.key, state, request))
         else:
-            yield [gr.skip(), *(_skipped() if trace.key == state.key else self._emptied(state))]
+            yield [gr.skip(), *(_values() if trace.key == state.key else self._emptied(state))]
 
     @in_parts
     def _turn(
         self, trace: FollowedTrace, state: WhatIfState, event: gr.SelectData, request: gr.Request
     ) -> Iterator[list[Any]]:
         looked_at = event.value == LABEL
-        yield [looked_at, *_skipped()]
+        yield [looked_at, *_values()]
         if looked_at:
             for values in self._opened(trace.key, state, request):
                 yield [gr.skip(), *values]
@@ -249,7 +211,7 @@ class _WhatIfEvents:
 
     @in_parts
     def _used(self, state: WhatIfState, event: gr.EventData, request: gr.Request) -> Iterator[list[Any]]:
-        yield _skipped()
+        yield _values()
         try:
             settings = parse_settings(clicked(event).get("settings", ""))
         except MemvizError:
@@ -258,7 +220,7 @@ class _WhatIfEvents:
         yield from self._answer(turned, request, is_pressed=True)
 
     def _cancel(self, request: gr.Request) -> str:
-        with self.workshop.answering(_visitor(request)):
+        with self.jobs.answering(_visitor(request)):
             return ""
 
     def _save(self, state: WhatIfState, event: gr.EventData) -> str | None:
@@ -287,7 +249,7 @@ class _WhatIfEvents:
         pair = self.context.find(state.key)
         if pair is None:
             # It was closed meanwhile; what is open now is answered by itself.
-            yield _skipped()
+            yield _values()
             return
         device = pair[1]
         if is_first:
@@ -297,7 +259,7 @@ class _WhatIfEvents:
             state.question, parsed, self.answers.known_memory(state.key), version=f"{state.key} {state.turn}"
         )
         # What was asked before is answered no more, also where this is refused: it would take the words away again.
-        with self.workshop.answering(_visitor(request)) as is_newest:
+        with self.jobs.answering(_visitor(request)) as is_newest:
             yield _values(**{"waiting": "", **(EMPTY if is_another else {}), "state": state, "form": form})
             if parsed.settings is None or not is_newest():
                 return
@@ -306,7 +268,7 @@ class _WhatIfEvents:
                 yield _values(form=form, verdict=words)
                 return
             searches = searches or len(device.events) <= _SEARCHED_UNASKED
-            work = self.workshop.begin(
+            work = self.jobs.begin(
                 _visitor(request),
                 lambda progress: self.answers.find(state.key, parsed, searches, progress),
                 visitor_of(getattr(request.request, "scope", {})),
@@ -314,7 +276,7 @@ class _WhatIfEvents:
             # Gradio sends what changed from part to part, and takes a value that is missing in the next one back.
             for part in self._work(work, state, device, is_newest):
                 yield _values(form=form, **part)
-            self.workshop.ended(_visitor(request), work)
+            self.jobs.ended(_visitor(request), work)
 
     def _work(
         self, work: BackgroundJob, state: WhatIfState, device: DeviceTrace, is_newest: Callable[[], bool]

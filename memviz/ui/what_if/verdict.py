@@ -10,7 +10,9 @@ from memviz.allocator.search import Search, SettingsTrial
 from memviz.allocator.what_if import CardMemory, WhatIf
 from memviz.analysis.timeline import timeline
 from memviz.headlines.what_if import at_event, in_words, what_if
-from memviz.trace.model import DeviceTrace, Note
+from memviz.trace.model import DeviceTrace
+from memviz.ui.html.elements import button, facts_html, table
+from memviz.ui.html.labels import headline_html
 from memviz.ui.html.markup import Html, exact, joined, rounded, tag, when
 from memviz.units import bytes_text, count_text, percent_text
 
@@ -46,7 +48,7 @@ class RankedRow:
 def ranked_rows(outcome: WhatIf, searched: Search) -> Iterator[RankedRow]:
     """The recording has a row of its own where no replay in the table does what is recorded."""
     if not any(tried.is_as_recorded for tried in searched.tried):
-        yield _recording(outcome, searched.is_placed_anew)
+        yield _recording_row(outcome, searched.is_placed_anew)
     for tried in searched.tried:
         yield RankedRow(
             settings=tried.text,
@@ -65,11 +67,11 @@ def about_ranked_rows(outcome: WhatIf, searched: Search) -> str:
     how = "Reserved is without a limit"
     if searched.is_placed_anew:
         how += ", and each starts with what was live before the first event placed into empty memory"
-    why = "" if any(tried.is_as_recorded for tried in searched.tried) else _why(outcome, searched)
+    why = "" if any(tried.is_as_recorded for tried in searched.tried) else _recording_differs(outcome, searched)
     return f"{how}.{why}"
 
 
-def _why(outcome: WhatIf, searched: Search) -> str:
+def _recording_differs(outcome: WhatIf, searched: Search) -> str:
     """Return why the recording has a row of its own."""
     reason = outcome.parted or outcome.why_not_as_recorded
     if searched.is_placed_anew and not reason:
@@ -83,7 +85,7 @@ def _remark(tried: SettingsTrial) -> str:
     return "the recorded settings, replayed" if tried.is_recorded else ""
 
 
-def _recording(outcome: WhatIf, is_late: bool) -> RankedRow:
+def _recording_row(outcome: WhatIf, is_late: bool) -> RankedRow:
     """On a card, with how the recorded settings end there from where memory lay."""
     base, failed = outcome.base, outcome.recorded.oom
     on_card = outcome.card is not None and (is_late or not outcome.parted)
@@ -110,7 +112,7 @@ def _ends(oom: RanOut | None, outcome: WhatIf, reserved_bytes: int) -> str:
     return f"fits, {bytes_text(outcome.card.usable_bytes - reserved_bytes)} to spare"
 
 
-_OURS = {
+_REPLAY_NOTES = {
     "settings_inferred",
     "settings_not_modelled",
     "start_rebuilt",
@@ -119,7 +121,7 @@ _OURS = {
     "streams_as_recorded",
     "replay_differs",
 }
-"""Codes of notes that a replay adds; those of the recording stand in Explore."""
+"""Codes of notes that a replay adds."""
 
 
 @dataclass(frozen=True)
@@ -138,20 +140,20 @@ class Answer:
 
 
 def what_if_html(answer: Answer) -> Html:
-    said = what_if(answer.what_if, answer.searched)
-    title = tag("h1", said.answer, " ", tag("span", said.reason), class_="mv-verdict")
+    title = headline_html(what_if(answer.what_if, answer.searched))
     if not answer.has_history:
         return tag("header", title)
-    facts = [tag("span", words, " ", tag("b", value)) for words, value in facts_of(answer)]
+    # Explore has the notes on the recording itself.
+    notes = [note for note in answer.what_if.replayed.trace.notes if note.code in _REPLAY_NOTES]
     return tag(
         "header",
         title,
-        tag("p", *facts, class_="mv-facts"),
-        *map(_note, _notes(answer.what_if)),
+        facts_html(_facts(answer)),
+        *(tag("p", note.text, class_=f"mv-note mv-{note.level}") for note in notes),
     )
 
 
-def facts_of(answer: Answer) -> list[tuple[str, str]]:
+def _facts(answer: Answer) -> list[tuple[str, str]]:
     outcome = answer.what_if
     stopped = outcome.base if outcome.base.oom is not None else outcome.replayed
     facts = _at_the_end(stopped, stopped.oom) if stopped.oom else _of_a_whole_run(answer)
@@ -202,15 +204,6 @@ def _fragmentation(replayed: Replayed) -> str:
     return f"{bytes_text(unused)}, {percent_text(unused, replayed.peak_reserved_bytes)} of the peak"
 
 
-def _notes(outcome: WhatIf) -> list[Note]:
-    """Return the notes on the replay's assumptions; Explore has those on the recording."""
-    return [note for note in outcome.replayed.trace.notes if note.code in _OURS]
-
-
-def _note(note: Note) -> Html:
-    return tag("p", note.text, class_=f"mv-note mv-{note.level}")
-
-
 def refusal_html(words: str) -> Html:
     """In the place of a verdict."""
     return tag("header", tag("h1", words, class_="mv-verdict"))
@@ -226,39 +219,27 @@ def waiting_html(share: float | None, *, events: int) -> Html:
         "div",
         tag("i", style=f"width:{percent}%"),
         tag("span", words, role="status"),
-        tag("button", "Cancel", type="button", data_act="cancel"),
+        button("Cancel", "cancel", None),
         class_="mv-waits",
     )
 
 
 def blocks_html(are_shown: bool) -> Html:
     words = "Hide blocks" if are_shown else "Show blocks"
-    expanded = "true" if are_shown else "false"
-    return tag("button", words, type="button", class_="mv-quiet", data_act="blocks", aria_expanded=expanded)
+    return button(words, "blocks", aria_expanded="true" if are_shown else "false")
 
 
 def keep_html() -> Html:
-    """The replay is a trace like any other."""
-    return joined(
-        tag("button", "Open the replay in Explore", type="button", class_="mv-quiet", data_act="explore"),
-        tag("button", "Compare with the recording", type="button", class_="mv-quiet", data_act="compare"),
-    )
+    return joined(button("Open the replay in Explore", "explore"), button("Compare with the recording", "compare"))
 
 
 def save_html() -> Html:
-    return joined(
-        tag("button", "Save the replay as a snapshot", type="button", class_="mv-quiet", data_act="snapshot"),
-        tag("button", "Save as one HTML page", type="button", class_="mv-quiet", data_act="page"),
-    )
+    return joined(button("Save the replay as a snapshot", "snapshot"), button("Save as one HTML page", "page"))
 
 
 def segments_head_html(at: int, *, matters: bool) -> Html:
     why = tag("small", "the moment that matters" if matters else "chosen on the plot above")
-    return tag("h2", f"Segments {_moment(at)}", " ", why, class_="mv-h2")
-
-
-def _moment(at: int) -> str:
-    return f"at {when(at)}" if at >= 0 else when(at)
+    return tag("h2", f"Segments {'at ' if at >= 0 else ''}{when(at)}", " ", why, class_="mv-h2")
 
 
 def caption(replayed: Replayed, *, is_recording: bool) -> str:
@@ -289,13 +270,12 @@ def search_html(answer: Answer, known: Search | None) -> Html:
 def _table(answer: Answer, known: Search, live: int) -> Html:
     card = answer.what_if.card
     where = f"In {bytes_text(card.usable_bytes)}" if card else "Without limit"
-    heads = (("Setting", ""), ("", "mv-scale"), ("Reserved", "mv-number"), ("Retries", "mv-number"))
-    head = [tag("th", text, class_=kind or None, scope="col") for text, kind in (*heads, ("Fits on", ""), (where, ""))]
+    heads = (("Setting", None), ("", "mv-scale"), ("Reserved", "mv-number"), ("Retries", "mv-number"))
     shown = list(ranked_rows(answer.what_if, known))
     most = max(max(outcome.reserved_bytes for outcome in shown), card.usable_bytes if card else 0)
     body = [_row(outcome, answer, live=live, most=most) for outcome in shown]
-    table = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *body), class_="mv-table mv-tried")
-    return tag("div", table, class_="mv-scroll")
+    ranked = table((*heads, ("Fits on", None), (where, None)), body, "mv-table mv-tried")
+    return tag("div", ranked, class_="mv-scroll")
 
 
 def _row(row: RankedRow, answer: Answer, *, live: int, most: int) -> Html:
@@ -317,7 +297,7 @@ def _name(row: RankedRow) -> Html:
     """It may break between two keys. The recording itself cannot be asked for."""
     parts = [joined(part, Html("<wbr>")) for part in row.name.replace(",", ",\0").split("\0")]
     words = joined(tag("code", *parts), tag("small", f" {row.remark}") if row.remark else "")
-    return tag("button", words, type="button", data_act="use", data_settings=row.settings) if row.tried else words
+    return button(words, "use", None, data_settings=row.settings) if row.tried else words
 
 
 def _bar(row: RankedRow, card: CardMemory | None, *, live: int, most: int) -> Html:

@@ -1,4 +1,4 @@
-"""Runs between the form and the page: kept where that is possible, opened again, and asked for by programs."""
+"""Tests of orders, kept runs and runs that programs ask for."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ from memviz.runner.jobs.worker_process import RunError, Worker
 from memviz.runner.request import Request
 from memviz.runner.run import run_of
 from memviz.ui.run import answer as run_answers
-from memviz.ui.run import published_examples as run_tables
 from memviz.ui.run.answer import AT_HOME, RunAnswers, run_limits
 from memviz.ui.run.form import RunRequests
 from memviz.ui.run.programs import UnfinishedRun, run_asked
-from memviz.ui.run.published_examples import PublishedTables
 from memviz.ui.run.results import results_html
 from memviz.ui.shell.session import Session
 from memviz.ui.shell.store import TraceStore
@@ -48,7 +46,7 @@ def over(answers: RunAnswers, begun: OrderStatus) -> OrderStatus:
     return list(answers.follow(begun.id))[-1]
 
 
-def test_what_is_done_is_kept_and_opens_again(answers: RunAnswers) -> None:
+def test_finished_runs_are_kept_and_open_again(answers: RunAnswers) -> None:
     done = over(answers, answers.begin(asked("Baseline", "Half"), "ann"))
     kept = answers.kept("ann").all()
     assert [each.name for each in kept] == ["Half", "Baseline"]
@@ -63,7 +61,7 @@ def test_what_is_done_is_kept_and_opens_again(answers: RunAnswers) -> None:
         answers.reopened(Session(), "bob", kept[0].id)
 
 
-def test_the_words_of_a_run_stand_in_its_trace(answers: RunAnswers) -> None:
+def test_the_trace_of_a_run_has_its_figures(answers: RunAnswers) -> None:
     done = over(answers, answers.begin(asked("Baseline", "Half"), "facts"))
     session = answers.opened(Session(), done.id)
     facts = [answers.store.get(each.key).about.facts for each in session.opened]  # type: ignore[union-attr]
@@ -71,7 +69,7 @@ def test_the_words_of_a_run_stand_in_its_trace(answers: RunAnswers) -> None:
     assert (facts[0]["output difference"], facts[1].get("output difference")) == ("–", None)
 
 
-def test_a_full_disk_for_kept_runs_costs_the_copy_and_says_so(tmp_path: Path) -> None:
+def test_a_full_disk_costs_only_the_kept_copy(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("in the way")
     answers = RunAnswers(TraceStore(), tmp_path / "runs")
     try:
@@ -83,7 +81,7 @@ def test_a_full_disk_for_kept_runs_costs_the_copy_and_says_so(tmp_path: Path) ->
         answers.close()
 
 
-def test_files_that_are_gone_are_said_and_nothing_is_lost(answers: RunAnswers) -> None:
+def test_a_deleted_file_is_refused(answers: RunAnswers) -> None:
     done = over(answers, answers.begin(asked("Baseline"), "gone"))
     file = done.variants[0].file
     assert file is not None
@@ -92,8 +90,8 @@ def test_files_that_are_gone_are_said_and_nothing_is_lost(answers: RunAnswers) -
     assert (session.opened, [each.name for each in session.refused]) == ((), ["Baseline"])
 
 
-def test_a_form_that_asks_for_too_much_has_no_requests(answers: RunAnswers) -> None:
-    _, found = answers.meant({"workload": "feed_forward", "w:batch": "1,2,3,4"})
+def test_too_many_variants_make_no_requests(answers: RunAnswers) -> None:
+    _, found = answers.parse({"workload": "feed_forward", "w:batch": "1,2,3,4"})
     assert (found.count, "3 are the most" in found.faults["run"]) == (0, True)
 
 
@@ -104,7 +102,7 @@ def test_on_a_lent_gpu_measuring_is_offered(answers: RunAnswers, monkeypatch: py
     assert made.listing()["device"] == "a GPU of this Space"
 
 
-def test_what_there_is_to_run_is_looked_for_before_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_listing_is_fetched_ahead_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
     monkeypatch.setattr(run_answers, "_LOOKS_AHEAD_SECONDS", 0)
     monkeypatch.setattr(run_answers, "listing", lambda programs: looked.append("once") or {"workloads": []})
@@ -117,25 +115,7 @@ def test_what_there_is_to_run_is_looked_for_before_somebody_asks(monkeypatch: py
     answers.close()
 
 
-def test_what_is_read_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[str] = []
-    busy = iter([True, True, False])
-    monkeypatch.setattr(run_answers, "_LOOKS_AHEAD_SECONDS", 0)
-    monkeypatch.setattr(run_answers, "_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(run_answers, "listing", lambda programs: looked.append("listed") or {"workloads": []})
-
-    def is_busy() -> bool:
-        looked.append("busy?")
-        return next(busy)
-
-    answers = RunAnswers(TraceStore(), Path("unused"), is_busy=is_busy)
-    answers.look_ahead()
-    wait_until(lambda: "listed" in looked)
-    assert looked == ["busy?", "busy?", "busy?", "listed"]
-    answers.close()
-
-
-def test_a_page_begins_while_it_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_opens_while_the_listing_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, goes_on = threading.Event(), threading.Event()
 
     def slow(programs: object) -> dict[str, Any]:
@@ -158,7 +138,7 @@ def test_a_page_begins_while_it_is_looked_for(monkeypatch: pytest.MonkeyPatch) -
     answers.close()
 
 
-def test_where_it_cannot_be_said_whoever_asks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_that_fails_raises_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_torch(programs: object) -> dict[str, Any]:
         failed.set()
         raise RunError("PyTorch is not installed.")
@@ -204,35 +184,6 @@ def test_programs_get_the_json_of_the_command_line(answers: RunAnswers) -> None:
 def test_programs_that_ask_for_what_is_not_there_are_told(answers: RunAnswers, more: Any, words: str) -> None:
     with pytest.raises(MemvizError, match=words):
         ask(answers, **more)
-
-
-def test_a_table_is_computed_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[str] = []
-
-    def rows_of(seed: str) -> Iterator[dict[str, Any]]:
-        begun.append(seed)
-        yield from ({"case": str(number)} for number in range(3))
-
-    monkeypatch.setattr(run_tables, "rows_of", rows_of)
-    tables = PublishedTables()
-    found: list[Any] = []
-    threads = [threading.Thread(target=lambda: found.append(list(tables.rows("flat")))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert begun == ["flat"]
-    assert sorted(map(len, found)) == [1, 1, 4]
-    assert [each[-1] for each in found] == [([{"case": "0"}, {"case": "1"}, {"case": "2"}], True)] * 3
-
-
-def test_a_table_that_was_left_half_way_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_tables, "rows_of", lambda seed: iter([{"case": "0"}, {"case": "1"}]))
-    tables = PublishedTables()
-    rows = tables.rows("flat")
-    assert next(rows) == ([{"case": "0"}], False)
-    rows.close()  # type: ignore[attr-defined]
-    assert list(tables.rows("flat"))[-1] == ([{"case": "0"}, {"case": "1"}], True)
 
 
 class FakeAnswers(RunAnswers):
@@ -286,15 +237,6 @@ def test_runs_of_one_program_wait_for_each_other_and_none_is_lost(fake: FakeAnsw
         return await asyncio.gather(*(run_asked(fake, "done", {}, [], card="", owner="ann") for _ in range(20)))
 
     assert [each["workload"] for each in asyncio.run(many())] == ["done"] * 20
-
-
-def test_nobody_is_told_of_an_order_after_they_left(fake: FakeAnswers) -> None:
-    there = [True]
-    begun = fake.begin(RunRequests((Request("endless"),), ("a",)), "ann")
-    followed = fake.follow(begun.id, lambda: there[0])
-    assert next(followed).id == begun.id
-    there[0] = False
-    assert list(followed) == []
 
 
 @pytest.mark.slow

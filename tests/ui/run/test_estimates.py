@@ -1,4 +1,4 @@
-"""The estimate beside the form: one at a time for each visitor, remembered, and never in the way of a run."""
+"""Tests of estimates: one at a time for each visitor, remembered, and never before a run."""
 
 from __future__ import annotations
 
@@ -87,10 +87,10 @@ def test_of_what_was_ordered_nothing_is_estimated_until_something_was_changed(an
 
 def test_a_refusal_is_remembered_and_marks_its_field(answers: RunAnswers) -> None:
     fields = {"workload": "ltx_video", "w:frames": "80"}
-    found = last(answers.estimate(answers.meant(fields)[1], "ann"))
+    found = last(answers.estimate(answers.parse(fields)[1], "ann"))
     assert found is not None and found.what == "refused"
-    assert "frames is 80" in answers.meant(fields)[1].faults["w:frames"]
-    assert "w:frames" not in answers.meant({**fields, "w:frames": "81"})[1].faults
+    assert "frames is 80" in answers.parse(fields)[1].faults["w:frames"]
+    assert "w:frames" not in answers.parse({**fields, "w:frames": "81"})[1].faults
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The form of the Run tab: which runs it asks for, and what it says about what does not go together."""
+"""Tests of the Run form: the runs that it asks for, and the faults at its fields."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from memviz.ui.run.form import (
     FormFields,
     RunRequests,
     changed,
+    field_of_refusal,
     form_fields_of,
-    place_of,
     requests_of,
     without_effect,
 )
@@ -92,21 +92,11 @@ def test_every_field_that_can_be_wrong_has_a_place_for_its_fault() -> None:
         assert f'data-fault="{name}"' in html
 
 
-def test_the_optimizer_stands_in_the_open() -> None:
-    html = form_html(form_fields_of({"workload": "tiny"}, LISTING), LISTING)
-    assert html.index('name="optimizer"') < html.index("The step, and what its peak counts")
-    assert "no optimizer, gradients add up" in html
-
-
 def test_what_the_workload_decides_is_no_field_of_an_optimization() -> None:
     """Its own default would be shown there while the workload's number runs."""
     listing = {**LISTING, "optimizations": [optimization("flat", knob("micro_batches", 4), knob("joined", 1))]}
     html = form_html(form_fields_of({"workload": "tiny"}, listing), listing)
     assert ("o:flat:joined" in html, "o:flat:micro_batches" in html) == (True, False)
-
-
-def test_a_workload_alone_is_its_baseline() -> None:
-    assert runs(asked()) == [("Baseline", {}, {})]
 
 
 def test_several_values_of_a_knob_make_variants() -> None:
@@ -279,18 +269,6 @@ def test_what_changes_a_kind_of_model_that_is_not_there_says_so() -> None:
         assert without_effect(FormFields(workload=workloads[0]["name"]), listing).get("tiles") == said
 
 
-def test_the_button_counts() -> None:
-    form = form_fields_of({"workload": "tiny", "o:split": True, "o:split:parts": "2,8"}, LISTING)
-    value = form_value(form, requests_of(form, LISTING), LISTING, version="1")
-    assert value["parts"]["count"] == "3 variants"
-    assert words(value["parts"]["buttons"]) == "Predict 3 variants"
-    measured = form_fields_of({"workload": "tiny", "on": "cuda"}, LISTING)
-    assert (
-        words(form_value(measured, requests_of(measured, LISTING), LISTING, version="1")["parts"]["buttons"])
-        == "Measure"
-    )
-
-
 def test_what_is_said_and_what_has_no_field_stand_above_the_button() -> None:
     form = form_fields_of({"workload": "tiny"}, LISTING)
     refused = replace(requests_of(form, LISTING), faults={"run": "Too many.", "knobs": "Too large.", "w:batch": "x"})
@@ -348,7 +326,7 @@ def test_another_workload_begins_with_its_own_values() -> None:
     ],
 )
 def test_a_refusal_stands_where_it_belongs(refusal: str, place: str) -> None:
-    assert place_of(refusal, asked(o__split=True)) == place
+    assert field_of_refusal(refusal, asked(o__split=True)) == place
 
 
 def test_strangers_on_a_space_get_less_than_whoever_is_at_home() -> None:
@@ -388,6 +366,6 @@ def test_what_is_wrong_with_an_axis_stands_at_its_field() -> None:
         assert list(wrong.faults) == [place] and not wrong.count
         assert f'data-fault="{place}"' in html
     requests = asked(p__gpus="8", p__tensor="2")
-    assert place_of("tensor is 2, and this model's heads are 3: it must divide.", requests) == "p:tensor"
+    assert field_of_refusal("tensor is 2, and this model's heads are 3: it must divide.", requests) == "p:tensor"
     value = form_value(form_fields_of({"workload": "tiny", "p:gpus": "8"}, LISTING), requests, LISTING, version="1")
     assert value["parts"]["parallel"] == "8 GPUs: 8 shard"

@@ -1,12 +1,17 @@
-"""What the Run tab says about an order: the verdict in a sentence, a row for each variant, and nothing as markup."""
+"""Tests of results: the verdict, a row for each variant, pictures, and no text as markup."""
 
 from __future__ import annotations
 
+import base64
+import pickle
 import re
+import struct
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from memviz.headlines.headline import Headline
@@ -19,8 +24,9 @@ from memviz.runner.request import Request
 from memviz.runner.run import Fit, Run, Seconds
 from memviz.ui.run.form_html import estimate_html, refused_html
 from memviz.ui.run.published_examples import published_table_html
-from memviz.ui.run.results import head_html, kept_value, results_html
+from memviz.ui.run.results import RunPictures, head_html, kept_value, pictures_html, results_html
 from tests.runner.runs import GIB, run
+from tests.traces import MiB, alloc, frame, free, snapshot
 from tests.ui.page import rows, words
 
 
@@ -45,6 +51,23 @@ def variant(label: str, found: Run | None, **more: Any) -> Variant:
     return Variant(Request("tiny", optimizations=changes), label, **{"state": state, "run": found, **more})
 
 
+def in_doubt(reserved: float, fit: str, **changes: Any) -> Run:
+    known = predicted(reserved, 100)
+    assert known.fit is not None
+    unsure = replace(known.fit, fit=fit, overhead_bytes=GIB // 2, least_overhead_bytes=GIB // 4)
+    return replace(known, fit=unsure, **changes)
+
+
+def sized(label: str, batch: str, reserved: float) -> Variant:
+    made = variant(label, predicted(reserved, 100))
+    return replace(made, request=replace(made.request, settings={"batch": batch}))
+
+
+def measured(seconds: float, reserved: int) -> Run:
+    return run(fit=None, flops=None, peak_reserved_bytes=reserved * GIB, seconds=Seconds(seconds, 0, 10, "cuda events"))
+
+
+WRONG = {"ok": False, "words": "suspicious", "finding": "claims equal output up to rounding, but layer 0 differs."}
 LTX = (
     variant("Baseline", predicted(26.5, 610)),
     variant("Every 4th", predicted(22, 661)),
@@ -85,6 +108,45 @@ LTX = (
             (variant("Baseline", None, state="failed", what="refused", phase="tiny: batch must be at least 1"),),
             ("Nothing was run.", "tiny: batch must be at least 1"),
         ),
+        (
+            (variant("Baseline", measured(1.0, 4)), variant("Small", measured(1.2, 2))),
+            ("Small saves 2,048 MiB, 50 % of what is reserved.", "It costs 20 % more time."),
+        ),
+        (
+            (
+                sized("batch 1: Baseline", "1", 10),
+                sized("batch 1: Half", "1", 8),
+                sized("batch 2: Baseline", "2", 26),
+                sized("batch 2: Half", "2", 27),
+            ),
+            (
+                "Nothing here makes batch 2 fit in 23.50 GiB, with no optimizer.",
+                "The least that any variant of it reserves is 26.00 GiB.",
+            ),
+        ),
+        (
+            (LTX[0], variant("Split", predicted(9, 100, numerics={"verdict": WRONG}))),
+            ("Split does not keep its word.", "It claims equal output up to rounding, but layer 0 differs."),
+        ),
+        (
+            (
+                variant("Baseline", predicted(30, 100)),
+                variant("Half", in_doubt(23.6, "close")),
+                variant("Third", predicted(25, 90)),
+            ),
+            (
+                "Half may make the step fit, with no optimizer: it is close.",
+                "It reserves 23.60 GiB of 23.50 GiB to 23.75 GiB usable.",
+            ),
+        ),
+        (
+            (
+                variant("Baseline", predicted(30, 100)),
+                variant("Tight", in_doubt(23.4, "close", flops=90)),
+                variant("Roomy", in_doubt(9, "yes", flops=120)),
+            ),
+            ("Roomy makes the step fit, with no optimizer.", "It saves 21.00 GiB for 20 % more work."),
+        ),
     ],
 )
 def test_the_verdict(variants: tuple[Variant, ...], verdict: tuple[str, str]) -> None:
@@ -92,10 +154,6 @@ def test_the_verdict(variants: tuple[Variant, ...], verdict: tuple[str, str]) ->
 
 
 def test_each_size_has_a_baseline_of_its_own() -> None:
-    def sized(label: str, batch: str, reserved: float) -> Variant:
-        made = variant(label, predicted(reserved, 100))
-        return replace(made, request=replace(made.request, settings={"batch": batch}))
-
     variants = (
         sized("1: Baseline", "1", 8),
         sized("1: Half", "1", 6),
@@ -108,22 +166,13 @@ def test_each_size_has_a_baseline_of_its_own() -> None:
     assert "\N{MINUS SIGN}2,048 MiB reserved" in html and "\N{MINUS SIGN}10.00 GiB reserved" in html
 
 
-def test_sizes_alone_are_held_against_the_first() -> None:
-    small, large = variant("Baseline", predicted(8, 100)), variant("Baseline", predicted(6, 100))
-    sizes = tuple(
-        replace(each, request=replace(each.request, settings={"batch": str(at)}))
-        for at, each in enumerate((small, large))
-    )
-    assert headline(sizes).answer == "Baseline saves 2,048 MiB, 25 % of what is reserved."
-
-
-def taken_away(variants: tuple[Variant, ...], chosen: int | None = None) -> tuple[str, str]:
+def copied_texts(variants: tuple[Variant, ...], chosen: int | None = None) -> tuple[str, str]:
     """The code and the command that stand below."""
     copied = re.findall(r'data-mv-copy="([^"]*)"', results_html(OrderStatus("x", variants), chosen))
     return ("", copied[0]) if len(copied) == 1 else (copied[0], copied[1])
 
 
-def named(variants: tuple[Variant, ...]) -> tuple[Variant, ...]:
+def with_commands(variants: tuple[Variant, ...]) -> tuple[Variant, ...]:
     return tuple(
         replace(each, run=replace(each.run, code=f"code {at}" if at else "", command=f"command {at}"))
         for at, each in enumerate(variants)
@@ -133,13 +182,13 @@ def named(variants: tuple[Variant, ...]) -> tuple[Variant, ...]:
 
 def test_code_and_command_are_those_of_the_variant_that_the_headline_names() -> None:
     assert headline(LTX).answer.startswith("Every 4th makes")
-    assert taken_away(named(LTX)) == ("code 1", "command 1")
+    assert copied_texts(with_commands(LTX)) == ("code 1", "command 1")
     nothing = (variant("Baseline", predicted(10, 100)), variant("Worse", predicted(12, 100)))
-    assert taken_away(named(nothing)) == ("", "command 0")
+    assert copied_texts(with_commands(nothing)) == ("", "command 0")
 
 
 def test_another_variant_can_be_chosen_by_its_name_and_its_bar() -> None:
-    assert [taken_away(named(LTX), at)[1] for at in range(3)] == ["command 0", "command 1", "command 2"]
+    assert [copied_texts(with_commands(LTX), at)[1] for at in range(3)] == ["command 0", "command 1", "command 2"]
     html = results_html(OrderStatus("x", LTX), 2)
     pressed = re.findall(r'data-act="choose" data-number="(\d)" aria-pressed="(\w+)"', html)
     assert pressed == [("0", "false"), ("1", "false"), ("2", "true")]
@@ -172,13 +221,6 @@ def test_on_a_card_that_it_nearly_fills_it_says_what_is_reserved_there() -> None
     assert "reserved on the card 22.69 GiB without a limit 25.14 GiB" in shown
 
 
-def in_doubt(reserved: float, fit: str, **changes: Any) -> Run:
-    known = predicted(reserved, 100)
-    assert known.fit is not None
-    unsure = replace(known.fit, fit=fit, overhead_bytes=GIB // 2, least_overhead_bytes=GIB // 4)
-    return replace(known, fit=unsure, **changes)
-
-
 def test_what_the_context_decides_is_called_close() -> None:
     only = (variant("Baseline", in_doubt(23.2, "close")),)
     assert headline(only).reason == "It is close, with no optimizer: 23.50 GiB to 23.75 GiB usable."
@@ -187,24 +229,6 @@ def test_what_the_context_decides_is_called_close() -> None:
     assert re.search(r'class="mv-limit" style="left:9\d\.\d+%;width:1\.\d+%"', html)
     sure = results_html(OrderStatus("x", (variant("Baseline", in_doubt(20, "yes")),)))
     assert "✓ fits" in words(sure) and "close" not in words(sure)
-
-
-def test_of_what_makes_it_fit_the_sure_goes_before_the_close() -> None:
-    tight, roomy = in_doubt(23.4, "close", flops=90), in_doubt(9, "yes", flops=120)
-    base = variant("Baseline", predicted(30, 100))
-    assert headline((base, variant("Tight", tight), variant("Roomy", roomy))).answer.startswith("Roomy makes")
-    assert headline((base, variant("Tight", tight))).answer == (
-        "Tight makes the step fit, with no optimizer, but it is close."
-    )
-
-
-def test_what_may_fit_is_said_before_what_does_not() -> None:
-    known = in_doubt(23.6, "close")
-    assert known.fit is not None and not known.fit.fits
-    base = variant("Baseline", predicted(30, 100))
-    said = headline((base, variant("Half", known), variant("Third", predicted(25, 90))))
-    assert said.answer == "Half may make the step fit, with no optimizer: it is close."
-    assert said.reason == "It reserves 23.60 GiB of 23.50 GiB to 23.75 GiB usable."
 
 
 def test_how_true_it_is_likely_to_be_is_a_sentence_and_an_interval_on_the_bar() -> None:
@@ -246,23 +270,6 @@ def test_what_was_not_exercised_has_no_figures_and_no_tick() -> None:
     assert "output not exercised" in words(html)
 
 
-def test_the_reduced_models_of_all_variants_are_named() -> None:
-    known = [
-        variant(
-            name, predicted(9, 1, numerics={"on": f"reduced model {name}", "verdict": {"ok": True, "words": "equal"}})
-        )
-        for name in ("A", "B", "A")
-    ]
-    assert "reduced model A; reduced model B" in words(results_html(OrderStatus("x", (LTX[0], *known))))
-
-
-def test_measured_runs_are_compared_by_their_seconds() -> None:
-    slow = run(fit=None, flops=None, peak_reserved_bytes=2 * GIB, seconds=Seconds(1.2, 0, 10, "cuda events"))
-    fast = run(fit=None, flops=None, peak_reserved_bytes=4 * GIB, seconds=Seconds(1.0, 0, 10, "cuda events"))
-    both = (variant("Baseline", fast), variant("Small", slow))
-    assert headline(both) == Headline("Small saves 2,048 MiB, 50 % of what is reserved.", "It costs 20 % more time.")
-
-
 def test_times_that_differ_by_less_than_their_steps_do_are_called_about_the_same() -> None:
     steady = run(fit=None, flops=None, peak_reserved_bytes=4 * GIB, seconds=Seconds(1.0, 0.1, 9, "x", 0.95, 1.05))
     near = run(fit=None, flops=None, peak_reserved_bytes=2 * GIB, seconds=Seconds(1.03, 0.1, 9, "x", 0.98, 1.08))
@@ -276,52 +283,6 @@ def test_times_that_differ_by_less_than_their_steps_do_are_called_about_the_same
         both = (variant("Baseline", steady), variant("Small", other))
         assert headline(both).reason == said
         assert ("about the same time" in results_html(OrderStatus("x", both))) == ("about" in said)
-
-
-def test_what_fits_in_another_size_is_not_said_to_fit_nowhere() -> None:
-    def of(batch: str, label: str, found: Run, *, baseline: bool) -> Variant:
-        changes: Any = () if baseline else (("half", {}),)
-        request = Request("tiny", {"batch": batch}, changes)
-        return Variant(request, f"batch {batch}: {label}", state="done", run=found)
-
-    sizes = (
-        of("1", "Baseline", predicted(10, 100), baseline=True),
-        of("1", "Half", predicted(8, 100), baseline=False),
-        of("2", "Baseline", predicted(26, 100), baseline=True),
-        of("2", "Half", predicted(27, 100), baseline=False),
-    )
-    assert headline(sizes) == Headline(
-        "Nothing here makes batch 2 fit in 23.50 GiB, with no optimizer.",
-        "The least that any variant of it reserves is 26.00 GiB.",
-    )
-
-
-@pytest.mark.parametrize(
-    ("what", "head"),
-    [
-        ("host memory", "stopped"),
-        ("timeout", "stopped"),
-        ("out of memory", "ran out of memory"),
-        ("refused", "not run"),
-        ("exception", "failed"),
-    ],
-)
-def test_what_was_stopped_is_not_said_to_have_failed(what: str, head: str) -> None:
-    html = results_html(OrderStatus("x", (variant("a", None, state="failed", what=what, phase="Why."),)))
-    assert f"{head}</b>" in html
-
-
-def test_a_bug_comes_before_any_saving() -> None:
-    verdict = {
-        "ok": False,
-        "words": "suspicious",
-        "finding": "claims equal output up to rounding, but layer 0 differs.",
-    }
-    wrong = predicted(9, 100, numerics={"verdict": verdict})
-    assert headline((LTX[0], variant("Split", wrong))) == Headline(
-        "Split does not keep its word.",
-        "It claims equal output up to rounding, but layer 0 differs.",
-    )
 
 
 def test_every_state_has_its_row(tmp_path: Path) -> None:
@@ -367,29 +328,6 @@ def test_odd_numerics_break_nothing(numerics: dict[str, Any]) -> None:
     assert "<li" in results_html(OrderStatus("x", (LTX[0], variant("odd", predicted(9, 1, numerics=numerics)))))
 
 
-def test_the_published_table_is_computed_on_demand() -> None:
-    assert published_table_html("", None) == ""
-    assert "Compute it" in published_table_html("checkpointing", None)
-    row = {"case": "none", "figure": "reserved GiB", "published": 26.719, "ours": 26.5, "difference_percent": -0.82}
-    html = published_table_html(
-        "checkpointing", [{**row, "note": "<b>"}, {**row, "published": None, "difference_percent": None, "note": ""}]
-    )
-    assert "26.719" in html and "-0.82 %" in html and "&lt;b&gt;" in html
-    assert "it broke" in published_table_html("checkpointing", [], fault="it broke")
-    half = published_table_html("checkpointing", [{**row, "note": ""}], waiting=True)
-    assert "26.719" in half and "1 done" in half
-
-
-def test_without_kept_runs_nothing_is_shown() -> None:
-    assert kept_value(())["html"] == ""
-
-
-def test_the_spread_stands_beside_the_seconds() -> None:
-    seconds = Seconds(0.0123, 0.0004, 244, "GPU events", 0.0121, 0.0125)
-    html = results_html(OrderStatus("x", (variant("Baseline", run(fit=None, seconds=seconds)),)))
-    assert "12.3 ms 12.1 ms to 12.5 ms for the middle half of 244 steps" in words(html)
-
-
 def test_of_many_gpus_the_classes_stand_below_each_with_its_timeline(tmp_path: Path) -> None:
     classes = (RankClass((0, 1), 2 * GIB, 3 * GIB, GIB, 5, "yes"), RankClass((2, 3), 4 * GIB, 5 * GIB, GIB, 7, "no"))
     found = predicted(5, 100, rank=2, classes=classes)
@@ -407,13 +345,6 @@ def test_of_many_gpus_the_classes_stand_below_each_with_its_timeline(tmp_path: P
     ]
     assert re.findall(r'data-rank="(\d)"', html) == ["2", "0"]
     assert "mv-rank-classes" not in results_html(OrderStatus("order", LTX))
-
-
-def test_what_the_host_holds_stands_beside_the_peak() -> None:
-    holds = predicted(20, 100, pinned_host_bytes=3 * GIB)
-    assert "pinned on the host 3,072 MiB" in words(results_html(OrderStatus("x", (variant("Waits", holds),))))
-    none = predicted(20, 100, pinned_host_bytes=0)
-    assert "pinned" not in words(results_html(OrderStatus("x", (variant("Baseline", none),))))
 
 
 def test_a_peak_of_loading_is_marked_wherever_it_is_shown() -> None:
@@ -437,3 +368,72 @@ def test_bar_and_interval_end_at_what_is_reserved_on_the_card() -> None:
     run = replace(predicted(25.14, 100), fit=fit, expected_error=error)
     html = results_html(OrderStatus("x", (variant("Baseline", run),)))
     assert 'title="Likely reserved: 22.24 GiB to 23.14 GiB"' in html
+
+
+def test_where_what_is_not_counted_makes_it_close_that_is_said() -> None:
+    error = ExpectedError(0.0, 1.0, 4.0, 7, 63, "training", not_counted=("cuDNN workspaces",), least_growth=1.38)
+    known = replace(in_doubt(10.84, "close"), expected_error=error)
+    said = headline((variant("Baseline", known),)).reason
+    assert error.uncounted_words in said and "23.50 GiB to 23.75 GiB usable" in said
+    near = replace(in_doubt(23.2, "close"), expected_error=error)
+    assert "not counted" not in headline((variant("Baseline", near),)).reason
+
+
+def recorded_variant(folder: Path, label: str, peak: int) -> Variant:
+    file = folder / f"{label}.pickle"
+    file.write_bytes(pickle.dumps(snapshot([alloc(at * MiB, MiB) for at in range(peak)])))
+    return Variant(Request("feed_forward"), label, state="done", run=predicted(peak, 1), file=file)
+
+
+def heights_shown(variants: list[Variant], pictures: RunPictures) -> list[float]:
+    """Of each box the share that has a colour in its last column."""
+    html = pictures_html(variants, pictures.of(variants))
+    images = re.findall(r'<img src="([^"]*)"[^>]*style="height:([0-9.]+)%"', html)
+    return [_share_drawn(address) * float(height) / 100 for address, height in images]
+
+
+def _share_drawn(address: str) -> float:
+    """Of the picture's last column."""
+    png = base64.b64decode(address.partition(",")[2])
+    width, height = struct.unpack(">II", png[16:24])
+    body = png[png.index(b"IDAT") + 4 :]
+    rows = np.frombuffer(zlib.decompressobj().decompress(body), np.uint8).reshape(height, 1 + 4 * width)
+    return float((rows[:, -1] > 0).mean())
+
+
+def test_they_stand_on_one_scale_the_highest_just_below_the_edge(tmp_path: Path) -> None:
+    variants = [recorded_variant(tmp_path, "Baseline", 100), recorded_variant(tmp_path, "Half", 50)]
+    pictures = RunPictures()
+    found = pictures.of(variants)
+    assert {number: each.live_bytes for number, each in found.items()} == {0: 100 * MiB, 1: 50 * MiB}
+    assert np.allclose(heights_shown(variants, pictures), [1 / 1.04, 0.5 / 1.04], atol=0.02)
+
+
+def test_its_legend_names_what_is_drawn_also_what_is_gone_at_the_peak(tmp_path: Path) -> None:
+    file = tmp_path / "step.pickle"
+    engine = frame("torch::autograd::Engine::thread_main()", "??", 0)
+    brief = [alloc(0, 40 * MiB, frames=[engine]), *free(0, 40 * MiB)]
+    file.write_bytes(pickle.dumps(snapshot([*brief, alloc(1 << 40, 50 * MiB)])))
+    step = Variant(Request("feed_forward"), "Baseline", state="done", run=predicted(50, 1), file=file)
+    (picture,) = RunPictures().of([step]).values()
+    assert (picture.live_bytes, picture.kinds) == (50 * MiB, {"temporary", "unknown"})
+    assert "temporary" in words(pictures_html([step], {0: picture}))
+
+
+def test_a_higher_one_that_arrives_later_moves_the_scale_of_all(tmp_path: Path) -> None:
+    pictures, one = RunPictures(), recorded_variant(tmp_path, "Baseline", 50)
+    (alone,) = heights_shown([one], pictures)
+    both = heights_shown([one, recorded_variant(tmp_path, "More", 100)], pictures)
+    assert np.isclose(both[0] * 2, alone, atol=0.04)
+
+
+def test_what_is_not_there_has_no_picture_and_names_stay_text(tmp_path: Path) -> None:
+    evil = recorded_variant(tmp_path, "Baseline", 3)
+    evil = Variant(evil.request, "<img src=x onerror=alert(1)>", state="done", run=evil.run, file=evil.file)
+    gone = Variant(evil.request, "gone", state="done", run=evil.run, file=tmp_path / "gone.pickle")
+    waiting = Variant(evil.request, "waiting")
+    variants = [evil, gone, waiting]
+    html = pictures_html(variants, RunPictures().of(variants))
+    assert re.findall(r'data-number="(\d+)"', html) == ["0"]
+    assert "<img src=x" not in html and "&lt;img src=x" in html
+    assert pictures_html(variants, {}) == ""

@@ -1,9 +1,10 @@
-"""What a saved page keeps, what it leaves out, and that it says so."""
+"""Tests of saved pages: which data they keep, which links, and that no text of a trace leaves its place."""
 
 from __future__ import annotations
 
 import random
 import re
+from collections.abc import Mapping
 from functools import cache
 
 import numpy as np
@@ -13,8 +14,8 @@ from memviz.analysis.timeline import timeline
 from memviz.figures.colouring import colouring
 from memviz.trace.model import Trace
 from memviz.ui.compare.controls import switch_html
-from memviz.ui.html.markup import joined
-from memviz.ui.saved.document import rewrite_links
+from memviz.ui.html.markup import tag
+from memviz.ui.saved.document import SavedLinks
 from memviz.ui.saved.report import report_page
 from memviz.ui.saved.timeline import SavedSpans, all_spans, largest_spans, saved_pieces
 from tests.traces import alloc, frame, free, trace_of
@@ -87,7 +88,7 @@ def test_texts_of_a_trace_stay_within_their_places(count: int):
     page.encode("utf-8", "replace")
 
 
-def test_names_of_a_megabyte_make_no_page_of_many():
+def test_long_names_keep_the_page_within_its_limit():
     frames = [[frame(f"{i}" + "x" * 300_000, "/y" * 100_000, i)] for i in range(30)]
     trace = trace_of([alloc(i, 4096, frames=each) for i, each in enumerate(frames)])
     assert len(report_page([(trace, trace.devices[0])] * 2)) < 3_000_000
@@ -101,25 +102,36 @@ def test_the_only_script_is_the_one_that_the_policy_names():
     assert "script-src 'unsafe" not in page
 
 
-def test_what_leads_nowhere_is_no_button():
-    html = (
-        '<button type="button" class="a" data-act="by" data-value="site">Site</button>'
-        '<button type="button" class="b" data-act="use">as</button><button data-csv="">CSV</button>'
-        '<button data-keep="">row</button><button data-act="toggle">×</button>'
-    )
-    ways = rewrite_links(html, lambda data: {"by": data["value"]} if data["act"] == "by" else None)
-    assert 'data-set="{&quot;by&quot;: &quot;site&quot;}">Site</button>' in ways
-    assert '<span class="b">as</span>' in ways
-    assert "CSV" not in ways and "×" not in ways
-    assert '<button data-keep="">row</button>' in ways
+def follow_grouping(data: Mapping[str, str]) -> dict[str, str] | None:
+    return {"by": data["value"]} if data["act"] == "by" else None
 
 
-def test_a_switch_of_which_no_choice_is_left_goes_as_a_whole():
-    """Of the colours, which no saved page can change, a choice that was off stood there alone."""
+def test_a_button_that_leads_nowhere_becomes_text() -> None:
+    with SavedLinks(follow_grouping):
+        grouping = tag("button", "Site", type="button", data_act="by", data_value="site")
+        text = tag("button", "as", type="button", class_="b", data_act="use", aria_label="Use")
+        kept = tag("button", "row", data_keep=True)
+        dropped = [tag("button", "x", **data) for data in ({"data_csv": True}, {"data_act": "toggle"})]
+        other_tab = tag("button", "Events", role="tab", data_act="tab", data_value="events")
+    assert 'data-set="{&quot;by&quot;: &quot;site&quot;}">Site</button>' in grouping
+    assert (text, kept) == ('<span class="b">as</span>', "<button data-keep>row</button>")
+    assert [*dropped, other_tab] == ["", "", ""]
+    assert tag("button", "x", data_csv=True) == "<button data-csv>x</button>", "only within a saved page"
+
+
+def test_the_highlighted_rows_are_noted_and_paths_only_lit_where_they_are_saved() -> None:
+    with SavedLinks(lights_paths=False) as links:
+        row = tag("tr", data_light_by="site", data_light_group="a<b")
+        box = tag("i", data_light_by="path", data_light_group="1,2")
+        tag("tr", data_compare_by="line", data_compare_row="x")
+    assert (list(links.lights), list(links.compared)) == ([("site", "a<b"), ("path", "1,2")], [("line", "x")])
+    assert ("data-light-by" in row, box) == (True, "<i></i>")
+
+
+def test_a_switch_without_a_choice_left_is_dropped() -> None:
     off = {"module": "No module is recorded."}
     choices = (("category", "Category"), ("site", "Site"), ("module", "Module"))
-    colours = switch_html("colour", "Colours", choices, "category", disabled=off)
-    rows = switch_html("by", "Rows", choices, "site", disabled=off)
-    ways = rewrite_links(joined(colours, rows), lambda data: {"by": data["value"]} if data["act"] == "by" else None)
-    assert [group["aria-label"] for group in elements(ways, "div", role="group")] == ["Rows"]
-    assert len(elements(ways, "button")) == 3
+    with SavedLinks(follow_grouping):
+        assert switch_html("colour", "Colours", choices, "category", disabled=off) == ""
+        rows = switch_html("by", "Rows", choices, "site", disabled=off)
+    assert len(elements(rows, "button")) == 3

@@ -1,7 +1,8 @@
-"""What is forgotten by the clock, and what stays."""
+"""Tests of housekeeping: visitors who left, idle traces, old files and half-open connections."""
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import os
 import threading
@@ -15,6 +16,7 @@ import pytest
 from memviz.analysis.cache import cached_on, held_bytes
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
+from memviz.ui.shell import housekeeping
 from memviz.ui.shell import store as shell_store
 from memviz.ui.shell.housekeeping import Housekeeping, keep_seconds
 from memviz.ui.shell.session import Context, Session, open_trace
@@ -220,11 +222,11 @@ def test_lines_that_say_nothing_are_closed_and_others_are_not(monkeypatch: pytes
         found.loop = SimpleNamespace(call_soon_threadsafe=lambda call: call())
         return found
 
-    half_open, resting, working = line("half open"), line("resting"), line("working")
-    resting.timeout_keep_alive_task, working.cycle = object(), object()
+    half_open, idle, working = line("half open"), line("idle"), line("working")
+    idle.timeout_keep_alive_task, working.cycle = object(), object()
     page: Any = Page()
     page.server = SimpleNamespace(server_state=SimpleNamespace(connections={1: 0}))
-    page.server.server_state.connections = [half_open, resting, working]
+    page.server.server_state.connections = [half_open, idle, working]
     page.housekeeping.tidy()
     assert closed == []
     later(monkeypatch, 90)
@@ -240,3 +242,23 @@ def test_how_long_is_kept_is_a_setting_that_is_checked(monkeypatch: pytest.Monke
         monkeypatch.setenv("MEMVIZ_KEEP_SECONDS", wrong)
         with pytest.raises(UsageError, match="MEMVIZ_KEEP_SECONDS"):
             keep_seconds()
+
+
+@pytest.mark.parametrize(
+    ("quiet", "longest", "busy", "wanted", "is_done"),
+    [
+        (1e-9, 60, [True, True, False], [True], True),
+        (60, 0, [True], [True], True),
+        (60, 60, [False], [True, True, False], False),
+    ],
+    ids=["once it is quiet", "after the longest time", "not once nobody wants it"],
+)
+def test_work_waits_until_the_page_is_idle(
+    monkeypatch: pytest.MonkeyPatch, quiet: float, longest: float, busy: list[bool], wanted: list[bool], is_done: bool
+):
+    for name, seconds in (("_LOOK_SECONDS", 0), ("_QUIET_SECONDS", quiet), ("_LONGEST_SECONDS", longest)):
+        monkeypatch.setattr(housekeeping, name, seconds)
+    looks, wishes = iter(busy), iter(wanted)
+    last = busy[-1], wanted[-1]
+    waiting = housekeeping.wait_until_idle(lambda: next(looks, last[0]), lambda: next(wishes, last[1]))
+    assert asyncio.run(waiting) == is_done

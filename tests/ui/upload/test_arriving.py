@@ -1,4 +1,4 @@
-"""A file that is still on its way reads like one that lies here."""
+"""Tests of a file that is read while it arrives."""
 
 from __future__ import annotations
 

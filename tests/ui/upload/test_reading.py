@@ -1,4 +1,4 @@
-"""What a visitor's browser is told of a file that it sends, in order and to the byte."""
+"""Tests of the messages about an upload, and of who may have a place."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EVENTS = [each for i in range(400) for each in (alloc(512 * i, 100 + i), *([free
 RAW = pickle.dumps(snapshot(EVENTS))
 
 
-def told(reading: Reading) -> list[tuple[dict[str, Any], bytes]]:
+def messages_of(reading: Reading) -> list[tuple[dict[str, Any], bytes]]:
     """Every message, taken apart."""
 
     async def listen() -> bytes:
@@ -62,7 +62,7 @@ def test_first_the_total_then_every_allocation_then_the_colours():
     for at in range(0, len(RAW), 4000):
         reading.arriving.add(RAW[at : at + 4000])
     reading.arriving.end()
-    messages = [each for each in told(reading) if each[0]["kind"] != "reading"]
+    messages = [each for each in messages_of(reading) if each[0]["kind"] != "reading"]
     assert [header["kind"] for header, _ in messages] == ["curve", "piece", "piece", "opened"]
     (curve, _), (first, columns), (second, _), (opened, _) = messages
     trace = store.get(opened["stored"])
@@ -81,7 +81,9 @@ def test_a_broken_file_is_refused_in_words_and_nothing_is_kept():
     reading = begun(Readings(Context(store)), RAW)
     reading.arriving.add(RAW[:-100])
     reading.arriving.end()
-    assert [(header["name"], header["reason"]) for header, _ in told(reading) if header["kind"] != "reading"] == [
+    assert [
+        (header["name"], header["reason"]) for header, _ in messages_of(reading) if header["kind"] != "reading"
+    ] == [
         (
             "run.pickle",
             "The file ends in the middle of its data; it was cut off while it was written or copied. "
@@ -121,7 +123,7 @@ def test_what_is_cancelled_at_the_last_moment_leaves_nothing(monkeypatch: pytest
     reading.begin()
     reading.arriving.add(RAW)
     reading.arriving.end()
-    assert [header["kind"] for header, _ in told(reading) if header["kind"] != "reading"] == []
+    assert [header["kind"] for header, _ in messages_of(reading) if header["kind"] != "reading"] == []
     wait_for_the_end(reading)
     assert not store._kept
 
@@ -202,16 +204,16 @@ def test_what_trickles_in_is_forgotten_by_the_clock_and_frees_what_it_took(monke
     slow = begun(readings, RAW)
     slow.arriving.add(RAW[:500])
     silent = begun(readings, RAW)
-    heard = begun(readings, RAW)
-    heard.is_heard = True
-    heard.arriving.add(RAW)
-    heard.arriving.end()
+    was_heard = begun(readings, RAW)
+    was_heard.has_listener = True
+    was_heard.arriving.add(RAW)
+    was_heard.arriving.end()
     later(monkeypatch, 150)
     slow.arriving.add(RAW[500:1000])
-    slow.is_heard = True
+    slow.has_listener = True
     readings.forget()
-    assert list(readings._under_way.values()) == [heard]
-    for each in (slow, silent, heard):
+    assert list(readings._under_way.values()) == [was_heard]
+    for each in (slow, silent, was_heard):
         wait_for_the_end(each)
 
 
@@ -249,7 +251,7 @@ def test_a_table_of_ranks_is_told_as_open_without_a_timeline(tmp_path: Path) -> 
     reading = begun(Readings(Context(TraceStore(), tables=tables)), raw, name="ranks.parquet")
     reading.arriving.add(raw)
     reading.arriving.end()
-    kinds = {header["kind"]: header for header, _ in told(reading)}
+    kinds = {header["kind"]: header for header, _ in messages_of(reading)}
     assert kinds["opened"]["key"] == "" and "curve" not in kinds
     named = tables.get(kinds["opened"]["stored"])
     assert named is not None and (named.name, len(named.job.ranks)) == ("ranks.parquet", 2)
@@ -261,5 +263,5 @@ def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
     reading = begun(Readings(Context(TraceStore())), raw, name="ranks.parquet")
     reading.arriving.add(raw)
     reading.arriving.end()
-    ((refused, _),) = [message for message in told(reading) if message[0]["kind"] == "refused"]
+    ((refused, _),) = [message for message in messages_of(reading) if message[0]["kind"] == "refused"]
     assert "damaged" in refused["reason"]

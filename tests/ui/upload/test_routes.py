@@ -1,4 +1,4 @@
-"""Who may send a file, and in which form."""
+"""Tests of the upload routes: who may send a file, and in which form."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from memviz.ui.shell.session import Context
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.upload.reading import Readings
-from memviz.ui.upload.routes import PATH, routes, told
+from memviz.ui.upload.routes import PATH, routes, stream_messages
 from tests.runner.processes import wait_until
 from tests.traces import alloc, snapshot
 
@@ -67,7 +67,7 @@ def test_a_file_goes_in_and_what_is_read_comes_out():
     assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store")
     assert b'"kind": "opened"' in answer.content
     assert b'"name": "run.pickle"' in answer.content
-    # Who has heard it all needs the ticket no more, and nobody else has any use for it.
+    # Who has was_heard it all needs the ticket no more, and nobody else has any use for it.
     assert client.get(f"{PATH}/{ticket}").status_code == 400
 
 
@@ -83,16 +83,16 @@ def test_who_hangs_up_on_hearing_that_it_is_open_finds_it_open(last_heard: str, 
     reading.arriving.end()
 
     async def listen() -> str:
-        messages = told(readings, ticket, reading)
+        messages = stream_messages(readings, ticket, reading)
         async for message in messages:
             if f'"kind": "{last_heard}"'.encode() in message:
                 await messages.aclose()
                 return message.decode(errors="ignore")
         raise AssertionError
 
-    heard = asyncio.run(listen())
+    was_heard = asyncio.run(listen())
     wait_until(lambda: reading.arriving.closed)
-    key = json.loads(heard[heard.index("{") :])["stored"] if is_kept else reading._stored
+    key = json.loads(was_heard[was_heard.index("{") :])["stored"] if is_kept else reading._stored
     assert (store.get(key) is not None) == is_kept
 
 

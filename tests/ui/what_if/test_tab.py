@@ -1,4 +1,4 @@
-"""The What if tab as a whole: when it answers."""
+"""Tests of when the What if tab answers."""
 
 from __future__ import annotations
 

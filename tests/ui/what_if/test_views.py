@@ -1,4 +1,4 @@
-"""What if: what a form means, what is kept, what is said, and what the parts of the tab are given."""
+"""Tests of questions, cached replays, words and values of the What if tab."""
 
 from __future__ import annotations
 
@@ -9,18 +9,14 @@ from typing import Any
 
 import pytest
 
-from memviz.allocator.replay import source_of
-from memviz.allocator.search import search
 from memviz.allocator.settings import Settings, parse_settings
-from memviz.allocator.what_if import CardMemory, what_if
+from memviz.allocator.what_if import CardMemory
 from memviz.analysis.timeline import timeline
 from memviz.errors import MemvizError, UsageError
-from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from memviz.ui.shell.session import Context, open_trace, timeline_key
-from memviz.ui.upload.samples import SAMPLES
 from memviz.ui.what_if.answer import EMPTY, PARTS, WhatIfAnswers, first_question
-from memviz.ui.what_if.plots import event_in, moment_that_matters, plot_value
+from memviz.ui.what_if.plots import moment_that_matters, plot_value
 from memviz.ui.what_if.question import Question, WhatIfState, parse_question, question_of
 from memviz.ui.what_if.replays import Replays, Terms
 from memviz.ui.what_if.saved_page import what_if_page
@@ -41,7 +37,7 @@ def text(html: str) -> str:
 # -- the form
 
 
-def test_a_form_is_read_as_pytorch_would() -> None:
+def test_a_form_becomes_pytorch_settings() -> None:
     meant = parse_question(
         Question(expandable=True, max_split="128", roundup="[256:1,512:2]", more="large_segment_size_mb:40")
     )
@@ -75,7 +71,7 @@ def test_a_form_is_read_as_pytorch_would() -> None:
         (Question(card="4", overhead="5 GiB"), "overhead", "A card of 4 GiB has nothing left then."),
     ],
 )
-def test_refusals_stand_at_their_field_in_pytorchs_words(asked: Question, field: str, words: str) -> None:
+def test_refusals_are_at_their_field_in_pytorchs_words(asked: Question, field: str, words: str) -> None:
     meant = parse_question(asked)
     assert meant.settings is None
     assert words in meant.faults[field]
@@ -106,19 +102,14 @@ def test_settings_go_into_the_form_and_come_out_the_same() -> None:
     assert parse_question(asked.with_settings(Settings())).settings == Settings()
 
 
-def test_a_browser_may_say_anything() -> None:
+def test_unknown_fields_and_long_texts_are_dropped() -> None:
     asked = question_of({"memory": "x" * 9999, "expandable": "no", "evil": 1, "max_split": " 64 "})
     assert (len(asked.memory), asked.expandable, asked.max_split) == (400, False, "64")
 
 
-def test_what_is_typed_is_text_in_the_form() -> None:
+def test_typed_text_is_escaped_in_the_form() -> None:
     asked = Question(memory=EVIL, max_split=f'"{EVIL}', more=EVIL, overhead=EVIL)
     assert "<img" not in form_value(asked, parse_question(asked), KnownMemory(5 * GiB), version="1")["html"]
-
-
-def test_what_cards_lose_is_read_although_none_is_chosen() -> None:
-    assert parse_question(Question(memory="2 GiB", overhead="1 GiB")).overhead_bytes == GiB
-    assert "'some' is not a size" in parse_question(Question(overhead="some")).faults["overhead"]
 
 
 def test_the_line_to_paste_survives_a_shell() -> None:
@@ -139,7 +130,7 @@ def test_cards_say_what_a_process_gets() -> None:
 # -- what is kept
 
 
-def test_the_same_question_is_replayed_once(replays: Replays, key: str) -> None:
+def test_a_question_is_replayed_once(replays: Replays, key: str) -> None:
     first = replays.what_if(key, EXPANDABLE, SMALL)
     assert replays.what_if(key, EXPANDABLE, SMALL).replayed is first.replayed
     assert replays.what_if(key, EXPANDABLE, Terms(CardMemory(130 * MiB, 0))).recorded is first.recorded
@@ -224,7 +215,7 @@ def test_the_ranked_settings_are_buttons_with_their_fate(replays: Replays, key: 
     assert "Find the best" in search_html(shown, None)
 
 
-def test_progress_names_the_events_and_can_be_ended() -> None:
+def test_progress_has_a_cancel_button() -> None:
     html = waiting_html(0.421, events=1_000_000)
     assert text(html) == "Replaying 1,000,000 events, 42 % Cancel"
     assert 'data-act="cancel"' in html
@@ -253,20 +244,7 @@ def test_the_plot_has_live_bytes_once_and_a_line_for_each(replays: Replays, key:
     }
 
 
-def test_what_a_file_does_not_know_to_be_reserved_is_no_zero() -> None:
-    trace = trace_of([alloc(0, 5 * MiB, time_us=10), alloc(8 * MiB, 5 * MiB, time_us=20)])
-    outcome = what_if(trace, trace.devices[0], settings=EXPANDABLE)
-    value = plot_value(trace.devices[0], outcome, at=0, label="")
-    assert value["ends"]["recorded"] is None
-    assert [axis["recorded"] for axis in value["axes"].values()] == [[], []]
-    assert value["ends"]["lines"][0] > 0
-    known = search(source_of(trace, trace.devices[0]))
-    table = search_html(Answer(trace.devices[0], outcome, known, 0), known)
-    assert "the recording not in file" in text(table)
-    assert " 0 B" not in text(table) and "0 B" not in re.findall('title="([^"]*)"', table)
-
-
-def test_what_a_recording_does_not_tell_is_nowhere_a_nought(context: Context, replays: Replays) -> None:
+def test_unknown_reserved_bytes_are_never_shown_as_zero(context: Context, replays: Replays) -> None:
     """Events of allocations alone: no line at zero bytes, no bar, no figure."""
     key = timeline_key(open_trace(context.store, trace_of([alloc(0, 30 * MiB), alloc(64 * MiB, 10 * MiB)])))
     searched = replays.search(key, EXPANDABLE, Terms())
@@ -288,11 +266,6 @@ def test_nothing_is_drawn_twice_where_nothing_was_changed(replays: Replays, key:
     shown = found(replays, key, Settings(), Terms())
     assert plot_value(shown.device, shown.what_if, at=0, label="")["names"] == []
     assert shown.at == int(timeline(shown.device).reserved.argmax()) - 1
-
-
-def test_events_of_the_recording_are_found_in_the_replay(replays: Replays, key: str) -> None:
-    ours = replays.what_if(key, EXPANDABLE, SMALL).replayed
-    assert [event_in(ours, each) for each in (-1, 0, 1, 3)] == [-1, -1, 1, 3]
 
 
 # -- the parts together
@@ -352,7 +325,7 @@ def test_a_recording_that_was_short_of_memory_is_asked_about_in_what_it_had_at_l
     assert "80.0 MiB is what it had at least" in text(form_value(asked, parse_question(asked), had, version="")["html"])
 
 
-def test_without_history_only_that_is_said(context: Context, replays: Replays) -> None:
+def test_a_trace_without_history_has_no_answer(context: Context, replays: Replays) -> None:
     key = timeline_key(open_trace(context.store, trace_of([], [segment(0, 2 * MiB, [block(0, MiB)])])))
     answers = WhatIfAnswers(context, replays)
     asked, searched = answers.find(key, parse_question(Question()), True, lambda done, total: None)
@@ -365,7 +338,7 @@ def test_without_history_only_that_is_said(context: Context, replays: Replays) -
     }
 
 
-def test_text_from_a_trace_is_text_everywhere(context: Context, replays: Replays) -> None:
+def test_text_of_a_trace_is_escaped(context: Context, replays: Replays) -> None:
     a = 0x7F0000000000
     names = {"frames": [frame(EVIL)]}
     trace = trace_of([event("segment_alloc", a, 20 * MiB, **names), alloc(a, 5 * MiB, **names)], [])
@@ -382,15 +355,3 @@ def test_pinned_memory_is_refused_in_words(context: Context, replays: Replays) -
     one = open_trace(context.store, trace)
     with pytest.raises(MemvizError, match="Pinned memory has another allocator"):
         replays.begun(f"{one.key}/host0")
-
-
-def test_the_sample_that_ran_out_is_answered_at_once(context: Context, replays: Replays) -> None:
-    key = timeline_key(open_trace(context.store, load_trace(SAMPLES / "out-of-memory.pickle.gz")))
-    pair = context.find(key)
-    assert pair is not None
-    meant = parse_question(first_question(*pair, WhatIfAnswers(context, replays).known_memory(key)))
-    asked, _ = WhatIfAnswers(context, replays).find(key, meant, False, lambda done, total: None)
-    said = text(what_if_html(Answer(pair[1], asked, None, moment_that_matters(pair[1], asked))))
-    assert said.startswith(
-        "In 2,400 MiB this run stops at event 6,194. Expandable segments would carry it through, with 216 MiB to spare."
-    )

@@ -1,4 +1,4 @@
-"""BackgroundWork beside the page's own threads: it can be ended, says how far it is, and hands on what it raises."""
+"""Tests of background jobs: ended by a newer one, with progress and errors."""
 
 from __future__ import annotations
 

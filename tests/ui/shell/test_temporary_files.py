@@ -1,4 +1,4 @@
-"""Files made for one visitor: how they are called, and what is left of one that could not be written."""
+"""Tests of files made for a visitor: their names, and failed writes."""
 
 from __future__ import annotations
 

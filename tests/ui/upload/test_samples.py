@@ -1,12 +1,17 @@
-"""The lines that people copy to record a snapshot, run as a program."""
+"""Tests of the samples: their saved pictures, and the lines that record a snapshot."""
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from pathlib import Path
 
-from memviz.ui.upload.samples import RECORD
+import numpy as np
+import pytest
+from PIL import Image
+
+from memviz.ui.upload.samples import OFFERED_SAMPLES, RECORD, OfferedSample, card_of, draw_card
 from tests.house.repository import text_of
 
 FAKE_TORCH = """
@@ -39,3 +44,19 @@ def test_a_training_that_runs_out_of_memory_leaves_its_snapshot(tmp_path: Path) 
 
 def test_the_readme_says_the_same() -> None:
     assert f"```python\n{RECORD}\n```" in text_of("README.md")
+
+
+AGAIN = "Make them again: python -m memviz.ui.upload.samples"
+
+
+@pytest.mark.parametrize("sample", OFFERED_SAMPLES, ids=lambda sample: sample.name)
+def test_pictures_and_peaks_are_those_that_would_be_drawn(sample: OfferedSample) -> None:
+    kept, now = card_of(sample), draw_card(sample)
+    assert kept.peaks == now.peaks, AGAIN
+    # Another zlib packs the same pixels into other bytes.
+    for one, other in zip(kept.pictures, now.pictures, strict=True):
+        assert np.array_equal(pixels(one), pixels(other)), AGAIN
+
+
+def pixels(picture: bytes) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    return np.asarray(Image.open(io.BytesIO(picture)))

@@ -1,4 +1,4 @@
-"""What leaves the What if tab: a page, a snapshot, one more open trace; and what is found on coming back."""
+"""Tests of what is saved or opened from the What if tab."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def test_the_replay_is_opened_once_as_a_trace_of_its_own(context: Context, repla
     answers, shown = answers_and_shown(context, replays, key)
     name = key.partition("/")[0]
     session = Session().with_opened(reopened(context.store, [[name, ""]]).opened[0])
-    kept = answers.kept(shown, session, compared=False)
+    kept = answers.with_replay(shown, session, compared=False)
     assert [each.name for each in kept.opened] == ["hand-made", "replay of hand-made in 120 MiB"]
     assert kept.current is kept.opened[-1]
     found = context.current(kept)
     assert found is not None
     assert found[0].about.label == "replayed with expandable_segments:True"
     assert timeline(found[1]).peak_bytes == timeline(growing().devices[0]).peak_bytes
-    again = answers.kept(shown, kept.choosing(name), compared=True)
+    again = answers.with_replay(shown, kept.choosing(name), compared=True)
     assert len(again.opened) == 2
     assert again.compared == (name, kept.chosen)
 
@@ -37,7 +37,7 @@ def test_the_replay_is_opened_once_as_a_trace_of_its_own(context: Context, repla
 def test_without_an_answer_nothing_is_opened_or_saved(context: Context, replays: Replays, key: str) -> None:
     answers, shown = answers_and_shown(context, replays, key)
     refused = replace(shown, question=Question(max_split="2"))
-    assert answers.kept(refused, Session(), compared=True) == Session()
+    assert answers.with_replay(refused, Session(), compared=True) == Session()
     assert answers.file(refused, "snapshot") is None
     assert answers.file(WhatIfState("gone/0"), "page") is None
 

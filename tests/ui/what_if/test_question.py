@@ -1,4 +1,4 @@
-"""A link to a question restores it."""
+"""Tests of questions: links and forms that hold one, and how it is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A config.json in the form: taken as a text, checked before anything is asked for, and never a path."""
+"""Tests of a config.json in the form: taken as a text, checked first, and never a path."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from memviz.errors import UsageError
 from memviz.runner.config_source import SWITCH
 from memviz.ui.run.answer import RunAnswers
-from memviz.ui.run.form import changed, config_field_html, config_of, form_fields_of, requests_of
-from memviz.ui.run.form_html import form_html
+from memviz.ui.run.form import changed, config_of, form_fields_of, requests_of
+from memviz.ui.run.form_html import config_field_html, form_html
 from memviz.ui.run.programs import run_asked
 from memviz.ui.shell.store import TraceStore
 from tests.ui.page import elements

@@ -1,4 +1,4 @@
-"""The search for the way that fits on the page: its picture, its map, and what the form asks for."""
+"""Tests of the search for a configuration: its picture, its map, and its order."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from memviz.errors import UsageError
 from memviz.runner.jobs.searches import SearchOrder, SearchStatus
 from memviz.runner.request import Request
 from memviz.ui.run.fit_results import fit_head_html, fit_html, map_html, picture_html
-from memviz.ui.run.form import RunRequests
-from memviz.ui.run.form_html import fit_fields_html, search_of
+from memviz.ui.run.form import RunRequests, search_order
+from memviz.ui.run.form_html import search_fields_html
 from tests.headlines.test_fit import told
 from tests.runner.fit.ways import way as tried
 from tests.ui.page import HOSTILE, elements, rows, words
@@ -128,10 +128,10 @@ def test_the_border_is_where_it_stops_fitting_and_not_where_a_colour_ends() -> N
 
 
 def test_the_form_asks_for_a_search_of_the_workload_as_it_stands() -> None:
-    order = search_of({"fit:keep": "training", "fit:largest": "batch", "fit:grid": True}, ASKED)
+    order = search_order({"fit:keep": "training", "fit:largest": "batch", "fit:grid": True}, ASKED)
     assert (order.keep, order.largest, order.grid) == ("training", "batch", True)
     assert order.request == Request("gpt2", {"batch": "4"}, on="predict", numerics=False)
-    assert search_of({}, ASKED) == SearchOrder(order.request)
+    assert search_order({}, ASKED) == SearchOrder(order.request)
 
 
 @pytest.mark.parametrize(
@@ -149,11 +149,11 @@ def test_the_form_asks_for_a_search_of_the_workload_as_it_stands() -> None:
 )
 def test_what_is_no_search_is_refused(fields: dict[str, Any], asked: RunRequests, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        search_of(fields, asked)
+        search_order(fields, asked)
 
 
 def test_what_was_chosen_stays_chosen_when_the_form_is_drawn_anew() -> None:
-    html = fit_fields_html({"fit:keep": "nothing", "fit:grid": True})
+    html = search_fields_html({"fit:keep": "nothing", "fit:grid": True})
     chosen = [element["value"] for element in elements(html, "option") if "selected" in element]
     assert chosen == ["nothing", ""]
     assert "checked" in elements(html, "input")[0]

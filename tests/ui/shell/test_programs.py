@@ -1,12 +1,52 @@
-"""What agents are told: JSON, short, and with what was left off counted."""
+"""Tests of the interface for programs and agents: addresses of files, and short JSON."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from memviz.ui.shell.programs import MOST_AGENT_BYTES, serve_agents, short_json
+import gradio as gr
+import pytest
+
+from memviz.errors import UsageError
+from memviz.ui.shell.programs import MOST_AGENT_BYTES, address_of, resolve_uploads, serve_agents, short_json, uploaded
+
+META = {"_type": "gradio.FileData"}
+
+
+def resolved(value: Any, kind: type = object) -> Any:
+    return resolve_uploads([kind.__new__(kind)], [value])[0]
+
+
+def test_an_upload_is_found_by_its_address_under_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    file = tmp_path / "ab12" / "my run.pickle"
+    file.parent.mkdir()
+    file.write_bytes(b"x")
+    address = address_of(str(file), "https://owner-space.hf.space")
+    assert uploaded(address) == uploaded(address.replace("my run", "my%20run")) == str(file)
+    for other in ("/etc/passwd", f"{tmp_path}/../x", "", str(tmp_path), f"{tmp_path}/none", "\x00"):
+        assert uploaded(address_of(other, "http://here")) is None
+    assert resolved(address, gr.File) == {"path": str(file), "meta": META, "url": None}
+    assert resolved([address], gr.File)[0]["path"] == str(file)
+    given = {"path": address, "meta": META, "url": address, "orig_name": "a"}
+    assert resolved({"deep": [given]}) == {"deep": [{**given, "path": str(file), "url": None}]}
+
+
+def test_other_values_stay_as_they_are():
+    values: list[Any] = ["http://a.example is a text", 3, None, {"path": "/tmp/x", "meta": {}}, {"path": "http://a"}]
+    assert resolve_uploads([object()] * 5, [*values, "more than there are inputs"]) == [
+        *values,
+        "more than there are inputs",
+    ]
+
+
+@pytest.mark.parametrize("nest", [lambda given: given, lambda given: {"a": [{"b": given}]}])
+def test_no_address_reaches_gradio_wherever_it_is(nest: Any):
+    with pytest.raises(UsageError, match="fetches nothing from other addresses"):
+        resolved(nest({"path": " HTTP://169.254.169.254/x", "meta": META}))
 
 
 def test_a_short_answer_is_whole():

@@ -1,4 +1,4 @@
-"""A question ends, whatever the recording holds."""
+"""Tests of the limits of a question."""
 
 from __future__ import annotations
 

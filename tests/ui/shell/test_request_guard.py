@@ -1,9 +1,10 @@
-"""What every request passes before anything answers it."""
+"""Tests of the request guard: host names, origins, bodies, uploads and exports."""
 
 from __future__ import annotations
 
 import errno
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,9 +19,82 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from memviz.ui.shell.request_guard import RequestGuard
+from memviz.ui.shell.request_guard import (
+    RequestGuard,
+    host_of,
+    is_known,
+    is_loopback,
+    is_of_a_space,
+    names_given,
+    names_of_page,
+)
 from memviz.ui.shell.temporary_files import Exports, new_file
 from memviz.ui.shell.visitors import OpenPages
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("localhost:7860", "localhost"),
+        ("LOCALHOST", "localhost"),
+        ("[::1]:7860", "::1"),
+        ("example.org.", "example.org"),
+        ("https://example.org:8443/page", "example.org"),
+        ("user@example.org", "example.org"),
+        ("127.0.0.1@evil.example", "evil.example"),
+        ("a b", ""),
+        ("[::1", ""),
+        ("", ""),
+        ("null", "null"),
+        ("exämple.org", ""),
+    ],
+)
+def test_the_name_in_a_header(text: str, name: str):
+    assert host_of(text) == name
+
+
+def test_without_a_setting_only_this_machine_and_plain_addresses_are_known():
+    names = names_given({})
+    known = ["localhost", "app.localhost", "127.0.0.1", "::1", "10.0.0.7", "fe80::1%eth0", socket.gethostname().lower()]
+    assert [each for each in known if not is_known(each, names)] == []
+    strange = ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "", "notlocalhost", "hf.space"]
+    assert [each for each in strange if is_known(each, names)] == []
+
+
+def test_names_come_from_the_setting_and_from_where_it_runs():
+    names = names_given(
+        {
+            "MEMVIZ_ALLOWED_HOSTS": "traces.example.org, https://other.example:8443/x *.lab.example .corp.example",
+            "SPACE_HOST": "me-memviz.hf.space",
+            "GRADIO_ROOT_PATH": "https://hub.example.org/user/me/proxy/7860",
+            "GRADIO_SERVER_NAME": "0.0.0.0",
+        }
+    )
+    known = ["traces.example.org", "other.example", "a.lab.example", "b.c.corp.example", "me-memviz.hf.space"]
+    assert [each for each in [*known, "hub.example.org"] if not is_known(each, names)] == []
+    strange = ["example.org", "lab.example", "evil-lab.example", "other.hf.space", "traces.example.org.evil.example"]
+    assert [each for each in strange if is_known(each, names)] == []
+    assert is_of_a_space("me-memviz--dev.hf.space", {"SPACE_ID": "me/memviz"})
+    assert not is_of_a_space("me-memviz--dev.hf.space", {})
+    assert is_known("anything.example", names_given({"MEMVIZ_ALLOWED_HOSTS": "*"}))
+    assert not is_known("evil.example", names_given({"MEMVIZ_ALLOWED_HOSTS": " , "}))
+    assert not is_known("evil.example", names_given({"GRADIO_ROOT_PATH": "/memviz"}))
+
+
+def test_what_gradio_learns_once_it_is_up_is_known_from_then_on():
+    page = SimpleNamespace(
+        server_name="box.example",
+        local_url="http://localhost:7860/",
+        share_url="https://ab12.gradio.live",
+        root_path="",
+    )
+    assert {"box.example", "localhost", "ab12.gradio.live"} <= set(names_of_page(page))
+    assert set(names_of_page(SimpleNamespace(share_url=None, root_path="/memviz"))) == set()
+
+
+def test_only_this_machine_is_loopback():
+    assert [each for each in ("localhost", "127.0.0.1", "127.9.9.9", "::1") if not is_loopback(each)] == []
+    assert [each for each in ("10.0.0.1", "0.0.0.0", "evil.example", "", "localhost.evil") if is_loopback(each)] == []
 
 
 async def _echo(request: Request) -> Response:
@@ -185,8 +259,8 @@ def test_who_holds_a_line_is_here_and_who_has_let_go_has_left():
     with presence.of("a"):
         with presence.of("a"):
             pass
-        assert (presence.is_here("a"), presence.is_gone("a", 0)) == (True, False)
-    assert (presence.is_here("a"), presence.is_gone("a", 0), presence.is_gone("a", 60)) == (False, True, False)
+        assert (presence.is_open("a"), presence.is_gone("a", 0)) == (True, False)
+    assert (presence.is_open("a"), presence.is_gone("a", 0), presence.is_gone("a", 60)) == (False, True, False)
     with presence.of("a"):
         assert not presence.is_gone("a", 0)
-    assert (presence.was_here("a"), presence.was_here("b"), presence.is_gone("b", 0)) == (True, False, False)
+    assert (presence.was_open("a"), presence.was_open("b"), presence.is_gone("b", 0)) == (True, False, False)

@@ -1,0 +1,49 @@
+"""Elements that several views share: buttons, form fields, tables, and rows of facts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from memviz.ui.html.markup import Html, tag
+
+
+def button(words: object, act: str, kind: str | None = "mv-quiet", **attributes: object) -> Html:
+    """A button whose click the page reports as `act`; `attributes` as in `tag`."""
+    return tag("button", words, type="button", class_=kind, data_act=act, **attributes)
+
+
+def text_input(name: str, value: str, **attributes: object) -> Html:
+    return tag(
+        "input", type="text", name_=name, value=value, autocomplete="off", spellcheck="false", **attributes
+    )  # fmt: skip
+
+
+def menu(name: str, value: str, options: Iterable[tuple[str, str]], **attributes: object) -> Html:
+    """`options` are pairs of a value and its words."""
+    made = [tag("option", words, value=choice, selected=choice == value) for choice, words in options]
+    return tag("select", *made, name_=name, **attributes)
+
+
+def checkbox(name: str, on: bool, words: str, title: str | None = None, **attributes: object) -> Html:
+    box = tag("input", type="checkbox", name_=name, checked=on, **attributes)
+    return tag("label", box, tag("span", words), class_="mv-check", title=title)
+
+
+def labelled(words: str, control: Html, *more: Html, **attributes: object) -> Html:
+    return tag("label", tag("span", words), control, *more, **{"class_": "mv-wide", **attributes})
+
+
+def fault_place(field: str) -> Html:
+    """The place below a form's field where the page shows what is wrong with it."""
+    return tag("p", class_="mv-fault", data_fault=field, role="alert")
+
+
+def table(heads: Sequence[tuple[object, str | None]], rows: Iterable[Html], kind: str = "mv-table") -> Html:
+    """`heads` are pairs of words and a class."""
+    head = tag("tr", *(tag("th", words, scope="col", class_=of) for words, of in heads))
+    return tag("table", tag("thead", head), tag("tbody", *rows), class_=kind)
+
+
+def facts_html(facts: Iterable[tuple[str, str]]) -> Html:
+    """Figures below a headline, each behind its words."""
+    return tag("p", *(tag("span", words, " ", tag("b", value)) for words, value in facts), class_="mv-facts")

@@ -1,0 +1,201 @@
+"""Tests of Gradio's events: turns between visitors, answers in parts, and outputs that stay."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from copy import deepcopy
+from itertools import product
+from typing import Any
+
+import gradio as gr
+import pytest
+from gradio.context import LocalContext
+from gradio.data_classes import PredictBodyInternal
+from gradio.state_holder import SessionState
+
+from memviz.fair_lock import FairLock
+from memviz.ui.shell.gradio_events import FairQueueBlocks, QuickBlocks, in_parts, in_turn
+from tests import forked
+
+
+class Visitor:
+    def __init__(self, session_hash: str) -> None:
+        self.session_hash = session_hash
+
+
+async def ask(answer: Any, visitor: str, question: str) -> Any:
+    LocalContext.request.set(Visitor(visitor))
+    try:
+        return await answer(question)
+    except gr.Error as error:
+        return error.message
+
+
+def asked(line: FairLock, questions: list[tuple[str, str]]) -> tuple[list[str], list[Any]]:
+    """The order in which they were answered, and the answers."""
+    order: list[str] = []
+
+    def answer(question: str) -> str:
+        order.append(question)
+        return question.upper()
+
+    async def all_of_them() -> list[Any]:
+        waits = in_turn(answer, line)
+        return await asyncio.gather(*(asyncio.create_task(ask(waits, *each)) for each in questions))
+
+    return order, asyncio.run(all_of_them())
+
+
+def test_one_who_asks_often_waits_behind_others() -> None:
+    order, answers = asked(FairLock(), [("a", "a1"), ("a", "a2"), ("a", "a3"), ("b", "b1"), ("c", "c1")])
+    assert order.index("b1") < order.index("a3")
+    assert order.index("c1") < order.index("a3")
+    assert answers == ["A1", "A2", "A3", "B1", "C1"]
+
+
+def test_who_asks_too_often_hears_so_and_nobody_else_does() -> None:
+    _, answers = asked(FairLock(), [("a", "a")] * 12 + [("b", "b")])
+    # One is being answered, and eight wait.
+    assert answers.count("A") == 9
+    refused = [answer for answer in answers if answer not in ("A", "B")]
+    assert set(refused) == {"8 questions of yours wait here already. Ask again when one is answered."}
+    assert answers[-1] == "B"
+
+
+def test_a_fault_gives_the_turn_on() -> None:
+    line = FairLock()
+
+    def fails(question: str) -> str:
+        raise ValueError(question)
+
+    with pytest.raises(ValueError, match="no"):
+        asyncio.run(in_turn(fails, line)("no"))
+    assert asked(line, [("a", "after")])[1] == ["AFTER"]
+
+
+@pytest.mark.parametrize("visitors", [1, 2])
+def test_what_two_events_of_a_visitor_change_at_once_both_stays(visitors: int) -> None:
+    """And another visitor waits for neither."""
+    may_end = threading.Event()
+
+    def slow(opened: tuple[str, ...]) -> tuple[str, ...]:
+        assert may_end.wait(60)
+        return (*opened, "slow")
+
+    def quick(opened: tuple[str, ...]) -> tuple[str, ...]:
+        return (*opened, "quick")
+
+    async def ask() -> list[Any]:
+        with FairQueueBlocks() as page:
+            opened = gr.State(())
+            for answer in (slow, quick):
+                gr.Button().click(answer, opened, opened)
+        states = [SessionState(page) for _ in range(visitors)]
+        first = asyncio.create_task(page.process_api(0, [None], state=states[0]))
+        second = asyncio.create_task(page.process_api(1, [None], state=states[-1]))
+        # As far as it comes beside the first one: to its end only where it is another visitor's.
+        await asyncio.wait([second], timeout=None if visitors == 2 else 0.2)
+        may_end.set()
+        await asyncio.gather(first, second)
+        return [state[opened._id] for state in states]
+
+    assert asyncio.run(ask()) == ([("slow", "quick")] if visitors == 1 else [("slow",), ("quick",)])
+
+
+def test_an_answer_in_parts_ends_with_an_empty_one() -> None:
+    @in_parts
+    def answer(first: str, second: str) -> Iterator[list[Any]]:
+        yield [first, ""]
+        yield ["", second]
+
+    assert list(answer("a", second="b")) == [["a", ""], ["", "b"], [gr.skip(), gr.skip()]]
+
+
+_REPEATING = """
+import inspect, json
+from memviz.ui.app import build_app
+from memviz.ui.shell.gradio_events import in_parts
+from tests import forked
+
+ended = in_parts(lambda: iter(())).__code__
+answers = [each.fn for each in build_app().fns.values() if inspect.isgeneratorfunction(each.fn)]
+print(json.dumps([len(answers), [each.__qualname__ for each in answers if each.__code__ is not ended]]))
+"""
+
+
+def test_no_answer_of_the_page_says_its_last_part_again() -> None:
+    count, repeating = json.loads(forked.run(["-c", _REPEATING], of=forked.with_page).stdout)
+    assert count > 5
+    assert repeating == []
+
+
+SAID: list[Any] = [["words"], gr.skip(), gr.update(visible=False), None, {"a": 1}]
+
+
+def postprocessed(kind: type[gr.Blocks], values: Any, count: int) -> tuple[list[Any], list[Any]]:
+    """With what the session's components are then: their values and whether they are seen."""
+
+    async def answer() -> tuple[list[Any], list[Any]]:
+        # A page that is made where no loop runs makes some, and closes none.
+        with kind() as page:
+            outputs = [gr.JSON(), gr.State("first"), gr.Textbox("before")][:count]
+            gr.Button().click(lambda: values, None, outputs)
+        state = SessionState(page)
+        # Gradio takes out of an update what it has read.
+        done = await page.postprocess_data(page.fns[0], deepcopy(values), state)
+        blocks = [state[output._id] for output in outputs]
+        return done, [getattr(block, "visible", block) for block in blocks]
+
+    return asyncio.run(answer())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("values", [*product(SAID, ["state", gr.skip()], ["words", gr.skip(), gr.update(value="new")])])
+def test_every_mixture_is_answered_as_gradio_does(values: tuple[Any, ...]) -> None:
+    assert postprocessed(QuickBlocks, list(values), 3) == postprocessed(gr.Blocks, list(values), 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", SAID)
+def test_so_is_one_output_alone(value: Any) -> None:
+    assert postprocessed(QuickBlocks, value, 1) == postprocessed(gr.Blocks, value, 1)
+
+
+@pytest.mark.slow
+def test_one_skip_stands_for_all() -> None:
+    assert postprocessed(QuickBlocks, gr.skip(), 3) == postprocessed(gr.Blocks, gr.skip(), 3)
+    assert postprocessed(QuickBlocks, gr.skip(), 3)[0] == [gr.skip(), None, gr.skip()]
+
+
+@pytest.mark.slow
+def test_what_stays_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    make = gr.JSON.__init__
+    monkeypatch.setattr(gr.JSON, "__init__", lambda self, *a, **k: made.append("made") or make(self, *a, **k))
+    postprocessed(QuickBlocks, [gr.skip(), "state", gr.skip()], 3)
+    assert made == ["made"]
+    postprocessed(gr.Blocks, [gr.skip(), "state", gr.skip()], 3)
+    assert made == ["made"] * 3
+
+
+@pytest.mark.slow
+def test_no_records_are_kept_of_events() -> None:
+    async def ask() -> tuple[int, int]:
+        with QuickBlocks() as page:
+            gr.Button().click(lambda: None, None, None)
+        queue = page._queue
+        body = PredictBodyInternal(data=[], fn_index=0, session_hash="a", request=None)
+        for _ in range(3):
+            await queue.push(body, None, "")
+        return len(queue), len(queue.event_analytics)
+
+    assert asyncio.run(ask()) == (3, 0)
+
+
+@pytest.mark.slow
+def test_too_few_answers_are_gradios_to_refuse() -> None:
+    with pytest.raises(ValueError, match="output"):
+        postprocessed(QuickBlocks, [gr.skip()], 3)

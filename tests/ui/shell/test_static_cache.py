@@ -1,0 +1,154 @@
+"""Tests of the page that all visitors share: made once, compressed once, without what only programs use."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from memviz.ui.html.markup import Html
+from memviz.ui.shell.static_cache import SCRIPT, SharedPage, StaticCache, with_config, without_hidden
+from tests import forked
+
+PAGE = '<html><head><base href="./"></head>{}</html>'
+
+
+class Served:
+    """A server behind the cache that records the paths it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        app = Starlette(routes=[Route("/{path:path}", self._answer)], middleware=[Middleware(StaticCache)])
+        page = SimpleNamespace(shared_page=SharedPage(Html("<link>"), "let memviz;" * 100))
+        app.get_blocks = lambda: page  # type: ignore[attr-defined]
+        app.auth = None  # type: ignore[attr-defined]
+        self.app: Any = app
+        self.client = TestClient(app, base_url="http://localhost:7860")
+
+    async def _answer(self, request: Request) -> Response:
+        self.asked.append(request.url.path)
+        if request.url.path == "/":
+            return HTMLResponse(PAGE.format(request.headers.get("x-forwarded-host", "here")))
+        if "missing" in request.url.path:
+            return Response("no", 404)
+        return Response("a" * 2000, headers={"content-type": "text/css"})
+
+
+def test_the_page_is_written_once_for_each_address():
+    served = Served()
+    first, again = served.client.get("/"), served.client.get("/?trace=sample:x")
+    assert first.text == again.text
+    assert served.client.get("/", headers={"x-forwarded-host": "there"}).text == first.text.replace("here", "there")
+    assert served.asked == ["/", "/"]
+
+
+def test_the_head_has_the_given_lines_and_the_script():
+    served = Served()
+    text = served.client.get("/").text
+    address = text.partition('<script defer src=".')[2].partition('"')[0]
+    assert text.startswith('<html><head><base href="./"><link><script defer')
+    assert address.startswith(f"{SCRIPT}?v=")
+    assert served.client.get(address).text == "let memviz;" * 100
+    assert served.asked == ["/"]
+
+
+def test_a_page_with_a_user_name_or_a_deep_link_is_not_shared():
+    served = Served()
+    served.app.auth = [("ann", "a secret")]
+    assert all("<script defer" in served.client.get("/").text for _ in range(2))
+    assert served.asked == ["/", "/"]
+    served.app.auth = None
+    served.client.get("/?deep_link=1")
+    served.client.get("/?deep_link=2")
+    assert len(served.asked) == 4
+
+
+def test_files_are_compressed_once_and_cached_by_browsers():
+    served = Served()
+    answers = [served.client.get("/assets/index-abc.css") for _ in range(2)]
+    plain = served.client.get("/assets/index-abc.css", headers={"accept-encoding": "identity"})
+    assert served.asked == ["/assets/index-abc.css"]
+    assert [answer.headers["content-encoding"] for answer in answers] == ["gzip", "gzip"]
+    assert int(answers[0].headers["content-length"]) < 100
+    assert "immutable" in answers[0].headers["cache-control"]
+    assert "content-encoding" not in plain.headers
+    assert answers[0].text == plain.text == "a" * 2000
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/assets/missing.js", {}, 404),
+        ("/assets/index.css", {"range": "bytes=0-3"}, 200),
+        ("/gradio_api/file=x.css", {}, 200),
+    ],
+)
+def test_gradio_answers_anything_else_each_time(path: str, headers: dict[str, str], status: int):
+    served = Served()
+    assert [served.client.get(path, headers=headers).status_code for _ in range(2)] == [status, status]
+    assert served.asked == [path, path]
+
+
+SMALL = {
+    "layout": {"id": 0, "children": [{"id": 1}, {"id": 2, "children": [{"id": 3}, {"id": 4}]}]},
+    "components": [{"id": number, "type": kind} for number, kind in enumerate(("html", "row", "json", "button"), 1)],
+    "dependencies": [
+        {"id": 0, "targets": [[4, "click"]]},
+        {"id": 1, "targets": [[1, "click"], [4, "click"]]},
+        {"id": 2, "targets": []},
+    ],
+    "page": {
+        "": {"layout": {"id": 0, "children": [{"id": 2}]}, "components": [1, 2, 3, 4], "dependencies": [0, 1, 2]},
+    },
+    "title": "x",
+}
+
+
+def test_a_hidden_block_is_left_out_with_its_content_and_events():
+    assert without_hidden(SMALL, 2) == {
+        "layout": {"id": 0, "children": [{"id": 1}]},
+        "components": [{"id": 1, "type": "html"}],
+        "dependencies": [{"id": 1, "targets": [[1, "click"], [4, "click"]]}, {"id": 2, "targets": []}],
+        "page": {"": {"layout": {"id": 0, "children": []}, "components": [1], "dependencies": [1, 2]}},
+        "title": "x",
+    }
+
+
+def test_no_text_of_the_configuration_ends_its_script():
+    text = json.dumps({"title": "</script><b>&'\u2028"}).replace("<", "\\u003c")
+    page = f"<script>window.gradio_config = {text};</script><p>".encode()
+    again = with_config(page, lambda config: {**config, "more": "<!-- </script>"})
+    begin, end = again.index(b"= ") + 2, again.index(b";</script>")
+    assert json.loads(again[begin:end]) == {"title": "</script><b>&'\u2028", "more": "<!-- </script>"}
+    assert not {*b"<>&'"} & {*again[begin:end]} and again.count(b"</script>") == 1
+
+
+@pytest.mark.parametrize("page", ["<p>", "<script>window.gradio_config = {no};</script>"])
+def test_a_page_without_a_readable_configuration_is_unchanged(page):
+    assert with_config(page.encode(), dict) == page.encode()
+
+
+_BOTH = """
+import json
+from memviz.ui.app import build_app
+
+page = build_app()
+print(json.dumps([page.config, page.shared_page.rewrite_config(page.config)], default=str))
+"""
+
+
+def test_browsers_get_no_component_that_only_programs_use():
+    done = forked.run(["-c", _BOTH], of=forked.with_page)
+    whole, seen = json.loads(done.stdout)
+    kinds = [{component["type"] for component in config["components"]} for config in (whole, seen)]
+    assert kinds[0] - kinds[1] == {"button", "json", "number", "dropdown", "textbox", "checkbox", "form"}
+    gone = {each["id"] for each in whole["dependencies"]} - {each["id"] for each in seen["dependencies"]}
+    assert gone == {each["id"] for each in whole["dependencies"] if each["api_visibility"] == "public"}
