@@ -8,7 +8,7 @@ from typing import Any
 
 from memviz.headlines.run import reserved_bytes
 from memviz.runner.config_source import FILE as CONFIG
-from memviz.runner.hub_config import is_on
+from memviz.runner.config_source import hub_is_on
 from memviz.runner.jobs.order import Variant
 from memviz.runner.parallel.parallelism import GPUS
 from memviz.ui.html.elements import button, checkbox, fault_place, labelled, menu, text_input
@@ -200,7 +200,7 @@ def _fields(form: FormFields, row: Mapping[str, Any], listing: Mapping[str, Any]
 
 
 def config_field_html(text: str) -> Html:
-    hub = ", or owner/model of the Hugging Face hub" if is_on() else ""
+    hub = ", or owner/model of the Hugging Face hub" if hub_is_on() else ""
     area = tag(
         "textarea",
         text,
