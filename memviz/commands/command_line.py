@@ -20,11 +20,15 @@ from memviz.commands.terminal import (
     status_of,
 )
 from memviz.errors import MemvizError, library_needed
-from memviz.headlines.headline import escape_control_chars
 from memviz.memory import without_collection
+from memviz.text import escape_control_chars
 
 if TYPE_CHECKING:
     from memviz.commands.command import Command
+
+
+_MODULES = {**dict.fromkeys(("summary", "peak", "at", "findings"), "explore"), "report": "export"}
+"""Modules of commands that share one; each other command has a module of its name."""
 
 
 class _Help(argparse.HelpFormatter):
@@ -48,7 +52,7 @@ def parser(given: Sequence[str] | None = None) -> argparse.ArgumentParser:
 
 def command_named(name: str) -> Command:
     with without_collection():
-        command: Command = import_module(f"memviz.commands.{name}").COMMAND
+        command: Command = import_module(f"memviz.commands.{_MODULES.get(name, name)}").COMMANDS[name]
     return command
 
 

@@ -138,7 +138,7 @@ _STOPPED_BY = {
 
 
 def _stopped(answer: FitAnswer) -> str:
-    from memviz.headlines.fit import stopped_words
+    from memviz.results.fit import stopped_words
     from memviz.runner.fit.predictions import may_be_kept
 
     searched = answer.searched
@@ -226,7 +226,7 @@ class _Progress:
         self._said_at = float("-inf")
 
     def tell(self, way: Trial | None, done: int, of: int) -> None:
-        from memviz.headlines.fit import left_words
+        from memviz.results.fit import left_words
 
         is_first = self._way is None
         if way is not None and way.fits and (self._way is None or way.cost.rank < self._way.cost.rank):
@@ -291,7 +291,7 @@ def _print_least(answer: FitAnswer, room: str) -> None:
 
 
 def _print_chosen(answer: FitAnswer, chosen: Trial, room: str) -> None:
-    from memviz.headlines.fit import kept_words
+    from memviz.results.fit import kept_words
     from memviz.runner.fit.fit import short_label, way_json
 
     label, reserved = short_label(chosen), bytes_text(chosen.peak_reserved_bytes)
@@ -319,7 +319,7 @@ def _tried_words(searched: Searched) -> str:
 
 
 def _print_largest(answer: FitAnswer) -> None:
-    from memviz.headlines.fit import largest_words
+    from memviz.results.fit import largest_words
     from memviz.runner.fit.fit import largest_json
 
     largest = largest_json(answer)
@@ -351,7 +351,7 @@ def _cell(peak: int | None, fits: bool) -> str:
 
 def _print_front(answer: FitAnswer) -> None:
     """The rows around what was chosen, so that it is among them."""
-    from memviz.headlines.fit import cost_figure, cost_unit, fit_cell
+    from memviz.results.fit import cost_figure, cost_unit, fit_cell
     from memviz.runner.fit.fit import way_json, way_label
 
     ways, chosen = answer.listed, answer.chosen
@@ -407,4 +407,4 @@ def _measured_seconds(each: Measurement) -> str:
     return "" if seconds is None else f"{duration_text(round(seconds.median * 1e6))}, {seconds.spread_words}"
 
 
-COMMAND = Command(_add_arguments, _run)
+COMMANDS = {"fit": Command(_add_arguments, _run)}

@@ -262,7 +262,7 @@ def _common_words(estimate: Estimate) -> str:
 
 
 def _fit_words(done: ScriptPrediction) -> str:
-    from memviz.headlines.run import usable_words
+    from memviz.results.run import usable_words
 
     estimate = done.estimate
     name, word = estimate.card.name, estimate.fit_word()
@@ -287,4 +287,4 @@ def _line(text: str) -> None:
     sys.stderr.flush()
 
 
-COMMAND = Command(_add_arguments, _predict, takes_over=True)
+COMMANDS = {"predict": Command(_add_arguments, _predict, takes_over=True)}

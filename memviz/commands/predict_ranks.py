@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from memviz.commands.command import printable
 from memviz.errors import UsageError
-from memviz.headlines.run import ranks_text
+from memviz.results.run import rank_list
 from memviz.runner.record.recording import free_path
 from memviz.units import bytes_text
 
@@ -166,10 +166,10 @@ def _path_of(output: Path, rank: int) -> Path:
 
 def _sentence(ranks: Sequence[int], figures: dict[str, Any], file: str | None) -> str:
     if figures.get("not_known") and not figures["peak_reserved_bytes"]:
-        return f"{ranks_text(ranks)}: not known, as {figures['not_known']}"
+        return f"{rank_list(ranks)}: not known, as {figures['not_known']}"
     live, reserved = (bytes_text(figures[name]) for name in ("peak_requested_bytes", "peak_reserved_bytes"))
     where = f", in {file}" if file else ""
-    return f"{ranks_text(ranks)}: live {live}, reserved {reserved} at most{where}"
+    return f"{rank_list(ranks)}: live {live}, reserved {reserved} at most{where}"
 
 
 def _line(text: str) -> None:

@@ -70,4 +70,4 @@ def record(args: argparse.Namespace, accelerator: Accelerator | None = None) -> 
     return record_script(load(args.script, args.arguments), wanted, accelerator)
 
 
-COMMAND = Command(_add_arguments, record, takes_over=True)
+COMMANDS = {"record": Command(_add_arguments, record, takes_over=True)}

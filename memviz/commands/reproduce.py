@@ -67,4 +67,4 @@ def _number(value: float | None, figure: str) -> str:
     return f"{value:.1e}" if 0 < abs(value) < 0.001 else f"{value:.3f}"
 
 
-COMMAND = Command(_add_arguments, _run)
+COMMANDS = {"reproduce": Command(_add_arguments, _run)}

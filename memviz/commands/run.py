@@ -167,7 +167,7 @@ def _move(made: Path, wanted: Path) -> None:
 
 
 def _print(run: Run, path: Path | None) -> None:
-    from memviz.headlines.run import class_words, is_training, optimizer_words, peak_words, reserved_on_card
+    from memviz.results.run import class_words, is_training, optimizer_words, peak_words, reserved_on_card
 
     print(
         f"{printable(run.describes)}\n{run.label}: {run.mode} {'for' if run.mode == 'predicted' else 'on'} {run.device}"
@@ -208,7 +208,7 @@ def _print(run: Run, path: Path | None) -> None:
 def _print_fit(run: Run) -> None:
     if run.fit is None:
         return
-    from memviz.headlines.run import reserved_on_card, usable_words, with_optimizer
+    from memviz.results.run import reserved_on_card, usable_words, with_optimizer
 
     usable = f"{bytes_text(run.fit.usable_bytes)} that a process gets of {run.device}"
     if run.fit.word == "close":
@@ -278,4 +278,4 @@ def _help(knob: dict[str, Any]) -> str:
     return f"{knob['help']}{choices}"
 
 
-COMMAND = Command(_add_arguments, _run)
+COMMANDS = {"run": Command(_add_arguments, _run)}

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any, TextIO, cast
 
 from memviz.errors import MemvizError, library_needed
-from memviz.headlines.headline import escape_control_chars
+from memviz.text import escape_control_chars
 
 FAILED = 2
 """Exit status of a command that fails with a message on stderr; argparse's status too."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from memviz.commands import main
-from memviz.commands.replay import replay
+from memviz.results.open_trace import open as open_trace
 from memviz.trace.load import load_trace
 from tests.allocator.driver import MiB
 from tests.allocator.recording import Recorder
@@ -46,6 +46,10 @@ def growing() -> Any:
     for size in (4, 33, 60):
         run.malloc(size * MiB)
     return run.trace()
+
+
+def replay(trace: Any, device: str | None = None, **how: Any) -> dict[str, Any]:
+    return open_trace(trace, device=device).replay(**how).as_json()
 
 
 def figures(found: dict[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,11 @@
-"""All findings of a device, ranked by bytes, and as plain values."""
+"""All findings of a device, ranked by bytes."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
-from memviz.analysis.as_json import device_number
 from memviz.analysis.cache import cached_on
 from memviz.analysis.findings.copies import duplicated_weights, wider_copies
 from memviz.analysis.findings.finding import Facts, Finding, FindingKind
@@ -65,21 +63,3 @@ def _ranked(facts: Facts) -> tuple[Finding, ...]:
         numbers[finding.kind] += 1
         numbered.append(replace(finding, number=numbers[finding.kind]))
     return tuple(numbered)
-
-
-def findings_json(trace: Trace, device: DeviceTrace) -> dict[str, Any]:
-    return {"device": device_number(device), "findings": [_finding(finding) for finding in findings(trace, device)]}
-
-
-def _finding(finding: Finding) -> dict[str, Any]:
-    return {
-        "key": finding.key,
-        "kind": str(finding.kind),
-        "bytes": finding.bytes,
-        "sentence": finding.sentence,
-        "remedy": finding.remedy,
-        "site": finding.site,
-        "certainty": finding.certainty.word,
-        "event": finding.event,
-        "allocations": len(finding.rows),
-    }

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from memviz.errors import UsageError
-from memviz.headlines.run import reserved_bytes
+from memviz.results.run import reserved_bytes
 from memviz.runner.config_source import FILE as CONFIG
 from memviz.runner.jobs.order import Variant
 from memviz.runner.jobs.searches import SearchOrder

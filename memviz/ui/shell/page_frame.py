@@ -12,7 +12,7 @@ import gradio as gr
 
 from memviz.analysis.timeline import timeline
 from memviz.figures.packed_timeline import data_address, thumbnail
-from memviz.headlines.names import letter
+from memviz.results.headline import letter
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.html.markup import Html, cut_middle, dark_html, distinct_labels, joined, tag
 from memviz.ui.shell.session import Opened, Session, link_name, timeline_key

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from memviz.headlines.headline import Headline
-from memviz.headlines.run import run as headline
+from memviz.results.headline import Headline
+from memviz.results.run import variants_headline
 from memviz.runner.expected_error import ExpectedError
 from memviz.runner.jobs.kept_runs import KeptRun
 from memviz.runner.jobs.order import OrderStatus, Variant
@@ -22,6 +23,10 @@ from memviz.ui.run.published_examples import published_table_html
 from memviz.ui.run.results import head_html, kept_value, results_html
 from tests.runner.runs import GIB, run
 from tests.ui.page import rows, words
+
+
+def headline(variants: Sequence[Variant]) -> Headline:
+    return variants_headline(variants).headline
 
 
 def predicted(reserved: float, flops: int, usable: float = 23.5, **changes: Any) -> Run:

@@ -1,0 +1,60 @@
+"""Text of unknown origin made harmless: escaped for a terminal, and for HTML by hand.
+
+Text from a trace goes into HTML through `esc` or `tag`, which escape it.
+"""
+
+from __future__ import annotations
+
+import re
+from html import escape
+
+_UNUSUAL = re.compile(r"[^\n\t -~]")
+
+
+def escape_control_chars(text: str, keep: str = "\n\t") -> str:
+    """Escape what is not printed: control characters, marks of direction, lone surrogates."""
+    if not _UNUSUAL.search(text) and all(letter in keep or letter not in text for letter in "\n\t"):
+        return text
+    return "".join(letter if letter.isprintable() or letter in keep else _escape(letter) for letter in text)
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+class Html(str):
+    """Markup that is ours, or escaped already."""
+
+    __slots__ = ()
+
+
+def esc(text: object) -> Html:
+    """Escape for HTML. Marks that turn the writing direction and other control characters are made visible."""
+    if isinstance(text, Html):
+        return text
+    plain = str(text)
+    if not plain.isprintable():
+        plain = "".join(
+            character if character.isprintable() or character == "\n" else "\N{REPLACEMENT CHARACTER}"
+            for character in plain
+        )
+    return Html(escape(plain, quote=True))
+
+
+def tag(name: str, *children: object, **attributes: object) -> Html:
+    """`tag("td", label, class_="mv-number")`. Names: a trailing _ is dropped, other _ become hyphens."""
+    spelled = "".join(
+        f" {_attribute_name(key)}" if value is True else f' {_attribute_name(key)}="{esc(value)}"'
+        for key, value in attributes.items()
+        if value is not None and value is not False
+    )
+    return Html(f"<{name}{spelled}>{joined(*children)}</{name}>")
+
+
+def _attribute_name(name: str) -> str:
+    return name.rstrip("_").replace("_", "-")
+
+
+def joined(*children: object) -> Html:
+    return Html("".join(esc(child) for child in children))
