@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Any
 
 from memviz.commands.command import Command, add_json, print_json, print_table
@@ -25,7 +26,7 @@ def _run(args: argparse.Namespace) -> int:
     everything: list[dict[str, Any]] = []
     for seed in SEEDS:
         if args.seed in (None, seed.name):
-            rows = [seed.as_json(row) for row in seed.rows(_progress(seed.title))]
+            rows = [seed.as_json(row) for row in seed.rows(partial(_show_case, seed.title))]
             everything += rows
             if not args.json:
                 _print(seed, rows)
@@ -34,11 +35,8 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _progress(title: str) -> Any:
-    def tell(case: str) -> None:
-        progress(f"{title}: {case} ...")
-
-    return tell
+def _show_case(title: str, case: str) -> None:
+    progress(f"{title}: {case} ...")
 
 
 def _print(seed: Any, rows: list[dict[str, Any]]) -> None:

@@ -80,8 +80,14 @@ def _error_fault(error: OSError) -> None:
     """There is nowhere left to say it."""
 
 
+def print_line(text: str) -> None:
+    """Print a line of memviz's own to stderr."""
+    sys.stderr.write(f"memviz: {escape_control_chars(text, keep='')}\n")
+    sys.stderr.flush()
+
+
 def progress(words: str) -> None:
-    """One line that the next one replaces; on a terminal only, and empty words take it away."""
+    """Show a line on a terminal, which the next one replaces; empty words remove it."""
     stream = sys.stderr
     if not stream.isatty():
         return

@@ -45,7 +45,7 @@ def cheapest_fitting(ways: Sequence[Way]) -> int | None:
     for keeps in _KEEPS:
         fitting = [number for number, way in enumerate(ways) if way["fits"] and way["keeps"] == keeps]
         if fitting:
-            return min(fitting, key=lambda number: (*_simplest(ways[number]), number))
+            return min(fitting, key=lambda number: (*_simplicity_order(ways[number]), number))
     return None
 
 
@@ -54,7 +54,7 @@ def front_of_ways(ways: Sequence[Way]) -> ParetoFront:
     number = cheapest_fitting(ways)
     weakest = max((way["keeps"] for way in ways), key=_KEEPS.index, default="outputs")
     keeps = weakest if number is None else ways[number]["keeps"]
-    of_it = sorted((n for n, way in enumerate(ways) if way["keeps"] == keeps), key=lambda n: (*_order(ways[n]), n))
+    of_it = sorted((n for n, way in enumerate(ways) if way["keeps"] == keeps), key=lambda n: (*_cost_order(ways[n]), n))
     ahead: list[int] = []
     for n in of_it:
         if not ahead or ways[n]["peak_reserved_bytes"] < ways[ahead[-1]]["peak_reserved_bytes"]:
@@ -62,11 +62,11 @@ def front_of_ways(ways: Sequence[Way]) -> ParetoFront:
     return ParetoFront(str(keeps), tuple(ahead))
 
 
-def _order(way: Way) -> tuple[float, int, int]:
+def _cost_order(way: Way) -> tuple[float, int, int]:
     return cost_rank(way), way["peak_reserved_bytes"], _changes(way)
 
 
-def _simplest(way: Way) -> tuple[float, int, int]:
+def _simplicity_order(way: Way) -> tuple[float, int, int]:
     return cost_rank(way), _changes(way), way["peak_reserved_bytes"]
 
 
@@ -115,7 +115,7 @@ def left_words(seconds: float | None) -> str:
 
 
 def stopped_words(by: str, done: int, of: int) -> str:
-    """How far a search came that was stopped. `by` is what stopped it, as a sentence."""
+    """Say how far a search came. `by` is what stopped it, as a sentence."""
     if not of:
         return by
     rest = "; another may be better" if done < of else ""
@@ -124,16 +124,17 @@ def stopped_words(by: str, done: int, of: int) -> str:
 
 def fit_headline(status: SearchStatus) -> Headline:
     number = cheapest_fitting(status.ways)
+    way = None if number is None else status.ways[number]
     if status.failed and not status.ways:
-        return Headline("No configuration was tried.", _stopped(status))
-    answer = "Searching for a configuration that fits." if number is None else _fits(status, status.ways[number])
-    cheaper = "" if number is None else _cheaper(status, status.ways[number])
+        return Headline("No configuration was tried.", _stop_sentence(status))
+    answer = "Searching for a configuration that fits." if way is None else _fit_sentence(status, way)
+    cheaper = "" if way is None else _cheapest_sentence(status, way)
     if not status.is_over:
-        return Headline(answer, f"{cheaper}{_under_way(status)}")
-    if number is None:
+        return Headline(answer, f"{cheaper}{_progress_sentence(status)}")
+    if way is None:
         return _nothing_fits(status)
-    kept = kept_words(status.ways[number])
-    return Headline(answer, f"{cheaper}{kept} {_largest(status)}{_stopped(status)}".strip())
+    kept = kept_words(way)
+    return Headline(answer, f"{cheaper}{kept} {_largest_sentence(status)}{_stop_sentence(status)}".strip())
 
 
 def kept_words(way: Way) -> str:
@@ -143,9 +144,9 @@ def kept_words(way: Way) -> str:
     return " ".join(filter(None, [_KEPT[way["keeps"]], changed, *way.get("warnings", ())]))
 
 
-def _fits(status: SearchStatus, way: Way) -> str:
-    """That nothing has to be done comes first, whatever else is cheaper."""
-    plain = _as_it_is(status)
+def _fit_sentence(status: SearchStatus, way: Way) -> str:
+    """Say first that the model fits unchanged, even if another way is cheaper."""
+    plain = _unchanged_way(status)
     if plain is not None and plain["fits"]:
         return f"It {_verb(plain)} as it is: {bytes_text(plain['peak_reserved_bytes'])} reserved."
     so_far, reserved = "" if status.is_over else " so far", bytes_text(way["peak_reserved_bytes"])
@@ -156,27 +157,27 @@ def _verb(way: Way) -> str:
     return "is close" if fit_cell(way) == "close" else "fits"
 
 
-def _cheaper(status: SearchStatus, way: Way) -> str:
-    plain = _as_it_is(status)
+def _cheapest_sentence(status: SearchStatus, way: Way) -> str:
+    plain = _unchanged_way(status)
     if plain is None or not plain["fits"] or way is plain:
         return ""
     so_far, reserved = "" if status.is_over else " so far", bytes_text(way["peak_reserved_bytes"])
     return f"The cheapest{so_far} is {way['short_title']}, by its estimate: {reserved} reserved. "
 
 
-def _as_it_is(status: SearchStatus) -> Way | None:
-    """Nothing is changed of what was asked: an optimizer that was asked for is the only name that such a way has."""
+def _unchanged_way(status: SearchStatus) -> Way | None:
+    """Return the way without changes; the requested optimizer is its only label."""
     optimizer = status.order.request.optimizer
     name = "baseline" if optimizer == "none" else optimizer
     return next((way for way in status.ways if way["label"] == name and not way["optimizations"]), None)
 
 
-def _stopped(status: SearchStatus) -> str:
-    """With how far it came: what was not predicted may be better."""
+def _stop_sentence(status: SearchStatus) -> str:
+    """Say why and where the search stopped: a way that was not predicted may be better."""
     return stopped_words(status.failed, status.done, status.of) if status.failed else ""
 
 
-def _under_way(status: SearchStatus) -> str:
+def _progress_sentence(status: SearchStatus) -> str:
     if status.before:
         return f"{count_text(status.before)} of others first."
     if status.value is not None:
@@ -193,12 +194,13 @@ def _nothing_fits(status: SearchStatus) -> Headline:
         return Headline("Nothing that was tried could run.", "Predict it as it is: that says why.")
     more = {"outputs": "Let training change too.", "training": "Let weights be stored in fewer bits too."}
     said = f"The least is {least['short_title']}: {bytes_text(least['peak_reserved_bytes'])}."
-    rest = [said, _largest(status).strip(), _stopped(status) or more.get(status.order.keep, "")]
-    answer = "Nothing that was tried fits at this size." if _largest(status) else "Nothing that was tried fits."
+    largest = _largest_sentence(status).strip()
+    rest = [said, largest, _stop_sentence(status) or more.get(status.order.keep, "")]
+    answer = f"Nothing that was tried fits{' at this size' if largest else ''}."
     return Headline(answer, " ".join(filter(None, rest)))
 
 
-def _largest(status: SearchStatus) -> str:
+def _largest_sentence(status: SearchStatus) -> str:
     largest = (status.answer or {}).get("largest")
     if not largest:
         return ""

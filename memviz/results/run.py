@@ -59,7 +59,7 @@ def rank_list(ranks: Sequence[int]) -> str:
 
 
 def base_of(variants: Sequence[Variant], number: int) -> int:
-    """Which variant this one is held against: the same workload with nothing switched on, or else the first."""
+    """Return the baseline of a variant: the same workload with nothing switched on, or else the first."""
     if not any(variant.request.optimizations for variant in variants):
         return 0
     settings = variants[number].request.settings
@@ -78,7 +78,7 @@ OPTIMIZERS = {
 
 @dataclass(frozen=True)
 class RunHeadline:
-    """The headline, and the variant that it speaks of: its code and its command stand below."""
+    """A headline and the variant that it is about."""
 
     headline: Headline
     number: int
@@ -90,37 +90,41 @@ def variants_headline(variants: Sequence[Variant]) -> RunHeadline:
     for number in known:
         bad = variants[number].run
         if bad is not None and is_bug(bad):
-            return RunHeadline(Headline(f"{variants[number].label} does not keep its word.", _finding(bad)), number)
+            return RunHeadline(
+                Headline(f"{variants[number].label} does not keep its word.", _bug_sentence(bad)), number
+            )
     if not known:
         failed = [variant for variant in variants if variant.state == "failed"]
-        return RunHeadline(_not_run(failed), 0)
+        return RunHeadline(_failure_headline(failed), 0)
     pairs = list(_pairs(variants))
     first = variants[known[0]].run
     if not pairs and first is not None:
-        return RunHeadline(_alone(first), known[0])
+        return RunHeadline(_single_run(first), known[0])
     pressed = [pair for pair in pairs if pair.base.fit is not None and not pair.base.fit.fits]
     others_fit = any(
         variant.run is not None and variant.run.fit is not None and variant.run.fit.fits for variant in variants
     )
-    return _made_to_fit(pressed, others_fit=others_fit) if pressed else _best_of(pairs)
+    return _fitting_variant(pressed, others_fit=others_fit) if pressed else _best_saving(pairs)
 
 
-def _not_run(failed: Sequence[Variant]) -> Headline:
+def _failure_headline(failed: Sequence[Variant]) -> Headline:
     if not failed:
         return Headline("")
     words = failed[0].phase.split("\n")[0]
     return Headline("Nothing was run.", words) if failed[0].what == "refused" else Headline(words)
 
 
-def _best_of(pairs: Sequence[_Pair]) -> RunHeadline:
+def _best_saving(pairs: Sequence[_Pair]) -> RunHeadline:
     best = max(pairs, key=lambda pair: pair.saved / pair.base.peak_reserved_bytes)
     if best.saved <= 0:
         reserves = f"the baseline reserves {bytes_text(best.base.peak_reserved_bytes)}"
-        return RunHeadline(Headline(f"Nothing here saves memory: {reserves}{_stepping(best.base)}."), best.base_number)
+        return RunHeadline(
+            Headline(f"Nothing here saves memory: {reserves}{_with_any_optimizer(best.base)}."), best.base_number
+        )
     share = percent_text(best.saved, best.base.peak_reserved_bytes)
-    of = f"of what is reserved{where_words(best.run)}{_stepping(best.base)}"
+    of = f"of what is reserved{where_words(best.run)}{_with_any_optimizer(best.base)}"
     answer = f"{best.label} saves {bytes_text(best.saved)}, {share} {of}."
-    return RunHeadline(Headline(answer, _cost(best.base, best.run)), best.number)
+    return RunHeadline(Headline(answer, _cost_sentence(best.base, best.run)), best.number)
 
 
 def is_training(run: Run) -> bool:
@@ -138,7 +142,7 @@ def with_optimizer(run: Run) -> str:
     return f", with {words}" if words else ""
 
 
-def _stepping(run: Run) -> str:
+def _with_any_optimizer(run: Run) -> str:
     """Return the optimizer, or nothing without one: without a claim that it fits, that need not be said."""
     return with_optimizer(run) if run.request.optimizer != "none" else ""
 
@@ -186,11 +190,11 @@ def step_word(run: Run) -> str:
     return "forward pass" if "forward pass" in run.window else "step"
 
 
-def _alone(run: Run) -> Headline:
+def _single_run(run: Run) -> Headline:
     where = where_words(run)
     loading = ", while loading" if run.peak_while_loading else ""
     peak = f"{bytes_text(run.peak_reserved_bytes)} at its peak{loading}"
-    first = f"This {step_word(run)} reserves {peak}{where}{_stepping(run)}."
+    first = f"This {step_word(run)} reserves {peak}{where}{_with_any_optimizer(run)}."
     if run.fit is None:
         return Headline(first)
     squeezed = reserved_on_card(run)
@@ -206,7 +210,7 @@ def _alone(run: Run) -> Headline:
 
 
 def close_words(run: Run) -> str:
-    """The reason why it is close: the CUDA context, or what the prediction does not count."""
+    """Name what makes it close: the CUDA context, or what the prediction does not count."""
     assert run.fit is not None
     usable, error = usable_words(run.fit), run.expected_error
     if error is None or not error.is_lower_bound:
@@ -222,22 +226,22 @@ def usable_words(fit: Fit) -> str:
     return f"{least} to {most} usable" if most != least else f"{least} usable"
 
 
-def _made_to_fit(pairs: Sequence[_Pair], *, others_fit: bool) -> RunHeadline:
+def _fitting_variant(pairs: Sequence[_Pair], *, others_fit: bool) -> RunHeadline:
     """Recommend the cheapest variant that fits."""
     fitting = [pair for pair in pairs if pair.run.fit is not None and pair.run.fit.fits]
     step = step_word(pairs[0].base)
     if not fitting:
         close = [pair for pair in pairs if pair.run.fit is not None and pair.run.fit.word == "close"]
-        return _nearly(close) if close else _nothing_fits(pairs, others_fit=others_fit)
+        return _close_variant(close) if close else _nothing_fits(pairs, others_fit=others_fit)
     sure = [pair for pair in fitting if pair.run.fit is not None and pair.run.fit.word == "yes"]
     best = min(sure or fitting, key=lambda option: (option.run.flops or 0, option.run.peak_reserved_bytes))
     doubt = "" if sure else ", but it is close"
     answer = f"{best.label} makes the {step} fit{where_words(best.run)}{with_optimizer(best.base)}{doubt}."
     saves = f"It saves {bytes_text(abs(best.saved))}" if best.saved >= 0 else f"It takes {bytes_text(-best.saved)} more"
-    return RunHeadline(Headline(answer, f"{saves}{_for(best.base, best.run)}."), best.number)
+    return RunHeadline(Headline(answer, f"{saves}{_cost_clause(best.base, best.run)}."), best.number)
 
 
-def _nearly(pairs: Sequence[_Pair]) -> RunHeadline:
+def _close_variant(pairs: Sequence[_Pair]) -> RunHeadline:
     """Recommend the smallest variant that may fit."""
     best = min(pairs, key=lambda option: option.run.peak_reserved_bytes)
     step, fit = step_word(best.base), best.run.fit
@@ -263,53 +267,53 @@ def _nothing_fits(pairs: Sequence[_Pair], *, others_fit: bool) -> RunHeadline:
     )
 
 
-def _cost(base: Run, run: Run) -> str:
-    words = _for(base, run)
+def _cost_sentence(base: Run, run: Run) -> str:
+    words = _cost_clause(base, run)
     return f"It costs{words.removeprefix(' for')}." if words else ""
 
 
-def _for(base: Run, run: Run) -> str:
-    grown = _grown(base, run)
-    if grown is None:
+def _cost_clause(base: Run, run: Run) -> str:
+    change = _cost_change(base, run)
+    if change is None:
         return ""
-    if abs(grown.share) < 0.0005:
-        return f" for no more {grown.what}"
-    if grown.is_within_spread:
-        return f" for about the same {grown.what}"
-    return f" for {percent_text(abs(grown.share), 1)} {'more' if grown.share > 0 else 'less'} {grown.what}"
+    if abs(change.share) < 0.0005:
+        return f" for no more {change.what}"
+    if change.is_within_spread:
+        return f" for about the same {change.what}"
+    return f" for {percent_text(abs(change.share), 1)} {'more' if change.share > 0 else 'less'} {change.what}"
 
 
 def change_words(base: Run, run: Run) -> str:
     """'+8 % work' for a row."""
-    grown = _grown(base, run)
-    if grown is None:
+    change = _cost_change(base, run)
+    if change is None:
         return ""
-    if abs(grown.share) < 0.0005:
-        return f"the same {grown.what}"
-    if grown.is_within_spread:
-        return f"about the same {grown.what}"
-    sign = "+" if grown.share > 0 else "\N{MINUS SIGN}"
-    return f"{sign}{percent_text(abs(grown.share), 1)} {grown.what}"
+    if abs(change.share) < 0.0005:
+        return f"the same {change.what}"
+    if change.is_within_spread:
+        return f"about the same {change.what}"
+    sign = "+" if change.share > 0 else "\N{MINUS SIGN}"
+    return f"{sign}{percent_text(abs(change.share), 1)} {change.what}"
 
 
 @dataclass(frozen=True)
-class _Grown:
+class _CostChange:
     share: float
     what: str
     is_within_spread: bool = False
-    """The steps of one run differ among themselves by more than the two runs do."""
+    """The steps of one run differ by more than the two runs do."""
 
 
-def _grown(base: Run, run: Run) -> _Grown | None:
+def _cost_change(base: Run, run: Run) -> _CostChange | None:
     """Return the growth in seconds where both were measured, else in work."""
     if base.seconds and run.seconds and base.seconds.median:
         (low, high), (least, most) = _middle_half(base.seconds), _middle_half(run.seconds)
-        return _Grown(run.seconds.median / base.seconds.median - 1, "time", low <= most and least <= high)
-    return _Grown(run.flops / base.flops - 1, "work") if base.flops and run.flops else None
+        return _CostChange(run.seconds.median / base.seconds.median - 1, "time", low <= most and least <= high)
+    return _CostChange(run.flops / base.flops - 1, "work") if base.flops and run.flops else None
 
 
 def _middle_half(seconds: Seconds) -> tuple[float, float]:
-    """Runs kept before know only how wide it is."""
+    """Return the quartiles; runs saved by older releases have only their distance."""
     if seconds.low is None or seconds.high is None:
         return seconds.median - seconds.spread / 2, seconds.median + seconds.spread / 2
     return seconds.low, seconds.high
@@ -320,6 +324,6 @@ def is_bug(run: Run | None) -> bool:
     return isinstance(verdict, dict) and verdict.get("ok") is False
 
 
-def _finding(run: Run) -> str:
+def _bug_sentence(run: Run) -> str:
     verdict = (run.numerics or {}).get("verdict", {})
     return f"It {verdict['finding']}" if verdict.get("finding") else f"{verdict.get('words', '')}."
