@@ -1,4 +1,4 @@
-"""What a sentence claims, read back from its words: devices, bytes, shares, events and counts.
+"""Claims of a sentence, read back from its words: devices, bytes, shares, events and counts.
 
 A law of a headline is a list of `Form`s, which are all the sentences it may make, and a function that holds what was
 read to the tables. A sentence that fits no form is a failure, so nothing is said that nobody checks.
@@ -79,7 +79,7 @@ def holds(text: str, forms: Sequence[Form], check: Callable[[Read], None]) -> No
 
 
 def says_size(words: str, count: int) -> bool:
-    """Whether these words are this many bytes, to the last digit that they have."""
+    """Return True if the words are this many bytes, to their last digit."""
     number, _, unit = words.partition(" ")
     decimals = len(number.partition(".")[2])
     scale = 1 << _UNITS[unit]

@@ -87,7 +87,7 @@ def _check_ends(sides: Sequence[Pair], names: Sequence[str], told: str) -> None:
 
 
 def _without_refusals(sides: Sequence[Pair], names: Sequence[str], told: str) -> str:
-    """What is left of it besides the sentence on those that ran out of memory, which is there for them alone."""
+    """Return the reason without the sentence on traces that ran out of memory."""
     refused = {
         name: int(np.flatnonzero(device.events.action == Action.OOM)[-1])
         for name, (_, device) in zip(names, sides, strict=True)
@@ -208,7 +208,7 @@ def _made_of(rows: Sequence[Change], claims: Read, change: int) -> None:
 
 
 def _delta_of(rows: Sequence[Change], name: str, size: str, change: int) -> int:
-    """Of the row, or of an operator's rows in the direction of the change."""
+    """Return the bytes of a row, or of an operator's rows in the direction of the change."""
     same_way = [row for row in rows if row.delta(1) * change > 0]
     found = [row.delta(1) for row in same_way if _is_called(row, name) and says_size(size, abs(row.delta(1)))]
     operator, at, places = name.rpartition(" at ")

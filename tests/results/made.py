@@ -73,7 +73,7 @@ def _device(random: Random, number: int) -> tuple[list[Any], list[dict[str, Any]
 
 
 def _before(random: Random, number: int) -> tuple[list[dict[str, Any]], dict[int, int]]:
-    """What was live before the first event."""
+    """Return the blocks that were live before the first event."""
     if random.random() < 0.6:
         return [], {}
     base = ((number + 1) << 50) + (1 << 49)

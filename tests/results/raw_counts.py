@@ -119,7 +119,7 @@ def read_raw(path: Path) -> Raw:
 
 
 def _blocks(segments: list[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
-    """Of all segments what is active, with its address."""
+    """Return the active blocks of all segments by address."""
     blocks = []
     for segment in segments:
         address = segment["address"]
@@ -170,7 +170,7 @@ def _reserved(events: list[dict[str, Any]], segments: list[dict[str, Any]]) -> l
 
 
 def activations(raw: Raw) -> list[Allocation]:
-    """What is live at the peak and was made outside of backwards and steps, for the backward that comes next.
+    """Return the allocations live at the peak that the next backward needs.
 
     It is gone before another forward or an optimizer step. Weights in half precision are told by their sizes: there
     are no more casts of a size than weights of twice that size.

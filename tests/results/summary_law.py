@@ -129,7 +129,7 @@ def _reason(trace: Trace, device: DeviceTrace, claims: Read, said: Headline) -> 
 
 
 def _is_probable(trace: Trace, device: DeviceTrace, kind: str) -> bool:
-    """Of the bytes of this kind at the peak, more than half are no more than probable."""
+    """Return True if more than half of the bytes of this kind at the peak are only probable."""
     rows = live_rows(device, timeline(device).peak_event)
     said, size = categories(trace, device), lifetimes(device).size
     of_kind = rows[np.array([KINDS[code] == kind for code in kinds(trace, device, rows).tolist()], dtype=bool)]

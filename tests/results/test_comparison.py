@@ -38,7 +38,7 @@ def sides() -> list[Any]:
 
 
 def told(by: str) -> list[tuple[str, int, int]]:
-    """What the page shows: name, bytes in A, bytes in B."""
+    """Rows of the page: name, bytes in A, bytes in B."""
     steps = waterfall(changes(sides(), by), 1, every_row=True, sort="a").steps
     return [(step.change.thing.name, step.before, step.after) for step in steps if step.change]
 
@@ -66,7 +66,7 @@ def test_saved_tables_and_pages_have_the_rows_of_the_page(by: str) -> None:
 
 
 def rows_of(page: str) -> list[list[str]]:
-    """Of the table from peak to peak, before any script has run."""
+    """Rows of the table from peak to peak, before any script has run."""
     table = page[page.index('mv-table mv-changes"') :].partition("</table>")[0]
     table = re.sub(r" title=\"[^\"]*\"| data-compare-row=\"[^\"]*\"", "", table)
     rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr[^>]*>(.*?)</tr>", table)]

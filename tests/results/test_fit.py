@@ -1,4 +1,4 @@
-"""What is said of a search: by the same rules as the search itself, and true of what is known by then."""
+"""Sentences about a search follow the rules of the search itself."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _COSTS = ("flops", "bytes_moved", "host_bytes", "seconds_low", "seconds_high")
 
 
 def told(tried: Trial, label: str = "split_feed_forward") -> dict[str, Any]:
-    """As `fit --json` has it, without what no sentence needs."""
+    """Return the fields of `fit --json` that sentences need."""
     cost = tried.cost
     return {
         "label": label,

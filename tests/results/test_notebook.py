@@ -41,7 +41,7 @@ PLOTLY = "application/vnd.plotly.v1+json"
 
 @pytest.fixture(scope="module")
 def executed() -> Iterator[dict[str, list[Any]]]:
-    """What each cell put out."""
+    """Outputs of each cell."""
     import nbformat
     from nbclient import NotebookClient
     from traitlets.config import Config

@@ -56,15 +56,12 @@ class Same:
 
 SAME = [
     Same(f"summary {TRAINING}", lambda trace: trace.summary()),
-    Same(f"peak {TRAINING} --top 0", lambda trace: trace.peak()),
-    *(Same(f"peak {TRAINING} --by {by}", lambda trace, by=by: trace.by(by, top=20)) for by in ("stack", "category")),
+    Same(f"peak {TRAINING} --by stack", lambda trace: trace.by("stack", top=20)),
     Same(f"at {TRAINING} --event 1000 --by module --top 0", lambda trace: trace.live_at(event=1000).by("module")),
-    Same(f"diff {TRAINING} {CHECKPOINTED} --top 0", lambda trace: trace.compare(str(CHECKPOINTED))),
     Same(
         f"diff {TRAINING} {CHECKPOINTED} --top 0 --by category",
         lambda trace: trace.compare(CHECKPOINTED, by="category"),
     ),
-    Same(f"replay {TRAINING}", lambda trace: trace.replay()),
     Same(
         f"replay {TRAINING} --settings expandable_segments:True --memory 3GiB --overhead 1GiB --search",
         lambda trace: trace.replay(settings="expandable_segments:True", memory="3GiB", overhead=1 << 30, search=True),

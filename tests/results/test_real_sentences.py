@@ -33,7 +33,7 @@ def total(allocations: list[Allocation] | set[Allocation]) -> int:
 
 
 def forwards(raw: Raw) -> list[tuple[int, int]]:
-    """Of each step of training its forward: the first and the last alloc."""
+    """Return the first and last alloc of the forward pass of each training step."""
     found: list[tuple[int, int]] = []
     before = "step"
     for one in raw.allocations:

@@ -111,7 +111,7 @@ def of_lines(trace: Trace, found: WhatIf) -> None:
 
 
 def recordings(count: int) -> Iterator[tuple[Trace, int]]:
-    """Of random programs, some on a card that is short, some that empty their cache, some that start late."""
+    """Recordings of random programs: some run short of memory, empty their cache, or start late."""
     draw = random.Random(7)
     for number in range(count):
         card = draw.choice([60, 70, 90, 120, 4000]) * MiB
