@@ -12,10 +12,10 @@ from memviz.commands.help_text import COMMANDS, DESCRIPTION, EPILOG, PROGRAM, VE
 from memviz.commands.terminal import (
     FAILED,
     INTERRUPTED,
-    NOBODY_READS,
     NOT_WRITTEN,
+    READER_GONE,
+    discard_output,
     harmless_streams,
-    let_go_of_output,
     open_streams,
     status_of,
 )
@@ -37,7 +37,7 @@ class _Help(argparse.HelpFormatter):
 
 
 def parser(given: Sequence[str] | None = None) -> argparse.ArgumentParser:
-    """With the arguments of the command that is given; of every one where none is."""
+    """Return the parser with the arguments of the given command, or of all commands."""
     top = argparse.ArgumentParser(prog=PROGRAM, description=DESCRIPTION, epilog=EPILOG, formatter_class=_Help)
     top.add_argument("--version", action="version", version=f"memviz {VERSION}")
     choices = top.add_subparsers(prog=PROGRAM, dest="command", required=True, metavar="COMMAND")
@@ -62,8 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = argparse.Namespace()
     with harmless_streams():
         status = status_of(lambda: _parsed_and_run(arguments, args))
-        if status in (NOBODY_READS, NOT_WRITTEN):
-            let_go_of_output()
+        if status in (READER_GONE, NOT_WRITTEN):
+            discard_output()
     if getattr(args, "takes_over", False) and not status:
         # The script's output, its signals and its exit status are its own.
         sys.stdout = given

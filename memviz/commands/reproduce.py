@@ -1,4 +1,4 @@
-"""The tables that memviz grew from, computed here and now beside what was published."""
+"""The tables that memviz grew from, computed now, next to the published figures."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def is_address(text: str) -> bool:
 
 
 def file_name(address: str) -> str:
-    """The last part of its path: never the host, nor what stands before an @ in it."""
+    """Return the last part of the path, without host and user name."""
     return unquote(urlsplit(address).path).replace("\\", "/").rstrip("/").rpartition("/")[2] or "download"
 
 
@@ -107,7 +107,7 @@ def _check(address: str) -> None:
 
 
 def _opener() -> OpenerDirector:
-    """A server may send us on, but to no other protocol: there is nothing here that knows one."""
+    """Return an opener that follows redirects and knows no protocol but http and https."""
     opener = OpenerDirector()
     for handler in _HANDLERS:
         opener.add_handler(handler())

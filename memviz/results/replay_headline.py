@@ -54,7 +54,7 @@ def settings_name(settings: Settings) -> str:
 
 
 def recording_note(outcome: WhatIf) -> str:
-    """Describe the recording where the replay beside it does something else; else return nothing."""
+    """Describe the recording where the replay differs from it; else return nothing."""
     why = outcome.why_not_as_recorded
     if not why:
         return ""

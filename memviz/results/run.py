@@ -17,7 +17,7 @@ def gpus_of(run: Run) -> int:
 
 
 def rank_words(run: Run) -> str:
-    """'rank 3 of 8', and how it stands among the others; nothing of one GPU."""
+    """Return 'rank 3 of 8, the fullest', or nothing for one GPU."""
     count = gpus_of(run)
     if run.rank is None or count == 1:
         return ""

@@ -30,7 +30,7 @@ class MemoryLimit:
     settings: str | None = None
     """Allocator settings in the syntax of PYTORCH_CUDA_ALLOC_CONF."""
     assume: Mapping[str, Any] | None = None
-    """Answers where the test asks for values that nobody computes, by line."""
+    """Values for lines of the test that ask for values, which a prediction does not compute."""
 
 
 def limit_of(

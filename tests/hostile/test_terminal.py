@@ -156,7 +156,7 @@ class Taken(io.StringIO):
 def test_an_output_that_takes_nothing_is_never_status_1(
     monkeypatch: pytest.MonkeyPatch, small: Path, more: list[str], number: int, status: int, words: str
 ) -> None:
-    monkeypatch.setattr(command_line, "let_go_of_output", lambda: None)
+    monkeypatch.setattr(command_line, "discard_output", lambda: None)
     monkeypatch.setattr(sys, "stdout", Taken(number))
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     name, *rest = more
