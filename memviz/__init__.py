@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from typing import Any
 
     from memviz import figures
-    from memviz.notebook.open_trace import open
+    from memviz.results.open_trace import open
     from memviz.runner.predict.predicted_program import predict, predicting
     from memviz.runner.record.recording import recording
 
 __all__ = ["figures", "open", "predict", "predicting", "recording"]
 _LIVES_IN = {
-    "open": "memviz.notebook.open_trace",
+    "open": "memviz.results.open_trace",
     "predict": "memviz.runner.predict.predicted_program",
     "predicting": "memviz.runner.predict.predicted_program",
     "recording": "memviz.runner.record.recording",

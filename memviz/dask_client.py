@@ -1,4 +1,4 @@
-"""A scheduler of Dask, where one machine is too few: its address is all that people give."""
+"""A client of a Dask scheduler, by its address."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WORKERS_WITHIN_SECONDS = 60
 
 @contextmanager
 def dask_client(address: str) -> Iterator[Any]:
-    """With at least one worker behind it."""
+    """Yield a client of the scheduler, once it has a worker."""
     try:
         from distributed import Client
     except ImportError:
@@ -44,7 +44,7 @@ def dask_client(address: str) -> Iterator[Any]:
 def _ask(address: str) -> None:
     """Raise unless a scheduler answers at the address: a client would wait forever for one that is silent."""
     with ThreadPoolExecutor(1) as own_thread:
-        # A thread of its own has no loop yet, whoever asks.
+        # A thread of its own has no event loop yet.
         own_thread.submit(asyncio.run, _greeted(address)).result()
 
 
@@ -60,7 +60,7 @@ async def _greeted(address: str) -> None:
 
 @contextmanager
 def one_at_a_time(name: str) -> Iterator[None]:
-    """In a task of a worker: nobody else of the cluster is in here under this name, whoever sent them."""
+    """Hold a lock of this name across the whole cluster, within a task of a worker."""
     from distributed import Lock
 
     with Lock(name):
@@ -68,7 +68,7 @@ def one_at_a_time(name: str) -> Iterator[None]:
 
 
 def by_value(function: Any) -> Any:
-    """The same function as code alone: nobody has to import this file to have it."""
+    """Return the function as code alone, so that workers need not import this file."""
     code = types.FunctionType(function.__code__, {"__builtins__": builtins}, function.__name__)
     code.__module__ = "__main__"
     return code

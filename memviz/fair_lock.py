@@ -1,8 +1,8 @@
-"""Who may use what only a few can use at once: in turn between those who ask.
+"""A lock for a few holders that alternates between owners.
 
-Those who wait stand in a ring, each with what they wait for in the order asked. Whoever had a turn goes to its end, and
-whoever is new comes in there. Next is the first of those who have the fewest turns under way. So one who asks for fifty
-turns waits behind each other's next one, and nobody gains by a new name.
+Owners with queued turns form a ring; an owner moves to its end after a turn, and a new owner joins there. The next turn
+goes to the first owner with the fewest turns under way. An owner of fifty turns waits for each other owner's next one,
+and a new name gains nothing.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class FairLock:
         owner: str = "",
         place: Turn | None = None,
     ) -> Iterator[bool]:
-        """True once it is this one's turn; False if it gave up. `tell` hears how many are before it.
+        """Yield True once the turn has come, False if it gave up. `tell` is called with the number of turns before it.
 
-        `place` is one that may stand in the line already, in the stead of a new one.
+        `place` is a turn that may be queued already; without it a new one is made.
         """
         turn = Turn(self, owner) if place is None else place
         try:
@@ -67,7 +67,7 @@ class FairLock:
         return False
 
     def stand_in(self, turn: Turn) -> None:
-        """For those who look whether it `has_come`, and may do other things meanwhile. Who stands there stays there."""
+        """Queue the turn without waiting, for callers that poll `has_come`. A queued turn keeps its place."""
         with self._changed:
             waiting = self._ring.setdefault(turn.key, [])
             if turn not in waiting:
@@ -83,7 +83,7 @@ class FairLock:
             return bool(self._inside)
 
     def waiting(self, owner: object) -> int:
-        """How many turns of one owner have not come yet."""
+        """Return the number of queued turns of an owner."""
         with self._changed:
             return len(self._ring.get(owner, ()))
 
@@ -95,31 +95,31 @@ class FairLock:
                 if turn.key in self._ring:
                     self._ring[turn.key] = self._ring.pop(turn.key)
             else:
-                self._wait_no_more(turn)
+                self._dequeue(turn)
             self._changed.notify_all()
 
     def _enters(self, turn: Turn) -> bool:
         if len(self._inside) >= self._at_once or self._ring[self._in_order()[0]][0] is not turn:
             return False
-        self._wait_no_more(turn)
+        self._dequeue(turn)
         self._inside.append(turn)
-        # There may be more places, and the next one slept through it.
+        # There may be more places, and the next waiter did not wake for this one.
         self._changed.notify_all()
         return True
 
     def _in_order(self) -> list[object]:
-        """Owners who wait. Those who are inside go to the end when they come out."""
+        """Return the waiting owners, those with the fewest turns under way first."""
         under_way = Counter(turn.key for turn in self._inside)
         return sorted(self._ring, key=under_way.__getitem__)
 
     def _before(self, turn: Turn) -> int:
-        """Turns until this one, if nobody else comes: those inside, its owner's earlier ones, and as many of others."""
+        """Count the turns before this one: held ones, its owner's earlier ones, and as many of each other owner."""
         mine, owners = self._ring[turn.key].index(turn), self._in_order()
         at = owners.index(turn.key)
         others = (min(len(self._ring[owner]), mine + (place < at)) for place, owner in enumerate(owners) if place != at)
         return mine + sum(others) + len(self._inside)
 
-    def _wait_no_more(self, turn: Turn) -> None:
+    def _dequeue(self, turn: Turn) -> None:
         waiting = self._ring[turn.key]
         waiting.remove(turn)
         if not waiting:
@@ -127,7 +127,7 @@ class FairLock:
 
 
 class Turn:
-    """One owner's place in the line; as a semaphore, it can be let go of while there is nothing to do."""
+    """One owner's place in the line, with the methods of a semaphore."""
 
     def __init__(self, lock: FairLock, owner: str) -> None:
         self.owner = owner

@@ -23,7 +23,7 @@ def sizes_of(mesh: str) -> dict[str, int]:
 
 
 def coordinates(rank: int, sizes: Mapping[str, int]) -> dict[str, int]:
-    """On every axis, in the same order."""
+    """Return the rank's position on every axis, in the same order."""
     left, places = rank, {}
     for axis in reversed(list(sizes)):
         left, places[axis] = divmod(left, sizes[axis])

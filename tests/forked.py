@@ -209,7 +209,7 @@ def serve(line: int) -> None:
 
 
 def _fork_for_the_one_above() -> int:
-    """By way of a process in between that ends at once, so that the new one is given to the one above."""
+    """Fork twice, so that the new process becomes a child of the one above."""
     told, tell = os.pipe()
     between = os.fork()
     if between:

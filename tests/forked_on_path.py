@@ -30,7 +30,7 @@ os._exit(status if status >= 0 else 128 - status)
 
 @contextmanager
 def python_on_path(folder: Path) -> Iterator[str]:
-    """What stands first on the path then: a folder with `python` in it, until the end."""
+    """Yield a folder with `python` in it that is first on the path."""
     if not forked.CAN_FORK_RUNS:
         yield str(Path(sys.executable).parent)
         return

@@ -34,7 +34,7 @@ class Server:
     pid: int
     log: Path
     folder: Path
-    """Where it keeps what was uploaded and made."""
+    """Folder of uploaded and made files."""
 
     def wait_until_it_says(self, words: str) -> None:
         deadline = time.monotonic() + _PATIENCE_SECONDS

@@ -35,7 +35,7 @@ class Segment:
     blocks: list[Block]
 
     def ranges(self) -> list[tuple[int, int]]:
-        """What is mapped, as (address, size), each as long as it goes."""
+        """Mapped ranges as (address, size), merged."""
         found: list[tuple[int, int]] = []
         for block in self.blocks:
             if block.state == "unmapped":

@@ -1,4 +1,4 @@
-"""What the C library keeps, in a process of its own: it is asked by its own account (`malloc_info`)."""
+"""Memory that the C library keeps in a process of its own, by its own account (`malloc_info`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of errors of other libraries."""
+"""Messages about errors of other libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only a few can use at once, in turn between those who ask."""
+"""The fair lock: turns alternate between owners."""
 
 from __future__ import annotations
 

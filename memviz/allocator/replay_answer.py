@@ -1,15 +1,14 @@
-"""A question about a recording (settings, card, search), its answer, and the answer as JSON values."""
+"""A question about a recording (settings, card, search), and its answer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from memviz.allocator.context import OVERHEAD_BYTES
 from memviz.allocator.replay import source_of
-from memviz.allocator.replay_result import Figures, Replayed, allocation_count
+from memviz.allocator.replay_result import allocation_count
 from memviz.allocator.replayer import Progress, part_of, rest_of
-from memviz.allocator.search import Search, SettingsTrial, search
+from memviz.allocator.search import Search, search
 from memviz.allocator.settings import NEWEST, Release, Settings
 from memviz.allocator.what_if import CardMemory, WhatIf, what_if, with_fit
 from memviz.trace.model import DeviceTrace, Trace
@@ -63,127 +62,6 @@ def replay_answer(
         progress=rest_of(progress, 1, parts),
     )
     return ReplayAnswer(trace, device, outcome, found_best)
-
-
-def replay_json(outcome: WhatIf, searched: Search | None, verdict: str) -> dict[str, Any]:
-    """`verdict` is the headline, which is made above here."""
-    said = _said(outcome, verdict)
-    if not allocation_count(outcome.recorded):
-        said |= dict.fromkeys(_OF_AN_END)
-        if outcome.replayed.oom is not None:
-            said |= dict.fromkeys(_OF_A_REPLAY)
-    return {**said, **(_search(searched) if searched else {})}
-
-
-_OF_AN_END = ("as_recorded", "oom", "fit", "smallest_card_bytes", "change_bytes")
-"""Nothing is said of how it ends where there is nothing to replay."""
-_OF_A_REPLAY = (
-    *("peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "reserved_end_bytes", "retries"),
-    *("unused_at_peak_bytes", "fragmentation", "recorded_settings_replayed", "recorded_settings_as_memory_lay"),
-)
-"""Nor of what was there, where that cannot be laid out on the card."""
-
-
-def _said(outcome: WhatIf, verdict: str) -> dict[str, Any]:
-    ours, card = outcome.replayed, outcome.card
-    return {
-        "settings": ours.settings.to_text(),
-        **_agreement(outcome.recorded),
-        "peak_allocated_bytes": ours.peak_allocated_bytes,
-        "peak_reserved_bytes": ours.peak_reserved_bytes,
-        "reserved_end_bytes": ours.reserved_end_bytes,
-        "retries": ours.retries,
-        "oom": _oom(ours),
-        "verdict": verdict,
-        "provenance": ours.trace.about.label,
-        "recorded_settings": outcome.recorded.settings.to_text(),
-        "addresses": allocation_count(outcome.recorded),
-        **_beside(outcome),
-        "peak_requested_bytes": ours.peak_requested_bytes,
-        "waiting_at_start_bytes": ours.waiting_at_start_bytes,
-        "unused_at_peak_bytes": ours.unused_at_peak_bytes,
-        "fragmentation": round(ours.fragmentation, 6),
-        "card_bytes": card.total_bytes if card else None,
-        "overhead_bytes": card.overhead_bytes if card else None,
-        "memory_bytes": card.usable_bytes if card else None,
-        "fit": outcome.fit,
-        "context": outcome.context.as_json() if outcome.context else None,
-        "smallest_card_bytes": outcome.smallest_card.total_bytes if outcome.smallest_card else None,
-        "notes": [{"code": note.code, "level": note.level, "text": note.text} for note in ours.trace.notes],
-    }
-
-
-def _beside(outcome: WhatIf) -> dict[str, Any]:
-    """The recording, and the recorded settings in the same memory and from the same start."""
-    return {
-        "as_recorded": outcome.replayed is outcome.base and not outcome.parted,
-        "why_not_as_recorded": outcome.parted if outcome.replayed is outcome.base else outcome.why_not_as_recorded,
-        "recorded_peak_reserved_bytes": outcome.recorded_peak_bytes if outcome.knows_recorded_peak else None,
-        "recorded_retries": outcome.recorded.retries,
-        "recorded_settings_replayed": _figures(outcome.rival),
-        "recorded_settings_as_memory_lay": _figures(outcome.base),
-        "change_bytes": None if outcome.replayed.oom or outcome.rival.oom else outcome.change_bytes,
-    }
-
-
-def _figures(replayed: Figures) -> dict[str, Any]:
-    return {
-        "peak_allocated_bytes": replayed.peak_allocated_bytes,
-        "peak_reserved_bytes": replayed.peak_reserved_bytes,
-        "reserved_end_bytes": replayed.reserved_end_bytes,
-        "retries": replayed.retries,
-        "oom": _oom(replayed),
-    }
-
-
-def _agreement(recorded: Replayed) -> dict[str, Any]:
-    agreement = recorded.agreement
-    assert agreement is not None
-    first = agreement.first_mismatch
-    return {
-        "exact": recorded.exact,
-        "address_mismatches": agreement.address_mismatches,
-        "first_mismatch": None
-        if first is None
-        else {"event": first.event, "expected": first.expected, "got": first.got, "why": first.why},
-    }
-
-
-def _oom(replayed: Figures | SettingsTrial) -> dict[str, int] | None:
-    oom = replayed.oom
-    if oom is None:
-        return None
-    return {
-        "event": oom.event,
-        "requested_bytes": oom.requested_bytes,
-        "allocated_bytes": oom.allocated_bytes,
-        "reserved_bytes": oom.reserved_bytes,
-    }
-
-
-def _search(searched: Search) -> dict[str, Any]:
-    return {
-        "search": [_tried(outcome) for outcome in searched.tried],
-        "advice": searched.advice,
-        "advised_settings": searched.advised.text,
-        "environment": environment(searched.advised.text),
-        "saved_by": searched.saved_by.text if searched.saved_by else None,
-    }
-
-
-def _tried(tried: SettingsTrial) -> dict[str, Any]:
-    return {
-        "settings": tried.text,
-        "is_recorded": tried.is_recorded,
-        "as_recorded": tried.is_as_recorded,
-        "fits": tried.fits,
-        "peak_allocated_bytes": tried.peak_allocated_bytes,
-        "peak_reserved_bytes": tried.peak_reserved_bytes,
-        "peak_reserved_on_card_bytes": tried.reserved_on_card_bytes,
-        "retries": tried.retries,
-        "oom": _oom(tried),
-        "smallest_card_bytes": tried.smallest_card.total_bytes if tried.smallest_card else None,
-    }
 
 
 def environment(text: str) -> str:

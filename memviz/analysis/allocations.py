@@ -28,6 +28,7 @@ class BlockKnown(StrEnum):
     ROUNDED = "rounded"
     """No more is known than how the allocator rounds."""
 
+
 _REASONS = tuple(Reason)
 
 

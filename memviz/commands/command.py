@@ -5,16 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memviz.commands.terminal import progress
 from memviz.errors import UsageError
-from memviz.headlines.headline import escape_control_chars
+from memviz.text import escape_control_chars
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
+from memviz.units import parse_bytes
+
+if TYPE_CHECKING:
+    from memviz.results.result import Table
 
 
 @dataclass(frozen=True)
@@ -95,16 +100,30 @@ def positive(text: str) -> int:
     return number
 
 
-def open_trace(path: Path) -> Trace:
-    """Progress goes to a terminal only, and is gone when the work is done."""
+@contextmanager
+def percent_progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
+    """Yield a callback that shows progress: on a terminal only, and gone when the work is done."""
 
     def show(done: int, total: int) -> None:
-        progress(f"Reading {path.name} {100 * done // max(total, 1)} %")
+        progress(f"{what} {100 * done // max(total, 1)} %")
 
     try:
-        return load_trace(path, progress=show if sys.stderr.isatty() else None)
+        yield show if sys.stderr.isatty() else None
     finally:
         progress("")
+
+
+def open_trace(path: Path) -> Trace:
+    with percent_progress(f"Reading {path.name}") as show:
+        return load_trace(path, progress=show)
+
+
+def byte_count(text: str) -> int:
+    """Read an option that is a size."""
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def print_json(value: Any) -> None:
@@ -115,6 +134,10 @@ def print_json(value: Any) -> None:
 def printable(text: str) -> str:
     """Text from a file as one line of a terminal, whatever is in it."""
     return escape_control_chars(text, keep="")
+
+
+def print_result_table(table: Table) -> None:
+    print_table(table.head, [[*row.numbers, row.label] for row in table.rows], left=len(table.head) - 1)
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int) -> None:

@@ -12,19 +12,23 @@ from memviz.commands.help_text import COMMANDS, DESCRIPTION, EPILOG, PROGRAM, VE
 from memviz.commands.terminal import (
     FAILED,
     INTERRUPTED,
-    NOBODY_READS,
     NOT_WRITTEN,
+    READER_GONE,
+    discard_output,
     harmless_streams,
-    let_go_of_output,
     open_streams,
     status_of,
 )
 from memviz.errors import MemvizError, library_needed
-from memviz.headlines.headline import escape_control_chars
 from memviz.memory import without_collection
+from memviz.text import escape_control_chars
 
 if TYPE_CHECKING:
     from memviz.commands.command import Command
+
+
+_MODULES = {**dict.fromkeys(("summary", "peak", "at", "findings"), "explore"), "report": "export"}
+"""Modules of commands that share one; each other command has a module of its name."""
 
 
 class _Help(argparse.HelpFormatter):
@@ -33,7 +37,7 @@ class _Help(argparse.HelpFormatter):
 
 
 def parser(given: Sequence[str] | None = None) -> argparse.ArgumentParser:
-    """With the arguments of the command that is given; of every one where none is."""
+    """Return the parser with the arguments of the given command, or of all commands."""
     top = argparse.ArgumentParser(prog=PROGRAM, description=DESCRIPTION, epilog=EPILOG, formatter_class=_Help)
     top.add_argument("--version", action="version", version=f"memviz {VERSION}")
     choices = top.add_subparsers(prog=PROGRAM, dest="command", required=True, metavar="COMMAND")
@@ -48,7 +52,7 @@ def parser(given: Sequence[str] | None = None) -> argparse.ArgumentParser:
 
 def command_named(name: str) -> Command:
     with without_collection():
-        command: Command = import_module(f"memviz.commands.{name}").COMMAND
+        command: Command = import_module(f"memviz.commands.{_MODULES.get(name, name)}").COMMANDS[name]
     return command
 
 
@@ -58,8 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = argparse.Namespace()
     with harmless_streams():
         status = status_of(lambda: _parsed_and_run(arguments, args))
-        if status in (NOBODY_READS, NOT_WRITTEN):
-            let_go_of_output()
+        if status in (READER_GONE, NOT_WRITTEN):
+            discard_output()
     if getattr(args, "takes_over", False) and not status:
         # The script's output, its signals and its exit status are its own.
         sys.stdout = given

@@ -7,10 +7,9 @@ import math
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any
 
-from memviz.analysis.comparing.changes import Changes, changes, setting_differences, summarize_comparison
-from memviz.analysis.comparing.matching import GROUPINGS, Pair
+from memviz.analysis.comparing.changes import Changes, setting_differences
+from memviz.analysis.comparing.matching import GROUPINGS
 from memviz.analysis.which_device import chosen_device
 from memviz.commands.command import (
     Command,
@@ -20,25 +19,26 @@ from memviz.commands.command import (
     add_json,
     open_trace,
     print_json,
-    print_table,
+    print_result_table,
     printable,
 )
 from memviz.errors import UsageError
-from memviz.headlines.compare import compare, compared_json
-from memviz.headlines.headline import escape_control_chars
-from memviz.headlines.names import letter, reserved_text
-from memviz.trace.model import Trace, is_reserved_known
+from memviz.results.comparison import Comparison, comparison_result
+from memviz.results.headline import letter, reserved_text
+from memviz.text import escape_control_chars
+from memviz.trace.model import is_reserved_known
 from memviz.units import bytes_text, count_text, delta_text, parse_bytes, percent_text
 
 _CAUSES = 3
 _LONGEST = 200
 
 
-def markdown(sides: Sequence[Pair], comparison: Changes, *, grown: Sequence[int], link: str | None) -> str:
+def markdown(comparison: Comparison, *, grown: Sequence[int], link: str | None) -> str:
     """`grown` are the numbers of the traces that grew by more than allowed."""
-    parts = [f"### {plain(str(compare(summarize_comparison(sides))))}", "", *_peaks(comparison), ""]
-    for number in range(1, len(comparison.moments)):
-        parts += [*_markdown_causes(comparison, number), ""]
+    found = comparison.found
+    parts = [f"### {plain(str(comparison.headline))}", "", *_peaks(found), ""]
+    for number in range(1, len(found.moments)):
+        parts += [*_markdown_causes(found, number), ""]
     for number in grown:
         parts += [f"**The peak of {letter(number)} grew by more than is allowed.**", ""]
     if link:
@@ -109,50 +109,21 @@ GREW = 1
 """Exit status of a peak that grew more than allowed, or of a trace that ran out of memory where the first did not."""
 
 
-def diff(
-    traces: Sequence[Trace], device: str | None = None, by: str = "site", top: int | None = None
-) -> dict[str, Any]:
-    """Return the output of `python -m memviz diff --json`; for more than two traces it is under `comparisons`."""
-    sides = _pairs(traces, device)
-    return compared_json(sides, changes(sides, by, with_kinds=False), top)
-
-
-def _pairs(traces: Sequence[Trace], device: str | None) -> list[Pair]:
-    return [(trace, chosen_device(trace, device)) for trace in traces]
-
-
-def _print(sides: Sequence[Pair], comparison: Changes, top: int | None) -> None:
-    print(f"{printable(str(compare(summarize_comparison(sides))))}\n")
-    for number, moment in enumerate(comparison.moments):
-        change = "" if number == 0 else f", {_change(comparison, number)}"
+def print_comparison(comparison: Comparison, top: int | None) -> None:
+    print(f"{printable(str(comparison.headline))}\n")
+    for number, moment in enumerate(comparison.found.moments):
+        change = "" if number == 0 else f", {_change(comparison.found, number)}"
         device = f", device {moment.which.name}" if moment.which.is_one_of_several else ""
         is_known = is_reserved_known(moment.live_bytes, moment.reserved_peak_bytes)
         reserved = f"{bytes_text(moment.reserved_peak_bytes)} reserved at most" if is_known else "reserved not known"
         live = f"{bytes_text(moment.live_bytes)} at the peak{change}"
         print(f"{letter(number)}  {printable(moment.source)}{device}: {live}; {reserved}")
     print()
-    _print_rows(comparison, top)
-    for setting in setting_differences([trace for trace, _ in sides]):
+    print_result_table(comparison.table(top))
+    for setting in setting_differences([trace for trace, _ in comparison.sides]):
         if setting.is_known_to_differ:
             values = ("not said" if value is None else value or "not set" for value in setting.values)
             print(f"\n{printable(setting.name)}: {printable(', '.join(values))}")
-
-
-def _print_rows(comparison: Changes, top: int | None) -> None:
-    others = range(1, len(comparison.moments))
-    rows = [_cells(row.bytes, [row.delta(other) for other in others], row.thing.name) for row in comparison.rows[:top]]
-    rest = comparison.after(top)
-    if any(rest.counts):
-        rows.append(_cells(rest.bytes, [rest.delta(other) for other in others], "(all others)"))
-    peaks = [moment.live_bytes for moment in comparison.moments]
-    rows.append(_cells(peaks, [comparison.delta(other) for other in others], "peak"))
-    letters = [letter(number) for number in range(len(comparison.moments))]
-    head = [*letters, *(f"{other} - A" for other in letters[1:]), comparison.by]
-    print_table(head, rows, left=len(head) - 1)
-
-
-def _cells(sizes: Sequence[int], deltas: Sequence[int], name: str) -> list[str]:
-    return [*map(bytes_text, sizes), *map(delta_text, deltas), name]
 
 
 def _change(comparison: Changes, number: int) -> str:
@@ -192,20 +163,15 @@ def _newly_ran_out(comparison: Changes, allowed: tuple[float, str] | None) -> li
     return [i for i, moment in enumerate(others, 1) if moment.ran_out_at is not None]
 
 
-def _say_ran_out(comparison: Changes, ran_out: Sequence[int]) -> None:
+def _report_exceeded(comparison: Changes, grown: Sequence[int], ran_out: Sequence[int]) -> None:
+    for i in grown:
+        grew = f"the peak of {comparison.moments[i].source} grew by {_change(comparison, i)}"
+        print(f"memviz: {grew}, more than allowed", file=sys.stderr)
     for i in ran_out:
         moment, baseline = comparison.moments[i], comparison.moments[0]
         event = count_text(moment.ran_out_at or 0)
         words = f"{moment.source} ran out of memory at event {event}, and {baseline.source} did not"
         print(f"memviz: {words}", file=sys.stderr)
-
-
-def _say_grown(comparison: Changes, grown: Sequence[int]) -> None:
-    for i in grown:
-        print(
-            f"memviz: the peak of {comparison.moments[i].source} grew by {_change(comparison, i)}, more than allowed",
-            file=sys.stderr,
-        )
 
 
 def _link(text: str) -> str:
@@ -234,19 +200,18 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError("diff takes two files or more: the baseline first.")
     if args.json and args.markdown:
         raise UsageError("--json or --markdown, not both.")
-    sides, top = _pairs([open_trace(path) for path in args.files], args.device), args.top or None
-    comparison = changes(sides, args.by, with_kinds=False)
-    grown = _grown(comparison, args.max_growth)
+    traces = [open_trace(path) for path in args.files]
+    comparison = comparison_result([(trace, chosen_device(trace, args.device)) for trace in traces], args.by)
+    found, top = comparison.found, args.top or None
+    grown, ran_out = _grown(found, args.max_growth), _newly_ran_out(found, args.max_growth)
     if args.json:
-        print_json(compared_json(sides, comparison, top))
+        print_json(comparison.as_json(top))
     elif args.markdown:
-        print(markdown(sides, comparison, grown=grown, link=args.link))
+        print(markdown(comparison, grown=grown, link=args.link))
     else:
-        _print(sides, comparison, top)
-    ran_out = _newly_ran_out(comparison, args.max_growth)
-    _say_grown(comparison, grown)
-    _say_ran_out(comparison, ran_out)
+        print_comparison(comparison, top)
+    _report_exceeded(found, grown, ran_out)
     return GREW if grown or ran_out else 0
 
 
-COMMAND = Command(_add_arguments, _run)
+COMMANDS = {"diff": Command(_add_arguments, _run)}

@@ -1,10 +1,9 @@
-"""A trace written again: as a snapshot that other viewers open, or as a table."""
+"""`export` writes a trace again, as a snapshot that other viewers open or as a table; `report` writes a page."""
 
 from __future__ import annotations
 
 import argparse
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast
@@ -27,30 +26,32 @@ _TABLES: dict[str, Callable[[Trace, TextIO], None]] = {
 _USUAL_TABLE = "allocations"
 
 
-def export(trace: Trace, path: str | os.PathLike[str], *, format: str | None = None, table: str | None = None) -> None:
-    """Writes a pickle that PyTorch's own viewer opens, JSON of the same shape, or one of the tables as CSV.
+_FORMATS_OF_RECORDINGS = ("pickle", "pkl", "json", "csv")
 
-    Args:
-        path: Its ending says the format, and `.gz` behind it packs the file.
-        format: pickle, json or csv, where the ending does not say it.
-        table: Of a CSV: allocations (the default), events or stacks.
-    """
-    path = Path(path)
-    kind = format or _format_of(path)
-    if table is not None and kind != "csv":
+
+def _export(args: argparse.Namespace) -> int:
+    kind = args.format or _format_of(args.output)
+    if args.table is not None and kind != "csv":
+        name = args.output.name
         raise UsageError(
-            f"A table is written as CSV, and {path.name} would be {kind}. Leave the table away, or name a .csv."
+            f"A table is written as CSV, and {name} would be {kind}. Leave the table away, or name a .csv."
         )
-    with replacing(path) as file:
+    trace = open_trace(args.file)
+    if args.device is not None:
+        trace = replace(trace, devices=(chosen_device(trace, args.device),))
+    if args.strip_paths:
+        trace = strip_paths(trace)
+    with replacing(args.output) as file:
         if kind == "pickle":
             write_pickle(trace, file)
-            return
-        text = cast(TextIO, _Utf8(file))
-        write_json(trace, text) if kind == "json" else _TABLES[table or _USUAL_TABLE](trace, text)
+        else:
+            text = cast(TextIO, _Utf8(file))
+            write_json(trace, text) if kind == "json" else _TABLES[args.table or _USUAL_TABLE](trace, text)
+    return 0
 
 
 class _Utf8:
-    """Text onto a binary file, whatever the locale says."""
+    """A text stream on a binary file, in UTF-8 whatever the locale."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -66,7 +67,7 @@ def _format_of(path: Path) -> str:
     return _FORMATS[ending]
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
     add_file(parser)
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="FILE", help=".pickle, .json or .csv; .gz packs it"
@@ -79,14 +80,30 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_device(parser, "all")
 
 
-def _run(args: argparse.Namespace) -> int:
-    trace = open_trace(args.file)
-    if args.device is not None:
-        trace = replace(trace, devices=(chosen_device(trace, args.device),))
-    if args.strip_paths:
-        trace = strip_paths(trace)
-    export(trace, args.output, format=args.format, table=args.table)
+def _report(args: argparse.Namespace) -> int:
+    from memviz.ui.saved.report import check_count, report_page
+
+    check_count(len(args.files))
+    _check_place(args.output, args.files)
+    traces = [open_trace(path) for path in args.files]
+    page = report_page([(trace, chosen_device(trace, args.device)) for trace in traces])
+    with replacing(args.output) as file:
+        file.write(page.encode("utf-8", "replace"))
     return 0
 
 
-COMMAND = Command(_add_arguments, _run)
+def _add_report_arguments(parser: argparse.ArgumentParser) -> None:
+    add_file(parser, many="+")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="PAGE.html")
+    add_device(parser)
+
+
+def _check_place(output: Path, files: Sequence[Path]) -> None:
+    """Refuse to replace a recording by a page."""
+    if any(output.exists() and file.exists() and output.samefile(file) for file in files):
+        raise UsageError(f"{output.name} is the recording itself. Name another file, such as report.html.")
+    if output.name.removesuffix(".gz").rpartition(".")[2].lower() in _FORMATS_OF_RECORDINGS:
+        raise UsageError(f"{output.name}: a report is a page. Name it .html.")
+
+
+COMMANDS = {"export": Command(_add_export_arguments, _export), "report": Command(_add_report_arguments, _report)}

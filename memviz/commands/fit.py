@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from memviz.commands.command import (
     Command,
@@ -94,7 +94,7 @@ def _seconds(text: str) -> float:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from memviz.runner.fit.fit import find_fit, fit_json
+    from memviz.runner.fit.fit import find_fit, fit_json, way_label
     from memviz.runner.fit.search import Stop
 
     request, shown, stop = _request(args), _Progress(), Stop(args.time_limit)
@@ -112,21 +112,24 @@ def _run(args: argparse.Namespace) -> int:
                 grid=args.grid,
                 tries=args.tries,
                 stop=stop,
-                tell=shown.tell,
-                tell_largest=lambda value: shown.say(f"{args.largest or 'sequence'} {count_text(value)} ..."),
+                tell=shown.update,
+                tell_largest=lambda value: shown.show(f"{args.largest or 'sequence'} {count_text(value)} ..."),
             )
             measured = _measured(answer, gpus, args.measure) if args.measure and not answer.stopped else None
     finally:
         progress("")
     ways = answer.searched.ways
     if args.json:
-        print_json({**fit_json(answer), "measured": None if measured is None else _measured_json(measured)})
+        from memviz.runner.fit.measurement import measured_json
+
+        rows = None if measured is None else [measured_json(each, way_label(each.way)) for each in measured]
+        print_json({**fit_json(answer), "measured": rows})
     elif ways:
         _print(answer, measured)
     if answer.stopped and (args.json or not ways):
-        print(f"memviz: {_stopped(answer)}", file=sys.stderr)
+        print(f"memviz: {_stop_sentence(answer)}", file=sys.stderr)
     if not ways and not answer.stopped:
-        raise UsageError(_all_refused(answer.searched.refused))
+        raise UsageError(_refused_sentence(answer.searched.refused))
     return stop.status if answer.stopped else 0
 
 
@@ -137,8 +140,8 @@ _STOPPED_BY = {
 }
 
 
-def _stopped(answer: FitAnswer) -> str:
-    from memviz.headlines.fit import stopped_words
+def _stop_sentence(answer: FitAnswer) -> str:
+    from memviz.results.fit import stopped_words
     from memviz.runner.fit.predictions import may_be_kept
 
     searched = answer.searched
@@ -146,8 +149,7 @@ def _stopped(answer: FitAnswer) -> str:
     return f"{said} The same command continues from there." if may_be_kept(answer.request) else said
 
 
-def _all_refused(reasons: tuple[str, ...]) -> str:
-    """A search in which nothing ran says nothing about memory."""
+def _refused_sentence(reasons: tuple[str, ...]) -> str:
     many = len(reasons)
     tried = f"None of the {count_text(many)} configurations that were tried"
     ways = "The only configuration that was tried" if many == 1 else tried
@@ -191,13 +193,6 @@ def _measured(answer: FitAnswer, gpus: list[Gpu], count: int) -> list[Measuremen
     return measured(ways, used, lambda done: progress(f"{done} of {len(ways)} ways measured ..."))
 
 
-def _measured_json(measured: list[Measurement]) -> list[dict[str, Any]]:
-    from memviz.runner.fit.fit import way_label
-    from memviz.runner.fit.measurement import measured_json
-
-    return [measured_json(each, way_label(each.way)) for each in measured]
-
-
 def _request(args: argparse.Namespace) -> Request:
     from memviz.runner.config_source import with_config
     from memviz.runner.knobs import parse_named
@@ -216,33 +211,33 @@ def _request(args: argparse.Namespace) -> Request:
 
 
 class _Progress:
-    """A line on a terminal; elsewhere a plain line now and then, and as soon as something fits."""
+    """Progress: one line on a terminal; elsewhere a line every 30 seconds, and as soon as something fits."""
 
     def __init__(self) -> None:
         from memviz.runner.jobs.searches import Pace
 
         self._way: Trial | None = None
         self._pace = Pace()
-        self._said_at = float("-inf")
+        self._printed_at = float("-inf")
 
-    def tell(self, way: Trial | None, done: int, of: int) -> None:
-        from memviz.headlines.fit import left_words
+    def update(self, way: Trial | None, done: int, of: int) -> None:
+        from memviz.results.fit import left_words
 
         is_first = self._way is None
         if way is not None and way.fits and (self._way is None or way.cost.rank < self._way.cost.rank):
             self._way = way
         left = left_words(self._pace.seconds_left(done, of))
-        words = f"{done} of {of} configurations tried{left}; {self._words()} ..."
-        self.say(words, at_once=is_first and self._way is not None)
+        words = f"{done} of {of} configurations tried{left}; {self._best_words()} ..."
+        self.show(words, at_once=is_first and self._way is not None)
 
-    def say(self, words: str, *, at_once: bool = False) -> None:
+    def show(self, words: str, *, at_once: bool = False) -> None:
         progress(words)
-        is_due = at_once or time.monotonic() - self._said_at >= _BETWEEN_LINES
+        is_due = at_once or time.monotonic() - self._printed_at >= _BETWEEN_LINES
         if is_due and not sys.stderr.isatty():
-            self._said_at = time.monotonic()
+            self._printed_at = time.monotonic()
             print(f"memviz: {printable(words)}", file=sys.stderr, flush=True)
 
-    def _words(self) -> str:
+    def _best_words(self) -> str:
         from memviz.runner.fit.fit import short_label
 
         if self._way is None:
@@ -262,9 +257,9 @@ def _print(answer: FitAnswer, measured: list[Measurement] | None = None) -> None
     _print_grid(answer)
     print()
     _print_front(answer)
-    print(f"\n{printable(_tried_words(answer.searched))}")
+    print(f"\n{printable(_tried_sentence(answer.searched))}")
     if answer.stopped:
-        print(_stopped(answer))
+        print(_stop_sentence(answer))
     print(f"Seconds are an estimate from the work of a {plan.unit} and the card's data sheet, and no measurement.")
     if measured is not None:
         _print_measured(measured, plan)
@@ -291,7 +286,7 @@ def _print_least(answer: FitAnswer, room: str) -> None:
 
 
 def _print_chosen(answer: FitAnswer, chosen: Trial, room: str) -> None:
-    from memviz.headlines.fit import kept_words
+    from memviz.results.fit import kept_words
     from memviz.runner.fit.fit import short_label, way_json
 
     label, reserved = short_label(chosen), bytes_text(chosen.peak_reserved_bytes)
@@ -309,7 +304,7 @@ def _print_chosen(answer: FitAnswer, chosen: Trial, room: str) -> None:
     _print_largest(answer)
 
 
-def _tried_words(searched: Searched) -> str:
+def _tried_sentence(searched: Searched) -> str:
     refused = len(searched.refused)
     predicted = f"Predicted {count_text(searched.tried - refused)} of {count_text(searched.of)} configurations"
     if not refused:
@@ -319,7 +314,7 @@ def _tried_words(searched: Searched) -> str:
 
 
 def _print_largest(answer: FitAnswer) -> None:
-    from memviz.headlines.fit import largest_words
+    from memviz.results.fit import largest_words
     from memviz.runner.fit.fit import largest_json
 
     largest = largest_json(answer)
@@ -350,8 +345,8 @@ def _cell(peak: int | None, fits: bool) -> str:
 
 
 def _print_front(answer: FitAnswer) -> None:
-    """The rows around what was chosen, so that it is among them."""
-    from memviz.headlines.fit import cost_figure, cost_unit, fit_cell
+    """Print the rows around the chosen one."""
+    from memviz.results.fit import cost_figure, cost_unit, fit_cell
     from memviz.runner.fit.fit import way_json, way_label
 
     ways, chosen = answer.listed, answer.chosen
@@ -384,7 +379,7 @@ def _print_measured(measured: list[Measurement], plan: Plan) -> None:
             printable(each.gpu),
             "not measured" if each.run is None else bytes_text(each.run.peak_reserved_bytes),
             bytes_text(each.way.prediction.peak_reserved_bytes),
-            _measured_seconds(each),
+            _seconds_cell(each),
         ]
         for each in measured
     ]
@@ -398,13 +393,9 @@ def _print_measured(measured: list[Measurement], plan: Plan) -> None:
         print(f"Where the GPU is no {card}, it may choose other kernels, and its seconds are its own.")
 
 
-def _fits(way: Trial) -> str:
-    return "close" if way.prediction.fit == "close" else "yes" if way.fits else "no"
-
-
-def _measured_seconds(each: Measurement) -> str:
+def _seconds_cell(each: Measurement) -> str:
     seconds = None if each.run is None else each.run.seconds
     return "" if seconds is None else f"{duration_text(round(seconds.median * 1e6))}, {seconds.spread_words}"
 
 
-COMMAND = Command(_add_arguments, _run)
+COMMANDS = {"fit": Command(_add_arguments, _run)}

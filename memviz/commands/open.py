@@ -53,4 +53,4 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command(_add_arguments, _run)
+COMMANDS = {"open": Command(_add_arguments, _run)}

@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memviz.commands.command import Command, add_json, add_memory, pair, positive, printable
-from memviz.commands.terminal import progress
+from memviz.commands.command import Command, add_json, add_memory, pair, positive
+from memviz.commands.terminal import print_line, progress
 from memviz.errors import UsageError
 from memviz.memory import without_collection
 from memviz.units import bytes_text, count_text
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class LastLine:
-    """From now on stdout remembers whether a line was begun there."""
+    """Tracks whether stdout is at the start of a line, to print JSON on a line of its own at the end."""
 
     def __init__(self) -> None:
         self._out = os.dup(1)
-        self._stdout, self._raw = sys.stdout, _Remembering(1, "wb", closefd=False)
+        self._stdout, self._raw = sys.stdout, _LineTracking(1, "wb", closefd=False)
         self._stdout.flush()
         wrapped = io.TextIOWrapper(
             io.BufferedWriter(self._raw),
@@ -50,7 +50,7 @@ class LastLine:
             file.write(f"{text}\n" if self._raw.at_start_of_line else f"\n{text}\n")
 
 
-class _Remembering(io.FileIO):
+class _LineTracking(io.FileIO):
     at_start_of_line = True
 
     def write(self, data: Any, /) -> int:
@@ -117,7 +117,9 @@ def _predict(args: argparse.Namespace) -> int:
 
         return predict_all_ranks(args)
     if misplaced := _misplaced(args.arguments):
-        _line(f"{misplaced} stands after {args.script} and went to it; what is for memviz stands before the script")
+        print_line(
+            f"{misplaced} stands after {args.script} and went to it; what is for memviz stands before the script"
+        )
     stdout = LastLine() if args.json else None
     script = (load_module if args.module else load_script)(args.script, args.arguments)
     order = ScriptOrder(
@@ -125,8 +127,8 @@ def _predict(args: argparse.Namespace) -> int:
         torch=args.torch,
         settings=args.settings,
         steps=args.steps,
-        assume=_assumed_by_line(args.assume),
-        rank=_rank_of(args),
+        assume=_assumed_byprint_line(args.assume),
+        rank=_group_rank(args),
         output=args.output and args.output.absolute(),
         overwrite=args.overwrite,
         optimizations=optimizations_named(args.optimizations, list(map(pair, args.set))),
@@ -135,7 +137,7 @@ def _predict(args: argparse.Namespace) -> int:
         done = predict_script(script, order, progress)
     finally:
         progress("")
-    _say(done, args.output)
+    _print(done, args.output)
     if stdout is not None:
         from memviz.runner.predict.predicted_script import script_json
 
@@ -144,12 +146,12 @@ def _predict(args: argparse.Namespace) -> int:
 
 
 def _misplaced(arguments: list[str]) -> str:
-    """An option of ours where the script gets it, with a name that scripts seldom have."""
+    """Return an option of memviz that stands among the script's arguments, if scripts seldom have its name."""
     names = (argument.partition("=")[0] for argument in arguments)
     return next((name for name in names if name in _RARELY_A_SCRIPTS), "")
 
 
-def _rank_of(args: argparse.Namespace) -> GroupRank | None:
+def _group_rank(args: argparse.Namespace) -> GroupRank | None:
     from memviz.runner.predict.group.ranks import GroupRank, rank_of_environment
 
     if args.world_size is None:
@@ -161,8 +163,8 @@ def _rank_of(args: argparse.Namespace) -> GroupRank | None:
     return GroupRank(int(args.rank or 0), args.world_size)
 
 
-def _assumed_by_line(texts: list[str]) -> dict[str, Any]:
-    """One answer or, of a line that is named again, all of them in their order."""
+def _assumed_byprint_line(texts: list[str]) -> dict[str, Any]:
+    """Return the answer of each line, or the answers in order where a line is named several times."""
     answers: dict[str, Any] = {}
     for place, value in map(_assumed, texts):
         more = value if isinstance(value, tuple) else (value,)
@@ -181,67 +183,67 @@ def _assumed(text: str) -> tuple[str, Any]:
         raise UsageError(f"--assume takes a value that Python can read, as in True, 3 or 0.5; not {value}.") from None
 
 
-def _say(done: ScriptPrediction, output: Path | None) -> None:
-    """On stderr: stdout is the script's."""
+def _print(done: ScriptPrediction, output: Path | None) -> None:
+    """Print to stderr: stdout belongs to the script."""
     from memviz.runner.predict.accuracy import unproven_sentence
     from memviz.runner.predict.assumptions import sentences_of
     from memviz.runner.predict.prediction_errors import caught_refusal
 
     estimate = done.estimate
     if done.stopped is not None:
-        _line(f"stopped at {done.stopped}")
+        print_line(f"stopped at {done.stopped}")
     if estimate.peak_requested or estimate.out_of_memory or not done.not_known:
-        _say_figures(done)
+        _print_figures(done)
     if done.not_known:
-        _line(f"the peak of the whole program is not known: {done.not_known}")
+        print_line(f"the peak of the whole program is not known: {done.not_known}")
     else:
-        _line(f"  {estimate.expected_error.sentence}")
+        print_line(f"  {estimate.expected_error.sentence}")
         if sentence := unproven_sentence(estimate.unproven):
-            _line(f"- {sentence}")
+            print_line(f"- {sentence}")
     for command, times in estimate.commands.items():
-        _line(f"- not predicted: `{command}`{f' ({count_text(times)} times)' if times > 1 else ''}")
+        print_line(f"- not predicted: `{command}`{f' ({count_text(times)} times)' if times > 1 else ''}")
     for sentence in sentences_of(estimate.assumed):
-        _line(f"- assumed: {sentence}")
+        print_line(f"- assumed: {sentence}")
     if caught := caught_refusal():
-        _line(f"- {caught}")
+        print_line(f"- {caught}")
     if done.unused_sentence:
-        _line(f"error: {done.unused_sentence}")
+        print_line(f"error: {done.unused_sentence}")
     if output is not None:
-        _line(f"the snapshot is in {output}; look at it with python -m memviz open {output}")
+        print_line(f"the snapshot is in {output}; look at it with python -m memviz open {output}")
 
 
-def _say_figures(done: ScriptPrediction) -> None:
+def _print_figures(done: ScriptPrediction) -> None:
     estimate, until = done.estimate, ", until there" if done.not_known else ""
     steps = f", {count_text(estimate.steps)} {'step' if estimate.steps == 1 else 'steps'}" if estimate.steps else ""
     rank = "" if estimate.rank is None else f", rank {estimate.rank.number} of {estimate.rank.world_size}"
     card = estimate.card.name
     kernels = f"for {card} with the kernels" if estimate.limited else f"with the kernels of {card} and"
-    _line(f"predicted {kernels} of torch {estimate.torch}{rank}{steps}{until}:")
-    _line(f"  live       {bytes_text(estimate.peak_requested)} at the highest moment, {_blocks(estimate)}")
-    _line(f"  reserved   {bytes_text(estimate.peak_reserved)} at most{_elsewhere(estimate)}")
+    print_line(f"predicted {kernels} of torch {estimate.torch}{rank}{steps}{until}:")
+    print_line(f"  live       {bytes_text(estimate.peak_requested)} at the highest moment, {_blocks_words(estimate)}")
+    print_line(f"  reserved   {bytes_text(estimate.peak_reserved)} at most{_unlimited_words(estimate)}")
     if estimate.limited:
-        _line(f"  beside it  {estimate.context.interval} for the CUDA context, {estimate.context.source}")
+        print_line(f"  beside it  {estimate.context.interval} for the CUDA context, {estimate.context.source}")
     if estimate.peak_host:
-        _line(f"  host       {bytes_text(estimate.peak_host)} at most, of tensors there that have no values")
+        print_line(f"  host       {bytes_text(estimate.peak_host)} at most, of tensors there that have no values")
     for name, models in done.applied.items():
-        _line(f"  {name} changed {', '.join(models) or 'no model'}")
+        print_line(f"  {name} changed {', '.join(models) or 'no model'}")
     for warning in estimate.warnings:
-        _line(f"  warning: {warning}")
+        print_line(f"  warning: {warning}")
     if done.fits is not None:
-        _line(f"  {_fit_words(done)}")
+        print_line(f"  {_fit_words(done)}")
     elif not done.not_known:
-        _line(f"  {_common_words(estimate)}")
+        print_line(f"  {_common_words(estimate)}")
 
 
-def _blocks(estimate: Estimate) -> str:
+def _blocks_words(estimate: Estimate) -> str:
     blocks = bytes_text(estimate.peak_allocated)
     if estimate.peak_allocated >= estimate.peak_requested:
         return f"in blocks of {blocks}"
     return f"in blocks of {blocks} as torch counts, which leaves out what is freed and waits for a stream"
 
 
-def _elsewhere(estimate: Estimate) -> str:
-    """Reserved on the card and without a limit, where these are not one."""
+def _unlimited_words(estimate: Estimate) -> str:
+    """Name the peak without a limit, where it differs from the one on the card."""
     free, squeezed = estimate.peak_reserved_without_limit, estimate.peak_reserved_on_card
     if free is None or squeezed is None or squeezed >= free:
         return ""
@@ -249,7 +251,7 @@ def _elsewhere(estimate: Estimate) -> str:
 
 
 def _common_words(estimate: Estimate) -> str:
-    """Common cards by verdict: without --card nobody asked about one."""
+    """Name common cards by verdict, where no --card was given."""
     if not estimate.peak_reserved:
         return "it took no memory of a card"
     from memviz.runner.predict.cards import short_name
@@ -262,7 +264,7 @@ def _common_words(estimate: Estimate) -> str:
 
 
 def _fit_words(done: ScriptPrediction) -> str:
-    from memviz.headlines.run import usable_words
+    from memviz.results.run import usable_words
 
     estimate = done.estimate
     name, word = estimate.card.name, estimate.fit_word()
@@ -282,9 +284,4 @@ def _fit_words(done: ScriptPrediction) -> str:
     return f"does not fit in {usable}: it would run out at event {count_text(fit.event or 0)}"
 
 
-def _line(text: str) -> None:
-    sys.stderr.write(f"memviz: {printable(text)}\n")
-    sys.stderr.flush()
-
-
-COMMAND = Command(_add_arguments, _predict, takes_over=True)
+COMMANDS = {"predict": Command(_add_arguments, _predict, takes_over=True)}

@@ -14,9 +14,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from memviz.commands.command import printable
+from memviz.commands.terminal import print_line
 from memviz.errors import UsageError
-from memviz.headlines.run import ranks_text
+from memviz.results.run import rank_list
 from memviz.runner.record.recording import free_path
 from memviz.units import bytes_text
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _MOST_AT_ONCE = 4
 """Processes; each may take a gigabyte or two."""
 _UNUSED = 2
-"""The exit status of a rank that came to a good end and did not use an `--assume`."""
+"""The exit status of a rank that ended well and did not use an `--assume`."""
 _NAMED = ("card", "memory", "torch", "settings", "steps", "world_size")
 _REPEATED = {"optimizations": "--with", "set": "--set", "assume": "--assume"}
 _PEAKS = ("peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
@@ -34,7 +34,7 @@ _PEAKS = ("peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
 
 @dataclass(frozen=True)
 class PredictedRank:
-    """The result that a process reported for its rank."""
+    """The JSON that the process of a rank printed."""
 
     figures: dict[str, Any]
 
@@ -60,18 +60,18 @@ def predict_all_ranks(args: argparse.Namespace) -> int:
     with TemporaryDirectory(prefix="memviz-ranks-") as folder:
         runs = _Runs(args, Path(folder))
         classes = classes_of(args.world_size, runs.predict)
-        files = [_kept(args, runs.file_of(ranks[0]), ranks[0]) for ranks, _ in classes]
+        files = [_keep_snapshot(args, runs.file_of(ranks[0]), ranks[0]) for ranks, _ in classes]
     for (ranks, one), file in zip(classes, files, strict=True):
-        _line(_sentence(ranks, one.figures, file))
-    runs.say_who_failed()
+        print_line(_class_sentence(ranks, one.figures, file))
+    runs.print_failure()
     if runs.unused:
-        _line(f"error: no line of any rank used --assume {', '.join(sorted(runs.unused))}")
+        print_line(f"error: no line of any rank used --assume {', '.join(sorted(runs.unused))}")
     said = [
         {"ranks": ranks, **{peak: one.figures[peak] for peak in _PEAKS}, "file": file}
         for (ranks, one), file in zip(classes, files, strict=True)
     ]
     _, highest = max(classes, key=lambda item: item[1].figures["peak_reserved_bytes"])
-    _line(f"ran {runs.count} of {args.world_size} ranks; the others take what one of these takes")
+    print_line(f"ran {runs.count} of {args.world_size} ranks; the others take what one of these takes")
     if args.json:
         whole = {**highest.figures, "rank": "all", "ran": runs.count, "classes": said, "file": None}
         sys.stdout.write(json.dumps(whole) + "\n")
@@ -119,12 +119,12 @@ class _Runs:
             sys.stdout.flush()
         return PredictedRank(figures)
 
-    def say_who_failed(self) -> None:
-        """The first of them: alike ranks fail alike. Its figures are those until there."""
+    def print_failure(self) -> None:
+        """Print the error of the first rank that failed: equal ranks fail alike."""
         for rank in sorted(self._failed)[:1]:
             sys.stderr.write(f"{self._failed[rank]}\n")
             others = f", as {len(self._failed) - 1} more of those that ran" if len(self._failed) > 1 else ""
-            _line(f"rank {rank} ended with the error above{others}; the figures are those until there")
+            print_line(f"rank {rank} ended with the error above{others}; the figures are those until there")
 
     def _options(self, rank: int) -> Iterator[str]:
         args = self._args
@@ -150,7 +150,7 @@ def _figures_in(lines: Sequence[str]) -> dict[str, Any] | None:
     return figures if "fingerprint" in figures else None
 
 
-def _kept(args: argparse.Namespace, made: Path, rank: int) -> str | None:
+def _keep_snapshot(args: argparse.Namespace, made: Path, rank: int) -> str | None:
     if args.output is None:
         return None
     path = free_path(_path_of(args.output, rank), overwrite=args.overwrite)
@@ -164,14 +164,9 @@ def _path_of(output: Path, rank: int) -> Path:
     return output.with_name(f"{name}.rank{rank}{dot}{endings}")
 
 
-def _sentence(ranks: Sequence[int], figures: dict[str, Any], file: str | None) -> str:
+def _class_sentence(ranks: Sequence[int], figures: dict[str, Any], file: str | None) -> str:
     if figures.get("not_known") and not figures["peak_reserved_bytes"]:
-        return f"{ranks_text(ranks)}: not known, as {figures['not_known']}"
+        return f"{rank_list(ranks)}: not known, as {figures['not_known']}"
     live, reserved = (bytes_text(figures[name]) for name in ("peak_requested_bytes", "peak_reserved_bytes"))
     where = f", in {file}" if file else ""
-    return f"{ranks_text(ranks)}: live {live}, reserved {reserved} at most{where}"
-
-
-def _line(text: str) -> None:
-    sys.stderr.write(f"memviz: {printable(text)}\n")
-    sys.stderr.flush()
+    return f"{rank_list(ranks)}: live {live}, reserved {reserved} at most{where}"

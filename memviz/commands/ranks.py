@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from memviz.allocator.context import OVERHEAD_BYTES, overhead_on
 from memviz.allocator.what_if import CardMemory, check_room
@@ -15,6 +14,7 @@ from memviz.commands.command import (
     Command,
     add_device,
     add_json,
+    byte_count,
     count,
     positive,
     print_json,
@@ -22,14 +22,12 @@ from memviz.commands.command import (
     printable,
 )
 from memviz.commands.terminal import progress
-from memviz.headlines import ranks as headlines
-from memviz.headlines.headline import headline_json
-from memviz.headlines.names import reserved_text
-from memviz.ranks.as_json import ranks_json
 from memviz.ranks.card import OnCard, SmallerCard, fit_on_card, replay_close_ranks
 from memviz.ranks.gather import Gathering, gathered
 from memviz.ranks.numbers import Rank
 from memviz.ranks.summary import NamedDelta, RankGroup, RankSummary
+from memviz.results.headline import reserved_text
+from memviz.results.ranks import missing_ranks, ranks_headline, ranks_json, spans_text
 from memviz.runner.predict.cards import card_named
 from memviz.units import bytes_text, count_text, delta_text, parse_bytes, percent_text
 
@@ -42,7 +40,7 @@ A rank's number is the one in its file's name, unless the file says it.
 
 
 def _print(job: RankSummary, card: OnCard | None, top: int) -> None:
-    print(f"{printable(str(headlines.ranks(job, card)))}\n")
+    print(f"{printable(str(ranks_headline(job, card)))}\n")
     _print_ranks(job, top)
     if len(job.groups) > 1:
         print(f"\nGroups of ranks that {'reached' if job.ran_out else 'need'} the same:")
@@ -61,7 +59,7 @@ def _print(job: RankSummary, card: OnCard | None, top: int) -> None:
         )
         _print_differences(apart.categories)
     if job.missing:
-        print(f"\n{headlines.missing(job)}")
+        print(f"\n{missing_ranks(job)}")
     for failed in job.failed:
         print(f"\n! {printable(failed.place)}\n  {printable(failed.reason)}")
 
@@ -118,7 +116,7 @@ def _spans(numbers: Sequence[int]) -> str:
             spans[-1] = spans[-1][0], number
         else:
             spans.append((number, number))
-    return headlines.spans_text(spans)
+    return spans_text(spans)
 
 
 def _print_differences(rows: Sequence[NamedDelta]) -> None:
@@ -142,13 +140,6 @@ def _named_card(text: str, overhead: int | None) -> SmallerCard:
     return SmallerCard(f"a card of {bytes_text(size)}", size, OVERHEAD_BYTES if overhead is None else overhead)
 
 
-def _size(text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _MORE
@@ -163,7 +154,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mesh", default="", metavar="SIZES", help="what the ranks are, where their files do not say it: pp=2,dp=4"
     )
     parser.add_argument("--card", metavar="CARD", help="a smaller card, by name or size: who would run out first?")
-    parser.add_argument("--overhead", type=_size, metavar="SIZE", help="of that card, for the CUDA context")
+    parser.add_argument("--overhead", type=byte_count, metavar="SIZE", help="of that card, for the CUDA context")
     parser.add_argument(
         "--top", type=count, default=_TOP, metavar="N", help="rows to show, 0 for all (default: %(default)s)"
     )
@@ -182,15 +173,8 @@ def _run(args: argparse.Namespace) -> int:
     finally:
         progress("")
     answer = None if card is None else replay_close_ranks(job.ranks, fit_on_card(job.ranks, card))
-    if args.json:
-        print_json(_json(job, answer))
-    else:
-        _print(job, answer, args.top)
+    print_json(ranks_json(job, answer)) if args.json else _print(job, answer, args.top)
     return 0
 
 
-def _json(job: RankSummary, card: OnCard | None) -> dict[str, Any]:
-    return {"headline": headline_json(headlines.ranks(job, card)), **ranks_json(job, card)}
-
-
-COMMAND = Command(_add_arguments, _run)
+COMMANDS = {"ranks": Command(_add_arguments, _run)}

@@ -72,4 +72,4 @@ def record(args: argparse.Namespace, accelerator: Accelerator | None = None) -> 
     return record_script(load(args.script, args.arguments), options, accelerator)
 
 
-COMMAND = Command(_add_arguments, record, takes_over=True)
+COMMANDS = {"record": Command(_add_arguments, record, takes_over=True)}

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
 
 from memviz.allocator.context import OVERHEAD_BYTES, UNKNOWN
-from memviz.allocator.replay_answer import ReplayAnswer, ReplayQuestion, environment, replay_answer
+from memviz.allocator.replay_answer import ReplayAnswer, ReplayQuestion, environment
 from memviz.allocator.replay_result import Replayed, allocation_count, exactness
-from memviz.allocator.replayer import Progress
 from memviz.allocator.search import Search
 from memviz.allocator.settings import NEWEST, OLDEST, Release, known_release, parse_settings
 from memviz.allocator.what_if import CardMemory, WhatIf
@@ -21,49 +17,22 @@ from memviz.commands.command import (
     add_device,
     add_file,
     add_json,
+    byte_count,
     open_trace,
+    percent_progress,
     print_json,
     print_table,
     printable,
 )
-from memviz.commands.terminal import progress
 from memviz.errors import UsageError
-from memviz.headlines import what_if as headlines
-from memviz.headlines.what_if import replayed_json
-from memviz.trace.model import Trace
+from memviz.results.replay import replay_result
+from memviz.results.replay_headline import replay_headline
 from memviz.trace.write import replacing, write_pickle
 from memviz.ui.what_if.saved_page import what_if_page
 from memviz.ui.what_if.verdict import about_ranked_rows, ranked_rows
-from memviz.units import bytes_text, count_text, parse_bytes, percent_text
+from memviz.units import bytes_text, count_text, percent_text
 
-Result = TypeVar("Result")
 _SNAPSHOT = ("pickle", "pkl")
-
-
-def replay(
-    trace: Trace,
-    device: str | None = None,
-    *,
-    settings: str | None = None,
-    memory: int | None = None,
-    overhead: int = OVERHEAD_BYTES,
-    search: bool = False,
-) -> dict[str, Any]:
-    """Return the output of `python -m memviz replay --json`.
-
-    Args:
-        settings: As in PYTORCH_CUDA_ALLOC_CONF; without it the recorded ones.
-        memory: Bytes of the whole card; without it no limit.
-        overhead: Bytes of the card that the CUDA context and libraries are taken to hold; the default is an assumption.
-        search: Also try the settings that matter.
-    """
-    question = ReplayQuestion(
-        settings=None if settings is None else parse_settings(settings),
-        card=None if memory is None else CardMemory(memory, overhead),
-        search=search,
-        overhead=overhead,
-    )
-    return replayed_json(replay_answer(trace, chosen_device(trace, device), question))
 
 
 def _print_smallest(outcome: WhatIf, overhead: int) -> None:
@@ -76,7 +45,7 @@ def _print_smallest(outcome: WhatIf, overhead: int) -> None:
 
 def _print(answer: ReplayAnswer, overhead: int) -> None:
     outcome, searched, ours = answer.found, answer.searched, answer.found.replayed
-    print(headlines.what_if(outcome, searched))
+    print(replay_headline(outcome, searched))
     if not allocation_count(outcome.recorded):
         return
     print(f"\nDevice {answer.device.name}, {printable(ours.trace.about.label)}{_where(outcome.card)}")
@@ -163,10 +132,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--settings", metavar="TEXT", help="as in PYTORCH_CUDA_ALLOC_CONF (default: those of the recording)"
     )
-    parser.add_argument("--memory", type=_size, metavar="SIZE", help="of the card, such as 24GiB (default: no limit)")
+    parser.add_argument(
+        "--memory", type=byte_count, metavar="SIZE", help="of the card, such as 24GiB (default: no limit)"
+    )
     parser.add_argument(
         "--overhead",
-        type=_size,
+        type=byte_count,
         default=OVERHEAD_BYTES,
         metavar="SIZE",
         help="of the card, for the CUDA context and libraries (default: "
@@ -187,13 +158,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def _size(text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def _release(text: str) -> Release:
     try:
         return known_release(text, OLDEST, NEWEST)
@@ -210,24 +174,12 @@ def _run(args: argparse.Namespace) -> int:
         overhead=args.overhead,
     )
     trace = open_trace(args.file)
-    chosen = chosen_device(trace, args.device)
-    answer = _shown(lambda progress: replay_answer(trace, chosen, question, progress))
+    with percent_progress("Replaying") as show:
+        result = replay_result(trace, chosen_device(trace, args.device), question, show)
     if args.output:
-        _write(answer, args.output)
-    print_json(replayed_json(answer)) if args.json else _print(answer, args.overhead)
+        _write(result.answer, args.output)
+    print_json(result.as_json()) if args.json else _print(result.answer, args.overhead)
     return 0
-
-
-def _shown(work: Callable[[Progress | None], Result]) -> Result:
-    """Progress goes to a terminal only, and is gone when the work is done."""
-
-    def show(done: int, total: int) -> None:
-        progress(f"Replaying {100 * done // max(total, 1)} %")
-
-    try:
-        return work(show if sys.stderr.isatty() else None)
-    finally:
-        progress("")
 
 
 def _write(answer: ReplayAnswer, path: Path) -> None:
@@ -243,4 +195,4 @@ def _write(answer: ReplayAnswer, path: Path) -> None:
             )
 
 
-COMMAND = Command(_add_arguments, _run)
+COMMANDS = {"replay": Command(_add_arguments, _run)}

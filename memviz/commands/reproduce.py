@@ -1,8 +1,9 @@
-"""The tables that memviz grew from, computed here and now beside what was published."""
+"""The tables that memviz grew from, computed now, next to the published figures."""
 
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Any
 
 from memviz.commands.command import Command, add_json, print_json, print_table
@@ -25,7 +26,7 @@ def _run(args: argparse.Namespace) -> int:
     everything: list[dict[str, Any]] = []
     for seed in SEEDS:
         if args.seed in (None, seed.name):
-            rows = [seed.as_json(row) for row in seed.rows(_progress(seed.title))]
+            rows = [seed.as_json(row) for row in seed.rows(partial(_show_case, seed.title))]
             everything += rows
             if not args.json:
                 _print(seed, rows)
@@ -34,11 +35,8 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _progress(title: str) -> Any:
-    def tell(case: str) -> None:
-        progress(f"{title}: {case} ...")
-
-    return tell
+def _show_case(title: str, case: str) -> None:
+    progress(f"{title}: {case} ...")
 
 
 def _print(seed: Any, rows: list[dict[str, Any]]) -> None:
@@ -67,4 +65,4 @@ def _number(value: float | None, figure: str) -> str:
     return f"{value:.1e}" if 0 < abs(value) < 0.001 else f"{value:.3f}"
 
 
-COMMAND = Command(_add_arguments, _run)
+COMMANDS = {"reproduce": Command(_add_arguments, _run)}

@@ -72,7 +72,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     if args.list:
-        print_json(_listing()) if args.json else _print_listing()
+        from memviz.runner.listing import listing
+
+        print_json(listing()) if args.json else _print_listing(listing())
         return 0
     if not args.workload:
         raise UsageError("Name a workload; `python -m memviz run --list` shows those there are.")
@@ -90,13 +92,14 @@ def _run(args: argparse.Namespace) -> int:
 
 def _request(args: argparse.Namespace) -> Request:
     from memviz.runner.config_source import with_config
+    from memviz.runner.knobs import parse_named
     from memviz.runner.predict.cards import card_text
     from memviz.runner.request import DEFAULT_CARD, Request, load_of
 
     request = Request(
         workload=args.workload,
         settings=dict(map(pair, args.set)),
-        optimizations=tuple(_named(text) for text in args.optimizations),
+        optimizations=tuple(map(parse_named, args.optimizations)),
         on=args.on,
         card=card_text(args.card, args.memory) or DEFAULT_CARD,
         optimizer=args.optimizer,
@@ -118,29 +121,23 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _named(text: str) -> tuple[str, dict[str, str]]:
-    from memviz.runner.knobs import parse_named
-
-    return parse_named(text)
-
-
 def run_one(request: Request, *, keep: Path | None = None, timeout: float | None = None) -> tuple[Run, Path | None]:
-    """The run, and where its trace was kept. Progress goes to a terminal only."""
+    """Return the run, and the path of its trace where that is kept. Progress goes to a terminal only."""
     from memviz.runner.jobs.limits import most_seconds
     from memviz.runner.jobs.worker_process import RunError, Worker, environment_of
 
     timeout = timeout or most_seconds()
     with tempfile.TemporaryDirectory(prefix="memviz-") as folder:
         with Worker(Path(folder), timeout=timeout, environment=environment_of(request)) as worker:
-            last = _last(worker.run([request]))
+            last = _last_event(worker.run([request]))
         if last.kind == "failed" or last.run is None:
-            raise RunError(_failure(last))
+            raise RunError(_failure_message(last))
         if keep is not None and last.file is not None:
             _move(last.file, keep)
         return last.run, keep
 
 
-def _last(events: Iterator[RunEvent]) -> RunEvent:
+def _last_event(events: Iterator[RunEvent]) -> RunEvent:
     last: RunEvent | None = None
     try:
         for event in events:
@@ -153,7 +150,7 @@ def _last(events: Iterator[RunEvent]) -> RunEvent:
     return last
 
 
-def _failure(last: RunEvent) -> str:
+def _failure_message(last: RunEvent) -> str:
     where = f"\n  at {last.where}" if last.where and last.what == "exception" else ""
     words = f"\nIts last words:\n{last.where}" if last.where and last.what == "killed" else ""
     return f"{last.text}{where}{words}"
@@ -167,7 +164,7 @@ def _move(made: Path, wanted: Path) -> None:
 
 
 def _print(run: Run, path: Path | None) -> None:
-    from memviz.headlines.run import class_words, is_training, optimizer_words, peak_words, reserved_on_card
+    from memviz.results.run import class_words, is_training, optimizer_words, peak_words, reserved_on_card
 
     print(
         f"{printable(run.describes)}\n{run.label}: {run.mode} {'for' if run.mode == 'predicted' else 'on'} {run.device}"
@@ -208,7 +205,7 @@ def _print(run: Run, path: Path | None) -> None:
 def _print_fit(run: Run) -> None:
     if run.fit is None:
         return
-    from memviz.headlines.run import reserved_on_card, usable_words, with_optimizer
+    from memviz.results.run import reserved_on_card, usable_words, with_optimizer
 
     usable = f"{bytes_text(run.fit.usable_bytes)} that a process gets of {run.device}"
     if run.fit.word == "close":
@@ -241,14 +238,7 @@ def _print_numerics(run: Run) -> None:
         print(f"Differs by {absmax:.1e} at most, {scale:.1e} of the output's largest value; relative L2 {l2:.1e}.")
 
 
-def _listing() -> dict[str, Any]:
-    from memviz.runner.listing import listing
-
-    return listing()
-
-
-def _print_listing() -> None:
-    listing = _listing()
+def _print_listing(listing: dict[str, Any]) -> None:
     for group in ("workloads", "optimizations"):
         print(group.upper())
         for kind in listing[group]:
@@ -260,13 +250,12 @@ def _print_listing() -> None:
     print("CARDS")
     print_table(
         ["  name", "memory"],
-        [[f"  {card['name']}", f"{bytes_text(card['memory_bytes'])}{_unproven(card)}"] for card in listing["cards"]],
+        [
+            [f"  {card['name']}", f"{bytes_text(card['memory_bytes'])}{', unproven' if card['unproven'] else ''}"]
+            for card in listing["cards"]
+        ],
         left=0,
     )
-
-
-def _unproven(card: dict[str, Any]) -> str:
-    return ", unproven" if card["unproven"] else ""
 
 
 def _default(knob: dict[str, Any]) -> str:
@@ -278,4 +267,4 @@ def _help(knob: dict[str, Any]) -> str:
     return f"{knob['help']}{choices}"
 
 
-COMMAND = Command(_add_arguments, _run)
+COMMANDS = {"run": Command(_add_arguments, _run)}

@@ -1,8 +1,7 @@
-"""Harmless terminal output and the exit statuses of the command line.
+"""Escaped terminal output and the exit statuses of the command line.
 
-A function's name in a snapshot is anybody's text, and so is a file's name in an argument. Everything that a command
-writes goes through `harmless`, errors and argparse's words too; nothing in it moves the cursor, changes the title, or
-turns the direction of writing round.
+Names of functions and files come from strangers. All output of a command, errors and argparse's texts included, goes
+through `escape_control_chars`: nothing in it moves the cursor, changes the title, or reverses the writing direction.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from types import FrameType
 from typing import Any, TextIO, cast
 
 from memviz.errors import MemvizError, library_needed
-from memviz.headlines.headline import escape_control_chars
+from memviz.text import escape_control_chars
 
 FAILED = 2
 """Exit status of a command that fails with a message on stderr; argparse's status too."""
@@ -25,7 +24,7 @@ BROKEN = 70
 """A fault of memviz itself. Python's own 1 would say to a gate that a peak grew."""
 NOT_WRITTEN = 74
 INTERRUPTED = 128 + signal.SIGINT
-NOBODY_READS = 128 + 13
+READER_GONE = 128 + 13
 """The status of a program that SIGPIPE ended."""
 
 _ENDING = ("SIGTERM", "SIGHUP")
@@ -35,12 +34,12 @@ class NotWritten(MemvizError):
     """The standard output takes no more."""
 
 
-class NobodyReads(MemvizError):
-    """The reader of our output has closed the pipe."""
+class ReaderGone(MemvizError):
+    """The reader of the output has closed the pipe."""
 
 
 class _Stream:
-    """In the place of a standard stream. What it is asked beyond writing, the stream itself answers."""
+    """A standard stream that escapes what is written; other attributes are those of the stream."""
 
     def __init__(self, stream: TextIO, fault: Callable[[OSError], None]) -> None:
         self._stream = stream
@@ -72,16 +71,22 @@ class _Stream:
 
 def _output_fault(error: OSError) -> None:
     if isinstance(error, BrokenPipeError) or (os.name == "nt" and error.errno == errno.EINVAL):
-        raise NobodyReads("Nobody reads the output.") from None
+        raise ReaderGone("The reader of the output is gone.") from None
     raise NotWritten(f"The output cannot be written ({error.strerror or error}).") from None
 
 
 def _error_fault(error: OSError) -> None:
-    """There is nowhere left to say it."""
+    """Ignore the error: there is no other stream to report it on."""
+
+
+def print_line(text: str) -> None:
+    """Print a line of memviz's own to stderr."""
+    sys.stderr.write(f"memviz: {escape_control_chars(text, keep='')}\n")
+    sys.stderr.flush()
 
 
 def progress(words: str) -> None:
-    """One line that the next one replaces; on a terminal only, and empty words take it away."""
+    """Show a line on a terminal, which the next one replaces; empty words remove it."""
     stream = sys.stderr
     if not stream.isatty():
         return
@@ -103,8 +108,8 @@ def status_of(work: Callable[[], int]) -> int:
     try:
         with _ended_by_signals():
             return _flushed(work)
-    except NobodyReads:
-        return NOBODY_READS
+    except ReaderGone:
+        return READER_GONE
     except NotWritten as error:
         _say(error)
         return NOT_WRITTEN
@@ -169,7 +174,7 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 def open_streams() -> None:
-    """In the place of a closed stream a file opened later would stand, and get what is not meant for it."""
+    """Open null in place of closed standard streams: a file opened later would get their number, and their output."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -181,7 +186,7 @@ def open_streams() -> None:
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115 - for as long as the program runs
 
 
-def let_go_of_output() -> None:
+def discard_output() -> None:
     """Redirect stdout to null: Python would retry unwritten output at exit, report it, and change the status."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)

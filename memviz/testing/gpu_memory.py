@@ -11,10 +11,10 @@ from memviz.analysis.peak import peak
 from memviz.analysis.timeline import timeline
 from memviz.analysis.which_device import chosen_device
 from memviz.errors import UsageError
-from memviz.headlines.headline import escape_control_chars
 from memviz.runner.measure.accelerator import find_accelerator
 from memviz.runner.predict.predicted_program import Predicting, predicting
 from memviz.runner.record.recording import Recording, recording
+from memviz.text import escape_control_chars
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.units import bytes_text, parse_bytes, percent_text
 
@@ -30,7 +30,7 @@ class MemoryLimit:
     settings: str | None = None
     """Allocator settings in the syntax of PYTORCH_CUDA_ALLOC_CONF."""
     assume: Mapping[str, Any] | None = None
-    """Answers where the test asks for values that nobody computes, by line."""
+    """Values for lines of the test that ask for values, which a prediction does not compute."""
 
 
 def limit_of(

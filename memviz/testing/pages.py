@@ -8,8 +8,8 @@ from hashlib import blake2b
 from pathlib import Path
 
 from memviz.testing.gpu_memory import GpuMemory
+from memviz.text import tag
 from memviz.trace.write import replacing
-from memviz.ui.html.markup import tag
 from memviz.ui.saved.report import report_page
 from memviz.units import bytes_text
 

@@ -8,13 +8,8 @@ from typing import Any
 
 import pytest
 
-from memviz.commands.at import at
-from memviz.commands.diff import diff
-from memviz.commands.findings import findings
-from memviz.commands.peak import peak
-from memviz.commands.replay import replay
-from memviz.commands.summary import summary
-from memviz.trace.load import load_trace
+import memviz
+from memviz.results.findings import findings_result
 from tests.browser.conftest import program
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
@@ -41,17 +36,16 @@ def modules(told: Any) -> list[str]:
 def test_every_public_function_answers(client: Any) -> None:
     """One question for whatever the running page names: who adds a function adds its question here."""
     file, other = gradio_client.handle_file(TRAINING), gradio_client.handle_file(CHECKPOINTED)
-    traces = [load_trace(TRAINING), load_trace(CHECKPOINTED)]
-    trace = traces[0]
+    training = memviz.open(TRAINING)
     asked = {
         "/open": ([file], lambda told: told["headline"]["answer"].startswith("The peak is 1,960 MiB")),
-        "/summary": ([file], lambda told: told["devices"] == summary(trace)["devices"]),
-        "/peak": ([file, "category", 3], lambda told: told == peak(trace, by="category", top=3)),
-        "/at": ([file, 100, "site", 5], lambda told: told == at(trace, 100, top=5)),
+        "/summary": ([file], lambda told: told["devices"] == training.summary().as_json()["devices"]),
+        "/peak": ([file, "category", 3], lambda told: told == training.by("category", top=3).as_json()),
+        "/at": ([file, 100, "site", 5], lambda told: told == training.live_at(event=100, top=5).as_json()),
         "/find": ([file, "gpt.py >1MiB", 2], lambda told: len(told["rows"]) == 2 and told["rest_sites"] > 0),
-        "/findings": ([file], lambda told: told == findings(trace)),
-        "/diff": ([file, other, "site", 5], lambda told: told == diff(traces, top=5)),
-        "/replay": ([file, "", "2GiB", False], lambda told: told == replay(trace, memory=2 << 30)),
+        "/findings": ([file], lambda told: told == findings_result(training.trace).as_json()),
+        "/diff": ([file, other, "site", 5], lambda told: told == training.compare(CHECKPOINTED).as_json(5)),
+        "/replay": ([file, "", "2GiB", False], lambda told: told == training.replay(memory=2 << 30).as_json()),
         "/report": ([[file]], lambda told: Path(told).read_text(encoding="utf-8").startswith("<!doctype html>")),
         # With an optimization, so that layers are compared: what names them must not pass for a file of the server.
         "/run": (["feed_forward", SMALL, [SPLIT], "T4"], lambda told: told["fits"] and "blocks.0" in modules(told)),

@@ -1,4 +1,4 @@
-"""What the commands answer in a second process, and the small recording that most are asked about."""
+"""Answers of commands in a second process, and the small recording that most tests use."""
 
 from __future__ import annotations
 

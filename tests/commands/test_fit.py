@@ -37,7 +37,7 @@ def few_options(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What one test predicted, the next one knows."""
+    """A cache of predictions that the tests share."""
     return tmp_path_factory.mktemp("cache")
 
 

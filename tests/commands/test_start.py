@@ -1,4 +1,4 @@
-"""What is loaded before a command begins, and what never: nobody waits for what another command needs."""
+"""Modules that a command loads: none that only another command needs."""
 
 from __future__ import annotations
 

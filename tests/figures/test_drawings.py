@@ -18,7 +18,7 @@ from memviz.analysis.peak import at, peak
 from memviz.analysis.purpose.categories import categories
 from memviz.analysis.segments import segments_at
 from memviz.errors import UsageError
-from memviz.notebook.open_trace import OpenTrace
+from memviz.results.open_trace import OpenTrace
 from tests.house.repository import ROOT
 from tests.traces import MiB, alloc, read, segment, snapshot
 

@@ -13,7 +13,7 @@ import memviz
 from memviz import figures
 from tests.house.repository import ROOT, python_files, text_of
 
-SECTION = text_of("memviz/notebook/README.md")
+SECTION = text_of("memviz/results/README.md")
 CALLS = {
     call.partition("(")[0]: call
     for call, _ in re.findall(r"^\| `(\w+\([^`]+\))`(.*)$", SECTION[SECTION.index("| figure |") :], re.M)
@@ -53,8 +53,8 @@ def test_each_answer_is_given_as_the_readme_says(call: str, monkeypatch: pytest.
 
 def test_the_answers_are_all_that_an_open_trace_gives() -> None:
     asked = {call.partition("(")[0] for call in ANSWERS}
-    given = {name for name in vars(memviz.notebook.open_trace.OpenTrace) if not name.startswith("_")}
-    assert given - asked == {"device", "devices", "on", "headline", "as_json", "columns"}
+    given = {name for name in vars(memviz.results.open_trace.OpenTrace) if not name.startswith("_")}
+    assert given - asked == {"device", "devices", "on", "headline", "as_json", "columns", "table"}
 
 
 def test_the_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,6 @@ import time
 
 import numpy as np
 
-from memviz.analysis.as_json import summary
 from memviz.analysis.callstacks.stack_tree import stack_tree
 from memviz.analysis.fragmentation import fragmentation_at
 from memviz.analysis.groups import GROUPINGS
@@ -17,6 +16,7 @@ from memviz.analysis.peak import peak
 from memviz.analysis.segments import segments_at
 from memviz.analysis.timeline import timeline
 from memviz.errors import MemvizError
+from memviz.results.summary import summary_result
 from memviz.trace.limits import Limits, MiB
 from memviz.trace.load import read_trace
 from memviz.trace.model import DeviceTrace, Trace
@@ -44,7 +44,7 @@ def check(raw: bytes, *, is_quick: bool = False) -> bool:
             for device in trace.devices[:20]:
                 adds_up(trace, device)
             health(trace)
-            summary(trace)
+            summary_result(trace)
             again(trace)
     except MemvizError as error:
         if "needs more memory than" in str(error) or len(str(error)) > _MOST_WORDS:

@@ -21,10 +21,10 @@ from typing import Any
 
 import pytest
 
-from memviz.commands import command_line, main, summary, terminal
+from memviz.commands import command_line, explore, main, terminal
 from memviz.commands.command import printable
 from memviz.errors import UsageError
-from memviz.headlines.headline import escape_control_chars
+from memviz.text import escape_control_chars
 from memviz.trace.write import replacing
 from tests.traces import alloc, frame, snapshot
 
@@ -156,7 +156,7 @@ class Taken(io.StringIO):
 def test_an_output_that_takes_nothing_is_never_status_1(
     monkeypatch: pytest.MonkeyPatch, small: Path, more: list[str], number: int, status: int, words: str
 ) -> None:
-    monkeypatch.setattr(command_line, "let_go_of_output", lambda: None)
+    monkeypatch.setattr(command_line, "discard_output", lambda: None)
     monkeypatch.setattr(sys, "stdout", Taken(number))
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     name, *rest = more
@@ -224,7 +224,7 @@ def test_no_fault_ends_in_status_1(
     def fails(*_: object) -> None:
         raise fault
 
-    monkeypatch.setattr(summary, "open_trace", fails)
+    monkeypatch.setattr(explore, "open_trace", fails)
     assert main(["summary", str(small)]) == status
     said = capsys.readouterr().err
     assert words in said and is_harmless(said)
@@ -347,7 +347,7 @@ def test_a_recorded_script_finds_its_output_as_python_would_give_it(tmp_path: Pa
         "import argparse, sys\nfrom memviz import commands\n"
         "from memviz.commands import record\n"
         "recorded = lambda *given: exec(open('train.py').read(), {}) or 0\n"
-        "record.COMMAND = record.Command(record.COMMAND.add_arguments, recorded, takes_over=True)\n"
+        "record.COMMANDS['record'] = record.Command(record._add_arguments, recorded, takes_over=True)\n"
         "sys.exit(commands.main(['record', '-o', 'x.pickle', 'train.py']))\n"
     )
     done = subprocess.run(

@@ -210,7 +210,7 @@ def test_a_right_import_passes(path, source):
 
 
 def test_reading_and_analysing_load_nothing_heavy():
-    light = {"trace", "analysis", "ranks", "allocator", "notebook"}
+    light = {"trace", "analysis", "ranks", "allocator", "results"}
     modules = [name.removesuffix(".py").replace("/", ".") for name in house_files() if part_of(name) in light]
     assert "memviz.trace.load" in modules
     names = ", ".join(name.removesuffix(".__init__") for name in modules)
@@ -220,6 +220,6 @@ def test_reading_and_analysing_load_nothing_heavy():
 
 
 def test_reports_load_no_gradio():
-    program = "import sys, memviz.commands.report, memviz.commands.replay; print('gradio' in sys.modules)"
+    program = "import sys, memviz.ui.saved.report, memviz.commands.replay; print('gradio' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert (done.stdout.strip(), done.stderr) == ("False", "")

@@ -26,7 +26,7 @@ def nothing_left_on() -> Iterator[None]:
 
 
 def names(path: Path) -> list[str]:
-    """Of what is annotated, in order."""
+    """Names of the annotations, in order."""
     trace: Trace = memviz.open(path).trace
     return [trace.strings[name] for name in annotated(trace.devices[0]).intervals.name.tolist()]
 
@@ -73,7 +73,7 @@ def test_a_training_without_these_steps_says_so(tmp_path):
 
 
 def test_memory_that_runs_out_is_kept_at_once(tmp_path):
-    """As of a trainer that tells nobody of an error."""
+    """The trainer reports no error, as some do."""
     steps = RecordedSteps(tmp_path / "memory.pickle")
     with memviz.predicting("RTX 4090"):
         with pytest.raises(torch.OutOfMemoryError):

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from memviz.analysis.as_json import summary
 from memviz.analysis.which_device import chosen_device
 from memviz.ranks.places import Place, places_of
 from memviz.ranks.reduce_rank import MOST_SITES, reduce_rank, row_of
 from memviz.ranks.row import FailedFile, KindBytes, RankRanOut, RankRow, SiteBytes, StepPart
+from memviz.results.summary import summary_result
 from memviz.trace.load import load_trace
 from tests.ranks.files import written
 from tests.real import real_files, requires_real
@@ -45,13 +45,13 @@ def test_a_row_holds_the_peak_and_what_it_is_made_of(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", [*SAMPLES, *real_files()], ids=lambda path: path.name)
 def test_the_peak_is_that_of_summary_and_all_adds_up(path: Path) -> None:
     row, trace = reduced(path), load_trace(path)
-    (told,) = summary(trace, (chosen_device(trace),))["devices"]
+    (summary,) = summary_result(trace, chosen_device(trace).name).devices
     names = ("start_bytes", "peak_bytes", "peak_event", "end_bytes", "reserved_peak_bytes", "reserved_end_bytes")
-    assert {name: getattr(row, name) for name in names} == {name: told[name] for name in names}
+    assert {name: getattr(row, name) for name in names} == {name: getattr(summary, name) for name in names}
     assert sum(site.bytes for site in row.sites) + row.other_sites_bytes == row.peak_bytes
     assert sum(part.bytes for part in row.categories) == row.peak_bytes
     assert max(row.curve.live) == row.peak_bytes
-    assert row.ran_out_count == len(told["oom"])
+    assert row.ran_out_count == len(summary.oom)
 
 
 def test_a_kind_that_is_no_more_than_probable_is_called_so() -> None:

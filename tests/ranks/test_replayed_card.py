@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from memviz.headlines.ranks import on_card as words
-from memviz.headlines.ranks import ranks as headline
 from memviz.ranks.card import OnCard, SmallerCard, fit_on_card, replay_close_ranks, step_of
 from memviz.ranks.numbers import Rank
 from memviz.ranks.row import StepPart
+from memviz.results.ranks import card_sentence as words
+from memviz.results.ranks import ranks_headline as headline
 from tests.ranks.files import read
 from tests.traces import MiB, alloc, event, free, segment, snapshot
 

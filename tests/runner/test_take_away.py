@@ -35,7 +35,7 @@ FOR: dict[str, tuple[str, Any, dict[str, str]]] = {
 
 def parsed(line: str) -> Request:
     parser = argparse.ArgumentParser()
-    command.COMMAND.add_arguments(parser)
+    command.COMMANDS["run"].add_arguments(parser)
     python, dash, module, name, *arguments = shlex.split(line)
     assert (python, dash, module, name) == ("python", "-m", "memviz", "run")
     return command._request(parser.parse_args(arguments))

@@ -12,17 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import memviz
 from memviz.allocator.settings import parse_settings
 from memviz.allocator.what_if import what_if
 from memviz.analysis.callstacks.frames import path_of
 from memviz.analysis.health import health, history
 from memviz.analysis.lifetimes import matched
 from memviz.analysis.timeline import timeline
-from memviz.commands.findings import findings
-from memviz.commands.peak import peak
-from memviz.commands.replay import replay
-from memviz.commands.summary import summary
 from memviz.errors import TraceError
+from memviz.results.findings import findings_result
 from memviz.trace.load import load_trace
 from memviz.trace.model import Action, Trace
 from memviz.trace.profile import BEFORE, is_profiled
@@ -108,7 +106,7 @@ def test_bytes_are_those_that_the_profiler_counts(trace: Trace):
 
 
 def test_what_was_there_before_is_one_named_row(trace: Trace):
-    told = peak(trace, by="site")
+    told = memviz.open(trace).peak().as_json()
     assert told["peak_bytes"] == 14 * MiB and sum(row["bytes"] for row in told["rows"]) == 14 * MiB
     # What is freed later was one of its own, so 7 of the 10 are left.
     assert {row["site"]: row["bytes"] // MiB for row in told["rows"]}[BEFORE] == 7
@@ -138,9 +136,9 @@ def test_what_it_lacks_is_said_and_stays_said_in_a_snapshot_of_it(trace: Trace, 
 
 def test_every_answer_takes_it(trace: Trace):
     device = trace.devices[0]
-    assert summary(trace)["devices"][0]["peak_bytes"] == 14 * MiB
-    assert findings(trace)["findings"] == []
-    assert replay(trace, memory=1 << 30)["exact"] is False
+    assert memviz.open(trace).peak().live_bytes == 14 * MiB
+    assert findings_result(trace).rows == ()
+    assert memviz.open(trace).replay(memory=1 << 30).as_json()["exact"] is False
     assert "segments" in moment_of(trace, device, {"at": 3})["title"]
     assert "sizes are those of blocks" in report_page([(trace, device)])
 

@@ -1,13 +1,11 @@
-"""All findings of a device, ranked by bytes, and as plain values."""
+"""All findings of a device, ranked by bytes."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
-from memviz.analysis.as_json import device_number
 from memviz.analysis.cache import cached
 from memviz.analysis.findings.copies import duplicated_weights, wider_copies
 from memviz.analysis.findings.finding import Facts, Finding, FindingKind
@@ -62,21 +60,3 @@ def finding_named(trace: Trace, device: DeviceTrace, key: str) -> Finding:
         if finding.key == key:
             return finding
     raise UsageError(f"There is no finding {key[:40]!r} in this trace.")
-
-
-def findings_json(trace: Trace, device: DeviceTrace) -> dict[str, Any]:
-    rows = [
-        {
-            "key": finding.key,
-            "kind": str(finding.kind),
-            "bytes": finding.bytes,
-            "sentence": finding.sentence,
-            "remedy": finding.remedy,
-            "site": finding.site,
-            "certainty": finding.certainty.word,
-            "event": finding.event,
-            "allocations": len(finding.rows),
-        }
-        for finding in findings(trace, device)
-    ]
-    return {"device": device_number(device), "findings": rows}

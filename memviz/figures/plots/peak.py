@@ -25,7 +25,7 @@ from memviz.figures.theme import (
     plain,
     rows_axis,
 )
-from memviz.headlines.names import letter
+from memviz.results.headline import letter
 from memviz.trace.model import Category
 from memviz.units import bytes_text, count_text, delta_text, percent_text
 

@@ -19,8 +19,8 @@ from memviz.analysis.comparing.changes import (
 from memviz.analysis.comparing.matching import has_modules
 from memviz.analysis.lifetimes import has_times
 from memviz.figures.colouring import colouring
-from memviz.headlines.compare import compare
-from memviz.headlines.headline import Headline
+from memviz.results.comparison import comparison_headline
+from memviz.results.headline import Headline
 from memviz.ui.compare.controls import Controls, controls_html
 from memviz.ui.compare.scoreboard import Board, scoreboard_html
 from memviz.ui.compare.state import LETTERS, CompareState, Side, compare_query, sides_of
@@ -151,7 +151,9 @@ class TabComparison:
         also = tuple(trace for trace in session.opened if trace.key not in session.compared)
         board = Board(self.sides, scores(pairs), self._order(), self.other, also)
         names = [side.name for side in self.sides]
-        return compare_verdict_html(compare(ComparisonSummary(main, pairs), names), settings) + scoreboard_html(board)
+        return compare_verdict_html(
+            comparison_headline(ComparisonSummary(main, pairs), names), settings
+        ) + scoreboard_html(board)
 
     def controls(self) -> str:
         pairs = [side.pair for side in self.sides]

@@ -6,9 +6,8 @@ from typing import Any
 
 import gradio as gr
 
-from memviz.analysis.comparing.changes import changes
 from memviz.analysis.groups import GROUPINGS
-from memviz.headlines.compare import compared_json
+from memviz.results.comparison import comparison_result
 from memviz.ui.shell.gradio_events import IN_TURN, in_turn
 from memviz.ui.shell.programs import grouping_of, json_safe_answer, one_file, open_upload, row_count, with_worded_errors
 
@@ -33,4 +32,4 @@ def diff(file: str, other: str, by: str = "site", top: int = 20) -> dict[str, An
     with with_worded_errors():
         grouping, rows = grouping_of(by), row_count(top)
         sides = [open_upload(file), open_upload(other)]
-        return json_safe_answer(compared_json(sides, changes(sides, grouping, with_kinds=False), rows))
+        return json_safe_answer(comparison_result(sides, grouping).as_json(rows))

@@ -31,7 +31,7 @@ from memviz.analysis.timeline import has_reserved, timeline
 from memviz.analysis.which_device import others_out_of_memory
 from memviz.errors import UsageError
 from memviz.figures.colouring import Colouring
-from memviz.headlines.explore import explore
+from memviz.results.summary import trace_headline
 from memviz.trace.model import DeviceTrace, Ints8, Note, Trace
 from memviz.ui.explore.icicle import icicle_html
 from memviz.ui.explore.inspector import allocation_html, moment_html, source_line
@@ -69,7 +69,7 @@ def verdict_html(trace: Trace, device: DeviceTrace, key: str = "") -> Html:
     """`key` is the open trace's, for the way to another of its devices."""
     return tag(
         "header",
-        headline_html(explore(overview(trace, device))),
+        headline_html(trace_headline(overview(trace, device))),
         tag(
             "p", *(tag("span", words, " ", tag("b", value)) for words, value in facts(trace, device)), class_="mv-facts"
         ),

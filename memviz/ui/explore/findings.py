@@ -14,7 +14,7 @@ from memviz.analysis.cache import cached_on
 from memviz.analysis.findings.finding import NOTICEABLE, Facts, Finding, FindingKind
 from memviz.analysis.findings.ranking import finding_named, findings
 from memviz.errors import UsageError
-from memviz.headlines.names import trace_name
+from memviz.results.headline import trace_name
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.explore.live_set import lights
 from memviz.ui.html.markup import Html, cut, rounded, tag

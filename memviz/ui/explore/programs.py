@@ -7,16 +7,13 @@ from typing import Any
 import gradio as gr
 from gradio.route_utils import get_root_url
 
-from memviz.analysis import peak as peaks
-from memviz.analysis.as_json import found_json, live_json
 from memviz.analysis.find import sites_found
-from memviz.analysis.findings.ranking import findings_json
 from memviz.analysis.groups import GROUPINGS
-from memviz.analysis.overview import overview
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
-from memviz.headlines.explore import explore, summary_json
-from memviz.headlines.headline import headline_json
+from memviz.results.findings import findings_result
+from memviz.results.live import find_json, live_result
+from memviz.results.summary import summary_result
 from memviz.ui.saved.report import check_count, report_page
 from memviz.ui.shell.gradio_events import IN_TURN, in_turn
 from memviz.ui.shell.programs import (
@@ -76,7 +73,7 @@ def open_snapshot(file: str, request: gr.Request) -> dict[str, Any]:
                 "devices": [other.name for other in trace.devices][:_MOST_DEVICES],
                 "events": len(device.events),
                 "peak_bytes": int(timeline(device).peak_bytes),
-                "headline": headline_json(explore(overview(trace, device))),
+                "headline": summary_result(trace, device.name).headline.as_json(),
             }
         )
 
@@ -88,7 +85,7 @@ def summary(file: str) -> dict[str, Any]:
         file: A snapshot, a pickle or JSON, plain or gzipped.
     """
     with with_worded_errors():
-        return json_safe_answer(summary_json(open_upload(file)[0]))
+        return json_safe_answer(summary_result(open_upload(file)[0]).as_json())
 
 
 def peak(file: str, by: str = "site", top: int = 20) -> dict[str, Any]:
@@ -102,7 +99,7 @@ def peak(file: str, by: str = "site", top: int = 20) -> dict[str, Any]:
     with with_worded_errors():
         grouping, rows = grouping_of(by), row_count(top)
         trace, device = open_upload(file)
-        return json_safe_answer(live_json(trace, device, peaks.peak(trace, device, grouping, top=rows), "peak_bytes"))
+        return json_safe_answer(live_result(trace, device, None, grouping, rows).as_json())
 
 
 def at(file: str, event: int, by: str = "site", top: int = 20) -> dict[str, Any]:
@@ -119,9 +116,7 @@ def at(file: str, event: int, by: str = "site", top: int = 20) -> dict[str, Any]
         if isinstance(event, bool) or not isinstance(event, int):
             raise UsageError("event is a whole number.")
         trace, device = open_upload(file)
-        return json_safe_answer(
-            live_json(trace, device, peaks.at(trace, device, event, grouping, top=rows), "live_bytes")
-        )
+        return json_safe_answer(live_result(trace, device, event, grouping, rows).as_json())
 
 
 def find(file: str, query: str, top: int = 20) -> dict[str, Any]:
@@ -137,9 +132,7 @@ def find(file: str, query: str, top: int = 20) -> dict[str, Any]:
         if not isinstance(query, str) or not 0 < len(query.strip()) <= _LONGEST_QUERY:
             raise UsageError(f"query is a text of at most {_LONGEST_QUERY} characters, such as attention >10MiB.")
         trace, device = open_upload(file)
-        return json_safe_answer(
-            found_json(device, sites_found(trace, device, query, timeline(device).peak_event), rows)
-        )
+        return json_safe_answer(find_json(device, sites_found(trace, device, query, timeline(device).peak_event), rows))
 
 
 def findings(file: str) -> dict[str, Any]:
@@ -149,7 +142,8 @@ def findings(file: str) -> dict[str, Any]:
         file: A snapshot.
     """
     with with_worded_errors():
-        return json_safe_answer(findings_json(*open_upload(file)))
+        trace, device = open_upload(file)
+        return json_safe_answer(findings_result(trace, device.name).as_json())
 
 
 def report(files: list[str]) -> str:

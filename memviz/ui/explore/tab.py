@@ -19,7 +19,7 @@ from memviz.analysis.allocations import write_allocations
 from memviz.analysis.breakdown import Breakdown
 from memviz.errors import UsageError
 from memviz.figures.colouring import MEANINGS, telling_meaning
-from memviz.headlines.names import trace_name
+from memviz.results.headline import trace_name
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.trace.strip import strip_paths
 from memviz.trace.write import safe, write_pickle, write_tables

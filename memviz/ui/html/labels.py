@@ -10,7 +10,7 @@ from memviz.analysis.callstacks.sites import with_line
 from memviz.analysis.callstacks.stack_tree import frame_name
 from memviz.analysis.purpose.categories import BEFORE_RECORDING
 from memviz.figures.theme import DARK, LIGHT, Palette
-from memviz.headlines.headline import Headline
+from memviz.results.headline import Headline
 from memviz.trace.model import Category, Trace
 from memviz.ui.html.markup import Html, tag
 

@@ -1,78 +1,17 @@
-"""Escaped HTML by hand, and the texts that several views share.
-
-Text from a trace goes through `esc` or `tag`, which escape it; `plain` is for text that the browser sets as text.
-"""
+"""Texts and pieces of HTML that several views share. `plain` is for text that the browser sets as text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from html import escape
+from collections.abc import Sequence
 from os.path import commonprefix
 
+from memviz.text import Attributes as Attributes
+from memviz.text import Html as Html
+from memviz.text import esc as esc
+from memviz.text import joined as joined
+from memviz.text import rewriting as rewriting
+from memviz.text import tag as tag
 from memviz.units import bytes_text, count_text, counted
-
-
-class Html(str):
-    """Markup that is ours, or escaped already."""
-
-    __slots__ = ()
-
-
-def esc(text: object) -> Html:
-    """Text as it stands. Marks that turn the writing direction and other controls are made visible."""
-    if isinstance(text, Html):
-        return text
-    plain = str(text)
-    if not plain.isprintable():
-        plain = "".join(
-            character if character.isprintable() or character == "\n" else "\N{REPLACEMENT CHARACTER}"
-            for character in plain
-        )
-    return Html(escape(plain, quote=True))
-
-
-Attributes = dict[str, object]
-Rewrite = Callable[[str, Attributes, Html], tuple[str, Attributes] | None]
-"""From an element's name, attributes and content to those it gets instead; None drops the element."""
-_rewrite: ContextVar[Rewrite | None] = ContextVar("rewrite", default=None)
-
-
-@contextmanager
-def rewriting(rewrite: Rewrite) -> Iterator[None]:
-    """Pass every element that `tag` makes meanwhile through `rewrite`; saved pages reuse the page's views that way."""
-    token = _rewrite.set(rewrite)
-    try:
-        yield
-    finally:
-        _rewrite.reset(token)
-
-
-def tag(name: str, *children: object, **attributes: object) -> Html:
-    """`tag("td", label, class_="mv-number")`. Names: a trailing _ is dropped, other _ become hyphens."""
-    content = joined(*children)
-    rewrite = _rewrite.get()
-    if rewrite is not None:
-        rewritten = rewrite(name, attributes, content)
-        if rewritten is None:
-            return Html("")
-        name, attributes = rewritten
-    spelled = "".join(
-        f' {_spelled(key)}="{esc(value)}"' if value is not True else f" {_spelled(key)}"
-        for key, value in attributes.items()
-        if value is not None and value is not False
-    )
-    return Html(f"<{name}{spelled}>{content}</{name}>")
-
-
-def _spelled(name: str) -> str:
-    return name.rstrip("_").replace("_", "-")
-
-
-def joined(*children: object) -> Html:
-    return Html("".join(esc(child) for child in children))
-
 
 LONGEST_TEXT = 160
 """Characters of one text from a trace: a megabyte of function name must not become a megabyte of page."""

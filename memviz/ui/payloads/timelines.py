@@ -36,7 +36,7 @@ from memviz.figures.packed_timeline import (
     pack_timeline,
     pack_times,
 )
-from memviz.headlines.explore import explore
+from memviz.results.summary import trace_headline
 from memviz.trace.model import DeviceTrace, Ints8, Trace
 from memviz.ui.html.markup import LONGEST_TEXT, cut_middle, plain
 from memviz.units import bytes_text
@@ -52,7 +52,7 @@ def timeline_value(
 ) -> dict[str, Any]:
     return {
         "key": key,
-        "label": str(explore(overview(trace, device))),
+        "label": str(trace_headline(overview(trace, device))),
         "has_times": has_times(device),
         "phases": phase_bands(trace, device),
         "ooms": [

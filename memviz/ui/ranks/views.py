@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memviz.headlines.ranks import missing, ranks
 from memviz.ranks.numbers import Rank, mesh_of, mesh_text
 from memviz.ranks.row import Curve
 from memviz.ranks.summary import NamedDelta, Outlier, RankGroup, RankSummary, by_category, by_site
+from memviz.results.ranks import missing_ranks, ranks_headline
 from memviz.trace.model import is_reserved_known
 from memviz.ui.html.labels import headline_html
 from memviz.ui.html.markup import Html, cut, cut_middle, rounded, tag
@@ -18,12 +18,12 @@ _LONGEST = 60
 
 
 def ranks_verdict_html(job: RankSummary) -> Html:
-    return tag("header", headline_html(ranks(job)), class_="mv-answer")
+    return tag("header", headline_html(ranks_headline(job)), class_="mv-answer")
 
 
 def missing_html(job: RankSummary, *, is_open: bool) -> Html:
     """A file that was refused is no open one, and is there all the same."""
-    words = missing(job, "Not open here:" if is_open else "No file of")
+    words = missing_ranks(job, "Not open here:" if is_open else "No file of")
     return tag("p", words, class_="mv-soft mv-missing") if words else Html("")
 
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from math import ceil, log10
 from typing import Any
 
-from memviz.headlines.fit import (
-    best,
+from memviz.results.fit import (
+    cheapest_fitting,
     cost_figure,
+    cost_rank,
     cost_unit,
     cost_words,
     error_words,
-    fit,
     fit_cell,
-    front,
-    rank,
+    fit_headline,
+    front_of_ways,
     work_text,
 )
 from memviz.runner.jobs.searches import SearchStatus
@@ -104,10 +104,10 @@ def picture_html(ways: Sequence[FitPoint], usable_bytes: int, chosen: int | None
     """`chosen` is the point whose code stands below."""
     if not ways:
         return tag("p", "Points come as ways are predicted.", class_="mv-soft")
-    costs = [rank(way) for way in ways]
+    costs = [cost_rank(way) for way in ways]
     most = _ROOM * max(usable_bytes, *(way["peak_reserved_bytes"] for way in ways))
     scale = _Scale(min(costs), max(costs), most)
-    drawn = front(ways)
+    drawn = front_of_ways(ways)
     points = [_point(number, way, scale, number in drawn.numbers, number == chosen) for number, way in enumerate(ways)]
     return tag(
         "figure",
@@ -127,7 +127,7 @@ def picture_html(ways: Sequence[FitPoint], usable_bytes: int, chosen: int | None
 
 
 def _point(number: int, way: FitPoint, scale: _Scale, on_front: bool, is_chosen: bool) -> Html:
-    place = f"left:{scale.x(rank(way)):.2f}%;top:{scale.y(way['peak_reserved_bytes']):.2f}%"
+    place = f"left:{scale.x(cost_rank(way)):.2f}%;top:{scale.y(way['peak_reserved_bytes']):.2f}%"
     reserved = f"{bytes_text(way['peak_reserved_bytes'])} reserved"
     words = f"{cut(str(way['title']))}: {reserved}, {cost_words(way)}, {fit_cell(way)}"
     kinds = [f"mv-is-{way['keeps']}", *(["mv-fits"] if way["fits"] else []), *(["mv-on-front"] if on_front else [])]
@@ -148,7 +148,7 @@ def _line(ways: Sequence[FitPoint], scale: _Scale) -> Html:
     """Steps: between two ways of the front there is only the dearer one's memory to be had for its cost."""
     places: list[str] = []
     for way in ways:
-        x, y = scale.x(rank(way)), scale.y(way["peak_reserved_bytes"])
+        x, y = scale.x(cost_rank(way)), scale.y(way["peak_reserved_bytes"])
         if places:
             places.append(f"{x:.2f},{places[-1].split(',')[1]}")
         places.append(f"{x:.2f},{y:.2f}")
@@ -194,12 +194,14 @@ def _legend(ways: Sequence[FitPoint], usable: int) -> Html:
     parts = [tag("span", tag("i", class_=f"mv-point-key mv-fits mv-is-{keeps}"), _KEEPS[keeps]) for keeps in kinds]
     if any(not way["fits"] for way in ways):
         parts.append(tag("span", tag("i", class_=f"mv-point-key mv-is-{kinds[0]}"), "does not fit"))
-    parts.append(tag("span", tag("i", class_="mv-point-key-line"), f"the front of what {_KEEPS[front(ways).keeps]}"))
+    parts.append(
+        tag("span", tag("i", class_="mv-point-key-line"), f"the front of what {_KEEPS[front_of_ways(ways).keeps]}")
+    )
     return tag("figcaption", *parts)
 
 
 def fit_head_html(status: SearchStatus, usable_bytes: int) -> Html:
-    said = fit(status)
+    said = fit_headline(status)
     request = status.order.request
     facts = [
         ("predicted for", f"{card_named(request.card).name}, {bytes_text(usable_bytes)} usable"),
@@ -235,7 +237,11 @@ def fit_html(status: SearchStatus | None, usable_bytes: int, chosen: int | None,
 
 def _shown(ways: tuple[Mapping[str, Any], ...]) -> int | None:
     """The best, or where nothing fits what takes least of those that nothing is better than."""
-    return best(ways) if best(ways) is not None else next(reversed(front(ways).numbers), None)
+    return (
+        cheapest_fitting(ways)
+        if cheapest_fitting(ways) is not None
+        else next(reversed(front_of_ways(ways).numbers), None)
+    )
 
 
 def _way(number: int, way: Mapping[str, Any], opening: str) -> Html:
@@ -255,10 +261,10 @@ def _way(number: int, way: Mapping[str, Any], opening: str) -> Html:
 
 def _tables(ways: Sequence[FitPoint]) -> Html:
     """The front in words; and every way, for points may lie on each other."""
-    chosen, drawn = best(ways), set(front(ways).numbers)
+    chosen, drawn = cheapest_fitting(ways), set(front_of_ways(ways).numbers)
     # Of equal cost another may take less, and then the front has that one.
     listed = drawn if chosen is None else drawn | {chosen}
-    every = sorted(range(len(ways)), key=lambda number: (rank(ways[number]), number))
+    every = sorted(range(len(ways)), key=lambda number: (cost_rank(ways[number]), number))
     in_order = [number for number in every if number in listed]
     return joined(
         _points_table(ways, in_order, "The front, cheapest first"),
@@ -274,7 +280,7 @@ def _tables(ways: Sequence[FitPoint]) -> Html:
 def _points_table(ways: Sequence[FitPoint], numbers: Sequence[int], title: str) -> Html:
     unit = cost_unit(ways[numbers[0]]) if numbers else ""
     heads = ((title, None), ("Reserved", "mv-number"), (unit[:1].upper() + unit[1:], None), ("", None))
-    chosen = best(ways)
+    chosen = cheapest_fitting(ways)
     rows = [_row(number, ways[number], is_chosen=number == chosen) for number in numbers]
     return table(heads, rows, "mv-table mv-fit-front")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memviz.headlines.run import reserved_bytes
+from memviz.results.run import reserved_bytes
 from memviz.runner.config_source import FILE as CONFIG
 from memviz.runner.config_source import hub_is_on
 from memviz.runner.jobs.order import Variant

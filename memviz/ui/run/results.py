@@ -14,20 +14,20 @@ from memviz.analysis.timeline import timeline
 from memviz.analysis.which_device import chosen_device
 from memviz.errors import TraceError
 from memviz.figures.packed_timeline import data_address, drawn_thumbnail
-from memviz.headlines.run import (
+from memviz.results.run import (
     base_of,
     change_words,
     close_words,
     gpus_of,
     is_training,
     optimizer_words,
+    rank_list,
     rank_words,
-    ranks_text,
     reserved_bytes,
     reserved_on_card,
-    said_of,
     step_word,
     usable_words,
+    variants_headline,
 )
 from memviz.runner.jobs.kept_runs import KeptRun
 from memviz.runner.jobs.order import OrderStatus, Variant
@@ -172,7 +172,7 @@ def _class_row(one: RankClass, run: Run, file: Path | None, number: int) -> Html
     figures = [tag("td", bytes_text(size), class_="mv-number") for size in sizes]
     mark, words, kind = _FITS.get(one.fit, ("", "", ""))
     fits = tag("td", tag("b", mark, class_=kind), words) if words else tag("td")
-    text = cut(ranks_text(one.ranks))
+    text = cut(rank_list(one.ranks))
     name = text[:1].upper() + text[1:]
     return tag("tr", tag("th", name, scope="row"), *figures, fits, tag("td", _open_class(one, run, file, number)))
 
@@ -312,7 +312,7 @@ def results_html(
     if status is None:
         return _nothing_yet()
     variants = status.variants
-    shown = said_of(variants).number if chosen is None or chosen >= len(variants) else chosen
+    shown = variants_headline(variants).number if chosen is None or chosen >= len(variants) else chosen
     usable, most_usable = _usable(variants)
     scale = _HEADROOM * max((most_usable, *(reserved_bytes(variant.run) for variant in variants if variant.run)))
     rows = [
@@ -331,7 +331,7 @@ def head_html(status: OrderStatus | None) -> Html:
     """The verdict, and what the figures are of."""
     if status is None:
         return tag("header", tag("h1", "Run a model here, or predict it for any card.", class_="mv-verdict"))
-    said = said_of(status.variants).headline
+    said = variants_headline(status.variants).headline
     done = sum(variant.is_over for variant in status.variants)
     answer = said.answer or _progress_words(status, done)
     title = tag("h1", answer, " ", tag("span", said.reason), class_="mv-verdict")

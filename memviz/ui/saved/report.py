@@ -11,10 +11,9 @@ from memviz.analysis.comparing.changes import summarize_comparison
 from memviz.analysis.health import health
 from memviz.analysis.overview import overview
 from memviz.errors import UsageError
-from memviz.headlines.compare import compare
-from memviz.headlines.explore import explore
-from memviz.headlines.headline import Headline
-from memviz.headlines.names import letter, trace_name
+from memviz.results.comparison import comparison_headline
+from memviz.results.headline import Headline, letter, trace_name
+from memviz.results.summary import trace_headline
 from memviz.trace.model import DeviceTrace, Note, Trace
 from memviz.ui.compare.state import LETTERS, Side, side_of
 from memviz.ui.html.elements import button
@@ -73,7 +72,7 @@ def _side(number: int, trace: Trace, device: DeviceTrace) -> Side:
 
 
 def _title(sides: Sequence[Pair]) -> Headline:
-    return compare(summarize_comparison(sides)) if len(sides) > 1 else explore(overview(*sides[0]))
+    return comparison_headline(summarize_comparison(sides)) if len(sides) > 1 else trace_headline(overview(*sides[0]))
 
 
 def _facts(sides: Sequence[Pair]) -> Html:

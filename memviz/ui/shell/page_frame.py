@@ -13,7 +13,7 @@ import gradio as gr
 from memviz.analysis.cache import cached_on
 from memviz.analysis.timeline import timeline
 from memviz.figures.packed_timeline import data_address, thumbnail
-from memviz.headlines.names import letter
+from memviz.results.headline import letter
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.html.elements import button
 from memviz.ui.html.markup import Html, cut_middle, dark_html, distinct_labels, joined, tag

@@ -14,8 +14,8 @@ from typing import Any
 from memviz.analysis.which_device import chosen_device
 from memviz.fair_lock import FairLock
 from memviz.figures.colouring import MEANINGS
-from memviz.headlines.names import trace_name
 from memviz.ranks.summary import RankSummary
+from memviz.results.headline import trace_name
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.shell.store import RankTables, TraceStore
 

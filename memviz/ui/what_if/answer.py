@@ -12,8 +12,8 @@ import numpy as np
 from memviz.allocator.replayer import Progress, part_of, rest_of
 from memviz.allocator.settings import settings_of
 from memviz.allocator.what_if import WhatIf
-from memviz.headlines.names import trace_name
-from memviz.headlines.what_if import what_if
+from memviz.results.headline import trace_name
+from memviz.results.replay_headline import replay_headline
 from memviz.trace.model import Action, DeviceTrace, Trace
 from memviz.trace.write import write_pickle
 from memviz.ui.html.markup import Html, joined, tag
@@ -81,7 +81,7 @@ class WhatIfAnswers:
         if not answer.has_history:
             return {**EMPTY, "verdict": what_if_html(answer)}
         device, outcome = answer.device, answer.what_if
-        label = plot_label(outcome, str(what_if(outcome, answer.searched)))
+        label = plot_label(outcome, str(replay_headline(outcome, answer.searched)))
         return {
             **EMPTY,
             "verdict": what_if_html(answer),

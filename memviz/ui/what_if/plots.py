@@ -12,7 +12,7 @@ from memviz.allocator.what_if import WhatIf
 from memviz.analysis.decimate import ReplayedBytes, ReservedLines, by_event, by_time, reserved_lines
 from memviz.analysis.lifetimes import clock, has_times
 from memviz.analysis.timeline import timeline
-from memviz.headlines.what_if import in_words
+from memviz.results.replay_headline import settings_name
 from memviz.trace.model import DeviceTrace
 from memviz.ui.what_if.verdict import Answer, caption
 from memviz.units import bytes_text, count_text
@@ -68,7 +68,7 @@ def _line(device: DeviceTrace, replayed: Replayed, name: str) -> ReplayedBytes:
 
 def _called(replayed: Replayed, outcome: WhatIf) -> str:
     if replayed.settings != outcome.recorded.settings:
-        return in_words(replayed.settings)
+        return settings_name(replayed.settings)
     if replayed is not outcome.base:
         return "recorded settings, same start"
     return f"recorded settings, {'same limit' if outcome.card else 'without limit'}"
@@ -94,7 +94,7 @@ def _stops(outcome: WhatIf) -> list[dict[str, Any]]:
 def _whose(replayed: Replayed, outcome: WhatIf) -> str:
     if replayed is outcome.base and not outcome.parted:
         return " as recorded"
-    return f" with {in_words(replayed.settings) if replayed is outcome.replayed else _called(replayed, outcome)}"
+    return f" with {settings_name(replayed.settings) if replayed is outcome.replayed else _called(replayed, outcome)}"
 
 
 def _when(event: int) -> str:

@@ -7,11 +7,11 @@ from typing import Any
 import gradio as gr
 
 from memviz.allocator.context import OVERHEAD_BYTES
-from memviz.allocator.replay_answer import ReplayQuestion, replay_answer
+from memviz.allocator.replay_answer import ReplayQuestion
 from memviz.allocator.settings import parse_settings
 from memviz.allocator.what_if import CardMemory
 from memviz.errors import MemvizError, UsageError
-from memviz.headlines.what_if import replayed_json
+from memviz.results.replay import replay_result
 from memviz.ui.shell.gradio_events import IN_TURN, in_turn
 from memviz.ui.shell.programs import json_safe_answer, one_file, open_upload, with_worded_errors
 from memviz.ui.shell.visitors import presence
@@ -48,7 +48,7 @@ def replay(file: str, settings: str = "", memory: str = "", search: bool = False
                 raise MemvizError("Nobody waits for it any more.")
 
         progress = within(most_seconds(device), heard)
-        return json_safe_answer(replayed_json(replay_answer(trace, device, question, progress)))
+        return json_safe_answer(replay_result(trace, device, question, progress).as_json())
 
 
 def _question(settings: object, memory: object, search: object) -> ReplayQuestion:

@@ -7,7 +7,7 @@ from typing import Any
 from memviz.allocator.replay_result import exactness
 from memviz.allocator.search import Search
 from memviz.allocator.what_if import WhatIf
-from memviz.headlines.what_if import what_if
+from memviz.results.replay_headline import replay_headline
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.html.markup import Html, cut, tag
 from memviz.ui.payloads.segment_view import map_value, moment_in_replay
@@ -18,7 +18,7 @@ from memviz.ui.what_if.verdict import Answer, search_html, segments_head_html, w
 
 def what_if_page(trace: Trace, device: DeviceTrace, outcome: WhatIf, searched: Search | None = None) -> str:
     answer = Answer(device, outcome, searched, moment_that_matters(device, outcome))
-    said = what_if(outcome, searched)
+    said = replay_headline(outcome, searched)
     data: dict[str, Any] = {}
     if answer.has_history:
         sides = list(zip(("left", "right"), map_sides(answer), strict=False))

@@ -9,7 +9,7 @@ from memviz.allocator.replay_result import RanOut, Replayed, allocation_count, e
 from memviz.allocator.search import Search, SettingsTrial
 from memviz.allocator.what_if import CardMemory, WhatIf
 from memviz.analysis.timeline import timeline
-from memviz.headlines.what_if import at_event, in_words, what_if
+from memviz.results.replay_headline import event_words, replay_headline, settings_name
 from memviz.trace.model import DeviceTrace
 from memviz.ui.html.elements import button, facts_html, table
 from memviz.ui.html.labels import headline_html
@@ -98,7 +98,7 @@ def _recording_row(outcome: WhatIf, is_late: bool) -> RankedRow:
         fits=base.oom is None if on_card else None,
         ends=_ends(base.oom, outcome, base.peak_reserved_bytes)
         if on_card
-        else (f"ran out {at_event(failed)}" if failed else "\N{EN DASH}"),
+        else (f"ran out {event_words(failed)}" if failed else "\N{EN DASH}"),
         tried=None,
         knows_reserved=outcome.knows_recorded_peak,
     )
@@ -106,7 +106,7 @@ def _recording_row(outcome: WhatIf, is_late: bool) -> RankedRow:
 
 def _ends(oom: RanOut | None, outcome: WhatIf, reserved_bytes: int) -> str:
     if oom is not None:
-        return f"stops {at_event(oom)}"
+        return f"stops {event_words(oom)}"
     if outcome.card is None:
         return "runs to its end"
     return f"fits, {bytes_text(outcome.card.usable_bytes - reserved_bytes)} to spare"
@@ -140,7 +140,7 @@ class Answer:
 
 
 def what_if_html(answer: Answer) -> Html:
-    title = headline_html(what_if(answer.what_if, answer.searched))
+    title = headline_html(replay_headline(answer.what_if, answer.searched))
     if not answer.has_history:
         return tag("header", title)
     # Explore has the notes on the recording itself.
@@ -246,7 +246,7 @@ def caption(replayed: Replayed, *, is_recording: bool) -> str:
     if is_recording:
         return "As recorded"
     limit = f", limit {bytes_text(replayed.memory)}" if replayed.memory is not None else ", without limit"
-    words = in_words(replayed.settings)
+    words = settings_name(replayed.settings)
     return f"{words[0].upper()}{words[1:]}{limit}"
 
 

@@ -11,7 +11,7 @@ from memviz.analysis.findings.ranking import findings
 from memviz.trace.model import Action
 from tests.analysis.findings.steps import HIDDEN, OTHER, Loop, MiB, of_kind
 from tests.analysis.training import BUILD, FORWARD, LOSS
-from tests.headlines.made import COUNT, made
+from tests.results.made import COUNT, made
 from tests.traces import alloc, event, free, trace_of
 
 ASKED = 60

@@ -9,8 +9,8 @@ import pytest
 from memviz.analysis.comparing.align import PEAK, START, Alignment
 from memviz.analysis.comparing.changes import ComparisonSummary, Setting, scores
 from memviz.figures.colouring import colouring
-from memviz.headlines.compare import compare
-from memviz.headlines.headline import Headline
+from memviz.results.comparison import comparison_headline
+from memviz.results.headline import Headline
 from memviz.trace.model import About, Trace
 from memviz.ui.compare.answer import compare_verdict_html, overlay_value
 from memviz.ui.compare.controls import Controls, controls_html
@@ -32,7 +32,7 @@ _BAR = "Peak, live by category, then cached up to reserved"
 def sentences(*traces: Trace, by: str = "site") -> str:
     names = ("fp32", "bf16", "int8")[: len(traces)]
     pairs = [(trace, trace.devices[0]) for trace in traces]
-    return str(compare(ComparisonSummary(found(*traces, by=by), pairs), names))
+    return str(comparison_headline(ComparisonSummary(found(*traces, by=by), pairs), names))
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_a_name_that_has_its_letter_is_not_given_it_twice():
     name = "run" * 30
     traces = (run(9), run(2), run(5))
     told = ComparisonSummary(found(*traces, by="site"), [(trace, trace.devices[0]) for trace in traces])
-    assert compare(told, [name, name, "int8"]).reason.endswith("n (A) is the highest.")
-    assert "A, " not in compare(told, [name, name, "int8"]).reason
+    assert comparison_headline(told, [name, name, "int8"]).reason.endswith("n (A) is the highest.")
+    assert "A, " not in comparison_headline(told, [name, name, "int8"]).reason
 
 
 def test_where_no_few_sites_make_the_change_its_categories_are_named():

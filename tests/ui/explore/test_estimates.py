@@ -8,8 +8,8 @@ from memviz.analysis.comparing.changes import summarize_comparison
 from memviz.analysis.findings.ranking import findings
 from memviz.analysis.overview import overview
 from memviz.analysis.timeline import timeline
-from memviz.headlines.compare import compare
-from memviz.headlines.explore import explore
+from memviz.results.comparison import comparison_headline
+from memviz.results.summary import trace_headline
 from memviz.ui.explore.findings import findings_html, offers, with_estimate
 from memviz.ui.shell.session import Context, Session, open_trace
 from memviz.ui.shell.store import TraceStore
@@ -58,9 +58,9 @@ def test_the_headline_of_an_estimate_calls_it_one():
     context, session = opened(network(steps=2))
     after = with_estimate(context, session, {"finding": "activations-1", "kind": "checkpoint"})
     recorded, made = (context.store.get(key) for key in after.compared)
-    assert not str(explore(overview(recorded, recorded.devices[0]))).startswith("Estimate")
-    alone = explore(overview(made, made.devices[0]))
-    both = compare(summarize_comparison([(recorded, recorded.devices[0]), (made, made.devices[0])]))
+    assert not str(trace_headline(overview(recorded, recorded.devices[0]))).startswith("Estimate")
+    alone = trace_headline(overview(made, made.devices[0]))
+    both = comparison_headline(summarize_comparison([(recorded, recorded.devices[0]), (made, made.devices[0])]))
     assert alone.answer.startswith("Estimate: ")
     assert both.answer.startswith("Estimate: ")
     assert "Recording started" not in f"{alone} {both}"
@@ -74,8 +74,10 @@ def test_an_estimate_of_a_late_recording_says_what_it_leaves_as_it_was():
     assert limit in words(findings_html(late, late.devices[0], "key/0", offers(late, late.devices[0])))
     after = with_estimate(context, session, {"finding": "activations-1", "kind": "checkpoint"})
     made = context.store.get(after.compared[1])
-    assert explore(overview(made, made.devices[0])).reason.endswith(limit)
-    assert compare(summarize_comparison([(late, late.devices[0]), (made, made.devices[0])])).reason.endswith(limit)
+    assert trace_headline(overview(made, made.devices[0])).reason.endswith(limit)
+    assert comparison_headline(
+        summarize_comparison([(late, late.devices[0]), (made, made.devices[0])])
+    ).reason.endswith(limit)
     assert limit in made.notes[0].text
 
 

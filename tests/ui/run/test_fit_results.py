@@ -13,7 +13,7 @@ from memviz.runner.request import Request
 from memviz.ui.run.fit_results import fit_head_html, fit_html, map_html, picture_html
 from memviz.ui.run.form import RunRequests, search_order
 from memviz.ui.run.form_html import search_fields_html
-from tests.headlines.test_fit import told
+from tests.results.test_fit import told
 from tests.runner.fit.ways import way as tried
 from tests.ui.page import HOSTILE, elements, rows, words
 

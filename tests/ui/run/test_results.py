@@ -7,6 +7,7 @@ import pickle
 import re
 import struct
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memviz.headlines.headline import Headline
-from memviz.headlines.run import run as headline
+from memviz.results.headline import Headline
+from memviz.results.run import variants_headline
 from memviz.runner.expected_error import ExpectedError
 from memviz.runner.jobs.kept_runs import KeptRun
 from memviz.runner.jobs.order import OrderStatus, Variant
@@ -28,6 +29,10 @@ from memviz.ui.run.results import RunPictures, head_html, kept_value, pictures_h
 from tests.runner.runs import GIB, run
 from tests.traces import MiB, alloc, frame, free, snapshot
 from tests.ui.page import rows, words
+
+
+def headline(variants: Sequence[Variant]) -> Headline:
+    return variants_headline(variants).headline
 
 
 def predicted(reserved: float, flops: int, usable: float = 23.5, **changes: Any) -> Run:

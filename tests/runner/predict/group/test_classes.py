@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from memviz.headlines.run import ranks_text
+from memviz.results.run import rank_list
 from memviz.runner.predict.group.ranks import Layout, classes_of, dimension_of, grid_of, places_of
 
 
@@ -112,6 +112,6 @@ def test_a_layout_is_written_and_read() -> None:
 
 
 def test_ranks_in_words() -> None:
-    assert [ranks_text(ranks) for ranks in ([3], [0, 1, 2, 5], [0, 4, 8, 12], list(range(9)))] == [
+    assert [rank_list(ranks) for ranks in ([3], [0, 1, 2, 5], [0, 4, 8, 12], list(range(9)))] == [
         *("rank 3", "ranks 0 to 2, 5", "ranks 0, 4, ... 12", "ranks 0 to 8"),
     ]

@@ -1,0 +1,172 @@
+"""`summary`, `peak`, `at` and `findings`: what one snapshot holds, in words or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from typing import TYPE_CHECKING
+
+from memviz.analysis.groups import GROUPINGS
+from memviz.analysis.lifetimes import event_at_seconds
+from memviz.analysis.which_device import chosen_device
+from memviz.commands.command import (
+    Command,
+    add_device,
+    add_file,
+    add_grouping,
+    add_json,
+    open_trace,
+    print_json,
+    print_result_table,
+    printable,
+)
+from memviz.results.headline import ran_out_elsewhere
+from memviz.results.live import Live, live_result
+from memviz.results.summary import DeviceSummary, Summary, summary_result
+from memviz.trace.model import DeviceTrace, Trace, is_reserved_known
+from memviz.units import bytes_text, count_text, counted, delta_text
+
+if TYPE_CHECKING:
+    from memviz.results.findings import Findings
+
+_HISTORY = {
+    "complete": "complete from the first byte",
+    "late": "started late: something was there before the first event",
+    "none": "none: only the state at the end is known",
+}
+
+
+def _add_summary_arguments(parser: argparse.ArgumentParser) -> None:
+    add_file(parser)
+    add_device(parser, "all")
+    add_json(parser)
+
+
+def _summary(args: argparse.Namespace) -> int:
+    result = summary_result(open_trace(args.file), args.device)
+    print_json(result.as_json()) if args.json else print_summary(result)
+    return 0
+
+
+def print_summary(summary: Summary) -> None:
+    about = summary.trace.about
+    print(f"{printable(about.source)}: {about.format}, {printable(about.label)}")
+    for device in summary.devices:
+        headline = summary.headline_of(device.device)
+        print(printable(f"{headline.answer} {headline.reason}"))
+    for device in summary.devices:
+        _print_device(device)
+    for note in summary.notes:
+        mark = "!" if note.level == "warning" else "-"
+        print(f"\n{mark} {printable(note.text)}" + (f"\n  {printable(note.remedy)}" if note.remedy else ""))
+
+
+def _print_device(device: DeviceSummary) -> None:
+    print(f"\nDevice {device.device}: {counted(device.events, 'event')}, history {_HISTORY[device.history]}")
+    moment = f"at event {count_text(device.peak_event)}"
+    if device.peak_event < 0:
+        moment = "before the first event" if device.events else "which is the end, all that is known"
+    print(f"  live      {bytes_text(device.peak_bytes)} at the peak, {moment}")
+    print(f"            {bytes_text(device.start_bytes)} at the start, {bytes_text(device.end_bytes)} at the end")
+    reserved, end = bytes_text(device.reserved_peak_bytes), bytes_text(device.reserved_end_bytes)
+    print(f"  reserved  {f'{reserved} at its peak, {end} at the end' if device.reserved_is_known else 'not known'}")
+    for oom in device.oom:
+        requested, free = bytes_text(oom["requested_bytes"] or 0), oom["device_free_bytes"]
+        rest = "what was free on the device is not known" if free is None else f"{bytes_text(free)} free on the device"
+        print(f"  out of memory at event {count_text(oom['event'] or 0)}: {requested} asked, {rest}")
+
+
+def _add_peak_arguments(parser: argparse.ArgumentParser) -> None:
+    add_file(parser)
+    add_device(parser)
+    add_grouping(parser, list(GROUPINGS), top=20)
+    add_json(parser)
+
+
+def _add_at_arguments(parser: argparse.ArgumentParser) -> None:
+    add_file(parser)
+    moment = parser.add_mutually_exclusive_group(required=True)
+    moment.add_argument("--event", type=int, metavar="N", help="after this event; -1 is before the first")
+    moment.add_argument("--time", type=float, metavar="SECONDS", help="since the first event, or since 1970")
+    add_device(parser)
+    add_grouping(parser, list(GROUPINGS), top=20)
+    add_json(parser)
+
+
+def _live(args: argparse.Namespace, *, is_peak: bool) -> int:
+    trace = open_trace(args.file)
+    device = chosen_device(trace, args.device)
+    event = None
+    if not is_peak:
+        event = args.event if args.event is not None else event_at_seconds(device, args.time)
+    live = live_result(trace, device, event, args.by, args.top or None)
+    if args.json:
+        print_json(live.as_json())
+    else:
+        print_live(live, len(device.events))
+        _print_elsewhere(trace, device)
+    return 0
+
+
+def print_live(live: Live, event_count: int) -> None:
+    moment = f"after event {count_text(live.event)}"
+    if live.event < 0:
+        moment = "before the first event" if event_count else "at the end, all that is known"
+    waiting = f", {bytes_text(live.waiting_bytes)} of it waiting to be freed" if live.waiting_bytes else ""
+    is_known = is_reserved_known(live.live_bytes, live.reserved_bytes)
+    reserved = f"{bytes_text(live.reserved_bytes)} reserved" if is_known else "reserved not known"
+    words = f"{'peak ' if live.is_peak else ''}{moment}"
+    print(f"Device {live.device}, {words}: {bytes_text(live.live_bytes)} live{waiting}, {reserved}\n")
+    print_result_table(live.table())
+
+
+def _print_elsewhere(trace: Trace, device: DeviceTrace) -> None:
+    words = ran_out_elsewhere(trace, device)
+    if words:
+        print(f"\n{printable(words)} --device looks at another one.")
+
+
+def _add_findings_arguments(parser: argparse.ArgumentParser) -> None:
+    add_file(parser)
+    add_device(parser)
+    parser.add_argument(
+        "--estimates", action="store_true", help="replay what could be done about each, and what it saves"
+    )
+    add_json(parser)
+
+
+def _findings(args: argparse.Namespace) -> int:
+    from memviz.results.findings import findings_result
+    from memviz.ui.explore.findings import offers
+
+    trace = open_trace(args.file)
+    device = chosen_device(trace, args.device)
+    estimates = offers(trace, device, most_events=len(device.events)) if args.estimates else {}
+    result = findings_result(trace, device.name, estimates)
+    if args.json:
+        print_json(result.as_json())
+    else:
+        _print_findings(result)
+        _print_elsewhere(trace, device)
+    return 0
+
+
+def _print_findings(result: Findings) -> None:
+    from memviz.allocator.what_if import ESTIMATE
+
+    if not result.rows:
+        print(f"Device {result.device}: nothing stands out.")
+    for finding in result.rows:
+        print(f"{bytes_text(finding.bytes):>10}  {printable(finding.sentence)}")
+        print(f"{'':10}  {printable(finding.remedy)}")
+        for offer in result.offers.get(finding.key, ()):
+            live, reserved = delta_text(offer.estimate.live_change), delta_text(offer.estimate.reserved_change)
+            print(f"{'':10}  {offer.name}, {ESTIMATE}: {live} live, {reserved} reserved at the peaks")
+
+
+COMMANDS = {
+    "summary": Command(_add_summary_arguments, _summary),
+    "peak": Command(_add_peak_arguments, partial(_live, is_peak=True)),
+    "at": Command(_add_at_arguments, partial(_live, is_peak=False)),
+    "findings": Command(_add_findings_arguments, _findings),
+}

@@ -1,0 +1,112 @@
+"""A headline, and the names of devices, purposes, traces and counts in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memviz.analysis.which_device import Which, others_out_of_memory
+from memviz.trace.model import Category, DeviceTrace, Trace, is_reserved_known
+from memviz.units import bytes_text, count_text
+
+
+@dataclass(frozen=True)
+class Headline:
+    answer: str
+    reason: str = ""
+
+    def and_also(self, more: str) -> Headline:
+        """Add a sentence to the reason, unless it is empty."""
+        return Headline(self.answer, f"{self.reason} {more}".strip())
+
+    def as_estimate(self, limit: str = "") -> Headline:
+        """Mark the answer as an estimate, with what limits it."""
+        return Headline(f"Estimate: {self.answer}", self.reason).and_also(limit)
+
+    def as_json(self) -> dict[str, str]:
+        return {"answer": self.answer, "reason": self.reason}
+
+    def __str__(self) -> str:
+        return f"{self.answer} {self.reason}".strip()
+
+
+def letter(number: int) -> str:
+    """Return the short name of a trace in a comparison; A is the baseline."""
+    return chr(ord("A") + number) if number < 26 else f"#{number + 1}"
+
+
+LONGEST_NAME = 60
+"""Characters of one name in a sentence."""
+
+_MANY = {"parameter", "gradient", "activation", "input", "output"}
+_ENDINGS = (".gz", ".pickle", ".pkl", ".json")
+_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+
+
+def device_name(device: Which) -> str:
+    return f"device {device.name}" if device.name.isdigit() else f"pinned memory ({device.name})"
+
+
+def device_number(device: DeviceTrace) -> int | str:
+    """Return the device's name in JSON: a number, or 'host0' for pinned memory."""
+    return device.device if device.kind == "gpu" else device.name
+
+
+def of_device(device: Which) -> str:
+    """ " of device 1" where there is another it could be of, else nothing."""
+    return f" of {device_name(device)}" if device.is_one_of_several else ""
+
+
+def purpose_name(category: str) -> str:
+    """parameter -> parameters, temporary -> temporary tensors; what has no plural or is one stays."""
+    if category == "temporary":
+        return "temporary tensors"
+    return f"{category}s" if category in _MANY else category
+
+
+def is_plural_purpose(category: str) -> bool:
+    return category in (
+        *_MANY,
+        "temporary",
+        Category.AUTOCAST_WEIGHT_COPIES.label,
+        Category.WEIGHT_COPIES.label,
+    )
+
+
+def reserved_text(live_bytes: int, reserved_bytes: int) -> str:
+    return bytes_text(reserved_bytes) if is_reserved_known(live_bytes, reserved_bytes) else "not known"
+
+
+def count_word(count: int) -> str:
+    return _NUMBERS[count] if count < len(_NUMBERS) else count_text(count)
+
+
+def shorten(text: str, longest: int = LONGEST_NAME) -> str:
+    """Cut in the middle: long names tend to begin alike and to differ at their ends."""
+    if len(text) <= longest:
+        return text
+    end = (longest - 1) // 2
+    return f"{text[: longest - 1 - end]}…{text[-end:]}"
+
+
+def trace_name(source: str) -> str:
+    """Return a file's name without the endings of its format and compression."""
+    for ending in _ENDINGS:
+        source = source.removesuffix(ending)
+    return source
+
+
+def distinct_names(names: Sequence[str]) -> list[str]:
+    """Short names; with their letters where two would read the same."""
+    cut = [shorten(name) for name in names]
+    return [f"{name} ({letter(i)})" if cut.count(name) > 1 else name for i, name in enumerate(cut)]
+
+
+def ran_out_elsewhere(trace: Trace, device: DeviceTrace) -> str:
+    """Return a note on other devices that ran out of memory; empty where none did."""
+    names = others_out_of_memory(trace, device)
+    if not names:
+        return ""
+    if len(names) == 1:
+        return f"Device {names[0]} ran out of memory."
+    return f"Devices {', '.join(names[:-1])} and {names[-1]} ran out of memory."

@@ -1,0 +1,247 @@
+"""The live allocations at the peak or at another moment, in groups; and call sites that match a query."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from memviz.analysis.breakdown import dominant_by_group, purpose_totals
+from memviz.analysis.groups import Group
+from memviz.analysis.lifetimes import live_rows
+from memviz.analysis.overview import overview
+from memviz.analysis.peak import LiveSet, at
+from memviz.analysis.timeline import timeline
+from memviz.analysis.which_device import Which, chosen_device, which
+from memviz.results.headline import Headline, device_name, device_number, purpose_name, shorten
+from memviz.results.result import Bar, Result, Table, TableRow, share
+from memviz.results.summary import trace_headline
+from memviz.trace.model import DeviceTrace, Trace, is_reserved_known
+from memviz.units import bytes_text, count_text, percent_text
+
+if TYPE_CHECKING:
+    from memviz.analysis.find import FindResult
+
+_MOST_OF_STACKS = 64 << 20
+"""Characters in one answer. Few frames with long names, in many orders, would become gigabytes of text."""
+_FRAME = 50
+_JOINTS = {"site": "at", "line": "at", "stack": "at", "category": "in", "size": "of"}
+
+
+@dataclass(frozen=True, repr=False)
+class Live(Result):
+    """`memviz.open("run.pickle").peak()`, and `.live_at(event=1000)`."""
+
+    trace: Trace = field(compare=False)
+    device: str
+    """Its name: a number, or 'host0' for pinned memory."""
+    found: LiveSet
+    is_peak: bool = False
+    top: int | None = None
+    """The most groups that there are; the bytes of the others are `rest_bytes`."""
+
+    @property
+    def event(self) -> int:
+        """The moment is after this event; -1 is before the first."""
+        return self.found.event
+
+    @property
+    def live_bytes(self) -> int:
+        return self.found.live_bytes
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Live bytes whose free is requested, but which another stream may still use."""
+        return self.found.waiting_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self.found.reserved_bytes
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """Groups by bytes, largest first. With `rest_bytes` they add up to `live_bytes`."""
+        return self.found.live.groups
+
+    @property
+    def rest_bytes(self) -> int:
+        return self.found.live.rest_bytes
+
+    def by(self, by: str) -> Live:
+        """The same moment by "site", "line", "stack", "category", "module", "phase", "annotation", "stream", "pool"
+        or "size"."""
+        found = at(self.trace, self._device, self.event, by, top=self.top)
+        return Live(self.trace, self.device, found, self.is_peak, self.top)
+
+    @property
+    def headline(self) -> Headline:
+        device = self._device
+        if self.is_peak:
+            return trace_headline(overview(self.trace, device))
+        return live_headline(self.found, which(self.trace, device), len(device.events))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the output of `peak --json` or `at --json`.
+
+        The smaller groups come without their stacks where those of the larger ones fill the answer already.
+        """
+        trace, device, live = self.trace, self._device, self.found
+        stacks = [group.stack for group in self.groups if group.stack is not None]
+        shown = _stacks_that_fit(trace, stacks)
+        rows, by = live_rows(device, live.event), live.live.by
+        mostly = dominant_by_group(trace, device, rows, by)
+        left_out = sum(stack not in shown for stack in stacks)
+        return {
+            "device": device_number(device),
+            "event": live.event,
+            "time_us": live.time_us,
+            "peak_bytes" if self.is_peak else "live_bytes": live.live_bytes,
+            "waiting_bytes": live.waiting_bytes,
+            "reserved_bytes": live.reserved_bytes,
+            "reserved_is_known": is_reserved_known(live.live_bytes, live.reserved_bytes),
+            "by": by,
+            "rows": [
+                {
+                    "site" if by == "site" else "key": group.label,
+                    "bytes": group.bytes,
+                    "count": group.count,
+                    "purpose": mostly[group.key].kind,
+                    "purpose_bytes": mostly[group.key].bytes,
+                    "certainty": mostly[group.key].certainty.word,
+                    "reason": mostly[group.key].reason,
+                    **(
+                        {"stack": frames_json(trace, group.stack)}
+                        if group.stack is not None and group.stack in shown
+                        else {}
+                    ),
+                }
+                for group in self.groups
+            ],
+            "rest_bytes": live.live.rest_bytes,
+            "rest_count": live.live.rest_count,
+            "purposes": [
+                {
+                    "purpose": purpose.kind,
+                    "certainty": purpose.certainty.word,
+                    "reason": purpose.reason,
+                    "bytes": purpose.bytes,
+                    "count": purpose.count,
+                }
+                for purpose in purpose_totals(trace, device, rows)
+            ],
+            **({"stacks_left_out": left_out} if left_out else {}),
+        }
+
+    def columns(self) -> Mapping[str, list[Any]]:
+        rows = self.as_json()["rows"]
+        columns = {"site" if self.found.live.by == "site" else "key": [group.label for group in self.groups]}
+        if self.found.live.by == "stack":
+            columns["stack"] = [_folded_stack(row.get("stack", [])) for row in rows]
+        plain = ("bytes", "count", "purpose", "purpose_bytes", "certainty", "reason")
+        return {**columns, **{column: [row[column] for row in rows] for column in plain}}
+
+    @property
+    def _device(self) -> DeviceTrace:
+        return chosen_device(self.trace, self.device)
+
+    def table(self, most: int | None = None) -> Table:
+        whole, shown = self.live_bytes, self.groups[:most]
+        largest = shown[0].bytes if shown else 0
+        rows = [_live_row(group.label, group.bytes, group.count, whole, largest) for group in shown]
+        rest_count = self.found.live.count - sum(group.count for group in shown)
+        if rest_count:
+            rest_bytes = whole - sum(group.bytes for group in shown)
+            rows.append(_live_row("(all others)", rest_bytes, rest_count, whole, 0))
+        return Table(("bytes", "share", "blocks", self.found.live.by), tuple(rows))
+
+
+def _live_row(label: str, size: int, count: int, whole: int, largest: int) -> TableRow:
+    numbers = (bytes_text(size), percent_text(size, whole), count_text(count))
+    return TableRow(numbers, label, (Bar(0, share(size, largest)),) if largest else ())
+
+
+def _folded_stack(stack: list[dict[str, Any]]) -> str:
+    """Join a stack's frames, the caller first, as flame graphs have it."""
+    return ";".join(f"{frame['filename']}:{frame['line']} {frame['name']}" for frame in reversed(stack))
+
+
+def live_result(
+    trace: Trace, device: DeviceTrace, event: int | None = None, by: str = "site", top: int | None = None
+) -> Live:
+    """Return the live allocations after the event, or at the peak."""
+    moment = timeline(device).peak_event if event is None else event
+    return Live(trace, device.name, at(trace, device, moment, by, top=top), event is None, top)
+
+
+def live_headline(live: LiveSet, which: Which, event_count: int) -> Headline:
+    """`event_count` is the device's: without a history the only moment is the end."""
+    where = moment_words(which, live.event, event_count)
+    answer = f"{bytes_text(live.live_bytes)} are live{where}{_largest_group(live)}."
+    if live.reserved_bytes < live.live_bytes:
+        # The file says less of its segments than of its tensors.
+        return Headline(answer)
+    return Headline(answer, f"{bytes_text(live.reserved_bytes)} are reserved then.")
+
+
+def moment_words(which: Which, event: int, event_count: int) -> str:
+    """' on device 1 after event 5'. The device is named where there are several."""
+    device = f" on {device_name(which)}" if which.is_one_of_several else ""
+    if not event_count:
+        return f"{device} at the end"
+    return f"{device} after event {count_text(event)}" if event >= 0 else f"{device} before the first event"
+
+
+def _largest_group(live: LiveSet) -> str:
+    if not live.live.groups:
+        return ""
+    first = live.live.groups[0]
+    name = purpose_name(first.label) if live.live.by == "category" else first.label
+    return f", {percent_text(first.bytes, live.live_bytes)} of it {_JOINTS.get(live.live.by, 'in')} {shorten(name)}"
+
+
+def find_json(device: DeviceTrace, result: FindResult, top: int | None = None) -> dict[str, Any]:
+    """Return the answer of `/find`. The rows and the rest add up."""
+    shown, rest = result.sites[:top], result.sites[len(result.sites[:top]) :]
+    return {
+        "device": device_number(device),
+        "event": result.event,
+        "count": result.count,
+        "live_bytes": result.live_bytes,
+        "live_count": result.live_count,
+        "rows": [
+            {
+                "site": site.label,
+                "live_bytes": site.live_bytes,
+                "live_count": site.live_count,
+                "all_bytes": site.bytes,
+                "all_count": site.count,
+            }
+            for site in shown
+        ],
+        "rest_sites": len(rest),
+        "rest_live_bytes": sum(site.live_bytes for site in rest),
+        "rest_count": sum(site.count for site in rest),
+    }
+
+
+def _stacks_that_fit(trace: Trace, stacks: Sequence[int]) -> set[int]:
+    """Return the stacks, from the first on, whose text stays within the bound; a repeated one counts each time."""
+    frames, strings = trace.stacks.frames, trace.strings
+    fit: set[int] = set()
+    left = _MOST_OF_STACKS
+    for stack in stacks:
+        used = trace.stacks.of(stack)
+        left -= sum(len(strings[frames.name[i]]) + len(strings[frames.filename[i]]) + _FRAME for i in used)
+        if left < 0:
+            break
+        fit.add(stack)
+    return fit
+
+
+def frames_json(trace: Trace, stack: int) -> list[dict[str, Any]]:
+    """Return a stack's frames, innermost first, as torch has it."""
+    frames, strings = trace.stacks.frames, trace.strings
+    return [
+        {"name": strings[frames.name[i]], "filename": strings[frames.filename[i]], "line": int(frames.line[i])}
+        for i in trace.stacks.of(stack)
+    ]

@@ -1,0 +1,234 @@
+"""Many ranks: the headline, and the JSON of `ranks --json`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from memviz.ranks.card import OnCard
+from memviz.ranks.numbers import Rank, mesh_of
+from memviz.ranks.summary import NamedDelta, RankSummary
+from memviz.results.headline import Headline, shorten
+from memviz.trace.model import is_reserved_known
+from memviz.units import bytes_text, count_text, counted, delta_text
+
+_FEW = 4
+_MOST_SPANS = 8
+
+
+def ranks_headline(job: RankSummary, card: OnCard | None = None) -> Headline:
+    highest = job.highest
+    peak = f"Of {counted(len(job.ranks), 'rank')} the highest peak is {bytes_text(highest.row.peak_bytes)}, on rank"
+    answer = f"{peak} {highest.number}."
+    if job.ran_out:
+        ran_out = _rank_names([rank.number for rank in job.ran_out])
+        answer = f"{ran_out[0].upper()}{ran_out[1:]} ran out of memory. {answer}"
+    sentences = [_group_sentence(job), _outlier_sentence(job), _imbalance_sentence(job), _failed_sentence(job)]
+    if card is not None:
+        sentences.insert(0, card_sentence(card))
+    return Headline(answer, " ".join(filter(None, sentences)))
+
+
+def _group_sentence(job: RankSummary) -> str:
+    if len(job.ranks) == 1:
+        return ""
+    out, group = len(job.outliers), job.groups[0]
+    largest, same = len(group.ranks), "the same" if group.least_bytes == group.most_bytes else "nearly the same"
+    # A rank that ran out of memory reached its peak; what it needs is not known.
+    need, does = ("reached", "did") if job.ran_out else ("need", "does")
+    if len(job.groups) == 1:
+        return f"They all {need} {'' if job.imbalance.bytes == 0 else 'nearly '}the same."
+    if out:
+        rest = len(job.ranks) - out
+        what = same if rest == largest else f"what their group {does}"
+        return f"{count_text(rest)} {need} {what}, {count_text(out)} {'differs' if out == 1 else 'differ'}."
+    if largest == 1:
+        return f"No two {need} the same."
+    return f"They are {counted(len(job.groups), 'group')}; in the largest {count_text(largest)} ranks {need} {same}."
+
+
+def _outlier_sentence(job: RankSummary) -> str:
+    if not job.outliers:
+        return ""
+    one = job.outliers[0]
+    category, site = one.chief_category, one.chief_site
+    causes = []
+    if category is not None:
+        part = _share_words(category.delta_bytes, one.delta_bytes)
+        causes.append(f", {part} {category.words} ({delta_text(category.delta_bytes)})")
+    if site is not None:
+        joint = "; the largest site is" if causes else f", {_share_words(site.delta_bytes, one.delta_bytes)} by"
+        causes.append(f"{joint} {shorten(site.name)} ({delta_text(site.delta_bytes)})")
+    return f"Rank {one.rank} has {delta_text(one.delta_bytes)} against rank {one.against}{''.join(causes)}."
+
+
+def _share_words(of_cause: int, whole: int) -> str:
+    """Other causes may offset this one."""
+    if abs(of_cause) > abs(whole):
+        return "more than all of it"
+    return "most of it" if 2 * abs(of_cause) > abs(whole) else "the largest part of it"
+
+
+def _imbalance_sentence(job: RankSummary) -> str:
+    apart = job.imbalance
+    if not apart.bytes:
+        return ""
+    return f"The lowest peak, on rank {apart.lowest}, is {bytes_text(apart.bytes)} under the highest."
+
+
+def _failed_sentence(job: RankSummary) -> str:
+    many = len(job.failed)
+    return f"{counted(many, 'file')} {'is' if many == 1 else 'are'} left out." if many else ""
+
+
+def missing_ranks(job: RankSummary, before: str = "No file of") -> str:
+    """Return 'No file of ranks 3, 8-11.', or nothing where none is missing."""
+    if not job.missing:
+        return ""
+    noun = "rank" if sum(last - first + 1 for first, last in job.missing) == 1 else "ranks"
+    return f"{before} {noun} {spans_text(job.missing)}."
+
+
+def spans_text(spans: Sequence[tuple[int, int]]) -> str:
+    """'3, 8-11'."""
+    words = [f"{first}" if first == last else f"{first}-{last}" for first, last in spans[:_MOST_SPANS]]
+    return ", ".join([*words, *(["..."] if len(spans) > _MOST_SPANS else [])])
+
+
+def card_sentence(answer: OnCard) -> str:
+    # A card that is known by its size alone has it for a name.
+    size = bytes_text(answer.card.card_bytes)
+    where = f"On {answer.card.name}" if answer.card.name.endswith(size) else f"On {answer.card.name} ({size})"
+    if answer.first is None:
+        many = len(answer.replayed)
+        by_replay = (
+            f", {counted(many, 'rank')} by a replay of {'its' if many == 1 else 'their'} requests" if many else ""
+        )
+        return f"{where} all of them fit{by_replay}."
+    if not answer.runs_out:
+        if not answer.lacks_bytes and answer.cut_short:
+            unknown = f"{_rank_names(answer.cut_short)} ran out when recorded, and what was still to come is not known"
+            return f"{where} it is close for {_rank_names(answer.close)}: {unknown}."
+        if not answer.lacks_bytes:
+            return f"{where} it is close for {_rank_names(answer.close)}: what they reserve is not in their files."
+        least = f"by {bytes_text(answer.lacks_bytes)} of reserved memory"
+        return f"{where} it is close for {_rank_names(answer.close)}: rank {answer.first} is over {least}."
+    step = "" if answer.first_step is None else f", {answer.first_step.words}"
+    rank = f"{where} rank {answer.first} runs out first"
+    would = f"{counted(len(answer.runs_out), 'rank')} would."
+    if answer.first in answer.replayed:
+        return f"{rank} by a replay of its requests{step}; {would}"
+    return f"{rank}{step}, {bytes_text(answer.lacks_bytes)} short; {would}"
+
+
+def _rank_names(numbers: list[int] | tuple[int, ...]) -> str:
+    """'Rank 3', 'ranks 3 and 5', '12 ranks'."""
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    if len(numbers) > _FEW:
+        return f"{count_text(len(numbers))} ranks"
+    return f"ranks {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+
+
+TOP_SITES = 10
+
+
+def ranks_json(job: RankSummary, card: OnCard | None = None) -> dict[str, Any]:
+    group_of = {number: i for i, group in enumerate(job.groups) for number in group.ranks}
+    return {
+        "headline": ranks_headline(job, card).as_json(),
+        "peak": {"rank": job.highest.number, "bytes": job.highest.row.peak_bytes},
+        "groups": [
+            {
+                "ranks": list(group.ranks),
+                "peak_bytes": group.peak_bytes,
+                "median_rank": group.median_rank,
+                "least_bytes": group.least_bytes,
+                "most_bytes": group.most_bytes,
+            }
+            for group in job.groups
+        ],
+        "outliers": [
+            {
+                "rank": one.rank,
+                "delta_bytes": one.delta_bytes,
+                "against": one.against,
+                "because": _deltas_json(one.because, "site"),
+                "categories": _deltas_json(one.categories, "category"),
+            }
+            for one in job.outliers
+        ],
+        "imbalance": {
+            "bytes": job.imbalance.bytes,
+            "highest": job.imbalance.highest,
+            "lowest": job.imbalance.lowest,
+            "categories": _deltas_json(job.imbalance.categories, "category"),
+            "sites": _deltas_json(job.imbalance.sites, "site"),
+        },
+        "card": None if card is None else _card_json(card),
+        "failed": [{"place": one.place, "reason": one.reason} for one in job.failed],
+        "missing": [{"first": first, "last": last} for first, last in job.missing],
+        "ranks": [_rank_json(rank, group_of[rank.number]) for rank in job.ranks],
+    }
+
+
+def _deltas_json(rows: Iterable[NamedDelta], name: str) -> list[dict[str, Any]]:
+    return [{name: row.name, "delta_bytes": row.delta_bytes} for row in rows]
+
+
+def _card_json(answer: OnCard) -> dict[str, Any]:
+    return {
+        "name": answer.card.name,
+        "card_bytes": answer.card.card_bytes,
+        "overhead_bytes": answer.card.overhead_bytes,
+        "replayed": list(answer.replayed),
+        "first": None if answer.first is None else {"rank": answer.first, "step": _step_number(answer)},
+        "lacks_bytes": answer.lacks_bytes,
+        "runs_out": list(answer.runs_out),
+        "close": list(answer.close),
+        "fits": list(answer.fits),
+    }
+
+
+def _step_number(answer: OnCard) -> int | None:
+    return None if answer.first_step is None else answer.first_step.number
+
+
+def _rank_json(rank: Rank, group: int) -> dict[str, Any]:
+    row = rank.row
+    sites = row.sites[:TOP_SITES]
+    return {
+        "rank": rank.number,
+        "place": row.place,
+        "mesh": dict(mesh_of(rank)),
+        "origin": row.origin,
+        "device": int(row.device) if row.device.isdigit() else row.device,
+        "events": row.event_count,
+        "history": row.history,
+        "start_bytes": row.start_bytes,
+        "peak_bytes": row.peak_bytes,
+        "peak_event": row.peak_event,
+        "end_bytes": row.end_bytes,
+        "reserved_peak_bytes": row.reserved_peak_bytes,
+        "reserved_end_bytes": row.reserved_end_bytes,
+        "reserved_is_known": is_reserved_known(row.peak_bytes, row.reserved_peak_bytes),
+        "group": group,
+        "categories": [
+            {"category": part.kind, "bytes": part.bytes, "probable_bytes": part.probable_bytes}
+            for part in row.categories
+        ],
+        "sites": [{"site": site.label, "bytes": site.bytes} for site in sites],
+        "other_sites_bytes": row.peak_bytes - sum(site.bytes for site in sites),
+        "oom": [
+            {
+                "event": one.event,
+                "requested_bytes": one.requested_bytes,
+                "live_bytes": one.live_bytes,
+                "reserved_bytes": one.reserved_bytes,
+                "site": one.site or None,
+            }
+            for one in row.ran_out
+        ],
+        "oom_count": row.ran_out_count,
+        "steps": [{"step": part.number, "peak_bytes": peak} for part, peak in row.curve.highest],
+    }

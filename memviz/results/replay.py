@@ -1,0 +1,229 @@
+"""A replay of a trace's requests under other settings or on another card: its rows and the JSON of `replay`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from memviz.allocator.replay_answer import ReplayAnswer, ReplayQuestion, environment, replay_answer
+from memviz.allocator.replay_result import Figures, Replayed, allocation_count
+from memviz.allocator.replayer import Progress
+from memviz.allocator.search import Search, SettingsTrial
+from memviz.allocator.what_if import WhatIf
+from memviz.results.headline import Headline, device_number
+from memviz.results.replay_headline import replay_headline
+from memviz.results.result import Bar, Result, Table, TableRow, share
+from memviz.trace.model import DeviceTrace, Trace
+from memviz.units import bytes_text, count_text
+
+
+@dataclass(frozen=True)
+class ReplayRow:
+    name: str
+    settings: str
+    """Allocator settings in the syntax of PYTORCH_CUDA_ALLOC_CONF; empty for PyTorch's defaults."""
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    retries: int
+    oom_event: int | None
+    """Event at which memory runs out; -1 is before the first event."""
+
+
+@dataclass(frozen=True, repr=False)
+class Replay(Result):
+    """`memviz.open("run.pickle").replay(settings="expandable_segments:True", memory="24GiB")`."""
+
+    answer: ReplayAnswer = field(compare=False)
+    rows: tuple[ReplayRow, ...]
+    """The recorded settings in the same memory, the given ones, and with `search` all that were tried."""
+
+    @property
+    def trace(self) -> Trace:
+        """The replay itself, for `memviz.open`."""
+        return self.answer.found.replayed.trace
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        return self.answer.found.replayed.peak_reserved_bytes
+
+    @property
+    def runs(self) -> bool:
+        """True if the replay ends without running out of memory."""
+        return self.answer.found.replayed.oom is None
+
+    @property
+    def headline(self) -> Headline:
+        said, card = replay_headline(self.answer.found, self.answer.searched), self.answer.found.card
+        if card is None or not card.overhead_bytes:
+            return said
+        aside = bytes_text(card.overhead_bytes)
+        return said.and_also(f"Of the card's {card.name}, {aside} are set aside for the CUDA context and libraries.")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the output of `replay --json`."""
+        outcome, searched = self.answer.found, self.answer.searched
+        written = _outcome_json(outcome, replay_headline(outcome, searched))
+        if not allocation_count(outcome.recorded):
+            written |= dict.fromkeys(_KEYS_OF_END)
+            if outcome.replayed.oom is not None:
+                written |= dict.fromkeys(_KEYS_OF_REPLAY)
+        return {
+            "device": device_number(self.answer.device),
+            **written,
+            **(_search_json(searched) if searched else {}),
+        }
+
+    def columns(self) -> Mapping[str, list[Any]]:
+        return {name: [getattr(row, name) for row in self.rows] for name in ReplayRow.__annotations__}
+
+    def table(self, most: int | None = None) -> Table:
+        largest = max(row.peak_reserved_bytes for row in self.rows)
+        rows = [
+            TableRow(
+                (bytes_text(row.peak_reserved_bytes), count_text(row.retries), _end(row)),
+                f"{row.name}: {row.settings or 'the default'}",
+                (Bar(0, share(row.peak_reserved_bytes, largest)),),
+            )
+            for row in self.rows
+        ]
+        return Table(("reserved at most", "retries", "end", "settings"), tuple(rows))
+
+
+def _end(row: ReplayRow) -> str:
+    if row.oom_event is None:
+        return "runs"
+    return f"out of memory at event {count_text(row.oom_event)}" if row.oom_event >= 0 else "does not begin"
+
+
+def replay_result(
+    trace: Trace, device: DeviceTrace, question: ReplayQuestion, progress: Progress | None = None
+) -> Replay:
+    answer = replay_answer(trace, device, question, progress)
+    outcome = answer.found
+    rows = [_replay_row("recorded", outcome.rival.settings.to_text(), outcome.rival)]
+    if outcome.replayed is not outcome.rival:
+        rows.append(_replay_row("replayed", outcome.replayed.settings.to_text(), outcome.replayed))
+    trials = answer.searched.tried if answer.searched else ()
+    return Replay(answer, (*rows, *(_replay_row("tried", trial.text, trial) for trial in trials)))
+
+
+def _replay_row(name: str, settings: str, replayed: Replayed | SettingsTrial) -> ReplayRow:
+    return ReplayRow(
+        name=name,
+        settings=settings,
+        peak_allocated_bytes=replayed.peak_allocated_bytes,
+        peak_reserved_bytes=replayed.peak_reserved_bytes,
+        retries=replayed.retries,
+        oom_event=None if replayed.oom is None else replayed.oom.event,
+    )
+
+
+_KEYS_OF_END = ("as_recorded", "oom", "fit", "smallest_card_bytes", "change_bytes")
+"""Keys that are null where there is nothing to replay."""
+_KEYS_OF_REPLAY = (
+    *("peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "reserved_end_bytes", "retries"),
+    *("unused_at_peak_bytes", "fragmentation", "recorded_settings_replayed", "recorded_settings_as_memory_lay"),
+)
+"""Keys that are null too where the memory from before the recording does not fit on the card."""
+
+
+def _outcome_json(outcome: WhatIf, headline: Headline) -> dict[str, Any]:
+    ours, card = outcome.replayed, outcome.card
+    return {
+        "settings": ours.settings.to_text(),
+        **_agreement_json(outcome.recorded),
+        "peak_allocated_bytes": ours.peak_allocated_bytes,
+        "peak_reserved_bytes": ours.peak_reserved_bytes,
+        "reserved_end_bytes": ours.reserved_end_bytes,
+        "retries": ours.retries,
+        "oom": _oom_json(ours),
+        "verdict": str(headline),
+        "provenance": ours.trace.about.label,
+        "recorded_settings": outcome.recorded.settings.to_text(),
+        "addresses": allocation_count(outcome.recorded),
+        **_recording_json(outcome),
+        "peak_requested_bytes": ours.peak_requested_bytes,
+        "waiting_at_start_bytes": ours.waiting_at_start_bytes,
+        "unused_at_peak_bytes": ours.unused_at_peak_bytes,
+        "fragmentation": round(ours.fragmentation, 6),
+        "card_bytes": card.total_bytes if card else None,
+        "overhead_bytes": card.overhead_bytes if card else None,
+        "memory_bytes": card.usable_bytes if card else None,
+        "fit": outcome.fit,
+        "context": outcome.context.as_json() if outcome.context else None,
+        "smallest_card_bytes": outcome.smallest_card.total_bytes if outcome.smallest_card else None,
+        "notes": [{"code": note.code, "level": note.level, "text": note.text} for note in ours.trace.notes],
+    }
+
+
+def _recording_json(outcome: WhatIf) -> dict[str, Any]:
+    return {
+        "as_recorded": outcome.replayed is outcome.base and not outcome.parted,
+        "why_not_as_recorded": outcome.parted if outcome.replayed is outcome.base else outcome.why_not_as_recorded,
+        "recorded_peak_reserved_bytes": outcome.recorded_peak_bytes if outcome.knows_recorded_peak else None,
+        "recorded_retries": outcome.recorded.retries,
+        "recorded_settings_replayed": _figures_json(outcome.rival),
+        "recorded_settings_as_memory_lay": _figures_json(outcome.base),
+        "change_bytes": None if outcome.replayed.oom or outcome.rival.oom else outcome.change_bytes,
+    }
+
+
+def _figures_json(replayed: Figures) -> dict[str, Any]:
+    return {
+        "peak_allocated_bytes": replayed.peak_allocated_bytes,
+        "peak_reserved_bytes": replayed.peak_reserved_bytes,
+        "reserved_end_bytes": replayed.reserved_end_bytes,
+        "retries": replayed.retries,
+        "oom": _oom_json(replayed),
+    }
+
+
+def _agreement_json(recorded: Replayed) -> dict[str, Any]:
+    agreement = recorded.agreement
+    assert agreement is not None
+    first = agreement.first_mismatch
+    return {
+        "exact": recorded.exact,
+        "address_mismatches": agreement.address_mismatches,
+        "first_mismatch": None
+        if first is None
+        else {"event": first.event, "expected": first.expected, "got": first.got, "why": first.why},
+    }
+
+
+def _oom_json(replayed: Figures | SettingsTrial) -> dict[str, int] | None:
+    oom = replayed.oom
+    if oom is None:
+        return None
+    return {
+        "event": oom.event,
+        "requested_bytes": oom.requested_bytes,
+        "allocated_bytes": oom.allocated_bytes,
+        "reserved_bytes": oom.reserved_bytes,
+    }
+
+
+def _search_json(searched: Search) -> dict[str, Any]:
+    return {
+        "search": [_trial_json(outcome) for outcome in searched.tried],
+        "advice": searched.advice,
+        "advised_settings": searched.advised.text,
+        "environment": environment(searched.advised.text),
+        "saved_by": searched.saved_by.text if searched.saved_by else None,
+    }
+
+
+def _trial_json(tried: SettingsTrial) -> dict[str, Any]:
+    return {
+        "settings": tried.text,
+        "is_recorded": tried.is_recorded,
+        "as_recorded": tried.is_as_recorded,
+        "fits": tried.fits,
+        "peak_allocated_bytes": tried.peak_allocated_bytes,
+        "peak_reserved_bytes": tried.peak_reserved_bytes,
+        "peak_reserved_on_card_bytes": tried.reserved_on_card_bytes,
+        "retries": tried.retries,
+        "oom": _oom_json(tried),
+        "smallest_card_bytes": tried.smallest_card.total_bytes if tried.smallest_card else None,
+    }

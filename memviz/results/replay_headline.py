@@ -1,0 +1,197 @@
+"""Headline of a replay: where it ends, and which settings help."""
+
+from __future__ import annotations
+
+from memviz.allocator.replay_result import RanOut, Replayed, allocation_count
+from memviz.allocator.search import Search
+from memviz.allocator.settings import Settings
+from memviz.allocator.what_if import WhatIf
+from memviz.results.headline import Headline
+from memviz.units import bytes_text, count_text, percent_text
+
+_WORDS = {"": "PyTorch's default settings", "expandable_segments:True": "expandable segments"}
+
+
+def replay_headline(outcome: WhatIf, searched: Search | None = None) -> Headline:
+    said = _headline_of(outcome, searched)
+    if outcome.devices == 1:
+        return said
+    answer = said.answer if said.answer.startswith("PyTorch") else f"{said.answer[0].lower()}{said.answer[1:]}"
+    return Headline(f"On device {outcome.device}, {answer}", said.reason)
+
+
+def _headline_of(outcome: WhatIf, searched: Search | None) -> Headline:
+    if not allocation_count(outcome.recorded):
+        only_state = "The file holds no history of allocations, only the state at its end."
+        why = "None of its events is an allocation." if outcome.events else only_state
+        return Headline("There is nothing to replay.", why)
+    if outcome.card is None:
+        return _unlimited_headline(outcome, searched)
+    return _with_close_note(outcome, _card_headline(outcome, searched))
+
+
+def _card_headline(outcome: WhatIf, searched: Search | None) -> Headline:
+    assert outcome.card is not None
+    if outcome.base.oom is None:
+        return _fitting_headline(outcome, searched)
+    where, live = bytes_text(outcome.card.usable_bytes), _live_at_once(outcome, searched)
+    if outcome.replayed.oom is not None and live > outcome.card.usable_bytes:
+        return Headline(f"It does not fit in {where} under any setting: {bytes_text(live)} are live at once.")
+    return Headline(f"In {where} this run stops {event_words(outcome.base.oom)}.", _remedy(outcome, searched))
+
+
+def _with_close_note(outcome: WhatIf, said: Headline) -> Headline:
+    """Add that the fit is close, where the CUDA context decides, which is not known exactly."""
+    if outcome.fit != "close" or outcome.context is None:
+        return said
+    beside = f"It is close: the CUDA context takes {outcome.context.interval} of a card."
+    return Headline(said.answer, _join(beside, said.reason))
+
+
+def settings_name(settings: Settings) -> str:
+    text = settings.to_text()
+    return _WORDS.get(text, text)
+
+
+def recording_note(outcome: WhatIf) -> str:
+    """Describe the recording where the replay differs from it; else return nothing."""
+    why = outcome.why_not_as_recorded
+    if not why:
+        return ""
+    if not outcome.knows_recorded_peak:
+        return f"What the recording reserves is not in the file: {why}."
+    return f"The recording reserves {bytes_text(outcome.recorded_peak_bytes)}: {why}."
+
+
+def event_words(oom: RanOut) -> str:
+    return f"at event {count_text(oom.event)}" if oom.event >= 0 else "before its first event"
+
+
+def _settings_title(settings: Settings) -> str:
+    """Name the settings at the start of a sentence; PyTorch's own names keep their case."""
+    words = settings_name(settings)
+    return f"{words[0].upper()}{words[1:]}" if words in _WORDS.values() else words
+
+
+def _live_at_once(outcome: WhatIf, searched: Search | None) -> int:
+    """Return the peak of requested bytes. A recording that ran out of memory does not show all of it; a search does."""
+    seen = max(outcome.recorded.peak_requested_bytes, outcome.base.peak_requested_bytes)
+    return max(seen, searched.recorded.peak_requested_bytes) if searched else seen
+
+
+def _spare(bytes_reserved: int, outcome: WhatIf) -> str:
+    assert outcome.card is not None
+    return bytes_text(outcome.card.usable_bytes - bytes_reserved)
+
+
+def _remedy(outcome: WhatIf, searched: Search | None) -> str:
+    ours, stopped = outcome.replayed, outcome.base.oom
+    assert stopped is not None
+    if ours is not outcome.base:
+        if ours.oom is not None:
+            return f"With {settings_name(ours.settings)} it stops {event_words(ours.oom)}."
+        spare = _spare(ours.peak_reserved_bytes, outcome)
+        through = f"{_settings_title(ours.settings)} would carry it through, with {spare} to spare"
+        return f"{through}{_so_would_the_recorded(outcome)}."
+    if searched is None:
+        cached = bytes_text(stopped.reserved_bytes - stopped.allocated_bytes)
+        requested = bytes_text(stopped.requested_bytes)
+        return f"{requested} are asked for then; {cached} are cached, in no piece that it could take."
+    best = searched.advised
+    if not best.fits:
+        return "None of the settings tried carries it through."
+    spare = _spare(best.reserved_on_card_bytes, outcome)
+    if best.is_recorded:
+        return f"With what was live before its first event placed anew it would fit, with {spare} to spare."
+    return f"{_settings_title(best.settings)} would carry it through, with {spare} to spare."
+
+
+def _so_would_the_recorded(outcome: WhatIf) -> str:
+    """Return a note that the recorded settings fit too when placed anew: that is no merit of the settings."""
+    if outcome.rival is outcome.base or outcome.rival.oom is not None:
+        return ""
+    return ", and so would the recorded settings, with what was live before the first event placed anew"
+
+
+def _fitting_headline(outcome: WhatIf, searched: Search | None) -> Headline:
+    assert outcome.card is not None
+    base, ours = outcome.base, outcome.replayed
+    spare = _spare(base.peak_reserved_bytes, outcome)
+    answer = f"In {bytes_text(outcome.card.usable_bytes)} this run fits, with {spare} to spare."
+    if base.retries and not outcome.parted:
+        times = "once" if base.retries == 1 else f"{count_text(base.retries)} times"
+        where = bytes_text(outcome.card.usable_bytes)
+        answer = f"In {where} this run ends as recorded: memory is short {times}, and what is cached goes back."
+    if ours is base:
+        return Headline(answer, _join(recording_note(outcome), _advice(outcome, searched)))
+    if ours.oom is not None:
+        return Headline(
+            answer, f"With {settings_name(ours.settings)} it would stop {event_words(ours.oom)}{_both_stop(outcome)}."
+        )
+    return Headline(
+        answer,
+        _join(f"{_settings_title(ours.settings)} would {_reserves(outcome)}.", recording_note(outcome)),
+    )
+
+
+def _both_stop(outcome: WhatIf) -> str:
+    rival = outcome.rival
+    if rival is outcome.base or rival.oom is None:
+        return ""
+    return f", and with the recorded settings, from the same start, {event_words(rival.oom)}"
+
+
+def _unlimited_headline(outcome: WhatIf, searched: Search | None) -> Headline:
+    recorded, ours = outcome.recorded, outcome.replayed
+    is_own = ours is outcome.base
+    peak = bytes_text(ours.peak_reserved_bytes)
+    if recorded.oom is not None:
+        answer = f"This run ran out of memory at event {count_text(recorded.oom.event)}."
+        if is_own:
+            return Headline(answer, _join(f"Without a limit it would reserve {peak}.", _advice(outcome, searched)))
+        return Headline(answer, f"Without a limit {settings_name(ours.settings)} would {_reserves(outcome)}.")
+    if not is_own:
+        floor = f"{bytes_text(recorded.peak_requested_bytes)} are live at once, and no setting goes below that."
+        return Headline(
+            f"{_settings_title(ours.settings)} would {_reserves(outcome)}.", recording_note(outcome) or floor
+        )
+    if outcome.parted:
+        return Headline(f"Without a limit this run would reserve {peak} at its peak.", recording_note(outcome))
+    return Headline(_reserved_sentence(recorded), _advice(outcome, searched))
+
+
+def _reserved_sentence(recorded: Replayed) -> str:
+    peak, live = recorded.peak_reserved_bytes, recorded.peak_requested_bytes
+    more = f"{bytes_text(peak - live)} ({percent_text(peak - live, peak)})"
+    return f"This run reserves {bytes_text(peak)} at its peak; {more} of it are beyond what it ever holds."
+
+
+def _reserves(outcome: WhatIf) -> str:
+    """Compare with the recorded settings in the same memory and from the same start."""
+    peak, change = f"reserve {bytes_text(outcome.replayed.peak_reserved_bytes)} at the peak", outcome.change_bytes
+    if outcome.rival.oom is not None:
+        return f"{peak}, and with the recorded settings it stops {event_words(outcome.rival.oom)}"
+    than = " than the recorded settings" if outcome.why_not_as_recorded else ""
+    if not change:
+        return f"{peak}, as much as the recorded settings"
+    return f"{peak}, {bytes_text(abs(change))} {'more' if change > 0 else 'less'}{than}"
+
+
+def _advice(outcome: WhatIf, searched: Search | None) -> str:
+    """Advise on memory without a limit: under a limit the cache grows to fill it."""
+    if searched is None:
+        return f"{bytes_text(_live_at_once(outcome, None))} are live at once, and no setting goes below that."
+    best, recorded = searched.advised, searched.recorded
+    without = " without a limit" if outcome.card else ""
+    if best.is_recorded:
+        return f"No setting tried reserves noticeably less{without}."
+    saved = bytes_text(recorded.peak_reserved_bytes - best.peak_reserved_bytes)
+    if searched.is_placed_anew:
+        words = settings_name(best.settings)
+        return f"From the same empty start {words} would reserve {saved} less than the recorded settings{without}."
+    than = "" if recorded.is_as_recorded else " than the recorded settings"
+    return f"{_settings_title(best.settings)} would reserve {saved} less{than}{without}."
+
+
+def _join(*sentences: str) -> str:
+    return " ".join(sentence for sentence in sentences if sentence)

@@ -1,0 +1,329 @@
+"""Headline of the variants of a run: what the best one saves and costs; and names of its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from memviz.results.headline import Headline
+from memviz.runner.jobs.order import Variant
+from memviz.runner.parallel.parallelism import RankClass
+from memviz.runner.run import Fit, Run, Seconds
+from memviz.units import bytes_text, bytes_texts, count_text, percent_text
+
+
+def gpus_of(run: Run) -> int:
+    return sum(len(one.ranks) for one in run.classes) or 1
+
+
+def rank_words(run: Run) -> str:
+    """Return 'rank 3 of 8, the fullest', or nothing for one GPU."""
+    count = gpus_of(run)
+    if run.rank is None or count == 1:
+        return ""
+    equal = len(run.classes) == 1
+    return f"rank {count_text(run.rank)} of {count_text(count)}, {'all equal' if equal else 'the fullest'}"
+
+
+def where_words(run: Run) -> str:
+    """' on each of 8 GPUs', ' on rank 3, the fullest of 8 GPUs'; nothing of one."""
+    count = gpus_of(run)
+    if run.rank is None or count == 1:
+        return ""
+    if len(run.classes) == 1:
+        return f" on each of {count_text(count)} GPUs"
+    return f" on rank {count_text(run.rank)}, the fullest of {count_text(count)} GPUs"
+
+
+def class_words(ranks: RankClass, shown: int | None) -> str:
+    live, reserved = bytes_text(ranks.peak_allocated_bytes), bytes_text(ranks.peak_reserved_bytes)
+    mark = ", the figures above" if ranks.shown == shown else ""
+    return f"{rank_list(ranks.ranks)}: live {live}, reserved {reserved}{mark}"
+
+
+def rank_list(ranks: Sequence[int]) -> str:
+    """'ranks 0 to 6, 8', or with a distance: 'ranks 0, 4, ... 28'."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    distances = {after - before for before, after in zip(ranks, ranks[1:], strict=False)}
+    if len(runs) > 3 and len(distances) == 1:
+        return f"ranks {ranks[0]}, {ranks[1]}, ... {ranks[-1]}"
+    parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return f"ranks {', '.join(parts)}"
+
+
+def base_of(variants: Sequence[Variant], number: int) -> int:
+    """Return the baseline of a variant: the same workload with nothing switched on, or else the first."""
+    if not any(variant.request.optimizations for variant in variants):
+        return 0
+    settings = variants[number].request.settings
+    plain = (at for at, variant in enumerate(variants) if not variant.request.optimizations)
+    return next((at for at in plain if variants[at].request.settings == settings), 0)
+
+
+OPTIMIZERS = {
+    "none": "no optimizer",
+    "sgd": "SGD",
+    "adamw": "AdamW",
+    "adamw-fused": "fused AdamW",
+    "adamw-for-loop": "AdamW, one parameter at a time",
+}
+
+
+@dataclass(frozen=True)
+class RunHeadline:
+    """A headline and the variant that it is about."""
+
+    headline: Headline
+    number: int
+
+
+def variants_headline(variants: Sequence[Variant]) -> RunHeadline:
+    """Return the headline of the runs finished by now; the baseline is the first."""
+    known = [number for number, variant in enumerate(variants) if variant.run is not None]
+    for number in known:
+        bad = variants[number].run
+        if bad is not None and is_bug(bad):
+            return RunHeadline(
+                Headline(f"{variants[number].label} does not keep its word.", _bug_sentence(bad)), number
+            )
+    if not known:
+        failed = [variant for variant in variants if variant.state == "failed"]
+        return RunHeadline(_failure_headline(failed), 0)
+    pairs = list(_pairs(variants))
+    first = variants[known[0]].run
+    if not pairs and first is not None:
+        return RunHeadline(_single_run(first), known[0])
+    pressed = [pair for pair in pairs if pair.base.fit is not None and not pair.base.fit.fits]
+    others_fit = any(
+        variant.run is not None and variant.run.fit is not None and variant.run.fit.fits for variant in variants
+    )
+    return _fitting_variant(pressed, others_fit=others_fit) if pressed else _best_saving(pairs)
+
+
+def _failure_headline(failed: Sequence[Variant]) -> Headline:
+    if not failed:
+        return Headline("")
+    words = failed[0].phase.split("\n")[0]
+    return Headline("Nothing was run.", words) if failed[0].what == "refused" else Headline(words)
+
+
+def _best_saving(pairs: Sequence[_Pair]) -> RunHeadline:
+    best = max(pairs, key=lambda pair: pair.saved / pair.base.peak_reserved_bytes)
+    if best.saved <= 0:
+        reserves = f"the baseline reserves {bytes_text(best.base.peak_reserved_bytes)}"
+        return RunHeadline(
+            Headline(f"Nothing here saves memory: {reserves}{_with_any_optimizer(best.base)}."), best.base_number
+        )
+    share = percent_text(best.saved, best.base.peak_reserved_bytes)
+    of = f"of what is reserved{where_words(best.run)}{_with_any_optimizer(best.base)}"
+    answer = f"{best.label} saves {bytes_text(best.saved)}, {share} {of}."
+    return RunHeadline(Headline(answer, _cost_sentence(best.base, best.run)), best.number)
+
+
+def is_training(run: Run) -> bool:
+    return step_word(run) == "step"
+
+
+def optimizer_words(run: Run) -> str:
+    """Return the optimizer of a training step; empty for a forward pass, which has none."""
+    return OPTIMIZERS.get(run.request.optimizer, run.request.optimizer) if is_training(run) else ""
+
+
+def with_optimizer(run: Run) -> str:
+    """ ", with AdamW": what fits without an optimizer may not with one."""
+    words = optimizer_words(run)
+    return f", with {words}" if words else ""
+
+
+def _with_any_optimizer(run: Run) -> str:
+    """Return the optimizer, or nothing without one: without a claim that it fits, that need not be said."""
+    return with_optimizer(run) if run.request.optimizer != "none" else ""
+
+
+def peak_words(run: Run) -> str:
+    """ "at the peak", with its moment where that is none of a step."""
+    return "at the peak, while loading" if run.peak_while_loading else "at the peak"
+
+
+def reserved_on_card(run: Run) -> int | None:
+    """Return peak reserved on a card where the run fits only as cached memory is released; else None."""
+    fit = run.fit
+    return fit.peak_reserved_bytes if fit and fit.fits and fit.peak_reserved_bytes < run.peak_reserved_bytes else None
+
+
+def reserved_bytes(run: Run) -> int:
+    """Peak of what is reserved: on the card where it fits there, else without a limit."""
+    squeezed = reserved_on_card(run)
+    return run.peak_reserved_bytes if squeezed is None else squeezed
+
+
+@dataclass(frozen=True)
+class _Pair:
+    number: int
+    base_number: int
+    base_label: str
+    label: str
+    base: Run
+    run: Run
+
+    @property
+    def saved(self) -> int:
+        return self.base.peak_reserved_bytes - self.run.peak_reserved_bytes
+
+
+def _pairs(variants: Sequence[Variant]) -> Iterator[_Pair]:
+    for number, variant in enumerate(variants):
+        at = base_of(variants, number)
+        base = variants[at].run
+        if at != number and base is not None and base.peak_reserved_bytes and variant.run is not None:
+            yield _Pair(number, at, variants[at].label, variant.label, base, variant.run)
+
+
+def step_word(run: Run) -> str:
+    return "forward pass" if "forward pass" in run.window else "step"
+
+
+def _single_run(run: Run) -> Headline:
+    where = where_words(run)
+    loading = ", while loading" if run.peak_while_loading else ""
+    peak = f"{bytes_text(run.peak_reserved_bytes)} at its peak{loading}"
+    first = f"This {step_word(run)} reserves {peak}{where}{_with_any_optimizer(run)}."
+    if run.fit is None:
+        return Headline(first)
+    squeezed = reserved_on_card(run)
+    usable, less = bytes_texts(run.fit.usable_bytes, squeezed or 0)
+    if squeezed is not None and run.fit.word != "close":
+        first = f"Without a limit this {first.removeprefix('This ')}"
+        less = f"where it gives back what is cached and reserves {less}"
+        return Headline(first, f"It fits in {usable}{with_optimizer(run)}, {less}.")
+    if run.fit.word == "close":
+        return Headline(first, f"It is close{with_optimizer(run)}: {close_words(run)}.")
+    fits = "fits" if run.fit.fits else "does not fit"
+    return Headline(first, f"It {fits} in {usable}{with_optimizer(run)}.")
+
+
+def close_words(run: Run) -> str:
+    """Name what makes it close: the CUDA context, or what the prediction does not count."""
+    assert run.fit is not None
+    usable, error = usable_words(run.fit), run.expected_error
+    if error is None or not error.is_lower_bound:
+        return usable
+    if run.peak_reserved_bytes * (1 + error.share) > run.fit.usable_bytes:
+        return usable
+    return f"{error.uncounted_words}; {usable}"
+
+
+def usable_words(fit: Fit) -> str:
+    """Describe the usable memory of a card, which depends on what the CUDA context takes."""
+    least, most = bytes_texts(fit.usable_bytes, fit.most_usable_bytes)
+    return f"{least} to {most} usable" if most != least else f"{least} usable"
+
+
+def _fitting_variant(pairs: Sequence[_Pair], *, others_fit: bool) -> RunHeadline:
+    """Recommend the cheapest variant that fits."""
+    fitting = [pair for pair in pairs if pair.run.fit is not None and pair.run.fit.fits]
+    step = step_word(pairs[0].base)
+    if not fitting:
+        close = [pair for pair in pairs if pair.run.fit is not None and pair.run.fit.word == "close"]
+        return _close_variant(close) if close else _nothing_fits(pairs, others_fit=others_fit)
+    sure = [pair for pair in fitting if pair.run.fit is not None and pair.run.fit.word == "yes"]
+    best = min(sure or fitting, key=lambda option: (option.run.flops or 0, option.run.peak_reserved_bytes))
+    doubt = "" if sure else ", but it is close"
+    answer = f"{best.label} makes the {step} fit{where_words(best.run)}{with_optimizer(best.base)}{doubt}."
+    saves = f"It saves {bytes_text(abs(best.saved))}" if best.saved >= 0 else f"It takes {bytes_text(-best.saved)} more"
+    return RunHeadline(Headline(answer, f"{saves}{_cost_clause(best.base, best.run)}."), best.number)
+
+
+def _close_variant(pairs: Sequence[_Pair]) -> RunHeadline:
+    """Recommend the smallest variant that may fit."""
+    best = min(pairs, key=lambda option: option.run.peak_reserved_bytes)
+    step, fit = step_word(best.base), best.run.fit
+    assert fit is not None
+    answer = f"{best.label} may make the {step} fit{where_words(best.run)}{with_optimizer(best.base)}: it is close."
+    reserves = bytes_texts(best.run.peak_reserved_bytes, fit.most_usable_bytes)[0]
+    return RunHeadline(Headline(answer, f"It reserves {reserves} of {usable_words(fit)}."), best.number)
+
+
+def _nothing_fits(pairs: Sequence[_Pair], *, others_fit: bool) -> RunHeadline:
+    """Say that nothing fits, and which size of the workload where another one fits."""
+    first = pairs[0]
+    theirs = [pair for pair in pairs if pair.base_number == first.base_number]
+    tried = {choice.number: choice.run for choice in theirs} | {first.base_number: first.base}
+    least = min(tried, key=lambda number: tried[number].peak_reserved_bytes)
+    words = bytes_text(first.base.fit.usable_bytes) if first.base.fit else "this card"
+    what = first.base_label.removesuffix(": Baseline") if others_fit else f"the {step_word(first.base)}"
+    where = where_words(tried[least])
+    answer = f"Nothing here makes {what} fit in {words}{where}{with_optimizer(first.base)}."
+    reserves = bytes_text(tried[least].peak_reserved_bytes)
+    return RunHeadline(
+        Headline(answer, f"The least that any variant{' of it' if others_fit else ''} reserves is {reserves}."), least
+    )
+
+
+def _cost_sentence(base: Run, run: Run) -> str:
+    words = _cost_clause(base, run)
+    return f"It costs{words.removeprefix(' for')}." if words else ""
+
+
+def _cost_clause(base: Run, run: Run) -> str:
+    change = _cost_change(base, run)
+    if change is None:
+        return ""
+    if abs(change.share) < 0.0005:
+        return f" for no more {change.what}"
+    if change.is_within_spread:
+        return f" for about the same {change.what}"
+    return f" for {percent_text(abs(change.share), 1)} {'more' if change.share > 0 else 'less'} {change.what}"
+
+
+def change_words(base: Run, run: Run) -> str:
+    """'+8 % work' for a row."""
+    change = _cost_change(base, run)
+    if change is None:
+        return ""
+    if abs(change.share) < 0.0005:
+        return f"the same {change.what}"
+    if change.is_within_spread:
+        return f"about the same {change.what}"
+    sign = "+" if change.share > 0 else "\N{MINUS SIGN}"
+    return f"{sign}{percent_text(abs(change.share), 1)} {change.what}"
+
+
+@dataclass(frozen=True)
+class _CostChange:
+    share: float
+    what: str
+    is_within_spread: bool = False
+    """The steps of one run differ by more than the two runs do."""
+
+
+def _cost_change(base: Run, run: Run) -> _CostChange | None:
+    """Return the growth in seconds where both were measured, else in work."""
+    if base.seconds and run.seconds and base.seconds.median:
+        (low, high), (least, most) = _middle_half(base.seconds), _middle_half(run.seconds)
+        return _CostChange(run.seconds.median / base.seconds.median - 1, "time", low <= most and least <= high)
+    return _CostChange(run.flops / base.flops - 1, "work") if base.flops and run.flops else None
+
+
+def _middle_half(seconds: Seconds) -> tuple[float, float]:
+    """Return the quartiles; runs saved by older releases have only their distance."""
+    if seconds.low is None or seconds.high is None:
+        return seconds.median - seconds.spread / 2, seconds.median + seconds.spread / 2
+    return seconds.low, seconds.high
+
+
+def is_bug(run: Run | None) -> bool:
+    verdict = (run.numerics or {}).get("verdict") if run is not None else None
+    return isinstance(verdict, dict) and verdict.get("ok") is False
+
+
+def _bug_sentence(run: Run) -> str:
+    verdict = (run.numerics or {}).get("verdict", {})
+    return f"It {verdict['finding']}" if verdict.get("finding") else f"{verdict.get('words', '')}."

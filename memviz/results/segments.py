@@ -1,0 +1,146 @@
+"""The allocator's segments at a moment, and how each is used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from memviz.analysis.segments import SegmentsAt, TileKind, segments_at
+from memviz.analysis.sums import sum_by
+from memviz.analysis.timeline import has_reserved
+from memviz.analysis.which_device import Which, chosen_device, which
+from memviz.results.headline import Headline
+from memviz.results.live import moment_words
+from memviz.results.result import Result, Table, TableRow, stacked_bars
+from memviz.trace.model import DeviceTrace, Trace, address_text
+from memviz.units import bytes_text, counted, percent_text
+
+_OPACITIES = (0.75, 0.4, 0.12)
+"""Live, waiting, free."""
+
+
+@dataclass(frozen=True)
+class SegmentUse:
+    """One segment, or one mapped range of an expandable one. The three parts add up to `bytes`."""
+
+    address: int
+    bytes: int
+    live_bytes: int
+    """Live blocks, rounding included."""
+    waiting_bytes: int
+    free_bytes: int
+    blocks: int
+    """Live and waiting."""
+    stream: int
+    pool: tuple[int, int]
+    is_large: bool
+    is_expandable: bool
+
+
+@dataclass(frozen=True, repr=False)
+class SegmentMapResult(Result):
+    """`memviz.open("run.pickle").segments_at(event=1000)`."""
+
+    trace: Trace = field(compare=False)
+    device: str
+    found: SegmentsAt = field(compare=False)
+    segments: tuple[SegmentUse, ...]
+    """Segments in order of address."""
+
+    @property
+    def event(self) -> int:
+        return self.found.event
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self.found.reserved_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        return sum(segment.free_bytes for segment in self.segments)
+
+    @property
+    def headline(self) -> Headline:
+        device = chosen_device(self.trace, self.device)
+        return segments_headline(
+            self.found, which(self.trace, device), len(device.events), is_known=has_reserved(device)
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        names = self.columns()
+        return {
+            "device": self.device,
+            "event": self.event,
+            "reserved_bytes": self.reserved_bytes,
+            "reserved_is_known": has_reserved(chosen_device(self.trace, self.device)),
+            "free_bytes": self.free_bytes,
+            "outside_bytes": self.found.outside_bytes,
+            "segments": [dict(zip(names, row, strict=True)) for row in zip(*names.values(), strict=True)],
+        }
+
+    def columns(self) -> Mapping[str, list[Any]]:
+        columns = {name: [getattr(segment, name) for segment in self.segments] for name in SegmentUse.__annotations__}
+        return {
+            **columns,
+            "address": [address_text(segment.address) for segment in self.segments],
+            "pool": [list(segment.pool) for segment in self.segments],
+        }
+
+    def table(self, most: int | None = None) -> Table:
+        largest = sorted(self.segments, key=lambda segment: -segment.bytes)
+        rows = [_segment_row(segment, largest[0].bytes) for segment in largest[:most]]
+        if rest := largest[len(rows) :]:
+            parts = [sum(part) for part in zip(*map(_parts, rest), strict=True)]
+            rows.append(TableRow(tuple(map(bytes_text, (sum(parts), *parts))), f"(all {len(rest):,} others)"))
+        return Table(("bytes", "live", "waiting", "free", "segment"), tuple(rows))
+
+
+def _parts(segment: SegmentUse) -> tuple[int, int, int]:
+    return segment.live_bytes, segment.waiting_bytes, segment.free_bytes
+
+
+def _segment_row(segment: SegmentUse, largest: int) -> TableRow:
+    numbers = tuple(map(bytes_text, (segment.bytes, *_parts(segment))))
+    return TableRow(numbers, address_text(segment.address), stacked_bars(_parts(segment), largest, _OPACITIES))
+
+
+def segments_result(trace: Trace, device: DeviceTrace, event: int) -> SegmentMapResult:
+    found = segments_at(trace, device, event)
+    segments, tiles, count = found.segments, found.tiles, len(found.segments)
+    sums = {kind: sum_by(tiles.segment, np.where(tiles.kind == kind, tiles.size, 0), count) for kind in TileKind}
+    blocks = np.bincount(tiles.segment[tiles.kind != TileKind.FREE], minlength=count)
+    uses = tuple(
+        SegmentUse(
+            address=int(segments.address[i]),
+            bytes=int(segments.size[i]),
+            live_bytes=int(sums[TileKind.LIVE][i]),
+            waiting_bytes=int(sums[TileKind.WAITING][i]),
+            free_bytes=int(sums[TileKind.FREE][i]),
+            blocks=int(blocks[i]),
+            stream=trace.streams[int(segments.stream[i])],
+            pool=trace.pools[int(segments.pool[i])],
+            is_large=bool(segments.is_large[i]),
+            is_expandable=bool(segments.is_expandable[i]),
+        )
+        for i in range(count)
+    )
+    return SegmentMapResult(trace, device.name, found, uses)
+
+
+def segments_headline(found: SegmentsAt, which: Which, event_count: int, *, is_known: bool) -> Headline:
+    """`is_known`: the file says how much was reserved."""
+    reserved, segments = found.reserved_bytes, counted(len(found.segments), "segment")
+    where = moment_words(which, found.event, event_count)
+    if not is_known:
+        return Headline(f"What is reserved{where} is not in the file.")
+    if not reserved:
+        return Headline(f"Nothing is reserved{where}.")
+    free = int(found.tiles.size[found.tiles.kind == TileKind.FREE].sum())
+    share = f"{bytes_text(free)} ({percent_text(free, reserved)})"
+    return Headline(
+        f"{bytes_text(reserved)} are reserved in {segments}{where}.",
+        f"Blocks take {bytes_text(reserved - free)} of it, and {share} is free.",
+    )

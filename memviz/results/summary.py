@@ -1,0 +1,249 @@
+"""The summary of a trace: bytes at the start, peak and end of each device, in a sentence, a table and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from memviz.analysis.callstacks.sites import Site
+from memviz.analysis.decimate import by_event
+from memviz.analysis.health import health, history
+from memviz.analysis.overview import Overview, overview
+from memviz.analysis.peak import FailedRequest, failed_requests
+from memviz.analysis.purpose.categories import categories
+from memviz.analysis.timeline import has_reserved, timeline
+from memviz.analysis.which_device import chosen_device
+from memviz.results.headline import (
+    Headline,
+    device_name,
+    device_number,
+    of_device,
+    purpose_name,
+    reserved_text,
+    shorten,
+)
+from memviz.results.result import Result, Table, TableRow, area
+from memviz.text import Html, joined, tag
+from memviz.trace.distinct import distinct
+from memviz.trace.model import DeviceTrace, Note, Trace
+from memviz.units import bytes_text, count_text, counted, percent_text
+
+_COLUMNS = 300
+
+
+@dataclass(frozen=True)
+class DeviceSummary:
+    """The fields of a device in `summary --json`."""
+
+    device: str
+    """A number, or "host0" for pinned memory."""
+    events: int
+    start_bytes: int
+    peak_bytes: int
+    peak_event: int
+    """-1 is before the first event."""
+    end_bytes: int
+    reserved_peak_bytes: int
+    reserved_end_bytes: int
+    reserved_is_known: bool
+    history: str
+    actions: Mapping[str, int]
+    oom: list[dict[str, int | None]]
+    streams: list[int]
+    pools: list[list[int]]
+    annotations: list[str]
+
+
+@dataclass(frozen=True, repr=False)
+class Summary(Result):
+    """`memviz.open("run.pickle").summary()`."""
+
+    trace: Trace = field(compare=False)
+    device: str
+    """The device of the headline: of several, the one to look at first."""
+    devices: tuple[DeviceSummary, ...]
+
+    @property
+    def headline(self) -> Headline:
+        return self.headline_of(self.device)
+
+    def headline_of(self, device: str) -> Headline:
+        return trace_headline(overview(self.trace, chosen_device(self.trace, device)))
+
+    @property
+    def notes(self) -> list[Note]:
+        names = {device.device for device in self.devices}
+        return [note for note in (*self.trace.notes, *health(self.trace)) if not note.device or note.device in names]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the output of `summary --json`, findings included."""
+        # Every kind of finding is a module of its own; a summary for people shows none.
+        from memviz.results.findings import findings_result
+
+        about = self.trace.about
+        return {
+            "file": about.source,
+            "format": about.format,
+            "origin": about.label,
+            "devices": [
+                {
+                    **vars(device),
+                    "device": device_number(chosen_device(self.trace, device.device)),
+                    "headline": self.headline_of(device.device).as_json(),
+                    "findings": findings_result(self.trace, device.device).as_json()["findings"],
+                }
+                for device in self.devices
+            ],
+            "notes": [
+                {"code": note.code, "level": note.level, "text": note.text, "remedy": note.remedy}
+                for note in self.notes
+            ],
+        }
+
+    def columns(self) -> Mapping[str, list[Any]]:
+        plain = ("events", "start_bytes", "peak_bytes", "peak_event", "end_bytes")
+        reserved = ("reserved_peak_bytes", "reserved_end_bytes", "reserved_is_known")
+        return {
+            "device": [device_number(chosen_device(self.trace, device.device)) for device in self.devices],
+            **{name: [getattr(device, name) for device in self.devices] for name in (*plain, *reserved, "history")},
+            "oom": [len(device.oom) for device in self.devices],
+        }
+
+    def table(self, most: int | None = None) -> Table:
+        head = ("events", "at the start", "at the peak", "at the end", "reserved at most", "device")
+        return Table(head, tuple(map(_device_row, self.devices)))
+
+    def _above_table(self) -> Html:
+        about = self.trace.about
+        return joined(tag("p", f"{about.source}, {about.label}"), *map(self._picture, self.devices))
+
+    def _picture(self, device: DeviceSummary) -> Html:
+        if not device.events:
+            return Html("")
+        line = by_event(chosen_device(self.trace, device.device), _COLUMNS)
+        label = f"Live and reserved bytes of device {device.device}"
+        return area(line.live_max.tolist(), line.reserved_max.tolist(), label=label)
+
+
+def _device_row(device: DeviceSummary) -> TableRow:
+    sizes = (device.start_bytes, device.peak_bytes, device.end_bytes)
+    reserved = reserved_text(device.peak_bytes, device.reserved_peak_bytes)
+    return TableRow((count_text(device.events), *map(bytes_text, sizes), reserved), device.device)
+
+
+def summary_result(trace: Trace, device: str | None = None) -> Summary:
+    """Summarize the named device, or all devices."""
+    first = chosen_device(trace, device)
+    devices = trace.devices if device is None else (first,)
+    for each in devices:
+        # First, while little else is held: finding purposes takes more memory than anything here, and gives it back.
+        categories(trace, each)
+    return Summary(trace, first.name, tuple(_device_summary(trace, each) for each in devices))
+
+
+def _device_summary(trace: Trace, device: DeviceTrace) -> DeviceSummary:
+    events, line = device.events, timeline(device)
+    codes, counts = np.unique(events.action, return_counts=True)
+    return DeviceSummary(
+        device=device.name,
+        events=len(events),
+        start_bytes=line.start_bytes,
+        peak_bytes=line.peak_bytes,
+        peak_event=line.peak_event,
+        end_bytes=line.end_bytes,
+        reserved_peak_bytes=line.reserved_peak_bytes,
+        reserved_end_bytes=int(line.reserved[-1]),
+        reserved_is_known=has_reserved(device),
+        history=history(device),
+        actions={trace.action_name(int(code)): int(count) for code, count in zip(codes, counts, strict=True)},
+        oom=[_oom_json(failed) for failed in failed_requests(trace, device)],
+        streams=sorted(trace.streams[code] for code in _distinct_codes(events.stream, device.segments.stream)),
+        pools=sorted(list(trace.pools[code]) for code in _distinct_codes(events.pool, device.segments.pool)),
+        annotations=sorted({trace.strings[code] for code in distinct(device.annotations.name)}),
+    )
+
+
+def _distinct_codes(first: Any, second: Any) -> list[int]:
+    return [int(code) for code in distinct(np.append(distinct(first), distinct(second)))]
+
+
+def _oom_json(failed: FailedRequest) -> dict[str, int | None]:
+    names = ("event", "requested_bytes", "device_free_bytes", "live_bytes", "reserved_bytes")
+    return {name: getattr(failed, name) for name in names}
+
+
+def trace_headline(overview: Overview) -> Headline:
+    said = _headline_of(overview)
+    return said.as_estimate(overview.limit_of_start) if overview.is_estimate else said
+
+
+def _headline_of(overview: Overview) -> Headline:
+    if overview.ran_out is not None:
+        return _ran_out(overview, overview.ran_out)
+    if not overview.event_count:
+        return _only_the_end(overview)
+    made_of = ""
+    if overview.most_of_it is not None:
+        share = percent_text(overview.most_of_it.bytes, overview.peak_bytes)
+        sure = "probably " if overview.most_of_it.is_probable else ""
+        made_of = f", and {share} of it is {sure}{purpose_name(overview.most_of_it.category)}"
+    elif overview.largest_site:
+        share = percent_text(overview.largest_site_bytes, overview.peak_bytes)
+        made_of = f", and {share} of it was made by {shorten(overview.largest_site)}"
+    answer = f"The peak{of_device(overview.device)} is {bytes_text(overview.peak_bytes)}{made_of}."
+    return Headline(answer, f"{_keepers(overview)}{_peak_moment(overview)}")
+
+
+def _keepers(overview: Overview) -> str:
+    """Return the call sites that keep most of the activations, where these are few."""
+    most = overview.most_of_it
+    keeps = most.kept_by if most is not None else None
+    if most is None or keeps is None:
+        return ""
+    layers = f", in {most.layers}" if most.layers else ""
+    share = percent_text(keeps.bytes, overview.peak_bytes)
+    return f"{share} is kept by {_site_list(keeps.places)}{layers}. "
+
+
+def _site_list(sites: tuple[Site, ...]) -> str:
+    """Return 'model.py:78, :22 and loss.py:5': consecutive lines of one file name it once."""
+    words: list[str] = []
+    before = ""
+    for site in sites:
+        name, _, line = site.label.removesuffix(f" {site.function}").rpartition(":")
+        words.append(f":{line}" if site.path == before else shorten(f"{name}:{line}"))
+        before = site.path
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _ran_out(overview: Overview, failed: FailedRequest) -> Headline:
+    who = device_name(overview.device) if overview.device.is_one_of_several else "it"
+    site = f" in {failed.site}" if failed.site else ""
+    times = "" if overview.failed_count == 1 else f" {counted(overview.failed_count, 'time')}, at last when"
+    joint = ":" if overview.failed_count == 1 else ""
+    answer = f"{who} ran out of memory{joint}{times} {bytes_text(failed.requested_bytes)} were asked for{site}."
+    reason = f"{bytes_text(failed.live_bytes)} were live"
+    if failed.reserved_bytes >= failed.live_bytes:
+        reason += f", and {bytes_text(failed.reserved_bytes - failed.live_bytes)} reserved and not live"
+    return Headline(f"{answer[0].upper()}{answer[1:]}", f"{reason}.")
+
+
+def _only_the_end(overview: Overview) -> Headline:
+    where = f" on {device_name(overview.device)}" if overview.device.is_one_of_several else ""
+    why = "The file holds no history, only the state at its end."
+    if overview.trace_has_events:
+        why = "Nothing happened there while the history was recorded; this is its state at the end."
+    return Headline(f"{bytes_text(overview.peak_bytes)} are live{where}.", why)
+
+
+def _peak_moment(overview: Overview) -> str:
+    if overview.peak_event < 0:
+        return "It was there before the first event."
+    step = f"in {overview.step}, " if overview.step else ""
+    last = overview.event_count - 1
+    if overview.peak_event == last:
+        return f"It comes {step}at event {count_text(last)}, the {'last' if last else 'only one'}."
+    return f"It comes {step}at event {count_text(overview.peak_event)}; the last is event {count_text(last)}."

@@ -1,0 +1,103 @@
+"""The page, diff, reports and programs give the same sentence, rows and figures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from dataclasses import replace
+from functools import cache
+from html import unescape
+from typing import Any
+
+import pytest
+
+from memviz.analysis.comparing.changes import changes, summarize_comparison
+from memviz.results.comparison import comparison_headline, comparison_result
+from memviz.trace.load import load_trace
+from memviz.trace.model import Trace
+from memviz.ui.compare import programs
+from memviz.ui.compare.tab import comparison_file
+from memviz.ui.compare.waterfall import change_text, waterfall
+from memviz.ui.saved.report import report_page
+from memviz.ui.shell.session import Opened
+from memviz.units import bytes_text
+from tests.house.repository import ROOT
+from tests.traces import alloc, block, segment, trace_of
+
+PATHS = [ROOT / "sample_traces" / f"{name}.pickle.gz" for name in ("training", "training-checkpointed")]
+
+
+@cache
+def traces() -> list[Trace]:
+    return [load_trace(path) for path in PATHS]
+
+
+def sides() -> list[Any]:
+    return [(trace, trace.devices[0]) for trace in traces()]
+
+
+def told(by: str) -> list[tuple[str, int, int]]:
+    """Rows of the page: name, bytes in A, bytes in B."""
+    steps = waterfall(changes(sides(), by), 1, every_row=True, sort="a").steps
+    return [(step.change.thing.name, step.before, step.after) for step in steps if step.change]
+
+
+@pytest.mark.parametrize("by", ["site", "category", "stack"])
+def test_diff_and_programs_have_the_rows_of_the_page(by: str) -> None:
+    found = comparison_result(sides(), by).as_json()
+    rows = [(row["site" if by == "site" else "key"], row["a_bytes"], row["b_bytes"]) for row in found["rows"]]
+    assert sorted(rows) == sorted(told(by))
+    assert programs.diff(*map(str, PATHS), by, len(rows)) == found
+
+
+@pytest.mark.parametrize("by", ["site", "category"])
+def test_saved_tables_and_pages_have_the_rows_of_the_page(by: str) -> None:
+    table = list(csv.DictReader(io.StringIO(comparison_file(sides(), "csv", by)["text"])))
+    figures = [(row["A_bytes"], row["B_bytes"]) for row in table]
+    assert sorted(figures[:-1]) == sorted((str(before), str(after)) for _, before, after in told(by))
+    page = comparison_file(sides(), "html", by)["text"]
+    shown = {tuple(row[:4]) for row in rows_of(page)}
+    changed = [row for row in told(by) if row[1] != row[2]]
+    assert changed
+    for name, before, after in changed[:8]:
+        figures = (bytes_text(count) if count else "–" for count in (before, after))
+        assert (name, *figures, change_text(after - before)) in shown
+
+
+def rows_of(page: str) -> list[list[str]]:
+    """Rows of the table from peak to peak, before any script has run."""
+    table = page[page.index('mv-table mv-changes"') :].partition("</table>")[0]
+    table = re.sub(r" title=\"[^\"]*\"| data-compare-row=\"[^\"]*\"", "", table)
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr[^>]*>(.*?)</tr>", table)]
+    return [[" ".join(unescape(re.sub(r"<[^>]+>", " ", cell)).split()) for cell in row] for row in rows]
+
+
+def test_all_say_the_same_sentence() -> None:
+    said = comparison_headline(summarize_comparison(sides()))
+    assert comparison_result(sides()).as_json()["headline"] == {"answer": said.answer, "reason": said.reason}
+    page = unescape(report_page(sides()))
+    assert said.answer in page and said.reason in page
+
+
+def test_notes_of_a_saved_comparison_say_whose_they_are() -> None:
+    late = load_trace(ROOT / "sample_traces" / "late-start.pickle.gz")
+    page = unescape(report_page([sides()[0], (late, late.devices[0])]))
+    assert "B, late-start.pickle.gz: The history starts late" in page
+    assert page.count("A snapshot holds what PyTorch's allocator manages.") == 1
+
+
+def test_what_was_there_before_the_recording_keeps_its_name_in_a_saved_comparison() -> None:
+    late = trace_of([alloc(1 << 21, 7)], [segment(0, 1 << 22, [block(0, 512, 500), block(1 << 21, 512, 7)])])
+    page = comparison_file([sides()[0], (late, late.devices[0])], "html", "category")["text"]
+    assert ["before recording", "–", "500 B", "+500 B"] in [row[:4] for row in rows_of(page)]
+
+
+def test_a_trace_has_one_name_wherever_it_is_spoken_of() -> None:
+    named = [
+        replace(trace, about=replace(trace.about, source=f"{name}.pickle.gz"))
+        for (trace, _), name in zip(sides(), "xy", strict=True)
+    ]
+    said = comparison_headline(summarize_comparison([(trace, trace.devices[0]) for trace in named])).answer
+    assert [Opened.of("key", trace).name for trace in named] == ["x", "y"]
+    assert said.startswith("y peaks") and said.endswith("than x.")

@@ -1,0 +1,81 @@
+"""The law: whatever a headline or a command says is what the series and tables beside it say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from random import Random
+
+import pytest
+
+from memviz.analysis.comparing.changes import summarize_comparison
+from memviz.analysis.comparing.matching import Pair
+from memviz.analysis.health import health
+from memviz.analysis.overview import overview
+from memviz.analysis.which_device import chosen_device
+from memviz.results.comparison import comparison_headline
+from memviz.results.summary import trace_headline
+from memviz.trace.load import load_trace
+from memviz.trace.model import Trace
+from tests.house.repository import ROOT
+from tests.real import real_files
+from tests.results import made
+from tests.results.claims import check_english
+from tests.results.comparison_law import called, check_compare
+from tests.results.summary_law import check_explore
+
+SAMPLES = sorted((ROOT / "sample_traces").glob("*.gz"))
+
+
+@cache
+def traces() -> tuple[Trace, ...]:
+    """Real ones where they are at hand, all samples, and some hundred made ones."""
+    return (*map(load_trace, (*real_files(), *SAMPLES)), *(made.made(seed) for seed in range(made.COUNT)))
+
+
+def pairs() -> Iterator[tuple[list[Pair], list[str]]]:
+    random, every = Random(1), traces()
+    found = len(every) - made.COUNT
+    chosen = [list(each) for each in zip(every[:found], every[1:found], strict=False)]
+    chosen += [random.choices(every[found:], k=random.choice((2, 2, 3, 5))) for _ in range(made.COUNT)]
+    for several in chosen:
+        sides = [(trace, random.choice(trace.devices)) for trace in several]
+        yield sides, [trace.about.source for trace in several]
+
+
+@pytest.mark.slow
+def test_the_made_traces_are_of_every_kind():
+    devices = [(trace, device) for trace in traces()[-made.COUNT :] for device in trace.devices]
+    answers = {trace_headline(overview(*each)) for each in devices}
+    for words in ("ran out of memory:", "times, at last", "The peak of device", "of it is", "are live on", "pinned"):
+        assert any(words in answer.answer for answer in answers), words
+    for words in ("before the first event", "the only one", "the last.", "in step ", "no history", "Nothing happened"):
+        assert any(words in answer.reason for answer in answers), words
+
+
+def test_what_explore_says_is_true_of_every_device():
+    for trace in traces():
+        for device in trace.devices:
+            check_explore(trace, device, trace_headline(overview(trace, device)))
+
+
+def test_what_compare_says_is_true_of_pairs_and_of_several():
+    for sides, names in pairs():
+        check_compare(sides, comparison_headline(summarize_comparison(sides)), called(sides, names))
+
+
+def test_notes_are_english():
+    for trace in traces():
+        for note in (*trace.notes, *health(trace)):
+            check_english(note.text)
+
+
+def test_the_device_that_ran_out_of_memory_comes_first():
+    for trace in traces():
+        first = chosen_device(trace)
+        gpus = [device for device in trace.devices if device.kind == "gpu"]
+        failed = [each for each in gpus if trace_headline(overview(trace, each)).answer.count("ran out of memory")]
+        assert first in (failed or gpus or trace.devices)
+        assert overview(trace, first).peak_bytes == max(
+            overview(trace, each).peak_bytes for each in (failed or gpus or trace.devices)
+        )

@@ -1,0 +1,348 @@
+"""`memviz.open` and its results: the command line's own numbers, as objects, sentences, tables and frames."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+import memviz
+from memviz.commands import main
+from memviz.errors import TraceError, UsageError
+from memviz.results.open_trace import OpenTrace
+from memviz.results.result import Result
+from memviz.units import bytes_text
+from tests.house.repository import ROOT
+from tests.traces import MiB, alloc, block, frame, free, segment, snapshot, trace_of
+
+SAMPLES = ROOT / "sample_traces"
+TRAINING, CHECKPOINTED = SAMPLES / "training.pickle.gz", SAMPLES / "training-checkpointed.pickle.gz"
+OUT_OF_MEMORY = SAMPLES / "out-of-memory.pickle.gz"
+
+
+def _some(trace: OpenTrace) -> int:
+    return trace.summary().devices[0].events // 2 - 1
+
+
+RESULTS: dict[str, Callable[[OpenTrace], Result]] = {
+    "the trace": lambda trace: trace,
+    "summary": lambda trace: trace.summary(),
+    "peak": lambda trace: trace.peak(),
+    "live": lambda trace: trace.live_at(event=_some(trace)),
+    "stacks": lambda trace: trace.by("stack"),
+    "segments": lambda trace: trace.segments_at(event=_some(trace)),
+    "comparison": lambda trace: trace.compare(trace),
+    "replay": lambda trace: trace.replay(),
+}
+
+
+@pytest.fixture(scope="module")
+def training() -> OpenTrace:
+    return memviz.open(TRAINING)
+
+
+@dataclass(frozen=True)
+class Same:
+    command: str
+    asked: Callable[[OpenTrace], Result]
+
+
+SAME = [
+    Same(f"summary {TRAINING}", lambda trace: trace.summary()),
+    Same(f"peak {TRAINING} --by stack", lambda trace: trace.by("stack", top=20)),
+    Same(f"at {TRAINING} --event 1000 --by module --top 0", lambda trace: trace.live_at(event=1000).by("module")),
+    Same(
+        f"diff {TRAINING} {CHECKPOINTED} --top 0 --by category",
+        lambda trace: trace.compare(CHECKPOINTED, by="category"),
+    ),
+    Same(
+        f"replay {TRAINING} --settings expandable_segments:True --memory 3GiB --overhead 1GiB --search",
+        lambda trace: trace.replay(settings="expandable_segments:True", memory="3GiB", overhead=1 << 30, search=True),
+    ),
+]
+
+
+@pytest.mark.parametrize("same", SAME, ids=[same.command.replace(f"{SAMPLES}/", "") for same in SAME])
+def test_values_are_the_command_lines_to_the_byte(same, training, capsys):
+    assert main([*same.command.split(), "--json"]) == 0
+    assert json.dumps(same.asked(training).as_json(), indent=2) + "\n" == capsys.readouterr().out
+
+
+def timed() -> Any:
+    """Two devices; the second one ran higher, and its events have times."""
+    here = [frame("make", "/home/x/train.py", 3)]
+    first = [alloc(0, MiB, time_us=1)]
+    second = [
+        alloc(0, 8 * MiB, frames=here, time_us=2_000_000),
+        alloc(8 * MiB, 3 * MiB, frames=[frame("load", "/home/x/data.py", 9)], time_us=2_500_000),
+        *free(0, 8 * MiB, time_us=3_000_000),
+    ]
+    held = segment(0, 20 * MiB, [block(8 * MiB, 4 * MiB, 3 * MiB)], device=1)
+    return {**snapshot([], [held]), "device_traces": [first, second]}
+
+
+@pytest.fixture
+def two_devices(tmp_path: Path) -> Path:
+    path = tmp_path / "two.json"
+    path.write_text(json.dumps(timed()))
+    return path
+
+
+def test_a_device_is_chosen_once_or_for_a_question(two_devices):
+    trace = memviz.open(two_devices)
+    assert trace.devices == ("0", "1")
+    assert [device.device for device in trace.summary().devices] == ["0", "1"]
+    assert (trace.peak().device, trace.peak(device=0).live_bytes, trace.peak().live_bytes) == ("1", MiB, 11 * MiB)
+    first = memviz.open(two_devices, device=0)
+    assert [device.peak_bytes for device in first.summary().devices] == [MiB]
+    assert first.peak().live_bytes == first.compare(two_devices).peaks[0] == MiB
+    assert "of device 0" in str(first.peak())
+    with pytest.raises(UsageError, match="has no device 7. Its devices: 0, 1"):
+        trace.peak(device=7)
+
+
+def test_a_time_counts_from_the_first_event_as_on_the_command_line(two_devices, capsys):
+    trace = memviz.open(two_devices)
+    assert [trace.live_at(time=time).live_bytes for time in (0, 0.49, 0.5, 0.9, 1)] == [
+        8 * MiB,
+        8 * MiB,
+        11 * MiB,
+        11 * MiB,
+        3 * MiB,
+    ]
+    assert main(["at", str(two_devices), "--time", "0.5", "--top", "0", "--json"]) == 0
+    assert json.dumps(trace.live_at(time=0.5).as_json(), indent=2) + "\n" == capsys.readouterr().out
+    for moment in ({}, {"event": 1, "time": 1.0}):
+        with pytest.raises(UsageError, match="by its event or by its time"):
+            trace.live_at(**moment)
+    with pytest.raises(UsageError, match="no time"):
+        trace.segments_at(time=float("nan"))
+
+
+def test_segments_say_how_each_is_used(two_devices):
+    found = memviz.open(two_devices).segments_at(event=1)
+    assert (found.reserved_bytes, found.free_bytes) == (20 * MiB, 8 * MiB)
+    (only,) = found.segments
+    assert (only.live_bytes, only.waiting_bytes, only.free_bytes, only.blocks) == (12 * MiB, 0, 8 * MiB, 2)
+    assert str(found) == (
+        "20.0 MiB are reserved in 1 segment on device 1 after event 1. Blocks take 12.0 MiB of it, "
+        "and 8.00 MiB (40 %) is free."
+    )
+
+
+def test_every_map_of_a_real_trace_adds_up(training):
+    for event in range(-1, 5828, 700):
+        found, live = training.segments_at(event=event), training.live_at(event=event)
+        parts = [part.live_bytes + part.waiting_bytes + part.free_bytes for part in found.segments]
+        assert parts == [part.bytes for part in found.segments]
+        assert sum(parts) == found.reserved_bytes == live.reserved_bytes
+        assert sum(group.bytes for group in live.groups) + live.rest_bytes == live.live_bytes
+
+
+def test_a_moment_is_one_sentence(two_devices):
+    trace = memviz.open(two_devices)
+    assert str(trace.live_at(event=1)) == (
+        "11.0 MiB are live on device 1 after event 1, 73 % of it at train.py:3 make. 20.0 MiB are reserved then."
+    )
+    assert str(trace.live_at(event=-1)).startswith("0 B are live on device 1 before the first event.")
+
+
+def test_what_a_file_without_segments_had_reserved_is_no_zero():
+    trace = memviz.open(trace_of([alloc(0, 512), alloc(1024, 512)], segments=[]))
+    for event, when in ((1, "after event 1"), (-1, "before the first event")):
+        found = trace.segments_at(event=event)
+        assert str(found) == f"What is reserved {when} is not in the file."
+        assert found.as_json()["reserved_is_known"] is False
+
+
+def test_a_state_without_a_history_answers_too():
+    trace = memviz.open(trace_of([], [segment(0, 20 * MiB, [block(0, 4 * MiB)])]))
+    assert str(trace.live_at(event=-1)).startswith("4.00 MiB are live at the end, 100 % of it ")
+    assert str(trace.segments_at(event=-1)).startswith("20.0 MiB are reserved in 1 segment at the end.")
+    assert str(trace.replay()).startswith("There is nothing to replay.")
+    for ask in RESULTS.values():
+        assert ask(trace)._repr_html_().startswith("<div>")
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_results_are_frozen_and_print_as_a_sentence(name, training):
+    result = RESULTS[name](training)
+    assert re.fullmatch(r"[^\n]+\.", str(result)) and repr(result) == str(result)
+    with pytest.raises(FrozenInstanceError):
+        result.trace = None
+    with pytest.raises((FrozenInstanceError, AttributeError)):
+        result.headline = None
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_frames_have_every_row_in_plain_values(name, training):
+    pandas = pytest.importorskip("pandas")
+    result = RESULTS[name](training)
+    frame, columns = result.to_frame(), result.columns()
+    assert isinstance(frame, pandas.DataFrame) and len(frame) > 0
+    assert {column: frame[column].astype(object).where(frame[column].notna(), None).tolist() for column in frame} == (
+        columns
+    )
+
+
+def test_frames_add_up(training):
+    for by in ("site", "category", "module", "stack"):
+        assert training.by(by).to_frame()["bytes"].sum() == training.peak().live_bytes
+    comparison = training.compare(CHECKPOINTED)
+    frame = comparison.to_frame()
+    assert frame["delta_bytes"].sum() == comparison.delta_bytes < 0
+    assert (frame["a_bytes"].sum(), frame["b_bytes"].sum()) == comparison.peaks
+    stacks = training.by("stack").to_frame()
+    assert stacks["stack"].iloc[0].startswith("/") or ":" in stacks["stack"].iloc[0]
+
+
+def test_three_traces_compare_side_by_side(training):
+    comparison = training.compare(CHECKPOINTED, memviz.open(OUT_OF_MEMORY), by="category")
+    assert list(comparison.columns())[:6] == ["key", "a_bytes", "b_bytes", "c_bytes", "b_delta_bytes", "c_delta_bytes"]
+    assert sum(comparison.columns()["c_bytes"]) == comparison.peaks[2] == memviz.open(OUT_OF_MEMORY).peak().live_bytes
+    assert comparison.by("site").found.by == "site"
+    with pytest.raises(UsageError, match="one other trace"):
+        training.compare()
+
+
+def test_a_replay_says_whether_it_runs(training):
+    small = training.replay(memory="2GiB", overhead=0)
+    assert not small.runs and "this run stops at event 2,442" in str(small)
+    assert "set aside" not in str(small)
+    large = training.replay(memory="24GiB")
+    assert large.runs
+    aside = "Of the card's 24 GiB, 512 MiB are set aside for the CUDA context and libraries."
+    assert str(large).startswith("In 23.50 GiB this run fits") and str(large).endswith(aside)
+    opened = memviz.open(training.replay(settings="expandable_segments:True").trace)
+    assert str(opened.summary().as_json()["origin"]) == "replayed with expandable_segments:True"
+    for wrong in ({"memory": "many"}, {"memory": -1}, {"settings": "no_such:1"}):
+        with pytest.raises(UsageError):
+            training.replay(**wrong)
+
+
+# -- text of anybody's
+
+NASTY = "</td><script>alert(1)</script>\x1b[31m\u202e<b onmouseover=x>"
+
+
+class Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.attributes: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_text_from_a_trace_is_shown_and_never_markup(name, tmp_path):
+    path = tmp_path / "<script>.json"
+    frames = [frame(NASTY, f"/home/x/{NASTY}.py", 3)]
+    held = [segment(0, 20 * MiB, [block(0, 8 * MiB)])]
+    path.write_text(json.dumps(snapshot([alloc(0, 8 * MiB, frames=frames), alloc(8 * MiB, MiB, frames=frames)], held)))
+    result = RESULTS[name](memviz.open(path))
+    bundle = result._repr_mimebundle_()
+    tags = Tags()
+    tags.feed(bundle["text/html"])
+    assert tags.names <= {"div", "p", "strong", "table", "thead", "tbody", "tr", "th", "td", "i", "svg", "path"}
+    assert not {attribute for attribute in tags.attributes if attribute.startswith("on")}
+    assert bundle["text/plain"].isprintable()
+    for forbidden in ("\x1b", "\u202e", "http", "<script"):
+        assert forbidden not in bundle["text/html"]
+
+
+def test_what_is_asked_for_is_what_a_notebook_gets(training):
+    peak = training.peak()
+    assert set(peak._repr_mimebundle_()) == {"text/plain", "text/html"}
+    assert set(peak._repr_mimebundle_(include={"text/html"})) == {"text/html"}
+    assert set(peak._repr_mimebundle_(exclude={"text/html"})) == {"text/plain"}
+
+
+def test_a_table_of_many_rows_says_what_it_leaves_out(training):
+    shown = training.by("stack")._repr_html_()
+    groups = training.by("stack").groups
+    assert len(groups) > 20 and shown.count("<tr>") == 22
+    rest = sum(group.bytes for group in groups[20:])
+    assert f">{bytes_text(rest)}</td>" in shown and "(all others)" in shown
+
+
+def test_a_prediction_and_whatever_has_a_trace_is_opened_as_it_is(training):
+    torch = pytest.importorskip("torch")
+    with memviz.predicting("L4") as predicted:
+        kept = torch.zeros(1 << 20, device="cuda")
+        with pytest.raises(UsageError, match="no trace"):
+            memviz.open(predicted)
+    assert kept.shape == (1 << 20,)
+    assert memviz.open(predicted).peak().live_bytes == memviz.open(predicted.trace).peak().live_bytes == 4 * MiB
+    replayed = memviz.open(training.replay(settings="expandable_segments:True"))
+    assert replayed.trace.about.origin == "replayed"
+    assert memviz.open(training).trace is training.trace
+    with pytest.raises(UsageError, match="not from this int"):
+        memviz.open(5)
+
+
+# -- what cannot be opened
+
+
+def test_errors_are_those_of_the_command_line(tmp_path, capsys):
+    damaged = tmp_path / "damaged.pickle"
+    damaged.write_bytes(TRAINING.read_bytes()[:500])
+    for path in (damaged, tmp_path / "nothing.pickle", tmp_path):
+        with pytest.raises(TraceError) as caught:
+            memviz.open(path)
+        assert main(["summary", str(path)]) == 2
+        assert capsys.readouterr().err == f"memviz: {caught.value}\n"
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (lambda trace: trace.live_at(event="x"), "event is a whole number, such as 1000, and not 'x'."),
+        (lambda trace: trace.live_at(event=3.5), "event is a whole number, such as 1000, and not 3.5."),
+        (lambda trace: trace.segments_at(time="1"), "time is a number of seconds, such as 0.5, and not '1'."),
+        (lambda trace: trace.replay(settings={"a": 1}), 'settings is a text, such as "expandable_segments:True", and'),
+        (lambda trace: trace.replay(memory="lots"), "memory: 'lots' is not a size; write for example 24GiB or 512MiB"),
+        (lambda trace: trace.replay(memory=-5), "memory: -5 is less than nothing."),
+        (lambda trace: trace.replay(overhead=[]), 'overhead is a size, as bytes or as in "24GiB", and not [].'),
+        (lambda trace: trace.replay(memory=float("inf")), 'memory is a size, as bytes or as in "24GiB", and not inf.'),
+        (
+            lambda trace: trace.compare(3),
+            "A trace is opened by the name of its file or by its address, not from this int.",
+        ),
+        (
+            lambda trace: memviz.open(b"x"),
+            "A trace is opened by the name of its file or by its address, not from this bytes",
+        ),
+    ],
+)
+def test_a_wrong_argument_is_named_with_what_it_should_be(asked, said, training):
+    with pytest.raises(UsageError, match=f"^{re.escape(said)}"):
+        asked(training)
+
+
+def test_an_event_may_be_a_whole_number_of_any_kind(training):
+    said = str(training.live_at(event=1000))
+    assert str(training.live_at(event=1000.0)) == said
+    assert str(training.live_at(event=numpy.int64(1000))) == said
+
+
+def test_a_folder_without_a_name_is_named_all_the_same():
+    with pytest.raises(TraceError, match=r"^\.: It is a folder"):
+        memviz.open(".")
+
+
+def test_an_open_trace_needs_its_file_no_longer(tmp_path):
+    copy = tmp_path / "copy.pickle.gz"
+    copy.write_bytes(TRAINING.read_bytes())
+    trace = memviz.open(copy)
+    copy.unlink()
+    assert trace.peak().live_bytes == memviz.open(TRAINING).peak().live_bytes

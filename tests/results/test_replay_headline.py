@@ -1,0 +1,203 @@
+"""The answer in two sentences."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from memviz.allocator.replay import source_of
+from memviz.allocator.replay_result import exactness
+from memviz.allocator.search import search
+from memviz.allocator.settings import parse_settings
+from memviz.allocator.what_if import CardMemory, what_if
+from memviz.results.replay_headline import replay_headline as headline
+from tests.allocator.driver import GiB, MiB
+from tests.allocator.recording import Recorder
+from tests.traces import alloc, block, event, free, segment, trace_of
+
+
+@pytest.fixture
+def growing() -> Recorder:
+    """Sizes that grow; then three are held. Segments that expand need 100 MiB, fixed ones 156."""
+    run = Recorder()
+    for size in (30, 31, 32, 33):
+        run.cached(size * MiB)
+    for size in (4, 33, 60):
+        run.malloc(size * MiB)
+    return run
+
+
+def words(run: Recorder, mebibytes: int | None = None, text: str | None = None, *, searched: bool = False) -> str:
+    trace, card = run.trace(), None if mebibytes is None else CardMemory(mebibytes * MiB, 0)
+    settings = None if text is None else parse_settings(text)
+    found = search(source_of(trace), card, also=settings) if searched else None
+    return str(headline(what_if(trace, settings=settings, card=card), found))
+
+
+EXPANDABLE = "expandable_segments:True"
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "text", "answer"),
+    [
+        (
+            120,
+            EXPANDABLE,
+            "In 120 MiB this run stops at event 18. "
+            "Expandable segments would carry it through, with 20.0 MiB to spare.",
+        ),
+        (
+            120,
+            "roundup_power2_divisions:4",
+            "In 120 MiB this run stops at event 18. With roundup_power2_divisions:4 it stops at event 18.",
+        ),
+        (
+            120,
+            None,
+            "In 120 MiB this run stops at event 18. "
+            "60.0 MiB are asked for then; 26.0 MiB are cached, in no piece that it could take.",
+        ),
+        (90, EXPANDABLE, "It does not fit in 90.0 MiB under any setting: 97.0 MiB are live at once."),
+        (
+            300,
+            EXPANDABLE,
+            "In 300 MiB this run fits, with 144 MiB to spare. "
+            "Expandable segments would reserve 100 MiB at the peak, 56.0 MiB less.",
+        ),
+        (
+            None,
+            EXPANDABLE,
+            "Expandable segments would reserve 100 MiB at the peak, 56.0 MiB less. "
+            "97.0 MiB are live at once, and no setting goes below that.",
+        ),
+        (
+            None,
+            None,
+            "This run reserves 156 MiB at its peak; 59.0 MiB (38 %) of it are beyond what it ever holds. "
+            "97.0 MiB are live at once, and no setting goes below that.",
+        ),
+    ],
+)
+def test_where_it_ends_and_what_helps(growing, mebibytes, text, answer):
+    assert words(growing, mebibytes, text) == answer
+
+
+def test_a_search_says_what_helps_without_being_told(growing):
+    assert words(growing, 120, searched=True).endswith(
+        "Expandable segments would carry it through, with 20.0 MiB to spare."
+    )
+    assert words(growing, 300, searched=True).endswith(
+        "Expandable segments would reserve 56.0 MiB less without a limit."
+    )
+
+
+def test_where_nothing_helps_that_is_said():
+    run = Recorder()
+    held = [run.malloc(30 * MiB) for _ in range(4)]
+    assert words(run, 300, searched=True).endswith("No setting tried reserves noticeably less without a limit.")
+    assert len(held) == 4
+
+
+def test_a_recording_that_failed_itself():
+    run = Recorder(card=100 * MiB)
+    run.cached(60 * MiB)
+    run.malloc(50 * MiB)
+    with pytest.raises(Exception, match="Tried to allocate"):
+        run.malloc(60 * MiB)
+    assert words(run, None, EXPANDABLE).startswith("This run ran out of memory at event 5.")
+    assert words(run, 100).startswith("In 100 MiB this run stops at event 5.")
+    assert words(run, 100, searched=True).startswith("It does not fit in 100 MiB under any setting: 110 MiB are live")
+
+
+def test_without_history_there_is_nothing_to_say():
+    trace = trace_of([], [segment(0, 2 * MiB, [])])
+    assert headline(what_if(trace)).answer == "There is nothing to replay."
+
+
+def test_cache_from_before_the_recording_is_not_counted_as_saved():
+    a = 0x7F1200000000
+    ends = [segment(a, 20 * MiB, [block(a, 5 * MiB)]), segment(a + GiB, 60 * MiB, [])]
+    trace = trace_of([alloc(a + GiB, 30 * MiB), free(a + GiB, 30 * MiB)], ends)
+    settings = parse_settings(EXPANDABLE)
+    found = what_if(trace, settings=settings)
+    assert str(headline(found)) == (
+        "Expandable segments would reserve 40.0 MiB at the peak, 10.0 MiB less than the recorded settings. "
+        "The recording reserves 80.0 MiB: what was cached before its first event is left out of the comparison."
+    )
+
+
+def short(card: int | None = 100) -> Recorder:
+    """60 MiB are cached when 80 are asked for: on a card of 100 the cache goes back first."""
+    run = Recorder(card=card and card * MiB)
+    run.cached(60 * MiB)
+    run.malloc(80 * MiB)
+    return run
+
+
+WANT = "The recording reserves 80.0 MiB: for want of memory, by all that shows, what was cached went back at event 4;"
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "text", "answer"),
+    [
+        (
+            None,
+            None,
+            f"Without a limit this run would reserve 140 MiB at its peak. {WANT} without a limit it need not.",
+        ),
+        (
+            None,
+            EXPANDABLE,
+            "Expandable segments would reserve 80.0 MiB at the peak, 60.0 MiB less than the recorded settings. "
+            f"{WANT} without a limit it need not.",
+        ),
+        (
+            200,
+            EXPANDABLE,
+            "In 200 MiB this run fits, with 60.0 MiB to spare. Expandable segments would reserve 80.0 MiB at the peak, "
+            f"60.0 MiB less than the recorded settings. {WANT} in 200 MiB it need not.",
+        ),
+        (
+            100,
+            EXPANDABLE,
+            "In 100 MiB this run ends as recorded: memory is short once, and what is cached goes back. "
+            "Expandable segments would reserve 80.0 MiB at the peak, as much as the recorded settings.",
+        ),
+    ],
+)
+def test_a_recording_that_was_short_of_memory_is_held_apart_from_replays_that_are_not(mebibytes, text, answer):
+    assert words(short(), mebibytes, text) == answer
+
+
+def test_where_the_program_emptied_its_cache_the_replay_is_as_recorded():
+    run = Recorder()
+    for size in (60, 80, 70):
+        run.cached(size * MiB)
+        run.line = 7
+        run.allocator.empty_cache()
+        run.line = 0
+    assert words(run) == (
+        "This run reserves 80.0 MiB at its peak; 0 B (0 %) of it are beyond what it ever holds. "
+        "80.0 MiB are live at once, and no setting goes below that."
+    )
+
+
+def test_of_several_devices_the_one_meant_is_named():
+    run = Recorder()
+    run.malloc(30 * MiB)
+    one = run.trace()
+    two = replace(one, devices=(one.devices[0], replace(one.devices[0], device=1)))
+    assert headline(what_if(two, two.devices[1])).answer.startswith("On device 1, this run reserves 30.0 MiB")
+    assert headline(what_if(two, two.devices[1], card=CardMemory(50 * MiB, 0))).answer.startswith(
+        "On device 1, in 50.0 MiB"
+    )
+
+
+def test_how_exact_it_is_is_always_said(growing):
+    trace = growing.trace()
+    assert exactness(what_if(trace).recorded) == "replay of the recording exact, 0 of 7 addresses differ"
+    a = 0x7F1200000000
+    events = [event("segment_alloc", a, 20 * MiB), alloc(a + MiB, 5 * MiB)]
+    recorded = what_if(trace_of(events)).recorded
+    assert exactness(recorded).startswith("replay of the recording exact up to event 1. The file takes another block")

@@ -1,0 +1,92 @@
+"""Every sentence of Run against the rows beside it, over generated orders of variants."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+from memviz.results.run import OPTIMIZERS, variants_headline
+from memviz.runner.jobs.order import OrderStatus, Variant
+from memviz.runner.request import Request
+from memviz.runner.run import Fit, Run
+from memviz.ui.run.results import head_html, results_html
+from memviz.units import bytes_text
+from tests.runner.runs import GIB, run
+from tests.ui.page import words
+
+
+def made(draw: random.Random, usable: int, optimizer: Any, window: str) -> Run:
+    reserved = draw.randrange(usable // 2, 2 * usable)
+    live = reserved - draw.randrange(0, reserved // 2)
+    fits = live <= usable
+    fit = Fit(usable, fits, min(reserved, usable), None if fits else 9, None, None, reserved - usable)
+    return run(
+        request=Request("tiny", optimizer=optimizer),
+        peak_reserved_bytes=reserved,
+        peak_allocated_bytes=live,
+        flops=draw.randrange(10, 1000),
+        fit=fit,
+        seconds=None,
+        window=window,
+        command=f"command {draw.random()}",
+    )
+
+
+def order(draw: random.Random) -> tuple[Variant, ...]:
+    usable, optimizer = draw.randrange(4, 40) * GIB, draw.choice([*OPTIMIZERS])
+    window = draw.choice(["1 step", "1 forward pass"])
+    found = []
+    for number in range(draw.randrange(1, 6)):
+        chosen: Any = (("half", {"n": str(number)}),) if number else ()
+        state: Any = "failed" if draw.random() < 0.15 else "done"
+        known = made(draw, usable, optimizer, window) if state == "done" else None
+        label = f"Variant {number}"
+        found.append(Variant(Request("tiny", optimizations=chosen), label, state, "It broke.", known))
+    return tuple(found)
+
+
+def check(variants: tuple[Variant, ...]) -> None:
+    said = variants_headline(variants)
+    answer, number, status = said.headline.answer, said.number, OrderStatus("x", variants)
+    subject = variants[number].run
+    assert answer in words(head_html(status))
+    if subject is None:
+        assert not any(variant.run for variant in variants)
+        return
+    shown = results_html(status)
+    assert subject.command in shown
+    assert not [variant for variant in variants if variant.run not in (None, subject) and variant.run.command in shown]
+    base = variants[0].run
+    of_saving(answer, str(said.headline), variants[number], base)
+    of_fit(answer, str(said.headline), variants, subject)
+
+
+def of_saving(answer: str, said: str, subject: Variant, base: Run | None) -> None:
+    saved = re.search(r"[Ss]aves ([\d.,]+ \w+)", said)
+    if saved:
+        assert base is not None and subject.run is not None
+        less = base.peak_reserved_bytes - subject.run.peak_reserved_bytes
+        assert (bytes_text(less), less >= 0) == (saved[1], True)
+        assert answer.startswith(f"{subject.label} ")
+
+
+def of_fit(answer: str, said: str, variants: tuple[Variant, ...], subject: Run) -> None:
+    known = [variant.run for variant in variants if variant.run is not None]
+    claims = re.search(r"It fits|makes the .* fit", said) and "Nothing" not in said
+    assert subject.fit is not None
+    if claims:
+        assert subject.fit.fits
+    if "does not fit" in said:
+        assert not subject.fit.fits
+    if answer.startswith("Nothing here makes"):
+        assert not any(each.fit and each.fit.fits for each in known)
+    if claims or "not fit" in said or answer.startswith("Nothing here makes"):
+        trains = subject.window == "1 step"
+        assert (f"with {OPTIMIZERS[subject.request.optimizer]}" in said) == trains
+
+
+def test_what_is_said_of_generated_runs_is_what_stands_beside_it() -> None:
+    draw = random.Random(3)
+    for _ in range(400):
+        check(order(draw))
