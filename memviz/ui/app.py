@@ -14,6 +14,7 @@ import gradio as gr
 from starlette.middleware import Middleware
 
 from memviz.ranks.summary import RankSummary
+from memviz.text import Html
 from memviz.trace.model import Trace
 from memviz.ui.compare import programs as compare_programs
 from memviz.ui.compare import tab as compare
@@ -36,7 +37,6 @@ from memviz.ui.explore import programs as explore_programs
 from memviz.ui.explore import tab as explore
 from memviz.ui.explore.findings import with_estimate
 from memviz.ui.explore.tab import EXPORTS, export_file
-from memviz.ui.html.markup import Html
 from memviz.ui.ranks import tab as ranks
 from memviz.ui.run import programs as run_programs
 from memviz.ui.run import tab as run

@@ -21,12 +21,12 @@ from memviz.analysis.lifetimes import has_times
 from memviz.figures.colouring import colouring
 from memviz.results.comparison import comparison_headline
 from memviz.results.headline import Headline
+from memviz.text import Html, cut, tag
 from memviz.ui.compare.controls import Controls, controls_html
 from memviz.ui.compare.scoreboard import Board, scoreboard_html
 from memviz.ui.compare.state import LETTERS, CompareState, Side, compare_query, sides_of
 from memviz.ui.compare.waterfall import Surroundings, waterfall, waterfall_html
 from memviz.ui.html.labels import headline_html
-from memviz.ui.html.markup import Html, cut, tag
 from memviz.ui.payloads.timelines import linked_name, linked_values, shared_hues
 from memviz.ui.shell.session import Context, Opened, Session
 

@@ -9,9 +9,9 @@ from types import MappingProxyType
 from memviz.analysis.comparing.align import Alignment
 from memviz.analysis.comparing.changes import Score
 from memviz.figures.colouring import SharedHue
+from memviz.text import Html, cut, cut_middle, joined, tag
 from memviz.ui.compare.state import COLOURS, LETTERS, CompareState
 from memviz.ui.html.labels import colour_style, style_of, swatch
-from memviz.ui.html.markup import Html, cut, cut_middle, joined, tag
 
 _LEAST_SHARE = 0.002
 _MOST_NAME = 44

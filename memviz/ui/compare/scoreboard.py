@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memviz.analysis.comparing.changes import Score
+from memviz.text import Html, distinct_labels, esc, rounded, tag
 from memviz.ui.compare.state import LETTERS, Side
 from memviz.ui.html.labels import colour_style
-from memviz.ui.html.markup import Html, distinct_labels, esc, rounded, tag
 from memviz.ui.shell.session import Opened
 from memviz.units import bytes_text, duration_text, percent_text
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from memviz.analysis.comparing.changes import Change, Changes
+from memviz.text import Html, cut, esc, exact, rounded, tag
 from memviz.ui.compare.controls import switch_html
 from memviz.ui.compare.state import LETTERS
 from memviz.ui.html.labels import swatch
-from memviz.ui.html.markup import Html, cut, esc, exact, rounded, tag
 from memviz.units import bytes_text, count_text, delta_text
 
 FEW_ROWS = 8

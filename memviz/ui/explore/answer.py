@@ -32,6 +32,7 @@ from memviz.analysis.which_device import others_out_of_memory
 from memviz.errors import UsageError
 from memviz.figures.colouring import Colouring
 from memviz.results.summary import trace_headline
+from memviz.text import Html, esc, joined, tag
 from memviz.trace.model import DeviceTrace, Ints8, Note, Trace
 from memviz.ui.explore.icicle import icicle_html
 from memviz.ui.explore.inspector import allocation_html, moment_html, source_line
@@ -56,7 +57,6 @@ from memviz.ui.explore.live_set import (
 from memviz.ui.explore.never_freed import CHURN_ROWS, never_freed_html
 from memviz.ui.explore.state import Chosen, ExploreState, chosen_of
 from memviz.ui.html.labels import headline_html
-from memviz.ui.html.markup import Html, esc, joined, tag
 from memviz.ui.payloads.event_rows import list_value
 from memviz.ui.payloads.segment_view import map_value
 from memviz.units import bytes_text, counted

@@ -15,9 +15,9 @@ from memviz.analysis.findings.finding import NOTICEABLE, Facts, Finding, Finding
 from memviz.analysis.findings.ranking import finding_named, findings
 from memviz.errors import UsageError
 from memviz.results.headline import trace_name
+from memviz.text import Html, cut, rounded, tag
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.explore.live_set import lights
-from memviz.ui.html.markup import Html, cut, rounded, tag
 from memviz.ui.shell.session import Context, Session, estimate_name, open_derived_trace
 from memviz.units import count_text, delta_text
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from memviz.analysis.breakdown import Dominant, Path, StackBreakdown, path_text
 from memviz.analysis.callstacks.stack_tree import OTHER, ROOT, StackTree
 from memviz.figures.theme import DARK, LIGHT, mixed, text_on
+from memviz.text import Html, allocations, cut, joined, tag
 from memviz.trace.model import Trace
 from memviz.ui.explore.live_set import BYTES, CATEGORIES, Measure, Paint
 from memviz.ui.html.labels import FrameWords, frame_words
-from memviz.ui.html.markup import Html, allocations, cut, joined, tag
 from memviz.units import percent_text
 
 ROW_HEIGHT = 22

@@ -15,10 +15,10 @@ from memviz.analysis.allocations import Allocation, BlockKnown, Span
 from memviz.analysis.event_state import EventState, EventSummary
 from memviz.analysis.lifetimes import BEFORE
 from memviz.analysis.purpose.reasons import Certainty
+from memviz.text import Html, allocations, cut, exact, joined, tag, when
 from memviz.trace.model import DEFAULT_POOL, NO_STACK, Phase, Trace
 from memviz.trace.profile import is_profiled
 from memviz.ui.html.labels import FrameWords, frame_words, swatch
-from memviz.ui.html.markup import Html, allocations, cut, exact, joined, tag, when
 from memviz.units import bytes_text, count_text, duration_text
 
 SOURCES_SETTING = "MEMVIZ_SOURCE_ROOT"

@@ -16,10 +16,10 @@ from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.purpose.categories import KINDS
 from memviz.analysis.purpose.reasons import Certainty
 from memviz.figures.colouring import MEANINGS, Colouring, colouring, group_colour
+from memviz.text import Html, allocations, cut, exact, joined, rounded, tag, when
 from memviz.trace.model import DeviceTrace, Ints8, Trace
 from memviz.ui.explore.state import GROUPINGS, TABS, WEIGHTS, ExploreState
 from memviz.ui.html.labels import shades_of, style_of, swatch
-from memviz.ui.html.markup import Html, allocations, cut, exact, joined, rounded, tag, when
 from memviz.units import bytes_text, count_text, counted, percent_text
 
 

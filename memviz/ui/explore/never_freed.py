@@ -7,9 +7,9 @@ from dataclasses import replace
 from memviz.analysis.breakdown import Breakdown
 from memviz.analysis.groups import Groups
 from memviz.analysis.leaks import Growth, GrowthRow
+from memviz.text import Html, allocations, cut, exact, joined, rounded, tag
 from memviz.ui.explore.live_set import TableLook, lights, name_html, table_html
 from memviz.ui.explore.state import ExploreState
-from memviz.ui.html.markup import Html, allocations, cut, exact, joined, rounded, tag
 from memviz.units import bytes_text, count_text, delta_text
 
 CHURN_ROWS = 12

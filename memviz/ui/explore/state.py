@@ -13,8 +13,8 @@ from typing import Any
 
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.timeline import timeline
+from memviz.text import tag
 from memviz.trace.model import DeviceTrace
-from memviz.ui.html.markup import tag
 from memviz.ui.shell.session import Session
 
 TABS = {"live": "Live set", "segments": "Segments", "events": "Events", "never": "Never freed"}

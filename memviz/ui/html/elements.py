@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from memviz.ui.html.markup import Html, tag
+from memviz.text import Html, tag
 
 
 def button(words: object, act: str, kind: str | None = "mv-quiet", **attributes: object) -> Html:

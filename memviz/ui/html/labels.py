@@ -11,8 +11,8 @@ from memviz.analysis.callstacks.stack_tree import frame_name
 from memviz.analysis.purpose.categories import BEFORE_RECORDING
 from memviz.figures.theme import DARK, LIGHT, Palette
 from memviz.results.headline import Headline
+from memviz.text import Html, tag
 from memviz.trace.model import Category, Trace
-from memviz.ui.html.markup import Html, tag
 
 _CATEGORIES = {category.label: category for category in Category}
 

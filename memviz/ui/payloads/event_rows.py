@@ -16,6 +16,7 @@ from memviz.analysis.annotations import NO_INTERVAL, annotated, annotation_of_ev
 from memviz.analysis.cache import cached, cached_on
 from memviz.analysis.callstacks.sites import sites
 from memviz.analysis.lifetimes import BEFORE, has_times, lifetimes
+from memviz.text import exact, plain
 from memviz.trace.model import (
     DEFAULT_POOL,
     FREE_UNKNOWN,
@@ -28,7 +29,6 @@ from memviz.trace.model import (
     Trace,
     address_text,
 )
-from memviz.ui.html.markup import exact, plain
 from memviz.units import bytes_text
 
 MOST_CACHED = 4

@@ -17,9 +17,9 @@ from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import has_reserved, timeline
 from memviz.figures.colouring import Colouring, colouring, pixel_palette
 from memviz.figures.packed_timeline import PackedTimeline, as_sent, pack
+from memviz.text import Html, exact, joined, plain, tag, when
 from memviz.trace.model import DEFAULT_POOL, Bools, DeviceTrace, Ints8, Segments, Trace, address_text
 from memviz.trace.profile import is_profiled
-from memviz.ui.html.markup import Html, exact, joined, plain, tag, when
 from memviz.units import bytes_text, count_text, counted, percent_text
 
 MOST_ROWS = 200

@@ -37,8 +37,8 @@ from memviz.figures.packed_timeline import (
     pack_times,
 )
 from memviz.results.summary import trace_headline
+from memviz.text import LONGEST_TEXT, cut_middle, plain
 from memviz.trace.model import DeviceTrace, Ints8, Trace
-from memviz.ui.html.markup import LONGEST_TEXT, cut_middle, plain
 from memviz.units import bytes_text
 
 _MOST_PHASES = 2000

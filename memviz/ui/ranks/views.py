@@ -8,9 +8,9 @@ from memviz.ranks.numbers import Rank, mesh_of, mesh_text
 from memviz.ranks.row import Curve
 from memviz.ranks.summary import NamedDelta, Outlier, RankGroup, RankSummary, by_category, by_site
 from memviz.results.ranks import missing_ranks, ranks_headline
+from memviz.text import Html, cut, cut_middle, rounded, tag
 from memviz.trace.model import is_reserved_known
 from memviz.ui.html.labels import headline_html
-from memviz.ui.html.markup import Html, cut, cut_middle, rounded, tag
 from memviz.units import bytes_text, count_text, delta_text
 
 _MOST = 20

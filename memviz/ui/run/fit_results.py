@@ -21,9 +21,9 @@ from memviz.results.fit import (
 )
 from memviz.runner.jobs.searches import SearchStatus
 from memviz.runner.predict.cards import card_named
+from memviz.text import Html, cut, joined, rounded, tag
 from memviz.ui.html.elements import button, facts_html, table
 from memviz.ui.html.labels import headline_html
-from memviz.ui.html.markup import Html, cut, joined, rounded, tag
 from memviz.ui.run.results import code_html
 from memviz.units import bytes_text, count_text, duration_text, percent_text
 

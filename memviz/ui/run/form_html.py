@@ -11,8 +11,8 @@ from memviz.runner.config_source import FILE as CONFIG
 from memviz.runner.config_source import hub_is_on
 from memviz.runner.jobs.order import Variant
 from memviz.runner.parallel.parallelism import GPUS
+from memviz.text import Html, joined, tag
 from memviz.ui.html.elements import button, checkbox, fault_place, labelled, menu, text_input
-from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.run.form import (
     EVERY_CHOICE,
     FIRST_MEMORY,

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from memviz.runner.jobs.worker_process import rows_of
+from memviz.text import Html, tag
 from memviz.ui.html.elements import button, table
-from memviz.ui.html.markup import Html, tag
 
 STORIES: Mapping[str, Mapping[str, Any]] = {
     "split-feed-forward": {

@@ -33,11 +33,11 @@ from memviz.runner.jobs.kept_runs import KeptRun
 from memviz.runner.jobs.order import OrderStatus, Variant
 from memviz.runner.parallel.parallelism import RankClass, file_of_rank
 from memviz.runner.run import Fit, Run
+from memviz.text import Html, cut, joined, rounded, tag
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from memviz.ui.html.elements import button, facts_html, fault_place, table
 from memviz.ui.html.labels import colour_style, swatch
-from memviz.ui.html.markup import Html, cut, joined, rounded, tag
 from memviz.units import bytes_text, count_text, percent_text
 
 _WIDTH, _HEIGHT = 240, 110

@@ -16,8 +16,8 @@ import gradio as gr
 from memviz.errors import MemvizError
 from memviz.runner.jobs.order import OrderStatus
 from memviz.runner.jobs.searches import SearchStatus
+from memviz.text import Html, tag
 from memviz.ui.components.component import Panel, PlainForm, clicked, form_fields
-from memviz.ui.html.markup import Html, tag
 from memviz.ui.run.answer import RunAnswers, RunState, refused
 from memviz.ui.run.fit_results import fit_head_html, fit_html
 from memviz.ui.run.form import GENERAL, MOST_UNASKED, RunRequests, changed, search_order

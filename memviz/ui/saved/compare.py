@@ -12,9 +12,9 @@ import numpy as np
 from memviz.analysis.comparing.align import Alignment, Axis, ways
 from memviz.analysis.comparing.changes import Changes, best_grouping, changes
 from memviz.analysis.comparing.matching import Matching, Pair, has_modules, match_allocations
+from memviz.text import Html
 from memviz.ui.compare.answer import TabComparison, overlay_value
 from memviz.ui.compare.state import GROUPINGS, SORTS, CompareState, Side, changed
-from memviz.ui.html.markup import Html
 from memviz.ui.payloads.timelines import alignments, linked_values, placed
 from memviz.ui.saved.document import SavedLinks, SavedPanel, SizeBudget, State
 from memviz.ui.saved.timeline import light, light_by

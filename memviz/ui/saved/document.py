@@ -17,8 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from memviz.text import Attributes, Html, dark_html, esc, rewriting, tag
 from memviz.ui.components.scripts import bundle
-from memviz.ui.html.markup import Attributes, Html, dark_html, esc, rewriting, tag
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ import numpy as np
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import timeline
+from memviz.text import Html, joined, tag, when
 from memviz.trace.model import Action, DeviceTrace, Trace
 from memviz.ui.explore.answer import ALL, Details, details, verdict_html
 from memviz.ui.explore.findings import findings_html
 from memviz.ui.explore.inspector import stack_html
 from memviz.ui.explore.state import GROUPINGS, ExploreState
 from memviz.ui.html.elements import button
-from memviz.ui.html.markup import Html, joined, tag, when
 from memviz.ui.payloads.timelines import timeline_value
 from memviz.ui.saved.document import Follow, SavedLinks, SavedPanel, SizeBudget, State, Texts
 from memviz.ui.saved.timeline import light_by, saved_pieces, site_labels

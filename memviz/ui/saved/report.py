@@ -14,10 +14,10 @@ from memviz.errors import UsageError
 from memviz.results.comparison import comparison_headline
 from memviz.results.headline import Headline, letter, trace_name
 from memviz.results.summary import trace_headline
+from memviz.text import Html, cut, joined, tag
 from memviz.trace.model import DeviceTrace, Note, Trace
 from memviz.ui.compare.state import LETTERS, Side, side_of
 from memviz.ui.html.elements import button
-from memviz.ui.html.markup import Html, cut, joined, tag
 from memviz.ui.saved.compare import SavedComparison, saved_comparison
 from memviz.ui.saved.document import GENEROUS, MOST_BYTES, SPARE, Document, SizeBudget, Texts, html_text
 from memviz.ui.saved.explore import SavedTrace, explore_html, explore_panels, saved_trace

@@ -21,8 +21,8 @@ from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import timeline
 from memviz.figures.colouring import MEANINGS, Colouring, colouring
 from memviz.figures.packed_timeline import PackedTimeline, as_sent, pack, pack_spans, pack_times
+from memviz.text import plain
 from memviz.trace.model import Bools, Bytes1, DeviceTrace, Ints8, Trace
-from memviz.ui.html.markup import plain
 from memviz.ui.payloads.timelines import groups_piece
 from memviz.units import bytes_text, count_text, duration_text
 

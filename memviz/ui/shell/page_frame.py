@@ -14,9 +14,9 @@ from memviz.analysis.cache import cached_on
 from memviz.analysis.timeline import timeline
 from memviz.figures.packed_timeline import data_address, thumbnail
 from memviz.results.headline import letter
+from memviz.text import Html, cut_middle, dark_html, distinct_labels, joined, tag
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.html.elements import button
-from memviz.ui.html.markup import Html, cut_middle, dark_html, distinct_labels, joined, tag
 from memviz.ui.shell.session import Opened, Session, link_name, timeline_key
 from memviz.ui.shell.store import NamedRanks
 from memviz.units import bytes_text, count_text

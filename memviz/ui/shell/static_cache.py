@@ -19,7 +19,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from memviz.ui.html.markup import Html
+from memviz.text import Html
 
 Rewrite = Callable[[Mapping[str, Any]], dict[str, Any]]
 

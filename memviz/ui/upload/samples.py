@@ -16,8 +16,8 @@ from typing import Any
 from memviz.analysis.timeline import timeline
 from memviz.analysis.which_device import chosen_device
 from memviz.figures.packed_timeline import data_address, thumbnail
+from memviz.text import Html, tag
 from memviz.trace.load import load_trace
-from memviz.ui.html.markup import Html, tag
 from memviz.units import bytes_text, delta_text
 
 _INSTALLED = Path(__file__).parents[2] / "sample_traces"

@@ -14,9 +14,9 @@ from memviz.allocator.settings import settings_of
 from memviz.allocator.what_if import WhatIf
 from memviz.results.headline import trace_name
 from memviz.results.replay_headline import replay_headline
+from memviz.text import Html, joined, tag
 from memviz.trace.model import Action, DeviceTrace, Trace
 from memviz.trace.write import write_pickle
-from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.payloads.segment_view import map_value
 from memviz.ui.payloads.timelines import LinkedTrace, linked_values
 from memviz.ui.shell.session import Context, Session, open_derived_trace

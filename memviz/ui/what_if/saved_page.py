@@ -8,8 +8,8 @@ from memviz.allocator.replay_result import exactness
 from memviz.allocator.search import Search
 from memviz.allocator.what_if import WhatIf
 from memviz.results.replay_headline import replay_headline
+from memviz.text import Html, cut, tag
 from memviz.trace.model import DeviceTrace, Trace
-from memviz.ui.html.markup import Html, cut, tag
 from memviz.ui.payloads.segment_view import map_value, moment_in_replay
 from memviz.ui.saved.document import Document, SavedLinks, html_text
 from memviz.ui.what_if.plots import MapSide, map_sides, moment_that_matters, plot_label, plot_value

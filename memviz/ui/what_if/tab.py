@@ -14,10 +14,10 @@ import gradio as gr
 
 from memviz.allocator.settings import parse_settings
 from memviz.errors import MemvizError
+from memviz.text import Html
 from memviz.trace.model import DeviceTrace
 from memviz.ui.components.component import Panel, PlainForm, TabTurn, clicked, form_fields
 from memviz.ui.components.plots import MemoryTimeline, ReservedPlot, SegmentPair
-from memviz.ui.html.markup import Html
 from memviz.ui.shell.background_jobs import BackgroundJob, BackgroundJobs, BackgroundStopped
 from memviz.ui.shell.gradio_events import IN_PARTS, in_parts
 from memviz.ui.shell.session import Context, Session, timeline_key

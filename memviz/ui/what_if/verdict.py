@@ -10,10 +10,10 @@ from memviz.allocator.search import Search, SettingsTrial
 from memviz.allocator.what_if import CardMemory, WhatIf
 from memviz.analysis.timeline import timeline
 from memviz.results.replay_headline import event_words, replay_headline, settings_name
+from memviz.text import Html, exact, joined, rounded, tag, when
 from memviz.trace.model import DeviceTrace
 from memviz.ui.html.elements import button, facts_html, table
 from memviz.ui.html.labels import headline_html
-from memviz.ui.html.markup import Html, exact, joined, rounded, tag, when
 from memviz.units import bytes_text, count_text, percent_text
 
 

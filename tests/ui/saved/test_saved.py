@@ -12,9 +12,9 @@ import pytest
 
 from memviz.analysis.timeline import timeline
 from memviz.figures.colouring import colouring
+from memviz.text import tag
 from memviz.trace.model import Trace
 from memviz.ui.compare.controls import switch_html
-from memviz.ui.html.markup import tag
 from memviz.ui.saved.document import SavedLinks
 from memviz.ui.saved.report import report_page
 from memviz.ui.saved.timeline import SavedSpans, all_spans, largest_spans, saved_pieces

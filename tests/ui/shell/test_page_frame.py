@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from memviz.analysis.cache import held_bytes
+from memviz.text import Html, distinct_labels, esc, tag
 from memviz.trace.model import Trace
 from memviz.ui.explore.answer import facts, verdict_html
-from memviz.ui.html.markup import Html, distinct_labels, esc, tag
 from memviz.ui.shell import page_frame
 from memviz.ui.shell.page_frame import actions_html, refused_html, traces_html
 from memviz.ui.shell.session import (

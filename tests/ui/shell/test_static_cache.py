@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from memviz.ui.html.markup import Html
+from memviz.text import Html
 from memviz.ui.shell.static_cache import SCRIPT, SharedPage, StaticCache, with_config, without_hidden
 from tests import forked
 
