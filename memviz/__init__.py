@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
     from memviz import figures
     from memviz.results.open_trace import open
-    from memviz.runner.predict.predicted_program import predict, predicting
+    from memviz.runner.predict.script import predict, predicting
     from memviz.runner.record.recording import recording
 
 __all__ = ["figures", "open", "predict", "predicting", "recording"]
 _LIVES_IN = {
     "open": "memviz.results.open_trace",
-    "predict": "memviz.runner.predict.predicted_program",
-    "predicting": "memviz.runner.predict.predicted_program",
+    "predict": "memviz.runner.predict.script",
+    "predicting": "memviz.runner.predict.script",
     "recording": "memviz.runner.record.recording",
 }
 

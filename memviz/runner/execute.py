@@ -15,7 +15,7 @@ from memviz.runner.parallel.parallelism import RankClass
 from memviz.runner.plan import Plan
 from memviz.runner.predict.estimate import fingerprint_of
 from memviz.runner.predict.group.ranks import GroupRank, Layout, classes_of
-from memviz.runner.predict.predicted_run import predict
+from memviz.runner.predict.run import predict
 from memviz.runner.step import Tell
 
 

@@ -20,8 +20,8 @@ from memviz.allocator.replayer import AllocatorCalls
 from memviz.errors import UsageError
 from memviz.runner.measure.cuda_device import CudaDevice
 from memviz.runner.plan import Plan, command_of
+from memviz.runner.predict.device import PredictedDevice
 from memviz.runner.predict.group.ranks import Layout
-from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.request import Optimizer
 from memviz.runner.run import Run
 from memviz.trace.model import Trace

@@ -20,7 +20,7 @@ from memviz.runner.output_check.comparison import adamw
 from memviz.runner.output_check.difference import differences
 from memviz.runner.output_check.model_runs import ComparedStep, flatten
 from memviz.runner.predict.cards import KnownCard, card_named
-from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.predict.device import PredictedDevice
 from memviz.runner.step import RunStep
 from memviz.runner.workloads import Workload
 from memviz.runner.workloads.diffusion_presets import Flux, LtxVideo

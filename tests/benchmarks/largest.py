@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from memviz.runner.fit.largest import largest_that_fits
 from memviz.runner.plan import plan_of
-from memviz.runner.predict.predicted_run import predict
+from memviz.runner.predict.run import predict
 from memviz.runner.request import Request
 
 MOST = 40

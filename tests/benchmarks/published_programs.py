@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from memviz.runner.predict.cards import card_named
+from memviz.runner.predict.device import PredictedDevice
 from memviz.runner.predict.evidence import families_of
-from memviz.runner.predict.predicted_device import PredictedDevice
-from memviz.runner.predict.predicted_trace import trains
+from memviz.runner.predict.ledger import trains
 
 Settings = Mapping[str, str]
 _WARM, _COUNTED = 2, 1

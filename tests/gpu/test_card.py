@@ -18,7 +18,7 @@ from memviz.analysis.timeline import timeline
 from memviz.runner.measure.accelerator import find_accelerator
 from memviz.runner.measure.cuda_device import CudaDevice
 from memviz.runner.predict.cards import CARDS, KnownCard, card_named
-from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.predict.device import PredictedDevice
 from memviz.trace.model import Action
 from tests.gpu.comparing import gpu_of
 from tests.gpu.conftest import Gpu

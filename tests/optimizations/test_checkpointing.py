@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from memviz.runner.plan import plan_of
-from memviz.runner.predict.predicted_run import predict
+from memviz.runner.predict.run import predict
 from memviz.runner.request import Request
 from memviz.runner.run import Run
 from memviz.runner.workloads import workload_named

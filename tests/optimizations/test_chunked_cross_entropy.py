@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from memviz.runner.plan import plan_of
 from memviz.runner.predict.cards import card_named
-from memviz.runner.predict.predicted_device import PredictedDevice
-from memviz.runner.predict.predicted_run import predict
+from memviz.runner.predict.device import PredictedDevice
+from memviz.runner.predict.run import predict
 from memviz.runner.request import Request
 from memviz.runner.run import Run
 from optimizations.chunked_cross_entropy import ChunkedCrossEntropy, chunked_cross_entropy

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from memviz.runner.plan import plan_of
-from memviz.runner.predict.predicted_run import predict
+from memviz.runner.predict.run import predict
 from memviz.runner.request import Request
 from optimizations import Optimization, apply_all, weight_offload
 from optimizations.activation_offload import ActivationOffload, host_bytes

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from memviz.errors import UsageError
 from memviz.runner.output_check.comparison import compare_outputs
 from memviz.runner.plan import plan_of
-from memviz.runner.predict.predicted_run import predict
-from memviz.runner.predict.predicted_script import optimizations_named
+from memviz.runner.predict.run import predict
+from memviz.runner.predict.script import optimizations_named
 from memviz.runner.request import Request
 from memviz.runner.run import Run
 from optimizations.gradient_accumulation import GradientAccumulation

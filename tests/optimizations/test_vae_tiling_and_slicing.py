@@ -11,7 +11,7 @@ from torch import nn
 
 from memviz.errors import UsageError
 from memviz.runner.plan import plan_of
-from memviz.runner.predict.predicted_run import predict
+from memviz.runner.predict.run import predict
 from memviz.runner.request import Request
 from memviz.runner.run import Run
 from optimizations.vae_slicing import VaeSlicing

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from memviz.runner.plan import plan_of
-from memviz.runner.predict.predicted_run import predict
+from memviz.runner.predict.run import predict
 from memviz.runner.request import Request
 from optimizations.lora import Lora
 from optimizations.weight_quantization import Quantized, WeightQuantization

@@ -9,8 +9,8 @@ from functools import cache
 from tempfile import TemporaryDirectory
 
 from memviz.runner.predict.cards import card_named
+from memviz.runner.predict.device import PredictedDevice
 from memviz.runner.predict.evidence import NO_RULE, RULES
-from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.trace.load import load_trace
 from memviz.trace.model import Phase
 from tests.runner.predict.rows import sizes

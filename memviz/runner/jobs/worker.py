@@ -47,7 +47,7 @@ class SearchPredictions:
         with without_collection():
             from memviz.runner.execute import predict_plan
             from memviz.runner.plan import plan_of
-            from memviz.runner.predict.predicted_run import predict_again
+            from memviz.runner.predict.run import predict_again
 
         plan = plan_of(request)
         # Of many GPUs, another rank may reserve most under other settings.

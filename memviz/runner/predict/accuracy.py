@@ -32,13 +32,13 @@ from memviz.runner.predict.evidence import (
     Unproven,
     families_of,
 )
-from memviz.runner.predict.predicted_trace import live_changes
+from memviz.runner.predict.ledger import live_changes
 from memviz.runner.run import Fit
 from memviz.trace.model import Trace
 from memviz.units import bytes_text
 
 if TYPE_CHECKING:
-    from memviz.runner.predict.allocation_recorder import AllocationRecorder
+    from memviz.runner.predict.recorder import AllocationRecorder
 
 DATA = Path(__file__).with_name("held_against.json")
 Kind = Literal["training", "inference"]

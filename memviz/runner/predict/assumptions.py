@@ -17,8 +17,7 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from memviz.runner.predict.known_values import DEFAULT_NUMBER
-from memviz.runner.predict.prediction_errors import decided
-from memviz.runner.predict.program_frames import (
+from memviz.runner.predict.position import (
     AskedLine,
     asked_here,
     first_of_library,
@@ -26,6 +25,7 @@ from memviz.runner.predict.program_frames import (
     place_of_caller,
     place_to_assume,
 )
+from memviz.runner.predict.prediction_errors import decided
 from memviz.units import count_text
 
 _NUMBER_FIELD = "{number}"

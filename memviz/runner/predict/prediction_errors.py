@@ -5,13 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memviz.errors import UsageError
-from memviz.runner.predict.program_frames import (
-    AskedLine,
-    line_of_caller,
-    place_of,
-    place_of_caller,
-    place_to_assume,
-)
+from memviz.runner.predict.position import AskedLine, line_of_caller, place_of, place_of_caller, place_to_assume
 
 REMEDY = "Or take the value from the host, write it as a constant, or leave this line out of what is predicted."
 _NO_VALUE_HELPS = "No value helps: leave this line out of what is predicted."

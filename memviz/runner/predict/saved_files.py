@@ -23,8 +23,8 @@ from torch.utils._pytree import tree_map_only
 
 from memviz.runner.predict.assumptions import Assumptions
 from memviz.runner.predict.compat import Patches, without_functions
+from memviz.runner.predict.cuda.machine import CUDA_0, META, NamedDevices
 from memviz.runner.predict.host import Host
-from memviz.runner.predict.named_devices import CUDA_0, META, NamedDevices
 
 _PLACEHOLDER_MARK = b"memviz predict: nobody computed the values of this file. Number "
 _LONGEST_PLACEHOLDER = len(_PLACEHOLDER_MARK) + 20

@@ -22,7 +22,7 @@ from memviz.runner.parallel.parallelism import file_of_rank, parallel_of
 from memviz.runner.plan import plan_of
 from memviz.runner.predict.estimate import fingerprint_of
 from memviz.runner.predict.group.ranks import GroupRank
-from memviz.runner.predict.predicted_run import predict
+from memviz.runner.predict.run import predict
 from memviz.runner.request import Request
 from memviz.runner.run import Run, load_run
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from memviz.runner.plan import plan_of
-from memviz.runner.predict.predicted_run import predict
+from memviz.runner.predict.run import predict
 from memviz.runner.request import Request
 from memviz.runner.workloads import WORKLOADS
 from memviz.trace.write import write_pickle

@@ -12,7 +12,7 @@ from torch import nn
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.purpose.categories import categories
 from memviz.runner.predict.autocast import ANSWER_IN_SINGLE, TO_HALF, TO_SINGLE, TO_WIDEST
-from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.predict.device import PredictedDevice
 from memviz.trace.model import Category
 from tests.runner.predict.rows import A100, allocations
 

@@ -8,7 +8,7 @@ from memviz.allocator.context import context_on
 from memviz.errors import UsageError
 from memviz.runner.plan import command_of, plan_of
 from memviz.runner.predict.cards import CARDS, NATIVE_SINCE, KnownCard, card_named, card_text, dtype_warnings
-from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.predict.device import PredictedDevice
 from memviz.runner.request import Request
 
 

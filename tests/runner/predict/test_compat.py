@@ -12,7 +12,7 @@ import torch
 
 from memviz.errors import UsageError
 from memviz.runner.predict.compat import Patches, required
-from memviz.runner.predict.cuda_functions import pretended_functions
+from memviz.runner.predict.cuda.functions import pretended_functions
 
 USED = [
     "torch._C:_current_graph_task_id",

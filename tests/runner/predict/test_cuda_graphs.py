@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.predict.device import PredictedDevice
 from tests.runner.predict.rows import A100
 
 MiB = 1 << 20

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.predict.device import PredictedDevice
 from tests.runner.predict.rows import A100, H100
 
 CUDA_0 = torch.device("cuda", 0)

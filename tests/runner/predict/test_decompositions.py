@@ -16,7 +16,7 @@ from torch.nn.functional import one_hot
 from memviz.errors import UsageError
 from memviz.runner.predict.cards import card_named
 from memviz.runner.predict.decompositions import AttentionCall, Backend, backend_for, einsum
-from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.predict.device import PredictedDevice
 from tests.runner.predict.rows import A100, allocations, sizes
 
 MATH, FLASH, EFFICIENT, CUDNN = Backend

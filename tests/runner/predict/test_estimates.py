@@ -12,7 +12,7 @@ from memviz.analysis.actions.proposals import ActionKind, kinds_of, proposal
 from memviz.analysis.findings.finding import FindingKind
 from memviz.analysis.findings.ranking import findings
 from memviz.runner.predict.cards import card_named
-from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.predict.device import PredictedDevice
 from memviz.trace.model import Trace
 from sample_traces import gpt
 

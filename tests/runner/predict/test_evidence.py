@@ -13,9 +13,9 @@ from torch.nn import functional
 from memviz.runner.plan import plan_of
 from memviz.runner.predict.accuracy import unproven_sentence
 from memviz.runner.predict.cards import card_named
+from memviz.runner.predict.device import PredictedDevice
 from memviz.runner.predict.evidence import RECURRENT, RULES, Standing, Unproven
-from memviz.runner.predict.predicted_device import PredictedDevice
-from memviz.runner.predict.predicted_run import predict
+from memviz.runner.predict.run import predict
 from memviz.runner.request import Request
 from memviz.units import bytes_text
 from tests.runner.predict.rows import A100

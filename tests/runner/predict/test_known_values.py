@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.predict.device import PredictedDevice
 from memviz.runner.predict.prediction_errors import DataNeeded
 from tests import forked
 from tests.runner.predict.rows import A100
@@ -126,7 +126,7 @@ def test_numbers_drawn_on_the_host_are_real_if_small_and_large_ones_take_no_memo
 _A_HOLE = """
 import ctypes, resource
 from tests.runner.predict.rows import A100
-from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.predict.device import PredictedDevice
 import torch
 
 library = ctypes.CDLL(None)

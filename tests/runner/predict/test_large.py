@@ -7,7 +7,7 @@ import resource
 import pytest
 import torch
 
-from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.predict.device import PredictedDevice
 from tests.runner.predict.rows import A100
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from memviz.errors import UsageError
-from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.predict.device import PredictedDevice
 from tests.runner.predict.rows import A100
 from tests.runner.predict.test_unknown_values import WHOLE, there
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from memviz.allocator.settings import parse_settings
-from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.predict.device import PredictedDevice
 from memviz.trace.model import Action
 from tests.runner.predict.rows import A100
 

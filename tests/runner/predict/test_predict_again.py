@@ -8,7 +8,7 @@ import pytest
 
 from memviz.runner.jobs.worker import SearchPredictions
 from memviz.runner.plan import plan_of
-from memviz.runner.predict.predicted_run import predict, predict_again
+from memviz.runner.predict.run import predict, predict_again
 from memviz.runner.request import Request
 from memviz.runner.run import Run
 

@@ -9,8 +9,8 @@ from memviz.errors import MemvizError
 from memviz.runner.plan import plan_of
 from memviz.runner.predict.accuracy import fit_on
 from memviz.runner.predict.cards import card_named
-from memviz.runner.predict.predicted_device import PredictedDevice
-from memviz.runner.predict.predicted_run import predict
+from memviz.runner.predict.device import PredictedDevice
+from memviz.runner.predict.run import predict
 from memviz.runner.request import Request
 
 GiB = 1 << 30

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from memviz.errors import UsageError
-from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.predict.device import PredictedDevice
 from tests.runner.predict.rows import A100
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memviz.runner.plan import plan_of
-from memviz.runner.predict.predicted_run import predict
+from memviz.runner.predict.run import predict
 from memviz.runner.predict.shapes import SHAPE_RULES, ResultCache, shape_key
 from memviz.runner.request import Request
 from memviz.trace.model import NO_STACK

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from memviz.errors import UsageError
-from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.predict.device import PredictedDevice
 from memviz.runner.predict.sparse import ALL_DIFFERENT
 from memviz.trace.model import Category
 from tests.runner.predict.rows import A100, allocations, sizes

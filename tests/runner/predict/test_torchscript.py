@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from memviz.errors import UsageError
-from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.predict.device import PredictedDevice
 from tests.runner.predict.rows import A100
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.predict.device import PredictedDevice
 from tests.runner.predict.rows import A100
 
 

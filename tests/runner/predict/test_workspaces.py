@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from memviz.runner.predict.cards import KnownCard, card_named
-from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.predict.device import PredictedDevice
 from memviz.runner.predict.workspaces import Accumulator, reduction_buffers, sort_scratch_bytes
 from memviz.trace.model import Category
 from tests.runner.predict.rows import A100, WORKSPACE, allocations

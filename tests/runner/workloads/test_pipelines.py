@@ -12,7 +12,7 @@ from torch import Tensor
 
 from memviz.errors import UsageError
 from memviz.runner.plan import plan_of
-from memviz.runner.predict.predicted_run import predict
+from memviz.runner.predict.run import predict
 from memviz.runner.request import Request
 from memviz.runner.run import Run
 from memviz.runner.workloads import workload_named

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from memviz.runner.predict.device import PredictedDevice
 from memviz.runner.predict.group.ranks import GroupRank
-from memviz.runner.predict.predicted_device import PredictedDevice
 from tests.runner.predict.rows import A100
 
 

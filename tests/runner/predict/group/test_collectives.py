@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from memviz.errors import UsageError
+from memviz.runner.predict.device import PredictedDevice
 from memviz.runner.predict.group.process_group import GroupNeeded
 from memviz.runner.predict.group.ranks import GroupRank, rank_of_environment
-from memviz.runner.predict.predicted_device import PredictedDevice
 from tests.runner.predict.group.ranks import as_rank, held
 from tests.runner.predict.rows import A100
 

@@ -17,9 +17,9 @@ from memviz.memory import without_collection
 from memviz.runner.outcome import Outcome, check, keeping_what_was_recorded, own_bytes, peaks_of, run_with, sizes_of
 from memviz.runner.plan import Plan
 from memviz.runner.predict.accuracy import expected_error, fit_of_source, fit_on, unproven_sentence
+from memviz.runner.predict.device import PredictedDevice
 from memviz.runner.predict.group.ranks import GroupRank
-from memviz.runner.predict.predicted_device import PredictedDevice
-from memviz.runner.predict.predicted_trace import live_changes, trains
+from memviz.runner.predict.ledger import live_changes, trains
 from memviz.runner.run import Run
 from memviz.runner.step import Tell, convert_on_host, kernels_of_its_own, prepare, take_steps
 from memviz.trace.model import Category, Trace

@@ -20,13 +20,12 @@ from memviz.allocator.caching import CachingAllocator
 from memviz.allocator.settings import Settings
 from memviz.allocator.state import AllocationFailed
 from memviz.allocator.what_if import CardMemory
-from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.compat import Patches
-from memviz.runner.predict.ledger import Ledger, LiveAllocation
-from memviz.runner.predict.named_devices import NamedDevices
-from memviz.runner.predict.predicted_trace import HistoryPart
-from memviz.runner.predict.program_frames import line_of_caller
+from memviz.runner.predict.cuda.machine import NamedDevices
+from memviz.runner.predict.ledger import HistoryPart, Ledger, LiveAllocation
+from memviz.runner.predict.position import line_of_caller
+from memviz.runner.predict.recorder import AllocationRecorder
 from memviz.trace.model import ACTION_NAMES, Action, Category, Ints8, Trace
 from memviz.trace.write import snapshot_dict, write_pickle
 

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 
 from memviz.runner.predict.compat import Patches
-from memviz.runner.predict.cuda_graphs import GraphPools
-from memviz.runner.predict.cuda_machine import FakeMachine
-from memviz.runner.predict.cuda_memory import MemoryFunctions, MemoryHistory
-from memviz.runner.predict.cuda_streams import FakeStream
+from memviz.runner.predict.cuda.machine import FakeMachine
+from memviz.runner.predict.cuda.memory import MemoryFunctions, MemoryHistory
+from memviz.runner.predict.cuda.streams import FakeStream, GraphPools
 from memviz.runner.predict.prediction_errors import not_predicted
 
 _WITHOUT_EFFECT = (

@@ -1,6 +1,6 @@
 """A pretended CUDA device: PyTorch code runs on tensors without data, and its memory is accounted for.
 
-Tensors of the `meta` device stand for those on the card and CPU tensors for those on the host, so that both stay
+Tensors of the `meta` device represent those on the card and CPU tensors those on the host, so that both stay
 apart as they would be. Whatever takes memory on the card goes, in order, through the model of PyTorch's allocator.
 Without a limit, whether it fits a card is a question to a replay of the trace; with one, the program meets it as it
 would on the card.
@@ -28,26 +28,19 @@ from memviz.allocator.what_if import CardMemory
 from memviz.errors import UsageError
 from memviz.memory import without_collection
 from memviz.runner.predict.accuracy import unproven_of
-from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.assumptions import Assumptions
 from memviz.runner.predict.autocast import Autocast, followed
 from memviz.runner.predict.cards import KnownCard, dtype_warnings
 from memviz.runner.predict.compat import Patches
-from memviz.runner.predict.cuda_memory import (
-    HistoryWindow,
-    MemoryHistory,
-    OutOfMemoryReport,
-    PretendedOutOfMemory,
-)
+from memviz.runner.predict.cuda.machine import CUDA_0, META, NamedDevices
+from memviz.runner.predict.cuda.memory import HistoryWindow, MemoryHistory, OutOfMemoryReport, PretendedOutOfMemory
 from memviz.runner.predict.decompositions import (
     jagged_attention_on,
     kernels_for,
     owners_of_a_lone_sum,
     registered_kernels,
 )
-from memviz.runner.predict.dispatch_mode import AllocationMode
 from memviz.runner.predict.evidence import COLLECTIVES, Unproven, unseen_by
-from memviz.runner.predict.fake_cuda import follow_cuda
 from memviz.runner.predict.group.process_group import follow_group
 from memviz.runner.predict.group.ranks import GroupRank, Layout
 from memviz.runner.predict.hooks import (
@@ -60,10 +53,10 @@ from memviz.runner.predict.hooks import (
     follow_resizing,
     follow_torchscript,
 )
-from memviz.runner.predict.model_transfer import MoveTo, move_model
-from memviz.runner.predict.named_devices import CUDA_0, META, NamedDevices
-from memviz.runner.predict.predicted_trace import HistoryPart, PhaseMark, trace_of
+from memviz.runner.predict.ledger import HistoryPart, PhaseMark, trace_of
+from memviz.runner.predict.modes import AllocationMode, follow_cuda
 from memviz.runner.predict.prediction_errors import caught_refusal, forget_refusals
+from memviz.runner.predict.recorder import AllocationRecorder, MoveTo, move_model
 from memviz.runner.predict.saved_files import follow_files
 from memviz.runner.run_device import TakesInputs
 from memviz.trace.intern import Interner

@@ -1,22 +1,188 @@
-"""A CUDA build of torch on a machine with one card: properties, versions, tensor types, default device, profilers."""
+"""A CUDA build of torch on a machine with one card: device names, properties, types, profilers, random generators."""
 
 from __future__ import annotations
 
 import importlib
 import os
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 import torch
 from torch import Tensor
 
 from memviz.runner.predict.cards import KnownCard
-from memviz.runner.predict.compat import Patches
-from memviz.runner.predict.named_devices import META, NamedDevices
+from memviz.runner.predict.compat import Patches, StandIn, without_functions
+from memviz.runner.predict.group.ranks import GroupRank
+from memviz.runner.predict.position import first_of_library
+from memviz.runner.predict.prediction_errors import card_of_another_rank, no_such_device
+
+META = torch.device("meta")
+"""Device of the meta tensors that represent those on the card. A program's own "meta" tensors are on no device."""
+CUDA_0 = torch.device("cuda", 0)
+"""Device of these tensors for the program."""
+
+
+class NamedDevices:
+    """Cards of the machine; in a group, each rank has one of them to itself."""
+
+    def __init__(self, card: str, rank: GroupRank | None = None) -> None:
+        self._card = card
+        self._rank = rank
+        self.count = 1 if rank is None else rank.cards
+        self.own = torch.device("cuda", 0 if rank is None else rank.card)
+
+    def is_own(self, value: Any, *, numbers: bool = False) -> bool:
+        """Return whether a value names the card: 'cuda', 'cuda:0' or its number; another card is an error."""
+        if type(value) is str:
+            if not value.startswith("cuda"):
+                return False
+            number = value[5:]
+            return value == "cuda" or value[4] == ":" and self._is_there(int(number) if number.isdigit() else 0)
+        if type(value) is torch.device:
+            return value.type == "cuda" and self._is_there(value.index or 0)
+        return numbers and type(value) is int and self._is_there(value)
+
+    @staticmethod
+    def is_meta_device(value: Any) -> bool:
+        """Return whether a value is `meta`, on which programs build what gets its memory later."""
+        return type(value) is torch.device and value == META or type(value) is str and value == "meta"
+
+    def check(self, value: Any) -> None:
+        """Check the device argument of a function; None is the current device."""
+        self.is_own(value, numbers=True)
+
+    def exists(self, index: int) -> bool:
+        """Raise unless the machine has so many cards."""
+        if index >= self.count:
+            raise no_such_device(index, self._card)
+        return True
+
+    def _is_there(self, index: int) -> bool:
+        if self.exists(index) and self._rank is not None and index != self.own.index and index > 0:
+            raise card_of_another_rank(index, self._rank.number, self.own.index)
+        return True
+
+
+def on_card(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is on the pretended card, without the answer that the program gets."""
+    with without_functions():
+        return tensor.is_meta
+
+
+_RealGenerator: Any = torch._C.Generator
+_FIRST_SEED = 67280421310721
+"""Seed of a generator that was never seeded."""
+_STATE_BYTES = 16
+_SEED_BITS = 64
+_SAMPLER = "torch/utils/data/sampler.py"
+IN_ORDER = "data that a generator of the card shuffles are taken in their order"
+
+
+class CardGenerator(_RealGenerator):  # type: ignore[misc]
+    """To torch a generator of the host; its attributes are those of the card's."""
+
+    device = CUDA_0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._seed, self._offset = _FIRST_SEED, 0
+
+    def manual_seed(self, seed: int) -> Self:
+        self._seed, self._offset = int(seed) % (1 << _SEED_BITS), 0
+        return self
+
+    def seed(self) -> int:
+        self.manual_seed(secrets.randbits(_SEED_BITS - 11))
+        return self._seed
+
+    def initial_seed(self) -> int:
+        return self._seed
+
+    def get_offset(self) -> int:
+        return self._offset
+
+    def set_offset(self, offset: int) -> Self:
+        if offset % 4:
+            raise RuntimeError("offset must be a multiple of 4")
+        self._offset = int(offset)
+        return self
+
+    def get_state(self) -> Tensor:
+        """Seed and offset, eight bytes each, on the host."""
+        whole = self._seed.to_bytes(8, "little") + self._offset.to_bytes(8, "little")
+        with without_functions():
+            # Checkpoints ask for it at every call.
+            return torch.frombuffer(bytearray(whole), dtype=torch.uint8)
+
+    def set_state(self, new_state: Tensor) -> Self:
+        if new_state.dtype != torch.uint8 or new_state.device.type != "cpu":
+            raise TypeError("RNG state must be a torch.ByteTensor")
+        if new_state.numel() != _STATE_BYTES:
+            raise RuntimeError("RNG state is wrong size")
+        whole = bytes(new_state.tolist())
+        self._seed, self._offset = (int.from_bytes(part, "little") for part in (whole[:8], whole[8:]))
+        return self
+
+    def clone_state(self) -> CardGenerator:
+        twin = type(self)()
+        twin._seed, twin._offset = self._seed, self._offset
+        return twin
+
+    graphsafe_get_state = clone_state
+
+    def graphsafe_set_state(self, new_state: CardGenerator) -> Self:
+        self._seed, self._offset = new_state._seed, new_state._offset
+        return self
+
+    def __reduce__(self) -> Any:
+        return _rebuild, (self._seed, self._offset)
+
+
+def _rebuild(seed: int, offset: int) -> CardGenerator:
+    return CardGenerator().manual_seed(seed).set_offset(offset)
+
+
+class AnyGenerator(metaclass=StandIn):
+    """In place of `torch.Generator`."""
+
+    real = _RealGenerator
+    named: ClassVar[NamedDevices]
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return CardGenerator() if cls.named.is_own(device, numbers=True) else _RealGenerator(device)
+
+
+def follow_generators(patches: Patches, named: NamedDevices) -> Callable[[], None]:
+    """Return the function that makes the card's generators; torch does so when CUDA is first used."""
+    kind = type("Generator", (AnyGenerator,), {"named": named, "__module__": "torch"})
+    patches.put(torch, "Generator", kind)
+    patches.put(torch.cuda, "default_generators", ())
+
+    def begin() -> None:
+        card: Any = torch.cuda
+        card.default_generators = tuple(CardGenerator() for _ in range(named.count))
+
+    return begin
+
+
+def is_for_a_sampler() -> bool:
+    """Return whether one of torch's samplers draws the order of its data."""
+    frame = first_of_library()
+    return frame is not None and Path(frame.f_code.co_filename).as_posix().endswith(_SAMPLER)
+
+
+def check_generator(generator: Any, out_is_ours: bool) -> None:
+    """Raise torch's error unless the generator is on the device of the result."""
+    is_ours = isinstance(generator, CardGenerator)
+    if is_ours != out_is_ours:
+        wanted, given = ("cuda", "cpu") if out_is_ours else ("cpu", "cuda")
+        raise RuntimeError(f"Expected a '{wanted}' device type for generator but found '{given}'")
+
 
 _KiB, _MiB = 1 << 10, 1 << 20
 _SHARED_MEMORY = {(7, 0): 96, (7, 5): 64, (8, 0): 164, (8, 6): 100, (8, 9): 100, (12, 0): 100}
