@@ -186,8 +186,7 @@ def _assumed(text: str) -> tuple[str, Any]:
 def _print(done: ScriptPrediction, output: Path | None) -> None:
     """Print to stderr: stdout belongs to the script."""
     from memviz.runner.predict.accuracy import unproven_sentence
-    from memviz.runner.predict.assumptions import sentences_of
-    from memviz.runner.predict.prediction_errors import caught_refusal
+    from memviz.runner.predict.assumptions import caught_refusal, sentences_of
 
     estimate = done.estimate
     if done.stopped is not None:

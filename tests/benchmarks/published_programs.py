@@ -16,8 +16,8 @@ from torch import nn
 
 from memviz.runner.predict.cards import card_named
 from memviz.runner.predict.device import PredictedDevice
-from memviz.runner.predict.evidence import families_of
 from memviz.runner.predict.ledger import trains
+from memviz.runner.predict.rules import families_of
 
 Settings = Mapping[str, str]
 _WARM, _COUNTED = 2, 1

@@ -20,7 +20,7 @@ from memviz.errors import UsageError
 from memviz.runner.outcome import Outcome, code_of
 from memviz.runner.plan import Plan, plan_of
 from memviz.runner.predict.accuracy import fit_on
-from memviz.runner.predict.prediction_errors import NoSuchKernel
+from memviz.runner.predict.assumptions import NoSuchKernel
 from memviz.runner.predict.run import predict
 from memviz.runner.request import Request
 from memviz.runner.run import run_json

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from memviz.runner.predict.cards import card_named
 from memviz.runner.predict.device import PredictedDevice
-from memviz.runner.predict.evidence import NO_RULE, RULES
+from memviz.runner.predict.rules import NO_RULE, RULES
 from memviz.trace.load import load_trace
 from memviz.trace.model import Phase
 from tests.runner.predict.rows import sizes

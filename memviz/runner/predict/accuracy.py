@@ -22,17 +22,8 @@ from memviz.allocator.settings import Settings
 from memviz.allocator.what_if import CardMemory, Doubt, always_had_room, figures_on, fit_word
 from memviz.runner.expected_error import ExpectedError
 from memviz.runner.predict.cards import KnownCard, card_named
-from memviz.runner.predict.evidence import (
-    CONVOLUTIONS,
-    NCCL,
-    NO_RULE,
-    NOT_COUNTED,
-    RULES,
-    Standing,
-    Unproven,
-    families_of,
-)
 from memviz.runner.predict.ledger import live_changes
+from memviz.runner.predict.rules import CONVOLUTIONS, NCCL, NO_RULE, NOT_COUNTED, RULES, Standing, Unproven, families_of
 from memviz.runner.run import Fit
 from memviz.trace.model import Trace
 from memviz.units import bytes_text

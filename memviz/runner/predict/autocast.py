@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memviz.runner.predict.arguments import leaves_of
 from memviz.runner.predict.compat import Patches
+from memviz.runner.predict.shapes import leaves_of
 
 aten = torch.ops.aten
 Kernel = Callable[..., Any]

@@ -25,9 +25,9 @@ from torch.nested._internal import sdpa
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memviz.runner.predict.assumptions import no_such_kernel
 from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.compat import Patches
-from memviz.runner.predict.prediction_errors import no_such_kernel
 
 aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)

@@ -28,7 +28,7 @@ from memviz.allocator.what_if import CardMemory
 from memviz.errors import UsageError
 from memviz.memory import without_collection
 from memviz.runner.predict.accuracy import unproven_of
-from memviz.runner.predict.assumptions import Assumptions
+from memviz.runner.predict.assumptions import Assumptions, caught_refusal, forget_refusals
 from memviz.runner.predict.autocast import Autocast, followed
 from memviz.runner.predict.cards import KnownCard, dtype_warnings
 from memviz.runner.predict.compat import Patches
@@ -40,7 +40,6 @@ from memviz.runner.predict.decompositions import (
     owners_of_a_lone_sum,
     registered_kernels,
 )
-from memviz.runner.predict.evidence import COLLECTIVES, Unproven, unseen_by
 from memviz.runner.predict.group.process_group import follow_group
 from memviz.runner.predict.group.ranks import GroupRank, Layout
 from memviz.runner.predict.hooks import (
@@ -55,8 +54,8 @@ from memviz.runner.predict.hooks import (
 )
 from memviz.runner.predict.ledger import HistoryPart, PhaseMark, trace_of
 from memviz.runner.predict.modes import AllocationMode, follow_cuda
-from memviz.runner.predict.prediction_errors import caught_refusal, forget_refusals
 from memviz.runner.predict.recorder import AllocationRecorder, MoveTo, move_model
+from memviz.runner.predict.rules import COLLECTIVES, Unproven, unseen_by
 from memviz.runner.predict.saved_files import follow_files
 from memviz.runner.run_device import TakesInputs
 from memviz.trace.intern import Interner

@@ -19,9 +19,9 @@ from memviz.runner.predict.accuracy import doubt_on, expected_error, fit_on
 from memviz.runner.predict.assumptions import Assumption
 from memviz.runner.predict.cards import KnownCard, card_named, common_cards
 from memviz.runner.predict.cuda.memory import HistoryWindow
-from memviz.runner.predict.evidence import Unproven
 from memviz.runner.predict.group.ranks import GroupRank, Layout
 from memviz.runner.predict.ledger import live_changes, trains
+from memviz.runner.predict.rules import Unproven
 from memviz.runner.run import Fit
 from memviz.trace.model import Action, Category, DeviceTrace, Trace
 from memviz.units import bytes_text

@@ -34,13 +34,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from memviz.runner.predict.arguments import tensors_among
-from memviz.runner.predict.assumptions import Assumptions
+from memviz.runner.predict.assumptions import Assumptions, data_needed, not_predicted
 from memviz.runner.predict.compat import Patches, without_functions, without_modes
 from memviz.runner.predict.cuda.machine import on_card
 from memviz.runner.predict.position import NO_TASK, ProgramPosition, frames
-from memviz.runner.predict.prediction_errors import data_needed, not_predicted
 from memviz.runner.predict.recorder import AllocationRecorder
+from memviz.runner.predict.shapes import tensors_among
 from memviz.trace.model import Stage
 
 _NO_FAST_PATH = (

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memviz.runner.predict.arguments import fills_its_storage, is_on_device, tensors_of, with_each, written_by
+from memviz.runner.predict.assumptions import data_needed, name_for_users, not_predicted
 from memviz.runner.predict.known_values import (
     CHOSEN_EVENLY,
     ROUTED_OPERATORS,
@@ -31,7 +31,7 @@ from memviz.runner.predict.known_values import (
     has_default,
     says_of_unknown,
 )
-from memviz.runner.predict.prediction_errors import data_needed, name_for_users, not_predicted
+from memviz.runner.predict.shapes import fills_its_storage, is_on_device, tensors_of, with_each, written_by
 
 
 class PinnedHost(MarkedStorages):

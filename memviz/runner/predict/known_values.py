@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from memviz.runner.predict.arguments import draws, fills_its_storage, is_on_device, tensors_of, with_each, written_by
+from memviz.runner.predict.shapes import draws, fills_its_storage, is_on_device, tensors_of, with_each, written_by
 
 T = TypeVar("T")
 

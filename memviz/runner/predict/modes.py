@@ -17,7 +17,14 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memviz.runner.predict.arguments import is_on_device, tensors_of
+from memviz.runner.predict.assumptions import (
+    OF_SPARSE,
+    data_needed,
+    in_words_of_a_card,
+    name_for_users,
+    not_predicted,
+    shapes_not_registered,
+)
 from memviz.runner.predict.autocast import Autocast, Kernel
 from memviz.runner.predict.compat import Patches, function_modes, without_functions, without_modes
 from memviz.runner.predict.cuda.functions import follow_functions, pretended_functions
@@ -54,17 +61,9 @@ from memviz.runner.predict.cuda.streams import (
 from memviz.runner.predict.decompositions import FLEX_ASSUMED, SLICES_UNTIL, flex_attention, index_with_every_slice
 from memviz.runner.predict.group.process_group import run_on_shards
 from memviz.runner.predict.hooks import Mode, follow_threads, follow_triton, follow_workers
-from memviz.runner.predict.operator_treatments import Operator, Treatment, treatment_of
-from memviz.runner.predict.prediction_errors import (
-    OF_SPARSE,
-    data_needed,
-    in_words_of_a_card,
-    name_for_users,
-    not_predicted,
-    shapes_not_registered,
-)
 from memviz.runner.predict.recorder import NOTHING_TO_COPY, AllocationRecorder, MoveTo, move_model
-from memviz.runner.predict.shapes import ShapeKey, shape_key
+from memviz.runner.predict.rules import Operator, Treatment, treatment_of
+from memviz.runner.predict.shapes import ShapeKey, is_on_device, shape_key, tensors_of
 from memviz.runner.predict.sparse import Sparse, may_be_sparse, new_of_sparse
 from memviz.runner.predict.tensor_answers import (
     Answer,

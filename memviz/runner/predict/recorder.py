@@ -18,29 +18,30 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from memviz.allocator.settings import Settings
 from memviz.allocator.state import DeviceMemory
-from memviz.runner.predict.arguments import tensors_among, tensors_of
-from memviz.runner.predict.assumptions import Assumptions
+from memviz.runner.predict.assumptions import OF_SPARSE, Assumptions, not_predicted, users_name
 from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.compat import without_functions
 from memviz.runner.predict.cuda.machine import on_card
-from memviz.runner.predict.evidence import (
+from memviz.runner.predict.host import Host, PinnedHost
+from memviz.runner.predict.known_values import IndexTensors
+from memviz.runner.predict.ledger import AllocationColumns, Ledger, LiveAllocation, Place
+from memviz.runner.predict.position import ACCUMULATE, NO_TASK, NoStacks, ProgramPosition, StackTable
+from memviz.runner.predict.rules import (
     COLLECTIVES,
+    COPIES,
     CUBLAS_NUMBER,
     NCCL_NUMBER,
     NO_RULE,
     RECURRENT,
     RULES,
     Counted,
+    Instead,
+    OperatorTotals,
     Standing,
+    Treatment,
     rule_of,
 )
-from memviz.runner.predict.host import Host, PinnedHost
-from memviz.runner.predict.known_values import IndexTensors
-from memviz.runner.predict.ledger import AllocationColumns, Ledger, LiveAllocation, Place
-from memviz.runner.predict.operator_treatments import COPIES, Instead, OperatorTotals, Treatment
-from memviz.runner.predict.position import ACCUMULATE, NO_TASK, NoStacks, ProgramPosition, StackTable
-from memviz.runner.predict.prediction_errors import OF_SPARSE, not_predicted, users_name
-from memviz.runner.predict.shapes import ShapeKey
+from memviz.runner.predict.shapes import ShapeKey, tensors_among, tensors_of
 from memviz.runner.predict.workspaces import LT_KEPT_SINCE, OperatorCall, WorkspaceSizes, uses_lt, workspace_sizes
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, Category, Phase

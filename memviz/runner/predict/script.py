@@ -28,7 +28,7 @@ from memviz.allocator.settings import parse_settings, settings_from_environment
 from memviz.errors import UsageError
 from memviz.runner.knobs import parse_named
 from memviz.runner.plan import label_of, optimization_named
-from memviz.runner.predict.assumptions import Assumptions, UnknownNumber
+from memviz.runner.predict.assumptions import Assumptions, DataNeeded, Stopped, UnknownNumber, interrupted, size_needed
 from memviz.runner.predict.cards import card_named
 from memviz.runner.predict.compat import Patches
 from memviz.runner.predict.cuda.machine import on_card
@@ -36,7 +36,6 @@ from memviz.runner.predict.device import PredictedDevice
 from memviz.runner.predict.estimate import Estimate, estimate_of
 from memviz.runner.predict.group.ranks import GroupRank
 from memviz.runner.predict.position import is_installed, is_of_python
-from memviz.runner.predict.prediction_errors import DataNeeded, Stopped, interrupted, size_needed
 from memviz.runner.record.recording import free_path
 from memviz.runner.record.script import Script
 from memviz.runner.request import DEFAULT_CARD, release_of

@@ -18,8 +18,8 @@ from torch import Tensor
 from memviz.errors import UsageError
 from memviz.runner.predict.assumptions import NOT_STATED
 from memviz.runner.predict.cuda.machine import META
-from memviz.runner.predict.evidence import SPARSE_PRODUCT, rule_of
 from memviz.runner.predict.recorder import AllocationRecorder
+from memviz.runner.predict.rules import SPARSE_PRODUCT, rule_of
 
 aten = torch.ops.aten
 _MAKE = aten._sparse_coo_tensor_with_dims_and_tensors.default

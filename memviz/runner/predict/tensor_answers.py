@@ -19,14 +19,21 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from memviz.errors import UsageError
-from memviz.runner.predict.arguments import leaves_of, tensors_among, tensors_of, with_each
-from memviz.runner.predict.assumptions import NOT_STATED, Assumptions, UnknownNumber
+from memviz.runner.predict.assumptions import (
+    NOT_STATED,
+    Assumptions,
+    UnknownNumber,
+    data_needed,
+    name_for_users,
+    not_predicted,
+    remedy_for,
+)
 from memviz.runner.predict.cuda.machine import META, NamedDevices
 from memviz.runner.predict.known_values import CHOSEN_EVENLY, FIRST_CHOSEN, FIRST_INDEX
-from memviz.runner.predict.operator_treatments import Treatment
 from memviz.runner.predict.position import frames
-from memviz.runner.predict.prediction_errors import data_needed, name_for_users, not_predicted, remedy_for
 from memviz.runner.predict.recorder import AllocationRecorder, swap_data
+from memviz.runner.predict.rules import Treatment
+from memviz.runner.predict.shapes import leaves_of, tensors_among, tensors_of, with_each
 
 aten = torch.ops.aten
 Answer = Callable[[Any, Any], Any]

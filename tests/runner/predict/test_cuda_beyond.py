@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from memviz.runner.predict.assumptions import NotPredicted
 from memviz.runner.predict.device import PredictedDevice
-from memviz.runner.predict.prediction_errors import NotPredicted
 from tests.runner.predict.rows import A100
 
 

@@ -14,7 +14,7 @@ from memviz.runner.plan import plan_of
 from memviz.runner.predict.accuracy import unproven_sentence
 from memviz.runner.predict.cards import card_named
 from memviz.runner.predict.device import PredictedDevice
-from memviz.runner.predict.evidence import RECURRENT, RULES, Standing, Unproven
+from memviz.runner.predict.rules import RECURRENT, RULES, Standing, Unproven
 from memviz.runner.predict.run import predict
 from memviz.runner.request import Request
 from memviz.units import bytes_text

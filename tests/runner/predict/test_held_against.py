@@ -13,8 +13,8 @@ from memviz.runner.predict import accuracy
 from memviz.runner.predict.accuracy import MeasuredPeak, doubt_on, expected_error, unproven_of, unproven_sentence
 from memviz.runner.predict.cards import card_named
 from memviz.runner.predict.device import PredictedDevice
-from memviz.runner.predict.evidence import NCCL, RECURRENT, Standing, Unproven, families_of
 from memviz.runner.predict.ledger import trains
+from memviz.runner.predict.rules import NCCL, RECURRENT, Standing, Unproven, families_of
 from memviz.units import bytes_text
 
 GiB = 1 << 30

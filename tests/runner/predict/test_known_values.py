@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from memviz.runner.predict.assumptions import DataNeeded
 from memviz.runner.predict.device import PredictedDevice
-from memviz.runner.predict.prediction_errors import DataNeeded
 from tests import forked
 from tests.runner.predict.rows import A100
 

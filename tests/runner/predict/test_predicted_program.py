@@ -8,7 +8,7 @@ from torch import nn
 
 import memviz
 from memviz.errors import UsageError
-from memviz.runner.predict.prediction_errors import DataNeeded
+from memviz.runner.predict.assumptions import DataNeeded
 from memviz.trace.model import Category
 
 WIDTH = 512

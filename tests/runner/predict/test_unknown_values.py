@@ -17,9 +17,8 @@ from torch.nn import functional
 
 from memviz.errors import UsageError
 from memviz.runner.predict import assumptions
-from memviz.runner.predict.assumptions import UnknownNumber
+from memviz.runner.predict.assumptions import DataNeeded, UnknownNumber
 from memviz.runner.predict.device import PredictedDevice
-from memviz.runner.predict.prediction_errors import DataNeeded
 from tests.runner.predict.rows import A100
 
 WHOLE = torch.long

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
+from memviz.runner.predict.assumptions import not_predicted
 from memviz.runner.predict.compat import Patches
 from memviz.runner.predict.cuda.machine import FakeMachine
 from memviz.runner.predict.cuda.memory import MemoryFunctions, MemoryHistory
 from memviz.runner.predict.cuda.streams import FakeStream, GraphPools
-from memviz.runner.predict.prediction_errors import not_predicted
 
 _WITHOUT_EFFECT = (
     *("_cuda_ipc_collect", "_cuda_sleep", "_cuda_lock_mutex", "_cuda_unlock_mutex", "_cuda_releasePool"),

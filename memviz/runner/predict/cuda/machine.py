@@ -16,11 +16,11 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 import torch
 from torch import Tensor
 
+from memviz.runner.predict.assumptions import card_of_another_rank, no_such_device
 from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.compat import Patches, StandIn, without_functions
 from memviz.runner.predict.group.ranks import GroupRank
 from memviz.runner.predict.position import first_of_library
-from memviz.runner.predict.prediction_errors import card_of_another_rank, no_such_device
 
 META = torch.device("meta")
 """Device of the meta tensors that represent those on the card. A program's own "meta" tensors are on no device."""

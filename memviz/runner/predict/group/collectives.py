@@ -13,12 +13,12 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d as functions
 
-from memviz.runner.predict.arguments import tensors_of
 from memviz.runner.predict.cuda.streams import Lane, Moment, StreamOrder
 from memviz.runner.predict.group.ranks import Layout
-from memviz.runner.predict.operator_treatments import Instead, Operator, OperatorTotals
 from memviz.runner.predict.position import NO_TASK
 from memviz.runner.predict.recorder import AllocationRecorder
+from memviz.runner.predict.rules import Instead, Operator, OperatorTotals
+from memviz.runner.predict.shapes import tensors_of
 from memviz.trace.model import Category
 
 _RECEIVE_OPERATORS = ("recv_", "recv_any_source_")

@@ -27,12 +27,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from memviz.runner.predict.assumptions import Stopped
 from memviz.runner.predict.compat import Patches, without_functions, without_modes
 from memviz.runner.predict.cuda.machine import META
 from memviz.runner.predict.cuda.streams import StreamOrder
 from memviz.runner.predict.group.collectives import Collectives
 from memviz.runner.predict.group.ranks import GroupRank, Layout
-from memviz.runner.predict.prediction_errors import Stopped
 from memviz.runner.predict.recorder import AllocationRecorder
 
 _META_METHOD = "_propagate_tensor_meta_non_cached"
