@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from memviz.runner.jobs.limits import OWN_SESSION
-from memviz.runner.jobs.searches import MODULE
+from memviz.runner.jobs.service import MODULE
 
 ROOT = Path(__file__).parents[1]
 CAN_FORK = sys.platform == "linux"

@@ -214,7 +214,7 @@ class _Progress:
     """Progress: one line on a terminal; elsewhere a line every 30 seconds, and as soon as something fits."""
 
     def __init__(self) -> None:
-        from memviz.runner.jobs.searches import Pace
+        from memviz.runner.jobs.service import Pace
 
         self._way: Trial | None = None
         self._pace = Pace()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memviz.results.headline import Headline
-from memviz.runner.jobs.searches import SearchStatus
+from memviz.runner.jobs.service import SearchStatus
 from memviz.units import bytes_text, count_text, duration_text
 
 # Sentences about a search for a configuration that fits: under way, over or stopped.

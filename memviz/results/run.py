@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from memviz.results.headline import Headline
-from memviz.runner.jobs.order import Variant
+from memviz.runner.jobs.service import Variant
 from memviz.runner.parallel.parallelism import RankClass
 from memviz.runner.run import Fit, Run, Seconds
 from memviz.units import bytes_text, bytes_texts, count_text, percent_text

@@ -20,7 +20,7 @@ from memviz.results.fit import (
 )
 from memviz.runner.fit.search import Trial, cheapest_that_fits, pareto_front
 from memviz.runner.fit.space import KEEPS, Keep
-from memviz.runner.jobs.searches import SearchOrder, SearchStatus
+from memviz.runner.jobs.service import SearchOrder, SearchStatus
 from memviz.runner.request import Request
 from tests.runner.fit.ways import way
 

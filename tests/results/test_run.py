@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from memviz.results.run import OPTIMIZERS, variants_headline
-from memviz.runner.jobs.order import OrderStatus, Variant
+from memviz.runner.jobs.service import OrderStatus, Variant
 from memviz.runner.request import Request
 from memviz.runner.run import Fit, Run
 from memviz.ui.run.results import head_html, results_html

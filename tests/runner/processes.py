@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from memviz.runner.jobs.order import OrderStatus
-from memviz.runner.jobs.scheduler import Scheduler
+from memviz.runner.jobs.service import OrderStatus, Scheduler
 from memviz.runner.jobs.worker_process import Worker
 
 PATIENCE_SECONDS = 600

@@ -1,19 +1,30 @@
-"""Log of a running program: phases, modules and tensors, each entry with the allocator's counts as its time.
-
-Torch counts allocations and frees from the start of the process, also while no history is recorded.
-"""
+"""Log of a running program, laid over its history: each allocation's category, module and phase."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from memviz.trace.model import Action, Bools, Category, Events, Ints8, Phase, Stage
+from memviz.trace.model import (
+    Action,
+    Annotations,
+    Bools,
+    Category,
+    DeviceTrace,
+    Events,
+    Ints8,
+    Labels,
+    Phase,
+    Stage,
+    Trace,
+)
+from memviz.trace.rounding import CUBLAS_WORKSPACE_BYTES
 
 
 @dataclass(frozen=True)
@@ -160,3 +171,240 @@ class Log:
         counts = self.counts()
         if counts is not None:
             self.annotations.append(AnnotationEnd(counts, self.clock_us(), name, stage))
+
+
+_LAST_WORD = (
+    Category.OUTPUT,
+    Category.INPUT,
+    Category.OPTIMIZER_STATE,
+    Category.GRADIENT,
+    Category.PARAMETER,
+)
+"""Precedence of categories: a tensor seen as several of them gets the last."""
+
+
+def labelled(trace: Trace, number: int, log: Log, end: Counts | None) -> Trace:
+    """The trace with the log's labels and annotations on one of its GPUs."""
+    names = _Names(trace.strings)
+    devices = tuple(
+        _with_labels(device, log, end, names) if (device.kind, device.device) == ("gpu", number) else device
+        for device in trace.devices
+    )
+    return replace(trace, devices=devices, strings=tuple(names.numbers))
+
+
+class _Names:
+    """The trace's texts, and those that labels add."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.numbers = {text: number for number, text in enumerate(texts)}
+
+    def __call__(self, text: str) -> int:
+        return self.numbers.setdefault(text, len(self.numbers))
+
+
+def _with_labels(device: DeviceTrace, log: Log, end: Counts | None, names: _Names) -> DeviceTrace:
+    events = device.events
+    labels = _Columns(device, names)
+    marks = log.marks[comparable([mark.counts for mark in log.marks], end)] if end else []
+    spans = (
+        _PhaseSpans(marks, event_indices(events, end, [mark.counts for mark in marks]), len(events))
+        if end and marks
+        else None
+    )
+    if spans is not None:
+        labels.say_when(spans)
+    tensors_seen, at = _placed(log.tensors_seen, events, end)
+    labels.say_what(tensors_seen, at)
+    if spans is not None:
+        labels.say_the_rest(spans)
+    return replace(
+        device,
+        annotations=_annotations(device, log, end, names),
+        event_labels=labels.of_events(),
+        block_labels=labels.of_blocks(),
+    )
+
+
+def _placed(tensors_seen: Sequence[TensorSeen], events: Events, end: Counts | None) -> tuple[list[TensorSeen], Ints8]:
+    """The tensors by the weight of their word, and how many events came before each.
+
+    Without counts only the last look round can be placed: at the end.
+    """
+    counted = [tensor.counts for tensor in tensors_seen if tensor.counts is not None]
+    if end is None or len(counted) < len(tensors_seen):
+        kept = [tensor for tensor in tensors_seen if tensor.counts == tensors_seen[-1].counts]
+        at = np.full(len(kept), len(events), dtype=np.int64)
+    else:
+        part = comparable(counted, end)
+        kept = list(tensors_seen[part])
+        at = event_indices(events, end, counted[part])
+    order = sorted(range(len(kept)), key=lambda row: _LAST_WORD.index(kept[row].category))
+    return [kept[row] for row in order], at[np.array(order, dtype=np.int64)]
+
+
+class _PhaseSpans:
+    """Events at which phases and modules begin and end."""
+
+    def __init__(self, marks: Sequence[Mark], at: Ints8, count: int) -> None:
+        self.at = at
+        self.phase = np.array([Phase.UNKNOWN, *(mark.phase for mark in marks)], dtype=np.uint8)
+        self.module = ["", *(mark.module for mark in marks)]
+        self.span = np.array([0, *(mark.span for mark in marks)], dtype=np.int64)
+        self.again = np.array([0, *(mark.again for mark in marks)], dtype=np.int64)
+        self.depth = np.array([0, *(mark.depth for mark in marks)], dtype=np.int64)
+        self.call_end = _call_ends(self.depth, at, count)
+        self.span_end = _ends(self.span, at, count)
+        self.again_end = _ends(self.again, at, count)
+        self.has_backward = bool((self.phase == Phase.BACKWARD).any())
+
+    def mark_of(self, events: Ints8) -> Ints8:
+        """Row of the last mark before each event; 0 is before all of them."""
+        return np.asarray(np.searchsorted(self.at, events, side="right"), dtype=np.int64)
+
+
+def _ends(serial: Ints8, at: Ints8, count: int) -> Ints8:
+    """For each row, where the stretch of rows with its serial number ends."""
+    begins = np.flatnonzero(np.diff(serial, prepend=-1))
+    ends = np.append(at[begins[1:] - 1], count)
+    return np.asarray(np.repeat(ends, np.diff(np.append(begins, len(serial)))), dtype=np.int64)
+
+
+def _call_ends(depth: Ints8, at: Ints8, count: int) -> Ints8:
+    """For each row, where the call ends of the module that is the innermost there: fewer are entered then."""
+    ends = np.full(len(depth), count, dtype=np.int64)
+    open_rows: list[int] = []
+    for row, deep in enumerate(depth.tolist()):
+        while open_rows and depth[open_rows[-1]] > deep:
+            ends[open_rows.pop()] = at[row - 1]
+        open_rows.append(row)
+    return ends
+
+
+class _Columns:
+    """Labels in the making, one row per event."""
+
+    def __init__(self, device: DeviceTrace, names: _Names) -> None:
+        self.device = device
+        self.names = names
+        count = len(device.events)
+        self.category = np.zeros(count, dtype=np.uint8)
+        self.module = np.zeros(count, dtype=np.int32)
+        self.phase = np.zeros(count, dtype=np.uint8)
+        self.allocs = np.flatnonzero(device.events.action == Action.ALLOC)
+        self.runs = _EventsByAddress(device.events)
+        self.block_category = np.zeros(len(device.blocks), dtype=np.uint8)
+        self.block_module = np.zeros(len(device.blocks), dtype=np.int32)
+        self.row_of_block = {address: row for row, address in enumerate(device.blocks.address.tolist())}
+
+    def say_when(self, spans: _PhaseSpans) -> None:
+        mark = spans.mark_of(self.allocs)
+        self.phase[self.allocs] = spans.phase[mark]
+        self.module[self.allocs] = np.array([self.names(path) for path in spans.module], dtype=np.int32)[mark]
+
+    def say_what(self, tensors_seen: Sequence[TensorSeen], at: Ints8) -> None:
+        addresses = np.array([tensor.address for tensor in tensors_seen], dtype=np.int64)
+        for tensor, event in zip(tensors_seen, self.runs.last_alloc(addresses, at).tolist(), strict=True):
+            module = self.names(tensor.module)
+            if event >= 0:
+                self.category[event] = tensor.category
+                self.module[event] = module or self.module[event]
+                continue
+            row = self.row_of_block.get(tensor.address)
+            if row is not None:
+                self.block_category[row], self.block_module[row] = tensor.category, module
+
+    def say_the_rest(self, spans: _PhaseSpans) -> None:
+        rest = self.allocs[self.category[self.allocs] == Category.UNKNOWN]
+        never_freed = self.runs.next_free(rest) == len(self.category)
+        # Made within the first matrix product, whichever phase that is in; no tensor of the program's.
+        rest = rest[(self.device.events.size[rest] != CUBLAS_WORKSPACE_BYTES) | ~never_freed]
+        mark = spans.mark_of(rest)
+        phase, again = spans.phase[mark], spans.again[mark] > 0
+        ends = np.where(again, spans.again_end[mark], spans.span_end[mark])
+        freed = self.runs.next_free(rest)
+        handed_on = (spans.depth[mark] > 0) & (again | (phase == Phase.FORWARD)) & (freed >= spans.call_end[mark])
+        within = (freed < ends) & ~handed_on
+        kept = ~within & (again | (phase == Phase.FORWARD) & (spans.has_backward | handed_on & (freed < ends)))
+        self.category[rest[within & (phase != Phase.UNKNOWN)]] = Category.TEMPORARY
+        self.category[rest[kept]] = Category.ACTIVATION
+
+    def of_events(self) -> Labels:
+        return Labels(self.category, self.module, self.phase)
+
+    def of_blocks(self) -> Labels:
+        """A block's label is that of its allocation, where that is among the events."""
+        blocks, phase = self.device.blocks, np.zeros(len(self.device.blocks), dtype=np.uint8)
+        event = self.runs.last_alloc(blocks.address, np.full(len(blocks), len(self.device.events), dtype=np.int64))
+        known = (event >= 0) & (blocks.state != 0)
+        self.block_category[known] = self.category[event[known]]
+        self.block_module[known] = self.module[event[known]]
+        phase[known] = self.phase[event[known]]
+        self.block_category[blocks.state == 0] = Category.UNKNOWN
+        return Labels(self.block_category, self.block_module, phase)
+
+
+class _EventsByAddress:
+    """Allocs and frees in order of address, then time: an address is used again and again."""
+
+    def __init__(self, events: Events) -> None:
+        self.count = len(events)
+        self.known = np.unique(events.address)
+        self.allocs = self._keys(events, Action.ALLOC)
+        self.frees = self._keys(events, Action.FREE_REQUESTED)
+        self.address = events.address
+
+    def _keys(self, events: Events, action: Action) -> Ints8:
+        rows = np.flatnonzero(events.action == action)
+        return np.sort(self._key(events.address[rows], rows))
+
+    def _key(self, address: Ints8, event: npt.NDArray[Any]) -> Ints8:
+        return np.asarray(np.searchsorted(self.known, address) * (self.count + 1) + event, dtype=np.int64)
+
+    def last_alloc(self, address: Ints8, before: Ints8) -> Ints8:
+        """The last alloc at each address among the first `before` events, or -1."""
+        if not len(self.allocs):
+            return np.full(len(address), -1, dtype=np.int64)
+        row = np.searchsorted(self.allocs, self._key(address, before), side="left") - 1
+        event = self.allocs[np.maximum(row, 0)] % (self.count + 1)
+        fits = (row >= 0) & (self.address[event] == address)
+        return np.where(fits, event, -1)
+
+    def next_free(self, allocs: Ints8) -> Ints8:
+        """The event that asks for each alloc's free, or the number of events."""
+        row = np.searchsorted(self.frees, self._key(self.address[allocs], allocs), side="right")
+        if not len(self.frees):
+            return np.full(len(allocs), self.count, dtype=np.int64)
+        event = self.frees[np.minimum(row, len(self.frees) - 1)] % (self.count + 1)
+        fits = (row < len(self.frees)) & (self.address[event] == self.address[allocs])
+        return np.where(fits, event, self.count)
+
+
+def _annotations(device: DeviceTrace, log: Log, end: Counts | None, names: _Names) -> Annotations:
+    """Torch's own and the log's, in order of time, the log's moved to where its counts say it was."""
+    kept = log.annotations[comparable([entry.counts for entry in log.annotations], end)] if end else []
+    if end is None or not kept:
+        return device.annotations
+    at = event_indices(device.events, end, [entry.counts for entry in kept])
+    time_us = np.array([entry.time_us for entry in kept], dtype=np.int64)
+    times = device.events.time_us
+    if len(times) and times.any():
+        before = np.where(at > 0, times[np.maximum(at - 1, 0)], time_us)
+        after = np.where(at < len(times), times[np.minimum(at, len(times) - 1)], time_us)
+        time_us = np.clip(time_us, before, np.maximum(before, after))
+    ours = Annotations(
+        name=np.array([names(entry.name) for entry in kept], dtype=np.int32),
+        stage=np.array([entry.stage for entry in kept], dtype=np.uint8),
+        time_us=np.maximum.accumulate(time_us),
+    )
+    theirs = _without_phases(device, names)
+    both = {name: np.concatenate([column, getattr(ours, name)]) for name, column in theirs.items()}
+    order = np.argsort(both["time_us"], kind="stable")
+    return Annotations(**{name: column[order] for name, column in both.items()})
+
+
+def _without_phases(device: DeviceTrace, names: _Names) -> dict[str, npt.NDArray[Any]]:
+    """A device that is pretended names phases by itself, as far as it sees them; the log has them all."""
+    rows = device.annotations
+    is_phase = np.isin(rows.name, [names(phase) for phase in PHASES]) & (not device.is_timed)
+    return {name: column[~is_phase] for name, column in rows.columns()}

@@ -18,8 +18,7 @@ import numpy as np
 
 from memviz.errors import MemvizError, UsageError
 from memviz.runner.measure.accelerator import Accelerator, find_accelerator
-from memviz.runner.record.labelling import labelled
-from memviz.runner.record.log import Log
+from memviz.runner.record.log import Log, labelled
 from memviz.runner.record.memory_history import RecordedHistory, StackKind, Taken
 from memviz.trace import memviz_labels
 from memviz.trace.intern import Interner

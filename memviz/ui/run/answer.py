@@ -18,9 +18,7 @@ from memviz.allocator.what_if import CardMemory
 from memviz.errors import MemvizError, TraceError, UsageError
 from memviz.runner.jobs.kept_runs import KeptRuns, default_folder
 from memviz.runner.jobs.limits import TIMEOUT_SECONDS, most_bytes, most_seconds
-from memviz.runner.jobs.order import OrderStatus, Variant
-from memviz.runner.jobs.scheduler import Scheduler
-from memviz.runner.jobs.searches import Searches, SearchOrder, SearchStatus
+from memviz.runner.jobs.service import OrderStatus, Scheduler, Searches, SearchOrder, SearchStatus, Variant
 from memviz.runner.jobs.worker_process import listing
 from memviz.runner.jobs.zero_gpu import LENT_DEVICE, is_zero_gpu
 from memviz.runner.parallel.parallelism import file_of_rank

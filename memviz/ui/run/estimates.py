@@ -12,8 +12,7 @@ from hashlib import sha256
 from typing import TypeVar
 
 from memviz.errors import MemvizError
-from memviz.runner.jobs.order import OrderStatus, Variant
-from memviz.runner.jobs.scheduler import Scheduler
+from memviz.runner.jobs.service import OrderStatus, Scheduler, Variant
 from memviz.runner.request import Request
 from memviz.ui.run.form import RunRequests
 

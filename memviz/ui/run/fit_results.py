@@ -19,7 +19,7 @@ from memviz.results.fit import (
     front_of_ways,
     work_text,
 )
-from memviz.runner.jobs.searches import SearchStatus
+from memviz.runner.jobs.service import SearchStatus
 from memviz.runner.predict.cards import card_named
 from memviz.text import Html, cut, joined, rounded, tag
 from memviz.ui.html.elements import button, facts_html, table

@@ -16,7 +16,7 @@ from typing import Any
 from memviz.errors import UsageError
 from memviz.runner.config_source import FILE as CONFIG
 from memviz.runner.config_source import checked_config, fetch_config, hub_is_on, is_hub_id
-from memviz.runner.jobs.searches import SearchOrder
+from memviz.runner.jobs.service import SearchOrder
 from memviz.runner.knobs import words_of_value
 from memviz.runner.parallel.parallelism import AXES, GPUS, parallel_of
 from memviz.runner.predict.cards import card_named

@@ -9,7 +9,7 @@ from typing import Any
 from memviz.results.run import reserved_bytes
 from memviz.runner.config_source import FILE as CONFIG
 from memviz.runner.config_source import hub_is_on
-from memviz.runner.jobs.order import Variant
+from memviz.runner.jobs.service import Variant
 from memviz.runner.parallel.parallelism import GPUS
 from memviz.text import Html, joined, tag
 from memviz.ui.html.elements import button, checkbox, fault_place, labelled, menu, text_input

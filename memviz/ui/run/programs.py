@@ -11,7 +11,7 @@ import gradio as gr
 
 from memviz.errors import MemvizError, UsageError
 from memviz.runner.config_source import FILE as CONFIG
-from memviz.runner.jobs.order import OrderStatus
+from memviz.runner.jobs.service import OrderStatus
 from memviz.runner.request import DEFAULT_CARD, Request
 from memviz.runner.run import run_json
 from memviz.ui.run.answer import RunAnswers

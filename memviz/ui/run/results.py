@@ -30,7 +30,7 @@ from memviz.results.run import (
     variants_headline,
 )
 from memviz.runner.jobs.kept_runs import KeptRun
-from memviz.runner.jobs.order import OrderStatus, Variant
+from memviz.runner.jobs.service import OrderStatus, Variant
 from memviz.runner.parallel.parallelism import RankClass, file_of_rank
 from memviz.runner.run import Fit, Run
 from memviz.text import Html, cut, joined, rounded, tag

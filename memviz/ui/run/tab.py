@@ -14,8 +14,7 @@ from typing import Any
 import gradio as gr
 
 from memviz.errors import MemvizError
-from memviz.runner.jobs.order import OrderStatus
-from memviz.runner.jobs.searches import SearchStatus
+from memviz.runner.jobs.service import OrderStatus, SearchStatus
 from memviz.text import Html, tag
 from memviz.ui.components.component import Panel, PlainForm, clicked, form_fields
 from memviz.ui.run.answer import RunAnswers, RunState, refused

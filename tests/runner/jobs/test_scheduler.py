@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from memviz.runner.jobs.order import Variant
-from memviz.runner.jobs.scheduler import Crowded, NoRoom, Scheduler
+from memviz.runner.jobs.service import Crowded, NoRoom, Scheduler, Variant
 from memviz.runner.jobs.worker_process import Worker
 from memviz.runner.request import Request
 from tests.runner.processes import PATIENCE_SECONDS, over, running, wait_until

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from memviz.runner.jobs import scheduler as scheduling
-from memviz.runner.jobs.order import Order, OrderStatus, Variant
-from memviz.runner.jobs.scheduler import Closing, Crowded, Scheduler
+from memviz.runner.jobs import service as scheduling
+from memviz.runner.jobs.service import Closing, Crowded, Order, OrderStatus, Scheduler, Variant
 from memviz.runner.jobs.worker_process import Worker
 from memviz.runner.request import Request
 from tests.runner.processes import PATIENCE_SECONDS, is_there, over, running, wait_until

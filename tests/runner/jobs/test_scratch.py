@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from memviz.runner.jobs.scheduler import Scratch
+from memviz.runner.jobs.service import Scratch
 
 _PAGE = """
 import sys
 from pathlib import Path
-from memviz.runner.jobs.scheduler import Scratch
+from memviz.runner.jobs.service import Scratch
 
 scratch = Scratch(Path(sys.argv[1]))
 (scratch.new() / "run.pickle").write_bytes(b"x")

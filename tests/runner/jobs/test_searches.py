@@ -11,9 +11,7 @@ import pytest
 from memviz.fair_lock import FairLock
 from memviz.runner.fit.fit import find_fit, fit_json
 from memviz.runner.fit.predictions import KeptPredictions, Predictor
-from memviz.runner.jobs.order import UNPOLLED
-from memviz.runner.jobs.scheduler import Crowded
-from memviz.runner.jobs.searches import Pace, Searches, SearchOrder, SearchStatus
+from memviz.runner.jobs.service import UNPOLLED, Crowded, Pace, Searches, SearchOrder, SearchStatus
 from memviz.runner.request import Request
 from tests.runner.processes import is_there, wait_until
 

@@ -13,7 +13,7 @@ import pytest
 
 from memviz.errors import UsageError
 from memviz.runner.jobs import worker, zero_gpu
-from memviz.runner.jobs.scheduler import Scheduler
+from memviz.runner.jobs.service import Scheduler
 from memviz.runner.jobs.worker_process import RunEvent
 from memviz.runner.jobs.zero_gpu import FEWEST_SECONDS, MOST_SECONDS, on_gpu, reserved_seconds
 from memviz.runner.request import Request
@@ -114,7 +114,7 @@ def test_what_waits_behind_a_cancelled_run_is_not_begun(space: Space, tmp_path: 
 
 def test_the_scheduler_starts_no_process_for_it(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = Scheduler()
-    monkeypatch.setattr("memviz.runner.jobs.scheduler.ZeroGpuWorker", zero_gpu.ZeroGpuWorker)
+    monkeypatch.setattr("memviz.runner.jobs.service.ZeroGpuWorker", zero_gpu.ZeroGpuWorker)
     status = scheduler.submit([measured()], ["a"])
     while not status.is_over:
         found = scheduler.status(status.id, newer_than=status.version, wait=1)

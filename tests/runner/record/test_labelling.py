@@ -7,8 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.runner.record.labelling import labelled
-from memviz.runner.record.log import Counts, Log, TensorSeen
+from memviz.runner.record.log import Counts, Log, TensorSeen, labelled
 from memviz.trace.model import Action, Category, Phase, Trace
 from memviz.trace.rounding import CUBLAS_WORKSPACE_BYTES
 from tests.traces import alloc, block, free, segment, trace_of

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from memviz.errors import MemvizError, UsageError
-from memviz.runner.jobs.order import OrderStatus
+from memviz.runner.jobs.service import OrderStatus
 from memviz.runner.jobs.worker_process import RunError, Worker
 from memviz.runner.request import Request
 from memviz.runner.run import run_of

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from memviz.runner.jobs.order import Variant
+from memviz.runner.jobs.service import Variant
 from memviz.runner.request import Request
 from memviz.ui.run.answer import AT_HOME, RunAnswers
 from memviz.ui.run.form import RunRequests

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memviz.errors import UsageError
-from memviz.runner.jobs.searches import SearchOrder, SearchStatus
+from memviz.runner.jobs.service import SearchOrder, SearchStatus
 from memviz.runner.request import Request
 from memviz.ui.run.fit_results import fit_head_html, fit_html, map_html, picture_html
 from memviz.ui.run.form import RunRequests, search_order

@@ -19,7 +19,7 @@ from memviz.results.headline import Headline
 from memviz.results.run import variants_headline
 from memviz.runner.expected_error import ExpectedError
 from memviz.runner.jobs.kept_runs import KeptRun
-from memviz.runner.jobs.order import OrderStatus, Variant
+from memviz.runner.jobs.service import OrderStatus, Variant
 from memviz.runner.parallel.parallelism import RankClass
 from memviz.runner.request import Request
 from memviz.runner.run import Fit, Run, Seconds

@@ -1,30 +1,250 @@
-"""Queues of jobs; that of runs takes one at a time, in turn between visitors, with files in a locked scratch folder.
-
-The lock tells a folder in use from one that a killed page left, which the next page deletes.
-"""
+"""Jobs of a page with a status to poll: orders of runs, one at a time in turn between visitors, and searches."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import contextvars
+import json
 import math
+import secrets
 import shutil
+import subprocess
 import tempfile
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, TypeVar
+from typing import Any, BinaryIO, Generic, Literal, Protocol, TypeVar
 
 from memviz.errors import MemvizError
-from memviz.fair_lock import FairLock
-from memviz.runner.jobs.limits import TIMEOUT_SECONDS
-from memviz.runner.jobs.order import UNPOLLED, Finished, Job, Order, OrderStatus, Status, Variant
-from memviz.runner.jobs.worker_process import AnyWorker, Worker, environment_of
+from memviz.fair_lock import FairLock, Turn
+from memviz.runner.jobs.limits import MEMORY, TIMEOUT_SECONDS, end_tree, most_bytes
+from memviz.runner.jobs.worker_process import (
+    AnyWorker,
+    RunEvent,
+    Worker,
+    close_streams,
+    environment_of,
+    send_line,
+    start_module,
+    takes_more,
+    too_much,
+)
 from memviz.runner.jobs.zero_gpu import ZeroGpuWorker, is_zero_gpu
 from memviz.runner.request import Request
+from memviz.runner.run import Run
+
+CANCELLED = "Cancelled."
+UNPOLLED = "Cancelled, because no page was waiting for it any more."
+
+
+class JobStatus(Protocol):
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def seconds(self) -> float: ...
+
+    @property
+    def is_over(self) -> bool: ...
+
+
+Status = TypeVar("Status", bound=JobStatus)
+
+
+def new_id() -> str:
+    """An id that cannot be guessed: whoever has it may look at the job."""
+    return secrets.token_urlsafe(18)
+
+
+class Job(Generic[Status]):
+    """Work under way: changed by its own thread, looked at by any."""
+
+    def __init__(self, status: Status, owner: str) -> None:
+        self.owner = owner
+        self.made = time.monotonic()
+        self.began: float | None = None
+        self.stopped = threading.Event()
+        self.why = ""
+        """Why it was stopped."""
+        self.may_run_unseen = False
+        self.thread: threading.Thread | None = None
+        self._changed = threading.Condition()
+        self._status = status
+        self._pollers = 0
+        self._polled = time.monotonic()
+
+    @property
+    def status(self) -> Status:
+        status = self._status
+        return status if self.began is None or status.is_over else self._timed(status)
+
+    def wait(self, version: int, seconds: float) -> Status:
+        """Return the status as soon as it is newer than `version`."""
+        with self._changed:
+            self._pollers += 1
+            try:
+                self._changed.wait_for(lambda: self._status.version > version, timeout=seconds)
+            finally:
+                self._pollers -= 1
+                self._polled = time.monotonic()
+        return self.status
+
+    def unpolled_seconds(self, now: float) -> float:
+        """Time since a client last polled. A pending long poll counts, however late a busy machine wakes it."""
+        with self._changed:
+            return 0.0 if self._pollers else now - self._polled
+
+    def set(self, **changes: Any) -> None:
+        with self._changed:
+            version = self._status.version + 1
+            self._status = replace(self._timed(self._status), version=version, **changes)  # type: ignore[type-var]
+            self._changed.notify_all()
+
+    def set_before(self, before: int) -> None:
+        self.set(before=before)
+
+    def stop(self, why: str = CANCELLED) -> None:
+        self.why = self.why or why
+        self.stopped.set()
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """End what is running, from any thread."""
+
+    def check(self) -> None:
+        """Called every second while the job runs, to hold it to its limits."""
+
+    @property
+    def bytes_on_disk(self) -> int:
+        return 0
+
+    def forget(self) -> None:
+        """Delete the files of the job."""
+
+    def _timed(self, status: Status) -> Status:
+        seconds = 0.0 if self.began is None else time.monotonic() - self.began
+        return replace(status, seconds=seconds)  # type: ignore[type-var]
+
+
+@dataclass(frozen=True)
+class Variant:
+    request: Request
+    label: str
+    state: Literal["waiting", "running", "done", "failed"] = "waiting"
+    phase: str = ""
+    """Current activity in words, or the one that failed."""
+    run: Run | None = None
+    """Its figures may be there before it is done: outputs are compared last."""
+    file: Path | None = None
+    """Path of the trace; a failed run may have one too."""
+    what: str = ""
+    """Kind of failure."""
+    where: str = ""
+    amiss: str = ""
+    """Problem besides good figures, for example that they could not be saved."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in ("done", "failed")
+
+
+@dataclass(frozen=True)
+class OrderStatus:
+    id: str
+    variants: tuple[Variant, ...]
+    before: int = 0
+    """How many orders of others have the device first."""
+    seconds: float = 0.0
+    """Since it was its turn."""
+    version: int = 0
+    is_left: bool = False
+    """True if its owner has placed another order instead and follows that one."""
+
+    @property
+    def is_over(self) -> bool:
+        return all(variant.is_over for variant in self.variants)
+
+
+Finished = Callable[[Variant], str]
+"""Called with each variant that is done; returns what went wrong with it then, or nothing."""
+
+
+class Order(Job[OrderStatus]):
+    def __init__(self, variants: tuple[Variant, ...], folder: Path, finished: Finished | None, owner: str) -> None:
+        super().__init__(OrderStatus(new_id(), variants), owner)
+        self.folder = folder
+        self.finished = finished
+        self.worker: AnyWorker | None = None
+        self.place: Turn | None = None
+        """Place of its first run in the queue."""
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.began is None and not self.stopped.is_set() and not self._status.is_over
+
+    def begin(self) -> None:
+        """Note the start of its turn, the first or another one."""
+        self.began = self.began or time.monotonic()
+        self.set(before=0)
+
+    def interrupt(self) -> None:
+        worker = self.worker
+        if worker is not None:
+            worker.cancel()
+
+    def change(self, number: int, **changes: Any) -> None:
+        variants = list(self._status.variants)
+        variants[number] = replace(variants[number], **changes)
+        self.set(variants=tuple(variants))
+
+    def on_event(self, event: RunEvent) -> None:
+        if event.kind == "phase":
+            self.change(event.number, state="running", phase=event.phase, what="", where="")
+        elif event.kind == "figures":
+            self.change(event.number, run=event.run, file=event.file, amiss=event.text)
+        elif event.kind == "done":
+            self._finish(event)
+        elif event.what == "not begun":
+            self.change(event.number, what=event.what)
+        else:
+            phase = self.why if event.what == "cancelled" else event.text
+            self.change(event.number, state="failed", phase=phase, what=event.what, where=event.where, file=event.file)
+
+    def _finish(self, event: RunEvent) -> None:
+        """Keep the run before the status says that it is done, so that a client who then looks finds it."""
+        changes: dict[str, Any] = {
+            "state": "done",
+            "phase": "",
+            "run": event.run,
+            "file": event.file,
+            "amiss": event.text,
+        }
+        if self.finished is not None:
+            variant = replace(self._status.variants[event.number], **changes)
+            changes["amiss"] = " ".join(filter(None, (event.text, self.finished(variant))))
+        self.change(event.number, **changes)
+
+    def end(self, phase: str, what: str) -> None:
+        for number, variant in enumerate(self._status.variants):
+            if not variant.is_over:
+                self.change(number, state="failed", phase=phase, what=what)
+
+    @property
+    def bytes_on_disk(self) -> int:
+        return sum(path.stat().st_size for path in self.folder.glob("*") if path.is_file())
+
+    def forget(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
 
 _PREFIX = "memviz-runs-"
 _LOCK = "lock"
@@ -385,3 +605,159 @@ class Scheduler(Jobs[Order, OrderStatus]):
                         self._spare, self._spare_since = worker, time.monotonic()
                         return
         worker.close()
+
+
+MODULE = "memviz.runner.fit.driver"
+MOST_AT_ONCE = 8
+_NEWEST, _LEAST_TIMED = 24, 4
+"""Predictions whose pace counts: some of them come in pairs, the second of which is a replay."""
+_LEAST_SECONDS = 2.0
+"""Cached answers come at once, and say nothing about those to come."""
+
+
+@dataclass(frozen=True)
+class SearchOrder:
+    request: Request
+    keep: str = "outputs"
+    largest: str = ""
+    grid: bool = False
+
+
+@dataclass(frozen=True)
+class SearchStatus:
+    id: str
+    order: SearchOrder
+    version: int = 0
+    before: int = 0
+    """How many turns of others come first."""
+    done: int = 0
+    of: int = 0
+    """Configurations predicted, and to be predicted; 0 until the search has begun."""
+    ways: tuple[Mapping[str, Any], ...] = ()
+    """Predictions in the form of `fit --json`, in the order in which they were made."""
+    value: int | None = None
+    """Value of the knob whose largest value is searched."""
+    answer: Mapping[str, Any] | None = None
+    """All that `fit --json` says."""
+    failed: str = ""
+    seconds: float = 0.0
+    seconds_left: float | None = None
+    """Until all are predicted, by the pace of the newest; None where too few are."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.answer is not None or bool(self.failed)
+
+
+class Pace:
+    """Time left of a search, by the pace of its newest predictions."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._newest: deque[float] = deque(maxlen=_NEWEST)
+
+    def seconds_left(self, done: int, of: int) -> float | None:
+        """Estimate the remaining time. Call this after each prediction."""
+        self._newest.append(self._clock())
+        took = self._newest[-1] - self._newest[0]
+        if len(self._newest) < _LEAST_TIMED or took < _LEAST_SECONDS:
+            return None
+        return took / (len(self._newest) - 1) * (of - done)
+
+
+class Searches(Jobs["Search", SearchStatus]):
+    """One for a page."""
+
+    def __init__(
+        self, line: FairLock, *, seconds: float, patience: float, memory: int | None = None, most: int = MOST_AT_ONCE
+    ) -> None:
+        """`seconds` are the limit of one prediction."""
+        super().__init__(patience)
+        self._line = line
+        self._seconds = seconds
+        self._memory = memory or most_bytes()
+        self._most = most
+
+    def submit(self, order: SearchOrder, owner: str) -> SearchStatus:
+        """Begin at once, in place of what its owner has under way."""
+        with self._lock:
+            self._check_open()
+            self._tidy(time.monotonic())
+            under_way = [search for search in self._jobs.values() if not search.status.is_over]
+            own = [search for search in under_way if search.owner == owner]
+            if len(under_way) - len(own) >= self._most:
+                raise Crowded(f"{self._most} others search already. Try it again in some minutes.")
+            for search in own:
+                search.stop("Another search was begun instead.")
+            search = Search(order, owner, self._line, self._seconds, self._memory)
+            self._start(search, Search.run)
+        return search.status
+
+
+class Search(Job[SearchStatus]):
+    def __init__(self, order: SearchOrder, owner: str, line: FairLock, most_seconds: float, memory: int) -> None:
+        super().__init__(SearchStatus(new_id(), order), owner)
+        self.began = time.monotonic()
+        self._line = line
+        self._most_seconds = most_seconds
+        self._memory = memory
+        self._pace = Pace()
+        self._process: subprocess.Popen[str] | None = None
+
+    def interrupt(self) -> None:
+        if self._process is not None:
+            end_tree(self._process)
+
+    def check(self) -> None:
+        if self._process is not None and takes_more(self._process.pid, self._memory):
+            self.stop(too_much(self._memory))
+
+    def run(self) -> None:
+        failed = ""
+        try:
+            with tempfile.TemporaryFile() as errors, ExitStack() as turn:
+                self._process = process = start_module(MODULE, errors, {MEMORY: str(self._memory)})
+                try:
+                    self._follow(process, turn)
+                finally:
+                    end_tree(process)
+                    close_streams(process.stdin, process.stdout)
+        except OSError as error:
+            failed = f"It could not be searched here: {error}"
+        finally:
+            if not self._status.is_over:
+                self.set(failed=self.why or failed or "Its process ended without an answer.")
+
+    def _follow(self, process: subprocess.Popen[str], turn: ExitStack) -> None:
+        assert process.stdout is not None
+        order = self._status.order
+        first = {"request": order.request.as_json(), "keep": order.keep, "largest": order.largest, "grid": order.grid}
+        send_line(process, {**first, "seconds": self._most_seconds})
+        if self.stopped.is_set():
+            return
+        for line in process.stdout:
+            with suppress(ValueError):
+                message = json.loads(line)
+                if message["kind"] == "turn":
+                    wait = self._line.turn(self.set_before, self.stopped.is_set, owner=self.owner)
+                    if not turn.enter_context(wait):
+                        return
+                    self.set(before=0)
+                    send_line(process, {})
+                elif message["kind"] == "over":
+                    turn.close()
+                else:
+                    self._take(message)
+
+    def _take(self, message: Mapping[str, Any]) -> None:
+        kind = message["kind"]
+        if kind == "way":
+            more = () if message["way"] is None else (message["way"],)
+            left = self._pace.seconds_left(message["done"], message["of"])
+            self.set(ways=(*self._status.ways, *more), done=message["done"], of=message["of"], seconds_left=left)
+        elif kind == "value":
+            self.set(value=message["value"])
+        elif kind == "answer":
+            self.set(answer=message["answer"], value=None)
+        elif kind == "failed":
+            self.set(failed=message["text"])
