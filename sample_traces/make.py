@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from memviz.allocator.replay import replay
-from memviz.runner.predict.cards import card_named
-from memviz.runner.predict.device import PredictedDevice
+from memviz.predictor.cards import card_named
+from memviz.predictor.device import PredictedDevice
 from memviz.trace.model import Trace
 from memviz.trace.strip import strip_paths
 from memviz.trace.write import write_pickle

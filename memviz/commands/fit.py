@@ -194,9 +194,9 @@ def _measured(answer: FitAnswer, gpus: list[Gpu], count: int) -> list[Measuremen
 
 
 def _request(args: argparse.Namespace) -> Request:
+    from memviz.predictor.cards import card_text
     from memviz.runner.config_source import with_config
     from memviz.runner.knobs import parse_named
-    from memviz.runner.predict.cards import card_text
     from memviz.runner.request import DEFAULT_CARD, Request
 
     request = Request(

@@ -19,9 +19,9 @@ from memviz.memory import without_collection
 from memviz.units import bytes_text, count_text
 
 if TYPE_CHECKING:
-    from memviz.runner.predict.estimate import Estimate
-    from memviz.runner.predict.group.ranks import GroupRank
-    from memviz.runner.predict.script import ScriptPrediction
+    from memviz.predictor.estimate import Estimate
+    from memviz.predictor.group.ranks import GroupRank
+    from memviz.predictor.script import ScriptPrediction
 
 
 class LastLine:
@@ -105,8 +105,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _predict(args: argparse.Namespace) -> int:
     with without_collection():
-        from memviz.runner.predict.cards import card_text
-        from memviz.runner.predict.script import ScriptOrder, optimizations_named, predict_script
+        from memviz.predictor.cards import card_text
+        from memviz.predictor.script import ScriptOrder, optimizations_named, predict_script
         from memviz.runner.record.script import load_module, load_script
 
     if args.script.endswith(".json"):
@@ -139,7 +139,7 @@ def _predict(args: argparse.Namespace) -> int:
         progress("")
     _print(done, args.output)
     if stdout is not None:
-        from memviz.runner.predict.script import script_json
+        from memviz.predictor.script import script_json
 
         stdout.write(json.dumps(script_json(done, args.output)))
     return done.exit_status
@@ -152,7 +152,7 @@ def _misplaced(arguments: list[str]) -> str:
 
 
 def _group_rank(args: argparse.Namespace) -> GroupRank | None:
-    from memviz.runner.predict.group.ranks import GroupRank, rank_of_environment
+    from memviz.predictor.group.ranks import GroupRank, rank_of_environment
 
     if args.world_size is None:
         if args.rank is not None:
@@ -185,8 +185,8 @@ def _assumed(text: str) -> tuple[str, Any]:
 
 def _print(done: ScriptPrediction, output: Path | None) -> None:
     """Print to stderr: stdout belongs to the script."""
-    from memviz.runner.predict.accuracy import unproven_sentence
-    from memviz.runner.predict.assumptions import caught_refusal, sentences_of
+    from memviz.predictor.accuracy import unproven_sentence
+    from memviz.predictor.assumptions import caught_refusal, sentences_of
 
     estimate = done.estimate
     if done.stopped is not None:
@@ -253,7 +253,7 @@ def _common_words(estimate: Estimate) -> str:
     """Name common cards by verdict, where no --card was given."""
     if not estimate.peak_reserved:
         return "it took no memory of a card"
-    from memviz.runner.predict.cards import short_name
+    from memviz.predictor.cards import short_name
 
     fits = {short_name(name): word for name, word in estimate.common_fits().items()}
     names = {word: [name for name, has in fits.items() if has == word] for word in ("yes", "close", "no")}

@@ -21,7 +21,7 @@ from memviz.runner.record.recording import free_path
 from memviz.units import bytes_text
 
 if TYPE_CHECKING:
-    from memviz.runner.predict.group.ranks import Layout
+    from memviz.predictor.group.ranks import Layout
 
 _MOST_AT_ONCE = 4
 """Processes; each may take a gigabyte or two."""
@@ -44,13 +44,13 @@ class PredictedRank:
 
     @property
     def layout(self) -> Layout:
-        from memviz.runner.predict.group.ranks import Layout
+        from memviz.predictor.group.ranks import Layout
 
         return Layout.of_json(self.figures["layout"])
 
 
 def predict_all_ranks(args: argparse.Namespace) -> int:
-    from memviz.runner.predict.group.ranks import classes_of
+    from memviz.predictor.group.ranks import classes_of
 
     if args.world_size is None:
         raise UsageError("--rank all predicts the ranks of a group; say of how many with --world-size N.")

@@ -22,13 +22,13 @@ from memviz.commands.command import (
     printable,
 )
 from memviz.commands.terminal import progress
+from memviz.predictor.cards import card_named
 from memviz.ranks.card import OnCard, SmallerCard, fit_on_card, replay_close_ranks
 from memviz.ranks.gather import Gathering, gathered
 from memviz.ranks.numbers import Rank
 from memviz.ranks.summary import NamedDelta, RankGroup, RankSummary
 from memviz.results.headline import reserved_text
 from memviz.results.ranks import missing_ranks, ranks_headline, ranks_json, spans_text
-from memviz.runner.predict.cards import card_named
 from memviz.units import bytes_text, count_text, delta_text, parse_bytes, percent_text
 
 _TOP = 20

@@ -91,9 +91,9 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _request(args: argparse.Namespace) -> Request:
+    from memviz.predictor.cards import card_text
     from memviz.runner.config_source import with_config
     from memviz.runner.knobs import parse_named
-    from memviz.runner.predict.cards import card_text
     from memviz.runner.request import DEFAULT_CARD, Request, load_of
 
     request = Request(

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from memviz.predictor.accuracy import is_recorded
+from memviz.predictor.cards import CARD_KINDS
 from memviz.runner.knobs import described
-from memviz.runner.predict.accuracy import is_recorded
-from memviz.runner.predict.cards import CARD_KINDS
 from memviz.runner.workloads import WORKLOADS
 from memviz.runner.workloads.own import program_rows
 from memviz.runner.workloads.transformers_model import ConfiguredModel

@@ -18,10 +18,10 @@ from torch import nn
 
 from memviz.allocator.replayer import AllocatorCalls
 from memviz.errors import UsageError
+from memviz.predictor.device import PredictedDevice
+from memviz.predictor.group.ranks import Layout
 from memviz.runner.measure.cuda_device import CudaDevice
 from memviz.runner.plan import Plan, command_of
-from memviz.runner.predict.device import PredictedDevice
-from memviz.runner.predict.group.ranks import Layout
 from memviz.runner.request import Optimizer
 from memviz.runner.run import Run
 from memviz.trace.model import Trace

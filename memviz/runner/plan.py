@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
 from memviz.errors import UsageError
+from memviz.predictor.cards import KnownCard, card_named, memory_args
 from memviz.runner.knobs import as_text, described, nearest, with_knobs, words_of_value
 from memviz.runner.parallel.parallelism import ALONE, GPUS, Parallel, parallel_of
-from memviz.runner.predict.cards import KnownCard, card_named, memory_args
 from memviz.runner.request import Request
 from memviz.runner.workloads import Workload, workload_named
 from memviz.runner.workloads.transformers_model import configured_workload

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from memviz.predictor.cards import KnownCard, card_named
+from memviz.predictor.device import PredictedDevice
 from memviz.runner.output_check.comparison import adamw
 from memviz.runner.output_check.difference import differences
 from memviz.runner.output_check.model_runs import ComparedStep, flatten
-from memviz.runner.predict.cards import KnownCard, card_named
-from memviz.runner.predict.device import PredictedDevice
 from memviz.runner.step import RunStep
 from memviz.runner.workloads import Workload
 from memviz.runner.workloads.diffusion_presets import Flux, LtxVideo

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from memviz.runner.predict.accuracy import DATA
+from memviz.predictor.accuracy import DATA
 from tests.benchmarks.readme import README, write_table
 from tests.truth.held_against import write, write_readme
 

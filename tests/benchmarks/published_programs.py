@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from memviz.runner.predict.cards import card_named
-from memviz.runner.predict.device import PredictedDevice
-from memviz.runner.predict.ledger import trains
-from memviz.runner.predict.rules import families_of
+from memviz.predictor.cards import card_named
+from memviz.predictor.device import PredictedDevice
+from memviz.predictor.ledger import trains
+from memviz.predictor.rules import families_of
 
 Settings = Mapping[str, str]
 _WARM, _COUNTED = 2, 1

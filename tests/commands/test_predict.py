@@ -14,7 +14,7 @@ import pytest
 
 from memviz.commands import main, predict_ranks
 from memviz.commands.command_line import parser
-from memviz.runner.predict.cards import short_name
+from memviz.predictor.cards import short_name
 from memviz.trace.load import load_trace
 from memviz.trace.model import Category
 from tests.second_process import ROOT

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from memviz.runner.predict.cards import KnownCard
+from memviz.predictor.cards import KnownCard
 
 ROOT = Path(__file__).resolve().parents[2]
 

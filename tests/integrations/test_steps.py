@@ -13,8 +13,8 @@ import memviz
 from memviz.analysis.annotations import annotated
 from memviz.errors import UsageError
 from memviz.integrations.steps import RecordedSteps
-from memviz.runner.predict.group.ranks import GroupRank
-from memviz.runner.predict.script import device_for
+from memviz.predictor.group.ranks import GroupRank
+from memviz.predictor.script import device_for
 from memviz.runner.record.memory_history import is_recording
 from memviz.trace.model import Trace
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from memviz.runner.predict.compiled_code import TRITON_NOT_RUN
+from memviz.predictor.compiled_code import TRITON_NOT_RUN
 from torch.nn import functional as F
 
+from memviz.predictor.cards import card_named
+from memviz.predictor.device import PredictedDevice
+from memviz.predictor.run import predict
 from memviz.runner.plan import plan_of
-from memviz.runner.predict.cards import card_named
-from memviz.runner.predict.device import PredictedDevice
-from memviz.runner.predict.run import predict
 from memviz.runner.request import Request
 from memviz.runner.run import Run
 from optimizations.chunked_cross_entropy import ChunkedCrossEntropy, chunked_cross_entropy

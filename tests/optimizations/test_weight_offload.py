@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from memviz.predictor.cards import card_named
+from memviz.predictor.device import PredictedDevice
+from memviz.predictor.run import predict
 from memviz.runner.plan import plan_of
-from memviz.runner.predict.cards import card_named
-from memviz.runner.predict.device import PredictedDevice
-from memviz.runner.predict.run import predict
 from memviz.runner.request import Request
 from memviz.runner.workloads import workload_named
 from memviz.trace.model import Action

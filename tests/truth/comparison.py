@@ -8,12 +8,12 @@ from difflib import SequenceMatcher
 from functools import cache
 from tempfile import TemporaryDirectory
 
-from memviz.runner.predict.cards import card_named
-from memviz.runner.predict.device import PredictedDevice
-from memviz.runner.predict.rules import NO_RULE, RULES
+from memviz.predictor.cards import card_named
+from memviz.predictor.device import PredictedDevice
+from memviz.predictor.rules import NO_RULE, RULES
 from memviz.trace.load import load_trace
 from memviz.trace.model import Phase
-from tests.runner.predict.rows import sizes
+from tests.predictor.rows import sizes
 from tests.truth.programs import PROGRAMS
 from tests.truth.recordings import Peaks, Recording, recording
 

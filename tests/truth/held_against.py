@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from memviz.runner.predict.accuracy import DATA, MeasuredPeak, measured_peaks
-from memviz.runner.predict.rules import NOT_COUNTED, all_families, families_of
+from memviz.predictor.accuracy import DATA, MeasuredPeak, measured_peaks
+from memviz.predictor.rules import NOT_COUNTED, all_families, families_of
 from tests.truth.comparison import compare
 from tests.truth.recordings import recordings
 

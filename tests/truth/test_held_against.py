@@ -7,8 +7,8 @@ from statistics import median
 
 import pytest
 
-from memviz.runner.predict.accuracy import DATA, expected_error, measured_peaks
-from memviz.runner.predict.cards import card_named
+from memviz.predictor.accuracy import DATA, expected_error, measured_peaks
+from memviz.predictor.cards import card_named
 from tests.benchmarks.published import points
 from tests.truth.held_against import BEGIN, END, README, RECORDINGS, readme_table, row
 from tests.truth.recordings import recordings

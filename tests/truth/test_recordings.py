@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memviz.runner.predict.rules import CUBLAS, RULES, PredictorRule, Standing
+from memviz.predictor.rules import CUBLAS, RULES, PredictorRule, Standing
 from tests.truth.comparison import compare
 from tests.truth.recordings import recording, recordings
 

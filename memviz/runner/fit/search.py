@@ -15,13 +15,13 @@ from itertools import chain, combinations
 import numpy as np
 import numpy.typing as npt
 
+from memviz.predictor.cards import is_native
+from memviz.predictor.group.ranks import CARDS_OF_A_MACHINE
 from memviz.runner.fit.cost import CardSpeed, Cost, Work, cost_of, speed_of
 from memviz.runner.fit.largest import SearchStopped
 from memviz.runner.fit.predictions import KeptPredictions, Prediction, Predictor, may_be_kept
 from memviz.runner.fit.space import Candidate, Point, Space, changes_at
 from memviz.runner.plan import Plan, plan_of
-from memviz.runner.predict.cards import is_native
-from memviz.runner.predict.group.ranks import CARDS_OF_A_MACHINE
 from memviz.runner.request import Request
 
 Floats = npt.NDArray[np.float64]

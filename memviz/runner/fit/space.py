@@ -10,10 +10,10 @@ from itertools import combinations, islice
 from typing import Literal, get_args
 
 from memviz.errors import UsageError
+from memviz.predictor.group.ranks import CARDS_OF_A_MACHINE
 from memviz.runner.knobs import described
 from memviz.runner.parallel.parallelism import AXES, GPUS, Parallel, parallel_of
 from memviz.runner.plan import Plan, plan_of
-from memviz.runner.predict.group.ranks import CARDS_OF_A_MACHINE
 from memviz.runner.request import ALLOCATOR_SETTINGS, Optimizer, Request
 from optimizations import OPTIMIZATIONS
 

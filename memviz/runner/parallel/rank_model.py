@@ -28,9 +28,9 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from memviz.errors import UsageError
+from memviz.predictor.device import PredictedDevice
 from memviz.runner.parallel.parallelism import Parallel
 from memviz.runner.plan import Plan
-from memviz.runner.predict.device import PredictedDevice
 from memviz.runner.run_device import RunDevice
 from memviz.runner.step import MakePasses, Tell
 from optimizations import apply_all

@@ -16,13 +16,13 @@ from typing import Any
 from memviz.allocator.context import overhead_on
 from memviz.allocator.what_if import CardMemory
 from memviz.errors import MemvizError, TraceError, UsageError
+from memviz.predictor.cards import card_named
 from memviz.runner.jobs.kept_runs import KeptRuns, default_folder
 from memviz.runner.jobs.limits import TIMEOUT_SECONDS, most_bytes, most_seconds
 from memviz.runner.jobs.service import OrderStatus, Scheduler, Searches, SearchOrder, SearchStatus, Variant
 from memviz.runner.jobs.worker_process import listing
 from memviz.runner.jobs.zero_gpu import LENT_DEVICE, is_zero_gpu
 from memviz.runner.parallel.parallelism import file_of_rank
-from memviz.runner.predict.cards import card_named
 from memviz.runner.run import load_run
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import ceil, log10
 from typing import Any
 
+from memviz.predictor.cards import card_named
 from memviz.results.fit import (
     cheapest_fitting,
     cost_figure,
@@ -20,7 +21,6 @@ from memviz.results.fit import (
     work_text,
 )
 from memviz.runner.jobs.service import SearchStatus
-from memviz.runner.predict.cards import card_named
 from memviz.text import Html, cut, joined, rounded, tag
 from memviz.ui.html.elements import button, facts_html, table
 from memviz.ui.html.labels import headline_html

@@ -14,12 +14,12 @@ from math import prod
 from typing import Any
 
 from memviz.errors import UsageError
+from memviz.predictor.cards import card_named
 from memviz.runner.config_source import FILE as CONFIG
 from memviz.runner.config_source import checked_config, fetch_config, hub_is_on, is_hub_id
 from memviz.runner.jobs.service import SearchOrder
 from memviz.runner.knobs import words_of_value
 from memviz.runner.parallel.parallelism import AXES, GPUS, parallel_of
-from memviz.runner.predict.cards import card_named
 from memviz.runner.request import Request, load_of
 
 _MOST_LETTERS = 1 << 20

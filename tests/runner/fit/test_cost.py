@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from memviz.predictor.cards import CARDS
 from memviz.runner.fit import cost
 from memviz.runner.fit.cost import CardSpeed, Work, cost_of
-from memviz.runner.predict.cards import CARDS
 
 SPEED = CardSpeed(half_tflops=100, single_tflops=20, memory_gb_per_second=1000, host_gb_per_second=10)
 

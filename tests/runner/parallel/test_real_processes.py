@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memviz.runner.predict.group.ranks import GroupRank
+from memviz.predictor.group.ranks import GroupRank
 from tests import forked
 
 pytestmark = pytest.mark.slow

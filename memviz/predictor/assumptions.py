@@ -1,0 +1,650 @@
+"""Assumed values where a program or a library reads a value that is not computed; the notes of the run list each one.
+
+Library code needs some values where every working run gets the same answer: whether gradients overflowed, whether
+the arguments of a distribution are valid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple, NoReturn, Self
+
+from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from memviz.errors import UsageError
+from memviz.predictor.known_values import DEFAULT_NUMBER
+from memviz.predictor.position import (
+    AskedLine,
+    asked_here,
+    first_of_library,
+    frames,
+    line_of_caller,
+    place_of,
+    place_of_caller,
+    place_to_assume,
+)
+from memviz.units import count_text
+
+# Errors of a predicted device that cannot continue: the line, what it asks for, and the remedy.
+
+REMEDY = "Or take the value from the host, write it as a constant, or leave this line out of what is predicted."
+_NO_VALUE_HELPS = "No value helps: leave this line out of what is predicted."
+_HOW_MANY = "VALUE is how many there are."
+_REMEDIES = {
+    "bincount": f"{_HOW_MANY} Or give it minlength: values are taken to lie below.",
+    "repeat_interleave": f"{_HOW_MANY} Or give it output_size, and its shape is known.",
+    **dict.fromkeys(("_unique2", "unique_consecutive", "unique_dim", "unique_dim_consecutive"), _HOW_MANY),
+}
+_NAMES = {
+    "_local_scalar_dense": "a decision, an index or a number taken from a tensor",
+    "equal": "torch.equal",
+    "index": "a mask as an index",
+    "nonzero": "nonzero (or torch.where with a condition alone)",
+    "_unique2": "unique",
+    "unique_dim": "unique",
+    "_pack_padded_sequence": "pack_padded_sequence",
+    "linalg_lstsq": "torch.linalg.lstsq",
+    "_linalg_check_errors": "a check of a matrix",
+    "_ctc_loss": "ctc_loss",
+    "_sparse_addmm": "torch.sparse.mm",
+    "_to_sparse": "to_sparse",
+    "_to_sparse_csr": "to_sparse_csr",
+    "sparse_compressed_tensor_comp_plain_value_size": "torch.sparse_csr_tensor",
+    "_sparse_sum": "torch.sparse.sum",
+    "_to_copy": ".to()",
+}
+OF_SPARSE = (
+    "no rule says what it takes of a sparse tensor; of those in COO layout only products with dense tensors are known, "
+    "and what optimizers ask of gradients"
+)
+
+_refused: list[str] = []
+"""Refusals since the device was entered; only one device exists at a time."""
+
+
+def name_for_users(func: Any) -> str:
+    """Return the name that users write for an operator that reads values, which differs from torch's."""
+    return users_name(func.overloadpacket.__name__)
+
+
+def users_name(operator: str) -> str:
+    return _NAMES.get(operator, operator)
+
+
+def remedy_for(func: Any) -> str:
+    return _REMEDIES.get(func.overloadpacket.__name__, REMEDY)
+
+
+class Stopped(UsageError):
+    """A program cannot go on where it is."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{_head()}{what}")
+        self.what = what
+        self.where = place_of_caller()
+        """The program's line, as 'train.py:12'."""
+
+    def was_not_caught(self) -> None:
+        """Called when the error ended the program."""
+
+
+class NotPredicted(Stopped):
+    """An operator whose memory nobody here knows."""
+
+
+class DataNeeded(Stopped):
+    """The program branches on data, or a shape depends on it."""
+
+    def __init__(self, asking: str, rest: str, place: str = "") -> None:
+        self._refusal = f"{_head()}{asking}"
+        _refused.append(self._refusal)
+        self.assume = f"--assume {place}=VALUE" if place else ""
+        """The option that states the value; empty where none would be taken."""
+        super().__init__(f"{asking} {rest}")
+
+    def was_not_caught(self) -> None:
+        """Drop the refusal, because the program ended with it."""
+        if self._refusal in _refused:
+            _refused.remove(self._refusal)
+
+
+def forget_refusals() -> None:
+    _refused.clear()
+
+
+def caught_refusal() -> str:
+    """In a sentence, what the program was refused and went on without; empty where nothing was."""
+    if not _refused:
+        return ""
+    return (
+        "The program caught a refusal and went on, so it may have gone another way than with values. "
+        f"{_refused[0]} asked for some."
+    )
+
+
+class NoSuchDevice(UsageError, RuntimeError):
+    """Error like torch's own for a missing card, so that a program that expects it continues."""
+
+
+class NoSuchKernel(UsageError, RuntimeError):
+    """Error like torch's own where no enabled kernel fits: programs try one and take another."""
+
+
+def no_such_kernel(why: str) -> NoSuchKernel:
+    return NoSuchKernel(f"No available kernel. Aborting execution. {why}")
+
+
+def data_needed(what: str, remedy: str = REMEDY, *, takes_value: bool = True) -> DataNeeded:
+    """`what` was asked for, as the user would write it: '.tolist()'. `takes_value`: whether --assume would answer."""
+    asks = "asks for the values of a tensor, and a predicted device computes none."
+    place = place_to_assume() if takes_value else ""
+    return DataNeeded(what, f"{asks} {_say_it(place, remedy)}", place)
+
+
+def decided(asked: AskedLine, what: str = "a decision", *, without_end: bool = False) -> DataNeeded:
+    """Return the error for a decision by a number taken from a tensor; `without_end` if it repeats forever."""
+    number = f"a number that was taken from a tensor{f' ({asked.words})' if asked.words else ''}"
+    why = (
+        "that never changes on a predicted device, so the program would not end."
+        if without_end
+        else "and a predicted device computes none: it may be printed and added up, but this cannot be decided by it."
+    )
+    return DataNeeded(what, f"asks for {number}, {why} {_say_it(asked.place, REMEDY)}", asked.place)
+
+
+def size_needed(error: TypeError) -> DataNeeded:
+    """For an error of torch's own about a number that was to be a size."""
+    needed = DataNeeded("A size", "is made of a number that was taken from a tensor, and nobody computes it.")
+    at = place_of(error.__traceback__)
+    needed.where = at
+    needed.what = f"{needed.what} State the number with --assume at the line that takes it."
+    needed.args = (f"{at}: {needed.what}",)
+    return needed
+
+
+def interrupted(error: KeyboardInterrupt) -> Stopped:
+    """Return the error for Ctrl-C, with the line that the program was at."""
+    stopped = Stopped("Ctrl-C ended it.")
+    stopped.where = place_of(error.__traceback__)
+    stopped.args = (f"{stopped.where}: {stopped.what}" if stopped.where else stopped.what,)
+    return stopped
+
+
+def _say_it(place: str, remedy: str) -> str:
+    return f"State it with --assume {place}=VALUE. {remedy}" if place else _NO_VALUE_HELPS
+
+
+def in_words_of_a_card(error: RuntimeError, func: Any, args: Any) -> None:
+    """Raises what a card would say of sizes and devices; without data torch has other words, and programs look."""
+    if "is not on the expected device" in str(error):
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
+            f"(in {name_for_users(func)})"
+        ) from None
+    if func.overloadpacket.__name__ not in ("mm", "addmm"):
+        return
+    one, other = args[-2:]
+    if one.dim() == other.dim() == 2 and one.size(1) != other.size(0):
+        shapes = f"{one.size(0)}x{one.size(1)} and {other.size(0)}x{other.size(1)}"
+        raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({shapes})") from None
+
+
+def not_predicted(operator: str, why: str) -> UsageError:
+    return NotPredicted(f"{operator} cannot be predicted: {why}. Leave it out, or write it with other operators.")
+
+
+def shapes_not_registered(func: Any) -> UsageError:
+    """Return the error for a custom operator without registered shapes."""
+    name = func.name()
+    return NotPredicted(
+        f"{name} cannot be predicted: it is not one of torch's own operators, and nothing says what shapes it gives. "
+        f'Say it with @torch.library.register_fake("{name}") over a function of the same arguments, which returns '
+        "tensors of those shapes, as torch.empty_like(x)."
+    )
+
+
+def no_such_device(index: int, card: str) -> NoSuchDevice:
+    return NoSuchDevice(
+        f"{_head()}CUDA error: invalid device ordinal. Device {index} is asked for, and what is predicted is a machine "
+        f"with one {card}, which is cuda:0. Name that one, or no number at all."
+    )
+
+
+def card_of_another_rank(index: int, rank: int, own: int) -> NoSuchDevice:
+    return NoSuchDevice(
+        f"{_head()}CUDA error: device {index} is asked for, and what is predicted is rank {rank}, whose card is "
+        f"cuda:{own}. Name that one (LOCAL_RANK is {own}), or no number at all."
+    )
+
+
+def _head() -> str:
+    line = line_of_caller()
+    return f"{line}: " if line else ""
+
+
+_NUMBER_FIELD = "{number}"
+_MOST_PLACES = 3
+"""That one sentence names."""
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """Something that a program asked and nobody computes, with the answer that it got."""
+
+    where: str
+    """The program's line, as 'train.py:12'; empty for torch's own code."""
+    kind: str
+    """Statement of the assumption, with `{number}` in place of its numbers."""
+    least: float | None = None
+    most: float | None = None
+    """The numbers that were said, from the least to the most."""
+    times: int = 1
+
+    @property
+    def what(self) -> str:
+        number = f"{self.least}" if self.least == self.most else f"{self.least} to {self.most}"
+        return self.kind.replace(_NUMBER_FIELD, number)
+
+    def and_again(self, other: Assumption) -> Assumption:
+        """Merge with another assumption of the same kind."""
+        numbers = [number for number in (self.least, self.most, other.least, other.most) if number is not None]
+        least, most = min(numbers, default=None), max(numbers, default=None)
+        return Assumption(self.where, self.kind, least, most, self.times + other.times)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"where": self.where, "what": self.what, "times": self.times}
+
+
+def sentences_of(stated: Iterable[Assumption]) -> list[str]:
+    """One for all that are alike, with the lines and how often."""
+    alike: dict[str, list[Assumption]] = {}
+    for one in stated:
+        alike.setdefault(one.kind, []).append(one)
+    return list(map(_assumption_sentence, alike.values()))
+
+
+def _assumption_sentence(alike: list[Assumption]) -> str:
+    whole = alike[0]
+    for other in alike[1:]:
+        whole = whole.and_again(other)
+    places = [one.where for one in alike if one.where]
+    often = f" ({count_text(whole.times)} times)" if whole.times > len(alike) else ""
+    return f"{_places_text(places)}{often}: {whole.what}." if places else f"{whole.what}."
+
+
+def _places_text(places: list[str]) -> str:
+    if len(places) <= _MOST_PLACES + 1:
+        return " and ".join(filter(None, (", ".join(places[:-1]), places[-1])))
+    return f"{', '.join(places[:_MOST_PLACES])} and {count_text(len(places) - _MOST_PLACES)} more lines"
+
+
+class _LibraryRule(NamedTuple):
+    file: str
+    functions: tuple[str, ...]
+    """Functions of the file; empty matches any."""
+    value: Any
+    """Or a function from the frame that asks."""
+    sentence: str
+    prefers_default: tuple[type, ...] = ()
+    """Types of answers for which a default value, if there is one, is better than the rule's."""
+
+
+_SCALER = "A scaler of gradients is taken to find no overflow: every step is taken, and its scale stays as it began."
+_VALID = "Arguments and samples of torch.distributions are taken to be valid."
+_BOUNDS = "Random weights that have to lie within bounds are taken to do so when they are first drawn."
+_NORM = "The norm of all gradients is taken to be a finite number."
+_MASKS = "Masks of attention that nobody computes are taken to hide nothing."
+_CHECKS = "What a library checks of the values of a tensor (torch._check_tensor_all) is taken to hold."
+_SEEDS = "Seeds that loaders of data draw on the card are taken to be 0."
+_CLOSE = "Values that are compared are taken to be close."
+_TEXT = "Text is taken to go on to the greatest length allowed, without an end or padding before."
+_DRAFTS = "Text is taken to go on to the greatest length allowed, and what is drafted for it to be accepted whole."
+_GRADCHECK = "What gradcheck compares is taken to agree: gradients are not computed, only what checking them takes."
+_DIFFER = ("_check_jacobians_equal", "_check_no_differentiable_outputs", "_check_no_differentiable_outputs_fast")
+_AGREE = ("_allclose_with_type_promotion", "_test_backward_mul_by_grad_output", "check_undefined_grad_support")
+_GENERATION = "/transformers/generation/"
+_LIBRARY_RULES = (
+    _LibraryRule("torch/amp/grad_scaler.py", ("get_scale",), lambda frame: frame.f_locals["self"]._init_scale, _SCALER),
+    _LibraryRule("torch/amp/grad_scaler.py", ("_get_growth_tracker",), 0, _SCALER),
+    _LibraryRule("torch/amp/grad_scaler.py", (), 0.0, _SCALER),
+    _LibraryRule("torch/distributions/distribution.py", (), True, _VALID),
+    _LibraryRule("torch/nn/init.py", (), False, _BOUNDS),
+    _LibraryRule("torch/nn/utils/clip_grad.py", (), False, _NORM),
+    _LibraryRule("/transformers/masking_utils.py", (), True, _MASKS),
+    _LibraryRule("torch/__init__.py", ("_check_tensor_all_with",), True, _CHECKS),
+    _LibraryRule("torch/utils/data/", (), 0, _SEEDS),
+    _LibraryRule("torch/testing/_comparison.py", (), True, _CLOSE),
+    _LibraryRule("torch/autograd/gradcheck.py", _DIFFER, False, _GRADCHECK),
+    _LibraryRule("torch/autograd/gradcheck.py", _AGREE, True, _GRADCHECK),
+    # Whether any beam goes on, which is known where the greatest length is reached, and how long the longest is.
+    _LibraryRule(_GENERATION, ("_beam_search",), True, _TEXT, prefers_default=(int,)),
+    _LibraryRule(_GENERATION, ("_assisted_decoding",), False, _DRAFTS, prefers_default=(int,)),
+    _LibraryRule(_GENERATION, ("_speculative_sampling",), False, _DRAFTS, prefers_default=(int, bool)),
+    _LibraryRule(_GENERATION, (), False, _TEXT),
+    _LibraryRule("/transformers/models/whisper/generation", (), False, _TEXT),
+)
+"""The first that fits."""
+
+
+_WORD = "unknown"
+_KEEP_UNKNOWN = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+_TAKEN = (
+    "taken from a tensor is not computed: it prints as unknown, and counts as {number} where it decides and where math "
+    "or numpy take it"
+)
+_TAKEN_AND_NO_SIZE = (
+    "taken from a tensor is not computed: it prints as unknown, counts as {number} where it is compared and where math "
+    "or numpy take it, and cannot be a size or an index"
+)
+_DECIDES = "a number that is not computed decides here, as if it were {number}"
+_TAKEN_AS = "a number that is not computed is taken as {number}"
+_MOST_DECISIONS = 100_000
+"""Limit per line: a loop that waits for a number to change would never end."""
+NOT_STATED = object()
+
+
+class Assumptions:
+    def __init__(self, given: Mapping[str, Any] | None = None) -> None:
+        """`given` are the user's own answers, by 'train.py:12'."""
+        self._given = [_GivenAnswer(place, value) for place, value in (given or {}).items()]
+        self._asked: dict[str, None] = {}
+        """Lines where a value was asked for, as `--assume` takes them."""
+        self._sentences: dict[str, None] = {}
+        """In the order in which they were first needed."""
+        self._stated: dict[tuple[str, str], Assumption] = {}
+        """Assumptions by line and kind."""
+        self._of_modules: Any = WeakIdKeyDictionary()
+        """Sentences that hold once the module is called."""
+        self._decisions: dict[str, int] = {}
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        return (*self._sentences, *sentences_of(self._stated.values()))
+
+    @property
+    def stated(self) -> tuple[Assumption, ...]:
+        """For torch's own code, without a line; for the program's, with it."""
+        return (*(Assumption("", sentence.rstrip(".")) for sentence in self._sentences), *self._stated.values())
+
+    def say(self, sentence: str) -> None:
+        self._sentences[sentence] = None
+
+    def when_called(self, made: Any, *sentences: str) -> Any:
+        """`made`, which says these once it runs: what is compiled and never called changes no peak."""
+        if isinstance(made, nn.Module):
+            self._of_modules[made] = (*self._of_modules.get(made, ()), *sentences)
+            return made
+        if isinstance(made, type) or not callable(made):
+            return made
+
+        @wraps(made)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            for sentence in sentences:
+                self.say(sentence)
+            return made(*args, **kwargs)
+
+        return run
+
+    def module_called(self, module: nn.Module) -> None:
+        for sentence in self._of_modules.get(module, ()) if len(self._of_modules) else ():
+            self.say(sentence)
+
+    def state(self, kind: str, number: float | None = None) -> None:
+        """With the program's line."""
+        now = Assumption(place_of_caller(), kind, number, number)
+        before = self._stated.get((now.where, kind))
+        self._stated[now.where, kind] = now if before is None else before.and_again(now)
+
+    def given(self) -> Any:
+        """The user's answer for the line that asks, or for one that called it; NOT_STATED where there is none."""
+        answer = self._answer()
+        if answer is None:
+            return NOT_STATED
+        value = answer.next()
+        self.state(f"{value!r} is taken, as was asked")
+        return value
+
+    def _answer(self) -> _GivenAnswer | None:
+        if not self._given:
+            return None
+        self._asked[place_to_assume()] = None
+        answers = (given for frame in frames() for given in self._given if given.is_of(frame))
+        return next(answers, None)
+
+    @property
+    def states_several(self) -> bool:
+        """Return whether the asking line has several stated answers, taken in turn."""
+        answer = self._answer()
+        return answer is not None and len(answer.values) > 1
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Lines that the user stated an answer for, and none of them asked."""
+        return tuple(given.place for given in self._given if not given.taken)
+
+    @property
+    def unused_sentence(self) -> str:
+        """Empty where every stated answer was used."""
+        if not self.unused:
+            return ""
+        asked = ", ".join(filter(None, self._asked))
+        where = f"Values were asked for at {asked}." if asked else "The program asked for no value."
+        return f"No line used --assume {', '.join(self.unused)}. {where}"
+
+    def for_library(self, kind: type, default: int | None = None) -> Any:
+        """Return the answer for a library that asks now for a value of this type, or None.
+
+        `default` is the default value, if there is one.
+        """
+        frame = first_of_library()
+        if frame is None:
+            return None
+        file, function = Path(frame.f_code.co_filename).as_posix(), frame.f_code.co_name
+        for rule in _LIBRARY_RULES:
+            if rule.file in file and (not rule.functions or function in rule.functions):
+                self.say(rule.sentence)
+                if default is not None and kind in rule.prefers_default:
+                    return kind(default)
+                return rule.value(frame) if callable(rule.value) else rule.value
+        return None
+
+    def number(self, *, whole: bool = False, default: int | None = None, drawn: bool = False) -> UnknownNumber:
+        """Return a number that the program takes from a tensor, with the default value of a whole one."""
+        if drawn:
+            self.state("a number that is drawn at random is not computed: it prints as unknown")
+            return UnknownNumber(asked_here(), whole, drawn=True)
+        kind = "a whole number" if whole else "a number"
+        sentence = f"{kind} {_TAKEN_AND_NO_SIZE if default is None else _TAKEN}"
+        self.state(sentence, int(DEFAULT_NUMBER if default is None else default))
+        return UnknownNumber(asked_here(), whole, self, default)
+
+    def truth(self, default: int) -> bool:
+        """Return the truth assumed for a condition in a tensor."""
+        self.state_a_decision(f"a condition that is not computed is taken to be {bool(default)}")
+        return bool(default)
+
+    def state_a_decision(self, what: str) -> None:
+        self._count_decision(asked_here())
+        self.state(what)
+
+    def decide(self, asked: AskedLine, number: float) -> None:
+        """A comparison with a number that nobody computes."""
+        self._count_decision(asked)
+        self.state(_DECIDES, number)
+
+    def _count_decision(self, asked: AskedLine) -> None:
+        place = place_of_caller()
+        times = self._decisions[place] = self._decisions.get(place, 0) + 1
+        if times > _MOST_DECISIONS:
+            raise decided(asked, without_end=True)
+
+
+class _GivenAnswer:
+    """The user's answers for one line; several are taken in turn, and again from the first."""
+
+    def __init__(self, place: str, value: Any) -> None:
+        file, _, line = place.rpartition(":")
+        self.place = place
+        self.values = list(value) if isinstance(value, tuple | list) and value else [value]
+        self.taken = 0
+        self._parts, self._line = Path(file).parts, int(line)
+
+    def is_of(self, frame: FrameType) -> bool:
+        if frame.f_lineno != self._line:
+            return False
+        return Path(frame.f_code.co_filename).parts[-len(self._parts) :] == self._parts
+
+    def next(self) -> Any:
+        self.taken += 1
+        return self.values[(self.taken - 1) % len(self.values)]
+
+
+class UnknownNumber(float):
+    """Result of `.item()` on a predicted device.
+
+    Programs may print a loss, add it up and average it. A decision based on it finds a finite number, and an assumption
+    records that. A size or an index made of it raises an error, unless it counts the true elements of a mask. C code
+    that takes the number out (`math.exp`, numpy, `"%f"`) finds 1.0, or the default value.
+    """
+
+    __slots__ = ("asked", "assumptions", "drawn", "default", "whole")
+    asked: AskedLine
+    """The line that took it from a tensor."""
+    whole: bool
+    assumptions: Assumptions | None
+    default: int | None
+    """Default value of a whole number, if there is one."""
+    drawn: bool
+    """At random: nothing can be decided by it."""
+
+    def __new__(
+        cls,
+        asked: AskedLine = AskedLine(),  # noqa: B008
+        whole: bool = False,
+        assumptions: Assumptions | None = None,
+        default: int | None = None,
+        drawn: bool = False,
+    ) -> Self:
+        made = super().__new__(cls, DEFAULT_NUMBER if default is None else default)
+        made.asked, made.whole, made.assumptions, made.default, made.drawn = asked, whole, assumptions, default, drawn
+        return made
+
+    def __repr__(self) -> str:
+        return _WORD
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        """In a column as wide as it was to be."""
+        width = spec.partition(".")[0].strip("<>=^+-#0, bcdeEfFgGnoxX_%")
+        return _WORD.rjust(int(width)) if width.isdigit() else _WORD
+
+    def __round__(self, digits: Any = None) -> Any:
+        return self._whole_number() if digits is None else self
+
+    def __neg__(self) -> UnknownNumber:
+        return self
+
+    __pos__ = __abs__ = __neg__
+
+    def __copy__(self) -> UnknownNumber:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> UnknownNumber:
+        return self
+
+    def __reduce__(self) -> Any:
+        return UnknownNumber, (self.asked, self.whole, None, self.default, self.drawn)
+
+    __hash__ = float.__hash__
+
+    def _stop(self, *_: Any) -> NoReturn:
+        raise decided(self.asked)
+
+    @property
+    def _value(self) -> float:
+        return DEFAULT_NUMBER if self.default is None else self.default
+
+    def _decide(self) -> None:
+        if self.drawn:
+            self._stop()
+        if self.assumptions is not None:
+            self.assumptions.decide(self.asked, self._value)
+
+    def __bool__(self) -> bool:
+        self._decide()
+        return self.default != 0
+
+    def _whole_number(self) -> int:
+        """Return the default value as a whole number, for a size, an index or `int()`."""
+        if self.default is None:
+            raise decided(self.asked, "a size, an index or a whole number")
+        self._decide()
+        return self.default
+
+    def __float__(self) -> float:
+        if self.assumptions is not None:
+            self.assumptions.state(_TAKEN_AS, int(self._value))
+        return float(self._value)
+
+    def is_integer(self) -> bool:
+        return self.whole
+
+    def as_integer_ratio(self) -> tuple[int, int]:
+        """Support `statistics.mean` and the like, which call it."""
+        return float(self).as_integer_ratio()
+
+    __int__ = __index__ = __trunc__ = __floor__ = __ceil__ = _whole_number
+    __divmod__ = __rdivmod__ = _stop
+
+
+def _unknown_result(own: str) -> Callable[..., Any]:
+    def operation(self: UnknownNumber, other: Any, *_: Any) -> Any:
+        if not isinstance(other, int | float):
+            return NotImplemented
+        return _of_whole(own, self, other) if self.whole and not self.drawn else self
+
+    operation.__name__ = own
+    return operation
+
+
+def _of_whole(own: str, one: UnknownNumber, other: Any) -> UnknownNumber:
+    """A whole number again, where Python's own operation on the default values gives one."""
+    if type(other) is UnknownNumber:
+        other = other.default if other.whole else DEFAULT_NUMBER
+    if one.default is None or not isinstance(other, int):
+        return UnknownNumber(one.asked, isinstance(other, int) and "truediv" not in own, one.assumptions)
+    try:
+        result = getattr(one.default, own)(other)
+    except ZeroDivisionError:
+        result = DEFAULT_NUMBER
+    default = result if isinstance(result, int) else None
+    return UnknownNumber(one.asked, default is not None, one.assumptions, default)
+
+
+def _comparison(own: str) -> Callable[..., Any]:
+    compare = getattr(float, own)
+
+    def comparison(self: UnknownNumber, other: Any) -> Any:
+        if not isinstance(other, int | float):
+            return NotImplemented
+        # What is drawn decides nothing by itself; against another number it is that which has an answer.
+        decides = other if self.drawn and isinstance(other, UnknownNumber) else self
+        decides._decide()
+        return compare(self, other)
+
+    comparison.__name__ = own
+    return comparison
+
+
+for _name in _KEEP_UNKNOWN:
+    for _own in (f"__{_name}__", f"__r{_name}__"):
+        setattr(UnknownNumber, _own, _unknown_result(_own))
+for _name in _COMPARISONS:
+    setattr(UnknownNumber, f"__{_name}__", _comparison(f"__{_name}__"))

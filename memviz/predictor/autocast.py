@@ -1,0 +1,234 @@
+"""`torch.autocast("cuda")` on tensors without data: casts by CUDA's lists, with its cache of cast weights.
+
+torch casts above autograd, in kernels that know only tensors of a real device. The same is done here at the place
+next below it, and only from the moment on when a program first asks for autocast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memviz.predictor.compat import Patches
+from memviz.predictor.shapes import leaves_of
+
+aten = torch.ops.aten
+Kernel = Callable[..., Any]
+
+TO_HALF = {
+    *("_convolution", "_convolution.deprecated", "convolution", "conv1d", "conv2d", "conv3d", "conv_tbc"),
+    *("conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input", "prelu"),
+    *("addmm", "addmv", "addr", "matmul", "einsum", "mm", "mv", "linalg_vecdot", "linear", "addbmm", "baddbmm", "bmm"),
+    *("chain_matmul", "linalg_multi_dot", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell"),
+    *("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"),
+    *("_scaled_dot_product_flash_attention", "scaled_dot_product_attention"),
+}
+TO_SINGLE = {
+    *("acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log2", "log10", "log1p", "reciprocal", "rsqrt"),
+    *("sinh", "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus"),
+    *("layer_norm", "native_layer_norm", "rms_norm", "group_norm", "frobenius_norm.dim", "nuclear_norm"),
+    *("nuclear_norm.dim", "cosine_similarity", "poisson_nll_loss", "cosine_embedding_loss", "nll_loss", "nll_loss2d"),
+    *("hinge_embedding_loss", "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss", "margin_ranking_loss"),
+    *("multilabel_margin_loss", "soft_margin_loss", "triplet_margin_loss", "multi_margin_loss"),
+    *("binary_cross_entropy_with_logits", "dist", "pdist", "cdist", "renorm", "logsumexp"),
+    *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d"),
+    *("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_trilinear3d"),
+    *("_upsample_bilinear2d_aa", "upsample_bicubic2d", "_upsample_bicubic2d_aa"),
+}
+ANSWER_IN_SINGLE = {
+    *("softmax.int", "log_softmax.int", "sum", "sum.dim_IntList", "cumsum", "cumprod", "prod", "prod.dim_int"),
+    *("linalg_vector_norm", "linalg_matrix_norm", "linalg_matrix_norm.str_ord"),
+}
+TO_WIDEST = {
+    *("addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot"),
+    "scatter_add",
+}
+SINCE = {"rms_norm": (2, 12)}
+"""The first release that casts them, where it is not as old as the predictor knows."""
+_NORMS = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}
+"""Norms that take no type, and those that answer in fp32 when told so."""
+_ALL = TO_HALF | TO_SINGLE | ANSWER_IN_SINGLE | TO_WIDEST | set(_NORMS)
+_Library: Any = torch.library.Library
+_WithoutFunctionModes: Any = torch._C.DisableTorchFunction
+
+
+class Autocast:
+    """One for a device. `around` is for kernels of ours that stand where torch's would."""
+
+    def __init__(self, release: tuple[int, int], kept: Callable[[Tensor], None] = lambda cast: None) -> None:
+        self.release = release
+        self._kept = kept
+        """Told of each cast that goes into the cache."""
+        self.names = {name for name in _ALL if release >= SINCE.get(name, release)}
+        self._wrapped: set[str] = set()
+        self._regions: list[bool] = []
+        """Enabled state of each nested autocast region; torch itself forgets it below autograd."""
+        self._library: Any = None
+        self._running = 0
+        """Operators that were cast already: what they are made of is not cast again."""
+        self._cast: dict[int, tuple[Tensor, Tensor]] = {}
+        """Weights and their casts: kept until the outermost region ends."""
+
+    @property
+    def is_on(self) -> bool:
+        return bool(self._regions) and self._regions[-1] and not self._running
+
+    def begin(self, enabled: bool) -> None:
+        self._regions.append(enabled)
+        if enabled and self._library is None:
+            self._library = _Library("aten", "IMPL")
+            for name in self.names - self._wrapped:
+                if _operator(name) is not None:
+                    self._library.impl(name, self._below_autocast(name), "AutogradMeta")
+
+    def end(self) -> None:
+        self._regions.pop()
+        if not self._regions:
+            self._cast.clear()
+
+    def close(self) -> None:
+        self._cast.clear()
+        if self._library is not None:
+            self._library._destroy()
+            self._library = None
+
+    def around(self, name: str, kernel: Kernel) -> Kernel:
+        self._wrapped.add(name)
+
+        def cast_before(*args: Any, **kwargs: Any) -> Any:
+            if not self.is_on:
+                return kernel(*args, **kwargs)
+            with _WithoutFunctionModes():
+                # Backward comes here with them on, and to them our tensors are on the card.
+                args, kwargs = self.cast(name, args, kwargs)
+            with self.below(name):
+                return kernel(*args, **kwargs)
+
+        return cast_before
+
+    @contextmanager
+    def below(self, name: str) -> Iterator[None]:
+        """While an operator of the lists runs: of others their parts are looked at."""
+        inside = name in self.names
+        self._running += inside
+        try:
+            yield
+        finally:
+            self._running -= inside
+
+    def _below_autocast(self, name: str) -> Kernel:
+        """Wrap torch's own kernel, which ours replaces, in the casts of autocast."""
+        func = _operator(name)
+        if name in _NORMS:
+            typed = getattr(aten.norm, _NORMS[name])
+            return self._typed_norm(func, typed)
+        composed = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+        keys = torch._C.DispatchKey
+        key = keys.CompositeImplicitAutograd if composed else keys.Autograd
+        return self.around(name, lambda *args, **kwargs: func._op_dk(key, *args, **kwargs))
+
+    def _typed_norm(self, func: Any, typed: Any) -> Kernel:
+        def norm(tensor: Tensor, *args: Any) -> Any:
+            with _WithoutFunctionModes():
+                casts = self.is_on and _casts(tensor)
+            if casts:
+                return typed(tensor, *args, dtype=torch.float32)
+            return func._op_dk(torch._C.DispatchKey.Autograd, tensor, *args)
+
+        return norm
+
+    def cast(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments as the operator gets them."""
+        if name not in self.names:
+            return args, kwargs
+        if name in TO_HALF:
+            return self._all_to(torch.get_autocast_dtype("cuda"), args, kwargs)
+        if name in TO_SINGLE:
+            return self._all_to(torch.float32, args, kwargs)
+        if name in TO_WIDEST:
+            tensors = [leaf for leaf in leaves_of(args) if _casts(leaf)]
+            wide = any(tensor.dtype == torch.float32 for tensor in tensors)
+            return self._all_to(torch.float32 if wide else torch.get_autocast_dtype("cuda"), args, kwargs)
+        if name in ANSWER_IN_SINGLE and _casts(args[0]) and kwargs.get("dtype") is None:
+            if name in ("softmax.int", "log_softmax.int"):
+                return (*args[:2], torch.float32), {}
+            return args, {**kwargs, "dtype": torch.float32}
+        return args, kwargs
+
+    def _all_to(self, dtype: torch.dtype, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        named = {key: self._to(value, dtype) for key, value in kwargs.items()}
+        return tuple(self._to(value, dtype) for value in args), named
+
+    def _to(self, value: Any, dtype: torch.dtype) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(self._to(item, dtype) for item in value)
+        if not _casts(value) or value.dtype == dtype:
+            return value
+        is_weight = value.requires_grad and value.is_leaf and not value._is_view()
+        if not is_weight or value.dtype != torch.float32 or dtype == torch.float32:
+            return value.to(dtype)
+        if not torch.is_autocast_cache_enabled() or torch.is_inference_mode_enabled():
+            return value.to(dtype)
+        known = self._cast.get(id(value))
+        if known is None:
+            known = self._cast[id(value)] = (value, value.to(dtype))
+            self._kept(known[1])
+        return known[1]
+
+
+def _operator(name: str) -> Any:
+    """None where this torch has none of the name."""
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(aten, packet, None), overload or "default", None)
+
+
+def _casts(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_meta and value.is_floating_point() and value.dtype != torch.float64
+
+
+@contextmanager
+def followed(autocast: Autocast) -> Iterator[None]:
+    """Regions of "cuda", and of the device that our tensors name as theirs."""
+    with Patches() as patches:
+        patches.callback(autocast.close)
+        _answer_for_our_device(patches)
+        _notice_regions(patches, autocast)
+        yield
+
+
+def _answer_for_our_device(patches: Patches) -> None:
+    for owner in (torch, torch.amp, torch.amp.autocast_mode):
+        for name in ("is_autocast_enabled", "get_autocast_dtype", "is_autocast_available", "set_autocast_dtype"):
+            function = vars(owner).get(name)
+            if function is not None:
+                patches.replace(owner, name, _with_device_renamed(function))
+    patches.replace(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+
+
+def _with_device_renamed(function: Kernel) -> Kernel:
+    return lambda *args: function(*("cuda" if arg == "meta" else arg for arg in args))
+
+
+def _notice_regions(patches: Patches, autocast: Autocast) -> None:
+    region: Any = torch.amp.autocast_mode.autocast
+    init, enter, leave = region.__init__, region.__enter__, region.__exit__
+
+    def begins(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        init(self, "cuda" if device_type == "meta" else device_type, *args, **kwargs)
+
+    def entered(self: Any) -> Any:
+        if self.device == "cuda":
+            autocast.begin(self._enabled)
+        return enter(self)
+
+    def left(self: Any, *error: Any) -> Any:
+        if self.device == "cuda":
+            autocast.end()
+        return leave(self, *error)
+
+    for name, function in (("__init__", begins), ("__enter__", entered), ("__exit__", left)):
+        patches.replace(region, name, function)

@@ -1,0 +1,479 @@
+"""A CUDA build of torch on a machine with one card: device names, properties, types, profilers, random generators."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar, Self
+from uuid import NAMESPACE_URL, UUID, uuid5
+
+import torch
+from torch import Tensor
+
+from memviz.predictor.assumptions import card_of_another_rank, no_such_device
+from memviz.predictor.cards import KnownCard
+from memviz.predictor.compat import Patches, StandIn, without_functions
+from memviz.predictor.group.ranks import GroupRank
+from memviz.predictor.position import first_of_library
+
+META = torch.device("meta")
+"""Device of the meta tensors that represent those on the card. A program's own "meta" tensors are on no device."""
+CUDA_0 = torch.device("cuda", 0)
+"""Device of these tensors for the program."""
+
+
+class NamedDevices:
+    """Cards of the machine; in a group, each rank has one of them to itself."""
+
+    def __init__(self, card: str, rank: GroupRank | None = None) -> None:
+        self._card = card
+        self._rank = rank
+        self.count = 1 if rank is None else rank.cards
+        self.own = torch.device("cuda", 0 if rank is None else rank.card)
+
+    def is_own(self, value: Any, *, numbers: bool = False) -> bool:
+        """Return whether a value names the card: 'cuda', 'cuda:0' or its number; another card is an error."""
+        if type(value) is str:
+            if not value.startswith("cuda"):
+                return False
+            number = value[5:]
+            return value == "cuda" or value[4] == ":" and self._is_there(int(number) if number.isdigit() else 0)
+        if type(value) is torch.device:
+            return value.type == "cuda" and self._is_there(value.index or 0)
+        return numbers and type(value) is int and self._is_there(value)
+
+    @staticmethod
+    def is_meta_device(value: Any) -> bool:
+        """Return whether a value is `meta`, on which programs build what gets its memory later."""
+        return type(value) is torch.device and value == META or type(value) is str and value == "meta"
+
+    def check(self, value: Any) -> None:
+        """Check the device argument of a function; None is the current device."""
+        self.is_own(value, numbers=True)
+
+    def exists(self, index: int) -> bool:
+        """Raise unless the machine has so many cards."""
+        if index >= self.count:
+            raise no_such_device(index, self._card)
+        return True
+
+    def _is_there(self, index: int) -> bool:
+        if self.exists(index) and self._rank is not None and index != self.own.index and index > 0:
+            raise card_of_another_rank(index, self._rank.number, self.own.index)
+        return True
+
+
+def on_card(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is on the pretended card, without the answer that the program gets."""
+    with without_functions():
+        return tensor.is_meta
+
+
+_RealGenerator: Any = torch._C.Generator
+_FIRST_SEED = 67280421310721
+"""Seed of a generator that was never seeded."""
+_STATE_BYTES = 16
+_SEED_BITS = 64
+_SAMPLER = "torch/utils/data/sampler.py"
+IN_ORDER = "data that a generator of the card shuffles are taken in their order"
+
+
+class CardGenerator(_RealGenerator):  # type: ignore[misc]
+    """To torch a generator of the host; its attributes are those of the card's."""
+
+    device = CUDA_0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._seed, self._offset = _FIRST_SEED, 0
+
+    def manual_seed(self, seed: int) -> Self:
+        self._seed, self._offset = int(seed) % (1 << _SEED_BITS), 0
+        return self
+
+    def seed(self) -> int:
+        self.manual_seed(secrets.randbits(_SEED_BITS - 11))
+        return self._seed
+
+    def initial_seed(self) -> int:
+        return self._seed
+
+    def get_offset(self) -> int:
+        return self._offset
+
+    def set_offset(self, offset: int) -> Self:
+        if offset % 4:
+            raise RuntimeError("offset must be a multiple of 4")
+        self._offset = int(offset)
+        return self
+
+    def get_state(self) -> Tensor:
+        """Seed and offset, eight bytes each, on the host."""
+        whole = self._seed.to_bytes(8, "little") + self._offset.to_bytes(8, "little")
+        with without_functions():
+            # Checkpoints ask for it at every call.
+            return torch.frombuffer(bytearray(whole), dtype=torch.uint8)
+
+    def set_state(self, new_state: Tensor) -> Self:
+        if new_state.dtype != torch.uint8 or new_state.device.type != "cpu":
+            raise TypeError("RNG state must be a torch.ByteTensor")
+        if new_state.numel() != _STATE_BYTES:
+            raise RuntimeError("RNG state is wrong size")
+        whole = bytes(new_state.tolist())
+        self._seed, self._offset = (int.from_bytes(part, "little") for part in (whole[:8], whole[8:]))
+        return self
+
+    def clone_state(self) -> CardGenerator:
+        twin = type(self)()
+        twin._seed, twin._offset = self._seed, self._offset
+        return twin
+
+    graphsafe_get_state = clone_state
+
+    def graphsafe_set_state(self, new_state: CardGenerator) -> Self:
+        self._seed, self._offset = new_state._seed, new_state._offset
+        return self
+
+    def __reduce__(self) -> Any:
+        return _rebuild, (self._seed, self._offset)
+
+
+def _rebuild(seed: int, offset: int) -> CardGenerator:
+    return CardGenerator().manual_seed(seed).set_offset(offset)
+
+
+class AnyGenerator(metaclass=StandIn):
+    """In place of `torch.Generator`."""
+
+    real = _RealGenerator
+    named: ClassVar[NamedDevices]
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return CardGenerator() if cls.named.is_own(device, numbers=True) else _RealGenerator(device)
+
+
+def follow_generators(patches: Patches, named: NamedDevices) -> Callable[[], None]:
+    """Return the function that makes the card's generators; torch does so when CUDA is first used."""
+    kind = type("Generator", (AnyGenerator,), {"named": named, "__module__": "torch"})
+    patches.put(torch, "Generator", kind)
+    patches.put(torch.cuda, "default_generators", ())
+
+    def begin() -> None:
+        card: Any = torch.cuda
+        card.default_generators = tuple(CardGenerator() for _ in range(named.count))
+
+    return begin
+
+
+def is_for_a_sampler() -> bool:
+    """Return whether one of torch's samplers draws the order of its data."""
+    frame = first_of_library()
+    return frame is not None and Path(frame.f_code.co_filename).as_posix().endswith(_SAMPLER)
+
+
+def check_generator(generator: Any, out_is_ours: bool) -> None:
+    """Raise torch's error unless the generator is on the device of the result."""
+    is_ours = isinstance(generator, CardGenerator)
+    if is_ours != out_is_ours:
+        wanted, given = ("cuda", "cpu") if out_is_ours else ("cpu", "cuda")
+        raise RuntimeError(f"Expected a '{wanted}' device type for generator but found '{given}'")
+
+
+_KiB, _MiB = 1 << 10, 1 << 20
+_SHARED_MEMORY = {(7, 0): 96, (7, 5): 64, (8, 0): 164, (8, 6): 100, (8, 9): 100, (12, 0): 100}
+"""KiB of a multiprocessor; later ones of data centres have more."""
+_LATEST_SHARED_MEMORY = 228
+_L2 = {
+    "NVIDIA L40S": 96,
+    "NVIDIA GeForce RTX 5090": 96,
+    "NVIDIA GeForce RTX 4090": 72,
+    "NVIDIA RTX PRO 6000 Blackwell": 128,
+}
+"""MiB of second-level cache, where it is not that of most cards of its capability."""
+_L2_OF_CAPABILITY = {(7, 0): 6, (7, 5): 4, (8, 0): 40, (8, 6): 6, (8, 9): 48, (9, 0): 50, (9, 4): 4, (10, 0): 126}
+_LATER_L2 = 64
+
+
+@dataclass(frozen=True)
+class CardProperties:
+    """Result of `torch.cuda.get_device_properties`, with torch's names."""
+
+    name: str
+    major: int
+    minor: int
+    total_memory: int
+    multi_processor_count: int
+    uuid: UUID
+    max_threads_per_multi_processor: int
+    shared_memory_per_multiprocessor: int
+    shared_memory_per_block_optin: int
+    L2_cache_size: int
+    max_threads_per_block: int = 1024
+    warp_size: int = 32
+    regs_per_multiprocessor: int = 65_536
+    shared_memory_per_block: int = 48 * _KiB
+    is_integrated: int = 0
+    is_multi_gpu_board: int = 0
+    pci_bus_id: int = 1
+    pci_device_id: int = 0
+    pci_domain_id: int = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
+            f"total_memory={self.total_memory // _MiB}MB, multi_processor_count={self.multi_processor_count}, "
+            f"uuid={self.uuid}, pci_bus_id={self.pci_bus_id}, pci_device_id={self.pci_device_id}, "
+            f"pci_domain_id={self.pci_domain_id}, L2_cache_size={self.L2_cache_size // _MiB}MB)"
+        )
+
+
+def properties_of(card: KnownCard) -> CardProperties:
+    """Return the same properties for all cards of a kind; even the UUID is made from the name."""
+    major, minor = card.capability
+    shared = _SHARED_MEMORY.get(card.capability, _LATEST_SHARED_MEMORY) * _KiB
+    is_old = major == 7
+    return CardProperties(
+        name=card.name,
+        major=major,
+        minor=minor,
+        total_memory=card.memory_bytes,
+        multi_processor_count=card.multiprocessors,
+        uuid=uuid5(NAMESPACE_URL, card.name),
+        max_threads_per_multi_processor=card.threads_per_multiprocessor,
+        shared_memory_per_multiprocessor=shared,
+        shared_memory_per_block_optin=shared if is_old else shared - _KiB,
+        L2_cache_size=_L2.get(card.name, _L2_OF_CAPABILITY.get(card.capability, _LATER_L2)) * _MiB,
+    )
+
+
+_CUDA_VERSIONS = {6: "12.4", 7: "12.6", 8: "12.8", 9: "12.8", 10: "12.8"}
+"""CUDA versions in pip's wheels, by the minor version of torch 2.x."""
+_LATEST_CUDA_VERSION = "13.0"
+_CUDNN = {"12.4": 90100, "12.6": 90501, "12.8": 91002, "13.0": 91501}
+_ARCHITECTURES = {"12": "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90", "13": "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"}
+_MOST_FFT_PLANS = 4096
+"""Limit of cuFFT's plan cache."""
+_NO_CARD = (
+    "No CUDA GPUs are available: CUDA_VISIBLE_DEVICES hides the one that is pretended. Leave it out, or set it to 0."
+)
+
+
+class FakeMachine:
+    """A machine with one card, unless the program hides it; in a group, with one card per process."""
+
+    def __init__(self, card: KnownCard, named: NamedDevices) -> None:
+        self.named = named
+        self.sync_debug_mode = 0
+        self.properties = properties_of(card)
+        self.version = _CUDA_VERSIONS.get(int(str(torch.__version__).split(".")[1]), _LATEST_CUDA_VERSION)
+        self._process = os.getpid()
+
+    @property
+    def architectures(self) -> str:
+        return _ARCHITECTURES[self.version.partition(".")[0]]
+
+    def count(self) -> int:
+        # Any other choice among the program's own cards is the pretended one.
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        hidden = visible is not None and (not visible.strip() or visible.strip().startswith("-"))
+        return 0 if hidden else self.named.count
+
+    def begin(self) -> None:
+        if not self.count():
+            raise RuntimeError(_NO_CARD)
+
+    def is_in_fork(self) -> bool:
+        """A child process cannot use the CUDA that its parent began."""
+        return os.getpid() != self._process
+
+    def exchange(self, device: int) -> int:
+        if device >= 0:
+            self.named.check(device)
+        return self.current()
+
+    def current(self) -> int:
+        index: int = self.named.own.index
+        return index
+
+    def get_properties(self, device: int) -> CardProperties:
+        self.named.exists(device)
+        return self.properties
+
+    def capability(self, device: int) -> dict[str, Any]:
+        self.named.exists(device)
+        return {"supported_dtypes": {kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}}
+
+    def set_sync_debug_mode(self, mode: int) -> None:
+        self.sync_debug_mode = mode
+
+
+_RUNTIME_CALLS = (
+    *("cudaProfilerStart", "cudaProfilerStop", "cudaHostRegister", "cudaHostUnregister"),
+    *("cudaStreamCreate", "cudaStreamDestroy", "cudaDeviceSynchronize"),
+)
+
+
+def follow_machine(patches: Patches, machine: FakeMachine, mem_get_info: Callable[[], tuple[int, int]]) -> None:
+    # We use it; a build for CUDA would complain of what it misses, and a profile with stacks of its being imported.
+    importlib.import_module("torch.utils.flop_counter")
+    cuda: Any = torch.cuda
+    runtime = SimpleNamespace(
+        cudaError=IntEnum("cudaError", {"success": 0}),
+        cudaGetErrorString=lambda code: "no error",
+        cudaMemGetInfo=lambda device: mem_get_info(),
+        **dict.fromkeys(_RUNTIME_CALLS, lambda *args: 0),
+    )
+    patches.put_all(
+        cuda,
+        {
+            "_initialized": False,
+            "_queued_calls": list(cuda._queued_calls),
+            "_cached_device_count": None,
+            # It would look at the real machine's cards.
+            "_HAS_PYNVML": False,
+            "_cudart": runtime,
+            "_is_in_bad_fork": machine.is_in_fork,
+            "_exchange_device": machine.exchange,
+            "_maybe_exchange_device": machine.exchange,
+            "_get_device_properties": machine.get_properties,
+            "_device_count_nvml": lambda: -1,
+            "has_magma": True,
+        },
+    )
+    patches.put(torch.version, "cuda", machine.version)
+    cudnn: Any = getattr(torch.backends.cudnn, "m", torch.backends.cudnn)
+    patches.put(cudnn, "version", lambda: _CUDNN[machine.version])
+    # Without one there would be a warning; recurrent layers are predicted step by step.
+    patches.put(cudnn, "is_acceptable", lambda tensor: False)
+    patches.put_all(torch.backends.cuda.cuFFTPlanCache, {"size": 0, "max_size": _MOST_FFT_PLANS})
+    patches.put(torch, "_cufft_clear_plan_cache", lambda *args: None)
+
+
+_TENSOR_TYPES = {
+    "FloatTensor": torch.float32,
+    "DoubleTensor": torch.float64,
+    "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16,
+    "ByteTensor": torch.uint8,
+    "CharTensor": torch.int8,
+    "ShortTensor": torch.int16,
+    "IntTensor": torch.int32,
+    "LongTensor": torch.int64,
+    "BoolTensor": torch.bool,
+}
+_CUDA_MODULE = "torch.cuda"
+
+
+class _CardType(type):
+    dtype: torch.dtype
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, Tensor) and value.is_cuda and value.dtype == cls.dtype
+
+    def __repr__(cls) -> str:
+        return f"<class '{_CUDA_MODULE}.{cls.__name__}'>"
+
+
+class CardType(metaclass=_CardType):
+    """A kind of tensors on the card; to call it makes one."""
+
+    dtype: ClassVar[torch.dtype]
+
+    def __new__(cls, *args: Any, device: Any = None) -> Any:
+        if args and not isinstance(args[0], int):
+            if isinstance(args[0], torch.Size):
+                return torch.empty(args[0], dtype=cls.dtype, device="cuda")
+            return torch.tensor(args[0], dtype=cls.dtype, device="cuda")
+        return torch.empty(args or (0,), dtype=cls.dtype, device="cuda")
+
+
+def cast_to_type(tensor: Tensor, kind: Any) -> Any:
+    """`tensor.type(kind)`; NotImplemented where torch's own is right."""
+    name = kind.__name__ if isinstance(kind, _CardType) else kind
+    if isinstance(name, str) and name.removeprefix("torch.") in (f"cuda.{type_name}" for type_name in _TENSOR_TYPES):
+        return tensor.to(META, _TENSOR_TYPES[name.rpartition(".")[2]])
+    if isinstance(kind, _CardType):
+        return tensor.to(META, kind.dtype)
+    if isinstance(kind, str) and kind.startswith("torch.") and tensor.is_meta:
+        return tensor.to("cpu", _TENSOR_TYPES[kind.rpartition(".")[2]])
+    return NotImplemented
+
+
+def follow_types(patches: Patches, named: NamedDevices) -> None:
+    for name, dtype in _TENSOR_TYPES.items():
+        patches.put(torch.cuda, name, _CardType(name, (CardType,), {"dtype": dtype, "__module__": _CUDA_MODULE}))
+    set_type: Any = torch.set_default_tensor_type
+
+    def set_default_tensor_type(kind: Any) -> None:
+        name = kind.__name__ if isinstance(kind, _CardType) else str(kind)
+        if isinstance(kind, _CardType) or name.startswith(f"{_CUDA_MODULE}."):
+            torch.set_default_dtype(_TENSOR_TYPES[name.rpartition(".")[2]])
+            torch.set_default_device("cuda")
+        else:
+            torch.set_default_device(None)
+            set_type(kind)
+
+    before = torch.get_default_dtype()
+    patches.callback(torch.set_default_dtype, before)
+    patches.put(torch, "set_default_tensor_type", set_default_tensor_type)
+    _follow_default_device(patches, named)
+
+
+def _follow_default_device(patches: Patches, named: NamedDevices) -> None:
+    """torch keeps the default device below every mode, where the function mode does not see it."""
+    set_device: Callable[[Any], None] = torch.set_default_device
+    get_device: Callable[[], torch.device] = torch.get_default_device
+    chosen: list[bool] = []
+
+    def set_default_device(device: Any) -> None:
+        ours = named.is_own(device, numbers=True)
+        chosen[:] = [True] if ours else []
+        set_device(META if ours else device)
+
+    def get_default_device() -> torch.device:
+        return named.own if chosen else get_device()
+
+    def take_back() -> None:
+        if chosen:
+            set_device(None)
+
+    patches.put(torch, "set_default_device", set_default_device)
+    patches.put(torch, "get_default_device", get_default_device)
+    patches.callback(take_back)
+
+
+def follow_profilers(patches: Patches) -> None:
+    """Record host events only; ranges and markers go nowhere."""
+    depth: list[None] = []
+
+    def push(message: str, *rest: Any) -> int:
+        depth.append(None)
+        return len(depth) - 1
+
+    def pop(*rest: Any) -> int:
+        if depth:
+            depth.pop()
+        return len(depth)
+
+    markers = ("rangeStartA", "rangeEnd", "markA", "deviceRangeStart", "deviceRangeEnd")
+    ranges = SimpleNamespace(rangePushA=push, rangePop=pop, **dict.fromkeys(markers, lambda *args: 0))
+    patches.put(torch.cuda.nvtx, "_nvtx", ranges)
+    emits: Any = torch.autograd.profiler.emit_nvtx
+    patches.put(emits, "__enter__", lambda self: self)
+    patches.put(emits, "__exit__", lambda self, *error: False)
+    begin: Any = torch.autograd.profiler.profile.__init__
+
+    def init(self: Any, *args: Any, use_cuda: bool = False, use_device: str | None = None, **options: Any) -> None:
+        if not use_cuda and use_device != "cuda":
+            begin(self, *args, use_device=use_device, **options)
+            return
+        begin(self, *args, **{**options, "use_cpu": True})
+        # Its tables have the card's columns then.
+        self.use_device = "cuda"
+
+    patches.put(torch.autograd.profiler.profile, "__init__", init)

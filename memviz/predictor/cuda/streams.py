@@ -1,0 +1,563 @@
+"""Streams, events and graphs on a pretended card, the order of their work, and `nn.DataParallel`.
+
+A block that another stream uses is free only when that stream is done with it, which on a card depends on its
+speed. Here work is done when the program has waited for it, or when the stream has taken as many kernels since as
+it can queue. Captured code runs once and allocates from the graph's own pool; replays compute and allocate nothing,
+as on a card.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from memviz.allocator.blocks import PendingFrees, PoolId, PoolPair
+from memviz.predictor.assumptions import Assumptions, UnknownNumber
+from memviz.predictor.compat import Patches, StandIn, without_functions, without_modes
+from memviz.predictor.cuda.machine import CUDA_0, NamedDevices
+from memviz.predictor.known_values import KnownValues
+from memviz.predictor.ledger import Ledger, Place
+from memviz.predictor.position import NO_TASK, AskedLine, ProgramPosition, line_of_caller
+
+Moment = dict[int, int]
+"""Number of frees ever queued behind each stream that are done at a moment, by stream handle."""
+_STREAMS_OF_A_PRIORITY = 32
+"""torch makes so many, and then hands out the first again."""
+_FIRST_HANDLE, _HANDLE_STEP = 0x5E0000000000, 0x40
+_QUEUED_KERNELS = 1024
+"""Kernels that a stream takes before the next launch has to wait for the first: about a thousand by the
+measurement at https://stackoverflow.com/questions/53970187, whatever the card. An operator is at least one."""
+_FREED_ON_WAIT = (
+    "Memory that another stream uses is given back when the program waits for that stream (synchronize, .item(), a "
+    "copy to the host or from it) or has launched 1,024 kernels more there; a card gives it back as soon as the stream "
+    "is done, which is no later."
+)
+_TAKEN_AS_DONE = "A stream or an event that is asked whether its work is done is taken to be done."
+
+
+@dataclass(eq=False)
+class Lane:
+    """One stream of the card."""
+
+    handle: int
+    stream_id: int
+    priority: int = 0
+    knows: Moment = field(default_factory=dict)
+    """Work of other streams that is done before its next kernel starts."""
+    capture: PoolId | None = None
+    """While its work is captured into a graph: the pool that memory comes from."""
+
+
+class StreamOrder:
+    """Streams of one card."""
+
+    def __init__(self, ledger: Ledger, position: ProgramPosition, assumptions: Assumptions) -> None:
+        self._ledger = ledger
+        self._position = position
+        self._assumptions = assumptions
+        self.default = Lane(0, 0)
+        self._lanes = {0: self.default}
+        """Streams by torch's stream id."""
+        self._given: dict[int, int] = {}
+        self._of_thread = threading.local()
+        self._are_several = False
+        self._of_node = 0
+        self._launched: defaultdict[int, deque[int]] = defaultdict(deque)
+        """Number of frees ever queued behind a stream before each of its last operators, by stream handle."""
+        self.pools: list[PoolId] = []
+        """Entered by `torch.cuda.use_mem_pool`, innermost last."""
+
+    @property
+    def current(self) -> Lane:
+        lane: Lane = getattr(self._of_thread, "lane", self.default)
+        return lane
+
+    def set_current(self, lane: Lane) -> None:
+        self._of_thread.lane = lane
+        if lane is not self.default:
+            self._are_several = self._position.follows_streams = True
+        self._position.here.stream = lane.handle
+
+    def new(self, priority: int = 0) -> Lane:
+        level = min(max(-priority, 0), 3)
+        count = self._given.get(level, 0)
+        self._given[level] = count + 1
+        stream_id = (count % _STREAMS_OF_A_PRIORITY) << 5 | (level + 1) << 1 | 1
+        if stream_id not in self._lanes:
+            self._lanes[stream_id] = Lane(_FIRST_HANDLE + _HANDLE_STEP * len(self._lanes), stream_id, -level)
+        return self._lanes[stream_id]
+
+    def external(self, pointer: int) -> Lane:
+        return self._lanes.setdefault(pointer, Lane(pointer, pointer))
+
+    def numbered(self, stream_id: int) -> Lane:
+        return self._lanes[stream_id]
+
+    def with_handle(self, handle: int) -> Lane:
+        return next((lane for lane in self._lanes.values() if lane.handle == handle), self.default)
+
+    def place(self) -> Place:
+        """Return the stream and the memory pool of an allocation made now."""
+        if not self._are_several and not self.pools:
+            return 0, None
+        pool = self.pools[-1] if self.pools else None
+        if self._position.task == NO_TASK:
+            lane = self.current
+            return lane.handle, lane.capture or pool
+        # Backward runs each node on the stream of its forward operator.
+        self._of_node = self._position.stream_of_node(self._of_node)
+        return self._of_node, self.with_handle(self._of_node).capture or pool
+
+    def launched(self) -> None:
+        """Count an operator, which waits if the stream has too many before it."""
+        pending = self._pending
+        if pending.blocks:
+            stream = self.place()[0]
+            before = self._launched[stream]
+            before.append(pending.asked(stream))
+            if len(before) > _QUEUED_KERNELS:
+                pending.finish(stream, before.popleft())
+
+    def moment(self, lane: Lane) -> Moment:
+        """Return the moment when the stream's work so far is done."""
+        return {**lane.knows, lane.handle: self._pending.asked(lane.handle)}
+
+    def wait(self, lane: Lane, moment: Moment) -> None:
+        """Let the stream's next work begin after a moment."""
+        for handle, count in moment.items():
+            lane.knows[handle] = max(count, lane.knows.get(handle, 0))
+
+    def host_waits(self, moment: Moment) -> None:
+        if self._pending.blocks:
+            self._assumptions.say(_FREED_ON_WAIT)
+            for handle, count in moment.items():
+                self._pending.finish(handle, count)
+
+    def host_waits_for_all(self) -> None:
+        for lane in self._lanes.values():
+            self.host_waits(self.moment(lane))
+
+    def host_asks(self, moment: Moment) -> bool:
+        """Report the work as done: a program that polls until then would otherwise never end."""
+        self._assumptions.say(_TAKEN_AS_DONE)
+        self.host_waits(moment)
+        return True
+
+    @property
+    def _pending(self) -> PendingFrees:
+        return self._ledger.allocator.pending
+
+
+_HOST, _CUDA = 0, 1
+"""Kinds of devices, in C++."""
+_TIMES = "the time between two events is not known: it prints as unknown"
+_RealStream: Any = torch.Stream
+_RealEvent: Any = torch.Event
+
+
+class FakeStream(_RealStream):  # type: ignore[misc]
+    """To torch a stream of the host, which every build can make; its attributes are those of the card's."""
+
+    order: ClassVar[StreamOrder]
+    named: ClassVar[NamedDevices]
+    new_event: ClassVar[Callable[[], FakeEvent]]
+    lane: Lane
+    device = CUDA_0
+    device_index = 0
+    device_type = _CUDA
+
+    @classmethod
+    def of(cls, lane: Lane) -> Self:
+        made: Self = _RealStream.__new__(cls, stream_id=0, device_index=-1, device_type=_HOST)
+        made.lane = lane
+        return made
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """The stream as C++ hands it over: id, index and type of the device."""
+        return self.lane.stream_id, self.device_index, self.device_type
+
+    @property
+    def stream_id(self) -> int:
+        return self.lane.stream_id
+
+    @property
+    def cuda_stream(self) -> int:
+        return self.lane.handle
+
+    native_handle = cuda_stream
+
+    @property
+    def priority(self) -> int:
+        return self.lane.priority
+
+    @property
+    def _as_parameter_(self) -> Any:
+        return ctypes.c_void_p(self.lane.handle)
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        return 0, -3
+
+    def query(self) -> bool:
+        return self.order.host_asks(self.order.moment(self.lane))
+
+    def synchronize(self) -> None:
+        self.order.host_waits(self.order.moment(self.lane))
+
+    def wait_event(self, event: FakeEvent) -> None:
+        event.wait(self)
+
+    def wait_stream(self, stream: FakeStream) -> None:
+        self.order.wait(self.lane, self.order.moment(stream.lane))
+
+    def record_event(self, event: FakeEvent | None = None) -> FakeEvent:
+        event = type(self).new_event() if event is None else event
+        event.record(self)
+        return event
+
+    def is_capturing(self) -> bool:
+        return self.lane.capture is not None
+
+    def __enter__(self) -> Self:
+        self.__dict__.setdefault("before", []).append(self.order.current)
+        self.order.set_current(self.lane)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.order.set_current(self.__dict__["before"].pop())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FakeStream) and other.lane is self.lane
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __repr__(self) -> str:
+        return f"torch.Stream device_type=cuda, device_index={self.device_index}, stream_id={self.stream_id}"
+
+    def __hash__(self) -> int:
+        return hash((self.lane.handle, self.device))
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.lane.handle
+
+
+class CudaStream(FakeStream):
+    """`torch.cuda.Stream`."""
+
+    def __new__(cls, device: Any = None, priority: int = 0, **named: Any) -> Self:
+        cls.named.check(device)
+        if "stream_ptr" in named:
+            return cls.of(cls.order.external(named["stream_ptr"]))
+        if "stream_id" in named:
+            return cls.of(cls.order.numbered(named["stream_id"]))
+        return cls.of(cls.order.new(priority))
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
+
+
+class AnyStream(metaclass=StandIn):
+    """In place of `torch.Stream`; streams of other devices are torch's own."""
+
+    real = _RealStream
+    kind: ClassVar[type[FakeStream]]
+
+    def __new__(cls, device: Any = None, **named: Any) -> Any:
+        order = cls.kind.order
+        if named.get("device_type", _CUDA) != _CUDA:
+            return _RealStream(device, **named) if device is not None else _RealStream(**named)
+        if "stream_id" in named:
+            return cls.kind.of(order.numbered(named["stream_id"]))
+        if device is None or cls.kind.named.is_own(device, numbers=True):
+            return cls.kind.of(order.new(named.get("priority", 0)))
+        return _RealStream(device, **named)
+
+
+class FakeEvent(_RealEvent):  # type: ignore[misc]
+    """`torch.cuda.Event`, and `torch.Event` of this device."""
+
+    order: ClassVar[StreamOrder]
+    assumptions: ClassVar[Assumptions]
+    device = CUDA_0
+    _moment: Moment | None
+    enable_timing: bool
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        made: Self = _RealEvent.__new__(cls)
+        made._moment = None
+        return made
+
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
+    ) -> None:
+        self.enable_timing = enable_timing
+
+    @property
+    def cuda_event(self) -> int:
+        """Made when it is first recorded."""
+        return 0 if self._moment is None else id(self)
+
+    event_id = cuda_event
+
+    @property
+    def _as_parameter_(self) -> Any:
+        return ctypes.c_void_p(self.cuda_event)
+
+    def record(self, stream: FakeStream | None = None) -> None:
+        self._moment = self.order.moment(self.order.current if stream is None else stream.lane)
+
+    def wait(self, stream: FakeStream | None = None) -> None:
+        self.order.wait(self.order.current if stream is None else stream.lane, self._moment or {})
+
+    def query(self) -> bool:
+        return self._moment is None or self.order.host_asks(self._moment)
+
+    def synchronize(self) -> None:
+        self.order.host_waits(self._moment or {})
+
+    def elapsed_time(self, end_event: FakeEvent) -> float:
+        if not (self.enable_timing and end_event.enable_timing):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self._moment is None or end_event._moment is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        self.assumptions.state(_TIMES)
+        return UnknownNumber(AskedLine(line_of_caller()), False, self.assumptions)
+
+    def ipc_handle(self) -> bytes:
+        raise RuntimeError("CUDA error: an event of a card that is not there cannot be shared with another process")
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Event {self.cuda_event:#x}>" if self.cuda_event else "<torch.cuda.Event uninitialized>"
+
+
+class AnyEvent(metaclass=StandIn):
+    """In place of `torch.Event`."""
+
+    real = _RealEvent
+    kind: ClassVar[type[FakeEvent]]
+    named: ClassVar[NamedDevices]
+
+    def __new__(cls, device: Any = None, **options: Any) -> Any:
+        if device is None or cls.named.is_own(device, numbers=True):
+            return cls.kind(**options)
+        return _RealEvent(device, **options)
+
+
+def follow_streams(
+    patches: Patches, order: StreamOrder, named: NamedDevices, assumptions: Assumptions
+) -> type[FakeStream]:
+    """Replace the classes of streams and events, and return that of `torch.Stream` on the card."""
+    in_cuda = {"device": named.own, "order": order, "__module__": "torch.cuda"}
+    event: Any = type("Event", (FakeEvent,), {**in_cuda, "assumptions": assumptions})
+    of_streams = {**in_cuda, "device_index": named.own.index, "named": named, "new_event": event}
+    plain: type[FakeStream] = type("Stream", (FakeStream,), {**of_streams, "__module__": "torch"})
+    stream: Any = type("Stream", (CudaStream,), {**of_streams, "__module__": "torch.cuda.streams"})
+
+    def new_external(cls: Any, stream_ptr: int, device: Any = None, **kwargs: Any) -> Any:
+        named.check(device)
+        return cls.of(order.external(stream_ptr))
+
+    external: Any = type("ExternalStream", (stream,), {"__new__": new_external})
+    for owner in (torch.cuda, torch.cuda.streams):
+        patches.put_all(owner, {"Stream": stream, "Event": event, "ExternalStream": external})
+    patches.put(torch, "Stream", type("Stream", (AnyStream,), {"kind": plain}))
+    patches.put(torch, "Event", type("Event", (AnyEvent,), {"kind": event, "named": named}))
+    patches.put(torch.cuda.graphs.graph, "default_capture_stream", None)
+    return plain
+
+
+def follow_data_parallel(patches: Patches, order: StreamOrder, named: NamedDevices) -> None:
+    def check(devices: Any) -> None:
+        for device in devices:
+            named.check(device)
+
+    def scatter(tensor: Tensor, devices: Any, sizes: Any = None, dim: int = 0, streams: Any = None) -> list[Tensor]:
+        """Copy a host tensor to the card, on the given stream if any."""
+        check(devices)
+        if tensor.is_cuda:
+            return [tensor]
+        before, stream = order.current, streams[0] if streams else None
+        if stream is not None:
+            order.set_current(stream.lane)
+        try:
+            return [tensor.to("cuda", non_blocking=True)]
+        finally:
+            order.set_current(before)
+
+    def broadcast(tensors: Any, devices: Any, buffer_size: int = 0) -> list[list[Tensor]]:
+        check(devices)
+        return [list(tensors) for _ in devices]
+
+    def gather(tensors: Any, dim: int, destination: Any = None) -> Tensor:
+        joined = torch.cat(list(tensors), dim)
+        return joined.cpu() if destination == -1 else joined
+
+    functions = {"_scatter": scatter, "_broadcast_coalesced": broadcast, "_gather": gather}
+    functions["_broadcast"] = lambda tensor, devices: broadcast([tensor], devices)[0]
+    patches.put_all(torch._C, functions)
+    from torch.nn.parallel import _functions
+
+    patches.put(_functions, "_streams", None)
+
+
+_REPLAYED = (
+    "CUDA graphs are captured by running what they capture once, into the graph's own pool; their replays compute "
+    "nothing and take no memory, as on a card."
+)
+
+
+class GraphPools:
+    """Private memory pools, of graphs and of the program."""
+
+    def __init__(self, ledger: Ledger, order: StreamOrder, known: KnownValues) -> None:
+        self.order = order
+        self._ledger = ledger
+        self._known = known
+        self._numbers = {False: itertools.count(1), True: itertools.count(1)}
+
+    def new(self, *, by_user: bool = False) -> PoolId:
+        number = next(self._numbers[by_user])
+        return (0, number) if by_user else (number, 0)
+
+    def hold(self, pool: PoolId) -> None:
+        pools = self._ledger.allocator.private_pools
+        if pool in pools:
+            pools[pool].use_count += 1
+        else:
+            pools[pool] = PoolPair(pool)
+
+    def forget_values(self, pool: PoolId) -> None:
+        """Forget the known values of a graph's tensors: each replay computes them anew from its current inputs."""
+        taken = [held for held in self._ledger.live.values() if held.block.pool.owner.id == pool]
+        with without_functions(), without_modes():
+            for allocation in taken:
+                storage = None if allocation.storage is None else allocation.storage()
+                if storage is not None:
+                    self._known.forget(torch.empty(0, dtype=torch.uint8, device="meta").set_(storage))
+
+    def enter(self, device: int, pool: PoolId) -> None:
+        self.order.pools.append((pool[0], pool[1]))
+
+    def leave(self, device: int, pool: PoolId) -> None:
+        self.order.pools.remove((pool[0], pool[1]))
+
+    def release(self, pool: PoolId) -> None:
+        """Release the pool; its cached memory is freed when the cache is emptied."""
+        pair = self._ledger.allocator.private_pools.get(pool)
+        if pair is not None and pair.use_count:
+            pair.use_count -= 1
+
+
+class FakeGraph:
+    """`torch.cuda.CUDAGraph`."""
+
+    pools: ClassVar[GraphPools]
+    assumptions: ClassVar[Assumptions]
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self._pool: PoolId | None = None
+        self._lane: Lane | None = None
+
+    def capture_begin(self, pool: PoolId | None = None, capture_error_mode: str = "global", **options: Any) -> None:
+        lane = self.pools.order.current
+        if lane is self.pools.order.default:
+            raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
+        self.assumptions.say(_REPLAYED)
+        chosen = self.pools.new() if pool is None else (pool[0], pool[1])
+        self._pool, self._lane, lane.capture = chosen, lane, chosen
+        self.pools.hold(chosen)
+
+    def capture_end(self) -> None:
+        if self._lane is None:
+            raise RuntimeError("CUDA error: no capture is under way")
+        self._lane.capture = None
+        self._lane = None
+        if self._pool is not None:
+            self.pools.forget_values(self._pool)
+
+    def replay(self) -> None:
+        if self._pool is None:
+            raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
+
+    def reset(self) -> None:
+        if self._pool is not None:
+            self.pools.release(self._pool)
+            self._pool = None
+
+    def pool(self) -> PoolId:
+        if self._pool is None:
+            raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
+        return self._pool
+
+    def _do_nothing(self, *args: Any, **options: Any) -> None:
+        pass
+
+    instantiate = register_generator_state = enable_debug_mode = debug_dump = _do_nothing
+
+    def __del__(self) -> None:
+        self.reset()
+
+
+class FakeAcceleratorGraph(FakeGraph):
+    """`torch.accelerator.Graph`, which is entered to capture."""
+
+    def __init__(self, keep_graph: bool = False, *, pool: PoolId | None = None, **options: Any) -> None:
+        super().__init__(keep_graph)
+        self.graph_pool = pool
+
+    def capture_begin(self, pool: PoolId | None = None, capture_error_mode: str = "global", **options: Any) -> None:
+        super().capture_begin(pool or self.graph_pool)
+
+    def __enter__(self) -> Self:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        self.capture_begin()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.capture_end()
+
+
+class FakePool:
+    """`torch.cuda.MemPool`."""
+
+    pools: ClassVar[GraphPools]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.id = self.pools.new(by_user=True)
+        self.pools.hold(self.id)
+
+    def use_count(self) -> int:
+        return 1
+
+    def snapshot(self, *args: Any, **kwargs: Any) -> Any:
+        whole: Any = torch.cuda.memory_snapshot
+        return whole(self.id)
+
+    def __del__(self) -> None:
+        self.pools.release(self.id)
+
+
+def follow_graphs(patches: Patches, pools: GraphPools, assumptions: Assumptions) -> None:
+    attributes = {"pools": pools, "assumptions": assumptions}
+    graph, pool = type("CUDAGraph", (FakeGraph,), attributes), type("MemPool", (FakePool,), {"pools": pools})
+    for owner in (torch.cuda, torch.cuda.graphs):
+        patches.put(owner, "CUDAGraph", graph)
+    patches.replace(torch.accelerator, "Graph", type("Graph", (FakeAcceleratorGraph,), attributes))
+    for owner in (torch.cuda, torch.cuda.memory):
+        patches.put(owner, "MemPool", pool)
+        # Until torch 2.7 one was entered too.
+        patches.replace(owner, "MemPoolContext", lambda pool: None)

@@ -1,0 +1,355 @@
+"""A pretended CUDA device: PyTorch code runs on tensors without data, and its memory is accounted for.
+
+Tensors of the `meta` device represent those on the card and CPU tensors those on the host, so that both stay
+apart as they would be. Whatever takes memory on the card goes, in order, through the model of PyTorch's allocator.
+Without a limit, whether it fits a card is a question to a replay of the trace; with one, the program meets it as it
+would on the card.
+"""
+
+from __future__ import annotations
+
+import gc
+import platform
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from memviz.allocator.context import overhead_on
+from memviz.allocator.replayer import AllocatorCalls
+from memviz.allocator.settings import Settings, parse_settings
+from memviz.allocator.state import DeviceMemory
+from memviz.allocator.statistics import Statistics
+from memviz.allocator.what_if import CardMemory
+from memviz.errors import UsageError
+from memviz.memory import without_collection
+from memviz.predictor.accuracy import unproven_of
+from memviz.predictor.assumptions import Assumptions, caught_refusal, forget_refusals
+from memviz.predictor.autocast import Autocast, followed
+from memviz.predictor.cards import KnownCard, dtype_warnings
+from memviz.predictor.compat import Patches
+from memviz.predictor.cuda.machine import CUDA_0, META, NamedDevices
+from memviz.predictor.cuda.memory import HistoryWindow, MemoryHistory, OutOfMemoryReport, PretendedOutOfMemory
+from memviz.predictor.decompositions import (
+    jagged_attention_on,
+    kernels_for,
+    owners_of_a_lone_sum,
+    registered_kernels,
+)
+from memviz.predictor.group.process_group import follow_group
+from memviz.predictor.group.ranks import GroupRank, Layout
+from memviz.predictor.hooks import (
+    ChildProcesses,
+    ProgramPhases,
+    follow_backward,
+    follow_compile,
+    follow_modules,
+    follow_optimizers,
+    follow_resizing,
+    follow_torchscript,
+)
+from memviz.predictor.ledger import HistoryPart, PhaseMark, trace_of
+from memviz.predictor.modes import AllocationMode, follow_cuda
+from memviz.predictor.recorder import AllocationRecorder, MoveTo, move_model
+from memviz.predictor.rules import COLLECTIVES, Unproven, unseen_by
+from memviz.predictor.saved_files import follow_files
+from memviz.runner.run_device import TakesInputs
+from memviz.trace.intern import Interner
+from memviz.trace.model import About, Category, Stage, Trace
+
+RESERVED_IS_UNPROVEN = (
+    "No recording of a rank was held against a prediction yet: what is live follows PyTorch's own code, but what is "
+    "reserved depends on the order in which streams give memory back, and is not validated."
+)
+_DTYPES = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"}
+"""Dtypes that some cards have no hardware for."""
+_EVENTS_BETWEEN_COLLECTIONS = 1000
+"""Events between collections of cycles, where a program empties the cache; they are slow once libraries are loaded."""
+
+
+class PredictedDevice:
+    """Use it in a `with` block, one at a time in a process."""
+
+    def __init__(
+        self,
+        card: KnownCard,
+        *,
+        settings: Settings | None = None,
+        release: tuple[int, int] | None = None,
+        assume: Mapping[str, Any] | None = None,
+        limited: bool = False,
+        rank: GroupRank | None = None,
+        figures_only: bool = False,
+    ) -> None:
+        """`release` is the torch whose choices of kernels are followed, as (2, 6); by default the installed one.
+
+        `assume` are the user's own answers where a program asks for values, by line: {"train.py:12": 3.0}.
+        `limited`: the program has what a process gets of the card, and no more.
+        `rank` is the process of a group that is predicted; the others are pretended.
+        `figures_only`: leave out the stacks of allocations, which only a viewer of the trace needs.
+        """
+        self.card = card
+        self.rank = rank
+        self.layout = Layout()
+        """Process groups of the program, as seen from this rank."""
+        major, minor = str(torch.__version__).split(".")[:2]
+        self.release = (int(major), int(minor)) if release is None else release
+        self.settings = Settings() if settings is None else settings
+        self.torch_device = CUDA_0
+        self._interner = Interner()
+        memory = CardMemory(card.memory_bytes, overhead_on(card.name))
+        limit = DeviceMemory(memory.usable_bytes, total=memory.total_bytes) if limited else None
+        self.recorder = AllocationRecorder(
+            card,
+            self.settings,
+            self._interner,
+            Assumptions(assume),
+            limit,
+            release=self.release,
+            figures_only=figures_only,
+        )
+        self.children = ChildProcesses(self.recorder)
+        self._marks: list[PhaseMark] = []
+        self.limited = limited
+        self._patches = Patches()
+        self._collected_at = -_EVENTS_BETWEEN_COLLECTIONS - 1
+        self._highest = (0, 0, 0)
+        """Requested, allocated and reserved peaks, before peaks were reset."""
+        self._peaks_from = 0
+        self._report = OutOfMemoryReport(memory)
+        self._history = MemoryHistory(self.recorder.ledger, self._trace)
+        ledger = self.recorder.ledger
+        ledger.out_of_memory = lambda failure: self._report.error_for(
+            failure, ledger.allocator, len(ledger.history) - 1
+        )
+
+    is_predicted = True
+    _in_use = False
+
+    @property
+    def name(self) -> str:
+        return self.card.name
+
+    def __enter__(self) -> Self:
+        if PredictedDevice._in_use:
+            raise UsageError("A predicted device is in use already; torch can pretend only one at a time.")
+        owners_of_a_lone_sum()
+        forget_refusals()
+        try:
+            self._patch(self._patches)
+        except BaseException:
+            self._patches.close()
+            raise
+        return self
+
+    def _patch(self, patches: Patches) -> None:
+        patches.put(PredictedDevice, "_in_use", True)
+        # It would run when Python sees fit, which no prediction can follow.
+        patches.enter_context(without_collection())
+        recorder, position, assumptions = self.recorder, self.recorder.position, self.recorder.assumptions
+        phases = ProgramPhases(self._mark, position)
+        follow_modules(patches, recorder, phases)
+        follow_optimizers(patches, recorder, phases)
+        follow_backward(patches, phases)
+        follow_resizing(patches, recorder)
+        autocast = Autocast(self.release, lambda cast: self.label(cast, Category.AUTOCAST_WEIGHT_COPIES))
+        kernels = kernels_for(self.card, self.release)
+        kernels = {name: autocast.around(name, kernel) for name, kernel in kernels.items()}
+        patches.enter_context(registered_kernels(kernels))
+        patches.enter_context(followed(autocast))
+        operators = partial(AllocationMode, recorder, kernels, autocast)
+        named = NamedDevices(self.card.name, self.rank)
+        order = follow_cuda(patches, self, named, report=self._report, history=self._history, operators=operators)
+        self.children.follow(patches)
+        follow_compile(patches, assumptions)
+        follow_torchscript(patches, assumptions)
+        patches.enter_context(jagged_attention_on(self.card))
+        follow_group(patches, recorder, self.rank, self.layout, order)
+        follow_files(patches, recorder.host, assumptions, named)
+        patches.enter_context(operators())
+        position.begins()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.recorder.close()
+        self._patches.close()
+
+    def place(self, model: nn.Module, on_host: Collection[nn.Parameter] = ()) -> nn.Module:
+        return move_model(self.recorder, model, MoveTo(META), on_host)
+
+    def inputs(self, workload: TakesInputs) -> dict[str, Any]:
+        made = workload.inputs(self.torch_device)
+        self.label(made, Category.INPUT)
+        return made
+
+    def label(self, value: Any, category: Category) -> None:
+        """Set the category of the tensors in a value (however nested), where only the caller knows it."""
+        self.recorder.label(value, category)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Mark a phase; cycles of objects are collected only where an outermost phase ends."""
+        phases = self.recorder.position.phases
+        phases.append(name)
+        self._mark(name, Stage.START)
+        try:
+            yield
+        finally:
+            phases.pop()
+            self.recorder.label_parameters()
+            if not phases:
+                gc.collect()
+            self._mark(name, Stage.END)
+
+    def _mark(self, name: str, stage: Stage) -> None:
+        self._marks.append((self._interner.string(name), stage, self.recorder.ledger.mark()))
+
+    def empty_cache(self) -> None:
+        """Collect cycles, then empty the cache.
+
+        All cycles after a stretch of work, the young ones where calls follow one another, as in offloading.
+        """
+        events = len(self.recorder.ledger.history)
+        full = events - self._collected_at > _EVENTS_BETWEEN_COLLECTIONS
+        gc.collect(2 if full else 1)
+        if full:
+            self._collected_at = events
+        self.recorder.ledger.empty_cache()
+
+    def reset_peak(self) -> None:
+        self._highest = (self.highest_requested_bytes, self.highest_allocated_bytes, self.highest_reserved_bytes)
+        self.recorder.ledger.allocator.statistics.reset_peak()
+        self._peaks_from = len(self.recorder.ledger.history)
+
+    @property
+    def said_between(self) -> AllocatorCalls:
+        return AllocatorCalls(tuple(self.recorder.ledger.emptied), self._peaks_from)
+
+    def set_allocator_settings(self, text: str) -> None:
+        """Change allocator settings while the program runs; the existing layout stays as it is."""
+        self.change_settings(parse_settings(text))
+
+    def change_settings(self, settings: Settings) -> None:
+        self.settings = settings
+        self.recorder.ledger.allocator.set_settings(settings)
+
+    def memory_stats(self) -> dict[str, int]:
+        return self._statistics.as_dict()
+
+    @property
+    def _statistics(self) -> Statistics:
+        return self.recorder.ledger.allocator.statistics
+
+    @property
+    def allocated_bytes(self) -> int:
+        return int(self._statistics.allocated)
+
+    @property
+    def reserved_bytes(self) -> int:
+        return int(self._statistics.reserved)
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        return int(self._statistics.allocated_bytes.peak[0])
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        return int(self._statistics.reserved_bytes.peak[0])
+
+    @property
+    def peak_requested_bytes(self) -> int:
+        """Peak of the bytes that tensors requested, before any rounding."""
+        return int(self._statistics.requested_bytes.peak[0])
+
+    @property
+    def highest_reserved_bytes(self) -> int:
+        """Peak reserved bytes of the whole run, whenever peaks were reset."""
+        return max(self._highest[2], self.peak_reserved_bytes)
+
+    @property
+    def highest_allocated_bytes(self) -> int:
+        return max(self._highest[1], self.peak_allocated_bytes)
+
+    @property
+    def highest_requested_bytes(self) -> int:
+        return max(self._highest[0], self.peak_requested_bytes)
+
+    @property
+    def windows(self) -> tuple[HistoryWindow, ...]:
+        """Files that the program dumped its own history to."""
+        return tuple(self._history.windows)
+
+    @property
+    def out_of_memory(self) -> tuple[PretendedOutOfMemory, ...]:
+        """Allocations that failed, whether or not the program continued."""
+        return tuple(self._report.failures)
+
+    @property
+    def flops(self) -> int:
+        return self.recorder.totals.flops
+
+    @property
+    def bytes_moved(self) -> int:
+        return self.recorder.totals.bytes_moved
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes copied between the device and the host, both ways."""
+        return self.recorder.totals.from_host_bytes + self.recorder.host.arrived_bytes
+
+    @property
+    def link_bytes(self) -> int:
+        """Bytes sent to other devices of the group."""
+        return self.recorder.totals.link_bytes
+
+    @property
+    def pinned_host_bytes(self) -> int:
+        """Host memory held for pinned tensors after the run."""
+        return self.recorder.pinned.held_bytes
+
+    def unseen(self) -> tuple[str, ...]:
+        """Return sentences on memory that is not predicted, and on assumed values."""
+        assumed = filter(None, (*self.recorder.assumptions.sentences, caught_refusal()))
+        shared = (RESERVED_IS_UNPROVEN,) if COLLECTIVES in self.recorder.operators else ()
+        return (*unseen_by(self.recorder.operators, self.card), *shared, *assumed)
+
+    def warnings(self) -> tuple[str, ...]:
+        """Return sentences on dtypes that the card has no hardware for."""
+        return dtype_warnings((_DTYPES.get(dtype, "") for dtype in self.recorder.dtypes), self.card)
+
+    def unproven(self) -> tuple[Unproven, ...]:
+        """Return the rules that the run rests on and that no recording proves."""
+        return unproven_of(self.recorder)
+
+    def _facts(self) -> dict[str, str]:
+        return {
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+            "kernels of torch": ".".join(map(str, self.release)),
+            "card_bytes": str(self.card.memory_bytes),
+            "times": "No clock runs on a predicted device: times count events and phases, one microsecond each.",
+            **({} if self.rank is None else {"rank": str(self.rank.number), "world size": str(self.rank.world_size)}),
+            "not predicted": " ".join(self.unseen()),
+        }
+
+    def finish(self) -> Trace:
+        return self._trace(None)
+
+    def _trace(self, part: HistoryPart | None) -> Trace:
+        """Return the trace of the whole run, or of the part that a file saved now shows."""
+        self.recorder.label_parameters()
+        about = About("predicted", on=self.card.name, facts=self._facts())
+        return trace_of(
+            self.recorder.ledger,
+            self.recorder.columns,
+            self._marks,
+            self._interner,
+            settings=self.settings.to_snapshot(),
+            about=about,
+            part=part,
+        )

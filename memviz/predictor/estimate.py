@@ -1,0 +1,215 @@
+"""Result of a predicted program: its peaks, what was alive at the highest, and whether it fits a card."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memviz.allocator.context import CudaContext, context_on, context_sentence
+from memviz.allocator.replay import source_of
+from memviz.allocator.what_if import FitWord, figures_on
+from memviz.errors import UsageError
+from memviz.predictor.accuracy import doubt_on, expected_error, fit_on
+from memviz.predictor.assumptions import Assumption
+from memviz.predictor.cards import KnownCard, card_named, common_cards
+from memviz.predictor.cuda.memory import HistoryWindow
+from memviz.predictor.group.ranks import GroupRank, Layout
+from memviz.predictor.ledger import live_changes, trains
+from memviz.predictor.rules import Unproven
+from memviz.runner.expected_error import ExpectedError
+from memviz.runner.run import Fit
+from memviz.trace.model import Action, Category, DeviceTrace, Trace
+from memviz.units import bytes_text
+
+if TYPE_CHECKING:
+    from memviz.predictor.device import PredictedDevice
+
+_CHILDREN = "processes that it started"
+
+
+@dataclass(frozen=True, repr=False)
+class Estimate:
+    """Predicted bytes of PyTorch's allocator, on a card and with the kernels of a release."""
+
+    card: KnownCard
+    torch: str
+    """The release whose kernels and rules are followed, as '2.6'."""
+    trace: Trace
+    peak_requested: int
+    """Peak of the bytes that tensors requested."""
+    peak_allocated: int
+    """The blocks that held it."""
+    peak_reserved: int
+    """Peak of the segments reserved for them: the memory that has to fit."""
+    peak_host: int = 0
+    """Peak bytes of host tensors without values, such as weights before they are moved or offloaded."""
+    out_of_memory: int = 0
+    """How often the card had no more."""
+    wanted: int = 0
+    """Reserved bytes that the first failed allocation would have needed."""
+    limited: bool = False
+    """True if the memory of a named card is the limit; otherwise there is no limit and no verdict."""
+    steps: int = 0
+    """Optimizer steps."""
+    rank: GroupRank | None = None
+    """Which process of a group ran."""
+    windows: tuple[HistoryWindow, ...] = ()
+    assumed: tuple[Assumption, ...] = ()
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """Dtypes that were used and that the card has no hardware for."""
+    operators: frozenset[str] = frozenset()
+    unproven: tuple[Unproven, ...] = ()
+    """Rules that it rests on and that no recording proves, with their bytes."""
+    layout: Layout = field(default_factory=Layout)
+    """Process groups of the program, as seen from this rank."""
+    commands: Mapping[str, int] = field(default_factory=dict)
+    """Other processes of Python that the program started, with how often: what they take is not predicted."""
+    children_used_the_card: bool = False
+    """True if a fork of the program allocated on the predicted card; its bytes are in no peak."""
+    _fit: dict[str, Fit] = field(default_factory=dict, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        parts = ("live", self.peak_requested), ("allocated", self.peak_allocated), ("reserved", self.peak_reserved)
+        peaks = ", ".join(f"{name} {bytes_text(size)}" for name, size in parts)
+        on = f" on {self.card.name}" if self.limited else ""
+        return f"<Estimate{on}: {peaks} at most>"
+
+    @property
+    def peak(self) -> int:
+        """Reserved bytes, as `torch.cuda.max_memory_reserved()`; `memviz.open(...).peak()` is of live bytes."""
+        return self.peak_reserved
+
+    def fit(self, card: str | KnownCard | None = None) -> Fit:
+        """Replay the requests on a card with the memory that a process gets there."""
+        if card is None and not self.limited:
+            raise UsageError('No card was named. Ask of one, as in fits("A100 80GB"), or predict with card=.')
+        chosen = self.card if card is None else card_named(card) if isinstance(card, str) else card
+        if chosen.name not in self._fit:
+            self._fit[chosen.name] = fit_on(self.trace, chosen, self.peak_reserved, self.expected_error)
+        return self._fit[chosen.name]
+
+    def fit_word(self, card: str | KnownCard | None = None) -> FitWord:
+        """Like `fits`, but "close" where the CUDA context or the expected error decides.
+
+        A program that ran out of memory may need any amount, so it is never "close".
+        """
+        if self.out_of_memory and card is None:
+            return "no"
+        words: dict[str, FitWord] = {"yes": "yes", "close": "close"}
+        return words.get(self.fit(card).word, "no")
+
+    def common_fits(self) -> dict[str, FitWord]:
+        """The verdict on common cards, smallest first; the kernels stay those that were predicted."""
+        return {card.name: self._quick_fit(card) for card in common_cards()}
+
+    def _quick_fit(self, card: KnownCard) -> FitWord:
+        doubt = doubt_on(card, self.expected_error)
+        if self.peak_reserved <= doubt.surely_usable(card.memory_bytes):
+            return "yes"
+        return "no" if self.peak_requested > doubt.perhaps_usable(card.memory_bytes) else self.fit_word(card)
+
+    @property
+    def is_limited_by_itself(self) -> bool:
+        """True if the program ran out below the card's memory, by `set_per_process_memory_fraction`."""
+        surely = doubt_on(self.card, self.expected_error).surely_usable(self.card.memory_bytes)
+        return self.out_of_memory > 0 and self.wanted <= surely
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for ranks that allocate and free the same bytes in the same order."""
+        return fingerprint_of(self.trace)
+
+    @property
+    def context(self) -> CudaContext:
+        """Memory on the card outside PyTorch's allocator, from the least to the most."""
+        return context_on(self.card.name)
+
+    @property
+    def expected_error(self) -> ExpectedError:
+        """Expected error, from recordings of the same class."""
+        error = expected_error(self.operators, trains=trains(self.trace), card=self.card, unproven=self.unproven)
+        if not self.commands and not self.children_used_the_card:
+            return error
+        return replace(error, not_counted=(*error.not_counted, _CHILDREN), estimates_all=False)
+
+    @property
+    def peak_reserved_on_card(self) -> int | None:
+        """Reserved peak on the named card, where cached memory is released when it runs short."""
+        return self.peak_reserved if self.limited else None
+
+    @property
+    def peak_reserved_without_limit(self) -> int | None:
+        """Return the reserved peak without a card's limit; None if the program ran out of memory."""
+        if not self.limited:
+            return self.peak_reserved
+        if self.out_of_memory:
+            return None
+        return figures_on(source_of(self.trace, self.trace.devices[0])).peak_reserved_bytes
+
+    def fits(self, card: str | KnownCard | None = None) -> bool:
+        """Return whether it fits the named card, or another with the same choice of kernels."""
+        if self.out_of_memory and card is None:
+            return False
+        return self.fit(card).fits
+
+    def by_category(self) -> dict[str, int]:
+        """Return the live bytes at the peak by category; their sum is `peak_requested`."""
+        return _by_category(self.trace.devices[0])
+
+
+def fingerprint_of(trace: Trace) -> str:
+    events = trace.devices[0].events
+    return hashlib.sha256(events.action.tobytes() + events.size.tobytes()).hexdigest()
+
+
+def estimate_of(device: PredictedDevice, trace: Trace, *, steps: int = 0) -> Estimate:
+    about_the_card = () if device.limited else (context_sentence(device.card.name),)
+    return Estimate(
+        card=device.card,
+        torch=".".join(map(str, device.release)),
+        trace=trace,
+        peak_requested=device.highest_requested_bytes,
+        peak_allocated=device.highest_allocated_bytes,
+        peak_reserved=device.highest_reserved_bytes,
+        peak_host=device.recorder.host.unknown.peak_bytes,
+        out_of_memory=len(device.out_of_memory),
+        wanted=next((failure.reserved_bytes + failure.asked_bytes for failure in device.out_of_memory), 0),
+        limited=device.limited,
+        operators=frozenset(device.recorder.operators),
+        steps=steps,
+        rank=device.rank,
+        windows=device.windows,
+        assumed=device.recorder.assumptions.stated,
+        notes=tuple(note for note in device.unseen() if note not in about_the_card),
+        warnings=device.warnings(),
+        unproven=device.unproven(),
+        layout=device.layout,
+        commands=dict(device.children.commands),
+        children_used_the_card=device.children.used_the_card,
+    )
+
+
+def _by_category(device: DeviceTrace) -> dict[str, int]:
+    events, labels = device.events, device.event_labels
+    change = live_changes(events.action, events.size)
+    if not len(change):
+        return {}
+    until = int(np.cumsum(change).argmax()) + 1
+    category = np.zeros(until, dtype=np.uint8) if labels is None else labels.category[:until]
+    columns = (events.action[:until], events.address[:until], category, events.size[:until])
+    live: dict[int, tuple[int, int]] = {}
+    for action, address, number, size in zip(*(column.tolist() for column in columns), strict=True):
+        if action == Action.ALLOC:
+            live[address] = number, size
+        elif action == Action.FREE_COMPLETED:
+            live.pop(address, None)
+    bytes_of: Counter[str] = Counter()
+    for number, size in live.values():
+        bytes_of[Category(number).name.lower()] += size
+    return dict(bytes_of.most_common())

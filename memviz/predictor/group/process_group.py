@@ -1,0 +1,473 @@
+"""`torch.distributed` and DTensor for one rank: torch's own Python runs above backends that send nothing.
+
+There is no network: rendezvous gives a store of this process, and `torch.multiprocessing.spawn` starts the
+predicted rank alone. A pipeline stage learns the shapes that its neighbours would send from its own inputs and
+outputs.
+
+Shapes that DTensor computes for itself take no memory. For lists of DTensors, as optimizers have them, torch compares
+each tensor with the whole list, which takes seconds for a model of hundreds of weights; running the same operator on
+the shards gives the same result.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import _lru_cache_wrapper, wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+from torch.distributed import distributed_c10d as functions
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from memviz.predictor.assumptions import Stopped
+from memviz.predictor.compat import Patches, without_functions, without_modes
+from memviz.predictor.cuda.machine import META
+from memviz.predictor.cuda.streams import StreamOrder
+from memviz.predictor.group.collectives import Collectives
+from memviz.predictor.group.ranks import GroupRank, Layout
+from memviz.predictor.recorder import AllocationRecorder
+
+_META_METHOD = "_propagate_tensor_meta_non_cached"
+"""torch finds them with tensors that pretend to be of the card."""
+_DTENSOR = "torch.distributed.tensor"
+
+
+def follow_dtensor(patches: Patches, layout: Layout) -> None:
+    """Patch DTensor and FSDP2. They are imported only here, since programs without a process group do not need them."""
+    if not hasattr(torch.distributed, "tensor"):
+        importlib.import_module("torch.distributed.tensor")
+    from torch.distributed.tensor import _sharding_prop as propagation
+    from torch.distributed.tensor.placement_types import Shard
+
+    kind: Any = propagation.ShardingPropagator
+    run = vars(kind).get(_META_METHOD)
+    if run is not None:
+        patches.replace(kind, _META_METHOD, _apart(run, propagation))
+    whole: Any = Shard.__dict__.get("local_shard_size_and_offset")
+    if isinstance(whole, staticmethod):
+        shard = whole.__func__
+
+        @wraps(shard)
+        def note_parts(length: Any, parts: int, *rest: Any, **named: Any) -> Any:
+            if type(length) is int:
+                layout.note_parts(length, parts)
+            return shard(length, parts, *rest, **named)
+
+        patches.replace(Shard, "local_shard_size_and_offset", staticmethod(note_parts))
+    sharded = importlib.import_module("torch.distributed.fsdp")
+    parameters: Any = sys.modules.get(f"{sharded.__name__}._fully_shard._fsdp_param")
+    if parameters is not None and hasattr(parameters, "_chunk_with_empty"):
+        chunk = parameters._chunk_with_empty
+
+        @wraps(chunk)
+        def note_chunks(tensor: torch.Tensor, num_chunks: int, dim: int) -> Any:
+            layout.note_parts(tensor.size(dim), num_chunks)
+            return chunk(tensor, num_chunks, dim)
+
+        patches.replace(parameters, "_chunk_with_empty", note_chunks)
+
+
+def forget_meshes() -> None:
+    """Meshes of two ranks may be equal while their groups have other names, and DTensor keeps what it decided."""
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith(_DTENSOR)]
+    for value in [value for module in modules for value in vars(module).values()]:
+        for kept in (value, *(vars(value).values() if isinstance(value, type) else ())):
+            if isinstance(kept, _lru_cache_wrapper):
+                kept.cache_clear()
+    whole: Any = getattr(sys.modules.get(_DTENSOR), "DTensor", None)
+    if whole is not None:
+        whole._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+    # Newer releases have one in C++ too.
+    getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", lambda: None)()
+
+
+def _apart(run: Callable[..., Any], propagation: Any) -> Callable[..., Any]:
+    @wraps(run)
+    def reckoned(self: Any, schema: Any) -> Any:
+        with without_functions(), without_modes():
+            try:
+                made = schema.op(*_without_data(schema.args_schema), **_without_data(schema.kwargs_schema))
+            except (RuntimeError, NotImplementedError, TypeError):
+                return run(self, schema)
+            return _described(made, propagation.TensorMeta)
+
+    return reckoned
+
+
+def _without_data(arguments: Any) -> Any:
+    """Replace specifications of DTensors by tensors of their whole shapes."""
+
+    def made(value: Any) -> Any:
+        if isinstance(value, torch.device):
+            return META
+        meta = getattr(value, "tensor_meta", None)
+        if meta is None:
+            return value
+        return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=META)
+
+    return tree_map(made, arguments, is_leaf=lambda value: hasattr(value, "tensor_meta"))
+
+
+def _described(made: Any, kind: Any) -> Any:
+    if isinstance(made, torch.Tensor):
+        return kind(shape=made.shape, stride=made.stride(), dtype=made.dtype)
+    if isinstance(made, tuple | list):
+        return type(made)(_described(item, kind) for item in made)
+    return None
+
+
+aten = torch.ops.aten
+_BY_ELEMENT = (
+    *("add", "sub", "mul", "div", "addcmul", "addcdiv", "lerp", "sqrt", "neg", "pow", "maximum", "minimum"),
+    *("clamp_min", "clamp_max", "abs", "sign", "reciprocal", "copy", "zero"),
+)
+
+
+_FUSED = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
+_ELEMENTWISE_OPERATORS = frozenset(
+    getattr(packet, overload)
+    for name in (*(f"_foreach_{name}{end}" for name in _BY_ELEMENT for end in ("", "_")), *_FUSED)
+    if (packet := getattr(aten, name, None)) is not None
+    for overload in packet.overloads()
+)
+
+
+def run_on_shards(mode: TorchDispatchMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """Run an elementwise operator on the shards of DTensors; NotImplemented lets torch run it."""
+    if func not in _ELEMENTWISE_OPERATORS or _DTENSOR not in sys.modules:
+        return NotImplemented
+    from torch.distributed.tensor import DTensor
+
+    first = args[0]
+    if not all(isinstance(tensor, DTensor) for tensor in first):
+        return NotImplemented
+    lists = [value for value in (*args, *kwargs.values()) if isinstance(value, list | tuple)]
+    if not all(map(_same_placements, [first] * len(lists), lists)):
+        return NotImplemented
+    with mode:
+        args, kwargs = [_local(value) for value in args], {key: _local(value) for key, value in kwargs.items()}
+        out = func(*args, **kwargs)
+    if not isinstance(out, list | tuple):
+        return out
+    return [DTensor(shard, like._spec, requires_grad=False) for shard, like in zip(out, first, strict=True)]
+
+
+def _same_placements(first: Any, others: Any) -> bool:
+    """Return whether the DTensors of two lists are placed alike; numbers and host tensors do not count."""
+    from torch.distributed.tensor import DTensor
+
+    for one, other in zip(first, others, strict=False):
+        if not isinstance(other, DTensor):
+            if isinstance(other, torch.Tensor) and other.is_meta and other.dim():
+                return False
+            continue
+        alike = other._spec.placements == one._spec.placements and other._spec.mesh is one._spec.mesh
+        if (
+            not alike
+            or other.shape != one.shape
+            or other.dtype != one.dtype
+            or any(placement.is_partial() for placement in other._spec.placements)
+        ):
+            return False
+    return True
+
+
+def _local(value: Any) -> Any:
+    from torch.distributed.tensor import DTensor, Replicate
+
+    if isinstance(value, list | tuple):
+        return [_local(item) if not isinstance(item, DTensor) else item._local_tensor for item in value]
+    if isinstance(value, DTensor):
+        everywhere = value.redistribute(placements=[Replicate()] * value.device_mesh.ndim)
+        return everywhere.to_local()
+    return value
+
+
+_STAGE_MODULE = "torch.distributed.pipelining.stage"
+_STAGE_REMEDY = (
+    "A stage that is made with PipelineStage(..., input_args=..., output_args=...) needs no message; "
+    "give each rank its own, as tensors of one microbatch."
+)
+
+
+class MessageNeeded(Stopped):
+    """The program needs a message from another rank, which does not run."""
+
+
+def no_message(object_list: list[Any], src: int | None = None, *args: Any, **named: Any) -> None:
+    sender = named.get("group_src") if src is None else src
+    whose = "another rank" if sender is None else f"rank {sender}"
+    raise MessageNeeded(f"recv_object_list asks for what {whose} sends, and one rank alone runs. {_STAGE_REMEDY}")
+
+
+def follow_pipelines(patches: Patches) -> None:
+    """Patch pipeline stages if the program uses them; in releases without a vote, static stages exchange nothing."""
+    module: Any = sys.modules.get(_STAGE_MODULE)
+    stage = getattr(module, "PipelineStage", None)
+    if stage is None or not hasattr(stage, "_warmup_forward_vote"):
+        return
+    receive: Callable[[Any, int], Any] = stage._recv_meta
+
+    def vote(self: Any, has_backward: bool, received_acc: Any = None) -> torch.Tensor:
+        """The others vote as this stage does."""
+        dynamic = module.InferenceMode.needs_dynamic(self._user_meta, has_backward)
+        self._inference_mode = module.InferenceMode.DYNAMIC if dynamic else module.InferenceMode.STATIC
+        return torch.tensor([0 if dynamic else 1], dtype=torch.int32, device=self.device)
+
+    def result(self: Any, received_result: Any = None) -> torch.Tensor:
+        static = self._inference_mode is module.InferenceMode.STATIC
+        return torch.tensor([int(static)], dtype=torch.int32, device=self.device)
+
+    def received(self: Any, src_stage: int) -> Any:
+        if src_stage < self.stage_index or self._stage_meta.outputs is None:
+            return receive(self, src_stage)
+        return module._StageBackwardMeta(backward_metas=module._derive_grad_metas(self._stage_meta.outputs))
+
+    patches.replace(stage, "_warmup_forward_vote", vote)
+    patches.replace(stage, "_warmup_backward_result", result)
+    patches.replace(stage, "_recv_meta", received)
+
+
+_ZERO_OPTIMIZER = "ZeroRedundancyOptimizer"
+"""Compared by name, because the import is slow and warns."""
+
+
+def follow_zero_optimizer(patches: Patches, layout: Layout) -> None:
+    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if type(optimizer).__name__ != _ZERO_OPTIMIZER:
+            return
+        by_weights: dict[Any, list[int]] = {}
+        for rank, groups in enumerate(optimizer._partition_parameters_cache):
+            shapes = tuple(tuple(weight.shape) for group in groups for weight in group["params"])
+            by_weights.setdefault(shapes, []).append(rank)
+        layout.unlike = list(by_weights.values())
+
+    patches.callback(register_optimizer_step_post_hook(stepped).remove)
+
+
+_TIMEOUT = timedelta(minutes=10)
+_NCCL_VERSION = 2 << 32 | 27 << 16 | 5
+_DEVICES = ("cuda", "cpu")
+_GROUP_NEEDED = (
+    "is one of a group of processes, and it is not said which. Predict one rank with --world-size N [--rank R], as in "
+    "--world-size 8."
+)
+
+
+class GroupNeeded(Stopped):
+    """The script is one process of a group of unknown size."""
+
+
+class _SilentBackend(type):
+    """Metaclass of backends by name; their objects send nothing, since collectives are overridden before."""
+
+    backend: str
+
+    def __call__(cls, store: Any, rank: int, size: int, options: Any = None, timeout: Any = None) -> Any:
+        made = c10d.FakeProcessGroup._create_internal(rank, size)
+        _silent_backends[id(made)] = made, cls.backend
+        return made
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return _backend_name(value) == cls.backend
+
+
+_silent_backends: dict[int, tuple[Any, str]] = {}
+"""Backends with their names, by address."""
+
+
+def _backend_name(backend: Any) -> str:
+    return _silent_backends.get(id(backend), (None, ""))[1]
+
+
+class _NcclOptions(c10d.Backend.Options):
+    """Options of NCCL, which are stored and have no effect."""
+
+    def __init__(self, is_high_priority_stream: bool = False) -> None:
+        super().__init__("nccl")
+        self.is_high_priority_stream = is_high_priority_stream
+        self.config = None
+
+
+def follow_group(
+    patches: Patches, recorder: AllocationRecorder, rank: GroupRank | None, layout: Layout, order: StreamOrder
+) -> None:
+    """Pretend the process group; without a rank, only a script that says its own world size goes on."""
+    if not dist.is_available():
+        recorder.overrides = {}
+        return
+    collectives = Collectives(recorder, layout, order)
+    recorder.overrides = collectives.treatments()
+    group = _Group(patches, rank, collectives, layout)
+    nccl, gloo = (
+        _SilentBackend(name, (), {"backend": backend, "Options": _NcclOptions})
+        for name, backend in (("ProcessGroupNCCL", "nccl"), ("ProcessGroupGloo", "gloo"))
+    )
+    for owner in (functions, dist):
+        patches.put(owner, "ProcessGroupNCCL", nccl)
+        patches.put(owner, "ProcessGroupGloo", gloo)
+        patches.replace(owner, "is_nccl_available", lambda: True)
+        for name in ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single"):
+            if name in vars(owner):
+                patches.replace(owner, name, group.noting_reduction(vars(owner)[name]))
+        patches.replace(owner, "broadcast_object_list", group.broadcast_objects)
+        patches.replace(owner, "recv_object_list", no_message)
+        patches.replace(owner, "scatter_object_list", group.scatter_objects)
+        patches.replace(owner, "monitored_barrier", lambda *args, **kwargs: None)
+    patches.put(torch._C, "_nccl_version", lambda: _NCCL_VERSION)
+    patches.put(torch._C, "_nccl_version_suffix", lambda: b"")
+    patches.replace(functions, "_NCCL_AVAILABLE", True)
+    patches.put(functions, "default_pg_nccl_timeout", _TIMEOUT)
+    for name in ("_set_sequence_number_for_group", "eager_connect_single_device", "abort", "shutdown"):
+        patches.put(c10d.FakeProcessGroup, name, lambda *args, **kwargs: None)
+    # They would leave our mode before they say "cuda".
+    patches.replace(functions, "has_torch_function", lambda tensors: False)
+    patches.replace(functions, "rendezvous", group.meet)
+    patches.replace(functions, "_store_based_barrier", lambda *args, **kwargs: None)
+    patches.replace(functions, "_new_process_group_helper", group.with_our_device(functions._new_process_group_helper))
+    patches.replace(torch.distributed.utils, "_verify_param_shape_across_processes", lambda *args, **kwargs: None)
+    # Who asks torch for the module of a device by its type asks for the card's.
+    patches.put(torch, "meta", torch.cuda)
+    _follow_processes(patches, rank)
+    if rank is not None:
+        _set_environment(patches, rank)
+    patches.callback(_leave, sys.excepthook)
+
+
+class _Group:
+    def __init__(self, patches: Patches, rank: GroupRank | None, collectives: Collectives, layout: Layout) -> None:
+        self._patches = patches
+        self._rank = rank
+        self._collectives = collectives
+        self._layout = layout
+        self._begun = False
+
+    def meet(self, url: str, rank: int = -1, world_size: int = -1, **named: Any) -> Iterator[tuple[Any, int, int]]:
+        """Replace the rendezvous over the network by a store of this process."""
+        if self._rank is None:
+            if rank < 0 or world_size < 1:
+                raise GroupNeeded(f"torch.distributed.init_process_group: this {_GROUP_NEEDED}")
+        elif world_size not in (-1, self._rank.world_size):
+            raise GroupNeeded(
+                f"torch.distributed.init_process_group asks for {world_size} processes, and --world-size says "
+                f"{self._rank.world_size}."
+            )
+        if self._rank is not None:
+            rank = self._rank.number if rank < 0 else rank
+            world_size = self._rank.world_size
+        yield c10d.HashStore(), rank, world_size
+
+    def with_our_device(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        """Register the backend for `meta` too, the device of pretended tensors to torch's C++."""
+
+        def made(*args: Any, **kwargs: Any) -> Any:
+            group, store = make(*args, **kwargs)
+            if not self._begun:
+                self._begun = True
+                follow_dtensor(self._patches, self._layout)
+                follow_pipelines(self._patches)
+                _follow_checkpoints(self._patches)
+                follow_zero_optimizer(self._patches, self._layout)
+            ranks = args[2] if len(args) > 2 else kwargs.get("global_ranks_in_group")
+            if isinstance(group, dist.ProcessGroup):
+                self._layout.note_group(ranks or range(group.size()))
+                for device in _DEVICES:
+                    try:
+                        backend = group._get_backend(torch.device(device))
+                    except RuntimeError:
+                        continue
+                    types = dist.ProcessGroup.BackendType
+                    group._register_backend(
+                        META, types.NCCL if _backend_name(backend) == "nccl" else types.GLOO, backend
+                    )
+                    break
+            return group, store
+
+        return made
+
+    def noting_reduction(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            of_kind = [value for value in (*args, *kwargs.values()) if isinstance(value, _KINDS)]
+            if of_kind:
+                operation = getattr(of_kind[0], "op", of_kind[0])
+                self._collectives.reduced_by = str(operation).rpartition(".")[2]
+            try:
+                return run(*args, **kwargs)
+            finally:
+                self._collectives.reduced_by = "SUM"
+
+        return noted
+
+    def broadcast_objects(self, object_list: list[Any], src: int | None = None, *args: Any, **named: Any) -> None:
+        """Keep the objects as they are: those of another rank are unknown."""
+
+    def scatter_objects(
+        self,
+        scatter_object_output_list: list[Any],
+        scatter_object_input_list: list[Any] | None = None,
+        src: int | None = None,
+        group: Any = None,
+        group_src: int | None = None,
+    ) -> None:
+        """Torch's own names, which callers give."""
+        given = scatter_object_input_list
+        if given:
+            scatter_object_output_list[0] = given[dist.get_rank(group) % len(given)]
+
+
+def _follow_checkpoints(patches: Patches) -> None:
+    """Accept any global checkpoint plan: all ranks are taken to save what this rank saves, which is no whole model."""
+    from torch.distributed.checkpoint import default_planner
+
+    check: Any = vars(default_planner)["_validate_global_plan"]
+    # Whether it is valid; later releases say what is not.
+    is_valid: Any = True if check.__annotations__["return"] in (bool, "bool") else []
+    patches.replace(default_planner, check.__name__, lambda *plan: is_valid)
+
+
+_KINDS: Any = (c10d.ReduceOp, c10d.ReduceOp.RedOpType)
+
+
+def _follow_processes(patches: Patches, rank: GroupRank | None) -> None:
+    from torch import multiprocessing
+
+    def spawn(fn: Any, args: Any = (), nprocs: int = 1, *rest: Any, **named: Any) -> None:
+        """Run the predicted rank in this process."""
+        if rank is None:
+            raise GroupNeeded(f"torch.multiprocessing.spawn starts {nprocs} processes, and each {_GROUP_NEEDED}")
+        fn(rank.number % nprocs, *args)
+
+    for owner in (multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
+        patches.replace(owner, "spawn", spawn)
+        patches.replace(owner, "start_processes", spawn)
+
+
+def _set_environment(patches: Patches, rank: GroupRank) -> None:
+    before = dict(os.environ)
+
+    def put_back() -> None:
+        for name in rank.environment:
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                os.environ.pop(name, None)
+
+    os.environ.update(rank.environment)
+    patches.callback(put_back)
+
+
+def _leave(hook: Any) -> None:
+    # Programs often keep their group until the end of the process.
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    forget_meshes()
+    sys.excepthook = hook
+    _silent_backends.clear()

@@ -1,0 +1,431 @@
+"""Hooks around operators: modules, optimizers, phases, compiled code, threads and child processes.
+
+At the end of a phase, cycles of objects are collected: Python would have done so by then, at a time that no
+prediction can follow, and most of what a step leaves behind is young.
+
+TorchScript's interpreter is C++ and knows no predicted device, so scripted code runs as plain Python, and export is
+refused. Triton kernels do not run: they write into existing tensors, so their memory is what the Python around them
+allocates. torch keeps its modes for one thread alone, so each new thread enters them again.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import mmap
+import multiprocessing
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from functools import wraps
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from memviz.predictor.assumptions import Assumptions, data_needed, not_predicted
+from memviz.predictor.compat import Patches, without_functions, without_modes
+from memviz.predictor.cuda.machine import on_card
+from memviz.predictor.position import NO_TASK, ProgramPosition, frames
+from memviz.predictor.recorder import AllocationRecorder
+from memviz.predictor.shapes import tensors_among
+from memviz.trace.model import Stage
+
+_NO_FAST_PATH = (
+    "The fused kernels of nn.TransformerEncoder for inference are not predicted: its layers run operator by operator."
+)
+_NOT_COMPILED = (
+    "torch.compile is not predicted: what it would compile ran as it stands, operator by operator. Compiled code keeps "
+    "less between its operators, so this peak is that of the model without it."
+)
+_COMPILED = "OptimizedModule"
+"""Class of a compiled module, by name because its import takes seconds."""
+_STEP = "optimizer step"
+_YOUNG = 1
+_PHASES_BETWEEN_FULL_COLLECTIONS = 64
+
+
+class ProgramPhases:
+    """Phases of a program that names none itself: forward, backward and optimizer step."""
+
+    def __init__(self, mark: Callable[[str, Stage], None], position: ProgramPosition) -> None:
+        self._mark = mark
+        self._position = position
+        self._open = ""
+        self._ended = 0
+
+    def begin(self, name: str) -> bool:
+        """Return False within another phase, and where the runner names the phases."""
+        if self._open or self._position.phases or self._position.task != NO_TASK:
+            return False
+        self._open = name
+        self._mark(name, Stage.START)
+        return True
+
+    def end(self, name: str) -> None:
+        if self._open != name:
+            return
+        self._ended += 1
+        gc.collect() if self._ended % _PHASES_BETWEEN_FULL_COLLECTIONS == 0 else gc.collect(_YOUNG)
+        self._mark(name, Stage.END)
+        self._open = ""
+
+
+def follow_modules(patches: Patches, recorder: AllocationRecorder, phases: ProgramPhases) -> None:
+    """Follow calls of modules. Forward is the call of an outermost module with weights; a loss has none."""
+    position, assumptions = recorder.position, recorder.assumptions
+    call = nn.Module.__call__
+
+    def recorded(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        recorder.module_called(self)
+        if type(self).__name__ == _COMPILED or self._compiled_call_impl is not None:
+            assumptions.say(_NOT_COMPILED)
+        assumptions.module_called(self)
+        with position.inside(self):
+            out = call(self, *args, **kwargs)
+        if not position.modules:
+            recorder.model_returned(out)
+        return out
+
+    def called(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if position.modules or next(self.parameters(), None) is None or not phases.begin("forward"):
+            return recorded(self, *args, **kwargs)
+        position.here.steps = 0
+        try:
+            return recorded(self, *args, **kwargs)
+        finally:
+            phases.end("forward")
+
+    def no_fast_path() -> bool:
+        if not torch.is_grad_enabled():
+            assumptions.say(_NO_FAST_PATH)
+        return False
+
+    patches.replace(nn.Module, "__call__", called)
+    patches.replace(torch.backends.mha, "get_fastpath_enabled", no_fast_path)
+
+
+def follow_backward(patches: Patches, phases: ProgramPhases) -> None:
+    def in_backward(run: Callable[..., Any]) -> Callable[..., Any]:
+        def run_in_phase(*args: Any, **kwargs: Any) -> Any:
+            if not phases.begin("backward"):
+                return run(*args, **kwargs)
+            try:
+                return run(*args, **kwargs)
+            finally:
+                phases.end("backward")
+
+        return run_in_phase
+
+    for name in ("backward", "grad"):
+        patches.replace(torch.autograd, name, in_backward(getattr(torch.autograd, name)))
+
+
+def follow_optimizers(patches: Patches, recorder: AllocationRecorder, phases: ProgramPhases) -> None:
+    here = recorder.position.here
+
+    def begin_step(*_: Any) -> None:
+        here.steps += 1
+        phases.begin(_STEP)
+
+    def end_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+        here.steps -= 1
+        recorder.optimizer_stepped(optimizer)
+        phases.end(_STEP)
+
+    patches.callback(register_optimizer_step_pre_hook(begin_step).remove)
+    patches.callback(register_optimizer_step_post_hook(end_step).remove)
+    names = ("_get_foreach_kernels_supported_devices", "_get_fused_kernels_supported_devices")
+    for path in ("torch.optim.optimizer", "torch.utils._foreach_utils", "torch.optim.swa_utils"):
+        module = importlib.import_module(path)
+        for name in names:
+            supported = vars(module).get(name)
+            if supported is not None:
+                patches.replace(module, name, lambda supported=supported: [*supported(), "meta"])
+
+
+def follow_resizing(patches: Patches, recorder: AllocationRecorder) -> None:
+    """Follow the resizing of a storage itself, by which programs keep a tensor and free its memory."""
+    resize: Any = torch.UntypedStorage.resize_
+
+    def resized(self: torch.UntypedStorage, size: int) -> Any:
+        result = resize(self, size)
+        if self.device.type == "meta":
+            recorder.resized(self, "resize_")
+        return result
+
+    patches.put(torch.UntypedStorage, "resize_", resized)
+
+
+_NO_GRAPHS = (
+    'Code compiled with mode="reduce-overhead" or "max-autotune" runs in CUDA graphs, whose memory stays in a pool of '
+    "its own between runs: that is not predicted, and may take more than the model without it."
+)
+_GRAPH_MODES = ("reduce-overhead", "max-autotune")
+_FLEX = "torch.nn.attention.flex_attention.flex_attention"
+_NOT_SCRIPTED = (
+    "TorchScript (torch.jit.script, torch.jit.trace) is not predicted: what it would compile ran as it stands, "
+    "operator by operator. Compiled code keeps less between its operators, so this peak is that of the model as it is."
+)
+_NOT_WRITTEN = "What TorchScript would compile is not written to files (torch.jit.save)."
+_TORCH = str(Path(torch.__file__).parent)
+_EXPORT_TRACES = (
+    "it traces with tensors without data, also a model of the host, and while a program is predicted those stand for "
+    "tensors of the card"
+)
+_INTERPRETS = "its code runs in TorchScript's interpreter, which knows no pretended device"
+
+
+def follow_compile(patches: Patches, assumptions: Assumptions) -> None:
+    """Run what torch.compile would compile uncompiled, and say so in the run."""
+
+    def compile(model: Any = None, **kwargs: Any) -> Any:
+        if model is None:
+            return lambda function: compile(function, **kwargs)
+        if f"{getattr(model, '__module__', '')}.{getattr(model, '__qualname__', '')}".startswith(_FLEX):
+            # Predicted as its compiled kernels take memory; uncompiled it compiles a function of its own.
+            return model
+        graphs = (_NO_GRAPHS,) if kwargs.get("mode") in _GRAPH_MODES else ()
+        return assumptions.when_called(model, _NOT_COMPILED, *graphs)
+
+    def compile_in_place(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        compile(self, **kwargs)
+
+    patches.replace(torch, "compile", compile)
+    patches.replace(nn.Module, "compile", compile_in_place)
+    # There are no graphs between whose replays memory could be handed on.
+    patches.replace(torch.compiler, "cudagraph_mark_step_begin", lambda: None)
+    if "torch._dynamo" in sys.modules:
+        patches.enter_context(torch.compiler.set_stance("force_eager"))
+
+
+def _run_once(func: Callable[..., Any], inputs: Any, named: dict[str, Any] | None = None) -> None:
+    given = () if inputs is None else (inputs,) if isinstance(inputs, Tensor) else inputs
+    func(*given, **(named or {}))
+
+
+def follow_torchscript(patches: Patches, assumptions: Assumptions) -> None:
+    script, load = torch.jit.script, torch.jit.load
+
+    def not_written(*_: Any, **__: Any) -> None:
+        assumptions.say(_NOT_WRITTEN)
+
+    def uncompiled(obj: Any, *_: Any, **__: Any) -> Any:
+        if isinstance(obj, nn.Module) and not hasattr(obj, "save"):
+            object.__setattr__(obj, "save", not_written)
+        return assumptions.when_called(obj, _NOT_SCRIPTED)
+
+    def traced(func: Any, example_inputs: Any = None, *_: Any, **kwargs: Any) -> Any:
+        _run_once(func, example_inputs, kwargs.get("example_kwarg_inputs"))
+        return uncompiled(func)
+
+    def traced_methods(mod: nn.Module, inputs: dict[str, Any], *_: Any, **__: Any) -> Any:
+        for name, given in inputs.items():
+            _run_once(getattr(mod, name), given)
+        return uncompiled(mod)
+
+    def scripted(obj: Any, *args: Any, **kwargs: Any) -> Any:
+        # torch's own code looks into what was compiled.
+        frame = next(frames(), None)
+        is_torch = frame is not None and frame.f_code.co_filename.startswith(_TORCH)
+        return script(obj, *args, **kwargs) if is_torch else uncompiled(obj)
+
+    def loaded(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
+        if "cuda" in str(map_location):
+            raise not_predicted("torch.jit.load", _INTERPRETS)
+        return load(f, map_location, **kwargs)
+
+    def refuse_export(*_: Any, **__: Any) -> None:
+        raise not_predicted("torch.export.export", _EXPORT_TRACES)
+
+    functions = {"script": scripted, "freeze": uncompiled, "optimize_for_inference": uncompiled, "trace": traced}
+    functions |= {"trace_module": traced_methods, "save": not_written, "load": loaded}
+    for name, function in functions.items():
+        patches.replace(torch.jit, name, function)
+    patches.replace(torch.export, "export", refuse_export)
+
+
+TRITON_NOT_RUN = (
+    "Kernels written in Triton did not run: they write into tensors that are there, so their memory is predicted, and "
+    "what they read and write is not counted as work."
+)
+_TRITON_LAUNCHERS = (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", "Autotuner"))
+
+
+def follow_triton(patches: Patches, forget_values: Callable[[Any], None], assumptions: Assumptions) -> None:
+    """Skip kernels on tensors of the card, if the program has imported Triton."""
+
+    def skipping(run: Any) -> Any:
+        def launched(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+            with without_functions():
+                given = [tensor for tensor in tensors_among((args, kwargs)) if tensor.is_meta]
+                if given:
+                    forget_values(given)
+            if not given:
+                return run(kernel, *args, **kwargs)
+            assumptions.say(TRITON_NOT_RUN)
+            return None
+
+        return launched
+
+    for module, name in _TRITON_LAUNCHERS:
+        kind = getattr(sys.modules.get(module), name, None)
+        if kind is not None:
+            patches.replace(kind, "run", skipping(kind.run))
+
+
+Mode = Callable[[], AbstractContextManager[Any]]
+_RUNS_PYTHON = re.compile(r"(python|pypy)[\d.]*(\.exe)?|torchrun|accelerate|deepspeed|.*\.py")
+_LONGEST_COMMAND = 100
+_NEVER_ON_A_CARD = ("torch.utils.data", "multiprocessing.managers")
+"""Modules whose processes load or hold data."""
+
+
+def follow_threads(patches: Patches, *modes: Mode) -> None:
+    """Let each thread that begins from now on see the same device."""
+    bootstrap = vars(threading.Thread)["_bootstrap_inner"]
+
+    def begun(self: threading.Thread) -> None:
+        with ExitStack() as stack:
+            for mode in modes:
+                stack.enter_context(mode())
+            bootstrap(self)
+
+    patches.put(threading.Thread, "_bootstrap_inner", begun)
+
+
+class ChildProcesses:
+    """Processes that the program starts: the pretended card is this process's alone.
+
+    A fork has a copy of it, and tells by a shared byte that it allocated there. Another Python finds no card at all,
+    and nothing is known of it but its command.
+    """
+
+    def __init__(self, recorder: AllocationRecorder) -> None:
+        self._used = mmap.mmap(-1, 1)
+        self._recorder = recorder
+        self.commands: Counter[str] = Counter()
+        """Python commands that the program started, and how often."""
+
+    @property
+    def used_the_card(self) -> bool:
+        return self._used[0] != 0
+
+    def follow(self, patches: Patches) -> None:
+        begin: Any = subprocess.Popen.__init__
+        start: Any = BaseProcess.start
+        shell: Any = os.system
+
+        def begun(self_: Any, args: Any, *more: Any, **named: Any) -> None:
+            self._note_command(args)
+            begin(self_, args, *more, **named)
+
+        def started(process: BaseProcess) -> None:
+            self._note_process(process)
+            start(process)
+
+        def system(command: Any) -> int:
+            self._note_command(command)
+            return int(shell(command))
+
+        patches.put(subprocess.Popen, "__init__", wraps(begin)(begun))
+        patches.put(BaseProcess, "start", wraps(start)(started))
+        patches.put(os, "system", wraps(shell)(system))
+        _followed.append(self)
+        patches.callback(_followed.remove, self)
+
+    def after_fork(self) -> None:
+        """In the child: note its first use of the card."""
+        ledger = self._recorder.ledger
+        first_used = ledger.first_used
+
+        def used() -> None:
+            self._used[0] = 1
+            if first_used is not None:
+                first_used()
+
+        ledger.first_used = used
+
+    def _note_command(self, args: Any) -> None:
+        words = [args] if isinstance(args, str | bytes | os.PathLike) else list(args)
+        text = " ".join(map(os.fsdecode, words))
+        try:
+            parts = shlex.split(text)
+        except ValueError:
+            parts = text.split()
+        if any(_RUNS_PYTHON.fullmatch(os.path.basename(part)) for part in parts):
+            self._count(text)
+
+    def _note_process(self, process: Any) -> None:
+        method = process._start_method or multiprocessing.get_start_method()
+        module = str(getattr(process._target, "__module__", ""))
+        if method != "fork" and not module.startswith(_NEVER_ON_A_CARD):
+            self._count(f"{method}: {getattr(process._target, '__qualname__', type(process).__qualname__)}")
+
+    def _count(self, command: str) -> None:
+        text = " ".join(command.split())
+        self.commands[text if len(text) <= _LONGEST_COMMAND else f"{text[:_LONGEST_COMMAND]}..."] += 1
+
+
+_followed: list[ChildProcesses] = []
+"""Those of the device in use; what Python does in a fork cannot be taken back."""
+
+
+def _after_fork() -> None:
+    for children in _followed:
+        children.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def follow_workers(patches: Patches, recorder: AllocationRecorder) -> None:
+    """Worker processes that load data: they compute as their parent would, and send what has no values as such."""
+    from torch.multiprocessing import reductions
+    from torch.utils.data._utils import worker
+
+    run: Any = worker._worker_loop
+
+    @wraps(run)
+    def run_apart(*args: Any, **kwargs: Any) -> None:
+        # Another thread may have held it when this process was made.
+        recorder.ledger.lock = RLock()
+        recorder.ledger.closed = True
+        run(*args, **kwargs)
+
+    patches.put(worker, "_worker_loop", run_apart)
+    reduce_whole: Any = reductions.reduce_tensor
+
+    def reduce_tensor(tensor: Tensor) -> Any:
+        if on_card(tensor):
+            raise data_needed("sending a tensor of the card to another process", takes_value=False)
+        if not recorder.host.is_unknown(tensor):
+            return reduce_whole(tensor)
+        return _rebuild_unknown, (tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+    _rebuilders.append(recorder)
+    patches.callback(_rebuilders.clear)
+    for kind in (Tensor, nn.Parameter):
+        ForkingPickler.register(kind, reduce_tensor)
+        patches.callback(ForkingPickler.register, kind, reduce_whole)
+
+
+_rebuilders: list[AllocationRecorder] = []
+"""That of the device in use; who receives a tensor is called by pickle."""
+
+
+def _rebuild_unknown(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    with without_functions(), without_modes():
+        return _rebuilders[0].host.blank_like(torch.empty_strided(shape, stride, dtype=dtype, device="meta"))

@@ -1,0 +1,389 @@
+"""Host memory: real CPU tensors, whose values may be unknown because they came from the device.
+
+What the program computes on the host itself is computed for real. A copy from the device, and a large
+floating-point tensor such as a weight, has no values: its memory takes address space only, and the host computes
+with it by shapes alone. Small tensors of the device bring along values that are known (`known_values`). Pinned
+memory follows torch's `CachingHostAllocator.h`: blocks of the next power of two, kept until the program ends.
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memviz.predictor.assumptions import data_needed, name_for_users, not_predicted
+from memviz.predictor.known_values import (
+    CHOSEN_EVENLY,
+    ROUTED_OPERATORS,
+    WHOLE_ARITHMETIC,
+    ByStorage,
+    DefaultValues,
+    KnownValues,
+    MarkedStorages,
+    UniformRouting,
+    has_default,
+    says_of_unknown,
+)
+from memviz.predictor.shapes import fills_its_storage, is_on_device, tensors_of, with_each, written_by
+
+
+class PinnedHost(MarkedStorages):
+    def __init__(self) -> None:
+        super().__init__()
+        self._used: Counter[int] = Counter()
+        """Blocks of each size, now."""
+        self._made: Counter[int] = Counter()
+
+    @property
+    def held_bytes(self) -> int:
+        """Pinned bytes that are allocated and stay allocated."""
+        return sum(size * count for size, count in self._made.items())
+
+    def add(self, tensor: Tensor) -> None:
+        super().add(tensor)
+        size = _pinned_block_size(tensor.untyped_storage().nbytes())
+        self._used[size] += 1
+        self._made[size] = max(self._made[size], self._used[size])
+
+    def _drop(self, key: int) -> int | None:
+        size = super()._drop(key)
+        if size is not None:
+            self._used[_pinned_block_size(size)] -= 1
+        return size
+
+
+def _pinned_block_size(size: int) -> int:
+    return 1 << (size - 1).bit_length() if size else 0
+
+
+aten = torch.ops.aten
+_UNRESERVED = getattr(mmap, "MAP_NORESERVE", 0)
+"""No swap space is reserved for memory that is never written."""
+_SMALL = 1 << 20
+"""Bytes that are filled with zeros at once; larger memory comes from the system as zeros when first touched."""
+_FILLERS = {
+    *(aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.copy_.default),
+    *(aten.normal_.default, aten.uniform_.default, aten.random_.default, aten.exponential_.default),
+}
+"""Operators that write every element and read none."""
+_PACK = aten._pack_padded_sequence.default
+_FROM_ONE_NUMBER = {aten.fill_.Tensor, aten.index_put_.default, aten.masked_fill_.Tensor}
+"""Operators on the host that may read one number from the device."""
+_SIZED_BY_LARGE = "the size of its result depends on the values of a large tensor, which are not computed"
+_WHOLE = (torch.long, torch.int)
+
+
+class Host:
+    """`unknown` are host tensors without values, `known` the values of device tensors."""
+
+    def __init__(self) -> None:
+        self.unknown = MarkedStorages()
+        self.on_meta = MarkedStorages()
+        """Tensors that the program itself put on the `meta` device; they take no memory anywhere."""
+        self.known = KnownValues(self.unknown.__contains__)
+        self.stand_ins = DefaultValues(self.values)
+        self.shares = UniformRouting(self.values)
+        self._even: ByStorage[bool] = ByStorage()
+        """Unknown here, and even shares lie in the memory."""
+        self.arrived_bytes = 0
+        """Copied here from the device."""
+
+    def values(self, tensor: Tensor) -> Tensor | None:
+        """Return the values of a tensor of the host or the device, if known."""
+        if tensor.is_meta:
+            return self.known.of(tensor)
+        return None if tensor in self.unknown else tensor
+
+    def follow(self, func: Any, args: Any, kwargs: Any, out: Any, *, writes: bool, may_say: bool = True) -> None:
+        """Update known values after an operator of the device; `may_say` is the answer of `may_say_of_unknown`."""
+        if may_say and func in WHOLE_ARITHMETIC:
+            # Nothing times a whole number is nothing, and counts are added up; of others nothing follows.
+            may_say = not out.is_floating_point()
+        if not may_say and self.known.is_unknown_first(args) and not self.stand_ins.has_draws:
+            # The usual case: unknown values become others.
+            if writes:
+                self.known.forget_written(func, args, kwargs)
+            return
+        assumed = self.shares.follow(func, args, out) if func in ROUTED_OPERATORS else None
+        self.stand_ins.follow(func, args, out)
+        self.known.follow(func, args, kwargs, out, writes=writes)
+        if assumed is not None:
+            self._assume(out, assumed)
+
+    def _assume(self, out: Tensor, values: Tensor) -> None:
+        """Store assumed counts as the values of a result that is not computed."""
+        if not fills_its_storage(out) or not self.is_unknown(out):
+            return
+        if out.is_meta:
+            self.known.put(out, values, CHOSEN_EVENLY)
+        else:
+            out.copy_(values)
+            self._even.put(out, True)
+
+    def counted(self, func: Any, args: Any, out: Any) -> None:
+        """Update assumed values after an operator whose result has an assumed length."""
+        self.stand_ins.follow(func, args, out)
+        if func in ROUTED_OPERATORS and (assumed := self.shares.follow(func, args, out)) is not None:
+            self._assume(out, assumed)
+
+    def even_shares(self, tensor: Tensor) -> Tensor | None:
+        """Return the assumed even counts in a tensor, or None."""
+        if tensor.is_meta:
+            return self.known.of(tensor) if self.known.reason(tensor) == CHOSEN_EVENLY else None
+        return tensor if tensor in self._even and tensor in self.unknown else None
+
+    def stands_for(self, tensor: Tensor) -> int | None:
+        """Return the default answer of a single unknown number or condition, if there is any."""
+        share = self.shares.places_in(tensor) if tensor.dtype is torch.bool and tensor.numel() == 1 else None
+        return self.stand_ins.of(tensor) if share is None else share
+
+    def is_unknown(self, value: Any) -> bool:
+        """Return whether this is a tensor with unknown values, on the host or the device."""
+        return isinstance(value, Tensor) and not self.known.is_known(value)
+
+    def override(self, func: Any, args: Any, kwargs: Any, *, moves: bool = True) -> Any:
+        """Return the result of an operator on host tensors without values, or NotImplemented to let torch run it.
+
+        `moves` is False if the operator is none of `MOVES`.
+        """
+        if not moves and not len(self.unknown) and args and is_on_device(args[0]):
+            # The usual case: an operator on device tensors.
+            return NotImplemented
+        moved = MOVES.get(func) if moves else None
+        if moved is not None:
+            out = moved(self, func, args, kwargs)
+            if out is not NotImplemented:
+                return out
+        if len(self.unknown) and any(tensor in self.unknown for tensor in tensors_of((args, kwargs))):
+            return self._with_unknown(func, args, kwargs)
+        return self._without_large_values(func, args, kwargs)
+
+    def _without_large_values(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Skip values of large tensors: nothing reads them, and large weights would take minutes and host memory."""
+        target = args[0] if args and func._schema.is_mutable else None
+        if isinstance(target, Tensor):
+            if not target.is_meta and _is_large(target) and not any(t.is_meta for t in tensors_of((args, kwargs))):
+                return self._by_shapes(func, args, kwargs)
+            return NotImplemented
+        if func in _LARGE_FROM_NOTHING:
+            return NotImplemented if _goes_to_device(kwargs) else self._made_large(func, args, kwargs)
+        is_large = False
+        for tensor in tensors_of((args, kwargs)):
+            # Most meet the device's own, and lists of them are long.
+            if tensor.is_meta:
+                return NotImplemented
+            is_large = is_large or _is_large(tensor)
+        if not is_large or _goes_to_device(kwargs):
+            return NotImplemented
+        if any(returned.alias_info is not None for returned in func._schema.returns):
+            return NotImplemented
+        # Large results of large known tensors, such as those of a file, have no values either.
+        out = self._by_shapes(func, args, kwargs)
+        made = list(tensors_of(out))
+        return out if made and all(map(_is_large, made)) else NotImplemented
+
+    def _made_large(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if args and isinstance(args[0], Tensor) and args[0].is_meta:
+            return NotImplemented
+        named = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory", "generator")}
+        like = func.overloadpacket.__name__.endswith("_like") or func.overloadpacket.__name__.startswith("new_")
+        given = (torch.empty_like(args[0], device="meta"), *args[1:]) if like else args
+        shape = func.overloadpacket(*given, **named, device="meta")
+        if not _is_large(shape):
+            return NotImplemented
+        blank = self.blank_like(shape)
+        if "zeros" in func.overloadpacket.__name__:
+            # Its memory is zeros until something is written to it.
+            self.unknown.remove(blank)
+        return blank
+
+    def mixed_devices(self, func: Any, args: Any) -> Any:
+        """Handle tensors of two devices: as on a card that is an error, unless one is a single number."""
+        tensors = list(tensors_of(args))
+        first = tensors[0] if tensors else None
+        if first is None or first.is_meta:
+            return NotImplemented
+        if func in _FROM_ONE_NUMBER and all(tensor.dim() == 0 for tensor in tensors if tensor.is_meta):
+            self._lose(first)
+            return first
+        if first.dim() == 0 and not func._schema.is_mutable:
+            return NotImplemented
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, cpu and cuda:0! "
+            f"(in {name_for_users(func)})"
+        )
+
+    def _with_unknown(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if any(tensor.is_meta for tensor in tensors_of((args, kwargs))):
+            self._refuse_to_read(func, args)
+            return NotImplemented
+        if _is_view(func) or _goes_to_device(kwargs) or _only_its_shape_counts(func, args):
+            return NotImplemented
+        if func in _FILLERS and not any(tensor in self.unknown for tensor in tensors_of((args[1:], kwargs))):
+            if _is_large(args[0]):
+                return self._by_shapes(func, args, kwargs)
+            if fills_its_storage(args[0]):
+                self.unknown.remove(args[0])
+            return NotImplemented
+        self._refuse_to_read(func, args)
+        return self._by_shapes(func, args, kwargs)
+
+    def _refuse_to_read(self, func: Any, args: Any) -> None:
+        """Stop the program if unknown values decide the size of the result; unknown indices do not."""
+        if func is aten.index.Tensor:
+            reads = any(index in self.unknown and index.dtype not in _WHOLE for index in args[1])
+        elif func is _PACK:
+            reads = args[1] in self.unknown
+        else:
+            reads = torch.Tag.dynamic_output_shape in func.tags and any(
+                tensor in self.unknown for tensor in tensors_of(args)
+            )
+        if reads:
+            raise data_needed(name_for_users(func), takes_value=False)
+
+    def _by_shapes(self, func: Any, args: Any, kwargs: Any) -> Any:
+        twins: dict[int, Tensor] = {}
+        originals: dict[int, Tensor] = {}
+
+        def shape_of(value: Tensor) -> Tensor:
+            twin = twins.get(id(value))
+            if twin is None:
+                twin = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+                twins[id(value)], originals[id(twin)] = twin, value
+            return twin
+
+        named = {key: "meta" if key == "device" else value for key, value in kwargs.items() if key not in _NOT_SHAPES}
+        try:
+            out = func(*with_each(shape_of, args), **with_each(shape_of, named))
+        except NotImplementedError as error:
+            raise not_predicted(name_for_users(func), _SIZED_BY_LARGE) from error
+        for written in written_by(func, args, kwargs):
+            if written.shape != twins[id(written)].shape:
+                written.resize_(twins[id(written)].shape)
+            self.unknown.add(written)
+        made = with_each(lambda twin: originals[id(twin)] if id(twin) in originals else self.blank_like(twin), out)
+        self.stand_ins.follow(func, args, made)
+        return made
+
+    def blank_like(self, tensor: Tensor, **changes: Any) -> Tensor:
+        """Return a host tensor without values, with the layout of `torch.empty_like`."""
+        dtype = changes.get("dtype") or tensor.dtype
+        strides = torch.empty_like(tensor, device="meta", memory_format=changes.get("memory_format")).stride()
+        blank = torch.empty(0, dtype=dtype, device="cpu")
+        shape = torch.empty_strided(tensor.shape, strides, dtype=dtype, device="meta")
+        storage = _zeros(shape.untyped_storage().nbytes())
+        blank.set_(storage, 0, tensor.shape, strides)
+        self.unknown.add(blank)
+        return blank
+
+    def to_host(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """`tensor.to("cpu")`."""
+        device = kwargs.get("device")
+        if device is None or device.type != "cpu" or not _lies_there(args[0]):
+            return NotImplemented
+        self.arrived_bytes += _bytes(args[0])
+        changes = {key: value for key, value in kwargs.items() if key != "pin_memory"}
+        values = self.known.of(args[0])
+        if values is not None and not _is_large(values):
+            if self.even_shares(args[0]) is not None:
+                self._assume(blank := self.blank_like(args[0], **changes), values)
+                return blank
+            return func(values, **changes)
+        blank = self.blank_like(args[0], **changes)
+        self.stand_ins.copy(args[0], blank)
+        return blank
+
+    def into_host(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """`host_tensor.copy_(device_tensor)`."""
+        if _lies_there(args[0]) or not _lies_there(args[1]):
+            return NotImplemented
+        self.arrived_bytes += _bytes(args[1])
+        values = self.known.of(args[1])
+        if values is None or _is_large(args[0]):
+            self._lose(args[0])
+        elif args[0] not in self.unknown or fills_its_storage(args[0]):
+            self.unknown.remove(args[0])
+            args[0].copy_(values)
+        return args[0]
+
+    def all_into_host(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """`torch._foreach_copy_(host_tensors, device_tensors)`."""
+        if not args[0] or _lies_there(args[0][0]) or not _lies_there(args[1][0]):
+            return NotImplemented
+        self.arrived_bytes += sum(map(_bytes, args[1]))
+        for tensor in args[0]:
+            self._lose(tensor)
+        return None
+
+    def _lose(self, tensor: Tensor) -> None:
+        if tensor.untyped_storage().nbytes() <= _SMALL:
+            tensor.zero_()
+        self.unknown.add(tensor)
+
+
+_NOT_SHAPES = ("pin_memory", "generator")
+_LARGE_FROM_NOTHING = {
+    *(aten.randn.default, aten.randn.generator, aten.rand.default, aten.rand.generator, aten.ones.default),
+    *(aten.zeros.default, aten.full.default, aten.normal.float_float, aten.linspace.default),
+    *(aten.randn_like.default, aten.rand_like.default, aten.ones_like.default, aten.zeros_like.default),
+    *(aten.full_like.default, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default),
+}
+
+
+def may_say_of_unknown(func: Any) -> bool:
+    """Return whether a result may have known values where the arguments have none."""
+    return says_of_unknown(func) or has_default(func) or func in ROUTED_OPERATORS
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _is_large(tensor: Tensor) -> bool:
+    return (tensor.is_floating_point() or tensor.is_complex()) and _bytes(tensor) > _SMALL
+
+
+def _lies_there(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_meta
+
+
+def _zeros(count: int) -> torch.UntypedStorage:
+    if count <= _SMALL:
+        return torch.zeros(count, dtype=torch.uint8, device="cpu").untyped_storage()
+    if sys.platform == "win32":
+        return torch.from_numpy(np.zeros(count, dtype=np.uint8)).untyped_storage()
+    # Not from the C library: where its heap has a hole of that size, it fills the hole with zeros, gigabytes of them.
+    mapped = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _UNRESERVED)
+    return torch.from_numpy(np.frombuffer(mapped, dtype=np.uint8)).untyped_storage()
+
+
+def _only_its_shape_counts(func: Any, args: Any) -> bool:
+    """`zeros_like(unknown)` is known; and a change of shape in place leaves the memory what it was."""
+    name: str = func.overloadpacket.__name__
+    if torch.Tag.inplace_view in func.tags:
+        return True
+    return name.startswith("new_") or name.endswith("_like") and args[0].untyped_storage().nbytes() <= _SMALL
+
+
+def _goes_to_device(kwargs: Any) -> bool:
+    device = kwargs.get("device")
+    return device is not None and torch.device(device).type == "meta"
+
+
+def _is_view(func: Any) -> bool:
+    aliases = [returned.alias_info for returned in func._schema.returns]
+    return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
+
+
+MOVES: dict[Any, Callable[[Host, Any, Any, Any], Any]] = {
+    aten._to_copy.default: Host.to_host,
+    aten.copy_.default: Host.into_host,
+    aten._foreach_copy_.default: Host.all_into_host,
+}

@@ -1,0 +1,747 @@
+"""Values of tensors on the pretended device, known or assumed.
+
+Known values lie on the host, beside the tensor's place. Masks, lengths, schedules, indices, seeds: what is small and
+made of known values keeps them, so that a program which looks finds what a card would show it. A large tensor keeps
+them only where all its elements are alike. What depends on values that are not computed, or is drawn at random on the
+card, has none, but it may have a default value: an index among several is the first. Routing (tokens over experts,
+vectors over a codebook) is uniform, with the remainder on the first, so counts add up. A mask is true everywhere, a
+number is 1.0, and a whole number equals none that it is compared with.
+
+All facts are kept by storage, so every view sees them, and what is written through one is seen through all.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from math import inf
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from memviz.predictor.shapes import draws, fills_its_storage, is_on_device, tensors_of, with_each, written_by
+
+T = TypeVar("T")
+
+
+class _KeyedRef(weakref.ref["torch.UntypedStorage"]):
+    __slots__ = ("key",)
+    key: int
+
+
+class ByStorage(Generic[T]):
+    """One fact a storage, kept by the address of its C++ object while the storage lives, so that views share it."""
+
+    def __init__(self) -> None:
+        self._facts: dict[int, tuple[_KeyedRef, T]] = {}
+
+    def __len__(self) -> int:
+        return len(self._facts)
+
+    def __contains__(self, tensor: object) -> bool:
+        return bool(self._facts) and isinstance(tensor, Tensor) and _storage_key(tensor) in self._facts
+
+    def of(self, tensor: Tensor) -> T | None:
+        fact = self._facts.get(_storage_key(tensor))
+        return None if fact is None else fact[1]
+
+    def put(self, tensor: Tensor, fact: T) -> None:
+        storage = tensor.untyped_storage()
+        ref = _KeyedRef(storage, self._gone)
+        ref.key = storage._cdata
+        self._drop(ref.key)
+        self._facts[ref.key] = ref, fact
+
+    def remove(self, tensor: Tensor) -> None:
+        self._drop(_storage_key(tensor))
+
+    def _gone(self, ref: weakref.ref[torch.UntypedStorage]) -> None:
+        assert isinstance(ref, _KeyedRef)
+        fact = self._facts.get(ref.key)
+        if fact is not None and fact[0] is ref:
+            self._drop(ref.key)
+
+    def _drop(self, key: int) -> T | None:
+        fact = self._facts.pop(key, None)
+        return None if fact is None else fact[1]
+
+
+class MarkedStorages(ByStorage[int]):
+    """Storages with a property that torch does not record, by their size: unknown values, pinned memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+        self.peak_bytes = 0
+
+    def add(self, tensor: Tensor) -> None:
+        size = tensor.untyped_storage().nbytes()
+        self.put(tensor, size)
+        self.bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.bytes)
+
+    def _drop(self, key: int) -> int | None:
+        size = super()._drop(key)
+        self.bytes -= size or 0
+        return size
+
+
+def _storage_key(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else 0
+
+
+aten = torch.ops.aten
+MOST_BYTES = 1 << 20
+"""Largest floating-point tensor whose values are kept."""
+_MOST_BYTES_OF_INDICES = 1 << 22
+_MOST_ELEMENTS = 1 << 22
+"""That an operator may run through, views of few values that are spread over many included."""
+_MOST_SPELLED_OUT = 1 << 12
+"""Elements that are all alike; of more the number is kept alone, until some of them differ."""
+_HOST = torch.device("cpu")
+_FROM_ZERO = {aten.randint.default, aten.randint.generator}
+_WHOLE_DRAWS = _FROM_ZERO | {aten.randint.low, aten.randint.low_generator}
+_MOST_DRAWN = 256
+"""Elements: offsets, lengths and steps, and not whole batches of tokens."""
+_DRAWN = "small whole numbers that are drawn on the card are drawn on the host instead, from seed 0"
+_FINITE = "numbers that nobody computes are taken to be finite"
+_FILL_ALL = {aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten.copy_.default}
+_UNIFORM_REDUCTIONS = {
+    *(aten.all.default, aten.all.dim, aten.all.dims, aten.any.default, aten.any.dim, aten.any.dims),
+    *(aten._is_all_true.default, aten._is_any_true.default),
+    *(aten.max.default, aten.min.default, aten.amax.default, aten.amin.default, aten.mean.default, aten.mean.dim),
+}
+_ABSORBING = {
+    **dict.fromkeys((aten.bitwise_or.Tensor, aten.logical_or.default), True),
+    **dict.fromkeys((aten.bitwise_and.Tensor, aten.logical_and.default, aten.mul.Tensor), False),
+}
+_SHAPE_COUNTS = ("empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full")
+"""Values of the argument do not."""
+_EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+
+
+_QUESTIONS = {
+    *(aten.isnan.default, aten.isinf.default, aten.eq.Tensor, aten.ne.Tensor, aten.eq.Scalar, aten.ne.Scalar),
+}
+"""About numbers, with an answer where these are finite."""
+
+
+def says_of_unknown(func: Any) -> bool:
+    """Return whether a result may have known values where the arguments have none."""
+    named = func.overloadpacket.__name__ in _SHAPE_COUNTS
+    return named or draws(func) or func in _FILL_ALL or func in _ABSORBING or func in _QUESTIONS
+
+
+@dataclass
+class _Values:
+    """Values of one storage: its bytes on the host, or the number that all elements equal."""
+
+    bytes: torch.UntypedStorage | None = None
+    number: Tensor | None = None
+    reason: str = ""
+    """Why the values are known though nobody computed them; empty where somebody did."""
+
+
+class KnownValues:
+    def __init__(self, is_unknown_on_host: Callable[[Any], bool]) -> None:
+        self._entries: ByStorage[_Values] = ByStorage()
+        self._is_unknown_on_host = is_unknown_on_host
+        self._draws = torch.Generator().manual_seed(0)
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return tensor in self._entries
+
+    def of(self, tensor: Tensor) -> Tensor | None:
+        """The values of a tensor of the device, where it has some: its twin on the host."""
+        entry = self._entries.of(tensor)
+        return None if entry is None else _twin(entry, tensor)
+
+    def reason(self, tensor: Tensor) -> str:
+        entry = self._entries.of(tensor)
+        return "" if entry is None else entry.reason
+
+    def put(self, tensor: Tensor, values: Tensor, reason: str = "") -> None:
+        """Store the values of a tensor that has its storage to itself."""
+        entry = _Values(_zeros_like_storage(tensor), None, reason)
+        self._entries.put(tensor, entry)
+        twin = _twin(entry, tensor)
+        assert twin is not None
+        twin.copy_(values)
+
+    def put_all_alike(self, tensor: Tensor, number: Any, reason: str = "") -> None:
+        if _is_small(tensor) and tensor.numel() <= _MOST_SPELLED_OUT:
+            self.put(tensor, torch.full(tensor.shape, number, dtype=tensor.dtype), reason)
+        else:
+            self._entries.put(tensor, _Values(None, torch.tensor(number, dtype=tensor.dtype), reason))
+
+    def forget(self, tensor: Tensor) -> None:
+        self._entries.remove(tensor)
+
+    def _entry(self, tensor: Tensor) -> _Values:
+        entry = self._entries.of(tensor)
+        assert entry is not None
+        return entry
+
+    def is_unknown_first(self, args: Any) -> bool:
+        """Check quickly the most frequent case, that the first argument is a tensor of the device without values."""
+        return bool(args) and is_on_device(args[0]) and args[0] not in self._entries
+
+    def forget_written(self, func: Any, args: Any, kwargs: Any) -> None:
+        if self._entries:
+            for tensor in written_by(func, args, kwargs):
+                if tensor.is_meta:
+                    self.forget(tensor)
+
+    def all_known(self, args: Any, kwargs: Any) -> bool:
+        return all(map(self.is_known, tensors_of((args, kwargs))))
+
+    def is_known(self, tensor: Tensor) -> bool:
+        if tensor.is_meta:
+            return tensor in self._entries
+        return not self._is_unknown_on_host(tensor)
+
+    def reads(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The host's result of an operator whose answer, or the size of it, lies in the values."""
+        return func(*self._twins(args), **_on_host(self._twins(kwargs)))
+
+    def on_device(self, result: Any, reason: str) -> Any:
+        """Return device tensors with the shapes and values of a result computed on the host."""
+        if isinstance(result, list | tuple):
+            return type(result)(self.on_device(item, reason) for item in result)
+        if not isinstance(result, Tensor):
+            return result
+        made = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device="meta")
+        if _is_small(made):
+            self.put(made, result, reason)
+        return made
+
+    def reason_of(self, args: Any, kwargs: Any) -> str:
+        return next(filter(None, map(self.reason, (t for t in tensors_of((args, kwargs)) if t.is_meta))), "")
+
+    def follow(self, func: Any, args: Any, kwargs: Any, out: Any, *, writes: bool) -> None:
+        """After an operator ran without values: those of what it made and wrote, as far as they are known."""
+        if func in _WHOLE_DRAWS and out.is_meta and 0 < out.numel() <= _MOST_DRAWN:
+            low, high = (0, args[0]) if func in _FROM_ZERO else args[:2]
+            values = torch.randint(low, high, tuple(out.shape), dtype=out.dtype, generator=self._draws)
+            return self.put(out, values, _DRAWN)
+        knows = self.all_known(args, kwargs) or self._only_shapes_count(func, args, kwargs, writes)
+        if writes and (draws(func) or not knows):
+            self.forget_written(func, args, kwargs)
+        if draws(func):
+            return
+        if not knows:
+            return self._assume(func, args, out)
+        try:
+            if writes:
+                self._write(func, args, kwargs)
+            else:
+                self._make(func, args, kwargs, out)
+        except (RuntimeError, IndexError, TypeError, ValueError):
+            # The host has no such kernel, or an index is out of bounds there, as it would be on a card.
+            if writes:
+                self.forget_written(func, args, kwargs)
+
+    def _only_shapes_count(self, func: Any, args: Any, kwargs: Any, writes: bool) -> bool:
+        if writes:
+            return func in _FILL_ALL and fills_its_storage(args[0]) and self.all_known(args[1:], kwargs)
+        return func.overloadpacket.__name__ in _SHAPE_COUNTS
+
+    def _make(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        new = [tensor for tensor in tensors_of(out) if tensor.is_meta and not self._shares(tensor, args)]
+        if not new:
+            return
+        reason = self.reason_of(args, kwargs)
+        if len(new) == 1 and new[0].numel() > _MOST_SPELLED_OUT:
+            one = self._alike(func, args, kwargs)
+            if one is None and _is_small(new[0]) and func.overloadpacket.__name__ in _EMPTY:
+                one = 0
+            if one is not None:
+                return self.put_all_alike(new[0], one, reason)
+        few = all(tensor.numel() <= _MOST_ELEMENTS for tensor in tensors_of((args, kwargs)))
+        if few and all(map(_is_small, new)):
+            results = tensors_of(self._result(func, args, kwargs))
+            for made, values in zip(tensors_of(out), results, strict=True):
+                if made.is_meta and not self._shares(made, args):
+                    self.put(made, values, reason)
+        elif len(new) == 1 and (one := self._alike(func, args, kwargs)) is not None:
+            self.put_all_alike(new[0], one, reason)
+
+    def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func.overloadpacket.__name__ in _SHAPE_COUNTS:
+            like = args[0]
+            args = (torch.empty_strided(like.shape, like.stride(), dtype=like.dtype), *args[1:])
+        return self.reads(func, args, kwargs)
+
+    def _shares(self, tensor: Tensor, args: Any) -> bool:
+        key = _storage_key(tensor)
+        return any(other.is_meta and _storage_key(other) == key for other in tensors_of(args))
+
+    def _write(self, func: Any, args: Any, kwargs: Any) -> None:
+        target = args[0]
+        if not isinstance(target, Tensor):
+            # Lists: values in them are rarely asked for.
+            return self.forget_written(func, args, kwargs)
+        if not target.is_meta:
+            # The host has computed it: to do so again would add, turn or scale twice.
+            return
+        if not _is_small_storage(target):
+            number = self._alike(func, args, kwargs) if fills_its_storage(target) else None
+            self.forget(target)
+            if number is not None:
+                self.put_all_alike(target, number, self.reason_of(args[1:], kwargs))
+            return
+        reason = self.reason_of(args, kwargs)
+        if target.numel() > _MOST_SPELLED_OUT and fills_its_storage(target):
+            number = self._alike(func, args, kwargs)
+            if number is not None:
+                return self.put_all_alike(target, number, reason)
+        if target not in self._entries:
+            self.put(target, torch.zeros((), dtype=target.dtype))
+        elif self._stays_alike(func, args):
+            return
+        else:
+            self._spell_out(target)
+        if sum(tensor.numel() for tensor in tensors_of((args, kwargs))) > _MOST_ELEMENTS:
+            return self.forget_written(func, args, kwargs)
+        self.reads(func, args, kwargs)
+        if reason:
+            self._entry(target).reason = reason
+
+    def _stays_alike(self, func: Any, args: Any) -> bool:
+        """The same number is written again, into a part."""
+        entry = self._entry(args[0])
+        if entry.number is None or func not in _FILL_ALL or func is aten.zero_.default:
+            return entry.number is not None and func is aten.zero_.default and not entry.number.item()
+        number = self._number(args[1]) if isinstance(args[1], Tensor) else torch.tensor(args[1])
+        return number is not None and bool(number == entry.number)
+
+    def _spell_out(self, tensor: Tensor) -> None:
+        """Write out elements that were stored as a single number."""
+        entry = self._entry(tensor)
+        if entry.number is None:
+            return
+        number, entry.number = entry.number, None
+        entry.bytes = _zeros_like_storage(tensor)
+        torch.empty(0, dtype=number.dtype, device=_HOST).set_(entry.bytes).fill_(number)
+
+    def _alike(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The number that all elements of the result are, where that follows from arguments of which it is true."""
+        name = func.overloadpacket.__name__
+        if name in ("zeros", "zeros_like", "new_zeros", "zero_"):
+            return 0
+        if name in ("ones", "ones_like", "new_ones"):
+            return 1
+        if name in ("full", "full_like", "new_full", "fill_"):
+            number = args[1] if name != "new_full" else args[2]
+            return self._single(number)
+        pointwise = torch.Tag.pointwise in func.tags or func in (aten._to_copy.default, aten.copy_.default)
+        if not pointwise and func not in _UNIFORM_REDUCTIONS and name != "clone":
+            return None
+        tensors = list(tensors_of((args, kwargs)))
+        numbers = [number for number in map(self._number, tensors) if number is not None]
+        if not numbers or len(numbers) < len(tensors):
+            return None
+        rest = iter(numbers)
+        ones = with_each(lambda tensor: next(rest).expand([1] * tensor.dim()).clone(), (args, kwargs))
+        result: Tensor = func(*ones[0], **_on_host(ones[1]))
+        return result.reshape(-1)[0].item() if isinstance(result, Tensor) else None
+
+    def _single(self, number: Any) -> Any:
+        if not isinstance(number, Tensor):
+            return number
+        values = self.of(number) if number.is_meta else number
+        return None if values is None else values.item()
+
+    def _number(self, tensor: Tensor) -> Tensor | None:
+        if not tensor.is_meta:
+            return tensor.reshape(()) if tensor.numel() == 1 else None
+        entry = self._entries.of(tensor)
+        if entry is None:
+            return None
+        if entry.number is not None:
+            return entry.number if entry.number.dtype == tensor.dtype else None
+        twin = _twin(entry, tensor)
+        return twin.reshape(()) if twin is not None and twin.numel() == 1 else None
+
+    def _assume(self, func: Any, args: Any, out: Any) -> None:
+        """Assume that unknown numbers are finite."""
+        if self._is_absorbed(func, args, out):
+            return
+        if not isinstance(out, Tensor) or not out.is_meta:
+            return
+        number = _if_finite(func, args)
+        if number is not None:
+            self.put_all_alike(out, number, _FINITE)
+
+    def _is_absorbed(self, func: Any, args: Any, out: Any) -> bool:
+        """True or anything is true, false and anything is false, and zero times a whole number is zero."""
+        absorbing = _ABSORBING.get(func)
+        if absorbing is None or out.is_floating_point() or out.is_complex():
+            return False
+        if absorbing and out.dtype is not torch.bool:
+            return False
+        for tensor in args[:2]:
+            values = self.of(tensor) if isinstance(tensor, Tensor) and tensor.is_meta else None
+            if values is not None and values.shape == out.shape and bool((values == absorbing).all()):
+                self.put_all_alike(out, absorbing, self.reason(tensor))
+                return True
+        return False
+
+    def _twins(self, value: Any) -> Any:
+        return with_each(lambda tensor: self.of(tensor) if tensor.is_meta else tensor, value)
+
+
+def _if_finite(func: Any, args: Any) -> bool | None:
+    """Return the answer of a test on numbers that are finite, or None."""
+    if func in (aten.isnan.default, aten.isinf.default):
+        return False
+    if func in (aten.eq.Tensor, aten.ne.Tensor) and args[0] is args[1]:
+        return bool(func is aten.eq.Tensor)
+    if func in (aten.eq.Scalar, aten.ne.Scalar) and args[1] in (inf, -inf):
+        return bool(func is aten.ne.Scalar)
+    return None
+
+
+def _zeros_like_storage(tensor: Tensor) -> torch.UntypedStorage:
+    return torch.zeros(tensor.untyped_storage().nbytes(), dtype=torch.uint8, device=_HOST).untyped_storage()
+
+
+def _twin(entry: _Values, tensor: Tensor) -> Tensor | None:
+    if entry.number is not None:
+        return entry.number.expand(tensor.shape) if entry.number.dtype == tensor.dtype else None
+    assert entry.bytes is not None
+    twin = torch.empty(0, dtype=tensor.dtype, device=_HOST)
+    twin.set_(entry.bytes, tensor.storage_offset(), tensor.shape, tensor.stride())
+    twin = twin.conj() if tensor.is_conj() else twin
+    return twin._neg_view() if tensor.is_neg() else twin
+
+
+def _is_small(tensor: Tensor) -> bool:
+    return _is_small_storage(tensor) and tensor.numel() <= _MOST_ELEMENTS
+
+
+def _is_small_storage(tensor: Tensor) -> bool:
+    most = MOST_BYTES if tensor.is_floating_point() or tensor.is_complex() else _MOST_BYTES_OF_INDICES
+    return tensor.untyped_storage().nbytes() <= most
+
+
+def _on_host(kwargs: Any) -> Any:
+    return {key: _HOST if key == "device" else value for key, value in kwargs.items()}
+
+
+FIRST_INDEX = 0
+FIRST_CHOSEN = "which of several it is, nobody computes; it is taken to be the first"
+CHOSEN_EVENLY = "which of several it is, nobody computes; each is taken to be chosen equally often"
+_ARG_EXTREMES = {
+    **dict.fromkeys((aten.topk.default, aten.max.dim, aten.min.dim), 1),
+    **dict.fromkeys((aten.argmax.default, aten.argmin.default, aten.multinomial.default), None),
+}
+"""Operators that choose among several, and which of their results is the index; None where it is the only one."""
+_INDEX_OPERATORS = {
+    **_ARG_EXTREMES,
+    **dict.fromkeys((aten.sort.default, aten.sort.stable, aten.kthvalue.default, aten.mode.default), 1),
+}
+_INDEX_KEEPING_OPERATORS = {
+    *(aten._to_copy.default, aten.clone.default, aten.index.Tensor, aten.gather.default, aten.cat.default),
+    *(aten.stack.default, aten.copy_.default, aten.index_select.default),
+}
+"""Operators whose result holds indices where their arguments do."""
+_SUMS = {*(aten.sum.default, aten.sum.dim_IntList, aten.count_nonzero.default, aten.count_nonzero.dim_IntList)}
+
+
+def may_return_indices(func: Any) -> bool:
+    """Return whether the result of an operator may hold indices."""
+    return func in _INDEX_OPERATORS or func in _INDEX_KEEPING_OPERATORS
+
+
+class IndexTensors(MarkedStorages):
+    """Indices of one among several that nobody computes; each is assumed to be the first."""
+
+    def follow(self, func: Any, args: Any, out: Any) -> None:
+        if func in _INDEX_OPERATORS:
+            result = _INDEX_OPERATORS[func]
+            out = out if result is None else out[result]
+        elif not self or func not in _INDEX_KEEPING_OPERATORS or not any(tensor in self for tensor in tensors_of(args)):
+            return
+        if isinstance(out, Tensor) and not out.is_floating_point():
+            self.add(out)
+
+
+_IS_ONE = {(aten.eq.Scalar, 1), (aten.gt.Scalar, 0), (aten.ne.Scalar, 0)}
+_MOST_COUNTS = 1 << 16
+"""Elements that are spelled out."""
+
+
+class UniformRouting:
+    """Tokens that a router sends to experts, assumed to be spread evenly."""
+
+    def __init__(self, values: Callable[[Tensor], Tensor | None]) -> None:
+        """`values` gives those of a tensor, wherever it lies, or None."""
+        self._values = values
+        self._places: ByStorage[int] = ByStorage()
+        """Tensors of places, and among how many."""
+        self._marks: ByStorage[Fraction] = ByStorage()
+        """Tensors of zeros and ones, and which part of them is one."""
+
+    def places_in(self, mask: Tensor) -> int | None:
+        """Return how often a mask is true, where that follows."""
+        share = self._marks.of(mask)
+        return None if share is None else round(share * mask.numel())
+
+    def follow(self, func: Any, args: Any, out: Any) -> Tensor | None:
+        """Return the values to assume of a result, if any follow; call it before written values are forgotten."""
+        return _ROUTING_TRANSFERS[func](self, func, args, out)
+
+    def _bincount(self, func: Any, args: Any, out: Any) -> Tensor | None:
+        has_weights = len(args) > 1 and args[1] is not None
+        return None if has_weights else _even_counts(args[0].numel(), out)
+
+    def _histogram(self, func: Any, args: Any, out: Any) -> Tensor | None:
+        return _even_counts(args[0].numel(), out) if args[0] in self._places else None
+
+    def _sum(self, func: Any, args: Any, out: Any) -> Tensor | None:
+        count = self.places_in(args[0])
+        return None if count is None else _even_counts(count, out)
+
+    def _add(self, func: Any, args: Any, out: Tensor) -> Tensor | None:
+        """Add ones to the counts before."""
+        target, index, ones = args[0], args[2], args[3]
+        if index not in self._places or target.dim() != 1:
+            return None
+        before, added = self._values(target), self._values(ones)
+        if before is None or added is None or not bool((added == 1).all()):
+            return None
+        spread = _even_counts(index.numel(), out)
+        return None if spread is None else before + spread
+
+    def _any(self, func: Any, args: Any, out: Tensor) -> None:
+        share = self._marks.of(args[0])
+        if share is not None:
+            # A row takes each of several once, so what they take adds up.
+            self._marks.put(out, min(Fraction(1), share * args[0].numel() / max(out.numel(), 1)))
+
+    def _choose(self, func: Any, args: Any, out: Any) -> None:
+        result = _ARG_EXTREMES[func]
+        dim = _chosen_dim(func, args)
+        if dim is not None and args[0].dim():
+            self._places.put(out if result is None else out[result], args[0].size(dim))
+
+    def _keep(self, func: Any, args: Any, out: Any) -> None:
+        tensor = next(tensors_of(args[0]), None)
+        if tensor is None or not isinstance(out, Tensor):
+            return
+        many, share = self._places.of(tensor), self._marks.of(tensor)
+        if many is not None:
+            self._places.put(out, many)
+        if share is not None:
+            self._marks.put(out, share)
+
+    def _mark_places(self, func: Any, args: Any, out: Tensor) -> None:
+        target, dim, index, number = args[:4]
+        if index in self._places and number == 1:
+            self._marks.put(out, Fraction(index.size(dim), target.size(dim)))
+
+    def _compare(self, func: Any, args: Any, out: Tensor) -> None:
+        one, other = args[0], args[1]
+        share, many = self._marks.of(one), self._places.of(one)
+        if share is not None and (func, other) in _IS_ONE:
+            self._marks.put(out, share)
+        elif many and func in (aten.eq.Tensor, aten.eq.Scalar) and self._is_known(other):
+            self._marks.put(out, Fraction(1, many))
+
+    def _is_known(self, value: Any) -> bool:
+        return type(value) is int or isinstance(value, Tensor) and self._values(value) is not None
+
+
+_ROUTING_TRANSFERS: dict[Any, Callable[[UniformRouting, Any, Any, Any], Tensor | None]] = {
+    aten.bincount.default: UniformRouting._bincount,
+    aten.histc.default: UniformRouting._histogram,
+    **dict.fromkeys(_SUMS, UniformRouting._sum),
+    **{getattr(aten, name).default: UniformRouting._add for name in ("scatter_add", "index_add")},
+    **{getattr(aten, name).default: UniformRouting._add for name in ("scatter_add_", "index_add_")},
+    **dict.fromkeys((aten.any.default, aten.any.dim, aten.any.dims), UniformRouting._any),
+    **dict.fromkeys(_ARG_EXTREMES, UniformRouting._choose),
+    **{getattr(aten, name).default: UniformRouting._keep for name in ("_to_copy", "clone", "index_select")},
+    **{getattr(aten, name).default: UniformRouting._keep for name in ("cat", "stack", "_unsafe_view")},
+    aten.index.Tensor: UniformRouting._keep,
+    **dict.fromkeys((aten.scatter.value, aten.scatter_.value), UniformRouting._mark_places),
+    **dict.fromkeys((aten.eq.Tensor, aten.eq.Scalar, aten.gt.Scalar, aten.ne.Scalar), UniformRouting._compare),
+}
+ROUTED_OPERATORS = _ROUTING_TRANSFERS.keys()
+
+
+def _chosen_dim(func: Any, args: Any) -> int | None:
+    """Return the dimension among whose elements an operator chooses; None where all are one row."""
+    if func is aten.multinomial.default:
+        return -1
+    at = 2 if func is aten.topk.default else 1
+    given = args[at] if len(args) > at else None
+    return -1 if given is None and func is aten.topk.default else given
+
+
+def _even_counts(count: int, over: Tensor) -> Tensor | None:
+    if not 0 < over.numel() <= _MOST_COUNTS:
+        return None
+    share, left = divmod(count, over.numel())
+    return (torch.arange(over.numel()) < left).add(share).to(over.dtype).view(over.shape)
+
+
+DEFAULT_NUMBER = 1.0
+_VALUE_KEEPING_OPERATORS = {
+    *(aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims),
+    *(aten._is_all_true.default, aten._is_any_true.default),
+    *(aten.cat.default, aten.stack.default, aten.index.Tensor, aten.index_select.default, aten.clone.default),
+    *(aten._to_copy.default, aten.copy_.default),
+    *(aten.max.default, aten.min.default, aten.amax.default, aten.amin.default),
+}
+WHOLE_ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
+    aten.add.Tensor: operator.add,
+    aten.sub.Tensor: operator.sub,
+    aten.mul.Tensor: operator.mul,
+}
+"""Operators that preserve a default value where all of it is whole."""
+_COMPARISONS: dict[Any, Callable[[Any, Any], bool]] = {
+    getattr(getattr(aten, name), overload): getattr(operator, name)
+    for name in ("lt", "le", "gt", "ge", "eq", "ne")
+    for overload in ("Tensor", "Scalar")
+}
+_EQUALITIES = {func for func, compare in _COMPARISONS.items() if compare in (operator.eq, operator.ne)}
+_DRAWS_WITH_DEFAULT = {aten.multinomial, aten.dropout, aten.native_dropout}
+"""Draws whose result is an index among several, or a tensor less some of its elements."""
+_SAME_DRAW = {
+    *(aten.sum.default, aten.mean.default, aten.max.default, aten.min.default, aten.abs.default, aten.neg.default),
+    *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.floor.default, aten.round.default),
+}
+"""Operators on one randomly drawn tensor and plain numbers, which preserve the draw."""
+_JOINS: dict[Any, Callable[[Any], bool]] = {
+    **dict.fromkeys((aten.bitwise_or.Tensor, aten.bitwise_or_.Tensor), any),
+    **dict.fromkeys((aten.logical_or.default, aten.logical_or_.default), any),
+    **dict.fromkeys((aten.bitwise_and.Tensor, aten.bitwise_and_.Tensor), all),
+    **dict.fromkeys((aten.logical_and.default, aten.logical_and_.default), all),
+}
+_NOT = {aten.logical_not.default, aten.bitwise_not.default}
+_PRODUCTS = {aten.cumprod.default, aten.prod.default, aten.prod.dim_int}
+"""Operators that preserve a default value of 0 or 1."""
+
+
+class DefaultValues:
+    """Default values of conditions and whole numbers that are not computed, and which numbers are drawn at random."""
+
+    def __init__(self, known: Callable[[Tensor], Tensor | None]) -> None:
+        """`known` gives the values of a tensor, wherever it lies, or None."""
+        self._known = known
+        self._defaults: ByStorage[int] = ByStorage()
+        self._drawn: ByStorage[bool] = ByStorage()
+
+    @property
+    def has_draws(self) -> bool:
+        return len(self._drawn) > 0
+
+    def is_drawn(self, tensor: Tensor) -> bool:
+        return tensor in self._drawn
+
+    def of(self, tensor: Tensor) -> int | None:
+        return self._defaults.of(tensor)
+
+    def copy(self, tensor: Tensor, copied: Tensor) -> None:
+        number = self.of(tensor)
+        if number is not None:
+            self._defaults.put(copied, number)
+        if self.is_drawn(tensor):
+            self._drawn.put(copied, True)
+
+    def follow(self, func: Any, args: Any, out: Any) -> None:
+        """After an operator that met values which are not computed, or draws some."""
+        if not isinstance(out, Tensor):
+            return
+        if draws(func) and func.overloadpacket not in _DRAWS_WITH_DEFAULT:
+            return self._drawn.put(out, True)
+        if self._drawn and func in _DRAW_KEEPING_OPERATORS:
+            tensors = [arg for arg in args if isinstance(arg, Tensor) and self._known(arg) is None]
+            if len(tensors) == 1 and self.is_drawn(tensors[0]):
+                self._drawn.put(out, True)
+        transfer = _DEFAULT_TRANSFERS.get(func)
+        number = None if transfer is None else transfer(self, func, args, out)
+        if number is not None:
+            self._defaults.put(out, number)
+
+    def _count(self, func: Any, args: Any, out: Tensor) -> int | None:
+        tensor = args[0]
+        if not out.numel():
+            return None
+        each = tensor.numel() // out.numel()
+        if tensor.dtype is torch.bool:
+            return int(each)
+        number = self.of(tensor) if _is_whole(tensor) else None
+        return None if number is None else number * each
+
+    def _compare(self, func: Any, args: Any, out: Tensor) -> int | None:
+        one, other = map(self._number, args[:2])
+        if func in _EQUALITIES and all(map(_is_whole, args[:2])) and None in (one, other):
+            return int(_COMPARISONS[func](0, 1))
+        return None if one is None or other is None else int(_COMPARISONS[func](one, other))
+
+    def _negate(self, func: Any, args: Any, out: Tensor) -> int | None:
+        number = self.of(args[0]) if out.dtype is torch.bool else None
+        return None if number is None else int(not number)
+
+    def _join(self, func: Any, args: Any, out: Tensor) -> int | None:
+        answers = [self._truth(arg) for arg in args[:2]] if self._defaults and out.dtype is torch.bool else [None]
+        return None if None in answers else int(_JOINS[func](answers))
+
+    def _calculate(self, func: Any, args: Any, out: Tensor) -> int | None:
+        if not self._defaults or not _is_whole(out):
+            return None
+        one, other = map(self._number, args[:2])
+        return WHOLE_ARITHMETIC[func](one, other) if type(one) is int and type(other) is int else None
+
+    def _keep(self, func: Any, args: Any, out: Tensor) -> int | None:
+        if not self._defaults or out.is_floating_point():
+            return None
+        return min((number for number in map(self.of, tensors_of(args)) if number is not None), default=None)
+
+    def _multiply(self, func: Any, args: Any, out: Tensor) -> int | None:
+        return self._keep(func, args, out) if self.of(args[0]) in (0, 1) else None
+
+    def _truth(self, value: Any) -> bool | None:
+        """Return the truth of values that are all alike, or of their default; None if there is neither."""
+        values = self._known(value)
+        if values is None:
+            number = self.of(value)
+            return None if number is None else bool(number)
+        return bool(values.all()) if bool(values.all()) == bool(values.any()) else None
+
+    def _number(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        values = self._known(value)
+        if values is not None:
+            return values.reshape(-1)[0].item() if values.numel() == 1 else None
+        return DEFAULT_NUMBER if value.is_floating_point() else self.of(value)
+
+
+_DEFAULT_TRANSFERS: dict[Any, Callable[[DefaultValues, Any, Any, Tensor], int | None]] = {
+    **dict.fromkeys(_VALUE_KEEPING_OPERATORS, DefaultValues._keep),
+    **dict.fromkeys(_PRODUCTS, DefaultValues._multiply),
+    **dict.fromkeys(_SUMS, DefaultValues._count),
+    **dict.fromkeys(_COMPARISONS, DefaultValues._compare),
+    **dict.fromkeys(_NOT, DefaultValues._negate),
+    **dict.fromkeys(_JOINS, DefaultValues._join),
+    **dict.fromkeys(WHOLE_ARITHMETIC, DefaultValues._calculate),
+}
+_DRAW_KEEPING_OPERATORS = {*_SAME_DRAW, *_VALUE_KEEPING_OPERATORS, *_COMPARISONS, *_NOT, *_SUMS}
+
+
+def has_default(func: Any) -> bool:
+    """Return whether a result may have a default value, unless it was drawn at random."""
+    return func in _DEFAULT_TRANSFERS
+
+
+def _is_whole(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return not (value.is_floating_point() or value.is_complex() or value.dtype is torch.bool)
+    return type(value) is int

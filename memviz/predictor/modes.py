@@ -1,0 +1,506 @@
+"""The modes that see a program: one in each function of torch, one between autograd and the kernels.
+
+`FakeCudaMode` lets programs say "cuda", and `AllocationMode` sees every operator, in order. `follow_cuda` patches all
+that makes `torch.cuda` answer like a real card.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memviz.predictor.assumptions import (
+    OF_SPARSE,
+    data_needed,
+    in_words_of_a_card,
+    name_for_users,
+    not_predicted,
+    shapes_not_registered,
+)
+from memviz.predictor.autocast import Autocast, Kernel
+from memviz.predictor.compat import Patches, function_modes, without_functions, without_modes
+from memviz.predictor.cuda.functions import follow_functions, pretended_functions
+from memviz.predictor.cuda.machine import (
+    IN_ORDER,
+    META,
+    FakeMachine,
+    NamedDevices,
+    cast_to_type,
+    check_generator,
+    follow_generators,
+    follow_machine,
+    follow_profilers,
+    follow_types,
+    is_for_a_sampler,
+    on_card,
+)
+from memviz.predictor.cuda.memory import (
+    MemoryDevice,
+    MemoryFunctions,
+    MemoryHistory,
+    OutOfMemoryError,
+    OutOfMemoryReport,
+    follow_memory,
+    without_own_frames,
+)
+from memviz.predictor.cuda.streams import (
+    GraphPools,
+    StreamOrder,
+    follow_data_parallel,
+    follow_graphs,
+    follow_streams,
+)
+from memviz.predictor.decompositions import FLEX_ASSUMED, SLICES_UNTIL, flex_attention, index_with_every_slice
+from memviz.predictor.group.process_group import run_on_shards
+from memviz.predictor.hooks import Mode, follow_threads, follow_triton, follow_workers
+from memviz.predictor.recorder import NOTHING_TO_COPY, AllocationRecorder, MoveTo, move_model
+from memviz.predictor.rules import Operator, Treatment, treatment_of
+from memviz.predictor.shapes import ShapeKey, is_on_device, shape_key, tensors_of
+from memviz.predictor.sparse import Sparse, may_be_sparse, new_of_sparse
+from memviz.predictor.tensor_answers import (
+    Answer,
+    TensorAnswers,
+    ValueReads,
+    has_unknown_numbers,
+    stop_at_unknown_numbers,
+)
+
+# torch's messages for an operator without a meta kernel.
+_NO_SHAPES = re.compile("no fake impl|no meta function|Meta kernel")
+_PLAIN = torch.Tensor.__torch_dispatch__
+
+
+class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs each operator on tensors without data and records the memory it would take.
+
+    Threads take turns, and an operator that finds no memory leaves nothing behind.
+    """
+
+    def __init__(self, recorder: AllocationRecorder, kernels: Mapping[str, Kernel], autocast: Autocast) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.recorder = recorder
+        self.autocast = autocast
+        self._kernels = kernels
+        self._treatments: dict[Operator, Treatment] = {}
+        self.looks = ValueReads(recorder, self)
+        self._sparse = Sparse(recorder)
+
+    # To refuse them with a reason.
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch's own answer costs as much as an operator, and nothing here is compiled.
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            with self.recorder.ledger.lock:
+                return self._dispatch(func, types, args, kwargs or {})
+        except OutOfMemoryError as error:
+            args = kwargs = None
+            raise without_own_frames(error) from None
+
+    def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if isinstance(func, HigherOrderOperator):
+            raise not_predicted(func.__name__, "it takes functions as arguments, and no rule says what they would take")
+        if types and any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
+            # A wrapper subclass dispatches to its own parts.
+            return run_on_shards(self, func, args, kwargs)
+        # Function modes see no device below an operator, and would take longer than it.
+        with without_functions():
+            return self._run_operator(func, args, kwargs)
+
+    def _run_operator(self, func: Any, args: Any, kwargs: Any) -> Any:
+        treatment = self._treatments.get(func)
+        if treatment is None:
+            treatment = self._treatments[func] = self._treatment_of(func)
+        self.recorder.before_op(treatment, args)
+        out = self._override(func, treatment, args, kwargs)
+        if out is not NotImplemented:
+            return out
+        if self.autocast.is_on and torch.is_inference_mode_enabled():
+            # Without autograd nothing else casts on the way here.
+            with self:
+                args, kwargs = self.autocast.cast(func.name().removeprefix("aten::"), args, kwargs)
+        if treatment.parts_in is not None:
+            with self, self.autocast.below(func.name().removeprefix("aten::")):
+                return treatment.parts_in(*args, **kwargs)
+        shapes = None if treatment.is_view or treatment.resizes else shape_key(args, kwargs)
+        out = self._result(func, treatment, args, kwargs, shapes)
+        self.recorder.after_op(treatment, args, kwargs, out, shapes)
+        if not treatment.is_view:
+            writes, may_say = treatment.writes, treatment.may_say
+            self.recorder.host.follow(func, args, kwargs, out, writes=writes, may_say=may_say)
+            if treatment.may_choose:
+                self.recorder.choices.follow(func, args, out)
+        return out
+
+    def _treatment_of(self, func: Any) -> Treatment:
+        treatment = treatment_of(func, self._kernels, self.autocast.release)
+        instead = self.recorder.overrides.get(func)
+        treatment = replace(treatment, sparse=self._sparse.runs.get(func))
+        return treatment if instead is None else replace(treatment, instead=instead)
+
+    def _override(self, func: Any, treatment: Treatment, args: Any, kwargs: Any) -> Any:
+        """Return the result of an operator that is answered without running on the device, or NotImplemented."""
+        if treatment.sparse is not None and may_be_sparse(func, args):
+            with self:
+                out = treatment.sparse(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
+        if treatment.instead is not None:
+            out = treatment.instead(func, args, kwargs)
+            if out is not NotImplemented:
+                return out
+        if treatment.looks is not None:
+            out = self.looks.instead(func, treatment, args, kwargs)
+            if out is not NotImplemented:
+                return out
+        out = self.recorder.host.override(func, args, kwargs, moves=treatment.moves)
+        if treatment.moves and out is not NotImplemented:
+            self.recorder.copied_to_host(treatment, args, kwargs, out)
+        if out is not NotImplemented and treatment.may_choose:
+            self.recorder.choices.follow(func, args, out)
+        return out
+
+    def _result(self, func: Any, treatment: Treatment, args: Any, kwargs: Any, shapes: ShapeKey | None) -> Any:
+        out = NotImplemented if treatment.shape is None else treatment.shape(func, args, kwargs)
+        if out is not NotImplemented:
+            return out
+        if treatment.results is None or shapes is None:
+            return self._run(func, args, kwargs)
+        return treatment.results.of(func, args, kwargs, shapes, self._run)
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}
+        if "device" in kwargs and kwargs["device"] is not None and torch.device(kwargs["device"]).type == "cuda":
+            # From torch's own C++, which the function mode does not see.
+            kwargs = {**kwargs, "device": META}
+        at_once = bool(args) and is_on_device(args[0])
+        on_device = at_once or any(tensor.is_meta for tensor in tensors_of((*args, *kwargs.values())))
+        if on_device and not at_once:
+            out = self.recorder.host.mixed_devices(func, args)
+            if out is not NotImplemented:
+                return out
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            in_words_of_a_card(error, func, args)
+            if on_device and func.namespace != "aten" and _NO_SHAPES.search(str(error)):
+                raise shapes_not_registered(func) from error
+            unknown_shape = isinstance(error, NotImplementedError) or "INTERNAL ASSERT" in str(error)
+            if not on_device or not (unknown_shape or "meta tensor" in str(error)):
+                raise
+            if torch.Tag.dynamic_output_shape in func.tags:
+                raise data_needed(name_for_users(func), takes_value=False) from error
+            if not unknown_shape:
+                raise
+            reason = str(error).partition(". ")[0].strip()
+            why = f"torch {torch.__version__} does not know its shapes without running it ({reason})"
+            if "SparseMeta" in reason:
+                why = OF_SPARSE
+            raise not_predicted(name_for_users(func), why) from error
+
+
+_HOST_WAITS = {
+    *(Tensor.item, Tensor.tolist, Tensor.cpu, Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__),
+    *(Tensor.nonzero, torch.nonzero, torch.equal, Tensor.equal, Tensor.masked_select, torch.masked_select),
+    *(Tensor.__format__, Tensor.__repr__),
+}
+"""Functions that wait for the current stream."""
+_COPIES = {Tensor.to, Tensor.cuda, Tensor.copy_, torch.tensor, torch.as_tensor}
+"""Between the host and the card they wait for the current stream, as torch's `memcpy_and_sync` does."""
+_PLAIN_TYPES = frozenset((Tensor, nn.Parameter, int, float, bool, type(None), tuple, torch.dtype))
+"""Types of arguments that name no device and hold no unknown number."""
+
+
+class FakeCudaMode(TorchFunctionMode):
+    """Answers each function of torch: replaces the devices it names, and tells what a tensor is."""
+
+    def __init__(
+        self, named: NamedDevices, tensors: TensorAnswers, order: StreamOrder, recorder: AllocationRecorder
+    ) -> None:
+        super().__init__()
+        self._named = named
+        self._tensors = tensors
+        self._order = order
+        self._ledger = recorder.ledger
+        self._recorder = recorder
+        self._waiting = recorder.ledger.allocator.pending.blocks
+        own = {Tensor.cuda: self._to_the_card, Tensor.record_stream: self._record_stream, Tensor.type: self._type}
+        own[Tensor.new] = new_of_sparse
+        if recorder.release <= SLICES_UNTIL:
+            own[Tensor.__getitem__] = index_with_every_slice
+        self._types_of = tensors.answers[Tensor.type]
+        self._answers = {**tensors.answers, **own}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            if not kwargs and _PLAIN_TYPES.issuperset(map(type, args)) and self._is_plain(func):
+                return func(*args)
+            return self._wait_and_answer(func, args, kwargs or {})
+        except OutOfMemoryError as error:
+            args = kwargs = None
+            raise without_own_frames(error) from None
+
+    def _is_plain(self, func: Any) -> bool:
+        return func not in self._answers and func is not Tensor.to and not self._waiting
+
+    def _wait_and_answer(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if not self._waiting:
+            return self._answer(func, args, kwargs)
+        if func in _HOST_WAITS and _is_on_card(args):
+            self._host_waits()
+        out = self._answer(func, args, kwargs)
+        if func in _COPIES and not (kwargs.get("non_blocking") or True in args[2:]) and _crosses(args, out):
+            self._host_waits()
+        return out
+
+    def _answer(self, func: Any, args: Any, kwargs: Any) -> Any:
+        answer = self._answers.get(func)
+        if answer is not None:
+            out = answer(args, kwargs)
+            if out is not NotImplemented:
+                return out
+        if isinstance(func, HigherOrderOperator) and func.__name__ == "flex_attention" and _is_on_card(args):
+            self._recorder.assumptions.state(FLEX_ASSUMED)
+            return flex_attention(self._tensors.lose, *args[:4])
+        nowhere = self._named.is_meta_device
+        # torch's own code may call an operator with the device of a pretended tensor, which is "meta".
+        is_operator = isinstance(func, OpOverload)
+        if not is_operator and (nowhere(kwargs.get("device")) or any(map(nowhere, args))):
+            return self._tensors.made_nowhere(func, args, kwargs)
+        try:
+            out = self._call(func, args, kwargs)
+        except TypeError:
+            # torch only says that a size is of a wrong type.
+            stop_at_unknown_numbers(args, kwargs)
+            raise
+        if has_unknown_numbers(args, kwargs):
+            # An unknown number would be 1.0 in a tensor.
+            self._tensors.lose(args[0] if func is Tensor.__setitem__ else out)
+        return out
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        is_own = self._named.is_own
+        if any(map(is_own, args)):
+            args = tuple(META if is_own(arg) else arg for arg in args)
+        elif func is Tensor.to and len(args) > 1 and is_own(args[1], numbers=True):
+            args = (args[0], META, *args[2:])
+        if not kwargs:
+            return func(*args)
+        if is_own(kwargs.get("device"), numbers=True):
+            kwargs = {**kwargs, "device": META}
+        if kwargs.get("generator") is not None:
+            return self._draw(func, args, kwargs)
+        if not kwargs.get("pin_memory"):
+            return func(*args, **kwargs)
+        return self._tensors.pinned(func(*args, **{**kwargs, "pin_memory": False}))
+
+    def _draw(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run a function with a generator, which must be on the device of the result."""
+        out = func(*args, **{**kwargs, "pin_memory": False} if "pin_memory" in kwargs else kwargs)
+        if isinstance(out, Tensor):
+            check_generator(kwargs["generator"], out.is_meta)
+            if func is torch.randperm and out.is_meta and is_for_a_sampler():
+                with without_functions(), without_modes():
+                    self._recorder.host.known.put(out, torch.arange(out.numel()))
+                self._recorder.assumptions.state(IN_ORDER)
+        return self._tensors.pinned(out) if kwargs.get("pin_memory") else out
+
+    def _to_the_card(self, args: Any, kwargs: Any) -> Any:
+        self._named.check(args[1] if len(args) > 1 else kwargs.get("device"))
+        layout = kwargs.get("memory_format", torch.preserve_format)
+        return args[0].to(META, memory_format=layout)
+
+    def _record_stream(self, args: Any, kwargs: Any) -> None:
+        stream = kwargs.get("s", args[1] if len(args) > 1 else None)
+        if args[0].is_meta:
+            self._ledger.used_by(args[0].untyped_storage(), stream.lane.handle)
+
+    def _type(self, args: Any, kwargs: Any) -> Any:
+        kind = kwargs.get("dtype", args[1] if len(args) > 1 else None)
+        return self._types_of(args, kwargs) if kind is None else cast_to_type(args[0], kind)
+
+    def _host_waits(self) -> None:
+        """Frees that wait for the current stream are seen to be done."""
+        self._order.host_waits(self._order.moment(self._order.current))
+
+
+def _is_on_card(values: Any) -> bool:
+    return bool(values) and isinstance(values[0], Tensor) and values[0].is_meta
+
+
+def _crosses(args: Any, out: Any) -> bool:
+    source = args[1] if len(args) > 1 and isinstance(out, Tensor) and out is args[0] else args[0]
+    return _is_on_card([source]) != _is_on_card([out])
+
+
+def follow_cuda(
+    patches: Patches,
+    device: MemoryDevice,
+    named: NamedDevices,
+    *,
+    report: OutOfMemoryReport,
+    history: MemoryHistory,
+    operators: Mode,
+) -> StreamOrder:
+    """Pretend CUDA within the patches' block; `operators` is entered by each new thread too."""
+    recorder = device.recorder
+    ledger, assumptions = recorder.ledger, recorder.assumptions
+    order = StreamOrder(ledger, recorder.position, assumptions)
+    tensors = TensorAnswers(recorder, named)
+    entered = FakeCudaMode(named, tensors, order, recorder)
+    mode: Mode = lambda: entered  # noqa: E731
+    patches.replace(Tensor, "__reduce_ex__", tensors.write_out(Tensor.__reduce_ex__))
+    _follow_moves(patches, recorder, named)
+    machine, memory = FakeMachine(recorder.card, named), MemoryFunctions(device, named, report)
+    follow_machine(patches, machine, memory.get_info)
+    follow_memory(patches, device, history)
+    make_generators = follow_generators(patches, named)
+    stream = follow_streams(patches, order, named, assumptions)
+    pools = GraphPools(ledger, order, recorder.host.known)
+    follow_graphs(patches, pools, assumptions)
+
+    def first_used() -> None:
+        machine.begin()
+        make_generators()
+
+    functions = pretended_functions(machine, memory, history, pools, stream)
+    follow_functions(patches, functions | {"_cuda_init": first_used})
+    follow_types(patches, named)
+    follow_data_parallel(patches, order, named)
+    follow_profilers(patches)
+    follow_triton(patches, tensors.lose, assumptions)
+    follow_threads(patches, operators, mode)
+    follow_workers(patches, recorder)
+    # Between the host and a card a tensor may take over another's memory; torch would not have it with "meta".
+    patches.replace(torch, "_has_compatible_shallow_copy_type", _take_over(torch._has_compatible_shallow_copy_type))
+    _follow_wrapper_subclasses(patches, named)
+    _follow_addresses(patches, recorder)
+    _follow_dlpack(patches, tensors.answers[Tensor.__dlpack__])
+    _enter_in_backward(patches, mode)
+    _enter_in_hooks(patches, mode)
+    ledger.place, recorder.launched = order.place, order.launched
+    ledger.first_used = torch.cuda._lazy_init
+    patches.callback(setattr, ledger, "first_used", None)
+    patches.enter_context(entered)
+    return order
+
+
+def _check_memory(recorder: AllocationRecorder, model: nn.Module) -> None:
+    nowhere = recorder.host.on_meta
+    if len(nowhere) and any(tensor in nowhere for tensor in (*model.parameters(), *model.buffers())):
+        raise NotImplementedError(NOTHING_TO_COPY)
+
+
+def _take_over(compatible: Callable[[Tensor, Tensor], bool]) -> Callable[[Tensor, Tensor], bool]:
+    plain = (Tensor, nn.Parameter)
+    return lambda one, other: (type(one) in plain and type(other) in plain) or compatible(one, other)
+
+
+def _follow_addresses(patches: Patches, recorder: AllocationRecorder) -> None:
+    """Return allocator addresses from `UntypedStorage.data_ptr`, by which programs find weights that share memory."""
+    address: Any = torch.UntypedStorage.data_ptr
+
+    def data_ptr(self: torch.UntypedStorage) -> int:
+        allocation = recorder.ledger.allocation_of(self)
+        return int(address(self)) if allocation is None else allocation.block.address
+
+    patches.put(torch.UntypedStorage, "data_ptr", data_ptr)
+
+
+def _follow_dlpack(patches: Patches, answer: Answer) -> None:
+    """Let the older function for sharing memory ask the tensor too, instead of sharing zeros of unknown ones."""
+    give: Any = vars(torch)["to_dlpack"]
+
+    def to_dlpack(tensor: Tensor) -> Any:
+        with without_functions():
+            given = answer((tensor,), {})
+        return give(tensor) if given is NotImplemented else given
+
+    for owner in (torch, torch.utils.dlpack):
+        patches.replace(owner, "to_dlpack", to_dlpack)
+
+
+def _enter_in_backward(patches: Patches, mode: Mode) -> None:
+    """Enter the mode in the engine, where hooks and checkpoints run: torch runs it without modes."""
+    for owner in (torch.autograd, torch.autograd.graph):
+        run = vars(owner).get("_engine_run_backward")
+        if run is not None:
+            patches.replace(owner, "_engine_run_backward", _within(mode, run))
+
+
+def _follow_wrapper_subclasses(patches: Patches, named: NamedDevices) -> None:
+    """Put wrapper subclasses such as quantized tensors on the pretended card."""
+    make: Any = Tensor._make_wrapper_subclass
+
+    def made(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if named.is_own(kwargs.get("device")):
+            kwargs["device"] = META
+        placed = (META if isinstance(arg, torch.device) and named.is_own(arg) else arg for arg in args)
+        return make(cls, *placed, **kwargs)
+
+    patches.put(Tensor, "_make_wrapper_subclass", staticmethod(made))
+
+
+def _enter_in_hooks(patches: Patches, mode: Mode) -> None:
+    """Enter the mode in saved-tensor hooks: torch calls them in an operator, where no mode is on, and in backward."""
+    hooks: Any = torch.autograd.graph.saved_tensors_hooks
+    begin = hooks.__init__
+
+    def begun(self: Any, pack: Any, unpack: Any) -> None:
+        begin(self, _within(mode, pack), _within(mode, unpack))
+
+    patches.replace(hooks, "__init__", begun)
+
+
+def _within(mode: Mode, run: Any) -> Any:
+    def run_within(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(entered, FakeCudaMode) for entered in function_modes()):
+            return run(*args, **kwargs)
+        with mode():
+            return run(*args, **kwargs)
+
+    return run_within
+
+
+def _follow_moves(patches: Patches, recorder: AllocationRecorder, named: NamedDevices) -> None:
+    """Move modules so that tied weights stay tied and optimizers keep their weights."""
+    to = nn.Module.to
+
+    def is_ours(value: Any) -> bool:
+        return named.is_own(value, numbers=True)
+
+    def moved(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        like = kwargs.get("tensor", args[0] if args else None)
+        if isinstance(like, Tensor) and on_card(like):
+            args, kwargs = (named.own, like.dtype), {name: kwargs[name] for name in kwargs if name != "tensor"}
+        if not any(map(is_ours, (*args[:1], kwargs.get("device")))):
+            return to(self, *args, **kwargs)
+        _check_memory(recorder, self)
+        dtypes = [arg for arg in args if isinstance(arg, torch.dtype)]
+        dtype, layout = kwargs.get("dtype", dtypes[0] if dtypes else None), kwargs.get("memory_format")
+        waits = not kwargs.get("non_blocking", any(arg is True for arg in args))
+        move_model(recorder, self, MoveTo(META, dtype, layout, waits))
+        # Tensors that were on the card already change there.
+        changes = {name: value for name, value in (("dtype", dtype), ("memory_format", layout)) if value is not None}
+        return to(self, **changes) if changes else self
+
+    def to_the_card(self: nn.Module, device_: Any = None, **kwargs: Any) -> nn.Module:
+        named.check(kwargs.get("device", device_))
+        _check_memory(recorder, self)
+        return move_model(recorder, self, MoveTo(META))
+
+    patches.replace(nn.Module, "to", moved)
+    patches.replace(nn.Module, "cuda", to_the_card)

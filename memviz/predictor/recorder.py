@@ -1,0 +1,559 @@
+"""Records the allocations of each operator in the ledger, with phase, module, stack and category; moves models."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.nn import Parameter
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils.weak import WeakIdKeyDictionary
+
+from memviz.allocator.settings import Settings
+from memviz.allocator.state import DeviceMemory
+from memviz.predictor.assumptions import OF_SPARSE, Assumptions, not_predicted, users_name
+from memviz.predictor.cards import KnownCard
+from memviz.predictor.compat import without_functions
+from memviz.predictor.cuda.machine import on_card
+from memviz.predictor.host import Host, PinnedHost
+from memviz.predictor.known_values import IndexTensors
+from memviz.predictor.ledger import AllocationColumns, Ledger, LiveAllocation, Place
+from memviz.predictor.position import ACCUMULATE, NO_TASK, NoStacks, ProgramPosition, StackTable
+from memviz.predictor.rules import (
+    COLLECTIVES,
+    COPIES,
+    CUBLAS_NUMBER,
+    NCCL_NUMBER,
+    NO_RULE,
+    RECURRENT,
+    RULES,
+    Counted,
+    Instead,
+    OperatorTotals,
+    Standing,
+    Treatment,
+    rule_of,
+)
+from memviz.predictor.shapes import ShapeKey, tensors_among, tensors_of
+from memviz.predictor.workspaces import LT_KEPT_SINCE, OperatorCall, WorkspaceSizes, uses_lt, workspace_sizes
+from memviz.trace.intern import Interner
+from memviz.trace.model import NO_STACK, Category, Phase
+
+BlasHandle = tuple[bool, int]
+"""True in backward, and the stream. Each thread has its own handles, and on a card backward runs in another thread."""
+
+
+class BlasWorkspaces:
+    """Workspaces of cuBLAS and cublasLt handles; `take` allocates bytes for an operator by a rule."""
+
+    def __init__(
+        self,
+        card: KnownCard,
+        release: tuple[int, int],
+        take: Callable[[int, str, int], LiveAllocation],
+        free: Callable[[LiveAllocation], None],
+    ) -> None:
+        self._card = card
+        self._release = release
+        self._take = take
+        self._free = free
+        self._kept: dict[tuple[BlasHandle, bool], LiveAllocation] = {}
+        """Live workspaces by handle and library; True is cublasLt."""
+        self._chosen: dict[str, Any] = {}
+        """Sizes set by the program, since torch 2.13; they override the environment."""
+
+    @property
+    def sizes(self) -> WorkspaceSizes:
+        return replace(self._from_environment, **self._chosen) if self._chosen else self._from_environment
+
+    @cached_property
+    def _from_environment(self) -> WorkspaceSizes:
+        # torch reads the environment at the first product, and never again.
+        return workspace_sizes(self._card, self._release, os.environ)
+
+    def need(self, handle: BlasHandle, treatment: Treatment, *, is_lt: bool = False) -> None:
+        """Allocate the handle's workspace, unless it has one that is large enough."""
+        size = self.sizes.lt if is_lt else self.sizes.cublas
+        kept = self._kept.get((handle, is_lt))
+        if not size or (kept is not None and kept.requested >= size):
+            return
+        rule = treatment.rule if is_lt else CUBLAS_NUMBER
+        self._kept[handle, is_lt] = self._take(size, treatment.name, rule)
+        if kept is not None:
+            self._free(kept)
+
+    def clear(self) -> None:
+        while self._kept:
+            self._free(self._kept.popitem()[1])
+
+    def set_size(self, which: str, size: int) -> None:
+        if size < 0:
+            raise RuntimeError(f"The size of a workspace is {size}; it is 0 at least.")
+        self._chosen[which] = size
+
+    def reset_size(self, which: str) -> None:
+        self._chosen.pop(which, None)
+
+
+_COPY_OVER = "_to_copy"
+"""Outside of models this operator brings inputs from the host; weights are labelled by `placed`."""
+
+
+class AllocationRecorder:
+    def __init__(
+        self,
+        card: KnownCard,
+        settings: Settings,
+        interner: Interner,
+        assumptions: Assumptions,
+        memory: DeviceMemory | None,
+        *,
+        release: tuple[int, int],
+        figures_only: bool,
+    ) -> None:
+        self.card = card
+        self.release = release
+        self.stacks: StackTable | NoStacks = NoStacks() if figures_only else StackTable(interner)
+        self.position = ProgramPosition(interner)
+        self.columns = AllocationColumns()
+        self.categories = self.columns.category
+        stacks, in_backward = self.stacks, self.position.in_backward
+        stack_of_free = stacks.here if figures_only else lambda: stacks.here("", in_backward()[2])
+        self.ledger = Ledger(settings, stack_of_free, memory)
+        self.launched: Callable[[], None] = lambda: None
+        """Called for every operator that the card runs."""
+        self.ledger.freed = lambda allocation: self.categories.freed(allocation.number, self.position.calls)
+        self.host = Host()
+        self.pinned = PinnedHost()
+        self.choices = IndexTensors()
+        self.assumptions = assumptions
+        self.totals = OperatorTotals()
+        self.operators: set[str] = set()
+        self.dtypes: set[torch.dtype] = set()
+        """Dtypes of the tensors on the device."""
+        self._watched: Any = WeakIdKeyDictionary()
+        """Hook of each parameter, called when its gradient is done."""
+        self.placed: Category | None = None
+        """Category of the tensors being moved to the device, during the move."""
+        self.workspaces = BlasWorkspaces(card, release, self._take_workspace, self.ledger.free)
+        self._stack: int | None = None
+        """Stack of the running operator."""
+        self.missing: dict[int, tuple[int | None, int | None]] = {}
+        """Bytes not predicted, by rule: likely bytes and an upper bound, the largest at any one time."""
+        self._rule = NO_RULE
+        """Rule of the next allocation."""
+        self.overrides: Mapping[Any, Instead] = {}
+        """Results of operators that do not run here, such as those that send something to other ranks."""
+        self.making_nowhere = False
+        """True while the program makes tensors on `meta`."""
+
+    def before_op(self, treatment: Treatment, args: Any) -> None:
+        """Note where an operator is called and which parameters it uses."""
+        position = self.position
+        task = position.graph_task()
+        if task != position.task and position.turned(task) or task != NO_TASK and not torch.is_grad_enabled():
+            self.categories.backward_goes_on()
+        self._stack = None
+        if position.nodes_are_new():
+            self._stack = self.stacks.here(treatment.name)
+            position.made_nodes(self._stack)
+        for argument in args:
+            if type(argument) is Parameter:
+                self._uses(argument)
+
+    def after_op(self, treatment: Treatment, args: Any, kwargs: Any, out: Any, shapes: ShapeKey | None = None) -> None:
+        """Record the memory and the work of an operator; `shapes` of its arguments allow to reuse the count of work."""
+        self.operators.add(treatment.name)
+        if treatment.launches and any(tensor.is_meta for tensor in tensors_of(out)):
+            self.launched()
+        self._takes(treatment, args, kwargs, out)
+        self._rule = treatment.rule
+        if treatment.rule != NO_RULE and RULES[treatment.rule].standing is Standing.MISSING and is_on_device(out):
+            self._misses(treatment.rule, args, out)
+        if treatment.gives_new or treatment.writes:
+            self.totals.add(treatment, args, kwargs, out, shapes)
+            if treatment.name in COPIES:
+                self.totals.copied(out, args)
+        takes_more = treatment.uses_cublas or treatment.temporaries is not None
+        if takes_more and self._is_here(args[0] if out is None else out):
+            self._takes_beside(treatment, args, kwargs, out)
+        self._rule = NO_RULE
+
+    def _takes(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
+        """Allocate the results."""
+        if treatment.gives_new:
+            there = [arg for arg in tensors_of(args) if arg.is_meta]
+            known = {arg.untyped_storage()._cdata for arg in there if arg.layout is torch.strided}
+            counted = None if treatment.rule == NO_RULE else RULES[treatment.rule].counted
+            for number, tensor in enumerate((out,) if type(out) is torch.Tensor else tensors_of(out)):
+                if tensor.is_meta:
+                    follows = counted is Counted.ALL or (number and counted not in (None, Counted.TEMPORARIES))
+                    self._rule = treatment.rule if follows else NO_RULE
+                    self._has(tensor, treatment, there, known, kwargs)
+        elif treatment.resizes:
+            for tensor in tensors_of(out):
+                if tensor.is_meta:
+                    self.resized(tensor.untyped_storage(), treatment.name)
+
+    def _takes_beside(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
+        call = OperatorCall(args, kwargs, out, self.card, self.release)
+        sizes = () if treatment.temporaries is None else treatment.temporaries(call)
+        lt = self.workspaces.sizes.lt if treatment.name == "addmm" and uses_lt(args, kwargs) else 0
+        kept = self.release >= LT_KEPT_SINCE
+        self._for_a_moment(sizes if kept else (*sizes, lt), treatment)
+        if lt and kept:
+            self.workspaces.need(self._handle, treatment, is_lt=True)
+
+    def copied_to_host(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
+        """Record the temporaries of a copy to the host."""
+        with self.by_rule(treatment.rule):
+            self._takes_beside(treatment, args, kwargs, out)
+
+    def _misses(self, rule: int, args: Any, out: Any) -> None:
+        figures = RULES[rule].missing_bytes(args, out)
+        if None not in figures:
+            known = self.missing.get(rule, (0, 0))
+            figures = max(known[0] or 0, figures[0] or 0), max(known[1] or 0, figures[1] or 0)
+        self.missing[rule] = figures
+
+    def resized(self, storage: torch.UntypedStorage, operator: str) -> None:
+        known = self.ledger.allocation_of(storage)
+        if known is None or known.requested != storage.nbytes():
+            stack = self._describe_next(operator, Category.UNKNOWN)
+            self.ledger.replace(storage, stack)
+
+    def module_called(self, module: nn.Module) -> None:
+        if isinstance(module, nn.RNNBase):
+            self.operators.add(RECURRENT)
+            self.missing[rule_of(RECURRENT)] = (None, None)
+
+    def model_returned(self, output: Any) -> None:
+        """Label the output of an outermost module; an input that it hands through stays an input."""
+        for tensor in tensors_among(output):
+            number = self._number_of(tensor)
+            if number is not None and self.categories.values[number] == Category.UNKNOWN:
+                self.categories.values[number] = Category.OUTPUT
+        self.label(list(kept_for_later(output)), Category.KV_CACHE)
+
+    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        self.label(list(optimizer.state.values()), Category.OPTIMIZER_STATE)
+        for group in optimizer.param_groups:
+            shards = [weight for weight in group["params"] if hasattr(weight, "_local_tensor")]
+            self.label(shards, Category.PARAMETER)
+            self.label([weight.grad for weight in shards], Category.GRADIENT)
+
+    def label(self, value: Any, category: Category) -> None:
+        """Set the category of the tensors in a value, however nested, after their allocation."""
+        for tensor in tensors_among(value):
+            if tensor.layout is torch.sparse_coo:
+                self.label((tensor._indices(), tensor._values()), category)
+                continue
+            # Of a sharded tensor, the shard of this rank.
+            number = self._number_of(getattr(tensor, "_local_tensor", tensor))
+            if number is not None:
+                self.categories.values[number] = category
+
+    def _number_of(self, tensor: torch.Tensor) -> int | None:
+        if not on_card(tensor) or is_functorch_wrapped_tensor(tensor):
+            return None
+        allocation = self.ledger.allocation_of(tensor.untyped_storage())
+        return None if allocation is None else allocation.number
+
+    def _uses(self, parameter: Parameter) -> None:
+        if parameter not in self._watched:
+            self.watch(parameter)
+        number = self._number_of(parameter)
+        if number is not None:
+            self.categories.values[number] = Category.PARAMETER
+
+    def watch(self, parameter: Parameter) -> None:
+        """Label the gradient of a parameter when it is done."""
+
+        def label_gradient(parameter: torch.Tensor) -> None:
+            if parameter.grad is not None and not self.ledger.closed:
+                self.label(parameter.grad, Category.GRADIENT)
+
+        if self._watched.get(parameter) is None:
+            leaf: Any = parameter
+            hooks = parameter.requires_grad
+            self._watched[parameter] = leaf.register_post_accumulate_grad_hook(label_gradient) if hooks else None
+
+    def label_parameters(self) -> None:
+        # Weights may have got other memory, such as one of another type.
+        for parameter in list(self._watched):
+            self._uses(parameter)
+
+    def close(self) -> None:
+        self.ledger.closed = True
+        for hook in self._watched.values():
+            if hook is not None:
+                hook.remove()
+
+    def _has(
+        self, tensor: torch.Tensor, treatment: Treatment, there: list[torch.Tensor], known: set[int], kwargs: Any
+    ) -> None:
+        """Allocate one result; `there` are the operator's arguments on the device, `known` their storages."""
+        if tensor.layout is not torch.strided:
+            raise not_predicted(users_name(treatment.name), OF_SPARSE)
+        storage = tensor.untyped_storage()
+        ledger = self.ledger
+        if ledger.allocation_of(storage) is not None or storage.nbytes() == 0:
+            return
+        if storage._cdata in known:
+            # A view under another name, of memory that is not on this device.
+            return
+        if self._is_nowhere(there, kwargs):
+            self.host.on_meta.add(tensor)
+            return
+        comes_in = treatment.name == _COPY_OVER and not there and not self.position.modules
+        self.dtypes.add(tensor.dtype)
+        ledger.take(storage, self._describe_next(treatment.name, Category.INPUT if comes_in else Category.UNKNOWN))
+
+    def _is_nowhere(self, args: list[torch.Tensor], kwargs: Any) -> bool:
+        """Return whether a result is a `meta` tensor for the program too, by its device or by its arguments."""
+        if self.making_nowhere:
+            return True
+        nowhere = self.host.on_meta
+        if not len(nowhere) or not args or kwargs.get("device") is not None:
+            return False
+        return all(arg in nowhere for arg in args)
+
+    def _is_here(self, out: Any) -> bool:
+        nowhere = self.host.on_meta
+        return is_on_device(out) and not (len(nowhere) and any(tensor in nowhere for tensor in tensors_of(out)))
+
+    @property
+    def _handle(self) -> BlasHandle:
+        return self.position.task != NO_TASK, self.ledger.place()[0]
+
+    def _take_workspace(self, size: int, operator: str, rule: int) -> LiveAllocation:
+        with self.by_rule(rule):
+            return self.allocate(Category.WORKSPACE, size, operator)
+
+    def _for_a_moment(self, sizes: Any, treatment: Treatment) -> None:
+        """Allocate temporaries while the operator runs, and its workspace after them."""
+        taken: list[LiveAllocation] = []
+        try:
+            for size in sizes:
+                if isinstance(size, tuple):
+                    self._for_a_moment(size, treatment)
+                elif size > 0:
+                    taken.append(self.allocate(Category.TEMPORARY, size, treatment.name))
+            if treatment.uses_cublas:
+                self.workspaces.need(self._handle, treatment)
+        finally:
+            for allocation in reversed(taken):
+                self.ledger.free(allocation)
+
+    def allocate(self, category: Category, size: int, operator: str, place: Place | None = None) -> LiveAllocation:
+        """Allocate memory that belongs to no tensor."""
+        return self.ledger.malloc(size, self._describe_next(operator, category), place)
+
+    def allocate_temporary(self, size: int, operator: str) -> None:
+        """Allocate and free temporary memory by the operator's rule."""
+        with self.by_rule(rule_of(operator)):
+            self.ledger.free(self.allocate(Category.TEMPORARY, size, operator))
+
+    @contextmanager
+    def by_rule(self, rule: int) -> Iterator[None]:
+        before, self._rule = self._rule, rule
+        try:
+            yield
+        finally:
+            self._rule = before
+
+    def note_nccl(self) -> None:
+        """Note that a collective ran on the card, where NCCL has memory of its own."""
+        self.operators.add(COLLECTIVES)
+        self.missing[NCCL_NUMBER] = (None, None)
+
+    def _describe_next(self, operator: str, category: Category) -> int:
+        """Label the next allocation and return its stack."""
+        position, columns = self.position, self.columns
+        module, forward_stack, node = position.in_backward()
+        phase = position.phase if self.placed is None else Phase.UNKNOWN
+        recomputing = position.is_recomputing
+        kept = (phase == Phase.FORWARD or (phase == Phase.UNKNOWN and not position.phases)) or recomputing
+        if category is Category.UNKNOWN and node == ACCUMULATE:
+            category = Category.GRADIENT
+        placed = None if category is Category.TEMPORARY else self.placed
+        self.categories.allocated(placed or category, may_be_kept=kept and self.placed is None, call=position.call)
+        columns.module.append(module)
+        columns.phase.append(phase)
+        columns.rule.append(self._rule)
+        columns.forward_stack.append(NO_STACK if recomputing else forward_stack)
+        if self._stack is None or node:
+            self._stack = self.stacks.here(operator, node)
+        return self._stack
+
+
+def is_on_device(out: Any) -> bool:
+    return any(tensor.is_meta for tensor in tensors_of(out))
+
+
+def kept_for_later(output: Any) -> Iterator[torch.Tensor]:
+    """Keys and values in the cache that transformers' models hand back: as `cache` since 5.24."""
+    # Asked whether it has the old name, 5.24 warns.
+    names = set(output) if isinstance(output, Mapping) else set()
+    cache = next((output[name] for name in ("cache", "past_key_values") if name in names), None)
+    for layer in getattr(cache, "layers", ()):
+        yield from tensors_among((getattr(layer, "keys", None), getattr(layer, "values", None)))
+
+
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+"""Hooks stay with the object when its memory is swapped."""
+
+
+NOTHING_TO_COPY = (
+    "Cannot copy out of meta tensor; no data! Please use torch.nn.Module.to_empty() instead of "
+    "torch.nn.Module.to() when moving module from meta to a different device."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MoveTo:
+    """Target device, dtype and memory format of tensors. One copy applies all: data of the host changes on the way."""
+
+    device: torch.device
+    dtype: torch.dtype | None = None
+    """Applied to floating-point and complex tensors only."""
+    layout: torch.memory_format | None = None
+    """Applied to tensors of images and volumes only."""
+    waits: bool = True
+    """If False, dtypes change on the card."""
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        changes: dict[str, Any] = {"device": self.device, "non_blocking": not self.waits}
+        if self.dtype is not None and (tensor.is_floating_point() or tensor.is_complex()):
+            changes["dtype"] = self.dtype
+        if self.layout is not None and tensor.dim() in (4, 5):
+            changes["memory_format"] = self.layout
+        copied: torch.Tensor = torch.ops.aten._to_copy.default(tensor.detach(), **changes)
+        return copied
+
+
+def move_model(
+    recorder: AllocationRecorder, model: nn.Module, wanted: MoveTo, on_host: Collection[Parameter] = ()
+) -> nn.Module:
+    """Move a model; tensors that are on the device already stay, so tied weights stay tied.
+
+    Weights of `on_host` are in host memory afterwards, without values.
+    """
+    with without_functions():
+        return _move(recorder, model, wanted, frozenset(map(id, on_host)))
+
+
+def _move(recorder: AllocationRecorder, model: nn.Module, wanted: MoveTo, on_host: Set[int]) -> nn.Module:
+    names = {id(module): path for path, module in model.named_modules()}
+    recorder.position.name_modules(model)
+    recorder.placed = Category.PARAMETER
+    try:
+        with torch.no_grad():
+            for module in _children_first(model):
+                _move_own(recorder, module, names[id(module)], wanted, on_host)
+    finally:
+        recorder.placed = None
+    return model
+
+
+def _children_first(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        yield from _children_first(child)
+    yield module
+
+
+def _move_own(recorder: AllocationRecorder, module: nn.Module, path: str, wanted: MoveTo, on_host: Set[int]) -> None:
+    with recorder.position.inside(module):
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                placed = parameter
+                if id(parameter) not in on_host:
+                    placed = _moved_parameter(recorder, parameter, wanted)
+                elif parameter.is_meta:
+                    # To the program, a model that was built on `meta` is in host memory.
+                    swap_data(parameter, MoveTo(torch.device("cpu")).copy(parameter))
+                module._parameters[name] = placed
+                recorder.position.own(placed, path)
+                recorder.watch(placed)
+        for name, buffer in module._buffers.items():
+            if buffer is not None and not _is_there(recorder, buffer):
+                module._buffers[name] = _copied(buffer, wanted)
+
+
+def _moved_parameter(recorder: AllocationRecorder, parameter: Parameter, wanted: MoveTo) -> Parameter:
+    if _is_there(recorder, parameter):
+        return parameter
+    data = _copied(parameter, wanted)
+    if parameter.grad is not None and not _is_there(recorder, parameter.grad):
+        gradient = _copied(parameter.grad, wanted)
+    else:
+        gradient = parameter.grad
+    if parameter.is_meta and not _is_made_of_others(parameter):
+        parameter.data = data
+    elif not swap_data(parameter, data):
+        parameter = Parameter(data, parameter.requires_grad)
+    if gradient is not parameter.grad:
+        parameter.grad = gradient
+    return parameter
+
+
+def swap_data(tensor: Any, data: Any) -> bool:
+    """Give a tensor the memory of another device; the object stays, since optimizers and programs hold it.
+
+    Return False where C++ holds the tensor too, such as a live graph.
+    """
+    new = data.detach().requires_grad_(tensor.requires_grad)
+    if isinstance(tensor, Parameter):
+        new = Parameter(data.detach(), tensor.requires_grad)
+    if _is_made_of_others(tensor) and type(new) is not type(tensor):
+        return False
+    hooks = {name: getattr(tensor, name) for name in _HOOKS if getattr(tensor, name, None)}
+    gradient = tensor.grad if tensor.is_leaf else None
+    if gradient is not None:
+        # Nothing else may hold the gradient while it moves with its weight.
+        tensor.grad = None
+    try:
+        torch._C._swap_tensor_impl(tensor, new)
+    except RuntimeError:
+        if gradient is not None:
+            tensor.grad = gradient
+        return False
+    if _is_made_of_others(tensor):
+        tensor.__dict__, new.__dict__ = new.__dict__, tensor.__dict__
+    for name, registered in hooks.items():
+        setattr(tensor, name, registered)
+    if gradient is not None and _on_one_side(gradient, tensor):
+        tensor.grad = gradient
+    return True
+
+
+def _on_one_side(gradient: Any, tensor: Any) -> bool:
+    """Move a gradient to the side of its weight; torch cannot hold one on another device."""
+    if gradient.is_meta == tensor.is_meta:
+        return True
+    with torch.no_grad():
+        return swap_data(gradient, torch.ops.aten._to_copy.default(gradient.detach(), device=tensor.detach().device))
+
+
+def _copied(tensor: Any, wanted: MoveTo) -> Any:
+    if not tensor.is_meta or not _is_made_of_others(tensor):
+        return wanted.copy(tensor)
+    # Its parts are on the device already.
+    names, context = tensor.__tensor_flatten__()
+    parts = {name: _copied(getattr(tensor, name), wanted) for name in names}
+    return type(tensor).__tensor_unflatten__(parts, context, tensor.size(), tensor.stride())
+
+
+def _is_made_of_others(tensor: torch.Tensor) -> bool:
+    return bool(is_traceable_wrapper_subclass(tensor))
+
+
+def _is_there(recorder: AllocationRecorder, tensor: torch.Tensor) -> bool:
+    return tensor.is_meta and recorder.ledger.allocation_of(tensor.untyped_storage()) is not None

@@ -1,0 +1,742 @@
+"""Rules for the memory of operators, by family: what they take, the evidence for it, and how each operator is handled.
+
+A rule is proved where a program of `tests/truth` takes memory by it and every size agrees with the recording, in
+its order. What is read follows torch's source and was not compared with a card; what is estimated follows from how
+a kernel must work; what is not predicted is missing from every peak, and an estimate from shapes is reported
+instead. A recording proves the operator families that it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memviz.allocator.context import context_sentence
+from memviz.predictor import workspaces as taken
+from memviz.predictor.cards import KnownCard
+from memviz.predictor.decompositions import WRITES_INTO_ZEROS, add_in_place, seeds_on_host, write_into_zeros
+from memviz.predictor.host import MOVES, may_say_of_unknown
+from memviz.predictor.known_values import may_return_indices
+from memviz.predictor.shapes import SHAPE_RULES, ResultCache, ShapeKey, tensors_of
+from memviz.predictor.workspaces import Temporaries
+from memviz.runner.request import DEFAULT_CARD
+
+# Rules for the memory of operators, by family: what they take, and the evidence for it.
+#
+# A rule is proved where a program of `tests/truth` takes memory by it and every size agrees with the recording, in
+# its order. What is read follows torch's source and was not compared with a card; what is estimated follows from how
+# a kernel must work; what is not predicted is missing from every peak, and an estimate from shapes is reported
+# instead. A recording proves the operator families that it runs.
+
+
+class Standing(StrEnum):
+    PROVED = "proved"
+    READ = "read"
+    ESTIMATED = "estimated"
+    MISSING = "not predicted"
+
+
+class Counted(StrEnum):
+    """Bytes of an operator that its rule decides."""
+
+    TEMPORARIES = "temporaries"
+    REST = "rest"
+    """Temporaries, and results behind the first: masks, statistics, states."""
+    ALL = "all"
+
+
+Operators = Mapping[str, Temporaries | None]
+"""Names without overloads; None for operators without temporaries."""
+MissingBytes = Callable[[Any, Any], tuple[int | None, int | None]]
+"""From arguments and result, the bytes of one call besides its result: a likely figure, and an upper one."""
+
+
+def _operators(*names: str, temporaries: Temporaries | None = None) -> Operators:
+    return dict.fromkeys(names, temporaries)
+
+
+@dataclass(frozen=True)
+class PredictorRule:
+    name: str
+    standing: Standing
+    because: str
+    """The recording that proves it, or where it was read, or why it is missing."""
+    operators: Operators = field(default_factory=dict)
+    """Empty where the rule takes no memory of its own."""
+    counted: Counted = Counted.TEMPORARIES
+    proved_on: tuple[int, int] = (0, 999)
+    """Architectures that the recording speaks for."""
+    family: str = ""
+    """Family that recordings cover, or not; empty where it is of no matter."""
+    not_counted: str = ""
+    """Memory that a prediction with these operators lacks, which makes it a lower bound."""
+    note: str = ""
+    """Sentence about it for the notes of a run."""
+    missing_bytes: MissingBytes = lambda args, out: (None, None)
+
+    def standing_on(self, card: KnownCard) -> Standing:
+        first, last = self.proved_on
+        outside = self.standing is Standing.PROVED and not first <= card.architecture <= last
+        return Standing.READ if outside else self.standing
+
+
+_INDEX = 8
+
+
+def _sorted_copies(args: Any, out: Any) -> tuple[int | None, int | None]:
+    if not isinstance(args[0], Tensor):
+        return None, None
+    copies = args[0].numel() * (args[0].element_size() + _INDEX)
+    return copies, 2 * copies
+
+
+def _convolution_workspace(args: Any, out: Any) -> tuple[int, int]:
+    """Tensor cores read channels last: what lies otherwise is copied. At most an image is unfolded besides.
+
+    Unfolded, an image has a window of its channels for each place of the other. With a stride that is the coarser
+    one; where its gradient is not asked for, or no place is in two windows, the finer one alone has windows.
+    """
+    tensors = [tensor for tensor in args[:3] if isinstance(tensor, Tensor) and tensor.dim() > 2]
+    large = [tensor for tensor in (*tensors, *tensors_of(out)) if tensor.dim() > 2]
+    if len(tensors) < 2:
+        return 0, 0
+    backward = len(tensors) == 3
+    weight = tensors[-1]
+    likely = 0 if _lies_channels_last(tensors[0]) else sum(tensor.nbytes for tensor in large)
+    images = tensors[:2] if backward else [tensors[0], *tensors_of(out)]
+    if len(images) < 2:
+        return likely, likely
+    fine, coarse = sorted(images, key=_pixels, reverse=True)[:2]
+    both = _pixels(fine) == _pixels(coarse) or (backward and _wants_gradient_of_input(args) and _overlap(args, weight))
+    places = _pixels(coarse)
+    channels = max(fine.size(1), coarse.size(1)) if both else fine.size(1)
+    window = weight[0, 0].numel()
+    unfolded = places * channels * window * weight.element_size() if window > 1 else 0
+    return likely, likely + unfolded
+
+
+def _pixels(image: Tensor) -> int:
+    return image.numel() // max(image.size(1), 1)
+
+
+def _wants_gradient_of_input(args: Any) -> bool:
+    """Return the first entry of the gradient mask, the last argument of a backward; True if unknown."""
+    mask = args[-1]
+    return not isinstance(mask, list | tuple) or not mask or bool(mask[0])
+
+
+def _overlap(args: Any, weight: Tensor) -> bool:
+    """Return whether the windows of a backward overlap; adjacent patches need a single product in either direction."""
+    strides, dilations = args[4], args[6]
+    reach = [
+        (size - 1) * dilation
+        for size, dilation in zip(weight.shape[2:], _per_dimension(dilations, weight), strict=True)
+    ]
+    return any(far >= stride for far, stride in zip(reach, _per_dimension(strides, weight), strict=True))
+
+
+def _per_dimension(given: Any, weight: Tensor) -> list[int]:
+    """One number may stand for all dimensions."""
+    return list(given) * (weight.dim() - 2) if len(given) == 1 else list(given)
+
+
+def _lies_channels_last(tensor: Tensor) -> bool:
+    return tensor.stride(1) == 1 and not tensor.is_contiguous()
+
+
+CUBLAS, NCCL = "cuBLAS's workspaces", "NCCL's buffers"
+PRODUCTS, REDUCTIONS, CONVOLUTIONS, BATCH_NORM = "matrix products", "reductions", "convolutions", "batch norm"
+ATTENTION, CUDNN_ATTENTION = "scaled-dot-product attention", "cuDNN's attention"
+LAYER_NORM, DROPOUT, EMBEDDINGS, SORTS = "layer norm", "dropout", "gradients of embeddings", "sorting and scanning"
+SPARSE_PRODUCTS = "products of sparse tensors"
+COLLECTIVES = "several processes that share a model"
+"""A family, and in place of the operators of collectives, which have many names."""
+RECURRENT = "recurrent layer"
+"""In place of an operator: torch takes these layers apart before any is seen."""
+SPARSE_PRODUCT = "_sparse_addmm"
+_AMPERE_TO_ADA = (80, 89)
+_PROVED = (
+    # Taken by a handle, once a thread and stream, so no operator is named.
+    PredictorRule(CUBLAS, Standing.PROVED, "train-complete, train-mixed-precision", proved_on=_AMPERE_TO_ADA),
+    PredictorRule("casts of autocast, and those it keeps", Standing.PROVED, "train-mixed-precision, train-late-start"),
+    PredictorRule("gradients written into zeros in place", Standing.PROVED, "train-late-start, few-frames"),
+    PredictorRule("colons as slices, up to torch 2.6", Standing.PROVED, "train-complete"),
+    PredictorRule("einsum's operands as they come, up to torch 2.8", Standing.PROVED, "train-weights-first"),
+    PredictorRule(
+        "buffers of sums, means and extremes",
+        Standing.PROVED,
+        "train-late-start, few-frames, train-weights-first",
+        {
+            "sum": taken.sum_buffers,
+            "mean": taken.mean_buffers,
+            **_operators("max", "min", temporaries=taken.max_buffers),
+        },
+        family=REDUCTIONS,
+    ),
+    PredictorRule(
+        "indices sorted to add at them",
+        Standing.PROVED,
+        "few-frames, train-weights-first",
+        _operators("index_put", "index_put_", "_index_put_impl_", temporaries=taken.index_put_buffers),
+        proved_on=_AMPERE_TO_ADA,
+    ),
+    PredictorRule(
+        "copies for products of what lies badly",
+        Standing.PROVED,
+        "small-complete, train-weights-first",
+        _operators("mm", "bmm", "baddbmm", temporaries=taken.product_copies),
+        family=PRODUCTS,
+    ),
+    PredictorRule(
+        "cublasLt's workspace for a bias",
+        Standing.PROVED,
+        "biases-and-mask",
+        {"addmm": taken.product_copies},
+        proved_on=_AMPERE_TO_ADA,
+        family=PRODUCTS,
+    ),
+    PredictorRule(
+        "statistics of LayerNorm",
+        Standing.PROVED,
+        "biases-and-mask",
+        {"native_layer_norm": taken.contiguous_copies},
+        Counted.REST,
+        family=LAYER_NORM,
+    ),
+    PredictorRule(
+        "numbers raised to the power of tensors", Standing.PROVED, "train-weights-first", {"pow": taken.scalar_power}
+    ),
+)
+_READ = (
+    PredictorRule(
+        "flash attention",
+        Standing.READ,
+        "flash_api.cpp",
+        {
+            "_scaled_dot_product_flash_attention": taken.flash_forward,
+            "_scaled_dot_product_flash_attention_backward": taken.flash_backward,
+        },
+        Counted.REST,
+        family=ATTENTION,
+    ),
+    PredictorRule(
+        "memory-efficient attention",
+        Standing.READ,
+        "attention.cu; without gradients it is as recorded in biases-and-mask",
+        {"_scaled_dot_product_efficient_attention": taken.efficient_forward},
+        Counted.REST,
+        family=ATTENTION,
+    ),
+    PredictorRule(
+        "masks of dropout", Standing.READ, "Dropout.cu", _operators("native_dropout"), Counted.REST, family=DROPOUT
+    ),
+    PredictorRule(
+        "statistics of other norms, and gradients of norms",
+        Standing.READ,
+        "layer_norm_kernel.cu, group_norm_kernel.cu",
+        {
+            "native_layer_norm_backward": taken.contiguous_copies,
+            **_operators("native_group_norm", "native_group_norm_backward"),
+        },
+        Counted.REST,
+        family=LAYER_NORM,
+    ),
+    PredictorRule(
+        "softmax of what is strided",
+        Standing.READ,
+        "SoftMax.cu",
+        _operators(
+            *("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data"),
+            temporaries=taken.contiguous_copies,
+        ),
+        family="softmax",
+    ),
+    PredictorRule(
+        "lists of tensors in optimizers and norms",
+        Standing.READ,
+        "torch/optim, ForeachReduceOp.cu",
+        {
+            "_foreach_norm": taken.foreach_norm,
+            **_operators("_foreach_sqrt", "_foreach_div", "_foreach_mul", "_foreach_add", "_foreach_neg"),
+        },
+        Counted.ALL,
+    ),
+    PredictorRule(
+        "fused optimizers take nothing",
+        Standing.READ,
+        "fused_adam_impl.cu",
+        _operators("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"),
+        family="fused optimizers",
+    ),
+    PredictorRule(
+        "buffers of other reductions",
+        Standing.READ,
+        "Reduce.cuh",
+        {
+            "nansum": taken.sum_buffers,
+            **_operators("prod", "linalg_vector_norm", temporaries=taken.mean_buffers),
+            **_operators("amax", "amin", "any", "all", temporaries=taken.extreme_buffers),
+            **_operators("argmax", "argmin", temporaries=taken.argmax_buffers),
+            **_operators("var", "std", "var_mean", "std_mean", temporaries=taken.variance_buffers),
+            **_operators(
+                *("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"), temporaries=taken.loss_buffers
+            ),
+        },
+        family=REDUCTIONS,
+    ),
+    PredictorRule(
+        "cublasLt's workspace for scaled products",
+        Standing.READ,
+        "Blas.cpp",
+        _operators("_addmm_activation", "_scaled_mm"),
+        family=PRODUCTS,
+    ),
+    PredictorRule(
+        "indices that lie on the host or strided",
+        Standing.READ,
+        "TensorAdvancedIndexing.cpp",
+        {"index": taken.index_copies, "embedding": taken.embedding_copies},
+    ),
+    PredictorRule(
+        "padding of what is strided",
+        Standing.READ,
+        "ReflectionPad.cu, ReplicationPadding.cu",
+        _operators(
+            *(
+                f"{kind}_pad{number}d{backward}"
+                for kind in ("reflection", "replication")
+                for number in (1, 2, 3)
+                for backward in ("", "_backward")
+            ),
+            temporaries=taken.padding_copies,
+        ),
+    ),
+    PredictorRule(
+        "lists that NCCL gathers and scatters, and its barriers",
+        Standing.READ,
+        "ProcessGroupNCCL.cpp",
+        _operators("allgather_", "reduce_scatter_", "barrier"),
+    ),
+    PredictorRule(
+        "copies to and from the host of what is not one piece",
+        Standing.READ,
+        "Copy.cu",
+        {"_to_copy": taken.copy_to_new, "copy_": taken.copy_to_existing, "_foreach_copy_": taken.copy_lists},
+    ),
+    PredictorRule(
+        "CTC losses",
+        Standing.READ,
+        "LossCTC.cu",
+        {"_ctc_loss": taken.ctc_forward, "_ctc_loss_backward": taken.ctc_backward},
+        family="CTC losses",
+    ),
+)
+_ESTIMATED = (
+    PredictorRule(
+        "memory-efficient attention, backward",
+        Standing.ESTIMATED,
+        "its gradients are summed in fp32",
+        {"_scaled_dot_product_efficient_attention_backward": taken.efficient_backward},
+        family=ATTENTION,
+    ),
+    PredictorRule(
+        "attention over sequences of different lengths",
+        Standing.ESTIMATED,
+        "as for sequences of one length, with rows to spare for each",
+        {
+            "_flash_attention_forward": None,
+            "_flash_attention_backward": taken.varlen_flash_backward,
+            "_efficient_attention_forward": taken.heads_first(taken.efficient_forward, 0),
+            "_efficient_attention_backward": taken.heads_first(taken.efficient_backward, 1),
+        },
+        Counted.REST,
+        family=ATTENTION,
+    ),
+    PredictorRule(
+        "gradients of embeddings with many indices",
+        Standing.ESTIMATED,
+        "EmbeddingBackwardKernel.cu, without the scratch of its scans",
+        {"embedding_dense_backward": taken.embedding_backward_buffers},
+        family=EMBEDDINGS,
+    ),
+)
+_MISSING = (
+    PredictorRule(
+        "cuDNN's convolutions",
+        Standing.MISSING,
+        "cuDNN chooses a workspace as it runs",
+        {
+            **_operators("convolution", "convolution_backward", temporaries=taken.convolution_copies),
+            **_operators("cudnn_convolution", "cudnn_convolution_transpose"),
+        },
+        family=CONVOLUTIONS,
+        not_counted="cuDNN workspaces",
+        note="cuDNN takes a workspace for each convolution, chosen as it runs; it is not predicted, so peaks of "
+        "convolutional models are lower bounds.",
+        missing_bytes=_convolution_workspace,
+    ),
+    PredictorRule(
+        "cuDNN's attention",
+        Standing.MISSING,
+        "its plan decides on a workspace",
+        _operators("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_cudnn_attention_backward"),
+        family=CUDNN_ATTENTION,
+        not_counted="cuDNN workspaces of attention",
+        note="cuDNN's attention takes a workspace that its plan decides on; it is not predicted.",
+    ),
+    PredictorRule(
+        "cuDNN's batch norm",
+        Standing.MISSING,
+        "it may keep a reserve for backward",
+        _operators("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm"),
+        family=BATCH_NORM,
+        not_counted="cuDNN's reserves of batch norm",
+        note="cuDNN's batch norm may keep a reserve for backward; it is not predicted.",
+    ),
+    PredictorRule(
+        "cuDNN's recurrent layers",
+        Standing.MISSING,
+        "they are predicted step by step",
+        _operators(RECURRENT),
+        family="recurrent layers",
+        not_counted="cuDNN workspaces of recurrent layers",
+        note="cuDNN runs whole recurrent layers with a workspace and a reserve; here they are predicted step by step.",
+    ),
+    PredictorRule(
+        "sorting and scanning",
+        Standing.MISSING,
+        "they take copies of about their input's size",
+        _operators("sort", "topk", "argsort", "unique_dim", "_unique2", "multinomial", "cumsum", "cumprod"),
+        family=SORTS,
+        not_counted="temporary copies of sorting and scanning",
+        note="Sorting and scanning take temporary copies of about their input's size; they are not predicted.",
+        missing_bytes=_sorted_copies,
+    ),
+    PredictorRule(
+        "libraries of linear algebra",
+        Standing.MISSING,
+        "cuSOLVER takes workspaces",
+        _operators(
+            *("_linalg_svd", "_linalg_eigh", "linalg_eig", "_linalg_eigvals", "linalg_qr", "geqrf", "ormqr"),
+            *("linalg_householder_product", "linalg_lu_factor_ex", "linalg_lu", "linalg_lu_solve", "_linalg_det"),
+            *("_linalg_slogdet", "linalg_ldl_factor_ex", "linalg_ldl_solve", "linalg_cholesky_ex", "cholesky_solve"),
+            *("cholesky_inverse", "linalg_inv_ex", "_linalg_solve_ex", "linalg_lstsq"),
+        ),
+        family="linear algebra",
+        not_counted="cuSOLVER workspaces of linear algebra",
+    ),
+    PredictorRule(
+        "Fourier transforms",
+        Standing.MISSING,
+        "cuFFT takes workspaces",
+        _operators("_fft_r2c", "_fft_c2c", "_fft_c2r"),
+        family="Fourier transforms",
+        not_counted="cuFFT workspaces of Fourier transforms",
+    ),
+    PredictorRule(
+        "products of sparse tensors",
+        Standing.MISSING,
+        "cuSPARSE takes a workspace for each",
+        _operators(SPARSE_PRODUCT),
+        family=SPARSE_PRODUCTS,
+        not_counted="cuSPARSE workspaces of sparse products",
+    ),
+    PredictorRule(
+        NCCL,
+        Standing.MISSING,
+        "they lie beside PyTorch's allocator",
+        _operators("allreduce_", "_allgather_base_", "_reduce_scatter_base_", "broadcast_", "alltoall_base_"),
+    ),
+)
+RULES: tuple[PredictorRule, ...] = (*_PROVED, *_READ, *_ESTIMATED, *_MISSING)
+NO_RULE = 255
+_NUMBERS = {operator: number for number, rule in enumerate(RULES) for operator in rule.operators}
+CUBLAS_NUMBER, NCCL_NUMBER = ([rule.name for rule in RULES].index(name) for name in (CUBLAS, NCCL))
+
+
+def rule_of(operator: str) -> int:
+    """Return the number of an operator's rule, by its name without overload."""
+    return _NUMBERS.get(operator, NO_RULE)
+
+
+def temporaries_of(operator: str) -> Temporaries | None:
+    number = rule_of(operator)
+    return None if number == NO_RULE else RULES[number].operators[operator]
+
+
+_OPERATORS_WITHOUT_RULE = {
+    PRODUCTS: ("addbmm", "addmv", "mv", "dot", "_int_mm"),
+    LAYER_NORM: ("_fused_rms_norm", "_fused_rms_norm_backward"),
+    BATCH_NORM: ("native_batch_norm_backward", "cudnn_batch_norm_backward"),
+    DROPOUT: ("native_dropout_backward", "bernoulli_"),
+    EMBEDDINGS: ("_embedding_bag_dense_backward",),
+    SORTS: ("nonzero", "_coalesce"),
+    "sparse tensors": ("_sparse_coo_tensor_with_dims_and_tensors",),
+    "norms of many gradients": ("_foreach_norm",),
+}
+"""Names by family; the norms have a rule with other operators, which are of no family."""
+_FAMILIES = {operator: rule.family for rule in RULES if rule.family for operator in rule.operators}
+_FAMILIES |= {operator: family for family, names in _OPERATORS_WITHOUT_RULE.items() for operator in names}
+USES_CUBLAS = frozenset(operator for operator, family in _FAMILIES.items() if family == PRODUCTS)
+NOT_COUNTED = {rule.family: rule.not_counted for rule in RULES if rule.not_counted}
+"""Families without a rule: a prediction with these is a lower bound."""
+
+
+def all_families() -> frozenset[str]:
+    return frozenset((*_FAMILIES.values(), COLLECTIVES))
+
+
+def families_of(operators: Iterable[str]) -> frozenset[str]:
+    """Return the families of operators, given by their names in stacks: `sum_dim_IntList`."""
+    return frozenset(_FAMILIES.get(operator, operator) for operator in _without_overloads(operators))
+
+
+def _without_overloads(names: Iterable[str]) -> set[str]:
+    operators = _operators_by_name()
+    return {operators[name] for name in names if name in operators}
+
+
+@cache
+def _operators_by_name() -> dict[str, str]:
+    """Operators of all families by their names in stacks."""
+    operators = {RECURRENT: RECURRENT, COLLECTIVES: COLLECTIVES}
+    for operator in _FAMILIES.keys() - {RECURRENT}:
+        overloads = getattr(torch.ops.aten, operator).overloads()
+        operators |= {operator if name == "default" else f"{operator}_{name}": operator for name in overloads}
+    return operators
+
+
+_ONLY_MEMORY = (
+    f"Of the card only the memory is known: kernels, workspaces and compute capability are taken from {DEFAULT_CARD}."
+)
+
+
+def unseen_by(operators: Iterable[str], card: KnownCard) -> tuple[str, ...]:
+    """Return notes on memory that these operators take on a card beyond the prediction."""
+    used = _without_overloads(operators)
+    notes = (rule.note for rule in RULES if rule.note and not used.isdisjoint(rule.operators))
+    alone = (_ONLY_MEMORY,) if card.is_only_memory else ()
+    return (*notes, *alone, context_sentence(card.name))
+
+
+@dataclass(frozen=True)
+class Unproven:
+    """A rule that a prediction took memory by, or would have, and no recording proves."""
+
+    rule: str
+    standing: str
+    because: str
+    bytes: int | None
+    """Largest bytes at once; where nothing is predicted, the likely bytes at one time. None if unknown."""
+    bytes_at_peak: int
+    """Bytes at the moment of the highest live bytes."""
+    bytes_at_most: int | None
+    """Upper bound at one time, where nothing is predicted."""
+
+
+# How the predictor handles each operator, looked up once per operator.
+
+aten = torch.ops.aten
+Operator = Any
+"""`torch._ops.OpOverload`, which has no types."""
+Instead = Callable[[Any, Any, Any], Any]
+"""Operator, arguments, keyword arguments -> the result, or NotImplemented where the operator itself is right."""
+Formula = Callable[..., int]
+"""Floating-point operations, from the operator's arguments."""
+
+_RESIZING = {"resize_", "resize_as_", "set_"}
+_WITHOUT_KERNEL = {
+    *("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"),
+    *("_unsafe_view", "lift", "lift_fresh", "lift_fresh_copy", *_RESIZING),
+}
+"""Operators for which the card has nothing to do."""
+_MOST_WORK = 1 << 14
+"""Sets of shapes that are remembered of one operator."""
+COPIES = {"_to_copy", "copy_", "_foreach_copy_"}
+_MADE_OF_OTHERS = {
+    aten._safe_softmax.default,
+    aten.binary_cross_entropy_with_logits.default,
+    aten.logsumexp.default,
+    aten.dist.default,
+    aten._euclidean_dist.default,
+    aten.soft_margin_loss.default,
+}
+"""Operators that CUDA runs as several others, with tensors between them."""
+_GROUPED = {getattr(aten, name) for name in ("_grouped_mm",) if hasattr(aten, name)}
+
+
+@dataclass(frozen=True, slots=True)
+class Treatment:
+    name: str
+    """Name as in C++ stacks: `add_Tensor`."""
+    gives_new: bool
+    """True if a result may have memory of its own."""
+    writes: bool
+    """Into an argument."""
+    resizes: bool
+    uses_cublas: bool
+    looks: str | None
+    """Its answer, or the size of its answer, is in the data: the operator's name in `looks`."""
+    is_view: bool
+    launches: bool
+    """At least one kernel."""
+    instead: Instead | None
+    sparse: Callable[..., Any] | None
+    """The operator on tensors made of indices and values."""
+    shape: Instead | None
+    """Shape rule that is faster than torch's own."""
+    parts_in: Callable[..., Any] | None
+    """The operator spelled out in others, where it reaches us whole."""
+    temporaries: Temporaries | None
+    formula: Formula | None
+    rule: int
+    """The number of what stands behind its memory, in `evidence`."""
+    moves: bool
+    """Between the host and the device, perhaps."""
+    may_say: bool
+    """True if the result may have known values where the arguments have none."""
+    may_choose: bool
+    """One of several places."""
+    results: ResultCache | None
+    """Cached results, where the same shapes make the same result."""
+    work: dict[ShapeKey, tuple[int, int]]
+    """Floating-point operations and bytes moved, by the shapes that were met."""
+
+
+def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], release: tuple[int, int]) -> Treatment:
+    schema = func._schema
+    packet = func.overloadpacket
+    name = packet.__name__
+    # A product that is added in place is computed as one that is not: `addmm` for `addmm_`.
+    product = name.removesuffix("_") if name.removesuffix("_") in USES_CUBLAS else name
+    kernel = kernels.get(func.name().removeprefix("aten::"))
+    new = any(returned.alias_info is None for returned in schema.returns)
+    return Treatment(
+        name=_name(func),
+        gives_new=new,
+        writes=schema.is_mutable,
+        resizes=_resizes(func),
+        uses_cublas=product in USES_CUBLAS,
+        # What we spell out looks itself, where it has to.
+        looks=name if _looks(func) and kernel is None else None,
+        is_view=not new and not schema.is_mutable,
+        launches=(new or schema.is_mutable) and _has_a_kernel(func),
+        instead=add_in_place if func is aten.add.Tensor else None,
+        sparse=None,
+        shape=_shape_of(func, release),
+        parts_in=kernel or _parts_in(func),
+        temporaries=temporaries_of(product),
+        formula=_formula_of(getattr(aten, product, packet)),
+        rule=rule_of(name),
+        moves=func in MOVES,
+        may_say=may_say_of_unknown(func),
+        may_choose=may_return_indices(func),
+        results=ResultCache() if (new or schema.is_mutable) and _repeats(func) else None,
+        work={},
+    )
+
+
+def _shape_of(func: Operator, release: tuple[int, int]) -> Instead | None:
+    if func in WRITES_INTO_ZEROS:
+        return write_into_zeros
+    return SHAPE_RULES.get(func) or seeds_on_host(func, release)
+
+
+def _resizes(func: Operator) -> bool:
+    return func.overloadpacket.__name__ in _RESIZING or any(argument.is_out for argument in func._schema.arguments)
+
+
+def _has_a_kernel(func: Operator) -> bool:
+    return func.overloadpacket.__name__ not in _WITHOUT_KERNEL and torch.Tag.inplace_view not in func.tags
+
+
+def _looks(func: Operator) -> bool:
+    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+
+
+def _repeats(func: Operator) -> bool:
+    """Return whether the shapes of its arguments, and plain numbers, alone decide the result."""
+    changes_shapes = torch.Tag.inplace_view in func.tags or _resizes(func)
+    return func.namespace == "aten" and not changes_shapes and (not _looks(func) or func is aten.index.Tensor)
+
+
+def _formula_of(packet: Any) -> Formula | None:
+    """torch's own: matrix products, convolutions and attention have one."""
+    from torch.utils.flop_counter import flop_registry
+
+    formula: Formula | None = flop_registry.get(packet, _grouped_flops if packet in _GROUPED else None)
+    return formula
+
+
+def _grouped_flops(left: torch.Tensor, right: torch.Tensor, *_: Any, **__: Any) -> int:
+    """Count FLOPs of grouped products, which torch has no formula for. Groups are in rows, columns or the sum."""
+    groups = left.size(0) if left.dim() == right.dim() == 3 else 1
+    return 2 * groups * left.size(-2) * left.size(-1) * right.size(-1)
+
+
+def _name(func: Operator) -> str:
+    name = func.overloadpacket.__name__
+    overload = func._overloadname
+    return name if overload in ("", "default") else f"{name}_{overload}"
+
+
+def _parts_in(func: Operator) -> Callable[..., Any] | None:
+    """In inference mode even operators that are only names for others arrive whole."""
+    if func in _MADE_OF_OTHERS:
+        return _spelled_out(func, "CompositeExplicitAutograd")
+    name, key = func.name(), "CompositeImplicitAutograd"
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    if has(name, key) and not has(name, "Meta"):
+        return _spelled_out(func, key)
+    return None
+
+
+def _spelled_out(func: Operator, key: str) -> Callable[..., Any] | None:
+    which = getattr(torch._C.DispatchKey, key)
+    run = getattr(func, "_op_dk", None)
+    return None if run is None else lambda *args, **kwargs: run(which, *args, **kwargs)
+
+
+def _work_of(treatment: Treatment, args: Any, kwargs: Any, out: Any) -> tuple[int, int]:
+    formula = treatment.formula
+    flops = 0 if formula is None else int(formula(*args, **kwargs, out_val=out))
+    if not treatment.launches:
+        return flops, 0
+    met = tensors_of((*args, *kwargs.values(), out if treatment.gives_new else None))
+    return flops, sum(tensor.numel() * tensor.element_size() for tensor in met)
+
+
+@dataclass
+class OperatorTotals:
+    """Totals of all operators that ran."""
+
+    flops: int = 0
+    """FLOPs of matrix products, convolutions and attention, a multiply and an add each; others are not counted."""
+    bytes_moved: int = 0
+    """Read and written by operators, each as if it met its tensors in main memory; no views, and no empty memory."""
+    from_host_bytes: int = 0
+    """Bytes of tensors copied from the host; `Host` counts copies to it."""
+    link_bytes: int = 0
+    """That collectives send to other devices."""
+
+    def add(self, treatment: Treatment, args: Any, kwargs: Any, out: Any, shapes: ShapeKey | None) -> None:
+        """`shapes` are those of the arguments, where all that is counted follows from them."""
+        work = None if shapes is None else treatment.work.get(shapes)
+        if work is None:
+            work = _work_of(treatment, args, kwargs, out)
+            if shapes is not None and len(treatment.work) < _MOST_WORK:
+                treatment.work[shapes] = work
+        self.flops += work[0]
+        self.bytes_moved += work[1]
+
+    def copied(self, out: Any, sources: Any) -> None:
+        """Count the bytes that one of `COPIES` moved from the host to the device."""
+        if all(tensor.is_meta for tensor in tensors_of(out)):
+            on_host = (tensor for tensor in tensors_of(sources) if not tensor.is_meta)
+            self.from_host_bytes += sum(tensor.numel() * tensor.element_size() for tensor in on_host)

@@ -1,0 +1,131 @@
+"""A predicted run: the steps of a plan on tensors without data, and whether their memory fits the card."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from memviz.allocator import what_if
+from memviz.allocator.replay import source_of
+from memviz.allocator.settings import settings_from_environment
+from memviz.memory import without_collection
+from memviz.predictor.accuracy import expected_error, fit_of_source, fit_on, unproven_sentence
+from memviz.predictor.device import PredictedDevice
+from memviz.predictor.group.ranks import GroupRank
+from memviz.predictor.ledger import live_changes, trains
+from memviz.runner.outcome import Outcome, check, keeping_what_was_recorded, own_bytes, peaks_of, run_with, sizes_of
+from memviz.runner.plan import Plan
+from memviz.runner.run import Run
+from memviz.runner.step import Tell, convert_on_host, kernels_of_its_own, prepare, take_steps
+from memviz.trace.model import Category, Trace
+from optimizations.weight_offload import host_bytes
+
+_OF_WHAT_IT_DOES = (
+    *("flops", "bytes_moved", "host_bytes", "weights_bytes", "parameters", "seconds", "expected_error", "notes"),
+    *("weights_at_peak_bytes", "link_bytes", "pinned_host_bytes", "peak_while_loading", "warnings"),
+)
+"""Figures in which allocator settings have no part."""
+_COUNTED = ("flops", "bytes_moved", "host_bytes", "link_bytes")
+"""Counts of the steps alone, without warm-up."""
+
+
+def predict(plan: Plan, tell: Tell, rank: GroupRank | None = None, *, figures_only: bool = False) -> Outcome:
+    """Predict the steps of a plan on its card, or on the card of one rank.
+
+    With `figures_only` the trace has no stacks, and the figures are the same.
+    """
+    begun = time.perf_counter()
+    tell("building the model")
+    with torch.device("meta"), without_collection():
+        # The first of its kind imports its library.
+        model = plan.workload.build()
+    check(plan, model)
+    convert_on_host(plan, model)
+    # On a rank only its part is left of it.
+    whole = {} if rank is None else sizes_of(model)
+    settings = settings_from_environment(plan.environment)
+    release = plan.request.release
+    predicted = PredictedDevice(plan.card, settings=settings, release=release, rank=rank, figures_only=figures_only)
+    with kernels_of_its_own(), predicted as device:
+        before: dict[str, int] = {}
+
+        def begin_counting() -> None:
+            before.update({name: getattr(device, name) for name in _COUNTED})
+
+        begin_counting()
+        with keeping_what_was_recorded(device):
+            trace, weights_bytes, loaded_bytes = _taken(plan, device, model, tell, begin_counting)
+        known = {
+            **peaks_of(device, loaded_bytes),
+            **{name: (getattr(device, name) - before[name]) // plan.request.steps for name in _COUNTED},
+            "pinned_host_bytes": device.pinned_host_bytes,
+            "warnings": device.warnings(),
+            "notes": (*device.unseen(), *filter(None, [unproven_sentence(device.unproven())])),
+        }
+        operators, unproven = device.recorder.operators, device.unproven()
+    error = expected_error(operators, trains=trains(trace), card=plan.card, unproven=unproven)
+    fit = fit_on(trace, plan.card, device.highest_reserved_bytes, error)
+    took = time.perf_counter() - begun
+    known |= {
+        **(whole or sizes_of(model)),
+        "weights_bytes": weights_bytes,
+        "seconds": None,
+        "fit": fit,
+        "took_seconds": took,
+        "expected_error": error,
+        "weights_at_peak_bytes": _weights_at_peak(trace) if host_bytes(model) else None,
+    }
+    run = run_with(plan, "predicted", plan.card.name, known)
+    return Outcome(run, trace, device.said_between, device.layout)
+
+
+def _taken(
+    plan: Plan, device: PredictedDevice, model: nn.Module, tell: Tell, warmed: Callable[[], None]
+) -> tuple[Trace, int, int]:
+    """Return the trace, the bytes of the weights, and the allocated peak of loading."""
+    if device.rank is None:
+        model, passes = prepare(plan, device, model, tell), None
+    else:
+        # The libraries of many GPUs take a second to import.
+        from memviz.runner.parallel.rank_model import prepare_rank
+
+        model, passes = prepare_rank(plan, device, model, tell)
+    weights_bytes, loaded_bytes = own_bytes(model), device.peak_allocated_bytes
+    trace = take_steps(plan, device, model, tell, warmed=warmed, make_passes=passes)
+    return trace, weights_bytes, loaded_bytes
+
+
+def _weights_at_peak(trace: Trace) -> int | None:
+    events, labels = trace.devices[0].events, trace.devices[0].event_labels
+    if labels is None or not len(events):
+        return None
+    change = live_changes(events.action, events.size)
+    until = int(np.argmax(np.cumsum(change))) + 1
+    return int(change[:until][labels.category[:until] == Category.PARAMETER].sum())
+
+
+def predict_again(plan: Plan, done: Outcome) -> Run:
+    """Predict a run that differs from a done one in its allocator settings alone, by a replay of the same requests.
+
+    Where it does not fit, `fit.event` is an event of the run that is done.
+    """
+    begun = time.perf_counter()
+    settings, source = settings_from_environment(plan.environment), source_of(done.trace, done.trace.devices[0])
+    assert done.said is not None
+    source.said = done.said
+    figures = what_if.figures_on(source, settings)
+    source.said = replace(done.said, reset=0)
+    run, error = done.run, done.run.expected_error
+    known = {
+        "peak_allocated_bytes": figures.peak_allocated_bytes,
+        "peak_reserved_bytes": figures.peak_reserved_bytes,
+        "peak_requested_bytes": figures.peak_requested_bytes,
+        "fit": fit_of_source(source, settings, plan.card, None, error),
+        **{name: getattr(run, name) for name in _OF_WHAT_IT_DOES},
+    }
+    return run_with(plan, "predicted", plan.card.name, known | {"took_seconds": time.perf_counter() - begun})

@@ -1,0 +1,342 @@
+"""Saved files where values are not computed: `torch.save`, `torch.load` and safetensors.
+
+A checkpoint of zeros would be worse than none, so tensors without values are not written: a placeholder stands in
+for the file (a line of text, or for safetensors its header), so that the program can load, rename or remove it, and
+is removed after the prediction. Of existing files, large tensors are read only where the program reads them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from memviz.predictor.assumptions import Assumptions
+from memviz.predictor.compat import Patches, without_functions
+from memviz.predictor.cuda.machine import CUDA_0, META, NamedDevices
+from memviz.predictor.host import Host
+
+_PLACEHOLDER_MARK = b"memviz predict: nobody computed the values of this file. Number "
+_LONGEST_PLACEHOLDER = len(_PLACEHOLDER_MARK) + 20
+_PLACEHOLDER_KEY = "values that nobody computed"
+_SAFETENSORS_DTYPES = {
+    "torch.float64": "F64",
+    "torch.float32": "F32",
+    "torch.float16": "F16",
+    "torch.bfloat16": "BF16",
+    "torch.float8_e4m3fn": "F8_E4M3",
+    "torch.float8_e5m2": "F8_E5M2",
+    "torch.int64": "I64",
+    "torch.int32": "I32",
+    "torch.int16": "I16",
+    "torch.int8": "I8",
+    "torch.uint8": "U8",
+    "torch.bool": "BOOL",
+}
+
+
+def placeholder_number(file: Any) -> int | None:
+    """Return the number of the object behind a placeholder; None for any other file."""
+    try:
+        if isinstance(file, str | os.PathLike):
+            with open(file, "rb") as opened:
+                text = opened.read(_LONGEST_PLACEHOLDER)
+        else:
+            at = file.tell()
+            text = file.read(_LONGEST_PLACEHOLDER)
+            file.seek(at)
+    except (OSError, AttributeError):
+        return None
+    return int(text[len(_PLACEHOLDER_MARK) :]) if text.startswith(_PLACEHOLDER_MARK) else None
+
+
+def is_safetensors_placeholder(path: Any) -> bool:
+    """Return whether a safetensors file is a placeholder: a header without data."""
+    try:
+        with open(path, "rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            return f'"{_PLACEHOLDER_KEY}"'.encode() in file.read(min(length, 1 << 10))
+    except (OSError, TypeError, struct.error):
+        return False
+
+
+def _safetensors_header(tensors: dict[str, Tensor], metadata: dict[str, str] | None) -> bytes:
+    header: dict[str, Any] = {"__metadata__": {_PLACEHOLDER_KEY: "all", **(metadata or {})}}
+    at = 0
+    for name, tensor in tensors.items():
+        end = at + tensor.nbytes
+        header[name] = {
+            "dtype": _SAFETENSORS_DTYPES[str(tensor.dtype)],
+            "shape": list(tensor.shape),
+            "data_offsets": [at, end],
+        }
+        at = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+_SAFETENSORS_FUNCTIONS = ("safe_open", "save_file", "safe_save_file")
+_SAFETENSORS_USERS = ("safetensors", "transformers", "diffusers", "accelerate", "peft")
+
+
+_files_in_use: list[SavedFiles] = []
+"""One, while a device is in use. Libraries that are imported meanwhile keep our functions for good."""
+
+
+def _follow_safetensors(patches: Patches, files: SavedFiles) -> None:
+    functions = _safetensors_functions()
+    if functions is None:
+        return
+    _files_in_use.append(files)
+    patches.callback(_files_in_use.clear)
+    # Libraries that are imported already have the functions under names of their own.
+    for name, module in list(sys.modules.items()):
+        if module is not None and name.partition(".")[0] in _SAFETENSORS_USERS:
+            for attribute in _SAFETENSORS_FUNCTIONS:
+                for original, replacement in functions:
+                    if vars(module).get(attribute) is original:
+                        patches.replace(module, attribute, replacement)
+
+
+@cache
+def _safetensors_functions() -> tuple[tuple[Any, Any], ...] | None:
+    """Return the library's functions, each with its replacement; None without the library."""
+    try:
+        from safetensors import safe_open as open_
+        from safetensors.torch import save_file as save
+    except ImportError:
+        return None
+
+    def save_file(tensors: Any, filename: Any, metadata: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if not any(files.keep_tensors(tensors, filename, metadata) for files in _files_in_use):
+            save(tensors, filename, metadata, *args, **kwargs)
+
+    def safe_open(filename: Any, framework: Any = "pt", device: Any = "cpu", **kwargs: Any) -> Any:
+        files = _files_in_use[0] if _files_in_use else None
+        on_card = files is not None and files.named.is_own(device, numbers=True)
+        opened = open_(filename, framework, "cpu" if on_card else device, **kwargs)
+        has_values = files is None or not is_safetensors_placeholder(filename)
+        if not on_card and has_values:
+            return opened
+
+        def loaded(tensor: Tensor) -> Tensor:
+            with without_functions():
+                if files is not None and not has_values:
+                    files.host.unknown.add(tensor)
+                return tensor.to(META) if on_card else tensor
+
+        return _OpenedFile(opened, loaded)
+
+    return (open_, safe_open), (save, save_file)
+
+
+class _OpenedFile:
+    """A safetensors file, or a slice of one, whose tensors are on the card or have no values."""
+
+    def __init__(self, opened: Any, loaded: Callable[[Any], Any]) -> None:
+        self._opened = opened
+        self._loaded = loaded
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._opened, name)
+
+    def __getitem__(self, where: Any) -> Any:
+        return self._loaded(self._opened[where])
+
+    def __enter__(self) -> _OpenedFile:
+        self._opened.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._opened.__exit__(*error)
+
+    def get_tensor(self, name: str) -> Any:
+        return self._loaded(self._opened.get_tensor(name))
+
+    def get_tensors(self, *names: Any) -> Any:
+        return {name: self._loaded(tensor) for name, tensor in self._opened.get_tensors(*names).items()}
+
+    def get_slice(self, name: str) -> _OpenedFile:
+        return _OpenedFile(self._opened.get_slice(name), self._loaded)
+
+
+def path_of(file: Any) -> str | None:
+    return os.path.abspath(os.fsdecode(file)) if isinstance(file, str | os.PathLike) else None
+
+
+_NOT_WRITTEN = (
+    "values that are not computed were not written to a file; who loads that file in this run gets their shapes"
+)
+
+
+def follow_files(patches: Patches, host: Host, assumptions: Assumptions, named: NamedDevices) -> None:
+    files = SavedFiles(host, assumptions, named)
+    files.save = patches.replace(torch, "save", files.saved)
+    files.load = patches.replace(torch, "load", files.loaded)
+    for name in ("save", "load"):
+        patches.replace(torch.serialization, name, getattr(torch, name))
+    _follow_safetensors(patches, files)
+    patches.callback(files.remove_placeholders)
+    for name in ("rename", "replace"):
+        patches.replace(os, name, files.renaming(getattr(os, name)))
+
+
+class SavedFiles:
+    """Objects without values that the program saved, and the placeholders in place of their files."""
+
+    save: Callable[..., Any]
+    load: Callable[..., Any]
+
+    def __init__(self, host: Host, assumptions: Assumptions, named: NamedDevices) -> None:
+        self.host = host
+        self.named = named
+        self._assumptions = assumptions
+        self._kept: dict[Any, Any] = {}
+        """Saved objects by the path of the file."""
+        self._numbered: list[Any] = []
+        """The same, and what was written to open files, by the number in the placeholder."""
+        self._placeholders: set[str] = set()
+
+    def saved(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        if self._keep(obj, f):
+            text = _PLACEHOLDER_MARK + str(len(self._numbered) - 1).encode()
+            if (path := path_of(f)) is not None:
+                self._leave(path, lambda: text)
+            else:
+                f.write(text)
+            return
+        of_card: set[int] = set()
+
+        def with_values(tensor: Tensor) -> Tensor:
+            if not tensor.is_meta:
+                return tensor
+            values = tensor.detach().to("cpu")
+            of_card.add(values.untyped_storage()._cdata)
+            return values
+
+        if not isinstance(obj, nn.Module):
+            with without_functions():
+                obj = _mapped(with_values, obj)
+        tag = torch.serialization.location_tag
+        with Patches() as patches:
+            changed = lambda storage: str(CUDA_0) if storage._cdata in of_card else tag(storage)  # noqa: E731
+            patches.replace(torch.serialization, "location_tag", changed)
+            self.save(obj, f, *args, **kwargs)
+
+    def _keep(self, obj: Any, f: Any) -> bool:
+        """Keep an object with unknown values for a later load, and return whether it was kept."""
+        with without_functions():
+            if not any(map(self.host.is_unknown, _tensors_of(obj))):
+                self._kept.pop(path_of(f), None)
+                return False
+            self._assumptions.state(_NOT_WRITTEN)
+            self._numbered.append(_mapped(lambda tensor: tensor.detach().to("cpu"), obj))
+            if (path := path_of(f)) is not None:
+                self._kept[path] = self._numbered[-1]
+            return True
+
+    def keep_tensors(self, tensors: Any, f: Any, metadata: Any) -> bool:
+        path = path_of(f)
+        if path is None or not self._keep(tensors, f):
+            return False
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        self._leave(path, lambda: _safetensors_header(tensors, metadata), size)
+        return True
+
+    def _leave(self, path: str, text: Callable[[], bytes], data_bytes: int = 0) -> None:
+        """Write a placeholder, unless the file is there with values from another run."""
+        if os.path.exists(path) and path not in self._placeholders:
+            return
+        with open(path, "wb") as file:
+            file.write(text())
+            file.truncate(file.tell() + data_bytes)
+        self._placeholders.add(path)
+
+    def remove_placeholders(self) -> None:
+        for path in self._placeholders:
+            if is_safetensors_placeholder(path) or placeholder_number(path) is not None:
+                with suppress(OSError):
+                    os.remove(path)
+
+    def renaming(self, rename: Any) -> Any:
+        """Follow placeholders that the program renames."""
+
+        def renamed(src: Any, dst: Any, **kwargs: Any) -> Any:
+            if kwargs or not self._placeholders:
+                return rename(src, dst, **kwargs)
+            old, new = os.path.abspath(os.fsdecode(src)), os.path.abspath(os.fsdecode(dst))
+            if old in self._placeholders:
+                self._kept[new] = self._kept.get(old)
+                if os.path.exists(new) and new not in self._placeholders:
+                    # A file of values, from another run, is not lost for one that has none.
+                    return os.remove(old)
+            rename(src, dst)
+            inside = {path for path in self._placeholders if path == old or path.startswith(old + os.sep)}
+            self._placeholders = (self._placeholders - inside) | {new + path[len(old) :] for path in inside}
+
+        return renamed
+
+    def loaded(self, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        with without_functions():
+            path = path_of(f)
+            if path in self._kept:
+                return self._moved(self._kept[path], map_location)
+            number = placeholder_number(f)
+            if number is not None and number < len(self._numbered):
+                return self._moved(self._numbered[number], map_location)
+            return self._read(f, map_location, args, kwargs)
+
+    def _read(self, f: Any, map_location: Any, args: Any, kwargs: Any) -> Any:
+        if isinstance(f, str | os.PathLike) and kwargs.get("mmap") is None and zipfile.is_zipfile(f):
+            kwargs["mmap"] = True
+        if map_location is not None and not self._means_card(map_location):
+            return self.load(f, map_location, *args, **kwargs)
+        on_card: set[int] = set()
+
+        def to_host(storage: Any, location: str) -> Any:
+            if location.startswith("cuda"):
+                on_card.add(getattr(storage, "_untyped_storage", storage)._cdata)
+            return storage
+
+        loaded = self.load(f, to_host, *args, **kwargs)
+        if map_location is not None:
+            return self._moved(loaded, map_location)
+        return _mapped(lambda t: t.to(META) if t.untyped_storage()._cdata in on_card else t, loaded)
+
+    def _means_card(self, location: Any) -> bool:
+        return self.named.is_own(location, numbers=True)
+
+    def _moved(self, obj: Any, location: Any) -> Any:
+        if location is None or not self._means_card(location):
+            return _mapped(lambda tensor: tensor.clone(), obj)
+        return _mapped(lambda tensor: tensor.to(META), obj)
+
+
+def _tensors_of(obj: Any) -> Iterator[Tensor]:
+    if isinstance(obj, nn.Module):
+        yield from (*obj.parameters(), *obj.buffers())
+    elif isinstance(obj, Tensor):
+        yield obj
+    elif isinstance(obj, dict):
+        for item in obj.values():
+            yield from _tensors_of(item)
+    elif isinstance(obj, list | tuple | set):
+        for item in obj:
+            yield from _tensors_of(item)
+
+
+def _mapped(change: Callable[[Tensor], Tensor], obj: Any) -> Any:
+    if isinstance(obj, nn.Module):
+        return obj._apply(change)  # type: ignore[no-untyped-call]
+    return tree_map_only(Tensor, change, obj)

@@ -1,0 +1,510 @@
+"""Predict a program from Python, or an unmodified script as `python train.py` would run it.
+
+with memviz.predicting(card="RTX 4090") as predicted:
+    train()
+print(predicted, predicted.fits(), predicted.by_category())
+
+Functions that a script registers with `atexit` run when it ends, because this process goes on. Those that libraries
+register on import stay with the process: torch would take back operators that the next program needs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Self
+from weakref import WeakKeyDictionary, WeakSet
+
+from torch import nn
+
+from memviz.allocator.settings import parse_settings, settings_from_environment
+from memviz.errors import UsageError
+from memviz.predictor.assumptions import Assumptions, DataNeeded, Stopped, UnknownNumber, interrupted, size_needed
+from memviz.predictor.cards import card_named
+from memviz.predictor.compat import Patches
+from memviz.predictor.cuda.machine import on_card
+from memviz.predictor.device import PredictedDevice
+from memviz.predictor.estimate import Estimate, estimate_of
+from memviz.predictor.group.ranks import GroupRank
+from memviz.predictor.position import is_installed, is_of_python
+from memviz.runner.knobs import parse_named
+from memviz.runner.plan import label_of, optimization_named
+from memviz.runner.record.recording import free_path
+from memviz.runner.record.script import Script
+from memviz.runner.request import DEFAULT_CARD, release_of
+from memviz.trace.write import replacing, write_pickle
+from optimizations import OPTIMIZATIONS, Optimization, apply_all, check_together
+
+
+class EnoughSteps(SystemExit):
+    """Ends the program as `sys.exit(0)` does."""
+
+
+class OptimizerSteps:
+    """Ends a program when all of its optimizers have taken their steps.
+
+    An optimizer that never steps does not prolong it: one step too many of another ends the program too.
+    """
+
+    def __init__(self, most: int | None, tell: Callable[[int], None] = lambda steps: None) -> None:
+        self._most = most
+        self._tell = tell
+        self._taken: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._patches = Patches()
+        self.taken = 0
+        """Steps of the optimizer that took most."""
+
+    def __enter__(self) -> Self:
+        from torch.optim import Optimizer
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        made = Optimizer.__init__
+
+        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            made(optimizer, *args, **kwargs)
+            self._taken.setdefault(optimizer, 0)
+
+        self._patches.replace(Optimizer, "__init__", init)
+        self._patches.callback(register_optimizer_step_pre_hook(self._steps).remove)
+        self._patches.callback(register_optimizer_step_post_hook(self._stepped).remove)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._patches.close()
+
+    def _steps(self, optimizer: Any, *_: Any) -> None:
+        if self._most is not None and self._taken.get(optimizer, 0) >= self._most:
+            raise EnoughSteps(0)
+
+    def _stepped(self, optimizer: Any, *_: Any) -> None:
+        count = self._taken[optimizer] = self._taken.get(optimizer, 0) + 1
+        if count > self.taken:
+            self.taken = count
+            self._tell(count)
+        if self._most is not None and min(self._taken.values()) >= self._most:
+            raise EnoughSteps(0)
+
+
+class Predicting:
+    """Result of `predicting`, with the estimate once the block is over."""
+
+    def __init__(self, device: PredictedDevice) -> None:
+        self.device = device
+        self.estimate: Estimate | None = None
+
+    def __repr__(self) -> str:
+        return "<Predicting: not over>" if self.estimate is None else repr(self.estimate)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if self.estimate is None:
+            raise UsageError(f"There is no {name} before the `with` block is over.")
+        return getattr(self.estimate, name)
+
+
+@contextmanager
+def predicting(
+    card: str | None = None,
+    *,
+    torch: str = "",
+    settings: str | None = None,
+    assume: Mapping[str, Any] | None = None,
+    steps: int | None = None,
+    world_size: int | None = None,
+    rank: int = 0,
+) -> Iterator[Predicting]:
+    """Run the block with a pretended CUDA device, which counts memory and computes nothing.
+
+    Args:
+        card: Which one, by a part of its name, as in "RTX 4090". It raises torch.cuda.OutOfMemoryError where it has
+            no more; without one memory is not limited, kernels are chosen as for an RTX 4090, and `fits` has to be
+            told a card.
+        torch: The release whose kernels are followed, as in "2.6"; by default the installed one.
+        settings: As in PYTORCH_CUDA_ALLOC_CONF, which holds by default.
+        assume: Answers where the program asks for values that nobody computes, by line: {"train.py:12": 3.0}; several
+            in a tuple are taken in turn.
+        steps: After so many steps of an optimizer the block is over.
+        world_size: Of a group of processes, as `torchrun` would say; the others are pretended.
+        rank: Which of them runs here.
+
+    Raises:
+        DataNeeded: The program asks for values that nobody computes, and no natural answer is known.
+        UsageError: A line of `assume` asked for no value.
+    """
+    if world_size is None and rank:
+        raise UsageError("rank says which process of a group; say of how many with world_size.")
+    group_rank = None if world_size is None else GroupRank(rank, world_size)
+    device = device_for(card, torch=torch, settings=settings, assume=assume, rank=group_rank)
+    done = Predicting(device)
+    with device, OptimizerSteps(steps) as counted:
+        try:
+            yield done
+        except EnoughSteps:
+            pass
+        finally:
+            done.estimate = estimate_of(device, device.finish(), steps=counted.taken)
+    if unused := device.recorder.assumptions.unused_sentence:
+        raise UsageError(unused)
+
+
+def predict(
+    function: Callable[..., Any],
+    *args: Any,
+    card: str | None = None,
+    torch: str = "",
+    settings: str | None = None,
+    assume: Mapping[str, Any] | None = None,
+    world_size: int | None = None,
+    rank: int = 0,
+    **kwargs: Any,
+) -> Estimate:
+    """Predict the memory of `function(*args, **kwargs)` on a card; its result is discarded."""
+    within = predicting(card, torch=torch, settings=settings, assume=assume, world_size=world_size, rank=rank)
+    with within as predicted:
+        function(*args, **kwargs)
+    assert predicted.estimate is not None
+    return predicted.estimate
+
+
+def device_for(
+    card: str | None,
+    *,
+    torch: str = "",
+    settings: str | None = None,
+    assume: Mapping[str, Any] | None = None,
+    rank: GroupRank | None = None,
+) -> PredictedDevice:
+    return PredictedDevice(
+        card_named(card or DEFAULT_CARD),
+        settings=settings_from_environment(os.environ) if settings is None else parse_settings(settings),
+        release=release_of(torch),
+        assume=assume,
+        limited=card is not None,
+        rank=rank,
+    )
+
+
+_MODULE_CODE = "<module>"
+"""The name of the code that runs when a module is imported."""
+
+
+class ExitFunctions:
+    """`atexit` functions of one program."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+
+    def run(self) -> None:
+        """Run them, the last first; one that fails stops no other."""
+        while self._kept:
+            function, args, kwargs = self._kept.pop()
+            try:
+                function(*args, **kwargs)
+            except (Exception, SystemExit) as error:
+                sys.stderr.write(f"Exception ignored in atexit callback {function!r}:\n")
+                traceback.print_exception(error)
+
+    def register(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._kept.append((function, args, kwargs))
+
+    def unregister(self, function: Callable[..., Any]) -> None:
+        self._kept = [kept for kept in self._kept if kept[0] != function]
+
+
+@contextmanager
+def exit_functions() -> Iterator[ExitFunctions]:
+    """Collect the `atexit` functions that a program registers in this context."""
+    kept = ExitFunctions()
+    register, unregister = atexit.register, atexit.unregister
+
+    def registered(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        code = sys._getframe(1).f_code
+        stays = is_of_python(code.co_filename) or (code.co_name == _MODULE_CODE and is_installed(code.co_filename))
+        if stays:
+            register(func, *args, **kwargs)
+        else:
+            kept.register(func, args, kwargs)
+        return func
+
+    def taken_back(func: Callable[..., Any], /) -> None:
+        kept.unregister(func)
+        unregister(func)
+
+    with Patches() as patches:
+        patches.replace(atexit, "register", registered)
+        patches.replace(atexit, "unregister", taken_back)
+        yield kept
+
+
+def optimizations_named(texts: Sequence[str], knobs: Sequence[tuple[str, str]]) -> tuple[Optimization, ...]:
+    """Parse NAME:KNOB=VALUE texts; a knob that is set by itself applies to every optimization that has it."""
+    having = {kind.name: {knob.name for knob in fields(kind)} for kind in OPTIMIZATIONS}  # type: ignore[arg-type]
+    said = dict(map(parse_named, texts))
+    for knob, value in knobs:
+        names = [name for name in said if knob in having.get(name, ())]
+        if not names:
+            raise UsageError(f"--set {knob}={value}: no optimization of --with has this knob.")
+        for name in names:
+            said[name] = {**said[name], knob: value}
+    chosen = tuple(optimization_named(name, given) for name, given in said.items())
+    for change in chosen:
+        if getattr(change, "changes_loop", False):
+            raise UsageError(f"{change.name} changes a loop and no model: change the script's own, as its file says.")
+    try:
+        check_together(chosen)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return chosen
+
+
+class ModelChanges:
+    """Applies optimizations to each model once: when it moves to the device, or is first called there."""
+
+    def __init__(self, optimizations: Sequence[Optimization], assumptions: Assumptions) -> None:
+        # Settings of the environment are the device's own from the start.
+        self._changes = [change for change in optimizations if not change.environment]
+        self._assumptions = assumptions
+        self._seen: WeakSet[nn.Module] = WeakSet()
+        self._within = False
+        self.applied: dict[str, list[str]] = {change.name: [] for change in self._changes}
+        """Classes of the models that each changed."""
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        with Patches() as patches:
+            if self._changes:
+                for name in ("to", "cuda", "to_empty"):
+                    patches.replace(nn.Module, name, self._moved(getattr(nn.Module, name)))
+                patches.replace(nn.Module, "__call__", self._called(nn.Module.__call__))
+            yield
+
+    def _moved(self, move: Any) -> Any:
+        def moved(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            within, self._within = self._within, True
+            try:
+                out = move(model, *args, **kwargs)
+            finally:
+                self._within = within
+            if not within:
+                self._arrived(model)
+            return out
+
+        return moved
+
+    def _called(self, call: Any) -> Any:
+        def called(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if self._within:
+                return call(model, *args, **kwargs)
+            self._arrived(model)
+            self._within = True
+            try:
+                return call(model, *args, **kwargs)
+            finally:
+                self._within = False
+
+        return called
+
+    def _arrived(self, model: nn.Module) -> None:
+        weight = next(model.parameters(), None)
+        if weight is None or model in self._seen or not on_card(weight):
+            return
+        self._seen.update(model.modules())
+        for change in self._changes:
+            try:
+                change.check(model, training=model.training)
+                apply_all(model, [change])
+            except ValueError as error:
+                self._assumptions.say(f"{label_of((change,))} was not applied to {type(model).__name__}: {error}")
+            else:
+                self.applied[change.name].append(type(model).__name__)
+
+
+STOPPED = 3
+"""Exit status of a program that read values that are not computed."""
+UNUSED = 2
+"""Exit status for an answer to a line that asks for none, as for every wrong use of the command."""
+NOT_KNOWN = 4
+"""Exit status of a program that ended well while only other processes used the card."""
+INTERRUPTED = 128 + signal.SIGINT
+_ONLY_OWN = "which are not predicted: predict the script that they run, with --world-size N for several"
+
+
+@dataclass(frozen=True)
+class ScriptOrder:
+    card: str | None = None
+    torch: str = ""
+    settings: str | None = None
+    steps: int | None = None
+    assume: Mapping[str, Any] = field(default_factory=dict)
+    output: Path | None = None
+    overwrite: bool = False
+    rank: GroupRank | None = None
+    """Which process of a group it runs as."""
+    optimizations: tuple[Optimization, ...] = ()
+    """Applied to the script's models as they reach the device."""
+
+    @property
+    def settings_text(self) -> str | None:
+        """Allocator settings of the order, else of an optimization."""
+        said = [text for change in self.optimizations for text in change.environment.values()]
+        return said[0] if self.settings is None and said else self.settings
+
+
+@dataclass(frozen=True)
+class ScriptPrediction:
+    exit_status: int
+    estimate: Estimate
+    stopped: Stopped | None = None
+    """Why it could not go on to its end."""
+    applied: Mapping[str, list[str]] = field(default_factory=dict)
+    """Optimizations, and the classes of the models that each changed."""
+    unused_assume: tuple[str, ...] = ()
+    """Lines that an answer was stated for, and none of them asked."""
+    unused_sentence: str = ""
+    """Names the unused answers, and the lines that did ask for a value."""
+
+    @property
+    def not_known(self) -> str:
+        """Why the peaks are not those of the whole program; empty where they are."""
+        if self.stopped is not None:
+            return f"the program was stopped at {self.stopped.where or 'a line that is not known'}"
+        own = "took no memory of a card"
+        if self.estimate.children_used_the_card:
+            return f"a fork of the program used the card, {_ONLY_OWN}"
+        if not self.estimate.peak_reserved and self.estimate.commands:
+            return f"the program's own process {own} and it started other processes of Python, {_ONLY_OWN}"
+        if self.exit_status and not self.estimate.peak_reserved and not self.estimate.out_of_memory:
+            return f"the program {own} before it ended with exit status {int(self.exit_status)}"
+        if self.exit_status:
+            return (
+                f"the program ended with exit status {int(self.exit_status)}, and only what ran until then is counted"
+            )
+        return ""
+
+    @property
+    def fits(self) -> bool | None:
+        """True if it fits the named card; None without one, or if the program ended too early to tell."""
+        if self.stopped is not None or not self.estimate.limited:
+            return None
+        fits = self.estimate.fits()
+        return None if fits and self.not_known else fits
+
+
+def predict_script(
+    script: Script, order: ScriptOrder, tell: Callable[[str], None] = lambda words: None
+) -> ScriptPrediction:
+    """Run a script and its exit functions to the end, then write the snapshot."""
+    if order.output is not None:
+        free_path(order.output, overwrite=order.overwrite)
+    device = device_for(
+        order.card, torch=order.torch, settings=order.settings_text, assume=order.assume, rank=order.rank
+    )
+    changes = ModelChanges(order.optimizations, device.recorder.assumptions)
+    process = os.getpid()
+    with (
+        device,
+        exit_functions() as at_exit,
+        changes.following(),
+        OptimizerSteps(order.steps, lambda taken: tell(f"{taken} steps" if taken > 1 else "1 step")) as steps,
+    ):
+        status, stopped = _run(script, at_exit)
+        if os.getpid() != process:
+            # One that the program forked, at its own end.
+            sys.stdout.flush()
+            os._exit(status)
+        trace = device.finish()
+        estimate = estimate_of(device, trace, steps=steps.taken)
+    if order.output is not None:
+        with replacing(order.output) as file:
+            write_pickle(trace, file)
+    assumed = device.recorder.assumptions
+    done = ScriptPrediction(status, estimate, stopped, changes.applied, assumed.unused, assumed.unused_sentence)
+    if status or not (done.not_known or done.unused_assume):
+        return done
+    return replace(done, exit_status=UNUSED if done.unused_assume else NOT_KNOWN)
+
+
+def _run(script: Script, at_exit: ExitFunctions) -> tuple[int, Stopped | None]:
+    try:
+        script.run_to_its_end()
+        status = 0
+    except SystemExit as error:
+        status = _status_of(error)
+    except KeyboardInterrupt as error:
+        at_exit.run()
+        return INTERRUPTED, interrupted(error)
+    except BaseException as error:
+        stopped = _cause(error)
+        if stopped is not None:
+            stopped.was_not_caught()
+            return STOPPED, stopped
+        script.show(error)
+        status = 1
+    at_exit.run()
+    return status, None
+
+
+def _status_of(error: SystemExit) -> int:
+    """Return the exit status as Python does: None is 0, and anything but a number is printed."""
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    sys.stderr.write(f"{error.code}\n")
+    return 1
+
+
+def _cause(error: BaseException | None) -> Stopped | None:
+    """Find what stopped the program behind errors of libraries."""
+    while error is not None:
+        if isinstance(error, Stopped):
+            return error
+        if isinstance(error, TypeError) and UnknownNumber.__name__ in str(error):
+            # torch only says that a size is of a wrong type.
+            return size_needed(error)
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def script_json(done: ScriptPrediction, output: Path | None = None) -> dict[str, Any]:
+    estimate, stopped, whole = done.estimate, done.stopped, not done.not_known
+    assume = stopped.assume if isinstance(stopped, DataNeeded) else ""
+    return {
+        "card": estimate.card.name,
+        "torch": estimate.torch,
+        "exit_status": done.exit_status,
+        "not_known": done.not_known or None,
+        "rank": None if estimate.rank is None else estimate.rank.number,
+        "world_size": None if estimate.rank is None else estimate.rank.world_size,
+        "peak_requested_bytes": estimate.peak_requested,
+        "peak_allocated_bytes": estimate.peak_allocated,
+        "peak_reserved_bytes": estimate.peak_reserved,
+        "peak_host_bytes": estimate.peak_host,
+        "peak_reserved_on_card_bytes": estimate.peak_reserved_on_card,
+        "peak_reserved_without_limit_bytes": estimate.peak_reserved_without_limit,
+        "fits": done.fits,
+        "fit": None if done.fits is None else estimate.fit_word(),
+        "cards": estimate.common_fits() if whole and not estimate.limited else None,
+        "context": estimate.context.as_json() if estimate.limited else None,
+        "expected_error": estimate.expected_error.as_json() if whole else None,
+        "out_of_memory": estimate.out_of_memory,
+        "steps": estimate.steps,
+        "by_category": estimate.by_category(),
+        "processes": dict(estimate.commands),
+        "windows": [asdict(window) for window in estimate.windows],
+        "assumed": [stated.as_json() for stated in estimate.assumed],
+        "notes": list(estimate.notes),
+        "warnings": list(estimate.warnings),
+        "unproven": [asdict(one) for one in estimate.unproven],
+        **({} if estimate.rank is None else {"fingerprint": estimate.fingerprint, "layout": estimate.layout.as_json()}),
+        "optimizations": {name: list(models) for name, models in done.applied.items()},
+        "file": None if output is None else str(output),
+        "unused_assume": list(done.unused_assume),
+        "stopped": None if stopped is None else {"where": stopped.where, "what": stopped.what, "assume": assume},
+    }

@@ -1,0 +1,589 @@
+"""Answers to reads of values that are not computed, and to queries that torch would answer wrongly without data.
+
+Queries cover a tensor's device, its address and its values. Operators that read values are a number from a tensor, the
+indices where a mask is true, and results of unknown length. Known values give the card's own answer. Otherwise the
+answer is what the user stated for the line with --assume, or a default value, which is noted; without either the
+program stops there.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Iterator
+from itertools import repeat
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from memviz.errors import UsageError
+from memviz.predictor.assumptions import (
+    NOT_STATED,
+    Assumptions,
+    UnknownNumber,
+    data_needed,
+    name_for_users,
+    not_predicted,
+    remedy_for,
+)
+from memviz.predictor.cuda.machine import META, NamedDevices
+from memviz.predictor.known_values import CHOSEN_EVENLY, FIRST_CHOSEN, FIRST_INDEX
+from memviz.predictor.position import frames
+from memviz.predictor.recorder import AllocationRecorder, swap_data
+from memviz.predictor.rules import Treatment
+from memviz.predictor.shapes import leaves_of, tensors_among, tensors_of, with_each
+
+aten = torch.ops.aten
+Answer = Callable[[Any, Any], Any]
+"""Arguments, keyword arguments -> the answer, or NotImplemented where torch's own is right."""
+NumberType = Callable[[Any], Any] | None
+"""Conversion that a program asks for; None for `.item()`, whose number may print as unknown."""
+_ITEM = ".item() or .tolist()"
+_CONVERSIONS: dict[Any, tuple[NumberType, str]] = {
+    Tensor.item: (None, _ITEM),
+    Tensor.__bool__: (bool, "bool(), as in a condition,"),
+    Tensor.__float__: (float, "float()"),
+    Tensor.__int__: (int, "int()"),
+    Tensor.__index__: (operator.index, "An index or a size"),
+    Tensor.__complex__: (complex, "complex()"),
+}
+_TO_NUMPY: dict[Any, str] = {Tensor.numpy: ".numpy()", Tensor.__array__: "numpy"}
+_MADE_OF_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)
+_SIZED_BY_NUMBERS = (torch.arange, torch.range, torch.nn.functional.interpolate)
+_COPY = copy.__file__
+_CUDA_IN_DLPACK = 2
+
+
+def number_for(recorder: AllocationRecorder, tensor: Tensor, as_type: NumberType, name: str) -> Any:
+    """Return a number for one element of a tensor that is not computed, or raise DataNeeded for `name`.
+
+    In this order: the answer that a library always gets, the user's, the first of several, and a default value.
+    """
+    assumptions, host = recorder.assumptions, recorder.host
+    drawn = host.stand_ins.is_drawn(tensor)
+    default = None if drawn else host.stands_for(tensor)
+    is_condition = as_type is bool or as_type is None and tensor.dtype is torch.bool
+    answer = assumptions.for_library(bool if is_condition else int, default)
+    if answer is not None:
+        return answer
+    given = assumptions.given()
+    if given is not NOT_STATED:
+        return bool(given) if is_condition else given
+    if drawn and not (as_type is None and tensor.is_floating_point()):
+        raise data_needed(f"{name} of values that are drawn at random" if as_type is None else name)
+    if tensor in recorder.choices and not is_condition:
+        assumptions.state_a_decision(FIRST_CHOSEN)
+        return FIRST_INDEX if as_type is None else as_type(FIRST_INDEX)
+    if is_condition and tensor.dtype is torch.bool:
+        if default is None:
+            raise data_needed(_CONVERSIONS[Tensor.__bool__][1])
+        return assumptions.truth(default)
+    is_finite = tensor.is_floating_point() and as_type in (bool, float)
+    if as_type is not None and default is None and not is_finite:
+        raise data_needed(name)
+    number = assumptions.number(whole=not tensor.is_floating_point(), default=default, drawn=drawn)
+    return number if as_type is None else as_type(number)
+
+
+class TensorAnswers:
+    def __init__(self, recorder: AllocationRecorder, named: NamedDevices) -> None:
+        self._recorder = recorder
+        self._ledger = recorder.ledger
+        self._host = recorder.host
+        self._assumptions = recorder.assumptions
+        self._pinned = recorder.pinned
+        self._named = named
+        self.answers: dict[Any, Answer] = {
+            torch.device: _device_itself,
+            _getter("device"): self._if_there(lambda tensor: named.own),
+            _getter("is_cuda"): self._if_there(lambda tensor: True),
+            _getter("is_meta"): self._if_there(lambda tensor: False),
+            Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
+            Tensor.get_device: self._if_there(lambda tensor: named.own.index),
+            Tensor.type: self._type,
+            Tensor.data_ptr: self._address,
+            Tensor.pin_memory: self._pin,
+            Tensor.is_pinned: self._is_pinned,
+            Tensor.is_shared: self._if_there(lambda tensor: True),
+            Tensor.share_memory_: self._if_there(lambda tensor: tensor),
+            Tensor.tolist: self._listed,
+            Tensor.__repr__: self._shown,
+            Tensor.__format__: self._shown,
+            Tensor.__deepcopy__: self._deep_copy,
+            torch.tensor_split: self._split,
+            **{function: self._to_numpy(name) for function, name in _TO_NUMPY.items()},
+            Tensor.__dlpack__: self._no_dlpack,
+            Tensor.__dlpack_device__: self._if_there(lambda tensor: (_CUDA_IN_DLPACK, named.own.index)),
+            **{function: self._to_number(*conversion) for function, conversion in _CONVERSIONS.items()},
+            **{function: self._made_of_numbers(function) for function in _MADE_OF_NUMBERS},
+            **dict.fromkeys(_SIZED_BY_NUMBERS, _sized_by_numbers),
+        }
+
+    def _if_there(self, answer: Callable[[Tensor], Any]) -> Answer:
+        nowhere = self._host.on_meta
+
+        def answered(args: Any, kwargs: Any) -> Any:
+            tensor = args[0]
+            return answer(tensor) if tensor.is_meta and tensor not in nowhere else NotImplemented
+
+        return answered
+
+    def _to_numpy(self, word: str) -> Answer:
+        def given(args: Any, kwargs: Any) -> Any:
+            tensor = args[0]
+            if tensor.is_meta:
+                raise TypeError(
+                    f"can't convert {self._named.own} device type tensor to numpy. "
+                    "Use Tensor.cpu() to copy the tensor to host memory first."
+                )
+            if self._host.is_unknown(tensor):
+                self._assumptions.state(
+                    f"{word} of values that are not computed gives what stands in for them, mostly zeros"
+                )
+                default = self._host.stands_for(tensor)
+                if default is not None:
+                    # numpy reads it in the tensor's memory.
+                    with torch._C.DisableTorchFunction(), _disable_current_modes():
+                        tensor.detach().fill_(default)
+            return NotImplemented
+
+        return given
+
+    def _no_dlpack(self, args: Any, kwargs: Any) -> Any:
+        if args[0].is_meta or self._host.is_unknown(args[0]):
+            raise data_needed("DLPack", takes_value=False)
+        return NotImplemented
+
+    def _to_number(self, as_type: NumberType, name: str) -> Answer:
+        def convert(args: Any, kwargs: Any) -> Any:
+            tensor = args[0]
+            if tensor.numel() != 1:
+                return NotImplemented
+            shares = self._host.even_shares(tensor)
+            if shares is not None:
+                share = self._shares(shares)[0]
+                return share if as_type is None else as_type(share)
+            if not self._host.is_unknown(tensor):
+                return NotImplemented
+            return number_for(self._recorder, tensor, as_type, name)
+
+        return convert
+
+    def write_out(self, whole: Any) -> Any:
+        """Return a replacement for `Tensor.__reduce_ex__`, by which torch.save and others write a tensor."""
+
+        def reduced(tensor: Tensor, protocol: Any) -> Any:
+            with torch._C.DisableTorchFunction():
+                is_unknown = self._host.is_unknown(tensor)
+            if is_unknown and not _is_copying():
+                raise data_needed("torch.save, pickling or sending to another process", takes_value=False)
+            return whole(tensor, protocol)
+
+        return reduced
+
+    def _shares(self, shares: Tensor) -> list[Any]:
+        """They decide as such, and print as unknown."""
+        whole = not shares.is_floating_point()
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            numbers = list(map(float, shares.flatten().tolist()))
+        defaults = (int(number) if number.is_integer() else None for number in numbers)
+        return [self._assumptions.number(whole=whole, default=number) for number in defaults]
+
+    def _listed(self, args: Any, kwargs: Any) -> Any:
+        tensor = args[0]
+        shares = self._host.even_shares(tensor)
+        if shares is not None:
+            return _nested(tensor.shape, iter(self._shares(shares)))
+        if not self._host.is_unknown(tensor):
+            return NotImplemented
+        several = self._assumptions.states_several
+        asks = tensor.numel() if several else min(tensor.numel(), 1)
+        numbers = [number_for(self._recorder, tensor, None, _ITEM) for _ in range(asks)]
+        return _nested(tensor.shape, iter(numbers) if several else repeat(next(iter(numbers), None)))
+
+    def _shown(self, args: Any, kwargs: Any) -> Any:
+        tensor = args[0]
+        assumed = self._host.even_shares(tensor) is not None
+        values = self._host.known.of(tensor) if tensor.is_meta and not assumed else None
+        if values is not None and len(args) == 1:
+            return f"{repr(values)[:-1]}, device='{self._named.own}')"
+        if values is not None and tensor.dim() == 0:
+            return format(values.item(), args[1])
+        if not (assumed or self._host.is_unknown(tensor)) or tensor.numel() == 0:
+            return NotImplemented
+        if len(args) > 1 and args[1] and tensor.dim() == 0:
+            return format(UnknownNumber(), args[1])
+        if tensor in self._host.on_meta:
+            return NotImplemented
+        place = f"device='{self._named.own}', " if tensor.is_meta else ""
+        return f"tensor(values unknown, {place}size={tuple(tensor.shape)}, dtype={tensor.dtype})"
+
+    def _address(self, args: Any, kwargs: Any) -> Any:
+        """Two tensors have one address if they share memory, and programs ask that."""
+        tensor = args[0]
+        if not tensor.is_meta:
+            return NotImplemented
+        allocation = self._ledger.allocation_of(tensor.untyped_storage())
+        if allocation is None:
+            return 0
+        return allocation.block.address + tensor.storage_offset() * tensor.element_size()
+
+    def _type(self, args: Any, kwargs: Any) -> Any:
+        if not args[0].is_meta or len(args) > 1 or kwargs:
+            return NotImplemented
+        return args[0].type().replace("torch.meta.", "torch.cuda.")
+
+    def _pin(self, args: Any, kwargs: Any) -> Any:
+        """Memory of the host either way; on a card it would be a copy, in pages that stay."""
+        tensor = args[0]
+        if tensor.is_meta:
+            raise RuntimeError("cannot pin 'torch.cuda' tensors: only dense CPU tensors can be pinned")
+        if tensor in self._pinned:
+            return tensor
+        pinned = tensor.clone()
+        self._pinned.add(pinned)
+        return pinned
+
+    def _is_pinned(self, args: Any, kwargs: Any) -> bool:
+        return args[0] in self._pinned
+
+    def made_nowhere(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """On `meta`, by a program that says so."""
+        self._recorder.making_nowhere = True
+        try:
+            if func is Tensor.to and args[0].is_meta and args[0] not in self._host.on_meta:
+                like = args[0]
+                dtype = kwargs.get("dtype", next((arg for arg in args if isinstance(arg, torch.dtype)), like.dtype))
+                return torch.empty_strided(like.shape, like.stride(), dtype=dtype, device=META)
+            return func(*args, **kwargs)
+        finally:
+            self._recorder.making_nowhere = False
+
+    def lose(self, value: Any) -> None:
+        """Tensors of the host that a function wrote an unknown number to, or made with one."""
+        for tensor in tensors_among(value):
+            if tensor.is_meta:
+                self._host.known.forget(tensor)
+            else:
+                self._host.unknown.add(tensor)
+
+    def pinned(self, made: Any) -> Any:
+        """Mark the result of a torch function as pinned, if it is on the host."""
+        if isinstance(made, Tensor) and not made.is_meta:
+            self._pinned.add(made)
+        return made
+
+    def _deep_copy(self, args: Any, kwargs: Any) -> Any:
+        """torch would copy the storage behind our back."""
+        tensor, memo = args[0], args[1]
+        if tensor not in self._host.unknown or not tensor.is_leaf or type(tensor) is not Tensor:
+            return NotImplemented
+        if id(tensor) not in memo:
+            memo[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        return memo[id(tensor)]
+
+    def _split(self, args: Any, kwargs: Any) -> Any:
+        if any(map(self._host.is_unknown, args[1:])):
+            raise data_needed("tensor_split", takes_value=False)
+        return NotImplemented
+
+    def _made_of_numbers(self, func: Any) -> Answer:
+        """torch takes them out of the program's lists by itself, and for the device it would leave them there."""
+
+        def made(args: Any, kwargs: Any) -> Any:
+            lists = [value for value in (*args, *kwargs.values()) if isinstance(value, list | tuple)]
+            if any(self._host.is_unknown(leaf) or _is_on_device(leaf) for leaf in leaves_of(lists)):
+                lost: list[Any] = []
+                args = tuple(self._stand_in(arg, lost) if isinstance(arg, list | tuple) else arg for arg in args)
+                if "data" in kwargs:
+                    kwargs = {**kwargs, "data": self._stand_in(kwargs["data"], lost)}
+                out = made(args, kwargs)
+                out = func(*args, **kwargs) if out is NotImplemented else out
+                if lost:
+                    self.lose(out)
+                return out
+            on_device = self._named.is_own(kwargs.get("device"), numbers=True)
+            if kwargs.get("device") is None:
+                on_device = func is Tensor.new_tensor and args[0].is_meta
+            data = kwargs["data"] if "data" in kwargs else args[-1] if args else None
+            if not on_device or isinstance(data, Tensor):
+                return NotImplemented
+            return self._moved_there(func, args, kwargs)
+
+        return made
+
+    def _stand_in(self, value: Any, lost: list[Any]) -> Any:
+        """A list with tensors of the host for all others, of their types; those without an answer go into `lost`."""
+        if isinstance(value, list | tuple):
+            return [self._stand_in(item, lost) for item in value]
+        if not self._host.is_unknown(value):
+            return self._host.known.of(value) if _is_on_device(value) else value
+        given = self._assumptions.given()
+        if given is NOT_STATED:
+            lost.append(value)
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            return torch.full(value.shape, 1 if given is NOT_STATED else given, dtype=value.dtype)
+
+    def _moved_there(self, func: Any, args: Any, kwargs: Any) -> Tensor:
+        if func is Tensor.new_tensor:
+            kwargs = {"dtype": args[0].dtype, **kwargs}
+            func, args = torch.tensor, args[1:]
+        asks_gradient = kwargs.get("requires_grad", False)
+        given = {key: value for key, value in kwargs.items() if key not in ("requires_grad", "pin_memory")}
+        there: Tensor = func(*args, **{**given, "device": "cpu"}).to(META)
+        if has_unknown_numbers(args, kwargs):
+            self._host.known.forget(there)
+        return there.requires_grad_() if asks_gradient else there
+
+
+def _is_on_device(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_meta
+
+
+def _is_copying() -> bool:
+    """`copy.copy` asks the same, and keeps the memory."""
+    frame = next(frames(), None)
+    return frame is not None and frame.f_code.co_filename == _COPY
+
+
+def _getter(name: str) -> Any:
+    return getattr(Tensor, name).__get__
+
+
+def _set_data(args: Any, kwargs: Any) -> Any:
+    """`param.data = ...` from one side to the other, as modules and offloading do."""
+    tensor, data = args
+    if tensor.is_meta == data.is_meta:
+        return NotImplemented
+    swap_data(tensor, data)
+    return None
+
+
+def _device_itself(args: Any, kwargs: Any) -> Any:
+    """`torch.device(0)` is a card, though torch finds none; any other is what it says."""
+    first = args[0] if args else kwargs.get("device")
+    return torch.device("cuda", first) if type(first) is int else torch.device(*args, **kwargs)
+
+
+def _sized_by_numbers(args: Any, kwargs: Any) -> Any:
+    stop_at_unknown_numbers(args, kwargs)
+    return NotImplemented
+
+
+def has_unknown_numbers(args: Any, kwargs: Any) -> bool:
+    for arg in (*args, *kwargs.values()) if kwargs else args:
+        if type(arg) is UnknownNumber or type(arg) is list and any(type(item) is UnknownNumber for item in arg):
+            return True
+    return False
+
+
+def stop_at_unknown_numbers(args: Any, kwargs: Any) -> None:
+    for leaf in leaves_of((*args, *kwargs.values())):
+        if type(leaf) is UnknownNumber:
+            int(leaf)
+
+
+def _nested(shape: Any, numbers: Iterator[Any]) -> Any:
+    """Nest numbers as `.tolist()` does."""
+    if not shape:
+        return next(numbers)
+    return [_nested(shape[1:], numbers) for _ in range(shape[0])]
+
+
+BELOW_MINLENGTH = "values that are not computed are taken to be below minlength where they are counted"
+
+
+def result_of_unknown_length(func: Any, args: Any, kwargs: Any, assumptions: Assumptions) -> Any:
+    """Shapes of what the operator gives, as tensors without data; NotImplemented where nobody says how long."""
+    make = _SHAPES_OF_LENGTH.get(func)
+    if make is None:
+        return NotImplemented
+    named = {**dict(zip((one.name for one in func._schema.arguments), args, strict=False)), **kwargs}
+    given = assumptions.given()
+    if given is NOT_STATED:
+        least = named.get("minlength", 0)
+        if not least:
+            return NotImplemented
+        assumptions.state(BELOW_MINLENGTH)
+        given = least
+    if type(given) is not int or given < 0:
+        raise UsageError(f"--assume takes a whole number here, of what the result has; not {given!r}.")
+    return make(given, **named)
+
+
+def has_length(func: Any) -> bool:
+    """Return whether a stated length determines the result."""
+    return func in _SHAPES_OF_LENGTH
+
+
+def _bincount(count: int, self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    kind = torch.long if weights is None else torch.float32 if weights.dtype == torch.float32 else torch.float64
+    return _empty(max(count, minlength), kind=kind)
+
+
+def _unique(
+    count: int, self: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False,
+    dim: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    if dim is None:
+        found, whence = _empty(count, kind=self.dtype), self.shape
+    else:
+        shape = list(self.shape)
+        shape[dim] = count
+        found, whence = _empty(*shape, kind=self.dtype), torch.Size([self.size(dim)])
+    return found, _empty(*whence if return_inverse else (0,)), _empty(count if return_counts else 0)
+
+
+def _repeat_interleave(count: int, repeats: Tensor, output_size: int | None = None) -> Tensor:
+    return _empty(count)
+
+
+def _empty(*shape: int, kind: torch.dtype = torch.long) -> Tensor:
+    return torch.empty(shape, dtype=kind, device="meta")
+
+
+_SHAPES_OF_LENGTH: dict[Any, Callable[..., Any]] = {
+    aten.bincount.default: _bincount,
+    aten.repeat_interleave.Tensor: _repeat_interleave,
+    **dict.fromkeys((aten._unique2.default, aten.unique_consecutive.default), _unique),
+    **dict.fromkeys((aten.unique_dim.default, aten.unique_dim_consecutive.default), _unique),
+}
+
+
+_MASKS = (torch.bool, torch.uint8)
+_MOST_PLACES = 1 << 22
+"""Bytes."""
+_ARE_EQUAL = (aten.equal.default, aten.allclose.default)
+_TAKEN_AS_EQUAL = "tensors that are not computed are taken to be equal"
+_TAKEN_AS_TRUE = "a mask that is not computed is taken to be true everywhere"
+
+
+class ValueReads:
+    def __init__(self, recorder: AllocationRecorder, mode: TorchDispatchMode) -> None:
+        self._recorder = recorder
+        self._host = recorder.host
+        self._mode = mode
+
+    def instead(self, func: Any, treatment: Treatment, args: Any, kwargs: Any) -> Any:
+        """The result, or NotImplemented where torch itself is right."""
+        if treatment.looks == "index":
+            return self._index(args)
+        unknown = any(map(self._host.is_unknown, tensors_of(args)))
+        if not unknown and not any(tensor.is_meta for tensor in tensors_of((*args, *kwargs.values()))):
+            return NotImplemented
+        if unknown:
+            return self._unknown(func, treatment, args, kwargs)
+        known = self._host.known
+        reason = known.reason_of(args, kwargs)
+        if reason:
+            given = self._recorder.assumptions.given() if func is aten._local_scalar_dense.default else NOT_STATED
+            if given is not NOT_STATED:
+                return given
+            self._recorder.assumptions.state_a_decision(reason)
+        out = known.on_device(known.reads(func, args, kwargs), reason)
+        self._recorder.after_op(treatment, args, kwargs, out)
+        return out
+
+    def _unknown(self, func: Any, treatment: Treatment, args: Any, kwargs: Any) -> Any:
+        if func is aten._local_scalar_dense.default:
+            (tensor,) = args
+            as_type = bool if tensor.dtype is torch.bool else float if tensor.is_floating_point() else int
+            return number_for(self._recorder, tensor, as_type, name_for_users(func))
+        if func is aten.nonzero.default:
+            return self._places(treatment, args[0])
+        if func is aten.masked_select.default:
+            tensor, mask = args
+            with self._mode:
+                shape = torch.broadcast_shapes(tensor.shape, mask.shape)  # type: ignore[no-untyped-call]
+                return tensor.expand(shape)[mask.expand(shape)]
+        if func.overloadpacket is aten._ctc_loss and (longest := self._longest(args[3])) is not None:
+            return self._losses_of_sequences(treatment, args, kwargs, longest)
+        if (shapes := result_of_unknown_length(func, args, kwargs, self._recorder.assumptions)) is not NotImplemented:
+            return self._without_values(func, treatment, args, kwargs, shapes)
+        if func is aten.linalg_lstsq.default:
+            raise not_predicted(name_for_users(func), "no rule says what its solver takes")
+        given = self._recorder.assumptions.given()
+        if given is NOT_STATED and func in _ARE_EQUAL:
+            self._recorder.assumptions.state_a_decision(_TAKEN_AS_EQUAL)
+            return bool(args[0].shape == args[1].shape)
+        decides = torch.Tag.data_dependent_output in func.tags
+        if given is NOT_STATED or not decides:
+            raise data_needed(name_for_users(func), remedy_for(func), takes_value=decides or has_length(func))
+        return given
+
+    def _without_values(self, func: Any, treatment: Treatment, args: Any, kwargs: Any, shapes: Any) -> Any:
+        """Return a result without values, on the device of its first argument."""
+        if args[0].is_meta:
+            self._recorder.after_op(treatment, args, kwargs, shapes)
+        else:
+            shapes = with_each(self._host.blank_like, shapes)
+        self._host.counted(func, args, shapes)
+        return shapes
+
+    def _longest(self, lengths: Any) -> int | None:
+        if isinstance(lengths, Tensor):
+            values = self._host.known.of(lengths) if lengths.is_meta else lengths
+            known = values is not None and not self._host.is_unknown(lengths)
+            return int(values.max()) if known and values is not None else None
+        return max(lengths, default=0)
+
+    def _losses_of_sequences(self, treatment: Treatment, args: Any, kwargs: Any, longest: int) -> Any:
+        """A loss a sequence, and for backward a row a step: as long as the longest target with blanks between."""
+        steps, batch = args[0].shape[:2]
+        losses = args[0].new_empty(batch)
+        out = losses, args[0].new_empty(batch, steps, 2 * longest + 1)
+        self._recorder.after_op(treatment, args, kwargs, out)
+        return out
+
+    def _index(self, args: Any) -> Any:
+        """With masks: as on a card, each becomes the places where it is true."""
+        tensor, indices = args[0], args[1]
+        masks = [index for index in indices if index is not None and index.dtype in _MASKS]
+        if not any(mask.is_meta or self._host.is_unknown(mask) for mask in masks):
+            return NotImplemented
+        places: list[Tensor | None] = []
+        with self._mode:
+            for index in indices:
+                if index is None or index.dtype not in _MASKS:
+                    places.append(index)
+                else:
+                    places += aten.nonzero.default(index).unbind(1)
+            return aten.index.Tensor(tensor, places)
+
+    def _places(self, treatment: Treatment, tensor: Tensor) -> Tensor:
+        count = self._count(tensor)
+        where = "meta" if tensor.is_meta else "cpu"
+        places = torch.empty((count, tensor.dim()), dtype=torch.long, device=where)
+        if tensor.is_meta:
+            self._recorder.after_op(treatment, (tensor,), {}, places)
+        first = torch.arange(count).unsqueeze(1) if tensor.dim() < 2 else None
+        if first is None:
+            first = torch.stack(torch.unravel_index(torch.arange(count), tensor.shape), 1)
+        if tensor.dim() == 0:
+            return places
+        if not tensor.is_meta:
+            return places.copy_(first)
+        if places.nbytes <= _MOST_PLACES:
+            self._host.known.put(places, first, _TAKEN_AS_TRUE)
+        return places
+
+    def _count(self, tensor: Tensor) -> int:
+        given = self._recorder.assumptions.for_library(bool)
+        if given is None:
+            given = self._recorder.assumptions.given()
+        share = self._host.shares.places_in(tensor) if given is NOT_STATED else None
+        if share is not None:
+            self._recorder.assumptions.state(CHOSEN_EVENLY)
+            return share
+        if given is NOT_STATED or given is True:
+            self._recorder.assumptions.state(_TAKEN_AS_TRUE)
+            return tensor.numel()
+        if given is False:
+            return 0
+        if type(given) is int and 0 <= given <= tensor.numel():
+            return given
+        raise UsageError(
+            f"A mask of {tensor.numel():,} elements is true that often at most, or True or False; not {given}."
+        )

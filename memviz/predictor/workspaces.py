@@ -1,0 +1,694 @@
+"""Memory that operators take on CUDA and no shape shows: workspaces, copies, and tensors inside one kernel call.
+
+Each rule gives the bytes that are alive together while the operator runs, besides its results. "Read" means in
+torch's source; "estimated" means that the sizes follow from how the kernel works and were not compared with a card.
+`evidence` says which operators have which rule, and what proves it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from math import ceil, prod
+from operator import mul
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from memviz.predictor.cards import KnownCard
+from memviz.predictor.shapes import convolution_layout
+
+_broadcast_shapes: Any = torch.broadcast_shapes
+_HALVES = (torch.float16, torch.bfloat16)
+_MASKS = (torch.bool, torch.uint8)
+_SINGLE, _INDEX, _VALUE_AND_INDEX = 4, 8, 16
+"""Bytes of a float, of an index, and of a value with its index, aligned."""
+
+
+class OperatorCall(NamedTuple):
+    args: Any
+    kwargs: Any
+    out: Any
+    card: KnownCard
+    release: tuple[int, int]
+    """torch's."""
+
+    def argument(self, at: int, name: str, default: Any = None) -> Any:
+        return self.args[at] if len(self.args) > at else self.kwargs.get(name, default)
+
+
+Sizes = Iterable[int | tuple[int, ...]]
+"""Bytes of each buffer; a tuple is taken and given back before the next."""
+Temporaries = Callable[[OperatorCall], Sizes]
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+# Copies between host and card need a contiguous buffer where the two sides differ in layout or type
+# (`copy_kernel_cuda`).
+
+
+def copy_to_new(call: OperatorCall) -> Sizes:
+    """`tensor.to(device)`."""
+    return _staged_copy(call.out, call.args[0], waits=not call.kwargs.get("non_blocking"))
+
+
+def copy_to_existing(call: OperatorCall) -> Sizes:
+    """`tensor.copy_(other)`."""
+    return _staged_copy(*call.args[:2], waits=not call.argument(2, "non_blocking"))
+
+
+def copy_lists(call: OperatorCall) -> Iterator[tuple[int, ...]]:
+    """`torch._foreach_copy_` copies one tensor after the other."""
+    for to, source in zip(*call.args[:2], strict=True):
+        yield tuple(_staged_copy(to, source, waits=not call.argument(2, "non_blocking")))
+
+
+def _staged_copy(to: Tensor, source: Tensor, *, waits: bool) -> Iterable[int]:
+    if to.is_meta == source.is_meta or not to.numel() or _copies_directly(to, source):
+        return ()
+    return _host_to_card(to, source, waits=waits) if to.is_meta else _card_to_host(to, source, waits=waits)
+
+
+def _host_to_card(to: Tensor, source: Tensor, *, waits: bool) -> Iterable[int]:
+    """Bytes staged for a copy to a non-contiguous tensor; an asynchronous change of dtype stages in the host's."""
+    if not waits and to.dtype != source.dtype:
+        return (to.numel() * source.element_size(),)
+    return () if to.is_contiguous() else (to.nbytes,)
+
+
+def _card_to_host(to: Tensor, source: Tensor, *, waits: bool) -> Iterable[int]:
+    if not waits and to.dtype != source.dtype:
+        source = torch.empty_like(source, dtype=to.dtype, device="meta")
+        yield source.nbytes
+    if source.shape != to.shape or not source.is_contiguous():
+        yield to.numel() * source.element_size()
+
+
+def _copies_directly(to: Tensor, source: Tensor) -> bool:
+    if to.dtype != source.dtype:
+        return False
+    if to.numel() == 1 or to.shape == source.shape and to.is_contiguous() and source.is_contiguous():
+        return True
+    return to.shape == source.shape and _steps(to) == _steps(source) and _has_no_gaps(to)
+
+
+def _steps(tensor: Tensor) -> list[tuple[int, int]]:
+    """Stride and size of each dimension with several elements."""
+    return [(step, size) for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+
+
+def _has_no_gaps(tensor: Tensor) -> bool:
+    steps = sorted(_steps(tensor))
+    return [step for step, _ in steps] == list(accumulate((size for _, size in steps[:-1]), mul, initial=1))
+
+
+# Attention.
+
+
+def flash_forward(call: OperatorCall) -> Sizes:
+    """Split the keys where there are too few rows for the card: a partial result for each split (read)."""
+    query, key = call.args[:2]
+    batch, heads, rows, width = query.shape
+    blocks = batch * heads * ceil(rows / 64)
+    splits = 1 if call.argument(3, "dropout_p", 0.0) else _splits(blocks, key.size(2), width, call.card)
+    if splits == 1:
+        return ()
+    partial_sums = splits * batch * heads * rows * _SINGLE
+    return partial_sums, partial_sums * _flash_width(width)
+
+
+def _splits(blocks: int, keys: int, width: int, card: KnownCard) -> int:
+    """Return the least number of splits that keeps the card nearly as busy as any number would."""
+    units = 2 * card.multiprocessors
+    if blocks >= 0.8 * units:
+        return 1
+    key_blocks = ceil(keys / (256 if width <= 64 else 128 if width <= 128 else 64))
+    parts = range(1, min(128, units, key_blocks) + 1)
+    worth = [n for n in parts if n == 1 or ceil(key_blocks / n) != ceil(key_blocks / (n - 1))]
+    busy = {n: (blocks * n / units) / ceil(blocks * n / units) for n in worth}
+    return next(n for n in worth if busy[n] >= 0.85 * max(busy.values()))
+
+
+def _flash_width(width: int) -> int:
+    return _round_up(width, 32 if width <= 128 else 64)
+
+
+def flash_backward(call: OperatorCall) -> Sizes:
+    """Row sums, the queries' gradient in fp32, and for grouped heads those of keys and values unsummed (read)."""
+    query, key = call.args[1:3]
+    batch, heads, rows, width = query.shape
+    sums = batch * heads * _round_up(rows, 128) * _SINGLE
+    yield from (sums, sums * _flash_width(width))
+    if key.size(1) != heads:
+        expanded = batch * heads * key.size(2) * width * query.element_size()
+        yield from (expanded, expanded)
+
+
+def varlen_flash_backward(call: OperatorCall) -> Sizes:
+    """Variable-length flash attention backward, with spare rows between sequences (estimated)."""
+    rows, heads, width = call.args[1].shape
+    sums = heads * (rows + 128 * (call.args[6].numel() - 1)) * _SINGLE
+    return sums, sums * _flash_width(width)
+
+
+_WIDTH_IN_REGISTERS = 128
+
+
+def efficient_forward(call: OperatorCall) -> Sizes:
+    """Wide values of halves are summed in memory, in fp32 (read)."""
+    query, value = call.args[0], call.args[2]
+    batch, heads, rows, _ = query.shape
+    if query.dtype in _HALVES and value.size(-1) > _WIDTH_IN_REGISTERS:
+        yield batch * heads * rows * value.size(-1) * _SINGLE
+
+
+def efficient_backward(call: OperatorCall) -> Sizes:
+    """Row sums (read), and for halves the queries' gradient in fp32 (estimated)."""
+    query = call.args[1]
+    batch, heads, rows, width = query.shape
+    yield batch * heads * rows * _SINGLE
+    if query.dtype in _HALVES:
+        yield batch * heads * _round_up(rows, 64) * _round_up(width, 64) * _SINGLE
+
+
+def heads_first(rule: Temporaries, first: int) -> Temporaries:
+    """Adapt a rule to a kernel that takes rows before heads; its queries, keys and values begin at `first`."""
+
+    def with_heads_first(call: OperatorCall) -> Sizes:
+        tensors = [tensor.transpose(1, 2) for tensor in call.args[first : first + 3]]
+        return rule(call._replace(args=(*call.args[:first], *tensors)))
+
+    return with_heads_first
+
+
+# cuBLAS and cublasLt.
+
+_LT_WORKSPACE = 1 << 20
+LT_KEPT_SINCE, _LT_SHARED_SINCE = (2, 9), (2, 11)
+"""A call took it and gave it back; then every handle and stream kept one; now cuBLAS's workspace serves for both."""
+_LT_MAY_BE_SHARED_SINCE = (2, 7)
+"""First release where a program may ask cublasLt to share cuBLAS's workspace."""
+_CONFIG = re.compile(r":([0-9]+):([0-9]+)")
+_WHOLE = re.compile(r"\s*\+?([0-9]+)")
+
+
+@dataclass(frozen=True)
+class WorkspaceSizes:
+    cublas: int
+    """Workspace of each cuBLAS handle."""
+    is_shared: bool
+    """cuBLAS's serves for cublasLt too."""
+    lt_told: int | None = None
+
+    @property
+    def lt(self) -> int:
+        """Workspace of cublasLt, 0 if it shares cuBLAS's."""
+        return 0 if self.is_shared else self.lt_said
+
+    @property
+    def lt_said(self) -> int:
+        """Size that torch reports for cublasLt."""
+        if self.is_shared:
+            return self.cublas if self.lt_told is None else min(self.lt_told, self.cublas)
+        return _LT_WORKSPACE if self.lt_told is None else self.lt_told
+
+
+def workspace_sizes(card: KnownCard, release: tuple[int, int], environment: Mapping[str, str]) -> WorkspaceSizes:
+    """Return the workspace sizes that the environment sets, cublasLt's in KiB (read)."""
+    size = _WHOLE.match(environment.get("CUBLASLT_WORKSPACE_SIZE", ""))
+    lt_told = None if size is None else int(size[1]) * 1024
+    return WorkspaceSizes(_cublas_size(card, release, environment), _is_shared(release, environment), lt_told)
+
+
+def _cublas_size(card: KnownCard, release: tuple[int, int], environment: Mapping[str, str]) -> int:
+    """Sum the `:KiB:count` pairs of CUBLAS_WORKSPACE_CONFIG, which deterministic programs have to set."""
+    pairs = [] if card.is_amd else _CONFIG.findall(environment.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    if not pairs:
+        return card.cublas_workspace_in(release)
+    return sum(int(size) * 1024 * int(count) for size, count in pairs)
+
+
+def _is_shared(release: tuple[int, int], environment: Mapping[str, str]) -> bool:
+    """Return whether cublasLt shares cuBLAS's workspace; torch ignores values other than 0 and 1."""
+    unified = environment.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE") if release >= _LT_MAY_BE_SHARED_SINCE else None
+    return unified == "1" or unified != "0" and release >= _LT_SHARED_SINCE
+
+
+def uses_lt(args: Any, kwargs: Any) -> bool:
+    """Return whether cublasLt adds the bias within the product (read, recorded)."""
+    bias, left, right = args[:3]
+    in_one = bias.dim() == 1 and bias.is_contiguous() and bias.size(0) == right.size(1) and min(right.shape) > 1
+    return bool(in_one and kwargs.get("beta", 1) == 1 and left.numel() > 0 and bias.is_floating_point())
+
+
+def product_copies(call: OperatorCall) -> Sizes:
+    """Matrices whose rows or columns do not lie one after the other are copied first (read)."""
+    matrices = (arg for arg in call.args if isinstance(arg, Tensor) and arg.dim() >= 2)
+    return [matrix.nbytes for matrix in matrices if not _suits_cublas(matrix)]
+
+
+def _suits_cublas(matrix: Tensor) -> bool:
+    rows, columns = matrix.shape[-2:]
+    down, across = matrix.stride()[-2:]
+    return (across == 1 and down >= max(1, columns)) or (down == 1 and across >= max(1, rows))
+
+
+# Kernels that walk memory from end to end, or channel by channel.
+
+
+def convolution_copies(call: OperatorCall) -> Sizes:
+    """Tensors are copied to the layout of a convolution, in a backward the gradient too (read)."""
+    tensors = [arg for arg in call.args[:3] if isinstance(arg, Tensor) and arg.dim() > 2]
+    layout = convolution_layout(*tensors[-2:])
+    return [tensor.nbytes for tensor in tensors if not tensor.is_contiguous(memory_format=layout)]
+
+
+def contiguous_copies(call: OperatorCall) -> Sizes:
+    """Non-contiguous tensors among the first two arguments are copied (read)."""
+    return [arg.nbytes for arg in call.args[:2] if isinstance(arg, Tensor) and not arg.is_contiguous()]
+
+
+def padding_copies(call: OperatorCall) -> Sizes:
+    """Padding with its own values, or its gradient, copies a non-contiguous input (read)."""
+    return contiguous_copies(call._replace(args=call.args[:1]))
+
+
+_CHUNK = 65536
+
+
+def foreach_norm(call: OperatorCall) -> Sizes:
+    """A number for each piece of each tensor (read)."""
+    tensors = call.args[0]
+    pieces = max((ceil(tensor.numel() / _CHUNK) for tensor in tensors), default=0)
+    return (len(tensors) * pieces * _SINGLE,)
+
+
+def ctc_forward(call: OperatorCall) -> Sizes:
+    """Both lengths and where targets begin are copied to the card (read)."""
+    return (call.args[0].size(1) * _INDEX,) * 3
+
+
+def ctc_backward(call: OperatorCall) -> Sizes:
+    """The lengths and starts again, and a second table (read)."""
+    return *((call.args[1].size(1) * _INDEX,) * 3), call.args[6].nbytes
+
+
+def scalar_power(call: OperatorCall) -> Sizes:
+    """A number to the power of a tensor becomes a tensor of one number, unless it is 1 (read in `Pow.cpp`)."""
+    base = call.args[0]
+    if isinstance(base, Tensor) or base == 1:
+        return ()
+    return (2 * _INDEX if isinstance(base, complex) else _INDEX,)
+
+
+# Indices: read in `Indexing.cu`, `Embedding.cu` and `EmbeddingBackwardKernel.cu`, and in CUB's
+# `dispatch_radix_sort.cuh`, whose sizes recordings of an RTX 40 card prove.
+
+_SCRATCH_ALIGNMENT = 256
+_DIGITS, _BITS = 256, 8
+_ONE_BLOCK = 256 * 9
+_TILES = ((90, 384 * 12), (80, 384 * 10), (0, 256 * 11))
+"""Threads of a block times keys a thread, from which architecture on."""
+_UNSORTED_INDICES = 3072
+_ROWS_A_THREAD = 10
+
+
+def sort_scratch_bytes(count: int, highest: int, card: KnownCard) -> int:
+    """Scratch bytes of CUB's radix sort for `count` keys with values of 8 bytes, of which none is above `highest`.
+
+    One block of threads sorts a few without any. More are sorted in passes of 8 bits: each pass has counters, each tile
+    of the keys has its own, and keys and values have a copy each where there are several passes.
+    """
+    if count <= _ONE_BLOCK:
+        return 1
+    passes = ceil(max(highest.bit_length(), 1) / _BITS)
+    tile = next(size for architecture, size in _TILES if card.architecture >= architecture)
+    copies = _INDEX * count if passes > 1 else 0
+    parts = (passes * _DIGITS * _INDEX, ceil(count / tile) * _DIGITS * _COUNTER, copies, copies, passes * _COUNTER)
+    return sum(_round_up(part, _SCRATCH_ALIGNMENT) for part in parts) + _SCRATCH_ALIGNMENT - 1
+
+
+def index_copies(call: OperatorCall) -> Sizes:
+    """Indices that lie on the host are copied to the card for as long as the kernel runs."""
+    return [index.nbytes for index in call.args[1] if index is not None and not index.is_meta]
+
+
+def index_put_buffers(call: OperatorCall) -> Sizes:
+    """Adding at indices sorts them; without adding, only indices of the host are copied."""
+    tensor, indices, added = call.args[:3]
+    if not (call.argument(3, "accumulate") or torch.are_deterministic_algorithms_enabled()):
+        return index_copies(call)
+    given = [index for index in indices if index is not None]
+    if not given or not tensor.dim() or any(index.dtype in _MASKS for index in given):
+        # How many places a mask shows is in its values.
+        return ()
+    return _sorted_and_added(tensor, indices, added, call.card)
+
+
+def _sorted_and_added(tensor: Tensor, indices: Any, added: Tensor, card: KnownCard) -> Sizes:
+    given = [index for index in indices if index is not None]
+    shape: Any = _broadcast_shapes(*(index.shape for index in given))
+    count = shape.numel()
+    if not tensor.is_contiguous():
+        yield tensor.nbytes
+    for number, index in enumerate(given):
+        # Within bounds, then times its step, then to the others.
+        if number == 0:
+            if index.is_meta:
+                yield (count * _INDEX,)
+            yield count * _INDEX
+        else:
+            yield (count * _INDEX, count * _INDEX) if index.is_meta else (count * _INDEX,)
+    if added.numel() and not (expanded := _expanded(added, tensor, indices, shape)).is_contiguous():
+        yield expanded.nbytes
+    # Their order, sorted and as it was, and the numbers that are sorted along.
+    yield from (count * _INDEX,) * 3
+    if count:
+        yield sort_scratch_bytes(count, _highest_row(tensor, indices), card)
+
+
+def _expanded(added: Tensor, tensor: Tensor, indices: Any, shape: Any) -> Tensor:
+    places = [at for at, index in enumerate(indices) if index is not None]
+    adjacent = places == list(range(places[0], places[0] + len(places)))
+    kept = [size for at, size in enumerate(tensor.shape) if at not in places]
+    first = places[0] if adjacent else 0
+    return added.expand(*kept[:first], *shape, *kept[first:])
+
+
+def _highest_row(tensor: Tensor, indices: Any) -> int:
+    """Return the highest index of a row, which spans the dimensions after the last index."""
+    last = max(at for at, index in enumerate(indices) if index is not None)
+    row = prod(tensor.shape[last + 1 :])
+    return (tensor.numel() - 1) // row if row and tensor.numel() else 0
+
+
+def embedding_copies(call: OperatorCall) -> Sizes:
+    """Non-contiguous indices in more than one dimension are copied."""
+    indices = call.args[1]
+    if indices.dim() != 1 and not indices.is_contiguous():
+        yield indices.nbytes
+
+
+def embedding_backward_buffers(call: OperatorCall) -> Sizes:
+    """Many indices are sorted, and rows of one index summed in parts in fp32."""
+    gradient, indices, weights = call.args[:3]
+    yield from contiguous_copies(call)
+    count = indices.numel()
+    if count <= _UNSORTED_INDICES:
+        return
+    segments = min(count, weights)
+    parts = count // _ROWS_A_THREAD + segments
+    yield from (count * _INDEX, count * _INDEX)
+    yield (count * _INDEX, sort_scratch_bytes(count, weights, call.card))
+    yield from (count * _INDEX, _INDEX, segments * _INDEX, segments * _INDEX, _INDEX, parts * _INDEX)
+    yield parts * gradient.size(-1) * _bytes_while_summed(gradient)
+
+
+# Reductions: a sum over many rows is split over the card, and its parts meet in memory. The rules are those of ATen's
+# `Reduce.cuh` (read, and equal to recordings wherever one has such a buffer): how an iteration over the input is laid
+# out, how threads are laid over it, and whether several blocks of threads share an output. They do where there are too
+# few outputs to keep the card busy; then each takes space for its values, and every row of blocks a counter.
+
+_WARP = 32
+_MOST_THREADS = 512
+_FEWEST_VALUES, _MOST_VALUES = 16, 256
+"""Values that a thread adds up."""
+_VECTOR = 4
+_COUNTER = 4
+_INT_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """Values that a kernel keeps during a reduction, in bytes."""
+
+    kept: int
+    """Bytes of one value between blocks of threads."""
+    output: int
+    accumulates_in_output: bool = True
+    at_once: int = 4
+    """Elements that a thread reads at once along what is reduced."""
+
+
+class _Dim(NamedTuple):
+    size: int
+    output: int
+    input: int
+    """Strides in bytes; an output stride of 0 means that the dimension is reduced."""
+
+    @property
+    def is_reduced(self) -> bool:
+        return self.output == 0 and self.size > 1
+
+
+@dataclass(frozen=True)
+class _Iteration:
+    dims: list[_Dim]
+    offset: int
+
+    @property
+    def outputs(self) -> int:
+        return prod(dim.size for dim in self.dims if not dim.is_reduced)
+
+    @property
+    def numel(self) -> int:
+        return prod(dim.size for dim in self.dims)
+
+    @property
+    def reduced(self) -> int:
+        return sum(dim.is_reduced for dim in self.dims)
+
+    @property
+    def is_small(self) -> bool:
+        """True if 32-bit offsets reach every byte."""
+        reach = max(
+            1 + sum((dim.size - 1) * abs(dim.output) for dim in self.dims),
+            1 + sum((dim.size - 1) * abs(dim.input) for dim in self.dims),
+        )
+        return self.numel <= _INT_MAX and reach <= _INT_MAX
+
+
+def reduction_buffers(
+    tensor: Tensor, dims: Sequence[int], values: Accumulator, card: KnownCard
+) -> list[int | tuple[int, ...]]:
+    """Return the buffers of a reduction over `dims`; over everything if there are none."""
+    if not tensor.numel():
+        return []
+    element = tensor.element_size()
+    iteration = _iteration(tensor, dims, values.output)
+    if iteration.is_small:
+        return list(_launch_buffers(iteration, values, element, card))
+    taken: list[int | tuple[int, ...]] = []
+    if not values.accumulates_in_output and values.output < values.kept:
+        reach = max((dim.size * dim.output for dim in iteration.dims), default=0)
+        taken.append(max(reach, values.output) // values.output * values.kept)
+    parts = (_launch_buffers(part, values, element, card) for part in _in_32_bits(iteration))
+    return taken + [part for part in parts if part]
+
+
+def _launch_buffers(iteration: _Iteration, values: Accumulator, element: int, card: KnownCard) -> tuple[int, ...]:
+    outputs = iteration.outputs
+    inputs = iteration.numel // outputs
+    first = iteration.dims[0].input if iteration.dims else element
+    reduced = iteration.reduced
+    along_input = reduced == len(iteration.dims) or first < iteration.dims[reduced].input
+    width, height = (inputs, outputs) if along_input else (outputs, inputs)
+    fastest = first if along_input else iteration.dims[reduced].input
+    vector = 1
+    if iteration.dims and fastest == element:
+        if not along_input:
+            vector = _output_vector(iteration, element)
+            width //= vector
+        elif width >= 128 and reduced == 1:
+            width //= values.at_once
+    block_width, block_height = _block(width, height, _MOST_THREADS // vector)
+    input_step, output_step = (block_width, 1) if along_input else (1, block_width)
+    if -(-inputs // input_step) < min(block_height * 16, _MOST_VALUES):
+        return ()
+    input_step *= block_height
+    rows = -(-(outputs // vector) // output_step)
+    blocks = card.multiprocessors * (card.threads_per_multiprocessor // (block_width * block_height))
+    per_thread = -(-inputs // input_step)
+    if per_thread < _MOST_VALUES or rows > blocks:
+        return ()
+    shares = max(min(-(-blocks // rows), -(-per_thread // _FEWEST_VALUES)), -(-per_thread // _MOST_VALUES))
+    if shares == 1:
+        return ()
+    staged = values.kept * outputs * shares
+    return (staged if along_input else staged * block_width * vector), _COUNTER * rows
+
+
+def _block(width: int, height: int, threads: int) -> tuple[int, int]:
+    """Powers of two, a warp wide where the height needs the rest."""
+    wide, high = (min(1 << (max(size, 1).bit_length() - 1), threads) for size in (width, height))
+    block_width = min(wide, _WARP)
+    block_height = min(high, threads // block_width)
+    return min(wide, threads // block_height), block_height
+
+
+def _output_vector(iteration: _Iteration, element: int) -> int:
+    """Return how many outputs a thread works on at once: as many as everything else is a multiple of."""
+    at = iteration.reduced
+    steps = [dim.input // element for place, dim in enumerate(iteration.dims) if place != at]
+    vector = _VECTOR
+    for count in (iteration.offset // element, iteration.dims[at].size, *steps):
+        while count % vector:
+            vector //= 2
+    return vector
+
+
+def _iteration(tensor: Tensor, dims: Sequence[int], output: int) -> _Iteration:
+    """Lay out the input's dimensions with reduced ones first, the fastest of each kind before others, and joined."""
+    element, shape = tensor.element_size(), tensor.shape
+    gone = {dim % max(len(shape), 1) for dim in dims} if dims else set(range(len(shape)))
+    rows: list[_Dim] = []
+    step = output
+    for at in reversed(range(len(shape))):
+        rows.append(_Dim(shape[at], 0 if at in gone else step, tensor.stride(at) * element))
+        step *= 1 if at in gone else shape[at]
+    return _Iteration(_joined(_sorted(rows)), int(tensor.storage_offset()) * element)
+
+
+def _sorted(dims: list[_Dim]) -> list[_Dim]:
+    """Sort dimensions as torch does. The order is not total: dimensions that compare equal are skipped."""
+    for start in range(1, len(dims)):
+        at = start
+        for other in reversed(range(start)):
+            order = _order(dims[other], dims[at])
+            if order > 0:
+                dims[other], dims[at] = dims[at], dims[other]
+                at = other
+            elif order < 0:
+                break
+    return dims
+
+
+def _order(one: _Dim, other: _Dim) -> int:
+    if (one.output == 0) != (other.output == 0):
+        return 1 if other.output == 0 else -1
+    for a, b in ((one.output, other.output), (one.input, other.input)):
+        if a and b and a != b:
+            return -1 if a < b else 1
+        if a and b and one.size > other.size:
+            return 1
+    return 0
+
+
+def _joined(dims: list[_Dim]) -> list[_Dim]:
+    joined: list[_Dim] = []
+    for dim in dims:
+        last = joined[-1] if joined else None
+        if last is None:
+            joined.append(dim)
+        elif last.size == 1:
+            joined[-1] = dim
+        elif dim.size == 1:
+            continue
+        elif last.size * last.output == dim.output and last.size * last.input == dim.input:
+            joined[-1] = last._replace(size=last.size * dim.size)
+        else:
+            joined.append(dim)
+    return joined
+
+
+def _in_32_bits(iteration: _Iteration) -> Iterator[_Iteration]:
+    """Halve an iteration where it reaches farthest, until 32-bit offsets reach every part."""
+    if iteration.is_small:
+        yield iteration
+        return
+    dims = iteration.dims
+    reaches = [(dim.size - 1) * max(abs(dim.output), abs(dim.input)) for dim in dims]
+    at = max(range(len(dims)), key=lambda place: (reaches[place], place))
+    half = dims[at].size // 2
+    for begin, size in ((0, half), (half, dims[at].size - half)):
+        part = [*dims[:at], dims[at]._replace(size=size), *dims[at + 1 :]]
+        yield from _in_32_bits(_Iteration(part, iteration.offset + begin * dims[at].input))
+
+
+_WIDE_HALVES_SINCE, _WIDE_SINGLES_SINCE = (2, 7), (2, 10)
+"""Sums along memory read 8 elements at once; since when is estimated. It matters to rows of a few thousand."""
+_AccumulatorRule = Callable[[Tensor, Tensor, tuple[int, int]], Accumulator]
+"""From an input as the kernel reads it, the result, and torch's release."""
+
+
+def _reduction(rule: _AccumulatorRule, call: OperatorCall, *, widens: bool = True) -> Sizes:
+    """A copy in the result's dtype if the kernel `widens` its input, then the buffers of the kernel."""
+    tensor = call.args[0]
+    answer = call.out[0] if isinstance(call.out, tuple | list) else call.out
+    dims = _reduced_dims(call.argument(1, "dim"))
+    if dims is None or not isinstance(tensor, Tensor) or not tensor.numel() or not answer.numel():
+        return
+    if widens and tensor.dtype != answer.dtype and not (tensor.dtype in _HALVES and answer.dtype == torch.float32):
+        # Only halves are widened within the kernel.
+        tensor = torch.empty_like(tensor, dtype=answer.dtype)
+        yield tensor.nbytes
+    yield from reduction_buffers(tensor, dims, rule(tensor, answer, call.release), call.card)
+
+
+def _reduced_dims(given: Any) -> Sequence[int] | None:
+    """Empty for all; None where the second argument makes it no reduction."""
+    if isinstance(given, Tensor):
+        return None
+    if given is None or isinstance(given, bool | float):
+        return ()
+    return (given,) if isinstance(given, int) else tuple(given)
+
+
+def _bytes_while_summed(tensor: Tensor) -> int:
+    return _SINGLE if tensor.dtype in _HALVES else tensor.element_size()
+
+
+def _accumulate_sum(tensor: Tensor, answer: Tensor, release: tuple[int, int], *, at_once: int = 4) -> Accumulator:
+    both_half = tensor.dtype in _HALVES and tensor.dtype == answer.dtype
+    return Accumulator(_bytes_while_summed(tensor), answer.element_size(), not both_half, at_once)
+
+
+def _accumulate_wide_sum(tensor: Tensor, answer: Tensor, release: tuple[int, int]) -> Accumulator:
+    wide = tensor.element_size() == 2 and release >= _WIDE_HALVES_SINCE
+    if tensor.dtype == torch.float32 and release >= _WIDE_SINGLES_SINCE:
+        wide = tensor.numel() // answer.numel() % 1024 == 0
+    return _accumulate_sum(tensor, answer, release, at_once=8 if wide else 4)
+
+
+def _accumulate_extreme(tensor: Tensor, answer: Tensor, release: tuple[int, int]) -> Accumulator:
+    both_half = tensor.dtype in _HALVES and tensor.dtype == answer.dtype
+    return Accumulator(tensor.element_size(), answer.element_size(), not both_half)
+
+
+def _accumulate_with_index(tensor: Tensor, answer: Tensor, release: tuple[int, int]) -> Accumulator:
+    return Accumulator(_VALUE_AND_INDEX, answer.element_size(), accumulates_in_output=False)
+
+
+def _accumulate_moments(tensor: Tensor, answer: Tensor, release: tuple[int, int]) -> Accumulator:
+    """Mean, sum of squares, and the count twice."""
+    kept = 32 if tensor.dtype == torch.float64 else 16
+    return Accumulator(kept, answer.element_size(), accumulates_in_output=False, at_once=2)
+
+
+sum_buffers: Temporaries = partial(_reduction, _accumulate_wide_sum)
+mean_buffers: Temporaries = partial(_reduction, _accumulate_sum)
+extreme_buffers: Temporaries = partial(_reduction, _accumulate_extreme, widens=False)
+argmax_buffers: Temporaries = partial(_reduction, _accumulate_with_index, widens=False)
+variance_buffers: Temporaries = partial(_reduction, _accumulate_moments, widens=False)
+
+
+def max_buffers(call: OperatorCall) -> Sizes:
+    """Along a dimension indices are kept too; over everything only the value."""
+    return (argmax_buffers if isinstance(call.out, tuple | list) else extreme_buffers)(call)
+
+
+def loss_buffers(call: OperatorCall) -> Sizes:
+    """Losses that are one number: all of them are there for a moment before they are summed (read)."""
+    one, other = call.args[:2]
+    if call.out.dim() or not isinstance(other, Tensor) or (one.dim() == 0 and other.dim() == 0):
+        return
+    losses = torch.empty(_broadcast_shapes(one.shape, other.shape), dtype=call.out.dtype, device=one.device)
+    yield losses.nbytes
+    yield from reduction_buffers(losses, (), _accumulate_wide_sum(losses, call.out, call.release), call.card)

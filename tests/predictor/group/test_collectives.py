@@ -1,0 +1,167 @@
+"""What a program finds of a group whose other ranks are not there."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from memviz.errors import UsageError
+from memviz.predictor.device import PredictedDevice
+from memviz.predictor.group.process_group import GroupNeeded
+from memviz.predictor.group.ranks import GroupRank, rank_of_environment
+from tests.predictor.group.ranks import as_rank, held
+from tests.predictor.rows import A100
+
+gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+"""As torch 2.13 calls them, or as they were called before."""
+
+
+def test_a_rank_finds_what_torchrun_would_have_told_it() -> None:
+    before = dict(os.environ)
+    with as_rank(9, 16) as device:
+        assert device.rank == GroupRank(9, 16)
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+        assert [os.environ[name] for name in names] == ["9", "16", "1", "8", "1", "2"]
+        assert (dist.get_rank(), dist.get_world_size(), dist.get_backend()) == (9, 16, "nccl")
+        assert torch.cuda.device_count() == 8 and torch.cuda.current_device() == 1
+        torch.cuda.set_device(1)
+        assert torch.ones(3, device="cuda").device == torch.device("cuda", 1) == torch.ones(3, device="cuda:1").device
+        with pytest.raises(UsageError, match=r"rank 9, whose card is cuda:1"):
+            torch.ones(3, device="cuda:2")
+        with pytest.raises(UsageError, match="invalid device ordinal"):
+            torch.ones(3, device="cuda:8")
+    assert {name: value for name, value in os.environ.items() if name in GroupRank(9, 16).environment} == {
+        name: value for name, value in before.items() if name in GroupRank(9, 16).environment
+    }
+    assert not dist.is_initialized()
+
+
+def test_ranks_have_to_be_of_the_group() -> None:
+    with pytest.raises(UsageError, match="the ranks are 0 to 7, not 8"):
+        GroupRank(8, 8)
+    assert rank_of_environment({"RANK": "3", "WORLD_SIZE": "4"}) == GroupRank(3, 4)
+    assert rank_of_environment({"WORLD_SIZE": "1", "RANK": "0"}) is rank_of_environment({}) is None
+
+
+def test_others_send_what_this_rank_would_send() -> None:
+    with as_rank(2, 4):
+        one = torch.arange(4.0, device="cuda")
+        summed, largest, gathered = one.clone(), one.clone(), torch.empty(16, device="cuda")
+        dist.all_reduce(summed)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        part = torch.empty(1, device="cuda")
+        gather(gathered, one)
+        reduce_scatter(part, one)
+        assert summed.tolist() == [0, 4, 8, 12] and largest.tolist() == [0, 1, 2, 3]
+        assert gathered.tolist() == [0, 1, 2, 3] * 4 and part.tolist() == [8]
+        halves = [torch.empty(4, device="cuda") for _ in range(4)]
+        dist.all_gather(halves, one)
+        assert [half.tolist() for half in halves] == [[0, 1, 2, 3]] * 4
+        swapped = torch.empty(4, device="cuda")
+        dist.all_to_all_single(swapped, one)
+        assert swapped.tolist() == [2, 2, 2, 2]
+        objects: list[Any] = [None] * 4
+        dist.all_gather_object(objects, {"rows": 7})
+        assert objects == [{"rows": 7}] * 4
+        unknown = torch.randn(1 << 10, device="cuda")
+        dist.all_reduce(unknown)
+        with pytest.raises(UsageError):
+            torch.zeros(int(unknown.long()[0]))
+
+
+def test_values_of_the_host_go_the_same_way() -> None:
+    with as_rank(0, 8, begun=False) as device:
+        dist.init_process_group("gloo")
+        rows = torch.tensor([3])
+        dist.all_reduce(rows)
+        dist.barrier()
+        assert rows.item() == 24 and dist.get_backend() == "gloo"
+        assert len(device.finish().devices[0].events) == 0
+
+
+def test_a_list_is_gathered_in_one_piece_beside_it() -> None:
+    with as_rank(0, 4) as device:
+        sent = torch.empty(1 << 20, device="cuda")
+        outputs = [torch.empty(1 << 20, device="cuda") for _ in range(4)]
+        before = device.peak_requested_bytes
+        dist.all_gather(outputs, sent)
+        assert device.peak_requested_bytes - before == 4 * 4 << 20 and held() == 5 * 4 << 20
+
+
+def test_what_is_under_way_keeps_its_memory_until_somebody_waits() -> None:
+    with as_rank(0, 4):
+        work = dist.all_reduce(torch.empty(1 << 20, device="cuda"), async_op=True)
+        assert work is not None and held() == 4 << 20
+        work.wait()
+        assert held() == 0
+
+
+def test_groups_within_the_group() -> None:
+    with as_rank(5, 8):
+        mesh = dist.init_device_mesh("cuda", (2, 4), mesh_dim_names=("data", "model"))
+        assert (mesh["data"].get_local_rank(), mesh["model"].get_local_rank()) == (1, 1)
+        assert dist.get_world_size(mesh.get_group("model")) == 4
+        tensor = torch.ones(2, device="cuda")
+        dist.all_reduce(tensor, group=mesh.get_group("model"))
+        assert tensor.tolist() == [4, 4]
+        other = dist.new_group([0, 1])
+        assert dist.get_rank(other) == -1
+
+
+@pytest.mark.parametrize("says", [{}, {"init_method": "env://"}])
+def test_who_says_not_of_how_many_is_told_what_to_say(says: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    with PredictedDevice(A100), pytest.raises(GroupNeeded, match="--world-size 8"):
+        dist.init_process_group("nccl", **says)
+    with PredictedDevice(A100), pytest.raises(GroupNeeded, match="starts 4 processes.*--world-size 8"):
+        torch.multiprocessing.spawn(print, nprocs=4)
+
+
+def test_a_program_may_say_itself_which_process_it_is() -> None:
+    with PredictedDevice(A100):
+        dist.init_process_group("nccl", rank=1, world_size=2)
+        tensor = torch.ones(1, device="cuda")
+        dist.all_reduce(tensor)
+        assert tensor.item() == 2
+    with as_rank(0, 8, begun=False), pytest.raises(GroupNeeded, match="asks for 4 processes"):
+        dist.init_process_group("nccl", rank=0, world_size=4)
+
+
+def _process(number: int, numbers: list[tuple[int, int]]) -> None:
+    dist.init_process_group("nccl", rank=number, world_size=8)
+    numbers.append((number, dist.get_rank()))
+
+
+def test_of_processes_that_a_program_starts_one_runs() -> None:
+    numbers: list[tuple[int, int]] = []
+    with as_rank(3, 8, begun=False):
+        torch.multiprocessing.spawn(_process, args=(numbers,), nprocs=8)
+    assert numbers == [(3, 3)]
+
+
+def test_what_a_rank_sends_is_counted_as_along_a_ring() -> None:
+    with as_rank(0, 8) as device:
+        whole, part = torch.zeros(1024, device="cuda"), torch.zeros(128, device="cuda")
+        functions: Any = torch.ops._c10d_functional
+        group = dist.distributed_c10d._get_default_group().group_name
+        calls = {
+            2 * 3584: (lambda: dist.all_reduce(whole), lambda: functions.all_reduce(whole, "sum", group)),
+            3584: (
+                lambda: gather(whole, part),
+                lambda: reduce_scatter(part, whole),
+                lambda: functions.all_gather_into_tensor(part, 8, group),
+                lambda: functions.reduce_scatter_tensor(whole, "sum", 8, group),
+            ),
+            512: (lambda: dist.send(part, 1),),
+            0: (lambda: dist.recv(part, 1),),
+        }
+        for size, makers in calls.items():
+            for make in makers:
+                before = device.link_bytes
+                make()
+                assert device.link_bytes - before == size

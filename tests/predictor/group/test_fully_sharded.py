@@ -1,0 +1,99 @@
+"""FSDP2: what a rank holds at rest, by hand, and what its settings change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+from tests.predictor.group.ranks import as_rank, held, layers
+from tests.predictor.rows import WORKSPACE
+
+WIDTH, COUNT = 1024, 6
+WEIGHTS = COUNT * WIDTH * WIDTH * 4
+
+
+def sharded(model: nn.Sequential, **settings: Any) -> nn.Sequential:
+    for layer in model:
+        fully_shard(layer, **settings)
+    fully_shard(model, **settings)
+    return model
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, width: int = WIDTH) -> None:
+    model(torch.randn(16, width, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("rank", [0, 7])
+def test_at_rest_is_one_part_of_weights_and_states(rank: int) -> None:
+    with as_rank(rank, 8):
+        model = sharded(layers(WIDTH, COUNT))
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        assert held() == WEIGHTS // 8
+        for _ in range(2):
+            step(model, optimizer)
+            assert held() == 3 * WEIGHTS // 8
+
+
+def test_what_cannot_be_parted_evenly_is_padded() -> None:
+    """Ten rows among four: three, three, three and one; the weights are laid out as three everywhere."""
+    for rank, rows in enumerate((3, 3, 3, 1)):
+        with as_rank(rank, 4):
+            model = sharded(nn.Sequential(nn.Linear(10, 10, bias=False)))
+            optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+            assert held() == 3 * 10 * 4
+            step(model, optimizer, 10)
+            assert held() == 3 * 10 * 4 + 2 * rows * 10 * 4
+
+
+def peak(**settings: Any) -> int:
+    with as_rank(0, 8) as device:
+        model = sharded(layers(WIDTH, COUNT), **settings)
+        optimizer = torch.optim.SGD(model.parameters())
+        step(model, optimizer)
+        torch.cuda.reset_peak_memory_stats()
+        step(model, optimizer)
+        return device.peak_requested_bytes
+
+
+def test_whole_layers_stay_where_they_are_not_parted_again() -> None:
+    layer, more = WIDTH * WIDTH * 4, peak(reshard_after_forward=False) - peak()
+    # All of them at the end of forward, instead of the two or three that are worked with.
+    assert 2 * layer <= more <= COUNT * layer
+
+
+def test_mixed_precision_halves_what_is_gathered() -> None:
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    beside = 2 * WEIGHTS // 8 + 2 * WORKSPACE
+    # Shards and their gradients stay as wide as they are.
+    assert peak(mp_policy=policy) - beside < 0.6 * (peak() - beside)
+
+
+def test_offloaded_shards_are_on_the_host() -> None:
+    with as_rank(0, 8):
+        model = sharded(layers(WIDTH, COUNT), offload_policy=CPUOffloadPolicy())
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        step(model, optimizer)
+        assert held() == 0
+        assert {weight.device.type for weight in model.parameters()} == {"cpu"}
+
+
+def test_checkpoints_go_on_top() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    def highest(*, checkpointed: bool) -> int:
+        with as_rank(0, 8) as device:
+            model = sharded(nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(8))))
+            x = torch.randn(1 << 14, 64, device="cuda", requires_grad=True)
+            for block in model:
+                x = checkpoint(block, x, use_reentrant=False) if checkpointed else block(x)
+            x.sum().backward()
+            return device.peak_requested_bytes
+
+    kept = (1 << 14) * 64 * 4
+    assert highest(checkpointed=False) - highest(checkpointed=True) > 6 * kept

@@ -1,0 +1,106 @@
+"""The same program gives the same bytes, events, addresses, stacks and order, however often and wherever it runs."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memviz.predictor.run import predict
+from memviz.runner.plan import plan_of
+from memviz.runner.request import Request
+from memviz.runner.workloads import WORKLOADS
+from memviz.trace.write import write_pickle
+
+pytestmark = pytest.mark.slow
+
+ONE_OF_EACH = {"layers": "1", "text_layers": "1", "denoising": "1"}
+SHORT = {
+    "feed_forward": {"layers": "2", "mode": "training"},
+    "ltx_video": {"layers": "1"},
+    "ltx_pipeline": {**ONE_OF_EACH, "frames": "9", "height": "64", "width": "64"},
+    "flux": {"double_layers": "1", "single_layers": "1"},
+    "flux_pipeline": {
+        "double_layers": "1",
+        "single_layers": "1",
+        "text_layers": "1",
+        "short_text_layers": "1",
+        "denoising": "1",
+        "resolution": "256x256",
+    },
+    "sdxl": {"depth": "2"},
+    "sdxl_pipeline": {
+        "denoising": "1",
+        "depth": "2",
+        "text_layers": "2",
+        "short_text_layers": "2",
+        "resolution": "256x256",
+    },
+    "cogvideox": {"layers": "1", "mode": "training"},
+    "hunyuan_video": {"double_layers": "1", "single_layers": "1"},
+    "wan": {"layers": "1"},
+    "wan_pipeline": {**ONE_OF_EACH, "frames": "5", "height": "64", "width": "64"},
+    "gpt2": {"layers": "2"},
+    "llama": {"layers": "2"},
+    "mixtral": {"layers": "2"},
+    "qwen3": {"layers": "2"},
+    "bert": {"layers": "2"},
+    "vit": {"layers": "2"},
+}
+"""What repeats itself is there once or twice: a block more does what the one before it did."""
+EXTRAS = (
+    Request("gpt2", {"layers": "2", "mode": "training"}, optimizer="adamw", steps=2),
+    Request("ltx_video", {"layers": "2"}, (("checkpointing", {"every": "2"}),), optimizer="adamw-fused"),
+    Request("llama", {"layers": "1", "mode": "training", "micro_batches": "2"}, (("flat_gradients", {}),)),
+)
+
+
+def requests() -> list[Request]:
+    named = [Request(each.name, SHORT.get(each.name, {})) for each in WORKLOADS]
+    return [*named, *EXTRAS]
+
+
+def file_of(request: Request) -> str:
+    """Of the whole file, every column and every text, as it would be written."""
+    written = hashlib.sha256()
+
+    class Sink:
+        def write(self, data: bytes) -> int:
+            written.update(data)
+            return len(data)
+
+    write_pickle(predict(plan_of(request), lambda phase: None).trace, Sink())
+    return written.hexdigest()
+
+
+@pytest.mark.parametrize("request_", requests(), ids=lambda each: f"{each.workload}-{each.optimizer}")
+def test_a_second_run_in_the_same_process_writes_the_same_file(request_: Request) -> None:
+    first = file_of(request_)
+    garbage: list[list[object]] = [[] for _ in range(500)]
+    for each in garbage:
+        each.append(each)
+    del garbage
+    gc.collect(0)
+    assert file_of(request_) == first
+
+
+def test_processes_with_different_hashes_write_the_same_files() -> None:
+    # In processes of their own: once torch.compile was called, torch wraps the optimizers, which their stacks show.
+    program = (
+        "from tests.predictor.test_always_the_same import EXTRAS, Request, file_of; "
+        "print(*map(file_of, [Request('transformer_block'), EXTRAS[0]]))"
+    )
+
+    def files_with_hash(seed: str) -> list[str]:
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", program]
+        root = Path(__file__).parents[3]
+        ran = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True)
+        return ran.stdout.split()
+
+    assert files_with_hash("12345") == files_with_hash("54321")

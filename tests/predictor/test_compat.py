@@ -1,0 +1,85 @@
+"""Private names of torch: those that the predictor uses exist, and torch calls the functions that are pretended."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+
+from memviz.errors import UsageError
+from memviz.predictor.compat import Patches, required
+from memviz.predictor.cuda.functions import pretended_functions
+
+USED = [
+    "torch._C:_current_graph_task_id",
+    "torch._C:_current_autograd_node",
+    "torch._C:_swap_tensor_impl",
+    "torch:_has_compatible_shallow_copy_type",
+    "torch:Tensor._make_wrapper_subclass",
+    "torch.autograd:_get_sequence_nr",
+    "torch.autograd.graph:_engine_run_backward",
+    "torch.cuda:_lazy_init",
+    "torch.cuda:_queued_calls",
+    "torch.cuda.memory:_dump_snapshot",
+    "torch.cuda.memory:_set_allocator_settings",
+    "torch.nn:Module._compiled_call_impl",
+    "torch.optim.optimizer:_get_foreach_kernels_supported_devices",
+    "torch.optim.optimizer:_get_fused_kernels_supported_devices",
+    "torch.serialization:location_tag",
+    "torch.utils.data._utils.worker:_worker_loop",
+    "torch.distributed.distributed_c10d:_new_process_group_helper",
+    "torch.distributed.distributed_c10d:_store_based_barrier",
+    "torch.distributed.checkpoint.default_planner:_validate_global_plan",
+    "torch._C._distributed_c10d:FakeProcessGroup._create_internal",
+]
+PRETENDED = set(pretended_functions(*(MagicMock() for _ in range(5))))
+OF_OTHER_RELEASES = {
+    *("_cuda_lock_mutex", "_cuda_unlock_mutex", "_cuda_hasPrimaryContext", "_accelerator_deviceCount"),
+    *("_cuda_cudaCachingAllocator_set_allocator_settings", "_cuda_endAllocateCurrentStreamToPool"),
+    "_cuda_attach_out_of_memory_observer",
+}
+"""Pretended functions that the Python of torch 2.13 does not name."""
+
+
+@cache
+def python_of_torch() -> str:
+    root = Path(torch.__file__).parent
+    folders = ("", "_C", "accelerator", "backends/cuda", "backends/cudnn", "cuda", "utils")
+    paths = [path for folder in folders for path in (root / folder).glob("*.py*") if path.suffix in (".py", ".pyi")]
+    return "".join(path.read_text(encoding="utf-8") for path in paths)
+
+
+@pytest.mark.parametrize("name", USED)
+def test_torch_has_the_name(name: str) -> None:
+    module, _, path = name.partition(":")
+    found = importlib.import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="older releases call fewer")
+@pytest.mark.parametrize("name", sorted(PRETENDED - OF_OTHER_RELEASES))
+def test_torch_calls_the_pretended_function(name: str) -> None:
+    assert name in python_of_torch()
+
+
+def test_a_release_without_a_required_name_is_refused() -> None:
+    with pytest.raises(UsageError, match="use a release from 2.6 to 2.13"):
+        required(torch._C, "_no_such_function")
+
+
+def test_patches_are_taken_back_in_reverse() -> None:
+    class Owner:
+        there = 1
+
+    with Patches() as patches:
+        patches.put(Owner, "there", 2)
+        patches.put(Owner, "there", 3)
+        patches.put(Owner, "added", 4)
+        assert patches.replace(Owner, "missing", 5) is None
+        assert vars(Owner)["there"] == 3 and vars(Owner)["added"] == 4
+    assert Owner.there == 1 and not hasattr(Owner, "added") and not hasattr(Owner, "missing")

@@ -1,0 +1,41 @@
+"""What no rule follows is refused in words."""
+
+from __future__ import annotations
+
+import ctypes.util
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from memviz.predictor.assumptions import NotPredicted
+from memviz.predictor.device import PredictedDevice
+from tests.predictor.rows import A100
+
+
+def own_allocator() -> None:
+    torch.cuda.memory.CUDAPluggableAllocator(ctypes.util.find_library("c"), "malloc", "free")
+
+
+def compiled() -> None:
+    code = "template <typename T> T doubled(T x) { return x + x; }"
+    torch.cuda.jiterator._create_jit_fn(code)(torch.ones(8, device="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (own_allocator, "an allocator of one's own .* what it reserves follows rules of its own"),
+        (compiled, "torch.cuda.jiterator cannot be predicted: it compiles C"),
+        (lambda: torch.cuda.tunable.enable(True), "torch.cuda.tunable cannot be predicted: while it tries kernels"),
+    ],
+)
+def test_it_is_named_with_the_reason(program: Callable[[], None], said: str) -> None:
+    with PredictedDevice(A100), pytest.raises(NotPredicted, match=said):
+        program()
+
+
+def test_whoever_turns_tuning_off_goes_on() -> None:
+    with PredictedDevice(A100):
+        torch.cuda.tunable.enable(False)
+        assert not torch.cuda.tunable.is_enabled()

@@ -1,0 +1,198 @@
+"""Streams and events: whose memory is whose, and which frees have to wait."""
+
+from __future__ import annotations
+
+from statistics import mean
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from memviz.predictor.device import PredictedDevice
+from tests.predictor.rows import A100, WORKSPACE
+
+MiB = 1 << 20
+
+
+def four_mib() -> Tensor:
+    return torch.empty(MiB, device="cuda")
+
+
+def active() -> int:
+    """Bytes of blocks that are held or wait."""
+    return int(torch.cuda.memory_stats()["active_bytes.all.current"])
+
+
+def test_streams_are_entered_and_left() -> None:
+    with PredictedDevice(A100):
+        default, side = torch.cuda.default_stream(), torch.cuda.Stream()
+        assert torch.cuda.current_stream() == default != side and default.cuda_stream == 0
+        with torch.cuda.stream(side):
+            assert torch.cuda.current_stream() == side == torch.accelerator.current_stream()
+            with torch.cuda.stream(None):
+                assert torch.cuda.current_stream() == side
+        with side:
+            assert torch.cuda.current_stream() == side
+        torch.cuda.set_stream(side)
+        assert torch.cuda.current_stream().cuda_stream == side.cuda_stream != 0
+        torch.accelerator.set_stream(default)
+        assert torch.cuda.current_stream() == default
+        assert isinstance(side, torch.Stream) and isinstance(torch.Stream(device="cuda"), torch.Stream)
+        assert side.device == torch.device("cuda", 0) and hash(side) == hash(side)
+        assert torch.cuda.ExternalStream(12_345).cuda_stream == 12_345
+        assert torch.cuda.Stream(priority=-1).priority == -1
+
+
+def test_torch_makes_32_streams_and_then_gives_out_the_first_again() -> None:
+    with PredictedDevice(A100):
+        handles = [torch.cuda.Stream().cuda_stream for _ in range(33)]
+    assert len(set(handles)) == 32 and handles[32] == handles[0]
+
+
+def test_memory_never_crosses_streams() -> None:
+    with PredictedDevice(A100) as device:
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            held = four_mib()
+        del held
+        assert device.reserved_bytes == 20 * MiB
+        # The free block is the other stream's.
+        held = four_mib()
+        assert device.reserved_bytes == 40 * MiB
+        with torch.cuda.stream(side):
+            other = four_mib()
+        assert device.reserved_bytes == 40 * MiB and device.allocated_bytes == 8 * MiB
+        streams = {segment["stream"] for segment in torch.cuda.memory_snapshot()}
+        assert streams == {0, side.cuda_stream}
+        assert set(device.finish().streams) == streams
+        del held, other
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("stream", "device", "event", "waited for", "item", "cpu", "to"),
+        *("from the host", "cuda", "written", "tensor", "shown"),
+    ],
+)
+def test_what_another_stream_used_is_free_when_the_program_has_waited_for_it(how: str) -> None:
+    with PredictedDevice(A100) as device:
+        one, side = torch.zeros(1, device="cuda"), torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            held = four_mib()
+        held.record_stream(torch.cuda.current_stream())
+        del held
+        assert (device.allocated_bytes, active()) == (512, 4 * MiB + 512)
+        if how == "stream":
+            torch.cuda.current_stream().synchronize()
+        elif how == "device":
+            torch.cuda.synchronize()
+        elif how == "event":
+            torch.cuda.current_stream().record_event().synchronize()
+        elif how == "waited for":
+            side.wait_stream(torch.cuda.current_stream())
+            side.synchronize()
+        else:
+            {
+                "item": one.item,
+                "cpu": one.cpu,
+                "to": lambda: one.to("cpu"),
+                "from the host": lambda: torch.ones(1).to("cuda"),
+                "cuda": lambda: torch.ones(1).cuda(),
+                "written": lambda: one.copy_(torch.ones(1)),
+                "tensor": lambda: torch.tensor([1.0], device="cuda"),
+                "shown": lambda: f"{one} and {one!r}",
+            }[how]()
+        four_mib()
+        assert active() == 512
+        assert [said for said in device.unseen() if said.startswith("Memory that another stream uses")]
+
+
+def test_what_nobody_waited_for_is_not_free() -> None:
+    with PredictedDevice(A100) as device:
+        side, early = torch.cuda.Stream(), torch.cuda.Event()
+        early.record()
+        with torch.cuda.stream(side):
+            held = four_mib()
+        held.record_stream(torch.cuda.default_stream())
+        del held
+        # Neither is behind the other stream's work.
+        early.synchronize()
+        side.synchronize()
+        torch.zeros(1, device="cuda").to("cpu", non_blocking=True)
+        torch.zeros(1).to("cuda", non_blocking=True).to(torch.float64)
+        four_mib()
+        assert active() == 4 * MiB
+        # To empty the cache waits for all.
+        torch.cuda.empty_cache()
+        assert (active(), device.reserved_bytes) == (0, 0)
+
+
+def test_a_stream_takes_a_thousand_kernels_before_the_first_of_them_is_done() -> None:
+    with PredictedDevice(A100):
+        one, side = torch.zeros(1, device="cuda"), torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            held = four_mib()
+        held.record_stream(torch.cuda.current_stream())
+        del held
+        for _ in range(1024):
+            one.add_(1)
+            # Nothing for the card to do, and something on a stream that nobody waits for.
+            one.view(1), torch.empty(0, device="cuda")
+            with torch.cuda.stream(side):
+                one.mul_(1)
+        four_mib()
+        assert active() == 4 * MiB + 512
+        one.add_(1)
+        four_mib()
+        assert active() == 512
+
+
+def test_a_free_that_waited_is_still_the_tensors_own() -> None:
+    with PredictedDevice(A100) as device:
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            held = torch.empty(1000, device="cuda")
+        held.record_stream(torch.cuda.default_stream())
+        del held
+        torch.cuda.synchronize()
+        torch.empty(7000, device="cuda")
+        events = device.finish().devices[0].events
+        rows = [(action, size) for action, size in zip(events.action.tolist(), events.size.tolist(), strict=True)]
+    # Segment, alloc, free asked; free done, segment and alloc on the other stream, and its free.
+    assert rows == [(3, 2 * MiB), (0, 4000), (1, 4000), (2, 4000), (3, 2 * MiB), (0, 28_000), (1, 28_000), (2, 28_000)]
+
+
+def test_backward_runs_on_the_streams_of_forward() -> None:
+    model = nn.Linear(256, 256, bias=False)
+    with PredictedDevice(A100) as device:
+        model.cuda()
+        side = torch.cuda.Stream()
+        x = torch.zeros(512, 256, device="cuda", requires_grad=True)
+        with torch.cuda.stream(side):
+            loss = model(x).square().sum()
+        loss.backward()
+        events, streams = device.finish().devices[0].events, device.finish().streams
+        at = [streams[number] for number in events.stream[events.action == 0].tolist()]
+        sizes = events.size[events.action == 0].tolist()
+    on_default = [size for size, stream in zip(sizes, at, strict=True) if stream == 0]
+    # The weight, the input and the loss's own gradient; all else was made where forward ran, cuBLAS's workspaces too.
+    assert on_default == [256 * 256 * 4, 512 * 256 * 4, 4]
+    assert sizes.count(WORKSPACE) == 2 and {at[sizes.index(WORKSPACE)]} == {side.cuda_stream}
+
+
+def test_times_between_events_are_unknown_and_said_so() -> None:
+    with PredictedDevice(A100) as device:
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        with pytest.raises(ValueError, match="must be recorded"):
+            begin.elapsed_time(end)
+        begin.record()
+        end.record()
+        torch.cuda.synchronize()
+        assert f"{begin.elapsed_time(end):.2f} ms" == "unknown ms" and end.query()
+        assert [said for said in device.unseen() if "time between two events is not known" in said]
+        assert f"{mean([begin.elapsed_time(end), 3.0])}" == "unknown"
+        with pytest.raises(ValueError, match="enable_timing=True"):
+            torch.cuda.Event().elapsed_time(end)
+        assert isinstance(begin, torch.Event) and isinstance(torch.Event(), torch.Event)
+        assert repr(torch.cuda.Event()) == "<torch.cuda.Event uninitialized>"

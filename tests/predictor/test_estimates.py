@@ -1,0 +1,129 @@
+"""What an edit of a trace's requests estimates, held against a prediction of the program that was changed so."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from memviz.allocator.replay import source_of
+from memviz.allocator.what_if import estimate
+from memviz.analysis.actions.proposals import ActionKind, kinds_of, proposal
+from memviz.analysis.findings.finding import FindingKind
+from memviz.analysis.findings.ranking import findings
+from memviz.predictor.cards import card_named
+from memviz.predictor.device import PredictedDevice
+from memviz.trace.model import Trace
+from sample_traces import gpt
+
+CARD, RELEASE = card_named("A10"), (2, 13)
+NEAR = 0.03
+"""Of the peak of live bytes."""
+RESERVED_NEAR = 0.05
+"""What is reserved comes in segments, and one of 20 MiB is much of a small peak."""
+
+
+@pytest.fixture(params=[(128, 512), (8192, 512)], ids=["layers outweigh the head", "the head outweighs layers"])
+def shape(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Where the peak lies: in the backward of the layers, or at the loss."""
+    vocabulary, length = request.param
+    monkeypatch.setattr(gpt, "VOCABULARY", vocabulary)
+    return int(length)
+
+
+def trained(
+    length: int, *, checkpointed: bool = False, dtype: torch.dtype = torch.float32, autocast: bool = False
+) -> Trace:
+    with PredictedDevice(CARD, release=RELEASE) as device:
+        model = gpt.GPT(checkpointed=checkpointed).to("cuda", dtype)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+        for number in range(2):
+            with device.phase(f"ProfilerStep#{number}"):
+                optimizer.zero_grad()
+                tokens = torch.randint(gpt.VOCABULARY, (8, length), device="cuda")
+                with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+                    _, loss = model(tokens, tokens)
+                loss.backward()
+                optimizer.step()
+        return device.finish()
+
+
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(512, 1024)
+        self.head = nn.Linear(1024, 40_000)
+
+    def forward(self, given: Tensor) -> Tensor:
+        hidden = self.up(given)
+        result: Tensor = self.head(hidden)
+        return result
+
+
+def applied(*, lets_go: bool) -> Trace:
+    """A large output that its name holds until the next one is made."""
+    with PredictedDevice(CARD, release=RELEASE) as device:
+        model = Wide().to("cuda")
+        given = torch.empty(256, 512, device="cuda")
+        output = None
+        for _ in range(3):
+            if lets_go:
+                del output
+            with torch.no_grad():
+                output = model(given)
+        return device.finish()
+
+
+def of_kind(trace: Trace, kind: ActionKind) -> tuple[int, int, int]:
+    """Peaks of live and reserved bytes by the estimate, and how many live bytes it saves."""
+    device = trace.devices[0]
+    chosen = next(finding for finding in findings(trace, device) if kind in kinds_of(finding))
+    made = proposal(trace, device, chosen, kind)
+    assert made is not None
+    result = estimate(source_of(trace), made.trace)
+    return result.after.peak_requested_bytes, result.after.peak_reserved_bytes, -result.live_change
+
+
+def peaks(trace: Trace) -> tuple[int, int]:
+    figures = estimate(source_of(trace)).before
+    return figures.peak_requested_bytes, figures.peak_reserved_bytes
+
+
+def expect_near(recorded: Trace, kind: ActionKind, changed: Trace) -> None:
+    live, reserved, saved = of_kind(recorded, kind)
+    true_live, true_reserved = peaks(changed)
+    assert saved > 0
+    assert live == pytest.approx(true_live, rel=NEAR)
+    assert reserved == pytest.approx(true_reserved, rel=RESERVED_NEAR)
+
+
+@pytest.mark.slow
+def test_checkpointed_layers_peak_as_the_program_with_checkpoints_does(shape: int) -> None:
+    expect_near(trained(shape), ActionKind.CHECKPOINT, trained(shape, checkpointed=True))
+
+
+@pytest.mark.slow
+def test_half_the_precision_peaks_as_the_model_in_bfloat16_does(shape: int) -> None:
+    expect_near(trained(shape), ActionKind.HALF_PRECISION, trained(shape, dtype=torch.bfloat16))
+
+
+@pytest.mark.slow
+def test_autocast_peaks_as_the_program_under_autocast_does(shape: int) -> None:
+    expect_near(trained(shape), ActionKind.AUTOCAST, trained(shape, autocast=True))
+
+
+@pytest.mark.slow
+def test_what_is_in_mixed_precision_already_is_not_halved_again(shape: int) -> None:
+    trace = trained(shape, autocast=True)
+    chosen = next(finding for finding in findings(trace, trace.devices[0]) if finding.kind is FindingKind.ACTIVATIONS)
+    for kind in (ActionKind.AUTOCAST, ActionKind.HALF_PRECISION):
+        assert proposal(trace, trace.devices[0], chosen, kind) is None
+
+
+def test_an_output_let_go_earlier_peaks_as_the_program_that_lets_it_go() -> None:
+    expect_near(applied(lets_go=False), ActionKind.FREE_EARLIER, applied(lets_go=True))
+
+
+def test_an_estimate_that_changes_nothing_saves_nothing(shape: int) -> None:
+    result = estimate(source_of(trained(shape)))
+    assert (result.live_change, result.reserved_change) == (0, 0)

@@ -1,0 +1,164 @@
+"""Rules that no recording proves, and memory that is not predicted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from memviz.predictor.accuracy import unproven_sentence
+from memviz.predictor.cards import card_named
+from memviz.predictor.device import PredictedDevice
+from memviz.predictor.rules import RECURRENT, RULES, Standing, Unproven
+from memviz.predictor.run import predict
+from memviz.runner.plan import plan_of
+from memviz.runner.request import Request
+from memviz.units import bytes_text
+from tests.predictor.rows import A100
+from tests.second_process import predict as predict_in
+
+MiB = 1 << 20
+NAMED = [(rule, operator) for rule in RULES for operator in rule.operators]
+
+
+def found(device: PredictedDevice) -> dict[str, Unproven]:
+    return {one.rule: one for one in device.unproven()}
+
+
+def test_no_operator_has_two_rules() -> None:
+    names = [operator for _, operator in NAMED]
+    assert len(set(names)) == len(names)
+
+
+def test_every_operator_named_is_one_of_torch() -> None:
+    spaces = (torch.ops.aten, torch.ops.c10d)
+    assert [name for _, name in NAMED if name != RECURRENT and not any(hasattr(space, name) for space in spaces)] == []
+
+
+def test_masks_of_dropout_are_counted_while_they_live() -> None:
+    with PredictedDevice(A100) as device:
+        x = torch.zeros(MiB, device="cuda", requires_grad=True)
+        y = functional.dropout(x, 0.5)
+        z = functional.dropout(y, 0.5)
+        z.sum().backward()
+        masks = found(device)["masks of dropout"]
+    assert (masks.standing, masks.bytes, masks.bytes_at_most) == ("read", 2 * MiB, None)
+    # The highest moment is in backward, when the second mask was used and is gone.
+    assert masks.bytes_at_peak == MiB
+
+
+def test_what_was_not_there_at_the_highest_moment_has_no_part_of_it() -> None:
+    with PredictedDevice(A100) as device, torch.no_grad():
+        functional.dropout(torch.zeros(MiB, device="cuda"), 0.5, training=True)
+        large = torch.zeros(16 * MiB, device="cuda")
+        masks = found(device)["masks of dropout"]
+        assert (masks.bytes, masks.bytes_at_peak) == (MiB, 0)
+        del large
+
+
+def test_what_a_recording_proves_is_not_said_but_on_cards_that_it_does_not_speak_for() -> None:
+    def rules(card: str) -> set[str]:
+        with PredictedDevice(card_named(card)) as device:
+            table = torch.zeros(512, 16, device="cuda")
+            rows = torch.zeros(4096, dtype=torch.int64, device="cuda")
+            table.index_put_((rows,), torch.zeros(4096, 16, device="cuda"), accumulate=True)
+            (table @ table.t()).sum()
+            return set(found(device))
+
+    assert rules("RTX 4090") == set()
+    assert rules("H100") == {"indices sorted to add at them", "cuBLAS's workspaces"}
+
+
+def convolution(layer: nn.Module, shape: tuple[int, ...], *, wants_gradient: bool) -> Unproven:
+    with PredictedDevice(A100) as device:
+        image = torch.zeros(shape, device="cuda", requires_grad=wants_gradient)
+        layer.cuda()(image).sum().backward()
+        return found(device)["cuDNN's convolutions"]
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_a_convolution_has_a_likely_and_an_upper_figure(channels_last: bool) -> None:
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    with PredictedDevice(A100) as device, torch.no_grad():
+        layer = nn.Conv2d(8, 16, 3, padding=1, bias=False).cuda().to(memory_format=layout)
+        layer(torch.zeros(4, 8, 32, 32, device="cuda").to(memory_format=layout))
+        one = found(device)["cuDNN's convolutions"]
+    image, result, weight = 4 * 8 * 32 * 32 * 4, 4 * 16 * 32 * 32 * 4, 16 * 8 * 9 * 4
+    likely = 0 if channels_last else image + result + weight
+    # An image of as many channels as the result has, for each of nine places of the window.
+    assert (one.standing, one.bytes, one.bytes_at_peak) == ("not predicted", likely, 0)
+    assert one.bytes_at_most == likely + 9 * result
+
+
+def test_the_backward_of_a_convolution_is_larger() -> None:
+    one = convolution(nn.Conv2d(8, 16, 3, padding=1, bias=False), (4, 8, 32, 32), wants_gradient=True)
+    image, result, weight = 4 * 8 * 32 * 32 * 4, 4 * 16 * 32 * 32 * 4, 16 * 8 * 9 * 4
+    # Gradients of the result, of the image and of the weights are copied too, once in each direction.
+    assert one.bytes == 2 * image + result + 2 * weight
+
+
+PICTURE = 8 * 3 * 96 * 96 * 4
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "wants_gradient", "unfolded"),
+    [
+        # Patches are unfolded once and not for every pixel, unless they overlap.
+        (nn.Conv2d(3, 384, 16, 16, bias=False), (8, 3, 96, 96), False, PICTURE),
+        (nn.Conv2d(3, 768, 16, 16), (8, 3, 96, 96), True, PICTURE),
+        (nn.Conv1d(3, 768, 4, 4), (8, 3, 96), True, PICTURE // 96),
+        (nn.Conv2d(3, 64, 2, 3), (8, 3, 96, 96), True, 8 * 3 * 32 * 32 * 4 * 4),
+        # Backward, the finer one is the gradient that comes in.
+        (nn.ConvTranspose2d(256, 3, 16, 16, bias=False), (8, 256, 6, 6), True, PICTURE),
+        # With a stride the gradient of the image is made of windows of the results.
+        (nn.Conv2d(8, 16, 3, stride=2, padding=1, bias=False), (4, 8, 32, 32), True, 9 * 4 * 16 * 16 * 16 * 4),
+    ],
+)
+def test_an_image_is_unfolded_at_most_once_for_each_place_of_a_window(
+    layer: nn.Module, shape: tuple[int, ...], wants_gradient: bool, unfolded: int
+) -> None:
+    one = convolution(layer, shape, wants_gradient=wants_gradient)
+    assert one.bytes is not None and one.bytes_at_most == one.bytes + unfolded
+
+
+def test_of_recurrent_layers_no_figure_is_known() -> None:
+    with PredictedDevice(A100) as device:
+        nn.LSTM(8, 8).cuda()(torch.zeros(3, 2, 8, device="cuda"))
+        one = found(device)["cuDNN's recurrent layers"]
+    assert (one.bytes, one.bytes_at_peak, one.bytes_at_most) == (None, 0, None)
+
+
+def test_in_words_the_large_ones_are_named_with_their_bytes() -> None:
+    small = Unproven("small", Standing.READ, "", 1000, 0, None)
+    large = Unproven("masks", Standing.READ, "", 3 * MiB, MiB, None)
+    unknown = Unproven("layers", Standing.MISSING, "", None, 0, None)
+    missing = Unproven("convolutions", Standing.MISSING, "", 2 * MiB, 0, 5 * MiB)
+    assert unproven_sentence([small]) == ""
+    assert unproven_sentence([small, large]) == (
+        f"No recording proves these rules: masks (read: {bytes_text(3 * MiB)}, {bytes_text(MiB)} of the peak)."
+    )
+    assert "layers (not predicted); convolutions (not predicted: likely" in unproven_sentence([unknown, missing])
+
+
+def test_a_run_notes_them() -> None:
+    plan = plan_of(
+        Request("feed_forward", {"dim": "1024", "layers": "2", "dropout": "0.5", "mode": "training"}, on="predict")
+    )
+    run = predict(plan, lambda text: None).run
+    assert [note for note in run.notes if note.startswith("No recording proves these rules: ")]
+
+
+def test_programs_and_people_are_told(tmp_path: Path) -> None:
+    script = """
+import torch
+torch.nn.functional.dropout(torch.zeros(8 << 20, device="cuda"), 0.5)
+"""
+    (tmp_path / "train.py").write_text(script)
+    done = predict_in("--json", "train.py", folder=tmp_path)
+    (told,) = json.loads(done.stdout.splitlines()[-1])["unproven"]
+    assert (told["rule"], told["standing"], told["bytes"]) == ("masks of dropout", "read", 8 * MiB)
+    assert "- No recording proves these rules: masks of dropout (read: 8.00 MiB" in done.stderr

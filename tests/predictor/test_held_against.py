@@ -1,0 +1,152 @@
+"""How true a prediction is likely to be, from measured peaks of its class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from memviz.predictor import accuracy
+from memviz.predictor.accuracy import MeasuredPeak, doubt_on, expected_error, unproven_of, unproven_sentence
+from memviz.predictor.cards import card_named
+from memviz.predictor.device import PredictedDevice
+from memviz.predictor.ledger import trains
+from memviz.predictor.rules import NCCL, RECURRENT, Standing, Unproven, families_of
+from memviz.runner.expected_error import ExpectedError
+from memviz.units import bytes_text
+
+GiB = 1 << 30
+CARD = card_named("RTX 4090")
+PRODUCTS, SUMS = frozenset({"matrix products"}), frozenset({"matrix products", "reductions"})
+
+
+def one(name: str, families: frozenset[str], **changes: Any) -> MeasuredPeak:
+    made: dict[str, Any] = {
+        "card": "RTX 4090", "torch": "2.6", "kind": "training",
+        "live": (1000, 1000), "allocated": (1000, 1001), "reserved": (1000, 995),
+    }  # fmt: skip
+    return MeasuredPeak(name=name, families=families, **{**made, **changes})
+
+
+@pytest.fixture(autouse=True)
+def _known(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = (
+        one("a", PRODUCTS),
+        one("b", SUMS, reserved=(1000, 1002)),
+        one("c", SUMS, kind="inference"),
+        one("d", PRODUCTS | {"layer norm"}, live=None, allocated=(1000, 990), reserved=None),
+    )
+    monkeypatch.setattr(accuracy, "measured_peaks", lambda: rows)
+
+
+def test_a_covered_prediction_has_the_worst_of_the_recordings_of_its_class() -> None:
+    found = expected_error(["mm", "sum", "add_Tensor"], trains=True, card=CARD)
+    assert (found.live, found.allocated, found.reserved) == (0.0, 0.1, 0.5)
+    assert (found.recordings, found.published, found.covered) == (2, 0, True)
+    assert found.sentence == (
+        "Expected error: live ± 0.0 %, allocated ± 0.1 %, reserved ± 0.5 % (2 recorded training steps like this)."
+    )
+
+
+def test_what_recordings_lack_is_taken_from_published_tables() -> None:
+    found = expected_error(["mm", "native_layer_norm"], trains=True, card=CARD)
+    assert (found.allocated, found.recordings, found.published) == (1.0, 2, 1)
+    assert found.covered and "1 peak in a public table" in found.sentence
+
+
+def test_what_nobody_recorded_is_named() -> None:
+    found = expected_error(["mm", "native_dropout"], trains=True, card=CARD)
+    assert found.not_covered == ("dropout",) and not found.covered
+    assert found.sentence.startswith("Expected error without dropout, which no recording has: live ± 0.0 %,")
+
+
+def test_what_has_no_rule_is_said_not_to_be_counted() -> None:
+    found = expected_error(["convolution", "mm"], trains=False, card=CARD)
+    assert found.not_counted == ("cuDNN workspaces",) and found.not_covered == ()
+    assert found.least_growth == accuracy.CONVOLUTIONS_GREW_BY
+    assert found.uncounted_bytes is None and found.is_lower_bound
+    assert found.reserved_interval(1000) == (995, 1005 + 1380)
+
+
+def test_an_error_on_both_sides_stands_beside_nothing_that_is_not_counted() -> None:
+    """The estimate in the note of a rule is the one in the sentence, in the interval and in the verdict on a card."""
+    estimates = []
+    for width in (8, 1024):
+        with PredictedDevice(CARD) as device:
+            torch.nn.Conv2d(3, 8, 3).cuda()(torch.empty(64, 3, width, width, device="cuda"))
+            unproven, operators = unproven_of(device.recorder), device.recorder.operators
+        found = expected_error(operators, trains=False, card=CARD, unproven=unproven)
+        (rule,) = [one for one in unproven if one.bytes_at_most]
+        assert found.uncounted_bytes == rule.bytes_at_most and found.estimates_all
+        assert "at least" in found.sentence and "±" not in found.sentence
+        size = bytes_text(found.uncounted_bytes)
+        assert size in found.sentence and (size in unproven_sentence(unproven) or found.uncounted_bytes < 1 << 20)
+        least, most = found.reserved_interval(GiB)
+        assert most >= GiB + rule.bytes_at_most and least <= GiB
+        doubt = doubt_on(CARD, found)
+        assert doubt.surely_usable(CARD.memory_bytes) + rule.bytes_at_most <= CARD.memory_bytes
+        estimates.append(found.uncounted_bytes)
+    assert estimates[0] < GiB < estimates[1]
+
+
+def test_of_several_kinds_that_are_not_counted_the_sentence_says_that_one_has_no_estimate() -> None:
+    sorts = Unproven("sorting and scanning", Standing.MISSING, "", 4 << 20, 0, 8 << 20)
+    layers = Unproven("cuDNN's recurrent layers", Standing.MISSING, "", None, 0, None)
+    nccl = Unproven(NCCL, Standing.MISSING, "", None, 0, None)
+    one = expected_error(["sort"], trains=False, card=CARD, unproven=(sorts, nccl))
+    both = expected_error(["sort", RECURRENT], trains=False, card=CARD, unproven=(sorts, layers))
+    assert (one.uncounted_bytes, one.estimates_all) == (8 << 20, True)
+    assert (both.uncounted_bytes, both.estimates_all) == (8 << 20, False)
+    assert both.sentence != one.sentence and "not all have an estimate" in both.sentence
+
+
+@pytest.mark.parametrize(
+    ("asked", "left_out"),
+    [
+        (lambda x: torch.linalg.eigvalsh(x), "cuSOLVER workspaces of linear algebra"),
+        (lambda x: torch.det(x), "cuSOLVER workspaces of linear algebra"),
+        (lambda x: torch.fft.rfft(x), "cuFFT workspaces of Fourier transforms"),
+        (lambda x: torch.sparse.mm(sparse_on_card(), x), "cuSPARSE workspaces of sparse products"),
+    ],
+)
+def test_libraries_that_take_workspaces_are_not_counted(asked: Callable[[torch.Tensor], Any], left_out: str) -> None:
+    """A prediction with them is no "like this" of recordings that have none of them."""
+    with PredictedDevice(CARD) as device:
+        asked(torch.ones(8, 8, device="cuda"))
+        found = expected_error(device.recorder.operators, trains=False, card=CARD)
+        rules = {one.rule for one in unproven_of(device.recorder)}
+    assert left_out in found.not_counted and not found.covered
+    assert rules & {"libraries of linear algebra", "Fourier transforms", "products of sparse tensors"}
+
+
+def sparse_on_card() -> torch.Tensor:
+    return torch.sparse_coo_tensor(torch.zeros(2, 1).long(), torch.ones(1), (8, 8), check_invariants=False).to("cuda")
+
+
+def test_a_card_of_another_class_is_said_to_be_one() -> None:
+    found = expected_error(["mm"], trains=True, card=card_named("H100"))
+    assert not found.like_card and not found.covered
+    assert found.sentence.endswith("recorded training steps). None of these was on a card like this.")
+    assert expected_error(["mm"], trains=True, card=card_named("RTX 3060")).like_card
+
+
+def test_it_survives_a_file() -> None:
+    found = expected_error(["convolution", "native_dropout"], trains=True, card=CARD)
+    kept = found.as_json()
+    assert kept["class"] == "training" and kept["covered"] is False
+    assert ExpectedError.from_json(kept) == found
+    with pytest.raises(TypeError):
+        ExpectedError.from_json({**kept, "live": "0"})
+
+
+def test_operators_of_a_run_fall_into_families() -> None:
+    with PredictedDevice(card_named("RTX 4090"), release=(2, 13)) as device:
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.LayerNorm(288)).cuda()
+        out = model(torch.randn(2, 3, 8, 8, device="cuda"))
+        assert not trains(device.finish())
+        out.softmax(-1).sum().backward()
+        trace = device.finish()
+    assert families_of(device.recorder.operators) == {"convolutions", "layer norm", "softmax", "reductions"}
+    assert trains(trace)

@@ -1,0 +1,195 @@
+"""Small tensors of known values keep them on the pretended device: the law is that they are what the host computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from memviz.predictor.assumptions import DataNeeded
+from memviz.predictor.device import PredictedDevice
+from tests import forked
+from tests.predictor.rows import A100
+
+
+def _written(x: Tensor) -> Tensor:
+    x = x.clone()
+    x[1:3] = 9
+    x[x > 5] += 1
+    x.view(2, 3)[:, 1].mul_(2)
+    return x.index_fill_(0, torch.tensor([0], device=x.device), -1)
+
+
+def _scattered(x: Tensor) -> Tensor:
+    return torch.zeros(8, dtype=x.dtype, device=x.device).scatter_add_(0, x, torch.ones_like(x))
+
+
+def _causal(x: Tensor) -> Tensor:
+    mask = torch.full((6, 6), float("-inf"), device=x.device).triu(1)
+    return torch.where(mask < 0, mask, x.float())
+
+
+MADE: dict[str, Callable[[Tensor], Any]] = {
+    "arithmetic": lambda x: (x * 2 + 1) % 3,
+    "a view written to": _written,
+    "scattered": _scattered,
+    "a mask": _causal,
+    "masked": lambda x: x[x > 1],
+    "places": lambda x: (x > 1).nonzero(),
+    "unique": lambda x: torch.unique(x, return_counts=True)[1],
+    "sorted": lambda x: x.float().sort(descending=True).indices,
+    "a schedule": lambda x: torch.linspace(1, 0, 7, device=x.device).cumprod(0)[x],
+    "positions": lambda x: torch.arange(6, device=x.device)[None, :] >= x[:, None],
+    "lengths": lambda x: torch.ones(6, device=x.device).repeat_interleave(x),
+    "one hot": lambda x: torch.nn.functional.one_hot(x).sum(0),
+    "cast": lambda x: x.to(torch.bfloat16).to(torch.uint8),
+    "seen as": lambda x: x.view(torch.int32),
+    "joined": lambda x: torch.cat([x, x.flip(0)]).view(3, 4).t().contiguous(),
+    "complex": lambda x: torch.view_as_real(
+        torch.polar(torch.ones(6, device=x.device), x.float()).conj().resolve_conj()
+    ),
+    "copied": lambda x: torch.empty(6, device=x.device).copy_(x),
+    "filled": lambda x: torch.empty_like(x).fill_(x.max()),
+    "given out": lambda x: torch.add(x, 1, out=torch.empty_like(x)),
+    "made there": lambda x: torch.tensor([[1, 2], [3, 4]], device=x.device) @ x[:2],
+    "new": lambda x: x.new_tensor([1, 2]) + x.new_full((2,), 3),
+}
+
+
+@pytest.mark.parametrize("way", MADE)
+def test_values_are_what_the_host_computes(way: str) -> None:
+    start = [3, 0, 2, 1, 0, 2]
+    expected = MADE[way](torch.tensor(start))
+    with PredictedDevice(A100) as device:
+        found = MADE[way](torch.tensor(start).to("cuda"))
+        assert found.is_cuda and found.shape == expected.shape and found.dtype == expected.dtype
+        assert found.tolist() == expected.tolist() == found.cpu().tolist()
+        assert not device.recorder.assumptions.stated
+
+
+def test_what_meets_unknown_values_loses_its_own() -> None:
+    with PredictedDevice(A100) as device:
+        known, drawn = torch.zeros(4, device="cuda"), torch.rand(4, device="cuda")
+        known[0] = drawn[0]
+        assert "values unknown" in repr(known) and "values unknown" in repr(torch.ones(4, device="cuda") * drawn)
+        known.zero_()
+        assert known.tolist() == [0, 0, 0, 0]
+        known.normal_()
+        assert "values unknown" in repr(known)
+        assert torch.zeros_like(drawn).tolist() == [0, 0, 0, 0]
+        assert not device.recorder.assumptions.stated
+
+
+def test_large_tensors_keep_values_that_are_all_alike() -> None:
+    with PredictedDevice(A100):
+        mask = torch.ones(64, 1, 1024, 1024, dtype=torch.bool, device="cuda")
+        assert mask.all() and not (~mask).any() and not (mask.float() * 2 != 2).any()
+        mask[0, 0, 0, 0] = False
+        assert "values unknown" in repr(mask)
+        with pytest.raises(DataNeeded):
+            bool(mask.all())
+
+
+def test_true_or_anything_is_true() -> None:
+    with PredictedDevice(A100):
+        drawn = torch.rand(3, device="cuda") > 0.5
+        done = drawn | torch.ones(3, dtype=torch.bool, device="cuda")
+        assert done.all() and (torch.ones(3, dtype=torch.long, device="cuda") & ~done).max() == 0
+
+
+def test_values_take_no_memory_of_the_device_and_cost_the_same() -> None:
+    with PredictedDevice(A100) as device:
+        x = torch.arange(1000, device="cuda")
+        assert device.allocated_bytes == 8192
+        y = x[x > 499]
+        del x
+        assert device.allocated_bytes == 4096
+        assert y.tolist() == list(range(500, 1000))
+
+
+def test_numbers_drawn_on_the_host_are_real_if_small_and_large_ones_take_no_memory_of_this_machine() -> None:
+    import resource
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with PredictedDevice(A100) as device:
+        torch.manual_seed(3)
+        assert sorted(torch.randperm(2_000_000).tolist()[:3]) != [0, 1, 2]
+        weight = torch.nn.Linear(32768, 32768)
+        weight.half().to("cuda")
+        assert device.allocated_bytes == 2 * (32768 * 32768 + 32768)
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 1 << 29
+
+
+_A_HOLE = """
+import ctypes, resource
+from tests.predictor.rows import A100
+from memviz.predictor.device import PredictedDevice
+import torch
+
+library = ctypes.CDLL(None)
+library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+library.free.argtypes = [ctypes.c_void_p]
+M_MMAP_MAX = -4
+library.mallopt(M_MMAP_MAX, 0)
+hole, behind = library.malloc(4 << 30), library.malloc(1 << 20)
+library.mallopt(M_MMAP_MAX, 65536)
+library.free(hole)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with PredictedDevice(A100) as device:
+    torch.nn.Linear(16384, 16384).half().to("cuda")
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+"""
+
+
+@pytest.mark.skipif(not forked.CAN_FORK_RUNS, reason="asks glibc's heap")
+def test_large_ones_take_no_memory_where_the_heap_of_a_long_running_process_has_a_hole_for_them() -> None:
+    done = forked.run(["-c", _A_HOLE], of=forked.with_torch)
+    assert not done.stderr
+    assert int(done.stdout) < 128
+
+
+def test_of_many_alike_the_one_that_is_written_differs() -> None:
+    with PredictedDevice(A100):
+        many = torch.zeros(8192, device="cuda")
+        many[:4096] = 0
+        assert not many.any() and many.sum().item() == 0
+        many[8190:] = 3
+        assert many.sum().item() == 6 and many[:4].tolist() == [0, 0, 0, 0] and many[-1].item() == 3
+        many.fill_(2)
+        assert (many == 2).all() and many.view(2, -1).sum(1).tolist() == [8192, 8192]
+        many[5].copy_(torch.tensor(7.0))
+        assert many[4:7].tolist() == [2, 7, 2]
+
+
+def _counted(x: Tensor) -> Tensor:
+    x = x.clone()
+    x += 2
+    x.mul_(3)
+    x[::2].neg_()
+    return x.add_(x.sum())
+
+
+def _turned(x: Tensor) -> Tensor:
+    return torch.zeros(2, 3).t_().unsqueeze_(0).add_(x[0])
+
+
+IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {"counted": _counted, "turned": _turned, "written": _written}
+
+
+@pytest.mark.parametrize("way", IN_PLACE)
+def test_what_the_host_computes_in_place_is_computed_once(way: str) -> None:
+    expected = IN_PLACE[way](torch.tensor([3, 0, 2, 1, 0, 2]))
+    with PredictedDevice(A100):
+        found = IN_PLACE[way](torch.tensor([3, 0, 2, 1, 0, 2]))
+    assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("shape", [(1, 64), (64, 1), (8, 8)])
+def test_orthogonal_weights_are_drawn_on_the_host(shape: tuple[int, int]) -> None:
+    with PredictedDevice(A100):
+        weight = torch.nn.init.orthogonal_(torch.empty(shape))
+    short = weight if shape[0] <= shape[1] else weight.t()
+    torch.testing.assert_close(short @ short.t(), torch.eye(len(short)))

@@ -1,0 +1,142 @@
+"""Libraries that people use, on a card that is not there: their own classes, from small configurations."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from memviz.predictor.device import PredictedDevice
+from tests.predictor.rows import A100
+
+MiB = 1 << 20
+SMALL = {
+    "vocab_size": 1000,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def llama() -> Any:
+    transformers = pytest.importorskip("transformers")
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL))
+
+
+def test_text_that_nobody_computes_is_generated_without_a_mask() -> None:
+    with PredictedDevice(A100) as device:
+        model = llama().to("cuda").eval()
+        tokens = torch.randint(0, 1000, (2, 200), device="cuda")
+        assert model.generate(tokens, max_new_tokens=4, pad_token_id=0).shape == (2, 204)
+        assert any("hide nothing" in sentence for sentence in device.unseen())
+
+
+GENERATED = {
+    "greedy": {},
+    "sampled": {"do_sample": True},
+    "beams": {"num_beams": 3},
+    "beams that stop early": {"num_beams": 3, "early_stopping": True},
+    "sampled beams": {"num_beams": 3, "do_sample": True},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", GENERATED)
+def test_an_answer_to_a_text_goes_on_to_its_greatest_length(way: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4, "vocab_size": 100}
+    with PredictedDevice(A100) as device, torch.no_grad():
+        config = transformers.T5Config(**sizes, decoder_start_token_id=0)
+        model = transformers.T5ForConditionalGeneration(config).to("cuda").eval()
+        tokens = torch.randint(2, 100, (2, 8), device="cuda")
+        assert model.generate(tokens, max_new_tokens=5, **GENERATED[way]).shape == (2, 1 + 5)
+        assert any("greatest length" in sentence for sentence in device.unseen())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draws", [False, True])
+def test_what_an_assistant_drafts_is_accepted_whole(draws: bool) -> None:
+    with PredictedDevice(A100) as device, torch.no_grad():
+        model, assistant = llama().to("cuda").eval(), llama().to("cuda").eval()
+        calls: list[int] = []
+        model.register_forward_hook(lambda *_: calls.append(1))
+        tokens = torch.randint(3, 1000, (1, 8), device="cuda")
+        out = model.generate(tokens, assistant_model=assistant, max_new_tokens=12, pad_token_id=0, do_sample=draws)
+        assert out.shape == (1, 8 + 12)
+        assert len(calls) <= 6
+        assert any("accepted whole" in sentence for sentence in device.unseen())
+
+
+def test_weights_that_lie_on_meta_are_themselves_when_they_are_put_there_again() -> None:
+    """As hooks of accelerate do, which make a parameter of the class that they find."""
+    with PredictedDevice(A100) as device:
+        weight = torch.nn.Parameter(torch.rand(4, 4).to("meta"))
+        before = device.allocated_bytes
+        assert weight.to("meta") is weight and device.allocated_bytes == before
+        halves = torch.rand(4, 4, device="cuda").to("meta", torch.bfloat16)
+        assert halves.dtype is torch.bfloat16 and halves.is_meta
+
+
+def test_a_large_model_of_the_host_takes_no_memory_however_often_it_is_filled() -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with PredictedDevice(A100) as device:
+        layer = torch.nn.Linear(16_384, 16_384, bias=False)
+        torch.nn.init.normal_(layer.weight)
+        torch.nn.init.trunc_normal_(layer.weight, std=0.02)
+        assert device.allocated_bytes == 0
+        layer.to("cuda")
+        assert device.allocated_bytes == 16_384 * 16_384 * 4
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 * 1024
+
+
+def test_a_model_that_was_trained_here_is_loaded_again(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    with PredictedDevice(A100) as device:
+        model = llama().to("cuda")
+        tokens = torch.randint(0, 1000, (2, 8), device="cuda")
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        model.save_pretrained(tmp_path)
+        again = transformers.LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+        before = device.allocated_bytes
+        again.to("cuda")
+        weights = sum(parameter.numel() for parameter in again.parameters()) * 2
+        assert weights <= device.allocated_bytes - before < weights + 16_384
+        assert str(again.lm_head.weight).startswith(("Parameter", "tensor(values unknown"))
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_a_pipeline_of_weights_in_eight_bits_runs_to_its_images() -> None:
+    diffusers = pytest.importorskip("diffusers")
+    with PredictedDevice(A100) as device:
+        model = diffusers.UNet2DModel(
+            sample_size=32,
+            block_out_channels=(32, 64),
+            layers_per_block=1,
+            down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+            up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+        )
+        pipeline = diffusers.DDPMPipeline(model, diffusers.DPMSolverMultistepScheduler(use_karras_sigmas=True))
+        pipeline.set_progress_bar_config(disable=True)
+        model.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=torch.float32)
+        pipeline.to("cuda")
+        weights = sum(parameter.numel() for parameter in model.parameters())
+        assert device.allocated_bytes < 2 * weights
+        images = pipeline(batch_size=2, num_inference_steps=2, output_type="np").images
+        assert images.shape == (2, 32, 32, 3)
+
+
+def test_what_is_emptied_again_and_again_still_lets_go_of_cycles() -> None:
+    with PredictedDevice(A100) as device:
+        for _ in range(3):
+            kept: list[Any] = [torch.empty(MiB, device="cuda")]
+            kept.append(kept)
+            del kept
+            device.empty_cache()
+            assert device.reserved_bytes == 0

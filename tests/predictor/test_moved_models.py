@@ -1,0 +1,68 @@
+"""Models that change their type or layout on their way to the device: one copy of each tensor, as it will be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from memviz.predictor.device import PredictedDevice
+from tests.predictor.rows import A100
+
+LAST = torch.channels_last
+LAYERS, NUMBERS = 4, 256 * 256
+
+
+def layers() -> nn.Module:
+    return nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(LAYERS)))
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda model: model.to("cuda", torch.bfloat16),
+        lambda model: model.to(device="cuda", dtype=torch.bfloat16),
+        lambda model: model.to(torch.device("cuda"), dtype=torch.bfloat16),
+        lambda model: model.to(torch.zeros((), device="cuda", dtype=torch.bfloat16)),
+    ],
+)
+def test_weights_never_lie_there_in_their_old_type(move: Callable[[nn.Module], nn.Module]) -> None:
+    with PredictedDevice(A100) as device:
+        model = move(layers())
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+        assert all(parameter.is_cuda for parameter in model.parameters())
+        assert device.allocated_bytes == LAYERS * NUMBERS * 2
+        assert device.peak_allocated_bytes <= LAYERS * NUMBERS * 2 + 512
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda model: model.to(device="cuda", dtype=torch.bfloat16, non_blocking=True),
+        lambda model: model.to("cuda", torch.bfloat16, True),
+    ],
+)
+def test_where_nobody_waits_each_weight_changes_its_type_there(move: Callable[[nn.Module], nn.Module]) -> None:
+    with PredictedDevice(A100) as device:
+        model = move(layers())
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+        assert device.allocated_bytes == LAYERS * NUMBERS * 2
+        assert device.peak_allocated_bytes == LAYERS * NUMBERS * 2 + NUMBERS * 4
+
+
+def test_whole_numbers_and_vectors_keep_what_they_are() -> None:
+    with PredictedDevice(A100):
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).to("cuda", torch.half, memory_format=LAST)
+        convolution, norm = model[0], model[1]
+        assert convolution.weight.is_contiguous(memory_format=LAST) and not convolution.weight.is_contiguous()
+        assert (convolution.weight.dtype, norm.running_mean.dtype) == (torch.half, torch.half)
+        assert norm.num_batches_tracked.dtype == torch.long
+
+
+def test_a_tensor_is_laid_out_on_its_way() -> None:
+    with PredictedDevice(A100):
+        assert torch.zeros(2, 3, 4, 4).cuda(memory_format=LAST).is_contiguous(memory_format=LAST)
+        assert torch.zeros(2, 3, 4, 4).contiguous(memory_format=LAST).cuda().is_contiguous(memory_format=LAST)
+        assert torch.zeros(2, 3, 4, 4).cuda().is_contiguous()

@@ -1,0 +1,49 @@
+"""Fit of a predicted run on a card."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from memviz.errors import MemvizError
+from memviz.predictor.accuracy import fit_on
+from memviz.predictor.cards import card_named
+from memviz.predictor.device import PredictedDevice
+from memviz.predictor.run import predict
+from memviz.runner.plan import plan_of
+from memviz.runner.request import Request
+
+GiB = 1 << 30
+
+
+def test_what_a_card_keeps_for_itself_is_set_aside_by_kind() -> None:
+    found = {}
+    for name in ("A100 40GB", "RTX 4090"):
+        card = card_named(name)
+        with PredictedDevice(card) as device:
+            # A GiB less than the whole card: it fits beside 512 MiB, and not beside the context of an A100.
+            held = torch.empty(card.memory_bytes - GiB, dtype=torch.uint8, device="cuda")
+            found[name] = fit_on(device.finish(), card, device.highest_reserved_bytes)
+            del held
+    assert [each.fits for each in found.values()] == [False, True]
+    assert [each.overhead_bytes for each in found.values()] == [1792 << 20, 512 << 20]
+    for name, each in found.items():
+        assert each.usable_bytes + each.overhead_bytes == card_named(name).memory_bytes
+
+
+def test_a_choice_of_kernels_ends_with_its_run() -> None:
+    """Many predictions are made in one process, and none may know of the one before."""
+    settings = {"layers": "1", "narrow": "4", "sequence": "256"}
+
+    def peak(*optimizations: tuple[str, dict[str, str]], card: str = "RTX 4090") -> int:
+        request = Request("gpt2", settings, optimizations, card=card)
+        return predict(plan_of(request), lambda phase: None).run.peak_requested_bytes
+
+    before = peak()
+    math = peak(("attention_backend", {"backend": "math"}))
+    assert math > before
+    assert peak() == before
+    with pytest.raises(MemvizError, match="No attention kernel that is switched on"):
+        peak(("attention_backend", {"backend": "flash"}), card="T4")
+    assert peak() == before
+    assert torch.backends.cuda.math_sdp_enabled() and torch.backends.cuda.flash_sdp_enabled()

@@ -1,0 +1,43 @@
+"""Operators that cannot be predicted say which they are, and what a program could do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from memviz.errors import UsageError
+from memviz.predictor.device import PredictedDevice
+from tests.predictor.rows import A100
+
+
+@torch.library.custom_op("tests_of_memviz::without_shapes", mutates_args=())
+def without_shapes(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@torch.library.custom_op("tests_of_memviz::with_shapes", mutates_args=())
+def with_shapes(x: Tensor) -> Tensor:
+    return x * 2
+
+
+with_shapes.register_fake(torch.empty_like)
+
+
+def test_an_operator_of_ones_own_is_told_to_say_its_shapes() -> None:
+    remedy = r'with @torch\.library\.register_fake\("tests_of_memviz::without_shapes"\)'
+    with PredictedDevice(A100), pytest.raises(UsageError, match=f"without_shapes cannot be predicted: .* {remedy}"):
+        without_shapes(torch.ones(3, device="cuda"))
+
+
+def test_one_that_says_its_shapes_is_predicted() -> None:
+    with PredictedDevice(A100) as device:
+        x = torch.ones(300, device="cuda")
+        before = device.allocated_bytes
+        doubled = with_shapes(x)
+        assert device.allocated_bytes - before == 1536 and doubled.is_cuda
+
+
+def test_least_squares_ask_for_no_values() -> None:
+    with PredictedDevice(A100), pytest.raises(UsageError, match=r"torch\.linalg\.lstsq cannot be predicted: no rule"):
+        torch.linalg.lstsq(torch.rand(9, 3, device="cuda"), torch.rand(9, 2, device="cuda"))

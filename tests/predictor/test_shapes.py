@@ -1,0 +1,195 @@
+"""Shape rules and remembered results against torch's own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memviz.predictor.run import predict
+from memviz.predictor.shapes import SHAPE_RULES, ResultCache, shape_key
+from memviz.runner.plan import plan_of
+from memviz.runner.request import Request
+from memviz.trace.model import NO_STACK
+
+aten = torch.ops.aten
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64]
+
+
+@st.composite
+def tensors(draw: st.DrawFn, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+    if shape is None:
+        shape = tuple(draw(st.lists(st.integers(1, 4), min_size=0, max_size=4)))
+    made = torch.empty(shape, device="meta", dtype=draw(st.sampled_from(DTYPES)))
+    if made.dim() > 1 and draw(st.booleans()):
+        made = made.transpose(0, draw(st.integers(1, made.dim() - 1)))
+    return made
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
+    one = draw(tensors())
+    shape = [draw(st.sampled_from([1, size])) for size in one.shape][draw(st.integers(0, one.dim())) :]
+    other = draw(tensors(tuple(shape)))
+    return (one, other) if draw(st.booleans()) else (other, one)
+
+
+def same(func: Any, *args: Any, **kwargs: Any) -> None:
+    """Where ours has an answer it is torch's: or torch refuses, and so do we by having none."""
+    ours = SHAPE_RULES[func](func, args, kwargs)
+    if ours is NotImplemented:
+        return
+    theirs = func(*args, **kwargs)
+    for mine, real in zip(_listed(ours), _listed(theirs), strict=True):
+        assert (mine.shape, mine.dtype, _strides(mine)) == (real.shape, real.dtype, _strides(real))
+
+
+def _strides(tensor: torch.Tensor) -> list[int]:
+    """Along a dimension of one element nothing is ever stepped."""
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1]
+
+
+def _listed(value: Any) -> list[torch.Tensor]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+@settings(max_examples=25, deadline=None)
+@given(pairs())
+def test_sums_and_products_of_two(both: tuple[torch.Tensor, torch.Tensor]) -> None:
+    same(aten.mul.Tensor, *both)
+    same(aten.div.Tensor, *both)
+
+
+@settings(max_examples=40, deadline=None)
+@given(tensors())
+def test_one_to_one(tensor: torch.Tensor) -> None:
+    for func in (aten.gelu.default, aten.neg.default, aten.relu.default, aten.sqrt.default):
+        if tensor.is_floating_point():
+            same(func, tensor)
+    same(aten.mul.Scalar, tensor, 2.0)
+    same(aten.pow.Tensor_Scalar, tensor, 2)
+
+
+@settings(max_examples=40, deadline=None)
+@given(tensors(), st.data())
+def test_reductions(tensor: torch.Tensor, data: st.DataObject) -> None:
+    if tensor.dim():
+        dims = data.draw(st.lists(st.integers(-tensor.dim(), tensor.dim() - 1), min_size=1, max_size=1))
+        keep = data.draw(st.booleans())
+        same(aten.sum.dim_IntList, tensor, dims, keep)
+        if tensor.is_floating_point():
+            same(aten.mean.dim, tensor, dims, keep)
+            same(aten.sum.dim_IntList, tensor, dims, keep, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:4])
+def test_products_and_norms(dtype: torch.dtype) -> None:
+    def make(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, device="meta", dtype=dtype)
+
+    for bias in (make(5), make(1), make(3, 5), make(3, 1)):
+        same(aten.addmm.default, bias, make(3, 4), make(4, 5))
+    x = make(2, 3, 8)
+    out, mean, rstd = aten.native_layer_norm.default(x, [8], make(8), make(8), 1e-5)
+    same(aten.native_layer_norm.default, x, [8], make(8), make(8), 1e-5)
+    for wanted in ([True, True, True], [True, False, False]):
+        args = (out, x, [8], mean, rstd, make(8), make(8), wanted)
+        ours = SHAPE_RULES[aten.native_layer_norm_backward.default](None, args, {})
+        theirs = aten.native_layer_norm_backward.default(*args)
+        assert [None if our is None else our.shape for our in ours] == [
+            None if their is None else their.shape for their in theirs
+        ]
+
+
+def test_what_does_not_fit_is_left_to_torch() -> None:
+    wide, tall = torch.empty(3, 4, device="meta"), torch.empty(5, 3, device="meta")
+    assert SHAPE_RULES[aten.addmm.default](None, (wide, wide, tall), {}) is NotImplemented
+    assert SHAPE_RULES[aten.mul.Tensor](None, (wide, tall), {}) is NotImplemented
+    assert SHAPE_RULES[aten.add.Tensor](None, (torch.empty(2), torch.empty(2)), {}) is NotImplemented
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+class CountedRuns:
+    def __init__(self) -> None:
+        self.results = ResultCache()
+        self.runs = 0
+
+    def __call__(self, func: Any, *args: Any) -> Any:
+        shapes = shape_key(args, {})
+        assert shapes is not None
+        return self.results.of(func, args, {}, shapes, self._run)
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        self.runs += 1
+        return func(*args, **kwargs)
+
+
+def as_seen(value: Any) -> list[Any]:
+    items = value if isinstance(value, tuple | list) else [value]
+    return [(t.shape, t.stride(), t.dtype, t.untyped_storage().nbytes()) for t in items]
+
+
+CALLS = {
+    "product": (aten.mm.default, lambda: (meta(6, 4), meta(3, 4).t())),
+    "one after the other": (aten.silu.default, lambda: (meta(2, 3, 4),)),
+    "transposed": (aten.silu.default, lambda: (meta(2, 3, 4).transpose(0, 2),)),
+    "stretched": (aten.add.Tensor, lambda: (meta(5, 1), meta(1, 7, dtype=torch.float32))),
+    "several": (aten.native_layer_norm.default, lambda: (meta(4, 8), [8], meta(8), meta(8), 1e-5)),
+    "a list": (aten.cat.default, lambda: ([meta(2, 3), meta(4, 3)],)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_second_time_is_the_same_and_runs_nothing(name: str) -> None:
+    func, arguments = CALLS[name]
+    counted = CountedRuns()
+    first, second = counted(func, *arguments()), counted(func, *arguments())
+    assert as_seen(second) == as_seen(first) == as_seen(func(*arguments()))
+    assert counted.runs == 1
+
+
+def test_memory_that_is_shared_is_not_made_anew() -> None:
+    counted = CountedRuns()
+    for runs in (1, 2):
+        given = meta(4, 6)
+        assert (
+            counted(aten._unsafe_view.default, given, [24]).untyped_storage()._cdata == given.untyped_storage()._cdata
+        )
+        assert counted.runs == runs
+
+
+def test_what_is_written_in_place_stays_what_it_was() -> None:
+    counted = CountedRuns()
+    for _ in range(2):
+        given = meta(4, 6)
+        assert counted(aten.add_.Tensor, given, meta(1, 6)) is given
+    assert counted.runs == 1
+
+
+def test_numbers_that_are_equal_and_of_other_types_are_told_apart() -> None:
+    counted, whole = CountedRuns(), meta(3, dtype=torch.int64)
+    assert counted(aten.mul.Tensor, whole, 2).dtype == torch.int64
+    assert counted(aten.mul.Tensor, whole, 2.0).dtype == torch.float32
+    assert counted(aten.mul.Tensor, whole, 2).dtype == torch.int64
+
+
+def test_what_lies_on_the_host_or_has_a_generator_is_never_remembered() -> None:
+    assert shape_key((torch.empty(2),), {}) is None
+    assert shape_key((meta(2),), {"generator": torch.Generator()}) is None
+
+
+@pytest.mark.slow
+def test_figures_alone_are_those_of_the_whole_prediction() -> None:
+    knobs = {"layers": "2", "mode": "training"}
+    plan = plan_of(Request("gpt2", knobs, (("checkpointing", {}), ("chunked_cross_entropy", {})), optimizer="adamw"))
+    whole, figures = predict(plan, lambda phase: None), predict(plan, lambda phase: None, figures_only=True)
+    assert replace(figures.run, took_seconds=0) == replace(whole.run, took_seconds=0)
+    assert (whole.trace.devices[0].events.stack != NO_STACK).any()
+    assert (figures.trace.devices[0].events.stack == NO_STACK).all()

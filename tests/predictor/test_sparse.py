@@ -1,0 +1,159 @@
+"""Sparse gradients, as embeddings make them: their indices and values are what lies in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from memviz.errors import UsageError
+from memviz.predictor.device import PredictedDevice
+from memviz.predictor.sparse import ALL_DIFFERENT
+from memviz.trace.model import Category
+from tests.predictor.rows import A100, allocations, sizes
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+ROWS, WIDTH, COUNT = 100, 32, 7
+WEIGHT, INDICES, VALUES = 4 * ROWS * WIDTH, 8 * COUNT, 4 * COUNT * WIDTH
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": lambda weights: torch.optim.SGD(weights, 0.1),
+    "Adagrad": lambda weights: torch.optim.Adagrad(weights, 0.1),
+    "SparseAdam": lambda weights: torch.optim.SparseAdam(weights, 0.1, maximize=True),
+}
+
+
+def embedding(device: str) -> nn.Embedding:
+    return nn.Embedding(ROWS, WIDTH, sparse=True, device=device)
+
+
+def drawn() -> torch.Tensor:
+    """Indices without values: so few alone would be drawn from a seed."""
+    return torch.randint(0, ROWS, (300,), device="cuda")[:COUNT]
+
+
+def test_a_gradient_is_what_backward_made_and_no_more() -> None:
+    with PredictedDevice(A100) as device:
+        layer, indices = embedding("cuda"), drawn()
+        before = device.recorder.ledger.count
+        (layer(indices) * 2).sum().backward()
+        trace = device.finish()
+        assert layer.weight.grad is not None and layer.weight.grad._nnz() == COUNT
+    rows = allocations(trace)[before:]
+    # Forward's output, twice it, their sum, its gradient of one number, and the gradient of the first.
+    assert [row.size for row in rows] == [VALUES, VALUES, 4, 4, VALUES]
+    assert [row.category for row in rows][-1] is Category.GRADIENT
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_steps_go_as_on_the_host(name: str) -> None:
+    def stepped(device: str) -> list[Any]:
+        layer, found = embedding(device), list[Any]()
+        indices = torch.tensor([3, 5, 5, 9, 1, 0, 3], device=device)
+        optimizer = OPTIMIZERS[name]([layer.weight])
+        for step in range(4):
+            for _ in range(1 + step % 2):
+                layer(indices).square().sum().backward()
+            gradient: Any = layer.weight.grad
+            found += [gradient.is_coalesced(), gradient.shape, gradient.coalesce()._nnz()]
+            # What is added lies behind what was there; the host puts equal indices together at once.
+            assert device == "cpu" or gradient._nnz() == COUNT * (1 + step % 2)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=step != 1)
+        return found
+
+    with PredictedDevice(A100) as device:
+        predicted = stepped("cuda")
+        device.finish()
+    assert predicted == stepped("cpu")
+
+
+def test_a_step_of_plain_descent_takes_nothing() -> None:
+    with PredictedDevice(A100) as device:
+        layer, indices = embedding("cuda"), drawn()
+        optimizer = OPTIMIZERS["SGD"]([layer.weight])
+        layer(indices).square().sum().backward()
+        before = device.recorder.ledger.count
+        optimizer.step()
+        assert sizes(device.finish())[before:] == []
+
+
+def test_indices_that_nobody_knows_are_taken_to_be_all_different() -> None:
+    with PredictedDevice(A100) as device:
+        layer, indices = embedding("cuda"), drawn()
+        layer(indices).square().sum().backward()
+        gradient: Any = layer.weight.grad
+        before = device.recorder.ledger.count
+        assert gradient.coalesce()._nnz() == COUNT
+        # Indices in order, where each came from, where each begins, and the sums.
+        assert sizes(device.finish())[before:] == [INDICES, INDICES, INDICES, VALUES]
+        assert any(ALL_DIFFERENT in words for words in device.recorder.assumptions.sentences)
+
+
+def test_there_are_no_more_different_ones_than_rows() -> None:
+    with PredictedDevice(A100) as device:
+        layer = nn.Embedding(3, WIDTH, sparse=True, device="cuda")
+        layer(torch.randint(0, 3, (COUNT,), device="cuda")).square().sum().backward()
+        gradient: Any = layer.weight.grad
+        assert (gradient._nnz(), gradient.coalesce()._nnz(), gradient.to_dense().shape) == (COUNT, 3, (3, WIDTH))
+        device.finish()
+
+
+def test_gradients_of_bags_are_sparse_too() -> None:
+    with PredictedDevice(A100) as device:
+        bags = nn.EmbeddingBag(ROWS, WIDTH, sparse=True, device="cuda")
+        bags(torch.randint(0, ROWS, (4, 5), device="cuda")).sum().backward()
+        gradient: Any = bags.weight.grad
+        assert (gradient._nnz(), gradient._values().shape) == (20, (20, WIDTH))
+        device.finish()
+
+
+PRODUCTS: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
+    "torch.sparse.mm": torch.sparse.mm,
+    "@": lambda matrix, dense: matrix @ dense,
+    "torch.mm": torch.mm,
+    "addmm": lambda matrix, dense: torch.sparse.addmm(torch.zeros(ROWS, WIDTH, device="cuda"), matrix, dense),
+}
+
+
+@pytest.mark.parametrize("way", PRODUCTS)
+def test_a_product_takes_what_cusparse_wants_beside_it(way: str) -> None:
+    with PredictedDevice(A100) as device:
+        matrix = square().cuda()
+        dense = torch.ones(ROWS, WIDTH, device="cuda")
+        before = device.recorder.ledger.count
+        assert PRODUCTS[way](matrix, dense).shape == (ROWS, WIDTH)
+        # What is added to, the result, where rows begin, rows and columns in 4 bytes, and the result by columns.
+        taken = [WEIGHT, WEIGHT, 4 * (ROWS + 1), 4 * COUNT, 4 * COUNT, WEIGHT]
+        assert sizes(device.finish())[before:] == taken
+        assert any("cuSPARSE takes a workspace" in words for words in device.unseen())
+
+
+def test_what_was_multiplied_gets_its_gradient() -> None:
+    with PredictedDevice(A100):
+        dense = torch.ones(ROWS, WIDTH, device="cuda", requires_grad=True)
+        (square().cuda() @ dense).sum().backward()
+        assert dense.grad is not None and dense.grad.shape == (ROWS, WIDTH)
+        assert (square().cuda() @ dense[:, 0]).shape == (ROWS,)
+
+
+def square() -> torch.Tensor:
+    places = torch.arange(COUNT).expand(2, COUNT)
+    return torch.sparse_coo_tensor(places, torch.ones(COUNT), (ROWS, ROWS)).coalesce()
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "CSR": (lambda: square().to_sparse_csr().cuda(), r"\.to\(\)"),
+    "made CSR": (lambda: square().cuda().to_sparse_csr(), "to_sparse_csr"),
+    "sum": (lambda: torch.sparse.sum(square().cuda(), 1), r"torch\.sparse\.sum"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("way", REFUSED)
+def test_what_no_rule_knows_is_refused_by_name(way: str) -> None:
+    ask, name = REFUSED[way]
+    with PredictedDevice(A100), pytest.raises(UsageError, match=f"{name} cannot be predicted: no rule says .* COO"):
+        ask()

@@ -1,0 +1,458 @@
+"""Values leave no tensor without data: each way is refused with the user's line, or gives what is said to stand in."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from memviz.errors import UsageError
+from memviz.predictor import assumptions
+from memviz.predictor.assumptions import DataNeeded, UnknownNumber
+from memviz.predictor.device import PredictedDevice
+from tests.predictor.rows import A100
+
+WHOLE = torch.long
+
+
+def there(*shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Computed on the card, so nobody knows its values."""
+    made = torch.rand((*shape, 2), device="cuda") @ torch.rand(2, device="cuda")
+    return made if dtype is None else made.to(dtype)
+
+
+REFUSED: dict[str, Callable[[], Any]] = {
+    "int": lambda: int(there(dtype=WHOLE)),
+    "a count is a size": lambda: range(there(dtype=WHOLE).item()),
+    "a count is an index": lambda: [1, 2][there(dtype=WHOLE).item()],
+    "an index": lambda: [1, 2][there(dtype=WHOLE)],
+    "range": lambda: range(there(dtype=WHOLE)),
+    "unique": lambda: there(3).unique(),
+    "unique on the host": lambda: there(3).cpu().unique(),
+    "bincount": lambda: torch.bincount(there(3, dtype=WHOLE)),
+    "repeat_interleave": lambda: there(3).repeat_interleave(there(3, dtype=WHOLE)),
+    "one_hot": lambda: functional.one_hot(there(3, dtype=WHOLE)),
+    "slice": lambda: there(9)[: there(dtype=WHOLE)],
+    "slice of the host": lambda: torch.ones(9)[: there(dtype=WHOLE).cpu()],
+    "arange": lambda: torch.arange(there(dtype=WHOLE)),
+    "arange by a number": lambda: torch.arange(there().item()),
+    "tensor_split": lambda: torch.tensor_split(there(9), there(2, dtype=WHOLE).cpu()),
+    "lengths": lambda: nn.utils.rnn.pack_padded_sequence(there(3, 4), there(4, dtype=WHOLE).cpu()),
+    "pickle": lambda: pickle.dumps(there(3)),
+    "dlpack": lambda: torch.from_dlpack(there(3).cpu()),
+    "the older dlpack": lambda: torch.utils.dlpack.to_dlpack(there(3)),
+    "the older dlpack of the host": lambda: torch.to_dlpack(there(3).cpu()),
+    "a number is whole": lambda: int(there().item()),
+    "a number rounded": lambda: round(there().item()),
+    "a number floored": lambda: math.floor(there().item() * 2),
+    "lines of the storage": lambda: there(3).cpu().untyped_storage().tolist(),
+    "a token above another": lambda: bool((there(4, 100).argmax(-1) > 5).any()),
+    "a drawn number": lambda: torch.rand(1, device="cuda").item() < 0.5,
+    "a drawn condition": lambda: bool((torch.randn(8, device="cuda") > 0).any()),
+    "a drawn mean": lambda: bool(torch.randn(8, device="cuda").mean() * 2 > 1),
+    "a drawn size": lambda: torch.empty(torch.randint(1, 9, (300,), device="cuda")[0].item()),
+    "a drawn index": lambda: [1, 2][torch.randint(2, (300,), device="cuda")[0]],
+    "a drawn count": lambda: int((torch.rand(8, device="cuda") > 0.5).sum()),
+    "a drawn number of the host": lambda: bool(torch.rand((), device="cuda").cpu() < 0.5),
+}
+
+
+@pytest.mark.parametrize("way", REFUSED)
+def test_what_needs_values_is_refused_with_the_users_own_line(way: str) -> None:
+    with PredictedDevice(A100), pytest.raises(DataNeeded, match=r"test_unknown_values\.py, line \d+: `") as raised:
+        REFUSED[way]()
+    assert "lambda: " in str(raised.value)
+    assert str(raised.value).endswith(".")
+
+
+def stated(device: PredictedDevice) -> list[str]:
+    """With a line of this file each."""
+    found = [each for each in device.recorder.assumptions.stated if each.where]
+    assert all("test_unknown_values.py:" in each.where for each in found)
+    return [each.what for each in found]
+
+
+@pytest.mark.parametrize("where", ["device", "host"])
+def test_a_number_may_be_shown_and_added_up_and_that_is_stated(where: str) -> None:
+    with PredictedDevice(A100) as device:
+        assert not stated(device)
+        loss = there() if where == "device" else there().cpu()
+        total = 0.0
+        for _ in range(3):
+            total += loss.item() / 2
+        shown = [f"{total:.3f}", f"{loss:.3f}", str(round(total, 2)), f"{total:>9.2f}", repr(-total)]
+        said = stated(device)
+    assert shown == ["unknown", "unknown", "unknown", "  unknown", "unknown"]
+    assert said == [
+        "a number taken from a tensor is not computed: it prints as unknown, "
+        "counts as 1 where it is compared and where math or numpy take it, and cannot be a size or an index"
+    ]
+    assert isinstance(total, float) and type(total) is UnknownNumber
+    assert copy.deepcopy([total])[0] is total and pickle.loads(pickle.dumps(total)).asked == total.asked
+
+
+DECIDES = "a number that is not computed decides here, as if it were 1.0"
+FIRST = "taken to be the first"
+FINITE = "numbers that nobody computes are taken to be finite"
+EVERYWHERE = "a mask that is not computed is taken to be true everywhere"
+TRUE = "a condition that is not computed is taken to be True"
+EQUAL = "tensors that are not computed are taken to be equal"
+NATURAL: dict[str, tuple[Callable[[], Any], Any, str]] = {
+    "a number is compared": (lambda: there().item() < 3, True, DECIDES),
+    "the least": (lambda: min(there().item(), 0.5), 0.5, DECIDES),
+    "finite": (lambda: math.isfinite(there().item()), True, "counts as 1"),
+    "a tensor is compared": (lambda: bool(there() < 3), True, "is taken to be True"),
+    "not a number": (lambda: bool(torch.isnan(there(500, 3)).any()), False, FINITE),
+    "all finite": (lambda: bool(there(3).isfinite().all()), True, FINITE),
+    "infinite": (lambda: torch.isinf(there(3)).sum().item(), 0, FINITE),
+    "a mask": (lambda: there(3)[there(3) > 0.5].shape, (3,), EVERYWHERE),
+    "a mask of the host": (lambda: there(3)[there(3).cpu() > 0.5].shape, (3,), EVERYWHERE),
+    "a mask on the host": (lambda: torch.ones(3)[there(3).cpu() > 0.5].tolist(), [1, 1, 1], EVERYWHERE),
+    "two masks": (lambda: there(3, 2)[there(3, 2) > 0.5].shape, (6,), EVERYWHERE),
+    "nonzero": (lambda: there(2, 2).nonzero().tolist(), [[0, 0], [0, 1], [1, 0], [1, 1]], EVERYWHERE),
+    "where": (lambda: torch.where(there(3) > 0.5)[0].tolist(), [0, 1, 2], EVERYWHERE),
+    "masked_select": (lambda: torch.masked_select(there(3), there(3) > 0.5).shape, (3,), EVERYWHERE),
+    "a number of things decides": (lambda: there(dtype=WHOLE).item() > 3, False, DECIDES),
+    "a count decides": (lambda: (there(3) > 0.5).sum().item() > 3, False, "as if it were 3"),
+    "an action": (lambda: ["left", "right"][there(2).argmax().item()], "left", FIRST),
+    "a token": (lambda: torch.multinomial(there(5), 1).cpu().tolist(), [0], FIRST),
+    "the best": (lambda: int(there(2, 5).topk(2).indices[0, 1]), 0, FIRST),
+    "the place in a tensor": (lambda: torch.arange(3, 6)[there(3).argmax().cpu()].item(), 3, FIRST),
+    "a row of the best": (lambda: there(3, 4)[there(3).argmax()].shape, (4,), FIRST),
+    "any": (lambda: bool((there(3) > 0.5).any()), True, TRUE),
+    "any, as an item": (lambda: (there(3) > 0.5).any().item(), True, TRUE),
+    "a comparison of the host": (lambda: bool(there().cpu() < 3), True, TRUE),
+    "a comparison that does not hold": (lambda: bool(there().cpu() > 3), False, "taken to be False"),
+    "none below": (lambda: bool((there(3) < 0).any()), False, "taken to be False"),
+    "all of the host above": (lambda: bool((there(3).cpu() > 0).all()), True, TRUE),
+    "the opposite": (lambda: bool(~(there().cpu() > 3)), True, TRUE),
+    "any end yet": (lambda: bool(ended()), False, "taken to be False"),
+    "the end": (lambda: bool((there(4, 100).argmax(-1) == 5).all()), False, "taken to be False"),
+    "the end on the host": (lambda: bool((there(4, 100).argmax(-1).cpu() == 5).all()), False, "taken to be False"),
+    "not yet the end": (lambda: bool(~(there(4, 100).argmax(-1) != 5).all()), False, "taken to be False"),
+    "equal": (lambda: torch.equal(there(3), there(3)), True, EQUAL),
+    "equal on the host": (lambda: torch.equal(there(3).cpu(), there(3).cpu()), True, EQUAL),
+    "close": (lambda: torch.allclose(there(3), there(3)), True, EQUAL),
+    "the largest": (lambda: int(there(3).argmax()), 0, FIRST),
+    "a choice": (lambda: ["a", "b"][there(4).cpu().softmax(0).max(0).indices.item()], "a", FIRST),
+    "tokens": (lambda: [{0: "a"}[t] for t in torch.multinomial(there(2, 9), 1).view(-1).tolist()], ["a", "a"], FIRST),
+    "a place": (lambda: divmod_of(there(7, 5).argmax().item()), (0, 0), FIRST),
+    "a count of a mask": (lambda: int((there(3) > 0.5).sum()), 3, "as if it were 3"),
+    "counts of rows": (lambda: list(map(int, (there(2, 3) > 0.5).sum(1).tolist())), [3, 3], "as if it were 3"),
+    "hits": (lambda: max(0.5, 100 * (there(3) > 0).cpu().sum().item() / 3), 1.0, DECIDES),
+    "an element": (lambda: torch.arange(5)[there(3).argmax().cpu()].item(), 0, FIRST),
+    "numpy": (lambda: there(3).cpu().numpy().tolist(), [0, 0, 0], "stands in for them"),
+}
+
+
+def ended() -> Tensor:
+    done = torch.zeros(3, dtype=torch.bool, device="cuda")
+    done |= there(3, 9).argmax(-1) == 2
+    done.logical_or_(there(3, 9).argmax(-1) == 5)
+    return done.all()
+
+
+def divmod_of(number: Any) -> tuple[int, int]:
+    return int(number // 5), int(number % 5)
+
+
+@pytest.mark.parametrize("way", NATURAL)
+def test_a_natural_answer_is_given_and_stated_with_the_line(way: str) -> None:
+    ask, answer, sentence = NATURAL[way]
+    with PredictedDevice(A100) as device:
+        assert ask() == answer
+        assert any(sentence in what for what in stated(device))
+
+
+@pytest.mark.slow
+def test_a_loop_that_waits_for_a_number_to_change_is_stopped() -> None:
+    with PredictedDevice(A100), pytest.raises(DataNeeded, match="would not end"):
+        loss = there().item()
+        while loss > 0.5:
+            pass
+
+
+def test_a_loop_that_waits_for_a_tensor_to_change_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assumptions, "_MOST_DECISIONS", 100)
+    with PredictedDevice(A100), pytest.raises(DataNeeded, match="would not end"):
+        loss = there()
+        while loss > 0.5:
+            pass
+
+
+def test_a_user_states_the_answer_of_a_line() -> None:
+    def ask() -> Any:
+        return int(there(4, dtype=WHOLE).sum()), bool((there(3) > 0.5).any()), there(9)[there(9) > 0.5].shape
+
+    first = ask.__code__.co_firstlineno + 1
+    with PredictedDevice(A100, assume={f"predict/test_unknown_values.py:{first}": 1}) as device:
+        assert ask() == (1, 1, (1,))
+        assert stated(device) == ["1 is taken, as was asked"]
+    with PredictedDevice(A100, assume={f"other.py:{first}": 1}), pytest.raises(DataNeeded) as raised:
+        ask()
+    assert raised.value.where == f"tests/predictor/test_unknown_values.py:{first}"
+    assert f"--assume {raised.value.where}=VALUE" in str(raised.value)
+
+
+def test_printing_says_that_values_are_unknown() -> None:
+    with PredictedDevice(A100):
+        assert repr(there(2, 3)) == "tensor(values unknown, device='cuda:0', size=(2, 3), dtype=torch.float32)"
+        assert str(there(2).cpu()) == "tensor(values unknown, size=(2,), dtype=torch.float32)"
+        assert repr(torch.ones(1)) == "tensor([1.])"
+
+
+HOST: dict[str, Callable[[], Tensor]] = {
+    "a copy": lambda: there(4).cpu(),
+    "computed from it": lambda: (there(4).cpu() * 2 + 1).softmax(0),
+    "a view of it": lambda: there(4).cpu()[1:].view(3, 1),
+    "copied into": lambda: torch.zeros(4).copy_(there(4)),
+    "a part copied into": lambda: _with_part(torch.zeros(4)),
+    "added to": lambda: torch.zeros(4).add_(there(4).cpu()),
+    "listed": lambda: _foreach(torch.zeros(4)),
+    "given out": lambda: torch.add(there(4).cpu(), 1, out=torch.zeros(4)),
+    "deep": lambda: copy.deepcopy(there(4).cpu()),
+    "made of a number": lambda: torch.tensor([there().item(), 1.0]),
+    "filled with a number": lambda: torch.full((3,), there().item()),
+    "times a number": lambda: torch.ones(3) * there().item(),
+    "a number written to it": lambda: _with_number(torch.ones(3)),
+    "set": lambda: _set(torch.zeros(4)),
+}
+
+
+def _with_part(host: Tensor) -> Tensor:
+    host[1:3].copy_(there(2))
+    return host
+
+
+def _with_number(host: Tensor) -> Tensor:
+    host[0] = there().item()
+    return host
+
+
+def _foreach(host: Tensor) -> Tensor:
+    torch._foreach_add_([host], [there(4).cpu()])
+    return host
+
+
+def _set(host: Tensor) -> Tensor:
+    host[0] = there()
+    return host
+
+
+@pytest.mark.parametrize("how", HOST)
+def test_what_came_from_the_device_stays_unknown_on_the_host(how: str) -> None:
+    with PredictedDevice(A100):
+        host = HOST[how]()
+        assert host.device.type == "cpu"
+        assert str(host).startswith("tensor(values unknown")
+
+
+def test_what_holds_no_values_is_not_written_and_found_again(tmp_path: Path) -> None:
+    path = tmp_path / "w.pt"
+    with PredictedDevice(A100) as device:
+        torch.save({"w": there(3, 4), "step": 7}, path)
+        found = torch.load(path, map_location="cpu")
+        assert (found["step"], found["w"].shape, found["w"].device.type) == (7, (3, 4), "cpu")
+        before = device.allocated_bytes
+        there_again = torch.load(path, map_location="cuda")["w"]
+        assert there_again.is_cuda and device.allocated_bytes - before == 512
+        assert any("were not written" in what for what in stated(device))
+    assert not path.exists()
+
+
+def test_what_is_known_is_written_as_the_card_would(tmp_path: Path) -> None:
+    path = tmp_path / "w.pt"
+    with PredictedDevice(A100):
+        torch.save({"w": torch.arange(3, device="cuda"), "of the host": torch.ones(2)}, path)
+        found = torch.load(path)
+        assert found["w"].is_cuda and found["w"].tolist() == [0, 1, 2] and not found["of the host"].is_cuda
+    places: list[str] = []
+    torch.load(path, map_location=lambda storage, place: places.append(place) or storage)
+    assert places == ["cuda:0", "cpu"]
+
+
+def test_a_host_tensor_written_over_is_known_again_and_others_never_were_unknown() -> None:
+    with PredictedDevice(A100):
+        host = there(4).cpu()
+        assert torch.zeros_like(host).tolist() == [0, 0, 0, 0]
+        host[:2] = 7
+        assert str(host).startswith("tensor(values unknown")
+        host.copy_(torch.arange(4.0))
+        assert host.tolist() == [0, 1, 2, 3]
+        ones = torch.ones(3)
+        assert str(ones * there().item()).startswith("tensor(values unknown")
+        assert (ones * 2).sum().item() == 6
+        assert there(9)[torch.tensor([True, False, True]).repeat(3)].shape == (6,)
+
+
+def test_the_memory_of_a_copy_is_never_what_was_there_before() -> None:
+    with PredictedDevice(A100):
+        for count in (5, 1 << 18, 3 << 20):
+            host = torch.full((count,), 7, dtype=torch.uint8)
+            del host
+            copied = there(count, dtype=torch.uint8).cpu()
+            assert not np.ctypeslib.as_array(
+                (np.ctypeslib.ctypes.c_uint8 * count).from_address(copied.data_ptr())
+            ).any()
+
+
+def test_large_copies_and_what_is_computed_of_them_take_no_memory_of_this_machine() -> None:
+    import resource
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with PredictedDevice(A100):
+        host = torch.empty(8 << 30, dtype=torch.uint8, device="cuda").cpu()
+        assert (host + 1).sum().dtype == torch.int64
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 1 << 29
+
+
+def test_devices_that_do_not_go_together_are_an_error_as_on_a_card() -> None:
+    with PredictedDevice(A100):
+        for wrong in (
+            lambda: torch.ones(3) + there(3),
+            lambda: torch.ones(3)[there(2, dtype=WHOLE)],
+            lambda: torch.zeros(3).scatter_(0, there(2, dtype=WHOLE), 1),
+            lambda: torch.cat([torch.ones(3), there(3)]),
+            lambda: functional.linear(torch.ones(2, 3), there(4, 3), there(4)),
+            lambda: torch.ones(2, 3) @ there(3, 4),
+        ):
+            with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+                wrong()
+        assert (torch.tensor(2.0) * there(3)).is_cuda
+
+
+def test_dlpack_says_where_a_tensor_lies_and_gives_no_memory_away() -> None:
+    with PredictedDevice(A100):
+        assert there(3).__dlpack_device__() == (2, 0)
+        with pytest.raises(UsageError, match="DLPack asks for the values of a tensor"):
+            torch.from_dlpack(there(3))
+        assert torch.from_dlpack(torch.to_dlpack(torch.ones(3))).tolist() == [1, 1, 1]
+
+
+def test_torchs_own_questions_have_answers_that_are_stated() -> None:
+    weight = nn.Parameter(torch.ones(4))
+    with PredictedDevice(A100) as device:
+        weight = nn.Parameter(there(4))
+        # torch.compile switches this check off for the whole process, and another test may have used it.
+        assert torch.distributions.Normal(there(3), there(3), validate_args=True).sample().shape == (3,)
+        weight.grad = there(4)
+        nn.utils.clip_grad_norm_([weight], 1.0, error_if_nonfinite=True)
+        scaler, optimizer = torch.amp.GradScaler("cuda", init_scale=1024.0), torch.optim.SGD([weight], lr=0.1)
+        scaler.scale(weight.sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert scaler.get_scale() == 1024.0
+        said = " ".join(device.unseen())
+    assert "torch.distributions are taken to be valid" in said
+    assert "taken to be finite" in said
+    assert "find no overflow" in said
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_gradients_that_are_looked_through_for_errors_are_finite() -> None:
+    with PredictedDevice(A100), torch.autograd.detect_anomaly():
+        weight = nn.Parameter(there(4))
+        weight.square().sum().backward()
+        assert weight.grad is not None and weight.grad.shape == (4,)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated")
+@pytest.mark.parametrize("how", [{}, {"fast_mode": True}, {"check_forward_ad": True}, {"check_batched_grad": True}])
+def test_checks_of_gradients_run_and_find_that_they_agree(how: dict[str, bool]) -> None:
+    with PredictedDevice(A100) as device:
+        x = there(3, 4, dtype=torch.double).requires_grad_()
+        assert torch.autograd.gradcheck(lambda x: (x.square().sin(), x.argmax(-1)), x, **how)
+        assert torch.autograd.gradgradcheck(lambda x: x.square().sin(), x)
+        assert any("What gradcheck compares is taken to agree" in sentence for sentence in device.unseen())
+
+
+def test_what_a_library_checks_of_all_values_holds() -> None:
+    with PredictedDevice(A100) as device:
+        torch._check_tensor_all(there(4, dtype=WHOLE) == 3)
+        with pytest.raises(RuntimeError):
+            torch._check_tensor_all(torch.zeros(4, device="cuda") == 3)
+        assert any("is taken to hold" in sentence for sentence in device.unseen())
+
+
+def test_a_refusal_that_the_program_swallows_is_said() -> None:
+    with PredictedDevice(A100) as device:
+        try:
+            count = int(there(dtype=WHOLE))
+        except Exception:
+            count = 3
+        assert count == 3
+        (note,) = (each for each in device.unseen() if "went on" in each)
+    assert "int(there(dtype=WHOLE))" in note
+
+
+def test_a_library_on_the_way_is_named_beside_the_users_line() -> None:
+    library = pytest.importorskip("diffusers.utils.torch_utils")
+    with PredictedDevice(A100), pytest.raises(UsageError, match=r"test_unknown_values\.py, line \d+.*by way of"):
+        library.randn_tensor((there(dtype=WHOLE),))
+
+
+def test_a_large_tensor_of_the_host_is_not_made_sparse() -> None:
+    with PredictedDevice(A100), pytest.raises(UsageError, match=": to_sparse cannot be predicted: how much it gives"):
+        torch.randn(1024, 1024).to_sparse()
+
+
+def test_a_mask_is_filled_with_a_number_of_the_host() -> None:
+    with PredictedDevice(A100) as device:
+        x, mask = torch.ones(8, 8, device="cuda"), torch.zeros(8, 8, dtype=torch.bool, device="cuda")
+        before = device.allocated_bytes
+        out = x.masked_fill(mask, torch.tensor(-1.0))
+        assert out.is_cuda and device.allocated_bytes - before == 512
+        assert x.masked_fill_(mask, torch.tensor(-1.0)) is x
+        filled = torch.zeros(3, dtype=torch.long, device="cuda").masked_fill(mask[0, :3] == 0, torch.tensor(7))
+        assert filled.tolist() == [7, 7, 7]
+        with pytest.raises(RuntimeError):
+            x.masked_fill(mask, torch.ones(8))
+
+
+MADE: dict[str, tuple[Callable[[], Tensor], torch.dtype, str]] = {
+    "floats": (lambda: torch.tensor([there().sum(), 2.0]), torch.float32, "cpu"),
+    "wholes": (lambda: torch.tensor((there(4).argmax(), 3)), torch.long, "cpu"),
+    "on the card": (lambda: torch.tensor([[there()]], device="cuda"), torch.float32, "cuda"),
+    "halves": (lambda: torch.as_tensor([there()], dtype=torch.float16), torch.float16, "cpu"),
+    "of another": (lambda: there(2).new_tensor([there()]), torch.float32, "cuda"),
+}
+
+
+@pytest.mark.parametrize("way", MADE)
+def test_a_tensor_is_made_of_numbers_that_nobody_knows(way: str) -> None:
+    make, dtype, kind = MADE[way]
+    with PredictedDevice(A100):
+        made = make()
+        assert (made.dtype, made.device.type) == (dtype, kind) and "values unknown" in repr(made)
+
+
+def test_a_tensor_is_made_of_numbers_that_are_known_or_stated() -> None:
+    with PredictedDevice(A100):
+        counts = torch.ones(3, device="cuda").cumsum(0)
+        assert torch.tensor([counts[2], 5.0]).tolist() == [3.0, 5.0]
+    line = test_a_tensor_is_made_of_numbers_that_are_known_or_stated.__code__.co_firstlineno + 6
+    with PredictedDevice(A100, assume={f"test_unknown_values.py:{line}": (7, 9)}):
+        assert torch.tensor([there(), there()]).tolist() == [7, 9]
+
+
+def test_small_whole_numbers_are_drawn_from_a_seed_that_is_said() -> None:
+    drawn = []
+    for _ in range(2):
+        with PredictedDevice(A100) as device:
+            at, length = torch.randint(900, (), device="cuda"), torch.randint(5, 9, (1,), device="cuda")
+            drawn.append((int(at), length.item()))
+            assert torch.zeros(1000)[at : at + length].shape == (length.item(),)
+            assert any("from seed 0" in said for said in stated(device))
+    assert drawn[0] == drawn[1] and 0 <= drawn[0][0] < 900 and 5 <= drawn[0][1] < 9
+    line = test_small_whole_numbers_are_drawn_from_a_seed_that_is_said.__code__.co_firstlineno + 11
+    with PredictedDevice(A100, assume={f"test_unknown_values.py:{line}": 3}):
+        assert torch.randint(900, (), device="cuda").item() == 3

@@ -1,0 +1,73 @@
+"""Files of values that nobody computes: a program finds them, and they are gone when the prediction is over."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from memviz.predictor.device import PredictedDevice
+from tests.predictor.rows import A100
+
+
+def test_a_checkpoint_that_is_renamed_and_copied_is_found_under_any_name(tmp_path: Path) -> None:
+    with PredictedDevice(A100):
+        torch.save({"w": torch.rand(3, 4, device="cuda")}, tmp_path / "new")
+        (tmp_path / "new").replace(tmp_path / "last.pt")
+        (tmp_path / "copy.pt").write_bytes((tmp_path / "last.pt").read_bytes())
+        for name in ("last.pt", "copy.pt"):
+            assert torch.load(tmp_path / name, map_location="cpu")["w"].shape == (3, 4)
+    assert not (tmp_path / "last.pt").exists()
+
+
+def test_a_checkpoint_of_an_earlier_run_is_not_lost(tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    torch.save(torch.arange(3), path)
+    before = path.read_bytes()
+    with PredictedDevice(A100):
+        torch.save(torch.rand(5, device="cuda"), path)
+        assert torch.load(path).shape == (5,)
+        torch.save(torch.rand(6, device="cuda"), tmp_path / "new")
+        os.replace(tmp_path / "new", path)
+        assert torch.load(path).shape == (6,)
+    assert path.read_bytes() == before and not (tmp_path / "new").exists()
+
+
+def test_what_is_saved_in_memory_is_loaded_from_there() -> None:
+    with PredictedDevice(A100):
+        memory = io.BytesIO()
+        torch.save(torch.rand(5, device="cuda"), memory)
+        memory.seek(0)
+        assert torch.load(io.BytesIO(memory.getvalue()), map_location="cpu").shape == (5,)
+        assert torch.load(memory, map_location="cpu").shape == (5,)
+
+
+def test_safetensors_are_found_on_the_host_and_the_card(tmp_path: Path) -> None:
+    library = pytest.importorskip("safetensors.torch")
+    path = tmp_path / "w.safetensors"
+    with PredictedDevice(A100) as device:
+        weights = {"w": torch.rand(128, 64, device="cuda"), "b": torch.rand(64, device="cuda", dtype=torch.bfloat16)}
+        library.save_file(weights, path, metadata={"format": "pt"})
+        assert path.stat().st_size > 128 * 64 * 4
+        host = library.load_file(path)
+        assert str(host["w"]).startswith("tensor(values unknown") and not host["w"].is_cuda
+        before = device.allocated_bytes
+        card = library.load_file(path, device="cuda")
+        assert card["b"].is_cuda and card["b"].dtype == torch.bfloat16
+        assert device.allocated_bytes - before == 128 * 64 * 4 + 512
+        with library.safe_open(path, "pt") as opened:
+            assert opened.metadata()["format"] == "pt"
+            assert str(opened.get_slice("w")[:2]).startswith("tensor(values unknown")
+    assert not path.exists()
+
+
+def test_safetensors_that_are_there_have_their_values(tmp_path: Path) -> None:
+    library = pytest.importorskip("safetensors.torch")
+    path = tmp_path / "w.safetensors"
+    library.save_file({"steps": torch.arange(4)}, path)
+    with PredictedDevice(A100):
+        assert library.load_file(path, device=0)["steps"].tolist() == [0, 1, 2, 3]
+    assert path.exists()
