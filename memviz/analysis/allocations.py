@@ -12,7 +12,7 @@ from memviz.analysis.callstacks.sites import operator_name, operators, sites
 from memviz.analysis.lifetimes import BEFORE, Lifetimes, has_times, lifetimes
 from memviz.analysis.purpose.categories import KINDS, categories, kinds
 from memviz.analysis.purpose.phases import label_of_rows, phases
-from memviz.analysis.purpose.reasons import Certainty, Reason
+from memviz.analysis.purpose.reasons import REASON_TEXTS, Certainty
 from memviz.analysis.segments import segments_at
 from memviz.errors import UsageError
 from memviz.trace.model import NO_STACK, Action, Bools, Category, DeviceTrace, Labels, Phase, Trace
@@ -27,9 +27,6 @@ class BlockKnown(StrEnum):
     """From what lay around it when it was made."""
     ROUNDED = "rounded"
     """No more is known than how the allocator rounds."""
-
-
-_REASONS = tuple(Reason)
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,7 @@ def allocation(trace: Trace, device: DeviceTrace, row: int) -> Allocation:
         block_bytes=block_bytes,
         block_known=known,
         category=Category(int(kinds.category[row])),
-        reason=_REASONS[int(kinds.reason[row])].text,
+        reason=REASON_TEXTS[kinds.reason[row]],
         certainty=Certainty(int(kinds.certainty[row])),
         site=sites(trace).of(int(rows.stack[row])).label,
         operator=operator_name(trace, int(operators(trace)[rows.stack[row]])),

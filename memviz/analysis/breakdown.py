@@ -15,7 +15,7 @@ from memviz.analysis.callstacks.stack_tree import NO_FRAMES, StackTree, fold_plu
 from memviz.analysis.groups import Groups, grouped, keyed_by
 from memviz.analysis.lifetimes import check_event, lifetimes
 from memviz.analysis.purpose.categories import KINDS, categories, kinds
-from memviz.analysis.purpose.reasons import Certainty, Reason
+from memviz.analysis.purpose.reasons import REASON_TEXTS, Certainty, Reason
 from memviz.analysis.sums import sum_by
 from memviz.errors import UsageError
 from memviz.trace.model import Bools, Category, DeviceTrace, Ints8, Stacks, Trace
@@ -50,7 +50,7 @@ def _purposes_by_group(
     for number, kind, certainty, reason, size, count in zip(
         *(column[order].tolist() for column in (groups, *codes, sums, counts)), strict=True
     ):
-        yield number, PurposeTotal(KINDS[kind], Certainty(certainty), Reason(reason).text, size, count)
+        yield number, PurposeTotal(KINDS[kind], Certainty(certainty), REASON_TEXTS[reason], size, count)
 
 
 _PURPOSE = (len(KINDS), len(Certainty), len(Reason))

@@ -27,13 +27,12 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from memviz import runner
 from memviz.predictor.compat import required
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, Phase
 
 _PREDICTOR = str(Path(__file__).parent)
-_RUNNER = str(Path(runner.__file__).parent)
+_RUNNER = str(Path(__file__).parents[1] / "runner")
 _WORKLOADS = str(Path(_RUNNER) / "workloads")
 _TORCH = str(Path(torch.__file__).parent)
 _RELAYS = tuple(

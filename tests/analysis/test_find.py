@@ -35,25 +35,21 @@ def trace() -> Trace:
     )
 
 
-def test_a_word_is_found_in_functions_and_files_whatever_its_capitals(trace):
-    assert found(trace, "FORWARD") == [0, 2]
-    assert found(trace, "model.py:36") == [0, 2]
-
-
-def test_a_word_is_found_anywhere_in_the_stack(trace):
-    assert found(trace, "train.py") == [0, 1]
-
-
-def test_all_words_must_be_found(trace):
-    assert found(trace, "forward train.py") == [0]
-
-
-def test_nothing_asked_finds_nothing(trace):
-    assert found(trace, "  ") == []
-
-
-def test_a_category_is_a_word(trace):
-    assert found(trace, "unknown") == [3]
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("FORWARD", [0, 2]),
+        ("model.py:36", [0, 2]),
+        ("train.py", [0, 1]),
+        ("forward train.py", [0]),
+        ("  ", []),
+        ("unknown", [3]),
+        ("mod.l.py", []),
+        (".*", []),
+    ],
+)
+def test_all_words_must_be_in_the_stack_or_the_category(trace, text, rows):
+    assert found(trace, text) == rows
 
 
 def test_a_module_is_a_word():
@@ -92,23 +88,15 @@ def test_lifetimes_in_time_need_times():
         found(trace_of([alloc(1, 5)]), ">1s")
 
 
-@pytest.mark.parametrize("text", [">big", "<-3", ">1.2.3s", "<"])
-def test_what_is_no_limit_is_said(text):
-    if text == "<":
-        assert parse_query(text) == (["<"], [])
-    else:
-        with pytest.raises(UsageError, match="neither a size nor a lifetime"):
-            parse_query(text)
+@pytest.mark.parametrize("text", [">big", "<-3", ">1.2.3s"])
+def test_an_invalid_limit_is_refused(text):
+    with pytest.raises(UsageError, match="neither a size nor a lifetime"):
+        parse_query(text)
 
 
 def test_words_and_limits_are_told_apart():
     limits = [Limit("bytes", ">", 10 * MiB), Limit("time", "<=", 1.5e6), Limit("events", "<", 1000.0)]
-    assert parse_query("Linear >10MiB <=1.5s <1000ev") == (["linear"], limits)
-
-
-def test_words_are_no_patterns(trace):
-    assert found(trace, "mod.l.py") == []
-    assert found(trace, ".*") == []
+    assert parse_query("Linear >10MiB <=1.5s <1000ev <") == (["linear", "<"], limits)
 
 
 def test_sites_say_what_is_live_then_and_what_ever_was(trace):

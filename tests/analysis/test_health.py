@@ -163,15 +163,6 @@ def test_out_of_memory_says_whether_the_bytes_were_there(asked: int, expandable:
     assert remedy in note.remedy
 
 
-def test_out_of_memory_beside_a_free_piece_that_is_large_enough_is_no_fragmentation() -> None:
-    """The allocator would have taken it, had it been in the request's own stream and pool."""
-    pool = [segment(BASE, 40 * MiB, [block(BASE, 2 * MiB)], segment_pool_id=(0, 1))]
-    note = found(trace_of([{**OOM, "size": 30 * MiB}], pool))["out_of_memory"]
-    assert note.remedy == (
-        "A free piece was large enough, but in another stream or pool, where the request could not use it."
-    )
-
-
 def test_settings_that_are_on_already_are_no_remedy() -> None:
     note = found(trace_of([{**OOM, "size": 12 * MiB}], HALF, allocator_settings={"expandable_segments": True}))
     assert "try PYTORCH" not in note["out_of_memory"].remedy

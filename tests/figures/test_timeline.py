@@ -1,15 +1,16 @@
 """Bytes over events or time."""
 
 import numpy as np
+import plotly.graph_objects as go
 import pytest
 
 from memviz.analysis.annotations import annotated
-from memviz.analysis.decimate import DecimatedTimeline, by_event, by_time
+from memviz.analysis.decimate import ReplayedBytes, by_event, by_time, reserved_lines
 from memviz.analysis.peak import failed_requests
-from memviz.figures.plots.timeline import plot_timeline
+from memviz.figures.plots.timeline import plot_replay, plot_timeline
 from memviz.trace.model import Trace
-from tests.figures.drawn import HARMLESS, MARKUP, markup_in, notes, spec, texts, titles, trace_named
-from tests.traces import MiB, alloc, block, frame, free, segment, trace_of
+from tests.figures.drawn import notes, titles, trace_named
+from tests.traces import MiB, alloc, block, event, frame, free, segment, trace_of
 
 SPAN = (1000, 9000)
 
@@ -17,7 +18,7 @@ SPAN = (1000, 9000)
 @pytest.fixture
 def trace() -> Trace:
     """4 MiB, then 2 more, of which the first are freed; one allocation fails; one annotation around the middle."""
-    site = frame(MARKUP)
+    site = frame("step")
     failure = {"action": "oom", "size": 8 * MiB, "device_free": MiB, "stream": 0, "time_us": 9000, "frames": [site]}
     events = [
         alloc(0, 4 * MiB, time_us=1000),
@@ -25,31 +26,20 @@ def trace() -> Trace:
         free(0, 4 * MiB, time_us=5000),
         failure,
     ]
-    ends = [{"name": MARKUP, "stage": s, "device": 0, "time_us": t} for s, t in (("START", 2000), ("END", 6000))]
+    ends = [{"name": "step", "stage": s, "device": 0, "time_us": t} for s, t in (("START", 2000), ("END", 6000))]
     return trace_of(events, [segment(0, 20 * MiB, [block(4 * MiB, 2 * MiB)])], external_annotations=ends)
 
 
-def test_title_is_the_peak(trace):
+def test_every_event_is_a_step_of_live_bytes_below_the_reserved_ones(trace):
     drawing = plot_timeline(by_event(trace.devices[0], 100))
+    live = trace_named(drawing, "live")
     assert titles(drawing) == "6.00 MiB live at the peak, after event 1"
     assert notes(drawing) == ["peak 6.00 MiB"]
-
-
-def test_every_event_is_a_step_of_live_bytes(trace):
-    live = trace_named(plot_timeline(by_event(trace.devices[0], 100)), "live")
     assert live["x"] == [-1, 0, 1, 2, 3, 4, 5]
     assert live["y"] == [size * MiB for size in (0, 4, 6, 6, 2, 2, 2)]
     assert live["text"][1] == "4.00 MiB"
-
-
-def test_reserved_bytes_are_a_line_above(trace):
-    reserved = trace_named(plot_timeline(by_event(trace.devices[0], 100)), "reserved")
-    assert set(reserved["y"]) == {20 * MiB}
-
-
-def test_a_column_of_many_events_says_from_what_to_what(trace):
-    live = trace_named(plot_timeline(by_event(trace.devices[0], 2)), "live")
-    assert live["text"][0] == "0 B to 6.00 MiB"
+    assert set(trace_named(drawing, "reserved")["y"]) == {20 * MiB}
+    assert trace_named(plot_timeline(by_event(trace.devices[0], 2)), "live")["text"][0] == "0 B to 6.00 MiB"
 
 
 def test_on_the_axis_of_time_columns_are_milliseconds_from_the_start(trace):
@@ -58,15 +48,11 @@ def test_on_the_axis_of_time_columns_are_milliseconds_from_the_start(trace):
     assert drawing.layout.xaxis.title.text == "ms"
 
 
-def test_a_failed_allocation_is_marked_with_what_it_asked(trace):
+def test_a_failed_allocation_is_marked_at_its_event_or_time(trace):
     failures = failed_requests(trace, trace.devices[0])
     mark = trace_named(plot_timeline(by_event(trace.devices[0], 100), out_of_memory=failures), "out of memory")
     assert (mark["x"], mark["y"]) == ([4], [20 * MiB])
     assert "asked 8.00 MiB, the driver had 1.00 MiB" in mark["text"][0]
-
-
-def test_a_failed_allocation_is_marked_at_its_time(trace):
-    failures = failed_requests(trace, trace.devices[0])
     drawing = plot_timeline(by_time(trace.devices[0], 8), out_of_memory=failures, span_us=SPAN)
     assert trace_named(drawing, "out of memory")["x"] == [8]
 
@@ -79,26 +65,25 @@ def test_an_annotation_spans_its_events_or_its_time(trace):
     assert (by_times.base, by_times.x) == ((1,), (4,))
 
 
-def test_texts_of_the_trace_are_shown_as_they_stand(trace):
-    device = trace.devices[0]
-    drawing = plot_timeline(
-        by_event(device, 100),
-        intervals=annotated(device).intervals,
-        strings=trace.strings,
-        out_of_memory=failed_requests(trace, device),
-    )
-    assert markup_in(drawing) == []
-    assert sum(HARMLESS in text for text in texts(drawing)) >= 2
+def replayed(*mebibytes: int, stopped: bool = False, limit: int | None = None) -> go.Figure:
+    """A replay of a recording that reserves 20 MiB for 4 that are live in the middle."""
+    events = [event("segment_alloc", 0, 20 * MiB), alloc(0, 4 * MiB), free(0, 4 * MiB)]
+    line = ReplayedBytes("replayed", np.array(mebibytes) * MiB, stopped)
+    return plot_replay(reserved_lines(by_event(trace_of(events).devices[0], 1000), [line], limit))
 
 
-@pytest.mark.parametrize("rows", [0, 1])
-def test_no_bytes_are_an_empty_figure_that_says_so(rows):
-    empty = DecimatedTimeline(*(np.zeros(rows, np.int64) for _ in range(7)))
-    assert notes(plot_timeline(empty, dark=True)) == ["No memory is live or reserved here."]
+def test_live_bytes_are_one_area_and_reserved_bytes_of_each_replay_a_line():
+    drawing = replayed(0, 2, 6, 6, 6)
+    assert trace_named(drawing, "live")["y"] == [0, 0, 4 * MiB, 4 * MiB, 0, 0]
+    assert trace_named(drawing, "reserved as recorded")["y"] == [0, *[20 * MiB] * 5]
+    assert trace_named(drawing, "replayed")["y"] == [0, 2 * MiB, *[6 * MiB] * 4]
+    assert notes(drawing) == []
 
 
-def test_two_thousand_columns_stay_small():
-    size = np.arange(2000, dtype=np.int64) * 123_456_789
-    column = np.arange(2000, dtype=np.int64) * 5000
-    wide = DecimatedTimeline(column, column, column, size, size + MiB, size, size + 2 * MiB)
-    spec(plot_timeline(wide))
+def test_a_replay_that_ran_out_ends_there_and_is_marked():
+    drawing = replayed(0, 2, 6, stopped=True, limit=8 * MiB)
+    assert trace_named(drawing, "replayed")["x"] == [-1, 0, 1, 2]
+    mark = trace_named(drawing, "out of memory")
+    assert (mark["x"], mark["y"]) == ([1], [8 * MiB])
+    assert mark["text"] == ["replayed: out of memory after event 1"]
+    assert notes(drawing) == ["limit 8.00 MiB"]

@@ -99,7 +99,7 @@ def test_processes_with_different_hashes_write_the_same_files() -> None:
     def files_with_hash(seed: str) -> list[str]:
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         command = [sys.executable, "-c", program]
-        root = Path(__file__).parents[3]
+        root = Path(__file__).parents[2]
         ran = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True)
         return ran.stdout.split()
 

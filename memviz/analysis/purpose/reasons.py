@@ -89,3 +89,7 @@ class Reason(IntEnum):
     NO_STACK = "no stack was recorded"
     CUT_OFF = "the trace ends before its use shows"
     UNMARKED = "nothing in its stack says what it is for"
+
+
+REASON_TEXTS = tuple(reason.text for reason in Reason)
+"""By number, as columns hold reasons."""

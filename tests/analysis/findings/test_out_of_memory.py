@@ -35,21 +35,23 @@ def test_it_says_how_much_is_missing_and_what_most_is():
     )
 
 
-def test_without_a_missing_byte_it_is_fragmentation():
-    (finding,) = of_kind(trace_of(failed(190, 20)), FindingKind.OUT_OF_MEMORY)
-    assert "Enough is free, but no piece of 60.0 MiB." in finding.sentence
-    assert finding.remedy.startswith("Set expandable_segments:True")
-
-
-def test_a_file_that_does_not_say_what_the_driver_had_gives_an_upper_bound():
-    (finding,) = of_kind(trace_of(failed(150, None)), FindingKind.OUT_OF_MEMORY)
-    assert "Up to 50.0 MiB less makes it fit." in finding.sentence
-
-
-def test_a_request_larger_than_the_card_says_so():
-    (finding,) = of_kind(trace_of([event("segment_alloc", 0, 2 * MiB), event("oom", 0, 90 * MiB, device_free=MiB)]),
-                         FindingKind.OUT_OF_MEMORY)  # fmt: skip
-    assert "The request alone is 87.0 MiB larger than all that the process could have." in finding.sentence
+@pytest.mark.parametrize(
+    ("events", "words", "remedy"),
+    [
+        (failed(190, 20), "Enough is free, but no piece of 60.0 MiB.", "Set expandable_segments:True"),
+        (failed(150, None), "Up to 50.0 MiB less makes it fit.", "Store the weights"),
+        (
+            [event("segment_alloc", 0, 2 * MiB), event("oom", 0, 90 * MiB, device_free=MiB)],
+            "The request alone is 87.0 MiB larger than all that the process could have.",
+            "Take a smaller batch",
+        ),
+    ],
+    ids=["fragmented", "driver unknown", "larger than the card"],
+)
+def test_the_missing_bytes_decide_sentence_and_remedy(events, words, remedy):
+    (finding,) = of_kind(trace_of(events), FindingKind.OUT_OF_MEMORY)
+    assert words in finding.sentence
+    assert finding.remedy.startswith(remedy)
 
 
 def test_activations_are_found_though_the_exception_lets_them_go():

@@ -33,14 +33,10 @@ def test_a_spike_whose_memory_nothing_uses_later_is_told_with_what_is_unused():
     assert "360 MiB that nothing after it uses" in finding.sentence
 
 
-def test_steps_of_one_height_are_no_spike():
-    trace = Loop().whole().whole().whole().trace()
-    assert of_kind(trace, FindingKind.SPIKE) == []
-
-
-def test_behind_a_spike_that_ends_the_trace_nothing_is_known():
+def test_a_spike_at_the_end_and_steps_of_one_height_are_no_finding():
     loop = Loop().ask("segment_alloc", 1, 900).whole().whole().forward().make(COPY, 500, LOSS).end(COPY, 500).backward()
     assert of_kind(loop.trace(), FindingKind.SPIKE) == []
+    assert of_kind(Loop().whole().whole().whole().trace(), FindingKind.SPIKE) == []
 
 
 def _pinned(pin_lives: bool) -> Loop:
@@ -94,12 +90,7 @@ def test_private_pools_are_told_by_what_they_reserve_and_hold():
     assert finding.bytes == 50 * MiB
     assert "50.0 MiB are reserved in a private pool" in finding.sentence
     assert "20.0 MiB of it are live" in finding.sentence
-
-
-def test_without_a_private_pool_there_is_none():
-    final = [segment(0, 100 * MiB, [block(0, 100 * MiB)])]
-    trace = trace_of([], final)
-    assert of_kind(trace, FindingKind.PRIVATE_POOLS) == []
+    assert of_kind(trace_of([], final[:1]), FindingKind.PRIVATE_POOLS) == []
 
 
 def _waiting(waits: bool) -> Loop:
@@ -138,17 +129,11 @@ def test_frees_that_complete_at_once_are_no_part_of_what_waits():
     assert "the longest 3 events: up to 50.0 MiB at once." in finding.sentence
 
 
-def test_one_event_is_no_events():
-    loop = Loop()
-    loop.events = []
-    loop.make(1, 50, LOSS).ask("free_requested", 1, 50).make(2, 1, LOSS)
-    (finding,) = of_kind(loop.trace(), FindingKind.WAITING_FREES)
-    assert "the longest 1 event: up to" in finding.sentence
-
-
-def test_a_free_that_the_last_event_asks_for_has_waited_for_no_time_that_is_known():
+def test_a_free_that_waits_at_the_end_says_for_how_long():
     loop = Loop()
     loop.events = []
     loop.make(1, 50, LOSS).ask("free_requested", 1, 50)
     (finding,) = of_kind(loop.trace(), FindingKind.WAITING_FREES)
     assert "waited for another stream, still at the end: up to" in finding.sentence
+    (finding,) = of_kind(loop.make(2, 1, LOSS).trace(), FindingKind.WAITING_FREES)
+    assert "the longest 1 event: up to" in finding.sentence

@@ -34,12 +34,9 @@ def test_a_stack_says_what_was_done(stack, doing):
     assert signs(stack).doing[0] == doing
 
 
-def test_the_innermost_sign_counts_as_a_closure_runs_inside_a_step():
-    assert signs([*t.FORWARD, *t.STEP]).doing[0] == Activity.FORWARD
-
-
-def test_without_a_stack_nothing_is_known():
-    assert signs(t.FORWARD).doing[NO_STACK] == Activity.NOTHING
+def test_the_innermost_sign_counts_and_no_stack_has_none():
+    found = signs([*t.FORWARD, *t.STEP])
+    assert (found.doing[0], found.doing[NO_STACK]) == (Activity.FORWARD, Activity.NOTHING)
 
 
 def test_a_forward_inside_a_backward_recomputes():
@@ -66,27 +63,24 @@ OWN_STEP = [
 ]
 
 
-def test_an_init_builds_a_module_if_torch_calls_its_files_forward():
-    assert signs(INIT, t.FORWARD).doing[0] == Activity.BUILD
-    assert signs(INIT, t.STEP).doing[0] == Activity.NOTHING
-
-
-def test_an_init_builds_an_optimizer_if_torch_calls_its_files_step():
-    init = [frame("__init__", "/p/optimizer.py", 5), t.MAIN]
-    assert signs(init, OWN_STEP).doing[0] == Activity.BUILD_OPTIMIZER
-
-
-def test_an_init_of_a_file_that_has_both_says_nothing():
-    both = "/p/all.py"
-    forward, step = [frame("forward", both), t.CALL], [frame("step", both), t.WRAPPER]
-    assert signs([frame("__init__", both, 9)], forward, step).doing[0] == Activity.NOTHING
-
-
-def test_an_init_during_a_forward_is_part_of_the_forward():
-    assert signs([frame("__init__", "/p/model.py", 5), *t.FORWARD]).doing[0] == Activity.FORWARD
-
-
-def test_a_caller_at_the_end_of_one_stack_calls_nothing_of_the_next():
-    assert (
-        signs([frame("__init__", "/p/x.py", 9)], [frame("forward", "/p/x.py")], [t.CALL]).doing[0] == Activity.NOTHING
-    )
+@pytest.mark.parametrize(
+    ("stacks", "doing"),
+    [
+        ([INIT, t.FORWARD], Activity.BUILD),
+        ([INIT, t.STEP], Activity.NOTHING),
+        ([[frame("__init__", "/p/optimizer.py", 5), t.MAIN], OWN_STEP], Activity.BUILD_OPTIMIZER),
+        (
+            [
+                [frame("__init__", "/p/x.py")],
+                [frame("forward", "/p/x.py"), t.CALL],
+                [frame("step", "/p/x.py"), t.WRAPPER],
+            ],
+            Activity.NOTHING,
+        ),
+        ([[frame("__init__", "/p/model.py", 5), *t.FORWARD]], Activity.FORWARD),
+        # The last frame of one stack does not call the first of the next.
+        ([[frame("__init__", "/p/x.py", 9)], [frame("forward", "/p/x.py")], [t.CALL]], Activity.NOTHING),
+    ],
+)
+def test_an_init_builds_what_torch_calls_in_its_file(stacks, doing):
+    assert signs(*stacks).doing[0] == doing

@@ -1,4 +1,4 @@
-"""What each allocation is for, rule by rule. The allocation in question has address 1."""
+"""The purpose of each allocation, rule by rule. The allocation in question has address 1."""
 
 from __future__ import annotations
 
@@ -107,11 +107,6 @@ def test_a_name_in_the_stack_tells_where_nothing_else_does(stack, category):
     assert of(recording) == (category, Reason.NAMED)
 
 
-def test_a_name_is_only_probable():
-    trace = trace_of(made(WEIGHTS).alloc(2, t.FORWARD).events)
-    assert categories(trace, trace.devices[0]).certainty.tolist() == [Certainty.PROBABLE, Certainty.PROBABLE]
-
-
 FORWARD = t.python_only(t.FORWARD)
 
 
@@ -158,15 +153,10 @@ def hand_written_optimizer() -> Recording:
     return events.alloc(3, line(7)).free(1, line(7)).alloc(4, line(8)).free(2, line(8)).alloc(11, t.FORWARD)
 
 
-@pytest.mark.parametrize("address", [1, 3])
-def test_a_new_parameter_is_freed_where_the_first_ones_were(address):
+def test_blocks_are_what_those_freed_at_the_same_place_were():
     trace = trace_of(hand_written_optimizer().events)
-    assert judged(trace, address) == (Category.PARAMETER, Reason.REPLACED)
-
-
-@pytest.mark.parametrize("address", [2, 4])
-def test_new_state_stays_state(address):
-    assert judged(trace_of(hand_written_optimizer().events), address) == (Category.OPTIMIZER_STATE, Reason.STEP_KEPT)
+    assert judged(trace, 1) == judged(trace, 3) == (Category.PARAMETER, Reason.REPLACED)
+    assert judged(trace, 2) == judged(trace, 4) == (Category.OPTIMIZER_STATE, Reason.STEP_KEPT)
 
 
 def test_a_recorded_end_of_a_step_tells_that_it_is_over():
@@ -255,21 +245,16 @@ def test_a_cast_of_what_the_forward_made_itself_is_an_activation():
     assert of(events) == (Category.ACTIVATION, Reason.FORWARD_KEPT)
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_few_blocks_of_the_size_that_hopper_takes_are_no_weights(count):
+@pytest.mark.parametrize(
+    ("count", "category"), [(1, Category.WORKSPACE), (2, Category.WORKSPACE), (8, Category.PARAMETER)]
+)
+def test_few_blocks_of_the_size_of_hoppers_workspace_are_no_weights(count, category):
     size = HOPPER_WORKSPACE_BYTES
     blocks = [block(size * place, size, size) for place in range(count)]
     blocks += [block(size * count + 512 * place, 512, 500) for place in range(12)]
-    trace = trace_of(Recording().alloc(1 << 40, t.python_only(t.FORWARD)).events, [segment(0, 4 * size, blocks)])
-    assert [judged(trace, size * place)[0] for place in range(count)] == count * [Category.WORKSPACE]
+    trace = trace_of(Recording().alloc(1 << 40, t.python_only(t.FORWARD)).events, [segment(0, 10 * size, blocks)])
+    assert [judged(trace, size * place)[0] for place in range(count)] == count * [category]
     assert judged(trace, size * count) == (Category.PARAMETER, Reason.BEFORE_ONLY_WEIGHTS)
-
-
-def test_many_blocks_of_the_size_that_hopper_takes_are_weights():
-    size = HOPPER_WORKSPACE_BYTES
-    blocks = [block(size * place, size, size) for place in range(8)]
-    trace = trace_of(Recording().alloc(1 << 40, t.FORWARD).events, [segment(0, 8 * size, blocks)])
-    assert judged(trace, size) == (Category.PARAMETER, Reason.BEFORE_ONLY_WEIGHTS)
 
 
 COPY = [t.NATIVE, frame("average", "/p/train.py", 20), t.MAIN]
@@ -285,14 +270,10 @@ def weights_and(*sizes: int) -> Trace:
 
 
 def test_a_second_copy_of_all_weights_is_neither_input_nor_parameter():
-    trace = weights_and(500, 20, 300)
+    trace, inputs = weights_and(500, 20, 300), weights_and(500, 20, 301)
     assert [judged(trace, 10 + place) for place in range(3)] == 3 * [(Category.WEIGHT_COPIES, Reason.WEIGHTS_AGAIN)]
     assert judged(trace, 0) == (Category.PARAMETER, Reason.BUILD_KEPT)
-
-
-def test_inputs_that_only_share_a_size_with_weights_are_inputs():
-    trace = weights_and(500, 20, 301)
-    assert [judged(trace, 10 + place)[0] for place in range(3)] == 3 * [Category.INPUT]
+    assert [judged(inputs, 10 + place)[0] for place in range(3)] == 3 * [Category.INPUT]
 
 
 def test_as_many_weights_as_gradients_and_the_rest_is_the_optimizers():
@@ -377,16 +358,17 @@ def labels(count: int, category: Category) -> Labels:
     return Labels(np.full(count, category, np.uint8), np.zeros(count, np.int32), np.zeros(count, np.uint8))
 
 
-def test_what_the_run_recorded_is_never_inferred():
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        (Category.OUTPUT, (Category.OUTPUT, Reason.RECORDED)),
+        (Category.UNKNOWN, (Category.ACTIVATION, Reason.FORWARD_KEPT)),
+    ],
+)
+def test_recorded_labels_come_before_what_is_inferred(label, expected):
     trace = trace_of(CASES[Reason.FORWARD_KEPT].events)
-    device = replace(trace.devices[0], event_labels=labels(len(trace.devices[0].events), Category.OUTPUT))
-    assert judged(replace(trace, devices=(device,))) == (Category.OUTPUT, Reason.RECORDED)
-
-
-def test_where_the_run_recorded_nothing_it_is_inferred():
-    trace = trace_of(CASES[Reason.FORWARD_KEPT].events)
-    device = replace(trace.devices[0], event_labels=labels(len(trace.devices[0].events), Category.UNKNOWN))
-    assert judged(replace(trace, devices=(device,))) == (Category.ACTIVATION, Reason.FORWARD_KEPT)
+    device = replace(trace.devices[0], event_labels=labels(len(trace.devices[0].events), label))
+    assert judged(replace(trace, devices=(device,))) == expected
 
 
 def peak_of_real(name: str) -> Counter[str]:

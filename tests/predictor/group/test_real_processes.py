@@ -13,7 +13,7 @@ from memviz.predictor.group.ranks import GroupRank
 from tests import forked
 from tests.second_process import predict
 
-PROGRAM = Path(__file__).parents[3] / "programs" / "parallel_step.py"
+PROGRAM = Path(__file__).parents[2] / "programs" / "parallel_step.py"
 ROUNDING = 1e-6
 
 

@@ -1,4 +1,4 @@
-"""A site or module has one colour: in every trace that is compared, and, as far as hues go, in any trace at all."""
+"""Colours that several traces share."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import pytest
 from memviz.figures.colouring import OTHER, colouring, group_colour, largest_of_all
 from memviz.trace.model import Trace
 from tests.traces import MiB, alloc, frame, trace_of
+
+# A site or module has one colour: in every trace that is compared, and, as far as hues go, in any trace at all.
 
 LINES = range(1, 12)
 
