@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memviz.analysis.callstacks.stack_tree import NO_FRAMES, StackTree, fold_plumbing, tree_with_ends
-from memviz.analysis.groups import Groups, grouped, keyed_by
+from memviz.analysis.groups import Groups, group_codes, group_rows
 from memviz.analysis.lifetimes import check_event, lifetimes
 from memviz.analysis.purpose.categories import KINDS, categories, kinds
 from memviz.analysis.purpose.reasons import REASON_TEXTS, Certainty, Reason
@@ -76,12 +76,12 @@ class Breakdown:
 
 
 def breakdown(trace: Trace, device: DeviceTrace, rows: Ints8, by: str) -> Breakdown:
-    return Breakdown(grouped(trace, device, rows, by), dominant_by_group(trace, device, rows, by))
+    return Breakdown(group_rows(trace, device, rows, by), dominant_by_group(trace, device, rows, by))
 
 
 def dominant_by_group(trace: Trace, device: DeviceTrace, rows: Ints8, by: str) -> dict[str, Dominant]:
     """Under each `Group.key` of `groups.grouped` for the same rows."""
-    keyed = keyed_by(trace, device, rows, by)
+    keyed = group_codes(trace, device, rows, by)
     distinct, group = np.unique(keyed.codes, return_inverse=True)
     totals: list[list[PurposeTotal]] = [[] for _ in distinct]
     for number, total in _purposes_by_group(trace, device, rows, group):
@@ -200,8 +200,8 @@ def rows_in_range(device: DeviceTrace, first: int, last: int) -> RangeRows:
 
 
 def weighted_breakdown(trace: Trace, device: DeviceTrace, weighed: WeightedRows, by: str) -> Breakdown:
-    groups = grouped(trace, device, weighed.rows, by, weight=weighed.weight)
-    keyed = keyed_by(trace, device, weighed.rows, by)
+    groups = group_rows(trace, device, weighed.rows, by, weight=weighed.weight)
+    keyed = group_codes(trace, device, weighed.rows, by)
     codes, code = np.unique(keyed.codes, return_inverse=True)
     names = [keyed.name(int(number))[0] for number in codes]
     return Breakdown(groups, dict(zip(names, weighed.largest(weighed.sums(code, len(codes))), strict=True)))

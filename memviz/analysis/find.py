@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memviz.analysis.cache import cached
-from memviz.analysis.callstacks.frames import first_in_stack, path_of
-from memviz.analysis.callstacks.sites import sites
+from memviz.analysis.callstacks.sites import first_in_stack, path_of, sites
 from memviz.analysis.lifetimes import check_event, clock, has_times, lifetimes
 from memviz.analysis.purpose.categories import categories
 from memviz.analysis.purpose.phases import label_of_rows
@@ -103,7 +102,7 @@ def _limit(sign: str, amount: str, part: str) -> Limit:
         raise UsageError(words) from None
 
 
-def rows_found(trace: Trace, device: DeviceTrace, text: str) -> Ints8:
+def find_rows(trace: Trace, device: DeviceTrace, text: str) -> Ints8:
     """Rows of `lifetimes`. An empty query finds nothing."""
     words, limits = parse_query(text)
     if not words and not limits:
@@ -116,10 +115,10 @@ def rows_found(trace: Trace, device: DeviceTrace, text: str) -> Ints8:
     return np.flatnonzero(hit)
 
 
-def sites_found(trace: Trace, device: DeviceTrace, text: str, event: int) -> FindResult:
+def find_sites(trace: Trace, device: DeviceTrace, text: str, event: int) -> FindResult:
     check_event(device, event)
     all_rows, table = lifetimes(device), sites(trace)
-    rows = rows_found(trace, device, text)
+    rows = find_rows(trace, device, text)
     live = rows[(all_rows.start[rows] <= event) & (all_rows.end[rows] > event)]
     columns = []
     for chosen in (rows, live):

@@ -46,7 +46,7 @@ class Groups:
 
 
 @dataclass(frozen=True)
-class Keyed:
+class GroupCodes:
     """Which group each row belongs to, as small numbers, and what such a number means."""
 
     codes: npt.NDArray[Any]
@@ -54,7 +54,7 @@ class Keyed:
     """Key and label of a code."""
 
 
-def grouped(
+def group_rows(
     trace: Trace,
     device: DeviceTrace,
     rows: Ints8,
@@ -64,7 +64,7 @@ def grouped(
     weight: Ints8 | None = None,
 ) -> Groups:
     """`rows` are rows of `lifetimes`; `by` is one of `GROUPINGS`; `weight` is what rows count for in place of bytes."""
-    keyed = keyed_by(trace, device, rows, by)
+    keyed = group_codes(trace, device, rows, by)
     all_rows = lifetimes(device)
     size, stack = all_rows.size[rows] if weight is None else weight, all_rows.stack[rows]
     distinct, codes = np.unique(keyed.codes, return_inverse=True)
@@ -95,26 +95,26 @@ def _heaviest_stacks(codes: Ints8, stack: npt.NDArray[Any], size: Ints8) -> Ints
     return np.asarray(pairs[order][first] % width - 1, dtype=np.int64)
 
 
-def keyed_by(trace: Trace, device: DeviceTrace, rows: Ints8, by: str = "site") -> Keyed:
+def group_codes(trace: Trace, device: DeviceTrace, rows: Ints8, by: str = "site") -> GroupCodes:
     if by not in GROUPINGS:
         raise UsageError(f"{by!r} is no grouping; there are {', '.join(GROUPINGS)}.")
     return GROUPINGS[by](trace, device, rows)
 
 
-def _by_site(trace: Trace, device: DeviceTrace, rows: Ints8) -> Keyed:
+def _by_site(trace: Trace, device: DeviceTrace, rows: Ints8) -> GroupCodes:
     table = sites(trace)
     codes = table.of_stack[lifetimes(device).stack[rows]]
-    return Keyed(codes, lambda code: (table.sites[code].key, table.sites[code].label))
+    return GroupCodes(codes, lambda code: (table.sites[code].key, table.sites[code].label))
 
 
-def _by_line(trace: Trace, device: DeviceTrace, rows: Ints8) -> Keyed:
+def _by_line(trace: Trace, device: DeviceTrace, rows: Ints8) -> GroupCodes:
     """Sites of one line are one group, whichever function's they are: nested functions share lines."""
     table = sites(trace)
     lines = [_line_of(site) for site in table.sites]
     numbers = {line: i for i, line in enumerate(dict.fromkeys(lines))}
     code_of_site = np.array([numbers[line] for line in lines])
     names = list(numbers)
-    return Keyed(code_of_site[table.of_stack[lifetimes(device).stack[rows]]], names.__getitem__)
+    return GroupCodes(code_of_site[table.of_stack[lifetimes(device).stack[rows]]], names.__getitem__)
 
 
 def _line_of(site: Site) -> tuple[str, str]:
@@ -123,29 +123,29 @@ def _line_of(site: Site) -> tuple[str, str]:
     return with_line(site.path, site.line), site.label.removesuffix(f" {site.function}")
 
 
-def _by_module(trace: Trace, device: DeviceTrace, rows: Ints8) -> Keyed:
+def _by_module(trace: Trace, device: DeviceTrace, rows: Ints8) -> GroupCodes:
     modules = label_of_rows(device, "module")
     codes = np.zeros(len(rows), dtype=np.int32) if modules is None else modules[rows]
-    return Keyed(codes, lambda code: (trace.strings[code], trace.strings[code] or "no module recorded"))
+    return GroupCodes(codes, lambda code: (trace.strings[code], trace.strings[code] or "no module recorded"))
 
 
-def _by_pool(trace: Trace, device: DeviceTrace, rows: Ints8) -> Keyed:
+def _by_pool(trace: Trace, device: DeviceTrace, rows: Ints8) -> GroupCodes:
     def name(code: int) -> tuple[str, str]:
         first, second = trace.pools[code]
         return f"{first},{second}", f"pool {first}, {second}" if (first, second) != (0, 0) else "default pool"
 
-    return Keyed(lifetimes(device).pool[rows], name)
+    return GroupCodes(lifetimes(device).pool[rows], name)
 
 
-def _by_stream(trace: Trace, device: DeviceTrace, rows: Ints8) -> Keyed:
+def _by_stream(trace: Trace, device: DeviceTrace, rows: Ints8) -> GroupCodes:
     def name(code: int) -> tuple[str, str]:
         handle = trace.streams[code]
         return str(handle), f"stream {handle}" if handle else "default stream"
 
-    return Keyed(lifetimes(device).stream[rows], name)
+    return GroupCodes(lifetimes(device).stream[rows], name)
 
 
-def _by_annotation(trace: Trace, device: DeviceTrace, rows: Ints8) -> Keyed:
+def _by_annotation(trace: Trace, device: DeviceTrace, rows: Ints8) -> GroupCodes:
     """The innermost annotation around the alloc. What was there before the first event is apart."""
     start, before, outside = lifetimes(device).start[rows], -2, -1
     names = np.append(annotated(device).intervals.name, outside)
@@ -159,24 +159,24 @@ def _by_annotation(trace: Trace, device: DeviceTrace, rows: Ints8) -> Keyed:
             return f"'{trace.strings[code]}", trace.strings[code]
         return ("before the first event",) * 2 if code == before else ("no annotation",) * 2
 
-    return Keyed(codes, name)
+    return GroupCodes(codes, name)
 
 
-GROUPINGS: dict[str, Callable[[Trace, DeviceTrace, Ints8], Keyed]] = {
+GROUPINGS: dict[str, Callable[[Trace, DeviceTrace, Ints8], GroupCodes]] = {
     "site": _by_site,
     "line": _by_line,
-    "stack": lambda trace, device, rows: Keyed(
+    "stack": lambda trace, device, rows: GroupCodes(
         lifetimes(device).stack[rows], lambda stack: (f"stack {stack}", sites(trace).of(stack).label)
     ),
-    "category": lambda trace, device, rows: Keyed(kinds(trace, device, rows), lambda code: (KINDS[code],) * 2),
+    "category": lambda trace, device, rows: GroupCodes(kinds(trace, device, rows), lambda code: (KINDS[code],) * 2),
     "module": _by_module,
-    "phase": lambda trace, device, rows: Keyed(
+    "phase": lambda trace, device, rows: GroupCodes(
         phases(trace, device)[rows], lambda code: (Phase(code).name.lower(),) * 2
     ),
     "annotation": _by_annotation,
     "stream": _by_stream,
     "pool": _by_pool,
-    "size": lambda trace, device, rows: Keyed(
+    "size": lambda trace, device, rows: GroupCodes(
         lifetimes(device).size[rows], lambda size: (str(size), f"{count_text(size)} B each")
     ),
 }

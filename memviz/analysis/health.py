@@ -11,9 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from memviz.analysis.fragmentation import fragmentation_at, fragmentation_of
 from memviz.analysis.lifetimes import BEFORE, lifetimes, matched
-from memviz.analysis.segments import TileKind, segments_at
+from memviz.analysis.segments import TileKind, fragmentation_at, fragmentation_of, segments_at
 from memviz.analysis.timeline import has_reserved, timeline
 from memviz.trace.distinct import distinct, is_among
 from memviz.trace.model import NO_STACK, Action, Bools, DeviceTrace, Ints8, Note, Trace, driver_free

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memviz.analysis.annotations import ended_steps
-from memviz.analysis.groups import Groups, grouped, keyed_by
+from memviz.analysis.groups import Groups, group_codes, group_rows
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import timeline
@@ -18,7 +18,7 @@ def never_freed(trace: Trace, device: DeviceTrace, by: str = "site", *, top: int
     """Made within the trace, and nobody had asked to free it when the trace ended."""
     rows, count = lifetimes(device), len(device.events)
     kept = np.flatnonzero((rows.start >= 0) & (rows.end == count) & (rows.free_requested == count))
-    return grouped(trace, device, kept, by, top=top)
+    return group_rows(trace, device, kept, by, top=top)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def growth(trace: Trace, device: DeviceTrace, by: str = "site", *, top: int = 20
     # Rows that are live at the end of some step: from the first such step up to, not with, the last one.
     first, past = np.searchsorted(ends, all_rows.start), np.searchsorted(ends, all_rows.end)
     rows = np.flatnonzero(first < past)
-    keyed = keyed_by(trace, device, rows, by)
+    keyed = group_codes(trace, device, rows, by)
     found_codes, codes = np.unique(keyed.codes, return_inverse=True)
     per_step = _live_per_step(codes, (first[rows], past[rows]), all_rows.size[rows], (len(found_codes), len(ends)))
     grown = per_step[:, -1] - per_step[:, 0]
@@ -80,7 +80,7 @@ def _live_per_step(codes: Ints8, span: tuple[Ints8, Ints8], size: Ints8, shape: 
 
 def freed_at_once(trace: Trace, device: DeviceTrace, by: str = "site", *, top: int | None = None) -> Groups:
     """Bytes are summed over all such allocations: traffic, never live together."""
-    return grouped(trace, device, _rows_freed_at_once(device), by, top=top)
+    return group_rows(trace, device, _rows_freed_at_once(device), by, top=top)
 
 
 def _rows_freed_at_once(device: DeviceTrace) -> Ints8:

@@ -11,6 +11,7 @@ from memviz.analysis.actions.proposals import limit_of_start
 from memviz.analysis.annotations import steps
 from memviz.analysis.breakdown import purpose_totals
 from memviz.analysis.callstacks.sites import NO_SITE, Site, SiteKind, sites
+from memviz.analysis.devices import DeviceName, name_device
 from memviz.analysis.findings.finding import Facts
 from memviz.analysis.health import history
 from memviz.analysis.lifetimes import lifetimes, live_rows
@@ -21,7 +22,6 @@ from memviz.analysis.purpose.phases import noted_step, phase_spans, step_name
 from memviz.analysis.purpose.reasons import Certainty
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import timeline
-from memviz.analysis.which_device import Which, which
 from memviz.trace.model import Action, Category, DeviceTrace, Ints8, Trace
 
 _LEAST_SHARE = 0.2
@@ -57,7 +57,7 @@ class MostOfIt:
 
 @dataclass(frozen=True)
 class Overview:
-    device: Which
+    device: DeviceName
     event_count: int
     """0 where only the state at the end is known."""
     trace_has_events: bool
@@ -85,7 +85,7 @@ def overview(trace: Trace, device: DeviceTrace) -> Overview:
     line = timeline(device)
     site, site_bytes = _largest_site(trace, device)
     return Overview(
-        device=which(trace, device),
+        device=name_device(trace, device),
         event_count=len(device.events),
         trace_has_events=trace.event_count > 0,
         peak_bytes=line.peak_bytes,

@@ -1,4 +1,4 @@
-"""Live set at the peak and at any other event, and the requests that failed."""
+"""Live set at the peak or any other event, requests that failed, and the state of memory around an event."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memviz.analysis.annotations import NO_INTERVAL, annotated, annotation_of_events
 from memviz.analysis.callstacks.sites import NO_SITE, sites
-from memviz.analysis.groups import Groups, grouped
-from memviz.analysis.lifetimes import live_rows, time_of_event
-from memviz.analysis.timeline import timeline
-from memviz.trace.model import Action, DeviceTrace, Trace, driver_free
+from memviz.analysis.groups import Groups, group_rows
+from memviz.analysis.lifetimes import BEFORE, check_event, clock, has_times, lifetimes, live_rows, time_of_event
+from memviz.analysis.segments import Fragmentation, TileKind, fragmentation_at, segments_at
+from memviz.analysis.timeline import has_reserved, timeline
+from memviz.trace.model import NO_STACK, Action, Bools, DeviceTrace, Ints8, Trace, driver_free
+
+# Live set at the peak and at any other event, and the requests that failed.
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ def at(
         live_bytes=int(bytes_then.live[event + 1]),
         waiting_bytes=int(bytes_then.waiting[event + 1]),
         reserved_bytes=int(bytes_then.reserved[event + 1]),
-        live=grouped(trace, device, rows, by, top=top),
+        live=group_rows(trace, device, rows, by, top=top),
     )
 
 
@@ -87,3 +91,112 @@ def failed_request(trace: Trace, device: DeviceTrace, event: int) -> FailedReque
         reserved_bytes=int(line.reserved[event + 1]),
         site="" if site is NO_SITE else site.label,
     )
+
+
+# State after an event: use of reserved bytes and neighbouring events; and a summary of the events between two.
+
+
+@dataclass(frozen=True)
+class EventSummary:
+    event: int
+    action: str
+    bytes: int
+    site: str
+    """Empty where no stack was recorded."""
+
+
+@dataclass(frozen=True)
+class EventState:
+    event: int
+    """-1 is before the first."""
+    microseconds: int | None
+    """Since the first event; None in a file without times."""
+    count: int
+    """Live allocations."""
+    bytes: Fragmentation
+    largest_free: int
+    """The largest piece of reserved memory that is free in one stretch."""
+    annotation: str
+    around: tuple[EventSummary, ...]
+    """This event with its neighbours, in order."""
+    failed: FailedRequest | None
+    is_reserved_known: bool = True
+    """The recording tells what was reserved."""
+
+
+def event_state(trace: Trace, device: DeviceTrace, event: int, *, around: int = 2) -> EventState:
+    check_event(device, event)
+    tiles = segments_at(trace, device, event).tiles
+    near = range(max(event - around, 0), min(event + around + 1, len(device.events)))
+    times = clock(device) if has_times(device) else None
+    is_failure = event > BEFORE and device.events.action[event] == Action.OOM
+    return EventState(
+        event=event,
+        microseconds=None if times is None else int(times[max(event, 0)] - times[0]),
+        count=len(live_rows(device, event)),
+        bytes=fragmentation_at(trace, device, event),
+        largest_free=int(tiles.size[tiles.kind == TileKind.FREE].max(initial=0)),
+        annotation=_annotation(trace, device, event),
+        around=tuple(_event_summary(trace, device, neighbour) for neighbour in near),
+        failed=failed_request(trace, device, event) if is_failure else None,
+        is_reserved_known=has_reserved(device),
+    )
+
+
+def _annotation(trace: Trace, device: DeviceTrace, event: int) -> str:
+    if event == BEFORE:
+        return ""
+    interval = int(annotation_of_events(device, np.array([event]))[0])
+    return "" if interval == NO_INTERVAL else trace.strings[annotated(device).intervals.name[interval]]
+
+
+def _event_summary(trace: Trace, device: DeviceTrace, event: int) -> EventSummary:
+    events, stack = device.events, int(device.events.stack[event])
+    site = "" if stack == NO_STACK else sites(trace).of(stack).label
+    return EventSummary(event, trace.action_name(int(events.action[event])), int(events.size[event]), site)
+
+
+@dataclass(frozen=True)
+class Total:
+    """Some allocations."""
+
+    count: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class RangeSummary:
+    """Live before the first event, plus `allocated`, minus `freed`, is live after the last one."""
+
+    first: int
+    """-1 takes in what was there before the first event of the trace."""
+    last: int
+    peak_event: int
+    """The first one after which live bytes are highest, among these."""
+    allocated: Total
+    freed: Total
+    throughout: Total
+    """Live before the first event, and still live after the last."""
+
+
+def summarize_range(device: DeviceTrace, first: int, last: int) -> RangeSummary:
+    """Both events belong to it."""
+    check_event(device, first)
+    check_event(device, last)
+    rows, live = lifetimes(device), timeline(device).live
+    first, last = min(first, last), max(first, last)
+    begin = max(first, 0)
+    known = int(np.searchsorted(rows.start, last, side="right"))
+    start, end, size = rows.start[:known], rows.end[:known], rows.size[:known]
+    return RangeSummary(
+        first=first,
+        last=last,
+        peak_event=first + int(live[first + 1 : last + 2].argmax()),
+        allocated=_total(size, start >= begin),
+        freed=_total(size, (end >= begin) & (end <= last)),
+        throughout=_total(size, (start < begin) & (end > last)),
+    )
+
+
+def _total(size: Ints8, chosen: Bools) -> Total:
+    return Total(int(np.count_nonzero(chosen)), int(size[chosen].sum()))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from memviz.analysis.comparing.changes import Changes, setting_differences
 from memviz.analysis.comparing.matching import GROUPINGS
-from memviz.analysis.which_device import chosen_device
+from memviz.analysis.devices import choose_device
 from memviz.commands.command import (
     Command,
     add_device,
@@ -201,7 +201,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.json and args.markdown:
         raise UsageError("--json or --markdown, not both.")
     traces = [open_trace(path) for path in args.files]
-    comparison = comparison_result([(trace, chosen_device(trace, args.device)) for trace in traces], args.by)
+    comparison = comparison_result([(trace, choose_device(trace, args.device)) for trace in traces], args.by)
     found, top = comparison.found, args.top or None
     grown, ran_out = _grown(found, args.max_growth), _newly_ran_out(found, args.max_growth)
     if args.json:

@@ -6,9 +6,9 @@ import argparse
 from functools import partial
 from typing import TYPE_CHECKING
 
+from memviz.analysis.devices import choose_device
 from memviz.analysis.groups import GROUPINGS
 from memviz.analysis.lifetimes import event_at_seconds
-from memviz.analysis.which_device import chosen_device
 from memviz.commands.command import (
     Command,
     add_device,
@@ -95,7 +95,7 @@ def _add_at_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _live(args: argparse.Namespace, *, is_peak: bool) -> int:
     trace = open_trace(args.file)
-    device = chosen_device(trace, args.device)
+    device = choose_device(trace, args.device)
     event = None
     if not is_peak:
         event = args.event if args.event is not None else event_at_seconds(device, args.time)
@@ -140,7 +140,7 @@ def _findings(args: argparse.Namespace) -> int:
     from memviz.ui.explore.findings import offers
 
     trace = open_trace(args.file)
-    device = chosen_device(trace, args.device)
+    device = choose_device(trace, args.device)
     estimates = offers(trace, device, most_events=len(device.events)) if args.estimates else {}
     result = findings_result(trace, device.name, estimates)
     if args.json:

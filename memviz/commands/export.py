@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
 from memviz.analysis.allocations import write_allocations
-from memviz.analysis.which_device import chosen_device
+from memviz.analysis.devices import choose_device
 from memviz.commands.command import Command, add_device, add_file, open_trace
 from memviz.errors import UsageError
 from memviz.trace.model import Trace
@@ -38,7 +38,7 @@ def _export(args: argparse.Namespace) -> int:
         )
     trace = open_trace(args.file)
     if args.device is not None:
-        trace = replace(trace, devices=(chosen_device(trace, args.device),))
+        trace = replace(trace, devices=(choose_device(trace, args.device),))
     if args.strip_paths:
         trace = strip_paths(trace)
     with replacing(args.output) as file:
@@ -86,7 +86,7 @@ def _report(args: argparse.Namespace) -> int:
     check_count(len(args.files))
     _check_place(args.output, args.files)
     traces = [open_trace(path) for path in args.files]
-    page = report_page([(trace, chosen_device(trace, args.device)) for trace in traces])
+    page = report_page([(trace, choose_device(trace, args.device)) for trace in traces])
     with replacing(args.output) as file:
         file.write(page.encode("utf-8", "replace"))
     return 0

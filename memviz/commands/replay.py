@@ -11,7 +11,7 @@ from memviz.allocator.replay_result import Replayed, allocation_count, exactness
 from memviz.allocator.search import Search
 from memviz.allocator.settings import NEWEST, OLDEST, Release, known_release, parse_settings
 from memviz.allocator.what_if import CardMemory, WhatIf
-from memviz.analysis.which_device import chosen_device
+from memviz.analysis.devices import choose_device
 from memviz.commands.command import (
     Command,
     add_device,
@@ -175,7 +175,7 @@ def _run(args: argparse.Namespace) -> int:
     )
     trace = open_trace(args.file)
     with percent_progress("Replaying") as show:
-        result = replay_result(trace, chosen_device(trace, args.device), question, show)
+        result = replay_result(trace, choose_device(trace, args.device), question, show)
     if args.output:
         _write(result.answer, args.output)
     print_json(result.as_json()) if args.json else _print(result.answer, args.overhead)

@@ -14,7 +14,7 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-from memviz.analysis.groups import keyed_by
+from memviz.analysis.groups import group_codes
 from memviz.analysis.lifetimes import lifetimes, live_rows
 from memviz.analysis.purpose.categories import BEFORE_RECORDING, KINDS, SAYS_NOTHING, categories, kinds
 from memviz.analysis.purpose.reasons import Certainty
@@ -142,7 +142,7 @@ class _Groups:
 
     @staticmethod
     def of(trace: Trace, device: DeviceTrace, meaning: str) -> _Groups:
-        keyed = keyed_by(trace, device, np.arange(len(lifetimes(device))), meaning)
+        keyed = group_codes(trace, device, np.arange(len(lifetimes(device))), meaning)
         numbers, code = np.unique(keyed.codes, return_inverse=True)
         live = live_rows(device, timeline(device).peak_event)
         sums = sum_by(code[live], lifetimes(device).size[live], len(numbers))

@@ -13,13 +13,13 @@ import plotly.graph_objects as go
 from memviz.analysis.annotations import annotated, interval_peaks
 from memviz.analysis.callstacks.stack_tree import stack_tree
 from memviz.analysis.comparing.changes import Changes, changes
-from memviz.analysis.decimate import by_event, by_time
+from memviz.analysis.devices import choose_device
 from memviz.analysis.lifetimes import clock, live_rows
 from memviz.analysis.peak import LiveSet, at, failed_requests
 from memviz.analysis.purpose.categories import categories
 from memviz.analysis.segments import SegmentsAt, segments_at
+from memviz.analysis.timeline import by_event, by_time
 from memviz.analysis.timeline import timeline as line_of
-from memviz.analysis.which_device import chosen_device
 from memviz.errors import UsageError
 from memviz.figures.plots.icicle import plot_icicle
 from memviz.figures.plots.peak import plot_peak, plot_waterfall
@@ -121,7 +121,7 @@ def _pair(source: Source, device: int | str | None) -> tuple[Trace, DeviceTrace]
     if not isinstance(trace, Trace):
         raise UsageError(f"There is no trace in {type(source).__name__}: open it with memviz.open first.")
     named = getattr(source, "device", None) if device is None else str(device)
-    return trace, chosen_device(trace, named if isinstance(named, str) else None)
+    return trace, choose_device(trace, named if isinstance(named, str) else None)
 
 
 def _event(source: Source, device: DeviceTrace, event: int | None) -> int:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from memviz.allocator.replay import source_of
 from memviz.allocator.what_if import CardMemory, figures_on
-from memviz.analysis.which_device import chosen_device
+from memviz.analysis.devices import choose_device
 from memviz.errors import MemvizError
 from memviz.ranks.numbers import Rank
 from memviz.ranks.places import Place, is_remote, places_of
@@ -170,7 +170,7 @@ def _trace_of(rank: Rank) -> Trace | None:
 
 def _end(trace: Trace, rank: Rank, card: SmallerCard) -> _When | None:
     """The step in which it runs out there, and how far into it."""
-    device = chosen_device(trace, rank.row.device)
+    device = choose_device(trace, rank.row.device)
     out = figures_on(source_of(trace, device), None, CardMemory(card.card_bytes, card.overhead_bytes)).oom
     if out is None:
         return None

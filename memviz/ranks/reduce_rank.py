@@ -21,14 +21,13 @@ import numpy as np
 from memviz.analysis.annotations import steps
 from memviz.analysis.breakdown import purpose_totals
 from memviz.analysis.callstacks.sites import NO_SITE, sites
-from memviz.analysis.decimate import by_event
+from memviz.analysis.devices import choose_device
 from memviz.analysis.health import history
 from memviz.analysis.lifetimes import live_rows
 from memviz.analysis.peak import peak
 from memviz.analysis.purpose.phases import phase_spans
 from memviz.analysis.purpose.reasons import Certainty
-from memviz.analysis.timeline import timeline
-from memviz.analysis.which_device import chosen_device
+from memviz.analysis.timeline import by_event, timeline
 from memviz.errors import MemvizError, first_line
 from memviz.memory import large_blocks_kept
 from memviz.ranks.places import Place, file_system, is_remote
@@ -180,7 +179,7 @@ def _copied(place: Place, file: IO[bytes]) -> int:
 
 
 def row_of(trace: Trace, place: Place, device: str | None = None) -> RankRow:
-    chosen = chosen_device(trace, device)
+    chosen = choose_device(trace, device)
     line = timeline(chosen)
     kept, rest = _sites(trace, chosen)
     said = trace.about.facts.get(RANK_FACT, "")

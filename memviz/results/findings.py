@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from memviz.analysis.devices import choose_device
 from memviz.analysis.findings.finding import Finding
 from memviz.analysis.findings.ranking import findings
-from memviz.analysis.which_device import chosen_device
 from memviz.results.headline import device_number
 from memviz.trace.model import Trace
 
@@ -24,7 +24,7 @@ class Findings:
     def as_json(self) -> dict[str, Any]:
         """Return the output of `findings --json`."""
         return {
-            "device": device_number(chosen_device(self.trace, self.device)),
+            "device": device_number(choose_device(self.trace, self.device)),
             "findings": [
                 {
                     "key": finding.key,
@@ -46,7 +46,7 @@ class Findings:
 def findings_result(
     trace: Trace, device: str | None = None, offers: Mapping[str, Sequence[Any]] | None = None
 ) -> Findings:
-    chosen = chosen_device(trace, device)
+    chosen = choose_device(trace, device)
     return Findings(trace, chosen.name, findings(trace, chosen), offers or {})
 
 

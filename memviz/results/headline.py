@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memviz.analysis.which_device import Which, others_out_of_memory
+from memviz.analysis.devices import DeviceName, others_out_of_memory
 from memviz.trace.model import Category, DeviceTrace, Trace, is_reserved_known
 from memviz.units import bytes_text, count_text
 
@@ -43,7 +43,7 @@ _ENDINGS = (".gz", ".pickle", ".pkl", ".json")
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
-def device_name(device: Which) -> str:
+def device_name(device: DeviceName) -> str:
     return f"device {device.name}" if device.name.isdigit() else f"pinned memory ({device.name})"
 
 
@@ -52,7 +52,7 @@ def device_number(device: DeviceTrace) -> int | str:
     return device.device if device.kind == "gpu" else device.name
 
 
-def of_device(device: Which) -> str:
+def of_device(device: DeviceName) -> str:
     """ " of device 1" where there is another it could be of, else nothing."""
     return f" of {device_name(device)}" if device.is_one_of_several else ""
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from memviz.analysis.breakdown import dominant_by_group, purpose_totals
+from memviz.analysis.devices import DeviceName, choose_device, name_device
 from memviz.analysis.groups import Group
 from memviz.analysis.lifetimes import live_rows
 from memviz.analysis.overview import overview
 from memviz.analysis.peak import LiveSet, at
 from memviz.analysis.timeline import timeline
-from memviz.analysis.which_device import Which, chosen_device, which
 from memviz.results.headline import Headline, device_name, device_number, purpose_name, shorten
 from memviz.results.result import Bar, Result, Table, TableRow, share
 from memviz.results.summary import trace_headline
@@ -78,7 +78,7 @@ class Live(Result):
         device = self._device
         if self.is_peak:
             return trace_headline(overview(self.trace, device))
-        return live_headline(self.found, which(self.trace, device), len(device.events))
+        return live_headline(self.found, name_device(self.trace, device), len(device.events))
 
     def as_json(self) -> dict[str, Any]:
         """Return the output of `peak --json` or `at --json`.
@@ -142,7 +142,7 @@ class Live(Result):
 
     @property
     def _device(self) -> DeviceTrace:
-        return chosen_device(self.trace, self.device)
+        return choose_device(self.trace, self.device)
 
     def table(self, most: int | None = None) -> Table:
         whole, shown = self.live_bytes, self.groups[:most]
@@ -173,9 +173,9 @@ def live_result(
     return Live(trace, device.name, at(trace, device, moment, by, top=top), event is None, top)
 
 
-def live_headline(live: LiveSet, which: Which, event_count: int) -> Headline:
+def live_headline(live: LiveSet, which: DeviceName, event_count: int) -> Headline:
     """`event_count` is the device's: without a history the only moment is the end."""
-    where = moment_words(which, live.event, event_count)
+    where = moment_words(name_device, live.event, event_count)
     answer = f"{bytes_text(live.live_bytes)} are live{where}{_largest_group(live)}."
     if live.reserved_bytes < live.live_bytes:
         # The file says less of its segments than of its tensors.
@@ -183,9 +183,9 @@ def live_headline(live: LiveSet, which: Which, event_count: int) -> Headline:
     return Headline(answer, f"{bytes_text(live.reserved_bytes)} are reserved then.")
 
 
-def moment_words(which: Which, event: int, event_count: int) -> str:
+def moment_words(which: DeviceName, event: int, event_count: int) -> str:
     """' on device 1 after event 5'. The device is named where there are several."""
-    device = f" on {device_name(which)}" if which.is_one_of_several else ""
+    device = f" on {device_name(name_device)}" if name_device.is_one_of_several else ""
     if not event_count:
         return f"{device} at the end"
     return f"{device} after event {count_text(event)}" if event >= 0 else f"{device} before the first event"

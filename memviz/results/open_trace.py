@@ -31,8 +31,8 @@ from memviz.allocator.replay_answer import ReplayQuestion
 from memviz.allocator.settings import parse_settings
 from memviz.allocator.what_if import CardMemory
 from memviz.analysis.comparing.matching import Pair
+from memviz.analysis.devices import choose_device
 from memviz.analysis.lifetimes import event_at_seconds
-from memviz.analysis.which_device import chosen_device
 from memviz.errors import TraceError, UsageError
 from memviz.results.comparison import Comparison, comparison_result
 from memviz.results.headline import Headline
@@ -150,7 +150,7 @@ class OpenTrace(Result):
 
     def on(self, device: int | str) -> OpenTrace:
         """The same trace, looked at on one device."""
-        return OpenTrace(self.trace, chosen_device(self.trace, str(device)).name)
+        return OpenTrace(self.trace, choose_device(self.trace, str(device)).name)
 
     def summary(self, *, device: int | str | None = None) -> Summary:
         """Live and reserved bytes at the start, the peak and the end; of all devices unless one is named."""
@@ -242,7 +242,7 @@ class OpenTrace(Result):
         return self.summary()._above_table()
 
     def _device(self, named: int | str | None) -> DeviceTrace:
-        return chosen_device(self.trace, self.device if named is None else str(named))
+        return choose_device(self.trace, self.device if named is None else str(named))
 
     def _side(self, named: int | str | None) -> Pair:
         return self.trace, self._device(named)

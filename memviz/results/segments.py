@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from memviz.analysis.devices import DeviceName, choose_device, name_device
 from memviz.analysis.segments import SegmentsAt, TileKind, segments_at
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import has_reserved
-from memviz.analysis.which_device import Which, chosen_device, which
 from memviz.results.headline import Headline
 from memviz.results.live import moment_words
 from memviz.results.result import Result, Table, TableRow, stacked_bars
@@ -64,9 +64,9 @@ class SegmentMapResult(Result):
 
     @property
     def headline(self) -> Headline:
-        device = chosen_device(self.trace, self.device)
+        device = choose_device(self.trace, self.device)
         return segments_headline(
-            self.found, which(self.trace, device), len(device.events), is_known=has_reserved(device)
+            self.found, name_device(self.trace, device), len(device.events), is_known=has_reserved(device)
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class SegmentMapResult(Result):
             "device": self.device,
             "event": self.event,
             "reserved_bytes": self.reserved_bytes,
-            "reserved_is_known": has_reserved(chosen_device(self.trace, self.device)),
+            "reserved_is_known": has_reserved(choose_device(self.trace, self.device)),
             "free_bytes": self.free_bytes,
             "outside_bytes": self.found.outside_bytes,
             "segments": [dict(zip(names, row, strict=True)) for row in zip(*names.values(), strict=True)],
@@ -130,10 +130,10 @@ def segments_result(trace: Trace, device: DeviceTrace, event: int) -> SegmentMap
     return SegmentMapResult(trace, device.name, found, uses)
 
 
-def segments_headline(found: SegmentsAt, which: Which, event_count: int, *, is_known: bool) -> Headline:
+def segments_headline(found: SegmentsAt, which: DeviceName, event_count: int, *, is_known: bool) -> Headline:
     """`is_known`: the file says how much was reserved."""
     reserved, segments = found.reserved_bytes, counted(len(found.segments), "segment")
-    where = moment_words(which, found.event, event_count)
+    where = moment_words(name_device, found.event, event_count)
     if not is_known:
         return Headline(f"What is reserved{where} is not in the file.")
     if not reserved:

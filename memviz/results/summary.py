@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from memviz.analysis.callstacks.sites import Site
-from memviz.analysis.decimate import by_event
+from memviz.analysis.devices import choose_device
 from memviz.analysis.health import health, history
 from memviz.analysis.overview import Overview, overview
 from memviz.analysis.peak import FailedRequest, failed_requests
 from memviz.analysis.purpose.categories import categories
-from memviz.analysis.timeline import has_reserved, timeline
-from memviz.analysis.which_device import chosen_device
+from memviz.analysis.timeline import by_event, has_reserved, timeline
 from memviz.results.headline import (
     Headline,
     device_name,
@@ -71,7 +70,7 @@ class Summary(Result):
         return self.headline_of(self.device)
 
     def headline_of(self, device: str) -> Headline:
-        return trace_headline(overview(self.trace, chosen_device(self.trace, device)))
+        return trace_headline(overview(self.trace, choose_device(self.trace, device)))
 
     @property
     def notes(self) -> list[Note]:
@@ -91,7 +90,7 @@ class Summary(Result):
             "devices": [
                 {
                     **vars(device),
-                    "device": device_number(chosen_device(self.trace, device.device)),
+                    "device": device_number(choose_device(self.trace, device.device)),
                     "headline": self.headline_of(device.device).as_json(),
                     "findings": findings_result(self.trace, device.device).as_json()["findings"],
                 }
@@ -107,7 +106,7 @@ class Summary(Result):
         plain = ("events", "start_bytes", "peak_bytes", "peak_event", "end_bytes")
         reserved = ("reserved_peak_bytes", "reserved_end_bytes", "reserved_is_known")
         return {
-            "device": [device_number(chosen_device(self.trace, device.device)) for device in self.devices],
+            "device": [device_number(choose_device(self.trace, device.device)) for device in self.devices],
             **{name: [getattr(device, name) for device in self.devices] for name in (*plain, *reserved, "history")},
             "oom": [len(device.oom) for device in self.devices],
         }
@@ -123,7 +122,7 @@ class Summary(Result):
     def _picture(self, device: DeviceSummary) -> Html:
         if not device.events:
             return Html("")
-        line = by_event(chosen_device(self.trace, device.device), _COLUMNS)
+        line = by_event(choose_device(self.trace, device.device), _COLUMNS)
         label = f"Live and reserved bytes of device {device.device}"
         return area(line.live_max.tolist(), line.reserved_max.tolist(), label=label)
 
@@ -136,7 +135,7 @@ def _device_row(device: DeviceSummary) -> TableRow:
 
 def summary_result(trace: Trace, device: str | None = None) -> Summary:
     """Summarize the named device, or all devices."""
-    first = chosen_device(trace, device)
+    first = choose_device(trace, device)
     devices = trace.devices if device is None else (first,)
     for each in devices:
         # First, while little else is held: finding purposes takes more memory than anything here, and gives it back.

@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from memviz.analysis.devices import choose_device
 from memviz.analysis.peak import peak
 from memviz.analysis.timeline import timeline
-from memviz.analysis.which_device import chosen_device
 from memviz.errors import UsageError
 from memviz.predictor.script import Predicting, predicting
 from memviz.runner.measure.accelerator import find_accelerator
@@ -124,7 +124,7 @@ class GpuMemory:
     @property
     def device(self) -> DeviceTrace | None:
         """The one that was used, once the test is over."""
-        return None if self.trace is None else chosen_device(self.trace)
+        return None if self.trace is None else choose_device(self.trace)
 
     @property
     def used(self) -> Used | None:

@@ -23,7 +23,7 @@ from memviz.analysis.breakdown import (
     weighted_stacks,
 )
 from memviz.analysis.callstacks.stack_tree import NO_FRAMES, OTHER, StackTree, frame_name, stack_tree
-from memviz.analysis.groups import grouped
+from memviz.analysis.groups import group_rows
 from memviz.analysis.lifetimes import BEFORE, lifetimes
 from memviz.analysis.purpose.categories import KINDS, kinds
 from memviz.analysis.purpose.reasons import Certainty, Reason
@@ -94,7 +94,7 @@ def test_purposes_add_up_to_all_bytes_the_largest_first():
 def test_the_largest_kind_of_each_group(allocations, dominant):
     trace = labelled(*allocations)
     found = breakdown(trace, trace.devices[0], all_rows(trace), "site")
-    assert found.groups == grouped(trace, trace.devices[0], all_rows(trace), "site")
+    assert found.groups == group_rows(trace, trace.devices[0], all_rows(trace), "site")
     assert found.dominant == dominant
 
 

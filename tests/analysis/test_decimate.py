@@ -7,9 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.analysis.decimate import PAST_END, DecimatedTimeline, ReplayedBytes, by_event, by_time, reserved_lines
 from memviz.analysis.lifetimes import clock
-from memviz.analysis.timeline import timeline
+from memviz.analysis.timeline import (
+    PAST_END,
+    DecimatedTimeline,
+    ReplayedBytes,
+    by_event,
+    by_time,
+    reserved_lines,
+    timeline,
+)
 from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace
 from tests.analysis.replays import sound_traces

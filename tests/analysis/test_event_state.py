@@ -7,9 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.analysis.event_state import EventState, EventSummary, RangeSummary, Total, moment, summarize_range
-from memviz.analysis.fragmentation import fragmentation_at
-from memviz.analysis.peak import failed_request
+from memviz.analysis.peak import (
+    EventState,
+    EventSummary,
+    RangeSummary,
+    Total,
+    event_state,
+    failed_request,
+    summarize_range,
+)
+from memviz.analysis.segments import fragmentation_at
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from tests.analysis.replays import sound_traces
@@ -21,7 +28,7 @@ MODEL = frame("forward", "/p/model.py", 3)
 def test_an_event_is_told_with_its_neighbours_and_the_bytes_after_it():
     events = [alloc(0, 512, frames=[MODEL], time_us=10), alloc(1024, 512, time_us=30), *free(0, 512, time_us=40)]
     trace = trace_of(events, segments=[segment(0, 2 * MiB, [block(1024, 512)])])
-    assert moment(trace, trace.devices[0], 1, around=1) == EventState(
+    assert event_state(trace, trace.devices[0], 1, around=1) == EventState(
         event=1,
         microseconds=20,
         count=2,
@@ -39,7 +46,7 @@ def test_an_event_is_told_with_its_neighbours_and_the_bytes_after_it():
 
 def test_before_the_first_event_there_is_a_moment_too():
     trace = trace_of([alloc(0, 512)])
-    found = moment(trace, trace.devices[0], -1)
+    found = event_state(trace, trace.devices[0], -1)
     assert (found.event, found.count, found.microseconds, found.around) == (
         -1,
         0,
@@ -50,8 +57,8 @@ def test_before_the_first_event_there_is_a_moment_too():
 
 def test_a_failed_allocation_says_what_was_asked_and_free():
     trace = trace_of([alloc(0, 512), {"action": "oom", "size": 4096, "device_free": 100, "stream": 0}])
-    assert moment(trace, trace.devices[0], 1).failed == failed_request(trace, trace.devices[0], 1)
-    assert moment(trace, trace.devices[0], 0).failed is None
+    assert event_state(trace, trace.devices[0], 1).failed == failed_request(trace, trace.devices[0], 1)
+    assert event_state(trace, trace.devices[0], 0).failed is None
 
 
 def test_the_innermost_annotation_is_named():
@@ -66,12 +73,17 @@ def test_the_innermost_annotation_is_named():
     ]
     events = [alloc(1, 5, time_us=10), alloc(2, 5, time_us=20), alloc(3, 5, time_us=60)]
     trace = trace_of(events, external_annotations=annotations)
-    assert [moment(trace, trace.devices[0], each).annotation for each in (-1, 0, 1, 2)] == ["", "outer", "inner", ""]
+    assert [event_state(trace, trace.devices[0], each).annotation for each in (-1, 0, 1, 2)] == [
+        "",
+        "outer",
+        "inner",
+        "",
+    ]
 
 
 def test_nothing_recorded_is_a_moment_with_what_is_there():
     trace = trace_of([], segments=[segment(0, 2 * MiB, [block(0, 512)])])
-    found = moment(trace, trace.devices[0], -1)
+    found = event_state(trace, trace.devices[0], -1)
     assert (found.count, found.bytes.live, found.around) == (1, 512, ())
 
 

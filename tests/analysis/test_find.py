@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from memviz.analysis.find import FindResult, FoundSite, Limit, parse_query, rows_found, sites_found
+from memviz.analysis.find import FindResult, FoundSite, Limit, find_rows, find_sites, parse_query
 from memviz.analysis.lifetimes import lifetimes
 from memviz.errors import UsageError
 from memviz.trace.model import Category, Labels, Trace
@@ -17,7 +17,7 @@ MODEL, TRAIN = frame("forward", "/p/Model.py", 36), frame("step", "/p/train.py",
 
 
 def found(trace: Trace, text: str) -> list[int]:
-    return rows_found(trace, trace.devices[0], text).tolist()
+    return find_rows(trace, trace.devices[0], text).tolist()
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_words_and_limits_are_told_apart():
 
 def test_sites_say_what_is_live_then_and_what_ever_was(trace):
     model, train = "/p/Model.py:36 forward", "/p/train.py:9 step"
-    assert sites_found(trace, trace.devices[0], "py", 1) == FindResult(
+    assert find_sites(trace, trace.devices[0], "py", 1) == FindResult(
         1,
         (
             FoundSite(model, "Model.py:36 forward", 3 * MiB, 1, 3 * MiB + 10, 2),
@@ -111,7 +111,7 @@ def test_sites_say_what_is_live_then_and_what_ever_was(trace):
 
 
 def test_sites_add_up(trace):
-    everything = sites_found(trace, trace.devices[0], "<1GiB", 4)
+    everything = find_sites(trace, trace.devices[0], "<1GiB", 4)
     size = lifetimes(trace.devices[0]).size
     assert (everything.live_bytes, everything.live_count) == (MiB + 10, 2)
     assert sum(site.bytes for site in everything.sites) == size.sum()

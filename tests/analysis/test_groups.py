@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.analysis.groups import GROUPINGS, Group, Groups, grouped
+from memviz.analysis.groups import GROUPINGS, Group, Groups, group_rows
 from memviz.analysis.lifetimes import lifetimes
 from memviz.errors import UsageError
 from memviz.trace.model import Category, Labels, Phase, Trace
@@ -21,7 +21,7 @@ MODEL, TRAIN, OTHER = frame("forward", "/p/model.py", 3), frame("step", "/p/trai
 
 def by(trace: Trace, grouping: str, top: int | None = None) -> Groups:
     device = trace.devices[0]
-    return grouped(trace, device, np.arange(len(lifetimes(device))), grouping, top=top)
+    return group_rows(trace, device, np.arange(len(lifetimes(device))), grouping, top=top)
 
 
 def brief(trace: Trace, grouping: str) -> list[tuple[str, str, int, int]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memviz.analysis.which_device import chosen_device, others_out_of_memory
+from memviz.analysis.devices import choose_device, others_out_of_memory
 from memviz.errors import UsageError
 from memviz.trace.model import Trace
 from tests.traces import alloc, read
@@ -30,14 +30,14 @@ def devices(*peaks: int, failed: tuple[int, ...] = (), **more: Any) -> Trace:
     ],
 )
 def test_the_one_that_ran_out_of_memory_comes_first_then_the_highest_peak(trace: Trace, name: str) -> None:
-    assert chosen_device(trace).name == name
+    assert choose_device(trace).name == name
 
 
 def test_whoever_asks_for_one_gets_it_or_hears_which_there_are() -> None:
     trace = devices(5, 9, failed=(1,))
-    assert chosen_device(trace, "0").name == "0"
+    assert choose_device(trace, "0").name == "0"
     with pytest.raises(UsageError, match="has no device 7. Its devices: 0, 1"):
-        chosen_device(trace, "7")
+        choose_device(trace, "7")
 
 
 def test_failures_elsewhere_are_known() -> None:

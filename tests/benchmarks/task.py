@@ -33,8 +33,7 @@ def load(path: str) -> None:
 
 def timeline_ms(path: str) -> None:
     """Prints milliseconds of one timeline of 2,000 columns from an indexed trace, the median of 21."""
-    from memviz.analysis.decimate import by_event
-    from memviz.analysis.timeline import timeline
+    from memviz.analysis.timeline import by_event, timeline
     from memviz.trace.load import load_trace
 
     device = load_trace(path).devices[0]
@@ -44,7 +43,7 @@ def timeline_ms(path: str) -> None:
 
 def first_timeline_ms(path: str) -> None:
     """The same from a trace that was only read: matching and summing are in it."""
-    from memviz.analysis.decimate import by_event
+    from memviz.analysis.timeline import by_event
     from memviz.trace.load import load_trace
 
     device = load_trace(path).devices[0]

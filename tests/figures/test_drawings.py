@@ -12,11 +12,11 @@ import memviz
 from memviz import figures
 from memviz.analysis.callstacks.stack_tree import stack_tree
 from memviz.analysis.comparing.changes import changes
-from memviz.analysis.decimate import by_event
 from memviz.analysis.lifetimes import live_rows
 from memviz.analysis.peak import at, peak
 from memviz.analysis.purpose.categories import categories
 from memviz.analysis.segments import segments_at
+from memviz.analysis.timeline import by_event
 from memviz.errors import UsageError
 from memviz.results.open_trace import OpenTrace
 from tests.house.repository import ROOT

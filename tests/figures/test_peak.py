@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from memviz.analysis.comparing.changes import Change, Changes, Moment
 from memviz.analysis.comparing.matching import MatchKey
+from memviz.analysis.devices import DeviceName
 from memviz.analysis.groups import Group, Groups
 from memviz.analysis.peak import LiveSet
-from memviz.analysis.which_device import Which
 from memviz.figures.plots.peak import MOST_ROWS, plot_peak, plot_waterfall
 from memviz.figures.theme import LIGHT
 from memviz.trace.model import Category
@@ -48,7 +48,7 @@ def test_categories_have_their_fixed_colours():
 def comparison(rows: list[tuple[str, int, int]]) -> Changes:
     made = tuple(Change(MatchKey(label, label), "unknown", (a, b), (1, 1)) for label, a, b in rows)
     totals = [sum(row.bytes[side] for row in made) for side in (0, 1)]
-    moments = tuple(Moment(name, Which("0"), 0, size, size, 1) for name, size in zip("ab", totals, strict=True))
+    moments = tuple(Moment(name, DeviceName("0"), 0, size, size, 1) for name, size in zip("ab", totals, strict=True))
     return Changes("site", moments, made)
 
 

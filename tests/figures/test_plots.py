@@ -10,12 +10,11 @@ import pytest
 
 from memviz.analysis.annotations import annotated
 from memviz.analysis.callstacks.stack_tree import stack_tree
-from memviz.analysis.decimate import DecimatedTimeline, ReplayedBytes, by_event, reserved_lines
-from memviz.analysis.fragmentation import Fragmentation
 from memviz.analysis.groups import Group
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.peak import failed_requests, peak
-from memviz.analysis.segments import SegmentsAt, Tiles, segments_at
+from memviz.analysis.segments import Fragmentation, SegmentsAt, Tiles, segments_at
+from memviz.analysis.timeline import DecimatedTimeline, ReplayedBytes, by_event, reserved_lines
 from memviz.figures.plots.icicle import plot_icicle
 from memviz.figures.plots.peak import plot_peak, plot_waterfall
 from memviz.figures.plots.segments import MOST_TILES, plot_fragmentation, plot_fragmentation_at, plot_segments

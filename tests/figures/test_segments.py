@@ -2,9 +2,8 @@
 
 import pytest
 
-from memviz.analysis.fragmentation import fragmentation_at, fragmentation_over
 from memviz.analysis.purpose.categories import categories
-from memviz.analysis.segments import segments_at
+from memviz.analysis.segments import fragmentation_at, fragmentation_over, segments_at
 from memviz.figures.plots.segments import plot_fragmentation, plot_fragmentation_at, plot_segments
 from memviz.figures.theme import LIGHT
 from memviz.trace.model import Category, Trace

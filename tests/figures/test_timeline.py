@@ -5,8 +5,8 @@ import plotly.graph_objects as go
 import pytest
 
 from memviz.analysis.annotations import annotated
-from memviz.analysis.decimate import ReplayedBytes, by_event, by_time, reserved_lines
 from memviz.analysis.peak import failed_requests
+from memviz.analysis.timeline import ReplayedBytes, by_event, by_time, reserved_lines
 from memviz.figures.plots.timeline import plot_replay, plot_timeline
 from memviz.trace.model import Trace
 from tests.figures.drawn import notes, titles, trace_named

@@ -8,12 +8,11 @@ import time
 import numpy as np
 
 from memviz.analysis.callstacks.stack_tree import stack_tree
-from memviz.analysis.fragmentation import fragmentation_at
 from memviz.analysis.groups import GROUPINGS
 from memviz.analysis.health import health
 from memviz.analysis.lifetimes import lifetimes, live_rows
 from memviz.analysis.peak import peak
-from memviz.analysis.segments import segments_at
+from memviz.analysis.segments import fragmentation_at, segments_at
 from memviz.analysis.timeline import timeline
 from memviz.errors import MemvizError
 from memviz.results.summary import summary_result

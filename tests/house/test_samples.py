@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from memviz.analysis.fragmentation import fragmentation_at
 from memviz.analysis.lifetimes import Faults, matched
+from memviz.analysis.segments import fragmentation_at
 from memviz.analysis.timeline import timeline
 from memviz.trace.load import load_trace
 from memviz.trace.model import Action, DeviceTrace, Trace

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memviz.analysis.which_device import chosen_device
+from memviz.analysis.devices import choose_device
 from memviz.ranks.places import Place, places_of
 from memviz.ranks.reduce_rank import MOST_SITES, reduce_rank, row_of
 from memviz.ranks.row import FailedFile, KindBytes, RankRanOut, RankRow, SiteBytes, StepPart
@@ -45,7 +45,7 @@ def test_a_row_holds_the_peak_and_what_it_is_made_of(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", [*SAMPLES, *real_files()], ids=lambda path: path.name)
 def test_the_peak_is_that_of_summary_and_all_adds_up(path: Path) -> None:
     row, trace = reduced(path), load_trace(path)
-    (summary,) = summary_result(trace, chosen_device(trace).name).devices
+    (summary,) = summary_result(trace, choose_device(trace).name).devices
     names = ("start_bytes", "peak_bytes", "peak_event", "end_bytes", "reserved_peak_bytes", "reserved_end_bytes")
     assert {name: getattr(row, name) for name in names} == {name: getattr(summary, name) for name in names}
     assert sum(site.bytes for site in row.sites) + row.other_sites_bytes == row.peak_bytes

@@ -8,7 +8,7 @@ import numpy as np
 
 from memviz.analysis.annotations import steps
 from memviz.analysis.callstacks.sites import sites
-from memviz.analysis.groups import grouped
+from memviz.analysis.groups import group_rows
 from memviz.analysis.lifetimes import lifetimes, live_rows
 from memviz.analysis.peak import failed_requests, peak
 from memviz.analysis.purpose.activity import Activity
@@ -141,7 +141,7 @@ def _check_kept(trace: Trace, device: DeviceTrace, claims: Read) -> None:
     """The places together hold that share of the peak in activations, and half of all activations."""
     rows = live_rows(device, timeline(device).peak_event)
     rows = rows[categories(trace, device).category[rows] == Category.ACTIVATION]
-    groups = grouped(trace, device, rows, "site").groups
+    groups = group_rows(trace, device, rows, "site").groups
     lines = re.findall(r":(\d+)", claims["places"])
     first = groups[: len(lines)]
     assert sorted(lines) == sorted(re.search(r":(\d+)", each.label)[1] for each in first), "other places hold more"
@@ -151,7 +151,7 @@ def _check_kept(trace: Trace, device: DeviceTrace, claims: Read) -> None:
     # Of unequal layers, some have let go of more than others; `test_real_sentences` counts those.
     if "equal" in claims:
         layers = int(claims["layers"].replace(",", ""))
-        most = [grouped(trace, device, rows_of(trace, device, rows, each.label), "size").groups for each in first]
+        most = [group_rows(trace, device, rows_of(trace, device, rows, each.label), "size").groups for each in first]
         assert all(max(size.count for size in sizes) % layers == 0 for sizes in most), "layers differ"
 
 

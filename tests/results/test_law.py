@@ -10,9 +10,9 @@ import pytest
 
 from memviz.analysis.comparing.changes import summarize_comparison
 from memviz.analysis.comparing.matching import Pair
+from memviz.analysis.devices import choose_device
 from memviz.analysis.health import health
 from memviz.analysis.overview import overview
-from memviz.analysis.which_device import chosen_device
 from memviz.results.comparison import comparison_headline
 from memviz.results.summary import trace_headline
 from memviz.trace.load import load_trace
@@ -72,7 +72,7 @@ def test_notes_are_english():
 
 def test_the_device_that_ran_out_of_memory_comes_first():
     for trace in traces():
-        first = chosen_device(trace)
+        first = choose_device(trace)
         gpus = [device for device in trace.devices if device.kind == "gpu"]
         failed = [each for each in gpus if trace_headline(overview(trace, each)).answer.count("ran out of memory")]
         assert first in (failed or gpus or trace.devices)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import memviz
 from memviz.allocator.settings import parse_settings
 from memviz.allocator.what_if import what_if
-from memviz.analysis.callstacks.frames import path_of
+from memviz.analysis.callstacks.sites import path_of
 from memviz.analysis.health import health, history
 from memviz.analysis.lifetimes import matched
 from memviz.analysis.timeline import timeline

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.analysis.callstacks.frames import frame_kinds
+from memviz.analysis.callstacks.sites import frame_kinds
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from memviz.trace.strip import short_paths, strip_paths

@@ -16,9 +16,8 @@ from memviz.analysis.callstacks.sites import operator_name, operators
 from memviz.analysis.findings.copies import wider_copies
 from memviz.analysis.findings.finding import Facts, Finding, FindingKind
 from memviz.analysis.lifetimes import BEFORE
-from memviz.analysis.purpose.activity import Activity
+from memviz.analysis.purpose.activity import Activity, call_over, python_stacks
 from memviz.analysis.purpose.phases import PhaseSpan
-from memviz.analysis.purpose.python_calls import call_over, python_stacks
 from memviz.errors import UsageError
 from memviz.trace.model import Bools, Category, DeviceTrace, Ints8, Trace
 from memviz.units import bytes_text, count_text

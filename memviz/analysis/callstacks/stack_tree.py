@@ -9,15 +9,17 @@ from heapq import heappop, heappush
 import numpy as np
 
 from memviz.analysis.cache import cached
-from memviz.analysis.callstacks.frames import (
+from memviz.analysis.callstacks.sites import (
+    NO_SITE,
     NOWHERE,
     FrameKind,
     first_in_stack,
     frame_kinds,
     last_place,
     only_places,
+    site_of_frame,
+    sites,
 )
-from memviz.analysis.callstacks.sites import NO_SITE, site_of_frame, sites
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.sums import sum_by
 from memviz.trace.model import Columns, DeviceTrace, Ints4, Ints8, Stacks, Trace

@@ -58,7 +58,7 @@ class Aligned:
     """The span to show first, on the same scale."""
 
 
-def ways(sides: Sequence[Pair]) -> tuple[Alignment, ...]:
+def list_alignments(sides: Sequence[Pair]) -> tuple[Alignment, ...]:
     """Those that hold for all of them."""
     # A step that ended before the recording began has no length.
     shared = [

@@ -17,12 +17,12 @@ import numpy as np
 from memviz.analysis.actions.proposals import limit_of_start
 from memviz.analysis.cache import cached
 from memviz.analysis.comparing.matching import MatchKey, Pair, match_allocations
+from memviz.analysis.devices import DeviceName, name_device
 from memviz.analysis.findings.finding import Facts
 from memviz.analysis.lifetimes import clock, has_times, lifetimes, live_rows
 from memviz.analysis.purpose.categories import KINDS, SAYS_NOTHING, kinds
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import sum_of_spans, timeline
-from memviz.analysis.which_device import Which, which
 from memviz.trace.model import Action, DeviceTrace, Trace, is_reserved_known
 
 
@@ -59,7 +59,7 @@ class Moment:
 
     source: str
     """The file's name."""
-    which: Which
+    name_device: DeviceName
     event: int
     live_bytes: int
     reserved_peak_bytes: int
@@ -137,7 +137,7 @@ def _moment(side: Pair) -> Moment:
     refused = np.flatnonzero(device.events.action == Action.OOM)
     return Moment(
         source=trace.about.source,
-        which=which(trace, device),
+        which=name_device(trace, device),
         event=line.peak_event,
         live_bytes=line.peak_bytes,
         reserved_peak_bytes=line.reserved_peak_bytes,

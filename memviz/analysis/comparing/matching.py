@@ -16,9 +16,17 @@ from typing import TypeVar
 import numpy as np
 
 from memviz.analysis.cache import cached
-from memviz.analysis.callstacks.frames import FrameKind, frame_kinds, path_of
-from memviz.analysis.callstacks.sites import NO_OPERATOR, Site, operator_name, operators, sites
-from memviz.analysis.groups import keyed_by
+from memviz.analysis.callstacks.sites import (
+    NO_OPERATOR,
+    FrameKind,
+    Site,
+    frame_kinds,
+    operator_name,
+    operators,
+    path_of,
+    sites,
+)
+from memviz.analysis.groups import group_codes
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.purpose.phases import label_of_rows
 from memviz.errors import UsageError
@@ -90,7 +98,7 @@ def match_allocations(sides: Sequence[Pair], by: str = "site") -> Matching:
 @cached
 def _group_keys(trace: Trace, device: DeviceTrace, by: str) -> Numbered:
     """Groups with the same names in every trace."""
-    keyed = keyed_by(trace, device, np.arange(len(lifetimes(device))), by)
+    keyed = group_codes(trace, device, np.arange(len(lifetimes(device))), by)
     known = distinct(keyed.codes)
     return np.searchsorted(known, keyed.codes), [MatchKey(*keyed.name(int(code))) for code in known]
 

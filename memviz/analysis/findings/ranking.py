@@ -55,7 +55,7 @@ def findings(trace: Trace, device: DeviceTrace) -> tuple[Finding, ...]:
     return tuple(numbered)
 
 
-def finding_named(trace: Trace, device: DeviceTrace, key: str) -> Finding:
+def finding_by_key(trace: Trace, device: DeviceTrace, key: str) -> Finding:
     for finding in findings(trace, device):
         if finding.key == key:
             return finding

@@ -1,28 +1,32 @@
-"""Activity of a program when a stack was taken: building a model, a forward, a backward, an optimizer step.
-
-Only frames that can mean one thing count (`_SIGNS`). A function that merely is called `forward` or `__init__`
-says little; what counts is who called it: `_call_impl` of torch's modules, `wrapper` of torch's optimizers.
-"""
+"""Activity of a program by its stacks (building, forward, backward, optimizer step), and how long a call goes on."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 
 from memviz.analysis.cache import cached
-from memviz.analysis.callstacks.frames import (
+from memviz.analysis.callstacks.sites import (
     LAST_PYTHON_KIND,
     FrameKind,
     first_in_stack,
+    first_place,
     frame_kinds,
     last_in_stack,
+    last_place,
     only_places,
     path_of,
 )
 from memviz.trace.distinct import distinct, is_among
-from memviz.trace.model import Bools, Bytes1, Ints4, Ints8, Trace
+from memviz.trace.model import NO_STACK, Bools, Bytes1, Ints4, Ints8, Stacks, Trace
+
+# Activity of a program when a stack was taken: building a model, a forward, a backward, an optimizer step.
+#
+# Only frames that can mean one thing count (`_SIGNS`). A function that merely is called `forward` or `__init__` says
+# little; what counts is who called it: `_call_impl` of torch's modules, `wrapper` of torch's optimizers.
 
 
 class Activity(IntEnum):
@@ -204,3 +208,240 @@ def _named_exactly(trace: Trace, function: str) -> Bools:
 def _at(values: Bytes1, place: Ints8) -> Bytes1:
     """`values[place]`; where the place is -1 any value does, but there must be one."""
     return values[place] if len(values) else np.zeros(len(place), dtype=np.uint8)
+
+
+# How long the call of a function goes on that made an allocation, as far as later stacks tell.
+#
+# A stack shows, from the outermost frame in, which calls are open. Of two stacks one after the other, the calls of
+# their common beginning go on, and so does that of the frame behind it if only its line moved down. A line that moved
+# up is a loop or a new call of the same function: both count as a new call, so that a call may seem shorter than it
+# was and never longer.
+
+_MIX, _BASE = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
+_LARGEST_TABLE = 1 << 22
+"""Limit in pairs. Larger tables are sorted instead."""
+_NEVER_OPEN = np.iinfo(np.int16).max
+"""A depth that no stack has: a call there is over with the next allocation."""
+
+
+class PythonStacks:
+    """The Python frames of each stack, outermost first."""
+
+    def __init__(self, trace: Trace) -> None:
+        kinds = frame_kinds(trace)
+        stacks = only_places(trace.stacks, (kinds <= LAST_PYTHON_KIND)[trace.stacks.indices])
+        self.offsets = stacks.offsets
+        self.length = np.diff(stacks.offsets)
+        place = np.arange(len(stacks.indices))
+        first = np.repeat(stacks.offsets[:-1], self.length)
+        mirrored = np.repeat(stacks.offsets[1:], self.length) - 1 - (place - first)
+        self.frame = stacks.indices[mirrored]
+        self._sums = _running_hash(self.frame, place - first)
+        frames = trace.stacks.frames
+        self._line = frames.line
+        self._filename = frames.filename
+        self._function = np.unique(frames.filename.astype(np.int64) << 32 | frames.name, return_inverse=True)[1]
+        depth_of = self.length - 1
+        every = np.arange(len(self.length))
+        whole = np.column_stack([self.prefix(every, self.length).view(np.int64), self.length])
+        self._python = np.unique(whole, axis=0, return_inverse=True)[1].ravel().astype(np.int32)
+        """The same number for the same Python frames, whatever C++ there was below."""
+        self.module_depth, self.model_depth = self._module_depths(stacks, module_calls(trace), depth_of)
+        """Depth of the innermost and of the outermost module call, -1 for none. The module's function is one deeper."""
+        self.site_depth = self._site_depths(trace, first_in_stack(stacks, kinds == FrameKind.USER), depth_of)
+        own_or_library = (kinds == FrameKind.USER) | (kinds == FrameKind.LIBRARY)
+        self.code_depth = self._site_depths(trace, first_in_stack(stacks, own_or_library), depth_of)
+        """Depth of the innermost function outside torch."""
+
+    def _module_depths(self, stacks: Stacks, calls: ModuleCalls, depth_of: Ints8) -> tuple[Ints8, Ints8]:
+        by_torch = calls.by_torch[stacks.indices]
+        # Torch calls a module by two functions, one in the other: the inner one counts.
+        inner = by_torch & ~np.append(False, by_torch[:-1])
+        bodies = calls.bodies[stacks.indices]
+
+        def depth(places: Ints8) -> Ints8:
+            return _depth(places, stacks.offsets, depth_of)
+
+        def before(body: Ints8) -> Ints8:
+            return np.maximum(body - 1, -1)
+
+        none = last_place(stacks, by_torch) < 0
+        innermost = np.where(none, before(depth(first_place(stacks, bodies))), depth(first_place(stacks, inner)))
+        # `model.forward(x)` is a call of the model, though torch has no part in it.
+        outermost = _least_depth(depth(last_place(stacks, inner)), before(depth(last_place(stacks, bodies))))
+        place_depth = np.repeat(depth_of, self.length) - (
+            np.arange(len(by_torch)) - np.repeat(stacks.offsets[:-1], self.length)
+        )
+        outer = np.repeat(outermost, self.length)
+        below = depth(last_place(stacks, by_torch & (place_depth > outer)))
+        # Decorators may stand between the call and the model's own function, which is the outermost body.
+        own_body = depth(last_place(stacks, bodies))
+        own_body = np.where((below >= 0) & (own_body > below), outermost, own_body)
+        deeper = bodies & (place_depth > np.repeat(np.maximum(own_body, outermost), self.length))
+        below = _least_depth(below, depth(last_place(stacks, deeper)))
+        self.own_until = np.where(below >= 0, below, self.length)
+        """Depth where the outermost module's own functions end, and another module is called."""
+        return innermost, outermost
+
+    def _site_depths(self, trace: Trace, user: Ints8, depth_of: Ints8) -> Ints8:
+        """Return the depth of the function that a user would call theirs. The main program is no call that ends."""
+        depth = _depth(user, self.offsets, depth_of)
+        known = np.flatnonzero(depth >= 0)
+        frame = self.frame[self.offsets[known] + depth[known]]
+        names = trace.stacks.frames.name
+        main = is_among(names, [code for code in distinct(names) if trace.strings[code] == "<module>"])
+        depth[known[main[frame]]] = _NEVER_OPEN
+        depth[depth < 0] = _NEVER_OPEN
+        return depth
+
+    def same_beginning(self, one: Ints4, other: Ints4) -> Ints8:
+        """How many frames two stacks have in common, from the outermost in."""
+        low, high = np.zeros(len(one), dtype=np.int64), np.minimum(self.length[one], self.length[other])
+        while (low < high).any():
+            middle = (low + high + 1) // 2
+            same = self.prefix(one, middle) == self.prefix(other, middle)
+            low, high = np.where(same, middle, low), np.where(same, high, middle - 1)
+        return low
+
+    def prefix(self, stack: Ints4 | Ints8, depth: Ints8) -> np.ndarray:
+        """A number that stands for the outermost `depth` frames of each stack."""
+        first = self.offsets[stack]
+        return np.asarray(self._sums[first + depth] - self._sums[first])
+
+    def calls_that_go_on(self, one: Ints4, other: Ints4) -> Ints4:
+        """How many calls, from the outermost in, go on from each of these stacks to the other, which comes later."""
+        return _once_a_pair(self._calls_that_go_on, one, other)
+
+    def _calls_that_go_on(self, one: Ints4, other: Ints4) -> Ints8:
+        same = self.same_beginning(one, other)
+        inside = np.flatnonzero((same < self.length[one]) & (same < self.length[other]))
+        at_one, at_other = (self.frame[self.offsets[stack[inside]] + same[inside]] for stack in (one, other))
+        same_function = self._function[at_one] == self._function[at_other]
+        same[inside] += same_function & (self._line[at_other] > self._line[at_one])
+        return same
+
+    def is_repeated(self, stack: Ints4) -> Bools:
+        """For each of these but the last: the next has the same Python frames, and the line is gone through again.
+
+        One line makes many things, some by the same operator. If all of them come equally often, it is a loop.
+        """
+        python = self._python[stack]
+        same = python[1:] == python[:-1]
+        run = np.cumsum(np.append(True, ~same), dtype=np.int32) - 1
+        inside = np.flatnonzero(np.append(same, False) | np.append(False, same))
+        keys = run[inside].astype(np.int64) * (int(stack.max(initial=0)) + 1) + stack[inside]
+        _, first, key_of, count = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
+        fewest = np.full(int(run[-1]) + 1, len(stack), dtype=np.int32)
+        most = np.zeros(len(fewest), dtype=np.int32)
+        np.minimum.at(fewest, run[inside], count[key_of])
+        np.maximum.at(most, run[inside], count[key_of])
+        again = np.zeros(len(stack), dtype=np.bool_)
+        again[np.delete(inside, first)] = True
+        return np.asarray(same & (again & (fewest == most)[run])[1:])
+
+    def model_called_again(self, one: Ints4, other: Ints4) -> Ints4:
+        """At which depth a line of the outermost module's own functions moved up, -1 for none.
+
+        There it loops, or was called again.
+        """
+        return _once_a_pair(self._model_called_again, one, other)
+
+    def _model_called_again(self, one: Ints4, other: Ints4) -> Ints8:
+        same = self.same_beginning(one, other)
+        own = (same > self.model_depth[other]) & (same < np.minimum(self.own_until[other], self.length[one]))
+        depth = np.minimum(same, np.minimum(self.length[one], self.length[other]) - 1)
+        return np.where(own & (self.line_at(other, depth) < self.line_at(one, depth)), depth, -1)
+
+    def line_at(self, stack: Ints4, depth: Ints4 | Ints8) -> Ints4:
+        place = self.offsets[stack] + np.minimum(depth, self.length[stack] - 1)
+        return np.asarray(self._line[self.frame[place]], dtype=np.int32)
+
+    def model_files(self, stack: Ints4) -> Ints4:
+        """The files of the outermost modules' functions, as numbers of strings."""
+        depth = np.minimum(self.model_depth[stack] + 1, self.length[stack] - 1)
+        return np.asarray(self._filename[self.frame[self.offsets[stack] + depth]])
+
+    @property
+    def call_depth(self) -> Ints8:
+        """Depth of the call that counts as the maker: the innermost module's function, else the user's."""
+        depth = np.where(self.module_depth >= 0, self.module_depth + 1, self.site_depth)
+        return np.where(depth == _NEVER_OPEN, depth, np.minimum(depth, self.length - 1))
+
+
+python_stacks = cached(PythonStacks)
+
+
+def call_over(trace: Trace, allocs: Ints4 | Ints8, stack: Ints4, never: int, depths: Ints8 | None = None) -> Ints4:
+    """Per alloc (an event, with its stack): the first later alloc that shows its call to be over, or `never`.
+
+    The call is that of the innermost module; outside of modules that of the user's own function. `depths` says of each
+    stack of the trace another one, from the outermost in.
+    """
+    known = python_stacks(trace)
+    depths = known.call_depth if depths is None else depths
+    over = np.full(len(allocs), never, dtype=np.int32)
+    seen = np.flatnonzero(stack != NO_STACK).astype(np.int32)
+    if not len(seen):
+        return over
+    of_seen = stack[seen]
+    is_repeated = known.is_repeated(of_seen)
+    # Small numbers are compared faster, and no stack is that deep.
+    go_on = np.minimum(known.calls_that_go_on(of_seen[:-1], of_seen[1:]), _NEVER_OPEN).astype(np.int16) - is_repeated
+    depth = np.minimum(depths, _NEVER_OPEN).astype(np.int16)[of_seen]
+    later = np.append(allocs[seen[1:]], never).astype(np.int32)
+    for wanted in distinct(depth).tolist():
+        rows = np.flatnonzero(depth == wanted).astype(np.int32)
+        ends = np.append(np.flatnonzero(go_on <= wanted), len(seen) - 1).astype(np.int32)
+        over[seen[rows]] = later[ends][np.searchsorted(ends, rows)]
+    return over
+
+
+def freed_outside_call(trace: Trace, made: Ints4, freed: Ints4) -> Bools:
+    """Per allocation, by the stacks of its alloc and of its free: the call is over that made it.
+
+    What goes as a function returns is freed by the line that called it. Without stacks nothing is known.
+    """
+    known = python_stacks(trace)
+    outside = np.zeros(len(made), dtype=np.bool_)
+    both = np.flatnonzero((made != NO_STACK) & (freed != NO_STACK))
+    depth = known.call_depth[made[both]]
+    go_on = known.calls_that_go_on(made[both], freed[both])
+    returns = (go_on == depth) & (known.length[freed[both]] == depth)
+    outside[both] = (go_on <= depth) & ~returns
+    return outside
+
+
+def _once_a_pair(compute: Callable[[Ints4, Ints4], Ints8], one: Ints4, other: Ints4) -> Ints4:
+    """Stacks are few and follow one another in few ways, so every pair is looked at once."""
+    if not len(one):
+        return np.zeros(0, dtype=np.int32)
+    width = int(max(one.max(), other.max())) + 1
+    pair = one.astype(np.int64) * width + other
+    if width * width > _LARGEST_TABLE:
+        pairs, pair = np.unique(pair, return_inverse=True)
+        of_pairs = compute((pairs // width).astype(np.int32), (pairs % width).astype(np.int32))
+        return of_pairs.astype(np.int32)[pair]
+    known = np.zeros(width * width, dtype=np.bool_)
+    known[pair] = True
+    pairs = np.flatnonzero(known)
+    table = np.zeros(width * width, dtype=np.int32)
+    table[pairs] = compute((pairs // width).astype(np.int32), (pairs % width).astype(np.int32))
+    return np.asarray(table[pair])
+
+
+def _running_hash(frame: Ints4, depth: Ints8) -> np.ndarray:
+    """Sums of frames weighed by depth, in arithmetic modulo 2**64: differences stand for stretches."""
+    salt = (frame.astype(np.uint64) + np.uint64(1)) * _MIX
+    salt ^= salt >> np.uint64(29)
+    powers = np.cumprod(np.full(int(depth.max(initial=0)) + 1, _BASE, dtype=np.uint64), dtype=np.uint64)
+    return np.concatenate([np.zeros(1, np.uint64), np.cumsum(salt * powers[depth], dtype=np.uint64)])
+
+
+def _least_depth(one: Ints8, other: Ints8) -> Ints8:
+    """The outer one of two depths, of which either may be -1 for none."""
+    return np.where((one < 0) | (other < 0), np.maximum(one, other), np.minimum(one, other))
+
+
+def _depth(place: Ints8, offsets: Ints8, innermost: Ints8) -> Ints8:
+    """Places count from the innermost frame, depths from the outermost."""
+    return np.where(place >= 0, innermost - (place - offsets[:-1]), -1)

@@ -15,11 +15,10 @@ import numpy as np
 
 from memviz.analysis.annotations import annotated
 from memviz.analysis.cache import cached
-from memviz.analysis.callstacks.frames import LAST_PYTHON_KIND, first_in_stack, frame_kinds, path_of
+from memviz.analysis.callstacks.sites import LAST_PYTHON_KIND, first_in_stack, frame_kinds, path_of
 from memviz.analysis.lifetimes import BEFORE, Lifetimes, lifetimes
-from memviz.analysis.purpose.activity import Activity, stack_signs
+from memviz.analysis.purpose.activity import Activity, call_over, freed_outside_call, stack_signs
 from memviz.analysis.purpose.phases import Passes, activity_of_allocs, activity_of_rows, forward_passes
-from memviz.analysis.purpose.python_calls import call_over, freed_outside_call
 from memviz.analysis.sums import sum_by
 from memviz.trace.distinct import distinct, is_among
 from memviz.trace.model import DEFAULT_POOL, NO_STACK, Action, Bools, Bytes1, Category, DeviceTrace, Ints4, Ints8, Trace

@@ -12,11 +12,10 @@ import numpy.typing as npt
 
 from memviz.analysis.annotations import annotated
 from memviz.analysis.cache import cached
-from memviz.analysis.callstacks.frames import path_of
+from memviz.analysis.callstacks.sites import path_of
 from memviz.analysis.health import history
 from memviz.analysis.lifetimes import Lifetimes, lifetimes
-from memviz.analysis.purpose.activity import Activity, stack_signs
-from memviz.analysis.purpose.python_calls import python_stacks
+from memviz.analysis.purpose.activity import Activity, python_stacks, stack_signs
 from memviz.trace.distinct import distinct, is_among
 from memviz.trace.model import (
     NO_STACK,

@@ -6,8 +6,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from memviz.analysis.callstacks.frames import LAST_PYTHON_KIND, FrameKind, frame_kinds
-from memviz.analysis.callstacks.sites import short_native
+from memviz.analysis.callstacks.sites import LAST_PYTHON_KIND, FrameKind, frame_kinds, short_native
 from memviz.analysis.callstacks.stack_tree import OTHER, ROOT, StackTree, frame_name
 from memviz.figures.theme import HOVER_TEXT, Palette, figure, lines, mixed, nothing_to_show, palette, plain, text_on
 from memviz.trace.model import Trace

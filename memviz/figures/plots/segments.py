@@ -12,9 +12,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from memviz.analysis.fragmentation import Fragmentation
 from memviz.analysis.purpose.categories import Categories
-from memviz.analysis.segments import SegmentsAt, TileKind, Tiles
+from memviz.analysis.segments import Fragmentation, SegmentsAt, TileKind, Tiles
 from memviz.figures.theme import (
     HOVER_TEXT,
     Palette,

@@ -10,8 +10,8 @@ import plotly.graph_objects as go
 
 from memviz.analysis.annotations import Intervals
 from memviz.analysis.callstacks.sites import NO_SITE
-from memviz.analysis.decimate import DecimatedTimeline, ReservedLines
 from memviz.analysis.peak import FailedRequest
+from memviz.analysis.timeline import DecimatedTimeline, ReservedLines
 from memviz.figures.theme import (
     HOVER_TEXT,
     Palette,

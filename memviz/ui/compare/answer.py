@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memviz.analysis.comparing.align import START, ways
+from memviz.analysis.comparing.align import START, list_alignments
 from memviz.analysis.comparing.changes import (
     Changes,
     ComparisonSummary,
@@ -164,7 +164,7 @@ class TabComparison:
                 self.state,
                 scores(pairs),
                 self._order(),
-                ways(pairs),
+                list_alignments(pairs),
                 has_times=timed,
                 names=names,
                 other=self.other,
@@ -191,7 +191,7 @@ class TabComparison:
 
 def _sound(state: CompareState, sides: tuple[Side, ...]) -> CompareState:
     """Another set of traces may not have the step or annotation that the last one was aligned by."""
-    return state if state.way in ways([side.pair for side in sides]) else replace(state, way=START)
+    return state if state.way in list_alignments([side.pair for side in sides]) else replace(state, way=START)
 
 
 def overlay_value(sides: tuple[Side, ...], state: CompareState) -> dict[str, Any]:

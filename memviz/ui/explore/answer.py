@@ -20,15 +20,15 @@ from memviz.analysis.breakdown import (
     weighted_breakdown,
     weighted_stacks,
 )
-from memviz.analysis.event_state import RangeSummary, Total, moment, summarize_range
-from memviz.analysis.find import sites_found
-from memviz.analysis.fragmentation import fragmentation_at
+from memviz.analysis.devices import others_out_of_memory
+from memviz.analysis.find import find_sites
 from memviz.analysis.health import health, history
 from memviz.analysis.leaks import freed_at_once, growth
 from memviz.analysis.lifetimes import BEFORE, lifetimes, live_rows
 from memviz.analysis.overview import overview
+from memviz.analysis.peak import RangeSummary, Total, event_state, summarize_range
+from memviz.analysis.segments import fragmentation_at
 from memviz.analysis.timeline import has_reserved, timeline
-from memviz.analysis.which_device import others_out_of_memory
 from memviz.errors import UsageError
 from memviz.figures.colouring import Colouring
 from memviz.results.summary import trace_headline
@@ -224,7 +224,7 @@ def _found(view: _View) -> Html:
     if not view.state.query:
         return Html("")
     try:
-        return found_html(sites_found(view.trace, view.device, view.state.query, view.event), view.state.query)
+        return found_html(find_sites(view.trace, view.device, view.state.query, view.event), view.state.query)
     except UsageError as error:
         return refused_query_html(str(error))
 
@@ -301,7 +301,7 @@ def never_freed_rows(device: DeviceTrace) -> Ints8:
 def _inspector(view: _View) -> Html:
     if view.chosen.pin >= 0:
         return allocation_html(view.trace, allocation(view.trace, view.device, view.chosen.pin), source_line)
-    at = moment(view.trace, view.device, view.event)
+    at = event_state(view.trace, view.device, view.event)
     return moment_html(at, of_range=view.during is not None, is_still=view.is_still)
 
 

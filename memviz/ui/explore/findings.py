@@ -12,7 +12,7 @@ from memviz.allocator.what_if import ReplayedEstimate, estimate, estimated_trace
 from memviz.analysis.actions.proposals import ActionKind, kinds_of, limit_of_start, proposal
 from memviz.analysis.cache import cached_on
 from memviz.analysis.findings.finding import NOTICEABLE, Facts, Finding, FindingKind
-from memviz.analysis.findings.ranking import finding_named, findings
+from memviz.analysis.findings.ranking import finding_by_key, findings
 from memviz.errors import UsageError
 from memviz.results.headline import trace_name
 from memviz.text import Html, cut, rounded, tag
@@ -86,7 +86,7 @@ def with_estimate(context: Context, session: Session, data: Mapping[str, str]) -
         return session
     kind = ActionKind(data["kind"])
     try:
-        found = finding_named(*current, data.get("finding", ""))
+        found = finding_by_key(*current, data.get("finding", ""))
         made = _edited_trace(source_of(*current), found, kind)
     except UsageError:
         # Of another trace than the one that is open now.

@@ -12,8 +12,8 @@ from itertools import groupby, islice
 from pathlib import Path
 
 from memviz.analysis.allocations import Allocation, BlockKnown, Span
-from memviz.analysis.event_state import EventState, EventSummary
 from memviz.analysis.lifetimes import BEFORE
+from memviz.analysis.peak import EventState, EventSummary
 from memviz.analysis.purpose.reasons import Certainty
 from memviz.text import Html, allocations, cut, exact, joined, tag, when
 from memviz.trace.model import DEFAULT_POOL, NO_STACK, Phase, Trace

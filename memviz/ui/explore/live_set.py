@@ -9,10 +9,10 @@ import numpy as np
 
 from memviz.analysis.breakdown import Breakdown, Dominant, WeightedRows, rows_in_range
 from memviz.analysis.cache import cached_on
-from memviz.analysis.event_state import RangeSummary, Total
 from memviz.analysis.find import FindResult, FoundSite
 from memviz.analysis.groups import Group
 from memviz.analysis.lifetimes import lifetimes
+from memviz.analysis.peak import RangeSummary, Total
 from memviz.analysis.purpose.categories import KINDS
 from memviz.analysis.purpose.reasons import Certainty
 from memviz.figures.colouring import MEANINGS, Colouring, colouring, group_colour

@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 from gradio.route_utils import get_root_url
 
-from memviz.analysis.find import sites_found
+from memviz.analysis.find import find_sites
 from memviz.analysis.groups import GROUPINGS
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
@@ -132,7 +132,7 @@ def find(file: str, query: str, top: int = 20) -> dict[str, Any]:
         if not isinstance(query, str) or not 0 < len(query.strip()) <= _LONGEST_QUERY:
             raise UsageError(f"query is a text of at most {_LONGEST_QUERY} characters, such as attention >10MiB.")
         trace, device = open_upload(file)
-        return json_safe_answer(find_json(device, sites_found(trace, device, query, timeline(device).peak_event), rows))
+        return json_safe_answer(find_json(device, find_sites(trace, device, query, timeline(device).peak_event), rows))
 
 
 def findings(file: str) -> dict[str, Any]:

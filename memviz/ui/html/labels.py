@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memviz.analysis.cache import cached_on
-from memviz.analysis.callstacks.frames import LAST_PYTHON_KIND, FrameKind, frame_kinds
-from memviz.analysis.callstacks.sites import with_line
+from memviz.analysis.callstacks.sites import LAST_PYTHON_KIND, FrameKind, frame_kinds, with_line
 from memviz.analysis.callstacks.stack_tree import frame_name
 from memviz.analysis.purpose.categories import BEFORE_RECORDING
 from memviz.figures.theme import DARK, LIGHT, Palette

@@ -10,9 +10,8 @@ import numpy.typing as npt
 
 from memviz.analysis.cache import cached_on
 from memviz.analysis.callstacks.sites import sites
-from memviz.analysis.fragmentation import Fragmentation, fragmentation_at
 from memviz.analysis.lifetimes import clock, has_times, lifetimes
-from memviz.analysis.segments import SegmentsAt, TileKind, segments_at
+from memviz.analysis.segments import Fragmentation, SegmentsAt, TileKind, fragmentation_at, segments_at
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import has_reserved, timeline
 from memviz.figures.colouring import Colouring, colouring, pixel_palette

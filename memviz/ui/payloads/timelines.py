@@ -16,9 +16,9 @@ from memviz.analysis.annotations import annotated
 from memviz.analysis.breakdown import parse_path, rows_below
 from memviz.analysis.callstacks.sites import sites
 from memviz.analysis.comparing.align import START, Aligned, Alignment, Axis, align
-from memviz.analysis.find import rows_found
-from memviz.analysis.findings.ranking import finding_named
-from memviz.analysis.groups import keyed_by
+from memviz.analysis.find import find_rows
+from memviz.analysis.findings.ranking import finding_by_key
+from memviz.analysis.groups import group_codes
 from memviz.analysis.lifetimes import BEFORE, has_times, lifetimes
 from memviz.analysis.overview import overview
 from memviz.analysis.peak import failed_requests
@@ -120,12 +120,12 @@ def lit_rows(trace: Trace, device: DeviceTrace, by: str, group: Any) -> Ints8:
     finding."""
     rows = np.arange(len(lifetimes(device)))
     if by == "find":
-        return rows_found(trace, device, str(group))
+        return find_rows(trace, device, str(group))
     if by == "finding":
-        return finding_named(trace, device, str(group)).rows
+        return finding_by_key(trace, device, str(group)).rows
     if by == "path":
         return rows_below(trace, device, rows, parse_path(trace, str(group)))
-    keyed = keyed_by(trace, device, rows, by)
+    keyed = group_codes(trace, device, rows, by)
     wanted = [code for code in np.unique(keyed.codes).tolist() if keyed.name(int(code))[0] == group]
     return np.asarray(rows[np.isin(keyed.codes, wanted)], dtype=np.int64)
 

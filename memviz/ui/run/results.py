@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from memviz.analysis.devices import choose_device
 from memviz.analysis.purpose.categories import KINDS
 from memviz.analysis.timeline import timeline
-from memviz.analysis.which_device import chosen_device
 from memviz.errors import TraceError
 from memviz.figures.packed_timeline import data_address, drawn_thumbnail
 from memviz.results.run import (
@@ -89,7 +89,7 @@ class RunPictures:
 
 
 def _drawn(trace: Trace) -> Picture:
-    device = chosen_device(trace)
+    device = choose_device(trace)
     line = timeline(device)
     png, kinds = drawn_thumbnail(trace, device, width=_WIDTH, height=_HEIGHT)
     return Picture(data_address(png), line.peak_bytes, len(device.events), kinds)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from memviz.analysis.comparing.align import Alignment, Axis, ways
+from memviz.analysis.comparing.align import Alignment, Axis, list_alignments
 from memviz.analysis.comparing.changes import Changes, best_grouping, changes
 from memviz.analysis.comparing.matching import Matching, Pair, has_modules, match_allocations
 from memviz.text import Html
@@ -33,7 +33,7 @@ class _Choices:
     sides: tuple[Side, ...]
     by: tuple[str, ...]
     sorts: tuple[str, ...]
-    ways: tuple[Alignment, ...]
+    list_alignments: tuple[Alignment, ...]
     axes: tuple[Axis, ...]
     rows: tuple[bool, ...]
     """The selectable values of "show every row"."""
@@ -95,7 +95,7 @@ def saved_comparison(sides: tuple[Side, ...], by: str, budget: SizeBudget, *, ha
         sides,
         by=groupings,
         sorts=SORTS if budget.every_row and len(sides) <= _MOST_WITH_EVERY_SORT else SORTS[:1],
-        ways=ways(pairs)[:_MOST_WAYS],
+        ways=list_alignments(pairs)[:_MOST_WAYS],
         axes=("event", "time") if has_times else ("event",),
         rows=(False, True) if budget.every_row else (False,),
         found={grouping: changes(pairs, grouping) for grouping in groupings},

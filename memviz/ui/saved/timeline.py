@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from memviz.analysis.callstacks.sites import sites
 from memviz.analysis.callstacks.stack_tree import NO_FRAMES, fold_plumbing
-from memviz.analysis.groups import keyed_by
+from memviz.analysis.groups import group_codes
 from memviz.analysis.lifetimes import BEFORE, Lifetimes, has_times, lifetimes
 from memviz.analysis.purpose.phases import label_of_rows
 from memviz.analysis.sums import sum_by
@@ -225,10 +225,10 @@ def light(own: Ints8, key_of: Callable[[int], str], wanted: Set[str]) -> dict[st
 def light_by(trace: Trace, device: DeviceTrace, by: str, wanted: Set[str]) -> dict[str, Any]:
     """Sites and lines, of each number of the piece `stacks`; modules, of each of the piece `modules`."""
     if by == "module":
-        keyed = keyed_by(trace, device, np.zeros(0, dtype=np.int64), by)
+        keyed = group_codes(trace, device, np.zeros(0, dtype=np.int64), by)
         return light(np.arange(len(trace.strings)), lambda code: keyed.name(code)[0], wanted)
     stack, first = np.unique(lifetimes(device).stack, return_index=True)
-    keyed = keyed_by(trace, device, np.asarray(first, dtype=np.int64), by)
+    keyed = group_codes(trace, device, np.asarray(first, dtype=np.int64), by)
     own = np.full(len(trace.stacks) + 2, _NO_GROUP)
     own[stack + 1] = keyed.codes
     return light(own, lambda code: keyed.name(code)[0] if code != _NO_GROUP else "", wanted)

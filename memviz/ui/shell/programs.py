@@ -18,8 +18,8 @@ import gradio as gr
 from gradio.exceptions import InvalidPathError
 from gradio.utils import get_upload_folder
 
+from memviz.analysis.devices import choose_device
 from memviz.analysis.groups import GROUPINGS
-from memviz.analysis.which_device import chosen_device
 from memviz.errors import MemvizError, UsageError
 from memviz.trace.load import load_trace
 from memviz.trace.model import DeviceTrace, Trace
@@ -200,7 +200,7 @@ def open_upload(file: object) -> tuple[Trace, DeviceTrace]:
     if not isinstance(file, str) or not file:
         raise UsageError("Name a snapshot file.")
     trace = load_trace(file, is_wanted=presence())
-    return trace, chosen_device(trace)
+    return trace, choose_device(trace)
 
 
 MOST_AGENT_BYTES = 20_000

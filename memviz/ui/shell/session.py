@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from memviz.analysis.which_device import chosen_device
+from memviz.analysis.devices import choose_device
 from memviz.fair_lock import FairLock
 from memviz.figures.colouring import MEANINGS
 from memviz.ranks.summary import RankSummary
@@ -37,7 +37,7 @@ class Opened:
         return Opened(
             key,
             trace_name(trace.about.source),
-            chosen_device(trace).name,
+            choose_device(trace).name,
             tuple(device.name for device in trace.devices),
         )
 

@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from memviz.analysis.devices import choose_device
 from memviz.analysis.timeline import timeline
-from memviz.analysis.which_device import chosen_device
 from memviz.figures.packed_timeline import data_address, thumbnail
 from memviz.text import Html, tag
 from memviz.trace.load import load_trace
@@ -89,7 +89,7 @@ def card_of(sample: OfferedSample) -> SampleCard:
 
 def draw_card(sample: OfferedSample) -> SampleCard:
     traces = [load_trace(SAMPLES / name) for name in sample.files]
-    devices = [chosen_device(trace) for trace in traces]
+    devices = [choose_device(trace) for trace in traces]
     peaks = tuple(timeline(device).peak_bytes for device in devices)
     width = _WIDTH // len(traces)
     pictures = (

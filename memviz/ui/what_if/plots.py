@@ -9,9 +9,8 @@ import numpy as np
 
 from memviz.allocator.replay_result import Replayed, reserved_after_events
 from memviz.allocator.what_if import WhatIf
-from memviz.analysis.decimate import ReplayedBytes, ReservedLines, by_event, by_time, reserved_lines
 from memviz.analysis.lifetimes import clock, has_times
-from memviz.analysis.timeline import timeline
+from memviz.analysis.timeline import ReplayedBytes, ReservedLines, by_event, by_time, reserved_lines, timeline
 from memviz.results.replay_headline import settings_name
 from memviz.trace.model import DeviceTrace
 from memviz.ui.what_if.verdict import Answer, caption

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memviz.analysis.callstacks.frames import FrameKind, frame_kinds, path_of
+from memviz.analysis.callstacks.sites import FrameKind, frame_kinds, path_of
 from tests.traces import alloc, frame, trace_of
 
 SITE = "/home/u/.venv/lib/python3.12/site-packages"

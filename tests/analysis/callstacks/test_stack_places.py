@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.analysis.callstacks.frames import NOWHERE, first_in_stack, last_in_stack, last_place, only_places
+from memviz.analysis.callstacks.sites import NOWHERE, first_in_stack, last_in_stack, last_place, only_places
 from memviz.trace.model import Frames, Stacks
 
 FRAMES = 4

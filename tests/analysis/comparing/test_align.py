@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.analysis.comparing.align import PEAK, SCALE, START, Aligned, Alignment, align, ways
+from memviz.analysis.comparing.align import PEAK, SCALE, START, Aligned, Alignment, align, list_alignments
 from memviz.errors import UsageError
 from memviz.trace.model import Trace
 from tests.traces import alloc, free, read, snapshot
@@ -71,7 +71,7 @@ def test_a_step_within_one_microsecond_still_has_a_width():
 def test_only_what_all_have_is_offered():
     first = run(20, ("ProfilerStep#0", 0, 9), ("ProfilerStep#1", 10, 19), ("b", 2, 3), ("a", 1, 4))
     second = run(20, ("ProfilerStep#0", 0, 9), ("a", 1, 4), ("c", 5, 6))
-    assert ways(sides(first, second)) == (
+    assert list_alignments(sides(first, second)) == (
         START,
         SCALE,
         PEAK,
@@ -82,7 +82,7 @@ def test_only_what_all_have_is_offered():
 
 def test_a_step_that_ended_before_the_recording_is_not_offered():
     late = run(9, ("ProfilerStep#0", -5, -2), ("ProfilerStep#1", 2, 4))
-    found = ways(sides(run(9, ("ProfilerStep#0", 0, 1), ("ProfilerStep#1", 2, 4)), late))
+    found = list_alignments(sides(run(9, ("ProfilerStep#0", 0, 1), ("ProfilerStep#1", 2, 4)), late))
     assert [way.number for way in found if way.kind == "step"] == [1]
 
 

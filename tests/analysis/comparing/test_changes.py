@@ -19,7 +19,7 @@ from memviz.analysis.comparing.changes import (
     setting_differences,
 )
 from memviz.analysis.comparing.matching import GROUPINGS, MatchKey
-from memviz.analysis.which_device import Which
+from memviz.analysis.devices import DeviceName
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from tests.real import FOLDER, requires_real
@@ -136,8 +136,8 @@ def brief(*traces: Trace, by: str = "site") -> list[tuple[str, tuple[int, ...]]]
 def test_growth_at_the_same_place_is_one_row_though_home_and_line_differ():
     found = changes(sides(program("/home/a", forward=100), program("/srv/b", forward=200, cache=30, moved=2)))
     assert found.moments == (
-        Moment("hand-made", Which("0"), 1, live_bytes=107, reserved_peak_bytes=0, event_count=2),
-        Moment("hand-made", Which("0"), 2, live_bytes=237, reserved_peak_bytes=0, event_count=3),
+        Moment("hand-made", DeviceName("0"), 1, live_bytes=107, reserved_peak_bytes=0, event_count=2),
+        Moment("hand-made", DeviceName("0"), 2, live_bytes=237, reserved_peak_bytes=0, event_count=3),
     )
     assert [(row.thing.name, row.bytes, row.counts) for row in found.rows] == [
         ("model.py:10, 12 forward", (100, 200), (1, 1)),

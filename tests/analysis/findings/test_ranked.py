@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memviz.analysis.actions.proposals import kinds_of, proposal
-from memviz.analysis.findings.ranking import finding_named, findings
+from memviz.analysis.findings.ranking import finding_by_key, findings
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
@@ -52,7 +52,7 @@ def test_findings_name_allocations_that_are_there_and_stand_by_their_bytes(trace
         assert len(finding.rows) == len(np.unique(finding.rows))
         assert ((finding.rows >= 0) & (finding.rows < count)).all()
         assert -1 <= finding.event < max(len(device.events), 1)
-        assert finding_named(trace, device, finding.key) is finding
+        assert finding_by_key(trace, device, finding.key) is finding
 
 
 @given(programs())
@@ -72,4 +72,4 @@ def test_every_action_leaves_a_history_in_which_nothing_is_freed_twice(trace):
 def test_a_name_that_is_none_is_refused_in_words():
     trace = trace_of([alloc(MiB, 1)])
     with pytest.raises(UsageError, match="There is no finding 'leak-1' in this trace."):
-        finding_named(trace, trace.devices[0], "leak-1")
+        finding_by_key(trace, trace.devices[0], "leak-1")

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memviz.analysis.fragmentation import Fragmentation, fragmentation_at, fragmentation_over
+from memviz.analysis.segments import Fragmentation, fragmentation_at, fragmentation_over
 from memviz.analysis.timeline import timeline
 from memviz.trace.load import load_trace
 from tests.real import real_files, requires_real

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from memviz.analysis.allocations import Allocation, BlockKnown, Span, allocation
-from memviz.analysis.event_state import EventState, EventSummary, moment
-from memviz.analysis.fragmentation import Fragmentation
-from memviz.analysis.peak import FailedRequest
+from memviz.analysis.peak import EventState, EventSummary, FailedRequest, event_state
+from memviz.analysis.segments import Fragmentation
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, About, Category, Phase, Trace
 from memviz.trace.profile import read_profile
@@ -200,15 +199,15 @@ def test_the_moment_says_where_every_reserved_byte_is():
 
 def test_what_the_file_does_not_tell_is_no_zero():
     trace = trace_of([alloc(0, 512), alloc(1024, 512)], segments=[])
-    known = figures(moment_html(moment(trace, trace.devices[0], 1)))
+    known = figures(moment_html(event_state(trace, trace.devices[0], 1)))
     assert known == {"Live": "1,024 B", "Reserved": "not in the file"}
     # Nor is it one where nothing is live yet.
-    assert figures(moment_html(moment(trace, trace.devices[0], -1)))["Reserved"] == "not in the file"
+    assert figures(moment_html(event_state(trace, trace.devices[0], -1)))["Reserved"] == "not in the file"
 
 
 def test_a_moment_of_a_file_without_history_is_told():
     trace = trace_of([], segments=[segment(0, 2 * MiB, [block(0, 512, 500)])])
-    html = moment_html(moment(trace, trace.devices[0], -1))
+    html = moment_html(event_state(trace, trace.devices[0], -1))
     assert words(html).startswith("Before the first event 500 B live 1 allocation Live 500 B")
 
 
@@ -240,7 +239,7 @@ def test_names_from_a_file_stay_text():
     named = [{"device": 0, "name": HOSTILE, "stage": "START", "time_us": 1}]
     trace = trace_of([made], external_annotations=named)
     device = trace.devices[0]
-    for html in (allocation_html(trace, allocation(trace, device, 0)), moment_html(moment(trace, device, 0))):
+    for html in (allocation_html(trace, allocation(trace, device, 0)), moment_html(event_state(trace, device, 0))):
         assert not tags(html) & {"script", "a", "img"}
         assert HOSTILE in words(html)
         assert "<b>x" not in html

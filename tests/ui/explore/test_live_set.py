@@ -8,8 +8,8 @@ from io import StringIO
 import pytest
 
 from memviz.analysis.breakdown import Breakdown, Dominant
-from memviz.analysis.event_state import RangeSummary, Total
 from memviz.analysis.groups import Group, Groups
+from memviz.analysis.peak import RangeSummary, Total
 from memviz.ui.explore.live_set import FEW_ROWS, head_html, moment_words_html, ordered, table_html, within_html
 from memviz.ui.explore.state import ExploreState
 from memviz.ui.explore.tab import groups_csv

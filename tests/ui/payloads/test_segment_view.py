@@ -8,8 +8,7 @@ import gradio as gr
 import numpy as np
 import pytest
 
-from memviz.analysis.fragmentation import Fragmentation
-from memviz.analysis.segments import SegmentsAt, segments_at
+from memviz.analysis.segments import Fragmentation, SegmentsAt, segments_at
 from memviz.figures.packed_timeline import unpack
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace

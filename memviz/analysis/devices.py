@@ -1,4 +1,4 @@
-"""Which device of a trace is looked at: the one asked for, else the one that a person would look at first."""
+"""The device of a trace to look at first, and the devices that ran out of memory."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.trace.model import Action, DeviceTrace, Trace
 
+# Which device of a trace is looked at: the one asked for, else the one that a person would look at first.
+
 
 @dataclass(frozen=True)
-class Which:
+class DeviceName:
     """A device among those of its trace. Where there are several, whatever is said of one names it."""
 
     name: str
@@ -22,11 +24,11 @@ class Which:
         return self.of > 1
 
 
-def which(trace: Trace, device: DeviceTrace) -> Which:
-    return Which(device.name, len(trace.devices))
+def name_device(trace: Trace, device: DeviceTrace) -> DeviceName:
+    return DeviceName(device.name, len(trace.devices))
 
 
-def chosen_device(trace: Trace, name: str | None = None) -> DeviceTrace:
+def choose_device(trace: Trace, name: str | None = None) -> DeviceTrace:
     """The named one; else the one that ran out of memory, else the one whose memory went highest."""
     if name is None and len(trace.devices) == 1:
         return trace.devices[0]
