@@ -175,7 +175,7 @@ def live_result(
 
 def live_headline(live: LiveSet, which: DeviceName, event_count: int) -> Headline:
     """`event_count` is the device's: without a history the only moment is the end."""
-    where = moment_words(name_device, live.event, event_count)
+    where = moment_words(which, live.event, event_count)
     answer = f"{bytes_text(live.live_bytes)} are live{where}{_largest_group(live)}."
     if live.reserved_bytes < live.live_bytes:
         # The file says less of its segments than of its tensors.
@@ -185,7 +185,7 @@ def live_headline(live: LiveSet, which: DeviceName, event_count: int) -> Headlin
 
 def moment_words(which: DeviceName, event: int, event_count: int) -> str:
     """' on device 1 after event 5'. The device is named where there are several."""
-    device = f" on {device_name(name_device)}" if name_device.is_one_of_several else ""
+    device = f" on {device_name(which)}" if which.is_one_of_several else ""
     if not event_count:
         return f"{device} at the end"
     return f"{device} after event {count_text(event)}" if event >= 0 else f"{device} before the first event"

@@ -133,7 +133,7 @@ def segments_result(trace: Trace, device: DeviceTrace, event: int) -> SegmentMap
 def segments_headline(found: SegmentsAt, which: DeviceName, event_count: int, *, is_known: bool) -> Headline:
     """`is_known`: the file says how much was reserved."""
     reserved, segments = found.reserved_bytes, counted(len(found.segments), "segment")
-    where = moment_words(name_device, found.event, event_count)
+    where = moment_words(which, found.event, event_count)
     if not is_known:
         return Headline(f"What is reserved{where} is not in the file.")
     if not reserved:

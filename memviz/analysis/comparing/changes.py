@@ -59,7 +59,7 @@ class Moment:
 
     source: str
     """The file's name."""
-    name_device: DeviceName
+    which: DeviceName
     event: int
     live_bytes: int
     reserved_peak_bytes: int

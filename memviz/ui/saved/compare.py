@@ -33,7 +33,7 @@ class _Choices:
     sides: tuple[Side, ...]
     by: tuple[str, ...]
     sorts: tuple[str, ...]
-    list_alignments: tuple[Alignment, ...]
+    ways: tuple[Alignment, ...]
     axes: tuple[Axis, ...]
     rows: tuple[bool, ...]
     """The selectable values of "show every row"."""
