@@ -46,10 +46,10 @@ def timelines(trace: Trace, device: DeviceTrace) -> None:
 
 def tables(trace: Trace, device: DeviceTrace) -> None:
     for by in GROUPINGS:
-        details(trace, device, "k", ExploreState(by=by), said={"key": "k", "pin": 0}, due=ALL)
+        details(trace, device, "k", ExploreState(by=by), selection={"key": "k", "pin": 0}, parts=ALL)
     said = {"key": "k", "range": [0, len(device.events) - 1]}
     for tab in TABS:
-        details(trace, device, "k", ExploreState(tab=tab, by="site", query="f >1MiB"), said=said, due=ALL)
+        details(trace, device, "k", ExploreState(tab=tab, by="site", query="f >1MiB"), selection=said, parts=ALL)
     segment_view(trace, device, len(device.events) - 1, with_table=True)
     list_value(trace, device, "k", 0)
     chosen = chosen_events(trace, device, EventFilter(text="f"))

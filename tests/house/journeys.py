@@ -40,7 +40,7 @@ optimizer.step()
 
 def explore() -> None:
     trace = load_trace(ROOT / "sample_traces" / "training.pickle.gz")
-    details(trace, trace.devices[0], "abc/0", ExploreState(), said={"key": "abc/0"}, due=ALL)
+    details(trace, trace.devices[0], "abc/0", ExploreState(), selection={"key": "abc/0"}, parts=ALL)
 
 
 def run() -> None:

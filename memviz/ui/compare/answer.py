@@ -39,14 +39,14 @@ def compare_empty_html(opened: Sequence[Opened], compared: Sequence[str]) -> Htm
     have = [trace for trace in opened if trace.key in compared]
     others = [trace for trace in opened if trace.key not in compared][:_MOST_OFFERED]
     title = f"Add a trace to compare {cut(have[0].name, 60)} with." if have else "Choose two traces to compare."
-    words = (
+    text = (
         "Drop another snapshot on the left: of the same program with another setting, or of another day. "
         "Two to eight stand side by side on one scale, with what makes the difference to the byte."
     )
     return tag(
         "div",
         tag("h1", title, class_="mv-verdict"),
-        tag("p", words, class_="mv-lead"),
+        tag("p", text, class_="mv-lead"),
         tag("p", tag("span", "Open already"), *map(_add_button, others), class_="mv-also") if others else "",
         class_="mv-compare-empty",
     )
@@ -57,8 +57,8 @@ def offer_html() -> Html:
     button = tag(
         "button", "Open a pair of samples", type="button", class_="mv-primary", data_act="sample", data_sample=SAMPLE
     )
-    words = "What does checkpointing save? The same steps without it and with it."
-    return tag("p", button, tag("span", words, class_="mv-soft"), class_="mv-offer")
+    label = "What does checkpointing save? The same steps without it and with it."
+    return tag("p", button, tag("span", label, class_="mv-soft"), class_="mv-offer")
 
 
 def _add_button(opened: Opened) -> Html:
@@ -77,8 +77,8 @@ def _add_button(opened: Opened) -> Html:
 _MOST_SETTINGS = 4
 
 
-def compare_verdict_html(said: Headline, settings: Sequence[Setting]) -> Html:
-    return tag("header", headline_html(said), _settings(settings), class_="mv-answer")
+def compare_verdict_html(headline: Headline, settings: Sequence[Setting]) -> Html:
+    return tag("header", headline_html(headline), _settings(settings), class_="mv-answer")
 
 
 def _settings(settings: Sequence[Setting]) -> Html | str:
@@ -86,10 +86,10 @@ def _settings(settings: Sequence[Setting]) -> Html | str:
     differ = [setting for setting in settings if setting.is_known_to_differ]
     if not differ:
         return ""
-    words = "; ".join(map(_setting, differ[:_MOST_SETTINGS]))
+    text = "; ".join(map(_setting, differ[:_MOST_SETTINGS]))
     more = len(differ) - _MOST_SETTINGS
     rest = f"; and {more} more" if more > 0 else ""
-    return tag("p", tag("b", "Their allocator settings differ."), f" {words}{rest}.", class_="mv-note")
+    return tag("p", tag("b", "Their allocator settings differ."), f" {text}{rest}.", class_="mv-note")
 
 
 def _setting(setting: Setting) -> str:
@@ -109,8 +109,8 @@ def drawn_parts(context: Context, session: Session, state: CompareState) -> list
     """Empty, offer, top, controls, a timeline for each letter, overlay, differences, and what the address says."""
     sides = sides_of(context, session)
     if len(sides) < 2:
-        words = compare_empty_html(session.opened, session.compared)
-        return [words, offer_html(), "", "", *[{}] * len(LETTERS), {}, "", ""]
+        text = compare_empty_html(session.opened, session.compared)
+        return [text, offer_html(), "", "", *[{}] * len(LETTERS), {}, "", ""]
     comparison = TabComparison.of(sides, state)
     timelines = linked_values(sides, comparison.state.way, comparison.state.axis, colour=state.colour)
     return [

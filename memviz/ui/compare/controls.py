@@ -142,40 +142,40 @@ def _overlay_legend(controls: Controls) -> Html:
     )
 
 
-def _mark(look: str, words: str) -> Html:
-    return tag("span", tag("i", class_=look, aria_hidden="true"), words, class_="mv-key")
+def _mark(look: str, text: str) -> Html:
+    return tag("span", tag("i", class_=look, aria_hidden="true"), text, class_="mv-key")
 
 
 def _align(controls: Controls) -> Html:
     axis = "time" if controls.state.axis == "time" else "event"
-    options = [_option(way, axis, way == controls.state.way) for way in controls.ways]
+    options = [_option(alignment, axis, alignment == controls.state.way) for alignment in controls.ways]
     current = tag("summary", tag("span", "Align"), " ", way_text(controls.state.way, axis), " ▾")
     return tag("details", current, tag("div", *options), class_="mv-menu mv-align")
 
 
-def _option(way: Alignment, axis: str, chosen: bool) -> Html:
+def _option(alignment: Alignment, axis: str, chosen: bool) -> Html:
     return tag(
         "button",
-        way_text(way, axis),
-        joined(" ", tag("small", _way_reason(way, axis))),
+        way_text(alignment, axis),
+        joined(" ", tag("small", _way_reason(alignment, axis))),
         type="button",
         data_act="align",
-        data_value=way.kind,
-        data_number=way.number if way.kind == "step" else None,
-        data_name=way.name or None,
+        data_value=alignment.kind,
+        data_number=alignment.number if alignment.kind == "step" else None,
+        data_name=alignment.name or None,
         aria_pressed="true" if chosen else "false",
     )
 
 
-def way_text(way: Alignment, axis: str) -> str:
-    if way.kind == "scale":
+def way_text(alignment: Alignment, axis: str) -> str:
+    if alignment.kind == "scale":
         return axis
-    if way.kind == "step":
-        return f"step {way.number + 1}"
-    return cut(way.name, _MOST_NAME) if way.kind == "annotation" else way.kind
+    if alignment.kind == "step":
+        return f"step {alignment.number + 1}"
+    return cut(alignment.name, _MOST_NAME) if alignment.kind == "annotation" else alignment.kind
 
 
-def _way_reason(way: Alignment, axis: str) -> str:
+def _way_reason(alignment: Alignment, axis: str) -> str:
     unit = "µs" if axis == "time" else "events"
     reasons = {
         "start": "each whole run, beginning over beginning",
@@ -184,7 +184,7 @@ def _way_reason(way: Alignment, axis: str) -> str:
         "step": "the same step, at one width",
         "annotation": "where it comes first",
     }
-    return reasons[way.kind]
+    return reasons[alignment.kind]
 
 
 def _axis(controls: Controls) -> Html:

@@ -82,9 +82,9 @@ def _name(board: Board, number: int) -> Html:
     side, shown = board.sides[number], board.names[number]
     name: Html = tag("span", shown, class_="mv-whose", title=side.name)
     if len(board.sides) > 2 and number:
-        words = f"Show the way from A to {side.letter} below"
+        text = f"Show the way from A to {side.letter} below"
         pressed = "true" if number == board.other else "false"
-        name = _button(shown, "other", side, class_="mv-whose", title=words, aria_pressed=pressed)
+        name = _button(shown, "other", side, class_="mv-whose", title=text, aria_pressed=pressed)
     title = "The baseline" if number == 0 else f"Make {side.letter} the baseline (Shift+{side.letter})"
     badge = _button(
         side.letter,
@@ -130,8 +130,8 @@ def _gap(score: Score) -> str:
     return f"reserved and not live {bytes_text(score.gap_bytes)}"
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.3f}%"
+def _share(part: int, total: int) -> str:
+    return f"{100 * part / total:.3f}%"
 
 
 def _figures(score: Score, number: int) -> list[Html]:
@@ -176,8 +176,8 @@ def _cell(*children: object, soft: bool = False) -> Html:
 
 
 def _remove(side: Side) -> Html:
-    words = f"Take {side.name} out of the comparison"
-    return tag("td", _button("×", "toggle", side, class_="mv-out", title=words, aria_label=words), class_="mv-number")
+    label = f"Take {side.name} out of the comparison"
+    return tag("td", _button("×", "toggle", side, class_="mv-out", title=label, aria_label=label), class_="mv-number")
 
 
 def _also(board: Board) -> Html:

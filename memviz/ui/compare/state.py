@@ -94,25 +94,25 @@ OpenSample = Callable[[Session, str], Session | None]
 
 def compare_query(sides: tuple[Side, ...], state: CompareState) -> str:
     """Only what differs from how a comparison begins."""
-    said = {"tab": TAB, "traces": ",".join(link_name(side.opened) for side in sides)}
+    answer = {"tab": TAB, "traces": ",".join(link_name(side.opened) for side in sides)}
     other = state.number_of_other(sides)
     if other > 1:
-        said["other"] = LETTERS[other]
+        answer["other"] = LETTERS[other]
     if state.by:
-        said["by"] = state.by
+        answer["by"] = state.by
     if state.sort != CompareState().sort:
-        said["sort"] = state.sort
+        answer["sort"] = state.sort
     if state.way != START:
-        said["align"] = state.way.kind
-        said |= {"step": str(state.way.number)} if state.way.kind == "step" else {}
-        said |= {"name": state.way.name} if state.way.name else {}
+        answer["align"] = state.way.kind
+        answer |= {"step": str(state.way.number)} if state.way.kind == "step" else {}
+        answer |= {"name": state.way.name} if state.way.name else {}
     if state.axis != "event":
-        said["axis"] = state.axis
+        answer["axis"] = state.axis
     if state.colour != CompareState().colour:
-        said["colour"] = state.colour
+        answer["colour"] = state.colour
     if state.overlay:
-        said["overlay"] = "1"
-    return urlencode(said)
+        answer["overlay"] = "1"
+    return urlencode(answer)
 
 
 def compare_session(session: Session, query: Mapping[str, str], open_sample: OpenSample) -> Session | None:

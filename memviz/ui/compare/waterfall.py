@@ -140,12 +140,12 @@ def waterfall_html(fall: Waterfall, around: Surroundings) -> Html:
 def _title(fall: Waterfall, letter: str, around: Surroundings) -> Html:
     count = len(fall.steps)
     verb = "row adds" if count == 1 else "rows add"
-    words = f"{count_text(count)} {verb} up to {_exact_change(fall.delta)}, to the byte"
+    text = f"{count_text(count)} {verb} up to {_exact_change(fall.delta)}, to the byte"
     why = {} if around.has_modules else {"module": "None of these files says which module made what"}
     return tag(
         "div",
         tag("h2", f"From peak A to peak {letter}"),
-        tag("span", words, class_="mv-soft"),
+        tag("span", text, class_="mv-soft"),
         tag("span", around.why_by, class_="mv-why") if around.why_by else "",
         switch_html("by", "Rows by", _CHOICES, fall.by, disabled=why),
         class_="mv-falltitle",
@@ -174,8 +174,8 @@ def _head(text: str, sort: str, *, chosen: bool) -> Html:
 def _row(step: WaterfallRow, by: str, scale: _ChangeScale) -> Html:
     change = step.change
     if change is None:
-        words = f"everything else, {count_text(step.hidden)} {_MANY[by] if step.hidden > 1 else by}"
-        name = tag("th", words, scope="row", class_="mv-rest")
+        text = f"everything else, {count_text(step.hidden)} {_MANY[by] if step.hidden > 1 else by}"
+        name = tag("th", text, scope="row", class_="mv-rest")
     else:
         name = tag("th", _named(change, by), scope="row")
     return tag(

@@ -71,7 +71,7 @@ def verdict_html(trace: Trace, device: DeviceTrace, key: str = "") -> Html:
         "header",
         headline_html(trace_headline(overview(trace, device))),
         tag(
-            "p", *(tag("span", words, " ", tag("b", value)) for words, value in facts(trace, device)), class_="mv-facts"
+            "p", *(tag("span", label, " ", tag("b", value)) for label, value in facts(trace, device)), class_="mv-facts"
         ),
         notes_html((*health(trace), *trace.notes), trace, device, key),
     )
@@ -101,16 +101,16 @@ def facts(trace: Trace, device: DeviceTrace) -> list[tuple[str, str]]:
 
 def notes_html(notes: Sequence[Note], trace: Trace, device: DeviceTrace, key: str) -> Html:
     """One is shown, the rest counted: first that another device ran out of memory, last what is true of every file."""
-    elsewhere = others_out_of_memory(trace, device)
+    failed_devices = others_out_of_memory(trace, device)
 
     def rank(note: Note) -> tuple[int, ...]:
-        failed = note.code == "out_of_memory" and note.device in elsewhere
+        failed = note.code == "out_of_memory" and note.device in failed_devices
         return not failed, note.code == "unseen_memory", _ORDER[note.level], note.device not in ("", device.name)
 
-    ordered = [_note(note, key if note.device in elsewhere else "") for note in sorted(notes, key=rank)]
+    ordered = [_note(note, key if note.device in failed_devices else "") for note in sorted(notes, key=rank)]
     if not ordered:
-        words = "Nothing unusual. The history is complete and the totals agree with the segments."
-        return tag("p", words, class_="mv-note")
+        text = "Nothing unusual. The history is complete and the totals agree with the segments."
+        return tag("p", text, class_="mv-note")
     rest = ordered[1:]
     more = tag("details", tag("summary", f"{counted(len(rest), 'more note')}"), *rest) if rest else ""
     return tag("div", ordered[0], more, class_="mv-notes")
@@ -121,14 +121,14 @@ def _note(note: Note, key: str) -> Html:
     head, dot, tail = note.text.partition(": " if ": " in note.text[:90] else ". ")
     body = joined(tag("b", head + dot.strip()), " ", tail) if tail else tag("b", head)
     remedy = joined(" ", tag("span", note.remedy, class_="mv-remedy")) if note.remedy else esc("")
-    words = f"Look at device {note.device}"
-    way = _button(words, key, note.device) if key else esc("")
-    return tag("p", body, remedy, way, class_=f"mv-note mv-{note.level}")
+    label = f"Look at device {note.device}"
+    link = _button(label, key, note.device) if key else esc("")
+    return tag("p", body, remedy, link, class_=f"mv-note mv-{note.level}")
 
 
-def _button(words: str, key: str, device: str) -> Html:
+def _button(label: str, key: str, device: str) -> Html:
     act = {"data_act": "device", "data_key": key, "data_device": device}
-    return joined(" ", tag("button", words, type="button", class_="mv-quiet", **act))
+    return joined(" ", tag("button", label, type="button", class_="mv-quiet", **act))
 
 
 MOMENT = frozenset({"head", "found", "live", "inspector"})
@@ -183,41 +183,41 @@ class _View:
 
 
 def details(
-    trace: Trace, device: DeviceTrace, key: str, state: ExploreState, *, said: Mapping[str, Any], due: frozenset[str]
+    trace: Trace, device: DeviceTrace, key: str, state: ExploreState, *, selection: Mapping[str, Any], parts: frozenset[str]
 ) -> Details:
     """`said` is what the timeline's `select` said last, of this trace or of another one."""
-    chosen = chosen_of(said, key, device)
+    chosen = chosen_of(selection, key, device)
     during = summarize_range(device, *chosen.range) if chosen.range else None
     view = _View(trace, device, state, chosen, during)
     return Details(
-        head=_head(view) if "head" in due else None,
-        found=_found(view) if "found" in due else None,
-        live=_live(view, due) if "live" in due else None,
-        inspector=_inspector(view) if "inspector" in due else None,
+        head=_head(view) if "head" in parts else None,
+        found=_found(view) if "found" in parts else None,
+        live=_live(view, parts) if "live" in parts else None,
+        inspector=_inspector(view) if "inspector" in parts else None,
     )
 
 
-def segments_value(device: DeviceTrace, key: str, said: Mapping[str, Any]) -> dict[str, object]:
+def segments_value(device: DeviceTrace, key: str, selection: Mapping[str, Any]) -> dict[str, object]:
     """Return the map's value at the chosen moment; later the map follows the timeline by itself."""
-    chosen = chosen_of(said, key, device)
-    return map_value(device, key, at=chosen.at, pin=chosen.pin, colour=str(said.get("colour") or "category"))
+    chosen = chosen_of(selection, key, device)
+    return map_value(device, key, at=chosen.at, pin=chosen.pin, colour=str(selection.get("colour") or "category"))
 
 
-def events_value(trace: Trace, device: DeviceTrace, key: str, said: Mapping[str, Any]) -> dict[str, object]:
+def events_value(trace: Trace, device: DeviceTrace, key: str, selection: Mapping[str, Any]) -> dict[str, object]:
     """Return the list's value at the chosen moment; later the list follows the timeline by itself."""
-    return list_value(trace, device, key, chosen_of(said, key, device).at)
+    return list_value(trace, device, key, chosen_of(selection, key, device).at)
 
 
 def _head(view: _View) -> Html:
     if view.state.tab != "live":
         return head_html(view.state)
     if view.state.weight == "lifetime":
-        weighed, measure = weighed_by_lifetime(view.device, view.span, view.colours("category"))
-        return head_html(view.state, lifetime_words_html(view.span, weighed, measure))
+        weights, measure = weighed_by_lifetime(view.device, view.span, view.colours("category"))
+        return head_html(view.state, lifetime_words_html(view.span, weights, measure))
     rows = live_rows(view.device, view.event)
     live = Total(len(rows), int(lifetimes(view.device).size[rows].sum()))
-    moment_words = moment_words_html(view.event, live, of_range=view.during is not None, is_still=view.is_still)
-    return head_html(view.state, moment_words, within_html(view.during) if view.during else Html(""))
+    moment_text = moment_words_html(view.event, live, of_range=view.during is not None, is_still=view.is_still)
+    return head_html(view.state, moment_text, within_html(view.during) if view.during else Html(""))
 
 
 def _found(view: _View) -> Html:
@@ -229,11 +229,11 @@ def _found(view: _View) -> Html:
         return refused_query_html(str(error))
 
 
-def _live(view: _View, due: frozenset[str]) -> Html | None:
+def _live(view: _View, parts: frozenset[str]) -> Html | None:
     if view.state.tab == "live":
         return tag("div", *_live_set(view), data_trace=view.chosen.key)
     if view.state.tab == "never":
-        return tag("div", _never_freed(view), data_trace=view.chosen.key) if "end" in due else None
+        return tag("div", _never_freed(view), data_trace=view.chosen.key) if "end" in parts else None
     return tag("div", data_trace=view.chosen.key)
 
 
@@ -243,34 +243,34 @@ def _live_set(view: _View) -> list[Html]:
     by = "site" if state.by == "stack" else state.by
     path = _path(trace, state.path_of(key)) if state.by == "stack" else ()
     rows = live_rows(device, view.event)
-    weighed, measure = weighed_by_bytes(device, rows, view.colours("category")), Measure(state.weight)
+    weights, measure = weighed_by_bytes(device, rows, view.colours("category")), Measure(state.weight)
     request = {"key": key, "what": "live", "by": by, "event": str(view.event), "path": path_text(path)}
     name = f"live-at-{max(view.event, 0)}-by-{by}.csv"
     if state.weight == "lifetime":
-        weighed, measure = weighed_by_lifetime(device, view.span, view.colours("category"))
+        weights, measure = weighed_by_lifetime(device, view.span, view.colours("category"))
         first, last = view.span
         request |= {"what": "lifetime", "first": str(first), "last": str(last)}
         name = f"lifetime-{max(first, 0)}-to-{last}-by-{by}.csv"
-    table = _table(view, weighed.below(trace, device, path), by, measure, {**request, "name": name})
+    table = _table(view, weights.below(trace, device, path), by, measure, {**request, "name": name})
     if state.by != "stack":
         return [table]
-    drawn = weighed_by_count(rows, view.colours("category")) if state.weight == "count" else weighed
+    icicle_weights = weighed_by_count(rows, view.colours("category")) if state.weight == "count" else weights
     colours = view.colours(view.chosen.colour)
-    stacks = weighted_stacks(trace, device, painted(drawn, colours), path)
+    stacks = weighted_stacks(trace, device, painted(icicle_weights, colours), path)
     return [icicle_html(trace, stacks, paint=paint_of(colours), measure=measure), table]
 
 
-def _table(view: _View, weighed: WeightedRows, by: str, measure: Measure, download: dict[str, str]) -> Html:
-    breakdown = weighted_breakdown(view.trace, view.device, weighed, by)
-    return table_html(breakdown, view.state, look=_look(view, weighed, by, measure), download=download)
+def _table(view: _View, weights: WeightedRows, by: str, measure: Measure, download: dict[str, str]) -> Html:
+    breakdown = weighted_breakdown(view.trace, view.device, weights, by)
+    return table_html(breakdown, view.state, look=_look(view, weights, by, measure), download=download)
 
 
-def _look(view: _View, weighed: WeightedRows, by: str, measure: Measure = BYTES) -> TableLook:
+def _look(view: _View, weights: WeightedRows, by: str, measure: Measure = BYTES) -> TableLook:
     colours = view.colours(view.chosen.colour)
     total = "Together" if measure.kind == "lifetime" else "Live"
     if colours.meaning == "category":
         return TableLook(measure=measure, total=total)
-    colour = weighted_breakdown(view.trace, view.device, painted(weighed, colours), by).dominant
+    colour = weighted_breakdown(view.trace, view.device, painted(weights, colours), by).dominant
     return TableLook(paint_of(colours), colour, measure, total)
 
 
@@ -284,12 +284,12 @@ def _path(trace: Trace, text: str) -> Path:
 
 def _never_freed(view: _View) -> Html:
     trace, device = view.trace, view.device
-    weighed = weighed_by_bytes(device, never_freed_rows(device), view.colours("category"))
-    kept = weighted_breakdown(trace, device, weighed, "site")
+    weights = weighed_by_bytes(device, never_freed_rows(device), view.colours("category"))
+    never_freed = weighted_breakdown(trace, device, weights, "site")
     churn = freed_at_once(trace, device, top=CHURN_ROWS)
     download = {"key": view.chosen.key, "what": "never", "by": "site", "name": "never-freed.csv"}
-    look = _look(view, weighed, "site")
-    return never_freed_html(kept, growth(trace, device), churn, view.state, look=look, download=download)
+    look = _look(view, weights, "site")
+    return never_freed_html(never_freed, growth(trace, device), churn, view.state, look=look, download=download)
 
 
 def never_freed_rows(device: DeviceTrace) -> Ints8:
@@ -324,6 +324,6 @@ def _lifetime_table(trace: Trace, device: DeviceTrace, request: Mapping[str, str
     if not all(end.removeprefix("-").isdecimal() and len(end) <= 18 for end in ends):
         raise UsageError("A range goes from the number of an event to that of another.")
     first, last = sorted(int(end) for end in ends)
-    weighed, _ = weighed_by_lifetime(device, (first, last), colours_of(trace, device, "category"))
-    below = weighed.below(trace, device, parse_path(trace, request.get("path", "")))
-    return weighted_breakdown(trace, device, below, request.get("by", "site"))
+    weights, _ = weighed_by_lifetime(device, (first, last), colours_of(trace, device, "category"))
+    selected = weights.below(trace, device, parse_path(trace, request.get("path", "")))
+    return weighted_breakdown(trace, device, selected, request.get("by", "site"))

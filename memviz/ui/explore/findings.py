@@ -86,15 +86,15 @@ def with_estimate(context: Context, session: Session, data: Mapping[str, str]) -
         return session
     kind = ActionKind(data["kind"])
     try:
-        found = finding_by_key(*current, data.get("finding", ""))
-        made = _edited_trace(source_of(*current), found, kind)
+        offer = finding_by_key(*current, data.get("finding", ""))
+        estimates = _edited_trace(source_of(*current), offer, kind)
     except UsageError:
         # Of another trace than the one that is open now.
         return session
-    if made is None:
+    if estimates is None:
         return session
-    sample = estimate_name(session.current.sample, found.key, kind)
-    return open_derived_trace(context.store, session, session.current.key, made, compared=True, sample=sample)
+    sample = estimate_name(session.current.sample, offer.key, kind)
+    return open_derived_trace(context.store, session, session.current.key, estimates, compared=True, sample=sample)
 
 
 def _edited_trace(source: Source, finding: Finding, kind: ActionKind) -> Trace | None:
@@ -154,11 +154,11 @@ def _list(shown: Sequence[Finding], key: str, offered: Mapping[str, tuple[Offer,
 
 
 def _item(finding: Finding, key: str, offers: Sequence[Offer]) -> Html:
-    words, remedy = cut(finding.sentence, _LONGEST), tag("span", finding.remedy, class_="mv-soft")
+    label, remedy = cut(finding.sentence, _LONGEST), tag("span", finding.remedy, class_="mv-soft")
     size = tag("b", rounded(finding.bytes), class_="mv-number")
     if not key:
-        return tag("li", size, tag("p", words, " ", remedy))
-    said = tag("button", words, type="button", class_="mv-finding", data_keep="")
+        return tag("li", size, tag("p", label, " ", remedy))
+    said = tag("button", label, type="button", class_="mv-finding", data_keep="")
     ways = tag("div", *(_offer_html(finding, offer) for offer in offers), _way(finding), class_="mv-ways")
     return tag("li", size, tag("p", said, " ", remedy), ways, **lights("finding", finding.key))
 

@@ -52,15 +52,15 @@ def icicle_html(
     trace: Trace, breakdown: StackBreakdown, *, paint: Paint = CATEGORIES, measure: Measure = BYTES
 ) -> Html:
     drawing = _Drawing(trace, paint, measure)
-    whole = int(breakdown.tree.bytes[breakdown.node])
+    total = int(breakdown.tree.bytes[breakdown.node])
     crumbs = crumbs_html(trace, breakdown.path) if breakdown.path else ""
-    if not whole:
+    if not total:
         return joined(crumbs, tag("p", "Nothing is live here.", class_="mv-soft"))
     drawn = list(boxes(breakdown))
     height = ROW_HEIGHT * (1 + max(box.row for box in drawn))
-    words = f"{_WORDS[measure.kind]} by stack, callers on top. Arrow keys walk, Enter zooms in."
-    nodes = tag("div", *(_box_html(drawing, box, whole) for box in drawn), style=f"height:{height}px")
-    return joined(crumbs, tag("div", nodes, class_="mv-icicle", role="group", aria_label=words))
+    label = f"{_WORDS[measure.kind]} by stack, callers on top. Arrow keys walk, Enter zooms in."
+    nodes = tag("div", *(_box_html(drawing, box, total) for box in drawn), style=f"height:{height}px")
+    return joined(crumbs, tag("div", nodes, class_="mv-icicle", role="group", aria_label=label))
 
 
 def crumbs_html(trace: Trace, path: Path) -> Html:
@@ -79,7 +79,7 @@ def _crumb(label: str, path: str) -> Html:
 def boxes(breakdown: StackBreakdown) -> Iterator[Box]:
     """Level by level, left to right."""
     tree, children = breakdown.tree, _children(breakdown.tree)
-    whole = max(int(tree.bytes[breakdown.node]), 1)
+    total = max(int(tree.bytes[breakdown.node]), 1)
     waiting = deque([(_box(breakdown, [breakdown.node], breakdown.path, left=0.0, row=0), breakdown.node)])
     while waiting:
         box, node = waiting.popleft()
@@ -87,15 +87,15 @@ def boxes(breakdown: StackBreakdown) -> Iterator[Box]:
         left, other_bytes, other_count = box.left, 0, 0
         for child in children.get(node, []):
             size = int(tree.bytes[child])
-            if tree.frame[child] == OTHER or size < _LEAST_SHARE * whole:
+            if tree.frame[child] == OTHER or size < _LEAST_SHARE * total:
                 other_bytes, other_count = other_bytes + size, other_count + int(tree.count[child])
                 continue
             chain = _chain(tree, children, child)
             path = (*(box.path or ()), *(int(tree.frame[node]) for node in chain))
             waiting.append((_box(breakdown, chain, path, left=left, row=box.row + 1), chain[-1]))
-            left += size / whole
+            left += size / total
         if other_bytes:
-            other = Box(None, (OTHER,), left, other_bytes / whole, box.row + 1, other_bytes, other_count, None)
+            other = Box(None, (OTHER,), left, other_bytes / total, box.row + 1, other_bytes, other_count, None)
             waiting.append((other, _NO_NODE))
 
 
@@ -137,12 +137,12 @@ class _Drawing:
     measure: Measure
 
 
-def _box_html(drawing: _Drawing, box: Box, whole: int) -> Html:
-    words = [frame_words(drawing.trace, frame) for frame in box.frames]
+def _box_html(drawing: _Drawing, box: Box, total: int) -> Html:
+    text = [frame_words(drawing.trace, frame) for frame in box.frames]
     place = f"left:{100 * box.left:.3f}%;width:{100 * box.width:.3f}%;top:{ROW_HEIGHT * box.row}px"
-    name = _label(words, box, drawing.measure)
+    name = _label(text, box, drawing.measure)
     label = name if box.width >= _LABEL_SHARE else ""
-    title = _title(words, box, whole, drawing.measure)
+    title = _title(text, box, total, drawing.measure)
     if box.path is None or box.dominant is None:
         return tag("span", label, class_="mv-node mv-is-other", style=place, title=title)
     lights = {"data_light_by": "path", "data_light_group": path_text(box.path)} if box.path else {}
@@ -164,20 +164,20 @@ def _box_html(drawing: _Drawing, box: Box, whole: int) -> Html:
     )
 
 
-def _label(words: list[FrameWords], box: Box, measure: Measure) -> str:
-    named = words if box.width >= _CHAIN_SHARE else words[-1:]
+def _label(text: list[FrameWords], box: Box, measure: Measure) -> str:
+    named = text if box.width >= _CHAIN_SHARE else text[-1:]
     return f"{' › '.join(_short(node) for node in named)} {measure.text(box.bytes)}"
 
 
-def _short(words: FrameWords) -> str:
+def _short(text: FrameWords) -> str:
     """Functions called `forward` are told apart by their file, so that comes first."""
-    name = words.place.rpartition("/")[2].replace(".py:", ":", 1)
-    return cut(f"{name} {words.function}" if name else words.function, _LONGEST)
+    name = text.place.rpartition("/")[2].replace(".py:", ":", 1)
+    return cut(f"{name} {text.function}" if name else text.function, _LONGEST)
 
 
-def _title(words: list[FrameWords], box: Box, whole: int, measure: Measure) -> str:
+def _title(words: list[FrameWords], box: Box, total: int, measure: Measure) -> str:
     frames = [cut(f"{frame.function} {frame.path}" if frame.place else frame.function, 300) for frame in words[-12:]]
-    parts = [measure.exact(box.bytes), f"{percent_text(box.bytes, whole)} of {measure.text(whole)}"]
+    parts = [measure.exact(box.bytes), f"{percent_text(box.bytes, total)} of {measure.text(total)}"]
     figures = ", ".join(parts if measure.kind == "count" else [*parts, allocations(box.count)])
     mostly = ""
     if box.dominant is not None:
@@ -185,11 +185,11 @@ def _title(words: list[FrameWords], box: Box, whole: int, measure: Measure) -> s
     return "\n".join(frames) + f"\n{figures}{mostly}"
 
 
-def page_share(dominant: int, whole: int) -> int:
+def page_share(dominant: int, total: int) -> int:
     """Percent of the page's colour: none for a pure node, else 50 to 70, more the less one category dominates."""
-    if dominant >= whole:
+    if dominant >= total:
         return 0
-    return 70 - 5 * round(4 * dominant / whole)
+    return 70 - 5 * round(4 * dominant / total)
 
 
 def _fill(box: Box, paint: Paint) -> tuple[str, str]:

@@ -137,13 +137,13 @@ def _block_words(allocation: Allocation) -> str:
 def _lifetime(span: Span) -> Html:
     begin = _event_link(span.start) if span.start > BEFORE else "before the first event"
     end = _event_link(span.end) if span.end < span.never else "the end"
-    words = joined("event " if span.start > BEFORE else "", begin, " → ", end)
+    text = joined("event " if span.start > BEFORE else "", begin, " → ", end)
     notes = []
     if span.microseconds is not None and span.never:
         notes.append(f"{'' if span.is_whole else 'at least '}{duration_text(span.microseconds)}")
     if BEFORE < span.free_requested < span.end - 1:
         notes.append(f"free asked for at event {count_text(span.free_requested)}")
-    return joined(words, _soft(", ".join(notes)))
+    return joined(text, _soft(", ".join(notes)))
 
 
 def _event_link(event: int) -> Html:
@@ -162,8 +162,8 @@ def stack_html(trace: Trace, stack: int, title: str, source: SourceLine = no_sou
     """Innermost first; what lies between a person's own frames is folded."""
     numbers = trace.stacks.of(stack).tolist()
     if not numbers:
-        words = "No stack was recorded for it." if stack == NO_STACK else "Its stack was recorded empty."
-        return tag("p", words, class_="mv-soft")
+        text = "No stack was recorded for it." if stack == NO_STACK else "Its stack was recorded empty."
+        return tag("p", text, class_="mv-soft")
     frames = [frame_words(trace, frame) for frame in numbers[:MOST_FRAMES]]
     copied = "\n".join(cut(f"{frame.function} {frame.path}", _LONGEST_TEXT) for frame in frames)
     copy = tag("button", "Copy", type="button", class_="mv-link", data_mv_copy=copied)
@@ -191,15 +191,15 @@ def _own_frame(trace: Trace, words: FrameWords, frame: int, source: SourceLine) 
     return tag("div", line, shown, class_="mv-frame", title=cut(words.path, _LONGEST_TEXT))
 
 
-def _library_frames(words: list[FrameWords]) -> Html:
-    count = f"{count_text(len(words))} library frame{'' if len(words) == 1 else 's'}"
+def _library_frames(text: list[FrameWords]) -> Html:
+    count = f"{count_text(len(text))} library frame{'' if len(text) == 1 else 's'}"
     frames = [
         tag(
             "div",
             joined(cut(frame.function, 120), " ", tag("span", cut(frame.place, 80), class_="mv-soft")),
             title=cut(frame.path, 300),
         )
-        for frame in words
+        for frame in text
     ]
     return tag("details", tag("summary", count), *frames)
 
@@ -266,9 +266,9 @@ def _moment_facts(moment: EventState) -> Iterable[tuple[str, object]]:
         ("· remainders", parts.free_remainders, "of segments in use"),
         ("· pages", parts.free_pages, "of expandable segments"),
     )
-    for name, size, words in kinds:
+    for name, size, text in kinds:
         if size:
-            yield name, joined(exact(size), _soft(words))
+            yield name, joined(exact(size), _soft(text))
     if parts.unknown:
         yield "Unknown", joined(exact(parts.unknown), _soft("beyond the segments that are known"))
     yield "Reserved", exact(parts.reserved)
@@ -288,15 +288,15 @@ _FREES = ("free", "free_requested", "free_completed")
 def _happened(event: EventSummary, *, is_now: bool) -> Html:
     number = tag("button", count_text(event.event), type="button", class_="mv-link", data_mv_at=event.event)
     size = bytes_text(event.bytes) if event.bytes else ""
-    words = f" {event.action.replace('_', ' ')} {size} "
+    text = f" {event.action.replace('_', ' ')} {size} "
     # The list of all events says of a free where its block was made; the file says here where it was freed.
     where = f"freed in {cut(event.site, 60)}" if event.site and event.action in _FREES else cut(event.site, 60)
-    return tag("li", number, words, tag("span", where, class_="mv-soft"), aria_current="true" if is_now else None)
+    return tag("li", number, text, tag("span", where, class_="mv-soft"), aria_current="true" if is_now else None)
 
 
 def _facts(rows: Iterable[tuple[str, object]]) -> Html:
     return tag("dl", *(piece for name, value in rows for piece in (tag("dt", name), tag("dd", value))), class_="mv-dl")
 
 
-def _soft(words: str) -> Html:
-    return joined(" ", tag("span", words, class_="mv-soft")) if words else Html("")
+def _soft(text: str) -> Html:
+    return joined(" ", tag("span", text, class_="mv-soft")) if text else Html("")

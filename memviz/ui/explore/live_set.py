@@ -42,8 +42,8 @@ CATEGORIES = Paint("category", {kind: shades_of(kind) for kind in KINDS})
 
 def colours_of(trace: Trace, device: DeviceTrace, meaning: str) -> Colouring:
     """The timeline's own, made once. What a browser wants may be anything."""
-    known = meaning if meaning in MEANINGS else "category"
-    return cached_on(trace, (colouring, device.name, known), lambda: colouring(trace, device, known))
+    cached = meaning if meaning in MEANINGS else "category"
+    return cached_on(trace, (colouring, device.name, cached), lambda: colouring(trace, device, cached))
 
 
 def paint_of(colours: Colouring) -> Paint:
@@ -102,14 +102,14 @@ def weighed_by_count(rows: Ints8, colours: Colouring) -> WeightedRows:
 
 
 def weighed_by_lifetime(device: DeviceTrace, span: tuple[int, int], colours: Colouring) -> tuple[WeightedRows, Measure]:
-    held = rows_in_range(device, *span)
-    part = colours.group[held.rows]
-    return WeightedRows(held.rows, held.byte_events, part, colours.labels), Measure("lifetime", held.events)
+    integral = rows_in_range(device, *span)
+    part = colours.group[integral.rows]
+    return WeightedRows(integral.rows, integral.byte_events, part, colours.labels), Measure("lifetime", integral.events)
 
 
-def painted(weighed: WeightedRows, colours: Colouring) -> WeightedRows:
+def painted(weights: WeightedRows, colours: Colouring) -> WeightedRows:
     """The same, counted as what other colours mean."""
-    return WeightedRows(weighed.rows, weighed.weight, colours.group[weighed.rows], colours.labels)
+    return WeightedRows(weights.rows, weights.weight, colours.group[weights.rows], colours.labels)
 
 
 FEW_ROWS = 40
@@ -127,14 +127,14 @@ def tabs_html(state: ExploreState) -> Html:
     tabs = [
         tag(
             "button",
-            words,
+            label,
             type="button",
             role="tab",
             data_act="tab",
             data_value=name,
             aria_selected="true" if name == state.tab else "false",
         )
-        for name, words in TABS.items()
+        for name, label in TABS.items()
     ]
     return tag("div", *tabs, class_="mv-tabs", role="tablist", aria_label="Views of this moment")
 
@@ -148,15 +148,15 @@ def head_html(state: ExploreState, moment: Html | str = "", facts: Html | str = 
 def moment_words_html(event: int, live: Total, *, of_range: bool = False, is_still: bool = False) -> Html:
     """Which moment everything below answers for."""
     which = "live at the range’s peak, " if of_range else ""
-    words = f"{which}{when(event, is_still=is_still)} · {allocations(live.count)} · "
-    return tag("p", words, rounded(live.bytes), class_="mv-moment", aria_live="polite")
+    text = f"{which}{when(event, is_still=is_still)} · {allocations(live.count)} · "
+    return tag("p", text, rounded(live.bytes), class_="mv-moment", aria_live="polite")
 
 
-def lifetime_words_html(span: tuple[int, int], weighed: WeightedRows, measure: Measure) -> Html:
+def lifetime_words_html(span: tuple[int, int], weights: WeightedRows, measure: Measure) -> Html:
     """Bytes × lifetime answer for a range, or for the whole trace."""
-    words = f"events {count_text(max(span[0], 0))} to {count_text(span[1])} · {allocations(len(weighed.rows))} · "
-    mean = measure.html(int(weighed.weight.sum()))
-    return tag("p", words, mean, " on average", class_="mv-moment", aria_live="polite")
+    text = f"events {count_text(max(span[0], 0))} to {count_text(span[1])} · {allocations(len(weights.rows))} · "
+    mean = measure.html(int(weights.weight.sum()))
+    return tag("p", text, mean, " on average", class_="mv-moment", aria_live="polite")
 
 
 def switch_html(state: ExploreState) -> Html:
@@ -190,8 +190,8 @@ def within_html(during: RangeSummary) -> Html:
         ("live throughout", during.throughout),
     )
     facts = [
-        tag("span", f"{words} ", tag("b", rounded(some.bytes)), f" in {count_text(some.count)}")
-        for words, some in parts
+        tag("span", f"{text} ", tag("b", rounded(some.bytes)), f" in {count_text(some.count)}")
+        for text, some in parts
     ]
     return tag("p", tag("span", span), *facts, class_="mv-facts")
 
@@ -326,10 +326,10 @@ def lights(by: str, key: str) -> dict[str, str]:
     return {"data_light_by": by, "data_light_group": key} if len(key) <= _LONGEST_KEY else {}
 
 
-def category_html(mostly: Dominant, whole: int, *, has_swatch: bool = True) -> Html:
+def category_html(mostly: Dominant, total: int, *, has_swatch: bool = True) -> Html:
     """With its share, unless that reads 100 %."""
-    share = percent_text(mostly.bytes, whole)
-    mixed = tag("span", f" {share}", class_="mv-soft") if share != percent_text(whole, whole) else ""
+    share = percent_text(mostly.bytes, total)
+    mixed = tag("span", f" {share}", class_="mv-soft") if share != percent_text(total, total) else ""
     probably = tag("span", "probably ", class_="mv-soft") if mostly.certainty is Certainty.PROBABLE else ""
     kind = tag("span", probably, mostly.kind, title=mostly.reason or None)
     return joined(swatch(mostly.kind) if has_swatch else "", " ", kind, mixed)
@@ -337,8 +337,8 @@ def category_html(mostly: Dominant, whole: int, *, has_swatch: bool = True) -> H
 
 def _rest_row(rest: list[Group], breakdown: Breakdown, measure: Measure, *, can_grow: bool) -> Html:
     size, count = sum(group.bytes for group in rest), sum(group.count for group in rest)
-    words = f"everything else, {count_text(len(rest))} more"
-    name = tag("button", words, type="button", class_="mv-link", data_act="more") if can_grow else words
+    label = f"everything else, {count_text(len(rest))} more"
+    name = tag("button", label, type="button", class_="mv-link", data_act="more") if can_grow else label
     share = percent_text(sum(measure.share_of(group) for group in rest), _whole(breakdown, measure))
     return _sum_row(name, count, measure.cell.html(size), share, breakdown.groups.by)
 
@@ -379,8 +379,8 @@ def found_html(result: FindResult, query: str) -> Html:
     return _found_section(head, _found_table(result), data_light_rest="find", data_light_rest_group=query)
 
 
-def refused_query_html(words: str) -> Html:
-    return _found_section(tag("p", words, class_="mv-soft", role="alert"))
+def refused_query_html(reason: str) -> Html:
+    return _found_section(tag("p", reason, class_="mv-soft", role="alert"))
 
 
 def _found_section(*content: Html, **attributes: str) -> Html:
@@ -402,7 +402,7 @@ def _found_table(result: FindResult) -> Html:
         ("Bytes now", "mv-number"),
         ("In the whole trace", "mv-number"),
     )
-    heads = [tag("th", words, class_=kind or None, scope="col") for words, kind in names]
+    heads = [tag("th", label, class_=kind or None, scope="col") for label, kind in names]
     body = joined(tag("thead", tag("tr", *heads)), tag("tbody", *rows), tag("tfoot", *foot))
     return tag("table", body, class_="mv-table mv-groups")
 

@@ -42,8 +42,8 @@ def kept_html(kept: Breakdown, state: ExploreState, download: dict[str, str] | N
 
 def growth_html(grown: Growth) -> Html:
     if not grown.steps:
-        words = "The trace marks no steps, so what grows from one to the next is not known."
-        return _section("Growth from step to step", words)
+        text = "The trace marks no steps, so what grows from one to the next is not known."
+        return _section("Growth from step to step", text)
     spans = len(grown.steps) - 1
     if not spans:
         return _section("Growth from step to step", "The trace holds one step; there is none to compare it with.")
@@ -123,5 +123,5 @@ def _table(names: tuple[str, ...], rows: list[Html], foot: list[Html]) -> Html:
 
 
 def _section(head: str, soft: str = "", *content: Html) -> Html:
-    words = joined(" ", tag("span", soft, class_="mv-soft")) if soft else ""
-    return tag("section", tag("h3", head, words), *content, class_="mv-part")
+    text = joined(" ", tag("span", soft, class_="mv-soft")) if soft else ""
+    return tag("section", tag("h3", head, text), *content, class_="mv-part")

@@ -180,26 +180,26 @@ def _wire(context: Context, session: gr.State, parts: ExploreTab) -> None:
         recoloured = before.get("colour", "category") != chosen.get("colour", "category")
         due = (answer.MOMENT if moved else answer.PIN) | (answer.TABLE if recoloured else frozenset())
         heard.session, heard.chosen = current, chosen
-        return [chosen, *heard.answered(partial(panels, context, due=due))]
+        return [chosen, *heard.answered(partial(panels, context, parts=due))]
 
     def act(current: Session, heard: LatestInput, event: gr.EventData) -> list[Any]:
         before = heard.state.tab
         turned = heard.state.clicked(clicked(event), timeline_key(current.current) if current.current else "")
         heard.session, heard.state = current, turned
 
-        def details(session: Session, state: ExploreState, said: Mapping[str, Any]) -> list[Any]:
-            shown = panels(context, session, state, said, answer.TABLE)
+        def details(session: Session, state: ExploreState, selection: Mapping[str, Any]) -> list[Any]:
+            shown = panels(context, session, state, selection, answer.TABLE)
             is_same = turned.tab == before
-            return [*shown, *([gr.skip()] * len(parts.maps) if is_same else maps(context, session, state, said))]
+            return [*shown, *([gr.skip()] * len(parts.maps) if is_same else maps(context, session, state, selection))]
 
         return heard.answered(details)
 
     def search(current: Session, heard: LatestInput, event: gr.EventData) -> list[Any]:
         heard.session, heard.state = current, heard.state.finding(typed(event))
-        return heard.answered(partial(panels, context, due=answer.FOUND))
+        return heard.answered(partial(panels, context, parts=answer.FOUND))
 
-    def everything(session: Session, state: ExploreState, said: Mapping[str, Any]) -> list[Any]:
-        return [said, *panels(context, session, state, said, answer.ALL), *maps(context, session, state, said)]
+    def everything(session: Session, state: ExploreState, selection: Mapping[str, Any]) -> list[Any]:
+        return [selection, *panels(context, session, state, selection, answer.ALL), *maps(context, session, state, selection)]
 
     def another(current: Session, chosen: Mapping[str, Any], heard: LatestInput) -> list[Any]:
         heard.session, heard.chosen = current, chosen_of_another(current, chosen, heard.chosen)
@@ -208,12 +208,12 @@ def _wire(context: Context, session: gr.State, parts: ExploreTab) -> None:
     def again(heard: LatestInput) -> list[Any]:
         return heard.answered(everything)
 
-    told, turned = [session, parts.chosen, parts.heard], [session, parts.heard]
+    selection_inputs, turned = [session, parts.chosen, parts.heard], [session, parts.heard]
     details, all_details = [*parts.panels, parts.number], [parts.chosen, *parts.panels, *parts.maps, parts.number]
-    parts.timeline.select(select, told, [parts.chosen, *details], **_LATEST)
+    parts.timeline.select(select, selection_inputs, [parts.chosen, *details], **_LATEST)
     parts.shown.change(_offering(context), [session, parts.heard], [parts.findings], **_LATEST)
     parts.find.input(search, turned, details, **_LATEST)
-    parts.shown.change(another, told, all_details, **_LATEST)
+    parts.shown.change(another, selection_inputs, all_details, **_LATEST)
     parts.number.click(again, [parts.heard], all_details, **_LATEST)
     for panel in (parts.head, parts.live):
         panel.click(act, turned, [*parts.panels, *parts.maps, parts.number], **_LATEST)
@@ -240,13 +240,13 @@ def _offering(context: Context) -> Callable[[Session, LatestInput], Awaitable[An
     return offer
 
 
-def chosen_of_another(session: Session, known: Mapping[str, Any], heard: Mapping[str, Any]) -> Mapping[str, Any]:
+def chosen_of_another(session: Session, before: Mapping[str, Any], heard: Mapping[str, Any]) -> Mapping[str, Any]:
     """The timeline of another trace begins at its peak, unless a link says where, or somebody has chosen in it before
     this answer began. What was chosen on the trace before is forgotten, so that it does not come back with that one.
     Gradio may tell of one change twice."""
     key = timeline_key(session.current) if session.current else ""
-    said: list[Mapping[str, Any]] = [heard, known.get("linked") or known]
-    return next((each for each in said if each.get("key") == key), {})
+    candidates: list[Mapping[str, Any]] = [heard, before.get("linked") or before]
+    return next((each for each in candidates if each.get("key") == key), {})
 
 
 def show(context: Context, session: Session, state: dict[str, Any] | None = None) -> list[Any]:
@@ -269,13 +269,13 @@ def show(context: Context, session: Session, state: dict[str, Any] | None = None
 
 
 def panels(
-    context: Context, session: Session, state: ExploreState, chosen: Mapping[str, Any], due: frozenset[str]
+    context: Context, session: Session, state: ExploreState, chosen: Mapping[str, Any], parts: frozenset[str]
 ) -> list[Any]:
     """The values of `ExploreTab.panels`; what is not due stays as it is."""
     current = context.current(session)
     if current is None or session.current is None:
         return [""] * 4
-    shown = answer.details(*current, timeline_key(session.current), state, said=chosen, due=due)
+    shown = answer.details(*current, timeline_key(session.current), state, selection=chosen, parts=parts)
     return [gr.skip() if panel is None else panel for panel in shown.panels]
 
 

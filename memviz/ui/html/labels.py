@@ -72,5 +72,5 @@ def _frame_words(trace: Trace, frame: int) -> FrameWords:
     return FrameWords(function, with_line(tail, line), with_line(path, line), is_own=bool(kind == FrameKind.USER))
 
 
-def headline_html(said: Headline) -> Html:
-    return tag("h1", said.answer, " ", tag("span", said.reason), class_="mv-verdict")
+def headline_html(headline: Headline) -> Html:
+    return tag("h1", headline.answer, " ", tag("span", headline.reason), class_="mv-verdict")

@@ -264,11 +264,11 @@ def _bytes_words(action: int, size: int) -> str:
 
 
 def _look(action: int) -> str:
-    known = Action(action) if action < Action.OTHER else Action.OTHER
-    if known is Action.OOM:
+    cached = Action(action) if action < Action.OTHER else Action.OTHER
+    if cached is Action.OOM:
         return "oom"
-    change = {"+": "grew", "−": "shrank"}.get(_SIGNS.get(known, ""), "plain")
-    return f"device-{change}" if known in _OF_THE_DEVICE else change
+    change = {"+": "grew", "−": "shrank"}.get(_SIGNS.get(cached, ""), "plain")
+    return f"device-{change}" if cached in _OF_THE_DEVICE else change
 
 
 def _pool_words(pool: tuple[int, int]) -> str:

@@ -71,8 +71,8 @@ def segment_view(
     moment = segments_at(trace, device, event)
     drawing = packed_map(trace, device, moment, meaning=meaning)
     if not has_reserved(device):
-        words = tag("p", "The file says nothing of segments: what is reserved is not known.", class_="mv-soft")
-        return SegmentView(f"{when(event)} · no segments in the file", words, Html(""), drawing)
+        text = tag("p", "The file says nothing of segments: what is reserved is not known.", class_="mv-soft")
+        return SegmentView(f"{when(event)} · no segments in the file", text, Html(""), drawing)
     parts = fragmentation_at(trace, device, event)
     return SegmentView(
         title=title(moment, parts),
@@ -90,9 +90,9 @@ def title(moment: SegmentsAt, parts: Fragmentation) -> str:
 def free_space(moment: SegmentsAt) -> FreeSpace:
     tiles = moment.tiles
     free = tiles.kind == TileKind.FREE
-    whole = tiles.size[free] == moment.segments.size[tiles.segment[free]]
+    total = tiles.size[free] == moment.segments.size[tiles.segment[free]]
     sizes = tiles.size[free]
-    return FreeSpace(int(sizes.max(initial=0)), len(sizes), int(np.count_nonzero(whole)))
+    return FreeSpace(int(sizes.max(initial=0)), len(sizes), int(np.count_nonzero(total)))
 
 
 def segment_groups(trace: Trace, segments: Segments) -> tuple[tuple[SegmentGroup, ...], Ints8]:
@@ -126,12 +126,12 @@ def _group_words(count: int, size: int, noun: str) -> str:
 def _group_name(trace: Trace, key: Ints8, *, names_stream: bool) -> str:
     pool, stream, is_expandable = key.tolist()
     first, second = trace.pools[pool]
-    words = ["default pool" if (first, second) == DEFAULT_POOL else f"private pool {first}, {second}"]
+    text = ["default pool" if (first, second) == DEFAULT_POOL else f"private pool {first}, {second}"]
     if names_stream:
-        words.append(f"stream {trace.streams[stream]}")
+        text.append(f"stream {trace.streams[stream]}")
     if is_expandable:
-        words.append("expandable")
-    return " · ".join(words)
+        text.append("expandable")
+    return " · ".join(text)
 
 
 def packed_map(trace: Trace, device: DeviceTrace, moment: SegmentsAt, *, meaning: str = "category") -> PackedTimeline:
@@ -254,10 +254,10 @@ def fragmentation_html(parts: Fragmentation) -> Html:
         )
         for part, size in shown.items()
     ]
-    whole = tag("span", "reserved ", tag("b", bytes_text(parts.reserved)), " =", title=exact(parts.reserved))
+    total = tag("span", "reserved ", tag("b", bytes_text(parts.reserved)), " =", title=exact(parts.reserved))
     return joined(
         tag("div", *bar, class_="mvs-whole", aria_hidden="true"),
-        tag("p", whole, *terms, class_="mvs-terms"),
+        tag("p", total, *terms, class_="mvs-terms"),
         _outside_html(parts),
     )
 
@@ -269,8 +269,8 @@ def _exact(part: str, size: int, parts: Fragmentation) -> str:
 def _outside_html(parts: Fragmentation) -> Html:
     if not parts.outside:
         return Html("")
-    words = f"{bytes_text(parts.outside)} live lie in no segment known at this moment, and are in none of these sums."
-    return tag("p", words, class_="mv-soft")
+    text = f"{bytes_text(parts.outside)} live lie in no segment known at this moment, and are in none of these sums."
+    return tag("p", text, class_="mv-soft")
 
 
 _HEAD = ("Segment", "Pool", "Blocks", "Live", "Rounding", "Free", "Largest free", "Size")
@@ -327,8 +327,8 @@ def _together(figures: Ints8) -> Ints8:
 
 def _table_row(name: Html, pool: str, figures: Ints8, *, to_the_byte: bool = False) -> Html:
     blocks, *sizes = figures.tolist()
-    words = exact if to_the_byte else bytes_text
-    cells = [tag("td", words(size), class_="mv-number", title=exact(size)) for size in sizes]
+    text = exact if to_the_byte else bytes_text
+    cells = [tag("td", text(size), class_="mv-number", title=exact(size)) for size in sizes]
     return tag("tr", name, tag("td", pool), tag("td", count_text(blocks), class_="mv-number"), *cells)
 
 

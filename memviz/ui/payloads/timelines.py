@@ -174,13 +174,13 @@ def linked_name(traces: Sequence[LinkedTrace]) -> str:
 
 
 def linked_values(
-    traces: Sequence[LinkedTrace], way: Alignment = START, axis: Axis = "event", *, colour: str = "category"
+    traces: Sequence[LinkedTrace], alignment: Alignment = START, axis: Axis = "event", *, colour: str = "category"
 ) -> list[dict[str, Any]]:
     """One per trace, in their order. `colour` is what colours mean: sites and modules have theirs in all of them."""
     baseline = timeline(traces[0].device).peak_bytes
     lines = [timeline(trace.device) for trace in traces]
     top = max(max(line.reserved_peak_bytes, line.peak_bytes) for line in lines) or 1
-    aligned = alignments(traces, way)
+    aligned = alignments(traces, alignment)
     common = {
         "linked": linked_name(traces),
         "plain": True,
@@ -208,10 +208,10 @@ def shared_hues(traces: Sequence[LinkedTrace], colour: str) -> list[SharedHue]:
     return [] if colour == "category" else largest_of_all([trace.pair for trace in traces], colour)
 
 
-def alignments(traces: Sequence[LinkedTrace], way: Alignment) -> Mapping[Axis, Aligned]:
+def alignments(traces: Sequence[LinkedTrace], alignment: Alignment) -> Mapping[Axis, Aligned]:
     pairs = [trace.pair for trace in traces]
     axes: tuple[Axis, ...] = ("event", "time") if all(has_times(trace.device) for trace in traces) else ("event",)
-    return {axis: align(pairs, way, axis) for axis in axes}
+    return {axis: align(pairs, alignment, axis) for axis in axes}
 
 
 def placed(aligned: Mapping[Axis, Aligned], number: int) -> dict[str, Any]:

@@ -150,7 +150,7 @@ class _Views:
             tab=view.tab, by=view.by, is_long=self.budget.every_row, path=view.path, path_key=self.name
         )
         said = {"key": self.name, "at": view.at}
-        return details(self.trace, self.device, self.name, state, said=said, due=ALL)
+        return details(self.trace, self.device, self.name, state, selection=said, parts=ALL)
 
     def _follow(self, view: _SavedView) -> Follow:
         state = ExploreState(tab=view.tab, by=view.by, is_long=True, path=view.path, path_key="")

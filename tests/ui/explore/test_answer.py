@@ -47,7 +47,7 @@ def trace() -> Trace:
 
 
 def half(trace: Trace, look: ExploreState = START, due: frozenset[str] = ALL, **said) -> Details:
-    return details(trace, trace.devices[0], KEY, look, said={"key": KEY, **said}, due=due)
+    return details(trace, trace.devices[0], KEY, look, selection={"key": KEY, **said}, parts=due)
 
 
 def test_it_begins_at_the_peak_with_the_live_set_by_stack(trace):
@@ -204,7 +204,7 @@ def test_every_real_file_has_a_lower_half(path):
         last = len(device.events) - 1
         for look in (ExploreState(), ExploreState(tab="never"), ExploreState(by="category", query="forward")):
             said = {"key": KEY, "at": last // 2, "pin": 0, "range": [0, last]}
-            assert all(part is not None for part in details(trace, device, KEY, look, said=said, due=ALL).panels)
+            assert all(part is not None for part in details(trace, device, KEY, look, selection=said, parts=ALL).panels)
         live = breakdown(trace, device, live_rows(device, last), "site").groups
         assert live.bytes == timeline(device).end_bytes
         kept = breakdown(trace, device, never_freed_rows(device), "site").groups
