@@ -82,7 +82,7 @@ def compare_verdict_html(headline: Headline, settings: Sequence[Setting]) -> Htm
 
 
 def _settings(settings: Sequence[Setting]) -> Html | str:
-    """Allocator settings change what is reserved, so a difference between them belongs beside the figures."""
+    """List differing allocator settings next to the figures, since they change reserved memory."""
     differ = [setting for setting in settings if setting.is_known_to_differ]
     if not differ:
         return ""
@@ -105,8 +105,8 @@ def _setting(setting: Setting) -> str:
 _CATEGORY_FIRST = "by category, because most of it sits in sites that only one of them has"
 
 
-def drawn_parts(context: Context, session: Session, state: CompareState) -> list[Any]:
-    """Empty, offer, top, controls, a timeline for each letter, overlay, differences, and what the address says."""
+def comparison_parts(context: Context, session: Session, state: CompareState) -> list[Any]:
+    """Return the empty state, offer, top, controls, one timeline per letter, overlay, differences and the link."""
     sides = sides_of(context, session)
     if len(sides) < 2:
         text = compare_empty_html(session.opened, session.compared)
@@ -134,7 +134,7 @@ class TabComparison:
     state: CompareState
     other: int
     best: str
-    """The grouping that says most."""
+    """The grouping that explains most of the difference."""
     changes: Changes
 
     @staticmethod

@@ -93,7 +93,7 @@ def _shared_legend(hues: Sequence[SharedHue]) -> Html:
 
 
 def _legend(scores: Sequence[Score], order: Sequence[str]) -> Html:
-    """Whatever has more than a hair's breadth at some moment: it is in sight in the timelines."""
+    """List categories that are visible in the timelines: more than a hairline at some moment."""
     shown = {
         kind
         for score in scores
@@ -149,15 +149,15 @@ def _mark(look: str, text: str) -> Html:
 def _align(controls: Controls) -> Html:
     axis = "time" if controls.state.axis == "time" else "event"
     options = [_option(alignment, axis, alignment == controls.state.way) for alignment in controls.ways]
-    current = tag("summary", tag("span", "Align"), " ", way_text(controls.state.way, axis), " ▾")
+    current = tag("summary", tag("span", "Align"), " ", alignment_text(controls.state.way, axis), " ▾")
     return tag("details", current, tag("div", *options), class_="mv-menu mv-align")
 
 
 def _option(alignment: Alignment, axis: str, chosen: bool) -> Html:
     return tag(
         "button",
-        way_text(alignment, axis),
-        joined(" ", tag("small", _way_reason(alignment, axis))),
+        alignment_text(alignment, axis),
+        joined(" ", tag("small", _alignment_reason(alignment, axis))),
         type="button",
         data_act="align",
         data_value=alignment.kind,
@@ -167,7 +167,7 @@ def _option(alignment: Alignment, axis: str, chosen: bool) -> Html:
     )
 
 
-def way_text(alignment: Alignment, axis: str) -> str:
+def alignment_text(alignment: Alignment, axis: str) -> str:
     if alignment.kind == "scale":
         return axis
     if alignment.kind == "step":
@@ -175,7 +175,7 @@ def way_text(alignment: Alignment, axis: str) -> str:
     return cut(alignment.name, _MOST_NAME) if alignment.kind == "annotation" else alignment.kind
 
 
-def _way_reason(alignment: Alignment, axis: str) -> str:
+def _alignment_reason(alignment: Alignment, axis: str) -> str:
     unit = "µs" if axis == "time" else "events"
     reasons = {
         "start": "each whole run, beginning over beginning",
@@ -203,7 +203,7 @@ def switch_html(
     *,
     disabled: Mapping[str, str] = MappingProxyType({}),
 ) -> Html:
-    """Buttons of which one is pressed; what cannot be chosen says why."""
+    """Buttons of which one is pressed; a disabled one gives its reason."""
     buttons = [
         tag(
             "button",

@@ -13,7 +13,7 @@ from memviz.ui.shell.session import Context, Opened, Session, find_by_link, link
 
 LETTERS = "ABCDEFGH"
 GROUPINGS = ("site", "category", "module", "stack")
-"""The groupings of `alike.GROUPINGS` that the page offers."""
+"""Groupings that the page offers."""
 COLOURS = ("category", "site", "module")
 """Groupings by which the timelines can be coloured: those that match between traces."""
 SORTS = ("change", "a", "b", "name")
@@ -41,7 +41,7 @@ class CompareState:
     other: str = ""
     """The store's key of the trace whose peak the waterfall leads to; empty for the second."""
     by: str = ""
-    """One of GROUPINGS; empty for what says most."""
+    """One of GROUPINGS; empty for the one that explains most."""
     sort: str = "change"
     every_row: bool = False
     way: Alignment = START
@@ -55,7 +55,7 @@ class CompareState:
 
 
 def changed(state: CompareState, data: Mapping[str, str]) -> CompareState:
-    """After a click; what the browser says is taken only if it is one of the choices."""
+    """Return the state after a click; unknown values from the browser change nothing."""
     value = data.get("value", "")
     match data.get("act"):
         case "other":
@@ -67,7 +67,7 @@ def changed(state: CompareState, data: Mapping[str, str]) -> CompareState:
         case "rows":
             return replace(state, every_row=not state.every_row)
         case "align":
-            return replace(state, way=way_of(value, data.get("number", ""), data.get("name", "")))
+            return replace(state, way=alignment_of(value, data.get("number", ""), data.get("name", "")))
         case "axis":
             return replace(state, axis="time" if value == "time" else "event")
         case "colour" if value in COLOURS:
@@ -77,7 +77,7 @@ def changed(state: CompareState, data: Mapping[str, str]) -> CompareState:
     return state
 
 
-def way_of(kind: str, number: str, name: str) -> Alignment:
+def alignment_of(kind: str, number: str, name: str) -> Alignment:
     """Return the alignment; unknown ones become the first."""
     if kind == "step" and number.isdigit():
         return Alignment("step", number=int(number))
@@ -131,14 +131,14 @@ def compare_session(session: Session, query: Mapping[str, str], open_sample: Ope
 
 
 def compare_state_of(session: Session, query: Mapping[str, str]) -> CompareState:
-    """Whatever is not understood is left out."""
+    """Parts that cannot be read are ignored."""
     by, sort, other = query.get("by", ""), query.get("sort", ""), query.get("other", "")
     place = LETTERS.find(other) if len(other) == 1 else -1
     return CompareState(
         other=session.compared[place] if 0 < place < len(session.compared) else "",
         by=by if by in GROUPINGS else "",
         sort=sort if sort in SORTS else CompareState().sort,
-        way=way_of(query.get("align", ""), query.get("step", "")[:6], query.get("name", "")[:_LONGEST_LINK]),
+        way=alignment_of(query.get("align", ""), query.get("step", "")[:6], query.get("name", "")[:_LONGEST_LINK]),
         axis="time" if query.get("axis") == "time" else "event",
         overlay=query.get("overlay") == "1",
         colour=query["colour"] if query.get("colour") in COLOURS else CompareState().colour,

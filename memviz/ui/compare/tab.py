@@ -13,7 +13,7 @@ from memviz.analysis.comparing.changes import Changes, changes
 from memviz.analysis.comparing.matching import Pair
 from memviz.errors import UsageError
 from memviz.trace.write import safe, write_tables
-from memviz.ui.compare.answer import drawn_parts
+from memviz.ui.compare.answer import comparison_parts
 from memviz.ui.compare.state import LETTERS, CompareState, changed
 from memviz.ui.components.component import Panel, clicked
 from memviz.ui.components.plots import MemoryTimeline, Overlay
@@ -141,14 +141,14 @@ def _wire(context: Context, session: gr.State, parts: CompareTab) -> None:
         if after == current:
             due = (*_DUE.get(data.get("act", ""), ()), "place")
             values = [value if name in due else gr.skip() for name, value in zip(_PARTS, values, strict=True)]
-        return [after, _shown(after), then, *values]
+        return [after, _open_traces(after), then, *values]
 
     for panel in (parts.empty, parts.top, parts.controls, parts.differences):
         panel.click(act, [session, parts.state], [session, parts.traces, parts.state, *parts.drawing], **PRIVATE)
 
 
 def _watch(context: Context, session: gr.State, parts: CompareTab, *, tabs: gr.Tabs, tab: gr.Tab) -> None:
-    """Draws only what is looked at. A tab that is chosen by the page tells of it itself; being left, only `tabs` do."""
+    """Draw the tab only while it is visible. Gradio reports leaving it only through `tabs`."""
 
     def follow(current: Session, state: CompareState, looked_at: bool, drawn: tuple[Any, ...]) -> list[Any]:
         return draw(context, current, state, drawn) if looked_at else [gr.skip()] * len(_PARTS)
@@ -179,16 +179,16 @@ def _session_after(session: Session, data: Mapping[str, str]) -> Session:
 
 def show(context: Context, session: Session) -> list[Any]:
     """The values of `CompareTab.outputs`: all that the tab needs to know to draw itself when it is looked at."""
-    return [_shown(session)]
+    return [_open_traces(session)]
 
 
-def _shown(session: Session) -> tuple[Any, ...]:
+def _open_traces(session: Session) -> tuple[Any, ...]:
     return session.compared, tuple((trace.key, trace.device, trace.name) for trace in session.opened)
 
 
 def draw(context: Context, session: Session, state: CompareState, drawn: tuple[Any, ...] = ()) -> list[Any]:
     """The values of `CompareTab.drawing`."""
-    shown = _shown(session)
+    shown = _open_traces(session)
     if drawn == shown:
         return [gr.skip()] * len(_PARTS)
-    return [shown, *drawn_parts(context, session, state)]
+    return [shown, *comparison_parts(context, session, state)]

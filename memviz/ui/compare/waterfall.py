@@ -1,7 +1,7 @@
 """From peak A to peak B, a table whose rows carry their bars: each begins where the one above it ends.
 
-The axis is the change. Whatever the rows are sorted by, what they leave over is one named row, so that the last
-bar ends at B's peak and the figures add up to the byte.
+The axis is the change. In every sort order the remainder is one named row, so the last bar ends at B's peak and the
+figures add up to the byte.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FIRST_HEAD = {
 }
 _MANY = {"site": "sites", "category": "categories", "module": "modules", "stack": "stacks"}
 _NEAR = 45.0
-"""In hundredths of the bars' width: two labels closer than this cannot both stand between their lines."""
+"""In hundredths of the bars' width: two labels closer than this overlap."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class WaterfallRow:
     """There is something of it in A, even if that is 0 bytes."""
     in_after: bool = True
     hidden: int = 0
-    """How many rows it stands for, where it is the rest."""
+    """Number of rows summed up, for the remainder."""
 
     @property
     def delta(self) -> int:
@@ -73,7 +73,7 @@ def waterfall(comparison: Changes, other: int, *, sort: str = "change", every_ro
     held = [row for row in comparison.rows if row.counts[0] or row.counts[other]]
     ordered = sorted(held, key=_orders(other)[sort])
     may_show = [row for row in ordered if comparison.by == "category" or sort != "change" or row.delta(other)]
-    # A rest of one row would say less than the row itself.
+    # A remainder of one row is replaced by the row itself.
     few = FEW_ROWS + 1 if len(ordered) == FEW_ROWS + 1 else FEW_ROWS
     shown = may_show[: MOST_ROWS if every_row else few]
     steps: list[WaterfallRow] = []
@@ -128,7 +128,7 @@ def waterfall_html(fall: Waterfall, around: Surroundings) -> Html:
         "section",
         _title(fall, letter, around),
         table,
-        _below(fall),
+        _table_buttons(fall),
         class_="mv-differences",
         aria_label=f"From peak A to peak {letter}",
         data_linked=around.linked,
@@ -158,7 +158,7 @@ def _heads(fall: Waterfall, letter: str) -> list[Html]:
 
 
 def _head(text: str, sort: str, *, chosen: bool) -> Html:
-    # A change is ordered by its size, up or down alike: neither of ARIA's two orders of what the cells show.
+    # Changes are sorted by magnitude, which is neither of ARIA's two sort orders.
     falls = {"name": "ascending", "change": "other"}.get(sort, "descending")
     arrow = (" ↑" if sort == "name" else " ↓") if chosen else ""
     title = "Largest change first, up or down" if sort == "change" else None
@@ -177,7 +177,7 @@ def _row(step: WaterfallRow, by: str, scale: _ChangeScale) -> Html:
         text = f"everything else, {count_text(step.hidden)} {_MANY[by] if step.hidden > 1 else by}"
         name = tag("th", text, scope="row", class_="mv-rest")
     else:
-        name = tag("th", _named(change, by), scope="row")
+        name = tag("th", _name_button(change, by), scope="row")
     return tag(
         "tr",
         name,
@@ -190,13 +190,13 @@ def _row(step: WaterfallRow, by: str, scale: _ChangeScale) -> Html:
 
 
 def _lights(change: Change | None, by: str) -> dict[str, str]:
-    """A key that is longer cannot be lit; nobody wrote such a function by hand."""
+    """Longer keys cannot be highlighted; only generated code has such names."""
     if change is None or len(change.thing.key) > _LONGEST_KEY:
         return {}
     return {"data_compare_by": by, "data_compare_row": change.thing.key}
 
 
-def _named(change: Change, by: str) -> Html:
+def _name_button(change: Change, by: str) -> Html:
     thing = change.thing
     look = "mv-code" if by in ("site", "stack", "module") else None
     return tag(
@@ -239,7 +239,7 @@ def _total(fall: Waterfall, scale: _ChangeScale) -> Html:
     return tag("tr", tag("th", "Peak", scope="row"), *cells, delta, scale.cell())
 
 
-def _below(fall: Waterfall) -> Html:
+def _table_buttons(fall: Waterfall) -> Html:
     shown = f"Only the first {FEW_ROWS}" if fall.every_row else f"{count_text(fall.more)} more rows"
     rows = tag("button", shown, type="button", data_act="rows") if fall.more else ""
     return tag(
@@ -282,7 +282,7 @@ def _place(look: str, left: float) -> Html:
 
 
 def _ends(fall: Waterfall, letter: str, scale: _ChangeScale) -> Html:
-    """Both peaks in words where their lines begin. Near each other, they stand on two lines."""
+    """Label both peaks where their lines begin, on two lines if they are close."""
     first, last = scale.ends
     labels = ((f"A {bytes_text(fall.peaks[0])}", first), (f"{letter} {bytes_text(fall.peaks[1])}", last))
     near = abs(first - last) < _NEAR

@@ -23,7 +23,7 @@ from memviz.ui.components.scripts import bundle
 PLACE = '<div class="mv-place"></div>'
 """The element that a script draws into."""
 Find = Callable[[str], tuple[Trace, DeviceTrace] | None]
-"""The trace and device behind a key; None for a key that nobody (any more) has."""
+"""Return the trace and device of a key; None if it is not open."""
 Request = dict[str, Any]
 Answer = TypeVar("Answer")
 
@@ -68,7 +68,7 @@ def _mounting(name: str, tells: tuple[str, ...], *, has_server: bool) -> str:
 
 
 def served(answer: Callable[[Request], Answer]) -> Callable[[Any], Answer]:
-    """`answer` as a server function: it is given a dict whatever a browser sends, and its errors are shown there."""
+    """Wrap `answer` as a server function: it always receives a dict, and its errors are shown in the browser."""
 
     @wraps(answer)
     def ask(request: Any) -> Answer:
@@ -81,7 +81,7 @@ def served(answer: Callable[[Request], Answer]) -> Callable[[Any], Answer]:
     return ask
 
 
-def trace_asked_for(find: Find, request: Request) -> tuple[Trace, DeviceTrace]:
+def requested_trace(find: Find, request: Request) -> tuple[Trace, DeviceTrace]:
     pair = find(str(request.get("key", "")))
     if pair is None:
         raise UsageError("This trace is not open any more.")

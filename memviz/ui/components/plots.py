@@ -1,6 +1,6 @@
 """Plots that the browser draws: timelines, their overlay, reserved bytes, ranks and segment maps.
 
-Each has a folder with its scripts and styles beside this file.
+Each has a folder with its scripts and styles.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from memviz.errors import UsageError
 from memviz.figures.packed_timeline import PackedTimeline, as_sent
 from memviz.trace.model import DeviceTrace, Trace
-from memviz.ui.components.component import Component, Find, Request, served, trace_asked_for
+from memviz.ui.components.component import Component, Find, Request, requested_trace, served
 from memviz.ui.payloads.segment_view import moment_in_replay, moment_of
 from memviz.ui.payloads.timelines import piece
 
@@ -35,7 +35,7 @@ def piece_server(find: Find, pieces: Pieces = piece) -> Callable[[Any], dict[str
     @served
     def timeline_piece(request: Request) -> dict[str, Any]:
         """Called by the browser: {key, piece, ...} -> {header, body}."""
-        return as_sent(pieces(*trace_asked_for(find, request), request))
+        return as_sent(pieces(*requested_trace(find, request), request))
 
     return timeline_piece
 
@@ -61,7 +61,7 @@ _RANK_MAP = Path(__file__).parent / "rank_map"
 
 
 class RankMap(Component):
-    """`value` is what `ranks.answer.rank_map_value` makes; `select` tells the rank that was chosen."""
+    """`value` is made by `ranks.answer.rank_map_value`; `select` reports the chosen rank."""
 
     script = _RANK_MAP / "rank_map.js"
     looks = _RANK_MAP / "rank_map.css"
@@ -85,7 +85,7 @@ def moment_server(find: Find) -> Callable[[Any], dict[str, Any]]:
     @served
     def segment_map(request: Request) -> dict[str, Any]:
         """Called by the browser: {key, at, colour, table} -> the map at that moment."""
-        return moment_of(*trace_asked_for(find, request), request)
+        return moment_of(*requested_trace(find, request), request)
 
     return segment_map
 

@@ -1,6 +1,6 @@
 """Tables in the browser: the list of events, and panels whose rows highlight allocations in the timelines.
 
-Each has a folder with its scripts and styles beside this file.
+Each has a folder with its scripts and styles.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from memviz.analysis.lifetimes import lifetimes
 from memviz.errors import UsageError
 from memviz.figures.packed_timeline import PackedTimeline, as_sent, pack_rows
 from memviz.trace.model import DeviceTrace, Trace
-from memviz.ui.components.component import Component, Find, Panel, Request, served, trace_asked_for
+from memviz.ui.components.component import Component, Find, Panel, Request, requested_trace, served
 from memviz.ui.payloads.event_rows import EventFilter, EventSelection, chosen_events, event_rows
 
 _EVENT_LIST = Path(__file__).parent / "event_list"
 MOST_ROWS = 400
-"""Limit per answer, whatever number a browser requests."""
+"""Limit per answer, for any number that a browser requests."""
 _LONGEST_TEXT = 200
 
 
@@ -39,8 +39,8 @@ def page_server(find: Find) -> Callable[[Any], list[Any]]:
     def event_page(request: Request) -> list[Any]:
         """Called by the browser: {key, actions, text, first, last} -> rows first <= row < last, cells in order."""
         trace, device, chosen = _chosen_events(find, request)
-        first = _whole_number(request.get("first"))
-        events = chosen.rows(first, min(_whole_number(request.get("last")), first + MOST_ROWS))
+        first = _integer(request.get("first"))
+        events = chosen.rows(first, min(_integer(request.get("last")), first + MOST_ROWS))
         return [list(astuple(row)) for row in event_rows(trace, device, events)]
 
     return event_page
@@ -49,26 +49,26 @@ def page_server(find: Find) -> Callable[[Any], list[Any]]:
 def place_server(find: Find) -> Callable[[Any], dict[str, Any]]:
     @served
     def event_place(request: Request) -> dict[str, Any]:
-        """Called by the browser: {key, actions, text, at} -> how long the list is, and where that event stands."""
+        """Called by the browser: {key, actions, text, at} -> length of the list and position of that event."""
         _, _, chosen = _chosen_events(find, request)
-        place = chosen.place_of(_whole_number(request.get("at")))
+        place = chosen.place_of(_integer(request.get("at")))
         return {"row": place.row, "is_there": place.is_there, "count": place.count}
 
     return event_place
 
 
 def _chosen_events(find: Find, request: Request) -> tuple[Trace, DeviceTrace, EventSelection]:
-    trace, device = trace_asked_for(find, request)
+    trace, device = requested_trace(find, request)
     return trace, device, chosen_events(trace, device, _event_filter(request))
 
 
 def _event_filter(request: Request) -> EventFilter:
     actions = request.get("actions")
-    numbers = tuple(sorted({_whole_number(action) for action in actions[:256]})) if isinstance(actions, list) else ()
+    numbers = tuple(sorted({_integer(action) for action in actions[:256]})) if isinstance(actions, list) else ()
     return EventFilter(numbers, str(request.get("text") or "").strip()[:_LONGEST_TEXT])
 
 
-def _whole_number(value: Any) -> int:
+def _integer(value: Any) -> int:
     return value if isinstance(value, int) else 0
 
 
@@ -106,7 +106,7 @@ _MOST_SIDES = 8
 
 
 class WaterfallTable(Panel):
-    """`value` is what `compare.waterfall.waterfall_html` makes; whatever has `data-act` in it becomes a `click`."""
+    """`value` is made by `compare.waterfall.waterfall_html`; an element with `data-act` becomes a `click`."""
 
     script = Path(__file__).parent / "waterfall" / "waterfall.js"
 

@@ -41,18 +41,18 @@ from memviz.ui.explore.live_set import (
     Measure,
     TableLook,
     colours_of,
-    found_html,
     head_html,
-    lifetime_words_html,
-    moment_words_html,
+    lifetime_total_html,
+    matches_html,
+    moment_total_html,
     paint_of,
-    painted,
+    range_html,
+    recoloured,
     refused_query_html,
     table_html,
-    weighed_by_bytes,
-    weighed_by_count,
-    weighed_by_lifetime,
-    within_html,
+    weights_by_bytes,
+    weights_by_count,
+    weights_by_lifetime,
 )
 from memviz.ui.explore.never_freed import CHURN_ROWS, never_freed_html
 from memviz.ui.explore.state import Chosen, ExploreState, chosen_of
@@ -122,11 +122,11 @@ def _note(note: Note, key: str) -> Html:
     body = joined(tag("b", head + dot.strip()), " ", tail) if tail else tag("b", head)
     remedy = joined(" ", tag("span", note.remedy, class_="mv-remedy")) if note.remedy else esc("")
     label = f"Look at device {note.device}"
-    link = _button(label, key, note.device) if key else esc("")
+    link = _device_button(label, key, note.device) if key else esc("")
     return tag("p", body, remedy, link, class_=f"mv-note mv-{note.level}")
 
 
-def _button(label: str, key: str, device: str) -> Html:
+def _device_button(label: str, key: str, device: str) -> Html:
     act = {"data_act": "device", "data_key": key, "data_device": device}
     return joined(" ", tag("button", label, type="button", class_="mv-quiet", **act))
 
@@ -134,7 +134,7 @@ def _button(label: str, key: str, device: str) -> Html:
 MOMENT = frozenset({"head", "found", "live", "inspector"})
 """Due after another moment or range was chosen."""
 ALL = MOMENT | {"end"}
-"""After another trace was. What is said of its end is the same at every moment."""
+"""Parts due after another trace was chosen. The part about the end is the same at every moment."""
 PIN = frozenset({"inspector"})
 TABLE = frozenset({"head", "live", "end"})
 """After a click on a tab or on a control of the tables."""
@@ -143,7 +143,7 @@ FOUND = frozenset({"found"})
 
 @dataclass(frozen=True)
 class Details:
-    """None stands for what is not due."""
+    """HTML of each part; None where it is not due."""
 
     head: Html | None
     found: Html | None
@@ -183,7 +183,13 @@ class _View:
 
 
 def details(
-    trace: Trace, device: DeviceTrace, key: str, state: ExploreState, *, selection: Mapping[str, Any], parts: frozenset[str]
+    trace: Trace,
+    device: DeviceTrace,
+    key: str,
+    state: ExploreState,
+    *,
+    selection: Mapping[str, Any],
+    parts: frozenset[str],
 ) -> Details:
     """`said` is what the timeline's `select` said last, of this trace or of another one."""
     chosen = chosen_of(selection, key, device)
@@ -191,7 +197,7 @@ def details(
     view = _View(trace, device, state, chosen, during)
     return Details(
         head=_head(view) if "head" in parts else None,
-        found=_found(view) if "found" in parts else None,
+        found=_matches(view) if "found" in parts else None,
         live=_live(view, parts) if "live" in parts else None,
         inspector=_inspector(view) if "inspector" in parts else None,
     )
@@ -212,19 +218,19 @@ def _head(view: _View) -> Html:
     if view.state.tab != "live":
         return head_html(view.state)
     if view.state.weight == "lifetime":
-        weights, measure = weighed_by_lifetime(view.device, view.span, view.colours("category"))
-        return head_html(view.state, lifetime_words_html(view.span, weights, measure))
+        weights, measure = weights_by_lifetime(view.device, view.span, view.colours("category"))
+        return head_html(view.state, lifetime_total_html(view.span, weights, measure))
     rows = live_rows(view.device, view.event)
     live = Total(len(rows), int(lifetimes(view.device).size[rows].sum()))
-    moment_text = moment_words_html(view.event, live, of_range=view.during is not None, is_still=view.is_still)
-    return head_html(view.state, moment_text, within_html(view.during) if view.during else Html(""))
+    moment_text = moment_total_html(view.event, live, of_range=view.during is not None, is_still=view.is_still)
+    return head_html(view.state, moment_text, range_html(view.during) if view.during else Html(""))
 
 
-def _found(view: _View) -> Html:
+def _matches(view: _View) -> Html:
     if not view.state.query:
         return Html("")
     try:
-        return found_html(find_sites(view.trace, view.device, view.state.query, view.event), view.state.query)
+        return matches_html(find_sites(view.trace, view.device, view.state.query, view.event), view.state.query)
     except UsageError as error:
         return refused_query_html(str(error))
 
@@ -238,25 +244,25 @@ def _live(view: _View, parts: frozenset[str]) -> Html | None:
 
 
 def _live_set(view: _View) -> list[Html]:
-    """Grouped as the state says, and for stacks the icicle above it, in the timeline's colours."""
+    """Return the table grouped by the state's choice, below an icicle for stacks, in the timeline's colours."""
     trace, device, state, key = view.trace, view.device, view.state, view.chosen.key
     by = "site" if state.by == "stack" else state.by
     path = _path(trace, state.path_of(key)) if state.by == "stack" else ()
     rows = live_rows(device, view.event)
-    weights, measure = weighed_by_bytes(device, rows, view.colours("category")), Measure(state.weight)
+    weights, measure = weights_by_bytes(device, rows, view.colours("category")), Measure(state.weight)
     request = {"key": key, "what": "live", "by": by, "event": str(view.event), "path": path_text(path)}
     name = f"live-at-{max(view.event, 0)}-by-{by}.csv"
     if state.weight == "lifetime":
-        weights, measure = weighed_by_lifetime(device, view.span, view.colours("category"))
+        weights, measure = weights_by_lifetime(device, view.span, view.colours("category"))
         first, last = view.span
         request |= {"what": "lifetime", "first": str(first), "last": str(last)}
         name = f"lifetime-{max(first, 0)}-to-{last}-by-{by}.csv"
     table = _table(view, weights.below(trace, device, path), by, measure, {**request, "name": name})
     if state.by != "stack":
         return [table]
-    icicle_weights = weighed_by_count(rows, view.colours("category")) if state.weight == "count" else weights
+    icicle_weights = weights_by_count(rows, view.colours("category")) if state.weight == "count" else weights
     colours = view.colours(view.chosen.colour)
-    stacks = weighted_stacks(trace, device, painted(icicle_weights, colours), path)
+    stacks = weighted_stacks(trace, device, recoloured(icicle_weights, colours), path)
     return [icicle_html(trace, stacks, paint=paint_of(colours), measure=measure), table]
 
 
@@ -270,7 +276,7 @@ def _look(view: _View, weights: WeightedRows, by: str, measure: Measure = BYTES)
     total = "Together" if measure.kind == "lifetime" else "Live"
     if colours.meaning == "category":
         return TableLook(measure=measure, total=total)
-    colour = weighted_breakdown(view.trace, view.device, painted(weights, colours), by).dominant
+    colour = weighted_breakdown(view.trace, view.device, recoloured(weights, colours), by).dominant
     return TableLook(paint_of(colours), colour, measure, total)
 
 
@@ -284,7 +290,7 @@ def _path(trace: Trace, text: str) -> Path:
 
 def _never_freed(view: _View) -> Html:
     trace, device = view.trace, view.device
-    weights = weighed_by_bytes(device, never_freed_rows(device), view.colours("category"))
+    weights = weights_by_bytes(device, never_freed_rows(device), view.colours("category"))
     never_freed = weighted_breakdown(trace, device, weights, "site")
     churn = freed_at_once(trace, device, top=CHURN_ROWS)
     download = {"key": view.chosen.key, "what": "never", "by": "site", "name": "never-freed.csv"}
@@ -324,6 +330,6 @@ def _lifetime_table(trace: Trace, device: DeviceTrace, request: Mapping[str, str
     if not all(end.removeprefix("-").isdecimal() and len(end) <= 18 for end in ends):
         raise UsageError("A range goes from the number of an event to that of another.")
     first, last = sorted(int(end) for end in ends)
-    weights, _ = weighed_by_lifetime(device, (first, last), colours_of(trace, device, "category"))
+    weights, _ = weights_by_lifetime(device, (first, last), colours_of(trace, device, "category"))
     selected = weights.below(trace, device, parse_path(trace, request.get("path", "")))
     return weighted_breakdown(trace, device, selected, request.get("by", "site"))

@@ -62,7 +62,7 @@ def _make_offers(trace: Trace, device: DeviceTrace) -> dict[str, tuple[Offer, ..
     made: dict[str, tuple[Offer, ...]] = {}
     of_whole_trace: set[ActionKind] = set()
     for finding in ranked:
-        # Said twice it would look like twice as much.
+        # A saving listed twice looks like twice the saving.
         kinds = [kind for kind in kinds_of(finding) if kind not in of_whole_trace]
         of_whole_trace.update(kind for kind in kinds if kind is not ActionKind.FREE_EARLIER)
         row = (_make_offer(source, before, finding, kind) for kind in kinds)
@@ -159,12 +159,12 @@ def _item(finding: Finding, key: str, offers: Sequence[Offer]) -> Html:
     if not key:
         return tag("li", size, tag("p", label, " ", remedy))
     said = tag("button", label, type="button", class_="mv-finding", data_keep="")
-    ways = tag("div", *(_offer_html(finding, offer) for offer in offers), _way(finding), class_="mv-ways")
+    ways = tag("div", *(_offer_html(finding, offer) for offer in offers), _tab_button(finding), class_="mv-ways")
     return tag("li", size, tag("p", said, " ", remedy), ways, **lights("finding", finding.key))
 
 
 def _offer_html(finding: Finding, offer: Offer) -> Html:
-    """Opens the estimate beside the recording."""
+    """Open the estimate next to the recording."""
     data = {"data_act": "estimate", "data_finding": finding.key, "data_kind": str(offer.kind)}
     title = " ".join(("An estimate from the trace, which assumes:", *offer.assumptions))
     return tag(
@@ -179,7 +179,7 @@ def _saved(offer: Offer) -> str:
     return f"{delta_text(reserved)} reserved"
 
 
-def _way(finding: Finding) -> Html:
+def _tab_button(finding: Finding) -> Html:
     tab, words = _TABS.get(finding.kind, ("", ""))
     if not tab:
         return Html("")

@@ -16,7 +16,7 @@ from memviz.figures.theme import DARK, LIGHT, mixed, text_on
 from memviz.text import Html, allocations, cut, joined, tag
 from memviz.trace.model import Trace
 from memviz.ui.explore.live_set import BYTES, CATEGORIES, Measure, Paint
-from memviz.ui.html.labels import FrameWords, frame_words
+from memviz.ui.html.labels import FrameWords, frame_text
 from memviz.units import percent_text
 
 ROW_HEIGHT = 22
@@ -66,8 +66,8 @@ def icicle_html(
 def crumbs_html(trace: Trace, path: Path) -> Html:
     """The way back out."""
     steps = [_crumb("all", "")]
-    steps += [_crumb(_short(frame_words(trace, frame)), path_text(path[: i + 1])) for i, frame in enumerate(path[:-1])]
-    here = tag("b", _short(frame_words(trace, path[-1])), aria_current="true")
+    steps += [_crumb(_short(frame_text(trace, frame)), path_text(path[: i + 1])) for i, frame in enumerate(path[:-1])]
+    here = tag("b", _short(frame_text(trace, path[-1])), aria_current="true")
     separated = [piece for step in steps for piece in (step, " › ")]
     return tag("nav", *separated, here, class_="mv-crumbs", aria_label="Zoomed into")
 
@@ -138,7 +138,7 @@ class _Drawing:
 
 
 def _box_html(drawing: _Drawing, box: Box, total: int) -> Html:
-    text = [frame_words(drawing.trace, frame) for frame in box.frames]
+    text = [frame_text(drawing.trace, frame) for frame in box.frames]
     place = f"left:{100 * box.left:.3f}%;width:{100 * box.width:.3f}%;top:{ROW_HEIGHT * box.row}px"
     name = _label(text, box, drawing.measure)
     label = name if box.width >= _LABEL_SHARE else ""
@@ -170,7 +170,7 @@ def _label(text: list[FrameWords], box: Box, measure: Measure) -> str:
 
 
 def _short(text: FrameWords) -> str:
-    """Functions called `forward` are told apart by their file, so that comes first."""
+    """The file comes first: it distinguishes the many functions named `forward`."""
     name = text.place.rpartition("/")[2].replace(".py:", ":", 1)
     return cut(f"{name} {text.function}" if name else text.function, _LONGEST)
 

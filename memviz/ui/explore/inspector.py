@@ -18,7 +18,7 @@ from memviz.analysis.purpose.reasons import Certainty
 from memviz.text import Html, allocations, cut, exact, joined, tag, when
 from memviz.trace.model import DEFAULT_POOL, NO_STACK, Phase, Trace
 from memviz.trace.profile import is_profiled
-from memviz.ui.html.labels import FrameWords, frame_words, swatch
+from memviz.ui.html.labels import FrameWords, frame_text, swatch
 from memviz.units import bytes_text, count_text, duration_text
 
 SOURCES_SETTING = "MEMVIZ_SOURCE_ROOT"
@@ -93,18 +93,18 @@ def _allocation_facts(allocation: Allocation, of_profile: bool) -> Iterable[tupl
     """A profile has one size of each, and neither pools nor streams."""
     if not of_profile:
         yield "Asked", exact(allocation.requested_bytes)
-        yield "Block", joined(exact(allocation.block_bytes), _soft(_block_words(allocation)))
+        yield "Block", joined(exact(allocation.block_bytes), _secondary(_block_text(allocation)))
     else:
-        yield "Bytes", joined(exact(allocation.requested_bytes), _soft("as the profiler counts them"))
+        yield "Bytes", joined(exact(allocation.requested_bytes), _secondary("as the profiler counts them"))
     yield (
         "Category",
-        joined(swatch(allocation.category.label), " ", _category_words(allocation), _soft(allocation.reason)),
+        joined(swatch(allocation.category.label), " ", _category_text(allocation), _secondary(allocation.reason)),
     )
     if allocation.operator:
         yield "Operator", tag("span", cut(allocation.operator), class_="mv-code")
     yield "Lifetime", _lifetime(allocation.span)
     if not of_profile:
-        yield "Pool", " · ".join(_pool_words(allocation))
+        yield "Pool", " · ".join(_pool_text(allocation))
     if allocation.module:
         yield "Module", tag("span", cut(allocation.module), class_="mv-code")
     if allocation.phase is not Phase.UNKNOWN:
@@ -115,7 +115,7 @@ def _allocation_facts(allocation: Allocation, of_profile: bool) -> Iterable[tupl
         yield "Compiled", tag("span", cut(allocation.compile_context, _LONGEST_TEXT), class_="mv-code")
 
 
-def _category_words(allocation: Allocation) -> str:
+def _category_text(allocation: Allocation) -> str:
     return (
         f"probably {allocation.category.label}"
         if allocation.certainty is Certainty.PROBABLE
@@ -123,7 +123,7 @@ def _category_words(allocation: Allocation) -> str:
     )
 
 
-def _block_words(allocation: Allocation) -> str:
+def _block_text(allocation: Allocation) -> str:
     if allocation.block_bytes == allocation.rounded_bytes:
         return (
             "rounded to 512"
@@ -143,14 +143,14 @@ def _lifetime(span: Span) -> Html:
         notes.append(f"{'' if span.is_whole else 'at least '}{duration_text(span.microseconds)}")
     if BEFORE < span.free_requested < span.end - 1:
         notes.append(f"free asked for at event {count_text(span.free_requested)}")
-    return joined(text, _soft(", ".join(notes)))
+    return joined(text, _secondary(", ".join(notes)))
 
 
 def _event_link(event: int) -> Html:
     return tag("button", count_text(event), type="button", class_="mv-link", data_mv_at=event, title="Go to this event")
 
 
-def _pool_words(allocation: Allocation) -> Iterable[str]:
+def _pool_text(allocation: Allocation) -> Iterable[str]:
     if allocation.is_large is not None:
         yield "large" if allocation.is_large else "small"
     if allocation.pool != DEFAULT_POOL:
@@ -164,7 +164,7 @@ def stack_html(trace: Trace, stack: int, title: str, source: SourceLine = no_sou
     if not numbers:
         text = "No stack was recorded for it." if stack == NO_STACK else "Its stack was recorded empty."
         return tag("p", text, class_="mv-soft")
-    frames = [frame_words(trace, frame) for frame in numbers[:MOST_FRAMES]]
+    frames = [frame_text(trace, frame) for frame in numbers[:MOST_FRAMES]]
     copied = "\n".join(cut(f"{frame.function} {frame.path}", _LONGEST_TEXT) for frame in frames)
     copy = tag("button", "Copy", type="button", class_="mv-link", data_mv_copy=copied)
     parts: list[Html] = []
@@ -249,18 +249,18 @@ def _failed_html(moment: EventState) -> Html:
 
 
 def _moment_facts(moment: EventState) -> Iterable[tuple[str, object]]:
-    """Reserved is the sum of what stands above it, to the byte, but for what was not placed."""
+    """Reserved is the sum of the rows above it, to the byte, except for allocations that were not placed."""
     parts = moment.bytes
     yield "Live", exact(_live(moment))
     if parts.waiting:
-        yield "· waiting", joined(exact(parts.waiting), _soft("freed, but another stream may still use it"))
+        yield "· waiting", joined(exact(parts.waiting), _secondary("freed, but another stream may still use it"))
     if not moment.is_reserved_known:
         yield "Reserved", "not in the file"
         return
     if parts.outside:
-        yield "· not placed", joined(exact(parts.outside), _soft("in no segment that is known"))
-    yield "Rounding", joined(exact(parts.rounding), _soft("beyond what was asked"))
-    yield "Cached", joined(exact(parts.cached), _soft("reserved and free"))
+        yield "· not placed", joined(exact(parts.outside), _secondary("in no segment that is known"))
+    yield "Rounding", joined(exact(parts.rounding), _secondary("beyond what was asked"))
+    yield "Cached", joined(exact(parts.cached), _secondary("reserved and free"))
     kinds = (
         ("· segments", parts.free_segments, "whole; empty_cache() returns them"),
         ("· remainders", parts.free_remainders, "of segments in use"),
@@ -268,28 +268,28 @@ def _moment_facts(moment: EventState) -> Iterable[tuple[str, object]]:
     )
     for name, size, text in kinds:
         if size:
-            yield name, joined(exact(size), _soft(text))
+            yield name, joined(exact(size), _secondary(text))
     if parts.unknown:
-        yield "Unknown", joined(exact(parts.unknown), _soft("beyond the segments that are known"))
+        yield "Unknown", joined(exact(parts.unknown), _secondary("beyond the segments that are known"))
     yield "Reserved", exact(parts.reserved)
-    yield "Largest free", joined(exact(moment.largest_free), _soft("in one piece"))
+    yield "Largest free", joined(exact(moment.largest_free), _secondary("in one piece"))
 
 
 def _around_html(moment: EventState) -> Html:
     if not moment.around:
         return Html("")
-    rows = [_happened(event, is_now=event.event == moment.event) for event in moment.around]
+    rows = [_allocation_and_free(event, is_now=event.event == moment.event) for event in moment.around]
     return tag("section", tag("h3", "Events around"), tag("ol", *rows, class_="mv-around"), class_="mv-stack")
 
 
 _FREES = ("free", "free_requested", "free_completed")
 
 
-def _happened(event: EventSummary, *, is_now: bool) -> Html:
+def _allocation_and_free(event: EventSummary, *, is_now: bool) -> Html:
     number = tag("button", count_text(event.event), type="button", class_="mv-link", data_mv_at=event.event)
     size = bytes_text(event.bytes) if event.bytes else ""
     text = f" {event.action.replace('_', ' ')} {size} "
-    # The list of all events says of a free where its block was made; the file says here where it was freed.
+    # The event list shows where a freed block was allocated; this is where it was freed.
     where = f"freed in {cut(event.site, 60)}" if event.site and event.action in _FREES else cut(event.site, 60)
     return tag("li", number, text, tag("span", where, class_="mv-soft"), aria_current="true" if is_now else None)
 
@@ -298,5 +298,5 @@ def _facts(rows: Iterable[tuple[str, object]]) -> Html:
     return tag("dl", *(piece for name, value in rows for piece in (tag("dt", name), tag("dd", value))), class_="mv-dl")
 
 
-def _soft(text: str) -> Html:
+def _secondary(text: str) -> Html:
     return joined(" ", tag("span", text, class_="mv-soft")) if text else Html("")

@@ -1,4 +1,4 @@
-"""Tables of allocations: live at a moment or at a range's peak, and found by a query; their colours and measures."""
+"""Tables of allocations live at a moment or a range's peak, or matching a query; their colours and measures."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def paint_of(colours: Colouring) -> Paint:
 
 @dataclass(frozen=True)
 class Measure:
-    """How figures of one kind are said."""
+    """Formatting of one kind of figure."""
 
     kind: str = "bytes"
     """One of `state.WEIGHTS`."""
@@ -93,21 +93,21 @@ class Measure:
 BYTES = Measure()
 
 
-def weighed_by_bytes(device: DeviceTrace, rows: Ints8, colours: Colouring) -> WeightedRows:
+def weights_by_bytes(device: DeviceTrace, rows: Ints8, colours: Colouring) -> WeightedRows:
     return WeightedRows(rows, lifetimes(device).size[rows], colours.group[rows], colours.labels)
 
 
-def weighed_by_count(rows: Ints8, colours: Colouring) -> WeightedRows:
+def weights_by_count(rows: Ints8, colours: Colouring) -> WeightedRows:
     return WeightedRows(rows, np.ones(len(rows), dtype=np.int64), colours.group[rows], colours.labels)
 
 
-def weighed_by_lifetime(device: DeviceTrace, span: tuple[int, int], colours: Colouring) -> tuple[WeightedRows, Measure]:
+def weights_by_lifetime(device: DeviceTrace, span: tuple[int, int], colours: Colouring) -> tuple[WeightedRows, Measure]:
     integral = rows_in_range(device, *span)
     part = colours.group[integral.rows]
     return WeightedRows(integral.rows, integral.byte_events, part, colours.labels), Measure("lifetime", integral.events)
 
 
-def painted(weights: WeightedRows, colours: Colouring) -> WeightedRows:
+def recoloured(weights: WeightedRows, colours: Colouring) -> WeightedRows:
     """The same, counted as what other colours mean."""
     return WeightedRows(weights.rows, weights.weight, colours.group[weights.rows], colours.labels)
 
@@ -140,19 +140,19 @@ def tabs_html(state: ExploreState) -> Html:
 
 
 def head_html(state: ExploreState, moment: Html | str = "", facts: Html | str = "") -> Html:
-    """The moment and the switch belong to the live set; the other tabs say theirs themselves."""
+    """Moment and switch belong to the live set; the other tabs have their own."""
     switches = joined(switch_html(state), weights_html(state)) if state.tab == "live" else ""
     return joined(tag("div", tabs_html(state), moment, switches, class_="mv-head"), facts)
 
 
-def moment_words_html(event: int, live: Total, *, of_range: bool = False, is_still: bool = False) -> Html:
+def moment_total_html(event: int, live: Total, *, of_range: bool = False, is_still: bool = False) -> Html:
     """Which moment everything below answers for."""
     which = "live at the range’s peak, " if of_range else ""
     text = f"{which}{when(event, is_still=is_still)} · {allocations(live.count)} · "
     return tag("p", text, rounded(live.bytes), class_="mv-moment", aria_live="polite")
 
 
-def lifetime_words_html(span: tuple[int, int], weights: WeightedRows, measure: Measure) -> Html:
+def lifetime_total_html(span: tuple[int, int], weights: WeightedRows, measure: Measure) -> Html:
     """Bytes × lifetime answer for a range, or for the whole trace."""
     text = f"events {count_text(max(span[0], 0))} to {count_text(span[1])} · {allocations(len(weights.rows))} · "
     mean = measure.html(int(weights.weight.sum()))
@@ -182,7 +182,7 @@ def _switch(act: str, choices: Mapping[str, str], chosen: str, label: str) -> Ht
     return tag("div", *buttons, class_="mv-switch", role="group", aria_label=label)
 
 
-def within_html(during: RangeSummary) -> Html:
+def range_html(during: RangeSummary) -> Html:
     span = f"events {count_text(max(during.first, 0))} to {count_text(during.last)}:"
     parts = (
         ("allocated within", during.allocated),
@@ -190,8 +190,7 @@ def within_html(during: RangeSummary) -> Html:
         ("live throughout", during.throughout),
     )
     facts = [
-        tag("span", f"{text} ", tag("b", rounded(some.bytes)), f" in {count_text(some.count)}")
-        for text, some in parts
+        tag("span", f"{text} ", tag("b", rounded(some.bytes)), f" in {count_text(some.count)}") for text, some in parts
     ]
     return tag("p", tag("span", span), *facts, class_="mv-facts")
 
@@ -213,7 +212,7 @@ def table_html(
     look: TableLook = TableLook(),
     download: dict[str, str] | None = None,
 ) -> Html:
-    """`download` is what the browser asks the whole table with."""
+    """`download` is the request with which the browser gets the whole table."""
     if not breakdown.groups.count:
         return tag("p", "Nothing is live here.", class_="mv-soft")
     by, groups = breakdown.groups.by, ordered(breakdown, state.sort, is_rising=state.is_rising)
@@ -244,7 +243,7 @@ def ordered(breakdown: Breakdown, sort: str, *, is_rising: bool) -> list[Group]:
     return sorted(groups, key=keys[sort], reverse=not is_rising)
 
 
-def _whole(breakdown: Breakdown, measure: Measure) -> int:
+def _total_of(breakdown: Breakdown, measure: Measure) -> int:
     return breakdown.groups.count if measure.kind == "count" else breakdown.groups.bytes
 
 
@@ -255,7 +254,7 @@ def _heads(by: str, state: ExploreState, breakdown: Breakdown, measure: Measure)
     yield tag("td", class_="mv-wide")
     yield _head("Blocks", "count", state, "mv-number")
     yield _head(measure.head, "bytes", state, "mv-number")
-    yield tag("th", f"of {measure.text(_whole(breakdown, measure))}", class_="mv-number mv-wide", scope="col")
+    yield tag("th", f"of {measure.text(_total_of(breakdown, measure))}", class_="mv-number mv-wide", scope="col")
 
 
 def _head(words: str, sort: str, state: ExploreState, class_: str = "") -> Html:
@@ -284,7 +283,7 @@ def _row(group: Group, breakdown: Breakdown, look: TableLook, *, largest: int) -
         tag("td", tag("i", class_="mv-kind", style=bar), class_="mv-bar mv-wide"),
         tag("td", count_text(group.count), class_="mv-number"),
         tag("td", measure.cell.html(group.bytes), class_="mv-number"),
-        tag("td", percent_text(share, _whole(breakdown, measure)), class_="mv-number mv-soft mv-wide"),
+        tag("td", percent_text(share, _total_of(breakdown, measure)), class_="mv-number mv-soft mv-wide"),
         **lights(breakdown.groups.by, group.key),
     )
 
@@ -339,7 +338,7 @@ def _rest_row(rest: list[Group], breakdown: Breakdown, measure: Measure, *, can_
     size, count = sum(group.bytes for group in rest), sum(group.count for group in rest)
     label = f"everything else, {count_text(len(rest))} more"
     name = tag("button", label, type="button", class_="mv-link", data_act="more") if can_grow else label
-    share = percent_text(sum(measure.share_of(group) for group in rest), _whole(breakdown, measure))
+    share = percent_text(sum(measure.share_of(group) for group in rest), _total_of(breakdown, measure))
     return _sum_row(name, count, measure.cell.html(size), share, breakdown.groups.by)
 
 
@@ -352,7 +351,7 @@ def _total_row(breakdown: Breakdown, look: TableLook, download: dict[str, str] |
         )
     whole = percent_text(1, 1)
     measure = look.measure.cell
-    # Bytes × lifetime are said as a mean here too; the exact sum has twenty digits.
+    # Bytes × lifetime is shown as a mean here too; the exact sum has twenty digits.
     total = measure.html(groups.bytes) if measure.kind == "lifetime" else measure.exact(groups.bytes)
     return _sum_row(joined(f"{look.total} ", link), groups.count, total, whole, groups.by)
 
@@ -367,35 +366,35 @@ def _sum_row(name: object, count: int, size: object, share: str, by: str) -> Htm
 MOST_FOUND = 20
 
 
-def found_html(result: FindResult, query: str) -> Html:
-    """The outermost element tells the page's script what to light while nothing else is pointed at."""
+def matches_html(result: FindResult, query: str) -> Html:
+    """The outermost element names what the page's script highlights while the pointer is on no row."""
     if not result.count:
-        return _found_section(
+        return _matches_section(
             tag("p", tag("b", "Nothing"), f" in this trace is found by {cut(query)}", class_="mv-soft")
         )
     sites = f"{count_text(len(result.sites))} site{'' if len(result.sites) == 1 else 's'}"
     now = f"{bytes_text(result.live_bytes)} live at {when(result.event)}" if result.event >= 0 else when(result.event)
     head = tag("h3", f"{allocations(result.count)} at {sites}", tag("span", f" {now}", class_="mv-soft"))
-    return _found_section(head, _found_table(result), data_light_rest="find", data_light_rest_group=query)
+    return _matches_section(head, _matches_table(result), data_light_rest="find", data_light_rest_group=query)
 
 
 def refused_query_html(reason: str) -> Html:
-    return _found_section(tag("p", reason, class_="mv-soft", role="alert"))
+    return _matches_section(tag("p", reason, class_="mv-soft", role="alert"))
 
 
-def _found_section(*content: Html, **attributes: str) -> Html:
+def _matches_section(*content: Html, **attributes: str) -> Html:
     return tag("section", *content, class_="mv-part mv-found", **attributes)
 
 
-def _found_table(result: FindResult) -> Html:
-    rows = [_found_row(site) for site in result.sites[:MOST_FOUND]]
+def _matches_table(result: FindResult) -> Html:
+    rows = [_match_row(site) for site in result.sites[:MOST_FOUND]]
     rest = result.sites[MOST_FOUND:]
     foot = []
     if rest:
         name = f"everything else, {count_text(len(rest))} more"
         sums = (sum(e.live_count for e in rest), sum(e.live_bytes for e in rest), sum(e.count for e in rest))
-        foot.append(tag("tr", tag("td", name), *_found_cells(sums[0], rounded(sums[1]), sums[2])))
-    foot.append(tag("tr", tag("td", "Found"), *_found_cells(result.live_count, exact(result.live_bytes), result.count)))
+        foot.append(tag("tr", tag("td", name), *_match_cells(sums[0], rounded(sums[1]), sums[2])))
+    foot.append(tag("tr", tag("td", "Found"), *_match_cells(result.live_count, exact(result.live_bytes), result.count)))
     names = (
         ("Site", ""),
         ("Blocks now", "mv-number mv-wide"),
@@ -407,13 +406,13 @@ def _found_table(result: FindResult) -> Html:
     return tag("table", body, class_="mv-table mv-groups")
 
 
-def _found_row(site: FoundSite) -> Html:
+def _match_row(site: FoundSite) -> Html:
     title = f"{exact(site.bytes)} over the whole trace, never live together"
-    cells = _found_cells(site.live_count, rounded(site.live_bytes), site.count, title=title)
+    cells = _match_cells(site.live_count, rounded(site.live_bytes), site.count, title=title)
     return tag("tr", tag("td", name_html(site.label, "site")), *cells, **lights("site", site.key))
 
 
-def _found_cells(live: int, size: object, count: int, title: str | None = None) -> tuple[Html, ...]:
+def _match_cells(live: int, size: object, count: int, title: str | None = None) -> tuple[Html, ...]:
     return (
         tag("td", count_text(live), class_="mv-number mv-wide"),
         tag("td", size, class_="mv-number"),

@@ -28,10 +28,10 @@ def never_freed_html(
     download: dict[str, str] | None = None,
 ) -> Html:
     table = replace(look, total=_LOOK.total)
-    return joined(kept_html(kept, state, download, table), growth_html(grown), churn_html(churn))
+    return joined(sites_html(kept, state, download, table), growth_html(grown), churn_html(churn))
 
 
-def kept_html(kept: Breakdown, state: ExploreState, download: dict[str, str] | None, look: TableLook = _LOOK) -> Html:
+def sites_html(kept: Breakdown, state: ExploreState, download: dict[str, str] | None, look: TableLook = _LOOK) -> Html:
     groups = kept.groups
     if not groups.count:
         return _section("Everything that was made here was freed again, or asked to be.")
@@ -78,7 +78,7 @@ def _cells(row: GrowthRow, spans: int, *, is_exact: bool = False) -> tuple[Html,
 
 
 def _change(count: int) -> str:
-    """The change always shows its direction; colour alone would not tell it."""
+    """The change always shows its direction in text, since color alone is not accessible."""
     return delta_text(count) if count else "0"
 
 

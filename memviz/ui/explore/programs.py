@@ -1,4 +1,4 @@
-"""One snapshot as programs ask for it: `/open`, `/summary`, `/peak`, `/at`, `/find`, `/findings`; `/report` of more."""
+"""Endpoints for one snapshot: `/open`, `/summary`, `/peak`, `/at`, `/find`, `/findings`; `/report` for several."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A visitor's choices in Explore: on the timeline, and of the views below it.
+"""A visitor's choices in Explore: on the timeline and in the views below it.
 
-Gradio answers several events of a page at once. `LatestInput` computes an answer again where newer input came
-meanwhile, and numbers each one, so that the page notices when an older one arrives last.
+Gradio answers several events of a page at once. `LatestInput` repeats an answer if newer input arrived while it was
+computed, and numbers the answers, so that the page can drop an older one that arrives last.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Chosen:
     """A row of `lifetimes`; -1 for none."""
     range: tuple[int, int] | None = None
     colour: str = "category"
-    """Grouping that the timeline's colours stand for."""
+    """Grouping that the timeline's colours show."""
 
 
 def chosen_of(data: Mapping[str, Any], key: str, device: DeviceTrace) -> Chosen:
@@ -46,10 +46,10 @@ def chosen_of(data: Mapping[str, Any], key: str, device: DeviceTrace) -> Chosen:
     if data.get("key") != key:
         return Chosen(key, peak)
     last = len(device.events) - 1
-    at = _whole(data.get("at"))
-    pin = _whole(data.get("pin"))
+    at = _integer(data.get("at"))
+    pin = _integer(data.get("pin"))
     span = data.get("range")
-    ends = [_whole(end) for end in span] if isinstance(span, list | tuple) and len(span) == 2 else []
+    ends = [_integer(end) for end in span] if isinstance(span, list | tuple) and len(span) == 2 else []
     first, second = (_bounded(end, -1, last) if end is not None else None for end in (ends or (None, None)))
     return Chosen(
         key=key,
@@ -60,7 +60,7 @@ def chosen_of(data: Mapping[str, Any], key: str, device: DeviceTrace) -> Chosen:
     )
 
 
-def _whole(value: Any) -> int | None:
+def _integer(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
@@ -96,13 +96,13 @@ class ExploreState:
             case "by" if value in GROUPINGS:
                 return replace(self, by=value, is_long=False)
             case "weight" if value in WEIGHTS:
-                # What is counted comes first, until somebody sorts otherwise.
+                # Sort by the chosen weight until the visitor sorts by another column.
                 sort = "count" if value == "count" else "bytes"
                 return replace(self, weight=value, sort=sort, is_rising=False, is_long=False)
             case "sort" if value in SORTS:
                 return replace(self, sort=value, is_rising=self._turned(value))
             case "zoom":
-                # What a box lights is also where it leads, unless it says otherwise.
+                # A click zooms to the group that hovering highlights, unless `value` names another one.
                 path = data.get("value", data.get("lightGroup", ""))
                 return replace(self, path=path[:LONGEST_PATH], path_key=key, by="stack")
             case "more":
@@ -134,7 +134,7 @@ class LatestInput:
         """The answer about what was heard last, and its number as HTML."""
         while True:
             now = self._now()
-            # Before the last look at what was heard: a higher number never stands for an older answer.
+            # The number is drawn before the last check for newer input, so a higher number is never an older answer.
             made = [*answer(*now), tag("i", data_mv_answer=next(_ANSWER_NUMBERS))]
             if all(old is new for old, new in zip(now, self._now(), strict=True)):
                 return made

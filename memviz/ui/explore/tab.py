@@ -81,9 +81,9 @@ def groups_csv(breakdown: Breakdown, unit: str = "bytes") -> str:
     return file.getvalue()
 
 
-_PLUMBING: dict[str, Any] = {"queue": False, "api_visibility": "private", **NO_PROGRESS}
-# A dragged moment asks faster than an answer comes: the last one asked for is the one to answer.
-_LATEST: dict[str, Any] = {**_PLUMBING, "trigger_mode": "always_last"}
+_PRIVATE: dict[str, Any] = {"queue": False, "api_visibility": "private", **NO_PROGRESS}
+# Dragging sends requests faster than they are answered: only the last one counts.
+_LATEST: dict[str, Any] = {**_PRIVATE, "trigger_mode": "always_last"}
 
 
 @dataclass(frozen=True)
@@ -199,10 +199,14 @@ def _wire(context: Context, session: gr.State, parts: ExploreTab) -> None:
         return heard.answered(partial(panels, context, parts=answer.FOUND))
 
     def everything(session: Session, state: ExploreState, selection: Mapping[str, Any]) -> list[Any]:
-        return [selection, *panels(context, session, state, selection, answer.ALL), *maps(context, session, state, selection)]
+        return [
+            selection,
+            *panels(context, session, state, selection, answer.ALL),
+            *maps(context, session, state, selection),
+        ]
 
     def another(current: Session, chosen: Mapping[str, Any], heard: LatestInput) -> list[Any]:
-        heard.session, heard.chosen = current, chosen_of_another(current, chosen, heard.chosen)
+        heard.session, heard.chosen = current, initial_selection(current, chosen, heard.chosen)
         return heard.answered(everything)
 
     def again(heard: LatestInput) -> list[Any]:
@@ -240,10 +244,10 @@ def _offering(context: Context) -> Callable[[Session, LatestInput], Awaitable[An
     return offer
 
 
-def chosen_of_another(session: Session, before: Mapping[str, Any], heard: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The timeline of another trace begins at its peak, unless a link says where, or somebody has chosen in it before
-    this answer began. What was chosen on the trace before is forgotten, so that it does not come back with that one.
-    Gradio may tell of one change twice."""
+def initial_selection(session: Session, before: Mapping[str, Any], heard: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the selection with which another trace opens: from a link, or made on it already, else none.
+
+    The selection on the previous trace is dropped. Gradio may report one change twice."""
     key = timeline_key(session.current) if session.current else ""
     candidates: list[Mapping[str, Any]] = [heard, before.get("linked") or before]
     return next((each for each in candidates if each.get("key") == key), {})

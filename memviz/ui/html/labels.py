@@ -54,12 +54,12 @@ class FrameWords:
     """A person's own, not a library's."""
 
 
-def frame_words(trace: Trace, frame: int) -> FrameWords:
+def frame_text(trace: Trace, frame: int) -> FrameWords:
     """`frame` may be one of the negative ones of `analysis.stacks`."""
-    return cached_on(trace, (frame_words, frame), lambda: _frame_words(trace, frame))
+    return cached_on(trace, (frame_text, frame), lambda: _cached_frame_text(trace, frame))
 
 
-def _frame_words(trace: Trace, frame: int) -> FrameWords:
+def _cached_frame_text(trace: Trace, frame: int) -> FrameWords:
     function = frame_name(trace, frame)
     if frame < 0:
         return FrameWords(function, "", "", is_own=False)

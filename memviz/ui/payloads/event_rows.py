@@ -1,6 +1,6 @@
-"""The list of events: which of a million are wanted, and what a page of them says.
+"""The list of events: selects among millions, and formats one page of rows.
 
-Choosing is a few array look-ups, whatever the number of events; only the rows of one page become texts.
+Selecting is a few array operations; only the rows of one page become text.
 """
 
 from __future__ import annotations
@@ -192,16 +192,16 @@ def action_counts(trace: Trace, device: DeviceTrace) -> tuple[ActionCount, ...]:
     """The kinds of event that occur, by their number in the file's format."""
     counts = _counts(device)
     return tuple(
-        ActionCount(code, action_words(trace, code), int(counts[code])) for code in counts.nonzero()[0].tolist()
+        ActionCount(code, action_text(trace, code), int(counts[code])) for code in counts.nonzero()[0].tolist()
     )
 
 
-def action_words(trace: Trace, action: int) -> str:
+def action_text(trace: Trace, action: int) -> str:
     """PyTorch's own names, with spaces; the one that people search for is spelled out."""
     return "out of memory" if action == Action.OOM else plain(trace.action_name(action).replace("_", " "))
 
 
-def _address_words(action: int, address: int) -> str:
+def _address_text(action: int, address: int) -> str:
     if action != Action.OOM:
         return address_text(address)
     return "" if address == FREE_UNKNOWN else f"{bytes_text(address)} free"
@@ -216,13 +216,13 @@ def event_rows(trace: Trace, device: DeviceTrace, events: Ints8) -> tuple[EventR
         EventRow(
             event=event,
             time=times[i],
-            action=action_words(trace, action),
-            bytes=_bytes_words(action, size),
+            action=action_text(trace, action),
+            bytes=_bytes_cell(action, size),
             exact=exact(size),
-            address=_address_words(action, address),
+            address=_address_text(action, address),
             stream=str(trace.streams[stream]),
-            pool=_pool_words(trace.pools[pool]),
-            site=_site_words(trace, device, action, int(rows[i]), int(stacks[i])),
+            pool=_pool_text(trace.pools[pool]),
+            site=_site_text(trace, device, action, int(rows[i]), int(stacks[i])),
             annotation=names[i],
             look=_look(action),
         )
@@ -258,7 +258,7 @@ def _annotation_names(trace: Trace, device: DeviceTrace, events: Ints8) -> list[
     ]
 
 
-def _bytes_words(action: int, size: int) -> str:
+def _bytes_cell(action: int, size: int) -> str:
     sign = _SIGNS.get(Action(action), "") if action < Action.OTHER else ""
     return f"{sign}{bytes_text(size)}" if size or sign else ""
 
@@ -271,11 +271,11 @@ def _look(action: int) -> str:
     return f"device-{change}" if cached in _OF_THE_DEVICE else change
 
 
-def _pool_words(pool: tuple[int, int]) -> str:
+def _pool_text(pool: tuple[int, int]) -> str:
     return "default" if pool == DEFAULT_POOL else f"{pool[0]}, {pool[1]}"
 
 
-def _site_words(trace: Trace, device: DeviceTrace, action: int, row: int, stack: int) -> str:
+def _site_text(trace: Trace, device: DeviceTrace, action: int, row: int, stack: int) -> str:
     if stack == NO_STACK and action in _FREES:
         if row < 0:
             return "what it frees is not in this file"

@@ -1,4 +1,4 @@
-"""The allocator's map at a moment as the browser draws it, and what it says in figures and as a table."""
+"""The segment map at a moment: data for the browser, its figures, and a table."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class FreeSpace:
 
 @dataclass(frozen=True)
 class SegmentGroup:
-    """Segments that may stand in for each other: of one pool and one stream."""
+    """Interchangeable segments: those of one pool and one stream."""
 
     name: str
     words: str
@@ -61,7 +61,7 @@ class SegmentView:
     title: str
     figures: Html
     table: Html
-    """Empty where it was not asked for."""
+    """Empty if not requested."""
     drawing: PackedTimeline
 
 
@@ -106,7 +106,7 @@ def segment_groups(trace: Trace, segments: Segments) -> tuple[tuple[SegmentGroup
     groups = [
         SegmentGroup(
             _group_name(trace, distinct[number], names_stream=names_stream),
-            _group_words(counts[number], sizes[number], "mapped range" if distinct[number, 2] else "segment"),
+            _group_text(counts[number], sizes[number], "mapped range" if distinct[number, 2] else "segment"),
         )
         for number in largest.tolist()
     ]
@@ -115,11 +115,11 @@ def segment_groups(trace: Trace, segments: Segments) -> tuple[tuple[SegmentGroup
     place[largest] = np.arange(len(largest))
     if len(rest):
         name = f"{count_text(len(rest))} smaller groups of other pools and streams"
-        groups.append(SegmentGroup(name, _group_words(int(counts[rest].sum()), int(sizes[rest].sum()), "segment")))
+        groups.append(SegmentGroup(name, _group_text(int(counts[rest].sum()), int(sizes[rest].sum()), "segment")))
     return tuple(groups), place[code]
 
 
-def _group_words(count: int, size: int, noun: str) -> str:
+def _group_text(count: int, size: int, noun: str) -> str:
     return f"{counted(int(count), noun)}, {bytes_text(int(size))}"
 
 
@@ -152,9 +152,9 @@ def packed_map(trace: Trace, device: DeviceTrace, moment: SegmentsAt, *, meaning
         **_halves("requested", tiles.requested),
         "kind": tiles.kind,
         "row": (tiles.row + 1).astype(np.uint32),
-        "group": np.where(held, _taken(colours.group, row), 0).astype(np.uint8),
+        "group": np.where(held, _take_or_zero(colours.group, row), 0).astype(np.uint8),
         **_probable(colours, held, row),
-        "start": np.where(held, _taken(lifetimes(device).start, row) + 1, 0).astype(np.uint32),
+        "start": np.where(held, _take_or_zero(lifetimes(device).start, row) + 1, 0).astype(np.uint32),
         "site": site.astype(np.uint32),
         **_ages(device, moment),
     }
@@ -172,7 +172,7 @@ def packed_map(trace: Trace, device: DeviceTrace, moment: SegmentsAt, *, meaning
 
 
 def _colours(trace: Trace, device: DeviceTrace, meaning: str) -> Colouring:
-    """The timeline's own colours, made once: scrubbing asks for them at every moment."""
+    """The timeline's own colours, cached because scrubbing needs them at every moment."""
     return cached_on(trace, (colouring, device.name, meaning), lambda: colouring(trace, device, meaning))
 
 
@@ -198,16 +198,18 @@ def _ages(device: DeviceTrace, moment: SegmentsAt) -> dict[str, npt.NDArray[Any]
     if not has_times(device) or moment.event < 0:
         return {}
     times, rows = clock(device), moment.tiles.row
-    start = np.where(rows >= 0, _taken(lifetimes(device).start, np.maximum(rows, 0)), -1)
+    start = np.where(rows >= 0, _take_or_zero(lifetimes(device).start, np.maximum(rows, 0)), -1)
     return _halves("age", np.where(start >= 0, times[moment.event] - times[np.maximum(start, 0)], 0))
 
 
 def _probable(colours: Colouring, held: Bools, row: Ints8) -> dict[str, npt.NDArray[Any]]:
     """Return a flag per tile that marks groups which are only probable."""
-    return {} if colours.probable is None else {"probable": (held & _taken(colours.probable, row)).astype(np.uint8)}
+    return (
+        {} if colours.probable is None else {"probable": (held & _take_or_zero(colours.probable, row)).astype(np.uint8)}
+    )
 
 
-def _taken(values: npt.NDArray[Any], rows: Ints8) -> npt.NDArray[Any]:
+def _take_or_zero(values: npt.NDArray[Any], rows: Ints8) -> npt.NDArray[Any]:
     """`values[rows]`; where nothing was ever allocated any value does, but there must be one."""
     return values[rows] if len(values) else np.zeros(len(rows), dtype=np.int64)
 

@@ -1,4 +1,4 @@
-"""The data of timelines: their value, the pieces that the browser asks for, several on one scale, segments over time.
+"""Data of timelines: their value, the pieces that the browser requests, several on one scale, segments over time.
 
 memviz/ui/components/memory_timeline/README.md lists the pieces.
 """
@@ -260,7 +260,7 @@ def segments_over_time_piece(trace: Trace, device: DeviceTrace, request: dict[st
     if kind == "times":
         return pack_times(device)
     if kind == "sites":
-        return _held_longest(trace, device, lives)
+        return _by_longest_site(trace, device, lives)
     if kind == "lit":
         return pack_rows(np.zeros(0, dtype=np.int64), len(lives))
     raise UsageError(f"Segments over time have no piece {kind!r}.")
@@ -271,7 +271,7 @@ def _by_use(lives: SegmentLives) -> Colouring:
     return Colouring("use", _LABELS, group, _SHADES)
 
 
-def _held_longest(trace: Trace, device: DeviceTrace, lives: SegmentLives) -> PackedTimeline:
+def _by_longest_site(trace: Trace, device: DeviceTrace, lives: SegmentLives) -> PackedTimeline:
     """Return, for each segment, the site whose allocation occupied it longest and so prevented its release."""
     table = sites(trace)
     held = lives.longest != NO_ALLOCATION

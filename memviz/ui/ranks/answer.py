@@ -20,11 +20,11 @@ from memviz.trace.model import Trace
 from memviz.ui.shell.session import Context, Opened, Session
 
 LEAST = 2
-"""One rank has nobody beside it."""
+"""One rank has none to compare with."""
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownRanks:
     job: RankSummary
     keys: Mapping[int, str] = field(default_factory=dict)
     """Keys, in the store, of the ranks that are open."""
@@ -36,32 +36,32 @@ class Shown:
 
 def open_ranks(context: Context, session: Session) -> dict[int, Opened]:
     """Return open ranks by number; of duplicates the one that a folder of them would take. Computes nothing."""
-    return {one.number: one.opened for one in reversed(_called_ranks(context, session))}
+    return {one.number: one.opened for one in reversed(_numbered_traces(context, session))}
 
 
 @dataclass(frozen=True)
-class _Called:
+class _NumberedTrace:
     number: int
     source: str
     opened: Opened
 
 
-def _called_ranks(context: Context, session: Session) -> list[_Called]:
+def _numbered_traces(context: Context, session: Session) -> list[_NumberedTrace]:
     """The shortest names first, as where files are read from a folder."""
     found = []
     for opened in session.opened:
         trace = context.store.get(opened.key)
-        number = None if trace is None else _number(trace)
+        number = None if trace is None else _rank_number(trace)
         if trace is not None and number is not None:
-            found.append(_Called(number, trace.about.source, opened))
+            found.append(_NumberedTrace(number, trace.about.source, opened))
     return sorted(found, key=lambda one: len(one.source))
 
 
-def _once_more(context: Context, session: Session) -> tuple[FailedFile, ...]:
-    """List open traces left out because their rank is already open, so that the page can say so."""
+def _duplicates(context: Context, session: Session) -> tuple[FailedFile, ...]:
+    """List open traces that are left out because their rank is already open."""
     taken: dict[int, str] = {}
     left = []
-    for one in _called_ranks(context, session):
+    for one in _numbered_traces(context, session):
         if one.number in taken:
             left.append(FailedFile(one.source, once_more(one.number, taken[one.number])))
         taken.setdefault(one.number, one.source)
@@ -74,19 +74,19 @@ def has_ranks(context: Context, session: Session) -> bool:
     return len(open_ranks(context, session)) >= LEAST
 
 
-def shown_ranks(context: Context, session: Session) -> Shown | None:
+def shown_ranks(context: Context, session: Session) -> ShownRanks | None:
     numbers = open_ranks(context, session)
     keys = {number: opened.key for number, opened in numbers.items()}
     if context.given_ranks is not None:
-        return Shown(context.given_ranks, keys, is_given=True)
+        return ShownRanks(context.given_ranks, keys, is_given=True)
     if (brought := context.tables.get(session.table)) is not None:
         # Its rows name files of another machine, which are not opened; what is open here is.
-        return Shown(brought.job, keys)
+        return ShownRanks(brought.job, keys)
     rows = [(number, _row(context, opened)) for number, opened in sorted(numbers.items())]
     ranks = tuple(Rank(number, row) for number, row in rows if row is not None)
     if len(ranks) < LEAST:
         return None
-    return Shown(of_ranks(ranks, _once_more(context, session)), keys, is_open=True)
+    return ShownRanks(of_ranks(ranks, _duplicates(context, session)), keys, is_open=True)
 
 
 def _row(context: Context, opened: Opened) -> RankRow | None:
@@ -97,7 +97,7 @@ def _row(context: Context, opened: Opened) -> RankRow | None:
     return cached_on(trace, ("rank's row", device.name), lambda: row_of(trace, Place(trace.about.source), device.name))
 
 
-def _number(trace: Trace) -> int | None:
+def _rank_number(trace: Trace) -> int | None:
     said = trace.about.facts.get(RANK_FACT, "")
     return int(said) if said.isascii() and said.isdigit() and len(said) < 10 else rank_in_name(trace.about.source)
 
@@ -109,11 +109,11 @@ _LONGEST = 40
 
 
 def rank_map_value(job: RankSummary, chosen: int | None = None) -> dict[str, Any]:
-    """Rows in the order of the mesh, where all ranks say one, else by number."""
+    """Order rows by mesh coordinates if all ranks have them, else by number."""
     ranks = by_mesh(job.ranks)
     table, highest = aligned(ranks), max(job.highest.row.peak_bytes, 1)
     known = table.live != NOTHING
-    # Rounded to the nearest; whatever is live at all is told apart from nothing recorded.
+    # Rounded to the nearest, but never to the shade of "not recorded".
     shades = np.where(known, 1 + (np.maximum(table.live, 0) * _SHADES + highest // 2) // highest, 0).astype(np.uint8)
     columns = table.columns
     while shades.size > _MOST_CELLS and columns % 2 == 0:

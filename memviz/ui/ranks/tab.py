@@ -1,4 +1,4 @@
-"""Ranks: many ranks of one program over the same steps, who is like whom, and who stands out and why."""
+"""Ranks: many ranks of one program over the same steps, groups of equal ranks, outliers and their causes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memviz.ranks.places import Place
 from memviz.ranks.reduce_rank import trace_at
 from memviz.ui.components.component import Panel, clicked
 from memviz.ui.components.plots import RankMap
-from memviz.ui.ranks.answer import Shown, has_ranks, rank_map_value, shown_ranks
+from memviz.ui.ranks.answer import ShownRanks, has_ranks, rank_map_value, shown_ranks
 from memviz.ui.ranks.views import (
     failed_html,
     groups_html,
@@ -122,12 +122,12 @@ def one_rank(context: Context, session: Session, rank: int | None) -> str:
     return "" if shown is None else _one(shown, rank)
 
 
-def _first(shown: Shown) -> int:
-    """Who looks for the first time looks at whoever stands out most."""
+def _first(shown: ShownRanks) -> int:
+    """Select the largest outlier on the first visit."""
     return shown.job.outliers[0].rank if shown.job.outliers else shown.job.highest.number
 
 
-def _one(shown: Shown, rank: int | None) -> str:
+def _one(shown: ShownRanks, rank: int | None) -> str:
     can_open = shown.is_given or (rank in shown.keys)
     return one_rank_html(shown.job, rank, can_open=can_open)
 
@@ -153,7 +153,7 @@ def pressed(context: Context, session: Session, event: gr.EventData) -> tuple[Se
     return session, None
 
 
-def _opened(context: Context, session: Session, shown: Shown, number: int) -> tuple[Session, str]:
+def _opened(context: Context, session: Session, shown: ShownRanks, number: int) -> tuple[Session, str]:
     """Return the rank's open trace; else read its file, which is allowed only for files given at startup."""
     key = shown.keys.get(number, "")
     if session.of(key) is not None:

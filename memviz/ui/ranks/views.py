@@ -23,8 +23,8 @@ def ranks_verdict_html(job: RankSummary) -> Html:
 
 def missing_html(job: RankSummary, *, is_open: bool) -> Html:
     """A file that was refused is no open one, and is there all the same."""
-    words = missing_ranks(job, "Not open here:" if is_open else "No file of")
-    return tag("p", words, class_="mv-soft mv-missing") if words else Html("")
+    text = missing_ranks(job, "Not open here:" if is_open else "No file of")
+    return tag("p", text, class_="mv-soft mv-missing") if text else Html("")
 
 
 def failed_html(job: RankSummary) -> Html:
@@ -60,7 +60,7 @@ def sparkline(curve: Curve, highest: int, other: Curve | None = None) -> Html:
 
 
 def _line(curve: Curve, highest: int) -> str:
-    """Return the path of a curve; each point is the highest of the values that it stands for."""
+    """Return the path of a curve; each point is the highest value of its interval."""
     count = min(_MOST_POINTS, len(curve.live))
     bounds = [len(curve.live) * i // count for i in range(count + 1)]
     heights = [max(curve.live[begin:end]) for begin, end in zip(bounds, bounds[1:], strict=False)]
@@ -128,18 +128,18 @@ def _outlier_row(job: RankSummary, one: Outlier) -> Html:
 def _causes(one: Outlier) -> list[Html | str]:
     """The category first, and a site where one is the largest."""
     category, site = one.chief_category, one.chief_site
-    words = [f"{category.words} ({delta_text(category.delta_bytes)})"] if category is not None else []
+    text = [f"{category.words} ({delta_text(category.delta_bytes)})"] if category is not None else []
     if site is not None:
-        words.append(cause_text(site))
-    return [", ".join(words)]
+        text.append(cause_text(site))
+    return [", ".join(text)]
 
 
 def cause_text(cause: NamedDelta | None) -> str:
     return "" if cause is None else f"{cut(cause.name)} ({delta_text(cause.delta_bytes)})"
 
 
-def _choosing(rank: int, words: str) -> Html:
-    return tag("button", words, type="button", data_act="rank", data_rank=rank, class_="mv-link")
+def _choosing(rank: int, text: str) -> Html:
+    return tag("button", text, type="button", data_act="rank", data_rank=rank, class_="mv-link")
 
 
 def _table(names: Sequence[str], rows: Sequence[Html]) -> Html:
@@ -160,8 +160,8 @@ def spans_text(numbers: Sequence[int]) -> str:
             spans[-1][1] = number
         else:
             spans.append([number, number])
-    words = [f"{first}" if first == last else f"{first}–{last}" for first, last in spans[:_MOST_SPANS]]
-    return ", ".join([*words, *(["…"] if len(spans) > _MOST_SPANS else [])])
+    text = [f"{first}" if first == last else f"{first}–{last}" for first, last in spans[:_MOST_SPANS]]
+    return ", ".join([*text, *(["…"] if len(spans) > _MOST_SPANS else [])])
 
 
 _TOP = 8
@@ -191,8 +191,8 @@ def _buttons(rank: Rank, other: Rank | None, *, can_open: bool) -> list[Html]:
     return shown
 
 
-def _button(words: str, act: str, rank: int) -> Html:
-    return tag("button", words, type="button", data_act=act, data_rank=rank, class_="mv-button")
+def _button(label: str, act: str, rank: int) -> Html:
+    return tag("button", label, type="button", data_act=act, data_rank=rank, class_="mv-button")
 
 
 def _facts(rank: Rank) -> Html:
@@ -210,7 +210,7 @@ def _facts(rank: Rank) -> Html:
     if row.ran_out:
         last = row.ran_out[-1]
         facts.append(("out of memory, asked", f"{bytes_text(last.requested_bytes)} {cut(last.site, 60)}".strip()))
-    return tag("p", *(tag("span", words, " ", tag("b", value)) for words, value in facts), class_="mv-facts")
+    return tag("p", *(tag("span", text, " ", tag("b", value)) for text, value in facts), class_="mv-facts")
 
 
 def _differences(rank: Rank, other: Rank) -> Html:
@@ -222,8 +222,8 @@ def _differences(rank: Rank, other: Rank) -> Html:
         for row in by_site(rank.row, other.row, _TOP)
     ]
     kinds = ", ".join(f"{row.words} {delta_text(row.delta_bytes)}" for row in by_category(rank.row, other.row)[:3])
-    words = f"{delta_text(delta)} against rank {other.number}" if delta else f"as high as rank {other.number}"
-    caption = tag("h3", words, tag("span", f" {kinds}") if kinds else "")
+    text = f"{delta_text(delta)} against rank {other.number}" if delta else f"as high as rank {other.number}"
+    caption = tag("h3", text, tag("span", f" {kinds}") if kinds else "")
     return tag("div", caption, tag("ul", *rows, class_="mv-parts"))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memviz.analysis.find import FindResult, FoundSite
-from memviz.ui.explore.live_set import MOST_FOUND, found_html, refused_query_html
+from memviz.ui.explore.live_set import MOST_FOUND, matches_html, refused_query_html
 from tests.traces import MiB
 from tests.ui.page import HOSTILE, elements, rows, tags, words
 
@@ -13,7 +13,7 @@ def site(name: str, live: int = 0, count: int = 1) -> FoundSite:
 
 
 def test_sites_with_their_bytes_now_and_their_number_ever():
-    html = found_html(FindResult(7, (site("a.py:1 f", 2 * MiB, 30), site("b.py:1 g"))), "py")
+    html = matches_html(FindResult(7, (site("a.py:1 f", 2 * MiB, 30), site("b.py:1 g"))), "py")
     assert words(html).startswith("31 allocations at 2 sites 2.00 MiB live at event 7")
     assert rows(html)[1:] == [
         ["a.py:1 f", "1", "2.00 MiB", "30"],
@@ -23,19 +23,19 @@ def test_sites_with_their_bytes_now_and_their_number_ever():
 
 
 def test_the_query_is_lit_while_nothing_else_is():
-    html = found_html(FindResult(7, (site("a"),)), "linear >1MiB")
+    html = matches_html(FindResult(7, (site("a"),)), "linear >1MiB")
     assert elements(html, "section", data_light_rest="find", data_light_rest_group="linear >1MiB")
     assert elements(html, "tr", data_light_by="site", data_light_group="key a")
 
 
 def test_nothing_found_says_so_and_lights_nothing():
-    html = found_html(FindResult(7, ()), HOSTILE)
+    html = matches_html(FindResult(7, ()), HOSTILE)
     assert words(html) == f"Nothing in this trace is found by {HOSTILE}"
     assert not elements(html, "section", data_light_rest="find")
 
 
 def test_many_sites_end_in_one_row():
-    html = found_html(FindResult(-1, tuple(site(str(i), 10) for i in range(MOST_FOUND + 5))), "x")
+    html = matches_html(FindResult(-1, tuple(site(str(i), 10) for i in range(MOST_FOUND + 5))), "x")
     assert rows(html)[-2] == ["everything else, 5 more", "5", "50 B", "5"]
     assert len(rows(html)) == MOST_FOUND + 3
 
@@ -47,6 +47,6 @@ def test_a_refused_query_is_said_in_place():
 
 
 def test_names_from_a_file_stay_text():
-    html = found_html(FindResult(0, (site(HOSTILE),)), "x")
+    html = matches_html(FindResult(0, (site(HOSTILE),)), "x")
     assert "b" not in tags(html)
     assert HOSTILE in words(html)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memviz.ui.explore.state import ExploreState, LatestInput
-from memviz.ui.explore.tab import chosen_of_another
+from memviz.ui.explore.tab import initial_selection
 from memviz.ui.shell.session import Opened, Session, timeline_key
 
 ONE = Session(opened=(Opened("one", "one", "cuda:0", ("cuda:0",)),), chosen="one")
@@ -54,9 +54,9 @@ def test_nobody_hears_of_another_visitors_choice() -> None:
 def test_another_trace_begins_where_somebody_chose_in_it_or_where_a_link_says() -> None:
     here, there = {"key": KEY, "at": 3}, {"key": "other/0", "at": 5}
     linked = {"linked": {"key": KEY, "at": 7}}
-    assert chosen_of_another(ONE, {}, {}) == {}
-    assert chosen_of_another(ONE, there, there) == {}, "what was chosen in the trace before is forgotten"
-    assert chosen_of_another(ONE, here, {}) == here
-    assert chosen_of_another(ONE, linked, there) == linked["linked"]
-    assert chosen_of_another(ONE, there, here) == here, "already chosen in this one, while its answer was on the way"
-    assert chosen_of_another(Session(), here, {}) == {}
+    assert initial_selection(ONE, {}, {}) == {}
+    assert initial_selection(ONE, there, there) == {}, "what was chosen in the trace before is forgotten"
+    assert initial_selection(ONE, here, {}) == here
+    assert initial_selection(ONE, linked, there) == linked["linked"]
+    assert initial_selection(ONE, there, here) == here, "already chosen in this one, while its answer was on the way"
+    assert initial_selection(Session(), here, {}) == {}

@@ -10,7 +10,7 @@ import pytest
 from memviz.analysis.breakdown import Breakdown, Dominant
 from memviz.analysis.groups import Group, Groups
 from memviz.analysis.peak import RangeSummary, Total
-from memviz.ui.explore.live_set import FEW_ROWS, head_html, moment_words_html, ordered, table_html, within_html
+from memviz.ui.explore.live_set import FEW_ROWS, head_html, moment_total_html, ordered, range_html, table_html
 from memviz.ui.explore.state import ExploreState
 from memviz.ui.explore.tab import groups_csv
 from tests.traces import MiB
@@ -114,15 +114,15 @@ def test_the_table_names_what_a_download_asks_for(found):
 
 
 def test_the_head_says_which_moment():
-    moment = moment_words_html(4506, Total(242, 651 * MiB))
+    moment = moment_total_html(4506, Total(242, 651 * MiB))
     assert words(moment) == "event 4,506 · 242 allocations · 651 MiB"
-    assert words(moment_words_html(-1, Total(1, 0))) == "before the first event · 1 allocation · 0 B"
-    assert words(moment_words_html(7, Total(2, 0), of_range=True)).startswith("live at the range’s peak, event 7 ·")
+    assert words(moment_total_html(-1, Total(1, 0))) == "before the first event · 1 allocation · 0 B"
+    assert words(moment_total_html(7, Total(2, 0), of_range=True)).startswith("live at the range’s peak, event 7 ·")
 
 
 def test_a_range_says_what_came_went_and_stayed():
     during = RangeSummary(-1, 99, 50, allocated=Total(3, 3 * MiB), freed=Total(2, MiB), throughout=Total(1, 512))
-    assert words(within_html(during)) == (
+    assert words(range_html(during)) == (
         "events 0 to 99: allocated within 3.00 MiB in 3 freed within 1.00 MiB in 2 live throughout 512 B in 1"
     )
 

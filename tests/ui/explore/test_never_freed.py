@@ -5,7 +5,7 @@ from __future__ import annotations
 from memviz.analysis.breakdown import Breakdown, Dominant
 from memviz.analysis.groups import Group, Groups
 from memviz.analysis.leaks import Growth, GrowthRow
-from memviz.ui.explore.never_freed import churn_html, growth_html, kept_html, never_freed_html
+from memviz.ui.explore.never_freed import churn_html, growth_html, never_freed_html, sites_html
 from memviz.ui.explore.state import ExploreState
 from tests.traces import MiB
 from tests.ui.page import HOSTILE, elements, rows, tags, words
@@ -16,13 +16,13 @@ NO_GROWTH = Growth("site", (), (), (), ())
 
 def test_what_is_kept_is_a_table():
     groups = Groups("site", (Group("k", "model.py:3 forward", MiB, 2),), MiB, 2)
-    html = kept_html(Breakdown(groups, {"k": Dominant("parameter", MiB)}), ExploreState(tab="never"), {"key": "k"})
+    html = sites_html(Breakdown(groups, {"k": Dominant("parameter", MiB)}), ExploreState(tab="never"), {"key": "k"})
     assert words(html).startswith("2 allocations made here are alive at the end 1.00 MiB.")
     assert rows(html)[-1] == ["Never freed CSV", "", "", "2", "1,048,576 B", "100 %"]
 
 
 def test_nothing_kept_says_so():
-    html = kept_html(Breakdown(NO_GROUPS, {}), ExploreState(), None)
+    html = sites_html(Breakdown(NO_GROUPS, {}), ExploreState(), None)
     assert words(html) == "Everything that was made here was freed again, or asked to be."
 
 
