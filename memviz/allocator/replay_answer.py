@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from memviz.allocator.context import OVERHEAD_BYTES
-from memviz.allocator.replay import source_of
+from memviz.allocator.event_replay import Progress, part_of, rest_of
 from memviz.allocator.replay_result import Figures, Replayed, allocation_count
-from memviz.allocator.replayer import Progress, part_of, rest_of
+from memviz.allocator.replayer import CardMemory, Replayer, WhatIf
 from memviz.allocator.search import Search, SettingsTrial, search
 from memviz.allocator.settings import NEWEST, Release, Settings
-from memviz.allocator.what_if import CardMemory, WhatIf, what_if, with_fit
 from memviz.trace.model import DeviceTrace, Trace
 
 _SEARCH_PARTS = 6
@@ -41,28 +40,20 @@ def replay_answer(
     trace: Trace, device: DeviceTrace, question: ReplayQuestion, progress: Progress | None = None
 ) -> ReplayAnswer:
     parts = 1 + _SEARCH_PARTS if question.search else 1
-    first, source = part_of(progress, 0, parts), source_of(trace, device)
-    outcome = what_if(
-        trace,
-        device,
-        settings=question.settings,
-        card=question.card,
-        overhead_bytes=question.overhead,
-        progress=first,
-        source=source,
-    )
-    outcome = with_fit(source, outcome)
-    if not question.search or not allocation_count(outcome.recorded):
-        return ReplayAnswer(trace, device, outcome, None)
-    found_best = search(
-        source,
-        question.card,
-        also=question.settings,
-        release=question.release,
-        overhead_bytes=question.overhead,
-        progress=rest_of(progress, 1, parts),
-    )
-    return ReplayAnswer(trace, device, outcome, found_best)
+    replayer, overhead = Replayer(trace, device), question.overhead
+    first = part_of(progress, 0, parts)
+    outcome = replayer.what_if(question.settings, question.card, overhead_bytes=overhead, progress=first)
+    searched = None
+    if question.search and allocation_count(outcome.recorded):
+        searched = search(
+            replayer,
+            question.card,
+            also=question.settings,
+            release=question.release,
+            overhead_bytes=overhead,
+            progress=rest_of(progress, 1, parts),
+        )
+    return ReplayAnswer(trace, device, outcome, searched)
 
 
 def replay_json(outcome: WhatIf, searched: Search | None, verdict: str) -> dict[str, Any]:
@@ -89,11 +80,7 @@ def _said(outcome: WhatIf, verdict: str) -> dict[str, Any]:
     return {
         "settings": ours.settings.to_text(),
         **_agreement(outcome.recorded),
-        "peak_allocated_bytes": ours.peak_allocated_bytes,
-        "peak_reserved_bytes": ours.peak_reserved_bytes,
-        "reserved_end_bytes": ours.reserved_end_bytes,
-        "retries": ours.retries,
-        "oom": _oom(ours),
+        **_figures(ours),
         "verdict": verdict,
         "provenance": ours.trace.about.label,
         "recorded_settings": outcome.recorded.settings.to_text(),
@@ -116,24 +103,23 @@ def _said(outcome: WhatIf, verdict: str) -> dict[str, Any]:
 def _beside(outcome: WhatIf) -> dict[str, Any]:
     """The recording, and the recorded settings in the same memory and from the same start."""
     return {
-        "as_recorded": outcome.replayed is outcome.base and not outcome.parted,
-        "why_not_as_recorded": outcome.parted if outcome.replayed is outcome.base else outcome.why_not_as_recorded,
+        "as_recorded": outcome.replayed is outcome.base and not outcome.divergence,
+        "why_not_as_recorded": outcome.divergence if outcome.replayed is outcome.base else outcome.why_not_as_recorded,
         "recorded_peak_reserved_bytes": outcome.recorded_peak_bytes if outcome.knows_recorded_peak else None,
         "recorded_retries": outcome.recorded.retries,
-        "recorded_settings_replayed": _figures(outcome.rival),
+        "recorded_settings_replayed": _figures(outcome.compared_with),
         "recorded_settings_as_memory_lay": _figures(outcome.base),
-        "change_bytes": None if outcome.replayed.oom or outcome.rival.oom else outcome.change_bytes,
+        "change_bytes": None if outcome.replayed.oom or outcome.compared_with.oom else outcome.change_bytes,
     }
+
+
+def _columns(result: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(result, name) for name in names}
 
 
 def _figures(replayed: Figures) -> dict[str, Any]:
-    return {
-        "peak_allocated_bytes": replayed.peak_allocated_bytes,
-        "peak_reserved_bytes": replayed.peak_reserved_bytes,
-        "reserved_end_bytes": replayed.reserved_end_bytes,
-        "retries": replayed.retries,
-        "oom": _oom(replayed),
-    }
+    names = ("peak_allocated_bytes", "peak_reserved_bytes", "reserved_end_bytes", "retries")
+    return {**_columns(replayed, *names), "oom": _oom(replayed)}
 
 
 def _agreement(recorded: Replayed) -> dict[str, Any]:
@@ -143,27 +129,19 @@ def _agreement(recorded: Replayed) -> dict[str, Any]:
     return {
         "exact": recorded.exact,
         "address_mismatches": agreement.address_mismatches,
-        "first_mismatch": None
-        if first is None
-        else {"event": first.event, "expected": first.expected, "got": first.got, "why": first.why},
+        "first_mismatch": None if first is None else dict(vars(first)),
     }
 
 
 def _oom(replayed: Figures | SettingsTrial) -> dict[str, int] | None:
-    oom = replayed.oom
-    if oom is None:
+    if replayed.oom is None:
         return None
-    return {
-        "event": oom.event,
-        "requested_bytes": oom.requested_bytes,
-        "allocated_bytes": oom.allocated_bytes,
-        "reserved_bytes": oom.reserved_bytes,
-    }
+    return _columns(replayed.oom, "event", "requested_bytes", "allocated_bytes", "reserved_bytes")
 
 
 def _search(searched: Search) -> dict[str, Any]:
     return {
-        "search": [_tried(outcome) for outcome in searched.tried],
+        "search": [_trial(trial) for trial in searched.tried],
         "advice": searched.advice,
         "advised_settings": searched.advised.text,
         "environment": environment(searched.advised.text),
@@ -171,18 +149,16 @@ def _search(searched: Search) -> dict[str, Any]:
     }
 
 
-def _tried(tried: SettingsTrial) -> dict[str, Any]:
+def _trial(trial: SettingsTrial) -> dict[str, Any]:
     return {
-        "settings": tried.text,
-        "is_recorded": tried.is_recorded,
-        "as_recorded": tried.is_as_recorded,
-        "fits": tried.fits,
-        "peak_allocated_bytes": tried.peak_allocated_bytes,
-        "peak_reserved_bytes": tried.peak_reserved_bytes,
-        "peak_reserved_on_card_bytes": tried.reserved_on_card_bytes,
-        "retries": tried.retries,
-        "oom": _oom(tried),
-        "smallest_card_bytes": tried.smallest_card.total_bytes if tried.smallest_card else None,
+        "settings": trial.text,
+        "is_recorded": trial.is_recorded,
+        "as_recorded": trial.is_as_recorded,
+        **_columns(trial, "fits", "peak_allocated_bytes", "peak_reserved_bytes"),
+        "peak_reserved_on_card_bytes": trial.reserved_on_card_bytes,
+        "retries": trial.retries,
+        "oom": _oom(trial),
+        "smallest_card_bytes": trial.smallest_card.total_bytes if trial.smallest_card else None,
     }
 
 

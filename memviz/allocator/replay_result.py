@@ -122,7 +122,7 @@ _BY_CLASS = (
 )
 
 
-def of_settings(settings: Settings, *, are_inferred: bool) -> list[Note]:
+def settings_notes(settings: Settings, *, are_inferred: bool) -> list[Note]:
     """Return notes on inferred settings, and on settings in force that the model does not follow."""
     notes = [Note("settings_inferred", _INFERRED)] if are_inferred else []
     if settings.graph_capture_record_stream_reuse:
@@ -132,7 +132,7 @@ def of_settings(settings: Settings, *, are_inferred: bool) -> list[Note]:
     return notes
 
 
-def of_start(layout: StartLayout, *, afresh: bool) -> list[Note]:
+def start_notes(layout: StartLayout, *, afresh: bool) -> list[Note]:
     notes = []
     if layout.segments:
         how = (
@@ -158,7 +158,7 @@ def of_start(layout: StartLayout, *, afresh: bool) -> list[Note]:
     return notes
 
 
-def of_streams(waited: int) -> list[Note]:
+def stream_notes(waited: int) -> list[Note]:
     if not waited:
         return []
     frees = _counted(waited, "free")
@@ -169,7 +169,7 @@ def of_streams(waited: int) -> list[Note]:
     return [Note("streams_as_recorded", text)]
 
 
-def of_mismatch(first: Mismatch | None, mismatches: int) -> list[Note]:
+def mismatch_notes(first: Mismatch | None, mismatches: int) -> list[Note]:
     if first is None:
         return []
     differ = _counted(mismatches, "address", "addresses")

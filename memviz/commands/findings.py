@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from memviz.allocator.what_if import ESTIMATE
+from memviz.allocator.replayer import ESTIMATE
 from memviz.analysis.findings.ranking import findings as findings_of
 from memviz.analysis.findings.ranking import findings_json
 from memviz.analysis.which_device import chosen_device

@@ -96,7 +96,7 @@ def spans_text(spans: Sequence[tuple[int, int]]) -> str:
 
 def on_card(answer: OnCard) -> str:
     # A card that is known by its size alone has it for a name.
-    size = bytes_text(answer.card.card_bytes)
+    size = bytes_text(answer.card.total_bytes)
     where = f"On {answer.card.name}" if answer.card.name.endswith(size) else f"On {answer.card.name} ({size})"
     if answer.first is None:
         many = len(answer.replayed)

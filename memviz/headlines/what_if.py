@@ -6,9 +6,9 @@ from typing import Any
 
 from memviz.allocator.replay_answer import ReplayAnswer, replay_json
 from memviz.allocator.replay_result import RanOut, Replayed, allocation_count
+from memviz.allocator.replayer import WhatIf
 from memviz.allocator.search import Search
 from memviz.allocator.settings import Settings
-from memviz.allocator.what_if import WhatIf
 from memviz.analysis.as_json import device_number
 from memviz.headlines.headline import Headline
 from memviz.units import bytes_text, count_text, percent_text
@@ -113,7 +113,7 @@ def _what_helps(outcome: WhatIf, searched: Search | None) -> str:
 
 def _so_would_the_recorded(outcome: WhatIf) -> str:
     """Return a note that the recorded settings fit too when placed anew: that is no merit of the settings."""
-    if outcome.rival is outcome.base or outcome.rival.oom is not None:
+    if outcome.compared_with is outcome.base or outcome.compared_with.oom is not None:
         return ""
     return ", and so would the recorded settings, with what was live before the first event placed anew"
 
@@ -123,7 +123,7 @@ def _fits(outcome: WhatIf, searched: Search | None) -> Headline:
     base, ours = outcome.base, outcome.replayed
     spare = _spare(base.peak_reserved_bytes, outcome)
     answer = f"In {bytes_text(outcome.card.usable_bytes)} this run fits, with {spare} to spare."
-    if base.retries and not outcome.parted:
+    if base.retries and not outcome.divergence:
         times = "once" if base.retries == 1 else f"{count_text(base.retries)} times"
         where = bytes_text(outcome.card.usable_bytes)
         answer = f"In {where} this run ends as recorded: memory is short {times}, and what is cached goes back."
@@ -137,7 +137,7 @@ def _fits(outcome: WhatIf, searched: Search | None) -> Headline:
 
 
 def _both_stop(outcome: WhatIf) -> str:
-    rival = outcome.rival
+    rival = outcome.compared_with
     if rival is outcome.base or rival.oom is None:
         return ""
     return f", and with the recorded settings, from the same start, {at_event(rival.oom)}"
@@ -155,7 +155,7 @@ def _without_limit(outcome: WhatIf, searched: Search | None) -> Headline:
     if not is_own:
         floor = f"{bytes_text(recorded.peak_requested_bytes)} are live at once, and no setting goes below that."
         return Headline(f"{_begun(ours.settings)} would {_reserves(outcome)}.", recording(outcome) or floor)
-    if outcome.parted:
+    if outcome.divergence:
         return Headline(f"Without a limit this run would reserve {peak} at its peak.", recording(outcome))
     return Headline(_kept(recorded), _advised(outcome, searched))
 
@@ -169,8 +169,8 @@ def _kept(recorded: Replayed) -> str:
 def _reserves(outcome: WhatIf) -> str:
     """Against the recorded settings in the same memory and from the same start."""
     peak, change = f"reserve {bytes_text(outcome.replayed.peak_reserved_bytes)} at the peak", outcome.change_bytes
-    if outcome.rival.oom is not None:
-        return f"{peak}, and with the recorded settings it stops {at_event(outcome.rival.oom)}"
+    if outcome.compared_with.oom is not None:
+        return f"{peak}, and with the recorded settings it stops {at_event(outcome.compared_with.oom)}"
     than = " than the recorded settings" if outcome.why_not_as_recorded else ""
     if not change:
         return f"{peak}, as much as the recorded settings"

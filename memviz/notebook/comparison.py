@@ -10,8 +10,8 @@ from typing import Any
 from memviz.allocator.context import OVERHEAD_BYTES
 from memviz.allocator.replay_answer import ReplayAnswer, ReplayQuestion, replay_answer
 from memviz.allocator.replay_result import RanOut
+from memviz.allocator.replayer import CardMemory
 from memviz.allocator.settings import parse_settings
-from memviz.allocator.what_if import CardMemory
 from memviz.analysis.comparing.changes import Change, Changes, changes, summarize_comparison
 from memviz.analysis.comparing.matching import Pair
 from memviz.errors import UsageError
@@ -216,8 +216,8 @@ def _size(name: str, said: int | str) -> int:
 
 def _rows(answer: ReplayAnswer) -> list[ReplayRow]:
     outcome = answer.found
-    named = [("recorded", outcome.rival)]
-    if outcome.replayed is not outcome.rival:
+    named = [("recorded", outcome.compared_with)]
+    if outcome.replayed is not outcome.compared_with:
         named.append(("replayed", outcome.replayed))
     rows = [
         ReplayRow(

@@ -58,7 +58,7 @@ def _differences(rows: Iterable[NamedDelta], name: str) -> list[dict[str, Any]]:
 def card_json(answer: OnCard) -> dict[str, Any]:
     return {
         "name": answer.card.name,
-        "card_bytes": answer.card.card_bytes,
+        "card_bytes": answer.card.total_bytes,
         "overhead_bytes": answer.card.overhead_bytes,
         "replayed": list(answer.replayed),
         "first": None if answer.first is None else {"rank": answer.first, "step": _step_number(answer)},

@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Literal
 
-from memviz.allocator.replay import source_of
-from memviz.allocator.what_if import CardMemory, figures_on
+from memviz.allocator.replayer import CardMemory, FitWord, Replayer
 from memviz.analysis.which_device import chosen_device
 from memviz.errors import MemvizError
 from memviz.ranks.numbers import Rank
@@ -22,20 +20,6 @@ from memviz.ranks.reduce_rank import trace_at
 from memviz.ranks.row import RankRow
 from memviz.trace.model import Trace, is_reserved_known
 from memviz.units import count_text
-
-Word = Literal["yes", "close", "no"]
-
-
-@dataclass(frozen=True)
-class SmallerCard:
-    name: str
-    card_bytes: int
-    overhead_bytes: int
-    """Set aside for the CUDA context."""
-
-    @property
-    def usable_bytes(self) -> int:
-        return max(self.card_bytes - self.overhead_bytes, 0)
 
 
 @dataclass(frozen=True)
@@ -47,7 +31,7 @@ class FirstStep:
 
 @dataclass(frozen=True)
 class OnCard:
-    card: SmallerCard
+    card: CardMemory
     fits: tuple[int, ...]
     close: tuple[int, ...]
     runs_out: tuple[int, ...]
@@ -64,7 +48,7 @@ class OnCard:
     """Ranks among the close ones whose recording ended in an OOM."""
 
 
-def fit_on_card(ranks: Sequence[Rank], card: SmallerCard) -> OnCard:
+def fit_on_card(ranks: Sequence[Rank], card: CardMemory) -> OnCard:
     words = {rank.number: fit(rank.row, card) for rank in ranks}
     close = sorted((rank for rank in ranks if words[rank.number] == "close"), key=_most_reserved)
     out = sorted((rank for rank in ranks if words[rank.number] == "no"), key=lambda rank: _when(rank, card))
@@ -82,7 +66,7 @@ def fit_on_card(ranks: Sequence[Rank], card: SmallerCard) -> OnCard:
     )
 
 
-def fit(row: RankRow, card: SmallerCard) -> Word:
+def fit(row: RankRow, card: CardMemory) -> FitWord:
     if asked_bytes(row) > card.usable_bytes:
         return "no"
     if row.ran_out:
@@ -100,11 +84,11 @@ def _most_reserved(rank: Rank) -> tuple[int, int]:
     return -rank.row.reserved_peak_bytes, rank.number
 
 
-def _when(rank: Rank, card: SmallerCard) -> tuple[int, float, int, int]:
+def _when(rank: Rank, card: CardMemory) -> tuple[int, float, int, int]:
     return (*when(rank.row, card), -asked_bytes(rank.row), rank.number)
 
 
-def when(row: RankRow, card: SmallerCard) -> tuple[int, float]:
+def when(row: RankRow, card: CardMemory) -> tuple[int, float]:
     """The number of the step in which live bytes first go beyond, or would have, and how far into it."""
     curve, usable = row.curve, card.usable_bytes
     live = (at for at, live in enumerate(curve.live) if live > usable)
@@ -168,10 +152,10 @@ def _trace_of(rank: Rank) -> Trace | None:
         return None
 
 
-def _end(trace: Trace, rank: Rank, card: SmallerCard) -> _When | None:
+def _end(trace: Trace, rank: Rank, card: CardMemory) -> _When | None:
     """The step in which it runs out there, and how far into it."""
     device = chosen_device(trace, rank.row.device)
-    out = figures_on(source_of(trace, device), None, CardMemory(card.card_bytes, card.overhead_bytes)).oom
+    out = Replayer(trace, device).figures(None, card).oom
     if out is None:
         return None
     return moment_of(rank.row, out.event)
@@ -198,7 +182,7 @@ def _with(found: OnCard, ranks: dict[int, Rank], told: dict[int, _When | None]) 
     )
 
 
-def _lacks(card: SmallerCard, ranks: dict[int, Rank], first: int | None, *, by_replay: bool) -> int:
+def _lacks(card: CardMemory, ranks: dict[int, Rank], first: int | None, *, by_replay: bool) -> int:
     """Return the bytes that a rank needs beyond the card: live ones, or reserved ones where a replay decides."""
     if first is None:
         return 0

@@ -189,7 +189,7 @@ def _named(place: str) -> Mesh:
     return tuple((axis.lower(), int(number)) for axis, number in _TOKEN.findall(name))
 
 
-def told_apart(ranks: Sequence[Rank], sizes: Mapping[str, int]) -> tuple[Rank, ...]:
+def with_mesh_labels(ranks: Sequence[Rank], sizes: Mapping[str, int]) -> tuple[Rank, ...]:
     """With their places on a mesh of these sizes, where they say none themselves."""
     return tuple(
         rank if mesh_of(rank) else replace(rank, row=replace(rank.row, said_mesh=place_text(rank.number, sizes)))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from memviz.allocator.replayer import AllocatorCalls
+from memviz.allocator.recorded_requests import AllocatorCalls
 from memviz.errors import UsageError
 from memviz.runner.measure.cuda_device import CudaDevice
 from memviz.runner.plan import Plan, command_of

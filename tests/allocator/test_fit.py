@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memviz.allocator.context import CudaContext
-from memviz.allocator.replay import source_of
-from memviz.allocator.what_if import CardMemory, Doubt, figures_on, fit_word
+from memviz.allocator.replayer import CardMemory, Doubt, Replayer
 from memviz.trace.model import Trace
 from tests.allocator.recording import Recorder
 
@@ -31,10 +30,10 @@ def one_after_another(*mebibytes: int) -> Trace:
 
 
 def word(trace: Trace, card: int, known_in: int | None, *, more: float = 0.0, less: float = 0.0) -> str:
-    source = source_of(trace, trace.devices[0])
+    source = Replayer(trace, trace.devices[0])
     memory = None if known_in is None else CardMemory(known_in * MiB, 0)
-    known = figures_on(source, None, memory)
-    return fit_word(source, None, card * MiB, Doubt(CONTEXT, more, less), known=known)
+    known = source.figures(None, memory)
+    return source.fits(None, card * MiB, Doubt(CONTEXT, more, less), known=known)
 
 
 @pytest.mark.parametrize("known_in", [None, 500, 700, 800, 900, 1000])

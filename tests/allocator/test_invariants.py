@@ -83,16 +83,6 @@ def test_the_books_balance_after_every_step(text, card, program):
 
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from(SETTINGS), programs)
-def test_peaks_never_fall(text, program):
-    run, live, before = Driver(text, card=1000 * MiB), [], 0
-    for step in program:
-        take(run, live, step)
-        assert run.stat("reserved_bytes.all.peak") >= before
-        before = run.stat("reserved_bytes.all.peak")
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.sampled_from(SETTINGS), programs)
 def test_the_same_program_lands_on_the_same_addresses(text, program):
     runs = []
     for _ in range(2):

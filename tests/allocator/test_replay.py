@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memviz.allocator.replay import replay
 from memviz.allocator.replay_result import Agreement, RanOut
 from memviz.allocator.settings import parse_settings
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.trace.load import load_trace
-from memviz.trace.model import Action, Category, Labels, Phase, Trace
+from memviz.trace.model import Category, Labels, Phase, Trace
 from tests.allocator.driver import MiB
 from tests.allocator.programs import SETTINGS, programs, take
 from tests.allocator.recording import Recorder
 from tests.real import real_files, requires_real
+from tests.replays import replay
 from tests.traces import alloc, block, event, free, segment, trace_of
 
 A, B = 0x7F1200000000, 0x7F3400000000
@@ -185,7 +185,7 @@ def test_a_free_that_waits_keeps_its_place():
 
 
 @pytest.mark.parametrize("left_out", ["free_requested", "free_completed"])
-def test_fact_36_files_that_leave_half_of_a_free_out_are_replayed(left_out):
+def test_files_that_leave_half_of_a_free_out_are_replayed(left_out):
     run = recorded()
     for size in (20, 30, 20):
         run.cached(size * MiB)
@@ -195,15 +195,8 @@ def test_fact_36_files_that_leave_half_of_a_free_out_are_replayed(left_out):
     assert actions(result.trace) == [each["action"] for each in run.events]
 
 
-def test_fact_11_the_last_entry_is_the_last_allocation():
-    run = recorded()
-    run.malloc(311 * 411 * 4)
-    events = replay(run.trace()).trace.devices[0].events
-    assert (int(events.action[-1]), int(events.size[-1])) == (Action.ALLOC, 511_284)
-
-
 @pytest.mark.parametrize(("text", "last"), [("", "segment_free"), ("expandable_segments:True", "segment_unmap")])
-def test_fact_32_after_emptying_the_cache_the_last_entry_gives_memory_back(text, last):
+def test_after_emptying_the_cache_the_last_entry_gives_memory_back(text, last):
     run = recorded()
     run.cached(20 * MiB)
     run.line = 1
@@ -211,7 +204,7 @@ def test_fact_32_after_emptying_the_cache_the_last_entry_gives_memory_back(text,
     assert actions(replay(run.trace(), settings=parse_settings(text)).trace)[-1] == last
 
 
-def test_facts_33_to_35_what_is_known_of_a_request_is_known_of_its_segment_too():
+def test_what_is_known_of_a_request_is_known_of_its_segment_too():
     run = recorded()
     run.line = 41
     run.malloc(20 * MiB)

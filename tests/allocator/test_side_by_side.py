@@ -9,15 +9,13 @@ import pytest
 
 from memviz.allocator import search
 from memviz.allocator.context import OVERHEAD_BYTES
-from memviz.allocator.replay import source_of
-from memviz.allocator.replayer import Source
+from memviz.allocator.replayer import CardMemory, Replayer
 from memviz.allocator.search import SettingsTrial, settings_to_try, try_in_processes
-from memviz.allocator.what_if import CardMemory
 from tests.allocator.driver import MiB
 from tests.allocator.recording import Recorder
 
 
-def recording() -> Source:
+def recording() -> Replayer:
     """With a pool of its own, two streams, and a cache that was emptied."""
     run = Recorder()
     kept = [run.malloc(size * MiB, stream=size % 2) for size in range(1, 40, 3)]
@@ -26,7 +24,7 @@ def recording() -> Source:
     run.allocator.empty_cache()
     run.malloc(5 * MiB, pool=(0, 7))
     run.malloc(30 * MiB)
-    return source_of(run.trace())
+    return Replayer(run.trace())
 
 
 @pytest.fixture
@@ -44,7 +42,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
     return helpers
 
 
-def tried(source: Source, helpers: int, card: CardMemory | None = None) -> list[SettingsTrial]:
+def tried(source: Replayer, helpers: int, card: CardMemory | None = None) -> list[SettingsTrial]:
     return try_in_processes(source, settings_to_try(source), card, OVERHEAD_BYTES, helpers=helpers)
 
 

@@ -8,12 +8,12 @@ import pytest
 
 from memviz.allocator.recorded_replay import ensure_replayed
 from memviz.allocator.recorded_requests import Memory, ReleaseCauses
-from memviz.allocator.replay import replay, source_of
+from memviz.allocator.replayer import Replayer
 from memviz.allocator.settings import parse_settings
-from memviz.allocator.what_if import figures_on
 from memviz.trace.model import Action
 from tests.allocator.driver import MiB
 from tests.allocator.recording import Recorder
+from tests.replays import replay
 
 EXPANDABLE = parse_settings("expandable_segments:True")
 
@@ -41,7 +41,7 @@ def looped(run: Recorder, sizes: tuple[int, ...], *, empties: bool = False) -> R
 
 
 def freed(run: Recorder) -> ReleaseCauses:
-    return ensure_replayed(source_of(run.trace())).freed
+    return ensure_replayed(Replayer(run.trace())).releases
 
 
 SIZES = (30, 50, 40, 60, 40, 30, 50)
@@ -59,7 +59,7 @@ def test_what_is_cached_and_would_have_served_shows_that_the_program_freed_it() 
     run = looped(Unframed(), (30, 30, 30), empties=True)
     found = freed(run)
     assert (len(found.emptied), found.retries) == (3, 0)
-    assert figures_on(source_of(run.trace()), EXPANDABLE).peak_reserved_bytes == 60 * MiB
+    assert Replayer(run.trace()).figures(EXPANDABLE).peak_reserved_bytes == 60 * MiB
 
 
 @pytest.mark.parametrize("kind", [Recorder, Unframed])

@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from memviz.allocator.replay import replay
 from memviz.allocator.replay_result import allocation_count
 from memviz.analysis.timeline import timeline
 from memviz.trace.load import load_trace
@@ -14,6 +13,7 @@ from tests.gpu import capture, what_if
 from tests.gpu.case import Case
 from tests.gpu.comparing import gpu_of
 from tests.gpu.results import Results
+from tests.replays import replay
 
 CASES = tuple(
     Case("replay", f"{each.part}-{each.name}", seconds=15, needs_gpu=False, of=(each.part, each.name))

@@ -7,13 +7,13 @@ from functools import cache
 import pytest
 import torch
 
-from memviz.allocator.replay import replay
 from memviz.allocator.settings import parse_settings
 from memviz.runner.predict.cards import card_named
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.trace.model import Trace
 from tests.gpu.comparing import gpu_of, requests_of
 from tests.gpu.what_if import CASES, beside, limit_of
+from tests.replays import replay
 
 MiB = 1 << 20
 TOTAL = 1 << 34

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from memviz.allocator.replay import replay, source_of
+from memviz.allocator.replayer import Replayer
 from memviz.allocator.settings import parse_settings
 from memviz.analysis.timeline import timeline
 from memviz.trace.load import load_trace
@@ -16,6 +16,7 @@ from tests.gpu.capture import take
 from tests.gpu.case import Case
 from tests.gpu.comparing import first_difference, gpu_of, growth_of, out_of_memory_at, requests_of
 from tests.gpu.results import Results
+from tests.replays import replay
 
 _BASES = ("lengths", "gpt2", "ltx")
 _SMALL = ("lengths",)
@@ -65,7 +66,7 @@ def limit_of(base: Mapping[str, Any], share: float | None) -> int | None:
 
 def beside(base: Trace, repeated: Trace, *, conf: str | None, fraction: float | None, total: int) -> dict[str, Any]:
     """What replay makes of `base` under these settings, and what really came of it."""
-    source = source_of(base, gpu_of(base))
+    source = Replayer(base, gpu_of(base))
     settings = source.recorded if conf is None else parse_settings(conf)
     if fraction is not None:
         settings = replace(settings, per_process_memory_fraction=fraction)

@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
+from memviz.allocator.replayer import CardMemory
 from memviz.headlines.ranks import on_card as words
 from memviz.headlines.ranks import ranks as headline
-from memviz.ranks.card import OnCard, SmallerCard, fit_on_card, replay_close_ranks, step_of
+from memviz.ranks.card import OnCard, fit_on_card, replay_close_ranks, step_of
 from memviz.ranks.numbers import Rank
 from memviz.ranks.row import StepPart
 from tests.ranks.files import read
 from tests.traces import MiB, alloc, event, free, segment, snapshot
 
 FIRST, SECOND = 1 << 36, 2 << 36
-CARD = SmallerCard("a card", 28 * MiB, 0)
+CARD = CardMemory(28 * MiB, 0, "a card")
 
 
 def reserving(then: int, more: int = 0) -> Any:
@@ -99,7 +100,7 @@ def ran_out(folder: Path, asked: int, count: int = 2) -> tuple[Rank, ...]:
 
 def test_a_peak_that_running_out_cut_short_fits_nowhere_without_a_replay(tmp_path: Path) -> None:
     short = ran_out(tmp_path, 12 * MiB)
-    found = fit_on_card(short, SmallerCard("a card", 32 * MiB, 0))
+    found = fit_on_card(short, CardMemory(32 * MiB, 0, "a card"))
     assert (found.fits, found.close, found.cut_short) == ((), (0, 1), (0, 1))
     assert words(found).endswith(
         "it is close for ranks 0 and 1: ranks 0 and 1 ran out when recorded, and what was still to come is not known."
@@ -120,7 +121,7 @@ def test_of_ranks_that_ran_out_nobody_says_what_they_need(tmp_path: Path) -> Non
 
 
 def test_a_step_is_named_where_the_recording_has_one(tmp_path: Path) -> None:
-    found = fit_on_card(ran_out(tmp_path, 12 * MiB), SmallerCard("a card", 16 * MiB, 0))
+    found = fit_on_card(ran_out(tmp_path, 12 * MiB), CardMemory(16 * MiB, 0, "a card"))
     assert found.first_step is None and "rank 0 runs out first, 16.0 MiB short; 2 ranks would." in words(found)
     row = read(tmp_path).ranks[0].row
     parts = (StepPart(2, "", -1, 9), StepPart(3, "step 3", 10, 19), StepPart(4, "", 20, 29))

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memviz.allocator.replayer import Replayer
 from memviz.allocator.settings import parse_settings
-from memviz.allocator.what_if import what_if
 from memviz.analysis.callstacks.frames import path_of
 from memviz.analysis.health import health, history
 from memviz.analysis.lifetimes import matched
@@ -256,7 +256,7 @@ def _is_json(events: Any) -> bool:
 
 
 def test_what_a_replay_of_it_has_is_not_said_to_be_missing(trace: Trace):
-    outcome = what_if(trace, trace.devices[0], settings=parse_settings("expandable_segments:True"))
+    outcome = Replayer(trace, trace.devices[0]).what_if(settings=parse_settings("expandable_segments:True"))
     (said,) = (note.text for note in health(outcome.replayed.trace) if note.code == "profiler_trace")
     assert "Segments and where blocks lie in them are the model's" in said
     assert "placeholders" not in said

@@ -20,8 +20,8 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from memviz.allocator.replay import replay
 from memviz.allocator.replay_result import Replayed
+from memviz.allocator.replayer import Replayer
 from memviz.errors import UsageError
 from memviz.runner.measure.accelerator import Accelerator, find_accelerator
 from memviz.runner.record.log import Counts, Log, comparable, event_indices
@@ -70,7 +70,7 @@ class Reported:
 def reconcile(trace: Trace, device: DeviceTrace, reported: Reported, *, since: int = 0, lost_events: bool) -> Peaks:
     """`since` is the event before which the peaks were reset, `lost_events` whether the ring buffer was full."""
     part = since_event(device, since)
-    replayed = replay(replace(trace, devices=(part,)), part)
+    replayed = Replayer(replace(trace, devices=(part,)), part).as_recorded()
     allocated, reserved = replayed.peak_allocated_bytes, replayed.peak_reserved_bytes
     return Peaks(
         Reconciled(

@@ -17,9 +17,9 @@ import torch
 
 from memviz.allocator.caching import CachingAllocator
 from memviz.allocator.context import overhead_on
+from memviz.allocator.replayer import CardMemory
 from memviz.allocator.settings import Settings
 from memviz.allocator.state import AllocationFailed
-from memviz.allocator.what_if import CardMemory
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.ledger import Ledger, LiveAllocation

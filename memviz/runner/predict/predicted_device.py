@@ -19,7 +19,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from memviz.allocator.replayer import AllocatorCalls
+from memviz.allocator.recorded_requests import AllocatorCalls
 from memviz.allocator.settings import Settings, parse_settings
 from memviz.allocator.state import DeviceMemory
 from memviz.allocator.statistics import Statistics

@@ -10,12 +10,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from memviz.allocator import what_if
 from memviz.allocator.context import context_on
-from memviz.allocator.replay import source_of
-from memviz.allocator.replayer import Source
+from memviz.allocator.replayer import CardMemory, Doubt, Replayer, always_had_room
 from memviz.allocator.settings import Settings, settings_from_environment
-from memviz.allocator.what_if import Doubt, fit_word
 from memviz.memory import without_collection
 from memviz.runner.expected_error import ExpectedError
 from memviz.runner.outcome import Outcome, check, keeping_what_was_recorded, own_bytes, peaks_of, run_with, sizes_of
@@ -116,17 +113,17 @@ def predict_again(plan: Plan, done: Outcome) -> Run:
     `fit.event` is an event of the run that is done.
     """
     begun = time.perf_counter()
-    settings, source = settings_from_environment(plan.environment), source_of(done.trace, done.trace.devices[0])
+    settings, replayer = settings_from_environment(plan.environment), Replayer(done.trace, done.trace.devices[0])
     assert done.said is not None
-    source.said = done.said
-    figures = what_if.figures_on(source, settings)
-    source.said = replace(done.said, reset=0)
+    replayer.calls = done.said
+    figures = replayer.figures(settings)
+    replayer.calls = replace(done.said, reset=0)
     run, error = done.run, done.run.expected_error
     known = {
         "peak_allocated_bytes": figures.peak_allocated_bytes,
         "peak_reserved_bytes": figures.peak_reserved_bytes,
         "peak_requested_bytes": figures.peak_requested_bytes,
-        "fit": _fit_of(source, settings, plan.card, None, error),
+        "fit": _fit_of(replayer, settings, plan.card, None, error),
         **{name: getattr(run, name) for name in _OF_WHAT_IT_DOES},
     }
     return run_with(plan, "predicted", plan.card.name, known | {"took_seconds": time.perf_counter() - begun})
@@ -154,11 +151,11 @@ def fit_on(trace: Trace, card: KnownCard, peak_reserved_bytes: int, error: Expec
 
     `peak_reserved_bytes` is what the run reserves where nothing limits it.
     """
-    return _fit_of(source_of(trace, trace.devices[0]), None, card, peak_reserved_bytes, error)
+    return _fit_of(Replayer(trace, trace.devices[0]), None, card, peak_reserved_bytes, error)
 
 
 def _fit_of(
-    source: Source,
+    replayer: Replayer,
     settings: Settings | None,
     card: KnownCard,
     peak_reserved_bytes: int | None,
@@ -166,12 +163,12 @@ def _fit_of(
 ) -> Fit:
     """`peak_reserved_bytes` is None where a replay is to find it."""
     context = context_on(card.name)
-    limited = what_if.CardMemory(card.memory_bytes, context.most_bytes)
+    limited = CardMemory(card.memory_bytes, context.most_bytes)
     usable = limited.usable_bytes
-    replayed = what_if.figures_on(source, settings, limited)
+    replayed = replayer.figures(settings, limited)
     out = replayed.oom
     if peak_reserved_bytes is None:
-        free = replayed if what_if.always_had_room(replayed) else what_if.figures_on(source, settings)
+        free = replayed if always_had_room(replayed) else replayer.figures(settings)
         peak_reserved_bytes = free.peak_reserved_bytes
     return Fit(
         usable_bytes=usable,
@@ -183,7 +180,7 @@ def _fit_of(
         too_much_bytes=peak_reserved_bytes - usable,
         overhead_bytes=limited.overhead_bytes,
         least_overhead_bytes=context.least_bytes,
-        fit=fit_word(source, settings, card.memory_bytes, doubt_on(card, error), known=replayed),
+        fit=replayer.fits(settings, card.memory_bytes, doubt_on(card, error), known=replayed),
     )
 
 

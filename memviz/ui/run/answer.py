@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from memviz.allocator.context import overhead_on
-from memviz.allocator.what_if import CardMemory
+from memviz.allocator.replayer import CardMemory
 from memviz.errors import MemvizError, TraceError, UsageError
 from memviz.runner.jobs.kept_runs import KeptRuns, default_folder
 from memviz.runner.jobs.limits import TIMEOUT_SECONDS, most_bytes, most_seconds

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from memviz.allocator.event_replay import Progress, part_of, rest_of
 from memviz.allocator.replay_result import Replayed
-from memviz.allocator.replayer import Progress, part_of, rest_of
+from memviz.allocator.replayer import WhatIf
 from memviz.allocator.search import Search
 from memviz.allocator.settings import settings_of
-from memviz.allocator.what_if import WhatIf
 from memviz.headlines.names import trace_name
 from memviz.headlines.what_if import what_if
 from memviz.trace.model import Action, DeviceTrace, Trace
@@ -160,10 +160,12 @@ class WhatIfAnswers:
         if pair is None or not _shows_a_limit(pair[1]) or self.replays.is_slow(key):
             return KnownMemory(None)
         try:
-            memory = self.replays.begun(key, within(UNASKED_SECONDS)).source.freed.memory
+            replayer = self.replays.replayer(key)
+            replayer.as_recorded(within(UNASKED_SECONDS))
         except TooLong:
             self.replays.know_slow(key)
             return KnownMemory(None)
+        memory = replayer.releases.memory
         return KnownMemory(None) if memory is None else KnownMemory(memory.least, is_exact=memory.least == memory.most)
 
     def answered(self, state: WhatIfState) -> tuple[Trace, DeviceTrace, WhatIf] | None:

@@ -11,20 +11,17 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
 from memviz.allocator.context import OVERHEAD_BYTES
-from memviz.allocator.recorded_replay import replay_as_recorded
-from memviz.allocator.replay import source_of
+from memviz.allocator.event_replay import Progress
 from memviz.allocator.replay_result import Replayed
-from memviz.allocator.replayer import Progress, Source, part_of, rest_of
+from memviz.allocator.replayer import CardMemory, Replayer, WhatIf
 from memviz.allocator.search import Search, search
 from memviz.allocator.settings import NEWEST, Release, Settings
-from memviz.allocator.what_if import CardMemory, WhatIf, build_what_if, replay_on, smallest_for, with_fit
 from memviz.analysis.cache import drop_large, held_bytes
 from memviz.errors import MemvizError, UsageError
 from memviz.trace.model import DeviceTrace, Trace
@@ -73,14 +70,6 @@ _SIZED_UNASKED = 200_000
 
 
 @dataclass(frozen=True)
-class Begun:
-    """Shared input of all replays of one trace."""
-
-    source: Source
-    recorded: Replayed
-
-
-@dataclass(frozen=True)
 class Terms:
     """Conditions of a question other than its settings."""
 
@@ -109,57 +98,39 @@ class Replays:
         context.store.on_drop(self._forget)
         context.store.on_rest(self._rest)
 
-    def begun(self, key: str, progress: Progress | None = None) -> Begun:
-        begun_replay = self._get((key, "begun"))
-        if begun_replay is None:
+    def replayer(self, key: str) -> Replayer:
+        """Return the shared source of all replays of one trace."""
+        replayer: Replayer | None = self._get((key, "replayer"))
+        if replayer is None:
             pair = self._context.find(key)
             if pair is None:
                 raise UsageError("This trace is not open any more.")
-            source = source_of(*pair)
-            begun_replay = Begun(source, replay_as_recorded(source, progress))
-            self._keep((key, "begun"), begun_replay, begun_replay.recorded.trace)
-        result: Begun = begun_replay
-        return result
+            replayer = _CachedReplayer(self, key, *pair)
+            self._keep((key, "replayer"), replayer, None)
+        return replayer
 
-    def on(
-        self, key: str, settings: Settings, card: CardMemory | None, afresh: bool, progress: Progress | None = None
-    ) -> Replayed:
-        replayed_trace = self._get((key, settings, card, afresh))
-        if replayed_trace is None:
-            replayed_trace = replay_on(self.begun(key).source, settings, card, afresh=afresh, progress=progress)
-            self._keep((key, settings, card, afresh), replayed_trace, replayed_trace.trace)
-        result: Replayed = replayed_trace
-        return result
+    def cached(self, key: Hashable, replay: Callable[[], Replayed]) -> Replayed:
+        replayed: Replayed | None = self._get(key)
+        if replayed is None:
+            replayed = replay()
+            self._keep(key, replayed, replayed.trace)
+        return replayed
 
     def what_if(self, key: str, settings: Settings, terms: Terms, progress: Progress | None = None) -> WhatIf:
-        begun, on = self.begun(key, part_of(progress, 0, 5)), partial(self.on, key)
-        known: WhatIf | None = self._get((key, "answer", settings, terms.card))
-        if known is None:
-            rest = rest_of(progress, 1, 5)
-            known = build_what_if(begun.source, begun.recorded, settings, terms.card, replay=on, progress=rest)
-            known = with_fit(begun.source, known, rest)
-            self._keep((key, "answer", settings, terms.card), known, None)
-        smallest = self._smallest(key, known.replayed, terms, part_of(progress, 4, 5))
-        return replace(known, smallest_card=smallest)
-
-    def _smallest(self, key: str, replayed: Replayed, terms: Terms, progress: Progress | None) -> CardMemory | None:
-        """Return the smallest card that fits; None for long recordings, where it takes a search of several replays."""
-        source = self.begun(key).source
-        if len(source.device.events) > _SIZED_UNASKED:
-            return None
-        question = (key, "smallest", replayed.settings, replayed.is_placed_anew, terms.overhead_bytes)
-        smallest: tuple[CardMemory | None] | None = self._get(question)
-        if smallest is None:
-            smallest = (smallest_for(source, replayed, terms.overhead_bytes, progress),)
-            self._keep(question, smallest, None)
-        return smallest[0]
+        question = (key, "answer", settings, terms.card, terms.overhead_bytes)
+        outcome: WhatIf | None = self._get(question)
+        if outcome is None:
+            replayer = self.replayer(key)
+            outcome = replayer.what_if(settings, terms.card, overhead_bytes=terms.overhead_bytes, progress=progress)
+            self._keep(question, outcome, None)
+        return outcome
 
     def search(self, key: str, settings: Settings, terms: Terms, progress: Progress | None = None) -> Search:
         """`settings` are tried besides."""
         searched = self.known_search(key, terms)
         if searched is None or settings not in [tried.settings for tried in searched.tried]:
             searched = search(
-                self.begun(key).source,
+                self.replayer(key),
                 terms.card,
                 also=settings,
                 release=terms.release,
@@ -235,3 +206,37 @@ class Replays:
 
 def _of_trace(key: Hashable) -> str:
     return str(key[0]) if isinstance(key, tuple) else ""
+
+
+class _CachedReplayer(Replayer):
+    """Keeps its replays among those of all visitors."""
+
+    def __init__(self, replays: Replays, key: str, trace: Trace, device: DeviceTrace) -> None:
+        super().__init__(trace, device)
+        self._replays = replays
+        self._key = key
+
+    def as_recorded(self, progress: Progress | None = None) -> Replayed:
+        plain = super().as_recorded
+        return self._replays.cached((self._key, "recorded"), lambda: plain(progress))
+
+    def replay(
+        self,
+        settings: Settings | None = None,
+        card: CardMemory | None = None,
+        *,
+        afresh: bool = False,
+        progress: Progress | None = None,
+    ) -> Replayed:
+        plain = super().replay
+        return self._replays.cached(
+            (self._key, settings, card, afresh), lambda: plain(settings, card, afresh=afresh, progress=progress)
+        )
+
+    def smallest_for(
+        self, replayed: Replayed, overhead_bytes: int = OVERHEAD_BYTES, progress: Progress | None = None
+    ) -> CardMemory | None:
+        """Return None for long recordings, where it takes a search of several replays."""
+        if len(self.device.events) > _SIZED_UNASKED:
+            return None
+        return super().smallest_for(replayed, overhead_bytes, progress)

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from memviz.allocator.replay import replay
 from memviz.runner.predict.cuda_memory import HistoryWindow
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.trace.load import load_trace
 from memviz.trace.model import NO_STACK, Action, Category, State, Trace
+from tests.replays import replay
 from tests.runner.predict.rows import A100, names
 
 MiB = 1 << 20

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from memviz.allocator.replay import replay
 from memviz.runner.predict.cuda_memory import HistoryWindow
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.trace.load import load_trace
+from tests.replays import replay
 from tests.runner.predict.rows import A100
 
 PROGRAMS = Path(__file__).parents[2] / "programs"

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from memviz.allocator.replay import replay
 from memviz.allocator.settings import parse_settings
 from memviz.errors import UsageError
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.trace.load import load_trace
 from memviz.trace.model import Action, Category, Phase, Stage, Trace
 from memviz.trace.write import write_pickle
+from tests.replays import replay
 from tests.runner.predict.models import Language
 from tests.runner.predict.rows import A100, H100, WORKSPACE, Row, allocations, names
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from memviz.allocator.replay import replay
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.trace.model import Phase
+from tests.replays import replay
 from tests.runner.predict.rows import A100, Row, allocations
 
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from memviz.allocator.replay import source_of
+from memviz.allocator.replayer import CardMemory, Replayer
 from memviz.allocator.search import search
 from memviz.allocator.settings import Settings, parse_settings
-from memviz.allocator.what_if import CardMemory, what_if
 from memviz.analysis.timeline import timeline
 from memviz.errors import MemvizError, UsageError
 from memviz.trace.load import load_trace
@@ -177,12 +176,12 @@ def test_of_a_long_recording_the_smallest_card_is_not_found_unasked(
 ) -> None:
     assert replays.what_if(key, EXPANDABLE, SMALL).smallest_card == CardMemory(4 * GiB)
     monkeypatch.setattr("memviz.ui.what_if.replays._SIZED_UNASKED", 5)
-    assert replays.what_if(key, EXPANDABLE, SMALL).smallest_card is None
+    assert replays.what_if(key, EXPANDABLE, Terms(CardMemory(130 * MiB, 0))).smallest_card is None
 
 
 def test_a_closed_trace_is_not_replayed(replays: Replays) -> None:
     with pytest.raises(UsageError, match="not open any more"):
-        replays.begun("gone/0")
+        replays.replayer("gone/0")
 
 
 # -- what is said
@@ -255,12 +254,12 @@ def test_the_plot_has_live_bytes_once_and_a_line_for_each(replays: Replays, key:
 
 def test_what_a_file_does_not_know_to_be_reserved_is_no_zero() -> None:
     trace = trace_of([alloc(0, 5 * MiB, time_us=10), alloc(8 * MiB, 5 * MiB, time_us=20)])
-    outcome = what_if(trace, trace.devices[0], settings=EXPANDABLE)
+    outcome = Replayer(trace, trace.devices[0]).what_if(settings=EXPANDABLE)
     value = plot_value(trace.devices[0], outcome, at=0, label="")
     assert value["ends"]["recorded"] is None
     assert [axis["recorded"] for axis in value["axes"].values()] == [[], []]
     assert value["ends"]["lines"][0] > 0
-    known = search(source_of(trace, trace.devices[0]))
+    known = search(Replayer(trace, trace.devices[0]))
     table = search_html(Answer(trace.devices[0], outcome, known, 0), known)
     assert "the recording not in file" in text(table)
     assert " 0 B" not in text(table) and "0 B" not in re.findall('title="([^"]*)"', table)
@@ -381,7 +380,7 @@ def test_pinned_memory_is_refused_in_words(context: Context, replays: Replays) -
     trace = trace_of([], host_traces=[[alloc(0, 4096)]], host_segments=[])
     one = open_trace(context.store, trace)
     with pytest.raises(MemvizError, match="Pinned memory has another allocator"):
-        replays.begun(f"{one.key}/host0")
+        replays.replayer(f"{one.key}/host0")
 
 
 def test_the_sample_that_ran_out_is_answered_at_once(context: Context, replays: Replays) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memviz.allocator.recorded_requests import ReplayStep, Steps, steps_of
 from tests.allocator.driver import MiB
-from tests.traces import alloc, event, frame, free, segment, trace_of
+from tests.traces import alloc, event, frame, free, trace_of
 
 A, B = 0x7F1200000000, 0x7F3400000000
 
@@ -51,16 +51,6 @@ def test_memory_given_back_before_a_new_segment_was_the_allocators_doing():
     assert (found.emptied, found.ladders, found.retries) == ({}, {0: 2}, 1)
 
 
-def test_before_anything_else_the_programs():
-    found = steps(gives_back(), gives_back(B), alloc(B, 512))
-    assert (found.emptied, found.ladders, found.retries) == ({0: frozenset({(0, 0)})}, {}, 0)
-
-
-def test_two_programs_calls_apart_are_two():
-    found = steps(gives_back(), alloc(A, 512), gives_back(B))
-    assert list(found.emptied) == [0, 2]
-
-
 def test_another_stack_than_the_mallocs_says_that_the_program_called():
     mine, other = {"frames": [frame("step")]}, {"frames": [frame("empty_cache")]}
     assert steps(gives_back(**other), takes(**mine), alloc(B, 30 * MiB, **mine)).retries == 0
@@ -70,7 +60,7 @@ def test_another_stack_than_the_mallocs_says_that_the_program_called():
 def test_of_what_a_program_frees_some_may_have_been_made_where_the_next_malloc_stands():
     mine, other = {"frames": [frame("step")]}, {"frames": [frame("load")]}
     found = steps(gives_back(A, **mine), gives_back(A + MiB, **other), takes(**mine), alloc(B, 30 * MiB, **mine))
-    assert (list(found.emptied), found.forced) == ([0], ())
+    assert (list(found.emptied), found.before_mallocs) == ([0], ())
 
 
 def test_frees_that_complete_in_between_belong_to_the_ladder():
@@ -100,9 +90,3 @@ def test_running_out_counts_as_a_retry_and_ends_its_ladder():
 def test_what_changes_nothing_is_copied():
     found = steps(event("snapshot", 0, 0), event("annotate", A, 0), event("something_new", A, 0))
     assert names(found) == ["COPY", "ANNOTATE", "NOTHING"]
-
-
-def test_no_events_are_no_steps():
-    trace = trace_of([], [segment(A, 2 * MiB, [])])
-    found = steps_of(trace, trace.devices[0])
-    assert (len(found.step), found.ladders, found.emptied, found.retries) == (0, {}, {}, 0)
