@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from memviz.allocator.blocks import ADDRESS_BITS, Block, PoolId, merge
+from memviz.allocator.blocks import ADDRESS_BITS, Block, DeviceMemory, PoolId, merge, unrecorded
 from memviz.allocator.caching import CachingAllocator, place_among_expandable
 from memviz.allocator.history import ModelHistory, described, replayed_trace
 from memviz.allocator.recorded_requests import ReplayStep, Source
@@ -31,7 +31,6 @@ from memviz.allocator.replay_result import (
 )
 from memviz.allocator.settings import Settings
 from memviz.allocator.start_layout import unsigned
-from memviz.allocator.state import DeviceMemory, unrecorded
 from memviz.allocator.statistics import Tally
 from memviz.trace.model import Action, Ints8
 from memviz.trace.rounding import MIN_BLOCK, SMALL_SIZE, round_sizes

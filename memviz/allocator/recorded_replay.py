@@ -9,14 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from memviz.allocator.blocks import Block, ExpandableSegment, PoolId
-from memviz.allocator.caching import release_segment, segment_size
+from memviz.allocator.blocks import AllocationFailed, Block, DeviceMemory, ExpandableSegment, PoolId
+from memviz.allocator.caching import add_expandable, map_block, release_segment, segment_size, unmap_range
 from memviz.allocator.event_replay import Progress, RequestReplay
-from memviz.allocator.expandable import add_expandable, map_block, unmap_range
 from memviz.allocator.recorded_requests import ReplayStep, Source
 from memviz.allocator.replay_result import Agreement, Mismatch, RanOut, Replayed
 from memviz.allocator.start_layout import FIRST_START_CAUSE, AddressSpaces, lay_out_as_recorded, unsigned
-from memviz.allocator.state import AllocationFailed, DeviceMemory
 from memviz.trace.model import Action
 from memviz.trace.rounding import MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from memviz.allocator.blocks import PoolId
+from memviz.allocator.blocks import AllocationFailed, DeviceMemory, PoolId, Record, unrecorded
 from memviz.allocator.caching import CachingAllocator, release_cached
 from memviz.allocator.event_replay import Progress, RequestReplay
 from memviz.allocator.recorded_replay import Entry, RecordedDevice, ensure_replayed
@@ -21,7 +21,6 @@ from memviz.allocator.recorded_requests import ReplayStep, Source
 from memviz.allocator.replay_result import Figures, RanOut, Replayed, reserved_after_events
 from memviz.allocator.settings import Settings, changes_layout
 from memviz.allocator.start_layout import lay_out_afresh, lay_out_as_recorded, unsigned
-from memviz.allocator.state import AllocationFailed, DeviceMemory, Record, unrecorded
 from memviz.allocator.statistics import Tally
 from memviz.trace.model import Action, reserved_after
 from memviz.units import bytes_text, count_text

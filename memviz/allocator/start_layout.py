@@ -22,8 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memviz.allocator.blocks import Block, BlockPool, ExpandableSegment, PoolId
-from memviz.allocator.caching import CachingAllocator, rounding
-from memviz.allocator.expandable import add_expandable
+from memviz.allocator.caching import CachingAllocator, add_expandable, rounding
 from memviz.allocator.settings import Settings
 from memviz.trace.model import NO_STACK, Action, DeviceTrace, Ints8, State, Trace
 from memviz.trace.rounding import SMALL_SEGMENT, SMALL_SIZE
@@ -542,7 +541,7 @@ def _count_split(allocator: CachingAllocator, head: Block) -> None:
     block: Block | None = head if head.expandable is None else None
     while block is not None:
         if not block.in_use and block.is_split:
-            allocator.statistics.split_cached(block.pool, 1, block.size)
+            allocator.statistics.split_cached(block.pool.kind, 1, block.size)
         block = block.next
 
 

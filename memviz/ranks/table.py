@@ -135,18 +135,19 @@ def row_values(row: Reduced) -> dict[str, Any]:
     return {"failed": None, **_flat(row, None)}
 
 
-@cache
-def _scalars(kind: type[Any]) -> dict[str, str]:
-    """Names of a row's plain fields, with `int`, `int | None` or `str`."""
-    types = {field.name: str(field.type) for field in fields(kind)}
-    return {name: type for name, type in types.items() if type in ("int", "int | None", "str")}
+_KINDS: tuple[type[Any], ...] = (RankRow, KindBytes, SiteBytes, RankRanOut, StepPart)
+_SCALARS: dict[type[Any], dict[str, str]] = {
+    kind: {field.name: str(field.type) for field in fields(kind) if field.type in ("int", "int | None", "str")}
+    for kind in _KINDS
+}
+"""Names of a row's plain fields, with their types."""
 
 
 def _schema(device: str | None, mesh: str) -> Any:
     arrow = _arrow()
 
     def columns(kind: type[Any]) -> list[Any]:
-        types = {name: arrow.string() if type == "str" else arrow.int64() for name, type in _scalars(kind).items()}
+        types = {name: arrow.string() if type == "str" else arrow.int64() for name, type in _SCALARS[kind].items()}
         return [arrow.field(name, type) for name, type in types.items()]
 
     whole = arrow.int64()
@@ -176,7 +177,7 @@ def _checked_row(values: Mapping[str, Any]) -> Reduced:
     if values["failed"] is not None:
         place, reason, etag = (_text(values[name]) for name in ("place", "failed", "etag"))
         return FailedFile(place, reason, etag, _whole(values["file_bytes"]))
-    lists = {
+    lists: dict[str, Any] = {
         name: tuple(_part(kind, part) for part in _few(values, name, most)) for name, (kind, most) in _LISTS.items()
     }
     parts, columns, live = lists.pop("parts"), _whole(values["columns"], "columns"), values["live"]
@@ -210,7 +211,7 @@ def _part(kind: type[Any], values: Mapping[str, Any]) -> Any:
 
 def _plain(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {}
-    for name, type_name in _scalars(kind).items():
+    for name, type_name in _SCALARS[kind].items():
         value = values[name]
         if value is None and type_name == "int | None":
             made[name] = None

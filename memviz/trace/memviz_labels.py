@@ -105,15 +105,15 @@ def dump_taken_over(known: TakenOver) -> dict[str, Any]:
 def read_taken_over(value: Any, events: int, blocks: int) -> TakenOver | None:
     """None where a file has none, or not all of it."""
     parts = [value.get(name) if type(value) is dict else None for name in ("events", "blocks", "spans")]
-    if not all(type(part) is dict for part in parts):
+    of_events, of_blocks, spans = (part if type(part) is dict else None for part in parts)
+    if of_events is None or of_blocks is None or spans is None:
         return None
-    of_events, of_blocks, spans = parts
     return TakenOver(_purposes(of_events, events), _purposes(of_blocks, blocks), _spans(spans, events))
 
 
 def _purposes(value: dict[str, Any], count: int) -> Purposes:
-    *columns, is_known = _read_columns(value, _PURPOSES, count)
-    return Purposes(*columns, is_known.astype(np.bool_))
+    category, certainty, phase, is_known = _read_columns(value, _PURPOSES, count)
+    return Purposes(category, certainty, phase, is_known.astype(np.bool_))
 
 
 def _spans(value: dict[str, Any], events: int) -> Spans:
@@ -174,7 +174,7 @@ def _dump_device(device: DeviceTrace, used: Ints4) -> dict[str, Any]:
     row: dict[str, Any] = {"kind": device.kind, "device": device.device}
     for key, labels in (("events", device.event_labels), ("blocks", device.block_labels)):
         if labels is not None:
-            used_here = replace(labels, module=np.searchsorted(used, labels.module))
+            used_here = replace(labels, module=np.searchsorted(used, labels.module).astype(np.int32))
             row[key] = dump_columns(used_here, _labels_of(len(used)))
     if device.taken_over is not None:
         row["taken_over"] = dump_taken_over(device.taken_over)

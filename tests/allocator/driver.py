@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from memviz.allocator.blocks import Block, PoolId
+from memviz.allocator.blocks import Block, DeviceMemory, PoolId
 from memviz.allocator.caching import CachingAllocator
 from memviz.allocator.settings import parse_settings
-from memviz.allocator.state import DeviceMemory
 from memviz.trace.model import Action
 
 MiB = 1 << 20

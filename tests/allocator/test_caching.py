@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memviz.allocator.blocks import AllocationFailed, DeviceMemory
 from memviz.allocator.caching import CachingAllocator, rounding, segment_size
 from memviz.allocator.settings import parse_settings
-from memviz.allocator.state import AllocationFailed, DeviceMemory
 from memviz.errors import UsageError
 from memviz.trace.rounding import round_sizes
 from tests.allocator.driver import Driver, GiB, MiB, blocks_of

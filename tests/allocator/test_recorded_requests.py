@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from memviz.allocator.recorded_requests import ReplayStep, Steps, steps_of
+from typing import Any
+
+import pytest
+
+from memviz.allocator.recorded_replay import ensure_replayed
+from memviz.allocator.recorded_requests import Memory, ReleaseCauses, ReplayStep, Steps, steps_of
+from memviz.allocator.replayer import Replayer
+from memviz.allocator.settings import parse_settings
 from tests.allocator.driver import MiB
+from tests.allocator.recording import Recorder
 from tests.traces import alloc, event, frame, free, trace_of
 
 A, B = 0x7F1200000000, 0x7F3400000000
@@ -87,6 +95,77 @@ def test_running_out_counts_as_a_retry_and_ends_its_ladder():
     assert (found.retries, found.ladders, found.emptied) == (1, {}, {})
 
 
-def test_what_changes_nothing_is_copied():
-    found = steps(event("snapshot", 0, 0), event("annotate", A, 0), event("something_new", A, 0))
-    assert names(found) == ["COPY", "ANNOTATE", "NOTHING"]
+EXPANDABLE = parse_settings("expandable_segments:True")
+
+
+class Unframed(Recorder):
+    """As torch records with context="state": no stacks in the history."""
+
+    def snapshot(self, last: int | None = None) -> dict[str, Any]:
+        found = super().snapshot(last)
+        for row in found["device_traces"][0]:
+            row.pop("frames", None)
+        return found
+
+
+def looped(run: Recorder, sizes: tuple[int, ...], *, empties: bool = False) -> Recorder:
+    held = run.malloc(20 * MiB)
+    for size in sizes:
+        run.line = 1
+        run.cached(size * MiB)
+        if empties:
+            run.line = 2
+            run.allocator.empty_cache()
+    run.free(held)
+    return run
+
+
+def freed(run: Recorder) -> ReleaseCauses:
+    return ensure_replayed(Replayer(run.trace())).releases
+
+
+SIZES = (30, 50, 40, 60, 40, 30, 50)
+
+
+@pytest.mark.parametrize("kind", [Recorder, Unframed])
+def test_a_program_that_empties_its_cache_did_so_where_memory_was_not_short(kind: type[Recorder]) -> None:
+    found = freed(looped(kind(), (60, *SIZES, 60, 20), empties=True))
+    assert (found.was_short, found.memory, found.retries) == (False, None, 0)
+    assert len(found.emptied) == 10
+
+
+def test_what_is_cached_and_would_have_served_shows_that_the_program_freed_it() -> None:
+    """30 MiB are cached, 30 are asked for, and a new segment is made: at another time no more was reserved."""
+    run = looped(Unframed(), (30, 30, 30), empties=True)
+    found = freed(run)
+    assert (len(found.emptied), found.retries) == (3, 0)
+    assert Replayer(run.trace()).figures(EXPANDABLE).peak_reserved_bytes == 60 * MiB
+
+
+@pytest.mark.parametrize("kind", [Recorder, Unframed])
+def test_a_card_that_was_short_bounds_what_the_process_had(kind: type[Recorder]) -> None:
+    found = freed(looped(kind(card=100 * MiB), SIZES))
+    assert (len(found.short), found.retries, found.memory) == (1, 1, Memory(100 * MiB, 160 * MiB - 1))
+
+
+def test_a_recording_that_ran_out_says_what_it_had() -> None:
+    run = Recorder(card=100 * MiB)
+    run.malloc(30 * MiB)
+    with pytest.raises(Exception, match="Tried to allocate"):
+        run.malloc(80 * MiB)
+    assert freed(run).memory == Memory(100 * MiB, 100 * MiB)
+
+
+def test_stacks_of_the_malloc_say_that_memory_was_short_whatever_was_reserved_before() -> None:
+    """Other processes may have taken memory in between; then nothing is said of how much there was."""
+    run = Recorder(card=200 * MiB)
+    for size in (90, 100):
+        run.cached(size * MiB)
+    run.line = 2
+    run.allocator.empty_cache()
+    run.line = 1
+    run.allocator.device.memory = 100 * MiB
+    run.cached(60 * MiB)
+    run.malloc(80 * MiB)
+    found = freed(run)
+    assert (len(found.emptied), found.retries, found.memory) == (1, 1, None)

@@ -9,14 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memviz.allocator.blocks import Block
-from memviz.allocator.context import OVERHEAD_BYTES
+from memviz.allocator.context import OVERHEAD_BYTES, CudaContext
 from memviz.allocator.replay_result import Figures, RanOut, reserved_after_events
-from memviz.allocator.replayer import CARD_BYTES, CardMemory, Replayer
+from memviz.allocator.replayer import CardMemory, Doubt, Replayer
 from memviz.allocator.settings import parse_settings
 from memviz.allocator.statistics import Tally
 from memviz.analysis.lifetimes import matched
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
+from memviz.trace.model import Trace
 from tests.allocator.driver import Driver, GiB, MiB
 from tests.allocator.programs import SETTINGS, programs, take
 from tests.allocator.recording import Recorder
@@ -115,15 +116,6 @@ def test_a_request_that_failed_is_asked_again():
     assert fails.oom.event == 2
 
 
-def test_a_private_pool_that_gave_memory_back_does_so_again():
-    run = Recorder()
-    run.free(run.malloc(30 * MiB, pool=(0, 1)))
-    run.allocator.private_pools[(0, 1)].use_count = 0
-    run.line = 1
-    run.allocator.empty_cache()
-    assert replay(run.trace(), settings=EXPANDABLE).reserved_end_bytes == 0
-
-
 A = 0x7F1200000000
 
 
@@ -186,12 +178,6 @@ def test_the_smallest_card_is_the_first_on_which_it_ends():
     assert source.smallest_card(overhead_bytes=2 * GiB) == CardMemory(11 * GiB, 2 * GiB)
 
 
-def test_no_card_may_be_large_enough():
-    run = Recorder()
-    run.malloc(max(CARD_BYTES))
-    assert Replayer(run.trace()).smallest_card() is None
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from(SETTINGS), st.sampled_from([None, 90 * MiB, 300 * MiB]), programs)
 def test_figures_alone_are_those_of_the_whole_replay(text, memory, program):
@@ -234,3 +220,58 @@ def test_the_answer_says_on_which_card_it_fits_and_how_much_of_the_peak_is_unuse
     )
     # What is asked of a card does not change which one is large enough.
     assert Replayer(run.trace()).what_if(card=CardMemory(2 * GiB)).smallest_card == CardMemory(8 * GiB)
+
+
+MiB = 1 << 20
+CONTEXT = CudaContext("a card", 100 * MiB, 300 * MiB)
+
+
+def held(*mebibytes: int) -> Trace:
+    """All at once."""
+    run = Recorder()
+    for size in mebibytes:
+        run.malloc(size * MiB)
+    return run.trace()
+
+
+def one_after_another(*mebibytes: int) -> Trace:
+    """The cache of those before goes back where memory is short."""
+    run = Recorder()
+    for size in mebibytes:
+        run.cached(size * MiB)
+    return run.trace()
+
+
+def word(trace: Trace, card: int, known_in: int | None, *, more: float = 0.0, less: float = 0.0) -> str:
+    source = Replayer(trace, trace.devices[0])
+    memory = None if known_in is None else CardMemory(known_in * MiB, 0)
+    known = source.figures(None, memory)
+    return source.fits(None, card * MiB, Doubt(CONTEXT, more, less), known=known)
+
+
+@pytest.mark.parametrize("known_in", [None, 500, 700, 800, 900, 1000])
+@pytest.mark.parametrize(
+    ("card", "expected"), [(1400, "yes"), (1300, "yes"), (1298, "close"), (1100, "close"), (1098, "no")]
+)
+def test_the_context_decides_from_its_least_to_its_most(card: int, expected: str, known_in: int | None) -> None:
+    """Whatever is known of the same run in other memory: 1,000 MiB are held, beside 100 to 300."""
+    assert word(held(600, 400), card, known_in) == expected
+
+
+def test_the_prediction_may_be_wrong_either_way() -> None:
+    assert word(held(1000), 1350, 1050) == "yes"
+    assert word(held(1000), 1350, 1050, more=0.06) == "close"
+    assert word(held(1000), 1090, 790) == "no"
+    assert word(held(1000), 1090, 790, less=0.02) == "close"
+
+
+def test_what_gives_back_its_cache_is_replayed() -> None:
+    """500 MiB are enough for it, though it would reserve 900 without a limit."""
+    trace = one_after_another(400, 500)
+    assert word(trace, 800, None) == word(trace, 800, 500) == word(trace, 800, 520) == "yes"
+    assert word(trace, 798, None) == word(trace, 798, 498) == "close"
+    assert word(trace, 598, None) == word(trace, 598, 298) == "no"
+
+
+def test_of_a_card_that_the_context_fills_nothing_is_left() -> None:
+    assert word(held(1), 100, None) == "no"

@@ -70,10 +70,6 @@ def test_the_oldest_variable_wins():
     assert settings_from_environment(both).max_split_size == 40 * MiB
 
 
-def test_the_new_variable_is_unknown_to_old_releases():
-    assert settings_from_environment({"PYTORCH_ALLOC_CONF": "max_split_size_mb:30"}, (2, 8)) == Settings()
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -123,10 +119,6 @@ def test_releases_before_2_9_refuse_in_theirs(text, message):
     with pytest.raises(UsageError) as caught:
         parse_settings(text, (2, 8))
     assert str(caught.value) == message
-
-
-def test_from_2_9_on_a_wrong_separator_is_passed_over():
-    assert parse_settings("max_split_size_mb,128;").max_split_size == 128 * MiB
 
 
 def test_the_rest_of_the_list_begins_at_the_last_interval_before_2_9_and_after_it_since():

@@ -74,14 +74,6 @@ def test_who_gives_up_leaves_no_process_behind(started: list[subprocess.Popen[by
     assert tried(source, 1) == tried(recording(), 0), "the next one may have helpers again"
 
 
-def test_where_no_process_can_start_it_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*args: object, **more: object) -> None:
-        raise BlockingIOError
-
-    monkeypatch.setattr(search.subprocess, "Popen", refused)
-    assert tried(recording(), 2) == tried(recording(), 0)
-
-
 def test_short_recordings_get_no_help(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search.os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
     source = recording()

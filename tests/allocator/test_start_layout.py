@@ -42,14 +42,6 @@ def test_a_free_that_only_completes_was_waiting():
     assert [each.is_waiting for each in layout_of(trace).blocks] == [True, False]
 
 
-def test_segments_made_since_are_taken_away_and_those_given_back_put_back():
-    trace = trace_of(
-        [event("segment_free", A, 30 * MiB), event("segment_alloc", B, 20 * MiB), alloc(B, 20 * MiB)],
-        [segment(B, 20 * MiB, [block(B, 20 * MiB)])],
-    )
-    assert layout_of(trace).segments == (StartSegment(A, 30 * MiB, 0, (0, 0), False, False),)
-
-
 def test_pages_mapped_since_are_taken_away_and_those_unmapped_put_back():
     trace = trace_of(
         [event("segment_unmap", A, 20 * MiB), event("segment_map", A + 40 * MiB, 20 * MiB), alloc(A + 40 * MiB, 512)],

@@ -114,31 +114,7 @@ def test_a_file_that_kills_every_worker_is_one_row(cluster: Any, tmp_path: Path)
     assert len(rows) == 8
 
 
-def test_a_place_that_fails_now_and_then(cluster: Any, tmp_path: Path) -> None:
-    folder = write_ranks(tmp_path / "job", 6, rank2=5 * MiB)
-    known = "tests.ranks.unsteady_files.UnsteadyFiles"
-    with distributed.Client(cluster.scheduler_address, set_as_default=False) as client:
-        # Those that a test before has ended come back with nothing registered.
-        client.wait_for_workers(2, timeout=600)
-        client.run(_register, str(Path(__file__).parents[2]), known)
-    _register(str(Path(__file__).parents[2]), known)
-    found = gather_ranks(Gathering((f"unsteady://{folder}",), scheduler=cluster.scheduler_address))
-    assert [(rank.number, rank.row.peak_bytes // MiB) for rank in found.ranks] == [
-        (number, 125 if number == 2 else 120) for number in range(6)
-    ]
-
-
 memviz_at = dask_client.by_value(lambda: __import__("memviz").__file__)
-
-
-def _register(folder: str, name: str) -> None:
-    import sys
-
-    import fsspec
-
-    if folder not in sys.path:
-        sys.path.append(folder)
-    fsspec.register_implementation("unsteady", name, clobber=True)
 
 
 @pytest.mark.slow

@@ -51,16 +51,6 @@ def test_a_name_with_brackets_is_a_file_before_it_is_a_glob(tmp_path: Path) -> N
     assert names(tmp_path / "rank[0].pickle") == ["rank[0].pickle"]
 
 
-def test_a_file_that_changes_has_another_tag(tmp_path: Path) -> None:
-    touch(tmp_path, "rank0.pickle")
-    (before,) = places_of([str(tmp_path)])
-    (tmp_path / "rank0.pickle").unlink()
-    touch(tmp_path, "other", "rank0.pickle")
-    (after,) = places_of([str(tmp_path / "rank0.pickle")])
-    assert before.size == after.size == 1
-    assert before.etag != after.etag
-
-
 def test_what_is_nowhere_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="There is no snapshot in"):
         places_of([str(tmp_path / "*.pickle")])

@@ -124,14 +124,6 @@ def test_a_pipe_that_nobody_writes_to_keeps_nobody_waiting(tmp_path: Path) -> No
         assert isinstance(found, FailedFile) and found.reason == "It is a pipe or a device, and no file."
 
 
-def test_a_file_cut_anywhere_is_a_row_or_a_reason(tmp_path: Path) -> None:
-    whole = written(tmp_path, "rank0.pickle").read_bytes()
-    path = tmp_path / "cut.pickle"
-    for length in range(0, len(whole) - 1, 97):
-        path.write_bytes(whole[:length])
-        assert isinstance(reduce_rank(Place(str(path), size=length)), FailedFile)
-
-
 @pytest.fixture
 def unsteady(monkeypatch: pytest.MonkeyPatch) -> None:
     import fsspec

@@ -11,7 +11,6 @@ import pytest
 
 from memviz.allocator.replayer import CardMemory
 from memviz.headlines.ranks import on_card as words
-from memviz.headlines.ranks import ranks as headline
 from memviz.ranks.card import OnCard, fit_on_card, replay_close_ranks, step_of
 from memviz.ranks.numbers import Rank
 from memviz.ranks.row import StepPart
@@ -60,12 +59,6 @@ def test_a_replay_decides_what_rows_leave_open(ranks: tuple[Rank, ...]) -> None:
     assert "rank 1 runs out first by a replay of its requests" in words(told)
 
 
-def test_where_all_fit_it_says_how_that_is_known(ranks: tuple[Rank, ...]) -> None:
-    two = (ranks[0], ranks[2])
-    told = replay_close_ranks(two, fit_on_card(two, CARD))
-    assert told.first is None and words(told).endswith("all of them fit, 2 ranks by a replay of their requests.")
-
-
 def test_a_file_that_is_gone_or_another_by_now_leaves_it_open(ranks: tuple[Rank, ...]) -> None:
     moved = tuple(replace(rank, row=replace(rank.row, file_bytes=1)) for rank in ranks)
     Path(ranks[1].row.place).unlink()
@@ -112,12 +105,6 @@ def test_a_peak_that_running_out_cut_short_fits_nowhere_without_a_replay(tmp_pat
 def test_what_was_asked_for_in_vain_needs_its_room_too(tmp_path: Path) -> None:
     found = fit_on_card(ran_out(tmp_path, 12 * MiB), CARD)
     assert (found.fits, found.close, found.runs_out, found.lacks_bytes) == ((), (), (0, 1), 4 * MiB)
-
-
-def test_of_ranks_that_ran_out_nobody_says_what_they_need(tmp_path: Path) -> None:
-    ran_out(tmp_path, 12 * MiB)
-    said = headline(read(tmp_path))
-    assert "They all reached the same." in str(said) and "need" not in str(said)
 
 
 def test_a_step_is_named_where_the_recording_has_one(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import gzip
 import io
 import json
 import pickle
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -73,18 +72,6 @@ def test_gzip_is_seen_by_content_not_by_name(tmp_path: Path, trace: Trace) -> No
     assert other.about.format == "pickle, protocol 4, gzip"
 
 
-def test_packed_json_is_read(tmp_path: Path, trace: Trace) -> None:
-    assert load_trace(written(tmp_path, gzip.compress(json.dumps(ROOT).encode()))).devices == trace.devices
-
-
-def test_about_names_the_file_without_its_folder(trace: Trace) -> None:
-    assert (trace.about.source, trace.about.format, trace.about.label) == (
-        "a.pickle",
-        "pickle, protocol 4",
-        "measured",
-    )
-
-
 @pytest.mark.slow
 def test_progress_ends_with_the_whole_file(tmp_path: Path) -> None:
     path = written(tmp_path, pickle.dumps({**ROOT, "padding": ["x" * 100_000] * 3 + [str(i) for i in range(900_000)]}))
@@ -93,12 +80,6 @@ def test_progress_ends_with_the_whole_file(tmp_path: Path) -> None:
     size = path.stat().st_size
     assert seen == sorted(seen)
     assert seen[-1] == (size, size)
-
-
-def checkpoint(tmp_path: Path) -> bytes:
-    with zipfile.ZipFile(tmp_path / "c", "w") as archive:
-        archive.writestr("model/data.pkl", b"")
-    return (tmp_path / "c").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -131,17 +112,9 @@ def test_each_kind_of_wrong_file_gets_its_own_words(tmp_path: Path, raw: bytes, 
     assert words in refusal(written(tmp_path, raw))
 
 
-def test_a_checkpoint_is_called_one(tmp_path: Path) -> None:
-    assert "It is a model checkpoint (torch.save)" in refusal(written(tmp_path, checkpoint(tmp_path)))
-
-
 def test_a_folder_and_a_missing_file(tmp_path: Path) -> None:
     assert "It is a folder" in refusal(tmp_path)
     assert "There is no such file" in refusal(tmp_path / "absent.pickle")
-
-
-def test_an_empty_snapshot_says_how_to_record_one(tmp_path: Path) -> None:
-    assert "_record_memory_history" in refusal(written(tmp_path, pickle.dumps({"segments": [], "device_traces": []})))
 
 
 def test_a_bomb_in_gzip_stops_at_the_limit(tmp_path: Path) -> None:
@@ -225,12 +198,6 @@ def test_a_flipped_byte_ends_in_a_trace_or_a_refusal(
 @given(raw=st.binary(max_size=200))
 def test_noise_is_refused(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
     trace_or_refusal(written(tmp_path_factory.getbasetemp(), b"\x80\x04" + raw, "noise"))
-
-
-def test_reading_does_not_need_a_real_file_name(tmp_path: Path) -> None:
-    out = io.BytesIO()
-    pickle.Pickler(out).dump(ROOT)
-    assert load_trace(str(written(tmp_path, out.getvalue(), "trace without ending"))).event_count == 43
 
 
 def test_json_keeps_a_frame_once_however_often_it_is_written_out() -> None:

@@ -22,9 +22,10 @@ from memviz.trace.load import load_trace
 from memviz.trace.model import About, AnnotationRows, BlockRows, Events, Trace
 from memviz.trace.snapshot import read_snapshot
 from memviz.trace.unpickle import RefersToRow, unpickle
+from memviz.trace.unpickle.rows import places_in
 from tests.real import real_files, requires_real
 from tests.trace.cpp_pickler import cpp_dumps
-from tests.traces import alloc, snapshot
+from tests.traces import snapshot
 
 ABOUT = About("measured")
 
@@ -372,14 +373,23 @@ def test_real_files_give_the_same_with_and_without_runs(path: Path) -> None:
     assert described_end(with_runs) == described_end(without)
 
 
-@pytest.mark.parametrize("protocol", [2, 4])
-def test_texts_too_long_for_a_row_are_read_event_by_event(protocol: int) -> None:
-    rows = [alloc(512 * i, 512, user_metadata="x" * (1000 + i)) for i in range(60)]
-    fast, slow = both(pickle.dumps(snapshot(rows), protocol))
-    assert described(fast) == described(slow) and fast.event_count == 60
-
-
 def test_an_address_of_an_event_that_found_no_memory_is_no_free_memory() -> None:
     rows = [{"action": "oom" if i % 3 else "alloc", "addr": 512 * i, "size": 512, "stream": 0} for i in range(60)]
     fast, slow = both(pickle.dumps(snapshot(rows)))
     assert described(fast) == described(slow)
+
+
+# -- lists of references, as bytes of a pickle
+
+# 104 and 106 are the operations themselves.
+places = st.integers(0, 255) | st.sampled_from([104, 106, 0x6A68, 0x686A686A, 2**32 - 1]) | st.integers(0, 2**32 - 1)
+
+
+def reference(place: int, *, is_long: bool) -> bytes:
+    return b"j" + place.to_bytes(4, "little") if is_long or place > 255 else b"h" + bytes([place])
+
+
+@given(st.lists(st.tuples(places, st.booleans())), st.sampled_from([(b"(", b"e"), (b"", b"e"), (b"", b"")]))
+def test_every_place_is_found_in_its_order(wanted: list[tuple[int, bool]], around: tuple[bytes, bytes]) -> None:
+    row = b"".join(reference(place, is_long=is_long) for place, is_long in wanted)
+    assert places_in(around[0] + row + around[1]).tolist() == [place for place, _ in wanted]

@@ -144,10 +144,6 @@ def test_any_text_can_be_written_and_read_as_utf8(text: str) -> None:
     assert next(csv.DictReader(file))["user_metadata"] == safe(text)
 
 
-def test_a_lone_surrogate_is_replaced() -> None:
-    assert safe("a\ud800") == "a?"
-
-
 def test_a_free_of_which_only_the_end_is_on_record_was_not_asked_for_at_an_event() -> None:
     """Its row would else name an event that is no request."""
     trace = trace_of([alloc(1, 5), event("free_completed", 1, 5), alloc(2, 5), *free(2, 5), alloc(3, 5), alloc(3, 6)])

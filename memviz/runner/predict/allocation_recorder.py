@@ -16,8 +16,8 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import Parameter
 from torch.utils.weak import WeakIdKeyDictionary
 
+from memviz.allocator.blocks import DeviceMemory
 from memviz.allocator.settings import Settings
-from memviz.allocator.state import DeviceMemory
 from memviz.runner.predict.arguments import tensors_among
 from memviz.runner.predict.assumptions import Assumptions
 from memviz.runner.predict.cards import KnownCard

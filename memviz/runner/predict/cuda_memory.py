@@ -15,11 +15,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from memviz.allocator.blocks import AllocationFailed
 from memviz.allocator.caching import CachingAllocator
 from memviz.allocator.context import overhead_on
 from memviz.allocator.replayer import CardMemory
 from memviz.allocator.settings import Settings
-from memviz.allocator.state import AllocationFailed
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.ledger import Ledger, LiveAllocation

@@ -12,11 +12,10 @@ from collections.abc import Callable
 from threading import RLock
 from typing import TYPE_CHECKING
 
-from memviz.allocator.blocks import Block, PoolId
+from memviz.allocator.blocks import AllocationFailed, Block, DeviceMemory, PoolId
 from memviz.allocator.caching import CachingAllocator
 from memviz.allocator.history import ModelHistory
 from memviz.allocator.settings import Settings
-from memviz.allocator.state import AllocationFailed, DeviceMemory
 from memviz.trace.model import NO_STACK, Action
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from memviz.allocator.blocks import DeviceMemory
 from memviz.allocator.recorded_requests import AllocatorCalls
 from memviz.allocator.settings import Settings, parse_settings
-from memviz.allocator.state import DeviceMemory
 from memviz.allocator.statistics import Statistics
 from memviz.errors import UsageError
 from memviz.memory import without_collection
