@@ -19,6 +19,7 @@ from memviz.allocator.blocks import DEFAULT_POOL, PoolId
 from memviz.allocator.settings import Settings, settings_of
 from memviz.allocator.start_layout import StartLayout, address_spaces, start_layout
 from memviz.errors import UsageError
+from memviz.trace.distinct import is_among
 from memviz.trace.model import (
     NO_STACK,
     Action,
@@ -99,7 +100,7 @@ def steps_of(trace: Trace, device: DeviceTrace) -> Steps:
     for recorded, wanted in _PLAIN.items():
         step[action == recorded] = wanted
     _join_frees(device, step)
-    grows = _is_one_of(action, Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
+    grows = is_among(action, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP))
     grown = _run_before(grows)
     step[grows & ~_leads_to(grows, action == Action.ALLOC)] = ReplayStep.GROW
     within = _within_malloc(events)
@@ -143,11 +144,11 @@ def _within_malloc(events: Events) -> Bools:
     """Frees that complete in between are part of a malloc's ladder too, so they do not end a run."""
     kept = _of_the_allocator(events)
     action, stack = events.action[kept], events.stack[kept]
-    releases = _is_one_of(action, Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
+    releases = is_among(action, (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP))
     follower = _next_where(~releases)
     follows = releases & (follower < len(kept))
     follower = np.minimum(follower, max(len(kept) - 1, 0))
-    takes = _is_one_of(action[follower], Action.SEGMENT_ALLOC, Action.SEGMENT_MAP, Action.OOM)
+    takes = is_among(action[follower], (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP, Action.OOM))
     own_stack = (stack == stack[follower]) | (stack == NO_STACK) | (stack[follower] == NO_STACK)
     foreign = np.unique(follower[releases & ~own_stack])
     within = np.zeros(len(events), dtype=np.bool_)
@@ -191,7 +192,7 @@ def _emptied(trace: Trace, events: Events, within: Bools) -> dict[int, frozenset
 def _runs(events: Events, chosen: Bools) -> list[Ints8]:
     """Releases that stand together, of those chosen."""
     kept = _of_the_allocator(events)
-    wanted = _is_one_of(events.action[kept], Action.SEGMENT_FREE, Action.SEGMENT_UNMAP) & chosen[kept]
+    wanted = is_among(events.action[kept], (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)) & chosen[kept]
     starts = wanted.copy()
     starts[1:] &= ~wanted[:-1]
     bounds = np.cumsum(starts[wanted]).searchsorted(np.arange(1, starts.sum()), "right")
@@ -203,8 +204,8 @@ def _pools(trace: Trace, events: Events, run: Ints8) -> frozenset[PoolId]:
 
 
 def _before_mallocs(trace: Trace, events: Events, within: Bools) -> Iterator[ReleaseBeforeMalloc]:
-    ends = np.flatnonzero(_is_one_of(events.action, Action.ALLOC, Action.OOM))
-    grows = _is_one_of(events.action, Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
+    ends = np.flatnonzero(is_among(events.action, (Action.ALLOC, Action.OOM)))
+    grows = is_among(events.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP))
     made, seen = dict[int, int](), 0
     frees_have_stacks = bool((events.stack[events.action == Action.FREE_REQUESTED] != NO_STACK).any())
     for run in _runs(events, within):
@@ -220,10 +221,6 @@ def _before_mallocs(trace: Trace, events: Events, within: Bools) -> Iterator[Rel
             stack != NO_STACK and (frees_have_stacks or segment not in (NO_STACK, stack)) for stack, segment in theirs
         )
         yield ReleaseBeforeMalloc(int(run[0]), malloc, grown, _pools(trace, events, run), bool(is_sure))
-
-
-def _is_one_of(action: Bytes1, *wanted: Action) -> Bools:
-    return np.isin(action, np.array(wanted, dtype=np.uint8))
 
 
 def _next_where(wanted: Bools) -> Ints8:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -27,7 +27,7 @@ from typing import Any
 from memviz.dask_client import by_value, dask_client
 from memviz.errors import UsageError, first_line
 from memviz.mesh import sizes_of
-from memviz.ranks.numbers import check_room, sizes_beside
+from memviz.ranks.numbers import check_room, sizes_beside, sizes_text
 from memviz.ranks.places import Place, places_of
 from memviz.ranks.reduce_rank import reduce_rank
 from memviz.ranks.row import FailedFile, Reduced
@@ -62,15 +62,11 @@ def gather_ranks(wanted: Gathering, *, progress: Progress | None = None) -> Rank
     if table_beside is not None:
         raise UsageError(f"{table_beside} is a table of ranks. Name it alone, or after -o to go on with it.")
     sizes = sizes_of(wanted.mesh) if wanted.mesh else sizes_beside(wanted.places)
-    row_file = None if wanted.output is None else RowFile(wanted.output, wanted.device, _mesh_text(sizes))
+    row_file = None if wanted.output is None else RowFile(wanted.output, wanted.device, sizes_text(sizes))
     places = places_of(wanted.places)
     check_room([place.address for place in places], sizes)
     rows = _read(places, wanted, row_file)
     return summarize_ranks(_counted(rows if row_file is None else row_file.keeping(rows), len(places), progress), sizes)
-
-
-def _mesh_text(sizes: Mapping[str, int]) -> str:
-    return ",".join(f"{axis}={size}" for axis, size in sizes.items())
 
 
 def _table_of(wanted: Gathering) -> RankTable:

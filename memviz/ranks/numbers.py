@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from memviz.errors import UsageError
 from memviz.mesh import place_text, sizes_of
@@ -199,8 +200,14 @@ def check_room(places: Sequence[str], sizes: Mapping[str, int]) -> None:
     )
     highest, room = max(numbers, default=0), prod(sizes.values())
     if sizes and highest >= room:
-        mesh = ",".join(f"{axis}={size}" for axis, size in sizes.items())
-        raise UsageError(f"A mesh of {mesh} has {room:,} places, and there is a rank {highest}. Name all its axes.")
+        raise UsageError(
+            f"A mesh of {sizes_text(sizes)} has {room:,} places, and there is a rank {highest}. Name all its axes."
+        )
+
+
+def sizes_text(sizes: Mapping[str, Any]) -> str:
+    """'pp=8,dp=128', as `sizes_of` reads it."""
+    return ",".join(f"{axis}={size}" for axis, size in sizes.items())
 
 
 def sizes_beside(places: Sequence[str]) -> dict[str, int]:
@@ -211,7 +218,7 @@ def sizes_beside(places: Sequence[str]) -> dict[str, int]:
         return {}
     try:
         axes = json.loads(file.read_bytes()[:_LONGEST_MESH])
-        return sizes_of(",".join(f"{axis}={size}" for axis, size in axes.items()))
+        return sizes_of(sizes_text(axes))
     except (OSError, ValueError, AttributeError, RecursionError, UsageError):
         raise UsageError(f'{file} is no mesh: axes with their sizes, such as {{"pp": 8, "dp": 128}}.') from None
 
