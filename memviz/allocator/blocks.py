@@ -85,6 +85,13 @@ class Block:
     def end(self) -> int:
         return self.address + self.size
 
+    def chain(self) -> Iterator[Block]:
+        """Yield this block and those behind it in its segment."""
+        block: Block | None = self
+        while block is not None:
+            yield block
+            block = block.next
+
     def cut(self, size: int) -> Block:
         """Keeps the first `size` bytes and returns the rest, linked behind."""
         rest = Block(self.address + size, self.size - size, self.stream, self.pool)

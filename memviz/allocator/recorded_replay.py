@@ -262,10 +262,8 @@ class RecordedReplay(RequestReplay):
 
     def _containing(self, address: int) -> Block | None:
         """The block of an expandable segment that holds the address."""
-        block = self._space_before(address)
-        while block is not None and block.end <= address:
-            block = block.next
-        return block
+        first = self._space_before(address)
+        return None if first is None else next((block for block in first.chain() if block.end > address), None)
 
     def _space_before(self, address: int) -> Block | None:
         """The first block of the last space that begins there or before; those that are gone are forgotten."""

@@ -533,16 +533,10 @@ def _count_live(allocator: CachingAllocator, layout: StartLayout, live: dict[int
         statistics.handed_out(block.pool.kind, block.size, block.requested)
         _wait_if_asked(allocator, block, wanted)
     for head in allocator.segments.values():
-        _count_split(allocator, head)
+        for block in head.chain() if head.expandable is None else ():
+            if not block.in_use and block.is_split:
+                statistics.split_cached(block.pool.kind, 1, block.size)
     return live
-
-
-def _count_split(allocator: CachingAllocator, head: Block) -> None:
-    block: Block | None = head if head.expandable is None else None
-    while block is not None:
-        if not block.in_use and block.is_split:
-            allocator.statistics.split_cached(block.pool.kind, 1, block.size)
-        block = block.next
 
 
 def lay_out_afresh(allocator: CachingAllocator, layout: StartLayout) -> dict[int, Block]:

@@ -58,10 +58,7 @@ class Driver:
 
 
 def blocks_of(head: Block) -> list[Block]:
-    blocks = [head]
-    while blocks[-1].next is not None:
-        blocks.append(blocks[-1].next)
-    return blocks
+    return [*head.chain()]
 
 
 def segment_size(head: Block) -> int:

@@ -141,20 +141,18 @@ def histories(draw: st.DrawFn) -> list[dict[str, Any]]:
     return events
 
 
-@pytest.mark.parametrize("protocol", range(6))
+def python_dumps(value: Any) -> bytes:
+    """By the pickler that is written in Python."""
+    out = io.BytesIO()
+    pickle._Pickler(out, 4).dump(value)  # type: ignore[attr-defined]
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("write", [*(partial(pickle.dumps, protocol=number) for number in range(6)), python_dumps])
 @settings(max_examples=40, deadline=None)
 @given(history=histories())
-def test_runs_give_what_reading_one_by_one_gives(history: list[dict[str, Any]], protocol: int) -> None:
-    with_runs, without = both(pickle.dumps(snapshot(history), protocol))
-    assert described(with_runs) == described(without)
-
-
-@settings(max_examples=20, deadline=None)
-@given(history=histories())
-def test_the_pickler_written_in_python_gives_the_same(history: list[dict[str, Any]]) -> None:
-    out = io.BytesIO()
-    pickle._Pickler(out, 4).dump(snapshot(history))  # type: ignore[attr-defined]
-    with_runs, without = both(out.getvalue())
+def test_runs_give_what_reading_one_by_one_gives(history: list[dict[str, Any]], write: Callable[[Any], bytes]) -> None:
+    with_runs, without = both(write(snapshot(history)))
     assert described(with_runs) == described(without)
 
 
@@ -206,21 +204,16 @@ def _annotation(rnd: random.Random, anew: bool, numbers: list[int]) -> dict[str,
     return {**row, "device": rnd.choice([0, 0, 0, 1, -1]), "time_us": rnd.choice(numbers)}
 
 
-@pytest.mark.parametrize("protocol", [1, 2, 3, 4])
+@pytest.mark.parametrize("write", [*(partial(pickle.dumps, protocol=number) for number in (1, 2, 3, 4)), cpp_dumps])
 @settings(max_examples=30, deadline=None)
 @given(end=ends())
-def test_rows_of_blocks_and_annotations_are_what_reading_one_by_one_gives(end: dict[str, Any], protocol: int) -> None:
-    with_runs, without = both(pickle.dumps(end, protocol))
+def test_rows_of_blocks_and_annotations_are_what_reading_one_by_one_gives(
+    end: dict[str, Any], write: Callable[[Any], bytes]
+) -> None:
+    with_runs, without = both(write(end))
     assert described_end(with_runs) == described_end(without)
     assert described(with_runs) == described(without)
     assert with_runs.notes == without.notes
-
-
-@settings(max_examples=20, deadline=None)
-@given(end=ends())
-def test_so_they_are_from_the_pickler_inside_pytorch(end: dict[str, Any]) -> None:
-    with_runs, without = both(cpp_dumps(end))
-    assert described_end(with_runs) == described_end(without)
 
 
 @pytest.mark.parametrize("anew", [False, True])
@@ -292,10 +285,6 @@ def test_a_key_that_nobody_knows_yet_slows_nothing_down_and_is_told(value: Any) 
     assert "'thread'" in str(notes[0])
 
 
-def test_long_histories_of_the_pickler_inside_pytorch_are_runs() -> None:
-    assert sum(run_lengths(cpp_dumps(snapshot(plain_history(5_000))))) > 4_700
-
-
 def plain_history(count: int, **more: Any) -> list[dict[str, Any]]:
     stacks = [list(FRAMES), FRAMES[3:], [FRAMES[1]]]
     return [
@@ -304,9 +293,9 @@ def plain_history(count: int, **more: Any) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_long_histories_are_nearly_all_runs(protocol: int) -> None:
-    lengths = run_lengths(pickle.dumps(snapshot(plain_history(30_000)), protocol))
+@pytest.mark.parametrize("write", [*(partial(pickle.dumps, protocol=number) for number in (2, 3, 4, 5)), cpp_dumps])
+def test_long_histories_are_nearly_all_runs(write: Callable[[Any], bytes]) -> None:
+    lengths = run_lengths(write(snapshot(plain_history(30_000))))
     # Explicit memos number the first 256 objects in one byte, later ones in four; runs need the latter.
     assert sum(lengths) > 29_700
     assert len(lengths) < 12
