@@ -34,7 +34,7 @@ class CardMemory:
     overhead_bytes: int = OVERHEAD_BYTES
     """Set aside for the CUDA context."""
     label: str = ""
-    """What the user calls it, where its size is not enough of a name."""
+    """A name by the user, where its size is not enough of one."""
 
     @property
     def usable_bytes(self) -> int:

@@ -35,7 +35,7 @@ class Driver:
         return block
 
     def since(self, *actions: str) -> list[tuple[str, int]]:
-        """What was recorded since the last call, of these actions."""
+        """Entries of these actions since the last call."""
         found = [entry for entry in self.history if not actions or entry[0] in actions]
         self.history.clear()
         return found

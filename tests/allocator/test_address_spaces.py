@@ -1,4 +1,4 @@
-"""Where segments that expand begin and end, as far as a recording shows."""
+"""Begin and end of expandable segments, as far as a recording shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of memory beside PyTorch's allocator, by kind of card."""
+"""CUDA memory outside PyTorch's allocator, by kind of card."""
 
 from __future__ import annotations
 

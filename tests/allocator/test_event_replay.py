@@ -1,4 +1,4 @@
-"""What is done quickly comes to what the model does step by step, to the last entry of the history."""
+"""The quick replay gives the same history as the model step by step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SAMPLES = sorted((Path(__file__).parents[2] / "sample_traces").glob("*.pickle.gz
 
 @contextmanager
 def step_by_step() -> Iterator[None]:
-    """As the model is read: every event through its handler."""
+    """Put every event through its handler."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_QuickReplay, "run", _run_handlers)
         yield

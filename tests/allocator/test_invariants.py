@@ -1,4 +1,4 @@
-"""What holds after every step, whatever the program does; and the fuzz of PyTorch's own tests."""
+"""Invariants of the allocator after every step of a random program, and the fuzz of PyTorch's own tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recording asked of the allocator, apart from what the allocator did about it."""
+"""Requests of a recording, who released its memory, and how much there was."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ EXPANDABLE = parse_settings("expandable_segments:True")
 
 
 class Unframed(Recorder):
-    """As torch records with context="state": no stacks in the history."""
+    """A recording with context="state": its history has no stacks."""
 
     def snapshot(self, last: int | None = None) -> dict[str, Any]:
         found = super().snapshot(last)

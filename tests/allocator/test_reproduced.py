@@ -68,16 +68,6 @@ def test_a_recording_that_ran_out_is_as_recorded_up_to_there() -> None:
     assert Replayer(trace).what_if().divergence == "it ran out of memory at event 2, which without a limit it does not"
 
 
-def test_what_the_cache_serves_is_held_against_the_recording_too() -> None:
-    run = Recorder(card=100 * MiB)
-    for _ in range(3):
-        run.malloc(MiB // 4)
-    run.malloc(30 * MiB)
-    with pytest.raises(Exception, match="Tried to allocate"):
-        run.malloc(80 * MiB)
-    assert Replayer(run.trace()).what_if(card=CardMemory(100 * MiB, 0)).divergence == ""
-
-
 def test_the_sample_that_runs_out_is_as_recorded_in_its_own_memory() -> None:
     trace = load_trace(ROOT / "sample_traces" / "out-of-memory.pickle.gz")
     assert Replayer(trace).what_if(card=CardMemory(2400 * MiB, 0)).divergence == ""

@@ -23,7 +23,7 @@ def fate(figures: Figures) -> str:
 
 
 def row(path: Path) -> str:
-    """Of a history of one event or none there is nothing to ask."""
+    """A history of one event or none has no replays."""
     source = Replayer(load_trace(path))
     recorded = source.as_recorded()
     assert recorded.agreement is not None

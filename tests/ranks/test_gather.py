@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def killed_by_some(place: Place, device: str | None) -> Reduced:
-    """As the system ends a process that takes too much memory."""
+    """End the process as the system ends one that takes too much memory."""
     if "killer" in place.name:
         os.kill(os.getpid(), signal.SIGKILL)
     return reduce_rank(place, device)
@@ -88,7 +88,7 @@ def killed_while_reading(folder: str) -> None:
 
 
 def children() -> list[str]:
-    """Of this process: those that multiprocessing did not wait for."""
+    """Child processes that multiprocessing did not wait for."""
     import multiprocessing
 
     return [child.name for child in multiprocessing.active_children()]

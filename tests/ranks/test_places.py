@@ -1,4 +1,4 @@
-"""Where the files lie."""
+"""Listing the files of ranks."""
 
 from __future__ import annotations
 

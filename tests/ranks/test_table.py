@@ -111,13 +111,6 @@ def test_only_what_is_new_or_changed_is_read_again(job: Path, looked_at: list[st
     assert len(after.ranks) == 6
 
 
-def test_rows_of_another_device_are_not_taken(job: Path, looked_at: list[str]) -> None:
-    gather_ranks(wanted(job))
-    looked_at.clear()
-    gather_ranks(Gathering((str(job),), "0", job.parent / "ranks.parquet"))
-    assert len(looked_at) == 6
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
 def test_whoever_is_interrupted_goes_on_there(
     job: Path, looked_at: list[str], monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
@@ -268,7 +261,7 @@ def test_what_takes_more_than_it_says_ends_its_own_process(
 def test_a_table_of_much_text_is_refused_without_holding_all_of_it(
     uploaded: tuple[Path, RankSummary], tmp_path: Path
 ) -> None:
-    """Of a line that is too long a piece is read, and no list of numbers is made of it."""
+    """A line that is too long is cut, and no list of numbers is made of it."""
     full, schema = tmp_path / "full.parquet", parquet.read_schema(uploaded[0])
     row = {**parquet.read_table(uploaded[0]).slice(0, 1).to_pylist()[0], "live": [0] * 600_000}
     parquet.write_table(arrow.Table.from_pylist([row], schema=schema), full, compression="zstd")

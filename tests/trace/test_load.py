@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import pickle
 from pathlib import Path
@@ -14,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memviz.errors import MemvizError, TraceError, UsageError
-from memviz.trace.limits import Budget, Limits
-from memviz.trace.load import _Source, load_trace
+from memviz.trace.limits import Limits
+from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from tests.traces import alloc, block, frame, free, segment, snapshot
 
@@ -198,14 +197,6 @@ def test_a_flipped_byte_ends_in_a_trace_or_a_refusal(
 @given(raw=st.binary(max_size=200))
 def test_noise_is_refused(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
     trace_or_refusal(written(tmp_path_factory.getbasetemp(), b"\x80\x04" + raw, "noise"))
-
-
-def test_json_keeps_a_frame_once_however_often_it_is_written_out() -> None:
-    frames = [{"name": "f", "filename": "a.py", "line": 1}, {"name": "f", "filename": "a.py", "line": 2}]
-    text = json.dumps(snapshot([alloc(512 * i, 512, frames=frames) for i in range(50)]))
-    root, _, _ = _Source(io.BytesIO(text.encode()), len(text), Budget(Limits()), None, None).read()
-    kept = {id(each) for event in root["device_traces"][0] for each in event["frames"]}
-    assert len(kept) == 2
 
 
 def test_a_line_that_is_no_whole_number_is_refused_in_json_however_like_another_it_is(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def histories(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 def python_dumps(value: Any) -> bytes:
-    """By the pickler that is written in Python."""
+    """Pickle with the pickler that is written in Python."""
     out = io.BytesIO()
     pickle._Pickler(out, 4).dump(value)  # type: ignore[attr-defined]
     return out.getvalue()
@@ -236,13 +236,6 @@ def test_a_key_first_written_out_in_a_row_of_annotations_can_be_named_after_it()
     rows = [_annotation(rnd, True, [1, 2**50]) for _ in range(100)]
     root, _ = read(pickle.dumps(snapshot([], [], external_annotations=rows, late=list(rows[70]))), runs=True)
     assert root["late"] == ["stage", "name", "device", "time_us"]
-
-
-def test_a_file_that_names_an_annotation_twice_is_read_one_by_one(tmp_path: Path) -> None:
-    rows = [{"name": "step", "stage": "START", "device": 0, "time_us": i} for i in range(100)]
-    path = tmp_path / "twice.pickle"
-    path.write_bytes(pickle.dumps(snapshot(plain_history(1), external_annotations=[*rows, rows[50]])))
-    assert sorted(load_trace(path).devices[0].annotations.time_us) == sorted([*range(100), 50])
 
 
 WRITTEN_BY_PYTORCH = (

@@ -205,7 +205,7 @@ snapshots = st.fixed_dictionaries(
 
 
 def without_notes(trace: Trace) -> Trace:
-    """What the reader noticed in a first file (blocks that leave a gap, say) is about that file."""
+    """Notes of the reader (blocks that leave a gap, say) are about one file."""
     return replace(trace, notes=())
 
 

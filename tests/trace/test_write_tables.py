@@ -14,7 +14,7 @@ from memviz.analysis.purpose.categories import categories
 from memviz.analysis.purpose.reasons import Certainty
 from memviz.trace.model import Category, Trace
 from memviz.trace.write import safe, write_events, write_stacks
-from tests.traces import alloc, block, event, frame, free, read, segment, snapshot, trace_of
+from tests.traces import alloc, block, event, frame, free, read, segment, trace_of
 
 
 def rows(write: Callable[[Trace, TextIO], None], trace: Trace) -> list[dict[str, str]]:
@@ -114,16 +114,6 @@ def test_what_is_inferred_stands_in_the_table_with_how_sure_it_is() -> None:
 @pytest.mark.parametrize("write", [write_events, write_allocations, write_stacks])
 def test_a_table_without_rows_still_has_its_header(write: Any) -> None:
     assert len(header(write, read([segment(512, 512, [])]))) >= 5
-
-
-def test_every_devices_events_are_in_one_table() -> None:
-    root = snapshot([alloc(1, 1)], host_traces=[[alloc(2, 2)]])
-    root["device_traces"].append([alloc(3, 3)])
-    assert [(row["device"], row["bytes"]) for row in rows(write_events, read(root))] == [
-        ("0", "1"),
-        ("1", "3"),
-        ("host0", "2"),
-    ]
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1"])

@@ -1,4 +1,4 @@
-"""What is no snapshot, or contradicts itself, is refused as a TraceError; nothing crashes and nothing explodes."""
+"""Files that are no snapshot, or contradict themselves, are refused as a TraceError."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ HOSTILE: dict[str, Any] = {
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where each value lies inside, as the keys that lead to it."""
+    """Paths of all values inside, as the keys that lead to them."""
     inner = value.items() if type(value) is dict else enumerate(value) if type(value) is list else ()
     return [found for key, each in inner for found in [(*path, key), *places(each, (*path, key))]]
 

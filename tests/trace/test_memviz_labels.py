@@ -1,4 +1,4 @@
-"""What an estimate takes over of its recording, in a file and back."""
+"""Purposes that an estimate inherits from its recording, in a file and back."""
 
 from __future__ import annotations
 
