@@ -15,7 +15,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from memviz.allocator.replay import replay
+from memviz.allocator.replayer import CardMemory, Replayer
 from memviz.predictor.cards import card_named
 from memviz.predictor.device import PredictedDevice
 from memviz.trace.model import Trace
@@ -74,7 +74,7 @@ def trace_of(sample: Recipe) -> Trace:
 def _until_memory_ran_out(trace: Trace, memory: int) -> Trace:
     """The predictor's memory has no end. Until it ends, the allocator does the same with less of it."""
     about = replace(trace.about, facts={**trace.about.facts, "memory": f"{bytes_text(memory)} for the process"})
-    return replace(replay(trace, memory=memory).trace, about=about)
+    return replace(Replayer(trace).replay(card=CardMemory(memory, 0)).trace, about=about)
 
 
 def _last_entries(trace: Trace, count: int) -> Trace:

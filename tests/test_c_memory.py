@@ -143,7 +143,7 @@ def handed_out(work):
 BY_A_WORKER = """
 from memviz.ranks.places import Place
 from memviz.ranks.reduce_rank import reduce_rank
-from memviz.ranks.workers import read_rank
+from memviz.ranks.gather import read_rank
 
 def plain():
     # As it would be without what it is wrapped in.

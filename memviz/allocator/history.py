@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -108,27 +109,14 @@ def final_state(
     segments: list[tuple[int, ...]] = []
     blocks: list[tuple[int, ...]] = []
     for _, head in sorted(allocator.segments.items()):
-        for run in _mapped_runs(head):
+        # Of a segment that expands, each contiguous mapped range is a segment.
+        runs = groupby(head.chain(), key=lambda block: block.mapped)
+        for run in (list(blocks_of_run) for is_mapped, blocks_of_run in runs if is_mapped):
             first, size = run[0], sum(block.size for block in run)
             kind = (not first.pool.is_small, first.expandable is not None)
             segments.append((first.address, size, stream(first.stream), pool(first.pool.owner.id), *kind))
             blocks.extend((len(segments) - 1, *_block_row(block)) for block in run)
     return _segments(segments), *_blocks(blocks)
-
-
-def _mapped_runs(head: Block) -> Iterator[list[Block]]:
-    """One for a plain segment; of a segment that expands, one for each contiguous mapped range."""
-    run: list[Block] = []
-    block: Block | None = head
-    while block is not None:
-        if block.mapped:
-            run.append(block)
-        elif run:
-            yield run
-            run = []
-        block = block.next
-    if run:
-        yield run
 
 
 def _block_row(block: Block) -> tuple[int, int, int, int, int]:

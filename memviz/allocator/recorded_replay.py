@@ -9,15 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from memviz.allocator.blocks import Block, ExpandableSegment, PoolId
-from memviz.allocator.caching import release_segment, segment_size
-from memviz.allocator.expandable import add_expandable, map_block, unmap_range
-from memviz.allocator.quick_replay import run_quickly
-from memviz.allocator.recorded_requests import ReplayStep
+from memviz.allocator.blocks import AllocationFailed, Block, DeviceMemory, ExpandableSegment, PoolId
+from memviz.allocator.caching import add_expandable, map_block, release_segment, segment_size, unmap_range
+from memviz.allocator.event_replay import Progress, RequestReplay
+from memviz.allocator.recorded_requests import ReplayStep, Source
 from memviz.allocator.replay_result import Agreement, Mismatch, RanOut, Replayed
-from memviz.allocator.replayer import Progress, RequestReplay, Source
 from memviz.allocator.start_layout import FIRST_START_CAUSE, AddressSpaces, lay_out_as_recorded, unsigned
-from memviz.allocator.state import AllocationFailed, DeviceMemory
 from memviz.trace.model import Action
 from memviz.trace.rounding import MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE
 
@@ -67,34 +64,29 @@ class HiddenRest(Exception):
         super().__init__(f"event {event}: the block at 0x{address:x} has at least {size} bytes")
 
 
-_MOST_SECOND_THOUGHTS = 32
+_MOST_RETRIES = 32
 
 
 def replay_as_recorded(source: Source, progress: Progress | None = None) -> Replayed:
     """Starts again as long as the first disagreement tells more about how memory lay before the first event."""
     sizes: dict[int, int] = {}
     furthest = -1
-    for _ in range(_MOST_SECOND_THOUGHTS):
+    for _ in range(_MOST_RETRIES):
         try:
-            return RecordedReplay(source, second_thoughts=True).result(progress)
+            return RecordedReplay(source, may_restart=True).result(progress)
         except HiddenRest as hint:
             if hint.event < furthest:
                 # The last hint led nowhere.
                 break
             furthest = hint.event
             sizes[hint.address] = hint.size
-            source.know_sizes(sizes)
-    source.know_sizes({})
+            source.set_start_sizes(sizes)
+    source.set_start_sizes({})
     return RecordedReplay(source).result(progress)
 
 
-def with_unneeded_releases(source: Source) -> Source:
-    """A source that knows which mallocs did not need what was freed before them."""
-    return ensure_replayed(source) if source.steps.forced else source
-
-
 def ensure_replayed(source: Source) -> Source:
-    """A source that was replayed as recorded."""
+    """Return the source, which was replayed as recorded at least once."""
     if source.is_exact is None:
         replay_as_recorded(source)
     return source
@@ -103,8 +95,8 @@ def ensure_replayed(source: Source) -> Source:
 class RecordedReplay(RequestReplay):
     lands_as_recorded = True
 
-    def __init__(self, source: Source, *, second_thoughts: bool = False) -> None:
-        self.second_thoughts = second_thoughts
+    def __init__(self, source: Source, *, may_restart: bool = False) -> None:
+        self.may_restart = may_restart
         # Limits and thresholds act through what the file gives back.
         unlimited = replace(source.recorded, garbage_collection_threshold=0.0, per_process_memory_fraction=1.0)
         self.recording = RecordedDevice(source.spaces)
@@ -112,10 +104,12 @@ class RecordedReplay(RequestReplay):
         grown = source.steps.grown.nonzero()[0]
         self.grown = dict(zip(grown.tolist(), source.steps.grown[grown].tolist(), strict=True))
         self.after_ladder: dict[int, bool] = {}
-        self.needless: set[int] = set()
+        self.unneeded_releases: set[int] = set()
         failed = source.steps.out_of_memory
-        self.forced = {step.first: step.malloc for step in source.steps.forced if step.malloc not in failed}
-        self.unsaid = _unsaid(source)
+        self.malloc_after = {
+            step.first: step.malloc for step in source.steps.before_mallocs if step.malloc not in failed
+        }
+        self.missing_completions = _missing_completions(source)
         self.mismatches = 0
         self.first: Mismatch | None = None
 
@@ -127,11 +121,8 @@ class RecordedReplay(RequestReplay):
         self.run()
         self._check_end()
         self.settings = self.source.recorded
-        self.source.needless, self.source.is_exact = frozenset(self.needless), self.first is None
-        return self.finished(Agreement(self.mismatches, self.first), self.source.freed.retries)
-
-    def run_events(self, begin: int, end: int) -> None:
-        run_quickly(self, begin, end)
+        self.source.set_agreement(self.unneeded_releases, is_exact=self.first is None)
+        return self.finished(Agreement(self.mismatches, self.first), self.source.releases.retries)
 
     def _check_end(self) -> None:
         reserved, ours = int(self.source.device.segments.size.sum()), self.allocator.statistics.reserved
@@ -163,8 +154,8 @@ class RecordedReplay(RequestReplay):
             if recorded == ours:
                 self.history.set_causes(mark, range(event - grown, event))
             else:
-                self._reconsider(event, block)
-                self._note(event, recorded, ours, _why(recorded, ours) + self.unsaid)
+                self._check_hidden_rest(event, block)
+                self._note(event, recorded, ours, _why(recorded, ours) + self.missing_completions)
 
     def _cut_off(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> Block | None:
         """Take the segment made for a malloc at which the history begins; it looks like one that was cached before.
@@ -192,12 +183,12 @@ class RecordedReplay(RequestReplay):
             if self.source.steps.waited:
                 self._note_need(malloc)
         # Where no free ever waits, one just before a release was complete before it.
-        if event in self.forced and not self.source.steps.waited:
-            self._note_need(self.forced[event])
+        if event in self.malloc_after and not self.source.steps.waited:
+            self._note_need(self.malloc_after[event])
 
     def _note_need(self, malloc: int) -> None:
         if self.first is None and self._would_serve(malloc):
-            self.needless.add(malloc)
+            self.unneeded_releases.add(malloc)
 
     def _would_serve(self, malloc: int) -> bool:
         events, trace = self.source.device.events, self.source.trace
@@ -209,10 +200,10 @@ class RecordedReplay(RequestReplay):
         columns = (events.action, unsigned(events.address), events.size)
         return list(zip(*(column[first:last].tolist() for column in columns), strict=True))
 
-    def _reconsider(self, event: int, block: Block) -> None:
+    def _check_hidden_rest(self, event: int, block: Block) -> None:
         """The model used what lies behind a block of unknown size; the recording did not, so less was free there."""
         before = block.prev
-        if not self.second_thoughts or self.first or before is None or before.cause > FIRST_START_CAUSE:
+        if not self.may_restart or self.first or before is None or before.cause > FIRST_START_CAUSE:
             return
         at_start = self.source.layout.blocks[FIRST_START_CAUSE - before.cause]
         after = block.next
@@ -224,7 +215,7 @@ class RecordedReplay(RequestReplay):
 
     def _note(self, event: int, recorded: list[Entry], ours: list[Entry], why: str) -> None:
         if self.first is None:
-            self.first = Mismatch(event, _words(recorded), _words(ours), why)
+            self.first = Mismatch(event, _entries_text(recorded), _entries_text(ours), why)
 
     def release(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
         self._enter_ladder(event)
@@ -271,10 +262,8 @@ class RecordedReplay(RequestReplay):
 
     def _containing(self, address: int) -> Block | None:
         """The block of an expandable segment that holds the address."""
-        block = self._space_before(address)
-        while block is not None and block.end <= address:
-            block = block.next
-        return block
+        first = self._space_before(address)
+        return None if first is None else next((block for block in first.chain() if block.end > address), None)
 
     def _space_before(self, address: int) -> Block | None:
         """The first block of the last space that begins there or before; those that are gone are forgotten."""
@@ -308,7 +297,7 @@ def _why(recorded: list[Entry], ours: list[Entry]) -> str:
     return "The file takes another block than the best fit among those that are free by what it shows."
 
 
-def _unsaid(source: Source) -> str:
+def _missing_completions(source: Source) -> str:
     """Return the note that a file of several streams omits when frees were complete; empty where nothing is missing."""
     streams = len(np.unique(source.device.events.stream))
     if streams < 2 or not (source.steps.step == ReplayStep.LET_GO).any():
@@ -316,5 +305,5 @@ def _unsaid(source: Source) -> str:
     return f" It leaves out when frees were complete: of its {streams} streams it does not say which one waited."
 
 
-def _words(entries: list[Entry]) -> str:
+def _entries_text(entries: list[Entry]) -> str:
     return ", ".join(f"{Action(action).name.lower()} of {size} at 0x{address:x}" for action, address, size in entries)

@@ -8,14 +8,18 @@ cached would have served that malloc, and where the recording reserves as much a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 
 import numpy as np
 
 from memviz.allocator.blocks import DEFAULT_POOL, PoolId
-from memviz.allocator.settings import Settings
+from memviz.allocator.settings import Settings, settings_of
+from memviz.allocator.start_layout import StartLayout, address_spaces, start_layout
+from memviz.errors import UsageError
+from memviz.trace.distinct import is_among
 from memviz.trace.model import (
     NO_STACK,
     Action,
@@ -76,7 +80,7 @@ class Steps:
     """Event of the malloc by its ladder's first event, after the cache search failed: it does not search again."""
     emptied: dict[int, frozenset[PoolId]]
     """Events at which the program emptied the cache, with the pools that gave something back then."""
-    forced: tuple[ReleaseBeforeMalloc, ...]
+    before_mallocs: tuple[ReleaseBeforeMalloc, ...]
     """The other releases: a malloc follows that may have needed them."""
     out_of_memory: tuple[int, ...]
     """Events at which the recording itself ran out."""
@@ -86,7 +90,7 @@ class Steps:
     @property
     def retries(self) -> int:
         """Mallocs that had to free everything cached first, if every one that can have did."""
-        return len({free.malloc for free in self.forced}.union(self.out_of_memory))
+        return len({free.malloc for free in self.before_mallocs}.union(self.out_of_memory))
 
 
 def steps_of(trace: Trace, device: DeviceTrace) -> Steps:
@@ -96,7 +100,7 @@ def steps_of(trace: Trace, device: DeviceTrace) -> Steps:
     for recorded, wanted in _PLAIN.items():
         step[action == recorded] = wanted
     _join_frees(device, step)
-    grows = _is_one_of(action, Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
+    grows = is_among(action, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP))
     grown = _run_before(grows)
     step[grows & ~_leads_to(grows, action == Action.ALLOC)] = ReplayStep.GROW
     within = _within_malloc(events)
@@ -106,7 +110,7 @@ def steps_of(trace: Trace, device: DeviceTrace) -> Steps:
         grown=grown,
         ladders=_ladders(events, step, within),
         emptied=_emptied(trace, events, within),
-        forced=tuple(_forced(trace, events, within)),
+        before_mallocs=tuple(_before_mallocs(trace, events, within)),
         out_of_memory=tuple(np.flatnonzero(action == Action.OOM).tolist()),
         waited=waited,
     )
@@ -140,11 +144,11 @@ def _within_malloc(events: Events) -> Bools:
     """Frees that complete in between are part of a malloc's ladder too, so they do not end a run."""
     kept = _of_the_allocator(events)
     action, stack = events.action[kept], events.stack[kept]
-    releases = _is_one_of(action, Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
+    releases = is_among(action, (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP))
     follower = _next_where(~releases)
     follows = releases & (follower < len(kept))
     follower = np.minimum(follower, max(len(kept) - 1, 0))
-    takes = _is_one_of(action[follower], Action.SEGMENT_ALLOC, Action.SEGMENT_MAP, Action.OOM)
+    takes = is_among(action[follower], (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP, Action.OOM))
     own_stack = (stack == stack[follower]) | (stack == NO_STACK) | (stack[follower] == NO_STACK)
     foreign = np.unique(follower[releases & ~own_stack])
     within = np.zeros(len(events), dtype=np.bool_)
@@ -188,7 +192,7 @@ def _emptied(trace: Trace, events: Events, within: Bools) -> dict[int, frozenset
 def _runs(events: Events, chosen: Bools) -> list[Ints8]:
     """Releases that stand together, of those chosen."""
     kept = _of_the_allocator(events)
-    wanted = _is_one_of(events.action[kept], Action.SEGMENT_FREE, Action.SEGMENT_UNMAP) & chosen[kept]
+    wanted = is_among(events.action[kept], (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)) & chosen[kept]
     starts = wanted.copy()
     starts[1:] &= ~wanted[:-1]
     bounds = np.cumsum(starts[wanted]).searchsorted(np.arange(1, starts.sum()), "right")
@@ -199,9 +203,9 @@ def _pools(trace: Trace, events: Events, run: Ints8) -> frozenset[PoolId]:
     return frozenset(trace.pools[pool] for pool in np.unique(events.pool[run]).tolist())
 
 
-def _forced(trace: Trace, events: Events, within: Bools) -> Iterator[ReleaseBeforeMalloc]:
-    ends = np.flatnonzero(_is_one_of(events.action, Action.ALLOC, Action.OOM))
-    grows = _is_one_of(events.action, Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
+def _before_mallocs(trace: Trace, events: Events, within: Bools) -> Iterator[ReleaseBeforeMalloc]:
+    ends = np.flatnonzero(is_among(events.action, (Action.ALLOC, Action.OOM)))
+    grows = is_among(events.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP))
     made, seen = dict[int, int](), 0
     frees_have_stacks = bool((events.stack[events.action == Action.FREE_REQUESTED] != NO_STACK).any())
     for run in _runs(events, within):
@@ -217,10 +221,6 @@ def _forced(trace: Trace, events: Events, within: Bools) -> Iterator[ReleaseBefo
             stack != NO_STACK and (frees_have_stacks or segment not in (NO_STACK, stack)) for stack, segment in theirs
         )
         yield ReleaseBeforeMalloc(int(run[0]), malloc, grown, _pools(trace, events, run), bool(is_sure))
-
-
-def _is_one_of(action: Bytes1, *wanted: Action) -> Bools:
-    return np.isin(action, np.array(wanted, dtype=np.uint8))
 
 
 def _next_where(wanted: Bools) -> Ints8:
@@ -288,19 +288,19 @@ class ReleaseCauses:
         return len({free.malloc for free in self.short}.union(self.out_of_memory))
 
 
-def release_causes(device: DeviceTrace, settings: Settings, steps: Steps, needless: Collection[int]) -> ReleaseCauses:
-    """`needless` are mallocs that something cached would have served, as a replay of the recording finds."""
+def release_causes(device: DeviceTrace, settings: Settings, steps: Steps, unneeded: Collection[int]) -> ReleaseCauses:
+    """`unneeded` are mallocs that something cached would have served, as a replay of the recording finds."""
     reserved = reserved_after(device)
     peak = int(reserved.max(initial=0))
     collects = settings.garbage_collection_threshold > 0
 
-    def had_no_need(forced: ReleaseBeforeMalloc) -> bool:
-        there_was_more = 0 < forced.grown_bytes <= peak - int(reserved[forced.first]) and not collects
-        return there_was_more or forced.malloc in needless
+    def is_unneeded(release: ReleaseBeforeMalloc) -> bool:
+        there_was_more = 0 < release.grown_bytes <= peak - int(reserved[release.first]) and not collects
+        return there_was_more or release.malloc in unneeded
 
-    unsure = [free for free in steps.forced if not free.is_sure]
-    by_program = unsure if any(map(had_no_need, unsure)) else []
-    short = [free for free in steps.forced if free not in by_program]
+    unsure = [free for free in steps.before_mallocs if not free.is_sure]
+    by_program = unsure if any(map(is_unneeded, unsure)) else []
+    short = [free for free in steps.before_mallocs if free not in by_program]
     emptied = {**steps.emptied, **{free.first: free.pools for free in by_program}}
     memory = None if collects else _memory(device, reserved, short, steps.out_of_memory)
     return ReleaseCauses(emptied, tuple(short), steps.out_of_memory, memory)
@@ -318,3 +318,53 @@ def _memory(
     if not refused or min(refused) <= peak:
         return None
     return Memory(peak, min(refused) - 1)
+
+
+@dataclass(frozen=True)
+class AllocatorCalls:
+    """Calls of a program to the allocator between two events; where nothing was cached, no event shows them."""
+
+    emptied: tuple[int, ...]
+    """Numbers of the events before which it emptied the cache, in order."""
+    reset: int = 0
+    """The event from which peaks count."""
+
+
+class Source:
+    """Requests of one device's recording, and what all replays derive from them once."""
+
+    def __init__(self, trace: Trace, device: DeviceTrace | None = None) -> None:
+        device = trace.devices[0] if device is None else device
+        if device.kind != "gpu":
+            raise UsageError("Pinned memory has another allocator; only a GPU's history can be replayed.")
+        # The upper half of addresses is kept as negative numbers.
+        if any(
+            ((rows.address < 0) & (rows.address + rows.size > 0)).any() for rows in (device.segments, device.blocks)
+        ):
+            raise UsageError("Its segments reach past the last address that there is: no allocator could lay them out.")
+        self.trace = trace
+        self.device = device
+        self.recorded, self.settings_are_inferred = settings_of(trace, device)
+        self.steps: Steps = steps_of(trace, device)
+        self.unneeded_releases: frozenset[int] | None = None
+        """Mallocs before which memory was freed although they did not need it; a replay as recorded finds them."""
+        self.is_exact: bool | None = None
+        """True if a replay as recorded reproduces every address; None before there was one."""
+        self.calls: AllocatorCalls | None = None
+        """Calls of a predicted program; None where they are derived from what was released."""
+        self.pools: Ints4 = pools_of_events(trace, device)
+        self.set_start_sizes({})
+
+    @cached_property
+    def releases(self) -> ReleaseCauses:
+        return release_causes(self.device, self.recorded, self.steps, self.unneeded_releases or ())
+
+    def set_agreement(self, unneeded_releases: Iterable[int], *, is_exact: bool) -> None:
+        """Note what a replay as recorded has shown."""
+        self.unneeded_releases, self.is_exact = frozenset(unneeded_releases), is_exact
+        self.__dict__.pop("releases", None)
+
+    def set_start_sizes(self, sizes: Mapping[int, int]) -> None:
+        """Set the sizes of blocks live before the first event, by address."""
+        self.layout: StartLayout = start_layout(self.trace, self.device, self.recorded, sizes)
+        self.spaces = address_spaces(self.trace, self.device, self.layout)

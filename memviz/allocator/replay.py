@@ -13,19 +13,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from memviz.allocator.blocks import PoolId
+from memviz.allocator.blocks import AllocationFailed, DeviceMemory, PoolId, Record, unrecorded
 from memviz.allocator.caching import CachingAllocator, release_cached
-from memviz.allocator.quick_replay import run_quickly
-from memviz.allocator.recorded_replay import Entry, RecordedDevice, replay_as_recorded, with_unneeded_releases
-from memviz.allocator.recorded_requests import ReplayStep
+from memviz.allocator.event_replay import Progress, RequestReplay
+from memviz.allocator.recorded_replay import Entry, RecordedDevice, ensure_replayed
+from memviz.allocator.recorded_requests import ReplayStep, Source
 from memviz.allocator.replay_result import Figures, RanOut, Replayed, reserved_after_events
-from memviz.allocator.replayer import Progress, RequestReplay, Source
 from memviz.allocator.settings import Settings, changes_layout
 from memviz.allocator.start_layout import lay_out_afresh, lay_out_as_recorded, unsigned
-from memviz.allocator.state import AllocationFailed, DeviceMemory, Record, unrecorded
 from memviz.allocator.statistics import Tally
-from memviz.errors import UsageError
-from memviz.trace.model import Action, Blocks, DeviceTrace, Segments, Trace, reserved_after
+from memviz.trace.model import Action, reserved_after
 from memviz.units import bytes_text, count_text
 
 
@@ -35,7 +32,10 @@ class OtherSettings(RequestReplay):
     ) -> None:
         """`afresh` even where the settings would allow the recorded layout: to compare with some that do not."""
         super().__init__(source, settings, DeviceMemory(memory, total=total))
-        self.emptied = with_unneeded_releases(source).freed.emptied
+        if source.steps.before_mallocs:
+            # A replay as recorded finds which of these releases were the program's own.
+            ensure_replayed(source)
+        self.emptied = source.releases.emptied
         self.starts_afresh = afresh or changes_layout(source.recorded, settings)
 
     def result(self, progress: Progress | None = None) -> Replayed:
@@ -46,14 +46,6 @@ class OtherSettings(RequestReplay):
         """Without the history, in half the time."""
         self._run_to_its_end(progress, unrecorded)
         return self.figures(self.allocator.statistics.num_alloc_retries)
-
-    def run_events(self, begin: int, end: int) -> None:
-        # The quick way tells what it serves to the history alone.
-        is_told_to_others = self.allocator.record not in (self.history.add, unrecorded)
-        if self.allocator.counts_age or is_told_to_others:
-            super().run_events(begin, end)
-        else:
-            run_quickly(self, begin, end)
 
     def _run_to_its_end(self, progress: Progress | None, record: Record) -> None:
         self.progress = progress
@@ -127,14 +119,14 @@ class SameRequests(OtherSettings):
     """Replay of a program whose every allocator call is known, and not only their effects under its own settings."""
 
     def run(self) -> None:
-        said, begun = self.source.said, 0
-        assert said is not None
-        for stop in sorted({*said.emptied, said.reset}):
+        calls, begun = self.source.calls, 0
+        assert calls is not None
+        for stop in sorted({*calls.emptied, calls.reset}):
             self.run_events(begun, stop)
             begun = stop
-            for _ in range(said.emptied.count(stop)):
+            for _ in range(calls.emptied.count(stop)):
                 self.allocator.empty_cache()
-            if stop == said.reset:
+            if stop == calls.reset:
                 self.allocator.statistics.reset_peak()
         self.run_events(begun, len(self.source.device.events))
 
@@ -165,14 +157,14 @@ def divergence(source: Source, replayed: Replayed, total: int | None = None) -> 
     failed = source.steps.out_of_memory
     if replayed.oom is not None and replayed.oom.event not in failed:
         return _divergence_at(source, replayed.oom.event)
-    if not source.steps.forced and not failed and not replayed.retries:
+    if not source.steps.before_mallocs and not failed and not replayed.retries:
         return None
-    return _Again(source, replayed.memory, total).parting()
+    return _ComparedReplay(source, replayed.memory, total).divergence()
 
 
 def _first_release(source: Source, malloc: int) -> int:
     """Return the first release of a malloc in the recording, which comes before it, or else the malloc."""
-    ladders = (ladder for ladder in source.steps.forced if ladder.malloc not in source.steps.out_of_memory)
+    ladders = (ladder for ladder in source.steps.before_mallocs if ladder.malloc not in source.steps.out_of_memory)
     return next((ladder.first for ladder in ladders if ladder.malloc == malloc), malloc)
 
 
@@ -216,7 +208,7 @@ _SETTLED = np.array(
 )
 
 
-class _Differs(Exception):
+class _Diverged(Exception):
     pass
 
 
@@ -231,7 +223,7 @@ _COMPARED = (
 )
 
 
-class _Again(OtherSettings):
+class _ComparedReplay(OtherSettings):
     """On recorded addresses, held against the recording entry by entry."""
 
     def __init__(self, source: Source, memory: int | None, total: int | None) -> None:
@@ -245,10 +237,10 @@ class _Again(OtherSettings):
         self.compared: list[int] = np.flatnonzero(np.isin(events.action, np.array(_COMPARED, np.uint8))).tolist()
         self.reached = 0
 
-    def parting(self) -> Divergence | None:
+    def divergence(self) -> Divergence | None:
         try:
-            self._run_to_its_end(None, self._held_against)
-        except _Differs:
+            self._run_to_its_end(None, self._compare)
+        except _Diverged:
             return self._here()
         is_whole = self.reached == len(self.compared) or self.oom is not None
         return None if is_whole and not self.starts_afresh else self._here()
@@ -257,12 +249,12 @@ class _Again(OtherSettings):
         ends = [*self.compared, len(self.entries)]
         return _divergence_at(self.source, ends[self.reached])
 
-    def _held_against(self, action: Action, address: int, size: int, stream: int, pool: PoolId) -> None:
+    def _compare(self, action: Action, address: int, size: int, stream: int, pool: PoolId) -> None:
         if action is Action.OOM:
             # It ends there; what the driver called free need not be the same number.
             return
         if self.reached == len(self.compared) or self.entries[self.compared[self.reached]] != (action, address, size):
-            raise _Differs
+            raise _Diverged
         self.reached += 1
 
     def malloc(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
@@ -273,35 +265,4 @@ class _Again(OtherSettings):
     def out_of_memory(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
         super().out_of_memory(event, address, size, stream, pool)
         # It got what the recording was refused.
-        raise _Differs
-
-
-def source_of(trace: Trace, device: DeviceTrace | None = None) -> Source:
-    """Return the source that every replay of this device starts from; several replays can share it."""
-    chosen = trace.devices[0] if device is None else device
-    if chosen.kind != "gpu":
-        raise UsageError("Pinned memory has another allocator; only a GPU's history can be replayed.")
-    if _reach_past_the_end(chosen.segments) or _reach_past_the_end(chosen.blocks):
-        raise UsageError("Its segments reach past the last address that there is: no allocator could lay them out.")
-    return Source(trace, chosen)
-
-
-def _reach_past_the_end(lying: Segments | Blocks) -> bool:
-    """The upper half of addresses is kept as negative numbers."""
-    return bool(((lying.address < 0) & (lying.address + lying.size > 0)).any())
-
-
-def replay(
-    trace: Trace,
-    device: DeviceTrace | None = None,
-    *,
-    settings: Settings | None = None,
-    memory: int | None = None,
-    total: int | None = None,
-) -> Replayed:
-    """`memory` is what the process can have of a card, `total` the whole card, of which fractions are counted."""
-    source = source_of(trace, device)
-    wanted = source.recorded if settings is None else settings
-    if wanted == source.recorded and memory is None and total is None:
-        return replay_as_recorded(source)
-    return OtherSettings(source, wanted, memory=memory, total=memory if total is None else total).result()
+        raise _Diverged

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memviz.allocator.context import OVERHEAD_BYTES
-from memviz.allocator.replay import source_of
+from memviz.allocator.event_replay import Progress, part_of, rest_of
 from memviz.allocator.replay_result import allocation_count
-from memviz.allocator.replayer import Progress, part_of, rest_of
+from memviz.allocator.replayer import CardMemory, Replayer, WhatIf
 from memviz.allocator.search import Search, search
 from memviz.allocator.settings import NEWEST, Release, Settings
-from memviz.allocator.what_if import CardMemory, WhatIf, what_if, with_fit
 from memviz.trace.model import DeviceTrace, Trace
 
 _SEARCH_PARTS = 6
@@ -40,28 +39,20 @@ def replay_answer(
     trace: Trace, device: DeviceTrace, question: ReplayQuestion, progress: Progress | None = None
 ) -> ReplayAnswer:
     parts = 1 + _SEARCH_PARTS if question.search else 1
-    first, source = part_of(progress, 0, parts), source_of(trace, device)
-    outcome = what_if(
-        trace,
-        device,
-        settings=question.settings,
-        card=question.card,
-        overhead_bytes=question.overhead,
-        progress=first,
-        source=source,
-    )
-    outcome = with_fit(source, outcome)
-    if not question.search or not allocation_count(outcome.recorded):
-        return ReplayAnswer(trace, device, outcome, None)
-    found_best = search(
-        source,
-        question.card,
-        also=question.settings,
-        release=question.release,
-        overhead_bytes=question.overhead,
-        progress=rest_of(progress, 1, parts),
-    )
-    return ReplayAnswer(trace, device, outcome, found_best)
+    replayer, overhead = Replayer(trace, device), question.overhead
+    first = part_of(progress, 0, parts)
+    outcome = replayer.what_if(question.settings, question.card, overhead_bytes=overhead, progress=first)
+    searched = None
+    if question.search and allocation_count(outcome.recorded):
+        searched = search(
+            replayer,
+            question.card,
+            also=question.settings,
+            release=question.release,
+            overhead_bytes=overhead,
+            progress=rest_of(progress, 1, parts),
+        )
+    return ReplayAnswer(trace, device, outcome, searched)
 
 
 def environment(text: str) -> str:

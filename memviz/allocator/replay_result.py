@@ -9,7 +9,7 @@ import numpy as np
 from memviz.allocator.settings import Settings
 from memviz.allocator.start_layout import StartLayout
 from memviz.trace.model import Action, Ints8, Note, Trace
-from memviz.units import bytes_text, count_text
+from memviz.units import bytes_text, count_text, counted
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ _BY_CLASS = (
 )
 
 
-def of_settings(settings: Settings, *, are_inferred: bool) -> list[Note]:
+def settings_notes(settings: Settings, *, are_inferred: bool) -> list[Note]:
     """Return notes on inferred settings, and on settings in force that the model does not follow."""
     notes = [Note("settings_inferred", _INFERRED)] if are_inferred else []
     if settings.graph_capture_record_stream_reuse:
@@ -132,7 +132,7 @@ def of_settings(settings: Settings, *, are_inferred: bool) -> list[Note]:
     return notes
 
 
-def of_start(layout: StartLayout, *, afresh: bool) -> list[Note]:
+def start_notes(layout: StartLayout, *, afresh: bool) -> list[Note]:
     notes = []
     if layout.segments:
         how = (
@@ -141,27 +141,27 @@ def of_start(layout: StartLayout, *, afresh: bool) -> list[Note]:
             if afresh
             else "was rebuilt from the final state and the frees, with the cache around it."
         )
-        live = _counted(len(layout.blocks), "block")
+        live = counted(len(layout.blocks), "block")
         notes.append(Note("start_rebuilt", f"The history starts late. What was live before it ({live}) {how}"))
     waiting = sum(block.is_waiting for block in layout.blocks)
     if waiting:
-        blocks = _counted(waiting, "block")
+        blocks = counted(waiting, "block")
         text = (
             f"{bytes_text(layout.waiting_bytes)} of what was live before the first event ({blocks}) were freed already "
             "and waited for another stream: they are live, and no longer counted as allocated."
         )
         notes.append(Note("start_waits", text))
     if layout.unplaced:
-        left_out = _counted(layout.unplaced, "block")
+        left_out = counted(layout.unplaced, "block")
         text = f"What was live before the first event and lies in no segment ({left_out}) was left out."
         notes.append(Note("start_unplaced", text, level="warning"))
     return notes
 
 
-def of_streams(waited: int) -> list[Note]:
+def stream_notes(waited: int) -> list[Note]:
     if not waited:
         return []
-    frees = _counted(waited, "free")
+    frees = counted(waited, "free")
     text = (
         f"When another stream would have been done is not in the file: {frees} that waited for one complete where "
         "they did in the recording, or earlier where memory runs out."
@@ -169,13 +169,9 @@ def of_streams(waited: int) -> list[Note]:
     return [Note("streams_as_recorded", text)]
 
 
-def of_mismatch(first: Mismatch | None, mismatches: int) -> list[Note]:
+def mismatch_notes(first: Mismatch | None, mismatches: int) -> list[Note]:
     if first is None:
         return []
-    differ = _counted(mismatches, "address", "addresses")
+    differ = f"{count_text(mismatches)} {'address' if mismatches == 1 else 'addresses'}"
     text = f"The replay is exact up to event {first.event:,}; off by then or later: {differ}. {first.why}"
     return [Note("replay_differs", text, level="warning")]
-
-
-def _counted(count: int, one: str, many: str = "") -> str:
-    return f"{count:,} {one if count == 1 else many or one + 's'}"

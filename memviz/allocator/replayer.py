@@ -1,251 +1,351 @@
-"""Walks a recording's events and puts each to the model: the parts that both kinds of replay share."""
+"""Replays of one recording: as it was, under other settings, on another card, or of edited requests.
+
+`Replayer.fits` answers "close" where the CUDA context or a prediction's own error decides.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
-import numpy as np
+from memviz.allocator.context import OVERHEAD_BYTES, CudaContext, context_on
+from memviz.allocator.event_replay import Progress, part_of, rest_of
+from memviz.allocator.recorded_replay import replay_as_recorded
+from memviz.allocator.recorded_requests import Source
+from memviz.allocator.replay import PLACED_ANEW, OtherSettings, SameRequests, why_diverged
+from memviz.allocator.replay_result import Figures, Replayed
+from memviz.allocator.settings import Settings
+from memviz.errors import UsageError
+from memviz.trace.model import ESTIMATE_CODE, Note, Trace, is_reserved_known, reserved_after
+from memviz.units import bytes_text
 
-from memviz.allocator.blocks import Block, PoolId
-from memviz.allocator.caching import CachingAllocator
-from memviz.allocator.history import ModelHistory, described, replayed_trace
-from memviz.allocator.recorded_requests import (
-    ReleaseCauses,
-    ReplayStep,
-    Steps,
-    pools_of_events,
-    release_causes,
-    steps_of,
-)
-from memviz.allocator.replay_result import (
-    Agreement,
-    Figures,
-    RanOut,
-    Replayed,
-    of_mismatch,
-    of_settings,
-    of_start,
-    of_streams,
-)
-from memviz.allocator.settings import Settings, settings_of
-from memviz.allocator.start_layout import StartLayout, address_spaces, start_layout, unsigned
-from memviz.allocator.state import DeviceMemory, unrecorded
-from memviz.allocator.statistics import Tally
-from memviz.trace.model import Action, DeviceTrace, Ints4, Trace
+GiB = 1 << 30
 
-CHUNK = 1 << 11
-"""Events that are turned into Python numbers at a time. So often it is asked whether the replay is to go on: in a
-recording that is made for it, a single event can take milliseconds."""
-
-Progress = Callable[[int, int], None]
-"""Told how many events are done, and of how many. What it raises ends the replay."""
+CARD_BYTES = tuple(size * GiB for size in (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 141, 192, 288))
+"""Sizes that cards are sold in, taken as whole GiB."""
 
 
-def part_of(progress: Progress | None, number: int, count: int) -> Progress | None:
-    """Return the progress of one of `count` replays of equal length, numbered from 0."""
-    tell = progress
-    return None if tell is None else lambda done, total: tell(number * total + done, count * total)
-
-
-def rest_of(progress: Progress | None, first: int, count: int) -> Progress | None:
-    """Return the joint progress of the parts from `first` on, of `count` parts of equal length."""
-    tell = progress
-    return None if tell is None else lambda done, total: tell(first * total + (count - first) * done, count * total)
+FitWord = Literal["yes", "no", "close"]
 
 
 @dataclass(frozen=True)
-class AllocatorCalls:
-    """Calls of a program to the allocator between two events; where nothing was cached, no event shows them."""
-
-    emptied: tuple[int, ...]
-    """Numbers of the events before which it emptied the cache, in order."""
-    reset: int = 0
-    """The event from which peaks count."""
-
-
-class Source:
-    """Input of both kinds of replay."""
-
-    def __init__(self, trace: Trace, device: DeviceTrace) -> None:
-        self.trace = trace
-        self.device = device
-        self.recorded, self.settings_are_inferred = settings_of(trace, device)
-        self.steps: Steps = steps_of(trace, device)
-        self.needless: frozenset[int] | None = None
-        """Mallocs before which memory was freed although they did not need it; a replay as recorded finds them."""
-        self.is_exact: bool | None = None
-        """True if a replay as recorded reproduces every address; None before there was one."""
-        self.said: AllocatorCalls | None = None
-        """Calls of a predicted program; None where they are derived from what was released."""
-        self._freed: tuple[frozenset[int] | None, ReleaseCauses] | None = None
-        self.pools: Ints4 = pools_of_events(trace, device)
-        self.know_sizes({})
+class CardMemory:
+    total_bytes: int
+    overhead_bytes: int = OVERHEAD_BYTES
+    """Set aside for the CUDA context."""
+    label: str = ""
+    """A name by the user, where its size is not enough of one."""
 
     @property
-    def freed(self) -> ReleaseCauses:
-        if self._freed is None or self._freed[0] is not self.needless:
-            freed_by = release_causes(self.device, self.recorded, self.steps, self.needless or ())
-            self._freed = (self.needless, freed_by)
-        return self._freed[1]
+    def usable_bytes(self) -> int:
+        return max(0, self.total_bytes - self.overhead_bytes)
 
-    def know_sizes(self, sizes: Mapping[int, int]) -> None:
-        """Set the sizes of blocks live before the first event, by address."""
-        self.layout: StartLayout = start_layout(self.trace, self.device, self.recorded, sizes)
-        self.spaces = address_spaces(self.trace, self.device, self.layout)
-
-
-Handler = Callable[[int, int, int, int, PoolId], None]
+    @property
+    def name(self) -> str:
+        """Its label, or marketed size: '8 GiB', where a number of bytes would read '8,192 MiB'."""
+        if self.label:
+            return self.label
+        return bytes_text(self.total_bytes) if self.total_bytes % GiB else f"{self.total_bytes // GiB} GiB"
 
 
-class RequestReplay(ABC):
-    """Event by event. Recorded addresses only name blocks; where the model put them is its own affair."""
+@dataclass(frozen=True)
+class WhatIf:
+    """One frozen answer: every sentence, line, row and figure of a what-if is taken from it."""
 
-    starts_afresh = False
-    """True if blocks live before the first event are placed anew."""
-    progress: Progress | None = None
-    lands_as_recorded = False
-    """True if a block at another address than in the recording is worth a note."""
-    grown: Mapping[int, int] = {}
-    """For each malloc, how many events just before it made memory for it."""
-    after_ladder: Mapping[int, bool] = {}
-    """For each malloc that memory was freed for, whether something cached would have served it before."""
+    recorded: Replayed
+    """Under the recorded settings, guided by the file, to show how well the model knows it."""
+    base: Replayed
+    """The recorded settings in the memory asked for, from where memory lay; `recorded` where that comes to the same."""
+    compared_with: Replayed
+    """Counterpart of `replayed`: the recorded settings in the same memory and from the same start."""
+    replayed: Replayed
+    card: CardMemory | None
+    recorded_peak_bytes: int
+    """Peak reserved by the file itself; 0 where it does not tell."""
+    divergence: str
+    """Why `base` does not do what is recorded, in words that go on after a colon; empty where it does."""
+    device: str = "0"
+    events: int = 0
+    """Number of recorded events."""
+    devices: int = 1
+    """How many the trace has: where there are several, whatever is said of one names it."""
+    smallest_card: CardMemory | None = None
+    """Smallest of the usual sizes on which `replayed` would have run to its end; None where none is large enough, or it
+    was not searched."""
+    fit: FitWord | None = None
+    """Fit of `replayed`, where CUDA memory outside the allocator is an interval; None without a card."""
+    context: CudaContext | None = None
+    """CUDA memory outside the allocator; None where there is none."""
 
-    def __init__(self, source: Source, settings: Settings, device: DeviceMemory) -> None:
-        self.source = source
-        self.settings = settings
-        self.device = device
-        self.history = ModelHistory()
-        self.allocator = CachingAllocator(settings, device, statistics=Tally())
-        self.live: dict[int, Block] = {}
-        self.oom: RanOut | None = None
+    @property
+    def knows_recorded_peak(self) -> bool:
+        return is_reserved_known(self.recorded.peak_requested_bytes, self.recorded_peak_bytes)
 
-    def run(self) -> None:
-        self.run_events(0, len(self.source.device.events))
+    @property
+    def why_not_as_recorded(self) -> str:
+        """Why what `replayed` is compared with is not the recording itself; empty where it is."""
+        reasons = [self.divergence] if self.compared_with is self.base else [self.divergence, PLACED_ANEW]
+        return "; ".join(dict.fromkeys(reason for reason in reasons if reason))
 
-    def run_events(self, begin: int, end: int) -> None:
-        handlers = self.handlers()
-        events, steps, pools = self.source.device.events, self.source.steps.step, self.source.pools
-        names, history, addresses = self.source.trace.pools, self.history, unsigned(events.address)
-        for first in range(begin, end, CHUNK):
-            if self.progress:
-                self.progress(first, len(events))
-            part = first + np.flatnonzero(steps[first : min(first + CHUNK, end)])
-            columns = (part, steps[part], addresses[part], events.size[part], events.stream[part], pools[part])
-            for event, step, address, size, stream, pool in zip(*(column.tolist() for column in columns), strict=True):
-                history.now = event
-                handlers[step](event, address, size, stream, names[pool])
+    @property
+    def change_bytes(self) -> int:
+        """Change of peak reserved against the recorded settings."""
+        return self.replayed.peak_reserved_bytes - self.compared_with.peak_reserved_bytes
 
-    def handlers(self) -> list[Handler]:
-        by_step: dict[int, Handler] = {
-            ReplayStep.MALLOC: self.malloc,
-            ReplayStep.FREE: self.free,
-            ReplayStep.REQUEST_FREE: self.request_free,
-            ReplayStep.COMPLETE_FREE: self.complete_free,
-            ReplayStep.RELEASE: self.release,
-            ReplayStep.GROW: self.grow,
-            ReplayStep.OUT_OF_MEMORY: self.out_of_memory,
-            ReplayStep.COPY: self.copy,
-            ReplayStep.ANNOTATE: self.annotate,
-            ReplayStep.LET_GO: self.let_go,
-        }
-        return [by_step.get(step, self.copy) for step in range(len(ReplayStep))]
 
-    @abstractmethod
-    def malloc(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None: ...
+@dataclass(frozen=True)
+class Doubt:
+    """Uncertainty of a run on a card."""
 
-    @abstractmethod
-    def release(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None: ...
+    context: CudaContext
+    more: float = 0.0
+    """Share by which the run may need more than predicted; `less` is the share for less."""
+    less: float = 0.0
+    more_bytes: int = 0
+    """Bytes that the prediction does not count, at most; `more` holds as well."""
 
-    @abstractmethod
-    def grow(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None: ...
+    def surely_usable(self, card_bytes: int) -> int:
+        """Return the usable memory at worst, in bytes of the prediction."""
+        left = card_bytes - self.context.most_bytes
+        return max(0, int(min(left / (1 + self.more), (left - self.more_bytes) / (1 + self.less))))
 
-    @abstractmethod
-    def out_of_memory(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None: ...
+    def perhaps_usable(self, card_bytes: int) -> int:
+        """Return the usable memory at best, in bytes of the prediction."""
+        return max(0, int((card_bytes - self.context.least_bytes) / (1 - self.less)))
 
-    def free(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
-        block = self.live.get(address)
-        if block is not None and block.allocated:
-            del self.live[address]
-            self.allocator.request_free(block)
-            self.history.now = event + 1
-            self.allocator.complete_free(block)
 
-    def request_free(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
-        block = self.live.get(address)
-        if block is not None and block.allocated:
-            self.allocator.request_free(block)
-            self.allocator.pending.hold(block)
+ESTIMATE = "an estimate from the trace"
 
-    def complete_free(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
-        block = self.live.pop(address, None)
-        if block is None:
-            return
-        if block.allocated:
-            with self._unwritten():
-                self.allocator.request_free(block)
-            self.allocator.complete_free(block)
-        elif block in self.allocator.pending.blocks:
-            self.allocator.pending.complete(block)
 
-    def let_go(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
-        block = self.live.get(address)
-        if block is not None and block.allocated:
-            del self.live[address]
-            self.allocator.request_free(block)
-            with self._unwritten():
-                self.allocator.complete_free(block)
+@dataclass(frozen=True)
+class ReplayedEstimate:
+    """Both in memory without end, under the recorded settings but for what was changed."""
 
-    @contextmanager
-    def _unwritten(self) -> Iterator[None]:
-        """Record no entries here that the file leaves out, so that both read the same way."""
-        self.allocator.record, record = unrecorded, self.allocator.record
-        yield
-        self.allocator.record = record
+    before: Figures
+    after: Figures
 
-    def copy(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
-        action = Action(int(self.source.device.events.action[event]))
-        self.history.add(action, address, size, stream, pool)
+    @property
+    def live_change(self) -> int:
+        """Change of peak requested."""
+        return self.after.peak_requested_bytes - self.before.peak_requested_bytes
 
-    def annotate(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
-        block = self.live.get(address)
-        self.history.add(Action.ANNOTATE, block.address if block else address, size, stream, pool)
+    @property
+    def reserved_change(self) -> int:
+        """Change of peak reserved."""
+        return self.after.peak_reserved_bytes - self.before.peak_reserved_bytes
 
-    def free_what_is_there(self, address: int) -> None:
-        """The address is handed out again, so its free is missing in the file."""
-        self.complete_free(self.history.now, address, 0, 0, (0, 0))
 
-    def figures(self, retries: int) -> Figures:
-        now = self.allocator.statistics
-        return Figures(
-            settings=self.settings,
-            memory=self.device.memory,
-            peak_requested_bytes=now.peak_requested,
-            peak_allocated_bytes=now.peak_allocated,
-            peak_reserved_bytes=now.peak_reserved,
-            reserved_end_bytes=now.reserved,
-            retries=retries,
-            oom=self.oom,
+class Replayer(Source):
+    """Replays of one device's requests. Without settings they are the recorded ones, without a card memory has no end.
+
+    `afresh` places what was live before the first event anew, whatever the settings.
+    """
+
+    def as_recorded(self, progress: Progress | None = None) -> Replayed:
+        """Replay under the recorded settings and at the recorded addresses, as a check of the model."""
+        return replay_as_recorded(self, progress)
+
+    def replay(
+        self,
+        settings: Settings | None = None,
+        card: CardMemory | None = None,
+        *,
+        afresh: bool = False,
+        progress: Progress | None = None,
+    ) -> Replayed:
+        return self._replay_of(settings, card, afresh).result(progress)
+
+    def figures(
+        self,
+        settings: Settings | None = None,
+        card: CardMemory | None = None,
+        *,
+        afresh: bool = False,
+        progress: Progress | None = None,
+    ) -> Figures:
+        """Return the figures of `replay`, in half the time."""
+        return self._replay_of(settings, card, afresh).only_figures(progress)
+
+    def _replay_of(self, settings: Settings | None, card: CardMemory | None, afresh: bool) -> OtherSettings:
+        kind = OtherSettings if self.calls is None else SameRequests
+        wanted = self.recorded if settings is None else settings
+        if card is None:
+            # Of memory without end there is no share.
+            endless = replace(wanted, per_process_memory_fraction=1.0)
+            return kind(self, endless, memory=None, total=None, afresh=afresh)
+        check_room(card)
+        return kind(self, wanted, memory=card.usable_bytes, total=card.total_bytes, afresh=afresh)
+
+    def smallest_card(
+        self,
+        settings: Settings | None = None,
+        *,
+        overhead_bytes: int = OVERHEAD_BYTES,
+        afresh: bool = False,
+        free: Figures | None = None,
+        progress: Progress | None = None,
+    ) -> CardMemory | None:
+        """Return the smallest of the usual sizes on which it runs to its end; None where none of them does.
+
+        `free` is the same without a memory limit, if the caller has it already.
+        """
+        tell = progress
+
+        def continue_second_half(done: int, total: int) -> None:
+            """How many cards will have to be tried is not known."""
+            if tell:
+                tell(total, 2 * total)
+
+        wanted = self.recorded if settings is None else settings
+        endless = free or self.figures(wanted, afresh=afresh, progress=part_of(progress, 0, 2))
+        for card in (CardMemory(size, overhead_bytes) for size in CARD_BYTES):
+            if card.usable_bytes < endless.peak_requested_bytes:
+                continue
+            if card.usable_bytes >= endless.peak_reserved_bytes and wanted.per_process_memory_fraction >= 1:
+                return card
+            if self.figures(wanted, card, afresh=afresh, progress=continue_second_half).oom is None:
+                return card
+        return None
+
+    def smallest_for(
+        self, replayed: Replayed, overhead_bytes: int = OVERHEAD_BYTES, progress: Progress | None = None
+    ) -> CardMemory | None:
+        """Return the smallest card for settings that were replayed already."""
+        was_free = replayed.memory is None and replayed.agreement is None
+        return self.smallest_card(
+            replayed.settings,
+            overhead_bytes=overhead_bytes,
+            afresh=replayed.is_placed_anew,
+            free=replayed if was_free or always_had_room(replayed) else None,
+            progress=progress,
         )
 
-    def finished(self, agreement: Agreement | None, retries: int) -> Replayed:
-        source = self.source
-        notes = [
-            *of_settings(self.settings, are_inferred=source.settings_are_inferred),
-            *of_start(source.layout, afresh=self.starts_afresh),
-        ]
-        if agreement is not None:
-            notes += of_mismatch(agreement.first_mismatch, agreement.address_mismatches)
-        else:
-            notes += of_streams(source.steps.waited)
-        trace = replayed_trace(source.trace, source.device, source.layout, self.allocator, self.history)
-        return Replayed(
-            **vars(self.figures(retries)),
-            trace=described(trace, self.settings, self.device.memory, notes),
-            sources=self.history.causes(),
-            agreement=agreement,
-            waiting_at_start_bytes=source.layout.waiting_bytes,
-            is_placed_anew=self.starts_afresh and bool(source.layout.segments),
+    def fits(
+        self,
+        settings: Settings | None,
+        card_bytes: int,
+        doubt: Doubt,
+        *,
+        known: Figures,
+        progress: Progress | None = None,
+    ) -> FitWord:
+        """`known` is the same in some memory or without a limit, which often says enough without another replay."""
+        surely, perhaps = doubt.surely_usable(card_bytes), doubt.perhaps_usable(card_bytes)
+        limit, ends = known.memory, known.oom is not None
+
+        def is_within(usable: int) -> bool:
+            return limit is not None and limit <= usable
+
+        def runs(usable: int, part: int) -> bool:
+            card, told = CardMemory(usable, 0), part_of(progress, part, 2)
+            return usable > 0 and self.figures(settings, card, progress=told).oom is None
+
+        if not ends and (is_within(surely) or known.peak_reserved_bytes <= surely and always_had_room(known)):
+            return "yes"
+        if known.peak_requested_bytes > perhaps or ends and not is_within(perhaps - 1):
+            return "no"
+        if not (ends and not is_within(surely - 1)) and runs(surely, 0):
+            return "yes"
+        if not ends and is_within(perhaps):
+            return "close"
+        return "close" if runs(perhaps, 1) else "no"
+
+    def what_if(
+        self,
+        settings: Settings | None = None,
+        card: CardMemory | None = None,
+        *,
+        overhead_bytes: int | None = None,
+        progress: Progress | None = None,
+    ) -> WhatIf:
+        """Like is compared with like.
+
+        `overhead_bytes` are taken from the cards of the usual sizes; without it as much as from `card`.
+        """
+        wanted = self.recorded if settings is None else settings
+        if wanted != self.recorded and card is None and wanted.per_process_memory_fraction < 1:
+            raise UsageError("per_process_memory_fraction is a share of the card's memory: say how large the card is.")
+        recorded, rest = self.as_recorded(part_of(progress, 0, 5)), rest_of(progress, 1, 5)
+        starts_late = bool(self.layout.segments)
+        does_the_same = card is None and recorded.exact and not self.releases.was_short
+        base = recorded if does_the_same else self.replay(self.recorded, card, progress=part_of(rest, 0, 4))
+        replayed = compared_with = base
+        if wanted != self.recorded:
+            replayed = self.replay(wanted, card, afresh=starts_late, progress=part_of(rest, 1, 4))
+            if replayed.is_placed_anew and not base.is_placed_anew:
+                compared_with = self.replay(self.recorded, card, afresh=True, progress=part_of(rest, 2, 4))
+        fit, context = self._fit_of(recorded, replayed, card, part_of(rest, 3, 4))
+        total = card.total_bytes if card else None
+        if overhead_bytes is None:
+            overhead_bytes = card.overhead_bytes if card else OVERHEAD_BYTES
+        return WhatIf(
+            recorded=recorded,
+            base=base,
+            compared_with=compared_with,
+            replayed=replayed,
+            card=card,
+            recorded_peak_bytes=int(reserved_after(self.device).max()),
+            divergence="" if does_the_same else why_diverged(self, recorded, base, total),
+            device=self.device.name,
+            events=len(self.device.events),
+            devices=len(self.trace.devices),
+            smallest_card=self.smallest_for(replayed, overhead_bytes, part_of(progress, 4, 5)),
+            fit=fit,
+            context=context,
+        )
+
+    def _fit_of(
+        self, recorded: Replayed, replayed: Replayed, card: CardMemory | None, progress: Progress | None
+    ) -> tuple[FitWord | None, CudaContext | None]:
+        if card is None:
+            return None, None
+        if not card.overhead_bytes:
+            # Memory of which nothing is set aside is all the allocator's, and leaves nothing open.
+            return "yes" if replayed.oom is None else "no", None
+        context = CudaContext("this card", card.overhead_bytes, card.overhead_bytes, "as you said")
+        if card.overhead_bytes == OVERHEAD_BYTES:
+            # Nobody named an overhead: the one measured on the card that the trace names is better.
+            context = context_on(self.trace.about.on)
+        live = max(replayed.peak_requested_bytes, recorded.peak_requested_bytes)
+        known = replace(replayed, peak_requested_bytes=live)
+        fit = self.fits(replayed.settings, card.total_bytes, Doubt(context), known=known, progress=progress)
+        return fit, context
+
+    # Estimates run in memory without end, under the recorded settings but for what was changed. Where the history
+    # starts late, blocks from before it are placed anew: memory reserved for them says nothing of what would have been.
+
+    def estimate(self, changed: Trace | None = None, *, expandable: bool = False) -> Figures:
+        """Return the figures of `changed`, requests of the same device, or else of the recorded ones."""
+        return self._changed(changed).figures(self._with(expandable), afresh=bool(self.layout.segments))
+
+    def estimated_trace(
+        self, changed: Trace | None, name: str, assumptions: tuple[str, ...], *, expandable: bool = False
+    ) -> Trace:
+        """Return the history of an estimate, marked as one."""
+        replayed = self._changed(changed).replay(self._with(expandable), afresh=bool(self.layout.segments))
+        about = replace(replayed.trace.about, on=f"{name}, {ESTIMATE}")
+        text = f"It is {ESTIMATE}, not a recording. It assumes: {' '.join(assumptions)}"
+        note = Note(ESTIMATE_CODE, text, level="warning", device=replayed.trace.devices[0].name)
+        return replace(replayed.trace, about=about, notes=(note, *replayed.trace.notes))
+
+    def _changed(self, changed: Trace | None) -> Replayer:
+        return self if changed is None else Replayer(changed)
+
+    def _with(self, expandable: bool) -> Settings | None:
+        return replace(self.recorded, expandable_segments=True) if expandable else None
+
+
+def always_had_room(on_card: Figures) -> bool:
+    """Then more memory would have changed nothing. Two kinds of settings give memory back without a retry."""
+    settings = on_card.settings
+    gives_back = settings.max_split_size is not None or settings.garbage_collection_threshold > 0
+    return on_card.oom is None and on_card.retries == 0 and not gives_back
+
+
+def check_room(card: CardMemory) -> None:
+    if card.usable_bytes == 0:
+        total, overhead = bytes_text(card.total_bytes), bytes_text(card.overhead_bytes)
+        raise UsageError(
+            f"A card of {total} has nothing left once {overhead} is set aside for the CUDA context; "
+            "name a larger card, or a smaller overhead."
         )

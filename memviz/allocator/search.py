@@ -22,11 +22,11 @@ from typing import IO, Any, cast
 
 from memviz.allocator.caching import rounding, segment_size
 from memviz.allocator.context import OVERHEAD_BYTES
+from memviz.allocator.event_replay import Progress, part_of
 from memviz.allocator.recorded_replay import ensure_replayed
 from memviz.allocator.replay_result import Figures, RanOut
-from memviz.allocator.replayer import Progress, Source, part_of
+from memviz.allocator.replayer import CardMemory, Replayer, always_had_room
 from memviz.allocator.settings import NEWEST, SINCE, Release, Settings
-from memviz.allocator.what_if import CardMemory, always_had_room, figures_on, smallest_card
 from memviz.trace.model import Action, reserved_after
 from memviz.trace.rounding import SLOTS, MiB
 from memviz.units import bytes_text, percent_text
@@ -58,24 +58,21 @@ class SettingsTrial:
 
 
 def try_settings(
-    source: Source, settings: Settings, card: CardMemory | None, overhead_bytes: int, progress: Progress | None
+    replayer: Replayer, settings: Settings, card: CardMemory | None, overhead_bytes: int, progress: Progress | None
 ) -> SettingsTrial:
     """Return the figures of these settings, on the card and without one."""
     # All of them start from a fresh layout, so that no one is charged with a cache that the others do not have.
-    on_card = figures_on(source, settings, card, afresh=True, progress=part_of(progress, 0, 3))
-    free = (
-        on_card
-        if card is None or always_had_room(on_card)
-        else figures_on(source, settings, afresh=True, progress=part_of(progress, 1, 3))
-    )
-    smallest = smallest_card(
-        source, settings, overhead_bytes=overhead_bytes, afresh=True, free=free, progress=part_of(progress, 2, 3)
+    on_card = free = replayer.figures(settings, card, afresh=True, progress=part_of(progress, 0, 3))
+    if card is not None and not always_had_room(on_card):
+        free = replayer.figures(settings, afresh=True, progress=part_of(progress, 1, 3))
+    smallest = replayer.smallest_card(
+        settings, overhead_bytes=overhead_bytes, afresh=True, free=free, progress=part_of(progress, 2, 3)
     )
     return SettingsTrial(
         settings=settings,
         text=settings.to_text(),
-        is_recorded=settings == source.recorded,
-        is_as_recorded=settings == source.recorded and _does_the_same(source, on_card),
+        is_recorded=settings == replayer.recorded,
+        is_as_recorded=settings == replayer.recorded and _does_the_same(replayer, on_card),
         peak_requested_bytes=free.peak_requested_bytes,
         peak_allocated_bytes=free.peak_allocated_bytes,
         peak_reserved_bytes=free.peak_reserved_bytes,
@@ -86,10 +83,10 @@ def try_settings(
     )
 
 
-def _does_the_same(source: Source, on_card: Figures) -> bool:
+def _does_the_same(replayer: Replayer, on_card: Figures) -> bool:
     """Neither start nor end of memory makes a difference to what is recorded."""
-    is_known = bool(ensure_replayed(source).is_exact) and not source.layout.segments
-    return is_known and not source.freed.was_short and (on_card.memory is None or always_had_room(on_card))
+    is_known = bool(ensure_replayed(replayer).is_exact) and not replayer.layout.segments
+    return is_known and not replayer.releases.was_short and (on_card.memory is None or always_had_room(on_card))
 
 
 WORTH_HELP = 200_000
@@ -102,7 +99,7 @@ _HELPER = "from memviz.allocator.search import help_out; help_out()"
 
 
 def try_in_processes(
-    source: Source,
+    replayer: Replayer,
     wanted: Sequence[Settings],
     card: CardMemory | None,
     overhead_bytes: int,
@@ -111,23 +108,21 @@ def try_in_processes(
     helpers: int | None = None,
 ) -> list[SettingsTrial]:
     """Return the trials in the order of `wanted`. `helpers` is how many extra processes; None: as many as pay."""
-    work = _Work(source, list(wanted), card, overhead_bytes)
-    count = _helpers_that_pay(source, len(wanted)) if helpers is None else helpers
-    if not count or not _ONE_SEARCH.acquire(blocking=False):
-        work.do_rest(progress)
-        return work.in_order()
-    try:
-        with _helped(work, count):
-            work.do_rest(progress)
-    finally:
-        _ONE_SEARCH.release()
-    # What a helper had begun when it ended is left.
+    work = _Work(replayer, list(wanted), card, overhead_bytes)
+    count = _helpers_that_pay(replayer, len(wanted)) if helpers is None else helpers
+    if count and _ONE_SEARCH.acquire(blocking=False):
+        try:
+            with _helped(work, count):
+                work.do_rest(progress)
+        finally:
+            _ONE_SEARCH.release()
+    # All of it without helpers, else what one had begun when it ended.
     work.do_rest(progress)
-    return work.in_order()
+    return [work.done[number] for number in range(len(wanted))]
 
 
-def _helpers_that_pay(source: Source, settings: int) -> int:
-    if len(source.device.events) < WORTH_HELP:
+def _helpers_that_pay(replayer: Replayer, settings: int) -> int:
+    if len(replayer.device.events) < WORTH_HELP:
         return 0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores - 1, settings - 1, _MOST_HELPERS)
@@ -135,7 +130,7 @@ def _helpers_that_pay(source: Source, settings: int) -> int:
 
 @dataclass
 class _Work:
-    source: Source
+    replayer: Replayer
     wanted: list[Settings]
     card: CardMemory | None
     overhead_bytes: int
@@ -155,7 +150,7 @@ class _Work:
     def do_rest(self, progress: Progress | None) -> None:
         while (number := self.next()) is not None:
             part = self._part(progress)
-            self.done[number] = try_settings(self.source, self.wanted[number], self.card, self.overhead_bytes, part)
+            self.done[number] = try_settings(self.replayer, self.wanted[number], self.card, self.overhead_bytes, part)
 
     def _part(self, progress: Progress | None) -> Progress | None:
         """Return progress that includes the replays by helpers."""
@@ -163,9 +158,6 @@ class _Work:
             return None
         tell, count = progress, len(self.wanted)
         return lambda done, total: tell(min(len(self.done) * total + done, count * total), count * total)
-
-    def in_order(self) -> list[SettingsTrial]:
-        return [self.done[number] for number in range(len(self.wanted))]
 
 
 @contextmanager
@@ -175,9 +167,7 @@ def _helped(work: _Work, count: int) -> Iterator[None]:
     threads: list[threading.Thread] = []
     try:
         # Whether the model is exact for this recording decides what is said of its own settings: known once, for all.
-        order = pickle.dumps(
-            (_bare(ensure_replayed(work.source)), work.card, work.overhead_bytes), pickle.HIGHEST_PROTOCOL
-        )
+        order = pickle.dumps((_bare(work.replayer), work.card, work.overhead_bytes), pickle.HIGHEST_PROTOCOL)
         for process in processes:
             threads.append(threading.Thread(target=_feed, args=(process, order, work), daemon=True))
             threads[-1].start()
@@ -232,14 +222,15 @@ def _feed(process: subprocess.Popen[bytes], order: bytes, work: _Work) -> None:
             work.left.put(number)
 
 
-def _bare(source: Source) -> Source:
+def _bare(replayer: Replayer) -> Replayer:
     """With no more than replays of figures read: no stacks, no texts, and nothing that was computed for others."""
-    bare = copy(source)
-    bare.freed  # noqa: B018 - worked out here, once
-    events = source.device.events
+    ensure_replayed(replayer)
+    bare = copy(replayer)
+    bare.releases  # noqa: B018 - worked out here, once
+    events = replayer.device.events
     columns = {name: getattr(events, name) for name in ("action", "address", "size", "stream")}
     device = SimpleNamespace(events=_Columns(**columns))
-    bare.device, bare.trace = cast(Any, device), cast(Any, SimpleNamespace(pools=source.trace.pools))
+    bare.device, bare.trace = cast(Any, device), cast(Any, SimpleNamespace(pools=replayer.trace.pools))
     return bare
 
 
@@ -251,13 +242,13 @@ class _Columns(SimpleNamespace):
 def help_out() -> None:
     """Run a helper process: answer trials until the input ends."""
     asks, answers = sys.stdin.buffer, sys.stdout.buffer
-    source, card, overhead_bytes = pickle.load(asks)
+    replayer, card, overhead_bytes = pickle.load(asks)
     while True:
         try:
             settings = pickle.load(asks)
         except EOFError:
             return
-        pickle.dump(try_settings(source, settings, card, overhead_bytes, None), answers)
+        pickle.dump(try_settings(replayer, settings, card, overhead_bytes, None), answers)
         answers.flush()
 
 
@@ -314,7 +305,7 @@ class Search:
 
 
 def search(
-    source: Source,
+    replayer: Replayer,
     card: CardMemory | None = None,
     *,
     also: Settings | None = None,
@@ -328,12 +319,12 @@ def search(
     """
     if overhead_bytes is None:
         overhead_bytes = card.overhead_bytes if card else OVERHEAD_BYTES
-    wanted = list(dict.fromkeys([*settings_to_try(source, release), *([also] if also else [])]))
-    recorded_peak = int(reserved_after(source.device).max())
-    found = try_in_processes(source, wanted, card, overhead_bytes, progress)
+    wanted = list(dict.fromkeys([*settings_to_try(replayer, release), *([also] if also else [])]))
+    recorded_peak = int(reserved_after(replayer.device).max())
+    found = try_in_processes(replayer, wanted, card, overhead_bytes, progress)
     tried = sorted((_held_against(recorded_peak, one) for one in found), key=_rank)
     advised = _advised(tried)
-    advice, is_anew = _advice(tried, advised, card), bool(source.layout.segments)
+    advice, is_anew = _advice(tried, advised, card), bool(replayer.layout.segments)
     return Search(tuple(tried), advised, advice, is_anew)
 
 
@@ -342,14 +333,14 @@ def _held_against(recorded_peak: int, tried: SettingsTrial) -> SettingsTrial:
     return tried if tried.peak_reserved_bytes == recorded_peak else replace(tried, is_as_recorded=False)
 
 
-def settings_to_try(source: Source, release: Release = NEWEST) -> list[Settings]:
-    wanted = dict.fromkeys(replace(source.recorded, **changes) for changes in _TRIED)
-    largest = _largest_segment(source)
+def settings_to_try(replayer: Replayer, release: Release = NEWEST) -> list[Settings]:
+    wanted = dict.fromkeys(replace(replayer.recorded, **changes) for changes in _TRIED)
+    largest = _largest_segment(replayer)
     return [
         settings
         for settings in wanted
-        if settings == source.recorded
-        or (_known_to(settings, release) and not _is_idle(settings, source.recorded, largest))
+        if settings == replayer.recorded
+        or (_known_to(settings, release) and not _is_idle(settings, replayer.recorded, largest))
     ]
 
 
@@ -364,11 +355,11 @@ def _is_idle(settings: Settings, recorded: Settings, largest: int) -> bool:
     return most is not None and most != recorded.max_split_size and most > largest and not settings.expandable_segments
 
 
-def _largest_segment(source: Source) -> int:
+def _largest_segment(replayer: Replayer) -> int:
     """No block is larger than the segment it lies in."""
-    events, settings = source.device.events, source.recorded
+    events, settings = replayer.device.events, replayer.recorded
     requested = int(events.size[events.action == Action.ALLOC].max(initial=1))
-    there = max((block.requested for block in source.layout.blocks), default=1)
+    there = max((block.requested for block in replayer.layout.blocks), default=1)
     round_size = rounding(settings.roundup_power2_divisions)
     return segment_size(round_size(max(requested, there)), settings.large_segment_size)
 

@@ -52,6 +52,16 @@ SINCE: dict[str, Release] = {
 }
 """The release in which each key first appears."""
 
+_FRACTIONS: dict[str, tuple[Callable[[float], bool], str]] = {
+    "garbage_collection_threshold": (
+        lambda threshold: 0 < threshold < 1,
+        "garbage_collect_threshold is invalid, set it in (0.0, 1.0)",
+    ),
+    "per_process_memory_fraction": (
+        lambda fraction: 0 <= fraction <= 1,
+        "per_process_memory_fraction is invalid, set it in [0.0, 1.0]",
+    ),
+}
 _FLAGS = {"expandable_segments", "throw_on_cudamalloc_oom", "graph_capture_record_stream_reuse"}
 _OTHER_FLAGS = {
     "release_lock_on_cudamalloc",
@@ -119,13 +129,30 @@ class _Reader:
                 raise UsageError(f"Unrecognized CachingAllocator option: {key}")
             raise UsageError(f"Unrecognized key '{key}' in CUDA allocator config.")
         self._separator(":")
-        read = _READERS.get(key)
-        if read:
-            read(self)
-        elif key in _FLAGS:
-            self.values[key] = self._flag(key)
-        else:
-            self._read_other(key)
+        match key:
+            case "large_segment_size_mb":
+                # It was read first.
+                self._whole()
+            case "max_split_size_mb":
+                size = self._mib_of_at_least_a_segment(key)
+                self.values["max_split_size"] = None if size >= _MOST_MIB else size * MiB
+            case "max_non_split_rounding_mb":
+                size = self._mib_of_at_least_a_segment(key)
+                self.values["max_non_split_rounding_size"] = min(size, _MOST_MIB) * MiB
+            case "backend":
+                self.values[key] = name = self._next()
+                if name not in ("native", "cudaMallocAsync", "hipMallocAsync"):
+                    raise UsageError("Unknown allocator backend, options are native and cudaMallocAsync")
+            case "expandable_segments_reserve":
+                self.values[key] = self._next()
+            case "roundup_power2_divisions":
+                self.values[key] = self._divisions()
+            case _ if key in _FRACTIONS:
+                self.values[key] = self._fraction(*_FRACTIONS[key])
+            case _ if key in _FLAGS:
+                self.values[key] = self._flag(key)
+            case _:
+                self._read_other(key)
 
     def _exists(self, key: str) -> bool:
         return SINCE.get(key, (99, 0)) <= self.release
@@ -154,17 +181,6 @@ class _Reader:
             limit = f"less than or equal to {_MOST_REGISTER_THREADS}"
             raise UsageError(f"Number of register threads should be {limit}{got}")
 
-    def read_large_segment_size_again(self) -> None:
-        self._whole()
-
-    def read_max_split_size(self) -> None:
-        size = self._mib_of_at_least_a_segment("max_split_size_mb")
-        self.values["max_split_size"] = None if size >= _MOST_MIB else size * MiB
-
-    def read_max_non_split_rounding(self) -> None:
-        size = self._mib_of_at_least_a_segment("max_non_split_rounding_mb")
-        self.values["max_non_split_rounding_size"] = min(size, _MOST_MIB) * MiB
-
     def _mib_of_at_least_a_segment(self, key: str) -> int:
         least = self.values.get("large_segment_size", LARGE_SEGMENT) // MiB
         size = self._whole()
@@ -172,38 +188,16 @@ class _Reader:
             raise UsageError(f"CachingAllocator option {key} too small, must be >= {least}")
         return size
 
-    def read_garbage_collection_threshold(self) -> None:
-        threshold = self._real()
-        if not 0 < threshold < 1:
-            raise UsageError("garbage_collect_threshold is invalid, set it in (0.0, 1.0)")
-        self.values["garbage_collection_threshold"] = threshold
-
-    def read_per_process_memory_fraction(self) -> None:
-        fraction = self._real()
-        if not 0 <= fraction <= 1:
-            raise UsageError("per_process_memory_fraction is invalid, set it in [0.0, 1.0]")
-        self.values["per_process_memory_fraction"] = fraction
-
-    def read_backend(self) -> None:
-        name = self._next()
-        if name not in ("native", "cudaMallocAsync", "hipMallocAsync"):
-            raise UsageError("Unknown allocator backend, options are native and cudaMallocAsync")
-        self.values["backend"] = name
-
-    def read_expandable_segments_reserve(self) -> None:
-        self.values["expandable_segments_reserve"] = self._next()
-
-    def read_roundup_divisions(self) -> None:
-        slots = [0] * SLOTS
+    def _divisions(self) -> tuple[int, ...]:
         if self._next() == "[":
+            slots = [0] * SLOTS
             self._read_division_list(slots)
-        else:
-            self.at -= 1
-            divisions = self._whole()
-            if not _is_power_of_two(divisions):
-                raise UsageError("For roundups, the divisions has to be power of 2 ")
-            slots = [divisions] * SLOTS
-        self.values["roundup_power2_divisions"] = tuple(slots)
+            return tuple(slots)
+        self.at -= 1
+        divisions = self._whole()
+        if not _is_power_of_two(divisions):
+            raise UsageError("For roundups, the divisions has to be power of 2 ")
+        return (divisions,) * SLOTS
 
     def _read_division_list(self, slots: list[int]) -> None:
         last, first = 0, True
@@ -267,24 +261,14 @@ class _Reader:
             raise UsageError(f"{token!r} is too large a number (PyTorch stops with {function!r}).")
         return int(match[0]) % 2**64
 
-    def _real(self) -> float:
+    def _fraction(self, is_valid: Callable[[float], bool], message: str) -> float:
         token = self._next()
         match = _REAL.match(token)
         if not match:
             raise UsageError(f"{token!r} is not a number (PyTorch stops with 'stod').")
+        if not is_valid(float(match[0])):
+            raise UsageError(message)
         return float(match[0])
-
-
-_READERS: dict[str, Callable[[_Reader], None]] = {
-    "large_segment_size_mb": _Reader.read_large_segment_size_again,
-    "max_split_size_mb": _Reader.read_max_split_size,
-    "max_non_split_rounding_mb": _Reader.read_max_non_split_rounding,
-    "garbage_collection_threshold": _Reader.read_garbage_collection_threshold,
-    "per_process_memory_fraction": _Reader.read_per_process_memory_fraction,
-    "backend": _Reader.read_backend,
-    "roundup_power2_divisions": _Reader.read_roundup_divisions,
-    "expandable_segments_reserve": _Reader.read_expandable_segments_reserve,
-}
 
 
 def _slot_of(mebibytes: int) -> int:
@@ -419,11 +403,11 @@ def _in_force(recorded: Mapping[str, Any], written: Settings) -> dict[str, Any]:
         **{name: value for name in flags if type(value := recorded.get(name)) is bool},
         "max_split_size": size if type(size) is int and size > 0 else None,
         "garbage_collection_threshold": float(threshold) if type(threshold) in (int, float) else None,
-        "roundup_power2_divisions": _divisions(divisions, written) if type(divisions) is dict else None,
+        "roundup_power2_divisions": _snapshot_divisions(divisions, written) if type(divisions) is dict else None,
     }
 
 
-def _divisions(table: Mapping[Any, Any], written: Settings) -> tuple[int, ...]:
+def _snapshot_divisions(table: Mapping[Any, Any], written: Settings) -> tuple[int, ...]:
     """{'1': n, '2': n, ..., '32768': n}: keyed by the MiB at which each slot begins."""
     slots = list(written.roundup_power2_divisions)
     for number in range(SLOTS):

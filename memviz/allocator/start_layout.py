@@ -22,8 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memviz.allocator.blocks import Block, BlockPool, ExpandableSegment, PoolId
-from memviz.allocator.caching import CachingAllocator, rounding
-from memviz.allocator.expandable import add_expandable
+from memviz.allocator.caching import CachingAllocator, add_expandable, rounding
 from memviz.allocator.settings import Settings
 from memviz.trace.model import NO_STACK, Action, DeviceTrace, Ints8, State, Trace
 from memviz.trace.rounding import SMALL_SEGMENT, SMALL_SIZE
@@ -84,13 +83,13 @@ def start_layout(
     """`known_sizes`: of blocks by address, from whoever knows more than the file shows at first sight."""
     segments = sorted(_segments_before(trace, device, settings.large_segment_size), key=lambda segment: segment.address)
     blocks = sorted(_live_before(device, settings), key=lambda block: block.address)
-    placed = _place(_apart(segments), blocks)
+    placed = _place(_without_overlaps(segments), blocks)
     finder = _GapFinder(device, settings, known_sizes or {})
     whole = tuple(replace(segment, blocks=tuple(finder.sized(segment))) for segment in placed)
     return StartLayout(whole, len(blocks) - sum(len(segment.blocks) for segment in whole))
 
 
-def _apart(segments: list[StartSegment]) -> list[StartSegment]:
+def _without_overlaps(segments: list[StartSegment]) -> list[StartSegment]:
     """In a damaged file segments may lie in one another: the first of them is kept."""
     kept: list[StartSegment] = []
     for segment in segments:
@@ -469,7 +468,7 @@ def lay_out_as_recorded(allocator: CachingAllocator, layout: StartLayout, spaces
             _fill(head, segment.blocks, live)
     for group, ranges in ranges_by_group(layout).items():
         _lay_out_expandable(allocator, ranges, _space(allocator, spaces, group, ranges), live)
-    return _counted(allocator, layout, live)
+    return _count_live(allocator, layout, live)
 
 
 def _space(
@@ -524,7 +523,7 @@ def _fill(free: Block, blocks: Iterable[StartBlock], live: dict[int, Block]) -> 
         pool.add(rest)
 
 
-def _counted(allocator: CachingAllocator, layout: StartLayout, live: dict[int, Block]) -> dict[int, Block]:
+def _count_live(allocator: CachingAllocator, layout: StartLayout, live: dict[int, Block]) -> dict[int, Block]:
     statistics = allocator.statistics
     for number, wanted in enumerate(layout.blocks):
         block = live[wanted.address]
@@ -534,16 +533,10 @@ def _counted(allocator: CachingAllocator, layout: StartLayout, live: dict[int, B
         statistics.handed_out(block.pool.kind, block.size, block.requested)
         _wait_if_asked(allocator, block, wanted)
     for head in allocator.segments.values():
-        _count_split(allocator, head)
+        for block in head.chain() if head.expandable is None else ():
+            if not block.in_use and block.is_split:
+                statistics.split_cached(block.pool.kind, 1, block.size)
     return live
-
-
-def _count_split(allocator: CachingAllocator, head: Block) -> None:
-    block: Block | None = head if head.expandable is None else None
-    while block is not None:
-        if not block.in_use and block.is_split:
-            allocator.statistics.split_cached(block.pool, 1, block.size)
-        block = block.next
 
 
 def lay_out_afresh(allocator: CachingAllocator, layout: StartLayout) -> dict[int, Block]:

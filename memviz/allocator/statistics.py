@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memviz.allocator.blocks import BlockPool
+from dataclasses import dataclass, field, fields
 
 _BOTH = 0
 _KINDS = ("all", "small_pool", "large_pool")
@@ -57,51 +57,27 @@ class Stat:
         return {f"{name}.{_KINDS[kind]}.{key}": column[kind] for kind in range(3) for key, column in columns.items()}
 
 
-_STATS = (
-    "allocation",
-    "allocated_bytes",
-    "active",
-    "active_bytes",
-    "requested_bytes",
-    "segment",
-    "reserved_bytes",
-    "inactive_split",
-    "inactive_split_bytes",
-)
-_OVERSIZE = ("oversize_allocations", "oversize_segments")
-_COUNTERS = (
-    "num_alloc_retries",
-    "num_ooms",
-    "num_sync_all_streams",
-    "num_device_alloc",
-    "num_device_free",
-    "num_oom_rejections",
-)
-
-
+@dataclass(slots=True)
 class Statistics:
     """Each figure moves where PyTorch moves it: `allocated` falls with free(), `active` when the free completes."""
 
-    __slots__ = (*_STATS, *_OVERSIZE, *_COUNTERS)
-
-    def __init__(self) -> None:
-        self.allocation = Stat()
-        self.allocated_bytes = Stat()
-        self.active = Stat()
-        self.active_bytes = Stat()
-        self.requested_bytes = Stat()
-        self.segment = Stat()
-        self.reserved_bytes = Stat()
-        self.inactive_split = Stat()
-        self.inactive_split_bytes = Stat()
-        self.oversize_allocations = Stat()
-        self.oversize_segments = Stat()
-        self.num_alloc_retries = 0
-        self.num_ooms = 0
-        self.num_sync_all_streams = 0
-        self.num_device_alloc = 0
-        self.num_device_free = 0
-        self.num_oom_rejections = 0
+    allocation: Stat = field(default_factory=Stat)
+    allocated_bytes: Stat = field(default_factory=Stat)
+    active: Stat = field(default_factory=Stat)
+    active_bytes: Stat = field(default_factory=Stat)
+    requested_bytes: Stat = field(default_factory=Stat)
+    segment: Stat = field(default_factory=Stat)
+    reserved_bytes: Stat = field(default_factory=Stat)
+    inactive_split: Stat = field(default_factory=Stat)
+    inactive_split_bytes: Stat = field(default_factory=Stat)
+    oversize_allocations: Stat = field(default_factory=Stat)
+    oversize_segments: Stat = field(default_factory=Stat)
+    num_alloc_retries: int = 0
+    num_ooms: int = 0
+    num_sync_all_streams: int = 0
+    num_device_alloc: int = 0
+    num_device_free: int = 0
+    num_oom_rejections: int = 0
 
     def handed_out(self, kind: int, size: int, requested: int) -> None:
         """`size` is the block's, which may exceed the rounded request where the rest was too small to split."""
@@ -120,10 +96,10 @@ class Statistics:
         self.active_bytes.decrease(kind, size)
         self.requested_bytes.decrease(kind, requested)
 
-    def split_cached(self, pool: BlockPool, blocks: int, size: int) -> None:
+    def split_cached(self, kind: int, blocks: int, size: int) -> None:
         """Cached parts of segments that are partly in use: they cannot go back to the device."""
-        self.inactive_split.change(pool.kind, blocks)
-        self.inactive_split_bytes.change(pool.kind, size)
+        self.inactive_split.change(kind, blocks)
+        self.inactive_split_bytes.change(kind, size)
 
     @property
     def allocated(self) -> int:
@@ -134,11 +110,11 @@ class Statistics:
         return self.reserved_bytes.current[_BOTH]
 
     def reset_peak(self) -> None:
-        for name in (*_STATS, *_OVERSIZE):
+        for name in _STATS:
             getattr(self, name).reset_peak()
 
     def reset_accumulated(self) -> None:
-        for name in (*_STATS, *_OVERSIZE):
+        for name in _STATS:
             getattr(self, name).reset_accumulated()
         for name in _COUNTERS:
             setattr(self, name, 0)
@@ -159,12 +135,16 @@ class Statistics:
         """Under the names of `torch.cuda.memory_stats()`."""
         figures: dict[str, int] = {}
         for name in _STATS:
-            figures.update(getattr(self, name).figures(name))
-        for name in _OVERSIZE:
-            both = getattr(self, name).figures(name)
-            figures.update({key.replace(".all.", "."): value for key, value in both.items() if ".all." in key})
-        figures.update({name: getattr(self, name) for name in _COUNTERS})
-        return figures
+            of_name = getattr(self, name).figures(name)
+            if name.startswith("oversize"):
+                # Only large blocks can be, so these have no pools.
+                of_name = {key.replace(".all.", "."): value for key, value in of_name.items() if ".all." in key}
+            figures |= of_name
+        return figures | {name: getattr(self, name) for name in _COUNTERS}
+
+
+_STATS = tuple(figure.name for figure in fields(Statistics) if figure.type == "Stat")
+_COUNTERS = tuple(figure.name for figure in fields(Statistics) if figure.type == "int")
 
 
 class Tally(Statistics):
@@ -182,7 +162,7 @@ class Tally(Statistics):
     def free_completed(self, kind: int, size: int, requested: int) -> None:
         self.requested_bytes.current[_BOTH] -= requested
 
-    def split_cached(self, pool: BlockPool, blocks: int, size: int) -> None:
+    def split_cached(self, kind: int, blocks: int, size: int) -> None:
         pass
 
 

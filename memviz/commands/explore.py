@@ -152,7 +152,7 @@ def _findings(args: argparse.Namespace) -> int:
 
 
 def _print_findings(result: Findings) -> None:
-    from memviz.allocator.what_if import ESTIMATE
+    from memviz.allocator.replayer import ESTIMATE
 
     if not result.rows:
         print(f"Device {result.device}: nothing stands out.")

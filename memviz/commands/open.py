@@ -7,7 +7,7 @@ from pathlib import Path
 
 from memviz.commands.command import Command, add_file, open_trace
 from memviz.memory import freeze_startup_objects, without_collection
-from memviz.ranks.gather import Gathering, gathered
+from memviz.ranks.gather import Gathering, gather_ranks
 
 _MOST_PORTS = 1 << 16
 
@@ -44,7 +44,7 @@ def _run(args: argparse.Namespace) -> int:
     for path in args.program:
         # What cannot be offered is said before the page starts.
         functions_of(str(path))
-    job = None if args.ranks is None else gathered(Gathering((args.ranks,)))
+    job = None if args.ranks is None else gather_ranks(Gathering((args.ranks,)))
     traces = [open_trace(path) for path in args.files]
     with without_collection():
         page = build_app(traces, [path.resolve() for path in args.program], job)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from memviz.allocator.context import OVERHEAD_BYTES, overhead_on
-from memviz.allocator.what_if import CardMemory, check_room
+from memviz.allocator.replayer import CardMemory, check_room
 from memviz.commands.command import (
     Command,
     add_device,
@@ -23,8 +23,8 @@ from memviz.commands.command import (
 )
 from memviz.commands.terminal import progress
 from memviz.predictor.cards import card_named
-from memviz.ranks.card import OnCard, SmallerCard, fit_on_card, replay_close_ranks
-from memviz.ranks.gather import Gathering, gathered
+from memviz.ranks.card import OnCard, fit_on_card, replay_close_ranks
+from memviz.ranks.gather import Gathering, gather_ranks
 from memviz.ranks.numbers import Rank
 from memviz.ranks.summary import NamedDelta, RankGroup, RankSummary
 from memviz.results.headline import reserved_text
@@ -124,20 +124,20 @@ def _print_differences(rows: Sequence[NamedDelta]) -> None:
         print(f"  {delta_text(row.delta_bytes):>12}  {printable(row.words)}")
 
 
-def _card(text: str, overhead: int | None) -> SmallerCard:
+def _card(text: str, overhead: int | None) -> CardMemory:
     """Return a card by name, or of any size; raise before a file is read if the overhead leaves no room on it."""
     card = _named_card(text, overhead)
-    check_room(CardMemory(card.card_bytes, card.overhead_bytes))
+    check_room(card)
     return card
 
 
-def _named_card(text: str, overhead: int | None) -> SmallerCard:
+def _named_card(text: str, overhead: int | None) -> CardMemory:
     try:
         size = parse_bytes(text)
     except ValueError:
         card = card_named(text)
-        return SmallerCard(card.name, card.memory_bytes, overhead_on(card.name) if overhead is None else overhead)
-    return SmallerCard(f"a card of {bytes_text(size)}", size, OVERHEAD_BYTES if overhead is None else overhead)
+        return CardMemory(card.memory_bytes, overhead_on(card.name) if overhead is None else overhead, card.name)
+    return CardMemory(size, OVERHEAD_BYTES if overhead is None else overhead, f"a card of {bytes_text(size)}")
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -169,7 +169,7 @@ def _run(args: argparse.Namespace) -> int:
 
     gathering = Gathering(tuple(args.places), args.device, args.output, args.processes, args.scheduler, args.mesh)
     try:
-        job = gathered(gathering, progress=show if sys.stderr.isatty() else None)
+        job = gather_ranks(gathering, progress=show if sys.stderr.isatty() else None)
     finally:
         progress("")
     answer = None if card is None else replay_close_ranks(job.ranks, fit_on_card(job.ranks, card))

@@ -8,9 +8,9 @@ from pathlib import Path
 from memviz.allocator.context import OVERHEAD_BYTES, UNKNOWN
 from memviz.allocator.replay_answer import ReplayAnswer, ReplayQuestion, environment
 from memviz.allocator.replay_result import Replayed, allocation_count, exactness
+from memviz.allocator.replayer import CardMemory, WhatIf
 from memviz.allocator.search import Search
 from memviz.allocator.settings import NEWEST, OLDEST, Release, known_release, parse_settings
-from memviz.allocator.what_if import CardMemory, WhatIf
 from memviz.analysis.devices import choose_device
 from memviz.commands.command import (
     Command,
@@ -79,13 +79,14 @@ def _print(answer: ReplayAnswer, overhead: int) -> None:
 
 def _print_beside(outcome: WhatIf) -> None:
     """The recording, and the recorded settings as they were replayed, where these are not one."""
-    if not (outcome.parted or outcome.why_not_as_recorded):
+    if not (outcome.divergence or outcome.why_not_as_recorded):
         return
     recorded = f"{bytes_text(outcome.recorded_peak_bytes)} reserved at its peak"
     print(f"  recording  {recorded if outcome.knows_recorded_peak else 'what it reserves is not in the file'}")
-    if outcome.rival is not outcome.replayed:
-        words = "until it stops" if outcome.rival.oom else "at its peak"
-        print(f"  recorded settings, replayed alike: {bytes_text(outcome.rival.peak_reserved_bytes)} reserved {words}")
+    if outcome.compared_with is not outcome.replayed:
+        other = outcome.compared_with
+        words = "until it stops" if other.oom else "at its peak"
+        print(f"  recorded settings, replayed alike: {bytes_text(other.peak_reserved_bytes)} reserved {words}")
 
 
 def _where(card: CardMemory | None) -> str:

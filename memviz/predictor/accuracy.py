@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from memviz.allocator.context import context_on
-from memviz.allocator.replay import source_of
-from memviz.allocator.replayer import Source
+from memviz.allocator.replayer import CardMemory, Doubt, Replayer, always_had_room
 from memviz.allocator.settings import Settings
-from memviz.allocator.what_if import CardMemory, Doubt, always_had_room, figures_on, fit_word
 from memviz.predictor.cards import KnownCard, card_named
 from memviz.predictor.ledger import live_changes
 from memviz.predictor.rules import CONVOLUTIONS, NCCL, NO_RULE, NOT_COUNTED, RULES, Standing, Unproven, families_of
@@ -188,11 +186,11 @@ def fit_on(trace: Trace, card: KnownCard, peak_reserved_bytes: int, error: Expec
 
     `peak_reserved_bytes` is what the run reserves without a limit.
     """
-    return fit_of_source(source_of(trace, trace.devices[0]), None, card, peak_reserved_bytes, error)
+    return fit_of_replay(Replayer(trace, trace.devices[0]), None, card, peak_reserved_bytes, error)
 
 
-def fit_of_source(
-    source: Source,
+def fit_of_replay(
+    replayer: Replayer,
     settings: Settings | None,
     card: KnownCard,
     peak_reserved_bytes: int | None,
@@ -202,10 +200,10 @@ def fit_of_source(
     context = context_on(card.name)
     limited = CardMemory(card.memory_bytes, context.most_bytes)
     usable = limited.usable_bytes
-    replayed = figures_on(source, settings, limited)
+    replayed = replayer.figures(settings, limited)
     out = replayed.oom
     if peak_reserved_bytes is None:
-        free = replayed if always_had_room(replayed) else figures_on(source, settings)
+        free = replayed if always_had_room(replayed) else replayer.figures(settings)
         peak_reserved_bytes = free.peak_reserved_bytes
     return Fit(
         usable_bytes=usable,
@@ -217,7 +215,7 @@ def fit_of_source(
         too_much_bytes=peak_reserved_bytes - usable,
         overhead_bytes=limited.overhead_bytes,
         least_overhead_bytes=context.least_bytes,
-        fit=fit_word(source, settings, card.memory_bytes, doubt_on(card, error), known=replayed),
+        fit=replayer.fits(settings, card.memory_bytes, doubt_on(card, error), known=replayed),
     )
 
 

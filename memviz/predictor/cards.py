@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from memviz.allocator.what_if import CardMemory
+from memviz.allocator.replayer import CardMemory
 from memviz.errors import UsageError
 from memviz.runner.knobs import nearest
 from memviz.runner.request import DEFAULT_CARD

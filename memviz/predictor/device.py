@@ -19,12 +19,12 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from memviz.allocator.blocks import DeviceMemory
 from memviz.allocator.context import overhead_on
-from memviz.allocator.replayer import AllocatorCalls
+from memviz.allocator.recorded_requests import AllocatorCalls
+from memviz.allocator.replayer import CardMemory
 from memviz.allocator.settings import Settings, parse_settings
-from memviz.allocator.state import DeviceMemory
 from memviz.allocator.statistics import Statistics
-from memviz.allocator.what_if import CardMemory
 from memviz.errors import UsageError
 from memviz.memory import without_collection
 from memviz.predictor.accuracy import unproven_of

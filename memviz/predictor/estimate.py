@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memviz.allocator.context import CudaContext, context_on, context_sentence
-from memviz.allocator.replay import source_of
-from memviz.allocator.what_if import FitWord, figures_on
+from memviz.allocator.replayer import FitWord, Replayer
 from memviz.errors import UsageError
 from memviz.predictor.accuracy import doubt_on, expected_error, fit_on
 from memviz.predictor.assumptions import Assumption
@@ -150,7 +149,7 @@ class Estimate:
             return self.peak_reserved
         if self.out_of_memory:
             return None
-        return figures_on(source_of(self.trace, self.trace.devices[0])).peak_reserved_bytes
+        return Replayer(self.trace, self.trace.devices[0]).figures().peak_reserved_bytes
 
     def fits(self, card: str | KnownCard | None = None) -> bool:
         """Return whether it fits the named card, or another with the same choice of kernels."""

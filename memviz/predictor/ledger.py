@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memviz.allocator.blocks import Block, PoolId
+from memviz.allocator.blocks import AllocationFailed, Block, DeviceMemory, PoolId
 from memviz.allocator.caching import CachingAllocator
 from memviz.allocator.history import ModelHistory, final_state
 from memviz.allocator.settings import Settings
-from memviz.allocator.state import AllocationFailed, DeviceMemory
 from memviz.trace.intern import Interner
 from memviz.trace.model import (
     NO_STACK,

@@ -16,8 +16,8 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import WeakIdKeyDictionary
 
+from memviz.allocator.blocks import DeviceMemory
 from memviz.allocator.settings import Settings
-from memviz.allocator.state import DeviceMemory
 from memviz.predictor.assumptions import OF_SPARSE, Assumptions, not_predicted, users_name
 from memviz.predictor.cards import KnownCard
 from memviz.predictor.compat import without_functions

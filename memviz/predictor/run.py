@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from memviz.allocator import what_if
-from memviz.allocator.replay import source_of
+from memviz.allocator.replayer import Replayer
 from memviz.allocator.settings import settings_from_environment
 from memviz.memory import without_collection
-from memviz.predictor.accuracy import expected_error, fit_of_source, fit_on, unproven_sentence
+from memviz.predictor.accuracy import expected_error, fit_of_replay, fit_on, unproven_sentence
 from memviz.predictor.device import PredictedDevice
 from memviz.predictor.group.ranks import GroupRank
 from memviz.predictor.ledger import live_changes, trains
@@ -115,17 +114,17 @@ def predict_again(plan: Plan, done: Outcome) -> Run:
     Where it does not fit, `fit.event` is an event of the run that is done.
     """
     begun = time.perf_counter()
-    settings, source = settings_from_environment(plan.environment), source_of(done.trace, done.trace.devices[0])
+    settings, replayer = settings_from_environment(plan.environment), Replayer(done.trace, done.trace.devices[0])
     assert done.said is not None
-    source.said = done.said
-    figures = what_if.figures_on(source, settings)
-    source.said = replace(done.said, reset=0)
+    replayer.calls = done.said
+    figures = replayer.figures(settings)
+    replayer.calls = replace(done.said, reset=0)
     run, error = done.run, done.run.expected_error
     known = {
         "peak_allocated_bytes": figures.peak_allocated_bytes,
         "peak_reserved_bytes": figures.peak_reserved_bytes,
         "peak_requested_bytes": figures.peak_requested_bytes,
-        "fit": fit_of_source(source, settings, plan.card, None, error),
+        "fit": fit_of_replay(replayer, settings, plan.card, None, error),
         **{name: getattr(run, name) for name in _OF_WHAT_IT_DOES},
     }
     return run_with(plan, "predicted", plan.card.name, known | {"took_seconds": time.perf_counter() - begun})

@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Literal
 
-from memviz.allocator.replay import source_of
-from memviz.allocator.what_if import CardMemory, figures_on
+from memviz.allocator.replayer import CardMemory, FitWord, Replayer
 from memviz.analysis.devices import choose_device
 from memviz.errors import MemvizError
 from memviz.ranks.numbers import Rank
@@ -22,20 +20,6 @@ from memviz.ranks.reduce_rank import trace_at
 from memviz.ranks.row import RankRow
 from memviz.trace.model import Trace, is_reserved_known
 from memviz.units import count_text
-
-Word = Literal["yes", "close", "no"]
-
-
-@dataclass(frozen=True)
-class SmallerCard:
-    name: str
-    card_bytes: int
-    overhead_bytes: int
-    """Set aside for the CUDA context."""
-
-    @property
-    def usable_bytes(self) -> int:
-        return max(self.card_bytes - self.overhead_bytes, 0)
 
 
 @dataclass(frozen=True)
@@ -47,7 +31,7 @@ class FirstStep:
 
 @dataclass(frozen=True)
 class OnCard:
-    card: SmallerCard
+    card: CardMemory
     fits: tuple[int, ...]
     close: tuple[int, ...]
     runs_out: tuple[int, ...]
@@ -64,26 +48,26 @@ class OnCard:
     """Ranks among the close ones whose recording ended in an OOM."""
 
 
-def fit_on_card(ranks: Sequence[Rank], card: SmallerCard) -> OnCard:
+def fit_on_card(ranks: Sequence[Rank], card: CardMemory) -> OnCard:
     words = {rank.number: fit(rank.row, card) for rank in ranks}
     close = sorted((rank for rank in ranks if words[rank.number] == "close"), key=_most_reserved)
-    out = sorted((rank for rank in ranks if words[rank.number] == "no"), key=lambda rank: _when(rank, card))
+    out = sorted((rank for rank in ranks if words[rank.number] == "no"), key=lambda rank: _excess_order(rank, card))
     first = next(iter([*out, *close]), None)
-    needs = 0 if first is None else asked_bytes(first.row) if out else first.row.reserved_peak_bytes
+    needs = 0 if first is None else needed_bytes(first.row) if out else first.row.reserved_peak_bytes
     return OnCard(
         card=card,
         fits=tuple(rank.number for rank in ranks if words[rank.number] == "yes"),
         close=tuple(sorted(rank.number for rank in close)),
         runs_out=tuple(rank.number for rank in out),
         first=None if first is None else first.number,
-        first_step=step_of(out[0].row, when(out[0].row, card)[0]) if out else None,
+        first_step=step_of(out[0].row, first_excess(out[0].row, card)[0]) if out else None,
         lacks_bytes=max(needs - card.usable_bytes, 0),
         cut_short=tuple(sorted(rank.number for rank in close if rank.row.ran_out)),
     )
 
 
-def fit(row: RankRow, card: SmallerCard) -> Word:
-    if asked_bytes(row) > card.usable_bytes:
+def fit(row: RankRow, card: CardMemory) -> FitWord:
+    if needed_bytes(row) > card.usable_bytes:
         return "no"
     if row.ran_out:
         return "close"
@@ -91,7 +75,7 @@ def fit(row: RankRow, card: SmallerCard) -> Word:
     return "yes" if is_known and row.reserved_peak_bytes <= card.usable_bytes else "close"
 
 
-def asked_bytes(row: RankRow) -> int:
+def needed_bytes(row: RankRow) -> int:
     """The most that was to be live at once, with what was asked for in vain."""
     return max([row.peak_bytes, *(one.live_bytes + one.requested_bytes for one in row.ran_out)])
 
@@ -100,11 +84,11 @@ def _most_reserved(rank: Rank) -> tuple[int, int]:
     return -rank.row.reserved_peak_bytes, rank.number
 
 
-def _when(rank: Rank, card: SmallerCard) -> tuple[int, float, int, int]:
-    return (*when(rank.row, card), -asked_bytes(rank.row), rank.number)
+def _excess_order(rank: Rank, card: CardMemory) -> tuple[int, float, int, int]:
+    return (*first_excess(rank.row, card), -needed_bytes(rank.row), rank.number)
 
 
-def when(row: RankRow, card: SmallerCard) -> tuple[int, float]:
+def first_excess(row: RankRow, card: CardMemory) -> tuple[int, float]:
     """The number of the step in which live bytes first go beyond, or would have, and how far into it."""
     curve, usable = row.curve, card.usable_bytes
     live = (at for at, live in enumerate(curve.live) if live > usable)
@@ -144,16 +128,16 @@ def replay_close_ranks(ranks: Sequence[Rank], found: OnCard) -> OnCard:
     """With a yes or no for those that were close, as far as that can be found out."""
     by_number = {rank.number: rank for rank in ranks}
     close = sorted((by_number[number] for number in found.close), key=lambda rank: -rank.row.reserved_peak_bytes)
-    ends: dict[object, _When | None] = {}
-    told: dict[int, _When | None] = {}
+    end_of_row: dict[object, _When | None] = {}
+    replayed: dict[int, _When | None] = {}
     for rank in close:
         alike = (rank.row.curve, rank.row.reserved_peak_bytes, rank.row.sites)
-        if alike not in ends:
-            if len(ends) == MOST or (trace := _trace_of(rank)) is None:
+        if alike not in end_of_row:
+            if len(end_of_row) == MOST or (trace := _trace_of(rank)) is None:
                 continue
-            ends[alike] = _end(trace, rank, found.card)
-        told[rank.number] = ends[alike]
-    return _with(found, by_number, told) if told else found
+            end_of_row[alike] = _end(trace, rank, found.card)
+        replayed[rank.number] = end_of_row[alike]
+    return _with_replays(found, by_number, replayed) if replayed else found
 
 
 def _trace_of(rank: Rank) -> Trace | None:
@@ -168,39 +152,39 @@ def _trace_of(rank: Rank) -> Trace | None:
         return None
 
 
-def _end(trace: Trace, rank: Rank, card: SmallerCard) -> _When | None:
+def _end(trace: Trace, rank: Rank, card: CardMemory) -> _When | None:
     """The step in which it runs out there, and how far into it."""
     device = choose_device(trace, rank.row.device)
-    out = figures_on(source_of(trace, device), None, CardMemory(card.card_bytes, card.overhead_bytes)).oom
+    out = Replayer(trace, device).figures(None, card).oom
     if out is None:
         return None
     return moment_of(rank.row, out.event)
 
 
-def _with(found: OnCard, ranks: dict[int, Rank], told: dict[int, _When | None]) -> OnCard:
-    ends = {number: end for number, end in told.items() if end is not None}
+def _with_replays(found: OnCard, ranks: dict[int, Rank], replayed: dict[int, _When | None]) -> OnCard:
+    ends = {number: end for number, end in replayed.items() if end is not None}
     out = [*found.runs_out, *ends]
-    close = tuple(number for number in found.close if number not in told)
-    times = {number: ends.get(number) or when(ranks[number].row, found.card) for number in out}
+    close = tuple(number for number in found.close if number not in replayed)
+    times = {number: ends.get(number) or first_excess(ranks[number].row, found.card) for number in out}
     in_order = tuple(sorted(out, key=lambda number: (*times[number], number)))
     left = max((ranks[number] for number in close), key=lambda rank: rank.row.reserved_peak_bytes, default=None)
     first = in_order[0] if in_order else None if left is None else left.number
     return replace(
         found,
-        fits=tuple(sorted((*found.fits, *(number for number, end in told.items() if end is None)))),
+        fits=tuple(sorted((*found.fits, *(number for number, end in replayed.items() if end is None)))),
         close=close,
         runs_out=in_order,
         first=first,
         first_step=step_of(ranks[in_order[0]].row, times[in_order[0]][0]) if in_order else None,
         lacks_bytes=_lacks(found.card, ranks, first, by_replay=first in ends or not in_order),
-        replayed=tuple(sorted(told)),
+        replayed=tuple(sorted(replayed)),
         cut_short=tuple(number for number in found.cut_short if number in close),
     )
 
 
-def _lacks(card: SmallerCard, ranks: dict[int, Rank], first: int | None, *, by_replay: bool) -> int:
+def _lacks(card: CardMemory, ranks: dict[int, Rank], first: int | None, *, by_replay: bool) -> int:
     """Return the bytes that a rank needs beyond the card: live ones, or reserved ones where a replay decides."""
     if first is None:
         return 0
     row = ranks[first].row
-    return max((row.reserved_peak_bytes if by_replay else asked_bytes(row)) - card.usable_bytes, 0)
+    return max((row.reserved_peak_bytes if by_replay else needed_bytes(row)) - card.usable_bytes, 0)

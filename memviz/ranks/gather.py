@@ -1,19 +1,38 @@
-"""From places to what many ranks come to: read here or by a scheduler's workers, or out of a table of rows."""
+"""From places of snapshots to the summary of many ranks: files are read here, on workers of Dask, or out of a table.
+
+Many files are read at once, and a file that ends its process does not stop the others. Dask workers need only Python
+and numpy: the light parts of memviz, some 200 KB, are sent with the question unless the same version is installed
+there. Places are opened where the workers are, so a folder must be visible to them too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import hashlib
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import threading
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from memviz.errors import UsageError
+from memviz.dask_client import by_value, dask_client
+from memviz.errors import UsageError, first_line
 from memviz.mesh import sizes_of
-from memviz.ranks.numbers import check_room, sizes_beside
-from memviz.ranks.parquet import ENDING, RankTable, RowFile, read_table
+from memviz.ranks.numbers import check_room, sizes_beside, sizes_text
 from memviz.ranks.places import Place, places_of
-from memviz.ranks.row import Reduced
+from memviz.ranks.reduce_rank import reduce_rank
+from memviz.ranks.row import FailedFile, Reduced
 from memviz.ranks.summary import RankSummary, summarize_ranks
-from memviz.ranks.workers import reduced_here, reduced_there
+from memviz.ranks.table import ENDING, RankTable, RowFile, read_table
 
 Progress = Callable[[int, int], None]
 """Files read so far, of how many."""
@@ -34,7 +53,7 @@ class Gathering:
     """Sizes, as in `memviz/mesh.py`; without them those of a `mesh.json` beside the files."""
 
 
-def gathered(wanted: Gathering, *, progress: Progress | None = None) -> RankSummary:
+def gather_ranks(wanted: Gathering, *, progress: Progress | None = None) -> RankSummary:
     if len(wanted.places) == 1 and wanted.places[0].endswith(ENDING):
         table = _table_of(wanted)
         mesh = wanted.mesh or table.mesh
@@ -43,15 +62,11 @@ def gathered(wanted: Gathering, *, progress: Progress | None = None) -> RankSumm
     if table_beside is not None:
         raise UsageError(f"{table_beside} is a table of ranks. Name it alone, or after -o to go on with it.")
     sizes = sizes_of(wanted.mesh) if wanted.mesh else sizes_beside(wanted.places)
-    kept = None if wanted.output is None else RowFile(wanted.output, wanted.device, _text_of(sizes))
+    row_file = None if wanted.output is None else RowFile(wanted.output, wanted.device, sizes_text(sizes))
     places = places_of(wanted.places)
     check_room([place.address for place in places], sizes)
-    rows = _read(places, wanted, kept)
-    return summarize_ranks(_counted(rows if kept is None else kept.keeping(rows), len(places), progress), sizes)
-
-
-def _text_of(sizes: Mapping[str, int]) -> str:
-    return ",".join(f"{axis}={size}" for axis, size in sizes.items())
+    rows = _read(places, wanted, row_file)
+    return summarize_ranks(_counted(rows if row_file is None else row_file.keeping(rows), len(places), progress), sizes)
 
 
 def _table_of(wanted: Gathering) -> RankTable:
@@ -63,17 +78,16 @@ def _table_of(wanted: Gathering) -> RankTable:
     return table
 
 
-def _read(places: Sequence[Place], wanted: Gathering, kept: RowFile | None) -> Iterator[Reduced]:
+def _read(places: Sequence[Place], wanted: Gathering, row_file: RowFile | None) -> Iterator[Reduced]:
     """Yield known rows first, so that an interruption loses none of them."""
-    known = [] if kept is None else [row for place in places if (row := kept.known(place)) is not None]
+    known = [] if row_file is None else [row for place in places if (row := row_file.known(place)) is not None]
     yield from known
-    left = {place.address: place for place in places}
-    for row in known:
-        del left[row.place]
+    read_before = {row.place for row in known}
+    left = [place for place in places if place.address not in read_before]
     if wanted.scheduler is not None:
-        yield from reduced_there(tuple(left.values()), wanted.scheduler, wanted.device)
+        yield from reduce_on_dask(left, wanted.scheduler, wanted.device)
     else:
-        yield from reduced_here(tuple(left.values()), wanted.device, processes=wanted.processes)
+        yield from reduce_here(left, wanted.device, processes=wanted.processes)
 
 
 def _counted(rows: Iterator[Reduced], total: int, progress: Progress | None) -> Iterator[Reduced]:
@@ -81,3 +95,210 @@ def _counted(rows: Iterator[Reduced], total: int, progress: Progress | None) -> 
         if progress is not None:
             progress(done, total)
         yield row
+
+
+Submit = Callable[[Place], "Future[Reduced]"]
+
+
+def _reduce(
+    open_workers: Callable[[int], AbstractContextManager[Submit]],
+    places: Sequence[Place],
+    *,
+    at_once: int,
+    killed: type[Exception],
+    reason: str,
+) -> Iterator[Reduced]:
+    """Yield rows as they become ready, in any order. `killed` is raised where a process ended under way."""
+    left = list(places)
+    while left:
+        suspects: list[Place] = []
+        waiting = iter(left)
+        with open_workers(at_once) as submit:
+            yield from _until_killed(submit, waiting, at_once, killed, suspects)
+        left = list(waiting)
+        for place in suspects:
+            # Alone in a process: then the one at fault is known.
+            alone: list[Place] = []
+            with open_workers(1) as submit:
+                yield from _until_killed(submit, iter([place]), 1, killed, alone)
+            yield from (FailedFile(one.address, reason, one.etag, one.size) for one in alone)
+
+
+def _until_killed(
+    submit: Submit, places: Iterator[Place], at_once: int, killed: type[Exception], suspects: list[Place]
+) -> Iterator[Reduced]:
+    """Yield rows of all; or until a process has ended, with the files that it may have read then in `suspects`."""
+    running: dict[Future[Reduced], Place] = {}
+
+    def hand_out(count: int) -> None:
+        for place in islice(places, count):
+            try:
+                running[submit(place)] = place
+            except killed:
+                suspects.append(place)
+
+    hand_out(at_once)
+    while running:
+        done, _ = wait(running, return_when=FIRST_COMPLETED)
+        for future in done:
+            place = running.pop(future)
+            try:
+                yield future.result()
+            except killed:
+                suspects.append(place)
+        if not suspects:
+            hand_out(len(done))
+
+
+Reduce = Callable[[Place, str | None], Reduced]
+_AHEAD = 2
+"""Files handed out for each process. Few, so that few are suspected where one of them ends its process."""
+_KILLED_PROCESS = "Reading it ended its process, as the system does with one that takes too much memory."
+
+
+def reduce_here(
+    places: Sequence[Place], device: str | None = None, *, processes: int | None = None, reduce: Reduce = reduce_rank
+) -> Iterator[Reduced]:
+    """Reduce files in processes of this machine. `reduce` must be importable in another process."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = min(processes or cores, len(places))
+    if count <= 1:
+        yield from (reduce(place, device) for place in places)
+        return
+
+    @contextmanager
+    def open_pool(at_once: int) -> Iterator[Submit]:
+        pool = ProcessPoolExecutor(min(count, at_once), mp_context=_context(), initializer=_begin)
+        try:
+            yield lambda place: pool.submit(reduce, place, device)
+        finally:
+            _stop(pool)
+
+    yield from _reduce(open_pool, places, at_once=count * _AHEAD, killed=BrokenProcessPool, reason=_KILLED_PROCESS)
+
+
+def _stop(pool: ProcessPoolExecutor) -> None:
+    """At once, also where the caller went away half way through a large file.
+
+    Not by SIGTERM: a copy of this process that has not begun yet may hear it as its parent would, and go on. It would
+    wait for ever then, where one that ended had its turn at the queue.
+    """
+    for process in list((getattr(pool, "_processes", None) or {}).values()):
+        process.kill()
+    # Of an answer half written the rest is waited for as long as any process could write it, and this one could.
+    writer = getattr(getattr(pool, "_result_queue", None), "_writer", None)
+    if writer is not None:
+        writer.close()
+    pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _context() -> multiprocessing.context.BaseContext:
+    """A copy of this process where that is safe: it has all imports done. A process with threads is not copied."""
+    can_fork = sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
+    return multiprocessing.get_context("fork" if can_fork else "spawn")
+
+
+def _begin() -> None:
+    """Ctrl-C reaches every process of a terminal; the parent reports it and ends the others."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Exit when the parent process does: idle workers would otherwise outlive a parent that was killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+Task = Callable[[str, str, int, str | None], Reduced]
+_PARTS = ("__init__.py", "memory.py", "errors.py", "units.py", "trace", "analysis", "ranks")
+_AHEAD_PER_THREAD = 4
+"""Files handed out for each thread of a worker: none waits for the next, and a scheduler never holds them all."""
+_KILLED_WORKERS = "Reading it ended the workers that tried, one after the other."
+
+
+def read_rank(address: str, etag: str, size: int, device: str | None) -> Reduced:
+    """Reduce one file on a worker. The function is sent as code, since the scheduler may not have memviz."""
+    from memviz.ranks.places import Place
+    from memviz.ranks.reduce_rank import reduce_rank
+
+    return reduce_rank(Place(address, etag, size), device)
+
+
+def reduce_on_dask(
+    places: Sequence[Place], address: str, device: str | None = None, *, task: Task = read_rank
+) -> Iterator[Reduced]:
+    if not places:
+        return
+    with dask_client(address) as client, _our_code(client):
+        from distributed.scheduler import KilledWorker
+
+        executor, there = client.get_executor(pure=False), by_value(task)
+
+        @contextmanager
+        def open_workers(_: int) -> Iterator[Submit]:
+            yield lambda place: executor.submit(there, place.address, place.etag, place.size, device)
+
+        at_once = max(sum(client.nthreads().values()), 1) * _AHEAD_PER_THREAD
+        try:
+            yield from _reduce(open_workers, places, at_once=at_once, killed=KilledWorker, reason=_KILLED_WORKERS)
+        except CancelledError:
+            raise UsageError("The scheduler has gone, or has cancelled the request.") from None
+        except ImportError as error:
+            raise UsageError(f"The workers cannot read snapshots ({first_line(error)}); they need numpy.") from None
+
+
+@contextmanager
+def _our_code(client: Any) -> Iterator[None]:
+    """Send the light parts of memviz to every worker, also to later ones; unless they have the same already."""
+    from distributed.diagnostics.plugin import UploadFile
+
+    files = _light_files()
+    digest = hashlib.sha256(b"".join(content for _, content in files)).hexdigest()[:16]
+    if all(client.run(by_value(_installed), _PARTS, digest).values()):
+        yield
+        return
+    name = f"memviz-{digest}"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{name}.zip"
+        _pack(path, files)
+        try:
+            client.register_plugin(UploadFile(str(path)), name=name)
+        except Exception as error:
+            # Whatever a worker raises comes back as it is.
+            raise UsageError(f"The workers cannot take what they need to read ({first_line(error)}).") from None
+    try:
+        yield
+    finally:
+        with suppress(Exception):
+            client.unregister_worker_plugin(name)
+
+
+def _installed(parts: Sequence[str], digest: str) -> bool:
+    """On a worker: whether what is installed there is what would be sent. Travels as code, as `read_rank` does."""
+    import hashlib
+    import importlib.util
+    from pathlib import Path
+
+    spec = importlib.util.find_spec("memviz")
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+        return False
+    package = Path(spec.origin).parent
+    files = [path for part in parts for path in sorted([package / part, *(package / part).rglob("*.py")])]
+    contents = [path.read_bytes() for path in files if path.suffix == ".py" and path.is_file()]
+    return hashlib.sha256(b"".join(contents)).hexdigest()[:16] == digest
+
+
+def _light_files() -> list[tuple[str, bytes]]:
+    package = Path(__file__).parents[1]
+    files = [path for part in _PARTS for path in sorted([package / part, *(package / part).rglob("*.py")])]
+    return [(path.relative_to(package.parent).as_posix(), path.read_bytes()) for path in files if path.suffix == ".py"]
+
+
+def _pack(path: Path, files: Sequence[tuple[str, bytes]]) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, content in files:
+            packed.writestr(name, content)

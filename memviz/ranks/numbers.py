@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from memviz.errors import UsageError
 from memviz.mesh import place_text, sizes_of
@@ -52,11 +53,6 @@ def numbered(reduced: Iterable[Reduced]) -> tuple[tuple[Rank, ...], tuple[Failed
     return in_order, tuple(sorted(failed, key=lambda one: natural(one.place)))
 
 
-def rank_in_name(name: str) -> int | None:
-    """Only where a word says so: `rank3`, `gpu3`. Of a single file, any other number may be anything."""
-    return _after_a_word(name)
-
-
 def once_more(number: int, taken: str) -> str:
     return f"It is rank {number} once more; {_name(taken)} is taken."
 
@@ -70,13 +66,13 @@ def numbers_in(places: Sequence[str]) -> dict[str, int | None]:
 
     Of several machines that each count their own GPUs from 0, `gpu12` is no rank.
     """
-    told = {place: _after_a_word(place) for place in places}
+    numbers = {place: rank_in_name(place) for place in places}
     local = _counted_by_machine(places)
-    rest = [place for place in places if told[place] is None]
+    rest = [place for place in places if numbers[place] is None]
     differing = _differing([_stem(place) for place in rest])
     for place in rest:
-        told[place] = _plain(_stem(place), differing)
-    return {**told, **dict.fromkeys(local)}
+        numbers[place] = _plain(_stem(place), differing)
+    return {**numbers, **dict.fromkeys(local)}
 
 
 def _counted_by_machine(places: Sequence[str]) -> list[str]:
@@ -84,17 +80,18 @@ def _counted_by_machine(places: Sequence[str]) -> list[str]:
     machines: dict[int, set[int]] = {}
     found = []
     for place in places:
-        machine, number = _hit(_NODE, _parts(place)), _hit(_OTHER, _parts(place)[:1])
-        if machine is not None and number is not None and _hit(_RANK, _parts(place)) is None:
+        machine, number = _find_number(_NODE, _parts(place)), _find_number(_OTHER, _parts(place)[:1])
+        if machine is not None and number is not None and _find_number(_RANK, _parts(place)) is None:
             found.append(place)
             machines.setdefault(number, set()).add(machine)
     return found if any(len(several) > 1 for several in machines.values()) else []
 
 
-def _after_a_word(place: str) -> int | None:
+def rank_in_name(place: str) -> int | None:
+    """Only where a word says so: `rank3`, `gpu3`. Of a single file, any other number may be anything."""
     parts = _parts(place)
-    number = _hit(_RANK, parts)
-    return number if number is not None else _hit(_OTHER, parts[:1])
+    number = _find_number(_RANK, parts)
+    return number if number is not None else _find_number(_OTHER, parts[:1])
 
 
 def _parts(place: str) -> list[str]:
@@ -102,7 +99,7 @@ def _parts(place: str) -> list[str]:
     return place.replace("\\", "/").split("/")[: -_LEVELS - 1 : -1]
 
 
-def _hit(pattern: re.Pattern[str], parts: Sequence[str]) -> int | None:
+def _find_number(pattern: re.Pattern[str], parts: Sequence[str]) -> int | None:
     for part in parts:
         hits = pattern.findall(part)
         if hits:
@@ -181,15 +178,14 @@ def mesh_of(rank: Rank) -> Mesh:
     said = [_SAID.fullmatch(part) for part in rank.row.said_mesh.split(",")]
     if said and all(said):
         return tuple((match[1].lower(), int(match[2])) for match in said if match is not None)
-    return _named(rank.row.place)
+    return _mesh_in_name(rank.row.place)
 
 
-def _named(place: str) -> Mesh:
-    name = place.replace("\\", "/").rpartition("/")[2]
-    return tuple((axis.lower(), int(number)) for axis, number in _TOKEN.findall(name))
+def _mesh_in_name(place: str) -> Mesh:
+    return tuple((axis.lower(), int(number)) for axis, number in _TOKEN.findall(_name(place)))
 
 
-def told_apart(ranks: Sequence[Rank], sizes: Mapping[str, int]) -> tuple[Rank, ...]:
+def with_mesh_labels(ranks: Sequence[Rank], sizes: Mapping[str, int]) -> tuple[Rank, ...]:
     """With their places on a mesh of these sizes, where they say none themselves."""
     return tuple(
         rank if mesh_of(rank) else replace(rank, row=replace(rank.row, said_mesh=place_text(rank.number, sizes)))
@@ -199,11 +195,19 @@ def told_apart(ranks: Sequence[Rank], sizes: Mapping[str, int]) -> tuple[Rank, .
 
 def check_room(places: Sequence[str], sizes: Mapping[str, int]) -> None:
     """Before anything is read: a mesh that is too small says nothing of some ranks."""
-    numbers = (number for place, number in numbers_in(places).items() if number is not None and not _named(place))
+    numbers = (
+        number for place, number in numbers_in(places).items() if number is not None and not _mesh_in_name(place)
+    )
     highest, room = max(numbers, default=0), prod(sizes.values())
     if sizes and highest >= room:
-        mesh = ",".join(f"{axis}={size}" for axis, size in sizes.items())
-        raise UsageError(f"A mesh of {mesh} has {room:,} places, and there is a rank {highest}. Name all its axes.")
+        raise UsageError(
+            f"A mesh of {sizes_text(sizes)} has {room:,} places, and there is a rank {highest}. Name all its axes."
+        )
+
+
+def sizes_text(sizes: Mapping[str, Any]) -> str:
+    """'pp=8,dp=128', as `sizes_of` reads it."""
+    return ",".join(f"{axis}={size}" for axis, size in sizes.items())
 
 
 def sizes_beside(places: Sequence[str]) -> dict[str, int]:
@@ -214,7 +218,7 @@ def sizes_beside(places: Sequence[str]) -> dict[str, int]:
         return {}
     try:
         axes = json.loads(file.read_bytes()[:_LONGEST_MESH])
-        return sizes_of(",".join(f"{axis}={size}" for axis, size in axes.items()))
+        return sizes_of(sizes_text(axes))
     except (OSError, ValueError, AttributeError, RecursionError, UsageError):
         raise UsageError(f'{file} is no mesh: axes with their sizes, such as {{"pp": 8, "dp": 128}}.') from None
 

@@ -108,7 +108,7 @@ def _columns(device: DeviceTrace, part: StepPart, columns: int) -> Ints8:
 
 MOST_SITES = 128
 """Limit of sites per rank; the rest is one sum, so that the total stays complete."""
-_MOST_RAN_OUT = 16
+MOST_RAN_OUT = 16
 _LONGEST = 300
 """Characters of a site: it is anybody's text, and a hundred thousand rows hold some."""
 _TRIES = 3
@@ -204,7 +204,7 @@ def row_of(trace: Trace, place: Place, device: str | None = None) -> RankRow:
         categories=_categories(trace, chosen),
         sites=kept,
         other_sites_bytes=rest,
-        ran_out=tuple(_ran_out(trace, chosen, int(event)) for event in failed[-_MOST_RAN_OUT:]),
+        ran_out=tuple(_ran_out(trace, chosen, int(event)) for event in failed[-MOST_RAN_OUT:]),
         ran_out_count=len(failed),
         curve=curve(trace, chosen),
     )

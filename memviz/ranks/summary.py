@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from memviz.analysis.purpose.categories import SAYS_NOTHING
 from memviz.errors import UsageError
-from memviz.ranks.numbers import Rank, Span, missing, numbered, told_apart
+from memviz.ranks.numbers import Rank, Span, missing, numbered, with_mesh_labels
 from memviz.ranks.reduce_rank import MOST_COLUMNS, MOST_PARTS
 from memviz.ranks.row import FailedFile, RankRow, Reduced
 
@@ -318,10 +318,10 @@ def summarize_ranks(reduced: Iterable[Reduced], sizes: Mapping[str, int] | None 
     if not ranks:
         first = failed[0]
         raise UsageError(f"None of {len(failed):,} files is a rank's snapshot. {first.place}: {first.reason}")
-    return of_ranks(told_apart(ranks, sizes) if sizes else ranks, failed)
+    return summary_of(with_mesh_labels(ranks, sizes) if sizes else ranks, failed)
 
 
-def of_ranks(ranks: tuple[Rank, ...], failed: tuple[FailedFile, ...] = ()) -> RankSummary:
+def summary_of(ranks: tuple[Rank, ...], failed: tuple[FailedFile, ...] = ()) -> RankSummary:
     """Summarize ranks, which are ordered by number; at least one is needed."""
     groups, outliers = grouped(ranks)
     return RankSummary(ranks, failed, groups, outliers, _imbalance(ranks), missing(ranks, failed))

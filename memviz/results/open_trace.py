@@ -28,8 +28,8 @@ from urllib.request import (
 
 from memviz.allocator.context import OVERHEAD_BYTES
 from memviz.allocator.replay_answer import ReplayQuestion
+from memviz.allocator.replayer import CardMemory
 from memviz.allocator.settings import parse_settings
-from memviz.allocator.what_if import CardMemory
 from memviz.analysis.comparing.matching import Pair
 from memviz.analysis.devices import choose_device
 from memviz.analysis.lifetimes import event_at_seconds

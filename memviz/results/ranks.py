@@ -97,7 +97,7 @@ def spans_text(spans: Sequence[tuple[int, int]]) -> str:
 
 def card_sentence(answer: OnCard) -> str:
     # A card that is known by its size alone has it for a name.
-    size = bytes_text(answer.card.card_bytes)
+    size = bytes_text(answer.card.total_bytes)
     where = f"On {answer.card.name}" if answer.card.name.endswith(size) else f"On {answer.card.name} ({size})"
     if answer.first is None:
         many = len(answer.replayed)
@@ -179,7 +179,7 @@ def _deltas_json(rows: Iterable[NamedDelta], name: str) -> list[dict[str, Any]]:
 def _card_json(answer: OnCard) -> dict[str, Any]:
     return {
         "name": answer.card.name,
-        "card_bytes": answer.card.card_bytes,
+        "card_bytes": answer.card.total_bytes,
         "overhead_bytes": answer.card.overhead_bytes,
         "replayed": list(answer.replayed),
         "first": None if answer.first is None else {"rank": answer.first, "step": _step_number(answer)},

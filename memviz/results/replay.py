@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from memviz.allocator.event_replay import Progress
 from memviz.allocator.replay_answer import ReplayAnswer, ReplayQuestion, environment, replay_answer
 from memviz.allocator.replay_result import Figures, Replayed, allocation_count
-from memviz.allocator.replayer import Progress
+from memviz.allocator.replayer import WhatIf
 from memviz.allocator.search import Search, SettingsTrial
-from memviz.allocator.what_if import WhatIf
 from memviz.results.headline import Headline, device_number
 from memviz.results.replay_headline import replay_headline
 from memviz.results.result import Bar, Result, Table, TableRow, share
@@ -101,8 +101,8 @@ def replay_result(
 ) -> Replay:
     answer = replay_answer(trace, device, question, progress)
     outcome = answer.found
-    rows = [_replay_row("recorded", outcome.rival.settings.to_text(), outcome.rival)]
-    if outcome.replayed is not outcome.rival:
+    rows = [_replay_row("recorded", outcome.compared_with.settings.to_text(), outcome.compared_with)]
+    if outcome.replayed is not outcome.compared_with:
         rows.append(_replay_row("replayed", outcome.replayed.settings.to_text(), outcome.replayed))
     trials = answer.searched.tried if answer.searched else ()
     return Replay(answer, (*rows, *(_replay_row("tried", trial.text, trial) for trial in trials)))
@@ -159,13 +159,13 @@ def _outcome_json(outcome: WhatIf, headline: Headline) -> dict[str, Any]:
 
 def _recording_json(outcome: WhatIf) -> dict[str, Any]:
     return {
-        "as_recorded": outcome.replayed is outcome.base and not outcome.parted,
-        "why_not_as_recorded": outcome.parted if outcome.replayed is outcome.base else outcome.why_not_as_recorded,
+        "as_recorded": outcome.replayed is outcome.base and not outcome.divergence,
+        "why_not_as_recorded": outcome.divergence if outcome.replayed is outcome.base else outcome.why_not_as_recorded,
         "recorded_peak_reserved_bytes": outcome.recorded_peak_bytes if outcome.knows_recorded_peak else None,
         "recorded_retries": outcome.recorded.retries,
-        "recorded_settings_replayed": _figures_json(outcome.rival),
+        "recorded_settings_replayed": _figures_json(outcome.compared_with),
         "recorded_settings_as_memory_lay": _figures_json(outcome.base),
-        "change_bytes": None if outcome.replayed.oom or outcome.rival.oom else outcome.change_bytes,
+        "change_bytes": None if outcome.replayed.oom or outcome.compared_with.oom else outcome.change_bytes,
     }
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from memviz.allocator.replay_result import RanOut, Replayed, allocation_count
+from memviz.allocator.replayer import WhatIf
 from memviz.allocator.search import Search
 from memviz.allocator.settings import Settings
-from memviz.allocator.what_if import WhatIf
 from memviz.results.headline import Headline
 from memviz.units import bytes_text, count_text, percent_text
 
@@ -108,7 +108,7 @@ def _remedy(outcome: WhatIf, searched: Search | None) -> str:
 
 def _so_would_the_recorded(outcome: WhatIf) -> str:
     """Return a note that the recorded settings fit too when placed anew: that is no merit of the settings."""
-    if outcome.rival is outcome.base or outcome.rival.oom is not None:
+    if outcome.compared_with is outcome.base or outcome.compared_with.oom is not None:
         return ""
     return ", and so would the recorded settings, with what was live before the first event placed anew"
 
@@ -118,7 +118,7 @@ def _fitting_headline(outcome: WhatIf, searched: Search | None) -> Headline:
     base, ours = outcome.base, outcome.replayed
     spare = _spare(base.peak_reserved_bytes, outcome)
     answer = f"In {bytes_text(outcome.card.usable_bytes)} this run fits, with {spare} to spare."
-    if base.retries and not outcome.parted:
+    if base.retries and not outcome.divergence:
         times = "once" if base.retries == 1 else f"{count_text(base.retries)} times"
         where = bytes_text(outcome.card.usable_bytes)
         answer = f"In {where} this run ends as recorded: memory is short {times}, and what is cached goes back."
@@ -135,7 +135,7 @@ def _fitting_headline(outcome: WhatIf, searched: Search | None) -> Headline:
 
 
 def _both_stop(outcome: WhatIf) -> str:
-    rival = outcome.rival
+    rival = outcome.compared_with
     if rival is outcome.base or rival.oom is None:
         return ""
     return f", and with the recorded settings, from the same start, {event_words(rival.oom)}"
@@ -155,7 +155,7 @@ def _unlimited_headline(outcome: WhatIf, searched: Search | None) -> Headline:
         return Headline(
             f"{_settings_title(ours.settings)} would {_reserves(outcome)}.", recording_note(outcome) or floor
         )
-    if outcome.parted:
+    if outcome.divergence:
         return Headline(f"Without a limit this run would reserve {peak} at its peak.", recording_note(outcome))
     return Headline(_reserved_sentence(recorded), _advice(outcome, searched))
 
@@ -169,8 +169,8 @@ def _reserved_sentence(recorded: Replayed) -> str:
 def _reserves(outcome: WhatIf) -> str:
     """Compare with the recorded settings in the same memory and from the same start."""
     peak, change = f"reserve {bytes_text(outcome.replayed.peak_reserved_bytes)} at the peak", outcome.change_bytes
-    if outcome.rival.oom is not None:
-        return f"{peak}, and with the recorded settings it stops {event_words(outcome.rival.oom)}"
+    if outcome.compared_with.oom is not None:
+        return f"{peak}, and with the recorded settings it stops {event_words(outcome.compared_with.oom)}"
     than = " than the recorded settings" if outcome.why_not_as_recorded else ""
     if not change:
         return f"{peak}, as much as the recorded settings"

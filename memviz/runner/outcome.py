@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from memviz.allocator.replayer import AllocatorCalls
+from memviz.allocator.recorded_requests import AllocatorCalls
 from memviz.errors import UsageError
 from memviz.predictor.device import PredictedDevice
 from memviz.predictor.group.ranks import Layout

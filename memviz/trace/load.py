@@ -153,7 +153,8 @@ class _Source:
         return self._read(self.file, "")
 
     def _read(self, stream: BinaryIO | _Bounded, packed: str) -> tuple[Any, str, Interner]:
-        head = _peek(stream)
+        head = stream.read(64)
+        stream.seek(0)
         first = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
         if first in (b"{", b"["):
             return _json(stream, self.budget), f"JSON{packed}", Interner(self.budget)
@@ -172,12 +173,6 @@ class _Source:
             stream.seek(0)
             root = unpickle(stream, interner, self.progress, runs=False)
         return root, f"pickle, {protocol}{packed}", interner
-
-
-def _peek(stream: BinaryIO | _Bounded) -> bytes:
-    head = stream.read(64)
-    stream.seek(0)
-    return head
 
 
 _BAD_GZIP = "Its gzip is damaged, or something else follows it in the file."

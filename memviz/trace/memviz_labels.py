@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -30,7 +31,19 @@ import numpy.typing as npt
 from memviz.errors import TraceError
 from memviz.trace.collect import name_of
 from memviz.trace.intern import Interner, bounded, valid_unicode
-from memviz.trace.model import About, Category, DeviceTrace, Ints4, Labels, Phase, Purposes, Spans, TakenOver, Trace
+from memviz.trace.model import (
+    About,
+    Category,
+    Columns,
+    DeviceTrace,
+    Ints4,
+    Labels,
+    Phase,
+    Purposes,
+    Spans,
+    TakenOver,
+    Trace,
+)
 
 
 def text_of(column: npt.NDArray[Any]) -> str:
@@ -65,55 +78,50 @@ CERTAINTIES = 4
 """How many `analysis.purpose` has."""
 _MOST_SPANS = 3
 """That begin with one event: all phases may, where a noted one holds no event."""
-_MOST_STEPS = np.iinfo(np.int32).max
+
+
+_CATEGORY, _PHASE = (np.uint8, len(Category)), (np.uint8, len(Phase))
+_PURPOSES = {"category": _CATEGORY, "certainty": (np.uint8, CERTAINTIES), "phase": _PHASE, "is_known": (np.uint8, 2)}
+_SPANS = {"phase": _PHASE, "step": ("<i4", np.iinfo(np.int32).max), "first": ("<i8", 0)}
+"""Type of each column, and how many values it may name; 0: as many as there are events."""
+
+
+def dump_columns(columns: Columns, types: Mapping[str, tuple[Any, int]]) -> dict[str, str]:
+    return {name: text_of(column.astype(types[name][0])) for name, column in columns.columns()}
+
+
+def _read_columns(value: dict[str, Any], types: Mapping[str, tuple[Any, int]], count: int, events: int = 0) -> Any:
+    return [column_of(value.get(name), np.dtype(kind), count, most or events) for name, (kind, most) in types.items()]
 
 
 def dump_taken_over(known: TakenOver) -> dict[str, Any]:
-    spans = known.spans
     return {
-        "events": _dump_purposes(known.events),
-        "blocks": _dump_purposes(known.blocks),
-        "spans": {
-            "phase": text_of(spans.phase),
-            "step": text_of(spans.step.astype("<i4")),
-            "first": text_of(spans.first.astype("<i8")),
-        },
+        "events": dump_columns(known.events, _PURPOSES),
+        "blocks": dump_columns(known.blocks, _PURPOSES),
+        "spans": dump_columns(known.spans, _SPANS),
     }
-
-
-def _dump_purposes(purposes: Purposes) -> dict[str, Any]:
-    return {name: text_of(column.astype(np.uint8)) for name, column in purposes.columns()}
 
 
 def read_taken_over(value: Any, events: int, blocks: int) -> TakenOver | None:
     """None where a file has none, or not all of it."""
-    of_events, of_blocks, spans = (_part(value, name) for name in ("events", "blocks", "spans"))
+    parts = [value.get(name) if type(value) is dict else None for name in ("events", "blocks", "spans")]
+    of_events, of_blocks, spans = (part if type(part) is dict else None for part in parts)
     if of_events is None or of_blocks is None or spans is None:
         return None
     return TakenOver(_purposes(of_events, events), _purposes(of_blocks, blocks), _spans(spans, events))
 
 
-def _part(value: Any, name: str) -> dict[str, Any] | None:
-    part = value.get(name) if type(value) is dict else None
-    return part if type(part) is dict else None
-
-
 def _purposes(value: dict[str, Any], count: int) -> Purposes:
-    return Purposes(
-        column_of(value.get("category"), np.uint8, count, len(Category)),
-        column_of(value.get("certainty"), np.uint8, count, CERTAINTIES),
-        column_of(value.get("phase"), np.uint8, count, len(Phase)),
-        column_of(value.get("is_known"), np.uint8, count, 2).astype(np.bool_),
-    )
+    category, certainty, phase, is_known = _read_columns(value, _PURPOSES, count)
+    return Purposes(category, certainty, phase, is_known.astype(np.bool_))
 
 
 def _spans(value: dict[str, Any], events: int) -> Spans:
-    count = count_of(value.get("phase"), np.uint8)
-    phase = column_of(value.get("phase"), np.uint8, count, len(Phase))
-    first = column_of(value.get("first"), np.dtype("<i8"), count, events)
-    if count > _MOST_SPANS * events or (phase == Phase.UNKNOWN).any() or (first[1:] < first[:-1]).any():
+    spans = Spans(*_read_columns(value, _SPANS, count_of(value.get("phase"), np.uint8), events))
+    is_in_order = (spans.first[1:] >= spans.first[:-1]).all()
+    if len(spans) > _MOST_SPANS * events or (spans.phase == Phase.UNKNOWN).any() or not is_in_order:
         raise TraceError("Its phases (under the key 'memviz') do not follow one another.")
-    return Spans(phase, column_of(value.get("step"), np.dtype("<i4"), count, _MOST_STEPS), first)
+    return spans
 
 
 KEY = "memviz"
@@ -166,11 +174,8 @@ def _dump_device(device: DeviceTrace, used: Ints4) -> dict[str, Any]:
     row: dict[str, Any] = {"kind": device.kind, "device": device.device}
     for key, labels in (("events", device.event_labels), ("blocks", device.block_labels)):
         if labels is not None:
-            row[key] = {
-                "category": text_of(labels.category),
-                "module": text_of(np.searchsorted(used, labels.module).astype("<i4")),
-                "phase": text_of(labels.phase),
-            }
+            used_here = replace(labels, module=np.searchsorted(used, labels.module).astype(np.int32))
+            row[key] = dump_columns(used_here, _labels_of(len(used)))
     if device.taken_over is not None:
         row["taken_over"] = dump_taken_over(device.taken_over)
     return row
@@ -192,10 +197,12 @@ def _labelled(device: DeviceTrace, given: Any, modules: Any) -> DeviceTrace:
 def _labels(value: Any, count: int, modules: Any) -> Labels | None:
     if type(value) is not dict:
         return None
-    category = column_of(value.get("category"), np.uint8, count, len(Category))
-    module = column_of(value.get("module"), np.dtype("<i4"), count, len(modules))
-    phase = column_of(value.get("phase"), np.uint8, count, len(Phase))
+    category, module, phase = _read_columns(value, _labels_of(len(modules)), count)
     return Labels(category, modules[module], phase)
+
+
+def _labels_of(modules: int) -> dict[str, tuple[Any, int]]:
+    return {"category": _CATEGORY, "module": ("<i4", modules), "phase": _PHASE}
 
 
 def _about(about: About, value: Any) -> About:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from memviz.allocator.blocks import Block, PoolId
+from memviz.allocator.blocks import Block, DeviceMemory, PoolId
 from memviz.allocator.caching import CachingAllocator
 from memviz.allocator.settings import parse_settings
-from memviz.allocator.state import DeviceMemory
 from memviz.trace.model import Action
 
 MiB = 1 << 20
@@ -36,7 +35,7 @@ class Driver:
         return block
 
     def since(self, *actions: str) -> list[tuple[str, int]]:
-        """What was recorded since the last call, of these actions."""
+        """Entries of these actions since the last call."""
         found = [entry for entry in self.history if not actions or entry[0] in actions]
         self.history.clear()
         return found
@@ -59,10 +58,7 @@ class Driver:
 
 
 def blocks_of(head: Block) -> list[Block]:
-    blocks = [head]
-    while blocks[-1].next is not None:
-        blocks.append(blocks[-1].next)
-    return blocks
+    return [*head.chain()]
 
 
 def segment_size(head: Block) -> int:

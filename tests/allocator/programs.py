@@ -6,8 +6,7 @@ from contextlib import suppress
 
 from hypothesis import strategies as st
 
-from memviz.allocator.blocks import Block
-from memviz.allocator.state import AllocationFailed
+from memviz.allocator.blocks import AllocationFailed, Block
 from tests.allocator.driver import Driver, MiB
 
 SETTINGS = [

@@ -1,23 +1,15 @@
-"""What is said of memory beside PyTorch's allocator, by kind of card."""
+"""CUDA memory outside PyTorch's allocator, by kind of card."""
 
 from __future__ import annotations
 
 import pytest
 
 from memviz.allocator import context
-from memviz.allocator.context import A100, UNKNOWN, context_on, context_sentence, overhead_on
+from memviz.allocator.context import A100, UNKNOWN, context_on, context_sentence
 from tests.benchmarks.contexts import seen
 
 GiB = 1 << 30
 MiB = 1 << 20
-
-
-@pytest.mark.parametrize("card", ["NVIDIA A100 40GB", "NVIDIA A100-SXM4-80GB"])
-def test_the_most_that_was_seen_is_set_aside(card: str) -> None:
-    assert context_on(card) is A100
-    assert overhead_on(card) == A100.most_bytes == int(1.75 * GiB)
-    assert "0.38 to 1.75 GiB on an A100, the most of it by nvidia-smi" in context_sentence(card)
-    assert "1,792 MiB set aside" in context_sentence(card)
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from memviz.allocator.replay import replay
 from memviz.allocator.settings import parse_settings
 from memviz.errors import TraceError
 from tests.allocator.driver import MiB
+from tests.replays import replay
 from tests.traces import read
 
 ACTIONS = [

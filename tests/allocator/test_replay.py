@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memviz.allocator.replay import replay
 from memviz.allocator.replay_result import Agreement, RanOut
 from memviz.allocator.settings import parse_settings
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.trace.load import load_trace
-from memviz.trace.model import Action, Category, Labels, Phase, Trace
+from memviz.trace.model import Category, Labels, Phase, Trace
 from tests.allocator.driver import MiB
 from tests.allocator.programs import SETTINGS, programs, take
 from tests.allocator.recording import Recorder
 from tests.real import real_files, requires_real
+from tests.replays import replay
 from tests.traces import alloc, block, event, free, segment, trace_of
 
 A, B = 0x7F1200000000, 0x7F3400000000
@@ -49,14 +49,6 @@ def test_what_is_live_beyond_what_is_allocated_waits_to_be_freed_and_is_named(hi
     assert result.peak_requested_bytes - result.waiting_at_start_bytes == 4 * MiB - 700
     (said,) = [note.text for note in result.trace.notes if note.code == "start_waits"]
     assert said.startswith("2.00 MiB of what was live before the first event (1 block) were freed already")
-
-
-@requires_real
-@pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
-def test_no_real_file_has_more_live_than_allocated_and_waiting(path):
-    result = replay(load_trace(path))
-    if not len(result.sources):
-        assert result.peak_requested_bytes - result.waiting_at_start_bytes <= result.peak_allocated_bytes
 
 
 def test_a_whole_history_by_hand():
@@ -138,23 +130,6 @@ def test_real_histories_cut_short_are_too(path, part):
     assert replay(replace(trace, devices=(replace(device, events=events),))).exact
 
 
-def test_a_malloc_that_had_to_free_the_cache_is_a_retry():
-    run = recorded(100 * MiB)
-    run.cached(60 * MiB)
-    run.malloc(80 * MiB)
-    assert replay(run.trace()).retries == 1
-
-
-def test_a_cache_emptied_by_the_program_is_none():
-    run = recorded()
-    run.cached(60 * MiB)
-    run.line = 1
-    run.allocator.empty_cache()
-    run.line = 2
-    run.malloc(80 * MiB)
-    assert replay(run.trace()).retries == 0
-
-
 def test_running_out_is_reported_where_it_was_recorded():
     run = recorded(100 * MiB)
     run.malloc(30 * MiB)
@@ -185,7 +160,7 @@ def test_a_free_that_waits_keeps_its_place():
 
 
 @pytest.mark.parametrize("left_out", ["free_requested", "free_completed"])
-def test_fact_36_files_that_leave_half_of_a_free_out_are_replayed(left_out):
+def test_files_that_leave_half_of_a_free_out_are_replayed(left_out):
     run = recorded()
     for size in (20, 30, 20):
         run.cached(size * MiB)
@@ -195,23 +170,7 @@ def test_fact_36_files_that_leave_half_of_a_free_out_are_replayed(left_out):
     assert actions(result.trace) == [each["action"] for each in run.events]
 
 
-def test_fact_11_the_last_entry_is_the_last_allocation():
-    run = recorded()
-    run.malloc(311 * 411 * 4)
-    events = replay(run.trace()).trace.devices[0].events
-    assert (int(events.action[-1]), int(events.size[-1])) == (Action.ALLOC, 511_284)
-
-
-@pytest.mark.parametrize(("text", "last"), [("", "segment_free"), ("expandable_segments:True", "segment_unmap")])
-def test_fact_32_after_emptying_the_cache_the_last_entry_gives_memory_back(text, last):
-    run = recorded()
-    run.cached(20 * MiB)
-    run.line = 1
-    run.allocator.empty_cache()
-    assert actions(replay(run.trace(), settings=parse_settings(text)).trace)[-1] == last
-
-
-def test_facts_33_to_35_what_is_known_of_a_request_is_known_of_its_segment_too():
+def test_what_is_known_of_a_request_is_known_of_its_segment_too():
     run = recorded()
     run.line = 41
     run.malloc(20 * MiB)
@@ -274,7 +233,7 @@ def test_categories_follow_their_events_and_blocks():
 
 
 def labelled(run: Recorder) -> Trace:
-    """As a predictor leaves it: every event has a category, a module and a phase of its own."""
+    """A prediction: every event has a category, a module and a phase of its own."""
     trace = run.trace()
     device, count = trace.devices[0], len(run.events)
     strings = (*trace.strings, *(f"layers.{number}" for number in range(count)))
@@ -339,9 +298,3 @@ def test_another_backend_cannot_be_replayed():
 def test_segments_that_reach_past_the_last_address_are_refused_in_words():
     with pytest.raises(UsageError, match="reach past the last address that there is"):
         replay(trace_of([alloc(0, 512)], [segment(-5, 2 * MiB, [block(-5, MiB)])]))
-
-
-def test_one_that_ends_there_is_replayed():
-    high = 2**64 - 2 * MiB
-    found = replay(trace_of([alloc(high, MiB)], [segment(high, 2 * MiB, [block(high, MiB)])]))
-    assert found.peak_reserved_bytes == 2 * MiB

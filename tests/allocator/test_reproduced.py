@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memviz.allocator.recorded_replay import ensure_replayed, replay_as_recorded
-from memviz.allocator.replay import Divergence, divergence, source_of, why_diverged
+from memviz.allocator.recorded_replay import ensure_replayed
+from memviz.allocator.replay import Divergence, divergence, why_diverged
 from memviz.allocator.replay_result import Replayed
-from memviz.allocator.replayer import Source
-from memviz.allocator.what_if import CardMemory, replay_on, what_if
+from memviz.allocator.replayer import CardMemory, Replayer
 from memviz.trace.load import load_trace
 from memviz.trace.model import Action
 from tests.allocator.driver import MiB
@@ -21,8 +20,8 @@ from tests.house.repository import ROOT
 from tests.real import real_files, requires_real
 
 
-def limited(source: Source, memory: int | None) -> Replayed:
-    return replay_on(source, None, None if memory is None else CardMemory(memory, 0))
+def limited(source: Replayer, memory: int | None) -> Replayed:
+    return source.replay(None, None if memory is None else CardMemory(memory, 0))
 
 
 def short() -> Recorder:
@@ -34,8 +33,8 @@ def short() -> Recorder:
 
 
 def test_in_what_the_process_had_the_recorded_settings_do_what_is_recorded() -> None:
-    source = ensure_replayed(source_of(short().trace()))
-    memory = source.freed.memory
+    source = ensure_replayed(Replayer(short().trace()))
+    memory = source.releases.memory
     assert memory is not None
     for each in (memory.least, memory.most):
         assert divergence(source, limited(source, each), each) is None
@@ -45,8 +44,8 @@ def test_in_what_the_process_had_the_recorded_settings_do_what_is_recorded() -> 
 
 
 def test_every_reason_names_the_event_and_the_memory() -> None:
-    source = source_of(short().trace())
-    recorded = replay_as_recorded(source)
+    source = Replayer(short().trace())
+    recorded = source.as_recorded()
 
     def why(memory: int | None) -> str:
         return why_diverged(source, recorded, limited(source, memory), memory)
@@ -65,23 +64,13 @@ def test_a_recording_that_ran_out_is_as_recorded_up_to_there() -> None:
         run.malloc(80 * MiB)
     run.malloc(10 * MiB)
     trace = run.trace()
-    assert what_if(trace, card=CardMemory(100 * MiB, 0)).parted == ""
-    assert what_if(trace).parted == "it ran out of memory at event 2, which without a limit it does not"
-
-
-def test_what_the_cache_serves_is_held_against_the_recording_too() -> None:
-    run = Recorder(card=100 * MiB)
-    for _ in range(3):
-        run.malloc(MiB // 4)
-    run.malloc(30 * MiB)
-    with pytest.raises(Exception, match="Tried to allocate"):
-        run.malloc(80 * MiB)
-    assert what_if(run.trace(), card=CardMemory(100 * MiB, 0)).parted == ""
+    assert Replayer(trace).what_if(card=CardMemory(100 * MiB, 0)).divergence == ""
+    assert Replayer(trace).what_if().divergence == "it ran out of memory at event 2, which without a limit it does not"
 
 
 def test_the_sample_that_runs_out_is_as_recorded_in_its_own_memory() -> None:
     trace = load_trace(ROOT / "sample_traces" / "out-of-memory.pickle.gz")
-    assert what_if(trace, card=CardMemory(2400 * MiB, 0)).parted == ""
+    assert Replayer(trace).what_if(card=CardMemory(2400 * MiB, 0)).divergence == ""
 
 
 @settings(max_examples=60, deadline=None)
@@ -95,14 +84,14 @@ def test_what_is_called_as_recorded_has_the_recorded_history(text: str, mebibyte
     if not run.events:
         return
     for memory in (None, mebibytes * MiB, 2 * mebibytes * MiB):
-        found = what_if(run.trace(), card=None if memory is None else CardMemory(memory, 0))
+        found = Replayer(run.trace()).what_if(card=None if memory is None else CardMemory(memory, 0))
         recorded, ours = found.recorded.trace.devices[0].events, found.base.trace.devices[0].events
         plain = recorded.action != Action.OOM
         if found.base.oom is not None:
             plain &= np.arange(len(recorded)) < found.base.oom.event
         mine = ours.action != Action.OOM
         is_alike = [*recorded.action[plain]] == [*ours.action[mine]] and [*recorded.size[plain]] == [*ours.size[mine]]
-        if not found.parted:
+        if not found.divergence:
             assert is_alike
         elif found.base.oom is None and not (recorded.action == Action.OOM).any():
             assert not is_alike
@@ -112,7 +101,9 @@ def test_what_is_called_as_recorded_has_the_recorded_history(text: str, mebibyte
 @pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
 def test_real_recordings_are_as_recorded_without_a_limit_and_not_in_less_than_they_took(path) -> None:
     trace = load_trace(path)
-    source = source_of(trace)
+    source = Replayer(trace)
     assert divergence(source, limited(source, None)) is None
     if len(source.device.events) > 1:
-        assert what_if(trace, card=CardMemory(replay_as_recorded(source).peak_reserved_bytes * 9 // 10, 0)).parted
+        assert (
+            Replayer(trace).what_if(card=CardMemory(source.as_recorded().peak_reserved_bytes * 9 // 10, 0)).divergence
+        )

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from memviz.allocator.recorded_replay import replay_as_recorded
-from memviz.allocator.replay import source_of
+from memviz.allocator.replayer import CardMemory, Replayer
 from memviz.allocator.search import SettingsTrial, search, settings_to_try
 from memviz.allocator.settings import parse_settings
-from memviz.allocator.what_if import CardMemory, what_if
 from memviz.ui.what_if.verdict import ranked_rows
 from tests.allocator.driver import GiB, MiB
 from tests.allocator.recording import Recorder
@@ -24,7 +22,7 @@ def recorded(*mebibytes: int, settings: str = "") -> Recorder:
 
 
 def texts(run: Recorder, **more: tuple[int, int]) -> list[str]:
-    return [each.to_text() for each in settings_to_try(source_of(run.trace()), **more)]
+    return [each.to_text() for each in settings_to_try(Replayer(run.trace()), **more)]
 
 
 def test_a_limit_to_splitting_that_no_block_reaches_is_not_tried():
@@ -53,23 +51,16 @@ def test_the_recorded_settings_are_always_tried_and_so_are_the_ways_back():
 
 def test_settings_that_somebody_asked_for_are_ranked_with_them():
     mine = parse_settings("roundup_power2_divisions:16")
-    assert mine in [each.settings for each in search(source_of(recorded(40).trace()), also=mine).tried]
+    assert mine in [each.settings for each in search(Replayer(recorded(40).trace()), also=mine).tried]
 
 
 def tried(found: object, text: str) -> SettingsTrial:
     return next(each for each in found.tried if each.text == text)  # type: ignore[attr-defined]
 
 
-def test_what_is_reserved_without_limit_is_so_although_blocks_were_given_back_without_a_retry():
-    run = recorded(100, 130, 160)
-    found = search(source_of(run.trace()), CardMemory(260 * MiB, 0))
-    one = tried(found, "max_split_size_mb:64")
-    assert (one.retries, one.reserved_on_card_bytes, one.peak_reserved_bytes) == (0, 230 * MiB, 390 * MiB)
-
-
 def test_the_simplest_of_nearly_the_best_is_advised():
     run = recorded(4500, 4582)
-    found = search(source_of(run.trace()))
+    found = search(Replayer(run.trace()))
     assert (found.best.text, found.best.peak_reserved_bytes) == (
         "expandable_segments:True,large_segment_size_mb:12",
         4584 * MiB,
@@ -77,18 +68,9 @@ def test_the_simplest_of_nearly_the_best_is_advised():
     assert (found.advised.text, found.advised.peak_reserved_bytes) == ("expandable_segments:True", 4600 * MiB)
 
 
-def test_each_says_on_which_card_it_would_have_fitted():
-    run = Recorder()
-    run.cached(5 * GiB)
-    run.cached(6 * GiB)
-    found = search(source_of(run.trace()))
-    assert tried(found, "").smallest_card == CardMemory(8 * GiB)
-    assert tried(found, "").peak_reserved_bytes == 11 * GiB
-
-
 def test_progress_covers_all_of_it_and_may_end_it():
     seen: list[float] = []
-    source = source_of(recorded(100, 130).trace())
+    source = Replayer(recorded(100, 130).trace())
     search(source, CardMemory(200 * MiB, 0), progress=lambda done, total: seen.append(done / total))
     assert seen == sorted(seen)
     assert 0 <= seen[0] <= seen[-1] < 1
@@ -120,9 +102,67 @@ def test_what_gave_memory_back_as_no_settings_would_is_not_called_as_recorded():
             segment(fourth, 20 * MiB, [block(fourth, 9 * MiB)]),
         ],
     )
-    source = source_of(read(root))
+    source = Replayer(read(root))
     found = search(source)
-    assert replay_as_recorded(source).exact
+    assert source.as_recorded().exact
     assert (found.recorded.peak_reserved_bytes, found.recorded.is_as_recorded) == (80 * MiB, False)
-    listed = next(iter(ranked_rows(what_if(source.trace), found)))
+    listed = next(iter(ranked_rows(Replayer(source.trace).what_if(), found)))
     assert (listed.called, listed.reserved) == ("PyTorch's default settings, the recording", "100 MiB")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "memory", "best", "advice", "saved_by"),
+    [
+        (
+            [100, 101, 102, 103],
+            None,
+            "roundup_power2_divisions:8",
+            "Set roundup_power2_divisions:8: at its peak it reserves 66 % less than with the recorded settings.",
+            None,
+        ),
+        (
+            [30, 31, 32, 33, (4, 33, 60)],
+            120,
+            "expandable_segments:True",
+            "Set expandable_segments:True: with it this run fits, "
+            "and with the recorded settings it runs out of memory.",
+            "expandable_segments:True",
+        ),
+        (
+            [(200,)],
+            100,
+            "",
+            "No settings can make it fit: what the program holds at its peak is more than the 100 MiB there are.",
+            None,
+        ),
+        (
+            [(200,)],
+            None,
+            "",
+            "Keep the settings: none of those tried reserves noticeably less at its peak.",
+            None,
+        ),
+    ],
+)
+def test_what_fits_comes_first_then_the_lowest_peak(sizes, memory, best, advice, saved_by):
+    run, held = Recorder(), []
+    for size in sizes:
+        if isinstance(size, tuple):
+            held += [run.malloc(each * MiB) for each in size]
+        else:
+            run.cached(size * MiB)
+    found = search(Replayer(run.trace()), None if memory is None else CardMemory(memory * MiB, 0))
+    assert (found.best.text, found.advice) == (best, advice)
+    assert (found.saved_by.text if found.saved_by else None) == saved_by
+    ranks = [(not each.fits, each.peak_reserved_bytes) for each in found.tried]
+    assert ranks == sorted(ranks) and len(held) == run.stat("allocation.all.current")
+
+
+def test_settings_are_compared_from_the_same_start():
+    """Half of what was cached before the first event is not laid at the recorded settings' door."""
+    first = 0x7F1200000000
+    ends = [segment(first, 20 * MiB, [block(first, 5 * MiB)]), segment(first + GiB, 60 * MiB, [])]
+    root = snapshot([alloc(first + GiB, 30 * MiB), *free(first + GiB, 30 * MiB)], ends)
+    found = search(Replayer(read(root)))
+    assert (found.best.is_recorded, found.best.peak_reserved_bytes) == (False, 36 * MiB)
+    assert found.recorded.peak_reserved_bytes == 50 * MiB

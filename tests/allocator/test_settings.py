@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 
 from memviz.allocator.settings import (
     Settings,
-    changes_layout,
     parse_settings,
     settings_from_environment,
     settings_from_snapshot,
+    settings_of,
 )
 from memviz.errors import UsageError
+from memviz.trace.model import Trace
+from tests.allocator.recording import Recorder
+from tests.replays import replay
+from tests.traces import read
 
 MiB = 1 << 20
 LISTED = "roundup_power2_divisions:[64:8,128:2,256:2,512:2,1024:1,>:1]"
-
-
-def test_no_text_is_pytorchs_defaults():
-    assert parse_settings("") == Settings()
 
 
 def test_everything_that_moves_device_memory_is_read():
@@ -68,15 +68,6 @@ def test_the_variables_name_and_blanks_may_stand_around_it(text):
 def test_the_oldest_variable_wins():
     both = {"PYTORCH_ALLOC_CONF": "max_split_size_mb:30", "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:40"}
     assert settings_from_environment(both).max_split_size == 40 * MiB
-
-
-def test_the_new_variable_is_unknown_to_old_releases():
-    assert settings_from_environment({"PYTORCH_ALLOC_CONF": "max_split_size_mb:30"}, (2, 8)) == Settings()
-
-
-@pytest.mark.parametrize("text", ["expandable_segments:True", "max_split_size_mb:20", LISTED, "backend:native"])
-def test_both_readers_agree_on_well_formed_text(text):
-    assert parse_settings(text, (2, 8)).max_split_size == parse_settings(text).max_split_size
 
 
 @pytest.mark.parametrize(
@@ -130,19 +121,11 @@ def test_releases_before_2_9_refuse_in_theirs(text, message):
     assert str(caught.value) == message
 
 
-def test_from_2_9_on_a_wrong_separator_is_passed_over():
-    assert parse_settings("max_split_size_mb,128;").max_split_size == 128 * MiB
-
-
 def test_the_rest_of_the_list_begins_at_the_last_interval_before_2_9_and_after_it_since():
     text = "roundup_power2_divisions:[64:8,256:4,>:1]"
     lower, middle = (8,) * 7, (0,)
     assert parse_settings(text, (2, 8)).roundup_power2_divisions == lower + middle + (1,) * 8
     assert parse_settings(text, (2, 9)).roundup_power2_divisions == lower + middle + (4,) + (1,) * 7
-
-
-def test_a_larger_large_segment_raises_the_rounding_limit_with_it():
-    assert parse_settings("large_segment_size_mb:64").max_non_split_rounding_size == 64 * MiB
 
 
 def test_a_reserve_is_a_share_of_the_card_or_gibibytes_and_never_more_than_the_default():
@@ -183,11 +166,6 @@ def test_damaged_settings_of_a_snapshot_are_left_aside():
     assert settings_from_snapshot(recorded) == Settings()
 
 
-def test_only_what_moves_blocks_changes_the_layout():
-    assert not changes_layout(Settings(), Settings(garbage_collection_threshold=0.5, per_process_memory_fraction=0.5))
-    assert changes_layout(Settings(), Settings(expandable_segments=True))
-
-
 any_settings = st.builds(
     Settings,
     expandable_segments=st.booleans(),
@@ -204,3 +182,52 @@ any_settings = st.builds(
 @given(any_settings)
 def test_what_is_written_is_read_back(settings):
     assert parse_settings(settings.to_text()) == settings
+
+
+# -- under which settings a recording was made, where the file does not say or says it wrongly
+
+
+def recorded(text: str, settings: dict[str, object] | None, last: int | None = None) -> Trace:
+    run = Recorder(text)
+    block = run.malloc(30 * MiB)
+    run.malloc(60 * MiB)
+    run.free(block)
+    run.malloc(5 * MiB)
+    snapshot = run.snapshot(last)
+    snapshot["allocator_settings"] = settings or {}
+    return read(snapshot)
+
+
+@pytest.mark.parametrize("settings", [None, {"expandable_segments": False, "PYTORCH_CUDA_ALLOC_CONF": ""}])
+@pytest.mark.parametrize("last", [None, 4, 0])
+def test_pages_that_were_mapped_say_that_segments_expanded(settings, last):
+    trace = recorded("expandable_segments:True", settings, last)
+    found, inferred = settings_of(trace, trace.devices[0])
+    assert (found.expandable_segments, inferred) == (True, True)
+    result = replay(trace)
+    assert result.exact
+    assert result.trace.notes[0].code == "settings_inferred"
+
+
+def test_what_the_file_names_is_taken():
+    trace = recorded("expandable_segments:True", {"expandable_segments": True})
+    assert settings_of(trace, trace.devices[0])[1] is False
+
+
+def test_whole_segments_say_nothing_of_the_kind():
+    trace = recorded("", None)
+    found, inferred = settings_of(trace, trace.devices[0])
+    assert (found.expandable_segments, inferred) == (False, False)
+
+
+def test_frees_that_waited_for_another_stream_are_named_where_that_matters():
+    run = Recorder()
+    block = run.malloc(30 * MiB)
+    run.allocator.record_stream(block, 7)
+    run.free(block)
+    run.malloc(5 * MiB)
+    run.allocator.pending.finish(7)
+    run.malloc(5 * MiB)
+    assert replay(run.trace()).trace.notes == run.trace().notes
+    codes = [note.code for note in replay(run.trace(), memory=400 * MiB).trace.notes]
+    assert codes[-1] == "streams_as_recorded"

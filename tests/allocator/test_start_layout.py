@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from memviz.allocator.replay import replay
 from memviz.allocator.settings import Settings
 from memviz.allocator.start_layout import StartBlock, StartLayout, StartSegment, start_layout
 from memviz.trace.model import Trace
 from tests.allocator.driver import MiB
+from tests.replays import replay
 from tests.traces import alloc, block, event, free, segment, trace_of
 
 A, B = 0x7F1200000000, 0x7F3400000000
@@ -37,22 +37,9 @@ def test_what_is_freed_first_was_there_before():
     assert layout_of(trace).blocks == (expected,)
 
 
-def test_its_size_is_rounded_by_the_recorded_settings():
-    trace = trace_of(free(A, 84 * MiB), [segment(A, 100 * MiB, [])])
-    assert sizes(layout_of(trace, Settings(roundup_power2_divisions=(4,) * 16))) == [(A, 96 * MiB)]
-
-
 def test_a_free_that_only_completes_was_waiting():
     trace = trace_of([event("free_completed", A, 512), free(A + 512, 512)], [segment(A, 2 * MiB, [])])
     assert [each.is_waiting for each in layout_of(trace).blocks] == [True, False]
-
-
-def test_segments_made_since_are_taken_away_and_those_given_back_put_back():
-    trace = trace_of(
-        [event("segment_free", A, 30 * MiB), event("segment_alloc", B, 20 * MiB), alloc(B, 20 * MiB)],
-        [segment(B, 20 * MiB, [block(B, 20 * MiB)])],
-    )
-    assert layout_of(trace).segments == (StartSegment(A, 30 * MiB, 0, (0, 0), False, False),)
 
 
 def test_pages_mapped_since_are_taken_away_and_those_unmapped_put_back():
@@ -66,11 +53,6 @@ def test_pages_mapped_since_are_taken_away_and_those_unmapped_put_back():
 def test_a_gap_of_at_most_a_mebibyte_belonged_to_the_block_before_it():
     trace = trace_of(free(A, 19 * MiB), [segment(A, 20 * MiB, [])])
     assert sizes(layout_of(trace)) == [(A, 20 * MiB)]
-
-
-def test_not_so_in_the_small_pool():
-    trace = trace_of(free(A, 512 * 1024), [segment(A, 2 * MiB, [block(A + MiB, MiB)])])
-    assert sizes(layout_of(trace))[0] == (A, 512 * 1024)
 
 
 def test_an_allocation_that_lands_in_a_larger_gap_shows_where_it_began():
@@ -102,11 +84,6 @@ def test_where_an_allocation_did_not_go_tells_that_less_was_free():
 def test_an_oversize_block_is_a_whole_segment():
     trace = trace_of(free(A, 130 * MiB), [segment(A, 140 * MiB, [])])
     assert sizes(layout_of(trace, Settings(max_split_size=128 * MiB))) == [(A, 140 * MiB)]
-
-
-def test_blocks_outside_of_every_segment_are_counted_and_left_out():
-    trace = trace_of(free(B, 512), [segment(A, 2 * MiB, [])])
-    assert (layout_of(trace).unplaced, layout_of(trace).blocks) == (1, ())
 
 
 def test_blocks_within_one_another_too():

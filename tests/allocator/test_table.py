@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from memviz.allocator.recorded_replay import replay_as_recorded
-from memviz.allocator.replay import source_of
 from memviz.allocator.replay_result import Figures
+from memviz.allocator.replayer import CardMemory, Replayer
 from memviz.allocator.settings import parse_settings
-from memviz.allocator.what_if import CardMemory, figures_on
 from memviz.trace.load import load_trace
 from tests.allocator.driver import MiB
 from tests.real import real_files, requires_real
@@ -25,9 +23,9 @@ def fate(figures: Figures) -> str:
 
 
 def row(path: Path) -> str:
-    """Of a history of one event or none there is nothing to ask."""
-    source = source_of(load_trace(path))
-    recorded = replay_as_recorded(source)
+    """A history of one event or none has no replays."""
+    source = Replayer(load_trace(path))
+    recorded = source.as_recorded()
     assert recorded.agreement is not None
     asked = ["–", "–", "–"]
     if len(source.device.events) > 1:
@@ -36,9 +34,9 @@ def row(path: Path) -> str:
             CardMemory(recorded.peak_reserved_bytes * 9 // 10, 0),
             parse_settings("expandable_segments:True"),
         )
-        free = figures_on(source, expandable)
+        free = source.figures(expandable)
         asked = [f"{free.peak_reserved_bytes // MiB:,}"]
-        asked += [fate(figures_on(source, None, card)), fate(figures_on(source, expandable, card))]
+        asked += [fate(source.figures(None, card)), fate(source.figures(expandable, card))]
     cells = [path.stem, f"{len(source.device.events):,}", str(recorded.agreement.address_mismatches)]
     cells += ["yes" if recorded.exact else "no", f"{recorded.peak_reserved_bytes // MiB:,}", *asked]
     return f"| {' | '.join(cells)} |"

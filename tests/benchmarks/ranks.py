@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
 
+from memviz.ranks.gather import reduce_here, reduce_on_dask
 from memviz.ranks.places import Place, places_of
 from memviz.ranks.row import Reduced
 from memviz.ranks.summary import summarize_ranks
-from memviz.ranks.workers import reduced_here, reduced_there
 from memviz.trace.load import load_trace
 from tests.benchmarks.readme import README, write_table
 from tests.traces import MiB, alloc, frame
@@ -65,7 +65,7 @@ def _arguments() -> argparse.Namespace:
 def _of_the_pool(file: Path, folder: Path, count: int) -> list[tuple[str, str]]:
     places, planted = _job(file, folder / "pool", count)
     events = load_trace(file).event_count
-    rows, seconds = _timed(lambda: list(reduced_here(places, processes=_PROCESSES)))
+    rows, seconds = _timed(lambda: list(reduce_here(places, processes=_PROCESSES)))
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     begun = time.perf_counter()
     job = summarize_ranks(rows)
@@ -94,13 +94,13 @@ def _of_dask(file: Path, folder: Path, count: int) -> list[tuple[str, str]]:
         LocalCluster(n_workers=_PROCESSES, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
-        list(reduced_there(places[:_PROCESSES], cluster.scheduler_address))
+        list(reduce_on_dask(places[:_PROCESSES], cluster.scheduler_address))
         for _ in range(2):
             begun = _processor_seconds()
-            seconds = _timed(lambda: list(reduced_here(places, processes=_PROCESSES)))[1]
+            seconds = _timed(lambda: list(reduce_here(places, processes=_PROCESSES)))[1]
             pool.append((_processor_seconds() - begun, seconds))
             begun = time.process_time() + sum(client.run(time.process_time).values())
-            seconds = _timed(lambda: list(reduced_there(places, cluster.scheduler_address)))[1]
+            seconds = _timed(lambda: list(reduce_on_dask(places, cluster.scheduler_address)))[1]
             dask.append((time.process_time() + sum(client.run(time.process_time).values()) - begun, seconds))
     (plain, plain_wall), (there, there_wall) = min(pool), min(dask)
     return [

@@ -39,33 +39,30 @@ def _load(path: str) -> Callable[[], Any]:
 
 
 def _source(path: str) -> Any:
-    from memviz.allocator.replay import source_of
+    from memviz.allocator.replayer import Replayer
     from memviz.trace.load import load_trace
 
-    return source_of(load_trace(path))
+    return Replayer(load_trace(path))
 
 
 def _recorded(path: str) -> Callable[[], Any]:
-    from memviz.allocator.recorded_replay import replay_as_recorded
 
     source = _source(path)
-    return lambda: f"{replay_as_recorded(source).agreement.address_mismatches} addresses off"  # type: ignore[union-attr]
+    return lambda: f"{source.as_recorded().agreement.address_mismatches} addresses off"  # type: ignore[union-attr]
 
 
 def _expandable(path: str) -> Callable[[], Any]:
     from memviz.allocator.settings import parse_settings
-    from memviz.allocator.what_if import replay_on
 
     source, settings = _source(path), parse_settings(_EXPANDABLE)
-    return lambda: replay_on(source, settings)
+    return lambda: source.replay(settings)
 
 
 def _figures(path: str) -> Callable[[], Any]:
     from memviz.allocator.settings import parse_settings
-    from memviz.allocator.what_if import figures_on
 
     source, settings = _source(path), parse_settings(_EXPANDABLE)
-    return lambda: figures_on(source, settings)
+    return lambda: source.figures(settings)
 
 
 def _search(path: str) -> Callable[[], Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from memviz.ranks.gather import Gathering, gathered
+from memviz.ranks.gather import Gathering, gather_ranks
 from tests.browser.conftest import at_home
 from tests.browser.mounting import load
 from tests.browser.test_axe import expect_nothing_serious
@@ -19,10 +19,10 @@ from tests.traces import MiB
 
 GIVEN = """
 import sys
-from memviz.ranks.gather import Gathering, gathered
+from memviz.ranks.gather import Gathering, gather_ranks
 from memviz.ui.app import build_app, launch_options
 
-build_app(ranks_given=gathered(Gathering((sys.argv[1],), processes=1))).launch(**launch_options())
+build_app(ranks_given=gather_ranks(Gathering((sys.argv[1],), processes=1))).launch(**launch_options())
 """
 ROW = """(rank) => {
   const map = document.querySelector("#ranks-map .mvn").parentElement.memviz
@@ -115,7 +115,7 @@ def test_files_dropped_together_stay_at_the_first_and_make_the_tab(page: Any, se
 def test_a_table_that_is_dropped_opens_its_tab_and_closes(page: Any, server: str, folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     table = tmp_path / "ranks.parquet"
-    gathered(Gathering((str(folder),), output=table, processes=1))
+    gather_ranks(Gathering((str(folder),), output=table, processes=1))
     at_home(page, server)
     page.set_input_files("#first-files input[type=file]", table)
     page.locator("#ranks-map .mvn[data-drawn]").wait_for()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from memviz.allocator.what_if import CardMemory, what_if
+from memviz.allocator.replayer import CardMemory, Replayer
 from memviz.trace.load import load_trace
 from memviz.ui.saved.report import report_page
 from memviz.ui.what_if.saved_page import what_if_page
@@ -161,7 +161,7 @@ def test_a_saved_page_is_dark_where_the_system_is_and_fits_a_phone(opened: Any, 
 
 def test_a_saved_what_if_has_its_plot_and_its_maps(opened: Any) -> None:
     trace, device = sample("out-of-memory")
-    page = opened(what_if_page(trace, device, what_if(trace, device, settings=None, card=CardMemory(2400 * MiB, 0))))
+    page = opened(what_if_page(trace, device, Replayer(trace, device).what_if(card=CardMemory(2400 * MiB, 0))))
     expect(page.locator("h1")).to_contain_text("In 2,400 MiB this run stops")
     expect(page.locator("#what-if-plot")).to_contain_text("limit")
     expect(page.locator("#what-if-maps .mvp-side:visible").first).to_contain_text("segments")

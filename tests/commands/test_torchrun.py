@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from memviz.ranks.gather import Gathering, gathered
+from memviz.ranks.gather import Gathering, gather_ranks
 from memviz.trace.load import load_trace
 from tests.commands.test_record import PROGRAM, ROOT, USES_GPU, names
 
@@ -49,6 +49,6 @@ def test_files_are_named_by_rank_and_mesh_and_the_one_that_fails_says_so(tmp_pat
     assert names(tmp_path) == ["run.rank0.dp0.pickle", "run.rank1.dp1.pickle"], done.stderr
     assert "memviz: Rank 1 of 2 (dp1) failed.\n" in done.stderr
     assert load_trace(tmp_path / "run.rank1.dp1.pickle").about.facts["world_size"] == "2"
-    ranks = gathered(Gathering((str(tmp_path),), processes=1)).ranks
+    ranks = gather_ranks(Gathering((str(tmp_path),), processes=1)).ranks
     # The sum of both went through the group.
     assert [(rank.number, rank.row.peak_bytes) for rank in ranks] == [(0, 3000), (1, 3000)]

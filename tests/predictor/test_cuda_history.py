@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from memviz.allocator.replay import replay
 from memviz.predictor.cuda.memory import HistoryWindow
 from memviz.predictor.device import PredictedDevice
 from memviz.trace.load import load_trace
 from memviz.trace.model import NO_STACK, Action, Category, State, Trace
 from tests.predictor.rows import A100, names
+from tests.replays import replay
 
 MiB = 1 << 20
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from memviz.allocator.replay import source_of
-from memviz.allocator.what_if import estimate
+from memviz.allocator.replayer import ReplayedEstimate, Replayer
 from memviz.analysis.actions.proposals import ActionKind, kinds_of, proposal
 from memviz.analysis.findings.finding import FindingKind
 from memviz.analysis.findings.ranking import findings
@@ -80,12 +79,12 @@ def of_kind(trace: Trace, kind: ActionKind) -> tuple[int, int, int]:
     chosen = next(finding for finding in findings(trace, device) if kind in kinds_of(finding))
     made = proposal(trace, device, chosen, kind)
     assert made is not None
-    result = estimate(source_of(trace), made.trace)
+    result = ReplayedEstimate(Replayer(trace).estimate(), Replayer(trace).estimate(made.trace))
     return result.after.peak_requested_bytes, result.after.peak_reserved_bytes, -result.live_change
 
 
 def peaks(trace: Trace) -> tuple[int, int]:
-    figures = estimate(source_of(trace)).before
+    figures = Replayer(trace).estimate()
     return figures.peak_requested_bytes, figures.peak_reserved_bytes
 
 
@@ -125,5 +124,6 @@ def test_an_output_let_go_earlier_peaks_as_the_program_that_lets_it_go() -> None
 
 
 def test_an_estimate_that_changes_nothing_saves_nothing(shape: int) -> None:
-    result = estimate(source_of(trained(shape)))
+    trace = trained(shape)
+    result = ReplayedEstimate(Replayer(trace).estimate(), Replayer(trace).estimate(trace))
     assert (result.live_change, result.reserved_change) == (0, 0)

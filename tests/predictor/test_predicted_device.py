@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from memviz.allocator.replay import replay
 from memviz.allocator.settings import parse_settings
 from memviz.errors import UsageError
 from memviz.predictor.device import PredictedDevice
@@ -22,6 +21,7 @@ from memviz.trace.model import Action, Category, Phase, Stage, Trace
 from memviz.trace.write import write_pickle
 from tests.predictor.models import Language
 from tests.predictor.rows import A100, WORKSPACE, Row, allocations, names
+from tests.replays import replay
 
 GiB = 1 << 30
 UNKNOWN, PARAMETER, GRADIENT, STATE, ACTIVATION, TEMPORARY, INPUT, OUTPUT, WORK, *_ = Category

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from memviz.allocator.replay import replay
 from memviz.predictor.device import PredictedDevice
 from memviz.trace.model import Phase
 from tests.predictor.rows import A100, Row, allocations
+from tests.replays import replay
 
 
 def test_threads_take_memory_of_the_same_card() -> None:

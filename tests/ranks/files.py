@@ -6,9 +6,9 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+from memviz.ranks.gather import reduce_here
 from memviz.ranks.places import places_of
 from memviz.ranks.summary import RankSummary, summarize_ranks
-from memviz.ranks.workers import reduced_here
 from tests.traces import MiB, alloc, frame, free, snapshot
 
 STEP = "Optimizer.step#Adam.step"
@@ -61,4 +61,4 @@ def write_ranks(folder: Path, count: int, **more_of: int) -> Path:
 
 
 def read(*places: Path | str, processes: int = 1) -> RankSummary:
-    return summarize_ranks(reduced_here(places_of([str(place) for place in places]), processes=processes))
+    return summarize_ranks(reduce_here(places_of([str(place) for place in places]), processes=processes))

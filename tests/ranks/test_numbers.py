@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from memviz.ranks.numbers import numbered, numbers_in
+from memviz.ranks.numbers import missing, numbered, numbers_in
 from memviz.ranks.places import Place
 from memviz.ranks.reduce_rank import row_of
 from memviz.ranks.row import FailedFile, RankRow
@@ -37,15 +37,11 @@ def row(place: str, said: int | None = None) -> RankRow:
         ("forward-bf16.pickle", None),
         ("memory_fp32_3.pickle", 3),
         ("print8.pickle", 8),
+        ("forward-fp32.pickle", None),
     ],
 )
 def test_the_number_in_a_name(name: str, number: int | None) -> None:
     assert numbers_in([name]) == {name: number}
-
-
-def test_two_runs_in_different_types_are_no_ranks() -> None:
-    both = ["forward-bf16.pickle", "forward-fp32.pickle"]
-    assert numbers_in(both) == dict.fromkeys(both)
 
 
 def test_of_names_with_several_numbers_the_one_that_differs_counts() -> None:
@@ -84,3 +80,25 @@ def test_files_without_a_number_and_second_ones_are_named_with_the_reason() -> N
         ("rank4.pickle", "It is empty."),
         ("run.rank1.oom.pickle", "It is rank 1 once more; run.rank1.pickle is taken."),
     ]
+
+
+@pytest.mark.parametrize(
+    ("names", "gaps"),
+    [
+        (["rank0", "rank1"], ()),
+        (["rank2", "rank5"], ((0, 1), (3, 4))),
+        (["gpu0", "gpu9"], ((1, 8),)),
+        # Numbers that no word calls ranks: counted from 1, with a gap, or those of processes.
+        (["snapshot_1", "snapshot_2", "snapshot_3"], ()),
+        (["snapshot_1", "snapshot_2", "snapshot_4"], ((3, 3),)),
+        (["node_30412", "node_30413", "node_30419"], ()),
+    ],
+)
+def test_gaps(names: list[str], gaps: tuple[tuple[int, int], ...]) -> None:
+    ranks, failed = numbered([row(f"{name}.pickle") for name in names])
+    assert (missing(ranks, failed), failed) == (gaps, ())
+
+
+def test_a_damaged_file_is_there() -> None:
+    ranks, _ = numbered([row(f"rank{number}.pickle") for number in (0, 3)])
+    assert missing(ranks, [FailedFile("rank1.pickle", "It is cut short.")]) == ((2, 2),)

@@ -1,4 +1,4 @@
-"""Where the files lie."""
+"""Listing the files of ranks."""
 
 from __future__ import annotations
 
@@ -39,11 +39,6 @@ def test_a_folder_of_folders_gives_one_of_each(tmp_path: Path) -> None:
     ]
 
 
-def test_names_without_an_ending_count_where_there_are_no_others(tmp_path: Path) -> None:
-    touch(tmp_path, "rank0", "rank1")
-    assert names(tmp_path) == ["rank0", "rank1"]
-
-
 def test_a_glob_and_files_and_each_only_once(tmp_path: Path) -> None:
     touch(tmp_path, "rank0.pickle", "rank1.pickle", "a/rank2.pickle")
     assert names(tmp_path / "rank*.pickle") == ["rank0.pickle", "rank1.pickle"]
@@ -56,23 +51,9 @@ def test_a_name_with_brackets_is_a_file_before_it_is_a_glob(tmp_path: Path) -> N
     assert names(tmp_path / "rank[0].pickle") == ["rank[0].pickle"]
 
 
-def test_a_file_that_changes_has_another_tag(tmp_path: Path) -> None:
-    touch(tmp_path, "rank0.pickle")
-    (before,) = places_of([str(tmp_path)])
-    (tmp_path / "rank0.pickle").unlink()
-    touch(tmp_path, "other", "rank0.pickle")
-    (after,) = places_of([str(tmp_path / "rank0.pickle")])
-    assert before.size == after.size == 1
-    assert before.etag != after.etag
-
-
 def test_what_is_nowhere_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="There is no snapshot in"):
         places_of([str(tmp_path / "*.pickle")])
-
-
-def test_a_file_that_is_named_and_not_there_is_one_of_the_rows(tmp_path: Path) -> None:
-    assert names(tmp_path / "rank0.pickle") == ["rank0.pickle"]
 
 
 @pytest.fixture
@@ -103,19 +84,6 @@ def test_a_remote_folder_of_folders_gives_one_of_each(folder: str) -> None:
     finally:
         files.rm("/job", recursive=True)
     assert found == ["memory:///job/rank_0/snapshot.pickle", "memory:///job/rank_1/snapshot.pickle"]
-
-
-def test_a_file_address_of_this_machine_is_the_path(tmp_path: Path) -> None:
-    touch(tmp_path, "rank_0/snapshot.pickle", "rank_1/snapshot.pickle")
-    assert places_of([f"file://{tmp_path}", str(tmp_path)]) == places_of([str(tmp_path)])
-
-
-def test_a_pipe_among_the_files_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "rank0.pickle")
-    (place,) = places_of([f"file://{tmp_path}"])
-    row = reduce_rank(place)
-    assert isinstance(row, FailedFile)
-    assert "pipe" in row.reason
 
 
 def test_a_folder_that_may_not_be_looked_into_is_one_of_the_rows(
@@ -152,7 +120,7 @@ def test_a_protocol_that_is_not_known_is_refused_in_words(address: str, monkeypa
 
 
 def test_the_mesh_is_told_by_the_file_its_name_the_question_or_a_file_beside(tmp_path: Path) -> None:
-    from memviz.ranks.gather import Gathering, gathered
+    from memviz.ranks.gather import Gathering, gather_ranks
     from memviz.ranks.numbers import mesh_of
     from tests.ranks.files import write_ranks
 
@@ -160,7 +128,7 @@ def test_the_mesh_is_told_by_the_file_its_name_the_question_or_a_file_beside(tmp
     (job / "run.rank3.pickle").rename(job / "run.rank3.pp7.pickle")
 
     def meshes(mesh: str = "") -> list[dict[str, int]]:
-        return [dict(mesh_of(rank)) for rank in gathered(Gathering((str(job),), processes=1, mesh=mesh)).ranks]
+        return [dict(mesh_of(rank)) for rank in gather_ranks(Gathering((str(job),), processes=1, mesh=mesh)).ranks]
 
     assert meshes() == [{}, {}, {}, {"pp": 7}]
     assert meshes("pp=2,dp=2") == [{"pp": 0, "dp": 0}, {"pp": 0, "dp": 1}, {"pp": 1, "dp": 0}, {"pp": 7}]
@@ -173,10 +141,10 @@ def test_the_mesh_is_told_by_the_file_its_name_the_question_or_a_file_beside(tmp
 
 
 def test_what_cannot_be_answered_is_refused_before_anything_is_read(tmp_path: Path) -> None:
-    from memviz.ranks.gather import Gathering, gathered
+    from memviz.ranks.gather import Gathering, gather_ranks
 
     touch(tmp_path, "rank0.pickle", "rank6.pickle", "rank9.pp1.pickle")
     with pytest.raises(UsageError, match="A mesh of pp=2,dp=3 has 6 places, and there is a rank 6. Name all its axes."):
-        gathered(Gathering((str(tmp_path),), mesh="pp=2,dp=3"))
+        gather_ranks(Gathering((str(tmp_path),), mesh="pp=2,dp=3"))
     with pytest.raises(UsageError, match="is a table of ranks. Name it alone"):
-        gathered(Gathering((str(tmp_path), str(tmp_path / "ranks.parquet"))))
+        gather_ranks(Gathering((str(tmp_path), str(tmp_path / "ranks.parquet"))))

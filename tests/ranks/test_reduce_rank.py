@@ -15,8 +15,8 @@ from memviz.ranks.row import FailedFile, KindBytes, RankRanOut, RankRow, SiteByt
 from memviz.results.summary import summary_result
 from memviz.trace.load import load_trace
 from tests.ranks.files import written
-from tests.real import real_files, requires_real
-from tests.traces import MiB, alloc, frame, snapshot, trace_of
+from tests.real import real_files
+from tests.traces import MiB, alloc, frame, trace_of
 
 SAMPLES = sorted((Path(__file__).parents[2] / "sample_traces").glob("*.pickle.gz"))
 
@@ -59,11 +59,6 @@ def test_a_kind_that_is_no_more_than_probable_is_called_so() -> None:
     row = row_of(trace_of(named), Place("here"))
     assert row.categories == (KindBytes("parameter", 7 * MiB, 7 * MiB),)
     assert [KindBytes("gradient", 10, sure).words for sure in (5, 6)] == ["gradient", "probably gradient"]
-
-
-@requires_real
-def test_there_are_real_recordings_to_hold_it_to() -> None:
-    assert len(real_files()) > 10
 
 
 def test_the_curve_is_cut_at_steps(tmp_path: Path) -> None:
@@ -127,24 +122,6 @@ def test_a_pipe_that_nobody_writes_to_keeps_nobody_waiting(tmp_path: Path) -> No
     for place in places_of([str(tmp_path)]):
         found = reduce_rank(place)
         assert isinstance(found, FailedFile) and found.reason == "It is a pipe or a device, and no file."
-
-
-def test_a_file_cut_anywhere_is_a_row_or_a_reason(tmp_path: Path) -> None:
-    whole = written(tmp_path, "rank0.pickle").read_bytes()
-    path = tmp_path / "cut.pickle"
-    for length in range(0, len(whole) - 1, 97):
-        path.write_bytes(whole[:length])
-        assert isinstance(reduce_rank(Place(str(path), size=length)), FailedFile)
-
-
-def test_what_the_file_says_of_its_rank_is_kept() -> None:
-    root = snapshot([alloc(0, 100)])
-    about = {"origin": "measured", "on": "", "facts": {"rank": "12", "mesh": "pp=1,dp=4"}}
-    root["memviz"] = {"version": 1, "about": about, "modules": [""], "devices": []}
-    from tests.traces import read
-
-    row = row_of(read(root), Place("here"))
-    assert (row.said_rank, row.said_mesh) == (12, "pp=1,dp=4")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from memviz.ranks.numbers import Rank
 from memviz.ranks.places import Place
 from memviz.ranks.reduce_rank import row_of
 from memviz.ranks.row import KindBytes, RankRanOut, SiteBytes
-from memviz.ranks.summary import RankSummary, of_ranks
+from memviz.ranks.summary import RankSummary, summary_of
 from memviz.results.ranks import missing_ranks, ranks_headline
 from tests.traces import MiB, alloc, trace_of
 
@@ -23,7 +23,7 @@ def of_peaks(*peaks: int, ran_out: bool = False) -> RankSummary:
         replace(EMPTY, peak_bytes=peak * MiB, sites=(SiteBytes("/f", "f", peak * MiB),), ran_out=failed)
         for peak in peaks
     ]
-    return of_ranks(tuple(Rank(number, replace(row, place=f"rank{number}")) for number, row in enumerate(rows)))
+    return summary_of(tuple(Rank(number, replace(row, place=f"rank{number}")) for number, row in enumerate(rows)))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_cause_that_others_go_against_is_more_than_all(cache: int, weights: in
         )
         for sizes in held
     ]
-    assert words in ranks_headline(of_ranks(tuple(Rank(number, row) for number, row in enumerate(rows)))).reason
+    assert words in ranks_headline(summary_of(tuple(Rank(number, row) for number, row in enumerate(rows)))).reason
 
 
 def test_a_difference_names_its_largest_category_and_no_site_that_ties() -> None:
@@ -87,6 +87,6 @@ def test_a_difference_names_its_largest_category_and_no_site_that_ties() -> None
         )
         for sizes in held
     ]
-    said = ranks_headline(of_ranks(tuple(Rank(number, row) for number, row in enumerate(rows)))).reason
+    said = ranks_headline(summary_of(tuple(Rank(number, row) for number, row in enumerate(rows)))).reason
     assert "Rank 20 has +3,073 MiB against rank 9, most of it optimizer state (+1,537 MiB)." in said
     assert "norm" not in said

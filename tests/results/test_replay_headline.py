@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from memviz.allocator.replay import source_of
 from memviz.allocator.replay_result import exactness
+from memviz.allocator.replayer import CardMemory, Replayer
 from memviz.allocator.search import search
 from memviz.allocator.settings import parse_settings
-from memviz.allocator.what_if import CardMemory, what_if
 from memviz.results.replay_headline import replay_headline as headline
 from tests.allocator.driver import GiB, MiB
 from tests.allocator.recording import Recorder
@@ -31,8 +30,8 @@ def growing() -> Recorder:
 def words(run: Recorder, mebibytes: int | None = None, text: str | None = None, *, searched: bool = False) -> str:
     trace, card = run.trace(), None if mebibytes is None else CardMemory(mebibytes * MiB, 0)
     settings = None if text is None else parse_settings(text)
-    found = search(source_of(trace), card, also=settings) if searched else None
-    return str(headline(what_if(trace, settings=settings, card=card), found))
+    found = search(Replayer(trace), card, also=settings) if searched else None
+    return str(headline(Replayer(trace).what_if(settings=settings, card=card), found))
 
 
 EXPANDABLE = "expandable_segments:True"
@@ -112,7 +111,7 @@ def test_a_recording_that_failed_itself():
 
 def test_without_history_there_is_nothing_to_say():
     trace = trace_of([], [segment(0, 2 * MiB, [])])
-    assert headline(what_if(trace)).answer == "There is nothing to replay."
+    assert headline(Replayer(trace).what_if()).answer == "There is nothing to replay."
 
 
 def test_cache_from_before_the_recording_is_not_counted_as_saved():
@@ -120,7 +119,7 @@ def test_cache_from_before_the_recording_is_not_counted_as_saved():
     ends = [segment(a, 20 * MiB, [block(a, 5 * MiB)]), segment(a + GiB, 60 * MiB, [])]
     trace = trace_of([alloc(a + GiB, 30 * MiB), free(a + GiB, 30 * MiB)], ends)
     settings = parse_settings(EXPANDABLE)
-    found = what_if(trace, settings=settings)
+    found = Replayer(trace).what_if(settings=settings)
     assert str(headline(found)) == (
         "Expandable segments would reserve 40.0 MiB at the peak, 10.0 MiB less than the recorded settings. "
         "The recording reserves 80.0 MiB: what was cached before its first event is left out of the comparison."
@@ -188,16 +187,18 @@ def test_of_several_devices_the_one_meant_is_named():
     run.malloc(30 * MiB)
     one = run.trace()
     two = replace(one, devices=(one.devices[0], replace(one.devices[0], device=1)))
-    assert headline(what_if(two, two.devices[1])).answer.startswith("On device 1, this run reserves 30.0 MiB")
-    assert headline(what_if(two, two.devices[1], card=CardMemory(50 * MiB, 0))).answer.startswith(
+    assert headline(Replayer(two, two.devices[1]).what_if()).answer.startswith(
+        "On device 1, this run reserves 30.0 MiB"
+    )
+    assert headline(Replayer(two, two.devices[1]).what_if(card=CardMemory(50 * MiB, 0))).answer.startswith(
         "On device 1, in 50.0 MiB"
     )
 
 
 def test_how_exact_it_is_is_always_said(growing):
     trace = growing.trace()
-    assert exactness(what_if(trace).recorded) == "replay of the recording exact, 0 of 7 addresses differ"
+    assert exactness(Replayer(trace).what_if().recorded) == "replay of the recording exact, 0 of 7 addresses differ"
     a = 0x7F1200000000
     events = [event("segment_alloc", a, 20 * MiB), alloc(a + MiB, 5 * MiB)]
-    recorded = what_if(trace_of(events)).recorded
+    recorded = Replayer(trace_of(events)).what_if().recorded
     assert exactness(recorded).startswith("replay of the recording exact up to event 1. The file takes another block")

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from memviz.allocator.replay import source_of
 from memviz.allocator.replay_result import allocation_count
+from memviz.allocator.replayer import CardMemory, Replayer, WhatIf
 from memviz.allocator.search import Search, search
 from memviz.allocator.settings import Settings, parse_settings
-from memviz.allocator.what_if import CardMemory, WhatIf, what_if
 from memviz.analysis.timeline import timeline
 from memviz.results.replay_headline import replay_headline as headline
 from memviz.trace.load import load_trace
@@ -30,8 +29,8 @@ ASKED = (None, "expandable_segments:True", "max_split_size_mb:24", "roundup_powe
 
 
 def check(trace: Trace, settings: Settings | None, card: CardMemory | None) -> None:
-    source = source_of(trace)
-    found = what_if(trace, settings=settings, card=card, source=source)
+    source = Replayer(trace)
+    found = source.what_if(settings=settings, card=card)
     if not allocation_count(found.recorded):
         return
     searched = search(source, card, also=settings)
@@ -50,7 +49,7 @@ def of_fate(said: str, found: WhatIf, shown: list[RankedRow]) -> None:
         assert found.base.oom is None
         assert f"fits, {fits[1]} to spare" in [each.ends for each in shown]
     for event in re.findall(r"(?:this run|it|would) stops? at event ([\d,]+)", said):
-        ended = [each.oom for each in (found.base, found.replayed, found.rival) if each.oom is not None]
+        ended = [each.oom for each in (found.base, found.replayed, found.compared_with) if each.oom is not None]
         assert event in [count_text(each.event) for each in ended]
     if "carry it through" in said:
         spare = re.search(r"carry it through, with ([^ ]+ [^ ]+) to spare", said)
@@ -78,12 +77,12 @@ def of_as_recorded(said: str, found: WhatIf, searched: Search, shown: list[Ranke
     claims = [each for each in shown if each.remark == "as recorded"]
     peak = found.recorded_peak_bytes
     for claim in claims:
-        assert (claim.reserved_bytes, found.parted, found.base.peak_reserved_bytes) == (peak, "", peak)
+        assert (claim.reserved_bytes, found.divergence, found.base.peak_reserved_bytes) == (peak, "", peak)
         assert not searched.is_placed_anew
     if not claims:
         assert [each.reserved_bytes for each in shown if each.remark == "the recording"] == [peak]
     if "as recorded" in said:
-        assert (found.parted, found.base.peak_reserved_bytes) == ("", peak)
+        assert (found.divergence, found.base.peak_reserved_bytes) == ("", peak)
     if "than the recorded settings" in said and "without a limit" not in said and found.replayed is not found.base:
         assert f"The recording reserves {bytes_text(peak)}: " in said or found.recorded.oom is not None
 
@@ -106,7 +105,7 @@ def of_lines(trace: Trace, found: WhatIf) -> None:
     for each in mine:
         # Nothing is reserved yet in row 0 of a run that begins with nothing; what ran out keeps what it had.
         assert each.stopped or int(each.reserved.max()) <= found.replayed.peak_reserved_bytes
-    if not found.parted and found.replayed is found.base:
+    if not found.divergence and found.replayed is found.base:
         assert not drawn
 
 

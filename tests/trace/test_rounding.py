@@ -32,51 +32,12 @@ ALL_FOUR = (4,) * SLOTS
 MIXED = (8,) * 7 + (2, 2, 2) + (1,) * 6
 
 
-@pytest.mark.parametrize(
-    ("requested", "block"),
-    [
-        (1, 512),
-        (512, 512),
-        (513, 1024),
-        (MiB, MiB),
-        (MiB + 1, 1_049_088),
-        (311 * 411 * 4, 511_488),
-        (310 * 410 * 4, 508_416),
-        (622 * 411 * 4, 1_022_976),
-        (128 * 128 * 4, 65_536),
-        (99 * MiB - 512, 99 * MiB - 512),
-    ],
-)
-def test_plain_requests_go_up_to_the_next_512_bytes(requested: int, block: int) -> None:
-    assert rounded(requested) == [block]
-
-
-@pytest.mark.parametrize(
-    ("requested", "divisions", "block"),
-    [
-        (84 * MiB, ALL_FOUR, 96 * MiB),
-        (400 * MiB, ALL_FOUR, 448 * MiB),
-        (600 * MiB, ALL_FOUR, 640 * MiB),
-        (1200, ALL_FOUR, 1536),
-        (84 * MiB, MIXED, 88 * MiB),
-        (400 * MiB, MIXED, 512 * MiB),
-        (64 * MiB, MIXED, 64 * MiB),
-    ],
-)
-def test_divisions_round_to_parts_of_a_power_of_two(requested: int, divisions: tuple[int, ...], block: int) -> None:
-    assert rounded(requested, divisions=divisions) == [block]
-
-
 def test_a_slot_without_divisions_keeps_the_plain_rule() -> None:
     assert rounded(65 * MiB + 1, 129 * MiB + 1, divisions=slots(m64=8)) == [72 * MiB, 129 * MiB + 512]
 
 
 def test_what_the_allocator_refuses_is_not_rounded() -> None:
     assert rounded(2**60 + 1, 2**62, divisions=ALL_FOUR) == [2**60 + 1, 2**62]
-
-
-def test_an_empty_array_stays_empty() -> None:
-    assert rounded(divisions=ALL_FOUR) == []
 
 
 def by_hand(size: int, divisions: tuple[int, ...]) -> int:

@@ -22,9 +22,10 @@ from memviz.trace.load import load_trace
 from memviz.trace.model import About, AnnotationRows, BlockRows, Events, Trace
 from memviz.trace.snapshot import read_snapshot
 from memviz.trace.unpickle import RefersToRow, unpickle
+from memviz.trace.unpickle.rows import places_in
 from tests.real import real_files, requires_real
 from tests.trace.cpp_pickler import cpp_dumps
-from tests.traces import alloc, snapshot
+from tests.traces import snapshot
 
 ABOUT = About("measured")
 
@@ -140,20 +141,18 @@ def histories(draw: st.DrawFn) -> list[dict[str, Any]]:
     return events
 
 
-@pytest.mark.parametrize("protocol", range(6))
+def python_dumps(value: Any) -> bytes:
+    """Pickle with the pickler that is written in Python."""
+    out = io.BytesIO()
+    pickle._Pickler(out, 4).dump(value)  # type: ignore[attr-defined]
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("write", [*(partial(pickle.dumps, protocol=number) for number in range(6)), python_dumps])
 @settings(max_examples=40, deadline=None)
 @given(history=histories())
-def test_runs_give_what_reading_one_by_one_gives(history: list[dict[str, Any]], protocol: int) -> None:
-    with_runs, without = both(pickle.dumps(snapshot(history), protocol))
-    assert described(with_runs) == described(without)
-
-
-@settings(max_examples=20, deadline=None)
-@given(history=histories())
-def test_the_pickler_written_in_python_gives_the_same(history: list[dict[str, Any]]) -> None:
-    out = io.BytesIO()
-    pickle._Pickler(out, 4).dump(snapshot(history))  # type: ignore[attr-defined]
-    with_runs, without = both(out.getvalue())
+def test_runs_give_what_reading_one_by_one_gives(history: list[dict[str, Any]], write: Callable[[Any], bytes]) -> None:
+    with_runs, without = both(write(snapshot(history)))
     assert described(with_runs) == described(without)
 
 
@@ -205,21 +204,16 @@ def _annotation(rnd: random.Random, anew: bool, numbers: list[int]) -> dict[str,
     return {**row, "device": rnd.choice([0, 0, 0, 1, -1]), "time_us": rnd.choice(numbers)}
 
 
-@pytest.mark.parametrize("protocol", [1, 2, 3, 4])
+@pytest.mark.parametrize("write", [*(partial(pickle.dumps, protocol=number) for number in (1, 2, 3, 4)), cpp_dumps])
 @settings(max_examples=30, deadline=None)
 @given(end=ends())
-def test_rows_of_blocks_and_annotations_are_what_reading_one_by_one_gives(end: dict[str, Any], protocol: int) -> None:
-    with_runs, without = both(pickle.dumps(end, protocol))
+def test_rows_of_blocks_and_annotations_are_what_reading_one_by_one_gives(
+    end: dict[str, Any], write: Callable[[Any], bytes]
+) -> None:
+    with_runs, without = both(write(end))
     assert described_end(with_runs) == described_end(without)
     assert described(with_runs) == described(without)
     assert with_runs.notes == without.notes
-
-
-@settings(max_examples=20, deadline=None)
-@given(end=ends())
-def test_so_they_are_from_the_pickler_inside_pytorch(end: dict[str, Any]) -> None:
-    with_runs, without = both(cpp_dumps(end))
-    assert described_end(with_runs) == described_end(without)
 
 
 @pytest.mark.parametrize("anew", [False, True])
@@ -242,13 +236,6 @@ def test_a_key_first_written_out_in_a_row_of_annotations_can_be_named_after_it()
     rows = [_annotation(rnd, True, [1, 2**50]) for _ in range(100)]
     root, _ = read(pickle.dumps(snapshot([], [], external_annotations=rows, late=list(rows[70]))), runs=True)
     assert root["late"] == ["stage", "name", "device", "time_us"]
-
-
-def test_a_file_that_names_an_annotation_twice_is_read_one_by_one(tmp_path: Path) -> None:
-    rows = [{"name": "step", "stage": "START", "device": 0, "time_us": i} for i in range(100)]
-    path = tmp_path / "twice.pickle"
-    path.write_bytes(pickle.dumps(snapshot(plain_history(1), external_annotations=[*rows, rows[50]])))
-    assert sorted(load_trace(path).devices[0].annotations.time_us) == sorted([*range(100), 50])
 
 
 WRITTEN_BY_PYTORCH = (
@@ -291,10 +278,6 @@ def test_a_key_that_nobody_knows_yet_slows_nothing_down_and_is_told(value: Any) 
     assert "'thread'" in str(notes[0])
 
 
-def test_long_histories_of_the_pickler_inside_pytorch_are_runs() -> None:
-    assert sum(run_lengths(cpp_dumps(snapshot(plain_history(5_000))))) > 4_700
-
-
 def plain_history(count: int, **more: Any) -> list[dict[str, Any]]:
     stacks = [list(FRAMES), FRAMES[3:], [FRAMES[1]]]
     return [
@@ -303,9 +286,9 @@ def plain_history(count: int, **more: Any) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_long_histories_are_nearly_all_runs(protocol: int) -> None:
-    lengths = run_lengths(pickle.dumps(snapshot(plain_history(30_000)), protocol))
+@pytest.mark.parametrize("write", [*(partial(pickle.dumps, protocol=number) for number in (2, 3, 4, 5)), cpp_dumps])
+def test_long_histories_are_nearly_all_runs(write: Callable[[Any], bytes]) -> None:
+    lengths = run_lengths(write(snapshot(plain_history(30_000))))
     # Explicit memos number the first 256 objects in one byte, later ones in four; runs need the latter.
     assert sum(lengths) > 29_700
     assert len(lengths) < 12
@@ -372,14 +355,23 @@ def test_real_files_give_the_same_with_and_without_runs(path: Path) -> None:
     assert described_end(with_runs) == described_end(without)
 
 
-@pytest.mark.parametrize("protocol", [2, 4])
-def test_texts_too_long_for_a_row_are_read_event_by_event(protocol: int) -> None:
-    rows = [alloc(512 * i, 512, user_metadata="x" * (1000 + i)) for i in range(60)]
-    fast, slow = both(pickle.dumps(snapshot(rows), protocol))
-    assert described(fast) == described(slow) and fast.event_count == 60
-
-
 def test_an_address_of_an_event_that_found_no_memory_is_no_free_memory() -> None:
     rows = [{"action": "oom" if i % 3 else "alloc", "addr": 512 * i, "size": 512, "stream": 0} for i in range(60)]
     fast, slow = both(pickle.dumps(snapshot(rows)))
     assert described(fast) == described(slow)
+
+
+# -- lists of references, as bytes of a pickle
+
+# 104 and 106 are the operations themselves.
+places = st.integers(0, 255) | st.sampled_from([104, 106, 0x6A68, 0x686A686A, 2**32 - 1]) | st.integers(0, 2**32 - 1)
+
+
+def reference(place: int, *, is_long: bool) -> bytes:
+    return b"j" + place.to_bytes(4, "little") if is_long or place > 255 else b"h" + bytes([place])
+
+
+@given(st.lists(st.tuples(places, st.booleans())), st.sampled_from([(b"(", b"e"), (b"", b"e"), (b"", b"")]))
+def test_every_place_is_found_in_its_order(wanted: list[tuple[int, bool]], around: tuple[bytes, bytes]) -> None:
+    row = b"".join(reference(place, is_long=is_long) for place, is_long in wanted)
+    assert places_in(around[0] + row + around[1]).tolist() == [place for place, _ in wanted]

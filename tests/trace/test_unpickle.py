@@ -110,15 +110,6 @@ def test_nothing_but_plain_data_is_made(value: object, protocol: int, capsys: py
     assert capsys.readouterr().out == ""
 
 
-def test_a_class_is_refused_by_its_name() -> None:
-    assert "the class builtins.print" in refusal(pickle.dumps(print))
-
-
-def test_a_checkpoint_is_called_one() -> None:
-    raw = pickle.dumps(collections.OrderedDict(weight=1))
-    assert "It is a model checkpoint or another program's object" in refusal(raw)
-
-
 @pytest.mark.parametrize("protocol", [0, 2])
 def test_persistent_ids_are_refused(protocol: int) -> None:
     out = io.BytesIO()
@@ -137,8 +128,21 @@ def test_extensions_are_refused_even_where_this_process_knows_them() -> None:
         copyreg.clear_extension_cache()
 
 
-def test_keys_are_texts() -> None:
-    assert "A key" in refusal(pickle.dumps({(1, 2): 3}))
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (pickle.dumps(print), "the class builtins.print"),
+        (pickle.dumps(collections.OrderedDict(weight=1)), "It is a model checkpoint or another program's object"),
+        (pickle.dumps({(1, 2): 3}), "A key"),
+        (b"\x80\x04\xff.", "byte 2 is no known operation"),
+        (b"\x80\x09.", "protocol 9"),
+        (b"\x80\x04" + b"(" * 1_000_000 + b".", "It nests deeper"),
+        (b"\x80\x04" + b"]" * 200_000 + b"a" * 199_999 + b".", "It nests deeper"),
+    ],
+    ids=["class", "checkpoint", "key", "operation", "protocol", "marks", "lists"],
+)
+def test_what_is_refused_is_named(raw: bytes, words: str) -> None:
+    assert words in refusal(raw)
 
 
 # -- bombs: each is a few bytes, or few for what it would unfold to ------------------------------------
@@ -158,24 +162,10 @@ def test_deep_nesting_is_refused(opcode: bytes) -> None:
     assert "It nests deeper than 32 levels" in refusal(raw)
 
 
-def test_nested_lists_are_refused_before_they_are_deep() -> None:
-    assert "It nests deeper" in refusal(b"\x80\x04" + b"]" * 200_000 + b"a" * 199_999 + b".")
-
-
-def test_open_marks_are_bounded() -> None:
-    assert "It nests deeper" in refusal(b"\x80\x04" + b"(" * 1_000_000 + b".")
-
-
 @pytest.mark.parametrize("opcode", [b"}", b"]", b"N", b"K\x00", b"K\x00\x94"])
 def test_objects_that_are_never_put_anywhere_are_counted(opcode: bytes) -> None:
     raw = b"\x80\x04(" + opcode * 3_000_000
     assert "bytes of memory" in refusal(raw, Limits(memory_bytes=16 << 20))
-
-
-def test_many_items_are_counted() -> None:
-    assert "It holds more than 1,000 objects" in refusal(
-        pickle.dumps([list(range(1000))] * 2 + [None] * 2_000_000), Limits(items=1000)
-    )
 
 
 def test_as_many_items_as_are_allowed_are_read_and_one_more_is_not() -> None:
@@ -223,11 +213,3 @@ def test_references_that_multiply_are_not_unfolded() -> None:
     for _ in range(25):
         value = [value, value]
     assert isinstance(read(pickle.dumps(value)), list)
-
-
-def test_unknown_operations_say_where() -> None:
-    assert "byte 2 is no known operation" in refusal(b"\x80\x04\xff.")
-
-
-def test_a_later_protocol_is_named() -> None:
-    assert "protocol 9" in refusal(b"\x80\x09.")

@@ -14,7 +14,7 @@ from memviz.analysis.purpose.categories import categories
 from memviz.analysis.purpose.reasons import Certainty
 from memviz.trace.model import Category, Trace
 from memviz.trace.write import safe, write_events, write_stacks
-from tests.traces import alloc, block, event, frame, free, read, segment, snapshot, trace_of
+from tests.traces import alloc, block, event, frame, free, read, segment, trace_of
 
 
 def rows(write: Callable[[Trace, TextIO], None], trace: Trace) -> list[dict[str, str]]:
@@ -116,16 +116,6 @@ def test_a_table_without_rows_still_has_its_header(write: Any) -> None:
     assert len(header(write, read([segment(512, 512, [])]))) >= 5
 
 
-def test_every_devices_events_are_in_one_table() -> None:
-    root = snapshot([alloc(1, 1)], host_traces=[[alloc(2, 2)]])
-    root["device_traces"].append([alloc(3, 3)])
-    assert [(row["device"], row["bytes"]) for row in rows(write_events, read(root))] == [
-        ("0", "1"),
-        ("1", "3"),
-        ("host0", "2"),
-    ]
-
-
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1"])
 def test_no_text_can_become_a_formula(text: str) -> None:
     trace = trace_of([alloc(1, 1, user_metadata=text, compile_context=text, frames=[frame(text, text)])])
@@ -142,10 +132,6 @@ def test_any_text_can_be_written_and_read_as_utf8(text: str) -> None:
     write_events(trace, file)
     file.seek(0)
     assert next(csv.DictReader(file))["user_metadata"] == safe(text)
-
-
-def test_a_lone_surrogate_is_replaced() -> None:
-    assert safe("a\ud800") == "a?"
 
 
 def test_a_free_of_which_only_the_end_is_on_record_was_not_asked_for_at_an_event() -> None:

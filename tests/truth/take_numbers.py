@@ -8,13 +8,12 @@ from __future__ import annotations
 import sys
 from textwrap import fill
 
-from memviz.allocator.blocks import Block
+from memviz.allocator.blocks import Block, DeviceMemory
 from memviz.allocator.caching import CachingAllocator
-from memviz.allocator.replay import replay
 from memviz.allocator.settings import Settings
-from memviz.allocator.state import DeviceMemory
 from memviz.trace.load import load_trace
 from memviz.trace.model import Action, DeviceTrace, State
+from tests.replays import replay
 
 
 def numbers(device: DeviceTrace) -> tuple[int, list[int], list[int]]:

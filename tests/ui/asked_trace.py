@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from memviz.allocator.replayer import CardMemory
 from memviz.allocator.settings import parse_settings
-from memviz.allocator.what_if import CardMemory
 from memviz.trace.model import Trace
 from memviz.ui.what_if.replays import Terms
 from tests.allocator.driver import MiB

@@ -16,10 +16,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from memviz.allocator.blocks import AllocationFailed
 from memviz.allocator.caching import CachingAllocator
+from memviz.allocator.replayer import CardMemory
 from memviz.allocator.settings import Settings
-from memviz.allocator.state import AllocationFailed
-from memviz.allocator.what_if import CardMemory
 from memviz.predictor.cards import KnownCard
 from memviz.predictor.compat import Patches
 from memviz.predictor.cuda.machine import NamedDevices

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memviz.allocator.context import overhead_on
-from memviz.allocator.what_if import CardMemory
+from memviz.allocator.replayer import CardMemory
 from memviz.errors import UsageError
 from memviz.runner.fit.largest import Grid, Largest, grid_json, grid_of, largest_that_fits
 from memviz.runner.fit.predictions import Predictor

@@ -20,8 +20,8 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from memviz.allocator.replay import replay
 from memviz.allocator.replay_result import Replayed
+from memviz.allocator.replayer import Replayer
 from memviz.errors import UsageError
 from memviz.runner.measure.accelerator import Accelerator, find_accelerator
 from memviz.runner.record.log import Counts, comparable, event_indices
@@ -73,7 +73,7 @@ def reconcile(
         lost_events: Whether the ring buffer was full.
     """
     part = _since_event(device, since)
-    replayed = replay(replace(trace, devices=(part,)), part)
+    replayed = Replayer(replace(trace, devices=(part,)), part).as_recorded()
 
     def compare(reported: int, from_trace: int) -> Reconciled:
         return Reconciled(reported, from_trace, _difference_reason(reported - from_trace, replayed, lost_events))

@@ -16,27 +16,20 @@ from memviz.trace.unpickle.stream import AGAIN, TRUNCATED, PickleStream, Piece, 
 NOT_OURS = "This does not look like what torch.cuda.memory._dump_snapshot writes."
 _CHECKPOINT_MODULES = ("torch", "collections", "numpy", "transformers", "_codecs")
 _REFUSED = {
-    ord("c"): "a class",
-    0x93: "a class",
-    ord("i"): "a class",
-    0x81: "a new object of a class",
-    0x92: "a new object of a class",
-    ord("o"): "a new object of a class",
-    ord("R"): "a call of a function",
-    ord("b"): "setting an object's state",
-    ord("P"): "a persistent id",
-    ord("Q"): "a persistent id",
-    0x82: "an extension",
-    0x83: "an extension",
-    0x84: "an extension",
-    0x8F: "a set",
-    0x90: "a set",
-    0x91: "a set",
-    0x97: "an out-of-band buffer",
-    0x98: "an out-of-band buffer",
-    ord("2"): "copying the top of the stack",
-    ord("0"): "dropping the top of the stack",
-    ord("1"): "dropping the top of the stack",
+    code: name
+    for codes, name in (
+        (b"c\x93i", "a class"),
+        (b"\x81\x92o", "a new object of a class"),
+        (b"R", "a call of a function"),
+        (b"b", "setting an object's state"),
+        (b"PQ", "a persistent id"),
+        (b"\x82\x83\x84", "an extension"),
+        (b"\x8f\x90\x91", "a set"),
+        (b"\x97\x98", "an out-of-band buffer"),
+        (b"2", "copying the top of the stack"),
+        (b"01", "dropping the top of the stack"),
+    )
+    for code in codes
 }
 
 
@@ -161,7 +154,7 @@ class Machine:
             raise self.budget.too_large("events")
         self.budget.check()
 
-    def deepen(self, parent: Any, children: list[Any] | tuple[Any, ...]) -> None:
+    def check_depth(self, parent: Any, children: list[Any] | tuple[Any, ...]) -> None:
         if _CONTAINERS.isdisjoint(map(type, children)):
             return
         depths = self.depths
@@ -227,7 +220,7 @@ class Machine:
             raise damaged()
         self.cost += _ITEM * len(items)
         self.items += len(items)
-        self.deepen(target, items)
+        self.check_depth(target, items)
         target.extend(items)
 
     def set_items(self, items: list[Any]) -> None:
@@ -239,7 +232,7 @@ class Machine:
             raise TraceError("A key in its pickle is not a text.", remedy=NOT_OURS)
         self.cost += _ENTRY * len(keys)
         self.items += len(keys)
-        self.deepen(target, values)
+        self.check_depth(target, values)
         target.update(zip(keys, values, strict=True))
         if self.runs is not None:
             end = self.at
@@ -261,38 +254,16 @@ _MOST_FRAMES, _BETWEEN_FRAMES = 64, 1 << 15
 """Only objects above 64 KiB stand between frames, and going back to the stream takes time."""
 
 Operation = Callable[[Machine], None]
-OPERATIONS: list[Operation | None] = [None] * 256
 STOP = ord(".")
 
 
-def _operation(*codes: int | str) -> Callable[[Operation], Operation]:
-    def enter(function: Operation) -> Operation:
-        for code in codes:
-            OPERATIONS[ord(code) if isinstance(code, str) else code] = function
-        return function
-
-    return enter
-
-
-def _constant(code: int | str, value: object) -> None:
-    _operation(code)(lambda machine: machine.stack.append(value))
-
-
-_constant("N", None)
-_constant(0x88, True)
-_constant(0x89, False)
-
-
-@_operation(0x80)
-def _protocol(machine: Machine) -> None:
-    version = machine.take(1)[0]
+def _take_protocol(machine: Machine, version: int) -> None:
     if version > 5:
         raise TraceError(f"It is a pickle of protocol {version}; memviz reads 0 to 5.", remedy="Update memviz.")
 
 
-@_operation(0x95)
-def _frame(machine: Machine) -> None:
-    """Everything from the header on goes back to the stream, which takes headers out."""
+def _take_frame(machine: Machine) -> None:
+    """Give everything from the header on back to the stream, which takes headers out."""
     machine.reframed += 1
     if machine.reframed > _MOST_FRAMES + machine.before // _BETWEEN_FRAMES:
         raise damaged()
@@ -302,8 +273,7 @@ def _frame(machine: Machine) -> None:
     machine.buffer, machine.at, machine.low_water, machine.ended = b"", 0, 0, False
 
 
-@_operation("(")
-def _mark(machine: Machine) -> None:
+def _push_mark(machine: Machine) -> None:
     if machine.take_references():
         return
     if len(machine.marks) > 2 * machine.limits.depth:
@@ -312,38 +282,28 @@ def _mark(machine: Machine) -> None:
     machine.stack = []
 
 
-@_operation("}")
-def _empty_dict(machine: Machine) -> None:
+def _push_empty_dict(machine: Machine) -> None:
     machine.cost += _DICT
     machine.newest_dict = {}
     machine.newest_dict_at = machine.at - 1
     machine.stack.append(machine.newest_dict)
 
 
-@_operation("]")
-def _empty_list(machine: Machine) -> None:
+def _push_empty_list(machine: Machine) -> None:
     machine.cost += _LIST
     machine.stack.append([])
 
 
-@_operation(")")
-def _empty_tuple(machine: Machine) -> None:
-    machine.stack.append(())
-
-
-@_operation("d")
-def _dict(machine: Machine) -> None:
+def _push_dict(machine: Machine) -> None:
     items = machine.pop_mark()
     machine.stack.append({})
     machine.cost += _DICT
     machine.set_items(items)
 
 
-@_operation("l")
-def _list(machine: Machine) -> None:
+def _push_list(machine: Machine) -> None:
     items = machine.pop_mark()
-    machine.stack.append([])
-    machine.cost += _LIST
+    _push_empty_list(machine)
     machine.append_to_list(items)
 
 
@@ -351,78 +311,30 @@ def _push_tuple(machine: Machine, items: list[Any]) -> None:
     made = tuple(items)
     machine.cost += _LIST + 8 * len(items)
     machine.items += len(items)
-    machine.deepen(made, made)
+    machine.check_depth(made, made)
     machine.stack.append(made)
 
 
-@_operation("t")
-def _tuple(machine: Machine) -> None:
-    _push_tuple(machine, machine.pop_mark())
+def _tuple_of(count: int) -> Operation:
+    return lambda machine: _push_tuple(machine, [machine.pop() for _ in range(count)][::-1])
 
 
-@_operation(0x85)
-def _tuple1(machine: Machine) -> None:
-    _push_tuple(machine, [machine.pop()])
-
-
-@_operation(0x86)
-def _tuple2(machine: Machine) -> None:
-    second, first = machine.pop(), machine.pop()
-    _push_tuple(machine, [first, second])
-
-
-@_operation(0x87)
-def _tuple3(machine: Machine) -> None:
-    third, second, first = machine.pop(), machine.pop(), machine.pop()
-    _push_tuple(machine, [first, second, third])
-
-
-@_operation("a")
-def _append(machine: Machine) -> None:
-    item = machine.pop()
-    machine.append_to_list([item])
-
-
-@_operation("e")
-def _appends(machine: Machine) -> None:
-    items = machine.pop_mark()
-    machine.append_to_list(items)
-
-
-@_operation("s")
 def _set_item(machine: Machine) -> None:
     value, key = machine.pop(), machine.pop()
     machine.set_items([key, value])
 
 
-@_operation("u")
+def _append_items(machine: Machine) -> None:
+    items = machine.pop_mark()
+    machine.append_to_list(items)
+
+
 def _set_items(machine: Machine) -> None:
     items = machine.pop_mark()
     machine.set_items(items)
 
 
-@_operation(0x94)
-def _memoize(machine: Machine) -> None:
-    machine.put(machine.memo_length())
-
-
-@_operation("q")
-def _binput(machine: Machine) -> None:
-    machine.put(machine.take(1)[0])
-
-
-@_operation("r")
-def _long_binput(machine: Machine) -> None:
-    machine.put(int.from_bytes(machine.take(4), "little"))
-
-
-@_operation("p")
-def _put(machine: Machine) -> None:
-    machine.put(_decimal(machine.line()))
-
-
-@_operation("h")
-def _binget(machine: Machine) -> None:
+def _get_short(machine: Machine) -> None:
     number = machine.buffer[machine.at]
     machine.at += 1
     if number in machine.memo:
@@ -432,40 +344,9 @@ def _binget(machine: Machine) -> None:
         machine.get(number)
 
 
-@_operation("j")
-def _long_binget(machine: Machine) -> None:
-    machine.get(_number(machine, 4))
-
-
-@_operation("g")
-def _get(machine: Machine) -> None:
-    machine.get(_decimal(machine.line()))
-
-
-@_operation("K")
-def _binint1(machine: Machine) -> None:
+def _push_byte(machine: Machine) -> None:
     machine.stack.append(machine.buffer[machine.at])
     machine.at += 1
-
-
-@_operation("M")
-def _binint2(machine: Machine) -> None:
-    machine.stack.append(_number(machine, 2))
-
-
-@_operation("J")
-def _binint(machine: Machine) -> None:
-    machine.stack.append(_number(machine, 4, signed=True))
-
-
-@_operation(0x8A)
-def _long1(machine: Machine) -> None:
-    _push_long(machine, _number(machine, 1))
-
-
-@_operation(0x8B)
-def _long4(machine: Machine) -> None:
-    _push_long(machine, _number(machine, 4, signed=True))
 
 
 def _number(machine: Machine, count: int, *, signed: bool = False) -> int:
@@ -475,21 +356,19 @@ def _number(machine: Machine, count: int, *, signed: bool = False) -> int:
     return int.from_bytes(machine.buffer[start : start + count], "little", signed=signed)
 
 
+def _push_int(count: int, *, signed: bool) -> Operation:
+    return lambda machine: machine.stack.append(_number(machine, count, signed=signed))
+
+
 def _push_long(machine: Machine, count: int) -> None:
     if not 0 <= count <= _INTEGER_BYTES:
         raise TraceError(f"Its pickle holds a number of {count} bytes.", remedy=NOT_OURS)
     machine.stack.append(int.from_bytes(machine.take(count), "little", signed=True))
 
 
-@_operation("I")
-def _int(machine: Machine) -> None:
+def _push_decimal_or_bool(machine: Machine) -> None:
     text = machine.line()
     machine.stack.append(text == b"01" if text in (b"00", b"01") else _decimal(text))
-
-
-@_operation("L")
-def _long(machine: Machine) -> None:
-    machine.stack.append(_decimal(machine.line().removesuffix(b"L")))
 
 
 def _decimal(text: bytes) -> int:
@@ -501,17 +380,11 @@ def _decimal(text: bytes) -> int:
         raise TraceError("Its pickle holds something else where a number belongs.", remedy=NOT_OURS) from None
 
 
-@_operation("F")
-def _float(machine: Machine) -> None:
+def _push_float(machine: Machine) -> None:
     try:
         machine.stack.append(float(machine.line()))
     except ValueError:
         raise TraceError("Its pickle holds something else where a number belongs.", remedy=NOT_OURS) from None
-
-
-@_operation("G")
-def _binfloat(machine: Machine) -> None:
-    machine.stack.append(struct.unpack(">d", machine.take(8))[0])
 
 
 def _push_text(machine: Machine, raw: bytes) -> None:
@@ -520,33 +393,22 @@ def _push_text(machine: Machine, raw: bytes) -> None:
     machine.stack.append(raw.decode("utf-8", "replace"))
 
 
-def _push_bytes(machine: Machine, count: int) -> None:
+def _take_text(machine: Machine, count: int) -> None:
+    if count < 0:
+        raise damaged()
+    _push_text(machine, machine.take(count))
+
+
+def _take_bytes(machine: Machine, count: int) -> None:
     machine.cost += _TEXT + count
     machine.stack.append(machine.take(count))
 
 
-@_operation(0x8C)
-def _short_binunicode(machine: Machine) -> None:
-    _push_text(machine, machine.take(machine.take(1)[0]))
-
-
-@_operation("X")
-def _binunicode(machine: Machine) -> None:
-    _push_text(machine, machine.take(int.from_bytes(machine.take(4), "little")))
-
-
-@_operation(0x8D)
-def _binunicode8(machine: Machine) -> None:
-    _push_text(machine, machine.take(int.from_bytes(machine.take(8), "little")))
-
-
-@_operation("V")
-def _unicode(machine: Machine) -> None:
+def _push_escaped_text(machine: Machine) -> None:
     _push_text(machine, machine.line().decode("raw-unicode-escape", "replace").encode("utf-8", "replace"))
 
 
-@_operation("S")
-def _string(machine: Machine) -> None:
+def _push_quoted_text(machine: Machine) -> None:
     """Python 2's text, quoted. Escapes are left as they stand."""
     text = machine.line()
     if len(text) < 2 or text[:1] not in b"'\"" or text[-1:] != text[:1]:
@@ -554,44 +416,74 @@ def _string(machine: Machine) -> None:
     _push_text(machine, text[1:-1])
 
 
-@_operation("U")
-def _short_binstring(machine: Machine) -> None:
-    _push_text(machine, machine.take(machine.take(1)[0]))
+def _refuse_global(machine: Machine) -> None:
+    module, name = (machine.line().decode("ascii", "replace")[:100] for _ in range(2))
+    raise names_a_class(module, name)
 
 
-@_operation("T")
-def _binstring(machine: Machine) -> None:
-    count = int.from_bytes(machine.take(4), "little", signed=True)
-    if count < 0:
-        raise damaged()
-    _push_text(machine, machine.take(count))
-
-
-@_operation("C")
-def _short_binbytes(machine: Machine) -> None:
-    _push_bytes(machine, machine.take(1)[0])
-
-
-@_operation("B")
-def _binbytes(machine: Machine) -> None:
-    _push_bytes(machine, int.from_bytes(machine.take(4), "little"))
-
-
-@_operation(0x8E)
-def _binbytes8(machine: Machine) -> None:
-    _push_bytes(machine, int.from_bytes(machine.take(8), "little"))
-
-
-@_operation("c")
-def _global(machine: Machine) -> None:
-    raise names_a_class(_shown(machine.line()), _shown(machine.line()))
-
-
-@_operation(0x93)
-def _stack_global(machine: Machine) -> None:
+def _refuse_stack_global(machine: Machine) -> None:
     name, module = machine.pop(), machine.pop()
     raise names_a_class(str(module)[:100], str(name)[:100])
 
 
-def _shown(raw: bytes) -> str:
-    return raw.decode("ascii", "replace")[:100]
+def _sized(take: Callable[[Machine, int], None], size: int, *, signed: bool = False) -> Operation:
+    """Read an operand of `size` bytes, mostly the length of what follows, and hand it on."""
+    return lambda machine: take(machine, int.from_bytes(machine.take(size), "little", signed=signed))
+
+
+def _constant(value: object) -> Operation:
+    return lambda machine: machine.stack.append(value)
+
+
+_OPERATION_OF: dict[int | str, Operation] = {
+    0x80: _sized(_take_protocol, 1),
+    0x95: _take_frame,
+    "(": _push_mark,
+    "N": _constant(None),
+    0x88: _constant(True),
+    0x89: _constant(False),
+    ")": _constant(()),
+    "}": _push_empty_dict,
+    "d": _push_dict,
+    "s": _set_item,
+    "u": _set_items,
+    "]": _push_empty_list,
+    "l": _push_list,
+    "e": _append_items,
+    "a": lambda machine: machine.append_to_list([machine.pop()]),
+    "t": lambda machine: _push_tuple(machine, machine.pop_mark()),
+    0x85: _tuple_of(1),
+    0x86: _tuple_of(2),
+    0x87: _tuple_of(3),
+    0x94: lambda machine: machine.put(machine.memo_length()),
+    "q": _sized(Machine.put, 1),
+    "r": _sized(Machine.put, 4),
+    "p": lambda machine: machine.put(_decimal(machine.line())),
+    "h": _get_short,
+    "j": lambda machine: machine.get(_number(machine, 4)),
+    "g": lambda machine: machine.get(_decimal(machine.line())),
+    "K": _push_byte,
+    "M": _push_int(2, signed=False),
+    "J": _push_int(4, signed=True),
+    0x8A: _sized(_push_long, 1),
+    0x8B: _sized(_push_long, 4, signed=True),
+    "I": _push_decimal_or_bool,
+    "F": _push_float,
+    "L": lambda machine: machine.stack.append(_decimal(machine.line().removesuffix(b"L"))),
+    "G": lambda machine: machine.stack.append(struct.unpack(">d", machine.take(8))[0]),
+    0x8C: _sized(_take_text, 1),
+    "X": _sized(_take_text, 4),
+    0x8D: _sized(_take_text, 8),
+    "U": _sized(_take_text, 1),
+    "T": _sized(_take_text, 4, signed=True),
+    "V": _push_escaped_text,
+    "S": _push_quoted_text,
+    "C": _sized(_take_bytes, 1),
+    "B": _sized(_take_bytes, 4),
+    0x8E: _sized(_take_bytes, 8),
+    "c": _refuse_global,
+    0x93: _refuse_stack_global,
+}
+_BY_CODE = {ord(code) if isinstance(code, str) else code: operation for code, operation in _OPERATION_OF.items()}
+OPERATIONS: list[Operation | None] = [_BY_CODE.get(code) for code in range(256)]
+"""One for each byte; None is refused."""

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from memviz.allocator.replay import source_of
 from memviz.allocator.replay_result import Figures
-from memviz.allocator.replayer import Source
-from memviz.allocator.what_if import ReplayedEstimate, estimate, estimated_trace, unchanged
+from memviz.allocator.replayer import ReplayedEstimate, Replayer
 from memviz.analysis.actions.proposals import ActionKind, kinds_of, limit_of_start, proposal
 from memviz.analysis.cache import cached_on
 from memviz.analysis.findings.finding import NOTICEABLE, Facts, Finding, FindingKind
@@ -57,25 +55,25 @@ def _make_offers(trace: Trace, device: DeviceTrace) -> dict[str, tuple[Offer, ..
     ranked = [finding for finding in findings(trace, device) if kinds_of(finding)]
     if not ranked:
         return {}
-    source = source_of(trace, device)
-    before = unchanged(source)
+    replayer = Replayer(trace, device)
+    before = replayer.estimate()
     made: dict[str, tuple[Offer, ...]] = {}
     of_whole_trace: set[ActionKind] = set()
     for finding in ranked:
         # A saving listed twice looks like twice the saving.
         kinds = [kind for kind in kinds_of(finding) if kind not in of_whole_trace]
         of_whole_trace.update(kind for kind in kinds if kind is not ActionKind.FREE_EARLIER)
-        row = (_make_offer(source, before, finding, kind) for kind in kinds)
+        row = (_make_offer(replayer, before, finding, kind) for kind in kinds)
         made[finding.key] = tuple(offer for offer in row if offer is not None and offer.saves)
     return made
 
 
-def _make_offer(source: Source, before: Figures, finding: Finding, kind: ActionKind) -> Offer | None:
-    what = proposal(source.trace, source.device, finding, kind)
+def _make_offer(replayer: Replayer, before: Figures, finding: Finding, kind: ActionKind) -> Offer | None:
+    what = proposal(replayer.trace, replayer.device, finding, kind)
     if what is None:
         return None
     is_expandable = kind is ActionKind.EXPANDABLE_SEGMENTS
-    result = estimate(source, what.trace, expandable=is_expandable, before=before)
+    result = ReplayedEstimate(before, replayer.estimate(what.trace, expandable=is_expandable))
     return Offer(kind, what.name, what.assumptions, result)
 
 
@@ -87,7 +85,7 @@ def with_estimate(context: Context, session: Session, data: Mapping[str, str]) -
     kind = ActionKind(data["kind"])
     try:
         offer = finding_by_key(*current, data.get("finding", ""))
-        estimates = _edited_trace(source_of(*current), offer, kind)
+        estimates = _edited_trace(Replayer(*current), offer, kind)
     except UsageError:
         # Of another trace than the one that is open now.
         return session
@@ -97,13 +95,13 @@ def with_estimate(context: Context, session: Session, data: Mapping[str, str]) -
     return open_derived_trace(context.store, session, session.current.key, estimates, compared=True, sample=sample)
 
 
-def _edited_trace(source: Source, finding: Finding, kind: ActionKind) -> Trace | None:
-    what = proposal(source.trace, source.device, finding, kind)
+def _edited_trace(replayer: Replayer, finding: Finding, kind: ActionKind) -> Trace | None:
+    what = proposal(replayer.trace, replayer.device, finding, kind)
     if what is None:
         return None
     is_expandable = kind is ActionKind.EXPANDABLE_SEGMENTS
-    made = estimated_trace(source, what.trace, what.name, what.assumptions, expandable=is_expandable)
-    name = f"{trace_name(source.trace.about.source)}, {what.name}"
+    made = replayer.estimated_trace(what.trace, what.name, what.assumptions, expandable=is_expandable)
+    name = f"{trace_name(replayer.trace.about.source)}, {what.name}"
     return replace(made, about=replace(made.about, source=name))
 
 

@@ -14,7 +14,7 @@ from memviz.ranks.numbers import Rank, by_mesh, mesh_of, mesh_text, once_more, r
 from memviz.ranks.places import Place
 from memviz.ranks.reduce_rank import row_of
 from memviz.ranks.row import FailedFile, RankRow
-from memviz.ranks.summary import NOTHING, RankSummary, aligned, of_ranks
+from memviz.ranks.summary import NOTHING, RankSummary, aligned, summary_of
 from memviz.trace.memviz_labels import RANK_FACT
 from memviz.trace.model import Trace
 from memviz.ui.shell.session import Context, Opened, Session
@@ -86,7 +86,7 @@ def shown_ranks(context: Context, session: Session) -> ShownRanks | None:
     ranks = tuple(Rank(number, row) for number, row in rows if row is not None)
     if len(ranks) < LEAST:
         return None
-    return ShownRanks(of_ranks(ranks, _duplicates(context, session)), keys, is_open=True)
+    return ShownRanks(summary_of(ranks, _duplicates(context, session)), keys, is_open=True)
 
 
 def _row(context: Context, opened: Opened) -> RankRow | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from memviz.allocator.context import overhead_on
-from memviz.allocator.what_if import CardMemory
+from memviz.allocator.replayer import CardMemory
 from memviz.errors import MemvizError, TraceError, UsageError
 from memviz.predictor.cards import card_named
 from memviz.runner.jobs.kept_runs import KeptRuns, default_folder

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from memviz.errors import TraceError
-from memviz.ranks.uploaded_table import is_table, ranks_of_table
+from memviz.ranks.table import is_table, ranks_of_table
 from memviz.trace.load import load_trace
 from memviz.ui.shell.session import MOST_OPEN, Context, Opened, Refused, Session, open_trace
 from memviz.ui.shell.store import TraceStore

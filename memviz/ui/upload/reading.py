@@ -26,7 +26,7 @@ from memviz.errors import TraceError
 from memviz.fair_lock import Turn
 from memviz.figures.raster import View, column_instants
 from memviz.memory import large_blocks_kept
-from memviz.ranks.uploaded_table import FIRST_BYTES, ranks_of_table
+from memviz.ranks.table import FIRST_BYTES, ranks_of_table
 from memviz.trace.limits import Unwanted
 from memviz.trace.load import read_trace
 from memviz.trace.model import DeviceTrace, Trace

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from memviz.allocator.replayer import Progress, part_of, rest_of
+from memviz.allocator.event_replay import Progress, part_of, rest_of
+from memviz.allocator.replayer import WhatIf
 from memviz.allocator.settings import settings_of
-from memviz.allocator.what_if import WhatIf
 from memviz.results.headline import trace_name
 from memviz.results.replay_headline import replay_headline
 from memviz.text import Html, joined, tag
@@ -101,10 +101,12 @@ class WhatIfAnswers:
         if pair is None or not _shows_a_limit(pair[1]) or self.replays.is_slow(key):
             return KnownMemory(None)
         try:
-            memory = self.replays.begun(key, within(UNASKED_SECONDS)).source.freed.memory
+            replayer = self.replays.replayer(key)
+            replayer.as_recorded(within(UNASKED_SECONDS))
         except TooLong:
             self.replays.know_slow(key)
             return KnownMemory(None)
+        memory = replayer.releases.memory
         return KnownMemory(None) if memory is None else KnownMemory(memory.least, is_exact=memory.least == memory.most)
 
     def answered(self, state: WhatIfState) -> tuple[Trace, DeviceTrace, WhatIf] | None:

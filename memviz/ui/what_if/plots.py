@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from memviz.allocator.replay_result import Replayed, reserved_after_events
-from memviz.allocator.what_if import WhatIf
+from memviz.allocator.replayer import WhatIf
 from memviz.analysis.lifetimes import clock, has_times
 from memviz.analysis.timeline import ReplayedBytes, ReservedLines, by_event, by_time, reserved_lines, timeline
 from memviz.results.replay_headline import settings_name
@@ -54,8 +54,8 @@ def _ends(device: DeviceTrace, replays: list[ReplayedBytes], *, is_known: bool) 
 
 def lines(device: DeviceTrace, outcome: WhatIf) -> list[ReplayedBytes]:
     """Return lines for the replay and its rival, without those that equal the recording, which has its own line."""
-    ours, rival = outcome.replayed, outcome.rival
-    drawn = [] if ours is outcome.base and not outcome.parted else [_line(device, ours, _called(ours, outcome))]
+    ours, rival = outcome.replayed, outcome.compared_with
+    drawn = [] if ours is outcome.base and not outcome.divergence else [_line(device, ours, _called(ours, outcome))]
     if rival is not ours and outcome.why_not_as_recorded:
         drawn.append(_line(device, rival, _called(rival, outcome)))
     return drawn
@@ -77,7 +77,7 @@ def _stops(outcome: WhatIf) -> list[dict[str, Any]]:
     """Each place once, although several may run out there; on a card that has enough, none of what was recorded."""
     ended = {
         outcome_side.oom.event: outcome_side
-        for outcome_side in (outcome.rival, outcome.replayed, outcome.base)
+        for outcome_side in (outcome.compared_with, outcome.replayed, outcome.base)
         if outcome_side.oom is not None
     }
     return [
@@ -91,7 +91,7 @@ def _stops(outcome: WhatIf) -> list[dict[str, Any]]:
 
 
 def _whose(replayed: Replayed, outcome: WhatIf) -> str:
-    if replayed is outcome.base and not outcome.parted:
+    if replayed is outcome.base and not outcome.divergence:
         return " as recorded"
     return f" with {settings_name(replayed.settings) if replayed is outcome.replayed else _called(replayed, outcome)}"
 

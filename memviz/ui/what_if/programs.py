@@ -8,8 +8,8 @@ import gradio as gr
 
 from memviz.allocator.context import OVERHEAD_BYTES
 from memviz.allocator.replay_answer import ReplayQuestion
+from memviz.allocator.replayer import CardMemory
 from memviz.allocator.settings import parse_settings
-from memviz.allocator.what_if import CardMemory
 from memviz.errors import MemvizError, UsageError
 from memviz.results.replay import replay_result
 from memviz.ui.shell.gradio_events import IN_TURN, in_turn

@@ -8,8 +8,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 from memviz.allocator.context import OVERHEAD_BYTES
+from memviz.allocator.replayer import CardMemory, GiB
 from memviz.allocator.settings import NEWEST, OLDEST, Release, Settings, parse_settings
-from memviz.allocator.what_if import CardMemory, GiB
 from memviz.errors import UsageError
 from memviz.ui.shell.session import MOST_OPEN
 from memviz.units import bytes_text, parse_bytes

@@ -13,18 +13,15 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from memviz.allocator.context import OVERHEAD_BYTES
-from memviz.allocator.recorded_replay import replay_as_recorded
-from memviz.allocator.replay import source_of
+from memviz.allocator.event_replay import Progress
 from memviz.allocator.replay_result import Replayed
-from memviz.allocator.replayer import Progress, Source, part_of, rest_of
+from memviz.allocator.replayer import CardMemory, Replayer, WhatIf
 from memviz.allocator.search import Search, search
 from memviz.allocator.settings import NEWEST, Release, Settings
-from memviz.allocator.what_if import CardMemory, WhatIf, build_what_if, replay_on, smallest_for, with_fit
 from memviz.analysis.cache import drop_large, held_bytes
 from memviz.errors import MemvizError, UsageError
 from memviz.trace.model import DeviceTrace, Trace
@@ -74,14 +71,6 @@ _SIZED_UNASKED = 200_000
 
 
 @dataclass(frozen=True)
-class Begun:
-    """Shared input of all replays of one trace."""
-
-    source: Source
-    recorded: Replayed
-
-
-@dataclass(frozen=True)
 class Terms:
     """Conditions of a question other than its settings."""
 
@@ -110,51 +99,33 @@ class Replays:
         context.store.on_drop(self._forget)
         context.store.on_idle(self._drop_views)
 
-    def begun(self, key: str, progress: Progress | None = None) -> Begun:
-        def replay() -> Begun:
+    def replayer(self, key: str) -> Replayer:
+        """Return the shared source of all replays of one trace."""
+
+        def make() -> Replayer:
             pair = self._context.find(key)
             if pair is None:
                 raise UsageError("This trace is not open any more.")
-            source = source_of(*pair)
-            return Begun(source, replay_as_recorded(source, progress))
+            return _CachedReplayer(self, key, *pair)
 
-        return self._once((key, "begun"), replay, lambda begun: begun.recorded.trace)
+        return self._once((key, "replayer"), make)
 
-    def on(
-        self, key: str, settings: Settings, card: CardMemory | None, afresh: bool, progress: Progress | None = None
-    ) -> Replayed:
-        def replay() -> Replayed:
-            return replay_on(self.begun(key).source, settings, card, afresh=afresh, progress=progress)
-
-        return self._once((key, settings, card, afresh), replay, lambda replayed: replayed.trace)
+    def cached(self, key: Hashable, replay: Callable[[], Replayed]) -> Replayed:
+        return self._once(key, replay, lambda replayed: replayed.trace)
 
     def what_if(self, key: str, settings: Settings, terms: Terms, progress: Progress | None = None) -> WhatIf:
-        begun, on = self.begun(key, part_of(progress, 0, 5)), partial(self.on, key)
-
         def build() -> WhatIf:
-            rest = rest_of(progress, 1, 5)
-            outcome = build_what_if(begun.source, begun.recorded, settings, terms.card, replay=on, progress=rest)
-            return with_fit(begun.source, outcome, rest)
+            overhead = terms.overhead_bytes
+            return self.replayer(key).what_if(settings, terms.card, overhead_bytes=overhead, progress=progress)
 
-        outcome = self._once((key, "answer", settings, terms.card), build)
-        smallest = self._smallest(key, outcome.replayed, terms, part_of(progress, 4, 5))
-        return replace(outcome, smallest_card=smallest)
-
-    def _smallest(self, key: str, replayed: Replayed, terms: Terms, progress: Progress | None) -> CardMemory | None:
-        """Return the smallest card that fits; None for long recordings, where it takes a search of several replays."""
-        source = self.begun(key).source
-        if len(source.device.events) > _SIZED_UNASKED:
-            return None
-        question = (key, "smallest", replayed.settings, replayed.is_placed_anew, terms.overhead_bytes)
-        # In a tuple, because there may be no card that fits.
-        return self._once(question, lambda: (smallest_for(source, replayed, terms.overhead_bytes, progress),))[0]
+        return self._once((key, "answer", settings, terms.card, terms.overhead_bytes), build)
 
     def search(self, key: str, settings: Settings, terms: Terms, progress: Progress | None = None) -> Search:
         """`settings` are tried besides."""
         searched = self.known_search(key, terms)
         if searched is None or settings not in [tried.settings for tried in searched.tried]:
             searched = search(
-                self.begun(key).source,
+                self.replayer(key),
                 terms.card,
                 also=settings,
                 release=terms.release,
@@ -238,3 +209,37 @@ class Replays:
 
 def _of_trace(key: Hashable) -> str:
     return str(key[0]) if isinstance(key, tuple) else ""
+
+
+class _CachedReplayer(Replayer):
+    """Keeps its replays among those of all visitors."""
+
+    def __init__(self, replays: Replays, key: str, trace: Trace, device: DeviceTrace) -> None:
+        super().__init__(trace, device)
+        self._replays = replays
+        self._key = key
+
+    def as_recorded(self, progress: Progress | None = None) -> Replayed:
+        plain = super().as_recorded
+        return self._replays.cached((self._key, "recorded"), lambda: plain(progress))
+
+    def replay(
+        self,
+        settings: Settings | None = None,
+        card: CardMemory | None = None,
+        *,
+        afresh: bool = False,
+        progress: Progress | None = None,
+    ) -> Replayed:
+        plain = super().replay
+        return self._replays.cached(
+            (self._key, settings, card, afresh), lambda: plain(settings, card, afresh=afresh, progress=progress)
+        )
+
+    def smallest_for(
+        self, replayed: Replayed, overhead_bytes: int = OVERHEAD_BYTES, progress: Progress | None = None
+    ) -> CardMemory | None:
+        """Return None for long recordings, where it takes a search of several replays."""
+        if len(self.device.events) > _SIZED_UNASKED:
+            return None
+        return super().smallest_for(replayed, overhead_bytes, progress)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from memviz.allocator.replay_result import exactness
+from memviz.allocator.replayer import WhatIf
 from memviz.allocator.search import Search
-from memviz.allocator.what_if import WhatIf
 from memviz.results.replay_headline import replay_headline
 from memviz.text import Html, cut, tag
 from memviz.trace.model import DeviceTrace, Trace

@@ -8,7 +8,7 @@ from typing import Any
 
 from memviz.allocator.context import UNKNOWN
 from memviz.allocator.replay_answer import environment
-from memviz.allocator.what_if import CARD_BYTES, CardMemory
+from memviz.allocator.replayer import CARD_BYTES, CardMemory
 from memviz.text import Html, joined, tag
 from memviz.ui.html.elements import button, fault_place, menu, text_input
 from memviz.ui.what_if.question import ANY_CARD, RELEASES, ParsedQuestion, Question, what_if_query

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memviz.allocator.replay_result import RanOut, Replayed, allocation_count, exactness
+from memviz.allocator.replayer import CardMemory, WhatIf
 from memviz.allocator.search import Search, SettingsTrial
-from memviz.allocator.what_if import CardMemory, WhatIf
 from memviz.analysis.timeline import timeline
 from memviz.results.replay_headline import event_words, replay_headline, settings_name
 from memviz.text import Html, exact, joined, rounded, tag, when
@@ -73,7 +73,7 @@ def about_ranked_rows(outcome: WhatIf, searched: Search) -> str:
 
 def _recording_differs(outcome: WhatIf, searched: Search) -> str:
     """Return why the recording has a row of its own."""
-    reason = outcome.parted or outcome.why_not_as_recorded
+    reason = outcome.divergence or outcome.why_not_as_recorded
     if searched.is_placed_anew and not reason:
         return " The recording had besides what was cached before its first event."
     return f" The recording differs: {reason or 'by its settings alone the allocator would not have done what it did'}."
@@ -88,7 +88,7 @@ def _remark(tried: SettingsTrial) -> str:
 def _recording_row(outcome: WhatIf, is_late: bool) -> RankedRow:
     """On a card, with how the recorded settings end there from where memory lay."""
     base, failed = outcome.base, outcome.recorded.oom
-    on_card = outcome.card is not None and (is_late or not outcome.parted)
+    on_card = outcome.card is not None and (is_late or not outcome.divergence)
     return RankedRow(
         settings=outcome.recorded.settings.to_text(),
         remark="the recording",

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memviz.allocator.replay import replay, source_of
-from memviz.allocator.what_if import estimated_trace
+from memviz.allocator.replayer import Replayer
 from memviz.analysis.actions.edit import Again, Edit, apply_edit
 from memviz.analysis.actions.proposals import ActionKind, Proposal, autocast, checkpoint, kinds_of, proposal
 from memviz.analysis.findings.finding import Facts
@@ -26,6 +25,7 @@ from tests.analysis.actions.test_checkpoint import LAYERS, SCRATCH, MiB, address
 from tests.analysis.findings.steps import GRADIENT, Loop
 from tests.analysis.training import BACKWARD, CALL, CALL_BACKWARD, ENGINE, MAIN, NATIVE, NODE, python_only
 from tests.real import real_files
+from tests.replays import replay
 from tests.traces import alloc, event, frame, trace_of
 
 SAMPLES = sorted((Path(__file__).parents[3] / "sample_traces").glob("*.pickle.gz"))
@@ -65,8 +65,8 @@ def permanent_bytes(trace: Trace, device: DeviceTrace) -> list[int]:
 
 
 def expect_taken_over(trace: Trace, device: DeviceTrace, made: Proposal) -> None:
-    source = source_of(trace, device)
-    estimate = estimated_trace(source, made.trace, made.name, made.assumptions, expandable=made.trace is None)
+    source = Replayer(trace, device)
+    estimate = source.estimated_trace(made.trace, made.name, made.assumptions, expandable=made.trace is None)
     after = estimate.devices[0]
     assert names(estimate, after) == names(trace, device)
     assert begin_with_allocs(estimate, after) == begin_with_allocs(trace, device)

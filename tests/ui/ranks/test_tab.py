@@ -9,7 +9,7 @@ from typing import Any
 import gradio as gr
 import pytest
 
-from memviz.ranks.gather import Gathering, gathered
+from memviz.ranks.gather import Gathering, gather_ranks
 from memviz.ranks.summary import RankSummary
 from memviz.trace.load import load_trace
 from memviz.ui.ranks.answer import has_ranks, open_ranks
@@ -135,7 +135,7 @@ def test_a_table_that_was_brought_is_drawn_and_opens_nothing_of_its_places(
 ) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     table = tmp_path / "ranks.parquet"
-    gathered(Gathering((str(folder),), output=table, processes=1))
+    gather_ranks(Gathering((str(folder),), output=table, processes=1))
     session = open_files(context, Session(), [str(table)], lambda share, words: None)
     assert is_there(context, session) and not session.refused and not session.opened
     values = draw(context, session, None)

@@ -14,7 +14,7 @@ from memviz.ranks.numbers import Rank, by_mesh, mesh_of
 from memviz.ranks.places import Place
 from memviz.ranks.reduce_rank import row_of
 from memviz.ranks.row import FailedFile, RankRanOut, RankRow
-from memviz.ranks.summary import NOTHING, RankSummary, aligned, of_ranks
+from memviz.ranks.summary import NOTHING, RankSummary, aligned, summary_of
 from memviz.ui.ranks.answer import rank_map_value
 from memviz.ui.ranks.views import failed_html, groups_html, one_rank_html, outliers_html, ranks_verdict_html, spans_text
 from tests.ranks.files import annotations, rank_events
@@ -31,7 +31,7 @@ def row(place: str, *, more: int = 0, steps: int = 3, mesh: str = "", name: str 
 @pytest.fixture(scope="module")
 def job() -> RankSummary:
     ranks = [Rank(n, row(f"rank{n}.pickle", more=8 * MiB if n == 5 else 0)) for n in range(8)]
-    return of_ranks(tuple(ranks), (FailedFile("/job/rank9.pickle", "It is empty."),))
+    return summary_of(tuple(ranks), (FailedFile("/job/rank9.pickle", "It is empty."),))
 
 
 def cells(value: dict) -> np.ndarray:
@@ -58,7 +58,7 @@ def test_a_thousand_ranks_are_less_than_two_megabytes() -> None:
     ranks = tuple(
         Rank(number, replace(curve, said_mesh=f"pp={number // 128},dp={number % 128}")) for number in range(1024)
     )
-    value = rank_map_value(of_ranks(ranks), 0)
+    value = rank_map_value(summary_of(ranks), 0)
     assert cells(value).shape[0] == 1024
     assert len(json.dumps(value)) < 1_000_000
 
@@ -106,7 +106,7 @@ def test_one_rank_says_where_its_figures_are_from(job: RankSummary) -> None:
     one = replace(
         job.ranks[5], row=replace(job.ranks[5].row, origin="predicted for a card", device="7", device_count=8)
     )
-    of_several = of_ranks((*job.ranks[:5], one))
+    of_several = summary_of((*job.ranks[:5], one))
     assert "predicted for a card device 7, one of 8 peak 128 MiB" in words(one_rank_html(of_several, 5, can_open=True))
     assert "against rank 2 probably" in words(one_rank_html(of_several, 5, can_open=True))
 
@@ -120,14 +120,14 @@ def test_the_verdict_and_what_is_left_out(job: RankSummary) -> None:
 def test_ranks_of_which_one_ran_out_are_not_said_to_need_what_they_reached(job: RankSummary) -> None:
     first, *others = job.ranks
     short = replace(first, row=replace(first.row, ran_out=(RankRanOut(0, MiB, 0, 0, ""),), ran_out_count=1))
-    cut = of_ranks((short, *others))
+    cut = summary_of((short, *others))
     assert "Groups of ranks that reached the same" in words(groups_html(cut))
     assert "7 reached the same, 1 differs." in words(ranks_verdict_html(cut))
 
 
 def test_names_from_files_are_text_and_never_markup() -> None:
     ranks = [Rank(n, row(f"{HOSTILE}rank{n}.pickle", more=8 * MiB * (n == 2), name=HOSTILE, mesh="")) for n in range(4)]
-    job = of_ranks(tuple(ranks), (FailedFile(HOSTILE, HOSTILE),))
+    job = summary_of(tuple(ranks), (FailedFile(HOSTILE, HOSTILE),))
     for html in (
         ranks_verdict_html(job),
         groups_html(job),
@@ -141,5 +141,5 @@ def test_names_from_files_are_text_and_never_markup() -> None:
 
 def test_the_map_is_described_in_its_folder() -> None:
     readme = Path(__file__).parents[3] / "memviz/ui/components/rank_map/README.md"
-    value = rank_map_value(of_ranks((Rank(0, row("rank0.pickle")),)))
+    value = rank_map_value(summary_of((Rank(0, row("rank0.pickle")),)))
     assert [name for name in value if f"`{name}`" not in readme.read_text() and name != "label"] == []

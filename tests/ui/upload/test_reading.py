@@ -16,7 +16,7 @@ import pytest
 
 from memviz.analysis.timeline import timeline
 from memviz.figures.packed_timeline import PackedTimeline, pack_timeline, unpack
-from memviz.ranks.gather import Gathering, gathered
+from memviz.ranks.gather import Gathering, gather_ranks
 from memviz.trace.load import read_trace
 from memviz.ui.shell.session import Context, open_trace
 from memviz.ui.shell.store import RankTables, TraceStore
@@ -246,7 +246,7 @@ def test_a_reading_stops_in_the_middle_when_its_visitor_goes(monkeypatch: pytest
 def test_a_table_of_ranks_is_told_as_open_without_a_timeline(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     table, tables = tmp_path / "ranks.parquet", RankTables()
-    gathered(Gathering((str(write_ranks(tmp_path / "job", 2)),), output=table, processes=1))
+    gather_ranks(Gathering((str(write_ranks(tmp_path / "job", 2)),), output=table, processes=1))
     raw = table.read_bytes()
     reading = begun(Readings(Context(TraceStore(), tables=tables)), raw, name="ranks.parquet")
     reading.arriving.add(raw)

@@ -7,8 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from memviz.allocator.recorded_replay import replay_as_recorded
-from memviz.allocator.replay import source_of
+from memviz.allocator.replayer import Replayer
 from memviz.errors import UsageError
 from memviz.trace.model import Trace
 from memviz.ui.shell.session import Context, open_trace, timeline_key
@@ -54,14 +53,14 @@ def test_what_nobody_asked_for_is_tried_once(
     answers, key = opened
     monkeypatch.setattr("memviz.ui.what_if.answer.UNASKED_SECONDS", 1e-6)
     assert answers.known_memory(key) == KnownMemory(None)
-    monkeypatch.setattr(answers.replays, "begun", lambda *given: pytest.fail("It was tried again."))
+    monkeypatch.setattr(answers.replays, "replayer", lambda *given: pytest.fail("It was tried again."))
     assert answers.known_memory(key) == KnownMemory(None)
 
 
 def test_a_replay_asks_every_few_thousand_events_whether_to_go_on(long: Trace) -> None:
     told: list[int] = []
     device = long.devices[0]
-    replay_as_recorded(source_of(long, device), lambda done, total: told.append(done))
+    Replayer(long, device).as_recorded(lambda done, total: told.append(done))
     steps = [after - before for before, after in pairwise([*told, len(device.events)]) if after > before]
     assert steps and max(steps) <= 2048
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from memviz.allocator.replayer import CardMemory
 from memviz.allocator.settings import Settings, parse_settings
-from memviz.allocator.what_if import CardMemory
 from memviz.analysis.timeline import timeline
 from memviz.errors import MemvizError, UsageError
 from memviz.trace.model import Trace
@@ -168,12 +168,12 @@ def test_of_a_long_recording_the_smallest_card_is_not_found_unasked(
 ) -> None:
     assert replays.what_if(key, EXPANDABLE, SMALL).smallest_card == CardMemory(4 * GiB)
     monkeypatch.setattr("memviz.ui.what_if.replays._SIZED_UNASKED", 5)
-    assert replays.what_if(key, EXPANDABLE, SMALL).smallest_card is None
+    assert replays.what_if(key, EXPANDABLE, Terms(CardMemory(130 * MiB, 0))).smallest_card is None
 
 
 def test_a_closed_trace_is_not_replayed(replays: Replays) -> None:
     with pytest.raises(UsageError, match="not open any more"):
-        replays.begun("gone/0")
+        replays.replayer("gone/0")
 
 
 # -- what is said
@@ -354,4 +354,4 @@ def test_pinned_memory_is_refused_in_words(context: Context, replays: Replays) -
     trace = trace_of([], host_traces=[[alloc(0, 4096)]], host_segments=[])
     one = open_trace(context.store, trace)
     with pytest.raises(MemvizError, match="Pinned memory has another allocator"):
-        replays.begun(f"{one.key}/host0")
+        replays.replayer(f"{one.key}/host0")

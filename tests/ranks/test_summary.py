@@ -60,12 +60,6 @@ def test_stages_are_groups_and_one_of_a_stage_is_held_against_its_own() -> None:
     assert [(one.rank, one.against // 32, one.because) for one in outliers] == [(70, 2, (NamedDelta("cache", GiB),))]
 
 
-def test_eight_that_differ_from_a_thousand() -> None:
-    groups, outliers = grouped(of_peaks([40 * GiB] * 1016 + [45 * GiB] * 8))
-    assert [len(group.ranks) for group in groups] == [1016, 8]
-    assert [one.rank for one in outliers] == list(range(1016, 1024))
-
-
 @pytest.mark.parametrize("spread", [0.0005, 0.005, 0.05])
 @pytest.mark.parametrize("count", [12, 64, 1024])
 def test_ranks_that_are_given_different_lengths_do_not_stand_out(count: int, spread: float) -> None:
@@ -79,12 +73,6 @@ def test_among_ranks_that_all_differ_one_far_away_still_stands_out() -> None:
     peaks[9] *= 1.8
     _, outliers = grouped(of_peaks(peaks))
     assert [one.rank for one in outliers] == [9]
-
-
-def test_two_ranks_or_four_stages_have_nobody_to_stand_out_from() -> None:
-    for peaks in ([20, 30], [40, 30, 20, 10], [5]):
-        groups, outliers = grouped(of_peaks(peak * GiB for peak in peaks))
-        assert (len(groups), outliers) == (len(peaks), ())
 
 
 def test_ranks_of_one_height_that_are_made_of_other_things_are_no_equals() -> None:
@@ -138,31 +126,32 @@ def test_the_same_line_in_another_folder_is_the_same_site() -> None:
     assert by_site(here, there) == (NamedDelta("train.py:1 f", -2),)
 
 
-def test_the_chief_cause_goes_the_way_of_the_whole() -> None:
-    """A rank that holds more may hold less of what is largest in it."""
-    causes = (NamedDelta("a.py:1", -575), NamedDelta("b.py:1", 288), NamedDelta("c.py:1", 400))
-    assert Outlier(64, 5, 113, causes).chief_site == causes[2]
-    assert Outlier(64, 5, -113, (NamedDelta("a.py:1", 3), NamedDelta("b.py:1", -116))).chief_site == NamedDelta(
-        "b.py:1", -116
-    )
-    assert Outlier(64, 5, 0, ()).chief_site is None
-
-
-def test_the_chief_cause_is_a_site_where_one_is_named() -> None:
-    """What is left may be more together, and nobody can look it up."""
-    causes = (NamedDelta("a.py:1", 40), NamedDelta("b.py:1", 30), NamedDelta(REST, 50))
-    assert Outlier(64, 5, 120, causes).chief_site == causes[0]
-    assert Outlier(64, 5, 50, causes[2:]).chief_site == causes[2]
-
-
-def test_of_sites_that_tie_none_is_the_chief_cause() -> None:
-    causes = tuple(NamedDelta(f"norm{number}_forward", 256) for number in range(6))
-    assert Outlier(64, 5, 3281, causes).chief_site is None
-
-
 def test_the_chief_category_is_the_largest_that_explains_something() -> None:
     parts = (NamedDelta("unknown", 1600), NamedDelta("activation", 1537), NamedDelta("gradient", -9))
     assert Outlier(64, 5, 3128, (), parts).chief_category == parts[1]
     assert Outlier(64, 5, 1600, (), parts[:1]).chief_category is None
     renamed = (NamedDelta("activation", 60), NamedDelta("temporary", -60), NamedDelta("output", 16))
     assert Outlier(64, 5, 16, (), renamed).chief_category == renamed[2]
+
+
+_A, _B, _C, _REST = NamedDelta("a.py:1", 40), NamedDelta("b.py:1", 30), NamedDelta("c.py:1", -90), NamedDelta(REST, 50)
+
+
+@pytest.mark.parametrize(
+    ("delta", "causes", "chief"),
+    [
+        (0, (), None),
+        # It goes the way of the whole, and is a site where one is named: nobody can look up the rest.
+        *((20, (_A, _B, _C), _A), (-20, (_A, _B, _C), _C), (120, (_A, _B, _REST), _A), (50, (_REST,), _REST)),
+        # Of sites that tie none is the chief cause.
+        (3281, tuple(NamedDelta(f"norm{number}_forward", 256) for number in range(6)), None),
+    ],
+)
+def test_the_chief_site(delta: int, causes: tuple[NamedDelta, ...], chief: NamedDelta | None) -> None:
+    assert Outlier(64, 5, delta, causes).chief_site == chief
+
+
+@pytest.mark.parametrize("peaks", [[20, 30], [40, 30, 20, 10], [5]])
+def test_two_ranks_or_four_stages_have_no_norm_to_stand_out_from(peaks: list[int]) -> None:
+    groups, outliers = grouped(of_peaks(peak * GiB for peak in peaks))
+    assert (len(groups), outliers) == (len(peaks), ())

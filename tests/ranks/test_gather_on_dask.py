@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -17,11 +16,10 @@ import pytest
 
 from memviz import dask_client
 from memviz.errors import UsageError
-from memviz.ranks import workers
-from memviz.ranks.gather import Gathering, gathered
+from memviz.ranks import gather
+from memviz.ranks.gather import Gathering, gather_ranks, reduce_on_dask
 from memviz.ranks.places import places_of
 from memviz.ranks.row import FailedFile, RankRow, Reduced
-from memviz.ranks.workers import reduced_there
 from tests.dask_cluster import Cluster, dask_cluster
 from tests.ranks.files import read, write_ranks
 from tests.second_process import ROOT, memviz
@@ -39,7 +37,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def other_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Of a worker in a folder of its own, where memviz is something else: another version, or none."""
+    """A worker in a folder of its own, where memviz is another version, or none."""
     folder = tmp_path_factory.mktemp("elsewhere")
     (folder / "memviz").mkdir()
     (folder / "memviz" / "__init__.py").write_text("")
@@ -68,24 +66,24 @@ def test_whoever_takes_a_call_and_is_silent_is_no_scheduler(job: Path, monkeypat
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(UsageError, match="silent for 1 s"):
-            gathered(Gathering((str(job),), scheduler=address))
+            gather_ranks(Gathering((str(job),), scheduler=address))
 
 
 def test_workers_say_what_this_machine_says(cluster: Any, job: Path) -> None:
-    assert gathered(Gathering((str(job),), scheduler=cluster.scheduler_address)) == read(job)
+    assert gather_ranks(Gathering((str(job),), scheduler=cluster.scheduler_address)) == read(job)
 
 
 def test_workers_without_this_memviz_are_sent_what_they_need(other_cluster: Any, job: Path) -> None:
     address = other_cluster.scheduler_address
     with distributed.Client(address, set_as_default=False) as client:
         client.wait_for_workers(1, timeout=600)
-        assert gathered(Gathering((str(job),), scheduler=address)) == read(job)
+        assert gather_ranks(Gathering((str(job),), scheduler=address)) == read(job)
         assert "memviz-" in next(iter(client.run(memviz_at).values()))
 
 
 def test_a_worker_killed_half_way_costs_no_rank(cluster: Any, tmp_path: Path) -> None:
     folder = write_ranks(tmp_path / "job", 24)
-    rows = reduced_there(places_of([str(folder)]), cluster.scheduler_address)
+    rows = reduce_on_dask(places_of([str(folder)]), cluster.scheduler_address)
     read_first = [next(rows) for _ in range(5)]
     with distributed.Client(cluster.scheduler_address, set_as_default=False) as client:
         os.kill(min(client.run(os.getpid).values()), signal.SIGKILL)
@@ -96,7 +94,7 @@ def test_a_worker_killed_half_way_costs_no_rank(cluster: Any, tmp_path: Path) ->
 
 
 def killing(address: str, etag: str, size: int, device: str | None) -> Reduced:
-    """As reading a file may, by the system's hand."""
+    """End the worker's process, as the system may."""
     import os
     import signal
 
@@ -110,57 +108,20 @@ def killing(address: str, etag: str, size: int, device: str | None) -> Reduced:
 
 def test_a_file_that_kills_every_worker_is_one_row(cluster: Any, tmp_path: Path) -> None:
     places = places_of([str(write_ranks(tmp_path / "job", 8))])
-    rows = list(reduced_there(places, cluster.scheduler_address, task=killing))
+    rows = list(reduce_on_dask(places, cluster.scheduler_address, task=killing))
     (failed,) = (row for row in rows if isinstance(row, FailedFile))
     assert failed.place.endswith("rank5.pickle") and "ended the workers" in failed.reason
     assert len(rows) == 8
 
 
-def test_a_place_that_fails_now_and_then(cluster: Any, tmp_path: Path) -> None:
-    folder = write_ranks(tmp_path / "job", 6, rank2=5 * MiB)
-    known = "tests.ranks.unsteady_files.UnsteadyFiles"
-    with distributed.Client(cluster.scheduler_address, set_as_default=False) as client:
-        # Those that a test before has ended come back with nothing registered.
-        client.wait_for_workers(2, timeout=600)
-        client.run(_register, str(Path(__file__).parents[2]), known)
-    _register(str(Path(__file__).parents[2]), known)
-    found = gathered(Gathering((f"unsteady://{folder}",), scheduler=cluster.scheduler_address))
-    assert [(rank.number, rank.row.peak_bytes // MiB) for rank in found.ranks] == [
-        (number, 125 if number == 2 else 120) for number in range(6)
-    ]
-
-
 memviz_at = dask_client.by_value(lambda: __import__("memviz").__file__)
-
-
-def _register(folder: str, name: str) -> None:
-    import sys
-
-    import fsspec
-
-    if folder not in sys.path:
-        sys.path.append(folder)
-    fsspec.register_implementation("unsteady", name, clobber=True)
-
-
-def test_the_command_asks_the_scheduler(cluster: Any, job: Path) -> None:
-    done = memviz("ranks", job, "--scheduler", cluster.scheduler_address, "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert [one["rank"] for one in json.loads(done.stdout)["outliers"]] == [6]
-
-
-def test_a_scheduler_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, job: Path) -> None:
-    monkeypatch.setattr(dask_client, "_ANSWERS_WITHIN_SECONDS", 1)
-    for address in ("tcp://127.0.0.1:9", "nonsense://x"):
-        with pytest.raises(UsageError, match="No scheduler answers at"):
-            list(reduced_there(places_of([str(job)]), address))
 
 
 @pytest.mark.slow
 def test_what_is_sent_to_workers_reads_a_rank_without_torch_and_gradio(tmp_path: Path, job: Path) -> None:
     """In a process that has numpy, and memviz from that file alone."""
     packed = tmp_path / "memviz.zip"
-    workers._pack(packed, workers._light_files())
+    gather._pack(packed, gather._light_files())
     assert packed.stat().st_size < 1 << 20
     with zipfile.ZipFile(packed) as file:
         assert not [name for name in file.namelist() if name.startswith(("memviz/ui", "memviz/runner"))]

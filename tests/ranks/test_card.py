@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from memviz.ranks.card import OnCard, SmallerCard, fit_on_card, replay_close_ranks, step_of
+from memviz.allocator.replayer import CardMemory
+from memviz.ranks.card import OnCard, fit_on_card, replay_close_ranks, step_of
 from memviz.ranks.numbers import Rank
 from memviz.ranks.row import StepPart
 from memviz.results.ranks import card_sentence as words
-from memviz.results.ranks import ranks_headline as headline
 from tests.ranks.files import read
 from tests.traces import MiB, alloc, event, free, segment, snapshot
 
 FIRST, SECOND = 1 << 36, 2 << 36
-CARD = SmallerCard("a card", 28 * MiB, 0)
+CARD = CardMemory(28 * MiB, 0, "a card")
 
 
 def reserving(then: int, more: int = 0) -> Any:
@@ -59,12 +59,6 @@ def test_a_replay_decides_what_rows_leave_open(ranks: tuple[Rank, ...]) -> None:
     assert "rank 1 runs out first by a replay of its requests" in words(told)
 
 
-def test_where_all_fit_it_says_how_that_is_known(ranks: tuple[Rank, ...]) -> None:
-    two = (ranks[0], ranks[2])
-    told = replay_close_ranks(two, fit_on_card(two, CARD))
-    assert told.first is None and words(told).endswith("all of them fit, 2 ranks by a replay of their requests.")
-
-
 def test_a_file_that_is_gone_or_another_by_now_leaves_it_open(ranks: tuple[Rank, ...]) -> None:
     moved = tuple(replace(rank, row=replace(rank.row, file_bytes=1)) for rank in ranks)
     Path(ranks[1].row.place).unlink()
@@ -99,7 +93,7 @@ def ran_out(folder: Path, asked: int, count: int = 2) -> tuple[Rank, ...]:
 
 def test_a_peak_that_running_out_cut_short_fits_nowhere_without_a_replay(tmp_path: Path) -> None:
     short = ran_out(tmp_path, 12 * MiB)
-    found = fit_on_card(short, SmallerCard("a card", 32 * MiB, 0))
+    found = fit_on_card(short, CardMemory(32 * MiB, 0, "a card"))
     assert (found.fits, found.close, found.cut_short) == ((), (0, 1), (0, 1))
     assert words(found).endswith(
         "it is close for ranks 0 and 1: ranks 0 and 1 ran out when recorded, and what was still to come is not known."
@@ -113,14 +107,8 @@ def test_what_was_asked_for_in_vain_needs_its_room_too(tmp_path: Path) -> None:
     assert (found.fits, found.close, found.runs_out, found.lacks_bytes) == ((), (), (0, 1), 4 * MiB)
 
 
-def test_of_ranks_that_ran_out_nobody_says_what_they_need(tmp_path: Path) -> None:
-    ran_out(tmp_path, 12 * MiB)
-    said = headline(read(tmp_path))
-    assert "They all reached the same." in str(said) and "need" not in str(said)
-
-
 def test_a_step_is_named_where_the_recording_has_one(tmp_path: Path) -> None:
-    found = fit_on_card(ran_out(tmp_path, 12 * MiB), SmallerCard("a card", 16 * MiB, 0))
+    found = fit_on_card(ran_out(tmp_path, 12 * MiB), CardMemory(16 * MiB, 0, "a card"))
     assert found.first_step is None and "rank 0 runs out first, 16.0 MiB short; 2 ranks would." in words(found)
     row = read(tmp_path).ranks[0].row
     parts = (StepPart(2, "", -1, 9), StepPart(3, "step 3", 10, 19), StepPart(4, "", 20, 29))

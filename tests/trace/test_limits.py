@@ -1,4 +1,4 @@
-"""What one file may take grows with its size, and a reading ends when nobody waits for it any more."""
+"""Limits grow with a file's size, and a reading ends when it is cancelled."""
 
 from __future__ import annotations
 

@@ -73,14 +73,6 @@ def test_a_bare_list_of_segments_is_a_state_without_history() -> None:
     assert (len(device.events), device.blocks.requested.tolist()) == (0, [1000, 0])
 
 
-def test_segments_are_in_order_of_address_whatever_the_files_order() -> None:
-    # The C++ writer stores the upper half of the address space as negative numbers.
-    high = -(2**63) + 4096
-    device = read([segment(high, 512, []), segment(2 * BASE, 1024, []), segment(BASE, 2048, [])]).devices[0]
-    assert device.segments.size.tolist() == [2048, 1024, 512]
-    assert address_text(int(device.segments.address[2])) == "0x8000000000001000"
-
-
 @pytest.mark.parametrize("address", [2**63, 2**64 - 512])
 def test_addresses_of_64_bits_are_kept(address: int) -> None:
     device = trace_of([alloc(address, 10)], [segment(address, 512, [block(address, 512, 10)])]).devices[0]
@@ -97,21 +89,11 @@ def test_segments_say_what_they_are() -> None:
     assert stack(trace, found.stack[0]) == [("grow", "train.py", 1)]
 
 
-@pytest.mark.parametrize("pool", [(0, 3), [0, 3]])
-def test_a_pool_is_a_tuple_in_a_pickle_and_a_list_in_json(pool: Any) -> None:
-    assert trace_of([alloc(BASE, 1, pool_id=pool)]).pools == ((0, 0), (0, 3))
-
-
 @pytest.mark.parametrize("name", ["active_pending_free", "active_awaiting_free"])
 def test_both_names_of_a_pending_free_are_known(name: str) -> None:
     trace = read([segment(BASE, 2 * MiB, [block(BASE, 1024, 1000, state=name)])])
     blocks = trace.devices[0].blocks
     assert (blocks.state[0], blocks.requested[0], trace.notes) == (State[name.upper()], 1000, ())
-
-
-def test_what_a_free_block_once_held_is_not_read() -> None:
-    trace = read([segment(BASE, 512, [block(BASE, 512, 400, "inactive", frames=[frame("stale")])])])
-    assert (trace.devices[0].blocks.requested[0], len(trace.stacks)) == (0, 0)
 
 
 def test_devices_are_apart() -> None:
@@ -142,12 +124,6 @@ def test_an_out_of_memory_event_has_free_bytes_in_place_of_an_address() -> None:
     oom = {"action": "oom", "device_free": 3 * MiB, "size": 900 * MiB, "stream": 0}
     events = trace_of([oom]).devices[0].events
     assert (events.action[0], events.address[0], events.size[0]) == (Action.OOM, 3 * MiB, 900 * MiB)
-
-
-def test_mapped_pages_and_notes_on_allocations_are_events() -> None:
-    names = ["segment_map", "segment_unmap", "annotate", "snapshot", "segment_alloc", "segment_free"]
-    events = trace_of([event(name, BASE, 512, user_metadata="weight") for name in names]).devices[0].events
-    assert events.action.tolist() == [Action[name.upper()] for name in names]
 
 
 def test_annotations_are_the_devices_own_and_in_order_of_time() -> None:
@@ -194,11 +170,6 @@ def test_what_is_not_known_is_noted_and_left_aside() -> None:
     assert trace.devices[0].blocks.state.tolist() == [State.INACTIVE]
 
 
-def test_keys_of_frames_beyond_the_three_are_noted() -> None:
-    frames = [{**frame("f"), "fx_node_op": "call_function"}]
-    assert codes(trace_of([alloc(BASE, 1, frames=frames)])) == ["unknown_frame_keys"]
-
-
 def test_blocks_that_do_not_fill_their_segment_are_noted() -> None:
     row = {**segment(BASE, 2 * MiB, []), "blocks": [block(BASE, 1024)]}
     assert codes(read([row])) == ["untiled_segments"]
@@ -235,24 +206,10 @@ def test_stream_handles_are_read_signed_and_unsigned(stream: int) -> None:
     assert trace_of([alloc(BASE, 1, stream=stream)]).streams == (0, stream)
 
 
-def test_pool_ids_are_unsigned() -> None:
-    assert trace_of([alloc(BASE, 1, pool_id=(0, 2**64 - 1))]).pools == ((0, 0), (0, 2**64 - 1))
-
-
 @pytest.mark.parametrize("stale", [2**64 - 1, -1, None])
 def test_what_an_inactive_block_says_of_its_request_is_stale_and_not_read(stale: Any) -> None:
     blocks = [{**block(BASE, 512, 5), "state": "inactive", "requested_size": stale}]
     assert read([segment(BASE, 512, blocks)]).devices[0].blocks.requested.tolist() == [0]
-
-
-def test_unlimited_settings_are_kept_as_they_are_written() -> None:
-    limits = {"max_split_size": 2**64 - 1, "max_cached_size": -1, "garbage_collection_threshold": 0.0}
-    assert trace_of([alloc(BASE, 1)], allocator_settings=limits).settings == limits
-
-
-def test_an_annotation_of_no_device_is_left_aside() -> None:
-    row = {"name": "step", "stage": "START", "device": -1, "time_us": 1}
-    assert len(trace_of([alloc(BASE, 1)], external_annotations=[row]).devices[0].annotations) == 0
 
 
 # -- texts and stacks longer than anybody reads
@@ -286,8 +243,3 @@ def test_halves_of_characters_become_whole_ones() -> None:
 def test_what_no_device_can_have_free_is_not_known(said: int, kept: int | None) -> None:
     trace = trace_of([{"action": "oom", "device_free": said, "size": 512, "stream": 0}])
     assert driver_free(trace.devices[0].events, 0) == kept
-
-
-def test_without_a_word_of_what_was_free_it_is_not_known() -> None:
-    one, many = (trace_of([{"action": "oom", "addr": 7, "size": 512, "stream": 0}] * count) for count in (1, 40))
-    assert {driver_free(each.devices[0].events, 0) for each in (one, many)} == {None}

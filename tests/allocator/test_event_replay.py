@@ -1,23 +1,22 @@
-"""What is done quickly comes to what the model does step by step, to the last entry of the history."""
+"""The quick replay gives the same history as the model step by step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memviz.allocator import recorded_replay, replay
-from memviz.allocator.recorded_replay import replay_as_recorded
-from memviz.allocator.replay import source_of
+from memviz.allocator import replay
+from memviz.allocator.event_replay import RequestReplay, _QuickReplay
 from memviz.allocator.replay_result import Replayed
-from memviz.allocator.replayer import RequestReplay
+from memviz.allocator.replayer import CardMemory, Replayer
 from memviz.allocator.settings import parse_settings
-from memviz.allocator.what_if import CardMemory, figures_on, replay_on
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from tests.allocator.driver import MiB
@@ -29,11 +28,16 @@ SAMPLES = sorted((Path(__file__).parents[2] / "sample_traces").glob("*.pickle.gz
 
 @contextmanager
 def step_by_step() -> Iterator[None]:
-    """As the model is read: every event through its handler."""
+    """Put every event through its handler."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (recorded_replay, replay):
-            patch.setattr(module, "run_quickly", RequestReplay.run_events)
+        patch.setattr(_QuickReplay, "run", _run_handlers)
         yield
+
+
+def _run_handlers(quick: _QuickReplay, chunk: Iterator[tuple[Any, ...]]) -> None:
+    for event, step, address, requested, _, stream, pool in chunk:
+        quick.replay.history.now = event
+        quick.handlers[step](event, address, requested, stream, pool)
 
 
 def all_of(replayed: Replayed) -> list[object]:
@@ -46,12 +50,12 @@ def all_of(replayed: Replayed) -> list[object]:
 
 
 def outcomes(trace: Trace, text: str, card: CardMemory | None) -> list[object]:
-    source, wanted = source_of(trace), parse_settings(text)
-    recorded = all_of(replay_as_recorded(source))
+    source, wanted = Replayer(trace), parse_settings(text)
+    recorded = all_of(source.as_recorded())
     if wanted.per_process_memory_fraction < 1 and card is None:
         card = CardMemory(4000 * MiB, 0)
-    kept, anew = (replay_on(source, wanted, card, afresh=afresh) for afresh in (False, True))
-    return [recorded, all_of(kept), all_of(anew), figures_on(source, wanted, card, afresh=True)]
+    kept, anew = (source.replay(wanted, card, afresh=afresh) for afresh in (False, True))
+    return [recorded, all_of(kept), all_of(anew), source.figures(wanted, card, afresh=True)]
 
 
 @settings(max_examples=40, deadline=None)
@@ -95,6 +99,6 @@ def test_nearly_all_of_a_recording_goes_the_quick_way(monkeypatch):
             return step(*args)
 
         monkeypatch.setattr(replay.OtherSettings, name, counted)
-    source = source_of(trace)
-    figures_on(source, parse_settings("expandable_segments:True"), afresh=True)
+    source = Replayer(trace)
+    source.figures(parse_settings("expandable_segments:True"), afresh=True)
     assert 0 < slow < 0.2 * len(source.device.events)

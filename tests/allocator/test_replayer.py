@@ -9,20 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memviz.allocator.blocks import Block
-from memviz.allocator.context import OVERHEAD_BYTES
-from memviz.allocator.replay import replay, source_of
+from memviz.allocator.context import OVERHEAD_BYTES, CudaContext
 from memviz.allocator.replay_result import Figures, RanOut, reserved_after_events
-from memviz.allocator.search import search
+from memviz.allocator.replayer import CardMemory, Doubt, Replayer
 from memviz.allocator.settings import parse_settings
 from memviz.allocator.statistics import Tally
-from memviz.allocator.what_if import CARD_BYTES, CardMemory, figures_on, replay_on, smallest_card, what_if
-from memviz.analysis.lifetimes import lifetimes, matched
+from memviz.analysis.lifetimes import matched
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
+from memviz.trace.model import Trace
 from tests.allocator.driver import Driver, GiB, MiB
 from tests.allocator.programs import SETTINGS, programs, take
 from tests.allocator.recording import Recorder
 from tests.allocator.test_replay import actions
+from tests.replays import replay
 from tests.traces import alloc, block, free, segment, trace_of
 
 EXPANDABLE = parse_settings("expandable_segments:True")
@@ -86,12 +86,6 @@ def test_or_runs_out(growing):
     assert actions(result.trace)[-1] == "oom"
 
 
-def test_live_bytes_are_the_same_whatever_the_settings(growing):
-    recorded = lifetimes(growing.trace().devices[0])
-    ours = lifetimes(replay(growing.trace(), settings=EXPANDABLE).trace.devices[0])
-    assert recorded.size.tolist() == ours.size.tolist()
-
-
 def test_the_programs_own_empty_cache_is_kept(growing):
     growing.line = 1
     growing.allocator.empty_cache()
@@ -120,15 +114,6 @@ def test_a_request_that_failed_is_asked_again():
     fails = replay(run.trace(), memory=105 * MiB)
     assert fails.oom is not None
     assert fails.oom.event == 2
-
-
-def test_a_private_pool_that_gave_memory_back_does_so_again():
-    run = Recorder()
-    run.free(run.malloc(30 * MiB, pool=(0, 1)))
-    run.allocator.private_pools[(0, 1)].use_count = 0
-    run.line = 1
-    run.allocator.empty_cache()
-    assert replay(run.trace(), settings=EXPANDABLE).reserved_end_bytes == 0
 
 
 A = 0x7F1200000000
@@ -175,28 +160,22 @@ def test_what_was_live_before_may_not_fit_at_all():
 
 
 def test_the_overhead_is_taken_from_the_card(growing):
-    result = what_if(growing.trace(), settings=EXPANDABLE, card=CardMemory(2 * GiB))
+    result = Replayer(growing.trace()).what_if(settings=EXPANDABLE, card=CardMemory(2 * GiB))
     assert (result.replayed.memory, result.recorded.exact) == (2 * GiB - OVERHEAD_BYTES, True)
-    assert what_if(growing.trace()).replayed.exact
+    assert Replayer(growing.trace()).what_if().replayed.exact
 
 
 def test_a_card_that_the_overhead_fills_is_refused(growing):
     with pytest.raises(UsageError, match="nothing left"):
-        what_if(growing.trace(), card=CardMemory(100 * MiB))
+        Replayer(growing.trace()).what_if(card=CardMemory(100 * MiB))
 
 
 def test_the_smallest_card_is_the_first_on_which_it_ends():
     run = Recorder()
     run.malloc(9 * GiB)
-    source = source_of(run.trace())
-    assert smallest_card(source) == CardMemory(10 * GiB)
-    assert smallest_card(source, overhead_bytes=2 * GiB) == CardMemory(11 * GiB, 2 * GiB)
-
-
-def test_no_card_may_be_large_enough():
-    run = Recorder()
-    run.malloc(max(CARD_BYTES))
-    assert smallest_card(source_of(run.trace())) is None
+    source = Replayer(run.trace())
+    assert source.smallest_card() == CardMemory(10 * GiB)
+    assert source.smallest_card(overhead_bytes=2 * GiB) == CardMemory(11 * GiB, 2 * GiB)
 
 
 @settings(max_examples=30, deadline=None)
@@ -206,10 +185,10 @@ def test_figures_alone_are_those_of_the_whole_replay(text, memory, program):
     for step in program:
         take(run, live, step)
     if run.events:
-        source, wanted = source_of(run.trace()), replace(parse_settings(text), per_process_memory_fraction=1.0)
+        source, wanted = Replayer(run.trace()), replace(parse_settings(text), per_process_memory_fraction=1.0)
         card = None if memory is None else CardMemory(memory, 0)
-        whole = replay_on(source, wanted, card)
-        assert figures_on(source, wanted, card) == Figures(
+        whole = source.replay(wanted, card)
+        assert source.figures(wanted, card) == Figures(
             **{field.name: getattr(whole, field.name) for field in fields(Figures)}
         )
 
@@ -233,70 +212,66 @@ def test_the_answer_says_on_which_card_it_fits_and_how_much_of_the_peak_is_unuse
     run = Recorder()
     run.cached(5 * GiB)
     run.cached(6 * GiB)
-    found = what_if(run.trace())
+    found = Replayer(run.trace()).what_if()
     assert (found.smallest_card, found.replayed.unused_at_peak_bytes) == (CardMemory(8 * GiB), 5 * GiB)
     assert found.replayed.fragmentation == pytest.approx(5 / 11)
-    assert what_if(run.trace(), settings=EXPANDABLE, overhead_bytes=GiB).smallest_card == CardMemory(8 * GiB, GiB)
+    assert Replayer(run.trace()).what_if(settings=EXPANDABLE, overhead_bytes=GiB).smallest_card == CardMemory(
+        8 * GiB, GiB
+    )
     # What is asked of a card does not change which one is large enough.
-    assert what_if(run.trace(), card=CardMemory(2 * GiB)).smallest_card == CardMemory(8 * GiB)
+    assert Replayer(run.trace()).what_if(card=CardMemory(2 * GiB)).smallest_card == CardMemory(8 * GiB)
 
 
-def test_the_search_ranks_by_peak_reserved_and_says_what_to_set(growing):
-    found = search(source_of(growing.trace()))
-    assert (found.best.text, found.best.peak_reserved_bytes) == ("roundup_power2_divisions:8", 104 * MiB)
-    assert found.advice == (
-        "Set roundup_power2_divisions:8: at its peak it reserves 66 % less than with the recorded settings."
-    )
-    peaks = [each.peak_reserved_bytes for each in found.tried]
-    assert peaks == sorted(peaks)
+MiB = 1 << 20
+CONTEXT = CudaContext("a card", 100 * MiB, 300 * MiB)
 
 
-def test_on_a_card_what_fits_comes_first():
+def held(*mebibytes: int) -> Trace:
+    """All at once."""
     run = Recorder()
-    for size in (30, 31, 32, 33):
+    for size in mebibytes:
+        run.malloc(size * MiB)
+    return run.trace()
+
+
+def one_after_another(*mebibytes: int) -> Trace:
+    """The cache of those before goes back where memory is short."""
+    run = Recorder()
+    for size in mebibytes:
         run.cached(size * MiB)
-    held = [run.malloc(size * MiB) for size in (4, 33, 60)]
-    found = search(source_of(run.trace()), CardMemory(120 * MiB, 0))
-    recorded = next(each for each in found.tried if each.is_recorded)
-    assert (found.best.text, found.best.fits, recorded.fits) == ("expandable_segments:True", True, False)
-    assert found.advice.startswith("Set expandable_segments:True: with it this run fits")
-    assert len(held) == 3
+    return run.trace()
 
 
-def test_what_would_have_saved_it_is_named_only_where_something_had_to():
-    run = Recorder()
-    for size in (30, 31, 32, 33):
-        run.cached(size * MiB)
-    held = [run.malloc(size * MiB) for size in (4, 33, 60)]
-    source = source_of(run.trace())
-    saved_by = search(source, CardMemory(120 * MiB, 0)).saved_by
-    assert saved_by is not None and saved_by.text == "expandable_segments:True"
-    assert search(source, CardMemory(8 * GiB)).saved_by is None
-    assert search(source, CardMemory(50 * MiB, 0)).saved_by is None
-    assert len(held) == 3
+def word(trace: Trace, card: int, known_in: int | None, *, more: float = 0.0, less: float = 0.0) -> str:
+    source = Replayer(trace, trace.devices[0])
+    memory = None if known_in is None else CardMemory(known_in * MiB, 0)
+    known = source.figures(None, memory)
+    return source.fits(None, card * MiB, Doubt(CONTEXT, more, less), known=known)
 
 
-def test_settings_are_compared_from_the_same_start():
-    """Half of what was cached before the first event is not laid at the recorded settings' door."""
-    found = search(source_of(late_start()))
-    assert (found.best.is_recorded, found.best.peak_reserved_bytes) == (False, 36 * MiB)
-    assert next(each for each in found.tried if each.is_recorded).peak_reserved_bytes == 50 * MiB
+@pytest.mark.parametrize("known_in", [None, 500, 700, 800, 900, 1000])
+@pytest.mark.parametrize(
+    ("card", "expected"), [(1400, "yes"), (1300, "yes"), (1298, "close"), (1100, "close"), (1098, "no")]
+)
+def test_the_context_decides_from_its_least_to_its_most(card: int, expected: str, known_in: int | None) -> None:
+    """Whatever is known of the same run in other memory: 1,000 MiB are held, beside 100 to 300."""
+    assert word(held(600, 400), card, known_in) == expected
 
 
-def test_what_no_setting_can_help_is_said():
-    run = Recorder()
-    run.malloc(200 * MiB)
-    found = search(source_of(run.trace()), CardMemory(100 * MiB, 0))
-    assert found.advice == (
-        "No settings can make it fit: what the program holds at its peak is more than the 100 MiB there are."
-    )
+def test_the_prediction_may_be_wrong_either_way() -> None:
+    assert word(held(1000), 1350, 1050) == "yes"
+    assert word(held(1000), 1350, 1050, more=0.06) == "close"
+    assert word(held(1000), 1090, 790) == "no"
+    assert word(held(1000), 1090, 790, less=0.02) == "close"
 
 
-def test_settings_that_gain_nothing_are_not_recommended():
-    run = Recorder()
-    run.malloc(200 * MiB)
-    found = search(source_of(run.trace()))
-    assert (found.advice, found.best.is_recorded) == (
-        "Keep the settings: none of those tried reserves noticeably less at its peak.",
-        True,
-    )
+def test_what_gives_back_its_cache_is_replayed() -> None:
+    """500 MiB are enough for it, though it would reserve 900 without a limit."""
+    trace = one_after_another(400, 500)
+    assert word(trace, 800, None) == word(trace, 800, 500) == word(trace, 800, 520) == "yes"
+    assert word(trace, 798, None) == word(trace, 798, 498) == "close"
+    assert word(trace, 598, None) == word(trace, 598, 298) == "no"
+
+
+def test_of_a_card_that_the_context_fills_nothing_is_left() -> None:
+    assert word(held(1), 100, None) == "no"

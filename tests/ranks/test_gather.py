@@ -6,16 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from memviz.ranks.gather import reduce_here
 from memviz.ranks.places import Place, places_of
 from memviz.ranks.reduce_rank import reduce_rank
 from memviz.ranks.row import FailedFile, RankRow, Reduced
 from memviz.ranks.summary import summarize_ranks
-from memviz.ranks.workers import reduced_here
 from tests.ranks.files import read, write_ranks
 from tests.traces import MiB
 
@@ -23,31 +22,14 @@ ROOT = Path(__file__).parents[2]
 
 
 def killed_by_some(place: Place, device: str | None) -> Reduced:
-    """As the system ends a process that takes too much memory."""
+    """End the process as the system ends one that takes too much memory."""
     if "killer" in place.name:
         os.kill(os.getpid(), signal.SIGKILL)
     return reduce_rank(place, device)
 
 
-def deaf_to_some(place: Place, device: str | None) -> Reduced:
-    """Half way through a file, in a process that does not hear SIGTERM: one that has not begun may lose it."""
-    if "deaf" in place.name:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        time.sleep(3600)
-    return reduce_rank(place, device)
-
-
 def at_great_length(place: Place, device: str | None) -> Reduced:
     return FailedFile(place.address, "x" * (64 * MiB))
-
-
-@pytest.mark.slow
-def test_two_processes_say_what_one_says(tmp_path: Path) -> None:
-    folder = write_ranks(tmp_path / "job", 5, rank3=8 * MiB)
-    one, two = read(folder, processes=1), read(folder, processes=2)
-    assert one == two
-    assert [rank.number for rank in one.ranks] == [0, 1, 2, 3, 4]
-    assert [outlier.rank for outlier in one.outliers] == [3]
 
 
 def test_damaged_files_stop_nobody(tmp_path: Path) -> None:
@@ -65,7 +47,7 @@ def test_a_file_that_ends_its_process_is_one_row(tmp_path: Path, at: int) -> Non
     folder = write_ranks(tmp_path / "job", 8)
     (folder / f"run.rank{at}.pickle").rename(folder / f"killer.rank{at}.pickle")
     places = places_of([str(folder)])
-    rows = list(reduced_here(places, processes=2, reduce=killed_by_some))
+    rows = list(reduce_here(places, processes=2, reduce=killed_by_some))
     assert sorted(row.place for row in rows) == sorted(place.address for place in places)
     (failed,) = (row for row in rows if isinstance(row, FailedFile))
     assert failed.place.endswith(f"killer.rank{at}.pickle")
@@ -74,25 +56,16 @@ def test_a_file_that_ends_its_process_is_one_row(tmp_path: Path, at: int) -> Non
 
 
 def test_whoever_goes_away_leaves_no_process(tmp_path: Path) -> None:
-    rows = reduced_here(places_of([str(write_ranks(tmp_path / "job", 4))]), processes=2)
+    rows = reduce_here(places_of([str(write_ranks(tmp_path / "job", 4))]), processes=2)
     assert isinstance(next(rows), RankRow)
     rows.close()
     assert children() == []
 
 
-def test_a_process_that_does_not_hear_is_ended_too(tmp_path: Path) -> None:
-    folder = write_ranks(tmp_path / "job", 4)
-    (folder / "run.rank1.pickle").rename(folder / "deaf.rank1.pickle")
-    rows = reduced_here(places_of([str(folder)]), processes=2, reduce=deaf_to_some)
-    assert isinstance(next(rows), RankRow)
-    rows.close()
-    assert not children()
-
-
 @pytest.mark.slow
 def test_an_answer_that_was_half_written_is_not_waited_for() -> None:
     """Each is longer than a pipe holds, so that the second process is in the middle of its own when it is ended."""
-    rows = reduced_here([Place(str(number), "", 0) for number in range(8)], processes=2, reduce=at_great_length)
+    rows = reduce_here([Place(str(number), "", 0) for number in range(8)], processes=2, reduce=at_great_length)
     assert isinstance(next(rows), FailedFile)
     rows.close()
     assert not children()
@@ -101,7 +74,7 @@ def test_an_answer_that_was_half_written_is_not_waited_for() -> None:
 def test_whoever_is_killed_leaves_no_process(tmp_path: Path) -> None:
     """The first answer comes when processes are there; they hold the other end of our pipe until they end."""
     folder = write_ranks(tmp_path / "job", 8)
-    code = "import sys, tests.ranks.test_pool as here; here.killed_while_reading(sys.argv[1])"
+    code = "import sys, tests.ranks.test_gather as here; here.killed_while_reading(sys.argv[1])"
     asked = subprocess.run(
         [sys.executable, "-c", code, str(folder)], cwd=ROOT, stdout=subprocess.PIPE, timeout=600, check=False
     )
@@ -109,13 +82,13 @@ def test_whoever_is_killed_leaves_no_process(tmp_path: Path) -> None:
 
 
 def killed_while_reading(folder: str) -> None:
-    next(reduced_here(places_of([folder]), processes=2))
+    next(reduce_here(places_of([folder]), processes=2))
     os.write(sys.stdout.fileno(), b"reading\n")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def children() -> list[str]:
-    """Of this process: those that multiprocessing did not wait for."""
+    """Child processes that multiprocessing did not wait for."""
     import multiprocessing
 
     return [child.name for child in multiprocessing.active_children()]

@@ -1,4 +1,4 @@
-"""What an estimate takes over of its recording, in a file and back."""
+"""Purposes that an estimate inherits from its recording, in a file and back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memviz.allocator.replay import replay
 from memviz.analysis.actions.proposals import checkpoint
 from memviz.analysis.findings.finding import Facts
 from memviz.analysis.purpose.categories import categories
@@ -21,6 +20,7 @@ from memviz.trace.model import Trace
 from memviz.trace.strip import strip_paths
 from memviz.trace.write import snapshot_dict, write_pickle
 from tests.analysis.actions.test_checkpoint import network
+from tests.replays import replay
 from tests.traces import read
 
 

@@ -13,8 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memviz
-from memviz.allocator.settings import parse_settings
-from memviz.allocator.what_if import what_if
 from memviz.analysis.callstacks.sites import path_of
 from memviz.analysis.health import health, history
 from memviz.analysis.lifetimes import matched
@@ -117,10 +115,6 @@ def test_a_stack_is_what_ran_on_the_same_thread(trace: Trace):
     assert stack(trace, 1) == ["/model.py:5 forward", "/train.py:20 main"]
     assert stack(trace, 3) == ["/:0 MmBackward0"]
     assert stack(trace, 4) == ["/train.py:20 main"]
-
-
-def test_steps_are_named_by_their_annotations(trace: Trace):
-    assert [trace.strings[name] for name in trace.devices[0].annotations.name] == ["ProfilerStep#7"] * 2
 
 
 def test_what_it_lacks_is_said_and_stays_said_in_a_snapshot_of_it(trace: Trace, tmp_path: Path):
@@ -251,12 +245,3 @@ def _is_json(events: Any) -> bool:
     except ValueError:
         return False
     return True
-
-
-def test_what_a_replay_of_it_has_is_not_said_to_be_missing(trace: Trace):
-    outcome = what_if(trace, trace.devices[0], settings=parse_settings("expandable_segments:True"))
-    (said,) = (note.text for note in health(outcome.replayed.trace) if note.code == "profiler_trace")
-    assert "Segments and where blocks lie in them are the model's" in said
-    assert "placeholders" not in said
-    (before,) = (note.text for note in health(trace) if note.code == "profiler_trace")
-    assert "segments are placeholders" in before
