@@ -6,7 +6,7 @@ import json
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any
 
 import numpy as np
@@ -183,13 +183,7 @@ def one_column(pieces: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 
 def _batches(group: Iterator[dict[str, Any]], size: int = 16_384) -> Iterator[list[dict[str, Any]]]:
-    batch: list[dict[str, Any]] = []
-    for entry in group:
-        batch.append(entry)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
+    while batch := list(islice(group, size)):
         yield batch
 
 

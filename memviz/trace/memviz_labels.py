@@ -61,12 +61,6 @@ def column_of(value: Any, dtype: Any, count: int, values: int) -> Any:
     return column
 
 
-def count_of(value: Any, dtype: Any) -> int:
-    """How many numbers a text holds."""
-    size: int = np.dtype(dtype).itemsize
-    return len(_raw(value)) // size
-
-
 def _raw(value: Any) -> bytes:
     try:
         return base64.b64decode(value, validate=True)
@@ -117,7 +111,7 @@ def _purposes(value: dict[str, Any], count: int) -> Purposes:
 
 
 def _spans(value: dict[str, Any], events: int) -> Spans:
-    spans = Spans(*_read_columns(value, _SPANS, count_of(value.get("phase"), np.uint8), events))
+    spans = Spans(*_read_columns(value, _SPANS, len(_raw(value.get("phase"))), events))
     is_in_order = (spans.first[1:] >= spans.first[:-1]).all()
     if len(spans) > _MOST_SPANS * events or (spans.phase == Phase.UNKNOWN).any() or not is_in_order:
         raise TraceError("Its phases (under the key 'memviz') do not follow one another.")

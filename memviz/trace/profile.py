@@ -149,13 +149,21 @@ def read_profile(root: Any, about: About, interner: Interner) -> Trace:
     begin_us = _begin_us(root)
     kind, moments, left_aside = _moments(rows, interner.budget)
     calls = RunningCalls(rows, interner, {moment.thread for moment in moments})
-    histories = _Histories(interner, begin_us)
+    histories: dict[int, _History] = {}
     for number, moment in enumerate(moments):
         if number % _CHECKED_EVERY == 0:
             interner.budget.check()
-        histories.add(moment, calls.stack_at(moment.thread, moment.at))
-    annotations = list(_annotations(rows, begin_us, sorted(histories.devices), interner.budget))
-    snapshot = {**histories.snapshot(), "external_annotations": annotations}
+        stack = calls.stack_at(moment.thread, moment.at)
+        history = histories.setdefault(moment.device, _History())
+        history.add(moment, begin_us + int(moment.at), StackNumber(stack) if stack >= 0 else None)
+    before = StackNumber(interner.stack_of([interner.frame(BEFORE)]))
+    snapshot = {
+        "segments": [row for number, history in histories.items() for row in history.segments(number, before)],
+        "device_traces": [
+            histories[number].events if number in histories else [] for number in range(max(histories) + 1)
+        ],
+        "external_annotations": list(_annotations(rows, begin_us, sorted(histories), interner.budget)),
+    }
     trace = read_snapshot(snapshot, replace(about, format=f"{FORMAT}, {about.format}", facts=_FACTS), interner)
     return replace(trace, notes=(*_notes(kind, left_aside, histories, calls), *trace.notes))
 
@@ -244,29 +252,9 @@ def _begin_us(root: Any) -> int:
     return begin // 1000 if type(begin) is int and 0 <= begin < _LARGEST else 0
 
 
-class _Histories:
-    """Events as a snapshot has them, by device."""
-
-    def __init__(self, interner: Interner, begin_us: int) -> None:
-        self.devices: dict[int, _History] = {}
-        self._interner = interner
-        self._begin_us = begin_us
-
-    def add(self, moment: _Moment, stack: int) -> None:
-        history = self.devices.setdefault(moment.device, _History())
-        history.add(moment, self._begin_us + int(moment.at), StackNumber(stack) if stack >= 0 else None)
-
-    def snapshot(self) -> dict[str, Any]:
-        before = StackNumber(self._interner.stack_of([self._interner.frame(BEFORE)]))
-        return {
-            "segments": [row for number, history in self.devices.items() for row in history.segments(number, before)],
-            "device_traces": [
-                self.devices[number].events if number in self.devices else [] for number in range(max(self.devices) + 1)
-            ],
-        }
-
-
 class _History:
+    """Events of one device, as a snapshot has them."""
+
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
         self.is_off = False
@@ -360,7 +348,7 @@ def _annotations(
                 yield {"device": device, "name": row["name"], "stage": stage, "time_us": begin_us + int(time)}
 
 
-def _notes(kind: int, left_aside: int, histories: _Histories, calls: RunningCalls) -> Iterator[Note]:
+def _notes(kind: int, left_aside: int, histories: dict[int, _History], calls: RunningCalls) -> Iterator[Note]:
     if calls.has_any:
         text = "Stacks are inferred: what ran on the same thread when an allocation was made"
         more = (
@@ -376,7 +364,7 @@ def _notes(kind: int, left_aside: int, histories: _Histories, calls: RunningCall
     elif left_aside:
         text = f"{left_aside:,} events of other memory, such as the processor's, are left aside."
         yield Note("other_memory", text)
-    for number, history in sorted(histories.devices.items()):
+    for number, history in sorted(histories.items()):
         if history.before:
             text = f"{history.before:,} bytes were allocated before the profile began; they are shown as one."
             yield Note("before_profile", text, device=str(number))
