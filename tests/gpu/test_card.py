@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from memviz.predictor.attention import AttentionCall, Backend, backend_for
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from memviz.allocator.context import overhead_on
 from memviz.analysis.timeline import timeline
 from memviz.predictor.cards import CARDS, KnownCard, card_named
+from memviz.predictor.decompositions import AttentionCall, Backend, backend_for
 from memviz.predictor.device import PredictedDevice
 from memviz.runner.measure.accelerator import find_accelerator
 from memviz.runner.measure.cuda_device import CudaDevice

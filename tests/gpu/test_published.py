@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from memviz.runner import published
 from memviz.runner.measure.accelerator import Accelerator, find_accelerator
 from memviz.runner.measure.cuda_device import CudaDevice
 from memviz.runner.measure.measured_run import drawn_on
@@ -19,7 +20,7 @@ from memviz.runner.output_check.difference import differences
 from memviz.runner.output_check.model_runs import cloned, flatten
 from memviz.runner.output_check.verdict import Numerics, to_plain
 from memviz.runner.plan import Plan, fitted, plan_of
-from memviz.runner.published import SEEDS, tables
+from memviz.runner.published import SEEDS
 from memviz.runner.request import Request
 from memviz.runner.step import RunStep
 from memviz.runner.workloads.workload import FromConfiguration, scale_weights
@@ -126,10 +127,10 @@ def rows_of(seed: str) -> list[dict[str, Any]]:
 def test_measured_peaks_of_a_table_are_the_predicted_ones(
     table: Table, gpu: Gpu, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(tables, "card", lambda: gpu.card)
-    monkeypatch.setattr(tables, "RELEASE", gpu.release)
+    monkeypatch.setattr(published, "card", lambda: gpu.card)
+    monkeypatch.setattr(published, "RELEASE", gpu.release)
     predicted = rows_of(table.seed)
-    monkeypatch.setattr(tables, "PredictedDevice", partial(MeasuredDevice, accelerator))
+    monkeypatch.setattr(published, "PredictedDevice", partial(MeasuredDevice, accelerator))
     measured = rows_of(table.seed)
     show(table.seed, predicted=predicted, measured=measured)
     assert [row["ours"] for row in predicted] == pytest.approx([row["ours"] for row in measured], rel=_LARGEST_ERROR)

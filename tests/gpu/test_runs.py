@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from memviz.allocator.replay import replay, source_of
+from memviz.allocator.replayer import Replayer
 from memviz.allocator.settings import parse_settings
 from memviz.analysis.timeline import timeline
 from memviz.predictor.run import predict
@@ -24,6 +24,7 @@ from tests.gpu.comparing import gpu_of, most_different, out_of_memory_at, sizes_
 from tests.gpu.conftest import Gpu, Python
 from tests.gpu.programs import PROGRAMS, Program
 from tests.gpu.runs import RUNS, Run
+from tests.replays import replay
 
 _LARGEST_ERROR_PERCENT = 5.0
 _GRANULE = 2 << 20
@@ -90,7 +91,7 @@ def test_replay_with_less_memory_is_what_comes_of_it(share: float, tmp_path: Pat
     low, high = figures["peak_allocated_bytes"], figures["peak_reserved_bytes"]
     limit = int(low + share * (high - low) if share > 0 else low * (1 + share)) // _GRANULE * _GRANULE
     repeated, figures = record(program, tmp_path, python, limit)
-    settings = source_of(base, gpu_of(base)).recorded
+    settings = Replayer(base, gpu_of(base)).recorded
     settings = replace(settings, per_process_memory_fraction=figures["fraction"])
     assert_alike(repeated, replay(base, gpu_of(base), settings=settings, total=figures["total"]))
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from memviz.predictor.compiled_code import TRITON_NOT_RUN
 from torch.nn import functional as F
 
 from memviz.predictor.cards import card_named
 from memviz.predictor.device import PredictedDevice
+from memviz.predictor.hooks import TRITON_NOT_RUN
 from memviz.predictor.run import predict
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Request
