@@ -665,7 +665,7 @@ class Pace:
         return took / (len(self._newest) - 1) * (of - done)
 
 
-class Searches(Jobs["Search", SearchStatus]):
+class Searches(Jobs["SearchJob", SearchStatus]):
     """One for a page."""
 
     def __init__(
@@ -689,12 +689,12 @@ class Searches(Jobs["Search", SearchStatus]):
                 raise Crowded(f"{self._most} others search already. Try it again in some minutes.")
             for search in own:
                 search.stop("Another search was begun instead.")
-            search = Search(order, owner, self._line, self._seconds, self._memory)
-            self._start(search, Search.run)
+            search = SearchJob(order, owner, self._line, self._seconds, self._memory)
+            self._start(search, SearchJob.run)
         return search.status
 
 
-class Search(Job[SearchStatus]):
+class SearchJob(Job[SearchStatus]):
     def __init__(self, order: SearchOrder, owner: str, line: FairLock, most_seconds: float, memory: int) -> None:
         super().__init__(SearchStatus(new_id(), order), owner)
         self.began = time.monotonic()

@@ -21,7 +21,7 @@ from typing import Any
 
 from memviz.errors import UsageError
 
-_RUNNER = f"{Path(__file__).parents[1]}{os.sep}"
+_OWN_FOLDERS = tuple(f"{Path(__file__).parents[2] / part}{os.sep}" for part in ("runner", "predictor"))
 _RELAYS = tuple(os.path.join("torch", name) for name in ("_ops.py", "overrides.py"))
 """Torch's files that relay calls; their frames below ours are hidden too."""
 
@@ -76,7 +76,7 @@ def _without_ours(at: TracebackType | None) -> TracebackType | None:
     shown, below_ours, one = [], False, at
     while one is not None:
         file = one.tb_frame.f_code.co_filename
-        below_ours = file.startswith(_RUNNER) or below_ours and file.endswith(_RELAYS)
+        below_ours = file.startswith(_OWN_FOLDERS) or below_ours and file.endswith(_RELAYS)
         if not below_ours:
             shown.append(one)
         one = one.tb_next

@@ -177,27 +177,27 @@ def test_a_trace_that_rests_is_not_counted_again_and_again(monkeypatch: pytest.M
 
 
 def test_replays_rest_with_their_trace(context: Context, replays: Replays, key: str, monkeypatch: pytest.MonkeyPatch):
-    replay = replays.begun(key).recorded.trace
+    replay = replays.replayer(key).as_recorded().trace
     line = timeline(replay.devices[0])
     cached_on(replay, "a view", lambda: bytearray(1 << 20))
     later(monkeypatch, 100)
     assert context.store.forget({key.partition("/")[0]}, 1000)
     assert held_bytes(replay) < 1 << 20
-    assert replays.begun(key).recorded.trace is replay, "it is not replayed again"
+    assert replays.replayer(key).as_recorded().trace is replay, "it is not replayed again"
     assert len(timeline(replay.devices[0])) == len(line)
 
 
 def test_replays_go_with_their_trace(context: Context, replays: Replays, key: str):
-    replays.begun(key)
-    assert len(replays._kept) == 1
+    replays.replayer(key).as_recorded()
+    assert len(replays._kept) == 2
     context.store.drop(key.partition("/")[0])
     assert len(replays._kept) == 0
 
 
 def test_a_replay_that_ends_after_its_trace_was_closed_is_not_kept(context: Context, replays: Replays, key: str):
-    begun = replays.begun(key)
+    recorded = replays.replayer(key).as_recorded()
     context.store.drop(key.partition("/")[0])
-    replays._keep((key, "begun"), begun, begun.recorded.trace)
+    replays._keep((key, "recorded"), recorded, recorded.trace)
     assert len(replays._kept) == 0
 
 
