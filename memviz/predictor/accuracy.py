@@ -140,8 +140,8 @@ def unproven_of(recorder: AllocationRecorder) -> tuple[Unproven, ...]:
             likely, most = recorder.missing[number]
             unproven.append(Unproven(rule.name, standing, rule.because, likely, 0, most))
         elif standing not in (Standing.PROVED, Standing.MISSING) and highest.get(number):
-            held = at_peak.get(number, 0)
-            unproven.append(Unproven(rule.name, standing, rule.because, highest[number], held, None))
+            bytes_at_peak = at_peak.get(number, 0)
+            unproven.append(Unproven(rule.name, standing, rule.because, highest[number], bytes_at_peak, None))
     return tuple(unproven)
 
 
@@ -163,7 +163,7 @@ def _bytes_by_rule(recorder: AllocationRecorder) -> tuple[dict[int, int], dict[i
 
 def unproven_sentence(unproven: Iterable[Unproven]) -> str:
     """Name the unproven rules; empty where every rule that mattered is proved."""
-    parts = [words for one in unproven if (words := _unproven_text(one))]
+    parts = [text for one in unproven if (text := _unproven_text(one))]
     return f"No recording proves these rules: {'; '.join(parts)}." if parts else ""
 
 

@@ -146,15 +146,15 @@ def data_needed(what: str, remedy: str = REMEDY, *, takes_value: bool = True) ->
     return DataNeeded(what, f"{asks} {_say_it(place, remedy)}", place)
 
 
-def decided(asked: AskedLine, what: str = "a decision", *, without_end: bool = False) -> DataNeeded:
+def decided(line: AskedLine, what: str = "a decision", *, without_end: bool = False) -> DataNeeded:
     """Return the error for a decision by a number taken from a tensor; `without_end` if it repeats forever."""
-    number = f"a number that was taken from a tensor{f' ({asked.words})' if asked.words else ''}"
+    number = f"a number that was taken from a tensor{f' ({line.words})' if line.words else ''}"
     why = (
         "that never changes on a predicted device, so the program would not end."
         if without_end
         else "and a predicted device computes none: it may be printed and added up, but this cannot be decided by it."
     )
-    return DataNeeded(what, f"asks for {number}, {why} {_say_it(asked.place, REMEDY)}", asked.place)
+    return DataNeeded(what, f"asks for {number}, {why} {_say_it(line.place, REMEDY)}", line.place)
 
 
 def size_needed(error: TypeError) -> DataNeeded:
@@ -262,19 +262,19 @@ class Assumption:
 
 def sentences_of(stated: Iterable[Assumption]) -> list[str]:
     """One for all that are alike, with the lines and how often."""
-    alike: dict[str, list[Assumption]] = {}
+    by_kind: dict[str, list[Assumption]] = {}
     for one in stated:
-        alike.setdefault(one.kind, []).append(one)
-    return list(map(_assumption_sentence, alike.values()))
+        by_kind.setdefault(one.kind, []).append(one)
+    return list(map(_assumption_sentence, by_kind.values()))
 
 
-def _assumption_sentence(alike: list[Assumption]) -> str:
-    whole = alike[0]
-    for other in alike[1:]:
-        whole = whole.and_again(other)
-    places = [one.where for one in alike if one.where]
-    often = f" ({count_text(whole.times)} times)" if whole.times > len(alike) else ""
-    return f"{_places_text(places)}{often}: {whole.what}." if places else f"{whole.what}."
+def _assumption_sentence(same_kind: list[Assumption]) -> str:
+    total = same_kind[0]
+    for other in same_kind[1:]:
+        total = total.and_again(other)
+    places = [one.where for one in same_kind if one.where]
+    often = f" ({count_text(total.times)} times)" if total.times > len(same_kind) else ""
+    return f"{_places_text(places)}{often}: {total.what}." if places else f"{total.what}."
 
 
 def _places_text(places: list[str]) -> str:
@@ -350,9 +350,9 @@ NOT_STATED = object()
 
 
 class Assumptions:
-    def __init__(self, given: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, answers: Mapping[str, Any] | None = None) -> None:
         """`given` are the user's own answers, by 'train.py:12'."""
-        self._given = [_GivenAnswer(place, value) for place, value in (given or {}).items()]
+        self._given = [_GivenAnswer(place, value) for place, value in (answers or {}).items()]
         self._asked: dict[str, None] = {}
         """Lines where a value was asked for, as `--assume` takes them."""
         self._sentences: dict[str, None] = {}
@@ -375,19 +375,19 @@ class Assumptions:
     def say(self, sentence: str) -> None:
         self._sentences[sentence] = None
 
-    def when_called(self, made: Any, *sentences: str) -> Any:
+    def when_called(self, target: Any, *sentences: str) -> Any:
         """`made`, which says these once it runs: what is compiled and never called changes no peak."""
-        if isinstance(made, nn.Module):
-            self._of_modules[made] = (*self._of_modules.get(made, ()), *sentences)
-            return made
-        if isinstance(made, type) or not callable(made):
-            return made
+        if isinstance(target, nn.Module):
+            self._of_modules[target] = (*self._of_modules.get(target, ()), *sentences)
+            return target
+        if isinstance(target, type) or not callable(target):
+            return target
 
-        @wraps(made)
+        @wraps(target)
         def run(*args: Any, **kwargs: Any) -> Any:
             for sentence in sentences:
                 self.say(sentence)
-            return made(*args, **kwargs)
+            return target(*args, **kwargs)
 
         return run
 
@@ -401,7 +401,7 @@ class Assumptions:
         before = self._stated.get((now.where, kind))
         self._stated[now.where, kind] = now if before is None else before.and_again(now)
 
-    def given(self) -> Any:
+    def stated_answer(self) -> Any:
         """The user's answer for the line that asks, or for one that called it; NOT_STATED where there is none."""
         answer = self._answer()
         if answer is None:
@@ -414,7 +414,7 @@ class Assumptions:
         if not self._given:
             return None
         self._asked[place_to_assume()] = None
-        answers = (given for frame in frames() for given in self._given if given.is_of(frame))
+        answers = (candidate for frame in frames() for candidate in self._given if candidate.is_of(frame))
         return next(answers, None)
 
     @property
@@ -426,15 +426,15 @@ class Assumptions:
     @property
     def unused(self) -> tuple[str, ...]:
         """Lines that the user stated an answer for, and none of them asked."""
-        return tuple(given.place for given in self._given if not given.taken)
+        return tuple(answer.place for answer in self._given if not answer.taken)
 
     @property
     def unused_sentence(self) -> str:
         """Empty where every stated answer was used."""
         if not self.unused:
             return ""
-        asked = ", ".join(filter(None, self._asked))
-        where = f"Values were asked for at {asked}." if asked else "The program asked for no value."
+        lines = ", ".join(filter(None, self._asked))
+        where = f"Values were asked for at {lines}." if lines else "The program asked for no value."
         return f"No line used --assume {', '.join(self.unused)}. {where}"
 
     def for_library(self, kind: type, default: int | None = None) -> Any:
@@ -454,15 +454,15 @@ class Assumptions:
                 return rule.value(frame) if callable(rule.value) else rule.value
         return None
 
-    def number(self, *, whole: bool = False, default: int | None = None, drawn: bool = False) -> UnknownNumber:
+    def number(self, *, is_whole: bool = False, default: int | None = None, is_drawn: bool = False) -> UnknownNumber:
         """Return a number that the program takes from a tensor, with the default value of a whole one."""
-        if drawn:
+        if is_drawn:
             self.state("a number that is drawn at random is not computed: it prints as unknown")
-            return UnknownNumber(asked_here(), whole, drawn=True)
-        kind = "a whole number" if whole else "a number"
+            return UnknownNumber(asked_here(), is_whole, drawn=True)
+        kind = "a whole number" if is_whole else "a number"
         sentence = f"{kind} {_TAKEN_AND_NO_SIZE if default is None else _TAKEN}"
         self.state(sentence, int(DEFAULT_NUMBER if default is None else default))
-        return UnknownNumber(asked_here(), whole, self, default)
+        return UnknownNumber(asked_here(), is_whole, self, default)
 
     def truth(self, default: int) -> bool:
         """Return the truth assumed for a condition in a tensor."""
@@ -473,16 +473,16 @@ class Assumptions:
         self._count_decision(asked_here())
         self.state(what)
 
-    def decide(self, asked: AskedLine, number: float) -> None:
+    def decide(self, line: AskedLine, number: float) -> None:
         """A comparison with a number that nobody computes."""
-        self._count_decision(asked)
+        self._count_decision(line)
         self.state(_DECIDES, number)
 
-    def _count_decision(self, asked: AskedLine) -> None:
+    def _count_decision(self, line: AskedLine) -> None:
         place = place_of_caller()
         times = self._decisions[place] = self._decisions.get(place, 0) + 1
         if times > _MOST_DECISIONS:
-            raise decided(asked, without_end=True)
+            raise decided(line, without_end=True)
 
 
 class _GivenAnswer:
@@ -531,9 +531,9 @@ class UnknownNumber(float):
         default: int | None = None,
         drawn: bool = False,
     ) -> Self:
-        made = super().__new__(cls, DEFAULT_NUMBER if default is None else default)
-        made.asked, made.whole, made.assumptions, made.default, made.drawn = asked, whole, assumptions, default, drawn
-        return made
+        number = super().__new__(cls, DEFAULT_NUMBER if default is None else default)
+        number.asked, number.whole, number.assumptions, number.default, number.drawn = asked, whole, assumptions, default, drawn
+        return number
 
     def __repr__(self) -> str:
         return _WORD
@@ -546,7 +546,7 @@ class UnknownNumber(float):
         return _WORD.rjust(int(width)) if width.isdigit() else _WORD
 
     def __round__(self, digits: Any = None) -> Any:
-        return self._whole_number() if digits is None else self
+        return self._as_integer() if digits is None else self
 
     def __neg__(self) -> UnknownNumber:
         return self
@@ -581,7 +581,7 @@ class UnknownNumber(float):
         self._decide()
         return self.default != 0
 
-    def _whole_number(self) -> int:
+    def _as_integer(self) -> int:
         """Return the default value as a whole number, for a size, an index or `int()`."""
         if self.default is None:
             raise decided(self.asked, "a size, an index or a whole number")
@@ -600,7 +600,7 @@ class UnknownNumber(float):
         """Support `statistics.mean` and the like, which call it."""
         return float(self).as_integer_ratio()
 
-    __int__ = __index__ = __trunc__ = __floor__ = __ceil__ = _whole_number
+    __int__ = __index__ = __trunc__ = __floor__ = __ceil__ = _as_integer
     __divmod__ = __rdivmod__ = _stop
 
 

@@ -59,9 +59,9 @@ _WithoutFunctionModes: Any = torch._C.DisableTorchFunction
 class Autocast:
     """One for a device. `around` is for kernels of ours that stand where torch's would."""
 
-    def __init__(self, release: tuple[int, int], kept: Callable[[Tensor], None] = lambda cast: None) -> None:
+    def __init__(self, release: tuple[int, int], on_cast: Callable[[Tensor], None] = lambda cast: None) -> None:
         self.release = release
-        self._kept = kept
+        self._on_cast = on_cast
         """Told of each cast that goes into the cache."""
         self.names = {name for name in _ALL if release >= SINCE.get(name, release)}
         self._wrapped: set[str] = set()
@@ -83,7 +83,7 @@ class Autocast:
             self._library = _Library("aten", "IMPL")
             for name in self.names - self._wrapped:
                 if _operator(name) is not None:
-                    self._library.impl(name, self._below_autocast(name), "AutogradMeta")
+                    self._library.impl(name, self._kernel_with_casts(name), "AutogradMeta")
 
     def end(self) -> None:
         self._regions.pop()
@@ -105,13 +105,13 @@ class Autocast:
             with _WithoutFunctionModes():
                 # Backward comes here with them on, and to them our tensors are on the card.
                 args, kwargs = self.cast(name, args, kwargs)
-            with self.below(name):
+            with self.running(name):
                 return kernel(*args, **kwargs)
 
         return cast_before
 
     @contextmanager
-    def below(self, name: str) -> Iterator[None]:
+    def running(self, name: str) -> Iterator[None]:
         """While an operator of the lists runs: of others their parts are looked at."""
         inside = name in self.names
         self._running += inside
@@ -120,7 +120,7 @@ class Autocast:
         finally:
             self._running -= inside
 
-    def _below_autocast(self, name: str) -> Kernel:
+    def _kernel_with_casts(self, name: str) -> Kernel:
         """Wrap torch's own kernel, which ours replaces, in the casts of autocast."""
         func = _operator(name)
         if name in _NORMS:
@@ -160,8 +160,8 @@ class Autocast:
         return args, kwargs
 
     def _all_to(self, dtype: torch.dtype, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        named = {key: self._to(value, dtype) for key, value in kwargs.items()}
-        return tuple(self._to(value, dtype) for value in args), named
+        cast_kwargs = {key: self._to(value, dtype) for key, value in kwargs.items()}
+        return tuple(self._to(value, dtype) for value in args), cast_kwargs
 
     def _to(self, value: Any, dtype: torch.dtype) -> Any:
         if isinstance(value, list | tuple):
@@ -173,11 +173,11 @@ class Autocast:
             return value.to(dtype)
         if not torch.is_autocast_cache_enabled() or torch.is_inference_mode_enabled():
             return value.to(dtype)
-        known = self._cast.get(id(value))
-        if known is None:
-            known = self._cast[id(value)] = (value, value.to(dtype))
-            self._kept(known[1])
-        return known[1]
+        cached = self._cast.get(id(value))
+        if cached is None:
+            cached = self._cast[id(value)] = (value, value.to(dtype))
+            self._on_cast(cached[1])
+        return cached[1]
 
 
 def _operator(name: str) -> Any:

@@ -162,14 +162,14 @@ class PredictedDevice:
         patches.enter_context(registered_kernels(kernels))
         patches.enter_context(followed(autocast))
         operators = partial(AllocationMode, recorder, kernels, autocast)
-        named = NamedDevices(self.card.name, self.rank)
-        order = follow_cuda(patches, self, named, report=self._report, history=self._history, operators=operators)
+        devices = NamedDevices(self.card.name, self.rank)
+        order = follow_cuda(patches, self, devices, report=self._report, history=self._history, operators=operators)
         self.children.follow(patches)
         follow_compile(patches, assumptions)
         follow_torchscript(patches, assumptions)
         patches.enter_context(jagged_attention_on(self.card))
         follow_group(patches, recorder, self.rank, self.layout, order)
-        follow_files(patches, recorder.host, assumptions, named)
+        follow_files(patches, recorder.host, assumptions, devices)
         patches.enter_context(operators())
         position.begins()
 
@@ -183,9 +183,9 @@ class PredictedDevice:
         return move_model(self.recorder, model, MoveTo(META), on_host)
 
     def inputs(self, workload: TakesInputs) -> dict[str, Any]:
-        made = workload.inputs(self.torch_device)
-        self.label(made, Category.INPUT)
-        return made
+        tensors = workload.inputs(self.torch_device)
+        self.label(tensors, Category.INPUT)
+        return tensors
 
     def label(self, value: Any, category: Category) -> None:
         """Set the category of the tensors in a value (however nested), where only the caller knows it."""
@@ -227,7 +227,7 @@ class PredictedDevice:
         self._peaks_from = len(self.recorder.ledger.history)
 
     @property
-    def said_between(self) -> AllocatorCalls:
+    def allocator_calls(self) -> AllocatorCalls:
         return AllocatorCalls(tuple(self.recorder.ledger.emptied), self._peaks_from)
 
     def set_allocator_settings(self, text: str) -> None:
@@ -310,7 +310,7 @@ class PredictedDevice:
     @property
     def pinned_host_bytes(self) -> int:
         """Host memory held for pinned tensors after the run."""
-        return self.recorder.pinned.held_bytes
+        return self.recorder.pinned.retained_bytes
 
     def unseen(self) -> tuple[str, ...]:
         """Return sentences on memory that is not predicted, and on assumed values."""

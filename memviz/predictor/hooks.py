@@ -210,9 +210,9 @@ def follow_compile(patches: Patches, assumptions: Assumptions) -> None:
         patches.enter_context(torch.compiler.set_stance("force_eager"))
 
 
-def _run_once(func: Callable[..., Any], inputs: Any, named: dict[str, Any] | None = None) -> None:
-    given = () if inputs is None else (inputs,) if isinstance(inputs, Tensor) else inputs
-    func(*given, **(named or {}))
+def _run_once(func: Callable[..., Any], inputs: Any, kwargs: dict[str, Any] | None = None) -> None:
+    args = () if inputs is None else (inputs,) if isinstance(inputs, Tensor) else inputs
+    func(*args, **(kwargs or {}))
 
 
 def follow_torchscript(patches: Patches, assumptions: Assumptions) -> None:
@@ -231,8 +231,8 @@ def follow_torchscript(patches: Patches, assumptions: Assumptions) -> None:
         return uncompiled(func)
 
     def traced_methods(mod: nn.Module, inputs: dict[str, Any], *_: Any, **__: Any) -> Any:
-        for name, given in inputs.items():
-            _run_once(getattr(mod, name), given)
+        for name, example in inputs.items():
+            _run_once(getattr(mod, name), example)
         return uncompiled(mod)
 
     def scripted(obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -269,10 +269,10 @@ def follow_triton(patches: Patches, forget_values: Callable[[Any], None], assump
     def skipping(run: Any) -> Any:
         def launched(kernel: Any, *args: Any, **kwargs: Any) -> Any:
             with without_functions():
-                given = [tensor for tensor in tensors_among((args, kwargs)) if tensor.is_meta]
-                if given:
-                    forget_values(given)
-            if not given:
+                tensors = [tensor for tensor in tensors_among((args, kwargs)) if tensor.is_meta]
+                if tensors:
+                    forget_values(tensors)
+            if not tensors:
                 return run(kernel, *args, **kwargs)
             assumptions.say(TRITON_NOT_RUN)
             return None
@@ -327,9 +327,9 @@ class ChildProcesses:
         start: Any = BaseProcess.start
         shell: Any = os.system
 
-        def begun(self_: Any, args: Any, *more: Any, **named: Any) -> None:
+        def begun(self_: Any, args: Any, *more: Any, **kwargs: Any) -> None:
             self._note_command(args)
-            begin(self_, args, *more, **named)
+            begin(self_, args, *more, **kwargs)
 
         def started(process: BaseProcess) -> None:
             self._note_process(process)
@@ -358,8 +358,8 @@ class ChildProcesses:
         ledger.first_used = used
 
     def _note_command(self, args: Any) -> None:
-        words = [args] if isinstance(args, str | bytes | os.PathLike) else list(args)
-        text = " ".join(map(os.fsdecode, words))
+        arguments = [args] if isinstance(args, str | bytes | os.PathLike) else list(args)
+        text = " ".join(map(os.fsdecode, arguments))
         try:
             parts = shlex.split(text)
         except ValueError:
@@ -406,20 +406,20 @@ def follow_workers(patches: Patches, recorder: AllocationRecorder) -> None:
         run(*args, **kwargs)
 
     patches.put(worker, "_worker_loop", run_apart)
-    reduce_whole: Any = reductions.reduce_tensor
+    original_reduce: Any = reductions.reduce_tensor
 
     def reduce_tensor(tensor: Tensor) -> Any:
         if on_card(tensor):
             raise data_needed("sending a tensor of the card to another process", takes_value=False)
         if not recorder.host.is_unknown(tensor):
-            return reduce_whole(tensor)
+            return original_reduce(tensor)
         return _rebuild_unknown, (tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
     _rebuilders.append(recorder)
     patches.callback(_rebuilders.clear)
     for kind in (Tensor, nn.Parameter):
         ForkingPickler.register(kind, reduce_tensor)
-        patches.callback(ForkingPickler.register, kind, reduce_whole)
+        patches.callback(ForkingPickler.register, kind, original_reduce)
 
 
 _rebuilders: list[AllocationRecorder] = []

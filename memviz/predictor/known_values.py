@@ -132,8 +132,8 @@ _QUESTIONS = {
 
 def says_of_unknown(func: Any) -> bool:
     """Return whether a result may have known values where the arguments have none."""
-    named = func.overloadpacket.__name__ in _SHAPE_COUNTS
-    return named or draws(func) or func in _FILL_ALL or func in _ABSORBING or func in _QUESTIONS
+    by_name = func.overloadpacket.__name__ in _SHAPE_COUNTS
+    return by_name or draws(func) or func in _FILL_ALL or func in _ABSORBING or func in _QUESTIONS
 
 
 @dataclass
@@ -172,7 +172,7 @@ class KnownValues:
         assert twin is not None
         twin.copy_(values)
 
-    def put_all_alike(self, tensor: Tensor, number: Any, reason: str = "") -> None:
+    def put_uniform(self, tensor: Tensor, number: Any, reason: str = "") -> None:
         if _is_small(tensor) and tensor.numel() <= _MOST_SPELLED_OUT:
             self.put(tensor, torch.full(tensor.shape, number, dtype=tensor.dtype), reason)
         else:
@@ -214,10 +214,10 @@ class KnownValues:
             return type(result)(self.on_device(item, reason) for item in result)
         if not isinstance(result, Tensor):
             return result
-        made = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device="meta")
-        if _is_small(made):
-            self.put(made, result, reason)
-        return made
+        tensor = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device="meta")
+        if _is_small(tensor):
+            self.put(tensor, result, reason)
+        return tensor
 
     def reason_of(self, args: Any, kwargs: Any) -> str:
         return next(filter(None, map(self.reason, (t for t in tensors_of((args, kwargs)) if t.is_meta))), "")
@@ -256,19 +256,19 @@ class KnownValues:
             return
         reason = self.reason_of(args, kwargs)
         if len(new) == 1 and new[0].numel() > _MOST_SPELLED_OUT:
-            one = self._alike(func, args, kwargs)
+            one = self._uniform_number(func, args, kwargs)
             if one is None and _is_small(new[0]) and func.overloadpacket.__name__ in _EMPTY:
                 one = 0
             if one is not None:
-                return self.put_all_alike(new[0], one, reason)
+                return self.put_uniform(new[0], one, reason)
         few = all(tensor.numel() <= _MOST_ELEMENTS for tensor in tensors_of((args, kwargs)))
         if few and all(map(_is_small, new)):
             results = tensors_of(self._result(func, args, kwargs))
-            for made, values in zip(tensors_of(out), results, strict=True):
-                if made.is_meta and not self._shares(made, args):
-                    self.put(made, values, reason)
-        elif len(new) == 1 and (one := self._alike(func, args, kwargs)) is not None:
-            self.put_all_alike(new[0], one, reason)
+            for target, values in zip(tensors_of(out), results, strict=True):
+                if target.is_meta and not self._shares(target, args):
+                    self.put(target, values, reason)
+        elif len(new) == 1 and (one := self._uniform_number(func, args, kwargs)) is not None:
+            self.put_uniform(new[0], one, reason)
 
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func.overloadpacket.__name__ in _SHAPE_COUNTS:
@@ -289,19 +289,19 @@ class KnownValues:
             # The host has computed it: to do so again would add, turn or scale twice.
             return
         if not _is_small_storage(target):
-            number = self._alike(func, args, kwargs) if fills_its_storage(target) else None
+            number = self._uniform_number(func, args, kwargs) if fills_its_storage(target) else None
             self.forget(target)
             if number is not None:
-                self.put_all_alike(target, number, self.reason_of(args[1:], kwargs))
+                self.put_uniform(target, number, self.reason_of(args[1:], kwargs))
             return
         reason = self.reason_of(args, kwargs)
         if target.numel() > _MOST_SPELLED_OUT and fills_its_storage(target):
-            number = self._alike(func, args, kwargs)
+            number = self._uniform_number(func, args, kwargs)
             if number is not None:
-                return self.put_all_alike(target, number, reason)
+                return self.put_uniform(target, number, reason)
         if target not in self._entries:
             self.put(target, torch.zeros((), dtype=target.dtype))
-        elif self._stays_alike(func, args):
+        elif self._stays_uniform(func, args):
             return
         else:
             self._spell_out(target)
@@ -311,7 +311,7 @@ class KnownValues:
         if reason:
             self._entry(target).reason = reason
 
-    def _stays_alike(self, func: Any, args: Any) -> bool:
+    def _stays_uniform(self, func: Any, args: Any) -> bool:
         """The same number is written again, into a part."""
         entry = self._entry(args[0])
         if entry.number is None or func not in _FILL_ALL or func is aten.zero_.default:
@@ -328,7 +328,7 @@ class KnownValues:
         entry.bytes = _zeros_like_storage(tensor)
         torch.empty(0, dtype=number.dtype, device=_HOST).set_(entry.bytes).fill_(number)
 
-    def _alike(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _uniform_number(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The number that all elements of the result are, where that follows from arguments of which it is true."""
         name = func.overloadpacket.__name__
         if name in ("zeros", "zeros_like", "new_zeros", "zero_"):
@@ -375,7 +375,7 @@ class KnownValues:
             return
         number = _if_finite(func, args)
         if number is not None:
-            self.put_all_alike(out, number, _FINITE)
+            self.put_uniform(out, number, _FINITE)
 
     def _is_absorbed(self, func: Any, args: Any, out: Any) -> bool:
         """True or anything is true, false and anything is false, and zero times a whole number is zero."""
@@ -387,7 +387,7 @@ class KnownValues:
         for tensor in args[:2]:
             values = self.of(tensor) if isinstance(tensor, Tensor) and tensor.is_meta else None
             if values is not None and values.shape == out.shape and bool((values == absorbing).all()):
-                self.put_all_alike(out, absorbing, self.reason(tensor))
+                self.put_uniform(out, absorbing, self.reason(tensor))
                 return True
         return False
 
@@ -579,8 +579,8 @@ def _chosen_dim(func: Any, args: Any) -> int | None:
     if func is aten.multinomial.default:
         return -1
     at = 2 if func is aten.topk.default else 1
-    given = args[at] if len(args) > at else None
-    return -1 if given is None and func is aten.topk.default else given
+    dim = args[at] if len(args) > at else None
+    return -1 if dim is None and func is aten.topk.default else dim
 
 
 def _even_counts(count: int, over: Tensor) -> Tensor | None:
@@ -631,9 +631,9 @@ _PRODUCTS = {aten.cumprod.default, aten.prod.default, aten.prod.dim_int}
 class DefaultValues:
     """Default values of conditions and whole numbers that are not computed, and which numbers are drawn at random."""
 
-    def __init__(self, known: Callable[[Tensor], Tensor | None]) -> None:
+    def __init__(self, values_of: Callable[[Tensor], Tensor | None]) -> None:
         """`known` gives the values of a tensor, wherever it lies, or None."""
-        self._known = known
+        self._values_of = values_of
         self._defaults: ByStorage[int] = ByStorage()
         self._drawn: ByStorage[bool] = ByStorage()
 
@@ -661,7 +661,7 @@ class DefaultValues:
         if draws(func) and func.overloadpacket not in _DRAWS_WITH_DEFAULT:
             return self._drawn.put(out, True)
         if self._drawn and func in _DRAW_KEEPING_OPERATORS:
-            tensors = [arg for arg in args if isinstance(arg, Tensor) and self._known(arg) is None]
+            tensors = [arg for arg in args if isinstance(arg, Tensor) and self._values_of(arg) is None]
             if len(tensors) == 1 and self.is_drawn(tensors[0]):
                 self._drawn.put(out, True)
         transfer = _DEFAULT_TRANSFERS.get(func)
@@ -709,7 +709,7 @@ class DefaultValues:
 
     def _truth(self, value: Any) -> bool | None:
         """Return the truth of values that are all alike, or of their default; None if there is neither."""
-        values = self._known(value)
+        values = self._values_of(value)
         if values is None:
             number = self.of(value)
             return None if number is None else bool(number)
@@ -718,7 +718,7 @@ class DefaultValues:
     def _number(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        values = self._known(value)
+        values = self._values_of(value)
         if values is not None:
             return values.reshape(-1)[0].item() if values.numel() == 1 else None
         return DEFAULT_NUMBER if value.is_floating_point() else self.of(value)

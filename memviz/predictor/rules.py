@@ -141,9 +141,9 @@ def _overlap(args: Any, weight: Tensor) -> bool:
     return any(far >= stride for far, stride in zip(reach, _per_dimension(strides, weight), strict=True))
 
 
-def _per_dimension(given: Any, weight: Tensor) -> list[int]:
+def _per_dimension(values: Any, weight: Tensor) -> list[int]:
     """One number may stand for all dimensions."""
-    return list(given) * (weight.dim() - 2) if len(given) == 1 else list(given)
+    return list(values) * (weight.dim() - 2) if len(values) == 1 else list(values)
 
 
 def _lies_channels_last(tensor: Tensor) -> bool:

@@ -124,7 +124,7 @@ def _safetensors_functions() -> tuple[tuple[Any, Any], ...] | None:
 
     def safe_open(filename: Any, framework: Any = "pt", device: Any = "cpu", **kwargs: Any) -> Any:
         files = _files_in_use[0] if _files_in_use else None
-        on_card = files is not None and files.named.is_own(device, numbers=True)
+        on_card = files is not None and files.devices.is_own(device, numbers=True)
         opened = open_(filename, framework, "cpu" if on_card else device, **kwargs)
         has_values = files is None or not is_safetensors_placeholder(filename)
         if not on_card and has_values:
@@ -180,8 +180,8 @@ _NOT_WRITTEN = (
 )
 
 
-def follow_files(patches: Patches, host: Host, assumptions: Assumptions, named: NamedDevices) -> None:
-    files = SavedFiles(host, assumptions, named)
+def follow_files(patches: Patches, host: Host, assumptions: Assumptions, devices: NamedDevices) -> None:
+    files = SavedFiles(host, assumptions, devices)
     files.save = patches.replace(torch, "save", files.saved)
     files.load = patches.replace(torch, "load", files.loaded)
     for name in ("save", "load"):
@@ -198,9 +198,9 @@ class SavedFiles:
     save: Callable[..., Any]
     load: Callable[..., Any]
 
-    def __init__(self, host: Host, assumptions: Assumptions, named: NamedDevices) -> None:
+    def __init__(self, host: Host, assumptions: Assumptions, devices: NamedDevices) -> None:
         self.host = host
-        self.named = named
+        self.devices = devices
         self._assumptions = assumptions
         self._kept: dict[Any, Any] = {}
         """Saved objects by the path of the file."""
@@ -315,7 +315,7 @@ class SavedFiles:
         return _mapped(lambda t: t.to(META) if t.untyped_storage()._cdata in on_card else t, loaded)
 
     def _means_card(self, location: Any) -> bool:
-        return self.named.is_own(location, numbers=True)
+        return self.devices.is_own(location, numbers=True)
 
     def _moved(self, obj: Any, location: Any) -> Any:
         if location is None or not self._means_card(location):

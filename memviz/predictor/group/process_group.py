@@ -169,9 +169,9 @@ def _same_placements(first: Any, others: Any) -> bool:
             if isinstance(other, torch.Tensor) and other.is_meta and other.dim():
                 return False
             continue
-        alike = other._spec.placements == one._spec.placements and other._spec.mesh is one._spec.mesh
+        same = other._spec.placements == one._spec.placements and other._spec.mesh is one._spec.mesh
         if (
-            not alike
+            not same
             or other.shape != one.shape
             or other.dtype != one.dtype
             or any(placement.is_partial() for placement in other._spec.placements)
