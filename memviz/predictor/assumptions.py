@@ -19,8 +19,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from memviz.errors import UsageError
 from memviz.predictor.known_values import DEFAULT_NUMBER
 from memviz.predictor.position import (
-    AskedLine,
-    asked_here,
+    ReadingLine,
+    current_line,
     first_of_library,
     frames,
     line_of_caller,
@@ -69,10 +69,10 @@ _refused: list[str] = []
 
 def name_for_users(func: Any) -> str:
     """Return the name that users write for an operator that reads values, which differs from torch's."""
-    return users_name(func.overloadpacket.__name__)
+    return name_of_operator(func.overloadpacket.__name__)
 
 
-def users_name(operator: str) -> str:
+def name_of_operator(operator: str) -> str:
     return _NAMES.get(operator, operator)
 
 
@@ -143,10 +143,10 @@ def data_needed(what: str, remedy: str = REMEDY, *, takes_value: bool = True) ->
     """`what` was asked for, as the user would write it: '.tolist()'. `takes_value`: whether --assume would answer."""
     asks = "asks for the values of a tensor, and a predicted device computes none."
     place = place_to_assume() if takes_value else ""
-    return DataNeeded(what, f"{asks} {_say_it(place, remedy)}", place)
+    return DataNeeded(what, f"{asks} {_state_hint(place, remedy)}", place)
 
 
-def decided(line: AskedLine, what: str = "a decision", *, without_end: bool = False) -> DataNeeded:
+def decision_needed(line: ReadingLine, what: str = "a decision", *, without_end: bool = False) -> DataNeeded:
     """Return the error for a decision by a number taken from a tensor; `without_end` if it repeats forever."""
     number = f"a number that was taken from a tensor{f' ({line.words})' if line.words else ''}"
     why = (
@@ -154,7 +154,7 @@ def decided(line: AskedLine, what: str = "a decision", *, without_end: bool = Fa
         if without_end
         else "and a predicted device computes none: it may be printed and added up, but this cannot be decided by it."
     )
-    return DataNeeded(what, f"asks for {number}, {why} {_say_it(line.place, REMEDY)}", line.place)
+    return DataNeeded(what, f"asks for {number}, {why} {_state_hint(line.place, REMEDY)}", line.place)
 
 
 def size_needed(error: TypeError) -> DataNeeded:
@@ -167,7 +167,7 @@ def size_needed(error: TypeError) -> DataNeeded:
     return needed
 
 
-def interrupted(error: KeyboardInterrupt) -> Stopped:
+def stopped_by_interrupt(error: KeyboardInterrupt) -> Stopped:
     """Return the error for Ctrl-C, with the line that the program was at."""
     stopped = Stopped("Ctrl-C ended it.")
     stopped.where = place_of(error.__traceback__)
@@ -175,11 +175,11 @@ def interrupted(error: KeyboardInterrupt) -> Stopped:
     return stopped
 
 
-def _say_it(place: str, remedy: str) -> str:
+def _state_hint(place: str, remedy: str) -> str:
     return f"State it with --assume {place}=VALUE. {remedy}" if place else _NO_VALUE_HELPS
 
 
-def in_words_of_a_card(error: RuntimeError, func: Any, args: Any) -> None:
+def raise_as_cuda(error: RuntimeError, func: Any, args: Any) -> None:
     """Raises what a card would say of sizes and devices; without data torch has other words, and programs look."""
     if "is not on the expected device" in str(error):
         raise RuntimeError(
@@ -215,7 +215,7 @@ def no_such_device(index: int, card: str) -> NoSuchDevice:
     )
 
 
-def card_of_another_rank(index: int, rank: int, own: int) -> NoSuchDevice:
+def wrong_device_for_rank(index: int, rank: int, own: int) -> NoSuchDevice:
     return NoSuchDevice(
         f"{_head()}CUDA error: device {index} is asked for, and what is predicted is rank {rank}, whose card is "
         f"cuda:{own}. Name that one (LOCAL_RANK is {own}), or no number at all."
@@ -458,11 +458,11 @@ class Assumptions:
         """Return a number that the program takes from a tensor, with the default value of a whole one."""
         if is_drawn:
             self.state("a number that is drawn at random is not computed: it prints as unknown")
-            return UnknownNumber(asked_here(), is_whole, drawn=True)
+            return UnknownNumber(current_line(), is_whole, drawn=True)
         kind = "a whole number" if is_whole else "a number"
         sentence = f"{kind} {_TAKEN_AND_NO_SIZE if default is None else _TAKEN}"
         self.state(sentence, int(DEFAULT_NUMBER if default is None else default))
-        return UnknownNumber(asked_here(), is_whole, self, default)
+        return UnknownNumber(current_line(), is_whole, self, default)
 
     def truth(self, default: int) -> bool:
         """Return the truth assumed for a condition in a tensor."""
@@ -470,19 +470,19 @@ class Assumptions:
         return bool(default)
 
     def state_a_decision(self, what: str) -> None:
-        self._count_decision(asked_here())
+        self._count_decision(current_line())
         self.state(what)
 
-    def decide(self, line: AskedLine, number: float) -> None:
+    def decide(self, line: ReadingLine, number: float) -> None:
         """A comparison with a number that nobody computes."""
         self._count_decision(line)
         self.state(_DECIDES, number)
 
-    def _count_decision(self, line: AskedLine) -> None:
+    def _count_decision(self, line: ReadingLine) -> None:
         place = place_of_caller()
         times = self._decisions[place] = self._decisions.get(place, 0) + 1
         if times > _MOST_DECISIONS:
-            raise decided(line, without_end=True)
+            raise decision_needed(line, without_end=True)
 
 
 class _GivenAnswer:
@@ -514,7 +514,7 @@ class UnknownNumber(float):
     """
 
     __slots__ = ("asked", "assumptions", "drawn", "default", "whole")
-    asked: AskedLine
+    asked: ReadingLine
     """The line that took it from a tensor."""
     whole: bool
     assumptions: Assumptions | None
@@ -525,14 +525,20 @@ class UnknownNumber(float):
 
     def __new__(
         cls,
-        asked: AskedLine = AskedLine(),  # noqa: B008
+        asked: ReadingLine = ReadingLine(),  # noqa: B008
         whole: bool = False,
         assumptions: Assumptions | None = None,
         default: int | None = None,
         drawn: bool = False,
     ) -> Self:
         number = super().__new__(cls, DEFAULT_NUMBER if default is None else default)
-        number.asked, number.whole, number.assumptions, number.default, number.drawn = asked, whole, assumptions, default, drawn
+        number.asked, number.whole, number.assumptions, number.default, number.drawn = (
+            asked,
+            whole,
+            assumptions,
+            default,
+            drawn,
+        )
         return number
 
     def __repr__(self) -> str:
@@ -565,7 +571,7 @@ class UnknownNumber(float):
     __hash__ = float.__hash__
 
     def _stop(self, *_: Any) -> NoReturn:
-        raise decided(self.asked)
+        raise decision_needed(self.asked)
 
     @property
     def _value(self) -> float:
@@ -584,7 +590,7 @@ class UnknownNumber(float):
     def _as_integer(self) -> int:
         """Return the default value as a whole number, for a size, an index or `int()`."""
         if self.default is None:
-            raise decided(self.asked, "a size, an index or a whole number")
+            raise decision_needed(self.asked, "a size, an index or a whole number")
         self._decide()
         return self.default
 
@@ -608,13 +614,13 @@ def _unknown_result(own: str) -> Callable[..., Any]:
     def operation(self: UnknownNumber, other: Any, *_: Any) -> Any:
         if not isinstance(other, int | float):
             return NotImplemented
-        return _of_whole(own, self, other) if self.whole and not self.drawn else self
+        return _integer_result(own, self, other) if self.whole and not self.drawn else self
 
     operation.__name__ = own
     return operation
 
 
-def _of_whole(own: str, one: UnknownNumber, other: Any) -> UnknownNumber:
+def _integer_result(own: str, one: UnknownNumber, other: Any) -> UnknownNumber:
     """A whole number again, where Python's own operation on the default values gives one."""
     if type(other) is UnknownNumber:
         other = other.default if other.whole else DEFAULT_NUMBER

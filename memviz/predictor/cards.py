@@ -232,9 +232,9 @@ def card_named(name: str) -> KnownCard:
         card, size = card_named(model), _size_of(memory)
         return replace(card, name=f"{card.model}{_WITH}{CardMemory(size).name}", memory_gib=size / _GiB)
     if not _is_size(name):
-        return _listed(name)
+        return _card_from_list(name)
     size = _size_of(name)
-    return replace(_listed(DEFAULT_CARD), name=f"{_ANY}{CardMemory(size).name}", memory_gib=size / _GiB)
+    return replace(_card_from_list(DEFAULT_CARD), name=f"{_ANY}{CardMemory(size).name}", memory_gib=size / _GiB)
 
 
 def _is_size(text: str) -> bool:
@@ -275,7 +275,7 @@ def dtype_warnings(dtypes: Iterable[str], card: KnownCard) -> tuple[str, ...]:
     )
 
 
-def _listed(name: str) -> KnownCard:
+def _card_from_list(name: str) -> KnownCard:
     wanted = short_name(name).lower()
     parts = wanted.split()
     exact = [card for card in CARDS if wanted == short_name(card.name).lower()]

@@ -21,15 +21,15 @@ from torch import Tensor
 from memviz.predictor.assumptions import data_needed, name_for_users, not_predicted
 from memviz.predictor.known_values import (
     CHOSEN_EVENLY,
+    INTEGER_ARITHMETIC,
     ROUTED_OPERATORS,
-    WHOLE_ARITHMETIC,
     ByStorage,
     DefaultValues,
     KnownValues,
     MarkedStorages,
     UniformRouting,
     has_default,
-    says_of_unknown,
+    may_have_known_result,
 )
 from memviz.predictor.shapes import fills_its_storage, is_on_device, tensors_of, with_each, written_by
 
@@ -103,7 +103,7 @@ class Host:
 
     def follow(self, func: Any, args: Any, kwargs: Any, out: Any, *, writes: bool, may_say: bool = True) -> None:
         """Update known values after an operator of the device; `may_say` is the answer of `may_say_of_unknown`."""
-        if may_say and func in WHOLE_ARITHMETIC:
+        if may_say and func in INTEGER_ARITHMETIC:
             # Nothing times a whole number is nothing, and counts are added up; of others nothing follows.
             may_say = not out.is_floating_point()
         if not may_say and self.known.is_unknown_first(args) and not self.stand_ins.has_draws:
@@ -259,7 +259,9 @@ class Host:
                 twins[id(value)], originals[id(twin)] = twin, value
             return twin
 
-        shape_kwargs = {key: "meta" if key == "device" else value for key, value in kwargs.items() if key not in _NOT_SHAPES}
+        shape_kwargs = {
+            key: "meta" if key == "device" else value for key, value in kwargs.items() if key not in _NOT_SHAPES
+        }
         try:
             out = func(*with_each(shape_of, args), **with_each(shape_of, shape_kwargs))
         except NotImplementedError as error:
@@ -339,7 +341,7 @@ _LARGE_FROM_NOTHING = {
 
 def may_say_of_unknown(func: Any) -> bool:
     """Return whether a result may have known values where the arguments have none."""
-    return says_of_unknown(func) or has_default(func) or func in ROUTED_OPERATORS
+    return may_have_known_result(func) or has_default(func) or func in ROUTED_OPERATORS
 
 
 def _bytes(tensor: Tensor) -> int:

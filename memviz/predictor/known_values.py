@@ -130,7 +130,7 @@ _QUESTIONS = {
 """About numbers, with an answer where these are finite."""
 
 
-def says_of_unknown(func: Any) -> bool:
+def may_have_known_result(func: Any) -> bool:
     """Return whether a result may have known values where the arguments have none."""
     by_name = func.overloadpacket.__name__ in _SHAPE_COUNTS
     return by_name or draws(func) or func in _FILL_ALL or func in _ABSORBING or func in _QUESTIONS
@@ -598,7 +598,7 @@ _VALUE_KEEPING_OPERATORS = {
     *(aten._to_copy.default, aten.copy_.default),
     *(aten.max.default, aten.min.default, aten.amax.default, aten.amin.default),
 }
-WHOLE_ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
+INTEGER_ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
     aten.add.Tensor: operator.add,
     aten.sub.Tensor: operator.sub,
     aten.mul.Tensor: operator.mul,
@@ -676,12 +676,12 @@ class DefaultValues:
         each = tensor.numel() // out.numel()
         if tensor.dtype is torch.bool:
             return int(each)
-        number = self.of(tensor) if _is_whole(tensor) else None
+        number = self.of(tensor) if _is_integer(tensor) else None
         return None if number is None else number * each
 
     def _compare(self, func: Any, args: Any, out: Tensor) -> int | None:
         one, other = map(self._number, args[:2])
-        if func in _EQUALITIES and all(map(_is_whole, args[:2])) and None in (one, other):
+        if func in _EQUALITIES and all(map(_is_integer, args[:2])) and None in (one, other):
             return int(_COMPARISONS[func](0, 1))
         return None if one is None or other is None else int(_COMPARISONS[func](one, other))
 
@@ -694,10 +694,10 @@ class DefaultValues:
         return None if None in answers else int(_JOINS[func](answers))
 
     def _calculate(self, func: Any, args: Any, out: Tensor) -> int | None:
-        if not self._defaults or not _is_whole(out):
+        if not self._defaults or not _is_integer(out):
             return None
         one, other = map(self._number, args[:2])
-        return WHOLE_ARITHMETIC[func](one, other) if type(one) is int and type(other) is int else None
+        return INTEGER_ARITHMETIC[func](one, other) if type(one) is int and type(other) is int else None
 
     def _keep(self, func: Any, args: Any, out: Tensor) -> int | None:
         if not self._defaults or out.is_floating_point():
@@ -731,7 +731,7 @@ _DEFAULT_TRANSFERS: dict[Any, Callable[[DefaultValues, Any, Any, Tensor], int | 
     **dict.fromkeys(_COMPARISONS, DefaultValues._compare),
     **dict.fromkeys(_NOT, DefaultValues._negate),
     **dict.fromkeys(_JOINS, DefaultValues._join),
-    **dict.fromkeys(WHOLE_ARITHMETIC, DefaultValues._calculate),
+    **dict.fromkeys(INTEGER_ARITHMETIC, DefaultValues._calculate),
 }
 _DRAW_KEEPING_OPERATORS = {*_SAME_DRAW, *_VALUE_KEEPING_OPERATORS, *_COMPARISONS, *_NOT, *_SUMS}
 
@@ -741,7 +741,7 @@ def has_default(func: Any) -> bool:
     return func in _DEFAULT_TRANSFERS
 
 
-def _is_whole(value: Any) -> bool:
+def _is_integer(value: Any) -> bool:
     if isinstance(value, Tensor):
         return not (value.is_floating_point() or value.is_complex() or value.dtype is torch.bool)
     return type(value) is int

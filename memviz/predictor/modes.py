@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memviz.predictor.assumptions import (
     OF_SPARSE,
     data_needed,
-    in_words_of_a_card,
     name_for_users,
     not_predicted,
+    raise_as_cuda,
     shapes_not_registered,
 )
 from memviz.predictor.autocast import Autocast, Kernel
@@ -51,13 +51,7 @@ from memviz.predictor.cuda.memory import (
     follow_memory,
     without_own_frames,
 )
-from memviz.predictor.cuda.streams import (
-    GraphPools,
-    StreamOrder,
-    follow_data_parallel,
-    follow_graphs,
-    follow_streams,
-)
+from memviz.predictor.cuda.streams import GraphPools, StreamOrder, follow_data_parallel, follow_graphs, follow_streams
 from memviz.predictor.decompositions import FLEX_ASSUMED, SLICES_UNTIL, flex_attention, index_with_every_slice
 from memviz.predictor.group.process_group import run_on_shards
 from memviz.predictor.hooks import Mode, follow_threads, follow_triton, follow_workers
@@ -195,7 +189,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
-            in_words_of_a_card(error, func, args)
+            raise_as_cuda(error, func, args)
             if on_device and func.namespace != "aten" and _NO_SHAPES.search(str(error)):
                 raise shapes_not_registered(func) from error
             unknown_shape = isinstance(error, NotImplementedError) or "INTERNAL ASSERT" in str(error)
@@ -438,7 +432,7 @@ def _enter_in_backward(patches: Patches, mode: Mode) -> None:
     for owner in (torch.autograd, torch.autograd.graph):
         run = vars(owner).get("_engine_run_backward")
         if run is not None:
-            patches.replace(owner, "_engine_run_backward", _within(mode, run))
+            patches.replace(owner, "_engine_run_backward", _run_in_mode(mode, run))
 
 
 def _follow_wrapper_subclasses(patches: Patches, devices: NamedDevices) -> None:
@@ -460,12 +454,12 @@ def _enter_in_hooks(patches: Patches, mode: Mode) -> None:
     begin = hooks.__init__
 
     def begun(self: Any, pack: Any, unpack: Any) -> None:
-        begin(self, _within(mode, pack), _within(mode, unpack))
+        begin(self, _run_in_mode(mode, pack), _run_in_mode(mode, unpack))
 
     patches.replace(hooks, "__init__", begun)
 
 
-def _within(mode: Mode, run: Any) -> Any:
+def _run_in_mode(mode: Mode, run: Any) -> Any:
     def run_within(*args: Any, **kwargs: Any) -> Any:
         if any(isinstance(entered, FakeCudaMode) for entered in function_modes()):
             return run(*args, **kwargs)

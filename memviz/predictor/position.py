@@ -52,7 +52,7 @@ _NO_FILE = "??"
 """File name of C++ frames in recorded stacks."""
 
 
-class AskedLine(NamedTuple):
+class ReadingLine(NamedTuple):
     """A line that reads a value of a tensor."""
 
     words: str = ""
@@ -101,8 +101,8 @@ def place_to_assume() -> str:
     return ""
 
 
-def asked_here() -> AskedLine:
-    return AskedLine(line_of_caller(), place_to_assume())
+def current_line() -> ReadingLine:
+    return ReadingLine(line_of_caller(), place_to_assume())
 
 
 def place_of(traceback: TracebackType | None) -> str:

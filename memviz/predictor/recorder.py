@@ -18,7 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from memviz.allocator.settings import Settings
 from memviz.allocator.state import DeviceMemory
-from memviz.predictor.assumptions import OF_SPARSE, Assumptions, not_predicted, users_name
+from memviz.predictor.assumptions import OF_SPARSE, Assumptions, name_of_operator, not_predicted
 from memviz.predictor.cards import KnownCard
 from memviz.predictor.compat import without_functions
 from memviz.predictor.cuda.machine import on_card
@@ -240,7 +240,7 @@ class AllocationRecorder:
             number = self._number_of(tensor)
             if number is not None and self.categories.values[number] == Category.UNKNOWN:
                 self.categories.values[number] = Category.OUTPUT
-        self.label(list(kept_for_later(output)), Category.KV_CACHE)
+        self.label(list(cache_tensors(output)), Category.KV_CACHE)
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         self.label(list(optimizer.state.values()), Category.OPTIMIZER_STATE)
@@ -301,7 +301,7 @@ class AllocationRecorder:
     ) -> None:
         """Allocate one result; `there` are the operator's arguments on the device, `known` their storages."""
         if tensor.layout is not torch.strided:
-            raise not_predicted(users_name(treatment.name), OF_SPARSE)
+            raise not_predicted(name_of_operator(treatment.name), OF_SPARSE)
         storage = tensor.untyped_storage()
         ledger = self.ledger
         if ledger.allocation_of(storage) is not None or storage.nbytes() == 0:
@@ -384,7 +384,9 @@ class AllocationRecorder:
         if category is Category.UNKNOWN and node == ACCUMULATE:
             category = Category.GRADIENT
         placed = None if category is Category.TEMPORARY else self.placed
-        self.categories.allocated(placed or category, may_be_saved=may_be_saved and self.placed is None, call=position.call)
+        self.categories.allocated(
+            placed or category, may_be_saved=may_be_saved and self.placed is None, call=position.call
+        )
         columns.module.append(module)
         columns.phase.append(phase)
         columns.rule.append(self._rule)
@@ -398,7 +400,7 @@ def is_on_device(out: Any) -> bool:
     return any(tensor.is_meta for tensor in tensors_of(out))
 
 
-def kept_for_later(output: Any) -> Iterator[torch.Tensor]:
+def cache_tensors(output: Any) -> Iterator[torch.Tensor]:
     """Keys and values in the cache that transformers' models hand back: as `cache` since 5.24."""
     # Asked whether it has the old name, 5.24 warns.
     names = set(output) if isinstance(output, Mapping) else set()
@@ -495,7 +497,7 @@ def _moved_parameter(recorder: AllocationRecorder, parameter: Parameter, wanted:
         gradient = _copied(parameter.grad, wanted)
     else:
         gradient = parameter.grad
-    if parameter.is_meta and not _is_made_of_others(parameter):
+    if parameter.is_meta and not _is_wrapper(parameter):
         parameter.data = data
     elif not swap_data(parameter, data):
         parameter = Parameter(data, parameter.requires_grad)
@@ -512,7 +514,7 @@ def swap_data(tensor: Any, data: Any) -> bool:
     new = data.detach().requires_grad_(tensor.requires_grad)
     if isinstance(tensor, Parameter):
         new = Parameter(data.detach(), tensor.requires_grad)
-    if _is_made_of_others(tensor) and type(new) is not type(tensor):
+    if _is_wrapper(tensor) and type(new) is not type(tensor):
         return False
     hooks = {name: getattr(tensor, name) for name in _HOOKS if getattr(tensor, name, None)}
     gradient = tensor.grad if tensor.is_leaf else None
@@ -525,7 +527,7 @@ def swap_data(tensor: Any, data: Any) -> bool:
         if gradient is not None:
             tensor.grad = gradient
         return False
-    if _is_made_of_others(tensor):
+    if _is_wrapper(tensor):
         tensor.__dict__, new.__dict__ = new.__dict__, tensor.__dict__
     for name, registered in hooks.items():
         setattr(tensor, name, registered)
@@ -543,7 +545,7 @@ def _on_one_side(gradient: Any, tensor: Any) -> bool:
 
 
 def _copied(tensor: Any, wanted: MoveTo) -> Any:
-    if not tensor.is_meta or not _is_made_of_others(tensor):
+    if not tensor.is_meta or not _is_wrapper(tensor):
         return wanted.copy(tensor)
     # Its parts are on the device already.
     names, context = tensor.__tensor_flatten__()
@@ -551,7 +553,7 @@ def _copied(tensor: Any, wanted: MoveTo) -> Any:
     return type(tensor).__tensor_unflatten__(parts, context, tensor.size(), tensor.stride())
 
 
-def _is_made_of_others(tensor: torch.Tensor) -> bool:
+def _is_wrapper(tensor: torch.Tensor) -> bool:
     return bool(is_traceable_wrapper_subclass(tensor))
 
 

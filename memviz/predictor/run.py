@@ -59,7 +59,7 @@ def predict(plan: Plan, tell: Tell, rank: GroupRank | None = None, *, figures_on
 
         begin_counting()
         with keeping_what_was_recorded(device):
-            trace, weights_bytes, loaded_bytes = _taken(plan, device, model, tell, begin_counting)
+            trace, weights_bytes, loaded_bytes = _record_steps(plan, device, model, tell, begin_counting)
         results = {
             **peaks_of(device, loaded_bytes),
             **{name: (getattr(device, name) - before[name]) // plan.request.steps for name in _COUNTED},
@@ -84,7 +84,7 @@ def predict(plan: Plan, tell: Tell, rank: GroupRank | None = None, *, figures_on
     return Outcome(run, trace, device.allocator_calls, device.layout)
 
 
-def _taken(
+def _record_steps(
     plan: Plan, device: PredictedDevice, model: nn.Module, tell: Tell, warmed: Callable[[], None]
 ) -> tuple[Trace, int, int]:
     """Return the trace, the bytes of the weights, and the allocated peak of loading."""

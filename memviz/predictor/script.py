@@ -26,7 +26,14 @@ from torch import nn
 
 from memviz.allocator.settings import parse_settings, settings_from_environment
 from memviz.errors import UsageError
-from memviz.predictor.assumptions import Assumptions, DataNeeded, Stopped, UnknownNumber, interrupted, size_needed
+from memviz.predictor.assumptions import (
+    Assumptions,
+    DataNeeded,
+    Stopped,
+    UnknownNumber,
+    size_needed,
+    stopped_by_interrupt,
+)
 from memviz.predictor.cards import card_named
 from memviz.predictor.compat import Patches
 from memviz.predictor.cuda.machine import on_card
@@ -244,7 +251,7 @@ def exit_functions() -> Iterator[ExitFunctions]:
         yield functions
 
 
-def optimizations_named(texts: Sequence[str], knobs: Sequence[tuple[str, str]]) -> tuple[Optimization, ...]:
+def parse_optimizations(texts: Sequence[str], knobs: Sequence[tuple[str, str]]) -> tuple[Optimization, ...]:
     """Parse NAME:KNOB=VALUE texts; a knob that is set by itself applies to every optimization that has it."""
     having = {kind.name: {knob.name for knob in fields(kind)} for kind in OPTIMIZATIONS}  # type: ignore[arg-type]
     values_by_name = dict(map(parse_named, texts))
@@ -440,7 +447,7 @@ def _run(script: Script, at_exit: ExitFunctions) -> tuple[int, Stopped | None]:
         status = _status_of(error)
     except KeyboardInterrupt as error:
         at_exit.run()
-        return INTERRUPTED, interrupted(error)
+        return INTERRUPTED, stopped_by_interrupt(error)
     except BaseException as error:
         stopped = _cause(error)
         if stopped is not None:
