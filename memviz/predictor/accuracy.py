@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 DATA = Path(__file__).with_name("held_against.json")
 Kind = Literal["training", "inference"]
 CONVOLUTIONS_GREW_BY = 1.38
-"""GPUMemNet's runs of convolutional networks of timm, measured elsewhere on an A100: of the worst, 58 % of what
-nvidia-smi showed was not predicted, so that it came out higher by this share of the prediction."""
+"""Share of the prediction by which memory in nvidia-smi exceeded it in the worst of GPUMemNet's timm convolutional
+networks, measured on an A100: 58 % of the memory was not predicted."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ def _rule_inputs(card: KnownCard) -> tuple[int, int]:
 def expected_error(
     operators: Iterable[str], *, trains: bool, card: KnownCard, unproven: Iterable[Unproven] = ()
 ) -> ExpectedError:
-    """Expected error with these operators: by recordings alone where they have all that matters, else tables too.
+    """Return the expected error for these operators, from recordings, else also from published tables.
 
-    `unproven` are the rules that the prediction rests on: those that count nothing say how much is missing.
+    `unproven` are the rules that the prediction rests on; rules that count nothing estimate what is missing.
     """
     needed = families_of(operators)
     kind: Kind = "training" if trains else "inference"

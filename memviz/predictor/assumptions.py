@@ -30,7 +30,7 @@ from memviz.predictor.position import (
 )
 from memviz.units import count_text
 
-# Errors of a predicted device that cannot continue: the line, what it asks for, and the remedy.
+# Errors of a predicted device that cannot continue: the line, the value it reads, and the remedy.
 
 REMEDY = "Or take the value from the host, write it as a constant, or leave this line out of what is predicted."
 _NO_VALUE_HELPS = "No value helps: leave this line out of what is predicted."
@@ -94,7 +94,7 @@ class Stopped(UsageError):
 
 
 class NotPredicted(Stopped):
-    """An operator whose memory nobody here knows."""
+    """An operator without a memory rule."""
 
 
 class DataNeeded(Stopped):
@@ -118,7 +118,7 @@ def forget_refusals() -> None:
 
 
 def caught_refusal() -> str:
-    """In a sentence, what the program was refused and went on without; empty where nothing was."""
+    """Return a sentence about the refusal that the program caught; empty if it caught none."""
     if not _refused:
         return ""
     return (
@@ -140,7 +140,7 @@ def no_such_kernel(why: str) -> NoSuchKernel:
 
 
 def data_needed(what: str, remedy: str = REMEDY, *, takes_value: bool = True) -> DataNeeded:
-    """`what` was asked for, as the user would write it: '.tolist()'. `takes_value`: whether --assume would answer."""
+    """Return the error for reading values by `what`, as '.tolist()'; `takes_value` if --assume can answer."""
     asks = "asks for the values of a tensor, and a predicted device computes none."
     place = place_to_assume() if takes_value else ""
     return DataNeeded(what, f"{asks} {_state_hint(place, remedy)}", place)
@@ -158,7 +158,7 @@ def decision_needed(line: ReadingLine, what: str = "a decision", *, without_end:
 
 
 def size_needed(error: TypeError) -> DataNeeded:
-    """For an error of torch's own about a number that was to be a size."""
+    """Return the error for torch's TypeError about an unknown number used as a size."""
     needed = DataNeeded("A size", "is made of a number that was taken from a tensor, and nobody computes it.")
     at = place_of(error.__traceback__)
     needed.where = at
@@ -180,7 +180,7 @@ def _state_hint(place: str, remedy: str) -> str:
 
 
 def raise_as_cuda(error: RuntimeError, func: Any, args: Any) -> None:
-    """Raises what a card would say of sizes and devices; without data torch has other words, and programs look."""
+    """Raise CUDA's message for a device or size mismatch, which programs may parse; meta tensors raise another."""
     if "is not on the expected device" in str(error):
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
@@ -234,7 +234,7 @@ _MOST_PLACES = 3
 
 @dataclass(frozen=True)
 class Assumption:
-    """Something that a program asked and nobody computes, with the answer that it got."""
+    """A value that the program read and that is not computed, with the answer that it got."""
 
     where: str
     """The program's line, as 'train.py:12'; empty for torch's own code."""
@@ -242,7 +242,7 @@ class Assumption:
     """Statement of the assumption, with `{number}` in place of its numbers."""
     least: float | None = None
     most: float | None = None
-    """The numbers that were said, from the least to the most."""
+    """Range of the numbers returned."""
     times: int = 1
 
     @property
@@ -261,7 +261,7 @@ class Assumption:
 
 
 def sentences_of(stated: Iterable[Assumption]) -> list[str]:
-    """One for all that are alike, with the lines and how often."""
+    """Return one sentence for each kind of assumption, with its lines and count."""
     by_kind: dict[str, list[Assumption]] = {}
     for one in stated:
         by_kind.setdefault(one.kind, []).append(one)
@@ -288,7 +288,7 @@ class _LibraryRule(NamedTuple):
     functions: tuple[str, ...]
     """Functions of the file; empty matches any."""
     value: Any
-    """Or a function from the frame that asks."""
+    """The answer, or a function that gets it from the reading frame."""
     sentence: str
     prefers_default: tuple[type, ...] = ()
     """Types of answers for which a default value, if there is one, is better than the rule's."""
@@ -354,7 +354,7 @@ class Assumptions:
         """`given` are the user's own answers, by 'train.py:12'."""
         self._given = [_GivenAnswer(place, value) for place, value in (answers or {}).items()]
         self._asked: dict[str, None] = {}
-        """Lines where a value was asked for, as `--assume` takes them."""
+        """Lines that read a value, as `--assume` takes them."""
         self._sentences: dict[str, None] = {}
         """In the order in which they were first needed."""
         self._stated: dict[tuple[str, str], Assumption] = {}
@@ -369,14 +369,14 @@ class Assumptions:
 
     @property
     def stated(self) -> tuple[Assumption, ...]:
-        """For torch's own code, without a line; for the program's, with it."""
+        """Assumptions of torch's code, without a line, and of the program's code, with it."""
         return (*(Assumption("", sentence.rstrip(".")) for sentence in self._sentences), *self._stated.values())
 
     def say(self, sentence: str) -> None:
         self._sentences[sentence] = None
 
     def when_called(self, target: Any, *sentences: str) -> Any:
-        """`made`, which says these once it runs: what is compiled and never called changes no peak."""
+        """Return `target` with the sentences noted when it is called: code that never runs changes no peak."""
         if isinstance(target, nn.Module):
             self._of_modules[target] = (*self._of_modules.get(target, ()), *sentences)
             return target
@@ -396,13 +396,13 @@ class Assumptions:
             self.say(sentence)
 
     def state(self, kind: str, number: float | None = None) -> None:
-        """With the program's line."""
+        """Note an assumption at the program's line."""
         now = Assumption(place_of_caller(), kind, number, number)
         before = self._stated.get((now.where, kind))
         self._stated[now.where, kind] = now if before is None else before.and_again(now)
 
     def stated_answer(self) -> Any:
-        """The user's answer for the line that asks, or for one that called it; NOT_STATED where there is none."""
+        """Return the user's answer for the reading line or a caller of it, or NOT_STATED."""
         answer = self._answer()
         if answer is None:
             return NOT_STATED
@@ -425,7 +425,7 @@ class Assumptions:
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """Lines that the user stated an answer for, and none of them asked."""
+        """Lines with a stated answer that read no value."""
         return tuple(answer.place for answer in self._given if not answer.taken)
 
     @property
@@ -438,7 +438,7 @@ class Assumptions:
         return f"No line used --assume {', '.join(self.unused)}. {where}"
 
     def for_library(self, kind: type, default: int | None = None) -> Any:
-        """Return the answer for a library that asks now for a value of this type, or None.
+        """Return the answer for a library that now reads a value of this type, or None.
 
         `default` is the default value, if there is one.
         """
@@ -474,7 +474,7 @@ class Assumptions:
         self.state(what)
 
     def decide(self, line: ReadingLine, number: float) -> None:
-        """A comparison with a number that nobody computes."""
+        """Note a comparison with a number that is not computed."""
         self._count_decision(line)
         self.state(_DECIDES, number)
 
@@ -521,7 +521,7 @@ class UnknownNumber(float):
     default: int | None
     """Default value of a whole number, if there is one."""
     drawn: bool
-    """At random: nothing can be decided by it."""
+    """True if drawn at random; decisions by it raise an error."""
 
     def __new__(
         cls,
@@ -547,7 +547,7 @@ class UnknownNumber(float):
     __str__ = __repr__
 
     def __format__(self, spec: str) -> str:
-        """In a column as wide as it was to be."""
+        """Keep the width of the column."""
         width = spec.partition(".")[0].strip("<>=^+-#0, bcdeEfFgGnoxX_%")
         return _WORD.rjust(int(width)) if width.isdigit() else _WORD
 
@@ -621,7 +621,7 @@ def _unknown_result(own: str) -> Callable[..., Any]:
 
 
 def _integer_result(own: str, one: UnknownNumber, other: Any) -> UnknownNumber:
-    """A whole number again, where Python's own operation on the default values gives one."""
+    """Return an integer result if Python's operation on the default values gives one."""
     if type(other) is UnknownNumber:
         other = other.default if other.whole else DEFAULT_NUMBER
     if one.default is None or not isinstance(other, int):

@@ -36,7 +36,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 # way is proved by recordings of torch 2.6). It decides the layout of the result, and so what the next operators copy.
 EINSUM_REORDERS_SINCE = (2, 9)
 _ELLIPSIS = "."
-"""Stands for one dimension of an ellipsis, followed by its number from the right."""
+"""Prefix of the name of an ellipsis dimension, followed by its number from the right."""
 
 
 def einsum(equation: str, operands: Sequence[Tensor], *, path: Any = None) -> Any:
@@ -65,7 +65,7 @@ def _dimension_names(term: str, dims: int) -> list[str]:
 
 
 def _aligned(tensor: Tensor, names: list[str], order: list[str]) -> Tensor:
-    """With a dimension for each name, of size 1 where it has none."""
+    """Return the tensor with a dimension for each name, of size 1 if missing."""
     for name in order:
         if name not in names:
             tensor, names = tensor.unsqueeze(-1), [*names, name]
@@ -195,7 +195,7 @@ WRITES_INTO_ZEROS = frozenset(_WRITERS)
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Every element has a place of its own and none lies idle between them, in whatever order."""
+    """Return whether the elements fill their memory without gaps or overlaps, in any order of dimensions."""
     if tensor.is_contiguous():
         return True
     expected = 1
@@ -207,7 +207,7 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def _owners_of(tensor: Any) -> tuple[int, int] | None:
-    """Return how often the tensor and its memory are referred to; None where torch does not say."""
+    """Return the reference counts of the tensor and its storage; None if torch does not expose them."""
     storages: Any = getattr(torch._C, "_storage_Use_Count", None)
     tensors: Any = getattr(tensor, "_use_count", None)
     if storages is None or tensors is None:
@@ -435,7 +435,7 @@ _SEEDS = {
     aten._scaled_dot_product_flash_attention.default: ((6, 7), (2, 6)),
     aten._flash_attention_forward.default: ((2, 3), (2, 6)),
 }
-"""Which of the results, and in releases until which."""
+"""Indices of the seed results, and the last release that returns them on the host."""
 
 
 def _described(call: AttentionCall) -> str:
@@ -511,7 +511,7 @@ _JAGGED_KERNELS = {
 
 @contextmanager
 def jagged_attention_on(card: KnownCard) -> Iterator[None]:
-    """Answer which kernels the build has: torch.nested asks for them, and a build for the host has none."""
+    """Answer torch.nested's checks for attention kernels by the card's rules; a CPU build has none."""
     with Patches() as patches:
         for name, backend in _JAGGED_KERNELS.items():
             patches.replace(sdpa, name, _kernel_check(backend, card))
@@ -582,7 +582,7 @@ def kernels_for(card: KnownCard, release: tuple[int, int]) -> dict[str, Kernel]:
 
 
 def _dropout(input: Tensor, p: float, train: bool) -> Tensor:
-    """CUDA keeps a mask of one byte an element; elsewhere it is as wide as the input."""
+    """Save a mask of one byte an element as CUDA does; on other devices it has the input's dtype."""
     if train and 0 < p < 1 and input.numel() > 0:
         out: Tensor = aten.native_dropout(input, p, train)[0]
         return out
@@ -636,7 +636,7 @@ class _RmsNorm(torch.autograd.Function):
 
 
 def _one_hot(self: Tensor, num_classes: int = -1) -> Tensor:
-    """Zeros, and ones put among them; elsewhere all are compared with all classes, which takes their numbers too."""
+    """Scatter ones into zeros as CUDA does; other devices compare with an arange of the classes, which takes memory."""
     if self.dtype != torch.long:
         raise RuntimeError("one_hot is only applicable to index tensor of type LongTensor.")
     if self.numel() == 0 and num_classes <= 0:
@@ -652,12 +652,12 @@ def _one_hot(self: Tensor, num_classes: int = -1) -> Tensor:
 
 
 def _ctc_loss(log_probs: Tensor, targets: Tensor, steps: Tensor, lengths: Tensor, *options: Any) -> Any:
-    """With lengths as numbers of the host, which torch takes out of the tensors where nobody watches."""
+    """Convert lengths to Python numbers here, because torch reads the tensors in C++, below the modes."""
     return _as_composed(aten.ctc_loss.IntList, log_probs, targets, steps.tolist(), lengths.tolist(), *options)
 
 
 def _softmax_in_fp32(composed: Any, fused: Any) -> Kernel:
-    """From fp16 to fp32 within the kernel, where elsewhere the input is copied first."""
+    """Convert fp16 to fp32 within the kernel as CUDA does; other devices copy the input first."""
 
     def kernel(self: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
         if self.dtype == torch.float16 and dtype == torch.float32:

@@ -1,9 +1,8 @@
 """A pretended CUDA device: PyTorch code runs on tensors without data, and its memory is accounted for.
 
-Tensors of the `meta` device represent those on the card and CPU tensors those on the host, so that both stay
-apart as they would be. Whatever takes memory on the card goes, in order, through the model of PyTorch's allocator.
-Without a limit, whether it fits a card is a question to a replay of the trace; with one, the program meets it as it
-would on the card.
+Tensors of the `meta` device represent those on the card, and CPU tensors those on the host. Every allocation on the
+card goes, in order, through the model of PyTorch's allocator. Without a memory limit, a replay of the trace decides
+whether it fits a card; with one, the program runs out of memory as it would on the card.
 """
 
 from __future__ import annotations
@@ -85,11 +84,11 @@ class PredictedDevice:
         rank: GroupRank | None = None,
         figures_only: bool = False,
     ) -> None:
-        """`release` is the torch whose choices of kernels are followed, as (2, 6); by default the installed one.
+        """`release` is the torch release whose kernel choices are followed, as (2, 6); by default the installed one.
 
-        `assume` are the user's own answers where a program asks for values, by line: {"train.py:12": 3.0}.
-        `limited`: the program has what a process gets of the card, and no more.
-        `rank` is the process of a group that is predicted; the others are pretended.
+        `assume` are the user's answers for lines that read values: {"train.py:12": 3.0}.
+        `limited`: limit memory to what a process gets on the card.
+        `rank` is the predicted process of a group; the others are simulated.
         `figures_only`: leave out the stacks of allocations, which only a viewer of the trace needs.
         """
         self.card = card

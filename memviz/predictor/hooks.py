@@ -188,7 +188,7 @@ _INTERPRETS = "its code runs in TorchScript's interpreter, which knows no preten
 
 
 def follow_compile(patches: Patches, assumptions: Assumptions) -> None:
-    """Run what torch.compile would compile uncompiled, and say so in the run."""
+    """Run code uncompiled where torch.compile would compile it, and note that."""
 
     def compile(model: Any = None, **kwargs: Any) -> Any:
         if model is None:
@@ -306,10 +306,10 @@ def follow_threads(patches: Patches, *modes: Mode) -> None:
 
 
 class ChildProcesses:
-    """Processes that the program starts: the pretended card is this process's alone.
+    """Processes that the program starts: only this process has the pretended card.
 
-    A fork has a copy of it, and tells by a shared byte that it allocated there. Another Python finds no card at all,
-    and nothing is known of it but its command.
+    A fork has a copy of the card, and sets a shared byte when it allocates there. Another Python process finds no
+    card, and only its command is recorded.
     """
 
     def __init__(self, recorder: AllocationRecorder) -> None:
@@ -379,7 +379,7 @@ class ChildProcesses:
 
 
 _followed: list[ChildProcesses] = []
-"""Those of the device in use; what Python does in a fork cannot be taken back."""
+"""Of the device in use. A global, because `os.register_at_fork` cannot be undone."""
 
 
 def _after_fork() -> None:
@@ -392,7 +392,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def follow_workers(patches: Patches, recorder: AllocationRecorder) -> None:
-    """Worker processes that load data: they compute as their parent would, and send what has no values as such."""
+    """Let data-loading workers compute as their parent does, and send tensors without values as such."""
     from torch.multiprocessing import reductions
     from torch.utils.data._utils import worker
 
@@ -423,7 +423,7 @@ def follow_workers(patches: Patches, recorder: AllocationRecorder) -> None:
 
 
 _rebuilders: list[AllocationRecorder] = []
-"""That of the device in use; who receives a tensor is called by pickle."""
+"""Recorder of the device in use. A global, because pickle calls the receiving function."""
 
 
 def _rebuild_unknown(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -1,13 +1,13 @@
 """Values of tensors on the pretended device, known or assumed.
 
-Known values lie on the host, beside the tensor's place. Masks, lengths, schedules, indices, seeds: what is small and
-made of known values keeps them, so that a program which looks finds what a card would show it. A large tensor keeps
-them only where all its elements are alike. What depends on values that are not computed, or is drawn at random on the
-card, has none, but it may have a default value: an index among several is the first. Routing (tokens over experts,
-vectors over a codebook) is uniform, with the remainder on the first, so counts add up. A mask is true everywhere, a
-number is 1.0, and a whole number equals none that it is compared with.
+Known values are stored on the host. Small tensors computed from known values (masks, lengths, schedules, indices,
+seeds) keep them, so a program that reads them gets the card's own answer. A large tensor keeps them only if all its
+elements are equal. Results of unknown values, and random draws on the card, have none, but may have a default value:
+an index among several is the first. Routing (tokens over experts, vectors over a codebook) is uniform, with the
+remainder on the first, so counts add up. A mask is true everywhere, a number is 1.0, and an integer equals no number
+that it is compared with.
 
-All facts are kept by storage, so every view sees them, and what is written through one is seen through all.
+Facts are keyed by storage, so all views share them.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ _MOST_BYTES_OF_INDICES = 1 << 22
 _MOST_ELEMENTS = 1 << 22
 """That an operator may run through, views of few values that are spread over many included."""
 _MOST_SPELLED_OUT = 1 << 12
-"""Elements that are all alike; of more the number is kept alone, until some of them differ."""
+"""Limit of equal elements written out; above it only their number is stored, until some of them differ."""
 _HOST = torch.device("cpu")
 _FROM_ZERO = {aten.randint.default, aten.randint.generator}
 _WHOLE_DRAWS = _FROM_ZERO | {aten.randint.low, aten.randint.low_generator}
@@ -120,14 +120,14 @@ _ABSORBING = {
     **dict.fromkeys((aten.bitwise_and.Tensor, aten.logical_and.default, aten.mul.Tensor), False),
 }
 _SHAPE_COUNTS = ("empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full")
-"""Values of the argument do not."""
+"""Operators whose result depends on the argument's shape and not on its values."""
 _EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 
 
 _QUESTIONS = {
     *(aten.isnan.default, aten.isinf.default, aten.eq.Tensor, aten.ne.Tensor, aten.eq.Scalar, aten.ne.Scalar),
 }
-"""About numbers, with an answer where these are finite."""
+"""Tests of numbers with a certain answer if these are finite."""
 
 
 def may_have_known_result(func: Any) -> bool:
@@ -143,7 +143,7 @@ class _Values:
     bytes: torch.UntypedStorage | None = None
     number: Tensor | None = None
     reason: str = ""
-    """Why the values are known though nobody computed them; empty where somebody did."""
+    """Why the values are known without being computed; empty if they were computed."""
 
 
 class KnownValues:
@@ -156,7 +156,7 @@ class KnownValues:
         return tensor in self._entries
 
     def of(self, tensor: Tensor) -> Tensor | None:
-        """The values of a tensor of the device, where it has some: its twin on the host."""
+        """Return the known values of a device tensor as a host tensor, or None."""
         entry = self._entries.of(tensor)
         return None if entry is None else _twin(entry, tensor)
 
@@ -205,7 +205,7 @@ class KnownValues:
         return not self._is_unknown_on_host(tensor)
 
     def reads(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The host's result of an operator whose answer, or the size of it, lies in the values."""
+        """Run an operator on the known values, on the host."""
         return func(*self._twins(args), **_on_host(self._twins(kwargs)))
 
     def on_device(self, result: Any, reason: str) -> Any:
@@ -223,7 +223,7 @@ class KnownValues:
         return next(filter(None, map(self.reason, (t for t in tensors_of((args, kwargs)) if t.is_meta))), "")
 
     def follow(self, func: Any, args: Any, kwargs: Any, out: Any, *, writes: bool) -> None:
-        """After an operator ran without values: those of what it made and wrote, as far as they are known."""
+        """Update the values of an operator's results and written arguments, as far as they are known."""
         if func in _WHOLE_DRAWS and out.is_meta and 0 < out.numel() <= _MOST_DRAWN:
             low, high = (0, args[0]) if func in _FROM_ZERO else args[:2]
             values = torch.randint(low, high, tuple(out.shape), dtype=out.dtype, generator=self._draws)
@@ -283,7 +283,7 @@ class KnownValues:
     def _write(self, func: Any, args: Any, kwargs: Any) -> None:
         target = args[0]
         if not isinstance(target, Tensor):
-            # Lists: values in them are rarely asked for.
+            # Programs rarely read values of tensors in lists.
             return self.forget_written(func, args, kwargs)
         if not target.is_meta:
             # The host has computed it: to do so again would add, turn or scale twice.
@@ -312,7 +312,7 @@ class KnownValues:
             self._entry(target).reason = reason
 
     def _stays_uniform(self, func: Any, args: Any) -> bool:
-        """The same number is written again, into a part."""
+        """Return whether a uniform tensor gets its own number written again."""
         entry = self._entry(args[0])
         if entry.number is None or func not in _FILL_ALL or func is aten.zero_.default:
             return entry.number is not None and func is aten.zero_.default and not entry.number.item()
@@ -329,7 +329,7 @@ class KnownValues:
         torch.empty(0, dtype=number.dtype, device=_HOST).set_(entry.bytes).fill_(number)
 
     def _uniform_number(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The number that all elements of the result are, where that follows from arguments of which it is true."""
+        """Return the number that all elements of the result equal, if it follows from uniform arguments, or None."""
         name = func.overloadpacket.__name__
         if name in ("zeros", "zeros_like", "new_zeros", "zero_"):
             return 0
@@ -459,7 +459,7 @@ def may_return_indices(func: Any) -> bool:
 
 
 class IndexTensors(MarkedStorages):
-    """Indices of one among several that nobody computes; each is assumed to be the first."""
+    """Indices among several that are not computed; each is assumed to be the first."""
 
     def follow(self, func: Any, args: Any, out: Any) -> None:
         if func in _INDEX_OPERATORS:
@@ -480,12 +480,12 @@ class UniformRouting:
     """Tokens that a router sends to experts, assumed to be spread evenly."""
 
     def __init__(self, values: Callable[[Tensor], Tensor | None]) -> None:
-        """`values` gives those of a tensor, wherever it lies, or None."""
+        """`values` returns the values of a host or device tensor, or None."""
         self._values = values
         self._places: ByStorage[int] = ByStorage()
-        """Tensors of places, and among how many."""
+        """Index tensors, with the number of choices."""
         self._marks: ByStorage[Fraction] = ByStorage()
-        """Tensors of zeros and ones, and which part of them is one."""
+        """Tensors of zeros and ones, with the share of ones."""
 
     def places_in(self, mask: Tensor) -> int | None:
         """Return how often a mask is true, where that follows."""
@@ -632,7 +632,7 @@ class DefaultValues:
     """Default values of conditions and whole numbers that are not computed, and which numbers are drawn at random."""
 
     def __init__(self, values_of: Callable[[Tensor], Tensor | None]) -> None:
-        """`known` gives the values of a tensor, wherever it lies, or None."""
+        """`values_of` returns the values of a host or device tensor, or None."""
         self._values_of = values_of
         self._defaults: ByStorage[int] = ByStorage()
         self._drawn: ByStorage[bool] = ByStorage()
@@ -655,7 +655,7 @@ class DefaultValues:
             self._drawn.put(copied, True)
 
     def follow(self, func: Any, args: Any, out: Any) -> None:
-        """After an operator that met values which are not computed, or draws some."""
+        """Update defaults after an operator on values that are not computed, or after a draw."""
         if not isinstance(out, Tensor):
             return
         if draws(func) and func.overloadpacket not in _DRAWS_WITH_DEFAULT:
@@ -708,7 +708,7 @@ class DefaultValues:
         return self._keep(func, args, out) if self.of(args[0]) in (0, 1) else None
 
     def _truth(self, value: Any) -> bool | None:
-        """Return the truth of values that are all alike, or of their default; None if there is neither."""
+        """Return the truth of equal values, or of their default; None if there is neither."""
         values = self._values_of(value)
         if values is None:
             number = self.of(value)

@@ -1,7 +1,7 @@
 """The ledger: malloc and free of every storage, through the model of the allocator, and the trace of it.
 
-A storage is freed when its last owner is gone, be that a tensor, a view or the autograd graph. Its weak reference
-tells that moment at once, as on a card.
+A storage is freed when its last owner is gone: a tensor, a view or the autograd graph. Its weak reference notices
+that at once, as on a card.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class Ledger:
     def _record_while_frees_wait(self, action: Action, address: int, size: int, stream: int, pool: PoolId) -> None:
         history = self.history
         if action is Action.FREE_COMPLETED and address in self._waiting:
-            # It belongs to the allocation that was freed, whatever goes on when it completes.
+            # The event belongs to the freed allocation, not to the operator that runs when it completes.
             now, history.now = history.now, self._waiting.pop(address)
             history.add(action, address, size, stream, pool)
             history.now = now
@@ -274,7 +274,7 @@ class HistoryPart:
     stacks_of: frozenset[Action]
     """Kinds of events that have one."""
     recorded: Callable[[int], bool]
-    """Tells whether stacks were recorded at an allocation, by its number."""
+    """Return whether stacks were recorded at an allocation, by its number."""
     only_python: bool
     """Stacks without the frames of C++."""
 
@@ -404,14 +404,16 @@ def _final_state(ledger: Ledger, interner: Interner, part: HistoryPart | None) -
     segments, blocks, cause = final_state(ledger.allocator, pool=interner.pool, stream=interner.stream)
     shows: Callable[[int], bool] = (lambda number: True) if part is None else part.recorded
     history = ledger.history
-    segment_stacks, stack_of = {}, {}
+    stack_by_segment, stack_of = {}, {}
     rows = zip(history.action, history.address, history.cause, ledger.stacks, strict=True)
     for action, address, number, stack in rows:
         if action == Action.ALLOC:
             stack_of[number] = stack
         elif action in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP) and shows(number):
-            segment_stacks[address] = stack
-    of_segments = np.array([segment_stacks.get(address, NO_STACK) for address in segments.address.tolist()], dtype=np.int32)
+            stack_by_segment[address] = stack
+    of_segments = np.array(
+        [stack_by_segment.get(address, NO_STACK) for address in segments.address.tolist()], dtype=np.int32
+    )
     numbers = cause.tolist()
     of_blocks = np.array([stack_of.get(n, NO_STACK) if shows(n) else NO_STACK for n in numbers], dtype=np.int32)
     if part is not None and part.only_python:

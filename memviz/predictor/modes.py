@@ -1,7 +1,7 @@
-"""The modes that see a program: one in each function of torch, one between autograd and the kernels.
+"""The modes that a program runs in: one for torch functions, one between autograd and the kernels.
 
-`FakeCudaMode` lets programs say "cuda", and `AllocationMode` sees every operator, in order. `follow_cuda` patches all
-that makes `torch.cuda` answer like a real card.
+`FakeCudaMode` lets programs use "cuda", and `AllocationMode` sees every operator, in order. `follow_cuda` patches
+`torch.cuda` to behave like a real card.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ _PLAIN_TYPES = frozenset((Tensor, nn.Parameter, int, float, bool, type(None), tu
 
 
 class FakeCudaMode(TorchFunctionMode):
-    """Answers each function of torch: replaces the devices it names, and tells what a tensor is."""
+    """Intercepts torch functions: replaces "cuda" devices by "meta", and reports tensors as on the card."""
 
     def __init__(
         self, devices: NamedDevices, tensors: TensorAnswers, order: StreamOrder, recorder: AllocationRecorder
@@ -277,7 +277,7 @@ class FakeCudaMode(TorchFunctionMode):
         try:
             out = self._call(func, args, kwargs)
         except TypeError:
-            # torch only says that a size is of a wrong type.
+            # torch's message names only a size of the wrong type.
             stop_at_unknown_numbers(args, kwargs)
             raise
         if has_unknown_numbers(args, kwargs):
@@ -327,7 +327,7 @@ class FakeCudaMode(TorchFunctionMode):
         return self._types_of(args, kwargs) if kind is None else cast_to_type(args[0], kind)
 
     def _host_waits(self) -> None:
-        """Frees that wait for the current stream are seen to be done."""
+        """Complete the frees that wait for the current stream."""
         self._order.host_waits(self._order.moment(self._order.current))
 
 
@@ -415,7 +415,7 @@ def _follow_addresses(patches: Patches, recorder: AllocationRecorder) -> None:
 
 
 def _follow_dlpack(patches: Patches, answer: Answer) -> None:
-    """Let the older function for sharing memory ask the tensor too, instead of sharing zeros of unknown ones."""
+    """Let `to_dlpack` refuse tensors without values as `Tensor.__dlpack__` does, instead of sharing zeros."""
     give: Any = vars(torch)["to_dlpack"]
 
     def to_dlpack(tensor: Tensor) -> Any:

@@ -401,8 +401,8 @@ def is_on_device(out: Any) -> bool:
 
 
 def cache_tensors(output: Any) -> Iterator[torch.Tensor]:
-    """Keys and values in the cache that transformers' models hand back: as `cache` since 5.24."""
-    # Asked whether it has the old name, 5.24 warns.
+    """Yield keys and values of the KV cache that transformers' models return: named `cache` since 5.24."""
+    # A test for the old name makes 5.24 warn.
     names = set(output) if isinstance(output, Mapping) else set()
     cache = next((output[name] for name in ("cache", "past_key_values") if name in names), None)
     for layer in getattr(cache, "layers", ()):

@@ -1,8 +1,8 @@
 """Saved files where values are not computed: `torch.save`, `torch.load` and safetensors.
 
-A checkpoint of zeros would be worse than none, so tensors without values are not written: a placeholder stands in
-for the file (a line of text, or for safetensors its header), so that the program can load, rename or remove it, and
-is removed after the prediction. Of existing files, large tensors are read only where the program reads them.
+A checkpoint of zeros would be worse than none, so tensors without values are not written. A placeholder (a line of
+text, or a safetensors header) replaces the file, so that the program can load, rename or remove it; it is removed
+after the prediction. Large tensors of existing files are read only when the program reads them.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ _SAFETENSORS_USERS = ("safetensors", "transformers", "diffusers", "accelerate", 
 
 
 _files_in_use: list[SavedFiles] = []
-"""One, while a device is in use. Libraries that are imported meanwhile keep our functions for good."""
+"""One, while a device is in use. A global, because libraries imported in that time keep our functions."""
 
 
 def _follow_safetensors(patches: Patches, files: SavedFiles) -> None:
@@ -205,7 +205,7 @@ class SavedFiles:
         self._kept: dict[Any, Any] = {}
         """Saved objects by the path of the file."""
         self._numbered: list[Any] = []
-        """The same, and what was written to open files, by the number in the placeholder."""
+        """The same, and objects written to open files, by the number in the placeholder."""
         self._placeholders: set[str] = set()
 
     def saved(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:

@@ -337,7 +337,7 @@ class ModelChanges:
 STOPPED = 3
 """Exit status of a program that read values that are not computed."""
 UNUSED = 2
-"""Exit status for an answer to a line that asks for none, as for every wrong use of the command."""
+"""Exit status for an answer to a line that reads no value, as for every usage error."""
 NOT_KNOWN = 4
 """Exit status of a program that ended well while only other processes used the card."""
 INTERRUPTED = 128 + signal.SIGINT
@@ -374,9 +374,9 @@ class ScriptPrediction:
     applied: Mapping[str, list[str]] = field(default_factory=dict)
     """Optimizations, and the classes of the models that each changed."""
     unused_assume: tuple[str, ...] = ()
-    """Lines that an answer was stated for, and none of them asked."""
+    """Lines with a stated answer that read no value."""
     unused_sentence: str = ""
-    """Names the unused answers, and the lines that did ask for a value."""
+    """Names the unused answers, and the lines that read a value."""
 
     @property
     def not_known(self) -> str:
@@ -398,7 +398,7 @@ class ScriptPrediction:
 
     @property
     def fits(self) -> bool | None:
-        """True if it fits the named card; None without one, or if the program ended too early to tell."""
+        """True if it fits the named card; None without a card, or if the program ended too early."""
         if self.stopped is not None or not self.estimate.limited:
             return None
         fits = self.estimate.fits()
@@ -424,7 +424,7 @@ def predict_script(
     ):
         status, stopped = _run(script, at_exit)
         if os.getpid() != process:
-            # One that the program forked, at its own end.
+            # A fork of the program, at its end.
             sys.stdout.flush()
             os._exit(status)
         trace = device.finish()
@@ -473,7 +473,7 @@ def _cause(error: BaseException | None) -> Stopped | None:
         if isinstance(error, Stopped):
             return error
         if isinstance(error, TypeError) and UnknownNumber.__name__ in str(error):
-            # torch only says that a size is of a wrong type.
+            # torch's message names only a size of the wrong type.
             return size_needed(error)
         error = error.__cause__ or error.__context__
     return None

@@ -157,9 +157,9 @@ class ResultCache:
 
 
 def _maker(out: Any, args: Any, kwargs: Any) -> Make | None:
-    """How to make such a result anew; None where it is more than new tensors, each with its memory to itself.
+    """Return a function that creates an equal result; None if it is not only new tensors with separate storages.
 
-    What is written in place is the argument as it was, as no operator comes here that changes shapes.
+    An argument written in place is returned as it is: operators that change shapes do not come here.
     """
     if out is None:
         return _make_none
@@ -360,7 +360,7 @@ def _sequences_backward(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _new_list(func: Any, args: Any, kwargs: Any) -> Any:
-    """A new tensor beside each of a list."""
+    """Return a new tensor for each in a list."""
     if not all(map(_is_plain, args[0])):
         return NotImplemented
     return [_new(tensor.shape, tensor.dtype) for tensor in args[0]]

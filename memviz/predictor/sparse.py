@@ -1,9 +1,8 @@
-"""Tensors made of indices and values, as an embedding's gradients are: what lies in memory is these two.
+"""Sparse COO tensors, such as an embedding's gradients: memory holds their indices and values.
 
-torch runs few operators on such tensors without data, and of some it forgets how many values there are. What an
-optimizer asks of a sparse gradient, and products with dense tensors, are spelled out here in operators on the two
-parts, as CUDA's own code does (SparseCUDATensor.cu, SparseCUDATensorMath.cu, SparseTensorMath.cpp); everything else
-is refused by its name.
+torch runs few operators on sparse meta tensors, and in some loses the number of values. Operators of optimizers on
+sparse gradients, and products with dense tensors, are decomposed here into operators on the two parts, as CUDA's
+code does (SparseCUDATensor.cu, SparseCUDATensorMath.cu, SparseTensorMath.cpp); all others raise an error.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ ALL_DIFFERENT = "indices that are not computed are taken to be all different, wh
 
 
 class Sparse:
-    """`runs`: by operator, with its own arguments; NotImplemented where nothing of them is sparse on the device."""
+    """`runs` maps operators to decompositions, which return NotImplemented without sparse tensors on the device."""
 
     def __init__(self, recorder: AllocationRecorder) -> None:
         self._recorder = recorder
@@ -102,7 +101,7 @@ class Sparse:
         return _like(tensor, *parts)
 
     def _copied(self, tensor: Tensor, *, dtype: Any = None, device: Any = None, **kwargs: Any) -> Any:
-        """To the device, or there as another type."""
+        """Copy to the device, or there to another dtype."""
         to = tensor.device if device is None else torch.device(device)
         if tensor.layout is not torch.sparse_coo or to.type == "cpu":
             return NotImplemented
@@ -230,7 +229,7 @@ def _like(tensor: Tensor, indices: Tensor, values: Tensor, coalesced: bool | Non
 
 
 def _flat(indices: Tensor) -> Tensor:
-    """One number an index. Of one dimension they are that already."""
+    """Return one number per index."""
     if indices.size(0) == 1:
         return indices.squeeze(0)
     return indices.mul(indices.new_ones(indices.size(0), 1)).sum(0)

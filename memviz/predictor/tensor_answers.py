@@ -39,7 +39,7 @@ aten = torch.ops.aten
 Answer = Callable[[Any, Any], Any]
 """Arguments, keyword arguments -> the answer, or NotImplemented where torch's own is right."""
 NumberType = Callable[[Any], Any] | None
-"""Conversion that a program asks for; None for `.item()`, whose number may print as unknown."""
+"""Conversion by the program; None for `.item()`, whose number may print as unknown."""
 _ITEM = ".item() or .tolist()"
 _CONVERSIONS: dict[Any, tuple[NumberType, str]] = {
     Tensor.item: (None, _ITEM),
@@ -184,7 +184,7 @@ class TensorAnswers:
         return reduced
 
     def _shares(self, shares: Tensor) -> list[Any]:
-        """They decide as such, and print as unknown."""
+        """Return the even counts as numbers that decide by their value and print as unknown."""
         is_whole = not shares.is_floating_point()
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             numbers = list(map(float, shares.flatten().tolist()))
@@ -221,7 +221,7 @@ class TensorAnswers:
         return f"tensor(values unknown, {place}size={tuple(tensor.shape)}, dtype={tensor.dtype})"
 
     def _address(self, args: Any, kwargs: Any) -> Any:
-        """Two tensors have one address if they share memory, and programs ask that."""
+        """Return the modelled address, because programs compare addresses to find shared memory."""
         tensor = args[0]
         if not tensor.is_meta:
             return NotImplemented
@@ -236,7 +236,7 @@ class TensorAnswers:
         return args[0].type().replace("torch.meta.", "torch.cuda.")
 
     def _pin(self, args: Any, kwargs: Any) -> Any:
-        """Memory of the host either way; on a card it would be a copy, in pages that stay."""
+        """Return a pinned copy in host memory."""
         tensor = args[0]
         if tensor.is_meta:
             raise RuntimeError("cannot pin 'torch.cuda' tensors: only dense CPU tensors can be pinned")
@@ -250,7 +250,7 @@ class TensorAnswers:
         return args[0] in self._pinned
 
     def run_on_meta(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """On `meta`, by a program that says so."""
+        """Run a function for which the program itself names the `meta` device."""
         self._recorder.making_nowhere = True
         try:
             if func is Tensor.to and args[0].is_meta and args[0] not in self._host.on_meta:
@@ -262,7 +262,7 @@ class TensorAnswers:
             self._recorder.making_nowhere = False
 
     def lose(self, value: Any) -> None:
-        """Tensors of the host that a function wrote an unknown number to, or made with one."""
+        """Mark tensors as unknown that a function wrote an unknown number to, or made with one."""
         for tensor in tensors_among(value):
             if tensor.is_meta:
                 self._host.known.forget(tensor)
@@ -276,7 +276,7 @@ class TensorAnswers:
         return result
 
     def _deep_copy(self, args: Any, kwargs: Any) -> Any:
-        """torch would copy the storage behind our back."""
+        """Copy by operators, because torch would copy the storage without one."""
         tensor, memo = args[0], args[1]
         if tensor not in self._host.unknown or not tensor.is_leaf or type(tensor) is not Tensor:
             return NotImplemented
@@ -290,7 +290,7 @@ class TensorAnswers:
         return NotImplemented
 
     def _from_numbers(self, func: Any) -> Answer:
-        """torch takes them out of the program's lists by itself, and for the device it would leave them there."""
+        """Create tensors of lists on the host, then move them: torch would leave out the values on the device."""
 
         def create(args: Any, kwargs: Any) -> Any:
             lists = [value for value in (*args, *kwargs.values()) if isinstance(value, list | tuple)]
@@ -315,7 +315,7 @@ class TensorAnswers:
         return create
 
     def _stand_in(self, value: Any, lost: list[Any]) -> Any:
-        """A list with tensors of the host for all others, of their types; those without an answer go into `lost`."""
+        """Replace tensors in a list by host tensors; append those without an answer to `lost`."""
         if isinstance(value, list | tuple):
             return [self._stand_in(item, lost) for item in value]
         if not self._host.is_unknown(value):
@@ -343,7 +343,7 @@ def _is_on_device(value: Any) -> bool:
 
 
 def _is_copying() -> bool:
-    """`copy.copy` asks the same, and keeps the memory."""
+    """Return whether `copy.copy` is the caller, which shares the memory."""
     frame = next(frames(), None)
     return frame is not None and frame.f_code.co_filename == _COPY
 
@@ -362,7 +362,7 @@ def _set_data(args: Any, kwargs: Any) -> Any:
 
 
 def _device_itself(args: Any, kwargs: Any) -> Any:
-    """`torch.device(0)` is a card, though torch finds none; any other is what it says."""
+    """Return a card for `torch.device(0)`, though torch finds none; create other devices unchanged."""
     first = args[0] if args else kwargs.get("device")
     return torch.device("cuda", first) if type(first) is int else torch.device(*args, **kwargs)
 
@@ -396,7 +396,7 @@ BELOW_MINLENGTH = "values that are not computed are taken to be below minlength 
 
 
 def result_of_unknown_length(func: Any, args: Any, kwargs: Any, assumptions: Assumptions) -> Any:
-    """Shapes of what the operator gives, as tensors without data; NotImplemented where nobody says how long."""
+    """Return results as tensors without data, or NotImplemented without a stated length or minlength."""
     make = _SHAPES_OF_LENGTH.get(func)
     if make is None:
         return NotImplemented
@@ -467,7 +467,7 @@ class ValueReads:
         self._mode = mode
 
     def answer(self, func: Any, treatment: Treatment, args: Any, kwargs: Any) -> Any:
-        """The result, or NotImplemented where torch itself is right."""
+        """Return the result, or NotImplemented to let torch run the operator."""
         if treatment.looks == "index":
             return self._index(args)
         unknown = any(map(self._host.is_unknown, tensors_of(args)))
@@ -478,7 +478,9 @@ class ValueReads:
         values = self._host.known
         reason = values.reason_of(args, kwargs)
         if reason:
-            stated = self._recorder.assumptions.stated_answer() if func is aten._local_scalar_dense.default else NOT_STATED
+            stated = (
+                self._recorder.assumptions.stated_answer() if func is aten._local_scalar_dense.default else NOT_STATED
+            )
             if stated is not NOT_STATED:
                 return stated
             self._recorder.assumptions.state_a_decision(reason)
@@ -530,7 +532,7 @@ class ValueReads:
         return max(lengths, default=0)
 
     def _losses_of_sequences(self, treatment: Treatment, args: Any, kwargs: Any, longest: int) -> Any:
-        """A loss a sequence, and for backward a row a step: as long as the longest target with blanks between."""
+        """Return a loss per sequence, and for backward a row per step, as long as the longest target with blanks."""
         steps, batch = args[0].shape[:2]
         losses = args[0].new_empty(batch)
         out = losses, args[0].new_empty(batch, steps, 2 * longest + 1)
@@ -538,7 +540,7 @@ class ValueReads:
         return out
 
     def _index(self, args: Any) -> Any:
-        """With masks: as on a card, each becomes the places where it is true."""
+        """Convert masks to indices, as on a card."""
         tensor, indices = args[0], args[1]
         masks = [index for index in indices if index is not None and index.dtype in _MASKS]
         if not any(mask.is_meta or self._host.is_unknown(mask) for mask in masks):

@@ -1,8 +1,8 @@
-"""Memory that operators take on CUDA and no shape shows: workspaces, copies, and tensors inside one kernel call.
+"""Memory that operators take on CUDA besides their results: workspaces, copies, and tensors inside one kernel call.
 
-Each rule gives the bytes that are alive together while the operator runs, besides its results. "Read" means in
+Each rule returns the bytes that are live at once while the operator runs, besides its results. "Read" means read in
 torch's source; "estimated" means that the sizes follow from how the kernel works and were not compared with a card.
-`evidence` says which operators have which rule, and what proves it.
+`rules.py` lists the rule of each operator, and its evidence.
 """
 
 from __future__ import annotations
@@ -192,9 +192,9 @@ def heads_first(rule: Temporaries, first: int) -> Temporaries:
 
 _LT_WORKSPACE = 1 << 20
 LT_KEPT_SINCE, _LT_SHARED_SINCE = (2, 9), (2, 11)
-"""A call took it and gave it back; then every handle and stream kept one; now cuBLAS's workspace serves for both."""
+"""First releases with a cublasLt workspace per handle and stream instead of per call, and with cuBLAS's for both."""
 _LT_MAY_BE_SHARED_SINCE = (2, 7)
-"""First release where a program may ask cublasLt to share cuBLAS's workspace."""
+"""First release with a setting to share cuBLAS's workspace with cublasLt."""
 _CONFIG = re.compile(r":([0-9]+):([0-9]+)")
 _WHOLE = re.compile(r"\s*\+?([0-9]+)")
 
@@ -204,7 +204,7 @@ class WorkspaceSizes:
     cublas: int
     """Workspace of each cuBLAS handle."""
     is_shared: bool
-    """cuBLAS's serves for cublasLt too."""
+    """True if cublasLt uses cuBLAS's workspace too."""
     lt_told: int | None = None
 
     @property
@@ -359,7 +359,7 @@ def _sorted_and_added(tensor: Tensor, indices: Any, added: Tensor, card: KnownCa
     if not tensor.is_contiguous():
         yield tensor.nbytes
     for number, index in enumerate(present):
-        # Within bounds, then times its step, then to the others.
+        # Wrapped to bounds, then times its stride, then added to the others.
         if number == 0:
             if index.is_meta:
                 yield (count * _INDEX,)
@@ -633,7 +633,7 @@ def _reduction(rule: _AccumulatorRule, call: OperatorCall, *, widens: bool = Tru
 
 
 def _reduced_dims(dim: Any) -> Sequence[int] | None:
-    """Empty for all; None where the second argument makes it no reduction."""
+    """Return the dimensions, empty for all; None if the second argument makes it no reduction."""
     if isinstance(dim, Tensor):
         return None
     if dim is None or isinstance(dim, bool | float):
@@ -685,7 +685,7 @@ def max_buffers(call: OperatorCall) -> Sizes:
 
 
 def loss_buffers(call: OperatorCall) -> Sizes:
-    """Losses that are one number: all of them are there for a moment before they are summed (read)."""
+    """Buffers of a loss reduced to one number: the unreduced losses live until they are summed (read)."""
     one, other = call.args[:2]
     if call.out.dim() or not isinstance(other, Tensor) or (one.dim() == 0 and other.dim() == 0):
         return

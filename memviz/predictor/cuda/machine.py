@@ -116,7 +116,7 @@ class CardGenerator(_RealGenerator):  # type: ignore[misc]
         """Seed and offset, eight bytes each, on the host."""
         whole = self._seed.to_bytes(8, "little") + self._offset.to_bytes(8, "little")
         with without_functions():
-            # Checkpoints ask for it at every call.
+            # Checkpoints call this each time.
             return torch.frombuffer(bytearray(whole), dtype=torch.uint8)
 
     def set_state(self, new_state: Tensor) -> Self:

@@ -33,8 +33,8 @@ _STREAMS_OF_A_PRIORITY = 32
 """torch makes so many, and then hands out the first again."""
 _FIRST_HANDLE, _HANDLE_STEP = 0x5E0000000000, 0x40
 _QUEUED_KERNELS = 1024
-"""Kernels that a stream takes before the next launch has to wait for the first: about a thousand by the
-measurement at https://stackoverflow.com/questions/53970187, whatever the card. An operator is at least one."""
+"""Kernels that a stream queues before a launch blocks: about a thousand on any card, as measured at
+https://stackoverflow.com/questions/53970187. An operator launches at least one."""
 _FREED_ON_WAIT = (
     "Memory that another stream uses is given back when the program waits for that stream (synchronize, .item(), a "
     "copy to the host or from it) or has launched 1,024 kernels more there; a card gives it back as soon as the stream "
