@@ -106,7 +106,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _predict(args: argparse.Namespace) -> int:
     with without_collection():
         from memviz.predictor.cards import card_text
-        from memviz.predictor.script import ScriptOrder, optimizations_named, predict_script
+        from memviz.predictor.script import ScriptOrder, parse_optimizations, predict_script
         from memviz.runner.record.script import load_module, load_script
 
     if args.script.endswith(".json"):
@@ -131,7 +131,7 @@ def _predict(args: argparse.Namespace) -> int:
         rank=_group_rank(args),
         output=args.output and args.output.absolute(),
         overwrite=args.overwrite,
-        optimizations=optimizations_named(args.optimizations, list(map(pair, args.set))),
+        optimizations=parse_optimizations(args.optimizations, list(map(pair, args.set))),
     )
     try:
         done = predict_script(script, order, progress)

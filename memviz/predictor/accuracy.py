@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 DATA = Path(__file__).with_name("held_against.json")
 Kind = Literal["training", "inference"]
 CONVOLUTIONS_GREW_BY = 1.38
-"""GPUMemNet's runs of convolutional networks of timm, measured elsewhere on an A100: of the worst, 58 % of what
-nvidia-smi showed was not predicted, so that it came out higher by this share of the prediction."""
+"""Share of the prediction by which memory in nvidia-smi exceeded it in the worst of GPUMemNet's timm convolutional
+networks, measured on an A100: 58 % of the memory was not predicted."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ def _rule_inputs(card: KnownCard) -> tuple[int, int]:
 def expected_error(
     operators: Iterable[str], *, trains: bool, card: KnownCard, unproven: Iterable[Unproven] = ()
 ) -> ExpectedError:
-    """Expected error with these operators: by recordings alone where they have all that matters, else tables too.
+    """Return the expected error for these operators, from recordings, else also from published tables.
 
-    `unproven` are the rules that the prediction rests on: those that count nothing say how much is missing.
+    `unproven` are the rules that the prediction rests on; rules that count nothing estimate what is missing.
     """
     needed = families_of(operators)
     kind: Kind = "training" if trains else "inference"
@@ -138,8 +138,8 @@ def unproven_of(recorder: AllocationRecorder) -> tuple[Unproven, ...]:
             likely, most = recorder.missing[number]
             unproven.append(Unproven(rule.name, standing, rule.because, likely, 0, most))
         elif standing not in (Standing.PROVED, Standing.MISSING) and highest.get(number):
-            held = at_peak.get(number, 0)
-            unproven.append(Unproven(rule.name, standing, rule.because, highest[number], held, None))
+            bytes_at_peak = at_peak.get(number, 0)
+            unproven.append(Unproven(rule.name, standing, rule.because, highest[number], bytes_at_peak, None))
     return tuple(unproven)
 
 
@@ -161,7 +161,7 @@ def _bytes_by_rule(recorder: AllocationRecorder) -> tuple[dict[int, int], dict[i
 
 def unproven_sentence(unproven: Iterable[Unproven]) -> str:
     """Name the unproven rules; empty where every rule that mattered is proved."""
-    parts = [words for one in unproven if (words := _unproven_text(one))]
+    parts = [text for one in unproven if (text := _unproven_text(one))]
     return f"No recording proves these rules: {'; '.join(parts)}." if parts else ""
 
 

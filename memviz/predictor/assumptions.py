@@ -19,8 +19,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from memviz.errors import UsageError
 from memviz.predictor.known_values import DEFAULT_NUMBER
 from memviz.predictor.position import (
-    AskedLine,
-    asked_here,
+    ReadingLine,
+    current_line,
     first_of_library,
     frames,
     line_of_caller,
@@ -30,7 +30,7 @@ from memviz.predictor.position import (
 )
 from memviz.units import count_text
 
-# Errors of a predicted device that cannot continue: the line, what it asks for, and the remedy.
+# Errors of a predicted device that cannot continue: the line, the value it reads, and the remedy.
 
 REMEDY = "Or take the value from the host, write it as a constant, or leave this line out of what is predicted."
 _NO_VALUE_HELPS = "No value helps: leave this line out of what is predicted."
@@ -69,10 +69,10 @@ _refused: list[str] = []
 
 def name_for_users(func: Any) -> str:
     """Return the name that users write for an operator that reads values, which differs from torch's."""
-    return users_name(func.overloadpacket.__name__)
+    return name_of_operator(func.overloadpacket.__name__)
 
 
-def users_name(operator: str) -> str:
+def name_of_operator(operator: str) -> str:
     return _NAMES.get(operator, operator)
 
 
@@ -94,7 +94,7 @@ class Stopped(UsageError):
 
 
 class NotPredicted(Stopped):
-    """An operator whose memory nobody here knows."""
+    """An operator without a memory rule."""
 
 
 class DataNeeded(Stopped):
@@ -118,7 +118,7 @@ def forget_refusals() -> None:
 
 
 def caught_refusal() -> str:
-    """In a sentence, what the program was refused and went on without; empty where nothing was."""
+    """Return a sentence about the refusal that the program caught; empty if it caught none."""
     if not _refused:
         return ""
     return (
@@ -140,25 +140,25 @@ def no_such_kernel(why: str) -> NoSuchKernel:
 
 
 def data_needed(what: str, remedy: str = REMEDY, *, takes_value: bool = True) -> DataNeeded:
-    """`what` was asked for, as the user would write it: '.tolist()'. `takes_value`: whether --assume would answer."""
+    """Return the error for reading values by `what`, as '.tolist()'; `takes_value` if --assume can answer."""
     asks = "asks for the values of a tensor, and a predicted device computes none."
     place = place_to_assume() if takes_value else ""
-    return DataNeeded(what, f"{asks} {_say_it(place, remedy)}", place)
+    return DataNeeded(what, f"{asks} {_state_hint(place, remedy)}", place)
 
 
-def decided(asked: AskedLine, what: str = "a decision", *, without_end: bool = False) -> DataNeeded:
+def decision_needed(line: ReadingLine, what: str = "a decision", *, without_end: bool = False) -> DataNeeded:
     """Return the error for a decision by a number taken from a tensor; `without_end` if it repeats forever."""
-    number = f"a number that was taken from a tensor{f' ({asked.words})' if asked.words else ''}"
+    number = f"a number that was taken from a tensor{f' ({line.words})' if line.words else ''}"
     why = (
         "that never changes on a predicted device, so the program would not end."
         if without_end
         else "and a predicted device computes none: it may be printed and added up, but this cannot be decided by it."
     )
-    return DataNeeded(what, f"asks for {number}, {why} {_say_it(asked.place, REMEDY)}", asked.place)
+    return DataNeeded(what, f"asks for {number}, {why} {_state_hint(line.place, REMEDY)}", line.place)
 
 
 def size_needed(error: TypeError) -> DataNeeded:
-    """For an error of torch's own about a number that was to be a size."""
+    """Return the error for torch's TypeError about an unknown number used as a size."""
     needed = DataNeeded("A size", "is made of a number that was taken from a tensor, and nobody computes it.")
     at = place_of(error.__traceback__)
     needed.where = at
@@ -167,7 +167,7 @@ def size_needed(error: TypeError) -> DataNeeded:
     return needed
 
 
-def interrupted(error: KeyboardInterrupt) -> Stopped:
+def stopped_by_interrupt(error: KeyboardInterrupt) -> Stopped:
     """Return the error for Ctrl-C, with the line that the program was at."""
     stopped = Stopped("Ctrl-C ended it.")
     stopped.where = place_of(error.__traceback__)
@@ -175,12 +175,12 @@ def interrupted(error: KeyboardInterrupt) -> Stopped:
     return stopped
 
 
-def _say_it(place: str, remedy: str) -> str:
+def _state_hint(place: str, remedy: str) -> str:
     return f"State it with --assume {place}=VALUE. {remedy}" if place else _NO_VALUE_HELPS
 
 
-def in_words_of_a_card(error: RuntimeError, func: Any, args: Any) -> None:
-    """Raises what a card would say of sizes and devices; without data torch has other words, and programs look."""
+def raise_as_cuda(error: RuntimeError, func: Any, args: Any) -> None:
+    """Raise CUDA's message for a device or size mismatch, which programs may parse; meta tensors raise another."""
     if "is not on the expected device" in str(error):
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
@@ -215,7 +215,7 @@ def no_such_device(index: int, card: str) -> NoSuchDevice:
     )
 
 
-def card_of_another_rank(index: int, rank: int, own: int) -> NoSuchDevice:
+def wrong_device_for_rank(index: int, rank: int, own: int) -> NoSuchDevice:
     return NoSuchDevice(
         f"{_head()}CUDA error: device {index} is asked for, and what is predicted is rank {rank}, whose card is "
         f"cuda:{own}. Name that one (LOCAL_RANK is {own}), or no number at all."
@@ -234,7 +234,7 @@ _MOST_PLACES = 3
 
 @dataclass(frozen=True)
 class Assumption:
-    """Something that a program asked and nobody computes, with the answer that it got."""
+    """A value that the program read and that is not computed, with the answer that it got."""
 
     where: str
     """The program's line, as 'train.py:12'; empty for torch's own code."""
@@ -242,7 +242,7 @@ class Assumption:
     """Statement of the assumption, with `{number}` in place of its numbers."""
     least: float | None = None
     most: float | None = None
-    """The numbers that were said, from the least to the most."""
+    """Range of the numbers returned."""
     times: int = 1
 
     @property
@@ -261,20 +261,20 @@ class Assumption:
 
 
 def sentences_of(stated: Iterable[Assumption]) -> list[str]:
-    """One for all that are alike, with the lines and how often."""
-    alike: dict[str, list[Assumption]] = {}
+    """Return one sentence for each kind of assumption, with its lines and count."""
+    by_kind: dict[str, list[Assumption]] = {}
     for one in stated:
-        alike.setdefault(one.kind, []).append(one)
-    return list(map(_assumption_sentence, alike.values()))
+        by_kind.setdefault(one.kind, []).append(one)
+    return list(map(_assumption_sentence, by_kind.values()))
 
 
-def _assumption_sentence(alike: list[Assumption]) -> str:
-    whole = alike[0]
-    for other in alike[1:]:
-        whole = whole.and_again(other)
-    places = [one.where for one in alike if one.where]
-    often = f" ({count_text(whole.times)} times)" if whole.times > len(alike) else ""
-    return f"{_places_text(places)}{often}: {whole.what}." if places else f"{whole.what}."
+def _assumption_sentence(same_kind: list[Assumption]) -> str:
+    total = same_kind[0]
+    for other in same_kind[1:]:
+        total = total.and_again(other)
+    places = [one.where for one in same_kind if one.where]
+    often = f" ({count_text(total.times)} times)" if total.times > len(same_kind) else ""
+    return f"{_places_text(places)}{often}: {total.what}." if places else f"{total.what}."
 
 
 def _places_text(places: list[str]) -> str:
@@ -288,7 +288,7 @@ class _LibraryRule(NamedTuple):
     functions: tuple[str, ...]
     """Functions of the file; empty matches any."""
     value: Any
-    """Or a function from the frame that asks."""
+    """The answer, or a function that gets it from the reading frame."""
     sentence: str
     prefers_default: tuple[type, ...] = ()
     """Types of answers for which a default value, if there is one, is better than the rule's."""
@@ -350,11 +350,11 @@ NOT_STATED = object()
 
 
 class Assumptions:
-    def __init__(self, given: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, answers: Mapping[str, Any] | None = None) -> None:
         """`given` are the user's own answers, by 'train.py:12'."""
-        self._given = [_GivenAnswer(place, value) for place, value in (given or {}).items()]
+        self._given = [_GivenAnswer(place, value) for place, value in (answers or {}).items()]
         self._asked: dict[str, None] = {}
-        """Lines where a value was asked for, as `--assume` takes them."""
+        """Lines that read a value, as `--assume` takes them."""
         self._sentences: dict[str, None] = {}
         """In the order in which they were first needed."""
         self._stated: dict[tuple[str, str], Assumption] = {}
@@ -369,25 +369,25 @@ class Assumptions:
 
     @property
     def stated(self) -> tuple[Assumption, ...]:
-        """For torch's own code, without a line; for the program's, with it."""
+        """Assumptions of torch's code, without a line, and of the program's code, with it."""
         return (*(Assumption("", sentence.rstrip(".")) for sentence in self._sentences), *self._stated.values())
 
     def say(self, sentence: str) -> None:
         self._sentences[sentence] = None
 
-    def when_called(self, made: Any, *sentences: str) -> Any:
-        """`made`, which says these once it runs: what is compiled and never called changes no peak."""
-        if isinstance(made, nn.Module):
-            self._of_modules[made] = (*self._of_modules.get(made, ()), *sentences)
-            return made
-        if isinstance(made, type) or not callable(made):
-            return made
+    def when_called(self, target: Any, *sentences: str) -> Any:
+        """Return `target` with the sentences noted when it is called: code that never runs changes no peak."""
+        if isinstance(target, nn.Module):
+            self._of_modules[target] = (*self._of_modules.get(target, ()), *sentences)
+            return target
+        if isinstance(target, type) or not callable(target):
+            return target
 
-        @wraps(made)
+        @wraps(target)
         def run(*args: Any, **kwargs: Any) -> Any:
             for sentence in sentences:
                 self.say(sentence)
-            return made(*args, **kwargs)
+            return target(*args, **kwargs)
 
         return run
 
@@ -396,13 +396,13 @@ class Assumptions:
             self.say(sentence)
 
     def state(self, kind: str, number: float | None = None) -> None:
-        """With the program's line."""
+        """Note an assumption at the program's line."""
         now = Assumption(place_of_caller(), kind, number, number)
         before = self._stated.get((now.where, kind))
         self._stated[now.where, kind] = now if before is None else before.and_again(now)
 
-    def given(self) -> Any:
-        """The user's answer for the line that asks, or for one that called it; NOT_STATED where there is none."""
+    def stated_answer(self) -> Any:
+        """Return the user's answer for the reading line or a caller of it, or NOT_STATED."""
         answer = self._answer()
         if answer is None:
             return NOT_STATED
@@ -414,7 +414,7 @@ class Assumptions:
         if not self._given:
             return None
         self._asked[place_to_assume()] = None
-        answers = (given for frame in frames() for given in self._given if given.is_of(frame))
+        answers = (candidate for frame in frames() for candidate in self._given if candidate.is_of(frame))
         return next(answers, None)
 
     @property
@@ -425,20 +425,20 @@ class Assumptions:
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """Lines that the user stated an answer for, and none of them asked."""
-        return tuple(given.place for given in self._given if not given.taken)
+        """Lines with a stated answer that read no value."""
+        return tuple(answer.place for answer in self._given if not answer.taken)
 
     @property
     def unused_sentence(self) -> str:
         """Empty where every stated answer was used."""
         if not self.unused:
             return ""
-        asked = ", ".join(filter(None, self._asked))
-        where = f"Values were asked for at {asked}." if asked else "The program asked for no value."
+        lines = ", ".join(filter(None, self._asked))
+        where = f"Values were asked for at {lines}." if lines else "The program asked for no value."
         return f"No line used --assume {', '.join(self.unused)}. {where}"
 
     def for_library(self, kind: type, default: int | None = None) -> Any:
-        """Return the answer for a library that asks now for a value of this type, or None.
+        """Return the answer for a library that now reads a value of this type, or None.
 
         `default` is the default value, if there is one.
         """
@@ -454,15 +454,15 @@ class Assumptions:
                 return rule.value(frame) if callable(rule.value) else rule.value
         return None
 
-    def number(self, *, whole: bool = False, default: int | None = None, drawn: bool = False) -> UnknownNumber:
+    def number(self, *, is_whole: bool = False, default: int | None = None, is_drawn: bool = False) -> UnknownNumber:
         """Return a number that the program takes from a tensor, with the default value of a whole one."""
-        if drawn:
+        if is_drawn:
             self.state("a number that is drawn at random is not computed: it prints as unknown")
-            return UnknownNumber(asked_here(), whole, drawn=True)
-        kind = "a whole number" if whole else "a number"
+            return UnknownNumber(current_line(), is_whole, drawn=True)
+        kind = "a whole number" if is_whole else "a number"
         sentence = f"{kind} {_TAKEN_AND_NO_SIZE if default is None else _TAKEN}"
         self.state(sentence, int(DEFAULT_NUMBER if default is None else default))
-        return UnknownNumber(asked_here(), whole, self, default)
+        return UnknownNumber(current_line(), is_whole, self, default)
 
     def truth(self, default: int) -> bool:
         """Return the truth assumed for a condition in a tensor."""
@@ -470,19 +470,19 @@ class Assumptions:
         return bool(default)
 
     def state_a_decision(self, what: str) -> None:
-        self._count_decision(asked_here())
+        self._count_decision(current_line())
         self.state(what)
 
-    def decide(self, asked: AskedLine, number: float) -> None:
-        """A comparison with a number that nobody computes."""
-        self._count_decision(asked)
+    def decide(self, line: ReadingLine, number: float) -> None:
+        """Note a comparison with a number that is not computed."""
+        self._count_decision(line)
         self.state(_DECIDES, number)
 
-    def _count_decision(self, asked: AskedLine) -> None:
+    def _count_decision(self, line: ReadingLine) -> None:
         place = place_of_caller()
         times = self._decisions[place] = self._decisions.get(place, 0) + 1
         if times > _MOST_DECISIONS:
-            raise decided(asked, without_end=True)
+            raise decision_needed(line, without_end=True)
 
 
 class _GivenAnswer:
@@ -514,26 +514,32 @@ class UnknownNumber(float):
     """
 
     __slots__ = ("asked", "assumptions", "drawn", "default", "whole")
-    asked: AskedLine
+    asked: ReadingLine
     """The line that took it from a tensor."""
     whole: bool
     assumptions: Assumptions | None
     default: int | None
     """Default value of a whole number, if there is one."""
     drawn: bool
-    """At random: nothing can be decided by it."""
+    """True if drawn at random; decisions by it raise an error."""
 
     def __new__(
         cls,
-        asked: AskedLine = AskedLine(),  # noqa: B008
+        asked: ReadingLine = ReadingLine(),  # noqa: B008
         whole: bool = False,
         assumptions: Assumptions | None = None,
         default: int | None = None,
         drawn: bool = False,
     ) -> Self:
-        made = super().__new__(cls, DEFAULT_NUMBER if default is None else default)
-        made.asked, made.whole, made.assumptions, made.default, made.drawn = asked, whole, assumptions, default, drawn
-        return made
+        number = super().__new__(cls, DEFAULT_NUMBER if default is None else default)
+        number.asked, number.whole, number.assumptions, number.default, number.drawn = (
+            asked,
+            whole,
+            assumptions,
+            default,
+            drawn,
+        )
+        return number
 
     def __repr__(self) -> str:
         return _WORD
@@ -541,12 +547,12 @@ class UnknownNumber(float):
     __str__ = __repr__
 
     def __format__(self, spec: str) -> str:
-        """In a column as wide as it was to be."""
+        """Keep the width of the column."""
         width = spec.partition(".")[0].strip("<>=^+-#0, bcdeEfFgGnoxX_%")
         return _WORD.rjust(int(width)) if width.isdigit() else _WORD
 
     def __round__(self, digits: Any = None) -> Any:
-        return self._whole_number() if digits is None else self
+        return self._as_integer() if digits is None else self
 
     def __neg__(self) -> UnknownNumber:
         return self
@@ -565,7 +571,7 @@ class UnknownNumber(float):
     __hash__ = float.__hash__
 
     def _stop(self, *_: Any) -> NoReturn:
-        raise decided(self.asked)
+        raise decision_needed(self.asked)
 
     @property
     def _value(self) -> float:
@@ -581,10 +587,10 @@ class UnknownNumber(float):
         self._decide()
         return self.default != 0
 
-    def _whole_number(self) -> int:
+    def _as_integer(self) -> int:
         """Return the default value as a whole number, for a size, an index or `int()`."""
         if self.default is None:
-            raise decided(self.asked, "a size, an index or a whole number")
+            raise decision_needed(self.asked, "a size, an index or a whole number")
         self._decide()
         return self.default
 
@@ -600,7 +606,7 @@ class UnknownNumber(float):
         """Support `statistics.mean` and the like, which call it."""
         return float(self).as_integer_ratio()
 
-    __int__ = __index__ = __trunc__ = __floor__ = __ceil__ = _whole_number
+    __int__ = __index__ = __trunc__ = __floor__ = __ceil__ = _as_integer
     __divmod__ = __rdivmod__ = _stop
 
 
@@ -608,14 +614,14 @@ def _unknown_result(own: str) -> Callable[..., Any]:
     def operation(self: UnknownNumber, other: Any, *_: Any) -> Any:
         if not isinstance(other, int | float):
             return NotImplemented
-        return _of_whole(own, self, other) if self.whole and not self.drawn else self
+        return _integer_result(own, self, other) if self.whole and not self.drawn else self
 
     operation.__name__ = own
     return operation
 
 
-def _of_whole(own: str, one: UnknownNumber, other: Any) -> UnknownNumber:
-    """A whole number again, where Python's own operation on the default values gives one."""
+def _integer_result(own: str, one: UnknownNumber, other: Any) -> UnknownNumber:
+    """Return an integer result if Python's operation on the default values gives one."""
     if type(other) is UnknownNumber:
         other = other.default if other.whole else DEFAULT_NUMBER
     if one.default is None or not isinstance(other, int):

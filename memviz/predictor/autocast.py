@@ -1,7 +1,7 @@
 """`torch.autocast("cuda")` on tensors without data: casts by CUDA's lists, with its cache of cast weights.
 
-torch casts above autograd, in kernels that know only tensors of a real device. The same is done here at the place
-next below it, and only from the moment on when a program first asks for autocast.
+torch casts above autograd, in kernels that support only real devices. Here casts happen one level lower, and only
+after the program first enables autocast.
 """
 
 from __future__ import annotations
@@ -50,26 +50,26 @@ TO_WIDEST = {
 SINCE = {"rms_norm": (2, 12)}
 """The first release that casts them, where it is not as old as the predictor knows."""
 _NORMS = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}
-"""Norms that take no type, and those that answer in fp32 when told so."""
+"""Norms without a dtype argument, and the overloads that return fp32."""
 _ALL = TO_HALF | TO_SINGLE | ANSWER_IN_SINGLE | TO_WIDEST | set(_NORMS)
 _Library: Any = torch.library.Library
 _WithoutFunctionModes: Any = torch._C.DisableTorchFunction
 
 
 class Autocast:
-    """One for a device. `around` is for kernels of ours that stand where torch's would."""
+    """Autocast of one device. `around` wraps our kernels that replace torch's."""
 
-    def __init__(self, release: tuple[int, int], kept: Callable[[Tensor], None] = lambda cast: None) -> None:
+    def __init__(self, release: tuple[int, int], on_cast: Callable[[Tensor], None] = lambda cast: None) -> None:
         self.release = release
-        self._kept = kept
-        """Told of each cast that goes into the cache."""
+        self._on_cast = on_cast
+        """Called with each cast that enters the cache."""
         self.names = {name for name in _ALL if release >= SINCE.get(name, release)}
         self._wrapped: set[str] = set()
         self._regions: list[bool] = []
         """Enabled state of each nested autocast region; torch itself forgets it below autograd."""
         self._library: Any = None
         self._running = 0
-        """Operators that were cast already: what they are made of is not cast again."""
+        """Number of cast operators that are running; their parts are not cast again."""
         self._cast: dict[int, tuple[Tensor, Tensor]] = {}
         """Weights and their casts: kept until the outermost region ends."""
 
@@ -83,7 +83,7 @@ class Autocast:
             self._library = _Library("aten", "IMPL")
             for name in self.names - self._wrapped:
                 if _operator(name) is not None:
-                    self._library.impl(name, self._below_autocast(name), "AutogradMeta")
+                    self._library.impl(name, self._kernel_with_casts(name), "AutogradMeta")
 
     def end(self) -> None:
         self._regions.pop()
@@ -105,14 +105,14 @@ class Autocast:
             with _WithoutFunctionModes():
                 # Backward comes here with them on, and to them our tensors are on the card.
                 args, kwargs = self.cast(name, args, kwargs)
-            with self.below(name):
+            with self.running(name):
                 return kernel(*args, **kwargs)
 
         return cast_before
 
     @contextmanager
-    def below(self, name: str) -> Iterator[None]:
-        """While an operator of the lists runs: of others their parts are looked at."""
+    def running(self, name: str) -> Iterator[None]:
+        """Suspend casts while a listed operator runs; the parts of other operators are still cast."""
         inside = name in self.names
         self._running += inside
         try:
@@ -120,7 +120,7 @@ class Autocast:
         finally:
             self._running -= inside
 
-    def _below_autocast(self, name: str) -> Kernel:
+    def _kernel_with_casts(self, name: str) -> Kernel:
         """Wrap torch's own kernel, which ours replaces, in the casts of autocast."""
         func = _operator(name)
         if name in _NORMS:
@@ -142,7 +142,7 @@ class Autocast:
         return norm
 
     def cast(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """The arguments as the operator gets them."""
+        """Return the arguments with autocast's casts."""
         if name not in self.names:
             return args, kwargs
         if name in TO_HALF:
@@ -160,8 +160,8 @@ class Autocast:
         return args, kwargs
 
     def _all_to(self, dtype: torch.dtype, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        named = {key: self._to(value, dtype) for key, value in kwargs.items()}
-        return tuple(self._to(value, dtype) for value in args), named
+        cast_kwargs = {key: self._to(value, dtype) for key, value in kwargs.items()}
+        return tuple(self._to(value, dtype) for value in args), cast_kwargs
 
     def _to(self, value: Any, dtype: torch.dtype) -> Any:
         if isinstance(value, list | tuple):
@@ -173,15 +173,15 @@ class Autocast:
             return value.to(dtype)
         if not torch.is_autocast_cache_enabled() or torch.is_inference_mode_enabled():
             return value.to(dtype)
-        known = self._cast.get(id(value))
-        if known is None:
-            known = self._cast[id(value)] = (value, value.to(dtype))
-            self._kept(known[1])
-        return known[1]
+        cached = self._cast.get(id(value))
+        if cached is None:
+            cached = self._cast[id(value)] = (value, value.to(dtype))
+            self._on_cast(cached[1])
+        return cached[1]
 
 
 def _operator(name: str) -> Any:
-    """None where this torch has none of the name."""
+    """Return the operator, or None if this release lacks it."""
     packet, _, overload = name.partition(".")
     return getattr(getattr(aten, packet, None), overload or "default", None)
 
@@ -192,7 +192,7 @@ def _casts(value: Any) -> bool:
 
 @contextmanager
 def followed(autocast: Autocast) -> Iterator[None]:
-    """Regions of "cuda", and of the device that our tensors name as theirs."""
+    """Follow autocast regions of "cuda" and "meta"."""
     with Patches() as patches:
         patches.callback(autocast.close)
         _answer_for_our_device(patches)

@@ -229,12 +229,12 @@ def card_named(name: str) -> KnownCard:
     """
     model, comma, memory = name.rpartition(",")
     if comma:
-        known, size = card_named(model), _size_of(memory)
-        return replace(known, name=f"{known.model}{_WITH}{CardMemory(size).name}", memory_gib=size / _GiB)
+        card, size = card_named(model), _size_of(memory)
+        return replace(card, name=f"{card.model}{_WITH}{CardMemory(size).name}", memory_gib=size / _GiB)
     if not _is_size(name):
-        return _listed(name)
+        return _card_from_list(name)
     size = _size_of(name)
-    return replace(_listed(DEFAULT_CARD), name=f"{_ANY}{CardMemory(size).name}", memory_gib=size / _GiB)
+    return replace(_card_from_list(DEFAULT_CARD), name=f"{_ANY}{CardMemory(size).name}", memory_gib=size / _GiB)
 
 
 def _is_size(text: str) -> bool:
@@ -275,11 +275,11 @@ def dtype_warnings(dtypes: Iterable[str], card: KnownCard) -> tuple[str, ...]:
     )
 
 
-def _listed(name: str) -> KnownCard:
+def _card_from_list(name: str) -> KnownCard:
     wanted = short_name(name).lower()
-    words = wanted.split()
+    parts = wanted.split()
     exact = [card for card in CARDS if wanted == short_name(card.name).lower()]
-    fitting = exact or [card for card in CARDS if words and all(word in card.name.lower() for word in words)]
+    fitting = exact or [card for card in CARDS if parts and all(part in card.name.lower() for part in parts)]
     if not fitting:
         hint = nearest(name, [short_name(card.name) for card in CARDS])
         raise UsageError(f"No card is known as {name!r}.{hint} Or state its memory, as in 48GiB.")

@@ -36,7 +36,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 # way is proved by recordings of torch 2.6). It decides the layout of the result, and so what the next operators copy.
 EINSUM_REORDERS_SINCE = (2, 9)
 _ELLIPSIS = "."
-"""Stands for one dimension of an ellipsis, followed by its number from the right."""
+"""Prefix of the name of an ellipsis dimension, followed by its number from the right."""
 
 
 def einsum(equation: str, operands: Sequence[Tensor], *, path: Any = None) -> Any:
@@ -47,14 +47,14 @@ def einsum(equation: str, operands: Sequence[Tensor], *, path: Any = None) -> An
     terms = inputs.split(",")
     if len(terms) != 2:
         return NotImplemented
-    named = [_dimension_names(term, operand.dim()) for term, operand in zip(terms, operands, strict=True)]
-    most = max((sum(name.startswith(_ELLIPSIS) for name in names) for names in named), default=0)
+    name_lists = [_dimension_names(term, operand.dim()) for term, operand in zip(terms, operands, strict=True)]
+    most = max((sum(name.startswith(_ELLIPSIS) for name in names) for names in name_lists), default=0)
     wanted = _dimension_names(output, len(output.replace("...", "")) + (most if "..." in output else 0))
-    summed = sorted({name for names in named for name in names} - set(wanted))
-    if any(len(set(names)) < len(names) for names in (*named, wanted)) or not summed:
+    summed = sorted({name for names in name_lists for name in names} - set(wanted))
+    if any(len(set(names)) < len(names) for names in (*name_lists, wanted)) or not summed:
         return NotImplemented
     order = [*wanted, *summed]
-    left, right = (_aligned(one, names, order) for one, names in zip(operands, named, strict=True))
+    left, right = (_aligned(one, names, order) for one, names in zip(operands, name_lists, strict=True))
     return _matrix_product(left, right, len(wanted))
 
 
@@ -65,19 +65,19 @@ def _dimension_names(term: str, dims: int) -> list[str]:
 
 
 def _aligned(tensor: Tensor, names: list[str], order: list[str]) -> Tensor:
-    """With a dimension for each name, of size 1 where it has none."""
+    """Return the tensor with a dimension for each name, of size 1 if missing."""
     for name in order:
         if name not in names:
             tensor, names = tensor.unsqueeze(-1), [*names, name]
     return tensor.permute([names.index(name) for name in order])
 
 
-def _matrix_product(left: Tensor, right: Tensor, kept: int) -> Any:
+def _matrix_product(left: Tensor, right: Tensor, output_dims: int) -> Any:
     dims = range(left.dim())
-    both = [at for at in dims[:kept] if left.size(at) != 1 and right.size(at) != 1]
-    of_left = [at for at in dims[:kept] if left.size(at) != 1 and at not in both]
-    of_right = [at for at in dims[:kept] if at not in both and at not in of_left]
-    summed = list(dims[kept:])
+    both = [at for at in dims[:output_dims] if left.size(at) != 1 and right.size(at) != 1]
+    of_left = [at for at in dims[:output_dims] if left.size(at) != 1 and at not in both]
+    of_right = [at for at in dims[:output_dims] if at not in both and at not in of_left]
+    summed = list(dims[output_dims:])
     as_now = not of_left or not of_right or of_right[-1] > of_left[0]
     if as_now or any(left.size(at) == 1 or right.size(at) == 1 for at in summed):
         return NotImplemented
@@ -86,10 +86,10 @@ def _matrix_product(left: Tensor, right: Tensor, kept: int) -> Any:
     inner = torch.Size([left.size(at) for at in summed]).numel()
     left = left.permute(both + of_left + summed + of_right).reshape(batch, rows, inner)
     right = right.permute(both + summed + of_right + of_left).reshape(batch, inner, columns)
-    made = torch.bmm(left, right).view(*sizes[0], *sizes[1], *(1 for _ in summed), *sizes[2])
+    product = torch.bmm(left, right).view(*sizes[0], *sizes[1], *(1 for _ in summed), *sizes[2])
     lies = both + of_left + summed + of_right
-    made = made.permute([lies.index(at) for at in dims])
-    return made.view(made.shape[:kept])
+    product = product.permute([lies.index(at) for at in dims])
+    return product.view(product.shape[:output_dims])
 
 
 # Up to it every ":" of `x[:, -1, :]` makes a slice, though it shows the whole dimension, and the gradient of a slice is
@@ -114,9 +114,9 @@ def index_with_every_slice(args: Any, kwargs: Any) -> Any:
 
 def _index_step_by_step(tensor: Tensor, index: tuple[Any, ...]) -> Any:
     """Dimension by dimension, as torch does it: numbers, slices and new dimensions first, tensors together at last."""
-    taken = sum(1 for part in index if part is not None and part is not Ellipsis and not isinstance(part, bool))
-    taken += sum(part.dim() - 1 for part in index if isinstance(part, Tensor) and part.dtype == torch.bool)
-    left = tensor.dim() - taken
+    consumed = sum(1 for part in index if part is not None and part is not Ellipsis and not isinstance(part, bool))
+    consumed += sum(part.dim() - 1 for part in index if isinstance(part, Tensor) and part.dtype == torch.bool)
+    left = tensor.dim() - consumed
     at = 0
     later: list[Any] = []
     for part in index:
@@ -195,7 +195,7 @@ WRITES_INTO_ZEROS = frozenset(_WRITERS)
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Every element has a place of its own and none lies idle between them, in whatever order."""
+    """Return whether the elements fill their memory without gaps or overlaps, in any order of dimensions."""
     if tensor.is_contiguous():
         return True
     expected = 1
@@ -207,7 +207,7 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def _owners_of(tensor: Any) -> tuple[int, int] | None:
-    """Return how often the tensor and its memory are referred to; None where torch does not say."""
+    """Return the reference counts of the tensor and its storage; None if torch does not expose them."""
     storages: Any = getattr(torch._C, "_storage_Use_Count", None)
     tensors: Any = getattr(tensor, "_use_count", None)
     if storages is None or tensors is None:
@@ -307,8 +307,8 @@ def takes(backend: Backend, call: AttentionCall, card: KnownCard) -> bool:
 
 def _order(card: KnownCard, release: tuple[int, int]) -> tuple[Backend, ...]:
     set_order = getattr(torch._C, "_get_sdp_priority_order", None)
-    known = {int(backend) for backend in Backend}
-    order = tuple(Backend(number) for number in set_order() if number in known) if set_order is not None else _ORDER
+    numbers = {int(backend) for backend in Backend}
+    order = tuple(Backend(number) for number in set_order() if number in numbers) if set_order is not None else _ORDER
     if order != _ORDER:
         return order
     put_back = os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1"
@@ -435,7 +435,7 @@ _SEEDS = {
     aten._scaled_dot_product_flash_attention.default: ((6, 7), (2, 6)),
     aten._flash_attention_forward.default: ((2, 3), (2, 6)),
 }
-"""Which of the results, and in releases until which."""
+"""Indices of the seed results, and the last release that returns them on the host."""
 
 
 def _described(call: AttentionCall) -> str:
@@ -462,8 +462,8 @@ def flex_attention(
     inputs: tuple[Tensor, ...] = (query, key, value)
     if torch.is_autocast_enabled("cuda"):
         inputs = tuple(tensor.to(torch.get_autocast_dtype("cuda")) for tensor in inputs)
-    made: tuple[Tensor, ...] = _FlexAttention.apply(forget, *inputs, *_learned_biases(score_mod))  # type: ignore[no-untyped-call]
-    return made
+    outputs: tuple[Tensor, ...] = _FlexAttention.apply(forget, *inputs, *_learned_biases(score_mod))  # type: ignore[no-untyped-call]
+    return outputs
 
 
 def _learned_biases(score_mod: Any) -> list[Tensor]:
@@ -496,11 +496,11 @@ class _FlexAttention(torch.autograd.Function):
         """The kernel reads the products of output and gradient, one number for each query."""
         query, key, value, _output, _sums, *learned = ctx.saved_tensors
         products = query.new_empty(query.shape[:-1], dtype=torch.float32)
-        made = tuple(torch.empty_like(tensor) for tensor in (query, key, value, *learned))
+        new_gradients = tuple(torch.empty_like(tensor) for tensor in (query, key, value, *learned))
         del products
-        for gradient in made:
+        for gradient in new_gradients:
             ctx.forget(gradient)
-        return None, *made
+        return None, *new_gradients
 
 
 _JAGGED_KERNELS = {
@@ -511,7 +511,7 @@ _JAGGED_KERNELS = {
 
 @contextmanager
 def jagged_attention_on(card: KnownCard) -> Iterator[None]:
-    """Answer which kernels the build has: torch.nested asks for them, and a build for the host has none."""
+    """Answer torch.nested's checks for attention kernels by the card's rules; a CPU build has none."""
     with Patches() as patches:
         for name, backend in _JAGGED_KERNELS.items():
             patches.replace(sdpa, name, _kernel_check(backend, card))
@@ -554,18 +554,18 @@ def registered_kernels(kernels: dict[str, Kernel]) -> Iterator[None]:
 def kernels_for(card: KnownCard, release: tuple[int, int]) -> dict[str, Kernel]:
     """Return the kernels by operator name; inference mode passes these operators whole, and uses the same kernels."""
 
-    def attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Tensor:
-        given = {**dict(zip(_ATTENTION_TAKES, rest, strict=False)), **named}
+    def attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **kwargs: Any) -> Tensor:
+        arguments = {**dict(zip(_ATTENTION_TAKES, rest, strict=False)), **kwargs}
         call = AttentionCall(
             query,
             key,
             value,
-            mask=given.get("attn_mask"),
-            dropout=given.get("dropout_p", 0.0),
-            is_causal=given.get("is_causal", False),
-            grouped=given.get("enable_gqa", False),
+            mask=arguments.get("attn_mask"),
+            dropout=arguments.get("dropout_p", 0.0),
+            is_causal=arguments.get("is_causal", False),
+            grouped=arguments.get("enable_gqa", False),
         )
-        return attend(call, backend_for(call, card, release), given.get("scale"))
+        return attend(call, backend_for(call, card, release), arguments.get("scale"))
 
     kernels: dict[str, Kernel] = {"scaled_dot_product_attention": attention, "dropout": _dropout, "linear": _linear}
     if release >= _FUSED_RMS_NORM_SINCE:
@@ -582,7 +582,7 @@ def kernels_for(card: KnownCard, release: tuple[int, int]) -> dict[str, Kernel]:
 
 
 def _dropout(input: Tensor, p: float, train: bool) -> Tensor:
-    """CUDA keeps a mask of one byte an element; elsewhere it is as wide as the input."""
+    """Save a mask of one byte an element as CUDA does; on other devices it has the input's dtype."""
     if train and 0 < p < 1 and input.numel() > 0:
         out: Tensor = aten.native_dropout(input, p, train)[0]
         return out
@@ -599,9 +599,9 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def _einsum(equation: str, tensors: list[Tensor], *, path: Any = None) -> Any:
-    made = einsum(equation, tensors, path=path)
-    if made is not NotImplemented:
-        return made
+    result = einsum(equation, tensors, path=path)
+    if result is not NotImplemented:
+        return result
     return _as_composed(aten.einsum.default, equation, tensors, path=path)
 
 
@@ -636,7 +636,7 @@ class _RmsNorm(torch.autograd.Function):
 
 
 def _one_hot(self: Tensor, num_classes: int = -1) -> Tensor:
-    """Zeros, and ones put among them; elsewhere all are compared with all classes, which takes their numbers too."""
+    """Scatter ones into zeros as CUDA does; other devices compare with an arange of the classes, which takes memory."""
     if self.dtype != torch.long:
         raise RuntimeError("one_hot is only applicable to index tensor of type LongTensor.")
     if self.numel() == 0 and num_classes <= 0:
@@ -652,12 +652,12 @@ def _one_hot(self: Tensor, num_classes: int = -1) -> Tensor:
 
 
 def _ctc_loss(log_probs: Tensor, targets: Tensor, steps: Tensor, lengths: Tensor, *options: Any) -> Any:
-    """With lengths as numbers of the host, which torch takes out of the tensors where nobody watches."""
+    """Convert lengths to Python numbers here, because torch reads the tensors in C++, below the modes."""
     return _as_composed(aten.ctc_loss.IntList, log_probs, targets, steps.tolist(), lengths.tolist(), *options)
 
 
 def _softmax_in_fp32(composed: Any, fused: Any) -> Kernel:
-    """From fp16 to fp32 within the kernel, where elsewhere the input is copied first."""
+    """Convert fp16 to fp32 within the kernel as CUDA does; other devices copy the input first."""
 
     def kernel(self: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
         if self.dtype == torch.float16 and dtype == torch.float32:

@@ -1,9 +1,8 @@
 """A pretended CUDA device: PyTorch code runs on tensors without data, and its memory is accounted for.
 
-Tensors of the `meta` device represent those on the card and CPU tensors those on the host, so that both stay
-apart as they would be. Whatever takes memory on the card goes, in order, through the model of PyTorch's allocator.
-Without a limit, whether it fits a card is a question to a replay of the trace; with one, the program meets it as it
-would on the card.
+Tensors of the `meta` device represent those on the card, and CPU tensors those on the host. Every allocation on the
+card goes, in order, through the model of PyTorch's allocator. Without a memory limit, a replay of the trace decides
+whether it fits a card; with one, the program runs out of memory as it would on the card.
 """
 
 from __future__ import annotations
@@ -85,11 +84,11 @@ class PredictedDevice:
         rank: GroupRank | None = None,
         figures_only: bool = False,
     ) -> None:
-        """`release` is the torch whose choices of kernels are followed, as (2, 6); by default the installed one.
+        """`release` is the torch release whose kernel choices are followed, as (2, 6); by default the installed one.
 
-        `assume` are the user's own answers where a program asks for values, by line: {"train.py:12": 3.0}.
-        `limited`: the program has what a process gets of the card, and no more.
-        `rank` is the process of a group that is predicted; the others are pretended.
+        `assume` are the user's answers for lines that read values: {"train.py:12": 3.0}.
+        `limited`: limit memory to what a process gets on the card.
+        `rank` is the predicted process of a group; the others are simulated.
         `figures_only`: leave out the stacks of allocations, which only a viewer of the trace needs.
         """
         self.card = card
@@ -162,14 +161,14 @@ class PredictedDevice:
         patches.enter_context(registered_kernels(kernels))
         patches.enter_context(followed(autocast))
         operators = partial(AllocationMode, recorder, kernels, autocast)
-        named = NamedDevices(self.card.name, self.rank)
-        order = follow_cuda(patches, self, named, report=self._report, history=self._history, operators=operators)
+        devices = NamedDevices(self.card.name, self.rank)
+        order = follow_cuda(patches, self, devices, report=self._report, history=self._history, operators=operators)
         self.children.follow(patches)
         follow_compile(patches, assumptions)
         follow_torchscript(patches, assumptions)
         patches.enter_context(jagged_attention_on(self.card))
         follow_group(patches, recorder, self.rank, self.layout, order)
-        follow_files(patches, recorder.host, assumptions, named)
+        follow_files(patches, recorder.host, assumptions, devices)
         patches.enter_context(operators())
         position.begins()
 
@@ -183,9 +182,9 @@ class PredictedDevice:
         return move_model(self.recorder, model, MoveTo(META), on_host)
 
     def inputs(self, workload: TakesInputs) -> dict[str, Any]:
-        made = workload.inputs(self.torch_device)
-        self.label(made, Category.INPUT)
-        return made
+        tensors = workload.inputs(self.torch_device)
+        self.label(tensors, Category.INPUT)
+        return tensors
 
     def label(self, value: Any, category: Category) -> None:
         """Set the category of the tensors in a value (however nested), where only the caller knows it."""
@@ -227,7 +226,7 @@ class PredictedDevice:
         self._peaks_from = len(self.recorder.ledger.history)
 
     @property
-    def said_between(self) -> AllocatorCalls:
+    def allocator_calls(self) -> AllocatorCalls:
         return AllocatorCalls(tuple(self.recorder.ledger.emptied), self._peaks_from)
 
     def set_allocator_settings(self, text: str) -> None:
@@ -310,7 +309,7 @@ class PredictedDevice:
     @property
     def pinned_host_bytes(self) -> int:
         """Host memory held for pinned tensors after the run."""
-        return self.recorder.pinned.held_bytes
+        return self.recorder.pinned.retained_bytes
 
     def unseen(self) -> tuple[str, ...]:
         """Return sentences on memory that is not predicted, and on assumed values."""

@@ -100,8 +100,8 @@ class Estimate:
         """
         if self.out_of_memory and card is None:
             return "no"
-        words: dict[str, FitWord] = {"yes": "yes", "close": "close"}
-        return words.get(self.fit(card).word, "no")
+        verdicts: dict[str, FitWord] = {"yes": "yes", "close": "close"}
+        return verdicts.get(self.fit(card).word, "no")
 
     def common_fits(self) -> dict[str, FitWord]:
         """The verdict on common cards, smallest first; the kernels stay those that were predicted."""

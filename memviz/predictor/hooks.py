@@ -188,7 +188,7 @@ _INTERPRETS = "its code runs in TorchScript's interpreter, which knows no preten
 
 
 def follow_compile(patches: Patches, assumptions: Assumptions) -> None:
-    """Run what torch.compile would compile uncompiled, and say so in the run."""
+    """Run code uncompiled where torch.compile would compile it, and note that."""
 
     def compile(model: Any = None, **kwargs: Any) -> Any:
         if model is None:
@@ -210,9 +210,9 @@ def follow_compile(patches: Patches, assumptions: Assumptions) -> None:
         patches.enter_context(torch.compiler.set_stance("force_eager"))
 
 
-def _run_once(func: Callable[..., Any], inputs: Any, named: dict[str, Any] | None = None) -> None:
-    given = () if inputs is None else (inputs,) if isinstance(inputs, Tensor) else inputs
-    func(*given, **(named or {}))
+def _run_once(func: Callable[..., Any], inputs: Any, kwargs: dict[str, Any] | None = None) -> None:
+    args = () if inputs is None else (inputs,) if isinstance(inputs, Tensor) else inputs
+    func(*args, **(kwargs or {}))
 
 
 def follow_torchscript(patches: Patches, assumptions: Assumptions) -> None:
@@ -231,8 +231,8 @@ def follow_torchscript(patches: Patches, assumptions: Assumptions) -> None:
         return uncompiled(func)
 
     def traced_methods(mod: nn.Module, inputs: dict[str, Any], *_: Any, **__: Any) -> Any:
-        for name, given in inputs.items():
-            _run_once(getattr(mod, name), given)
+        for name, example in inputs.items():
+            _run_once(getattr(mod, name), example)
         return uncompiled(mod)
 
     def scripted(obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -269,10 +269,10 @@ def follow_triton(patches: Patches, forget_values: Callable[[Any], None], assump
     def skipping(run: Any) -> Any:
         def launched(kernel: Any, *args: Any, **kwargs: Any) -> Any:
             with without_functions():
-                given = [tensor for tensor in tensors_among((args, kwargs)) if tensor.is_meta]
-                if given:
-                    forget_values(given)
-            if not given:
+                tensors = [tensor for tensor in tensors_among((args, kwargs)) if tensor.is_meta]
+                if tensors:
+                    forget_values(tensors)
+            if not tensors:
                 return run(kernel, *args, **kwargs)
             assumptions.say(TRITON_NOT_RUN)
             return None
@@ -306,10 +306,10 @@ def follow_threads(patches: Patches, *modes: Mode) -> None:
 
 
 class ChildProcesses:
-    """Processes that the program starts: the pretended card is this process's alone.
+    """Processes that the program starts: only this process has the pretended card.
 
-    A fork has a copy of it, and tells by a shared byte that it allocated there. Another Python finds no card at all,
-    and nothing is known of it but its command.
+    A fork has a copy of the card, and sets a shared byte when it allocates there. Another Python process finds no
+    card, and only its command is recorded.
     """
 
     def __init__(self, recorder: AllocationRecorder) -> None:
@@ -327,9 +327,9 @@ class ChildProcesses:
         start: Any = BaseProcess.start
         shell: Any = os.system
 
-        def begun(self_: Any, args: Any, *more: Any, **named: Any) -> None:
+        def begun(self_: Any, args: Any, *more: Any, **kwargs: Any) -> None:
             self._note_command(args)
-            begin(self_, args, *more, **named)
+            begin(self_, args, *more, **kwargs)
 
         def started(process: BaseProcess) -> None:
             self._note_process(process)
@@ -358,8 +358,8 @@ class ChildProcesses:
         ledger.first_used = used
 
     def _note_command(self, args: Any) -> None:
-        words = [args] if isinstance(args, str | bytes | os.PathLike) else list(args)
-        text = " ".join(map(os.fsdecode, words))
+        arguments = [args] if isinstance(args, str | bytes | os.PathLike) else list(args)
+        text = " ".join(map(os.fsdecode, arguments))
         try:
             parts = shlex.split(text)
         except ValueError:
@@ -379,7 +379,7 @@ class ChildProcesses:
 
 
 _followed: list[ChildProcesses] = []
-"""Those of the device in use; what Python does in a fork cannot be taken back."""
+"""Of the device in use. A global, because `os.register_at_fork` cannot be undone."""
 
 
 def _after_fork() -> None:
@@ -392,7 +392,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def follow_workers(patches: Patches, recorder: AllocationRecorder) -> None:
-    """Worker processes that load data: they compute as their parent would, and send what has no values as such."""
+    """Let data-loading workers compute as their parent does, and send tensors without values as such."""
     from torch.multiprocessing import reductions
     from torch.utils.data._utils import worker
 
@@ -406,24 +406,24 @@ def follow_workers(patches: Patches, recorder: AllocationRecorder) -> None:
         run(*args, **kwargs)
 
     patches.put(worker, "_worker_loop", run_apart)
-    reduce_whole: Any = reductions.reduce_tensor
+    original_reduce: Any = reductions.reduce_tensor
 
     def reduce_tensor(tensor: Tensor) -> Any:
         if on_card(tensor):
             raise data_needed("sending a tensor of the card to another process", takes_value=False)
         if not recorder.host.is_unknown(tensor):
-            return reduce_whole(tensor)
+            return original_reduce(tensor)
         return _rebuild_unknown, (tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
     _rebuilders.append(recorder)
     patches.callback(_rebuilders.clear)
     for kind in (Tensor, nn.Parameter):
         ForkingPickler.register(kind, reduce_tensor)
-        patches.callback(ForkingPickler.register, kind, reduce_whole)
+        patches.callback(ForkingPickler.register, kind, original_reduce)
 
 
 _rebuilders: list[AllocationRecorder] = []
-"""That of the device in use; who receives a tensor is called by pickle."""
+"""Recorder of the device in use. A global, because pickle calls the receiving function."""
 
 
 def _rebuild_unknown(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -21,15 +21,15 @@ from torch import Tensor
 from memviz.predictor.assumptions import data_needed, name_for_users, not_predicted
 from memviz.predictor.known_values import (
     CHOSEN_EVENLY,
+    INTEGER_ARITHMETIC,
     ROUTED_OPERATORS,
-    WHOLE_ARITHMETIC,
     ByStorage,
     DefaultValues,
     KnownValues,
     MarkedStorages,
     UniformRouting,
     has_default,
-    says_of_unknown,
+    may_have_known_result,
 )
 from memviz.predictor.shapes import fills_its_storage, is_on_device, tensors_of, with_each, written_by
 
@@ -42,7 +42,7 @@ class PinnedHost(MarkedStorages):
         self._made: Counter[int] = Counter()
 
     @property
-    def held_bytes(self) -> int:
+    def retained_bytes(self) -> int:
         """Pinned bytes that are allocated and stay allocated."""
         return sum(size * count for size, count in self._made.items())
 
@@ -103,7 +103,7 @@ class Host:
 
     def follow(self, func: Any, args: Any, kwargs: Any, out: Any, *, writes: bool, may_say: bool = True) -> None:
         """Update known values after an operator of the device; `may_say` is the answer of `may_say_of_unknown`."""
-        if may_say and func in WHOLE_ARITHMETIC:
+        if may_say and func in INTEGER_ARITHMETIC:
             # Nothing times a whole number is nothing, and counts are added up; of others nothing follows.
             may_say = not out.is_floating_point()
         if not may_say and self.known.is_unknown_first(args) and not self.stand_ins.has_draws:
@@ -139,7 +139,7 @@ class Host:
             return self.known.of(tensor) if self.known.reason(tensor) == CHOSEN_EVENLY else None
         return tensor if tensor in self._even and tensor in self.unknown else None
 
-    def stands_for(self, tensor: Tensor) -> int | None:
+    def default_of(self, tensor: Tensor) -> int | None:
         """Return the default answer of a single unknown number or condition, if there is any."""
         share = self.shares.places_in(tensor) if tensor.dtype is torch.bool and tensor.numel() == 1 else None
         return self.stand_ins.of(tensor) if share is None else share
@@ -173,7 +173,7 @@ class Host:
                 return self._by_shapes(func, args, kwargs)
             return NotImplemented
         if func in _LARGE_FROM_NOTHING:
-            return NotImplemented if _goes_to_device(kwargs) else self._made_large(func, args, kwargs)
+            return NotImplemented if _goes_to_device(kwargs) else self._make_large(func, args, kwargs)
         is_large = False
         for tensor in tensors_of((args, kwargs)):
             # Most meet the device's own, and lists of them are long.
@@ -186,16 +186,16 @@ class Host:
             return NotImplemented
         # Large results of large known tensors, such as those of a file, have no values either.
         out = self._by_shapes(func, args, kwargs)
-        made = list(tensors_of(out))
-        return out if made and all(map(_is_large, made)) else NotImplemented
+        results = list(tensors_of(out))
+        return out if results and all(map(_is_large, results)) else NotImplemented
 
-    def _made_large(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _make_large(self, func: Any, args: Any, kwargs: Any) -> Any:
         if args and isinstance(args[0], Tensor) and args[0].is_meta:
             return NotImplemented
-        named = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory", "generator")}
+        shape_kwargs = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory", "generator")}
         like = func.overloadpacket.__name__.endswith("_like") or func.overloadpacket.__name__.startswith("new_")
-        given = (torch.empty_like(args[0], device="meta"), *args[1:]) if like else args
-        shape = func.overloadpacket(*given, **named, device="meta")
+        shape_args = (torch.empty_like(args[0], device="meta"), *args[1:]) if like else args
+        shape = func.overloadpacket(*shape_args, **shape_kwargs, device="meta")
         if not _is_large(shape):
             return NotImplemented
         blank = self.blank_like(shape)
@@ -259,18 +259,20 @@ class Host:
                 twins[id(value)], originals[id(twin)] = twin, value
             return twin
 
-        named = {key: "meta" if key == "device" else value for key, value in kwargs.items() if key not in _NOT_SHAPES}
+        shape_kwargs = {
+            key: "meta" if key == "device" else value for key, value in kwargs.items() if key not in _NOT_SHAPES
+        }
         try:
-            out = func(*with_each(shape_of, args), **with_each(shape_of, named))
+            out = func(*with_each(shape_of, args), **with_each(shape_of, shape_kwargs))
         except NotImplementedError as error:
             raise not_predicted(name_for_users(func), _SIZED_BY_LARGE) from error
         for written in written_by(func, args, kwargs):
             if written.shape != twins[id(written)].shape:
                 written.resize_(twins[id(written)].shape)
             self.unknown.add(written)
-        made = with_each(lambda twin: originals[id(twin)] if id(twin) in originals else self.blank_like(twin), out)
-        self.stand_ins.follow(func, args, made)
-        return made
+        results = with_each(lambda twin: originals[id(twin)] if id(twin) in originals else self.blank_like(twin), out)
+        self.stand_ins.follow(func, args, results)
+        return results
 
     def blank_like(self, tensor: Tensor, **changes: Any) -> Tensor:
         """Return a host tensor without values, with the layout of `torch.empty_like`."""
@@ -339,7 +341,7 @@ _LARGE_FROM_NOTHING = {
 
 def may_say_of_unknown(func: Any) -> bool:
     """Return whether a result may have known values where the arguments have none."""
-    return says_of_unknown(func) or has_default(func) or func in ROUTED_OPERATORS
+    return may_have_known_result(func) or has_default(func) or func in ROUTED_OPERATORS
 
 
 def _bytes(tensor: Tensor) -> int:

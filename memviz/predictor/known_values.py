@@ -1,13 +1,13 @@
 """Values of tensors on the pretended device, known or assumed.
 
-Known values lie on the host, beside the tensor's place. Masks, lengths, schedules, indices, seeds: what is small and
-made of known values keeps them, so that a program which looks finds what a card would show it. A large tensor keeps
-them only where all its elements are alike. What depends on values that are not computed, or is drawn at random on the
-card, has none, but it may have a default value: an index among several is the first. Routing (tokens over experts,
-vectors over a codebook) is uniform, with the remainder on the first, so counts add up. A mask is true everywhere, a
-number is 1.0, and a whole number equals none that it is compared with.
+Known values are stored on the host. Small tensors computed from known values (masks, lengths, schedules, indices,
+seeds) keep them, so a program that reads them gets the card's own answer. A large tensor keeps them only if all its
+elements are equal. Results of unknown values, and random draws on the card, have none, but may have a default value:
+an index among several is the first. Routing (tokens over experts, vectors over a codebook) is uniform, with the
+remainder on the first, so counts add up. A mask is true everywhere, a number is 1.0, and an integer equals no number
+that it is compared with.
 
-All facts are kept by storage, so every view sees them, and what is written through one is seen through all.
+Facts are keyed by storage, so all views share them.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ _MOST_BYTES_OF_INDICES = 1 << 22
 _MOST_ELEMENTS = 1 << 22
 """That an operator may run through, views of few values that are spread over many included."""
 _MOST_SPELLED_OUT = 1 << 12
-"""Elements that are all alike; of more the number is kept alone, until some of them differ."""
+"""Limit of equal elements written out; above it only their number is stored, until some of them differ."""
 _HOST = torch.device("cpu")
 _FROM_ZERO = {aten.randint.default, aten.randint.generator}
 _WHOLE_DRAWS = _FROM_ZERO | {aten.randint.low, aten.randint.low_generator}
@@ -120,20 +120,20 @@ _ABSORBING = {
     **dict.fromkeys((aten.bitwise_and.Tensor, aten.logical_and.default, aten.mul.Tensor), False),
 }
 _SHAPE_COUNTS = ("empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full")
-"""Values of the argument do not."""
+"""Operators whose result depends on the argument's shape and not on its values."""
 _EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 
 
 _QUESTIONS = {
     *(aten.isnan.default, aten.isinf.default, aten.eq.Tensor, aten.ne.Tensor, aten.eq.Scalar, aten.ne.Scalar),
 }
-"""About numbers, with an answer where these are finite."""
+"""Tests of numbers with a certain answer if these are finite."""
 
 
-def says_of_unknown(func: Any) -> bool:
+def may_have_known_result(func: Any) -> bool:
     """Return whether a result may have known values where the arguments have none."""
-    named = func.overloadpacket.__name__ in _SHAPE_COUNTS
-    return named or draws(func) or func in _FILL_ALL or func in _ABSORBING or func in _QUESTIONS
+    by_name = func.overloadpacket.__name__ in _SHAPE_COUNTS
+    return by_name or draws(func) or func in _FILL_ALL or func in _ABSORBING or func in _QUESTIONS
 
 
 @dataclass
@@ -143,7 +143,7 @@ class _Values:
     bytes: torch.UntypedStorage | None = None
     number: Tensor | None = None
     reason: str = ""
-    """Why the values are known though nobody computed them; empty where somebody did."""
+    """Why the values are known without being computed; empty if they were computed."""
 
 
 class KnownValues:
@@ -156,7 +156,7 @@ class KnownValues:
         return tensor in self._entries
 
     def of(self, tensor: Tensor) -> Tensor | None:
-        """The values of a tensor of the device, where it has some: its twin on the host."""
+        """Return the known values of a device tensor as a host tensor, or None."""
         entry = self._entries.of(tensor)
         return None if entry is None else _twin(entry, tensor)
 
@@ -172,7 +172,7 @@ class KnownValues:
         assert twin is not None
         twin.copy_(values)
 
-    def put_all_alike(self, tensor: Tensor, number: Any, reason: str = "") -> None:
+    def put_uniform(self, tensor: Tensor, number: Any, reason: str = "") -> None:
         if _is_small(tensor) and tensor.numel() <= _MOST_SPELLED_OUT:
             self.put(tensor, torch.full(tensor.shape, number, dtype=tensor.dtype), reason)
         else:
@@ -205,7 +205,7 @@ class KnownValues:
         return not self._is_unknown_on_host(tensor)
 
     def reads(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The host's result of an operator whose answer, or the size of it, lies in the values."""
+        """Run an operator on the known values, on the host."""
         return func(*self._twins(args), **_on_host(self._twins(kwargs)))
 
     def on_device(self, result: Any, reason: str) -> Any:
@@ -214,16 +214,16 @@ class KnownValues:
             return type(result)(self.on_device(item, reason) for item in result)
         if not isinstance(result, Tensor):
             return result
-        made = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device="meta")
-        if _is_small(made):
-            self.put(made, result, reason)
-        return made
+        tensor = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device="meta")
+        if _is_small(tensor):
+            self.put(tensor, result, reason)
+        return tensor
 
     def reason_of(self, args: Any, kwargs: Any) -> str:
         return next(filter(None, map(self.reason, (t for t in tensors_of((args, kwargs)) if t.is_meta))), "")
 
     def follow(self, func: Any, args: Any, kwargs: Any, out: Any, *, writes: bool) -> None:
-        """After an operator ran without values: those of what it made and wrote, as far as they are known."""
+        """Update the values of an operator's results and written arguments, as far as they are known."""
         if func in _WHOLE_DRAWS and out.is_meta and 0 < out.numel() <= _MOST_DRAWN:
             low, high = (0, args[0]) if func in _FROM_ZERO else args[:2]
             values = torch.randint(low, high, tuple(out.shape), dtype=out.dtype, generator=self._draws)
@@ -256,19 +256,19 @@ class KnownValues:
             return
         reason = self.reason_of(args, kwargs)
         if len(new) == 1 and new[0].numel() > _MOST_SPELLED_OUT:
-            one = self._alike(func, args, kwargs)
+            one = self._uniform_number(func, args, kwargs)
             if one is None and _is_small(new[0]) and func.overloadpacket.__name__ in _EMPTY:
                 one = 0
             if one is not None:
-                return self.put_all_alike(new[0], one, reason)
+                return self.put_uniform(new[0], one, reason)
         few = all(tensor.numel() <= _MOST_ELEMENTS for tensor in tensors_of((args, kwargs)))
         if few and all(map(_is_small, new)):
             results = tensors_of(self._result(func, args, kwargs))
-            for made, values in zip(tensors_of(out), results, strict=True):
-                if made.is_meta and not self._shares(made, args):
-                    self.put(made, values, reason)
-        elif len(new) == 1 and (one := self._alike(func, args, kwargs)) is not None:
-            self.put_all_alike(new[0], one, reason)
+            for target, values in zip(tensors_of(out), results, strict=True):
+                if target.is_meta and not self._shares(target, args):
+                    self.put(target, values, reason)
+        elif len(new) == 1 and (one := self._uniform_number(func, args, kwargs)) is not None:
+            self.put_uniform(new[0], one, reason)
 
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func.overloadpacket.__name__ in _SHAPE_COUNTS:
@@ -283,25 +283,25 @@ class KnownValues:
     def _write(self, func: Any, args: Any, kwargs: Any) -> None:
         target = args[0]
         if not isinstance(target, Tensor):
-            # Lists: values in them are rarely asked for.
+            # Programs rarely read values of tensors in lists.
             return self.forget_written(func, args, kwargs)
         if not target.is_meta:
             # The host has computed it: to do so again would add, turn or scale twice.
             return
         if not _is_small_storage(target):
-            number = self._alike(func, args, kwargs) if fills_its_storage(target) else None
+            number = self._uniform_number(func, args, kwargs) if fills_its_storage(target) else None
             self.forget(target)
             if number is not None:
-                self.put_all_alike(target, number, self.reason_of(args[1:], kwargs))
+                self.put_uniform(target, number, self.reason_of(args[1:], kwargs))
             return
         reason = self.reason_of(args, kwargs)
         if target.numel() > _MOST_SPELLED_OUT and fills_its_storage(target):
-            number = self._alike(func, args, kwargs)
+            number = self._uniform_number(func, args, kwargs)
             if number is not None:
-                return self.put_all_alike(target, number, reason)
+                return self.put_uniform(target, number, reason)
         if target not in self._entries:
             self.put(target, torch.zeros((), dtype=target.dtype))
-        elif self._stays_alike(func, args):
+        elif self._stays_uniform(func, args):
             return
         else:
             self._spell_out(target)
@@ -311,8 +311,8 @@ class KnownValues:
         if reason:
             self._entry(target).reason = reason
 
-    def _stays_alike(self, func: Any, args: Any) -> bool:
-        """The same number is written again, into a part."""
+    def _stays_uniform(self, func: Any, args: Any) -> bool:
+        """Return whether a uniform tensor gets its own number written again."""
         entry = self._entry(args[0])
         if entry.number is None or func not in _FILL_ALL or func is aten.zero_.default:
             return entry.number is not None and func is aten.zero_.default and not entry.number.item()
@@ -328,8 +328,8 @@ class KnownValues:
         entry.bytes = _zeros_like_storage(tensor)
         torch.empty(0, dtype=number.dtype, device=_HOST).set_(entry.bytes).fill_(number)
 
-    def _alike(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The number that all elements of the result are, where that follows from arguments of which it is true."""
+    def _uniform_number(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return the number that all elements of the result equal, if it follows from uniform arguments, or None."""
         name = func.overloadpacket.__name__
         if name in ("zeros", "zeros_like", "new_zeros", "zero_"):
             return 0
@@ -375,7 +375,7 @@ class KnownValues:
             return
         number = _if_finite(func, args)
         if number is not None:
-            self.put_all_alike(out, number, _FINITE)
+            self.put_uniform(out, number, _FINITE)
 
     def _is_absorbed(self, func: Any, args: Any, out: Any) -> bool:
         """True or anything is true, false and anything is false, and zero times a whole number is zero."""
@@ -387,7 +387,7 @@ class KnownValues:
         for tensor in args[:2]:
             values = self.of(tensor) if isinstance(tensor, Tensor) and tensor.is_meta else None
             if values is not None and values.shape == out.shape and bool((values == absorbing).all()):
-                self.put_all_alike(out, absorbing, self.reason(tensor))
+                self.put_uniform(out, absorbing, self.reason(tensor))
                 return True
         return False
 
@@ -459,7 +459,7 @@ def may_return_indices(func: Any) -> bool:
 
 
 class IndexTensors(MarkedStorages):
-    """Indices of one among several that nobody computes; each is assumed to be the first."""
+    """Indices among several that are not computed; each is assumed to be the first."""
 
     def follow(self, func: Any, args: Any, out: Any) -> None:
         if func in _INDEX_OPERATORS:
@@ -480,12 +480,12 @@ class UniformRouting:
     """Tokens that a router sends to experts, assumed to be spread evenly."""
 
     def __init__(self, values: Callable[[Tensor], Tensor | None]) -> None:
-        """`values` gives those of a tensor, wherever it lies, or None."""
+        """`values` returns the values of a host or device tensor, or None."""
         self._values = values
         self._places: ByStorage[int] = ByStorage()
-        """Tensors of places, and among how many."""
+        """Index tensors, with the number of choices."""
         self._marks: ByStorage[Fraction] = ByStorage()
-        """Tensors of zeros and ones, and which part of them is one."""
+        """Tensors of zeros and ones, with the share of ones."""
 
     def places_in(self, mask: Tensor) -> int | None:
         """Return how often a mask is true, where that follows."""
@@ -579,8 +579,8 @@ def _chosen_dim(func: Any, args: Any) -> int | None:
     if func is aten.multinomial.default:
         return -1
     at = 2 if func is aten.topk.default else 1
-    given = args[at] if len(args) > at else None
-    return -1 if given is None and func is aten.topk.default else given
+    dim = args[at] if len(args) > at else None
+    return -1 if dim is None and func is aten.topk.default else dim
 
 
 def _even_counts(count: int, over: Tensor) -> Tensor | None:
@@ -598,7 +598,7 @@ _VALUE_KEEPING_OPERATORS = {
     *(aten._to_copy.default, aten.copy_.default),
     *(aten.max.default, aten.min.default, aten.amax.default, aten.amin.default),
 }
-WHOLE_ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
+INTEGER_ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
     aten.add.Tensor: operator.add,
     aten.sub.Tensor: operator.sub,
     aten.mul.Tensor: operator.mul,
@@ -631,9 +631,9 @@ _PRODUCTS = {aten.cumprod.default, aten.prod.default, aten.prod.dim_int}
 class DefaultValues:
     """Default values of conditions and whole numbers that are not computed, and which numbers are drawn at random."""
 
-    def __init__(self, known: Callable[[Tensor], Tensor | None]) -> None:
-        """`known` gives the values of a tensor, wherever it lies, or None."""
-        self._known = known
+    def __init__(self, values_of: Callable[[Tensor], Tensor | None]) -> None:
+        """`values_of` returns the values of a host or device tensor, or None."""
+        self._values_of = values_of
         self._defaults: ByStorage[int] = ByStorage()
         self._drawn: ByStorage[bool] = ByStorage()
 
@@ -655,13 +655,13 @@ class DefaultValues:
             self._drawn.put(copied, True)
 
     def follow(self, func: Any, args: Any, out: Any) -> None:
-        """After an operator that met values which are not computed, or draws some."""
+        """Update defaults after an operator on values that are not computed, or after a draw."""
         if not isinstance(out, Tensor):
             return
         if draws(func) and func.overloadpacket not in _DRAWS_WITH_DEFAULT:
             return self._drawn.put(out, True)
         if self._drawn and func in _DRAW_KEEPING_OPERATORS:
-            tensors = [arg for arg in args if isinstance(arg, Tensor) and self._known(arg) is None]
+            tensors = [arg for arg in args if isinstance(arg, Tensor) and self._values_of(arg) is None]
             if len(tensors) == 1 and self.is_drawn(tensors[0]):
                 self._drawn.put(out, True)
         transfer = _DEFAULT_TRANSFERS.get(func)
@@ -676,12 +676,12 @@ class DefaultValues:
         each = tensor.numel() // out.numel()
         if tensor.dtype is torch.bool:
             return int(each)
-        number = self.of(tensor) if _is_whole(tensor) else None
+        number = self.of(tensor) if _is_integer(tensor) else None
         return None if number is None else number * each
 
     def _compare(self, func: Any, args: Any, out: Tensor) -> int | None:
         one, other = map(self._number, args[:2])
-        if func in _EQUALITIES and all(map(_is_whole, args[:2])) and None in (one, other):
+        if func in _EQUALITIES and all(map(_is_integer, args[:2])) and None in (one, other):
             return int(_COMPARISONS[func](0, 1))
         return None if one is None or other is None else int(_COMPARISONS[func](one, other))
 
@@ -694,10 +694,10 @@ class DefaultValues:
         return None if None in answers else int(_JOINS[func](answers))
 
     def _calculate(self, func: Any, args: Any, out: Tensor) -> int | None:
-        if not self._defaults or not _is_whole(out):
+        if not self._defaults or not _is_integer(out):
             return None
         one, other = map(self._number, args[:2])
-        return WHOLE_ARITHMETIC[func](one, other) if type(one) is int and type(other) is int else None
+        return INTEGER_ARITHMETIC[func](one, other) if type(one) is int and type(other) is int else None
 
     def _keep(self, func: Any, args: Any, out: Tensor) -> int | None:
         if not self._defaults or out.is_floating_point():
@@ -708,8 +708,8 @@ class DefaultValues:
         return self._keep(func, args, out) if self.of(args[0]) in (0, 1) else None
 
     def _truth(self, value: Any) -> bool | None:
-        """Return the truth of values that are all alike, or of their default; None if there is neither."""
-        values = self._known(value)
+        """Return the truth of equal values, or of their default; None if there is neither."""
+        values = self._values_of(value)
         if values is None:
             number = self.of(value)
             return None if number is None else bool(number)
@@ -718,7 +718,7 @@ class DefaultValues:
     def _number(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        values = self._known(value)
+        values = self._values_of(value)
         if values is not None:
             return values.reshape(-1)[0].item() if values.numel() == 1 else None
         return DEFAULT_NUMBER if value.is_floating_point() else self.of(value)
@@ -731,7 +731,7 @@ _DEFAULT_TRANSFERS: dict[Any, Callable[[DefaultValues, Any, Any, Tensor], int | 
     **dict.fromkeys(_COMPARISONS, DefaultValues._compare),
     **dict.fromkeys(_NOT, DefaultValues._negate),
     **dict.fromkeys(_JOINS, DefaultValues._join),
-    **dict.fromkeys(WHOLE_ARITHMETIC, DefaultValues._calculate),
+    **dict.fromkeys(INTEGER_ARITHMETIC, DefaultValues._calculate),
 }
 _DRAW_KEEPING_OPERATORS = {*_SAME_DRAW, *_VALUE_KEEPING_OPERATORS, *_COMPARISONS, *_NOT, *_SUMS}
 
@@ -741,7 +741,7 @@ def has_default(func: Any) -> bool:
     return func in _DEFAULT_TRANSFERS
 
 
-def _is_whole(value: Any) -> bool:
+def _is_integer(value: Any) -> bool:
     if isinstance(value, Tensor):
         return not (value.is_floating_point() or value.is_complex() or value.dtype is torch.bool)
     return type(value) is int

@@ -1,7 +1,7 @@
 """The ledger: malloc and free of every storage, through the model of the allocator, and the trace of it.
 
-A storage is freed when its last owner is gone, be that a tensor, a view or the autograd graph. Its weak reference
-tells that moment at once, as on a card.
+A storage is freed when its last owner is gone: a tensor, a view or the autograd graph. Its weak reference notices
+that at once, as on a card.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class Ledger:
     def _record_while_frees_wait(self, action: Action, address: int, size: int, stream: int, pool: PoolId) -> None:
         history = self.history
         if action is Action.FREE_COMPLETED and address in self._waiting:
-            # It belongs to the allocation that was freed, whatever goes on when it completes.
+            # The event belongs to the freed allocation, not to the operator that runs when it completes.
             now, history.now = history.now, self._waiting.pop(address)
             history.add(action, address, size, stream, pool)
             history.now = now
@@ -223,25 +223,25 @@ class CategoryColumn:
         self._outside: set[int] = set()
         """Made outside of modules before a backward that may use them; what it does not free it did not keep."""
 
-    def allocated(self, category: Category, *, may_be_kept: bool, call: int) -> None:
+    def allocated(self, category: Category, *, may_be_saved: bool, call: int) -> None:
         """Add the next allocation; `call` is that of the innermost module, 0 outside of all."""
-        if may_be_kept:
+        if may_be_saved:
             self._undecided[len(self.values)] = call
         self.values.append(category)
 
     def freed(self, number: int, open_calls: Sequence[int]) -> None:
-        made_in = self._undecided.pop(number, 0)
+        call = self._undecided.pop(number, 0)
         if number in self._outside and self.values[number] == _UNKNOWN:
             self.values[number] = Category.ACTIVATION
         self._outside.discard(number)
         if self.values[number] == _UNKNOWN:
-            handed_on = made_in and made_in not in open_calls
+            handed_on = call and call not in open_calls
             self.values[number] = Category.ACTIVATION if handed_on else Category.TEMPORARY
 
-    def backward_goes_on(self) -> None:
+    def mark_saved(self) -> None:
         """Treat live allocations of the forward pass as saved for backward."""
-        for number, made_in in self._undecided.items():
-            if not made_in:
+        for number, call in self._undecided.items():
+            if not call:
                 self._outside.add(number)
             elif self.values[number] == _UNKNOWN:
                 self.values[number] = Category.ACTIVATION
@@ -273,7 +273,7 @@ class HistoryPart:
     stacks_of: frozenset[Action]
     """Kinds of events that have one."""
     recorded: Callable[[int], bool]
-    """Tells whether stacks were recorded at an allocation, by its number."""
+    """Return whether stacks were recorded at an allocation, by its number."""
     only_python: bool
     """Stacks without the frames of C++."""
 
@@ -334,8 +334,8 @@ def _annotations(marks: Sequence[PhaseMark], part: HistoryPart | None, events: E
     first = 0
     if part is not None:
         first = int(events.time_us[0]) if len(events) else np.iinfo(np.int64).max
-    shown = [mark for mark in marks if mark[2] >= first]
-    columns = np.array(shown, dtype=np.int64).reshape(-1, 3).T
+    visible = [mark for mark in marks if mark[2] >= first]
+    columns = np.array(visible, dtype=np.int64).reshape(-1, 3).T
     return Annotations(columns[0].astype(np.int32), columns[1].astype(np.uint8), columns[2])
 
 
@@ -387,9 +387,9 @@ def _labels(columns: AllocationColumns, cause: Ints8) -> Labels:
     has_cause = cause >= 0
 
     def label(values: Any, dtype: Any) -> Any:
-        made = np.zeros(len(cause), dtype=dtype)
-        made[has_cause] = np.array(values, dtype=dtype)[cause[has_cause]]
-        return made
+        column = np.zeros(len(cause), dtype=dtype)
+        column[has_cause] = np.array(values, dtype=dtype)[cause[has_cause]]
+        return column
 
     return Labels(
         category=label(columns.category.values, np.uint8),
@@ -403,14 +403,16 @@ def _final_state(ledger: Ledger, interner: Interner, part: HistoryPart | None) -
     segments, blocks, cause = final_state(ledger.allocator, pool=interner.pool, stream=interner.stream)
     shows: Callable[[int], bool] = (lambda number: True) if part is None else part.recorded
     history = ledger.history
-    made_by, stack_of = {}, {}
+    stack_by_segment, stack_of = {}, {}
     rows = zip(history.action, history.address, history.cause, ledger.stacks, strict=True)
     for action, address, number, stack in rows:
         if action == Action.ALLOC:
             stack_of[number] = stack
         elif action in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP) and shows(number):
-            made_by[address] = stack
-    of_segments = np.array([made_by.get(address, NO_STACK) for address in segments.address.tolist()], dtype=np.int32)
+            stack_by_segment[address] = stack
+    of_segments = np.array(
+        [stack_by_segment.get(address, NO_STACK) for address in segments.address.tolist()], dtype=np.int32
+    )
     numbers = cause.tolist()
     of_blocks = np.array([stack_of.get(n, NO_STACK) if shows(n) else NO_STACK for n in numbers], dtype=np.int32)
     if part is not None and part.only_python:

@@ -1,7 +1,7 @@
-"""The modes that see a program: one in each function of torch, one between autograd and the kernels.
+"""The modes that a program runs in: one for torch functions, one between autograd and the kernels.
 
-`FakeCudaMode` lets programs say "cuda", and `AllocationMode` sees every operator, in order. `follow_cuda` patches all
-that makes `torch.cuda` answer like a real card.
+`FakeCudaMode` lets programs use "cuda", and `AllocationMode` sees every operator, in order. `follow_cuda` patches
+`torch.cuda` to behave like a real card.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memviz.predictor.assumptions import (
     OF_SPARSE,
     data_needed,
-    in_words_of_a_card,
     name_for_users,
     not_predicted,
+    raise_as_cuda,
     shapes_not_registered,
 )
 from memviz.predictor.autocast import Autocast, Kernel
@@ -51,13 +51,7 @@ from memviz.predictor.cuda.memory import (
     follow_memory,
     without_own_frames,
 )
-from memviz.predictor.cuda.streams import (
-    GraphPools,
-    StreamOrder,
-    follow_data_parallel,
-    follow_graphs,
-    follow_streams,
-)
+from memviz.predictor.cuda.streams import GraphPools, StreamOrder, follow_data_parallel, follow_graphs, follow_streams
 from memviz.predictor.decompositions import FLEX_ASSUMED, SLICES_UNTIL, flex_attention, index_with_every_slice
 from memviz.predictor.group.process_group import run_on_shards
 from memviz.predictor.hooks import Mode, follow_threads, follow_triton, follow_workers
@@ -132,7 +126,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:
                 args, kwargs = self.autocast.cast(func.name().removeprefix("aten::"), args, kwargs)
         if treatment.parts_in is not None:
-            with self, self.autocast.below(func.name().removeprefix("aten::")):
+            with self, self.autocast.running(func.name().removeprefix("aten::")):
                 return treatment.parts_in(*args, **kwargs)
         shapes = None if treatment.is_view or treatment.resizes else shape_key(args, kwargs)
         out = self._result(func, treatment, args, kwargs, shapes)
@@ -162,7 +156,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if out is not NotImplemented:
                 return out
         if treatment.looks is not None:
-            out = self.looks.instead(func, treatment, args, kwargs)
+            out = self.looks.answer(func, treatment, args, kwargs)
             if out is not NotImplemented:
                 return out
         out = self.recorder.host.override(func, args, kwargs, moves=treatment.moves)
@@ -195,7 +189,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
-            in_words_of_a_card(error, func, args)
+            raise_as_cuda(error, func, args)
             if on_device and func.namespace != "aten" and _NO_SHAPES.search(str(error)):
                 raise shapes_not_registered(func) from error
             unknown_shape = isinstance(error, NotImplementedError) or "INTERNAL ASSERT" in str(error)
@@ -225,13 +219,13 @@ _PLAIN_TYPES = frozenset((Tensor, nn.Parameter, int, float, bool, type(None), tu
 
 
 class FakeCudaMode(TorchFunctionMode):
-    """Answers each function of torch: replaces the devices it names, and tells what a tensor is."""
+    """Intercepts torch functions: replaces "cuda" devices by "meta", and reports tensors as on the card."""
 
     def __init__(
-        self, named: NamedDevices, tensors: TensorAnswers, order: StreamOrder, recorder: AllocationRecorder
+        self, devices: NamedDevices, tensors: TensorAnswers, order: StreamOrder, recorder: AllocationRecorder
     ) -> None:
         super().__init__()
-        self._named = named
+        self._named = devices
         self._tensors = tensors
         self._order = order
         self._ledger = recorder.ledger
@@ -279,11 +273,11 @@ class FakeCudaMode(TorchFunctionMode):
         # torch's own code may call an operator with the device of a pretended tensor, which is "meta".
         is_operator = isinstance(func, OpOverload)
         if not is_operator and (nowhere(kwargs.get("device")) or any(map(nowhere, args))):
-            return self._tensors.made_nowhere(func, args, kwargs)
+            return self._tensors.run_on_meta(func, args, kwargs)
         try:
             out = self._call(func, args, kwargs)
         except TypeError:
-            # torch only says that a size is of a wrong type.
+            # torch's message names only a size of the wrong type.
             stop_at_unknown_numbers(args, kwargs)
             raise
         if has_unknown_numbers(args, kwargs):
@@ -305,7 +299,7 @@ class FakeCudaMode(TorchFunctionMode):
             return self._draw(func, args, kwargs)
         if not kwargs.get("pin_memory"):
             return func(*args, **kwargs)
-        return self._tensors.pinned(func(*args, **{**kwargs, "pin_memory": False}))
+        return self._tensors.mark_pinned(func(*args, **{**kwargs, "pin_memory": False}))
 
     def _draw(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a function with a generator, which must be on the device of the result."""
@@ -316,7 +310,7 @@ class FakeCudaMode(TorchFunctionMode):
                 with without_functions(), without_modes():
                     self._recorder.host.known.put(out, torch.arange(out.numel()))
                 self._recorder.assumptions.state(IN_ORDER)
-        return self._tensors.pinned(out) if kwargs.get("pin_memory") else out
+        return self._tensors.mark_pinned(out) if kwargs.get("pin_memory") else out
 
     def _to_the_card(self, args: Any, kwargs: Any) -> Any:
         self._named.check(args[1] if len(args) > 1 else kwargs.get("device"))
@@ -333,7 +327,7 @@ class FakeCudaMode(TorchFunctionMode):
         return self._types_of(args, kwargs) if kind is None else cast_to_type(args[0], kind)
 
     def _host_waits(self) -> None:
-        """Frees that wait for the current stream are seen to be done."""
+        """Complete the frees that wait for the current stream."""
         self._order.host_waits(self._order.moment(self._order.current))
 
 
@@ -349,7 +343,7 @@ def _crosses(args: Any, out: Any) -> bool:
 def follow_cuda(
     patches: Patches,
     device: MemoryDevice,
-    named: NamedDevices,
+    devices: NamedDevices,
     *,
     report: OutOfMemoryReport,
     history: MemoryHistory,
@@ -359,16 +353,16 @@ def follow_cuda(
     recorder = device.recorder
     ledger, assumptions = recorder.ledger, recorder.assumptions
     order = StreamOrder(ledger, recorder.position, assumptions)
-    tensors = TensorAnswers(recorder, named)
-    entered = FakeCudaMode(named, tensors, order, recorder)
+    tensors = TensorAnswers(recorder, devices)
+    entered = FakeCudaMode(devices, tensors, order, recorder)
     mode: Mode = lambda: entered  # noqa: E731
     patches.replace(Tensor, "__reduce_ex__", tensors.write_out(Tensor.__reduce_ex__))
-    _follow_moves(patches, recorder, named)
-    machine, memory = FakeMachine(recorder.card, named), MemoryFunctions(device, named, report)
+    _follow_moves(patches, recorder, devices)
+    machine, memory = FakeMachine(recorder.card, devices), MemoryFunctions(device, devices, report)
     follow_machine(patches, machine, memory.get_info)
     follow_memory(patches, device, history)
-    make_generators = follow_generators(patches, named)
-    stream = follow_streams(patches, order, named, assumptions)
+    make_generators = follow_generators(patches, devices)
+    stream = follow_streams(patches, order, devices, assumptions)
     pools = GraphPools(ledger, order, recorder.host.known)
     follow_graphs(patches, pools, assumptions)
 
@@ -378,15 +372,15 @@ def follow_cuda(
 
     functions = pretended_functions(machine, memory, history, pools, stream)
     follow_functions(patches, functions | {"_cuda_init": first_used})
-    follow_types(patches, named)
-    follow_data_parallel(patches, order, named)
+    follow_types(patches, devices)
+    follow_data_parallel(patches, order, devices)
     follow_profilers(patches)
     follow_triton(patches, tensors.lose, assumptions)
     follow_threads(patches, operators, mode)
     follow_workers(patches, recorder)
     # Between the host and a card a tensor may take over another's memory; torch would not have it with "meta".
     patches.replace(torch, "_has_compatible_shallow_copy_type", _take_over(torch._has_compatible_shallow_copy_type))
-    _follow_wrapper_subclasses(patches, named)
+    _follow_wrapper_subclasses(patches, devices)
     _follow_addresses(patches, recorder)
     _follow_dlpack(patches, tensors.answers[Tensor.__dlpack__])
     _enter_in_backward(patches, mode)
@@ -421,13 +415,13 @@ def _follow_addresses(patches: Patches, recorder: AllocationRecorder) -> None:
 
 
 def _follow_dlpack(patches: Patches, answer: Answer) -> None:
-    """Let the older function for sharing memory ask the tensor too, instead of sharing zeros of unknown ones."""
+    """Let `to_dlpack` refuse tensors without values as `Tensor.__dlpack__` does, instead of sharing zeros."""
     give: Any = vars(torch)["to_dlpack"]
 
     def to_dlpack(tensor: Tensor) -> Any:
         with without_functions():
-            given = answer((tensor,), {})
-        return give(tensor) if given is NotImplemented else given
+            result = answer((tensor,), {})
+        return give(tensor) if result is NotImplemented else result
 
     for owner in (torch, torch.utils.dlpack):
         patches.replace(owner, "to_dlpack", to_dlpack)
@@ -438,17 +432,17 @@ def _enter_in_backward(patches: Patches, mode: Mode) -> None:
     for owner in (torch.autograd, torch.autograd.graph):
         run = vars(owner).get("_engine_run_backward")
         if run is not None:
-            patches.replace(owner, "_engine_run_backward", _within(mode, run))
+            patches.replace(owner, "_engine_run_backward", _run_in_mode(mode, run))
 
 
-def _follow_wrapper_subclasses(patches: Patches, named: NamedDevices) -> None:
+def _follow_wrapper_subclasses(patches: Patches, devices: NamedDevices) -> None:
     """Put wrapper subclasses such as quantized tensors on the pretended card."""
     make: Any = Tensor._make_wrapper_subclass
 
     def made(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if named.is_own(kwargs.get("device")):
+        if devices.is_own(kwargs.get("device")):
             kwargs["device"] = META
-        placed = (META if isinstance(arg, torch.device) and named.is_own(arg) else arg for arg in args)
+        placed = (META if isinstance(arg, torch.device) and devices.is_own(arg) else arg for arg in args)
         return make(cls, *placed, **kwargs)
 
     patches.put(Tensor, "_make_wrapper_subclass", staticmethod(made))
@@ -460,12 +454,12 @@ def _enter_in_hooks(patches: Patches, mode: Mode) -> None:
     begin = hooks.__init__
 
     def begun(self: Any, pack: Any, unpack: Any) -> None:
-        begin(self, _within(mode, pack), _within(mode, unpack))
+        begin(self, _run_in_mode(mode, pack), _run_in_mode(mode, unpack))
 
     patches.replace(hooks, "__init__", begun)
 
 
-def _within(mode: Mode, run: Any) -> Any:
+def _run_in_mode(mode: Mode, run: Any) -> Any:
     def run_within(*args: Any, **kwargs: Any) -> Any:
         if any(isinstance(entered, FakeCudaMode) for entered in function_modes()):
             return run(*args, **kwargs)
@@ -475,18 +469,18 @@ def _within(mode: Mode, run: Any) -> Any:
     return run_within
 
 
-def _follow_moves(patches: Patches, recorder: AllocationRecorder, named: NamedDevices) -> None:
+def _follow_moves(patches: Patches, recorder: AllocationRecorder, devices: NamedDevices) -> None:
     """Move modules so that tied weights stay tied and optimizers keep their weights."""
     to = nn.Module.to
 
-    def is_ours(value: Any) -> bool:
-        return named.is_own(value, numbers=True)
+    def is_own_device(value: Any) -> bool:
+        return devices.is_own(value, numbers=True)
 
     def moved(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         like = kwargs.get("tensor", args[0] if args else None)
         if isinstance(like, Tensor) and on_card(like):
-            args, kwargs = (named.own, like.dtype), {name: kwargs[name] for name in kwargs if name != "tensor"}
-        if not any(map(is_ours, (*args[:1], kwargs.get("device")))):
+            args, kwargs = (devices.own, like.dtype), {name: kwargs[name] for name in kwargs if name != "tensor"}
+        if not any(map(is_own_device, (*args[:1], kwargs.get("device")))):
             return to(self, *args, **kwargs)
         _check_memory(recorder, self)
         dtypes = [arg for arg in args if isinstance(arg, torch.dtype)]
@@ -498,7 +492,7 @@ def _follow_moves(patches: Patches, recorder: AllocationRecorder, named: NamedDe
         return to(self, **changes) if changes else self
 
     def to_the_card(self: nn.Module, device_: Any = None, **kwargs: Any) -> nn.Module:
-        named.check(kwargs.get("device", device_))
+        devices.check(kwargs.get("device", device_))
         _check_memory(recorder, self)
         return move_model(recorder, self, MoveTo(META))
 

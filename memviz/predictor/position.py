@@ -52,7 +52,7 @@ _NO_FILE = "??"
 """File name of C++ frames in recorded stacks."""
 
 
-class AskedLine(NamedTuple):
+class ReadingLine(NamedTuple):
     """A line that reads a value of a tensor."""
 
     words: str = ""
@@ -101,8 +101,8 @@ def place_to_assume() -> str:
     return ""
 
 
-def asked_here() -> AskedLine:
-    return AskedLine(line_of_caller(), place_to_assume())
+def current_line() -> ReadingLine:
+    return ReadingLine(line_of_caller(), place_to_assume())
 
 
 def place_of(traceback: TracebackType | None) -> str:
@@ -140,8 +140,8 @@ def _callers() -> tuple[FrameType | None, FrameType | None]:
 def _line(frame: FrameType) -> str:
     name, number = frame.f_code.co_filename, frame.f_lineno
     code = linecache.getline(name, number, frame.f_globals).strip()
-    shown = code if len(code) <= _LONGEST_LINE else f"{code[:_LONGEST_LINE]}..."
-    return f"{name}, line {number}" + (f": `{shown}`" if shown else "")
+    text = code if len(code) <= _LONGEST_LINE else f"{code[:_LONGEST_LINE]}..."
+    return f"{name}, line {number}" + (f": `{text}`" if text else "")
 
 
 def _is_driver(filename: str) -> bool:
@@ -319,7 +319,7 @@ class ProgramPosition:
     def nodes_are_new(self) -> bool:
         return bool(self._next_number() != self.here.known_up_to)
 
-    def made_nodes(self, stack: int) -> None:
+    def assign_nodes(self, stack: int) -> None:
         """Assign the nodes made since the last operator to the current one."""
         upto, here = self._next_number(), self.here
         for number in range(here.known_up_to, upto):

@@ -18,7 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from memviz.allocator.blocks import DeviceMemory
 from memviz.allocator.settings import Settings
-from memviz.predictor.assumptions import OF_SPARSE, Assumptions, not_predicted, users_name
+from memviz.predictor.assumptions import OF_SPARSE, Assumptions, name_of_operator, not_predicted
 from memviz.predictor.cards import KnownCard
 from memviz.predictor.compat import without_functions
 from memviz.predictor.cuda.machine import on_card
@@ -81,13 +81,13 @@ class BlasWorkspaces:
     def need(self, handle: BlasHandle, treatment: Treatment, *, is_lt: bool = False) -> None:
         """Allocate the handle's workspace, unless it has one that is large enough."""
         size = self.sizes.lt if is_lt else self.sizes.cublas
-        kept = self._kept.get((handle, is_lt))
-        if not size or (kept is not None and kept.requested >= size):
+        workspace = self._kept.get((handle, is_lt))
+        if not size or (workspace is not None and workspace.requested >= size):
             return
         rule = treatment.rule if is_lt else CUBLAS_NUMBER
         self._kept[handle, is_lt] = self._take(size, treatment.name, rule)
-        if kept is not None:
-            self._free(kept)
+        if workspace is not None:
+            self._free(workspace)
 
     def clear(self) -> None:
         while self._kept:
@@ -159,11 +159,11 @@ class AllocationRecorder:
         position = self.position
         task = position.graph_task()
         if task != position.task and position.turned(task) or task != NO_TASK and not torch.is_grad_enabled():
-            self.categories.backward_goes_on()
+            self.categories.mark_saved()
         self._stack = None
         if position.nodes_are_new():
             self._stack = self.stacks.here(treatment.name)
-            position.made_nodes(self._stack)
+            position.assign_nodes(self._stack)
         for argument in args:
             if type(argument) is Parameter:
                 self._uses(argument)
@@ -173,59 +173,59 @@ class AllocationRecorder:
         self.operators.add(treatment.name)
         if treatment.launches and any(tensor.is_meta for tensor in tensors_of(out)):
             self.launched()
-        self._takes(treatment, args, kwargs, out)
+        self._allocate_results(treatment, args, kwargs, out)
         self._rule = treatment.rule
         if treatment.rule != NO_RULE and RULES[treatment.rule].standing is Standing.MISSING and is_on_device(out):
-            self._misses(treatment.rule, args, out)
+            self._add_missing(treatment.rule, args, out)
         if treatment.gives_new or treatment.writes:
             self.totals.add(treatment, args, kwargs, out, shapes)
             if treatment.name in COPIES:
                 self.totals.copied(out, args)
         takes_more = treatment.uses_cublas or treatment.temporaries is not None
         if takes_more and self._is_here(args[0] if out is None else out):
-            self._takes_beside(treatment, args, kwargs, out)
+            self._allocate_by_rule(treatment, args, kwargs, out)
         self._rule = NO_RULE
 
-    def _takes(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
+    def _allocate_results(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
         """Allocate the results."""
         if treatment.gives_new:
             there = [arg for arg in tensors_of(args) if arg.is_meta]
-            known = {arg.untyped_storage()._cdata for arg in there if arg.layout is torch.strided}
+            storages = {arg.untyped_storage()._cdata for arg in there if arg.layout is torch.strided}
             counted = None if treatment.rule == NO_RULE else RULES[treatment.rule].counted
             for number, tensor in enumerate((out,) if type(out) is torch.Tensor else tensors_of(out)):
                 if tensor.is_meta:
                     follows = counted is Counted.ALL or (number and counted not in (None, Counted.TEMPORARIES))
                     self._rule = treatment.rule if follows else NO_RULE
-                    self._has(tensor, treatment, there, known, kwargs)
+                    self._allocate_result(tensor, treatment, there, storages, kwargs)
         elif treatment.resizes:
             for tensor in tensors_of(out):
                 if tensor.is_meta:
                     self.resized(tensor.untyped_storage(), treatment.name)
 
-    def _takes_beside(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
+    def _allocate_by_rule(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
         call = OperatorCall(args, kwargs, out, self.card, self.release)
         sizes = () if treatment.temporaries is None else treatment.temporaries(call)
         lt = self.workspaces.sizes.lt if treatment.name == "addmm" and uses_lt(args, kwargs) else 0
-        kept = self.release >= LT_KEPT_SINCE
-        self._for_a_moment(sizes if kept else (*sizes, lt), treatment)
-        if lt and kept:
+        keeps_lt = self.release >= LT_KEPT_SINCE
+        self._allocate_temporaries(sizes if keeps_lt else (*sizes, lt), treatment)
+        if lt and keeps_lt:
             self.workspaces.need(self._handle, treatment, is_lt=True)
 
     def copied_to_host(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
         """Record the temporaries of a copy to the host."""
         with self.by_rule(treatment.rule):
-            self._takes_beside(treatment, args, kwargs, out)
+            self._allocate_by_rule(treatment, args, kwargs, out)
 
-    def _misses(self, rule: int, args: Any, out: Any) -> None:
+    def _add_missing(self, rule: int, args: Any, out: Any) -> None:
         figures = RULES[rule].missing_bytes(args, out)
         if None not in figures:
-            known = self.missing.get(rule, (0, 0))
-            figures = max(known[0] or 0, figures[0] or 0), max(known[1] or 0, figures[1] or 0)
+            previous = self.missing.get(rule, (0, 0))
+            figures = max(previous[0] or 0, figures[0] or 0), max(previous[1] or 0, figures[1] or 0)
         self.missing[rule] = figures
 
     def resized(self, storage: torch.UntypedStorage, operator: str) -> None:
-        known = self.ledger.allocation_of(storage)
-        if known is None or known.requested != storage.nbytes():
+        allocation = self.ledger.allocation_of(storage)
+        if allocation is None or allocation.requested != storage.nbytes():
             stack = self._describe_next(operator, Category.UNKNOWN)
             self.ledger.replace(storage, stack)
 
@@ -240,7 +240,7 @@ class AllocationRecorder:
             number = self._number_of(tensor)
             if number is not None and self.categories.values[number] == Category.UNKNOWN:
                 self.categories.values[number] = Category.OUTPUT
-        self.label(list(kept_for_later(output)), Category.KV_CACHE)
+        self.label(list(cache_tensors(output)), Category.KV_CACHE)
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         self.label(list(optimizer.state.values()), Category.OPTIMIZER_STATE)
@@ -296,17 +296,17 @@ class AllocationRecorder:
             if hook is not None:
                 hook.remove()
 
-    def _has(
-        self, tensor: torch.Tensor, treatment: Treatment, there: list[torch.Tensor], known: set[int], kwargs: Any
+    def _allocate_result(
+        self, tensor: torch.Tensor, treatment: Treatment, there: list[torch.Tensor], storages: set[int], kwargs: Any
     ) -> None:
         """Allocate one result; `there` are the operator's arguments on the device, `known` their storages."""
         if tensor.layout is not torch.strided:
-            raise not_predicted(users_name(treatment.name), OF_SPARSE)
+            raise not_predicted(name_of_operator(treatment.name), OF_SPARSE)
         storage = tensor.untyped_storage()
         ledger = self.ledger
         if ledger.allocation_of(storage) is not None or storage.nbytes() == 0:
             return
-        if storage._cdata in known:
+        if storage._cdata in storages:
             # A view under another name, of memory that is not on this device.
             return
         if self._is_nowhere(there, kwargs):
@@ -337,19 +337,19 @@ class AllocationRecorder:
         with self.by_rule(rule):
             return self.allocate(Category.WORKSPACE, size, operator)
 
-    def _for_a_moment(self, sizes: Any, treatment: Treatment) -> None:
+    def _allocate_temporaries(self, sizes: Any, treatment: Treatment) -> None:
         """Allocate temporaries while the operator runs, and its workspace after them."""
-        taken: list[LiveAllocation] = []
+        allocations: list[LiveAllocation] = []
         try:
             for size in sizes:
                 if isinstance(size, tuple):
-                    self._for_a_moment(size, treatment)
+                    self._allocate_temporaries(size, treatment)
                 elif size > 0:
-                    taken.append(self.allocate(Category.TEMPORARY, size, treatment.name))
+                    allocations.append(self.allocate(Category.TEMPORARY, size, treatment.name))
             if treatment.uses_cublas:
                 self.workspaces.need(self._handle, treatment)
         finally:
-            for allocation in reversed(taken):
+            for allocation in reversed(allocations):
                 self.ledger.free(allocation)
 
     def allocate(self, category: Category, size: int, operator: str, place: Place | None = None) -> LiveAllocation:
@@ -380,11 +380,13 @@ class AllocationRecorder:
         module, forward_stack, node = position.in_backward()
         phase = position.phase if self.placed is None else Phase.UNKNOWN
         recomputing = position.is_recomputing
-        kept = (phase == Phase.FORWARD or (phase == Phase.UNKNOWN and not position.phases)) or recomputing
+        may_be_saved = (phase == Phase.FORWARD or (phase == Phase.UNKNOWN and not position.phases)) or recomputing
         if category is Category.UNKNOWN and node == ACCUMULATE:
             category = Category.GRADIENT
         placed = None if category is Category.TEMPORARY else self.placed
-        self.categories.allocated(placed or category, may_be_kept=kept and self.placed is None, call=position.call)
+        self.categories.allocated(
+            placed or category, may_be_saved=may_be_saved and self.placed is None, call=position.call
+        )
         columns.module.append(module)
         columns.phase.append(phase)
         columns.rule.append(self._rule)
@@ -398,9 +400,9 @@ def is_on_device(out: Any) -> bool:
     return any(tensor.is_meta for tensor in tensors_of(out))
 
 
-def kept_for_later(output: Any) -> Iterator[torch.Tensor]:
-    """Keys and values in the cache that transformers' models hand back: as `cache` since 5.24."""
-    # Asked whether it has the old name, 5.24 warns.
+def cache_tensors(output: Any) -> Iterator[torch.Tensor]:
+    """Yield keys and values of the KV cache that transformers' models return: named `cache` since 5.24."""
+    # A test for the old name makes 5.24 warn.
     names = set(output) if isinstance(output, Mapping) else set()
     cache = next((output[name] for name in ("cache", "past_key_values") if name in names), None)
     for layer in getattr(cache, "layers", ()):
@@ -495,7 +497,7 @@ def _moved_parameter(recorder: AllocationRecorder, parameter: Parameter, wanted:
         gradient = _copied(parameter.grad, wanted)
     else:
         gradient = parameter.grad
-    if parameter.is_meta and not _is_made_of_others(parameter):
+    if parameter.is_meta and not _is_wrapper(parameter):
         parameter.data = data
     elif not swap_data(parameter, data):
         parameter = Parameter(data, parameter.requires_grad)
@@ -512,7 +514,7 @@ def swap_data(tensor: Any, data: Any) -> bool:
     new = data.detach().requires_grad_(tensor.requires_grad)
     if isinstance(tensor, Parameter):
         new = Parameter(data.detach(), tensor.requires_grad)
-    if _is_made_of_others(tensor) and type(new) is not type(tensor):
+    if _is_wrapper(tensor) and type(new) is not type(tensor):
         return False
     hooks = {name: getattr(tensor, name) for name in _HOOKS if getattr(tensor, name, None)}
     gradient = tensor.grad if tensor.is_leaf else None
@@ -525,7 +527,7 @@ def swap_data(tensor: Any, data: Any) -> bool:
         if gradient is not None:
             tensor.grad = gradient
         return False
-    if _is_made_of_others(tensor):
+    if _is_wrapper(tensor):
         tensor.__dict__, new.__dict__ = new.__dict__, tensor.__dict__
     for name, registered in hooks.items():
         setattr(tensor, name, registered)
@@ -543,7 +545,7 @@ def _on_one_side(gradient: Any, tensor: Any) -> bool:
 
 
 def _copied(tensor: Any, wanted: MoveTo) -> Any:
-    if not tensor.is_meta or not _is_made_of_others(tensor):
+    if not tensor.is_meta or not _is_wrapper(tensor):
         return wanted.copy(tensor)
     # Its parts are on the device already.
     names, context = tensor.__tensor_flatten__()
@@ -551,7 +553,7 @@ def _copied(tensor: Any, wanted: MoveTo) -> Any:
     return type(tensor).__tensor_unflatten__(parts, context, tensor.size(), tensor.stride())
 
 
-def _is_made_of_others(tensor: torch.Tensor) -> bool:
+def _is_wrapper(tensor: torch.Tensor) -> bool:
     return bool(is_traceable_wrapper_subclass(tensor))
 
 

@@ -97,10 +97,10 @@ def _sorted_copies(args: Any, out: Any) -> tuple[int | None, int | None]:
 
 
 def _convolution_workspace(args: Any, out: Any) -> tuple[int, int]:
-    """Tensor cores read channels last: what lies otherwise is copied. At most an image is unfolded besides.
+    """Return the likely bytes, copies in channels last as tensor cores read them, and the most, with an unfolded image.
 
-    Unfolded, an image has a window of its channels for each place of the other. With a stride that is the coarser
-    one; where its gradient is not asked for, or no place is in two windows, the finer one alone has windows.
+    Unfolded, an image has a window of its channels for each pixel of the other. With a stride that is the coarser
+    one; if its gradient is not computed, or windows do not overlap, only the finer one has windows.
     """
     tensors = [tensor for tensor in args[:3] if isinstance(tensor, Tensor) and tensor.dim() > 2]
     large = [tensor for tensor in (*tensors, *tensors_of(out)) if tensor.dim() > 2]
@@ -141,9 +141,9 @@ def _overlap(args: Any, weight: Tensor) -> bool:
     return any(far >= stride for far, stride in zip(reach, _per_dimension(strides, weight), strict=True))
 
 
-def _per_dimension(given: Any, weight: Tensor) -> list[int]:
-    """One number may stand for all dimensions."""
-    return list(given) * (weight.dim() - 2) if len(given) == 1 else list(given)
+def _per_dimension(values: Any, weight: Tensor) -> list[int]:
+    """Repeat a single number for all dimensions."""
+    return list(values) * (weight.dim() - 2) if len(values) == 1 else list(values)
 
 
 def _lies_channels_last(tensor: Tensor) -> bool:
@@ -592,17 +592,17 @@ class Treatment:
     shape: Instead | None
     """Shape rule that is faster than torch's own."""
     parts_in: Callable[..., Any] | None
-    """The operator spelled out in others, where it reaches us whole."""
+    """Decomposition of an operator that reaches the mode undecomposed."""
     temporaries: Temporaries | None
     formula: Formula | None
     rule: int
-    """The number of what stands behind its memory, in `evidence`."""
+    """Index in `RULES` of the rule for its memory."""
     moves: bool
-    """Between the host and the device, perhaps."""
+    """True if it may copy between the host and the device."""
     may_say: bool
     """True if the result may have known values where the arguments have none."""
     may_choose: bool
-    """One of several places."""
+    """True if the result may hold indices."""
     results: ResultCache | None
     """Cached results, where the same shapes make the same result."""
     work: dict[ShapeKey, tuple[int, int]]

@@ -46,7 +46,7 @@ def predict(plan: Plan, tell: Tell, rank: GroupRank | None = None, *, figures_on
     check(plan, model)
     convert_on_host(plan, model)
     # On a rank only its part is left of it.
-    whole = {} if rank is None else sizes_of(model)
+    model_sizes = {} if rank is None else sizes_of(model)
     settings = settings_from_environment(plan.environment)
     release = plan.request.release
     predicted = PredictedDevice(plan.card, settings=settings, release=release, rank=rank, figures_only=figures_only)
@@ -58,8 +58,8 @@ def predict(plan: Plan, tell: Tell, rank: GroupRank | None = None, *, figures_on
 
         begin_counting()
         with keeping_what_was_recorded(device):
-            trace, weights_bytes, loaded_bytes = _taken(plan, device, model, tell, begin_counting)
-        known = {
+            trace, weights_bytes, loaded_bytes = _record_steps(plan, device, model, tell, begin_counting)
+        results = {
             **peaks_of(device, loaded_bytes),
             **{name: (getattr(device, name) - before[name]) // plan.request.steps for name in _COUNTED},
             "pinned_host_bytes": device.pinned_host_bytes,
@@ -70,8 +70,8 @@ def predict(plan: Plan, tell: Tell, rank: GroupRank | None = None, *, figures_on
     error = expected_error(operators, trains=trains(trace), card=plan.card, unproven=unproven)
     fit = fit_on(trace, plan.card, device.highest_reserved_bytes, error)
     took = time.perf_counter() - begun
-    known |= {
-        **(whole or sizes_of(model)),
+    results |= {
+        **(model_sizes or sizes_of(model)),
         "weights_bytes": weights_bytes,
         "seconds": None,
         "fit": fit,
@@ -79,11 +79,11 @@ def predict(plan: Plan, tell: Tell, rank: GroupRank | None = None, *, figures_on
         "expected_error": error,
         "weights_at_peak_bytes": _weights_at_peak(trace) if host_bytes(model) else None,
     }
-    run = run_with(plan, "predicted", plan.card.name, known)
-    return Outcome(run, trace, device.said_between, device.layout)
+    run = run_with(plan, "predicted", plan.card.name, results)
+    return Outcome(run, trace, device.allocator_calls, device.layout)
 
 
-def _taken(
+def _record_steps(
     plan: Plan, device: PredictedDevice, model: nn.Module, tell: Tell, warmed: Callable[[], None]
 ) -> tuple[Trace, int, int]:
     """Return the trace, the bytes of the weights, and the allocated peak of loading."""
@@ -120,11 +120,11 @@ def predict_again(plan: Plan, done: Outcome) -> Run:
     figures = replayer.figures(settings)
     replayer.calls = replace(done.said, reset=0)
     run, error = done.run, done.run.expected_error
-    known = {
+    results = {
         "peak_allocated_bytes": figures.peak_allocated_bytes,
         "peak_reserved_bytes": figures.peak_reserved_bytes,
         "peak_requested_bytes": figures.peak_requested_bytes,
         "fit": fit_of_replay(replayer, settings, plan.card, None, error),
         **{name: getattr(run, name) for name in _OF_WHAT_IT_DOES},
     }
-    return run_with(plan, "predicted", plan.card.name, known | {"took_seconds": time.perf_counter() - begun})
+    return run_with(plan, "predicted", plan.card.name, results | {"took_seconds": time.perf_counter() - begun})

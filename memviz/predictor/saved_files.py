@@ -1,8 +1,8 @@
 """Saved files where values are not computed: `torch.save`, `torch.load` and safetensors.
 
-A checkpoint of zeros would be worse than none, so tensors without values are not written: a placeholder stands in
-for the file (a line of text, or for safetensors its header), so that the program can load, rename or remove it, and
-is removed after the prediction. Of existing files, large tensors are read only where the program reads them.
+A checkpoint of zeros would be worse than none, so tensors without values are not written. A placeholder (a line of
+text, or a safetensors header) replaces the file, so that the program can load, rename or remove it; it is removed
+after the prediction. Large tensors of existing files are read only when the program reads them.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ _SAFETENSORS_USERS = ("safetensors", "transformers", "diffusers", "accelerate", 
 
 
 _files_in_use: list[SavedFiles] = []
-"""One, while a device is in use. Libraries that are imported meanwhile keep our functions for good."""
+"""One, while a device is in use. A global, because libraries imported in that time keep our functions."""
 
 
 def _follow_safetensors(patches: Patches, files: SavedFiles) -> None:
@@ -124,7 +124,7 @@ def _safetensors_functions() -> tuple[tuple[Any, Any], ...] | None:
 
     def safe_open(filename: Any, framework: Any = "pt", device: Any = "cpu", **kwargs: Any) -> Any:
         files = _files_in_use[0] if _files_in_use else None
-        on_card = files is not None and files.named.is_own(device, numbers=True)
+        on_card = files is not None and files.devices.is_own(device, numbers=True)
         opened = open_(filename, framework, "cpu" if on_card else device, **kwargs)
         has_values = files is None or not is_safetensors_placeholder(filename)
         if not on_card and has_values:
@@ -180,8 +180,8 @@ _NOT_WRITTEN = (
 )
 
 
-def follow_files(patches: Patches, host: Host, assumptions: Assumptions, named: NamedDevices) -> None:
-    files = SavedFiles(host, assumptions, named)
+def follow_files(patches: Patches, host: Host, assumptions: Assumptions, devices: NamedDevices) -> None:
+    files = SavedFiles(host, assumptions, devices)
     files.save = patches.replace(torch, "save", files.saved)
     files.load = patches.replace(torch, "load", files.loaded)
     for name in ("save", "load"):
@@ -198,14 +198,14 @@ class SavedFiles:
     save: Callable[..., Any]
     load: Callable[..., Any]
 
-    def __init__(self, host: Host, assumptions: Assumptions, named: NamedDevices) -> None:
+    def __init__(self, host: Host, assumptions: Assumptions, devices: NamedDevices) -> None:
         self.host = host
-        self.named = named
+        self.devices = devices
         self._assumptions = assumptions
         self._kept: dict[Any, Any] = {}
         """Saved objects by the path of the file."""
         self._numbered: list[Any] = []
-        """The same, and what was written to open files, by the number in the placeholder."""
+        """The same, and objects written to open files, by the number in the placeholder."""
         self._placeholders: set[str] = set()
 
     def saved(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
@@ -315,7 +315,7 @@ class SavedFiles:
         return _mapped(lambda t: t.to(META) if t.untyped_storage()._cdata in on_card else t, loaded)
 
     def _means_card(self, location: Any) -> bool:
-        return self.named.is_own(location, numbers=True)
+        return self.devices.is_own(location, numbers=True)
 
     def _moved(self, obj: Any, location: Any) -> Any:
         if location is None or not self._means_card(location):

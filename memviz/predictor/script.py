@@ -26,7 +26,14 @@ from torch import nn
 
 from memviz.allocator.settings import parse_settings, settings_from_environment
 from memviz.errors import UsageError
-from memviz.predictor.assumptions import Assumptions, DataNeeded, Stopped, UnknownNumber, interrupted, size_needed
+from memviz.predictor.assumptions import (
+    Assumptions,
+    DataNeeded,
+    Stopped,
+    UnknownNumber,
+    size_needed,
+    stopped_by_interrupt,
+)
 from memviz.predictor.cards import card_named
 from memviz.predictor.compat import Patches
 from memviz.predictor.cuda.machine import on_card
@@ -65,10 +72,10 @@ class OptimizerSteps:
         from torch.optim import Optimizer
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-        made = Optimizer.__init__
+        original_init = Optimizer.__init__
 
         def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            made(optimizer, *args, **kwargs)
+            original_init(optimizer, *args, **kwargs)
             self._taken.setdefault(optimizer, 0)
 
         self._patches.replace(Optimizer, "__init__", init)
@@ -167,8 +174,8 @@ def predict(
     **kwargs: Any,
 ) -> Estimate:
     """Predict the memory of `function(*args, **kwargs)` on a card; its result is discarded."""
-    within = predicting(card, torch=torch, settings=settings, assume=assume, world_size=world_size, rank=rank)
-    with within as predicted:
+    context = predicting(card, torch=torch, settings=settings, assume=assume, world_size=world_size, rank=rank)
+    with context as predicted:
         function(*args, **kwargs)
     assert predicted.estimate is not None
     return predicted.estimate
@@ -200,12 +207,12 @@ class ExitFunctions:
     """`atexit` functions of one program."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+        self._functions: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
 
     def run(self) -> None:
         """Run them, the last first; one that fails stops no other."""
-        while self._kept:
-            function, args, kwargs = self._kept.pop()
+        while self._functions:
+            function, args, kwargs = self._functions.pop()
             try:
                 function(*args, **kwargs)
             except (Exception, SystemExit) as error:
@@ -213,16 +220,16 @@ class ExitFunctions:
                 traceback.print_exception(error)
 
     def register(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._kept.append((function, args, kwargs))
+        self._functions.append((function, args, kwargs))
 
     def unregister(self, function: Callable[..., Any]) -> None:
-        self._kept = [kept for kept in self._kept if kept[0] != function]
+        self._functions = [entry for entry in self._functions if entry[0] != function]
 
 
 @contextmanager
 def exit_functions() -> Iterator[ExitFunctions]:
     """Collect the `atexit` functions that a program registers in this context."""
-    kept = ExitFunctions()
+    functions = ExitFunctions()
     register, unregister = atexit.register, atexit.unregister
 
     def registered(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[..., Any]:
@@ -231,30 +238,30 @@ def exit_functions() -> Iterator[ExitFunctions]:
         if stays:
             register(func, *args, **kwargs)
         else:
-            kept.register(func, args, kwargs)
+            functions.register(func, args, kwargs)
         return func
 
-    def taken_back(func: Callable[..., Any], /) -> None:
-        kept.unregister(func)
+    def unregistered(func: Callable[..., Any], /) -> None:
+        functions.unregister(func)
         unregister(func)
 
     with Patches() as patches:
         patches.replace(atexit, "register", registered)
-        patches.replace(atexit, "unregister", taken_back)
-        yield kept
+        patches.replace(atexit, "unregister", unregistered)
+        yield functions
 
 
-def optimizations_named(texts: Sequence[str], knobs: Sequence[tuple[str, str]]) -> tuple[Optimization, ...]:
+def parse_optimizations(texts: Sequence[str], knobs: Sequence[tuple[str, str]]) -> tuple[Optimization, ...]:
     """Parse NAME:KNOB=VALUE texts; a knob that is set by itself applies to every optimization that has it."""
     having = {kind.name: {knob.name for knob in fields(kind)} for kind in OPTIMIZATIONS}  # type: ignore[arg-type]
-    said = dict(map(parse_named, texts))
+    values_by_name = dict(map(parse_named, texts))
     for knob, value in knobs:
-        names = [name for name in said if knob in having.get(name, ())]
+        names = [name for name in values_by_name if knob in having.get(name, ())]
         if not names:
             raise UsageError(f"--set {knob}={value}: no optimization of --with has this knob.")
         for name in names:
-            said[name] = {**said[name], knob: value}
-    chosen = tuple(optimization_named(name, given) for name, given in said.items())
+            values_by_name[name] = {**values_by_name[name], knob: value}
+    chosen = tuple(optimization_named(name, values) for name, values in values_by_name.items())
     for change in chosen:
         if getattr(change, "changes_loop", False):
             raise UsageError(f"{change.name} changes a loop and no model: change the script's own, as its file says.")
@@ -288,12 +295,12 @@ class ModelChanges:
 
     def _moved(self, move: Any) -> Any:
         def moved(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            within, self._within = self._within, True
+            is_nested, self._within = self._within, True
             try:
                 out = move(model, *args, **kwargs)
             finally:
-                self._within = within
-            if not within:
+                self._within = is_nested
+            if not is_nested:
                 self._arrived(model)
             return out
 
@@ -330,7 +337,7 @@ class ModelChanges:
 STOPPED = 3
 """Exit status of a program that read values that are not computed."""
 UNUSED = 2
-"""Exit status for an answer to a line that asks for none, as for every wrong use of the command."""
+"""Exit status for an answer to a line that reads no value, as for every usage error."""
 NOT_KNOWN = 4
 """Exit status of a program that ended well while only other processes used the card."""
 INTERRUPTED = 128 + signal.SIGINT
@@ -354,8 +361,8 @@ class ScriptOrder:
     @property
     def settings_text(self) -> str | None:
         """Allocator settings of the order, else of an optimization."""
-        said = [text for change in self.optimizations for text in change.environment.values()]
-        return said[0] if self.settings is None and said else self.settings
+        texts = [text for change in self.optimizations for text in change.environment.values()]
+        return texts[0] if self.settings is None and texts else self.settings
 
 
 @dataclass(frozen=True)
@@ -367,9 +374,9 @@ class ScriptPrediction:
     applied: Mapping[str, list[str]] = field(default_factory=dict)
     """Optimizations, and the classes of the models that each changed."""
     unused_assume: tuple[str, ...] = ()
-    """Lines that an answer was stated for, and none of them asked."""
+    """Lines with a stated answer that read no value."""
     unused_sentence: str = ""
-    """Names the unused answers, and the lines that did ask for a value."""
+    """Names the unused answers, and the lines that read a value."""
 
     @property
     def not_known(self) -> str:
@@ -391,7 +398,7 @@ class ScriptPrediction:
 
     @property
     def fits(self) -> bool | None:
-        """True if it fits the named card; None without one, or if the program ended too early to tell."""
+        """True if it fits the named card; None without a card, or if the program ended too early."""
         if self.stopped is not None or not self.estimate.limited:
             return None
         fits = self.estimate.fits()
@@ -399,7 +406,7 @@ class ScriptPrediction:
 
 
 def predict_script(
-    script: Script, order: ScriptOrder, tell: Callable[[str], None] = lambda words: None
+    script: Script, order: ScriptOrder, tell: Callable[[str], None] = lambda text: None
 ) -> ScriptPrediction:
     """Run a script and its exit functions to the end, then write the snapshot."""
     if order.output is not None:
@@ -413,11 +420,11 @@ def predict_script(
         device,
         exit_functions() as at_exit,
         changes.following(),
-        OptimizerSteps(order.steps, lambda taken: tell(f"{taken} steps" if taken > 1 else "1 step")) as steps,
+        OptimizerSteps(order.steps, lambda count: tell(f"{count} steps" if count > 1 else "1 step")) as steps,
     ):
         status, stopped = _run(script, at_exit)
         if os.getpid() != process:
-            # One that the program forked, at its own end.
+            # A fork of the program, at its end.
             sys.stdout.flush()
             os._exit(status)
         trace = device.finish()
@@ -440,7 +447,7 @@ def _run(script: Script, at_exit: ExitFunctions) -> tuple[int, Stopped | None]:
         status = _status_of(error)
     except KeyboardInterrupt as error:
         at_exit.run()
-        return INTERRUPTED, interrupted(error)
+        return INTERRUPTED, stopped_by_interrupt(error)
     except BaseException as error:
         stopped = _cause(error)
         if stopped is not None:
@@ -466,14 +473,14 @@ def _cause(error: BaseException | None) -> Stopped | None:
         if isinstance(error, Stopped):
             return error
         if isinstance(error, TypeError) and UnknownNumber.__name__ in str(error):
-            # torch only says that a size is of a wrong type.
+            # torch's message names only a size of the wrong type.
             return size_needed(error)
         error = error.__cause__ or error.__context__
     return None
 
 
 def script_json(done: ScriptPrediction, output: Path | None = None) -> dict[str, Any]:
-    estimate, stopped, whole = done.estimate, done.stopped, not done.not_known
+    estimate, stopped, is_complete = done.estimate, done.stopped, not done.not_known
     assume = stopped.assume if isinstance(stopped, DataNeeded) else ""
     return {
         "card": estimate.card.name,
@@ -490,9 +497,9 @@ def script_json(done: ScriptPrediction, output: Path | None = None) -> dict[str,
         "peak_reserved_without_limit_bytes": estimate.peak_reserved_without_limit,
         "fits": done.fits,
         "fit": None if done.fits is None else estimate.fit_word(),
-        "cards": estimate.common_fits() if whole and not estimate.limited else None,
+        "cards": estimate.common_fits() if is_complete and not estimate.limited else None,
         "context": estimate.context.as_json() if estimate.limited else None,
-        "expected_error": estimate.expected_error.as_json() if whole else None,
+        "expected_error": estimate.expected_error.as_json() if is_complete else None,
         "out_of_memory": estimate.out_of_memory,
         "steps": estimate.steps,
         "by_category": estimate.by_category(),

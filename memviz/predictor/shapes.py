@@ -157,26 +157,26 @@ class ResultCache:
 
 
 def _maker(out: Any, args: Any, kwargs: Any) -> Make | None:
-    """How to make such a result anew; None where it is more than new tensors, each with its memory to itself.
+    """Return a function that creates an equal result; None if it is not only new tensors with separate storages.
 
-    What is written in place is the argument as it was, as no operator comes here that changes shapes.
+    An argument written in place is returned as it is: operators that change shapes do not come here.
     """
     if out is None:
         return _make_none
     if args and out is args[0]:
         return _make_first
-    taken = {tensor.untyped_storage()._cdata for tensor in tensors_of((args, kwargs))}
+    storages = {tensor.untyped_storage()._cdata for tensor in tensors_of((args, kwargs))}
     if type(out) is Tensor:
-        return _maker_of_one(out, taken)
+        return _maker_of_one(out, storages)
     if type(out) not in (tuple, list):
         return None
     makers: list[Make | None] = []
     for item in out:
-        makers.append(_maker_of_one(item, taken) if type(item) is Tensor else _make_same(item))
+        makers.append(_maker_of_one(item, storages) if type(item) is Tensor else _make_same(item))
         if makers[-1] is None:
             return None
-    kind, known = type(out), [make for make in makers if make is not None]
-    return lambda args: kind([make(args) for make in known])
+    kind, usable = type(out), [make for make in makers if make is not None]
+    return lambda args: kind([make(args) for make in usable])
 
 
 def _make_none(args: Any) -> None:
@@ -191,13 +191,13 @@ def _make_same(item: Any) -> Make | None:
     return (lambda args: item) if type(item) in (int, float, bool, type(None)) else None
 
 
-def _maker_of_one(tensor: Tensor, taken: set[int]) -> Make | None:
+def _maker_of_one(tensor: Tensor, storages: set[int]) -> Make | None:
     if not tensor.is_meta or tensor.layout is not torch.strided or tensor.is_complex() or tensor.is_neg():
         return None
     storage = tensor.untyped_storage()
-    if storage._cdata in taken or tensor.requires_grad or tensor.storage_offset():
+    if storage._cdata in storages or tensor.requires_grad or tensor.storage_offset():
         return None
-    taken.add(storage._cdata)
+    storages.add(storage._cdata)
     size, stride, dtype = tensor.shape, tensor.stride(), tensor.dtype
 
     def make(args: Any) -> Tensor:
@@ -295,8 +295,8 @@ def _reduced(func: Any, args: Any, kwargs: Any) -> Any:
     gone = {dim % tensor.dim() for dim in dims} if tensor.dim() else set()
     if not gone:
         return NotImplemented
-    kept = [(1 if at in gone else size) for at, size in enumerate(tensor.shape) if keep or at not in gone]
-    return _new(kept, kwargs.get("dtype") or tensor.dtype)
+    shape = [(1 if at in gone else size) for at, size in enumerate(tensor.shape) if keep or at not in gone]
+    return _new(shape, kwargs.get("dtype") or tensor.dtype)
 
 
 def _addmm(func: Any, args: Any, kwargs: Any) -> Any:
@@ -360,7 +360,7 @@ def _sequences_backward(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _new_list(func: Any, args: Any, kwargs: Any) -> Any:
-    """A new tensor beside each of a list."""
+    """Return a new tensor for each in a list."""
     if not all(map(_is_plain, args[0])):
         return NotImplemented
     return [_new(tensor.shape, tensor.dtype) for tensor in args[0]]

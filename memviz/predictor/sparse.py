@@ -1,9 +1,8 @@
-"""Tensors made of indices and values, as an embedding's gradients are: what lies in memory is these two.
+"""Sparse COO tensors, such as an embedding's gradients: memory holds their indices and values.
 
-torch runs few operators on such tensors without data, and of some it forgets how many values there are. What an
-optimizer asks of a sparse gradient, and products with dense tensors, are spelled out here in operators on the two
-parts, as CUDA's own code does (SparseCUDATensor.cu, SparseCUDATensorMath.cu, SparseTensorMath.cpp); everything else
-is refused by its name.
+torch runs few operators on sparse meta tensors, and in some loses the number of values. Operators of optimizers on
+sparse gradients, and products with dense tensors, are decomposed here into operators on the two parts, as CUDA's
+code does (SparseCUDATensor.cu, SparseCUDATensorMath.cu, SparseTensorMath.cpp); all others raise an error.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ ALL_DIFFERENT = "indices that are not computed are taken to be all different, wh
 
 
 class Sparse:
-    """`runs`: by operator, with its own arguments; NotImplemented where nothing of them is sparse on the device."""
+    """`runs` maps operators to decompositions, which return NotImplemented without sparse tensors on the device."""
 
     def __init__(self, recorder: AllocationRecorder) -> None:
         self._recorder = recorder
         self.runs: dict[Any, Callable[..., Any]] = {
-            _MAKE: self._made,
+            _MAKE: self._make,
             aten._coalesce.default: self._coalesced,
             _COPY: self._copied,
             aten.clone.default: self._cloned,
@@ -55,7 +54,7 @@ class Sparse:
             aten.mv.default: self._product_with_vector,
         }
 
-    def _made(self, *args: Any, **kwargs: Any) -> Any:
+    def _make(self, *args: Any, **kwargs: Any) -> Any:
         """Make a sparse tensor of two existing tensors, without memory of its own."""
         if not args[4].is_meta:
             return NotImplemented
@@ -75,23 +74,23 @@ class Sparse:
         order, first = (torch.empty(count, dtype=torch.long, device=META) for _ in range(2))
         left = self._different(tensor, indices)
         flat.resize_(1, left)
-        found = values.new_empty(left, *values.shape[1:])
+        summed = values.new_empty(left, *values.shape[1:])
         values.contiguous()
         del order, first
-        return _like(tensor, flat if indices.size(0) == 1 else indices.new_empty(indices.size(0), left), found, True)
+        return _like(tensor, flat if indices.size(0) == 1 else indices.new_empty(indices.size(0), left), summed, True)
 
     def _different(self, tensor: Tensor, indices: Tensor) -> int:
         count, most = indices.size(1), prod(tensor.shape[: tensor.sparse_dim()])
-        known = self._recorder.host.known.of(indices)
-        if known is not None:
-            return int(torch.unique(known, dim=1).size(1))
-        given = self._recorder.assumptions.given()
-        if given is NOT_STATED:
+        values = self._recorder.host.known.of(indices)
+        if values is not None:
+            return int(torch.unique(values, dim=1).size(1))
+        answer = self._recorder.assumptions.stated_answer()
+        if answer is NOT_STATED:
             self._recorder.assumptions.state(ALL_DIFFERENT)
             return min(count, most)
-        if type(given) is int and 0 < given <= count:
-            return given
-        raise UsageError(f"Of {count:,} indices 1 to {count:,} are different; not {given}.")
+        if type(answer) is int and 0 < answer <= count:
+            return answer
+        raise UsageError(f"Of {count:,} indices 1 to {count:,} are different; not {answer}.")
 
     def _cloned(self, tensor: Tensor, **kwargs: Any) -> Any:
         if not is_sparse(tensor):
@@ -102,7 +101,7 @@ class Sparse:
         return _like(tensor, *parts)
 
     def _copied(self, tensor: Tensor, *, dtype: Any = None, device: Any = None, **kwargs: Any) -> Any:
-        """To the device, or there as another type."""
+        """Copy to the device, or there to another dtype."""
         to = tensor.device if device is None else torch.device(device)
         if tensor.layout is not torch.sparse_coo or to.type == "cpu":
             return NotImplemented
@@ -143,9 +142,9 @@ class Sparse:
             return NotImplemented
         indices, values = parts_of(mask)
         ones = values.new_ones(1).expand_as(values)
-        found = dense[tuple(indices.unbind(0))]
-        kept = indices.clone()
-        return _like(mask, kept, found.mul(ones))
+        gathered = dense[tuple(indices.unbind(0))]
+        new_indices = indices.clone()
+        return _like(mask, new_indices, gathered.mul(ones))
 
     def _dense(self, tensor: Tensor, dtype: Any = None, masked_grad: Any = None) -> Any:
         if not is_sparse(tensor):
@@ -223,14 +222,14 @@ def _is_handed_over(parts: tuple[Tensor, Tensor]) -> bool:
 
 def _like(tensor: Tensor, indices: Tensor, values: Tensor, coalesced: bool | None = None) -> Any:
     """Return a sparse tensor of the same shape with other indices and values."""
-    kept = tensor.is_coalesced() if coalesced is None else coalesced
-    given = {"dtype": values.dtype, "layout": torch.sparse_coo, "device": META, "is_coalesced": kept}
+    is_coalesced = tensor.is_coalesced() if coalesced is None else coalesced
+    options = {"dtype": values.dtype, "layout": torch.sparse_coo, "device": META, "is_coalesced": is_coalesced}
     with torch._C._DisableTorchDispatch():
-        return _MAKE(tensor.sparse_dim(), tensor.dense_dim(), tensor.shape, indices, values, **given)
+        return _MAKE(tensor.sparse_dim(), tensor.dense_dim(), tensor.shape, indices, values, **options)
 
 
 def _flat(indices: Tensor) -> Tensor:
-    """One number an index. Of one dimension they are that already."""
+    """Return one number per index."""
     if indices.size(0) == 1:
         return indices.squeeze(0)
     return indices.mul(indices.new_ones(indices.size(0), 1)).sum(0)

@@ -39,7 +39,7 @@ aten = torch.ops.aten
 Answer = Callable[[Any, Any], Any]
 """Arguments, keyword arguments -> the answer, or NotImplemented where torch's own is right."""
 NumberType = Callable[[Any], Any] | None
-"""Conversion that a program asks for; None for `.item()`, whose number may print as unknown."""
+"""Conversion by the program; None for `.item()`, whose number may print as unknown."""
 _ITEM = ".item() or .tolist()"
 _CONVERSIONS: dict[Any, tuple[NumberType, str]] = {
     Tensor.item: (None, _ITEM),
@@ -62,16 +62,16 @@ def number_for(recorder: AllocationRecorder, tensor: Tensor, as_type: NumberType
     In this order: the answer that a library always gets, the user's, the first of several, and a default value.
     """
     assumptions, host = recorder.assumptions, recorder.host
-    drawn = host.stand_ins.is_drawn(tensor)
-    default = None if drawn else host.stands_for(tensor)
+    is_drawn = host.stand_ins.is_drawn(tensor)
+    default = None if is_drawn else host.default_of(tensor)
     is_condition = as_type is bool or as_type is None and tensor.dtype is torch.bool
     answer = assumptions.for_library(bool if is_condition else int, default)
     if answer is not None:
         return answer
-    given = assumptions.given()
-    if given is not NOT_STATED:
-        return bool(given) if is_condition else given
-    if drawn and not (as_type is None and tensor.is_floating_point()):
+    stated = assumptions.stated_answer()
+    if stated is not NOT_STATED:
+        return bool(stated) if is_condition else stated
+    if is_drawn and not (as_type is None and tensor.is_floating_point()):
         raise data_needed(f"{name} of values that are drawn at random" if as_type is None else name)
     if tensor in recorder.choices and not is_condition:
         assumptions.state_a_decision(FIRST_CHOSEN)
@@ -83,41 +83,41 @@ def number_for(recorder: AllocationRecorder, tensor: Tensor, as_type: NumberType
     is_finite = tensor.is_floating_point() and as_type in (bool, float)
     if as_type is not None and default is None and not is_finite:
         raise data_needed(name)
-    number = assumptions.number(whole=not tensor.is_floating_point(), default=default, drawn=drawn)
+    number = assumptions.number(is_whole=not tensor.is_floating_point(), default=default, is_drawn=is_drawn)
     return number if as_type is None else as_type(number)
 
 
 class TensorAnswers:
-    def __init__(self, recorder: AllocationRecorder, named: NamedDevices) -> None:
+    def __init__(self, recorder: AllocationRecorder, devices: NamedDevices) -> None:
         self._recorder = recorder
         self._ledger = recorder.ledger
         self._host = recorder.host
         self._assumptions = recorder.assumptions
         self._pinned = recorder.pinned
-        self._named = named
+        self._named = devices
         self.answers: dict[Any, Answer] = {
             torch.device: _device_itself,
-            _getter("device"): self._if_there(lambda tensor: named.own),
+            _getter("device"): self._if_there(lambda tensor: devices.own),
             _getter("is_cuda"): self._if_there(lambda tensor: True),
             _getter("is_meta"): self._if_there(lambda tensor: False),
             Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
-            Tensor.get_device: self._if_there(lambda tensor: named.own.index),
+            Tensor.get_device: self._if_there(lambda tensor: devices.own.index),
             Tensor.type: self._type,
             Tensor.data_ptr: self._address,
             Tensor.pin_memory: self._pin,
             Tensor.is_pinned: self._is_pinned,
             Tensor.is_shared: self._if_there(lambda tensor: True),
             Tensor.share_memory_: self._if_there(lambda tensor: tensor),
-            Tensor.tolist: self._listed,
-            Tensor.__repr__: self._shown,
-            Tensor.__format__: self._shown,
+            Tensor.tolist: self._to_list,
+            Tensor.__repr__: self._repr,
+            Tensor.__format__: self._repr,
             Tensor.__deepcopy__: self._deep_copy,
             torch.tensor_split: self._split,
             **{function: self._to_numpy(name) for function, name in _TO_NUMPY.items()},
             Tensor.__dlpack__: self._no_dlpack,
-            Tensor.__dlpack_device__: self._if_there(lambda tensor: (_CUDA_IN_DLPACK, named.own.index)),
+            Tensor.__dlpack_device__: self._if_there(lambda tensor: (_CUDA_IN_DLPACK, devices.own.index)),
             **{function: self._to_number(*conversion) for function, conversion in _CONVERSIONS.items()},
-            **{function: self._made_of_numbers(function) for function in _MADE_OF_NUMBERS},
+            **{function: self._from_numbers(function) for function in _MADE_OF_NUMBERS},
             **dict.fromkeys(_SIZED_BY_NUMBERS, _sized_by_numbers),
         }
 
@@ -131,7 +131,7 @@ class TensorAnswers:
         return answered
 
     def _to_numpy(self, word: str) -> Answer:
-        def given(args: Any, kwargs: Any) -> Any:
+        def convert(args: Any, kwargs: Any) -> Any:
             tensor = args[0]
             if tensor.is_meta:
                 raise TypeError(
@@ -142,14 +142,14 @@ class TensorAnswers:
                 self._assumptions.state(
                     f"{word} of values that are not computed gives what stands in for them, mostly zeros"
                 )
-                default = self._host.stands_for(tensor)
+                default = self._host.default_of(tensor)
                 if default is not None:
                     # numpy reads it in the tensor's memory.
                     with torch._C.DisableTorchFunction(), _disable_current_modes():
                         tensor.detach().fill_(default)
             return NotImplemented
 
-        return given
+        return convert
 
     def _no_dlpack(self, args: Any, kwargs: Any) -> Any:
         if args[0].is_meta or self._host.is_unknown(args[0]):
@@ -171,7 +171,7 @@ class TensorAnswers:
 
         return convert
 
-    def write_out(self, whole: Any) -> Any:
+    def write_out(self, original: Any) -> Any:
         """Return a replacement for `Tensor.__reduce_ex__`, by which torch.save and others write a tensor."""
 
         def reduced(tensor: Tensor, protocol: Any) -> Any:
@@ -179,19 +179,19 @@ class TensorAnswers:
                 is_unknown = self._host.is_unknown(tensor)
             if is_unknown and not _is_copying():
                 raise data_needed("torch.save, pickling or sending to another process", takes_value=False)
-            return whole(tensor, protocol)
+            return original(tensor, protocol)
 
         return reduced
 
     def _shares(self, shares: Tensor) -> list[Any]:
-        """They decide as such, and print as unknown."""
-        whole = not shares.is_floating_point()
+        """Return the even counts as numbers that decide by their value and print as unknown."""
+        is_whole = not shares.is_floating_point()
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             numbers = list(map(float, shares.flatten().tolist()))
         defaults = (int(number) if number.is_integer() else None for number in numbers)
-        return [self._assumptions.number(whole=whole, default=number) for number in defaults]
+        return [self._assumptions.number(is_whole=is_whole, default=number) for number in defaults]
 
-    def _listed(self, args: Any, kwargs: Any) -> Any:
+    def _to_list(self, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
         shares = self._host.even_shares(tensor)
         if shares is not None:
@@ -203,7 +203,7 @@ class TensorAnswers:
         numbers = [number_for(self._recorder, tensor, None, _ITEM) for _ in range(asks)]
         return _nested(tensor.shape, iter(numbers) if several else repeat(next(iter(numbers), None)))
 
-    def _shown(self, args: Any, kwargs: Any) -> Any:
+    def _repr(self, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
         assumed = self._host.even_shares(tensor) is not None
         values = self._host.known.of(tensor) if tensor.is_meta and not assumed else None
@@ -221,7 +221,7 @@ class TensorAnswers:
         return f"tensor(values unknown, {place}size={tuple(tensor.shape)}, dtype={tensor.dtype})"
 
     def _address(self, args: Any, kwargs: Any) -> Any:
-        """Two tensors have one address if they share memory, and programs ask that."""
+        """Return the modelled address, because programs compare addresses to find shared memory."""
         tensor = args[0]
         if not tensor.is_meta:
             return NotImplemented
@@ -236,7 +236,7 @@ class TensorAnswers:
         return args[0].type().replace("torch.meta.", "torch.cuda.")
 
     def _pin(self, args: Any, kwargs: Any) -> Any:
-        """Memory of the host either way; on a card it would be a copy, in pages that stay."""
+        """Return a pinned copy in host memory."""
         tensor = args[0]
         if tensor.is_meta:
             raise RuntimeError("cannot pin 'torch.cuda' tensors: only dense CPU tensors can be pinned")
@@ -249,8 +249,8 @@ class TensorAnswers:
     def _is_pinned(self, args: Any, kwargs: Any) -> bool:
         return args[0] in self._pinned
 
-    def made_nowhere(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """On `meta`, by a program that says so."""
+    def run_on_meta(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run a function for which the program itself names the `meta` device."""
         self._recorder.making_nowhere = True
         try:
             if func is Tensor.to and args[0].is_meta and args[0] not in self._host.on_meta:
@@ -262,21 +262,21 @@ class TensorAnswers:
             self._recorder.making_nowhere = False
 
     def lose(self, value: Any) -> None:
-        """Tensors of the host that a function wrote an unknown number to, or made with one."""
+        """Mark tensors as unknown that a function wrote an unknown number to, or made with one."""
         for tensor in tensors_among(value):
             if tensor.is_meta:
                 self._host.known.forget(tensor)
             else:
                 self._host.unknown.add(tensor)
 
-    def pinned(self, made: Any) -> Any:
+    def mark_pinned(self, result: Any) -> Any:
         """Mark the result of a torch function as pinned, if it is on the host."""
-        if isinstance(made, Tensor) and not made.is_meta:
-            self._pinned.add(made)
-        return made
+        if isinstance(result, Tensor) and not result.is_meta:
+            self._pinned.add(result)
+        return result
 
     def _deep_copy(self, args: Any, kwargs: Any) -> Any:
-        """torch would copy the storage behind our back."""
+        """Copy by operators, because torch would copy the storage without one."""
         tensor, memo = args[0], args[1]
         if tensor not in self._host.unknown or not tensor.is_leaf or type(tensor) is not Tensor:
             return NotImplemented
@@ -289,17 +289,17 @@ class TensorAnswers:
             raise data_needed("tensor_split", takes_value=False)
         return NotImplemented
 
-    def _made_of_numbers(self, func: Any) -> Answer:
-        """torch takes them out of the program's lists by itself, and for the device it would leave them there."""
+    def _from_numbers(self, func: Any) -> Answer:
+        """Create tensors of lists on the host, then move them: torch would leave out the values on the device."""
 
-        def made(args: Any, kwargs: Any) -> Any:
+        def create(args: Any, kwargs: Any) -> Any:
             lists = [value for value in (*args, *kwargs.values()) if isinstance(value, list | tuple)]
             if any(self._host.is_unknown(leaf) or _is_on_device(leaf) for leaf in leaves_of(lists)):
                 lost: list[Any] = []
                 args = tuple(self._stand_in(arg, lost) if isinstance(arg, list | tuple) else arg for arg in args)
                 if "data" in kwargs:
                     kwargs = {**kwargs, "data": self._stand_in(kwargs["data"], lost)}
-                out = made(args, kwargs)
+                out = create(args, kwargs)
                 out = func(*args, **kwargs) if out is NotImplemented else out
                 if lost:
                     self.lose(out)
@@ -310,29 +310,29 @@ class TensorAnswers:
             data = kwargs["data"] if "data" in kwargs else args[-1] if args else None
             if not on_device or isinstance(data, Tensor):
                 return NotImplemented
-            return self._moved_there(func, args, kwargs)
+            return self._create_on_device(func, args, kwargs)
 
-        return made
+        return create
 
     def _stand_in(self, value: Any, lost: list[Any]) -> Any:
-        """A list with tensors of the host for all others, of their types; those without an answer go into `lost`."""
+        """Replace tensors in a list by host tensors; append those without an answer to `lost`."""
         if isinstance(value, list | tuple):
             return [self._stand_in(item, lost) for item in value]
         if not self._host.is_unknown(value):
             return self._host.known.of(value) if _is_on_device(value) else value
-        given = self._assumptions.given()
-        if given is NOT_STATED:
+        stated = self._assumptions.stated_answer()
+        if stated is NOT_STATED:
             lost.append(value)
         with torch._C.DisableTorchFunction(), _disable_current_modes():
-            return torch.full(value.shape, 1 if given is NOT_STATED else given, dtype=value.dtype)
+            return torch.full(value.shape, 1 if stated is NOT_STATED else stated, dtype=value.dtype)
 
-    def _moved_there(self, func: Any, args: Any, kwargs: Any) -> Tensor:
+    def _create_on_device(self, func: Any, args: Any, kwargs: Any) -> Tensor:
         if func is Tensor.new_tensor:
             kwargs = {"dtype": args[0].dtype, **kwargs}
             func, args = torch.tensor, args[1:]
         asks_gradient = kwargs.get("requires_grad", False)
-        given = {key: value for key, value in kwargs.items() if key not in ("requires_grad", "pin_memory")}
-        there: Tensor = func(*args, **{**given, "device": "cpu"}).to(META)
+        creation_kwargs = {key: value for key, value in kwargs.items() if key not in ("requires_grad", "pin_memory")}
+        there: Tensor = func(*args, **{**creation_kwargs, "device": "cpu"}).to(META)
         if has_unknown_numbers(args, kwargs):
             self._host.known.forget(there)
         return there.requires_grad_() if asks_gradient else there
@@ -343,7 +343,7 @@ def _is_on_device(value: Any) -> bool:
 
 
 def _is_copying() -> bool:
-    """`copy.copy` asks the same, and keeps the memory."""
+    """Return whether `copy.copy` is the caller, which shares the memory."""
     frame = next(frames(), None)
     return frame is not None and frame.f_code.co_filename == _COPY
 
@@ -362,7 +362,7 @@ def _set_data(args: Any, kwargs: Any) -> Any:
 
 
 def _device_itself(args: Any, kwargs: Any) -> Any:
-    """`torch.device(0)` is a card, though torch finds none; any other is what it says."""
+    """Return a card for `torch.device(0)`, though torch finds none; create other devices unchanged."""
     first = args[0] if args else kwargs.get("device")
     return torch.device("cuda", first) if type(first) is int else torch.device(*args, **kwargs)
 
@@ -396,21 +396,21 @@ BELOW_MINLENGTH = "values that are not computed are taken to be below minlength 
 
 
 def result_of_unknown_length(func: Any, args: Any, kwargs: Any, assumptions: Assumptions) -> Any:
-    """Shapes of what the operator gives, as tensors without data; NotImplemented where nobody says how long."""
+    """Return results as tensors without data, or NotImplemented without a stated length or minlength."""
     make = _SHAPES_OF_LENGTH.get(func)
     if make is None:
         return NotImplemented
-    named = {**dict(zip((one.name for one in func._schema.arguments), args, strict=False)), **kwargs}
-    given = assumptions.given()
-    if given is NOT_STATED:
-        least = named.get("minlength", 0)
+    arguments = {**dict(zip((one.name for one in func._schema.arguments), args, strict=False)), **kwargs}
+    length = assumptions.stated_answer()
+    if length is NOT_STATED:
+        least = arguments.get("minlength", 0)
         if not least:
             return NotImplemented
         assumptions.state(BELOW_MINLENGTH)
-        given = least
-    if type(given) is not int or given < 0:
-        raise UsageError(f"--assume takes a whole number here, of what the result has; not {given!r}.")
-    return make(given, **named)
+        length = least
+    if type(length) is not int or length < 0:
+        raise UsageError(f"--assume takes a whole number here, of what the result has; not {length!r}.")
+    return make(length, **arguments)
 
 
 def has_length(func: Any) -> bool:
@@ -428,12 +428,12 @@ def _unique(
     dim: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     if dim is None:
-        found, whence = _empty(count, kind=self.dtype), self.shape
+        unique, inverse_shape = _empty(count, kind=self.dtype), self.shape
     else:
         shape = list(self.shape)
         shape[dim] = count
-        found, whence = _empty(*shape, kind=self.dtype), torch.Size([self.size(dim)])
-    return found, _empty(*whence if return_inverse else (0,)), _empty(count if return_counts else 0)
+        unique, inverse_shape = _empty(*shape, kind=self.dtype), torch.Size([self.size(dim)])
+    return unique, _empty(*inverse_shape if return_inverse else (0,)), _empty(count if return_counts else 0)
 
 
 def _repeat_interleave(count: int, repeats: Tensor, output_size: int | None = None) -> Tensor:
@@ -466,8 +466,8 @@ class ValueReads:
         self._host = recorder.host
         self._mode = mode
 
-    def instead(self, func: Any, treatment: Treatment, args: Any, kwargs: Any) -> Any:
-        """The result, or NotImplemented where torch itself is right."""
+    def answer(self, func: Any, treatment: Treatment, args: Any, kwargs: Any) -> Any:
+        """Return the result, or NotImplemented to let torch run the operator."""
         if treatment.looks == "index":
             return self._index(args)
         unknown = any(map(self._host.is_unknown, tensors_of(args)))
@@ -475,14 +475,16 @@ class ValueReads:
             return NotImplemented
         if unknown:
             return self._unknown(func, treatment, args, kwargs)
-        known = self._host.known
-        reason = known.reason_of(args, kwargs)
+        values = self._host.known
+        reason = values.reason_of(args, kwargs)
         if reason:
-            given = self._recorder.assumptions.given() if func is aten._local_scalar_dense.default else NOT_STATED
-            if given is not NOT_STATED:
-                return given
+            stated = (
+                self._recorder.assumptions.stated_answer() if func is aten._local_scalar_dense.default else NOT_STATED
+            )
+            if stated is not NOT_STATED:
+                return stated
             self._recorder.assumptions.state_a_decision(reason)
-        out = known.on_device(known.reads(func, args, kwargs), reason)
+        out = values.on_device(values.reads(func, args, kwargs), reason)
         self._recorder.after_op(treatment, args, kwargs, out)
         return out
 
@@ -504,14 +506,14 @@ class ValueReads:
             return self._without_values(func, treatment, args, kwargs, shapes)
         if func is aten.linalg_lstsq.default:
             raise not_predicted(name_for_users(func), "no rule says what its solver takes")
-        given = self._recorder.assumptions.given()
-        if given is NOT_STATED and func in _ARE_EQUAL:
+        stated = self._recorder.assumptions.stated_answer()
+        if stated is NOT_STATED and func in _ARE_EQUAL:
             self._recorder.assumptions.state_a_decision(_TAKEN_AS_EQUAL)
             return bool(args[0].shape == args[1].shape)
         decides = torch.Tag.data_dependent_output in func.tags
-        if given is NOT_STATED or not decides:
+        if stated is NOT_STATED or not decides:
             raise data_needed(name_for_users(func), remedy_for(func), takes_value=decides or has_length(func))
-        return given
+        return stated
 
     def _without_values(self, func: Any, treatment: Treatment, args: Any, kwargs: Any, shapes: Any) -> Any:
         """Return a result without values, on the device of its first argument."""
@@ -525,12 +527,12 @@ class ValueReads:
     def _longest(self, lengths: Any) -> int | None:
         if isinstance(lengths, Tensor):
             values = self._host.known.of(lengths) if lengths.is_meta else lengths
-            known = values is not None and not self._host.is_unknown(lengths)
-            return int(values.max()) if known and values is not None else None
+            has_values = values is not None and not self._host.is_unknown(lengths)
+            return int(values.max()) if has_values and values is not None else None
         return max(lengths, default=0)
 
     def _losses_of_sequences(self, treatment: Treatment, args: Any, kwargs: Any, longest: int) -> Any:
-        """A loss a sequence, and for backward a row a step: as long as the longest target with blanks between."""
+        """Return a loss per sequence, and for backward a row per step, as long as the longest target with blanks."""
         steps, batch = args[0].shape[:2]
         losses = args[0].new_empty(batch)
         out = losses, args[0].new_empty(batch, steps, 2 * longest + 1)
@@ -538,7 +540,7 @@ class ValueReads:
         return out
 
     def _index(self, args: Any) -> Any:
-        """With masks: as on a card, each becomes the places where it is true."""
+        """Convert masks to indices, as on a card."""
         tensor, indices = args[0], args[1]
         masks = [index for index in indices if index is not None and index.dtype in _MASKS]
         if not any(mask.is_meta or self._host.is_unknown(mask) for mask in masks):
@@ -570,20 +572,20 @@ class ValueReads:
         return places
 
     def _count(self, tensor: Tensor) -> int:
-        given = self._recorder.assumptions.for_library(bool)
-        if given is None:
-            given = self._recorder.assumptions.given()
-        share = self._host.shares.places_in(tensor) if given is NOT_STATED else None
+        stated = self._recorder.assumptions.for_library(bool)
+        if stated is None:
+            stated = self._recorder.assumptions.stated_answer()
+        share = self._host.shares.places_in(tensor) if stated is NOT_STATED else None
         if share is not None:
             self._recorder.assumptions.state(CHOSEN_EVENLY)
             return share
-        if given is NOT_STATED or given is True:
+        if stated is NOT_STATED or stated is True:
             self._recorder.assumptions.state(_TAKEN_AS_TRUE)
             return tensor.numel()
-        if given is False:
+        if stated is False:
             return 0
-        if type(given) is int and 0 <= given <= tensor.numel():
-            return given
+        if type(stated) is int and 0 <= stated <= tensor.numel():
+            return stated
         raise UsageError(
-            f"A mask of {tensor.numel():,} elements is true that often at most, or True or False; not {given}."
+            f"A mask of {tensor.numel():,} elements is true that often at most, or True or False; not {stated}."
         )

@@ -1,8 +1,8 @@
-"""Memory that operators take on CUDA and no shape shows: workspaces, copies, and tensors inside one kernel call.
+"""Memory that operators take on CUDA besides their results: workspaces, copies, and tensors inside one kernel call.
 
-Each rule gives the bytes that are alive together while the operator runs, besides its results. "Read" means in
+Each rule returns the bytes that are live at once while the operator runs, besides its results. "Read" means read in
 torch's source; "estimated" means that the sizes follow from how the kernel works and were not compared with a card.
-`evidence` says which operators have which rule, and what proves it.
+`rules.py` lists the rule of each operator, and its evidence.
 """
 
 from __future__ import annotations
@@ -192,9 +192,9 @@ def heads_first(rule: Temporaries, first: int) -> Temporaries:
 
 _LT_WORKSPACE = 1 << 20
 LT_KEPT_SINCE, _LT_SHARED_SINCE = (2, 9), (2, 11)
-"""A call took it and gave it back; then every handle and stream kept one; now cuBLAS's workspace serves for both."""
+"""First releases with a cublasLt workspace per handle and stream instead of per call, and with cuBLAS's for both."""
 _LT_MAY_BE_SHARED_SINCE = (2, 7)
-"""First release where a program may ask cublasLt to share cuBLAS's workspace."""
+"""First release with a setting to share cuBLAS's workspace with cublasLt."""
 _CONFIG = re.compile(r":([0-9]+):([0-9]+)")
 _WHOLE = re.compile(r"\s*\+?([0-9]+)")
 
@@ -204,16 +204,16 @@ class WorkspaceSizes:
     cublas: int
     """Workspace of each cuBLAS handle."""
     is_shared: bool
-    """cuBLAS's serves for cublasLt too."""
+    """True if cublasLt uses cuBLAS's workspace too."""
     lt_told: int | None = None
 
     @property
     def lt(self) -> int:
         """Workspace of cublasLt, 0 if it shares cuBLAS's."""
-        return 0 if self.is_shared else self.lt_said
+        return 0 if self.is_shared else self.reported_lt
 
     @property
-    def lt_said(self) -> int:
+    def reported_lt(self) -> int:
         """Size that torch reports for cublasLt."""
         if self.is_shared:
             return self.cublas if self.lt_told is None else min(self.lt_told, self.cublas)
@@ -345,21 +345,21 @@ def index_put_buffers(call: OperatorCall) -> Sizes:
     tensor, indices, added = call.args[:3]
     if not (call.argument(3, "accumulate") or torch.are_deterministic_algorithms_enabled()):
         return index_copies(call)
-    given = [index for index in indices if index is not None]
-    if not given or not tensor.dim() or any(index.dtype in _MASKS for index in given):
+    present = [index for index in indices if index is not None]
+    if not present or not tensor.dim() or any(index.dtype in _MASKS for index in present):
         # How many places a mask shows is in its values.
         return ()
     return _sorted_and_added(tensor, indices, added, call.card)
 
 
 def _sorted_and_added(tensor: Tensor, indices: Any, added: Tensor, card: KnownCard) -> Sizes:
-    given = [index for index in indices if index is not None]
-    shape: Any = _broadcast_shapes(*(index.shape for index in given))
+    present = [index for index in indices if index is not None]
+    shape: Any = _broadcast_shapes(*(index.shape for index in present))
     count = shape.numel()
     if not tensor.is_contiguous():
         yield tensor.nbytes
-    for number, index in enumerate(given):
-        # Within bounds, then times its step, then to the others.
+    for number, index in enumerate(present):
+        # Wrapped to bounds, then times its stride, then added to the others.
         if number == 0:
             if index.is_meta:
                 yield (count * _INDEX,)
@@ -377,9 +377,9 @@ def _sorted_and_added(tensor: Tensor, indices: Any, added: Tensor, card: KnownCa
 def _expanded(added: Tensor, tensor: Tensor, indices: Any, shape: Any) -> Tensor:
     places = [at for at, index in enumerate(indices) if index is not None]
     adjacent = places == list(range(places[0], places[0] + len(places)))
-    kept = [size for at, size in enumerate(tensor.shape) if at not in places]
+    rest = [size for at, size in enumerate(tensor.shape) if at not in places]
     first = places[0] if adjacent else 0
-    return added.expand(*kept[:first], *shape, *kept[first:])
+    return added.expand(*rest[:first], *shape, *rest[first:])
 
 
 def _highest_row(tensor: Tensor, indices: Any) -> int:
@@ -485,12 +485,12 @@ def reduction_buffers(
     iteration = _iteration(tensor, dims, values.output)
     if iteration.is_small:
         return list(_launch_buffers(iteration, values, element, card))
-    taken: list[int | tuple[int, ...]] = []
+    buffers: list[int | tuple[int, ...]] = []
     if not values.accumulates_in_output and values.output < values.kept:
         reach = max((dim.size * dim.output for dim in iteration.dims), default=0)
-        taken.append(max(reach, values.output) // values.output * values.kept)
+        buffers.append(max(reach, values.output) // values.output * values.kept)
     parts = (_launch_buffers(part, values, element, card) for part in _in_32_bits(iteration))
-    return taken + [part for part in parts if part]
+    return buffers + [part for part in parts if part]
 
 
 def _launch_buffers(iteration: _Iteration, values: Accumulator, element: int, card: KnownCard) -> tuple[int, ...]:
@@ -632,13 +632,13 @@ def _reduction(rule: _AccumulatorRule, call: OperatorCall, *, widens: bool = Tru
     yield from reduction_buffers(tensor, dims, rule(tensor, answer, call.release), call.card)
 
 
-def _reduced_dims(given: Any) -> Sequence[int] | None:
-    """Empty for all; None where the second argument makes it no reduction."""
-    if isinstance(given, Tensor):
+def _reduced_dims(dim: Any) -> Sequence[int] | None:
+    """Return the dimensions, empty for all; None if the second argument makes it no reduction."""
+    if isinstance(dim, Tensor):
         return None
-    if given is None or isinstance(given, bool | float):
+    if dim is None or isinstance(dim, bool | float):
         return ()
-    return (given,) if isinstance(given, int) else tuple(given)
+    return (dim,) if isinstance(dim, int) else tuple(dim)
 
 
 def _bytes_while_summed(tensor: Tensor) -> int:
@@ -668,8 +668,8 @@ def _accumulate_with_index(tensor: Tensor, answer: Tensor, release: tuple[int, i
 
 def _accumulate_moments(tensor: Tensor, answer: Tensor, release: tuple[int, int]) -> Accumulator:
     """Mean, sum of squares, and the count twice."""
-    kept = 32 if tensor.dtype == torch.float64 else 16
-    return Accumulator(kept, answer.element_size(), accumulates_in_output=False, at_once=2)
+    size = 32 if tensor.dtype == torch.float64 else 16
+    return Accumulator(size, answer.element_size(), accumulates_in_output=False, at_once=2)
 
 
 sum_buffers: Temporaries = partial(_reduction, _accumulate_wide_sum)
@@ -685,7 +685,7 @@ def max_buffers(call: OperatorCall) -> Sizes:
 
 
 def loss_buffers(call: OperatorCall) -> Sizes:
-    """Losses that are one number: all of them are there for a moment before they are summed (read)."""
+    """Buffers of a loss reduced to one number: the unreduced losses live until they are summed (read)."""
     one, other = call.args[:2]
     if call.out.dim() or not isinstance(other, Tensor) or (one.dim() == 0 and other.dim() == 0):
         return

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from memviz.errors import UsageError
 from memviz.predictor.run import predict
-from memviz.predictor.script import optimizations_named
+from memviz.predictor.script import parse_optimizations
 from memviz.runner.output_check.comparison import compare_outputs
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Request
@@ -146,7 +146,7 @@ def test_a_batch_that_is_too_small_or_missing_is_refused() -> None:
     with pytest.raises(UsageError, match="training only"):
         plan_of(Request("flux", {"batch": "2"}, optimizations=(("gradient_accumulation", {}),)))
     with pytest.raises(UsageError, match="changes a loop"):
-        optimizations_named(["gradient_accumulation"], [])
+        parse_optimizations(["gradient_accumulation"], [])
 
 
 def test_what_counts_backward_passes_counts_the_pieces() -> None:

@@ -116,7 +116,7 @@ def _memory_table(memory: MemoryFunctions, history: MemoryHistory, checked: Chec
         "_cuda_getCublasWorkspaceSize": lambda: workspaces.sizes.cublas,
         "_cuda_setCublasWorkspaceSize": lambda size: workspaces.set_size("cublas", size),
         "_cuda_resetCublasWorkspaceSize": lambda: workspaces.reset_size("cublas"),
-        "_cuda_getCublasLtWorkspaceSize": lambda: workspaces.sizes.lt_said,
+        "_cuda_getCublasLtWorkspaceSize": lambda: workspaces.sizes.reported_lt,
         "_cuda_setCublasLtWorkspaceSize": lambda size: workspaces.set_size("lt_told", size),
         "_cuda_resetCublasLtWorkspaceSize": lambda: workspaces.reset_size("lt_told"),
         "_cuda_clearCublasWorkspaces": workspaces.clear,

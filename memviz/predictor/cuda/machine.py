@@ -16,7 +16,7 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 import torch
 from torch import Tensor
 
-from memviz.predictor.assumptions import card_of_another_rank, no_such_device
+from memviz.predictor.assumptions import no_such_device, wrong_device_for_rank
 from memviz.predictor.cards import KnownCard
 from memviz.predictor.compat import Patches, StandIn, without_functions
 from memviz.predictor.group.ranks import GroupRank
@@ -65,7 +65,7 @@ class NamedDevices:
 
     def _is_there(self, index: int) -> bool:
         if self.exists(index) and self._rank is not None and index != self.own.index and index > 0:
-            raise card_of_another_rank(index, self._rank.number, self.own.index)
+            raise wrong_device_for_rank(index, self._rank.number, self.own.index)
         return True
 
 
@@ -116,7 +116,7 @@ class CardGenerator(_RealGenerator):  # type: ignore[misc]
         """Seed and offset, eight bytes each, on the host."""
         whole = self._seed.to_bytes(8, "little") + self._offset.to_bytes(8, "little")
         with without_functions():
-            # Checkpoints ask for it at every call.
+            # Checkpoints call this each time.
             return torch.frombuffer(bytearray(whole), dtype=torch.uint8)
 
     def set_state(self, new_state: Tensor) -> Self:

@@ -45,7 +45,7 @@ class PretendedOutOfMemory:
     """The program's line, if known."""
     requested_bytes: int
     asked_bytes: int
-    """Bytes asked of the card, after rounding: torch's "tried to allocate"."""
+    """Requested bytes after rounding: torch's "tried to allocate"."""
     allocated_bytes: int
     reserved_bytes: int
 

@@ -25,7 +25,7 @@ from memviz.predictor.compat import Patches, StandIn, without_functions, without
 from memviz.predictor.cuda.machine import CUDA_0, NamedDevices
 from memviz.predictor.known_values import KnownValues
 from memviz.predictor.ledger import Ledger, Place
-from memviz.predictor.position import NO_TASK, AskedLine, ProgramPosition, line_of_caller
+from memviz.predictor.position import NO_TASK, ProgramPosition, ReadingLine, line_of_caller
 
 Moment = dict[int, int]
 """Number of frees ever queued behind each stream that are done at a moment, by stream handle."""
@@ -33,8 +33,8 @@ _STREAMS_OF_A_PRIORITY = 32
 """torch makes so many, and then hands out the first again."""
 _FIRST_HANDLE, _HANDLE_STEP = 0x5E0000000000, 0x40
 _QUEUED_KERNELS = 1024
-"""Kernels that a stream takes before the next launch has to wait for the first: about a thousand by the
-measurement at https://stackoverflow.com/questions/53970187, whatever the card. An operator is at least one."""
+"""Kernels that a stream queues before a launch blocks: about a thousand on any card, as measured at
+https://stackoverflow.com/questions/53970187. An operator launches at least one."""
 _FREED_ON_WAIT = (
     "Memory that another stream uses is given back when the program waits for that stream (synchronize, .item(), a "
     "copy to the host or from it) or has launched 1,024 kernels more there; a card gives it back as soon as the stream "
@@ -334,7 +334,7 @@ class FakeEvent(_RealEvent):  # type: ignore[misc]
         if self._moment is None or end_event._moment is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
         self.assumptions.state(_TIMES)
-        return UnknownNumber(AskedLine(line_of_caller()), False, self.assumptions)
+        return UnknownNumber(ReadingLine(line_of_caller()), False, self.assumptions)
 
     def ipc_handle(self) -> bytes:
         raise RuntimeError("CUDA error: an event of a card that is not there cannot be shared with another process")

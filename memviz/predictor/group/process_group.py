@@ -161,7 +161,7 @@ def run_on_shards(mode: TorchDispatchMode, func: Any, args: Any, kwargs: Any) ->
 
 
 def _same_placements(first: Any, others: Any) -> bool:
-    """Return whether the DTensors of two lists are placed alike; numbers and host tensors do not count."""
+    """Return whether the DTensors of two lists have equal placements; numbers and host tensors are ignored."""
     from torch.distributed.tensor import DTensor
 
     for one, other in zip(first, others, strict=False):
@@ -169,9 +169,9 @@ def _same_placements(first: Any, others: Any) -> bool:
             if isinstance(other, torch.Tensor) and other.is_meta and other.dim():
                 return False
             continue
-        alike = other._spec.placements == one._spec.placements and other._spec.mesh is one._spec.mesh
+        same = other._spec.placements == one._spec.placements and other._spec.mesh is one._spec.mesh
         if (
-            not alike
+            not same
             or other.shape != one.shape
             or other.dtype != one.dtype
             or any(placement.is_partial() for placement in other._spec.placements)
@@ -300,7 +300,7 @@ class _NcclOptions(c10d.Backend.Options):
 def follow_group(
     patches: Patches, recorder: AllocationRecorder, rank: GroupRank | None, layout: Layout, order: StreamOrder
 ) -> None:
-    """Pretend the process group; without a rank, only a script that says its own world size goes on."""
+    """Pretend the process group; without a rank, only a script that sets its own world size continues."""
     if not dist.is_available():
         recorder.overrides = {}
         return
@@ -328,13 +328,13 @@ def follow_group(
     patches.put(functions, "default_pg_nccl_timeout", _TIMEOUT)
     for name in ("_set_sequence_number_for_group", "eager_connect_single_device", "abort", "shutdown"):
         patches.put(c10d.FakeProcessGroup, name, lambda *args, **kwargs: None)
-    # They would leave our mode before they say "cuda".
+    # The overrides would leave our mode before they pass "cuda".
     patches.replace(functions, "has_torch_function", lambda tensors: False)
     patches.replace(functions, "rendezvous", group.meet)
     patches.replace(functions, "_store_based_barrier", lambda *args, **kwargs: None)
     patches.replace(functions, "_new_process_group_helper", group.with_our_device(functions._new_process_group_helper))
     patches.replace(torch.distributed.utils, "_verify_param_shape_across_processes", lambda *args, **kwargs: None)
-    # Who asks torch for the module of a device by its type asks for the card's.
+    # torch.get_device_module("meta") must return torch.cuda.
     patches.put(torch, "meta", torch.cuda)
     _follow_processes(patches, rank)
     if rank is not None:
@@ -428,7 +428,7 @@ def _follow_checkpoints(patches: Patches) -> None:
     from torch.distributed.checkpoint import default_planner
 
     check: Any = vars(default_planner)["_validate_global_plan"]
-    # Whether it is valid; later releases say what is not.
+    # Older releases return a bool, later ones a list of errors.
     is_valid: Any = True if check.__annotations__["return"] in (bool, "bool") else []
     patches.replace(default_planner, check.__name__, lambda *plan: is_valid)
 
