@@ -101,7 +101,7 @@ def execute(
             raise
         why = str(error).split(" Recording needs")[0]
         return _predict_instead(plan, tell, f"{_NOT_HERE} {why}")
-    beside = Disturbances(accelerator)
+    disturbances = Disturbances(accelerator)
     try:
         # Torch warns of settings without effect on this platform once, with the first allocation.
         with torch_warnings() as warned:
@@ -115,7 +115,9 @@ def execute(
     def early(done: Outcome) -> None:
         recorded(_with_reason(done, why))
 
-    done = measure(plan, tell, accelerator, beside=beside, until=until, recorded=early, notes=warned.notes())
+    done = measure(
+        plan, tell, accelerator, disturbances=disturbances, until=until, recorded=early, notes=warned.notes()
+    )
     return _with_reason(done, why)
 
 

@@ -30,14 +30,14 @@ class Function:
     sentence: str = ""
     """The first line of what it says of itself."""
 
-    def takes(self, key: str, ours: Iterable[str]) -> bool:
-        return key in self.parameters or (self.any_name and key not in ours)
+    def takes(self, key: str, reserved: Iterable[str]) -> bool:
+        return key in self.parameters or (self.any_name and key not in reserved)
 
-    def check(self, settings: Mapping[str, str], ours: Iterable[str]) -> None:
-        ours = tuple(ours)
+    def check(self, settings: Mapping[str, str], reserved: Iterable[str]) -> None:
+        reserved = tuple(reserved)
         for key in settings:
-            if key not in ours and not self.takes(key, ours):
-                there_are = dict.fromkeys((*self.parameters, *ours))
+            if key not in reserved and not self.takes(key, reserved):
+                there_are = dict.fromkeys((*self.parameters, *reserved))
                 raise UsageError(f"{self.name} in {self.file} has no parameter {key}.{nearest(key, there_are)}")
 
 
@@ -105,12 +105,12 @@ def _knob(argument: ast.arg, default: ast.expr | None) -> Knob:
         value = None if default is None else ast.literal_eval(default)
     except ValueError:
         value = None
-    said = argument.annotation.id if isinstance(argument.annotation, ast.Name) else type(value).__name__
-    kind: Literal["int", "float", "bool", "text"] = _KINDS.get(said, "text")
+    type_name = argument.annotation.id if isinstance(argument.annotation, ast.Name) else type(value).__name__
+    kind: Literal["int", "float", "bool", "text"] = _KINDS.get(type_name, "text")
     if type(value) not in _READ:
         value = "" if value is None else str(value)
-    words = "a parameter of your function" + ("" if default is not None else ", which has no default")
-    return Knob(argument.arg, kind, False, value, words, (), "")
+    sentence = "a parameter of your function" + ("" if default is not None else ", which has no default")
+    return Knob(argument.arg, kind, False, value, sentence, (), "")
 
 
 def _literal(text: str) -> Any:

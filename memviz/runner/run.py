@@ -139,16 +139,16 @@ class Run:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Run:
-        known = {attribute.name: value[attribute.name] for attribute in fields(cls) if attribute.name in value}
-        known["request"] = Request.from_json(known["request"])
-        known["seconds"] = Seconds(**known["seconds"]) if known.get("seconds") else None
-        known["fit"] = Fit(**known["fit"]) if known.get("fit") else None
-        error = known.get("expected_error")
-        known["expected_error"] = ExpectedError.from_json(error) if error else None
-        known["classes"] = tuple(map(RankClass.from_json, known.get("classes", ())))
+        values = {attribute.name: value[attribute.name] for attribute in fields(cls) if attribute.name in value}
+        values["request"] = Request.from_json(values["request"])
+        values["seconds"] = Seconds(**values["seconds"]) if values.get("seconds") else None
+        values["fit"] = Fit(**values["fit"]) if values.get("fit") else None
+        error = values.get("expected_error")
+        values["expected_error"] = ExpectedError.from_json(error) if error else None
+        values["classes"] = tuple(map(RankClass.from_json, values.get("classes", ())))
         for name in ("notes", "warnings"):
-            known[name] = tuple(str(text) for text in known.get(name, ()))
-        return _checked(cls(**known))
+            values[name] = tuple(str(text) for text in values.get(name, ()))
+        return _checked(cls(**values))
 
 
 def _checked(run: Run) -> Run:
@@ -192,12 +192,12 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
 
 def _loss_words(losses: Mapping[str, Any]) -> str:
     """Describe the loss of the last compared step, and the baseline's at the same step of the same training."""
-    ours, reference = float(losses["ours"][-1]), float(losses["reference"][-1])
+    loss, reference = float(losses["ours"][-1]), float(losses["reference"][-1])
     trained = f" training {losses['trains']}" if losses.get("trains") else ""
-    if ours == reference:
-        return f"{ours:.6g}{trained}, equal"
-    same = f"{ours:.6g}" == f"{reference:.6g}"
-    return f"{ours:.6g}{trained}, {'equal in six digits' if same else f'baseline {reference:.6g}'}"
+    if loss == reference:
+        return f"{loss:.6g}{trained}, equal"
+    same = f"{loss:.6g}" == f"{reference:.6g}"
+    return f"{loss:.6g}{trained}, {'equal in six digits' if same else f'baseline {reference:.6g}'}"
 
 
 def run_of(trace: Trace) -> Run | None:

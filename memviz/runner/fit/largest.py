@@ -124,11 +124,11 @@ def _line(points: dict[int, Answer], usable: int, low: int, high: int | None) ->
 
     Two points of one side must be far enough apart: neighbours show segments rather than a slope.
     """
-    known = {value: peak for value, (_, peak) in points.items() if peak is not None}
-    if high is not None and high in known:
-        return _under(usable, (low, known[low]), (high, known[high]))
-    apart = (value for value in sorted(known, reverse=True) if low - value >= max(1, low // _APART))
-    lines = (_under(usable, (value, known[value]), (low, known[low])) for value in apart)
+    peaks = {value: peak for value, (_, peak) in points.items() if peak is not None}
+    if high is not None and high in peaks:
+        return _under(usable, (low, peaks[low]), (high, peaks[high]))
+    distant = (value for value in sorted(peaks, reverse=True) if low - value >= max(1, low // _APART))
+    lines = (_under(usable, (value, peaks[value]), (low, peaks[low])) for value in distant)
     value = next((line for line in lines if line is not None), None)
     # The line says nothing of a value that is refused for another reason than memory.
     return None if value is None or (high is not None and value >= high) else value
@@ -186,17 +186,17 @@ def grid_of(
 def _grid_row(predicted: Predicted, length: int, usable: int, first: int) -> Row | None:
     """Search one row; None where the model takes no such sequence."""
     peaks: dict[int, int] = {}
-    is_taken = False
+    is_accepted = False
 
     def fits(batch: int) -> tuple[bool, int] | str:
-        nonlocal is_taken
+        nonlocal is_accepted
         answer = predicted({"batch": batch, "sequence": length})
         if not isinstance(answer, str):
-            is_taken, peaks[batch] = True, answer[1]
+            is_accepted, peaks[batch] = True, answer[1]
         return answer
 
     border = largest_that_fits(fits, usable, max(first, 1))
-    if not is_taken:
+    if not is_accepted:
         return None
     return Row(length, border.value if border else 0, border.next_fails if border else True, peaks)
 

@@ -232,9 +232,9 @@ class Predictor:
 
     def one(self, request: Request, until: float | None = None) -> Prediction:
         """At the time `until` of the monotonic clock its process is ended, and it is refused."""
-        known = self.kept.get(request)
-        if known is not None:
-            return known
+        cached = self.kept.get(request)
+        if cached is not None:
+            return cached
         timer = threading.Timer(max(0.0, (until or 0.0) - time.monotonic()), self._kill)
         if until is not None:
             timer.start()

@@ -270,8 +270,8 @@ class Scratch:
                 root = self._root or self._begin(parent)
             return Path(tempfile.mkdtemp(dir=root))
         except OSError as error:
-            words = f"Files of a run cannot be written to {parent} ({error.strerror or error})."
-            raise NoRoom(f"{words} Make room there, or name another folder in TMPDIR.") from None
+            message = f"Files of a run cannot be written to {parent} ({error.strerror or error})."
+            raise NoRoom(f"{message} Make room there, or name another folder in TMPDIR.") from None
 
     def close(self) -> None:
         with self._lock:
@@ -683,9 +683,9 @@ class Searches(Jobs["Search", SearchStatus]):
         with self._lock:
             self._check_open()
             self._tidy(time.monotonic())
-            under_way = [search for search in self._jobs.values() if not search.status.is_over]
-            own = [search for search in under_way if search.owner == owner]
-            if len(under_way) - len(own) >= self._most:
+            running = [search for search in self._jobs.values() if not search.status.is_over]
+            own = [search for search in running if search.owner == owner]
+            if len(running) - len(own) >= self._most:
                 raise Crowded(f"{self._most} others search already. Try it again in some minutes.")
             for search in own:
                 search.stop("Another search was begun instead.")

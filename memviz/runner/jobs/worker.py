@@ -163,7 +163,7 @@ def size_of(plan: Plan, workload: FromConfiguration) -> Size:
         beyond = depth - lowest[name]
         if beyond > 0:
             more = count({**lowest, name: lowest[name] + 1})
-            total = [whole + beyond * (two - one) for whole, one, two in zip(total, first, more, strict=True)]
+            total = [constant + beyond * (two - one) for constant, one, two in zip(total, first, more, strict=True)]
     parameters, tensors, modules = total
     return Size(parameters, tensors + modules, modules * _passes(plan))
 
@@ -326,8 +326,8 @@ def _interrupted(number: int, ended: Any, folder: Path, send: Send) -> None:
     memory = is_out_of_memory(cause)
     refused = isinstance(cause, ValueError) and not memory
     what = "out of memory" if memory else "refused" if refused else "exception"
-    said = without_frames(str(cause)) if refused else _words(cause)
-    text = " ".join([said, *getattr(ended, "__notes__", ())])
+    message = without_frames(str(cause)) if refused else _words(cause)
+    text = " ".join([message, *getattr(ended, "__notes__", ())])
     text += f" {bytes_text(ended.live_bytes)} were live then." if ended.live_bytes and not refused else ""
     send("failed", number, what=what, text=text, where=_where(cause), file=file)
 

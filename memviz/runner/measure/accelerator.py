@@ -35,10 +35,10 @@ _ASKED_OF_THE_HOST = re.compile(r"DefaultCPUAllocator: .*?(\d+) bytes", re.DOTAL
 
 def host_is_full(error: BaseException | None) -> str:
     """Return a message if torch ran out of host memory; empty otherwise."""
-    asked = _ASKED_OF_THE_HOST.search(str(error)) if isinstance(error, RuntimeError) else None
-    if asked is None:
+    match = _ASKED_OF_THE_HOST.search(str(error)) if isinstance(error, RuntimeError) else None
+    if match is None:
         return ""
-    size = bytes_text(int(asked[1]))
+    size = bytes_text(int(match[1]))
     return f"This machine has no memory for what the run computes with: {size} were asked for. Smaller knobs take less."
 
 
@@ -57,8 +57,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 def _says_so(error: BaseException) -> bool:
     if "OutOfMemory" in type(error).__name__:
         return True
-    words = str(error).lower() if isinstance(error, RuntimeError) else ""
-    return _WORDS.search(words) is not None and not any(host_words in words for host_words in _OF_THE_HOST)
+    message = str(error).lower() if isinstance(error, RuntimeError) else ""
+    return _WORDS.search(message) is not None and not any(host_text in message for host_text in _OF_THE_HOST)
 
 
 Observer = Callable[[int, int, int, int], None]

@@ -166,9 +166,9 @@ class RecordedHistory:
                 counts.append(None)
         return tuple(counts)
 
-    def lost(self, taken: Taken) -> int:
+    def lost(self, snapshot: Taken) -> int:
         """The largest buffer of a device that was full, in events; 0 where no event was lost."""
-        longest = max((len(events) for events in taken.snapshot.get("device_traces", [])), default=0)
+        longest = max((len(events) for events in snapshot.snapshot.get("device_traces", [])), default=0)
         return longest if longest >= self.max_entries else 0
 
     def _switch(self, enabled: str | None) -> None:

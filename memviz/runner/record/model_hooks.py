@@ -60,8 +60,8 @@ def see_all(log: Log, values: Any, category: Category, kind: str) -> None:
 
 
 def paths_of(model: nn.Module, prefix: str = "") -> dict[int, str]:
-    named = model.named_modules(prefix=prefix)
-    return {id(parameter): path for path, module in named for parameter in module.parameters(recurse=False)}
+    modules = model.named_modules(prefix=prefix)
+    return {id(parameter): path for path, module in modules for parameter in module.parameters(recurse=False)}
 
 
 def see_everything_alive(log: Log, kind: str) -> None:
@@ -149,7 +149,7 @@ class ModelHooks:
         """Watch every optimizer of this process from its first step on."""
 
         def before(optimizer: Optimizer, *_: Any) -> None:
-            if all(optimizer is not known for known in self.optimizers):
+            if all(optimizer is not other for other in self.optimizers):
                 self.optimizers.append(optimizer)
             self._step_begins()
 
@@ -212,10 +212,10 @@ class ModelHooks:
         if error is not None and self.failed is not None:
             self.failed(error)
 
-    def _forward_begins(self, _module: nn.Module, arguments: Any, named: Any) -> None:
+    def _forward_begins(self, _module: nn.Module, arguments: Any, keywords: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        see_all(self.log, (arguments, named), Category.INPUT, self.kind)
+        see_all(self.log, (arguments, keywords), Category.INPUT, self.kind)
         if self.log.phase != Phase.BACKWARD:
             self.log.begin("forward", Phase.FORWARD)
 

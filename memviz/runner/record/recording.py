@@ -45,11 +45,11 @@ def own_words(snapshot: dict[str, Any], trace: Trace) -> dict[str, Any]:
     """The snapshot with the trace's labels and annotations. Nothing that torch wrote is left out or changed."""
     rows = [row for device in trace.devices if device.kind == "gpu" for row in _annotations(trace, device)]
     has_more = len(rows) > len(snapshot.get("external_annotations", ()))
-    words: dict[str, Any] = {"external_annotations": rows} if has_more else {}
+    keys: dict[str, Any] = {"external_annotations": rows} if has_more else {}
     labels = memviz_labels.dump(trace)
     if labels is not None:
-        words[memviz_labels.KEY] = labels
-    return {**snapshot, **words}
+        keys[memviz_labels.KEY] = labels
+    return {**snapshot, **keys}
 
 
 def without_stacks(snapshot: dict[str, Any]) -> dict[str, Any]:
@@ -260,9 +260,9 @@ def trace_of(snapshot: dict[str, Any], about: About) -> Trace:
 
 
 def notes_of(history: RecordedHistory, taken: Taken) -> tuple[Note, ...]:
-    kept = history.lost(taken)
-    if not kept:
+    lost = history.lost(taken)
+    if not lost:
         return ()
-    text = f"The history was full: it kept the last {kept:,} events, and the first ones are lost."
+    text = f"The history was full: it kept the last {lost:,} events, and the first ones are lost."
     remedy = f"Record less, or keep more than {history.max_entries:,} events (max_entries)."
     return (Note("history_full", text, remedy, level="warning"),)

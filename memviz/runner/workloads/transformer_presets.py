@@ -320,8 +320,8 @@ class PromptThenTokens(nn.Module):
         cache = cache_argument(type(self.model), self.model.config)
         output = self.model(input_ids=input_ids[:, : self.prompt], use_cache=use_cache, logits_to_keep=1)
         for place in range(self.prompt, input_ids.shape[1]):
-            token, kept = input_ids[:, place : place + 1], {cache: output[cache]} if use_cache else {}
-            output = self.model(input_ids=token, **kept, use_cache=use_cache, logits_to_keep=1)
+            token, cached = input_ids[:, place : place + 1], {cache: output[cache]} if use_cache else {}
+            output = self.model(input_ids=token, **cached, use_cache=use_cache, logits_to_keep=1)
         return output
 
 

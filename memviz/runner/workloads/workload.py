@@ -64,8 +64,8 @@ class RandomInputs:
     def uniform(self, *shape: int) -> Tensor:
         return self.place(shape, self.dtype, lambda: torch.rand(shape, generator=self._generator, dtype=torch.float32))
 
-    def integers(self, below: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-        return self.place(shape, dtype, lambda: torch.randint(below, shape, generator=self._generator, dtype=dtype))
+    def integers(self, high: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        return self.place(shape, dtype, lambda: torch.randint(high, shape, generator=self._generator, dtype=dtype))
 
     def place(self, shape: tuple[int, ...], dtype: torch.dtype, make: Callable[[], Tensor]) -> Tensor:
         """Make a tensor on the CPU and move it; on meta only the shape counts, and `make` is not called."""
@@ -270,8 +270,8 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 def check_multiple(name: str, value: int, of: int, *, plus: int = 0, why: str) -> None:
     if (value - plus) % of:
-        below = (value - plus) // of * of + plus
-        near = " or ".join(str(number) for number in (below, below + of) if number > 0)
+        lower = (value - plus) // of * of + plus
+        near = " or ".join(str(number) for number in (lower, lower + of) if number > 0)
         rule = f"{plus} more than a multiple of {of}" if plus else f"a multiple of {of}"
         raise UsageError(f"{name} is {value}; it must be {rule}, as {near} is, because {why}.")
 
