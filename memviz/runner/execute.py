@@ -86,7 +86,7 @@ _NOT_HERE = "Predicted, because nothing can be measured here."
 def execute(
     plan: Plan, tell: Tell, *, until: float | None = None, recorded: Callable[[Outcome], None] = lambda _: None
 ) -> Outcome:
-    """Measure where the request says so, or where it leaves the choice and there is a GPU; else predict.
+    """Measure if the request demands it, or if it allows both and a GPU is available; else predict.
 
     Args:
         until: Deadline by `time.monotonic()`, before which optional parts are left out.

@@ -43,7 +43,7 @@ class Knob:
     says: str = ""
     """Label of a run with this value, as in `every {nth} block`; empty for name and value."""
     always: bool = False
-    """Show the label for the default value too: without it the title says too little."""
+    """Show the label for the default value too: the title alone is ambiguous."""
 
 
 def knob(
@@ -230,7 +230,7 @@ def read_value(kind: type, text: str) -> Any:
 
 
 def _single_knobs(kind: type, name: str, pairs: Mapping[str, str]) -> dict[str, str]:
-    """Replace joined knobs, such as `resolution`, by the single ones that they stand for."""
+    """Replace joined knobs, such as `resolution`, by their single knobs."""
     knobs: dict[str, str] = {}
     for key, text in pairs.items():
         singles = _joined(kind).get(key, (key,))

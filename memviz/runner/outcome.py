@@ -93,7 +93,7 @@ def sizes_of(model: nn.Module) -> dict[str, int]:
 def check(plan: Plan, model: nn.Module) -> None:
     """Let each optimization refuse the model, before a device holds any of it.
 
-    One that trains other weights is applied meanwhile, since those after it check the model that it makes.
+    One that trains other weights is applied temporarily, since later ones check the model that it returns.
     """
     with ExitStack() as undo:
         undo.enter_context(torch.random.fork_rng(devices=[]))
@@ -111,7 +111,7 @@ def own_bytes(model: nn.Module) -> int:
 
 
 def run_with(plan: Plan, mode: Any, device: str, values: dict[str, Any]) -> Run:
-    # An offload of a model in host memory says where the model computes.
+    # An offload of a model in host memory names the device that computes.
     changes = [replace(one, onload_device="cuda") if one is plan.offload else one for one in plan.optimizations]
     return Run(
         request=plan.request,

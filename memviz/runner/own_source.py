@@ -28,7 +28,7 @@ class Function:
     knobs: tuple[Knob, ...] = ()
     """Its parameters, with their defaults as far as those are plain values."""
     sentence: str = ""
-    """The first line of what it says of itself."""
+    """First line of its docstring."""
 
     def takes(self, key: str, reserved: Iterable[str]) -> bool:
         return key in self.parameters or (self.any_name and key not in reserved)
@@ -65,7 +65,7 @@ def functions_of(file: str) -> list[Function]:
 
 
 def read_argument(function: str, name: str, text: str, hint: Any, default: Any) -> Any:
-    """A text as what the parameter's annotation says, or its default, or as Python would read it."""
+    """Parse a text by the parameter's annotation, else by its default's type, else as a Python literal."""
     kinds = [kind for kind in (*get_args(hint), hint) if kind in _READ]
     optional = default is None or type(None) in get_args(hint)
     if optional and text.lower() == "none":

@@ -52,7 +52,7 @@ class PublishedRow:
     published: float | None
     """None where only a relation was published, or where the figure is ours alone."""
     ours: float | None
-    """None where only a GPU can say."""
+    """None if it needs a GPU."""
     note: str = ""
     same_model: bool = True
     """False where ours is of another model: then only the pattern compares, and no percentage means anything."""

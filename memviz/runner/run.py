@@ -49,7 +49,7 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Fit:
-    """Result of a replay with the card's memory, which tells if the same requests would succeed there."""
+    """Result of a replay with the card's memory: do the same requests succeed there?"""
 
     usable_bytes: int
     fits: bool
@@ -70,7 +70,7 @@ class Fit:
 
     @property
     def word(self) -> str:
-        """Runs of before say only whether they fit."""
+        """Older runs only store `fits`."""
         return self.fit or ("yes" if self.fits else "no")
 
     @property
@@ -119,7 +119,7 @@ class Run:
     classes: tuple[RankClass, ...] = ()
     """All ranks then, by what they take."""
     pinned_host_bytes: int | None = None
-    """Held on the host in pages that stay there, as offloading takes them; None where nobody counted."""
+    """Pinned host memory, as used by offloading; None if not counted."""
     link_bytes: int | None = None
     """Bytes that collectives send to other devices in one step; None if not counted."""
     weights_at_peak_bytes: int | None = None
@@ -152,7 +152,7 @@ class Run:
 
 
 def _checked(run: Run) -> Run:
-    """Check the types of all fields, since a file can say anything."""
+    """Check the types of all fields, since files are untrusted."""
     kinds: dict[str, Any] = {"str": str, "int": int, "int | None": int | None, "bool": bool}
     kinds |= {"float": float | int, "float | None": float | int | None}
     parts: list[Any] = [run, run.request, *filter(None, (run.seconds, run.fit))]

@@ -55,7 +55,7 @@ _SPEEDS = {
 
 
 def speed_of(card: str) -> CardSpeed | None:
-    """None where nobody has looked the card up."""
+    """Return the data sheet speeds of a card; None for an unlisted card."""
     return _SPEEDS.get(card)
 
 

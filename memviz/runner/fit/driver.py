@@ -46,7 +46,7 @@ class _Driver:
             self._out.flush()
 
     def listen(self) -> None:
-        """Each line gives a turn. Whoever ordered is gone when their end closes."""
+        """Release one turn per line of stdin; exit the process when the client closes it."""
         for _ in sys.stdin:
             self._turn.release()
         os._exit(0)

@@ -47,7 +47,7 @@ class FitAnswer:
     usable_bytes: int
     searched: Searched
     largest: LargestValue | None
-    """None where nobody asked, or no value was found that fits."""
+    """None if not requested, or if no value fits."""
     grid: Grid | None = None
     stopped: str = ""
     """`Stop.by`: what ended the search before it was through."""
@@ -63,7 +63,7 @@ class FitAnswer:
 
     @property
     def as_it_is(self) -> Trial | None:
-        """With nothing changed of what was asked, where that could be predicted."""
+        """Trial of the unchanged request; None if it could not be predicted."""
         unchanged = (self.request.optimizations, self.request.optimizer)
         for trial in self.searched.ways:
             request = trial.candidate.request
@@ -105,7 +105,7 @@ def find_fit(
     tell: OnTrial = lambda trial, done, of: None,
     tell_largest: Callable[[int], None] = lambda value: None,
 ) -> FitAnswer:
-    """`stop` ends it early, with what was found by then."""
+    """Search for the cheapest configuration that fits; `stop` ends it early with the results so far."""
     plan, stop = plan_of(request), stop or Stop()
     for knob in [*filter(None, [largest]), *(LARGEST if grid else ())]:
         _check_knob(request, knob)
@@ -245,7 +245,7 @@ def way_json(trial: Trial) -> dict[str, Any]:
 
 
 def changes_of(trial: Trial) -> Iterator[str]:
-    """Differences from the request beside the optimizations: another optimizer, dtype or layout."""
+    """Yield differences from the request other than optimizations: optimizer, dtype or layout."""
     original, request = trial.candidate.asked, trial.candidate.request
     if original is None:
         return
@@ -268,7 +268,7 @@ def way_label(trial: Trial, label: Named = label_of) -> str:
     """`checkpointing every=2 + adamw-fused`, or `baseline`; in the words of the page by `title_of`."""
     request = trial.candidate.request
     plan = plan_of(request)
-    # Among ways to part them, the one that was asked for has its name too.
+    # The requested layout is named too, since other trials name theirs.
     layout = trial.candidate.layout or (plan.parallel.parts if plan.parallel.gpus > 1 else "")
     more = [layout] if layout else []
     more += [] if request.optimizer == "none" else [request.optimizer]
@@ -277,7 +277,7 @@ def way_label(trial: Trial, label: Named = label_of) -> str:
 
 
 def short_label(trial: Trial, label: Named = label_of) -> str:
-    """For a headline: two optimizations that were not asked for, and the number of other changes."""
+    """Return a headline: two optimizations added to the request, and the number of other changes."""
     request, original = trial.candidate.request, trial.candidate.asked or trial.candidate.request
     original_names = {name for name, _ in original.optimizations}
     added = [change for change in plan_of(request).optimizations if change.name not in original_names]

@@ -58,7 +58,7 @@ def gpus_named(gpus: Sequence[Gpu], card: str) -> list[Gpu]:
 def measured(
     ways: Sequence[Trial], gpus: Sequence[Gpu], tell: Callable[[int], None] = lambda done: None
 ) -> list[Measurement]:
-    """In the order of the ways. `tell` hears how many are done, from one thread at a time."""
+    """Measure in the order of `ways`. `tell` gets the number done, from one thread at a time."""
     left, done = list(enumerate(ways)), dict[int, Measurement]()
     lock = threading.Lock()
 
@@ -87,7 +87,7 @@ def _measured_on(gpu: Gpu, trial: Trial) -> Measurement:
     request = replace(trial.candidate.request, on="cuda", numerics=False)
     try:
         event = gpu.measure(request)
-    except Exception as error:  # a worker of Dask that is gone, or whatever else happens on another machine
+    except Exception as error:  # a lost Dask worker, or any failure on another machine
         return Measurement(trial, gpu.name, gpu.where, None, f"Its worker did not answer: {first_line(error)}")
     if event.run is None:
         return Measurement(trial, gpu.name, gpu.where, None, event.text or "It ended without an answer.")

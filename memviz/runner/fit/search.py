@@ -106,7 +106,7 @@ class _Learned:
     def of(self, places: npt.NDArray[np.intp], values: Floats) -> tuple[Floats, Floats, Floats]:
         """Return expected values, remaining variance, and the unit of its square root for each objective."""
         solved = self._inverse @ values
-        # In units of how far each known value is from what the others say of it.
+        # Unit: distance of each observed value from its prediction by the others.
         precision = (self._inverse**2).sum(axis=0)[:, None]
         unit = np.sqrt((((self._inverse.T @ solved) ** 2) / precision).mean(axis=0))
         return self._shares[:, places].T @ solved, np.maximum(self._unknown[places], 0.0), unit
@@ -176,7 +176,7 @@ def pareto_front(ways: Iterable[Trial]) -> tuple[Trial, ...]:
 
 
 def cheapest_that_fits(ways: Iterable[Trial]) -> Trial | None:
-    """Return the cheapest that fits; of equally cheap ones that with the fewest changes, whatever memory it takes."""
+    """Return the cheapest that fits; ties go to the fewest changes, then to the lowest peak."""
     fitting = (trial for trial in ways if trial.fits)
     return min(
         fitting, key=lambda trial: (trial.cost.rank, _count_changes(trial), trial.peak_reserved_bytes), default=None
@@ -221,7 +221,7 @@ class Searched:
 
 
 class Stop:
-    """Ends a search early and keeps what it found: at a time limit, or where the program is told to end."""
+    """Ends a search early and keeps its results: at a time limit, or on a signal to the program."""
 
     def __init__(self, seconds: float | None = None) -> None:
         self.until = None if seconds is None else time.monotonic() + seconds

@@ -22,7 +22,7 @@ _MOST_STAGES = 16
 
 
 def layouts_of(plan: Plan) -> tuple[Mapping[str, str], ...]:
-    """None where somebody said along which axes, or the workload has no batch to give to fewer."""
+    """Return the other layouts; empty if the request names axes, or the workload has no batch to split."""
     count, request = plan.parallel.gpus, plan.request
     if count == 1 or set(request.parallel) != {GPUS} or _batch_of(plan) is None:
         return ()
@@ -136,7 +136,7 @@ class Candidate:
     request: Request
     keeps: Keep
     layout: str = ""
-    """How it is parted, where that is not as it was asked for."""
+    """Layout across GPUs, if not the requested one; else empty."""
     asked: Request | None = None
     """The request that it is a change of."""
 
@@ -212,7 +212,7 @@ class Space:
 
     @cached_property
     def _kept_apart(self) -> set[tuple[_Change, _Change]]:
-        """Optimizations say of each other whether they go together: two by two is enough."""
+        """Pairs of changes that exclude each other. Optimizations declare conflicts pairwise, so pairs are enough."""
         pairs = combinations(sorted(self._keeps_alone), 2)
         return {pair for pair in pairs if pair[0][0] != pair[1][0] and self._keeps(pair) is None}
 
@@ -226,7 +226,7 @@ class Space:
         changed = request.optimizer != self.request.optimizer
         same = request.optimizer in _SAME_OPTIMIZER.get(self.request.optimizer, ())
         is_other = (changed and not same) or "dtype" in {self.names[place] for place, _ in changes}
-        # What was asked for is fixed: only what is changed beside it can break what must stay.
+        # The request itself is fixed: only additional changes can break what must not change.
         requested = {name for name, _ in self.request.optimizations}
         claims = {optimization.claim for optimization in plan.optimizations if optimization.name not in requested}
         if "lossy" in claims:

@@ -67,7 +67,7 @@ class KeptRuns:
         self._folder = folder / hashlib.sha256(visitor.encode()).hexdigest()[:32]
 
     def keep(self, trace_file: Path, run: Run, name: str = "") -> KeptRun:
-        """Copy the trace in `made`. Raises where it cannot be written; `made` is untouched then."""
+        """Copy the trace in `trace_file`. Raises if it cannot be written; `trace_file` is untouched then."""
         self._make_room(trace_file.stat().st_size)
         id = _new_id(time.time())
         path = self._folder / f"{id}.pickle"

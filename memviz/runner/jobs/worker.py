@@ -72,7 +72,7 @@ def without_settings(request: Request) -> Request:
 #
 # A prediction holds no weights, so what it costs this machine is objects: modules and a tensor without data for each
 # parameter when the model is built, and what is noted of each module's calls when its steps are taken. Blocks of one
-# kind are alike, so a model of one and a model of two say what a million would be.
+# kind are equal, so models of one and of two determine the size of a million.
 
 _BYTES_PER_OBJECT = 1_600
 _BYTES_PER_CALL = 600

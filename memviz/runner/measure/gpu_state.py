@@ -30,7 +30,7 @@ _MiB = 1 << 20
 
 
 class Disturbances:
-    """Made before the driver starts, when every process that is listed is somebody else's."""
+    """Create before the driver starts: all listed processes are then foreign."""
 
     def __init__(self, accelerator: Accelerator, environment: Mapping[str, str] = os.environ) -> None:
         self._accelerator = accelerator
@@ -38,7 +38,7 @@ class Disturbances:
         self._listed = accelerator.ask_driver("--query-compute-apps=gpu_uuid,pid,used_memory")
 
     def notes(self, index: int = 0) -> Iterator[str]:
-        """Said beside seconds, right after they were measured."""
+        """Yield notes on measured seconds; call right after the measurement."""
         card = uuid_of(self._accelerator, index)
         yield from self._others(card)
         yield from self._clock(card)

@@ -48,7 +48,7 @@ _OFF = (
 
 
 def expandable_is_off(plan: Plan, trace: Trace) -> bool:
-    """Return True if they are chosen and have no effect. Recordings say so from torch 2.3 on; before, segments do."""
+    """Return True if chosen but without effect: by recorded settings (torch 2.3 or later), else by segments."""
     chosen = _chosen_settings(plan)
     if chosen is None or not chosen.expandable_segments:
         return False

@@ -156,8 +156,8 @@ def compare_outputs(
 ) -> Numerics:
     """`build` gives a model with its weights; `inputs` are keyword arguments of one call, or of each micro-batch.
 
-    `gradients` says where the changed model keeps them, by the parameters' names, if not in the parameters.
-    `withheld` are outputs that the changed model does not give, and says so: the others are compared.
+    `gradients` returns the changed model's gradients by parameter name, if not stored in the parameters.
+    `withheld` are outputs that the changed model omits by declaration: the others are compared.
     `split` is how a changed step takes its batch in pieces, where it does.
     `changes` are those that `apply` consists of, for each to be looked at by itself.
     `trained_beside` gives a copy of the model with the adapters that `apply` adds, as the reference: both are compared
@@ -237,7 +237,7 @@ class _Comparison:
         with self._changed() as changed, computing_in(changed) as computes:
             types = stored_types(self.reference, changed)
             self._changed_step.run(changed, self.gradients)
-        # What is told to compute in a type of its own computes in no other, float64 neither.
+        # Modules with a compute dtype of their own cannot run in another, not even float64.
         arithmetic = Arithmetic(frozenset(computes), None if computes - usual else double_copy)
         rounded = as_stored(self.reference, types)
         return replace(
@@ -361,8 +361,8 @@ class _Comparison:
             return
         with with_weights(changed, baseline.weights):
             result = self._changed_step.run(changed, self.gradients)
-        for name, difference in differences(self._given(baseline.later), self._given(result)).items():
-            yield LaterGap("output", name, difference.relative_l2)
+        for name, output_gap in differences(self._given(baseline.later), self._given(result)).items():
+            yield LaterGap("output", name, output_gap.relative_l2)
         gradients = self._gradients(
             changed, replace(baseline, ran=baseline.later, again=baseline.later, exact=None), result, None
         )
@@ -504,7 +504,7 @@ def _beyond(ran: StepResult, result: StepResult, outputs: Mapping[str, Differenc
 
 
 def _elsewhere(changed: nn.Module, result: StepResult) -> bool:
-    """Something took the gradients from the parameters, and nobody said where to."""
+    """Return True if the gradients are not in the parameters and no `gradients` function returns them."""
     parameters = {adapter_name(name): parameter for name, parameter in changed.named_parameters()}
     trained = any(parameter.requires_grad for parameter in parameters.values())
     return trained and not any(name in parameters for name in result.gradients)
@@ -575,7 +575,7 @@ class _Check:
         return {"on": f"{twin.describe()}{weights}, on {self.place.type}", **numerics.as_json()}
 
     def _changes(self) -> Iterator[OperatorChange]:
-        """Each with all before it. One that the reduced model does not take is left out, and said to be."""
+        """Yield each change applied after all before it. One that the reduced model refuses is reported as left out."""
         model = self.build()
         pieces = pieces_of(self.plan.optimizations)
         passes = self.twin.micro_batches * (1 if pieces is None else _fewer(pieces).pieces)

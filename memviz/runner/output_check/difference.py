@@ -320,7 +320,7 @@ class _DifferenceSums:
         self.outside += int((distance > atol + rtol * size).sum())
         self.absmax = max(self.absmax, float(distance.max()))
         self.abssum += float(distance.sum())
-        # Whole numbers have no tolerance; beside a zero, their difference counts as it is.
+        # Integers have no tolerance: relative to zero, their absolute difference counts.
         self.worst = max(self.worst, float((distance / size.clamp(min=atol or 1.0)).max()))
         self.reference_absmax = max(self.reference_absmax, float(size.max()))
 
@@ -403,7 +403,7 @@ class Rounding:
     expected: float
     """From the type, these reductions and their length."""
     fine: float
-    """The same in float32: what may be left where code computes in float32 whatever it is given."""
+    """The same in float32: the remainder of code that always computes in float32."""
     floor: float | None
     """Measured: how far the reference lies from itself in float64. None where that was not needed or not possible."""
     exact: float | None
@@ -550,7 +550,7 @@ class LayerComparer:
         """None, with a note, where the layer cannot be called by itself."""
         try:
             name, worst = worst_of(call.outputs, self._run(changed, call))
-        except Exception as error:  # a layer of anybody's may raise anything when it is called by itself
+        except Exception as error:  # foreign layers may raise anything when called alone
             self.notes.append(f"{call.path} could not be compared alone: {type(error).__name__}: {error}")
             return None
         bounds = bounds_of(
@@ -560,7 +560,7 @@ class LayerComparer:
         return ComparedLayer(name, worst, bounds, self._in_float64(changed, call, name) if beyond else None)
 
     def settled(self, reference: nn.Module, call: LayerCall, compared: ComparedLayer) -> ComparedLayer:
-        """With what float64 says, once nothing is changed any more."""
+        """Add the float64 result of the reference; call after the changes are undone."""
         exact = None if compared.ours is None else self._in_float64(reference, call, compared.name)
         if exact is None:
             return compared
@@ -605,7 +605,7 @@ def bounds_of(
 
 
 def in_float64(bounds: Rounding, reference: Tensor, exact: Tensor, actual: Tensor | None) -> Rounding:
-    """With the distances measured: the reference from itself, and both from each other where ours is there.
+    """With the distances measured: the reference from itself, and both from each other if `actual` is given.
 
     Relative to the reference as it is, too: a result that is zero but for rounding, like the gradient of a key's
     bias, would otherwise differ from itself by 100 %.
@@ -678,7 +678,7 @@ class Gradients:
 def compare_gradients(
     reference: Named, actual: Named, again: Named, *, bounds: Rounding, exact: tuple[Named, Named] | None = None
 ) -> Gradients:
-    """`ours` may come from anywhere, a flat buffer for instance, in any shape of as many elements.
+    """`actual` may come from a flat buffer, for instance, in any shape of as many elements.
 
     `bounds` is what rounding may do to the gradients of this model; `exact` both models' gradients in float64.
     """

@@ -171,9 +171,9 @@ def fits_in_float64(*modules: nn.Module) -> bool:
 
 @contextmanager
 def in_double(module: nn.Module, *others: nn.Module) -> Iterator[nn.Module]:
-    """Weights and buffers in float64, then the very same ones as before.
+    """Convert weights and buffers to float64; restore the original tensors on exit.
 
-    The parameters stay the same objects, so it holds for code that keeps them elsewhere, too. Gradients go.
+    The parameters stay the same objects, so references to them elsewhere stay valid. Gradients are dropped.
     """
     saved = [(tensor, tensor.data) for tensor in _floating(module, *others)]
     try:
@@ -220,7 +220,7 @@ def perturbed_weights(model: nn.Module, rests: Mapping[str, torch.dtype]) -> dic
 def can_perturb(model: nn.Module, weights: Mapping[str, Tensor], rests: Mapping[str, torch.dtype]) -> bool:
     """Return True if the model has these very weights, neither under other names nor in an unknown dtype.
 
-    A tensor that is made of others, as torchao's of codes and scales, says the dtype that it stands for.
+    A composite tensor, as torchao's of codes and scales, reports the dtype that it represents.
     """
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.is_floating_point()}
     return parameters.keys() == weights.keys() and all(
@@ -432,7 +432,7 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def forked(device: torch.device) -> AbstractContextManager[None]:
-    """Whatever is drawn inside, outside it goes on as if nothing had been."""
+    """Restore the random state on exit, on CPU and `device`."""
     if _generators(device) is None:
         return torch.random.fork_rng(devices=[])
     return torch.random.fork_rng(devices=[device], device_type=device.type)

@@ -132,7 +132,7 @@ NOT_EXERCISED = "not exercised"
 @dataclass(frozen=True)
 class Verdict:
     ok: bool | None
-    """None: it cannot be said."""
+    """None if undecided."""
     words: str
     place: str
     """Path of the layer, name of the output or of the gradient, where something is wrong; else empty."""
@@ -153,7 +153,7 @@ class OutputDifference:
     name: str
     difference: Difference
     noise: Difference
-    """The same run twice: below this nothing can be told apart."""
+    """Difference between two equal runs: smaller differences are not significant."""
     rounding: Rounding
 
 
@@ -346,7 +346,7 @@ def _rounding(numerics: Numerics, places: list[_Finding]) -> Verdict:
 
 
 def _training(numerics: Numerics, places: list[_Finding]) -> Verdict:
-    """The claim is about outputs for the same weights; how far the steps part is said, and not judged."""
+    """Judge outputs for the same weights; the divergence of training steps is reported, not judged."""
     verdict, losses = _rounding(numerics, places), numerics.losses
     if verdict.finding or losses is None or losses.updates is None:
         return verdict
@@ -395,7 +395,7 @@ def _is_wrong(place: _Finding, numerics: Numerics) -> bool:
 
 
 def _gap(place: _Finding, numerics: Numerics) -> float:
-    """A gradient that is zero but for rounding differs from itself by any factor; beside all others it is nothing."""
+    """Relative difference, for gradients to the norm of all: one that is zero up to rounding has no scale."""
     total = numerics.gradients.size if place.kind == "gradient" and numerics.gradients else 0.0
     return place.difference.l2 / total if total else place.gap
 

@@ -114,7 +114,7 @@ class RankClass:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> RankClass:
-        """TypeError where a file says what is none."""
+        """Raise TypeError for invalid values of a file."""
         names = [attribute.name for attribute in fields(cls)]
         values = {name: value[name] if name not in _WORK else value.get(name, 0) for name in names}
         values["ranks"] = tuple(values["ranks"])

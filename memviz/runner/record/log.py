@@ -371,7 +371,7 @@ class _EventsByAddress:
         return np.where(fits, event, -1)
 
     def next_free(self, allocs: Ints8) -> Ints8:
-        """The event that asks for each alloc's free, or the number of events."""
+        """Return the index of the free request of each alloc, or the number of events."""
         row = np.searchsorted(self.frees, self._key(self.address[allocs], allocs), side="right")
         if not len(self.frees):
             return np.full(len(allocs), self.count, dtype=np.int64)
@@ -381,7 +381,7 @@ class _EventsByAddress:
 
 
 def _annotations(device: DeviceTrace, log: Log, end: Counts | None, names: _Names) -> Annotations:
-    """Torch's own and the log's, in order of time, the log's moved to where its counts say it was."""
+    """Merge torch's annotations and the log's by time; the log's are placed by their allocation counts."""
     entries = log.annotations[comparable([entry.counts for entry in log.annotations], end)] if end else []
     if end is None or not entries:
         return device.annotations

@@ -77,7 +77,7 @@ def see_everything_alive(log: Log, kind: str) -> None:
 
 
 def _alive() -> tuple[list[nn.Module], list[Optimizer]]:
-    """Find objects by type: `isinstance` asks the object itself and may run code of the program."""
+    """Find objects by type: `isinstance` reads `__class__` and may run code of the program."""
     every = gc.get_objects()
     modules: list[nn.Module] = [thing for thing in every if issubclass(type(thing), nn.Module)]
     optimizers: list[Optimizer] = [thing for thing in every if issubclass(type(thing), Optimizer)]
@@ -86,7 +86,7 @@ def _alive() -> tuple[list[nn.Module], list[Optimizer]]:
 
 
 def _named(models: list[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """Several models are told apart by their classes; a single one needs no name before its modules' own."""
+    """Yield models with a path prefix: the class name if there are several, empty for a single one."""
     holding = [model for model in models if next(model.parameters(), None) is not None]
     for model in holding:
         yield ("" if len(holding) == 1 else type(model).__name__), model
@@ -117,8 +117,8 @@ def tensors_in(value: Any, depth: int = 8) -> Iterator[Tensor]:
 
 
 class ModelHooks:
-    """`follow_phases` where nobody else says when a forward, a backward and a step begin; `failed` hears of an error
-    in a module before any other part of the program does."""
+    """`follow_phases` if no caller marks forward, backward and step; `failed` is called with an error in a module
+    before the program sees it."""
 
     def __init__(
         self, log: Log, kind: str, *, follow_phases: bool, failed: Callable[[BaseException], None] | None = None
@@ -179,7 +179,7 @@ class ModelHooks:
             see_optimizer(self.log, optimizer, self.kind, paths)
 
     def close(self) -> None:
-        """Takes its hooks away and lets go of all it watched: whoever measures next must find the memory free."""
+        """Remove the hooks and drop all references, so that the next measurement starts with free memory."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

@@ -32,7 +32,7 @@ from memviz.runner.record.script import Script
 from memviz.trace.memviz_labels import MESH_FACT, RANK_FACT, WORLD_FACT
 
 EXIT = os._exit
-"""The real one, whatever stands in its place just then."""
+"""The original, also while `os._exit` is replaced."""
 
 
 @contextmanager
@@ -60,14 +60,14 @@ Answer = Callable[[int], None]
 
 
 class Signals:
-    """Between `open` and `close`; both in the main thread. Elsewhere than on POSIX there is nothing to answer."""
+    """Signal handling between `open` and `close`, both called in the main thread. Does nothing outside POSIX."""
 
     def __init__(self, answers: Mapping[int, Answer], in_main: Answer = lambda number: None) -> None:
         """`in_main` is for what only the main thread can do, if it comes to it."""
         self._answers = answers
 
         def noticed(number: int, _frame: FrameType | None) -> None:
-            """The thread has been told by now. Something has to be here, or Python would not tell it."""
+            """The thread is notified by the wakeup fd, which needs a Python handler to be installed."""
             in_main(number)
 
         self._noticed = noticed
@@ -147,7 +147,7 @@ _GPUS = ("CUDA", "XPU")
 
 
 class Profile:
-    """Begun with the history, written when the program ends or is told to. It never ends the program itself."""
+    """Profile started with the history, written at the end or on a signal. Its errors never end the program."""
 
     def __init__(self, path: Path, say: Callable[[str], None]) -> None:
         self.path = path
@@ -425,7 +425,7 @@ class _RecordingWriter:
             # Launchers end all ranks where one has failed; that one has written why.
             return end_by(number)
         self.lock.acquire()
-        # Never let go: nothing may be written after the end has been. Whoever sent this may not wait long, so
+        # Never released: nothing may be written after the last file. The sender may kill the process soon, so
         # nothing is looked up that is not in the snapshot.
         self._keep(self.path, self.history.take, "on the signal to end", look_round=False)
         if self.has_started and self.profile is not None:
@@ -463,7 +463,7 @@ class _RecordingWriter:
                 return False
             if error is not None:
                 self.history.failed(error)
-            # First, so that the snapshot can say whether it is there.
+            # First, since the snapshot records if a profile exists.
             self.is_profiled = self.profile is not None and self.profile.write()
             ended_so = error is not None and not isinstance(error, SystemExit) and self.history.ended_out_of_memory()
             if ended_so and self.oom_path is not None and self._move(self.oom_path):

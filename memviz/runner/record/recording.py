@@ -75,7 +75,7 @@ _NO_LIMIT = 2**62
 
 
 class Recording:
-    """One history from its start to its end, with what is logged meanwhile. `trace` is set at its end."""
+    """One memory history with its log. `trace` is set at its end."""
 
     def __init__(
         self, history: RecordedHistory, device: int, facts: Mapping[str, str], *, follow_phases: bool = True
@@ -109,7 +109,7 @@ class Recording:
     def look(self) -> None:
         """Log all tensors that are live now."""
         if self.history.counts() is None:
-            # Nothing tells when earlier ones were seen, so only those that are there now can be placed.
+            # Without counts earlier tensors cannot be placed in time, only those that are live now.
             self.log.tensors_seen.clear()
         self.hooks.see_all()
 
@@ -152,7 +152,7 @@ def read_taken(
     """Return a snapshot as a Trace with the log's labels, of one GPU or, where that is None, of all."""
     accelerator = history.accelerator
     trace = trace_of(taken.snapshot, About("measured", source=source))
-    # A card that is pretended is alone in its trace, whatever its number is among those of its machine.
+    # A predicted card is alone in its trace, so its index on the machine does not matter.
     gpus = [gpu.device for gpu in trace.devices if gpu.kind == "gpu"]
     if device is not None and accelerator.clock_us is None:
         gpus = [device]
@@ -226,7 +226,7 @@ def _finish(done: Recording, target: Path | None) -> None:
 
 
 def _finish_beside(error: BaseException, done: Recording, target: Path | None) -> None:
-    """The program's own error goes on, whatever becomes of the recording."""
+    """Finish after an error of the program; a failure of the recording only adds a note to it."""
     try:
         done.history.failed(error)
         _finish(done, target)

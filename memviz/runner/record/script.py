@@ -72,7 +72,7 @@ class Script:
 
 
 def _without_ours(at: TracebackType | None) -> TracebackType | None:
-    """A pretended device stands between the program and torch, and nobody would see it on a card."""
+    """Remove frames of memviz: the predicted device adds frames that do not exist on a GPU."""
     visible, below_runner, one = [], False, at
     while one is not None:
         file = one.tb_frame.f_code.co_filename

@@ -54,7 +54,7 @@ def published_knob(default: int, what: str, *, least: int = 1) -> Any:
 
 
 class DiffusionModel(FromConfiguration):
-    """A model of diffusers that computes pictures. `side` and `why` say what its sides must be multiples of."""
+    """A model of diffusers that computes pictures. Its sides must be multiples of `side`, for the reason `why`."""
 
     together: ClassVar[dict[str, tuple[str, ...]]] = {"resolution": ("height", "width")}
     library = "diffusers"

@@ -391,7 +391,7 @@ class LtxPipeline(PipelineModel):
 
     def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
         alone = self.denoiser_alone().inputs(device, micro_batch)
-        # The pipeline keeps latents in fp32, whatever the transformer computes in.
+        # The pipeline keeps latents in fp32 for any dtype of the transformer.
         latents = alone["hidden_states"][: self.batch].to(torch.float32, copy=True)
         return {**super().inputs(device, micro_batch), "mask": alone["encoder_attention_mask"], "latents": latents}
 
@@ -469,7 +469,7 @@ class WanPipeline(PipelineModel):
 
     def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
         alone = self.denoiser_alone().inputs(device, micro_batch)
-        # The pipeline keeps latents in fp32, whatever the transformer computes in.
+        # The pipeline keeps latents in fp32 for any dtype of the transformer.
         latents = alone["hidden_states"].to(torch.float32, copy=True)
         return {**super().inputs(device, micro_batch), "latents": latents}
 

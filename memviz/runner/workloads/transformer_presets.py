@@ -379,7 +379,7 @@ class Decoder(CausalModel):
             "tie_word_embeddings": shape.tied,
             "bos_token_id": None,
             "eos_token_id": None,
-            # After a prompt a mask says what a cache holds, and transformers makes it without a look at the data.
+            # After a prompt a mask marks the valid cache entries; transformers builds it without reading data.
             "attn_implementation": "sdpa" if self.new_tokens else attention_name(),
         }
 

@@ -115,7 +115,7 @@ def _attentions(config: Any, length: int) -> Iterator[str | None]:
 
 @contextmanager
 def _in_words(kind: str) -> Iterator[None]:
-    """Whatever a library says of values that do not go together is told, and is no fault of ours."""
+    """Raise errors of a library about inconsistent values as UsageError."""
     try:
         yield
     except (UsageError, MemoryError):
@@ -279,7 +279,7 @@ _LORA_SCALE = 2.0
 
 
 def add_lora(model: nn.Module, rank: int) -> nn.Module:
-    """Beside all linear layers but the head that makes the outputs, as `target_modules="all-linear"` of PEFT does."""
+    """Targets all linear layers except the output head, like `target_modules="all-linear"` of PEFT."""
     model.requires_grad_(False)
     output_embeddings: Any = getattr(model, "get_output_embeddings", None)
     head = output_embeddings() if callable(output_embeddings) else None

@@ -101,7 +101,7 @@ class Workload(Protocol):
         """Keyword arguments of the model; other numbers, equal shapes, for every micro-batch."""
 
     def loss(self, output: Any) -> Tensor:
-        """A scalar from whatever the model returned."""
+        """Return a scalar computed from the output of the model."""
 
     def small(self) -> Self:
         """A twin that a CPU steps through in a second or two, with as many kinds of blocks and a signal in all."""
@@ -173,7 +173,7 @@ class FromConfiguration(ABC):
     """Name of the model's class in its library."""
     sizes: ClassVar[Mapping[str, Shape]] = {}
     depths: ClassVar[tuple[str, ...]] = ("layers",)
-    """The knobs that say how many blocks of one kind there are."""
+    """Knobs that set the number of blocks of one kind."""
     holds: ClassVar[tuple[str, ...] | None] = ()
     """Kinds of models in this one, among those to which some optimization is limited; None if unknown before it is
     built."""
