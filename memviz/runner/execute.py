@@ -86,7 +86,7 @@ _NOT_HERE = "Predicted, because nothing can be measured here."
 def execute(
     plan: Plan, tell: Tell, *, until: float | None = None, recorded: Callable[[Outcome], None] = lambda _: None
 ) -> Outcome:
-    """Measure where the request says so, or where it leaves the choice and there is a GPU; else predict.
+    """Measure if the request demands it, or if it allows both and a GPU is available; else predict.
 
     Args:
         until: Deadline by `time.monotonic()`, before which optional parts are left out.
@@ -101,7 +101,7 @@ def execute(
             raise
         why = str(error).split(" Recording needs")[0]
         return _predict_instead(plan, tell, f"{_NOT_HERE} {why}")
-    beside = Disturbances(accelerator)
+    disturbances = Disturbances(accelerator)
     try:
         # Torch warns of settings without effect on this platform once, with the first allocation.
         with torch_warnings() as warned:
@@ -115,7 +115,9 @@ def execute(
     def early(done: Outcome) -> None:
         recorded(_with_reason(done, why))
 
-    done = measure(plan, tell, accelerator, beside=beside, until=until, recorded=early, notes=warned.notes())
+    done = measure(
+        plan, tell, accelerator, disturbances=disturbances, until=until, recorded=early, notes=warned.notes()
+    )
     return _with_reason(done, why)
 
 

@@ -58,14 +58,14 @@ class ExpectedError:
     @property
     def sentence(self) -> str:
         if not self.recordings and not self.published:
-            said = f"No recording of {self._steps} shows the expected error."
-            return f"{said} The peak is a lower bound: {self.uncounted_words}." if self.is_lower_bound else said
+            text = f"No recording of {self._steps} shows the expected error."
+            return f"{text} The peak is a lower bound: {self.uncounted_words}." if self.is_lower_bound else text
         without = f" without {_listed(self.not_covered)}, which no recording has" if self.not_covered else ""
-        said = f"Expected error{without}: {self._figures} ({self._basis}{' like this' if self.covered else ''})."
+        text = f"Expected error{without}: {self._figures} ({self._basis}{' like this' if self.covered else ''})."
         if self.is_lower_bound:
             bound = f"at least this peak ({self._figures}; {self._basis}), and more"
-            said = f"Expected error{without}: {bound}: {self.uncounted_words}."
-        return said if self.like_card else f"{said} None of these was on a card like this."
+            text = f"Expected error{without}: {bound}: {self.uncounted_words}."
+        return text if self.like_card else f"{text} None of these was on a card like this."
 
     @property
     def uncounted_words(self) -> str:
@@ -82,8 +82,8 @@ class ExpectedError:
     def _figures(self) -> str:
         """With a lower bound the error has one side, as what is missing can only make a peak higher."""
         sign = "\N{MINUS SIGN}" if self.is_lower_bound else "±"
-        named = (("live", self.live), ("allocated", self.allocated), ("reserved", self.reserved))
-        return ", ".join(f"{name} {sign} {_percent(value)}" for name, value in named if value is not None)
+        figures = (("live", self.live), ("allocated", self.allocated), ("reserved", self.reserved))
+        return ", ".join(f"{name} {sign} {_percent(value)}" for name, value in figures if value is not None)
 
     @property
     def _basis(self) -> str:
@@ -101,22 +101,22 @@ class ExpectedError:
         as_dict = asdict(self)
         as_dict["class"] = as_dict.pop("kind")
         as_dict |= {"not_covered": list(self.not_covered), "not_counted": list(self.not_counted)}
-        said = {"covered": self.covered, "is_lower_bound": self.is_lower_bound, "sentence": self.sentence}
-        return {**as_dict, **said}
+        derived = {"covered": self.covered, "is_lower_bound": self.is_lower_bound, "sentence": self.sentence}
+        return {**as_dict, **derived}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ExpectedError:
         names = ("live", "allocated", "reserved", "recordings", "published", "least_growth", "like_card")
-        known = {**{name: value[name] for name in names}, "kind": value["class"]}
-        known["uncounted_bytes"] = value.get("uncounted_bytes")
-        known["estimates_all"] = value.get("estimates_all", True)
+        values = {**{name: value[name] for name in names}, "kind": value["class"]}
+        values["uncounted_bytes"] = value.get("uncounted_bytes")
+        values["estimates_all"] = value.get("estimates_all", True)
         listed: Any = {name: tuple(map(str, value[name])) for name in ("not_covered", "not_counted")}
         flags = ("like_card", "estimates_all")
-        numbers = (value for name, value in known.items() if name not in ("kind", *flags))
-        are_flags = all(isinstance(known[name], bool) for name in flags)
-        if not (isinstance(known["kind"], str) and are_flags and all(map(_is_number, numbers))):
+        numbers = (value for name, value in values.items() if name not in ("kind", *flags))
+        are_flags = all(isinstance(values[name], bool) for name in flags)
+        if not (isinstance(values["kind"], str) and are_flags and all(map(_is_number, numbers))):
             raise TypeError("not an expected error")
-        return cls(**known, **listed)
+        return cls(**values, **listed)
 
 
 def _is_number(value: object) -> bool:

@@ -43,7 +43,7 @@ class Knob:
     says: str = ""
     """Label of a run with this value, as in `every {nth} block`; empty for name and value."""
     always: bool = False
-    """Show the label for the default value too: without it the title says too little."""
+    """Show the label for the default value too: the title alone is ambiguous."""
 
 
 def knob(
@@ -85,13 +85,13 @@ def described(of: Any) -> tuple[Knob, ...]:
 def with_knobs(kind: type[T], pairs: Mapping[str, str]) -> T:
     """Return an instance with these knobs; `resolution=512x768` sets two at once where the class joins them."""
     name = str(getattr(kind, "name", kind.__name__))
-    known = {knob_field.name: knob_field for knob_field in _turnable(kind)}
+    turnable = {knob_field.name: knob_field for knob_field in _turnable(kind)}
     values = {}
     for key, text in _single_knobs(kind, name, pairs).items():
-        if key not in known:
-            raise UsageError(f"{name} has no knob {key}.{nearest(key, [*known, *_joined(kind)])}")
+        if key not in turnable:
+            raise UsageError(f"{name} has no knob {key}.{nearest(key, [*turnable, *_joined(kind)])}")
         try:
-            values[key] = _Accepted.of(kind, known[key]).read(text)
+            values[key] = _Accepted.of(kind, turnable[key]).read(text)
         except ValueError as error:
             raise UsageError(f"{name}: {key} {error}") from None
     try:
@@ -198,8 +198,8 @@ class _Accepted:
 
     @property
     def word(self) -> Literal["int", "float", "bool", "text"]:
-        words: dict[type, Literal["int", "float", "bool"]] = {int: "int", float: "float", bool: "bool"}
-        return words.get(self.kind, "text")
+        names: dict[type, Literal["int", "float", "bool"]] = {int: "int", float: "float", bool: "bool"}
+        return names.get(self.kind, "text")
 
     def read(self, text: str) -> Any:
         """Read a value; the caller puts the knob's name in front of a ValueError."""
@@ -224,13 +224,13 @@ def read_value(kind: type, text: str) -> Any:
         try:
             return kind(text)
         except ValueError:
-            words = "a whole number" if kind is int else "a number"
-            raise ValueError(f"is {words}, as in {'16 or 1_000' if kind is int else '0.1'}; not {text!r}.") from None
+            expected = "a whole number" if kind is int else "a number"
+            raise ValueError(f"is {expected}, as in {'16 or 1_000' if kind is int else '0.1'}; not {text!r}.") from None
     return text
 
 
 def _single_knobs(kind: type, name: str, pairs: Mapping[str, str]) -> dict[str, str]:
-    """Replace joined knobs, such as `resolution`, by the single ones that they stand for."""
+    """Replace joined knobs, such as `resolution`, by their single knobs."""
     knobs: dict[str, str] = {}
     for key, text in pairs.items():
         singles = _joined(kind).get(key, (key,))

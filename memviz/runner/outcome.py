@@ -93,7 +93,7 @@ def sizes_of(model: nn.Module) -> dict[str, int]:
 def check(plan: Plan, model: nn.Module) -> None:
     """Let each optimization refuse the model, before a device holds any of it.
 
-    One that trains other weights is applied meanwhile, since those after it check the model that it makes.
+    One that trains other weights is applied temporarily, since later ones check the model that it returns.
     """
     with ExitStack() as undo:
         undo.enter_context(torch.random.fork_rng(devices=[]))
@@ -110,8 +110,8 @@ def own_bytes(model: nn.Module) -> int:
     return sum(weight.numel() * weight.element_size() for weight in own)
 
 
-def run_with(plan: Plan, mode: Any, device: str, known: dict[str, Any]) -> Run:
-    # An offload of a model in host memory says where the model computes.
+def run_with(plan: Plan, mode: Any, device: str, values: dict[str, Any]) -> Run:
+    # An offload of a model in host memory names the device that computes.
     changes = [replace(one, onload_device="cuda") if one is plan.offload else one for one in plan.optimizations]
     return Run(
         request=plan.request,
@@ -125,7 +125,7 @@ def run_with(plan: Plan, mode: Any, device: str, known: dict[str, Any]) -> Run:
         command=command_of(plan.request),
         code=code_of(changes, plan.on_host, plan.request.optimizer),
         claim=plan.claim,
-        **known,
+        **values,
     )
 
 
@@ -152,8 +152,8 @@ def code_of(
         if on_host and optimization is on_host[-1] and not brings_it:
             then.append('model.to("cuda")')
     if optimizer in _MADE_WITH:
-        made = f"optimizer = AdamW(model.parameters(), {_MADE_WITH[optimizer]})"
-        then.append(f"from torch.optim import AdamW\n\n{made}")
+        construction = f"optimizer = AdamW(model.parameters(), {_MADE_WITH[optimizer]})"
+        then.append(f"from torch.optim import AdamW\n\n{construction}")
     bodies = [*then, *loop]
     if names := _names_of_the_reader(bodies):
         bodies.insert(0, f"# Yours: {', '.join(names)}.")
@@ -213,10 +213,10 @@ class TorchWarnings:
         text = str(message)
         if _FROM_CPP not in text and "/torch/" not in filename.replace("\\", "/"):
             return
-        words = " ".join(_WHERE.sub("", text).split())
-        if words and words not in self.words and len(self.words) < _MOST_WARNINGS:
-            is_long = len(words) > _MOST_WARNING_CHARACTERS
-            self.words.append(f"{words[:_MOST_WARNING_CHARACTERS]} …" if is_long else words)
+        line = " ".join(_WHERE.sub("", text).split())
+        if line and line not in self.words and len(self.words) < _MOST_WARNINGS:
+            is_long = len(line) > _MOST_WARNING_CHARACTERS
+            self.words.append(f"{line[:_MOST_WARNING_CHARACTERS]} …" if is_long else line)
 
     def notes(self) -> tuple[str, ...]:
         return tuple(f"PyTorch warns: {sentence}" for sentence in self.words)

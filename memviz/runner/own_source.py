@@ -28,16 +28,16 @@ class Function:
     knobs: tuple[Knob, ...] = ()
     """Its parameters, with their defaults as far as those are plain values."""
     sentence: str = ""
-    """The first line of what it says of itself."""
+    """First line of its docstring."""
 
-    def takes(self, key: str, ours: Iterable[str]) -> bool:
-        return key in self.parameters or (self.any_name and key not in ours)
+    def takes(self, key: str, reserved: Iterable[str]) -> bool:
+        return key in self.parameters or (self.any_name and key not in reserved)
 
-    def check(self, settings: Mapping[str, str], ours: Iterable[str]) -> None:
-        ours = tuple(ours)
+    def check(self, settings: Mapping[str, str], reserved: Iterable[str]) -> None:
+        reserved = tuple(reserved)
         for key in settings:
-            if key not in ours and not self.takes(key, ours):
-                there_are = dict.fromkeys((*self.parameters, *ours))
+            if key not in reserved and not self.takes(key, reserved):
+                there_are = dict.fromkeys((*self.parameters, *reserved))
                 raise UsageError(f"{self.name} in {self.file} has no parameter {key}.{nearest(key, there_are)}")
 
 
@@ -65,7 +65,7 @@ def functions_of(file: str) -> list[Function]:
 
 
 def read_argument(function: str, name: str, text: str, hint: Any, default: Any) -> Any:
-    """A text as what the parameter's annotation says, or its default, or as Python would read it."""
+    """Parse a text by the parameter's annotation, else by its default's type, else as a Python literal."""
     kinds = [kind for kind in (*get_args(hint), hint) if kind in _READ]
     optional = default is None or type(None) in get_args(hint)
     if optional and text.lower() == "none":
@@ -105,12 +105,12 @@ def _knob(argument: ast.arg, default: ast.expr | None) -> Knob:
         value = None if default is None else ast.literal_eval(default)
     except ValueError:
         value = None
-    said = argument.annotation.id if isinstance(argument.annotation, ast.Name) else type(value).__name__
-    kind: Literal["int", "float", "bool", "text"] = _KINDS.get(said, "text")
+    type_name = argument.annotation.id if isinstance(argument.annotation, ast.Name) else type(value).__name__
+    kind: Literal["int", "float", "bool", "text"] = _KINDS.get(type_name, "text")
     if type(value) not in _READ:
         value = "" if value is None else str(value)
-    words = "a parameter of your function" + ("" if default is not None else ", which has no default")
-    return Knob(argument.arg, kind, False, value, words, (), "")
+    sentence = "a parameter of your function" + ("" if default is not None else ", which has no default")
+    return Knob(argument.arg, kind, False, value, sentence, (), "")
 
 
 def _literal(text: str) -> Any:

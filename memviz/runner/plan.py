@@ -89,8 +89,8 @@ class Plan:
 
     @property
     def describes(self) -> str:
-        words = self.workload.describe()
-        return f"{words}, on {self.parallel.words}" if self.parallel.gpus > 1 else words
+        description = self.workload.describe()
+        return f"{description}, on {self.parallel.words}" if self.parallel.gpus > 1 else description
 
     @property
     def unit(self) -> str:
@@ -157,8 +157,8 @@ def optimization_named(name: str, knobs: object) -> Optimization:
     by_name = {kind.name: kind for kind in OPTIMIZATIONS}
     if name not in by_name:
         raise UsageError(f"There is no optimization {name}.{nearest(name, by_name)}")
-    made: Optimization = with_knobs(by_name[name], knobs)  # type: ignore[arg-type]
-    return made
+    optimization: Optimization = with_knobs(by_name[name], knobs)  # type: ignore[arg-type]
+    return optimization
 
 
 def pieces_of(optimizations: Iterable[Optimization]) -> GradientAccumulation | None:
@@ -202,8 +202,8 @@ def _filled(workload: Workload, parallel: Parallel) -> Workload:
     """Raise the number of microbatches to that of the pipeline's stages, so that all of them have work."""
     if not workload.training or workload.micro_batches >= parallel.pipeline:
         return workload
-    made: Workload = replace(workload, micro_batches=parallel.pipeline)  # type: ignore[type-var]
-    return made
+    filled: Workload = replace(workload, micro_batches=parallel.pipeline)  # type: ignore[type-var]
+    return filled
 
 
 def _check_parallel(request: Request, parallel: Parallel, chosen: tuple[Optimization, ...]) -> None:
@@ -214,10 +214,10 @@ def _check_parallel(request: Request, parallel: Parallel, chosen: tuple[Optimiza
     for optimization in chosen:
         if optimization.name not in ACROSS_GPUS:
             raise UsageError(f"{optimization.name} is tried on one GPU only: leave it out, or choose one GPU.")
-        apart = [axis for axis in parallel.used if axis not in ACROSS_GPUS[optimization.name]]
-        if apart:
-            words = " and ".join(f"{axis}=1" for axis in apart)
-            raise UsageError(f"{optimization.name} changes what {' and '.join(apart)} cuts: leave it out, or {words}.")
+        cut = [axis for axis in parallel.used if axis not in ACROSS_GPUS[optimization.name]]
+        if cut:
+            settings = " and ".join(f"{axis}=1" for axis in cut)
+            raise UsageError(f"{optimization.name} changes what {' and '.join(cut)} cuts: leave it out, or {settings}.")
     if parallel.data > 1 and parallel.shard == 1 and parallel.tensor > 1:
         raise UsageError("Copies of parted matrices are sharded here: give shard 2 or more beside data and tensor.")
 
@@ -235,30 +235,30 @@ def title_of(optimizations: tuple[Optimization, ...]) -> str:
     titles = []
     for change in optimizations:
         changed, texts = as_text(change), as_text(change, everything=True)
-        shown = [knob for knob in described(change) if knob.always or knob.name in changed]
-        knobs = [words_of_value(knob.name, texts[knob.name], knob.says) for knob in shown]
+        visible = [knob for knob in described(change) if knob.always or knob.name in changed]
+        knobs = [words_of_value(knob.name, texts[knob.name], knob.says) for knob in visible]
         titles.append(", ".join([change.title, *knobs]))
     return " + ".join(titles) or "Baseline"
 
 
 def command_of(request: Request) -> str:
     """Return the command line of the same run."""
-    words = ["python", "-m", "memviz", "run", request.workload]
+    arguments = ["python", "-m", "memviz", "run", request.workload]
     for key, text in request.settings.items():
-        words += ["--set", f"{key}={text}"]
+        arguments += ["--set", f"{key}={text}"]
     for name, knobs in request.optimizations:
         pairs = ",".join(f"{key}={text}" for key, text in knobs.items())
-        words += ["--with", f"{name}:{pairs}" if pairs else name]
-    words += ["--on", request.on]
+        arguments += ["--with", f"{name}:{pairs}" if pairs else name]
+    arguments += ["--on", request.on]
     if request.on != "cuda":
-        words += memory_args(request.card)
+        arguments += memory_args(request.card)
     # Whether a step fits depends on the optimizer, so it is named even where it is the usual one.
-    words += ["--optimizer", request.optimizer]
+    arguments += ["--optimizer", request.optimizer]
     for flag in ("warmup", "steps", "load", "torch"):
         if getattr(request, flag) != getattr(Request, flag):
-            words += [f"--{flag}", str(getattr(request, flag))]
+            arguments += [f"--{flag}", str(getattr(request, flag))]
     for key, text in request.parallel.items():
-        words += ["--gpus", text] if key == GPUS else ["--parallel", f"{key}={text}"]
-    words += ["--keep-output"] if request.keep_output else []
-    words += [] if request.numerics else ["--no-numerics"]
-    return shlex.join(words)
+        arguments += ["--gpus", text] if key == GPUS else ["--parallel", f"{key}={text}"]
+    arguments += ["--keep-output"] if request.keep_output else []
+    arguments += [] if request.numerics else ["--no-numerics"]
+    return shlex.join(arguments)

@@ -52,7 +52,7 @@ class PublishedRow:
     published: float | None
     """None where only a relation was published, or where the figure is ours alone."""
     ours: float | None
-    """None where only a GPU can say."""
+    """None if it needs a GPU."""
     note: str = ""
     same_model: bool = True
     """False where ours is of another model: then only the pattern compares, and no percentage means anything."""
@@ -122,7 +122,7 @@ Chains = dict[str, Tensor]
 
 def split_differences(activations: tuple[str, ...], splits: int) -> dict[str, dict[str, tuple[float, float]]]:
     """Return absmax and absmean after all layers, by activation and by way: 'split' or 'as first published'."""
-    apart: dict[str, dict[str, tuple[float, float]]] = {values: {} for values in activations}
+    gaps: dict[str, dict[str, tuple[float, float]]] = {values: {} for values in activations}
     chains: dict[str, Chains] = {}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
@@ -132,8 +132,10 @@ def split_differences(activations: tuple[str, ...], splits: int) -> dict[str, di
                 ways = chains.setdefault(activation, {"whole": x, "split": x, "as first published": x})
                 _through(layer, ways, splits, gated=activation in _GATED)
     for activation, ways in chains.items():
-        apart[activation] |= {name: _largest_gap(ways["whole"], way) for name, way in ways.items() if name != "whole"}
-    return apart
+        gaps[activation] |= {
+            name: _largest_gap(ways["whole"], outputs) for name, outputs in ways.items() if name != "whole"
+        }
+    return gaps
 
 
 def one_layer_difference(splits: int) -> tuple[float, float]:
@@ -164,9 +166,9 @@ def _in_turn(x: Tensor, weight: Tensor) -> Tensor:
 def _layers(activations: tuple[str, ...]) -> Iterator[tuple[str, nn.Module]]:
     """One layer of each, of as few drawn weights as possible: those that are gated share theirs, the others too."""
     for gated in (False, True):
-        alike = [values for values in activations if (values in _GATED) == gated]
+        same_gating = [values for values in activations if (values in _GATED) == gated]
         state: dict[str, Any] = {}
-        for activation in alike:
+        for activation in same_gating:
             workload = FeedForwardStack(activation=activation, layers=1, initial="torch")
             with torch.device("cpu" if not state else "meta"):
                 layer = workload._model()
@@ -198,8 +200,8 @@ def _wrong_split(layer: nn.Module, x: Tensor, splits: int) -> Tensor:
 
 
 def _largest_gap(one: Tensor, other: Tensor) -> tuple[float, float]:
-    apart = (one.double() - other.double()).abs()
-    return float(apart.max()), float(apart.mean())
+    gap = (one.double() - other.double()).abs()
+    return float(gap.max()), float(gap.mean())
 
 
 _SPLIT_PUBLISHED = {
@@ -227,12 +229,12 @@ _SPLITS = 4
 def _split_rows(tell: Tell) -> Iterator[PublishedRow]:
     for activation, published in _SPLIT_PUBLISHED.items():
         tell(activation)
-        whole, split = _split_peaks(activation)
-        yield PublishedRow(activation, "allocated GiB", published[0], gib(whole))
+        unsplit, split = _split_peaks(activation)
+        yield PublishedRow(activation, "allocated GiB", published[0], gib(unsplit))
         yield PublishedRow(f"{activation}, split in {_SPLITS}", "allocated GiB", published[1], gib(split))
     tell("the reproducer")
-    whole, split = _reproducer()
-    yield PublishedRow("one layer, gelu", "reserved GiB", 3.271, gib(whole))
+    unsplit, split = _reproducer()
+    yield PublishedRow("one layer, gelu", "reserved GiB", 3.271, gib(unsplit))
     yield PublishedRow(f"one layer, gelu, split in {_SPLITS}", "reserved GiB", 2.271, gib(split))
     for activation, seconds in _SPLIT_SECONDS.items():
         yield PublishedRow(activation, "seconds", seconds[0], None, ON_A_GPU)
@@ -247,8 +249,8 @@ def _split_outputs(tell: Tell) -> Iterator[PublishedRow]:
     for activation in _SPLIT_PUBLISHED:
         published = _OUTPUTS_APART.get(activation, (0.0, 0.0))
         for place, figure in enumerate(("absmax", "absmean")):
-            ours = computed[activation]["as first published"][place]
-            yield PublishedRow(f"{activation}, split as published", figure, published[place], ours, fewer)
+            computed_here = computed[activation]["as first published"][place]
+            yield PublishedRow(f"{activation}, split as published", figure, published[place], computed_here, fewer)
             if activation in _OUTPUTS_APART:
                 note = "split right: the published one multiplied values by values"
                 yield PublishedRow(f"{activation}, split", figure, None, computed[activation]["split"][place], note)
@@ -266,12 +268,12 @@ def _split_peaks(activation: str) -> tuple[int, int]:
     with predicted_device(model) as device:
         step = RunStep(workload, device, model, device.inputs(workload), None)
         step()
-        first, whole = _split_measured(device, step)
+        first, unsplit = _split_measured(device, step)
         step()
         SplitFeedForward(splits=_SPLITS, as_published=True).apply(model)
         _, split = _split_measured(device, step)
         del first
-    return whole, split
+    return unsplit, split
 
 
 def _split_measured(device: PredictedDevice, step: RunStep) -> tuple[Any, int]:
@@ -305,14 +307,14 @@ def _reproducer() -> tuple[int, int]:
     workload = FeedForwardStack(layers=1)
     with torch.device("meta"):
         models = [workload.build(), _Slices(workload.dim, workload.dim * workload.mult)]
-    kept, peaks = [], []
+    outputs, peaks = [], []
     with predicted_device(*models) as device:
         inputs = device.inputs(workload)
         for model in models:
             reset(device)
-            kept.append(RunStep(workload, device, model, inputs, None)())
+            outputs.append(RunStep(workload, device, model, inputs, None)())
             peaks.append(device.peak_reserved_bytes)
-        kept.clear()
+        outputs.clear()
     return peaks[0], peaks[1]
 
 
@@ -474,10 +476,10 @@ def _output_difference(casting: LayerwiseCasting) -> float:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(twin.seed)
         model, inputs = twin.build(), twin.inputs(torch.device("cpu"))
-        whole = flatten(model(**inputs))
+        reference = flatten(model(**inputs))
         casting.apply(model)
-        apart = differences(whole, flatten(model(**inputs)))
-    return max(difference.relative_l2 for difference in apart.values())
+        gaps = differences(reference, flatten(model(**inputs)))
+    return max(difference.relative_l2 for difference in gaps.values())
 
 
 def _allocated(casting: LayerwiseCasting | None) -> int:

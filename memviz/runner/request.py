@@ -78,6 +78,6 @@ class Request:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Request:
-        known = {attribute.name: value[attribute.name] for attribute in fields(cls) if attribute.name in value}
-        pairs = tuple((name, dict(knobs)) for name, knobs in known.pop("optimizations", ()))
-        return cls(**{"load": load_of(value.get("conversion", "before")), **known, "optimizations": pairs})
+        values = {attribute.name: value[attribute.name] for attribute in fields(cls) if attribute.name in value}
+        pairs = tuple((name, dict(knobs)) for name, knobs in values.pop("optimizations", ()))
+        return cls(**{"load": load_of(value.get("conversion", "before")), **values, "optimizations": pairs})

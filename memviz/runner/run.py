@@ -49,7 +49,7 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Fit:
-    """Result of a replay with the card's memory, which tells if the same requests would succeed there."""
+    """Result of a replay with the card's memory: do the same requests succeed there?"""
 
     usable_bytes: int
     fits: bool
@@ -70,7 +70,7 @@ class Fit:
 
     @property
     def word(self) -> str:
-        """Runs of before say only whether they fit."""
+        """Older runs only store `fits`."""
         return self.fit or ("yes" if self.fits else "no")
 
     @property
@@ -119,7 +119,7 @@ class Run:
     classes: tuple[RankClass, ...] = ()
     """All ranks then, by what they take."""
     pinned_host_bytes: int | None = None
-    """Held on the host in pages that stay there, as offloading takes them; None where nobody counted."""
+    """Pinned host memory, as used by offloading; None if not counted."""
     link_bytes: int | None = None
     """Bytes that collectives send to other devices in one step; None if not counted."""
     weights_at_peak_bytes: int | None = None
@@ -139,20 +139,20 @@ class Run:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Run:
-        known = {attribute.name: value[attribute.name] for attribute in fields(cls) if attribute.name in value}
-        known["request"] = Request.from_json(known["request"])
-        known["seconds"] = Seconds(**known["seconds"]) if known.get("seconds") else None
-        known["fit"] = Fit(**known["fit"]) if known.get("fit") else None
-        error = known.get("expected_error")
-        known["expected_error"] = ExpectedError.from_json(error) if error else None
-        known["classes"] = tuple(map(RankClass.from_json, known.get("classes", ())))
+        values = {attribute.name: value[attribute.name] for attribute in fields(cls) if attribute.name in value}
+        values["request"] = Request.from_json(values["request"])
+        values["seconds"] = Seconds(**values["seconds"]) if values.get("seconds") else None
+        values["fit"] = Fit(**values["fit"]) if values.get("fit") else None
+        error = values.get("expected_error")
+        values["expected_error"] = ExpectedError.from_json(error) if error else None
+        values["classes"] = tuple(map(RankClass.from_json, values.get("classes", ())))
         for name in ("notes", "warnings"):
-            known[name] = tuple(str(text) for text in known.get(name, ()))
-        return _checked(cls(**known))
+            values[name] = tuple(str(text) for text in values.get(name, ()))
+        return _checked(cls(**values))
 
 
 def _checked(run: Run) -> Run:
-    """Check the types of all fields, since a file can say anything."""
+    """Check the types of all fields, since files are untrusted."""
     kinds: dict[str, Any] = {"str": str, "int": int, "int | None": int | None, "bool": bool}
     kinds |= {"float": float | int, "float | None": float | int | None}
     parts: list[Any] = [run, run.request, *filter(None, (run.seconds, run.fit))]
@@ -192,12 +192,12 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
 
 def _loss_words(losses: Mapping[str, Any]) -> str:
     """Describe the loss of the last compared step, and the baseline's at the same step of the same training."""
-    ours, reference = float(losses["ours"][-1]), float(losses["reference"][-1])
+    loss, reference = float(losses["ours"][-1]), float(losses["reference"][-1])
     trained = f" training {losses['trains']}" if losses.get("trains") else ""
-    if ours == reference:
-        return f"{ours:.6g}{trained}, equal"
-    same = f"{ours:.6g}" == f"{reference:.6g}"
-    return f"{ours:.6g}{trained}, {'equal in six digits' if same else f'baseline {reference:.6g}'}"
+    if loss == reference:
+        return f"{loss:.6g}{trained}, equal"
+    same = f"{loss:.6g}" == f"{reference:.6g}"
+    return f"{loss:.6g}{trained}, {'equal in six digits' if same else f'baseline {reference:.6g}'}"
 
 
 def run_of(trace: Trace) -> Run | None:

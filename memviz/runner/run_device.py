@@ -13,7 +13,7 @@ from memviz.trace.model import Trace
 
 
 class TakesInputs(Protocol):
-    """The part of a workload that a device asks for its inputs."""
+    """Part of a workload that a device calls for inputs."""
 
     def inputs(self, device: torch.device) -> dict[str, Any]: ...
 

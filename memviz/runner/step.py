@@ -75,12 +75,12 @@ def take_steps(
     optimizer = make_optimizer(request.optimizer, model)
     pieces = pieces_of(plan.optimizations)
     step = RunStep(workload, device, model, inputs, optimizer, pieces=pieces, passes=passes)
-    kept = None
+    last_output = None
     for number in range(request.warmup):
         tell(f"warm-up {number + 1} of {request.warmup}")
         with device.phase("warm-up"):
             output = step()
-        kept = output if request.keep_output else None
+        last_output = output if request.keep_output else None
         del output
     warmed()
     for number in range(request.steps):
@@ -89,7 +89,7 @@ def take_steps(
             step()
     tell("reading the trace")
     trace = device.finish()
-    del kept
+    del last_output
     return trace
 
 

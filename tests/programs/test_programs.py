@@ -76,7 +76,7 @@ def test_a_program_comes_to_its_end_and_its_own_arithmetic_holds(name: str, tmp_
     if name != "dqn":
         assert said["steps"] == case.steps
     requested, allocated = said["peak_requested_bytes"], said["peak_allocated_bytes"]
-    assert 0 < requested and allocated <= said["peak_reserved_bytes"]
+    assert requested > 0 and allocated <= said["peak_reserved_bytes"]
     # Freed memory that waits for another stream is still counted in requested bytes, and no longer in allocated ones.
     assert requested <= allocated or name == "amp_with_prefetching"
     assert sum(said["by_category"].values()) == requested

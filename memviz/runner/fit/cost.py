@@ -55,7 +55,7 @@ _SPEEDS = {
 
 
 def speed_of(card: str) -> CardSpeed | None:
-    """None where nobody has looked the card up."""
+    """Return the data sheet speeds of a card; None for an unlisted card."""
     return _SPEEDS.get(card)
 
 
@@ -119,5 +119,5 @@ def cost_of(work: Work, speed: CardSpeed | None, dtype: str = "") -> Cost:
 def _tflops(speed: CardSpeed, dtype: str) -> tuple[float, float]:
     """The most, and what is reckoned with at least."""
     both = speed.half_tflops, speed.single_tflops
-    known = {"fp32": (speed.single_tflops,), **{dtype: (speed.half_tflops,) for dtype in _HALVES}}.get(dtype, both)
-    return max(known), min(known)
+    speeds = {"fp32": (speed.single_tflops,), **{dtype: (speed.half_tflops,) for dtype in _HALVES}}.get(dtype, both)
+    return max(speeds), min(speeds)

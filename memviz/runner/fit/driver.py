@@ -46,7 +46,7 @@ class _Driver:
             self._out.flush()
 
     def listen(self) -> None:
-        """Each line gives a turn. Whoever ordered is gone when their end closes."""
+        """Release one turn per line of stdin; exit the process when the client closes it."""
         for _ in sys.stdin:
             self._turn.release()
         os._exit(0)
@@ -66,8 +66,8 @@ class _Driver:
 
         request = Request.from_json(order["request"])
 
-        def tell(way: Any, done: int, of: int) -> None:
-            self.send("way", way=None if way is None else way_json(way), done=done, of=of)
+        def tell(trial: Any, done: int, of: int) -> None:
+            self.send("way", way=None if trial is None else way_json(trial), done=done, of=of)
 
         with Predictor(processes=1, timeout=order["seconds"], turn=self.turn) as predictor:
             answer = find_fit(

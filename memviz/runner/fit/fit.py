@@ -47,7 +47,7 @@ class FitAnswer:
     usable_bytes: int
     searched: Searched
     largest: LargestValue | None
-    """None where nobody asked, or no value was found that fits."""
+    """None if not requested, or if no value fits."""
     grid: Grid | None = None
     stopped: str = ""
     """`Stop.by`: what ended the search before it was through."""
@@ -56,25 +56,25 @@ class FitAnswer:
     def chosen(self) -> Trial | None:
         """Cheapest configuration of the strictest class in which any fits."""
         for keep in KEEPS:
-            way = cheapest_that_fits(way for way in self.searched.ways if way.candidate.keeps == keep)
-            if way is not None:
-                return way
+            trial = cheapest_that_fits(trial for trial in self.searched.ways if trial.candidate.keeps == keep)
+            if trial is not None:
+                return trial
         return None
 
     @property
     def as_it_is(self) -> Trial | None:
-        """With nothing changed of what was asked, where that could be predicted."""
-        asked = (self.request.optimizations, self.request.optimizer)
-        for way in self.searched.ways:
-            request = way.candidate.request
-            if not way.candidate.layout and (request.optimizations, request.optimizer) == asked:
-                return way
+        """Trial of the unchanged request; None if it could not be predicted."""
+        unchanged = (self.request.optimizations, self.request.optimizer)
+        for trial in self.searched.ways:
+            request = trial.candidate.request
+            if not trial.candidate.layout and (request.optimizations, request.optimizer) == unchanged:
+                return trial
         return None
 
     @property
     def grown(self) -> Trial | None:
         """The configuration whose largest batch is sought: what was chosen, or where nothing fits what takes least."""
-        return self.chosen or min(self.searched.ways, key=lambda way: way.peak_reserved_bytes, default=None)
+        return self.chosen or min(self.searched.ways, key=lambda trial: trial.peak_reserved_bytes, default=None)
 
     @property
     def listed(self) -> tuple[Trial, ...]:
@@ -82,10 +82,10 @@ class FitAnswer:
         front, chosen = self.front(self.shown), self.chosen
         if chosen is None or chosen in front:
             return front
-        return tuple(sorted((*front, chosen), key=lambda way: (way.cost.rank, -way.peak_reserved_bytes)))
+        return tuple(sorted((*front, chosen), key=lambda trial: (trial.cost.rank, -trial.peak_reserved_bytes)))
 
     def front(self, keep: Keep) -> tuple[Trial, ...]:
-        return pareto_front(way for way in self.searched.ways if way.candidate.keeps == keep)
+        return pareto_front(trial for trial in self.searched.ways if trial.candidate.keeps == keep)
 
     @property
     def shown(self) -> Keep:
@@ -102,10 +102,10 @@ def find_fit(
     grid: bool = False,
     tries: int | None = None,
     stop: Stop | None = None,
-    tell: OnTrial = lambda way, done, of: None,
+    tell: OnTrial = lambda trial, done, of: None,
     tell_largest: Callable[[int], None] = lambda value: None,
 ) -> FitAnswer:
-    """`stop` ends it early, with what was found by then."""
+    """Search for the cheapest configuration that fits; `stop` ends it early with the results so far."""
     plan, stop = plan_of(request), stop or Stop()
     for knob in [*filter(None, [largest]), *(LARGEST if grid else ())]:
         _check_knob(request, knob)
@@ -119,8 +119,8 @@ def find_fit(
         if largest:
             answer = replace(answer, largest=asks.largest(largest, usable, tell_largest))
         if grid:
-            known = grid_of(asks, knob_value(asks.request, "sequence"), usable, tell_largest)
-            answer = replace(answer, grid=known)
+            filled = grid_of(asks, knob_value(asks.request, "sequence"), usable, tell_largest)
+            answer = replace(answer, grid=filled)
     return replace(answer, stopped=stop.by if searched.is_stopped or largest or grid else "")
 
 
@@ -154,18 +154,20 @@ class Asking:
         return prediction.refused or (prediction.fits is True, prediction.peak_reserved_bytes)
 
     def largest(self, knob: str, usable: int, tell: Callable[[int], None]) -> LargestValue | None:
-        words: dict[int, str] = {}
+        reasons: dict[int, str] = {}
 
         def fits(value: int) -> tuple[bool, int] | str:
             tell(value)
             answer = self({knob: value})
-            words[value] = self._fit
+            reasons[value] = self._fit
             return answer
 
-        found = largest_that_fits(fits, usable, knob_value(self.request, knob))
-        if found is None:
+        result = largest_that_fits(fits, usable, knob_value(self.request, knob))
+        if result is None:
             return None
-        return LargestValue(knob, found, replace(self._with({knob: found.value}), numerics=False), words[found.value])
+        return LargestValue(
+            knob, result, replace(self._with({knob: result.value}), numerics=False), reasons[result.value]
+        )
 
     def _with(self, values: Mapping[str, int]) -> Request:
         texts = {knob: str(value) for knob, value in values.items()}
@@ -189,8 +191,8 @@ def fit_json(answer: FitAnswer) -> dict[str, Any]:
         "usable_bytes": answer.usable_bytes,
         "keep": answer.keep,
         "chosen": None if chosen is None else way_json(chosen),
-        "front": [way_json(way) for way in answer.front(answer.shown)],
-        "fronts": {keep: [way_json(way) for way in answer.front(keep)] for keep in allowed(answer.keep)},
+        "front": [way_json(trial) for trial in answer.front(answer.shown)],
+        "fronts": {keep: [way_json(trial) for trial in answer.front(keep)] for keep in allowed(answer.keep)},
         "tried": answer.searched.tried,
         "of": answer.searched.of,
         "planned": answer.searched.planned,
@@ -208,26 +210,26 @@ def allowed(keep: Keep) -> tuple[Keep, ...]:
     return KEEPS[: KEEPS.index(keep) + 1]
 
 
-def way_json(way: Trial) -> dict[str, Any]:
-    request, cost = way.candidate.request, way.cost
+def way_json(trial: Trial) -> dict[str, Any]:
+    request, cost = trial.candidate.request, trial.cost
     return {
         "optimizations": [{"name": name, **knobs} for name, knobs in request.optimizations],
         "optimizer": request.optimizer,
         "settings": dict(request.settings),
         "parallel": parallel_of(request.parallel).used,
-        "label": way_label(way),
-        "title": way_label(way, title_of),
-        "short_title": short_label(way, title_of),
-        "keeps": way.candidate.keeps,
-        "fits": way.fits,
-        "fit": way.prediction.fit,
-        "expected_error": way.prediction.expected_error,
-        "changes": list(changes_of(way)),
-        "warnings": list(way.prediction.warnings),
-        "peak_allocated_bytes": way.prediction.peak_allocated_bytes,
-        "peak_reserved_bytes": way.peak_reserved_bytes,
-        "peak_reserved_without_limit_bytes": way.prediction.peak_reserved_bytes,
-        "pinned_host_bytes": way.prediction.pinned_host_bytes,
+        "label": way_label(trial),
+        "title": way_label(trial, title_of),
+        "short_title": short_label(trial, title_of),
+        "keeps": trial.candidate.keeps,
+        "fits": trial.fits,
+        "fit": trial.prediction.fit,
+        "expected_error": trial.prediction.expected_error,
+        "changes": list(changes_of(trial)),
+        "warnings": list(trial.prediction.warnings),
+        "peak_allocated_bytes": trial.prediction.peak_allocated_bytes,
+        "peak_reserved_bytes": trial.peak_reserved_bytes,
+        "peak_reserved_without_limit_bytes": trial.prediction.peak_reserved_bytes,
+        "pinned_host_bytes": trial.prediction.pinned_host_bytes,
         "cost": {
             "flops": cost.flops,
             "bytes_moved": cost.bytes_moved,
@@ -237,71 +239,71 @@ def way_json(way: Trial) -> dict[str, Any]:
             "seconds_high": cost.seconds_high,
             "per": plan_of(request).unit,
         },
-        "command": way.prediction.command,
-        "code": way.prediction.code,
+        "command": trial.prediction.command,
+        "code": trial.prediction.code,
     }
 
 
-def changes_of(way: Trial) -> Iterator[str]:
-    """Differences from the request beside the optimizations: another optimizer, dtype or layout."""
-    asked, request = way.candidate.asked, way.candidate.request
-    if asked is None:
+def changes_of(trial: Trial) -> Iterator[str]:
+    """Yield differences from the request other than optimizations: optimizer, dtype or layout."""
+    original, request = trial.candidate.asked, trial.candidate.request
+    if original is None:
         return
-    if request.optimizer != asked.optimizer:
-        yield f"optimizer {request.optimizer} instead of {asked.optimizer}"
-    if way.candidate.layout:
-        yield f"{way.candidate.layout} instead of {plan_of(asked).parallel.parts}"
-    before = {knob.name: str(knob.default) for knob in described(plan_of(asked).workload)}
-    yield from (f"{name} {text} instead of {before[name]}" for name, text in _other_settings(way).items())
+    if request.optimizer != original.optimizer:
+        yield f"optimizer {request.optimizer} instead of {original.optimizer}"
+    if trial.candidate.layout:
+        yield f"{trial.candidate.layout} instead of {plan_of(original).parallel.parts}"
+    before = {knob.name: str(knob.default) for knob in described(plan_of(original).workload)}
+    yield from (f"{name} {text} instead of {before[name]}" for name, text in _other_settings(trial).items())
 
 
-def _other_settings(way: Trial) -> dict[str, str]:
-    asked = way.candidate.asked
-    known = {} if asked is None else asked.settings
-    settings = {} if asked is None else way.candidate.request.settings
-    return {name: text for name, text in settings.items() if text != known.get(name)}
+def _other_settings(trial: Trial) -> dict[str, str]:
+    original = trial.candidate.asked
+    original_settings = {} if original is None else original.settings
+    settings = {} if original is None else trial.candidate.request.settings
+    return {name: text for name, text in settings.items() if text != original_settings.get(name)}
 
 
-def way_label(way: Trial, named: Named = label_of) -> str:
+def way_label(trial: Trial, label: Named = label_of) -> str:
     """`checkpointing every=2 + adamw-fused`, or `baseline`; in the words of the page by `title_of`."""
-    request = way.candidate.request
+    request = trial.candidate.request
     plan = plan_of(request)
-    # Among ways to part them, the one that was asked for has its name too.
-    layout = way.candidate.layout or (plan.parallel.parts if plan.parallel.gpus > 1 else "")
+    # The requested layout is named too, since other trials name theirs.
+    layout = trial.candidate.layout or (plan.parallel.parts if plan.parallel.gpus > 1 else "")
     more = [layout] if layout else []
     more += [] if request.optimizer == "none" else [request.optimizer]
-    more += [text for name, text in _other_settings(way).items() if name == "dtype"]
-    return " + ".join([*more, *([named(plan.optimizations)] if plan.optimizations or not more else [])])
+    more += [text for name, text in _other_settings(trial).items() if name == "dtype"]
+    return " + ".join([*more, *([label(plan.optimizations)] if plan.optimizations or not more else [])])
 
 
-def short_label(way: Trial, named: Named = label_of) -> str:
-    """For a headline: two optimizations that were not asked for, and the number of other changes."""
-    request, asked = way.candidate.request, way.candidate.asked or way.candidate.request
-    given = {name for name, _ in asked.optimizations}
-    added = [change for change in plan_of(request).optimizations if change.name not in given]
-    parts = [named((change,)) for change in sorted(added, key=lambda change: change.name in _NAMED_LAST)]
-    parts += [way.candidate.layout] if way.candidate.layout else []
-    parts += [request.optimizer] if request.optimizer != asked.optimizer else []
-    parts += [text for name, text in _other_settings(way).items() if name == "dtype"]
+def short_label(trial: Trial, label: Named = label_of) -> str:
+    """Return a headline: two optimizations added to the request, and the number of other changes."""
+    request, original = trial.candidate.request, trial.candidate.asked or trial.candidate.request
+    original_names = {name for name, _ in original.optimizations}
+    added = [change for change in plan_of(request).optimizations if change.name not in original_names]
+    parts = [label((change,)) for change in sorted(added, key=lambda change: change.name in _NAMED_LAST)]
+    parts += [trial.candidate.layout] if trial.candidate.layout else []
+    parts += [request.optimizer] if request.optimizer != original.optimizer else []
+    parts += [text for name, text in _other_settings(trial).items() if name == "dtype"]
     more = len(parts) - _MOST_NAMED
-    together = " + ".join(parts[:_MOST_NAMED]) or way_label(way, named)
+    together = " + ".join(parts[:_MOST_NAMED]) or way_label(trial, label)
     return f"{together} and {more} more" if more > 0 else together
 
 
 def largest_json(answer: FitAnswer) -> dict[str, Any] | None:
     if answer.largest is None:
         return None
-    largest, found = answer.largest, answer.largest.found
+    largest, result = answer.largest, answer.largest.found
     grown = answer.grown
     assert grown is not None
     return {
         "knob": largest.knob,
-        "value": found.value,
-        "next_fails": found.next_fails,
-        "next_refused": found.refused.removeprefix(f"{answer.request.workload}: ") or None,
-        "predictions": found.predictions,
+        "value": result.value,
+        "next_fails": result.next_fails,
+        "next_refused": result.refused.removeprefix(f"{answer.request.workload}: ") or None,
+        "predictions": result.predictions,
         "fit": largest.fit,
-        "stopped": found.is_stopped,
+        "stopped": result.is_stopped,
         "label": way_label(grown),
         "title": way_label(grown, title_of),
         "command": command_of(largest.request),

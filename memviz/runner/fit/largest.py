@@ -24,7 +24,7 @@ _FIRST_STEP = 12
 _APART = 4
 """Divisor of a value: two points on its side must be at least value / 4 apart to give a line."""
 _PATIENCE = 2
-"""Guesses by the line that may leave more than half of what is open; then what is beside the line is tried."""
+"""Guesses by the line that may leave over half of the interval; later guesses deviate from the line."""
 _WIDER = 3
 """Times as far from the line with each further guess: a peak that goes up and down by segments is near a line, and
 no line."""
@@ -34,7 +34,7 @@ no line."""
 class Largest:
     value: int
     next_fails: bool
-    """False only where nothing was found that does not fit."""
+    """False only if no tried value failed to fit."""
     predictions: int
     refused: str = ""
     """Why the next is refused, where that is no matter of memory."""
@@ -47,7 +47,7 @@ class SearchStopped(Exception):
 
 
 def largest_that_fits(ask: AskFit, usable_bytes: int, first: int = 1) -> Largest | None:
-    """Search from `first` on. None where not even 1 fits; the largest so far where `ask` raises SearchStopped."""
+    """Search from `first` on. None if not even 1 fits; the largest so far if `ask` raises SearchStopped."""
     points: dict[int, Answer] = {}
     try:
         return _searched(ask, usable_bytes, max(first, 1), points)
@@ -77,7 +77,7 @@ def _searched(ask: AskFit, usable_bytes: int, first: int, points: dict[int, Answ
             break
         line = _line(points, usable_bytes, low, high)
         if (points[low][1] or 0) > usable_bytes:
-            # What the allocator gives back before it fails made it fit: what is taken without a limit says no more.
+            # It fits only because the allocator frees its cache under pressure: the peak without a limit is no guide.
             fits(2 * low if high is None else (low + high) // 2)
             continue
         fits(_above(low, line) if high is None else _between(low, high, line, slow))
@@ -124,13 +124,13 @@ def _line(points: dict[int, Answer], usable: int, low: int, high: int | None) ->
 
     Two points of one side must be far enough apart: neighbours show segments rather than a slope.
     """
-    known = {value: peak for value, (_, peak) in points.items() if peak is not None}
-    if high is not None and high in known:
-        return _under(usable, (low, known[low]), (high, known[high]))
-    apart = (value for value in sorted(known, reverse=True) if low - value >= max(1, low // _APART))
-    lines = (_under(usable, (value, known[value]), (low, known[low])) for value in apart)
+    peaks = {value: peak for value, (_, peak) in points.items() if peak is not None}
+    if high is not None and high in peaks:
+        return _under(usable, (low, peaks[low]), (high, peaks[high]))
+    distant = (value for value in sorted(peaks, reverse=True) if low - value >= max(1, low // _APART))
+    lines = (_under(usable, (value, peaks[value]), (low, peaks[low])) for value in distant)
     value = next((line for line in lines if line is not None), None)
-    # The line says nothing of a value that is refused for another reason than memory.
+    # The line does not apply to a value that is refused for another reason than memory.
     return None if value is None or (high is not None and value >= high) else value
 
 
@@ -144,7 +144,7 @@ Predicted = Callable[[Mapping[str, int]], "tuple[bool, int] | str"]
 """Returns (fits, peak without a limit), or why these values are refused."""
 
 _LENGTHS = (1, 2, 4, 8, 16)
-"""Quarters of the length that was asked for."""
+"""Quarters of the requested length."""
 _MOST_BATCHES = 10
 
 
@@ -186,17 +186,17 @@ def grid_of(
 def _grid_row(predicted: Predicted, length: int, usable: int, first: int) -> Row | None:
     """Search one row; None where the model takes no such sequence."""
     peaks: dict[int, int] = {}
-    is_taken = False
+    is_accepted = False
 
     def fits(batch: int) -> tuple[bool, int] | str:
-        nonlocal is_taken
+        nonlocal is_accepted
         answer = predicted({"batch": batch, "sequence": length})
         if not isinstance(answer, str):
-            is_taken, peaks[batch] = True, answer[1]
+            is_accepted, peaks[batch] = True, answer[1]
         return answer
 
     border = largest_that_fits(fits, usable, max(first, 1))
-    if not is_taken:
+    if not is_accepted:
         return None
     return Row(length, border.value if border else 0, border.next_fails if border else True, peaks)
 

@@ -47,7 +47,7 @@ class Measurement:
 
 def trials_to_measure(front: Iterable[Trial], count: int) -> list[Trial]:
     """Those that fit as predicted, the cheapest first."""
-    return [way for way in front if way.fits][:count]
+    return [trial for trial in front if trial.fits][:count]
 
 
 def gpus_named(gpus: Sequence[Gpu], card: str) -> list[Gpu]:
@@ -58,7 +58,7 @@ def gpus_named(gpus: Sequence[Gpu], card: str) -> list[Gpu]:
 def measured(
     ways: Sequence[Trial], gpus: Sequence[Gpu], tell: Callable[[int], None] = lambda done: None
 ) -> list[Measurement]:
-    """In the order of the ways. `tell` hears how many are done, from one thread at a time."""
+    """Measure in the order of `ways`. `tell` gets the number done, from one thread at a time."""
     left, done = list(enumerate(ways)), dict[int, Measurement]()
     lock = threading.Lock()
 
@@ -67,8 +67,8 @@ def measured(
             with lock:
                 if not left:
                     return
-                number, way = left.pop(0)
-            answer = _measured_on(gpu, way)
+                number, trial = left.pop(0)
+            answer = _measured_on(gpu, trial)
             with lock:
                 done[number] = answer
                 tell(len(done))
@@ -83,15 +83,15 @@ def measured(
     return [done[number] for number in sorted(done)]
 
 
-def _measured_on(gpu: Gpu, way: Trial) -> Measurement:
-    request = replace(way.candidate.request, on="cuda", numerics=False)
+def _measured_on(gpu: Gpu, trial: Trial) -> Measurement:
+    request = replace(trial.candidate.request, on="cuda", numerics=False)
     try:
         event = gpu.measure(request)
-    except Exception as error:  # a worker of Dask that is gone, or whatever else happens on another machine
-        return Measurement(way, gpu.name, gpu.where, None, f"Its worker did not answer: {first_line(error)}")
+    except Exception as error:  # a lost Dask worker, or any failure on another machine
+        return Measurement(trial, gpu.name, gpu.where, None, f"Its worker did not answer: {first_line(error)}")
     if event.run is None:
-        return Measurement(way, gpu.name, gpu.where, None, event.text or "It ended without an answer.")
-    return Measurement(way, event.run.device, gpu.where, event.run)
+        return Measurement(trial, gpu.name, gpu.where, None, event.text or "It ended without an answer.")
+    return Measurement(trial, event.run.device, gpu.where, event.run)
 
 
 def check_can_be_measured(request: Request) -> None:
@@ -101,15 +101,15 @@ def check_can_be_measured(request: Request) -> None:
 
 def gpus_of_this_machine() -> list[Gpu]:
     """UsageError with the reason where there is none."""
-    known = gpus_here()
-    if not known["gpus"]:
-        raise UsageError(f"{_NO_GPU}. {known['why']} With --scheduler the workers of Dask measure that have one.")
+    status = gpus_here()
+    if not status["gpus"]:
+        raise UsageError(f"{_NO_GPU}. {status['why']} With --scheduler the workers of Dask measure that have one.")
 
     def on(uuid: str) -> Measure:
         return lambda request: event_of(measured_here(request.as_json(), uuid), Path())
 
-    several = len(known["gpus"]) > 1
-    return [Gpu(gpu["name"], on(gpu["uuid"] if several else "")) for gpu in known["gpus"]]
+    several = len(status["gpus"]) > 1
+    return [Gpu(gpu["name"], on(gpu["uuid"] if several else "")) for gpu in status["gpus"]]
 
 
 def measured_here(request: dict[str, Any], uuid: str) -> dict[str, Any]:

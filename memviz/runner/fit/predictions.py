@@ -111,8 +111,8 @@ class KeptPredictions:
     def order_of(self, search: str) -> Sequence[tuple[int, ...]]:
         """Places of a space in the order in which this search tried them before.
 
-        What is tried next depends on which process answered first. Without the order a search that is asked again
-        would go another way, and predict anew.
+        The next candidate depends on which process answered first. Without the order a repeated search would
+        try others, and predict again.
         """
         return tuple(self._orders.get(search, ()))
 
@@ -164,7 +164,7 @@ Ask = Callable[[], Request | None]
 """Returns the next request to predict; None where there is no more."""
 Hear = Callable[[Request, Prediction], None]
 Others = Callable[[Request], Sequence[Request]]
-"""Those that differ from it in their allocator settings alone, and may be asked for later."""
+"""Requests that differ from it only in allocator settings, and may follow later."""
 
 
 class _OutOfTime(Exception):
@@ -232,9 +232,9 @@ class Predictor:
 
     def one(self, request: Request, until: float | None = None) -> Prediction:
         """At the time `until` of the monotonic clock its process is ended, and it is refused."""
-        known = self.kept.get(request)
-        if known is not None:
-            return known
+        cached = self.kept.get(request)
+        if cached is not None:
+            return cached
         timer = threading.Timer(max(0.0, (until or 0.0) - time.monotonic()), self._kill)
         if until is not None:
             timer.start()
@@ -248,10 +248,10 @@ class Predictor:
             worker.kill()
 
     def all(self, ask: Ask, hear: Hear, others: Others = lambda request: (), *, until: float | None = None) -> None:
-        """Until there is nothing to ask. Both are called by one thread at a time, and what they raise ends it.
+        """Predict until `ask` returns None. Both are called by one thread at a time; an exception of theirs ends it.
 
-        The `others` of a request cost little beside it, so they are predicted with it and kept until
-        they are asked for. At the time `until` of the monotonic clock what is under way is ended.
+        The `others` of a request cost little more, so they are predicted with it and cached. Running predictions
+        are ended at the time `until` of the monotonic clock.
         """
         faults: list[BaseException] = []
 
@@ -265,7 +265,7 @@ class Predictor:
                     prediction = self.kept.get(request) or self._predict(place, request, others(request))
                     with self._lock:
                         if faults:
-                            # Its process was ended, which says nothing about the request.
+                            # Its process was ended by another fault: the result is not of the request.
                             return
                         hear(request, prediction)
             except BaseException as fault:

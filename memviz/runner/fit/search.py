@@ -106,7 +106,7 @@ class _Learned:
     def of(self, places: npt.NDArray[np.intp], values: Floats) -> tuple[Floats, Floats, Floats]:
         """Return expected values, remaining variance, and the unit of its square root for each objective."""
         solved = self._inverse @ values
-        # In units of how far each known value is from what the others say of it.
+        # Unit: distance of each observed value from its prediction by the others.
         precision = (self._inverse**2).sum(axis=0)[:, None]
         unit = np.sqrt((((self._inverse.T @ solved) ** 2) / precision).mean(axis=0))
         return self._shares[:, places].T @ solved, np.maximum(self._unknown[places], 0.0), unit
@@ -124,11 +124,11 @@ def _features(sizes: Sequence[int], places: npt.NDArray[np.intp]) -> tuple[Float
     return features, small
 
 
-def _added(known: Floats, expected: Floats) -> Floats:
+def _added(observed: Floats, expected: Floats) -> Floats:
     """How much area each expected point would add to what is known to be dominated; where none adds any, how near it
     comes to the front."""
-    worst = known.max(axis=0) + np.log(_MARGIN)
-    front = _learned_front(known)
+    worst = observed.max(axis=0) + np.log(_MARGIN)
+    front = _learned_front(observed)
     # The free area is cut into columns: from one point's cost to the next, as high as the last point's peak.
     edges = np.concatenate([[-np.inf], front[:, 0], [worst[0]]])
     heights = np.concatenate([[worst[1]], front[:, 1]])
@@ -169,20 +169,22 @@ class Trial:
 def pareto_front(ways: Iterable[Trial]) -> tuple[Trial, ...]:
     """Cheapest first; each next one is dearer and takes less. Of equal ones, that with the fewest changes."""
     front: list[Trial] = []
-    for way in sorted(ways, key=lambda way: (way.cost.rank, way.peak_reserved_bytes, _count_changes(way))):
-        if not front or way.peak_reserved_bytes < front[-1].peak_reserved_bytes:
-            front.append(way)
+    for trial in sorted(ways, key=lambda trial: (trial.cost.rank, trial.peak_reserved_bytes, _count_changes(trial))):
+        if not front or trial.peak_reserved_bytes < front[-1].peak_reserved_bytes:
+            front.append(trial)
     return tuple(front)
 
 
 def cheapest_that_fits(ways: Iterable[Trial]) -> Trial | None:
-    """Return the cheapest that fits; of equally cheap ones that with the fewest changes, whatever memory it takes."""
-    fitting = (way for way in ways if way.fits)
-    return min(fitting, key=lambda way: (way.cost.rank, _count_changes(way), way.peak_reserved_bytes), default=None)
+    """Return the cheapest that fits; ties go to the fewest changes, then to the lowest peak."""
+    fitting = (trial for trial in ways if trial.fits)
+    return min(
+        fitting, key=lambda trial: (trial.cost.rank, _count_changes(trial), trial.peak_reserved_bytes), default=None
+    )
 
 
-def _count_changes(way: Trial) -> int:
-    return sum(1 + len(knobs) for _, knobs in way.candidate.request.optimizations)
+def _count_changes(trial: Trial) -> int:
+    return sum(1 + len(knobs) for _, knobs in trial.candidate.request.optimizations)
 
 
 MOST_ALL = 300
@@ -219,7 +221,7 @@ class Searched:
 
 
 class Stop:
-    """Ends a search early and keeps what it found: at a time limit, or where the program is told to end."""
+    """Ends a search early and keeps its results: at a time limit, or on a signal to the program."""
 
     def __init__(self, seconds: float | None = None) -> None:
         self.until = None if seconds is None else time.monotonic() + seconds
@@ -252,7 +254,7 @@ class Stop:
 def search(
     space: Space,
     predictor: Predictor,
-    tell: OnTrial = lambda way, done, of: None,
+    tell: OnTrial = lambda trial, done, of: None,
     *,
     tries: int | None = None,
     stop: Stop | None = None,
@@ -275,15 +277,15 @@ def search(
 
     def hear(request: Request, prediction: Prediction) -> None:
         place = pending.pop(repr(request))
-        candidate, way = candidates[place], None
+        candidate, trial = candidates[place], None
         if prediction.refused:
             refused[place] = prediction.refused
         else:
-            way = Trial(candidate, prediction, cost_of_slowest(plan_of(candidate.request), prediction, speed))
-        tried[place] = way
+            trial = Trial(candidate, prediction, cost_of_slowest(plan_of(candidate.request), prediction, speed))
+        tried[place] = trial
         order.add(place)
-        points.learn(place, None if way is None else (way.cost.rank, float(way.peak_reserved_bytes)))
-        tell(way, len(tried), min(count, possible()))
+        points.learn(place, None if trial is None else (trial.cost.rank, float(trial.peak_reserved_bytes)))
+        tell(trial, len(tried), min(count, possible()))
 
     def possible() -> int:
         return sum(place in tried or not points.is_refused(place) for place in candidates)
@@ -292,14 +294,14 @@ def search(
         if plan.parallel.gpus > 1:
             # There each is a prediction of its own.
             return []
-        alike = [place for place in space.with_other_settings(pending[repr(request)]) if place not in tried]
-        return [candidates[place].request for place in alike if not points.is_refused(place)]
+        same_peak = [place for place in space.with_other_settings(pending[repr(request)]) if place not in tried]
+        return [candidates[place].request for place in same_peak if not points.is_refused(place)]
 
     stop, is_stopped = stop or Stop(), True
     with suppress(SearchStopped), stop.ends():
         predictor.all(ask, hear, others, until=stop.until)
         is_stopped = bool(stop.by)
-    ways = tuple(way for way in tried.values() if way is not None)
+    ways = tuple(trial for trial in tried.values() if trial is not None)
     # Fewest changes first, whichever process answered first.
     in_order = sorted(refused, key=lambda place: (len(changes_at(place)), place))
     reasons = tuple(refused[place] for place in in_order)
@@ -309,11 +311,13 @@ def search(
 class _KeptOrder:
     """Order in which a large space is tried, cached so that the same search goes the same way again."""
 
-    def __init__(self, space: Space, kept: KeptPredictions) -> None:
-        is_kept = len(space.candidates) > MOST_ALL and may_be_kept(space.request)
-        self._kept = kept if is_kept else None
+    def __init__(self, space: Space, predictions: KeptPredictions) -> None:
+        is_cached = len(space.candidates) > MOST_ALL and may_be_kept(space.request)
+        self._kept = predictions if is_cached else None
         self._search = blake2b(repr(space).encode(), digest_size=16).hexdigest()
-        self.before = [place for place in kept.order_of(self._search) if place in space.candidates] if is_kept else []
+        self.before = (
+            [place for place in predictions.order_of(self._search) if place in space.candidates] if is_cached else []
+        )
         self._written = set(self.before)
 
     def add(self, place: Point) -> None:

@@ -22,12 +22,12 @@ _MOST_STAGES = 16
 
 
 def layouts_of(plan: Plan) -> tuple[Mapping[str, str], ...]:
-    """None where somebody said along which axes, or the workload has no batch to give to fewer."""
+    """Return the other layouts; empty if the request names axes, or the workload has no batch to split."""
     count, request = plan.parallel.gpus, plan.request
     if count == 1 or set(request.parallel) != {GPUS} or _batch_of(plan) is None:
         return ()
-    made = (_option(plan, parallel) for parallel in _parted(count) if parallel != plan.parallel)
-    return tuple(option for option in made if _is_possible(request, option))
+    options = (_option(plan, parallel) for parallel in _parted(count) if parallel != plan.parallel)
+    return tuple(option for option in options if _is_possible(request, option))
 
 
 def with_layout(request: Request, option: Mapping[str, str]) -> Request:
@@ -52,9 +52,9 @@ def _parted(count: int) -> Iterator[Parallel]:
     for tensor in _divisors(count):
         for pipeline in _divisors(count // tensor):
             for data in _divisors(count // tensor // pipeline):
-                made = Parallel(pipeline, data, count // tensor // pipeline // data, tensor)
-                if tensor <= CARDS_OF_A_MACHINE and pipeline <= _MOST_STAGES and _is_usual(made):
-                    yield made
+                parallel = Parallel(pipeline, data, count // tensor // pipeline // data, tensor)
+                if tensor <= CARDS_OF_A_MACHINE and pipeline <= _MOST_STAGES and _is_usual(parallel):
+                    yield parallel
 
 
 def _is_usual(parallel: Parallel) -> bool:
@@ -136,7 +136,7 @@ class Candidate:
     request: Request
     keeps: Keep
     layout: str = ""
-    """How it is parted, where that is not as it was asked for."""
+    """Layout across GPUs, if not the requested one; else empty."""
     asked: Request | None = None
     """The request that it is a change of."""
 
@@ -155,29 +155,29 @@ class Space:
     @cached_property
     def candidates(self) -> dict[Point, Candidate]:
         alone, as_it_is = self._keeps_alone, self._keeps(()) or "outputs"
-        known = {}
+        candidates = {}
         for place in self._places():
             changes = changes_at(place)
             keeps = max((alone[change] for change in changes), key=KEEPS.index, default=as_it_is)
             request = self._request_of(dict(changes))
             is_other = request.parallel != self.request.parallel
             layout = parallel_of(request.parallel).parts if is_other else ""
-            known[place] = Candidate(request, keeps, layout, self.request)
-        return known
+            candidates[place] = Candidate(request, keeps, layout, self.request)
+        return candidates
 
     def _places(self) -> list[Point]:
         places = list(islice(self._going_on(()), MOST_CANDIDATES + 1))
         if len(places) <= MOST_CANDIDATES:
             return places
         luck = random.Random(0)
-        drawn = dict.fromkeys(
+        distinct = dict.fromkeys(
             place
             for place in self._tried_first()
             if all(number in self._going_with(place[:at]) for at, number in enumerate(place))
         )
-        while len(drawn) < MOST_CANDIDATES:
-            drawn[self._drawn(luck)] = None
-        return list(drawn)
+        while len(distinct) < MOST_CANDIDATES:
+            distinct[self._drawn(luck)] = None
+        return list(distinct)
 
     def _going_on(self, begun: Point) -> Iterator[Point]:
         """All that go together and begin so."""
@@ -195,9 +195,11 @@ class Space:
 
     def _going_with(self, begun: Point) -> list[int]:
         """Return the options of the next dimension that go with `begun`; 0 is no change."""
-        alone, apart, changes = self._keeps_alone, self._kept_apart, changes_at(begun)
+        alone, excluded, changes = self._keeps_alone, self._kept_apart, changes_at(begun)
         new = [(len(begun), number) for number in range(1, len(self.options[len(begun)]))]
-        fitting = (added for added in new if added in alone and not any((change, added) in apart for change in changes))
+        fitting = (
+            added for added in new if added in alone and not any((change, added) in excluded for change in changes)
+        )
         return [0, *(number for _, number in fitting)]
 
     @cached_property
@@ -205,12 +207,12 @@ class Space:
         """Map each allowed single change to what it keeps."""
         changes = [(place, number) for place, settings in enumerate(self.options) for number in range(1, len(settings))]
         allowed = KEEPS[: KEEPS.index(self.keep) + 1]
-        known = {change: self._keeps((change,)) for change in changes}
-        return {change: keeps for change, keeps in known.items() if keeps is not None and keeps in allowed}
+        by_change = {change: self._keeps((change,)) for change in changes}
+        return {change: keeps for change, keeps in by_change.items() if keeps is not None and keeps in allowed}
 
     @cached_property
     def _kept_apart(self) -> set[tuple[_Change, _Change]]:
-        """Optimizations say of each other whether they go together: two by two is enough."""
+        """Pairs of changes that exclude each other. Optimizations declare conflicts pairwise, so pairs are enough."""
         pairs = combinations(sorted(self._keeps_alone), 2)
         return {pair for pair in pairs if pair[0][0] != pair[1][0] and self._keeps(pair) is None}
 
@@ -224,9 +226,9 @@ class Space:
         changed = request.optimizer != self.request.optimizer
         same = request.optimizer in _SAME_OPTIMIZER.get(self.request.optimizer, ())
         is_other = (changed and not same) or "dtype" in {self.names[place] for place, _ in changes}
-        # What was asked for is fixed: only what is changed beside it can break what must stay.
-        given = {name for name, _ in self.request.optimizations}
-        claims = {optimization.claim for optimization in plan.optimizations if optimization.name not in given}
+        # The request itself is fixed: only additional changes can break what must not change.
+        requested = {name for name, _ in self.request.optimizations}
+        claims = {optimization.claim for optimization in plan.optimizations if optimization.name not in requested}
         if "lossy" in claims:
             return "nothing"
         is_other = is_other or "training" in claims
@@ -253,8 +255,8 @@ class Space:
         if ALLOCATOR_SETTINGS not in self.names:
             return []
         at = self.names.index(ALLOCATOR_SETTINGS)
-        alike = ((*place[:at], number, *place[at + 1 :]) for number in range(len(self.options[at])))
-        return [other for other in alike if other != place and other in self.candidates]
+        variants = ((*place[:at], number, *place[at + 1 :]) for number in range(len(self.options[at])))
+        return [other for other in variants if other != place and other in self.candidates]
 
     def first(self) -> Iterator[Point]:
         """Tried before all else: as it is, one of everything that goes together, usual ones, and each option alone.
@@ -284,13 +286,13 @@ def changes_at(place: Point) -> list[_Change]:
 def space_of(request: Request, keep: Keep) -> Space:
     plan = plan_of(request)
     training = plan.workload.training
-    given = {name for name, _ in request.optimizations}
+    requested = {name for name, _ in request.optimizations}
     mode = "training" if training else "inference"
     names, options = [], []
     for kind in OPTIMIZATIONS:
         claim = kind().claim
         too_much = (claim == "lossy" and keep != "nothing") or (claim == "training" and keep == "outputs")
-        if kind.name in given or kind.needs not in ("any", mode) or too_much:
+        if kind.name in requested or kind.needs not in ("any", mode) or too_much:
             continue
         names.append(kind.name)
         options.append((None, *_OPTIONS.get(kind.name, ({},))))

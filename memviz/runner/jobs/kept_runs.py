@@ -53,9 +53,9 @@ class KeptRun:
 
 def default_folder() -> Path:
     """Return the folder in the user's cache for saved runs; MEMVIZ_RUNS overrides it."""
-    named = os.environ.get("MEMVIZ_RUNS")
+    configured = os.environ.get("MEMVIZ_RUNS")
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(named) if named else Path(cache) / "memviz" / "runs"
+    return Path(configured) if configured else Path(cache) / "memviz" / "runs"
 
 
 class KeptRuns:
@@ -66,36 +66,36 @@ class KeptRuns:
         self._bounds = bounds or Bounds()
         self._folder = folder / hashlib.sha256(visitor.encode()).hexdigest()[:32]
 
-    def keep(self, made: Path, run: Run, name: str = "") -> KeptRun:
-        """Copy the trace in `made`. Raises where it cannot be written; `made` is untouched then."""
-        self._make_room(made.stat().st_size)
+    def keep(self, trace_file: Path, run: Run, name: str = "") -> KeptRun:
+        """Copy the trace in `trace_file`. Raises if it cannot be written; `trace_file` is untouched then."""
+        self._make_room(trace_file.stat().st_size)
         id = _new_id(time.time())
         path = self._folder / f"{id}.pickle"
-        kept = KeptRun(id, _named(name or run.label), run, path)
+        saved = KeptRun(id, _named(name or run.label), run, path)
         self._folder.mkdir(parents=True, exist_ok=True)
-        with made.open("rb") as source, replacing(path) as target:
+        with trace_file.open("rb") as source, replacing(path) as target:
             shutil.copyfileobj(source, target)
         try:
-            self._write_summary(kept)
+            self._write_summary(saved)
         except MemvizError:
             path.unlink(missing_ok=True)
             raise
-        return kept
+        return saved
 
     def all(self) -> tuple[KeptRun, ...]:
         """Return the runs, newest first."""
         summaries = sorted(self._folder.glob("*.json"), reverse=True)
-        return tuple(kept for kept in map(self._read, summaries) if kept is not None)
+        return tuple(saved for saved in map(self._read, summaries) if saved is not None)
 
     def get(self, id: str) -> KeptRun:
         if not _ID.fullmatch(id):
             raise UsageError("There is no such run.")
-        kept = self._read(self._folder / f"{id}.json")
-        if kept is None:
+        saved = self._read(self._folder / f"{id}.json")
+        if saved is None:
             raise UsageError("This run is gone: it was deleted, or made room for newer ones.")
         with suppress(OSError):
-            os.utime(kept.path)
-        return kept
+            os.utime(saved.path)
+        return saved
 
     def rename(self, id: str, name: str) -> KeptRun:
         old = self.get(id)
@@ -106,14 +106,14 @@ class KeptRuns:
         return new
 
     def delete(self, id: str) -> None:
-        kept = self.get(id)
+        saved = self.get(id)
         # The summary first: a trace without one is in no list.
-        kept.path.with_suffix(".json").unlink(missing_ok=True)
-        kept.path.unlink(missing_ok=True)
+        saved.path.with_suffix(".json").unlink(missing_ok=True)
+        saved.path.unlink(missing_ok=True)
 
-    def _write_summary(self, kept: KeptRun) -> None:
-        text = json.dumps({"name": kept.name, "run": kept.run.as_json()})
-        with replacing(kept.path.with_suffix(".json")) as file:
+    def _write_summary(self, saved: KeptRun) -> None:
+        text = json.dumps({"name": saved.name, "run": saved.run.as_json()})
+        with replacing(saved.path.with_suffix(".json")) as file:
             file.write(text.encode())
 
     def _read(self, summary: Path) -> KeptRun | None:
@@ -130,9 +130,9 @@ class KeptRuns:
         """Delete the oldest runs: this visitor's beyond their number, and anyone's beyond the bytes."""
         now = time.time()
         everyone = sorted(self._files(self._root.glob("*/*.pickle")))
-        mine = [path for _, _, path in everyone if path.parent == self._folder]
+        own_files = [path for _, _, path in everyone if path.parent == self._folder]
         gone = {path for used, _, path in everyone if now - used > self._bounds.days * _DAY}
-        gone.update(mine[: max(0, len(mine) + 1 - self._bounds.runs)])
+        gone.update(own_files[: max(0, len(own_files) + 1 - self._bounds.runs)])
         total = wanted + sum(size for _, size, path in everyone if path not in gone)
         for _, size, path in everyone:
             if total <= self._bounds.total_bytes:
@@ -154,10 +154,10 @@ class KeptRuns:
 
 def _new_id(now: float) -> str:
     """An id that sorts by time, within a second too."""
-    within = int(now % 1 * 0x10000)
-    return f"{time.strftime('%Y%m%d%H%M%S', time.gmtime(now))}-{within:04x}{secrets.token_hex(2)}"
+    fraction = int(now % 1 * 0x10000)
+    return f"{time.strftime('%Y%m%d%H%M%S', time.gmtime(now))}-{fraction:04x}{secrets.token_hex(2)}"
 
 
 def _named(text: object) -> str:
-    words = " ".join(str(text).split())
-    return "".join(character for character in words if character.isprintable())[:_LONGEST_NAME] or "run"
+    one_line = " ".join(str(text).split())
+    return "".join(character for character in one_line if character.isprintable())[:_LONGEST_NAME] or "run"

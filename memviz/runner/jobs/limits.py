@@ -36,7 +36,7 @@ def most_bytes(environment: Mapping[str, str] = os.environ) -> int:
                 return size
         raise UsageError(f"{MEMORY}={text!r} is not a size; write for example 8GiB, or bytes.")
     all_bytes = machine_bytes()
-    # A Space also holds the page, and an estimate may run beside a run; at home one model may need most of it.
+    # A Space also holds the page, and an estimate may run next to a run; locally one model may need most of it.
     return max(_LEAST_BYTES, all_bytes // 4 if environment.get("SPACE_ID") else all_bytes * 3 // 4)
 
 
@@ -87,13 +87,13 @@ def lower_priority(process: subprocess.Popen[Any]) -> None:
     """Let a process that works in advance yield to work that a client waits for."""
     with suppress(AttributeError, OSError):
         os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
-        # Linux may share a processor between sessions first. Only in a session of its own is nobody else slowed down.
+        # Linux may divide CPU time by session first (autogroup): lower it only for a process with its own session.
         if os.getsid(process.pid) == process.pid:
             (_PROC / str(process.pid) / "autogroup").write_text(str(_NICENESS), encoding="ascii")
 
 
 def resident_bytes(root: int) -> int:
-    """Resident memory of a process and its descendants; 0 where the system does not say, or they are gone."""
+    """Resident memory of a process and its descendants; 0 if unavailable, or if they have ended."""
     return sum(process.resident for process in _members(root))
 
 
@@ -164,7 +164,7 @@ def _processes_by_ps() -> Iterator[_Process]:
 
 
 def _unshared_bytes(process: _Process) -> int:
-    """The share of a process in pages that are in no file; in all pages where the system cannot tell."""
+    """Proportional share of anonymous pages; of all pages if the system does not separate them."""
     shares: dict[bytes, int] = {}
     with suppress(OSError, ValueError, IndexError):
         for line in (_PROC / str(process.pid) / "smaps_rollup").read_bytes().splitlines()[1:]:

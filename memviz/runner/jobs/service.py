@@ -61,7 +61,7 @@ Status = TypeVar("Status", bound=JobStatus)
 
 
 def new_id() -> str:
-    """An id that cannot be guessed: whoever has it may look at the job."""
+    """Return an id that cannot be guessed: it grants access to the job."""
     return secrets.token_urlsafe(18)
 
 
@@ -220,7 +220,7 @@ class Order(Job[OrderStatus]):
             self.change(event.number, state="failed", phase=phase, what=event.what, where=event.where, file=event.file)
 
     def _finish(self, event: RunEvent) -> None:
-        """Keep the run before the status says that it is done, so that a client who then looks finds it."""
+        """Save the run before the status is set to done, so that a client can load it right then."""
         changes: dict[str, Any] = {
             "state": "done",
             "phase": "",
@@ -270,8 +270,8 @@ class Scratch:
                 root = self._root or self._begin(parent)
             return Path(tempfile.mkdtemp(dir=root))
         except OSError as error:
-            words = f"Files of a run cannot be written to {parent} ({error.strerror or error})."
-            raise NoRoom(f"{words} Make room there, or name another folder in TMPDIR.") from None
+            message = f"Files of a run cannot be written to {parent} ({error.strerror or error})."
+            raise NoRoom(f"{message} Make room there, or name another folder in TMPDIR.") from None
 
     def close(self) -> None:
         with self._lock:
@@ -394,7 +394,7 @@ class Jobs(Generic[AnyJob, Status]):
     def _start(self, job: AnyJob, run: Callable[[AnyJob], None]) -> None:
         """Start a job in a thread of its own. The lock is held."""
         self._jobs[job.status.id] = job
-        # The context says whose request this is; a Space counts the time of a lent GPU by it.
+        # The context identifies the user; a Space counts the time of a lent GPU by it.
         context = contextvars.copy_context()
         job.thread = threading.Thread(target=context.run, args=(run, job), daemon=True)
         job.thread.start()
@@ -468,7 +468,7 @@ class Scheduler(Jobs[Order, OrderStatus]):
         *,
         replaces: bool = True,
     ) -> OrderStatus:
-        """Queue an order and return at once. It replaces what its owner has waiting, unless told otherwise."""
+        """Queue an order and return at once. By default it replaces waiting orders of the same owner."""
         variants = tuple(Variant(*pair) for pair in zip(requests, labels, strict=True))
         with self._lock:
             self._check_open()
@@ -612,7 +612,7 @@ MOST_AT_ONCE = 8
 _NEWEST, _LEAST_TIMED = 24, 4
 """Predictions whose pace counts: some of them come in pairs, the second of which is a replay."""
 _LEAST_SECONDS = 2.0
-"""Cached answers come at once, and say nothing about those to come."""
+"""Cached answers are immediate, so they do not count towards the pace."""
 
 
 @dataclass(frozen=True)
@@ -683,9 +683,9 @@ class Searches(Jobs["SearchJob", SearchStatus]):
         with self._lock:
             self._check_open()
             self._tidy(time.monotonic())
-            under_way = [search for search in self._jobs.values() if not search.status.is_over]
-            own = [search for search in under_way if search.owner == owner]
-            if len(under_way) - len(own) >= self._most:
+            running = [search for search in self._jobs.values() if not search.status.is_over]
+            own = [search for search in running if search.owner == owner]
+            if len(running) - len(own) >= self._most:
                 raise Crowded(f"{self._most} others search already. Try it again in some minutes.")
             for search in own:
                 search.stop("Another search was begun instead.")

@@ -72,7 +72,7 @@ def without_settings(request: Request) -> Request:
 #
 # A prediction holds no weights, so what it costs this machine is objects: modules and a tensor without data for each
 # parameter when the model is built, and what is noted of each module's calls when its steps are taken. Blocks of one
-# kind are alike, so a model of one and a model of two say what a million would be.
+# kind are equal, so models of one and of two determine the size of a million.
 
 _BYTES_PER_OBJECT = 1_600
 _BYTES_PER_CALL = 600
@@ -163,7 +163,7 @@ def size_of(plan: Plan, workload: FromConfiguration) -> Size:
         beyond = depth - lowest[name]
         if beyond > 0:
             more = count({**lowest, name: lowest[name] + 1})
-            total = [whole + beyond * (two - one) for whole, one, two in zip(total, first, more, strict=True)]
+            total = [constant + beyond * (two - one) for constant, one, two in zip(total, first, more, strict=True)]
     parameters, tensors, modules = total
     return Size(parameters, tensors + modules, modules * _passes(plan))
 
@@ -326,8 +326,8 @@ def _interrupted(number: int, ended: Any, folder: Path, send: Send) -> None:
     memory = is_out_of_memory(cause)
     refused = isinstance(cause, ValueError) and not memory
     what = "out of memory" if memory else "refused" if refused else "exception"
-    said = without_frames(str(cause)) if refused else _words(cause)
-    text = " ".join([said, *getattr(ended, "__notes__", ())])
+    message = without_frames(str(cause)) if refused else _words(cause)
+    text = " ".join([message, *getattr(ended, "__notes__", ())])
     text += f" {bytes_text(ended.live_bytes)} were live then." if ended.live_bytes and not refused else ""
     send("failed", number, what=what, text=text, where=_where(cause), file=file)
 

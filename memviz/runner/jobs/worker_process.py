@@ -1,4 +1,4 @@
-"""Runs in a process of their own, so that no abort, out-of-memory or endless loop of a model reaches anybody."""
+"""Runs in a process of their own, so that no abort, out-of-memory or endless loop of a model affects others."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CON
 _DEFAULT_CONF = "expandable_segments:True"
 """That of the optimization, which this process does not import."""
 LEFT_OUT = "MEMVIZ_ALLOC_CONF_LEFT_OUT"
-"""Tells a run's process which allocator settings of the shell it was not given."""
+"""Environment variable: allocator settings of the shell that a run's process was started without."""
 _ROOT = Path(__file__).resolve().parents[3]
 _LAST_WORDS = 2_000
 _NOT_BEGUN = "It was not begun, because the one before it ended the process."
@@ -49,7 +49,7 @@ _LOOK_SECONDS = 0.25
 
 @dataclass(frozen=True)
 class RunEvent:
-    """One thing that a worker said about one of its requests, or that became of it."""
+    """Progress or outcome of one request of a worker."""
 
     kind: Literal["phase", "figures", "done", "failed"]
     number: int
@@ -268,7 +268,7 @@ class Worker:
         self._send([], [])
 
     def run(self, requests: Sequence[Request], first: int = 0, *, figures_only: bool = False) -> Iterator[RunEvent]:
-        """In order. Every request ends in `done` or `failed`, whatever becomes of the process.
+        """Run requests in order. Each ends in `done` or `failed`, even if the process dies.
 
         `figures_only` are predictions without numerics and without a file of their trace.
         """

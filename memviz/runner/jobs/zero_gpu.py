@@ -220,15 +220,15 @@ class ZeroGpuWorker:
         """Return the event of a run that the Space ended, with the figures measured until then."""
         phase = next((message["phase"] for message in reversed(messages) if message["kind"] == "phase"), "starting")
         lent = reserved_seconds(number, request_json, str(self.folder))
-        words = (
+        reason = (
             f"The Space ended it ({error}) while it was {phase}. It lends its GPU for {lent} seconds to a run of this "
             "size, and ends what takes longer; a process that crashes ends so too. A smaller run takes less time."
         )
         figures = next((message for message in reversed(messages) if message["kind"] == "figures"), None)
         if figures is None:
-            return RunEvent("failed", number, what="timeout", text=words)
-        known = event_of({**figures, "kind": "done"}, self.folder)
-        return replace(known, text=" ".join(filter(None, (known.text, words))))
+            return RunEvent("failed", number, what="timeout", text=reason)
+        event = event_of({**figures, "kind": "done"}, self.folder)
+        return replace(event, text=" ".join(filter(None, (event.text, reason))))
 
     def cancel(self) -> None:
         """Skip the runs that have not begun. A run on a lent GPU cannot be stopped."""

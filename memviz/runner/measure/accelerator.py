@@ -35,10 +35,10 @@ _ASKED_OF_THE_HOST = re.compile(r"DefaultCPUAllocator: .*?(\d+) bytes", re.DOTAL
 
 def host_is_full(error: BaseException | None) -> str:
     """Return a message if torch ran out of host memory; empty otherwise."""
-    asked = _ASKED_OF_THE_HOST.search(str(error)) if isinstance(error, RuntimeError) else None
-    if asked is None:
+    match = _ASKED_OF_THE_HOST.search(str(error)) if isinstance(error, RuntimeError) else None
+    if match is None:
         return ""
-    size = bytes_text(int(asked[1]))
+    size = bytes_text(int(match[1]))
     return f"This machine has no memory for what the run computes with: {size} were asked for. Smaller knobs take less."
 
 
@@ -57,12 +57,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 def _says_so(error: BaseException) -> bool:
     if "OutOfMemory" in type(error).__name__:
         return True
-    words = str(error).lower() if isinstance(error, RuntimeError) else ""
-    return _WORDS.search(words) is not None and not any(host_words in words for host_words in _OF_THE_HOST)
+    message = str(error).lower() if isinstance(error, RuntimeError) else ""
+    return _WORDS.search(message) is not None and not any(host_text in message for host_text in _OF_THE_HOST)
 
 
 Observer = Callable[[int, int, int, int], None]
-"""Called with the device, the bytes asked for, the limit and what is free, just before OutOfMemoryError is raised."""
+"""Called with device, requested bytes, limit and free bytes, just before OutOfMemoryError is raised."""
 
 _OBSERVERS = {"cuda": "_cuda_attach_out_of_memory_observer", "xpu": "_xpu_attachOutOfMemoryObserver"}
 _PREDICT = "`python -m memviz run` predicts a run's memory without one."
@@ -88,7 +88,7 @@ class Accelerator:
     versions: tuple[tuple[str, str], ...] = ()
     """For the reader of a trace: ("torch", "2.13.0")."""
     history_is_on: Callable[[], bool] | None = None
-    """Asks torch if its history is on, whoever enabled it; None where torch cannot tell."""
+    """Returns True if memory history is enabled, by memviz or the program; None if torch cannot tell."""
     clock_us: Callable[[], int] | None = None
     """Counter that serves as the clock of a predicted GPU; None where time is this machine's."""
     ask_driver: Callable[..., str | None] = _no_driver
@@ -132,7 +132,7 @@ class Accelerator:
 
 
 def find_accelerator() -> Accelerator:
-    """Return the GPU that can be recorded; UsageError says why there is none."""
+    """Return the GPU that can be recorded; raise UsageError with the reason if there is none."""
     try:
         torch = importlib.import_module("torch")
     except ImportError as error:

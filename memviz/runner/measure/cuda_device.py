@@ -300,10 +300,10 @@ class CudaDevice:
         return model
 
     def inputs(self, workload: TakesInputs) -> dict[str, Any]:
-        made = workload.inputs(self.torch_device)
+        inputs = workload.inputs(self.torch_device)
         if self._records:
-            see_all(self._recording.log, made, Category.INPUT, self.accelerator.kind)
-        return made
+            see_all(self._recording.log, inputs, Category.INPUT, self.accelerator.kind)
+        return inputs
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

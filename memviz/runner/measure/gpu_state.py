@@ -30,7 +30,7 @@ _MiB = 1 << 20
 
 
 class Disturbances:
-    """Made before the driver starts, when every process that is listed is somebody else's."""
+    """Create before the driver starts: all listed processes are then foreign."""
 
     def __init__(self, accelerator: Accelerator, environment: Mapping[str, str] = os.environ) -> None:
         self._accelerator = accelerator
@@ -38,7 +38,7 @@ class Disturbances:
         self._listed = accelerator.ask_driver("--query-compute-apps=gpu_uuid,pid,used_memory")
 
     def notes(self, index: int = 0) -> Iterator[str]:
-        """Said beside seconds, right after they were measured."""
+        """Yield notes on measured seconds; call right after the measurement."""
         card = uuid_of(self._accelerator, index)
         yield from self._others(card)
         yield from self._clock(card)
@@ -50,11 +50,11 @@ class Disturbances:
         rows = [[cell.strip() for cell in line.split(",")] for line in (self._listed or "").splitlines()]
         others = [row[1:] for row in rows if len(row) == 3 and row[0] == card and row[1] != str(os.getpid())]
         if others:
-            held = sum(int(memory) for _, memory in others if memory.isdigit()) * _MiB
+            used_bytes = sum(int(memory) for _, memory in others if memory.isdigit()) * _MiB
             count = "Another process was" if len(others) == 1 else f"{len(others)} other processes were"
-            words = f" with {bytes_text(held)}" if held else ""
+            size_text = f" with {bytes_text(used_bytes)}" if used_bytes else ""
             pids = ", ".join(pid for pid, _ in others)
-            yield f"{count} on this card{words} when the run began (pid {pids}): its seconds may be theirs too."
+            yield f"{count} on this card{size_text} when the run began (pid {pids}): its seconds may be theirs too."
 
     def _clock(self, card: str) -> Iterator[str]:
         if not card:
@@ -70,7 +70,7 @@ class Disturbances:
             bits = int(text.strip(), 16)
         except ValueError:
             return ""
-        reasons = [words for bit, words in _HELD_BACK.items() if bits & bit]
+        reasons = [reason for bit, reason in _HELD_BACK.items() if bits & bit]
         return f" It was held back by {' and '.join(reasons)}." if reasons else ""
 
     def _ask(self, card: str, fields: str) -> str | None:
@@ -98,12 +98,12 @@ def visible_gpus() -> dict[str, Any]:
 
 def gpus_of(accelerator: Accelerator) -> list[dict[str, str]]:
     """All that can be chosen by a word of the driver's; the first, where there is no such word."""
-    known = [
+    gpus = [
         {"name": accelerator.name_of(index), "uuid": uuid_of(accelerator, index)}
         for index in range(accelerator.count())
     ]
-    chosen = [gpu for gpu in known if gpu["uuid"]] if accelerator.kind == "cuda" else []
-    return chosen or known[:1]
+    chosen = [gpu for gpu in gpus if gpu["uuid"]] if accelerator.kind == "cuda" else []
+    return chosen or gpus[:1]
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ _OFF = (
 
 
 def expandable_is_off(plan: Plan, trace: Trace) -> bool:
-    """Return True if they are chosen and have no effect. Recordings say so from torch 2.3 on; before, segments do."""
+    """Return True if chosen but without effect: by recorded settings (torch 2.3 or later), else by segments."""
     chosen = _chosen_settings(plan)
     if chosen is None or not chosen.expandable_segments:
         return False
@@ -105,20 +105,20 @@ def measure(
     tell: Tell,
     accelerator: Accelerator,
     *,
-    beside: Disturbances | None = None,
+    disturbances: Disturbances | None = None,
     until: float | None = None,
     recorded: Callable[[Outcome], None] = lambda _: None,
     notes: tuple[str, ...] = (),
 ) -> Outcome:
     """`notes` are of what happened before; for the others see `execute`."""
     begun = time.perf_counter()
-    beside = beside or Disturbances(accelerator)
+    disturbances = disturbances or Disturbances(accelerator)
     before = _live(accelerator)
     done = _recorded(plan, tell, accelerator)
     run = replace(done.run, notes=tuple(dict.fromkeys((*notes, *done.run.notes))))
     recorded(Outcome(run, done.trace))
     tell("timing with the recording off")
-    seconds, more = _timed(plan, accelerator, before, until, beside)
+    seconds, more = _timed(plan, accelerator, before, until, disturbances)
     took = time.perf_counter() - begun
     return Outcome(replace(run, seconds=seconds, notes=(*run.notes, *more), took_seconds=took), done.trace)
 
@@ -145,14 +145,14 @@ def _recorded(plan: Plan, tell: Tell, accelerator: Accelerator) -> Outcome:
         if peak.difference:
             notes.append(f"PyTorch's own {name} peak differs: {peak.difference:+,} bytes. {peak.reason}")
     notes += [*device.notes, *warned.notes()]
-    known = {
+    values = {
         **peaks_of(device, loaded_bytes),
         **sizes_of(model),
         **dict.fromkeys(("flops", "bytes_moved", "host_bytes", "seconds", "fit")),
         "notes": tuple(notes),
         "took_seconds": time.perf_counter() - begun,
     }
-    run = run_with(plan, "measured", device.name, known)
+    run = run_with(plan, "measured", device.name, values)
     label = f"{run.label} (off on this platform)" if expandable_is_off(plan, trace) else run.label
     return Outcome(replace(run, label=label), trace)
 
@@ -193,7 +193,7 @@ def clear(accelerator: Accelerator) -> None:
 
 
 def _timed(
-    plan: Plan, accelerator: Accelerator, live_before: int, until: float | None, beside: Disturbances
+    plan: Plan, accelerator: Accelerator, live_before: int, until: float | None, disturbances: Disturbances
 ) -> tuple[Seconds | None, tuple[str, ...]]:
     """Time the steps of a new model. A failure costs the seconds, and not the recorded memory."""
     notes: list[str] = []
@@ -214,7 +214,7 @@ def _timed(
                 f"The allocator ran out and gave its cache back {count_text(retries)} times while the seconds were "
                 "measured: with more memory the step is faster."
             )
-        return seconds, (*notes, *beside.notes())
+        return seconds, (*notes, *disturbances.notes())
     except (Exception, SystemExit) as error:
         return None, (*notes, f"Its seconds could not be measured: {first_line(error)}")
     finally:

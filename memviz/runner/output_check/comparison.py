@@ -84,11 +84,13 @@ def stored_types(reference: nn.Module, changed: nn.Module) -> Types:
 
     A layer that something was wrapped around, as adapters are, is the wrapper's `base`.
     """
-    ours = {_plain(name): parameter.dtype for name, parameter in changed.named_parameters()}
+    changed_types = {_plain(name): parameter.dtype for name, parameter in changed.named_parameters()}
     return {
-        name: ours[_plain(name)]
+        name: changed_types[_plain(name)]
         for name, parameter in reference.named_parameters()
-        if _plain(name) in ours and parameter.is_floating_point() and coarser(ours[_plain(name)], parameter.dtype)
+        if _plain(name) in changed_types
+        and parameter.is_floating_point()
+        and coarser(changed_types[_plain(name)], parameter.dtype)
     }
 
 
@@ -116,8 +118,8 @@ def computing_in(model: nn.Module) -> Iterator[set[torch.dtype]]:
     computing: set[torch.dtype] = set()
 
     def note(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        given = [tensor.dtype for tensor in flatten((args, kwargs)).values()]
-        computing.update(tensor for tensor in given if tensor.is_floating_point and tensor.itemsize > 1)
+        inputs = [tensor.dtype for tensor in flatten((args, kwargs)).values()]
+        computing.update(tensor for tensor in inputs if tensor.is_floating_point and tensor.itemsize > 1)
 
     handles = [module.register_forward_pre_hook(note, with_kwargs=True) for module in model.modules()]
     try:
@@ -154,8 +156,8 @@ def compare_outputs(
 ) -> Numerics:
     """`build` gives a model with its weights; `inputs` are keyword arguments of one call, or of each micro-batch.
 
-    `gradients` says where the changed model keeps them, by the parameters' names, if not in the parameters.
-    `withheld` are outputs that the changed model does not give, and says so: the others are compared.
+    `gradients` returns the changed model's gradients by parameter name, if not stored in the parameters.
+    `withheld` are outputs that the changed model omits by declaration: the others are compared.
     `split` is how a changed step takes its batch in pieces, where it does.
     `changes` are those that `apply` consists of, for each to be looked at by itself.
     `trained_beside` gives a copy of the model with the adapters that `apply` adds, as the reference: both are compared
@@ -215,9 +217,9 @@ class _Comparison:
         numerics = self._compared(make, steps)
         if numerics.stored is None:
             return numerics
-        beside = self._beside_stored().run(make, 0)
-        notes = tuple(dict.fromkeys((*numerics.notes, *beside.notes)))
-        return replace(numerics, beside_stored=beside, notes=notes)
+        against_stored = self._beside_stored().run(make, 0)
+        notes = tuple(dict.fromkeys((*numerics.notes, *against_stored.notes)))
+        return replace(numerics, beside_stored=against_stored, notes=notes)
 
     def train_adapters(self, make: MakeOptimizer, steps: int) -> list[NotExercised]:
         """In the reference; a change that has not come to differ from nothing is none to compare."""
@@ -235,7 +237,7 @@ class _Comparison:
         with self._changed() as changed, computing_in(changed) as computes:
             types = stored_types(self.reference, changed)
             self._changed_step.run(changed, self.gradients)
-        # What is told to compute in a type of its own computes in no other, float64 neither.
+        # Modules with a compute dtype of their own cannot run in another, not even float64.
         arithmetic = Arithmetic(frozenset(computes), None if computes - usual else double_copy)
         rounded = as_stored(self.reference, types)
         return replace(
@@ -256,8 +258,8 @@ class _Comparison:
         if missing := ", ".join(name for name in ran.outputs if name in self.withheld):
             self.notes.append(f"The changed model does not give {missing}, so that was not compared.")
         with self._comparable(ran) as quiet:
-            known = self._known(self.step.run(self.reference) if quiet else ran, make, steps)
-            return self._against(known, make)
+            baseline = self._known(self.step.run(self.reference) if quiet else ran, make, steps)
+            return self._against(baseline, make)
 
     @contextmanager
     def _comparable(self, ran: StepResult) -> Iterator[bool]:
@@ -325,23 +327,23 @@ class _Comparison:
             self.notes.append(f"float64 could not be used for the whole model: {type(error).__name__}: {error}")
             return None
 
-    def _against(self, known: _Known, make: MakeOptimizer) -> Numerics:
+    def _against(self, baseline: _Known, make: MakeOptimizer) -> Numerics:
         self.progress("changed model")
-        bounds = bounds_of(self.reference, self._tensors(), known.ran.outputs, self.step.device, self.arithmetic)
+        bounds = bounds_of(self.reference, self._tensors(), baseline.ran.outputs, self.step.device, self.arithmetic)
         with self._changed() as changed:
-            ours = self._changed_step.run(changed, self.gradients)
-            outputs = differences(self._given(known.ran), self._given(ours))
-            beyond = known.exact is not None and _beyond(known.ran, ours, outputs, bounds)
+            result = self._changed_step.run(changed, self.gradients)
+            outputs = differences(self._given(baseline.ran), self._given(result))
+            beyond = baseline.exact is not None and _beyond(baseline.ran, result, outputs, bounds)
             exact = self._in_float64(changed, self._changed_step) if beyond else None
             stored = coarsest_stored(stored_types(self.reference, changed)) if self.claim == "lossy" else None
-            gradients = self._gradients(changed, known, ours, exact)
-            later = tuple(self._later(changed, known))
-            losses = self._losses(changed, known, ours, make)
-        signal = signal_of(self._tensors(), known.ran.outputs.values())
-        needless = all(apart.bitwise for apart in outputs.values()) and not (signal and signal.words)
+            gradients = self._gradients(changed, baseline, result, exact)
+            later = tuple(self._later(changed, baseline))
+            losses = self._losses(changed, baseline, result, make)
+        signal = signal_of(self._tensors(), baseline.ran.outputs.values())
+        needless = all(gaps.bitwise for gaps in outputs.values()) and not (signal and signal.words)
         return Numerics(
             claim=self.claim,
-            outputs=tuple(_output(name, apart, known, exact, bounds) for name, apart in outputs.items()),
+            outputs=tuple(_output(name, gaps, baseline, exact, bounds) for name, gaps in outputs.items()),
             layers=() if needless else self._layers(stored),
             gradients=gradients,
             losses=losses,
@@ -353,15 +355,17 @@ class _Comparison:
             later=later,
         )
 
-    def _later(self, changed: nn.Module, known: _Known) -> Iterator[LaterGap]:
+    def _later(self, changed: nn.Module, baseline: _Known) -> Iterator[LaterGap]:
         """On the very model that ran before, since that is where something may have been kept."""
-        if not known.weights or not can_perturb(changed, known.weights, self.rests):
+        if not baseline.weights or not can_perturb(changed, baseline.weights, self.rests):
             return
-        with with_weights(changed, known.weights):
-            ours = self._changed_step.run(changed, self.gradients)
-        for name, apart in differences(self._given(known.later), self._given(ours)).items():
-            yield LaterGap("output", name, apart.relative_l2)
-        gradients = self._gradients(changed, replace(known, ran=known.later, again=known.later, exact=None), ours, None)
+        with with_weights(changed, baseline.weights):
+            result = self._changed_step.run(changed, self.gradients)
+        for name, output_gap in differences(self._given(baseline.later), self._given(result)).items():
+            yield LaterGap("output", name, output_gap.relative_l2)
+        gradients = self._gradients(
+            changed, replace(baseline, ran=baseline.later, again=baseline.later, exact=None), result, None
+        )
         if gradients is not None:
             for row in gradients.parameters:
                 gap = row.difference.l2 / gradients.size if gradients.size else row.difference.relative_l2
@@ -392,11 +396,11 @@ class _Comparison:
         return tuple(replace(row, chained=drift.get(row.path)) for row in rows)
 
     def _alone(self, changed: nn.Module, call: LayerCall, alone: LayerComparer) -> ComparedLayer | None:
-        ours = dict(changed.named_modules()).get(call.path)
-        if ours is None:
+        submodule = dict(changed.named_modules()).get(call.path)
+        if submodule is None:
             self.notes.append(f"{call.path} is not in the changed model.")
             return None
-        return alone.compare(self.reference.get_submodule(call.path), ours, call)
+        return alone.compare(self.reference.get_submodule(call.path), submodule, call)
 
     def _row(
         self, call: LayerCall, compared: ComparedLayer, alone: LayerComparer, stored: torch.dtype | None
@@ -414,31 +418,35 @@ class _Comparison:
         )
 
     def _gradients(
-        self, changed: nn.Module, known: _Known, ours: StepResult, exact: StepResult | None
+        self, changed: nn.Module, baseline: _Known, result: StepResult, exact: StepResult | None
     ) -> Gradients | None:
         if not self.step.training:
             return None
-        if _elsewhere(changed, ours):
+        if _elsewhere(changed, result):
             self.notes.append("The changed model keeps its gradients elsewhere; they were not compared.")
             return None
-        both = (known.exact.gradients, exact.gradients) if known.exact is not None and exact is not None else None
+        both = (baseline.exact.gradients, exact.gradients) if baseline.exact is not None and exact is not None else None
         # Backward multiplies by every weight once more, and a weight's gradient is a sum over all rows.
         reductions, longest = work_of(self.reference, self._tensors())
         rows = max(
             (tensor.numel() // (tensor.shape[-1] if tensor.dim() > 2 else 1) for tensor in self._tensors()), default=1
         )
         work = (2 * reductions, max(longest, rows))
-        dtype = coarsest({*self.arithmetic.computes, *(gradient.dtype for gradient in known.ran.gradients.values())})
+        dtype = coarsest({*self.arithmetic.computes, *(gradient.dtype for gradient in baseline.ran.gradients.values())})
         on_cuda = self.step.device.type == "cuda"
         bounds = Rounding(work[0], expected(dtype, work, on_cuda=on_cuda), expected(torch.float32, work), None, None)
-        return compare_gradients(known.ran.gradients, ours.gradients, known.again.gradients, bounds=bounds, exact=both)
+        return compare_gradients(
+            baseline.ran.gradients, result.gradients, baseline.again.gradients, bounds=bounds, exact=both
+        )
 
-    def _losses(self, changed: nn.Module, known: _Known, ours: StepResult, make: MakeOptimizer) -> LossCurve | None:
+    def _losses(
+        self, changed: nn.Module, baseline: _Known, result: StepResult, make: MakeOptimizer
+    ) -> LossCurve | None:
         """Last of all: it changes the weights."""
-        if known.losses is None or _elsewhere(changed, ours):
+        if baseline.losses is None or _elsewhere(changed, result):
             return None
         self.progress("losses of the changed model")
-        first, again = known.losses
+        first, again = baseline.losses
         steps = len(first.losses)
         curve = _trained(changed, lambda model: self._changed_step.losses(model, steps, make, self.gradients))
         updates = update_difference(first.updates, curve.updates)
@@ -475,42 +483,42 @@ class _Known:
 
 def _same(one: StepResult, other: StepResult) -> bool:
     pairs = [(getattr(one, kind), getattr(other, kind)) for kind in ("outputs", "gradients")]
-    return all(torch.equal(tensor, theirs[name]) for ours, theirs in pairs for name, tensor in ours.items())
+    return all(torch.equal(tensor, second[name]) for first, second in pairs for name, tensor in first.items())
 
 
-def _apart(reference: Tensor, ours: Tensor) -> float:
+def _apart(reference: Tensor, actual: Tensor) -> float:
     exact = reference.to(torch.float64)
-    size, apart = float(exact.norm()), float((ours.to(torch.float64) - exact).norm())
-    return apart / size if size else apart
+    size, distance = float(exact.norm()), float((actual.to(torch.float64) - exact).norm())
+    return distance / size if size else distance
 
 
-def _beyond(ran: StepResult, ours: StepResult, outputs: Mapping[str, Difference], bounds: Rounding) -> bool:
+def _beyond(ran: StepResult, result: StepResult, outputs: Mapping[str, Difference], bounds: Rounding) -> bool:
     """Return True if any difference exceeds what float32 rounding explains."""
-    gaps = [apart.relative_l2 for apart in outputs.values()]
+    gaps = [gap.relative_l2 for gap in outputs.values()]
     gaps += [
-        _apart(gradient, ours.gradients[name])
+        _apart(gradient, result.gradients[name])
         for name, gradient in ran.gradients.items()
-        if name in ours.gradients and ours.gradients[name].shape == gradient.shape
+        if name in result.gradients and result.gradients[name].shape == gradient.shape
     ]
     return max(gaps, default=0.0) > MARGIN * bounds.fine
 
 
-def _elsewhere(changed: nn.Module, ours: StepResult) -> bool:
-    """Something took the gradients from the parameters, and nobody said where to."""
+def _elsewhere(changed: nn.Module, result: StepResult) -> bool:
+    """Return True if the gradients are not in the parameters and no `gradients` function returns them."""
     parameters = {adapter_name(name): parameter for name, parameter in changed.named_parameters()}
     trained = any(parameter.requires_grad for parameter in parameters.values())
-    return trained and not any(name in parameters for name in ours.gradients)
+    return trained and not any(name in parameters for name in result.gradients)
 
 
 def _output(
-    name: str, apart: Difference, known: _Known, exact: StepResult | None, bounds: Rounding
+    name: str, gap: Difference, baseline: _Known, exact: StepResult | None, bounds: Rounding
 ) -> OutputDifference:
-    reference = known.ran.outputs[name]
-    if known.exact is not None and name in known.exact.outputs:
-        own = known.exact.outputs[name]
-        mine = exact.outputs.get(name) if exact is not None else None
-        bounds = in_float64(bounds, reference, own, mine)
-    return OutputDifference(name, apart, difference(reference, known.again.outputs[name]), bounds)
+    reference = baseline.ran.outputs[name]
+    if baseline.exact is not None and name in baseline.exact.outputs:
+        own = baseline.exact.outputs[name]
+        actual = exact.outputs.get(name) if exact is not None else None
+        bounds = in_float64(bounds, reference, own, actual)
+    return OutputDifference(name, gap, difference(reference, baseline.again.outputs[name]), bounds)
 
 
 _MOST_PIECES = 3
@@ -567,7 +575,7 @@ class _Check:
         return {"on": f"{twin.describe()}{weights}, on {self.place.type}", **numerics.as_json()}
 
     def _changes(self) -> Iterator[OperatorChange]:
-        """Each with all before it. One that the reduced model does not take is left out, and said to be."""
+        """Yield each change applied after all before it. One that the reduced model refuses is reported as left out."""
         model = self.build()
         pieces = pieces_of(self.plan.optimizations)
         passes = self.twin.micro_batches * (1 if pieces is None else _fewer(pieces).pieces)
@@ -610,8 +618,8 @@ def _reduced_model_of(plan: Plan) -> Workload:
     twin, pieces, batch = plan.workload.small(), pieces_of(plan.optimizations), getattr(plan.workload, "batch", None)
     if pieces is None or not isinstance(batch, int):
         return twin
-    made: Workload = replace(twin, batch=_fewer(pieces).pieces + bool(batch % pieces.pieces))  # type: ignore[type-var]
-    return made
+    reduced_workload: Workload = replace(twin, batch=_fewer(pieces).pieces + bool(batch % pieces.pieces))  # type: ignore[type-var]
+    return reduced_workload
 
 
 def _fewer(pieces: GradientAccumulation) -> GradientAccumulation:
@@ -623,28 +631,28 @@ def _reduced(change: Optimization, own: Workload, twin: Workload) -> Optimizatio
     if isinstance(change, GradientAccumulation):
         return _fewer(change)
     knobs = {knob.name: knob.metadata for knob in fields(change)}  # type: ignore[arg-type]
-    values = {name: said["reduced"] for name, said in knobs.items() if "reduced" in said}
-    for name, said in knobs.items():
-        if "counted_in" in said and isinstance(own, FromConfiguration):
-            whole, reduced = _counts(own, twin, said["counted_in"])
-            values[name] = max(in_proportion(getattr(change, name), whole, reduced), said["least"])
+    values = {name: metadata["reduced"] for name, metadata in knobs.items() if "reduced" in metadata}
+    for name, metadata in knobs.items():
+        if "counted_in" in metadata and isinstance(own, FromConfiguration):
+            total, reduced = _counts(own, twin, metadata["counted_in"])
+            values[name] = max(in_proportion(getattr(change, name), total, reduced), metadata["least"])
     return replace(change, **values) if values else change  # type: ignore[type-var]
 
 
-def in_proportion(value: int, whole: int, reduced: int) -> int:
+def in_proportion(value: int, total: int, reduced: int) -> int:
     """Scale `value` from `whole` to `reduced`. A proper part of the one stays a proper part of the other."""
-    if value >= whole:
-        return max(reduced, value * reduced // whole)
-    return max(min(round(value * reduced / whole), reduced - 1), 1)
+    if value >= total:
+        return max(reduced, value * reduced // total)
+    return max(min(round(value * reduced / total), reduced - 1), 1)
 
 
 def _counts(own: Workload, twin: Workload, unit: str) -> tuple[int, int]:
     """Tokens of a batch ("rows") or of a sequence ("sequence"), in the largest input of both."""
     count = {"rows": _rows, "sequence": _sequence}[unit]
     meta = torch.device("meta")
-    whole, reduced = ({name: count(x) for name, x in flatten(one.inputs(meta)).items()} for one in (own, twin))
-    name = max(whole, key=lambda one: whole[one])
-    return max(whole[name], 1), max(reduced.get(name, 1), 1)
+    total, reduced = ({name: count(x) for name, x in flatten(one.inputs(meta)).items()} for one in (own, twin))
+    name = max(total, key=lambda one: total[one])
+    return max(total[name], 1), max(reduced.get(name, 1), 1)
 
 
 def _rows(tensor: Tensor) -> int:

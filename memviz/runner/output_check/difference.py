@@ -39,8 +39,8 @@ _TF32 = 2.0**-11
 
 def tolerances(*dtypes: torch.dtype) -> tuple[float, float]:
     """rtol and atol of torch.testing.assert_close; of two types the larger, types it holds to equality have none."""
-    known = [_TOLERANCES.get(dtype, _EXACT) for dtype in dtypes]
-    return max(rtol for rtol, _ in known), max(atol for _, atol in known)
+    pairs = [_TOLERANCES.get(dtype, _EXACT) for dtype in dtypes]
+    return max(rtol for rtol, _ in pairs), max(atol for _, atol in pairs)
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
@@ -91,13 +91,13 @@ def loss_of_weights(module: nn.Module, dtype: torch.dtype) -> float:
 
     Taken from the reference's own weights: small ones are subnormal in float8 and lose more than `unit_roundoff`.
     """
-    change, whole = 0.0, 0.0
+    change, total = 0.0, 0.0
     for parameter in module.parameters():
         if parameter.is_floating_point():
             exact = parameter.detach().to(torch.float64)
             change += float((exact.to(dtype).to(torch.float64) - exact).square().sum())
-            whole += float(exact.square().sum())
-    return math.sqrt(change / whole) if whole else 0.0
+            total += float(exact.square().sum())
+    return math.sqrt(change / total) if total else 0.0
 
 
 PIECE = 1 << 18
@@ -126,11 +126,11 @@ def ulps_between(one: Tensor, other: Tensor) -> Tensor | None:
     if one.dtype != other.dtype or one.dtype not in _BITS:
         return None
     first, second = _ordered(one), _ordered(other)
-    apart = (first - second).abs()
+    distance = (first - second).abs()
     # The largest float64 and its negative lie further apart than an int64 counts.
     across = (first < 0) != (second < 0)
     beyond = across & (first.abs() + second.abs() < 0)
-    return torch.where(beyond, torch.iinfo(torch.int64).max, apart)
+    return torch.where(beyond, torch.iinfo(torch.int64).max, distance)
 
 
 def _ordered(values: Tensor) -> Tensor:
@@ -201,36 +201,36 @@ class Difference:
         object.__setattr__(self, "relative_absmax", _ratio(self.absmax, self.reference_absmax))
 
 
-def difference(reference: Tensor, ours: Tensor) -> Difference:
-    _check(reference, ours)
-    first, second = _real(reference.detach()), _real(ours.detach())
+def difference(reference: Tensor, actual: Tensor) -> Difference:
+    _check(reference, actual)
+    first, second = _real(reference.detach()), _real(actual.detach())
     sums = _DifferenceSums(scale=_scale(first, second), tolerance=tolerances(first.dtype, second.dtype))
     for one, other in _pieces(first, second):
         sums.add(one, other)
     return sums.result(first, second)
 
 
-def differences(reference: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> dict[str, Difference]:
+def differences(reference: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -> dict[str, Difference]:
     """Per name. Both sides must have the same names."""
-    if reference.keys() != ours.keys():
+    if reference.keys() != actual.keys():
         raise UsageError(
-            f"The reference returns {_names_text(reference)}, the changed model {_names_text(ours)}; "
+            f"The reference returns {_names_text(reference)}, the changed model {_names_text(actual)}; "
             "only outputs of the same name can be compared."
         )
-    return {name: difference(tensor, ours[name]) for name, tensor in reference.items()}
+    return {name: difference(tensor, actual[name]) for name, tensor in reference.items()}
 
 
 def _names_text(tensors: Mapping[str, Tensor]) -> str:
     return ", ".join(tensors) or "no tensor"
 
 
-def _check(reference: Tensor, ours: Tensor) -> None:
-    if reference.shape != ours.shape:
+def _check(reference: Tensor, actual: Tensor) -> None:
+    if reference.shape != actual.shape:
         raise UsageError(
-            f"The reference has shape {tuple(reference.shape)}, ours {tuple(ours.shape)}; only tensors of one shape "
+            f"The reference has shape {tuple(reference.shape)}, ours {tuple(actual.shape)}; only tensors of one shape "
             "can be compared."
         )
-    if reference.is_meta or ours.is_meta:
+    if reference.is_meta or actual.is_meta:
         raise UsageError("A tensor on the meta device has no values to compare; run on a real device.")
 
 
@@ -238,20 +238,20 @@ def _real(values: Tensor) -> Tensor:
     return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
 
 
-def _pieces(reference: Tensor, ours: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def _pieces(reference: Tensor, actual: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """On the reference's device, or on the CPU where that device has no float64."""
     place = torch.device("cpu") if reference.device.type == "mps" else reference.device
-    first, second = reference.reshape(-1), ours.reshape(-1)
+    first, second = reference.reshape(-1), actual.reshape(-1)
     for start in range(0, first.numel(), PIECE):
         yield first[start : start + PIECE].to(place), second[start : start + PIECE].to(place)
 
 
-def _scale(reference: Tensor, ours: Tensor) -> float:
+def _scale(reference: Tensor, actual: Tensor) -> float:
     """Return the divisor of float64 values before squaring; squares of narrower types fit without one."""
-    if torch.float64 not in (reference.dtype, ours.dtype):
+    if torch.float64 not in (reference.dtype, actual.dtype):
         return 1.0
     largest = 0.0
-    for piece in _pieces(reference, ours):
+    for piece in _pieces(reference, actual):
         for values in piece:
             exact = values.to(torch.float64)
             largest = max(largest, float(torch.where(exact.isfinite(), exact.abs(), 0).max()))
@@ -284,63 +284,63 @@ class _DifferenceSums:
     spread: _Spread = field(default_factory=lambda: _Spread())
     ulps: UlpCounts = field(default_factory=UlpCounts)
 
-    def add(self, reference: Tensor, ours: Tensor) -> None:
-        exact, mine = reference.to(torch.float64), ours.to(torch.float64)
-        same_type = reference.dtype == ours.dtype
-        unequal = (_bits(reference) != _bits(ours)) if same_type else exact != mine
+    def add(self, reference: Tensor, actual: Tensor) -> None:
+        exact, changed = reference.to(torch.float64), actual.to(torch.float64)
+        same_type = reference.dtype == actual.dtype
+        unequal = (_bits(reference) != _bits(actual)) if same_type else exact != changed
         self.unequal += int(unequal.sum())
-        finite = self._count_nonfinite(exact, mine)
+        finite = self._count_nonfinite(exact, changed)
         if not bool(finite.all()):
-            reference, ours, exact, mine = reference[finite], ours[finite], exact[finite], mine[finite]
+            reference, actual, exact, changed = reference[finite], actual[finite], exact[finite], changed[finite]
             unequal = unequal[finite]
         if not exact.numel():
             return
-        apart = (mine - exact).abs()
+        distance = (changed - exact).abs()
         if same_type and not reference.dtype.is_floating_point:
             # Whole numbers above 2**53 can differ and still be the same in float64.
-            apart = torch.where(unequal, apart.clamp(min=1), apart)
-        self._add_elements(exact, apart)
-        self._add_norms(exact, mine, apart)
-        distances = ulps_between(reference, ours)
+            distance = torch.where(unequal, distance.clamp(min=1), distance)
+        self._add_elements(exact, distance)
+        self._add_norms(exact, changed, distance)
+        distances = ulps_between(reference, actual)
         if distances is not None:
             self.ulps.add(distances)
 
-    def _count_nonfinite(self, exact: Tensor, mine: Tensor) -> Tensor:
-        one, other = exact.isfinite(), mine.isfinite()
-        same = (exact == mine) | (exact.isnan() & mine.isnan())
+    def _count_nonfinite(self, exact: Tensor, actual: Tensor) -> Tensor:
+        one, other = exact.isfinite(), actual.isfinite()
+        same = (exact == actual) | (exact.isnan() & actual.isnan())
         nonfinite = (~one, ~other, ~(one & other) & ~same)
         self.nonfinite = [count + int(flags.sum()) for count, flags in zip(self.nonfinite, nonfinite, strict=True)]
         self.outside += int(nonfinite[2].sum())
         return one & other
 
-    def _add_elements(self, exact: Tensor, apart: Tensor) -> None:
+    def _add_elements(self, exact: Tensor, distance: Tensor) -> None:
         rtol, atol = self.tolerance
         size = exact.abs()
         self.finite += exact.numel()
-        self.outside += int((apart > atol + rtol * size).sum())
-        self.absmax = max(self.absmax, float(apart.max()))
-        self.abssum += float(apart.sum())
-        # Whole numbers have no tolerance; beside a zero, their difference counts as it is.
-        self.worst = max(self.worst, float((apart / size.clamp(min=atol or 1.0)).max()))
+        self.outside += int((distance > atol + rtol * size).sum())
+        self.absmax = max(self.absmax, float(distance.max()))
+        self.abssum += float(distance.sum())
+        # Integers have no tolerance: relative to zero, their absolute difference counts.
+        self.worst = max(self.worst, float((distance / size.clamp(min=atol or 1.0)).max()))
         self.reference_absmax = max(self.reference_absmax, float(size.max()))
 
-    def _add_norms(self, exact: Tensor, mine: Tensor, apart: Tensor) -> None:
+    def _add_norms(self, exact: Tensor, actual: Tensor, distance: Tensor) -> None:
         if self.scale != 1:
-            exact, mine, apart = exact / self.scale, mine / self.scale, apart / self.scale
-        self.squares += float(apart @ apart)
+            exact, actual, distance = exact / self.scale, actual / self.scale, distance / self.scale
+        self.squares += float(distance @ distance)
         self.reference_squares += float(exact @ exact)
-        self.ours_squares += float(mine @ mine)
-        self.product += float(exact @ mine)
+        self.ours_squares += float(actual @ actual)
+        self.product += float(exact @ actual)
         self.spread.add(exact)
 
-    def result(self, reference: Tensor, ours: Tensor) -> Difference:
-        same_type = reference.dtype == ours.dtype
+    def result(self, reference: Tensor, actual: Tensor) -> Difference:
+        same_type = reference.dtype == actual.dtype
         relative = _ratio(math.sqrt(self.squares), math.sqrt(self.reference_squares))
         sizes = math.sqrt(self.reference_squares) * math.sqrt(self.ours_squares)
         equal = not self.squares and not self.absmax
         return Difference(
             elements=reference.numel(),
-            dtypes=(_name(reference.dtype), _name(ours.dtype)),
+            dtypes=(_name(reference.dtype), _name(actual.dtype)),
             bitwise=same_type and not self.unequal,
             unequal=self.unequal,
             absmax=self.absmax,
@@ -370,18 +370,18 @@ class _Spread:
     def add(self, values: Tensor) -> None:
         count, mean = values.numel(), float(values.mean())
         shift = mean - self._mean
-        whole = self._count + count
-        self._squares += float((values - mean).square().sum()) + shift * shift * self._count * count / whole
-        self._mean += shift * count / whole
-        self._count = whole
+        total = self._count + count
+        self._squares += float((values - mean).square().sum()) + shift * shift * self._count * count / total
+        self._mean += shift * count / total
+        self._count = total
 
     @property
     def std(self) -> float:
         return math.sqrt(self._squares / self._count) if self._count else 0.0
 
 
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else math.inf if part else 0.0
+def _ratio(part: float, total: float) -> float:
+    return part / total if total else math.inf if part else 0.0
 
 
 def _decibels(relative: float) -> float:
@@ -403,7 +403,7 @@ class Rounding:
     expected: float
     """From the type, these reductions and their length."""
     fine: float
-    """The same in float32: what may be left where code computes in float32 whatever it is given."""
+    """The same in float32: the remainder of code that always computes in float32."""
     floor: float | None
     """Measured: how far the reference lies from itself in float64. None where that was not needed or not possible."""
     exact: float | None
@@ -550,7 +550,7 @@ class LayerComparer:
         """None, with a note, where the layer cannot be called by itself."""
         try:
             name, worst = worst_of(call.outputs, self._run(changed, call))
-        except Exception as error:  # a layer of anybody's may raise anything when it is called by itself
+        except Exception as error:  # foreign layers may raise anything when called alone
             self.notes.append(f"{call.path} could not be compared alone: {type(error).__name__}: {error}")
             return None
         bounds = bounds_of(
@@ -560,7 +560,7 @@ class LayerComparer:
         return ComparedLayer(name, worst, bounds, self._in_float64(changed, call, name) if beyond else None)
 
     def settled(self, reference: nn.Module, call: LayerCall, compared: ComparedLayer) -> ComparedLayer:
-        """With what float64 says, once nothing is changed any more."""
+        """Add the float64 result of the reference; call after the changes are undone."""
         exact = None if compared.ours is None else self._in_float64(reference, call, compared.name)
         if exact is None:
             return compared
@@ -584,14 +584,14 @@ class LayerComparer:
             return {name: tensor.cpu() for name, tensor in flatten(module(*args, **kwargs)).items()}
 
 
-def worst_of(reference: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> tuple[str, Difference]:
+def worst_of(reference: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -> tuple[str, Difference]:
     """The output that differs most, of those that both have."""
-    names = [name for name in reference if name in ours]
+    names = [name for name in reference if name in actual]
     if not names:
         raise UsageError("the layer returns no tensor of the same name")
-    apart = {name: difference(reference[name], ours[name]) for name in names}
-    worst = max(names, key=lambda name: (apart[name].nonfinite_differ, apart[name].relative_l2, apart[name].unequal))
-    return worst, apart[worst]
+    gaps = {name: difference(reference[name], actual[name]) for name in names}
+    worst = max(names, key=lambda name: (gaps[name].nonfinite_differ, gaps[name].relative_l2, gaps[name].unequal))
+    return worst, gaps[worst]
 
 
 def bounds_of(
@@ -604,8 +604,8 @@ def bounds_of(
     )
 
 
-def in_float64(bounds: Rounding, reference: Tensor, exact: Tensor, ours: Tensor | None) -> Rounding:
-    """With the distances measured: the reference from itself, and both from each other where ours is there.
+def in_float64(bounds: Rounding, reference: Tensor, exact: Tensor, actual: Tensor | None) -> Rounding:
+    """With the distances measured: the reference from itself, and both from each other if `actual` is given.
 
     Relative to the reference as it is, too: a result that is zero but for rounding, like the gradient of a key's
     bias, would otherwise differ from itself by 100 %.
@@ -615,22 +615,22 @@ def in_float64(bounds: Rounding, reference: Tensor, exact: Tensor, ours: Tensor 
     own = difference(exact, reference)
     size = max(own.reference_l2, float(reference.to(torch.float64).norm()))
     floor = own.l2 / size if size else 0.0
-    if ours is None:
+    if actual is None:
         return replace(bounds, floor=floor)
-    return replace(bounds, floor=floor, exact=difference(exact, ours).l2 / size if size else 0.0)
+    return replace(bounds, floor=floor, exact=difference(exact, actual).l2 / size if size else 0.0)
 
 
 def chained(changed: nn.Module, calls: Mapping[str, LayerCall], run: Callable[[], Any]) -> dict[str, Difference]:
     """The blocks' outputs while the changed model runs through, against the reference's."""
-    apart: dict[str, Difference] = {}
+    gaps: dict[str, Difference] = {}
 
     def watch(call: LayerCall) -> Callable[..., None]:
         def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-            ours = {name: tensor.detach().cpu() for name, tensor in flatten(output).items()}
-            known = {name: tensor.shape for name, tensor in call.outputs.items()}
-            same = {name: tensor for name, tensor in ours.items() if known.get(name) == tensor.shape}
-            if call.path not in apart and same:
-                apart[call.path] = worst_of(call.outputs, same)[1]
+            actual = {name: tensor.detach().cpu() for name, tensor in flatten(output).items()}
+            shapes = {name: tensor.shape for name, tensor in call.outputs.items()}
+            same = {name: tensor for name, tensor in actual.items() if shapes.get(name) == tensor.shape}
+            if call.path not in gaps and same:
+                gaps[call.path] = worst_of(call.outputs, same)[1]
 
         return hook
 
@@ -644,7 +644,7 @@ def chained(changed: nn.Module, calls: Mapping[str, LayerCall], run: Callable[[]
     finally:
         for handle in handles:
             handle.remove()
-    return apart
+    return gaps
 
 
 Named = Mapping[str, Tensor]
@@ -676,24 +676,24 @@ class Gradients:
 
 
 def compare_gradients(
-    reference: Named, ours: Named, again: Named, *, bounds: Rounding, exact: tuple[Named, Named] | None = None
+    reference: Named, actual: Named, again: Named, *, bounds: Rounding, exact: tuple[Named, Named] | None = None
 ) -> Gradients:
-    """`ours` may come from anywhere, a flat buffer for instance, in any shape of as many elements.
+    """`actual` may come from a flat buffer, for instance, in any shape of as many elements.
 
     `bounds` is what rounding may do to the gradients of this model; `exact` both models' gradients in float64.
     """
     rows = tuple(
-        _compare_gradient(name, (gradient, _gradient_shapes(name, ours[name], gradient), again[name]), bounds, exact)
+        _compare_gradient(name, (gradient, _gradient_shapes(name, actual[name], gradient), again[name]), bounds, exact)
         for name, gradient in reference.items()
-        if name in ours
+        if name in actual
     )
-    apart = math.sqrt(math.fsum(row.difference.l2**2 for row in rows))
-    whole = math.sqrt(math.fsum(row.difference.reference_l2**2 for row in rows))
+    gaps = math.sqrt(math.fsum(row.difference.l2**2 for row in rows))
+    total = math.sqrt(math.fsum(row.difference.reference_l2**2 for row in rows))
     return Gradients(
         parameters=rows,
-        only_reference=tuple(name for name in reference if name not in ours),
-        only_ours=tuple(name for name in ours if name not in reference),
-        relative_l2=apart / whole if whole else math.inf if apart else 0.0,
+        only_reference=tuple(name for name in reference if name not in actual),
+        only_ours=tuple(name for name in actual if name not in reference),
+        relative_l2=gaps / total if total else math.inf if gaps else 0.0,
     )
 
 
@@ -709,12 +709,12 @@ def _gradient_shapes(name: str, gradient: Tensor, like: Tensor) -> Tensor:
 def _compare_gradient(
     name: str, pair: tuple[Tensor, Tensor, Tensor], bounds: Rounding, exact: tuple[Named, Named] | None
 ) -> GradientDifference:
-    reference, ours, again = pair
-    apart = difference(reference, ours)
+    reference, actual, again = pair
+    gap = difference(reference, actual)
     noise = 0.0 if torch.equal(reference, again) else difference(reference, again).relative_l2
     if exact is not None and name in exact[0] and name in exact[1]:
         bounds = in_float64(bounds, reference, exact[0][name], exact[1][name])
-    return GradientDifference(name, apart, noise, bounds)
+    return GradientDifference(name, gap, noise, bounds)
 
 
 @dataclass(frozen=True)
@@ -754,12 +754,12 @@ class LossCurve:
         return zip(self.reference, other, strict=True)
 
 
-def update_difference(reference: Named, ours: Named) -> float | None:
+def update_difference(reference: Named, actual: Named) -> float | None:
     """Between weights' changes of the same names."""
-    names = [name for name in reference if name in ours and ours[name].shape == reference[name].shape]
-    apart = math.hypot(*(float((ours[name] - reference[name]).double().norm()) for name in names))
-    whole = math.hypot(*(float(reference[name].double().norm()) for name in names))
-    return apart / whole if whole else None
+    names = [name for name in reference if name in actual and actual[name].shape == reference[name].shape]
+    distance = math.hypot(*(float((actual[name] - reference[name]).double().norm()) for name in names))
+    total = math.hypot(*(float(reference[name].double().norm()) for name in names))
+    return distance / total if total else None
 
 
 def _same_number(one: float, other: float) -> bool:

@@ -113,8 +113,8 @@ def dropout_as_factor() -> Iterator[None]:
     def factor(plain: _Drop, is_attention: bool) -> _Drop:
         def attention(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             p = _attention_p(args, kwargs)
-            given = [*args[:3], 0.0, *args[4:]] if len(args) > 3 else args
-            output = plain(x, *given, **(kwargs | {"dropout_p": 0.0} if "dropout_p" in kwargs else kwargs))
+            positional = [*args[:3], 0.0, *args[4:]] if len(args) > 3 else args
+            output = plain(x, *positional, **(kwargs | {"dropout_p": 0.0} if "dropout_p" in kwargs else kwargs))
             return output * (1 - p) if p else output
 
         def drop(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -171,18 +171,18 @@ def fits_in_float64(*modules: nn.Module) -> bool:
 
 @contextmanager
 def in_double(module: nn.Module, *others: nn.Module) -> Iterator[nn.Module]:
-    """Weights and buffers in float64, then the very same ones as before.
+    """Convert weights and buffers to float64; restore the original tensors on exit.
 
-    The parameters stay the same objects, so it holds for code that keeps them elsewhere, too. Gradients go.
+    The parameters stay the same objects, so references to them elsewhere stay valid. Gradients are dropped.
     """
-    kept = [(tensor, tensor.data) for tensor in _floating(module, *others)]
+    saved = [(tensor, tensor.data) for tensor in _floating(module, *others)]
     try:
-        for tensor, data in kept:
+        for tensor, data in saved:
             tensor.grad = None
             tensor.data = data.to(torch.float64)
         yield module
     finally:
-        for tensor, data in kept:
+        for tensor, data in saved:
             tensor.grad = None
             tensor.data = data
 
@@ -220,13 +220,13 @@ def perturbed_weights(model: nn.Module, rests: Mapping[str, torch.dtype]) -> dic
 def can_perturb(model: nn.Module, weights: Mapping[str, Tensor], rests: Mapping[str, torch.dtype]) -> bool:
     """Return True if the model has these very weights, neither under other names nor in an unknown dtype.
 
-    A tensor that is made of others, as torchao's of codes and scales, says the dtype that it stands for.
+    A composite tensor, as torchao's of codes and scales, reports the dtype that it represents.
     """
-    ours = {name: parameter for name, parameter in model.named_parameters() if parameter.is_floating_point()}
-    return ours.keys() == weights.keys() and all(
-        ours[name].dtype is rests.get(name, weight.dtype)
-        and ours[name].shape == weight.shape
-        and not is_traceable_wrapper_subclass(ours[name])
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.is_floating_point()}
+    return parameters.keys() == weights.keys() and all(
+        parameters[name].dtype is rests.get(name, weight.dtype)
+        and parameters[name].shape == weight.shape
+        and not is_traceable_wrapper_subclass(parameters[name])
         for name, weight in weights.items()
     )
 
@@ -234,13 +234,13 @@ def can_perturb(model: nn.Module, weights: Mapping[str, Tensor], rests: Mapping[
 @contextmanager
 def with_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
     """In place, where an optimizer writes, too; afterwards as before."""
-    ours = {name: parameter for name, parameter in model.named_parameters() if name in weights}
-    kept = {name: weight.detach().clone() for name, weight in ours.items()}
+    parameters = {name: parameter for name, parameter in model.named_parameters() if name in weights}
+    saved = {name: weight.detach().clone() for name, weight in parameters.items()}
     try:
-        _write(ours, weights)
+        _write(parameters, weights)
         yield
     finally:
-        _write(ours, kept)
+        _write(parameters, saved)
 
 
 @torch.no_grad()
@@ -298,9 +298,11 @@ class ComparedStep:
         """One forward pass, or in training one step without the optimizer. Gradients afterwards: none."""
         with self._repeatable(model), watched_dropout() as dropped:
             before = random_state(self.device)
-            outputs, kept = self._forward(model, dtype) if not self.training else self._step(model, gradients, dtype)
+            outputs, gradients_copied = (
+                self._forward(model, dtype) if not self.training else self._step(model, gradients, dtype)
+            )
             end = random_state(self.device)
-            return StepResult(outputs, kept, not same_state(before, end), tuple(dropped), tuple(end))
+            return StepResult(outputs, gradients_copied, not same_state(before, end), tuple(dropped), tuple(end))
 
     def _forward(self, model: nn.Module, dtype: torch.dtype | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         with torch.no_grad():
@@ -312,9 +314,9 @@ class ComparedStep:
         model.zero_grad(set_to_none=True)
         outputs, leaves = self._accumulate(model, dtype)
         all_gradients = {**dict((gradients or named_gradients)(model)), **_input_gradients(leaves)}
-        kept = {name: gradient.detach().clone() for name, gradient in all_gradients.items()}
+        copies = {name: gradient.detach().clone() for name, gradient in all_gradients.items()}
         model.zero_grad(set_to_none=True)
-        return outputs, kept
+        return outputs, copies
 
     def losses(self, model: nn.Module, steps: int, make: MakeOptimizer, gradients: GradientsOf | None) -> list[float]:
         """The loss before each of `steps` steps, in float64. Changes the model's weights."""
@@ -372,23 +374,23 @@ class ComparedStep:
                 yield
             finally:
                 with torch.no_grad():
-                    for buffer, kept in buffers:
-                        buffer.copy_(kept)
+                    for buffer, saved in buffers:
+                        buffer.copy_(saved)
 
 
 def named_gradients(model: nn.Module) -> dict[str, Tensor]:
-    named = model.named_parameters()
-    return {adapter_name(name): parameter.grad for name, parameter in named if parameter.grad is not None}
+    parameters = model.named_parameters()
+    return {adapter_name(name): parameter.grad for name, parameter in parameters if parameter.grad is not None}
 
 
 def adapter_name(name: str) -> str:
     """The name that `optimizations.lora` gives to a parameter that peft has wrapped or made."""
-    for theirs, ours in (
+    for wrapped, common in (
         (".base_layer.", ".base."),
         (".lora_A.default.", ".lora_down."),
         (".lora_B.default.", ".lora_up."),
     ):
-        name = name.replace(theirs, ours)
+        name = name.replace(wrapped, common)
     return name
 
 
@@ -430,7 +432,7 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def forked(device: torch.device) -> AbstractContextManager[None]:
-    """Whatever is drawn inside, outside it goes on as if nothing had been."""
+    """Restore the random state on exit, on CPU and `device`."""
     if _generators(device) is None:
         return torch.random.fork_rng(devices=[])
     return torch.random.fork_rng(devices=[device], device_type=device.type)
@@ -460,17 +462,17 @@ def same_state(one: list[Tensor], other: list[Tensor]) -> bool:
 @contextmanager
 def dropout_off(*models: nn.Module) -> Iterator[None]:
     """Every module stays in the mode it is in, checkpointing and batch norm too, but nothing is dropped."""
-    kept: list[tuple[nn.Module, str, float]] = []
+    saved: list[tuple[nn.Module, str, float]] = []
     for module in (child for model in models for child in model.modules()):
         names = ["p"] if "dropout" in type(module).__name__.lower() else []
         names += [name for name in vars(module) if "dropout" in name.lower()]
-        kept += [(module, name, vars(module)[name]) for name in names if isinstance(vars(module).get(name), float)]
+        saved += [(module, name, vars(module)[name]) for name in names if isinstance(vars(module).get(name), float)]
     try:
-        for module, name, _ in kept:
+        for module, name, _ in saved:
             setattr(module, name, 0.0)
         yield
     finally:
-        for module, name, value in kept:
+        for module, name, value in saved:
             setattr(module, name, value)
 
 

@@ -53,8 +53,8 @@ def layer_title(path: str) -> str:
     match = _PLACE.search(path)
     if match is None:
         return path
-    words = (match["list"] or "").replace("_", " ").strip()
-    name = "layer" if len(words) < 3 else words.removesuffix("s")
+    list_name = (match["list"] or "").replace("_", " ").strip()
+    name = "layer" if len(list_name) < 3 else list_name.removesuffix("s")
     block = f"{name} {match['index']}"
     return f"{match['inside']} of {block}" if match["inside"] else block
 
@@ -100,11 +100,11 @@ def signal_of(inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> Signal | N
     output = _largest(outputs)
     if output is None:
         return None
-    given = _largest(inputs)
+    largest_input = _largest(inputs)
     rows = output.to(torch.float64).reshape(-1, output.shape[-1] if output.dim() else 1)
-    whole, apart = float(rows.norm()), float((rows - rows.mean(dim=0)).norm())
-    share = apart / whole if len(rows) > 1 and whole else 1.0
-    return Signal(_std(given) if given is not None else None, _std(output), share)
+    total, spread = float(rows.norm()), float((rows - rows.mean(dim=0)).norm())
+    share = spread / total if len(rows) > 1 and total else 1.0
+    return Signal(_std(largest_input) if largest_input is not None else None, _std(output), share)
 
 
 def _largest(tensors: Iterable[Tensor]) -> Tensor | None:
@@ -132,7 +132,7 @@ NOT_EXERCISED = "not exercised"
 @dataclass(frozen=True)
 class Verdict:
     ok: bool | None
-    """None: it cannot be said."""
+    """None if undecided."""
     words: str
     place: str
     """Path of the layer, name of the output or of the gradient, where something is wrong; else empty."""
@@ -153,7 +153,7 @@ class OutputDifference:
     name: str
     difference: Difference
     noise: Difference
-    """The same run twice: below this nothing can be told apart."""
+    """Difference between two equal runs: smaller differences are not significant."""
     rounding: Rounding
 
 
@@ -255,9 +255,9 @@ def _as_exercised(numerics: Numerics, verdict: Verdict) -> Verdict:
     if len(idle) >= numerics.changes:
         reasons = "; ".join(dict.fromkeys(change.reason for change in idle))
         return Verdict(None, f"{NOT_EXERCISED}: {reasons}", "", "", "", NOT_EXERCISED)
-    idle_words = "; ".join(f"{change.title} ({change.reason})" for change in idle)
-    words = f"{NOT_EXERCISED}: {idle_words}. All else: {verdict.words}"
-    return replace(verdict, ok=None, words=words, short="partly exercised")
+    idle_text = "; ".join(f"{change.title} ({change.reason})" for change in idle)
+    text = f"{NOT_EXERCISED}: {idle_text}. All else: {verdict.words}"
+    return replace(verdict, ok=None, words=text, short="partly exercised")
 
 
 def _places(numerics: Numerics) -> Iterator[_Finding]:
@@ -324,8 +324,8 @@ def _bitwise(numerics: Numerics, places: list[_Finding]) -> Verdict:
         more = "; gradients equal up to rounding" if rounded else ""
         return _fine(numerics, f"bitwise equal, as claimed{more}", short="bitwise equal")
     largest = max(place.noise for place in places)
-    words = f"as equal as the same run twice, which differs by up to {scientific(largest)}"
-    return _fine(numerics, words, short="as equal as the same run twice")
+    text = f"as equal as the same run twice, which differs by up to {scientific(largest)}"
+    return _fine(numerics, text, short="as equal as the same run twice")
 
 
 def _within_noise(place: _Finding, *, noisy: bool) -> bool:
@@ -338,15 +338,15 @@ def _rounding(numerics: Numerics, places: list[_Finding]) -> Verdict:
     if beyond is not None:
         return _suspicious(numerics, beyond.place, f"{beyond.what}{beyond.why}", ok=beyond.ok)
     if numerics.adapters:
-        words = "equal up to rounding, once trained, to adapters merged into the weights"
-        return _fine(numerics, words, short="equal up to rounding, adapters trained")
+        text = "equal up to rounding, once trained, to adapters merged into the weights"
+        return _fine(numerics, text, short="equal up to rounding, adapters trained")
     if all(place.difference.bitwise for place in places):
         return _fine(numerics, "bitwise equal, more than claimed", short="bitwise equal")
     return _fine(numerics, "equal up to rounding, as claimed", short="equal up to rounding")
 
 
 def _training(numerics: Numerics, places: list[_Finding]) -> Verdict:
-    """The claim is about outputs for the same weights; how far the steps part is said, and not judged."""
+    """Judge outputs for the same weights; the divergence of training steps is reported, not judged."""
     verdict, losses = _rounding(numerics, places), numerics.losses
     if verdict.finding or losses is None or losses.updates is None:
         return verdict
@@ -356,9 +356,9 @@ def _training(numerics: Numerics, places: list[_Finding]) -> Verdict:
         return _suspicious(numerics, "loss", what)
     parted = f"{steps} change the weights by {share_text(losses.updates)} otherwise than the baseline's"
     # For the same weights nothing else is computed, unless something else was applied too.
-    words = parted if numerics.changes == 1 else f"{verdict.words}; {parted}"
+    text = parted if numerics.changes == 1 else f"{verdict.words}; {parted}"
     short = f"steps differ by {share_text(losses.updates)}"
-    return replace(verdict, words=words, short=short)
+    return replace(verdict, words=text, short=short)
 
 
 @dataclass(frozen=True)
@@ -395,9 +395,9 @@ def _is_wrong(place: _Finding, numerics: Numerics) -> bool:
 
 
 def _gap(place: _Finding, numerics: Numerics) -> float:
-    """A gradient that is zero but for rounding differs from itself by any factor; beside all others it is nothing."""
-    whole = numerics.gradients.size if place.kind == "gradient" and numerics.gradients else 0.0
-    return place.difference.l2 / whole if whole else place.gap
+    """Relative difference, for gradients to the norm of all: one that is zero up to rounding has no scale."""
+    total = numerics.gradients.size if place.kind == "gradient" and numerics.gradients else 0.0
+    return place.difference.l2 / total if total else place.gap
 
 
 def _is_unstable(place: _Finding) -> bool:
@@ -422,12 +422,12 @@ def _innermost(wrong: list[_Finding]) -> _Finding:
 def _lossy(numerics: Numerics, places: list[_Finding]) -> Verdict:
     if all(place.difference.bitwise for place in places):
         return _fine(numerics, "bitwise equal, more than claimed", short="bitwise equal")
-    beside = numerics.beside_stored
-    beyond = _beyond_rounding(beside, list(_places(beside))) if beside is not None else None
+    against_stored = numerics.beside_stored
+    beyond = _beyond_rounding(against_stored, list(_places(against_stored))) if against_stored is not None else None
     if beyond is not None:
         what = f"{beyond.what} from the same with its weights rounded to {numerics.stored}{beyond.why}"
         return _suspicious(numerics, beyond.place, what, ok=beyond.ok)
-    later = _of_before(beside, list(_places(beside))) if beside is not None else None
+    later = _of_before(against_stored, list(_places(against_stored))) if against_stored is not None else None
     if later is not None:
         return _suspicious(numerics, later.place, later.words.removeprefix("suspicious: "))
     for place in places:
@@ -436,14 +436,14 @@ def _lossy(numerics: Numerics, places: list[_Finding]) -> Verdict:
             return _suspicious(numerics, place.place, what)
     size = max((output.difference.relative_l2 for output in numerics.outputs), default=0.0)
     if numerics.stored is None:
-        words = f"the output differs by {share_text(size)}, and no type of storage says how much is right"
-        return _fine(numerics, f"lossy, as claimed: {words}", ok=None, short=f"differs by {share_text(size)}")
+        text = f"the output differs by {share_text(size)}, and no type of storage says how much is right"
+        return _fine(numerics, f"lossy, as claimed: {text}", ok=None, short=f"differs by {share_text(size)}")
     one = unit_roundoff(getattr(torch, numerics.stored))
-    words = (
+    text = (
         f"expected loss for {numerics.stored}: storing moves a weight by up to {share_text(one)} of itself, "
         f"the output by {share_text(size)}"
     )
-    return _fine(numerics, words, short=f"expected loss for {numerics.stored}")
+    return _fine(numerics, text, short=f"expected loss for {numerics.stored}")
 
 
 def _size(place: _Finding) -> str:
@@ -454,11 +454,11 @@ def _size(place: _Finding) -> str:
 
 
 def _suspicious(numerics: Numerics, place: str, what: str, *, ok: bool | None = False) -> Verdict:
-    words = f"suspicious: {what}"
-    return Verdict(ok, words, place, f"claims {CLAIMS[numerics.claim]}, but {what}", "", words.rstrip("."))
+    text = f"suspicious: {what}"
+    return Verdict(ok, text, place, f"claims {CLAIMS[numerics.claim]}, but {what}", "", text.rstrip("."))
 
 
-def _fine(numerics: Numerics, words: str, *, ok: bool | None = True, short: str) -> Verdict:
+def _fine(numerics: Numerics, text: str, *, ok: bool | None = True, short: str) -> Verdict:
     """A weak signal takes the proof away, unless the layers alone have been compared."""
     weak = numerics.signal.words if numerics.signal is not None else ""
     if weak and numerics.layers:
@@ -466,4 +466,4 @@ def _fine(numerics: Numerics, words: str, *, ok: bool | None = True, short: str)
     elif weak:
         ok = None
     other = "It trains other weights than the baseline, so what it learns differs." if numerics.adapters else ""
-    return Verdict(ok, words, "", "", " ".join(filter(None, (other, weak))), short)
+    return Verdict(ok, text, "", "", " ".join(filter(None, (other, weak))), short)

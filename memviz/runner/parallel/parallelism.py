@@ -63,23 +63,23 @@ AXES = tuple(ALONE.sizes)
 
 def parallel_of(texts: Mapping[str, str]) -> Parallel:
     """Parse the axes. With `gpus` and no `shard`, weights are sharded over the GPUs that other axes leave."""
-    known = (GPUS, *AXES)
+    names = (GPUS, *AXES)
     for name in texts:
-        if name not in known:
-            raise UsageError(f"GPUs are parted along {', '.join(AXES)}; there is no {name}.{nearest(name, known)}")
+        if name not in names:
+            raise UsageError(f"GPUs are parted along {', '.join(AXES)}; there is no {name}.{nearest(name, names)}")
     sizes = {name: _size(name, text) for name, text in texts.items() if text.strip()}
     gpus = sizes.pop(GPUS, None)
     others = prod(size for name, size in sizes.items() if name != "shard")
     if gpus is not None and "shard" not in sizes and gpus % others == 0:
         sizes["shard"] = gpus // others
-    made = Parallel(**sizes)
-    if gpus is not None and made.gpus != gpus:
-        said = " x ".join(f"{size} {name}" for name, size in sizes.items())
+    parallel = Parallel(**sizes)
+    if gpus is not None and parallel.gpus != gpus:
+        value = " x ".join(f"{size} {name}" for name, size in sizes.items())
         remedy = "give axes whose product it is" if "shard" in sizes else f"{others} must divide it"
-        raise UsageError(f"gpus is {gpus}, and {said} are {made.gpus}: {remedy}.")
-    if made.gpus > MOST_GPUS:
-        raise UsageError(f"These would be {made.gpus:,} GPUs; {MOST_GPUS:,} are the most.")
-    return made
+        raise UsageError(f"gpus is {gpus}, and {value} are {parallel.gpus}: {remedy}.")
+    if parallel.gpus > MOST_GPUS:
+        raise UsageError(f"These would be {parallel.gpus:,} GPUs; {MOST_GPUS:,} are the most.")
+    return parallel
 
 
 def _size(name: str, text: str) -> int:
@@ -114,17 +114,17 @@ class RankClass:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> RankClass:
-        """TypeError where a file says what is none."""
+        """Raise TypeError for invalid values of a file."""
         names = [attribute.name for attribute in fields(cls)]
-        known = {name: value[name] if name not in _WORK else value.get(name, 0) for name in names}
-        known["ranks"] = tuple(known["ranks"])
-        numbers = [*known["ranks"], *(known[name] for name in (*_BYTES, *_WORK))]
-        if not 0 < len(known["ranks"]) <= MOST_GPUS or not all(type(one) is int and one >= 0 for one in numbers):
+        values = {name: value[name] if name not in _WORK else value.get(name, 0) for name in names}
+        values["ranks"] = tuple(values["ranks"])
+        numbers = [*values["ranks"], *(values[name] for name in (*_BYTES, *_WORK))]
+        if not 0 < len(values["ranks"]) <= MOST_GPUS or not all(type(one) is int and one >= 0 for one in numbers):
             raise TypeError("no class of ranks")
-        if known["fit"] not in ("", "yes", "no", "close"):
+        if values["fit"] not in ("", "yes", "no", "close"):
             raise TypeError("no class of ranks")
-        return cls(**known)
+        return cls(**values)
 
 
-def file_of_rank(run: Path, rank: int, shown: int | None) -> Path:
-    return run if rank == shown else run.with_name(f"{run.stem}.rank{rank}{run.suffix}")
+def file_of_rank(run: Path, rank: int, rank_of_run: int | None) -> Path:
+    return run if rank == rank_of_run else run.with_name(f"{run.stem}.rank{rank}{run.suffix}")

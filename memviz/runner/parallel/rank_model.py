@@ -131,14 +131,14 @@ class ModelStage(nn.Module):
         """Set where the sequence is sharded between blocks; stages pass on their own shards."""
         _cut(model, number, count)
 
-    def forward(self, given: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor) -> Tensor:
         inner, model = decoder_of(self.whole), self.whole
         if self.is_first:
-            hidden = inner(input_ids=given, use_cache=False).last_hidden_state
+            hidden = inner(input_ids=inputs, use_cache=False).last_hidden_state
         else:
             if self.tensor_mesh is not None:
-                given = DTensor.from_local(given, self.tensor_mesh, [Shard(1)])
-            hidden = inner(inputs_embeds=given, use_cache=False).last_hidden_state
+                inputs = DTensor.from_local(inputs, self.tensor_mesh, [Shard(1)])
+            hidden = inner(inputs_embeds=inputs, use_cache=False).last_hidden_state
         if self.is_last:
             logits: Tensor = model.lm_head(hidden)  # type: ignore[operator]
             return logits
@@ -146,8 +146,8 @@ class ModelStage(nn.Module):
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         config: Any = self.whole.config
-        made: Tensor = self.whole.loss_function(logits=logits, labels=labels, vocab_size=config.vocab_size)  # type: ignore[operator]
-        return made
+        loss: Tensor = self.whole.loss_function(logits=logits, labels=labels, vocab_size=config.vocab_size)  # type: ignore[operator]
+        return loss
 
 
 def check_pipeline(plan: Plan, model: nn.Module) -> None:
@@ -188,11 +188,11 @@ class PipelineStep:
         count, pieces = parallel.pipeline, plan.passes
         workload: Any = plan.workload
         group = mesh["pipeline"].get_group()
-        made = PipelineStage(
+        pipeline_stage = PipelineStage(
             model, mesh["pipeline"].get_local_rank(), count, device.torch_device,
             input_args=(_given(plan, stage),), output_args=(_made(plan, stage),), group=group,
         )  # fmt: skip
-        self._schedule = Schedule1F1B(made, pieces, loss_fn=stage.loss)
+        self._schedule = Schedule1F1B(pipeline_stage, pieces, loss_fn=stage.loss)
         self._inputs: dict[str, Any] = {}
         if stage.is_first or stage.is_last:
             tokens = device.inputs(replace(workload, batch=workload.batch * pieces))["input_ids"]
@@ -200,10 +200,10 @@ class PipelineStep:
 
     def __call__(self) -> None:
         with self._device.phase("microbatches"):
-            given = self._inputs
+            inputs = self._inputs
             self._schedule.step(
-                *given.get("args", ()),
-                **({"target": given["target"]} if "target" in given else {}),
+                *inputs.get("args", ()),
+                **({"target": inputs["target"]} if "target" in inputs else {}),
                 return_outputs=False,
             )
 
@@ -253,9 +253,9 @@ def prepare_rank(
     if parallel.tensor > 1:
         part_matrices(model, mesh["tensor"])
     with device.phase("load"):
-        held = _placed(plan, device, model if stage is None else stage, mesh)
+        placed = _placed(plan, device, model if stage is None else stage, mesh)
     passes = None if stage is None else partial(PipelineStep, plan, device, stage=stage, mesh=mesh)
-    return held, passes
+    return placed, passes
 
 
 def _stage(plan: Plan, device: PredictedDevice, model: nn.Module, mesh: DeviceMesh) -> ModelStage | None:
@@ -273,6 +273,6 @@ def _placed(plan: Plan, device: PredictedDevice, model: nn.Module, mesh: DeviceM
     parallel = plan.parallel
     if parallel.shard == parallel.tensor == 1:
         return hold_together(device.place(model), mesh, parallel, device.rank.card)
-    held = hold_together(model, mesh, parallel, device.rank.card)
-    device.recorder.position.name_modules(held)
-    return held.to_empty(device=device.torch_device)
+    sharded = hold_together(model, mesh, parallel, device.rank.card)
+    device.recorder.position.name_modules(sharded)
+    return sharded.to_empty(device=device.torch_device)

@@ -233,14 +233,14 @@ def _placed(tensors_seen: Sequence[TensorSeen], events: Events, end: Counts | No
     """
     counted = [tensor.counts for tensor in tensors_seen if tensor.counts is not None]
     if end is None or len(counted) < len(tensors_seen):
-        kept = [tensor for tensor in tensors_seen if tensor.counts == tensors_seen[-1].counts]
-        at = np.full(len(kept), len(events), dtype=np.int64)
+        entries = [tensor for tensor in tensors_seen if tensor.counts == tensors_seen[-1].counts]
+        at = np.full(len(entries), len(events), dtype=np.int64)
     else:
         part = comparable(counted, end)
-        kept = list(tensors_seen[part])
+        entries = list(tensors_seen[part])
         at = event_indices(events, end, counted[part])
-    order = sorted(range(len(kept)), key=lambda row: _LAST_WORD.index(kept[row].category))
-    return [kept[row] for row in order], at[np.array(order, dtype=np.int64)]
+    order = sorted(range(len(entries)), key=lambda row: _LAST_WORD.index(entries[row].category))
+    return [entries[row] for row in order], at[np.array(order, dtype=np.int64)]
 
 
 class _PhaseSpans:
@@ -324,10 +324,10 @@ class _Columns:
         ends = np.where(again, spans.again_end[mark], spans.span_end[mark])
         freed = self.runs.next_free(rest)
         handed_on = (spans.depth[mark] > 0) & (again | (phase == Phase.FORWARD)) & (freed >= spans.call_end[mark])
-        within = (freed < ends) & ~handed_on
-        kept = ~within & (again | (phase == Phase.FORWARD) & (spans.has_backward | handed_on & (freed < ends)))
-        self.category[rest[within & (phase != Phase.UNKNOWN)]] = Category.TEMPORARY
-        self.category[rest[kept]] = Category.ACTIVATION
+        in_product = (freed < ends) & ~handed_on
+        labelled = ~in_product & (again | (phase == Phase.FORWARD) & (spans.has_backward | handed_on & (freed < ends)))
+        self.category[rest[in_product & (phase != Phase.UNKNOWN)]] = Category.TEMPORARY
+        self.category[rest[labelled]] = Category.ACTIVATION
 
     def of_events(self) -> Labels:
         return Labels(self.category, self.module, self.phase)
@@ -336,10 +336,10 @@ class _Columns:
         """A block's label is that of its allocation, where that is among the events."""
         blocks, phase = self.device.blocks, np.zeros(len(self.device.blocks), dtype=np.uint8)
         event = self.runs.last_alloc(blocks.address, np.full(len(blocks), len(self.device.events), dtype=np.int64))
-        known = (event >= 0) & (blocks.state != 0)
-        self.block_category[known] = self.category[event[known]]
-        self.block_module[known] = self.module[event[known]]
-        phase[known] = self.phase[event[known]]
+        has_alloc = (event >= 0) & (blocks.state != 0)
+        self.block_category[has_alloc] = self.category[event[has_alloc]]
+        self.block_module[has_alloc] = self.module[event[has_alloc]]
+        phase[has_alloc] = self.phase[event[has_alloc]]
         self.block_category[blocks.state == 0] = Category.UNKNOWN
         return Labels(self.block_category, self.block_module, phase)
 
@@ -371,7 +371,7 @@ class _EventsByAddress:
         return np.where(fits, event, -1)
 
     def next_free(self, allocs: Ints8) -> Ints8:
-        """The event that asks for each alloc's free, or the number of events."""
+        """Return the index of the free request of each alloc, or the number of events."""
         row = np.searchsorted(self.frees, self._key(self.address[allocs], allocs), side="right")
         if not len(self.frees):
             return np.full(len(allocs), self.count, dtype=np.int64)
@@ -381,24 +381,24 @@ class _EventsByAddress:
 
 
 def _annotations(device: DeviceTrace, log: Log, end: Counts | None, names: _Names) -> Annotations:
-    """Torch's own and the log's, in order of time, the log's moved to where its counts say it was."""
-    kept = log.annotations[comparable([entry.counts for entry in log.annotations], end)] if end else []
-    if end is None or not kept:
+    """Merge torch's annotations and the log's by time; the log's are placed by their allocation counts."""
+    entries = log.annotations[comparable([entry.counts for entry in log.annotations], end)] if end else []
+    if end is None or not entries:
         return device.annotations
-    at = event_indices(device.events, end, [entry.counts for entry in kept])
-    time_us = np.array([entry.time_us for entry in kept], dtype=np.int64)
+    at = event_indices(device.events, end, [entry.counts for entry in entries])
+    time_us = np.array([entry.time_us for entry in entries], dtype=np.int64)
     times = device.events.time_us
     if len(times) and times.any():
         before = np.where(at > 0, times[np.maximum(at - 1, 0)], time_us)
         after = np.where(at < len(times), times[np.minimum(at, len(times) - 1)], time_us)
         time_us = np.clip(time_us, before, np.maximum(before, after))
-    ours = Annotations(
-        name=np.array([names(entry.name) for entry in kept], dtype=np.int32),
-        stage=np.array([entry.stage for entry in kept], dtype=np.uint8),
+    own = Annotations(
+        name=np.array([names(entry.name) for entry in entries], dtype=np.int32),
+        stage=np.array([entry.stage for entry in entries], dtype=np.uint8),
         time_us=np.maximum.accumulate(time_us),
     )
-    theirs = _without_phases(device, names)
-    both = {name: np.concatenate([column, getattr(ours, name)]) for name, column in theirs.items()}
+    recorded = _without_phases(device, names)
+    both = {name: np.concatenate([column, getattr(own, name)]) for name, column in recorded.items()}
     order = np.argsort(both["time_us"], kind="stable")
     return Annotations(**{name: column[order] for name, column in both.items()})
 

@@ -45,7 +45,7 @@ class Taken:
     counts: Counts | None
     """None where torch does not count allocations (XPU), or where they went on while it was taken."""
     ran_out_on: int | None = None
-    """The GPU that had no more, where PyTorch's allocator said so itself."""
+    """GPU that ran out of memory, if PyTorch's allocator reported it."""
 
 
 def ring_size(available_bytes: int | None = None) -> int:
@@ -110,13 +110,13 @@ class RecordedHistory:
             # A device that has failed refuses this too; then its error is on its way already.
             return
         except BaseException:
-            # Whoever pressed Ctrl-C just then wants an end of everything, of this too.
+            # Ctrl-C during the call must end the history too.
             with suppress(Exception):
                 self._switch(None)
             raise
 
     def silence(self) -> None:
-        """Switches off what the program itself switched on, where torch can tell: it would go on for ever."""
+        """Switch off a history that the program enabled, if torch can tell: it would record until the process ends."""
         is_on = self.accelerator.history_is_on
         if is_on is not None and is_on():
             self._switch(None)
@@ -157,7 +157,7 @@ class RecordedHistory:
         return counts_of(self.accelerator.api, self.device)
 
     def _counts_everywhere(self) -> tuple[Counts | None, ...]:
-        """None for a GPU that does not say, as one that has failed may not."""
+        """Return the counts of each GPU; None for one that cannot be queried, such as a failed one."""
         counts: list[Counts | None] = []
         for number in range(self.accelerator.count()):
             try:
@@ -166,9 +166,9 @@ class RecordedHistory:
                 counts.append(None)
         return tuple(counts)
 
-    def lost(self, taken: Taken) -> int:
+    def lost(self, snapshot: Taken) -> int:
         """The largest buffer of a device that was full, in events; 0 where no event was lost."""
-        longest = max((len(events) for events in taken.snapshot.get("device_traces", [])), default=0)
+        longest = max((len(events) for events in snapshot.snapshot.get("device_traces", [])), default=0)
         return longest if longest >= self.max_entries else 0
 
     def _switch(self, enabled: str | None) -> None:

@@ -60,8 +60,8 @@ def see_all(log: Log, values: Any, category: Category, kind: str) -> None:
 
 
 def paths_of(model: nn.Module, prefix: str = "") -> dict[int, str]:
-    named = model.named_modules(prefix=prefix)
-    return {id(parameter): path for path, module in named for parameter in module.parameters(recurse=False)}
+    modules = model.named_modules(prefix=prefix)
+    return {id(parameter): path for path, module in modules for parameter in module.parameters(recurse=False)}
 
 
 def see_everything_alive(log: Log, kind: str) -> None:
@@ -77,7 +77,7 @@ def see_everything_alive(log: Log, kind: str) -> None:
 
 
 def _alive() -> tuple[list[nn.Module], list[Optimizer]]:
-    """Find objects by type: `isinstance` asks the object itself and may run code of the program."""
+    """Find objects by type: `isinstance` reads `__class__` and may run code of the program."""
     every = gc.get_objects()
     modules: list[nn.Module] = [thing for thing in every if issubclass(type(thing), nn.Module)]
     optimizers: list[Optimizer] = [thing for thing in every if issubclass(type(thing), Optimizer)]
@@ -86,7 +86,7 @@ def _alive() -> tuple[list[nn.Module], list[Optimizer]]:
 
 
 def _named(models: list[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """Several models are told apart by their classes; a single one needs no name before its modules' own."""
+    """Yield models with a path prefix: the class name if there are several, empty for a single one."""
     holding = [model for model in models if next(model.parameters(), None) is not None]
     for model in holding:
         yield ("" if len(holding) == 1 else type(model).__name__), model
@@ -117,8 +117,8 @@ def tensors_in(value: Any, depth: int = 8) -> Iterator[Tensor]:
 
 
 class ModelHooks:
-    """`follow_phases` where nobody else says when a forward, a backward and a step begin; `failed` hears of an error
-    in a module before any other part of the program does."""
+    """`follow_phases` if no caller marks forward, backward and step; `failed` is called with an error in a module
+    before the program sees it."""
 
     def __init__(
         self, log: Log, kind: str, *, follow_phases: bool, failed: Callable[[BaseException], None] | None = None
@@ -149,7 +149,7 @@ class ModelHooks:
         """Watch every optimizer of this process from its first step on."""
 
         def before(optimizer: Optimizer, *_: Any) -> None:
-            if all(optimizer is not known for known in self.optimizers):
+            if all(optimizer is not other for other in self.optimizers):
                 self.optimizers.append(optimizer)
             self._step_begins()
 
@@ -179,7 +179,7 @@ class ModelHooks:
             see_optimizer(self.log, optimizer, self.kind, paths)
 
     def close(self) -> None:
-        """Takes its hooks away and lets go of all it watched: whoever measures next must find the memory free."""
+        """Remove the hooks and drop all references, so that the next measurement starts with free memory."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -212,10 +212,10 @@ class ModelHooks:
         if error is not None and self.failed is not None:
             self.failed(error)
 
-    def _forward_begins(self, _module: nn.Module, arguments: Any, named: Any) -> None:
+    def _forward_begins(self, _module: nn.Module, arguments: Any, keywords: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        see_all(self.log, (arguments, named), Category.INPUT, self.kind)
+        see_all(self.log, (arguments, keywords), Category.INPUT, self.kind)
         if self.log.phase != Phase.BACKWARD:
             self.log.begin("forward", Phase.FORWARD)
 

@@ -32,7 +32,7 @@ from memviz.runner.record.script import Script
 from memviz.trace.memviz_labels import MESH_FACT, RANK_FACT, WORLD_FACT
 
 EXIT = os._exit
-"""The real one, whatever stands in its place just then."""
+"""The original, also while `os._exit` is replaced."""
 
 
 @contextmanager
@@ -60,14 +60,14 @@ Answer = Callable[[int], None]
 
 
 class Signals:
-    """Between `open` and `close`; both in the main thread. Elsewhere than on POSIX there is nothing to answer."""
+    """Signal handling between `open` and `close`, both called in the main thread. Does nothing outside POSIX."""
 
     def __init__(self, answers: Mapping[int, Answer], in_main: Answer = lambda number: None) -> None:
         """`in_main` is for what only the main thread can do, if it comes to it."""
         self._answers = answers
 
         def noticed(number: int, _frame: FrameType | None) -> None:
-            """The thread has been told by now. Something has to be here, or Python would not tell it."""
+            """The thread is notified by the wakeup fd, which needs a Python handler to be installed."""
             in_main(number)
 
         self._noticed = noticed
@@ -79,13 +79,13 @@ class Signals:
     def open(self) -> None:
         if os.name != "posix":
             return
-        ours = [number for number in self._answers if signal.getsignal(number) is signal.SIG_DFL]
-        if not ours:
+        numbers = [number for number in self._answers if signal.getsignal(number) is signal.SIG_DFL]
+        if not numbers:
             return
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
         self._old_write = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        for number in ours:
+        for number in numbers:
             self._before[number] = signal.signal(number, self._noticed)
         os.register_at_fork(before=self._hold, after_in_parent=self._let_go, after_in_child=self._leave_child)
         self._thread = threading.Thread(target=self._listen, name="memviz signals", daemon=True)
@@ -147,7 +147,7 @@ _GPUS = ("CUDA", "XPU")
 
 
 class Profile:
-    """Begun with the history, written when the program ends or is told to. It never ends the program itself."""
+    """Profile started with the history, written at the end or on a signal. Its errors never end the program."""
 
     def __init__(self, path: Path, say: Callable[[str], None]) -> None:
         self.path = path
@@ -188,11 +188,11 @@ def _profiler() -> Any:
     except ImportError:
         raise UsageError("There is no torch here.") from None
     # Its functions have no types.
-    known: Any = of_torch
-    there = known.supported_activities()
-    named = [getattr(known.ProfilerActivity, name, None) for name in ("CPU", *_GPUS)]
+    profiler: Any = of_torch
+    there = profiler.supported_activities()
+    activities = [getattr(profiler.ProfilerActivity, name, None) for name in ("CPU", *_GPUS)]
     # Stacks of Python are in the snapshot. Here each call would be an event of its own, and the program far slower.
-    return known.profile(activities=[kind for kind in named if kind in there], profile_memory=True)
+    return profiler.profile(activities=[kind for kind in activities if kind in there], profile_memory=True)
 
 
 _STAGES = ("pp", "pipeline", "stage")
@@ -243,10 +243,10 @@ def _rank_number(environment: Mapping[str, str], *names: str) -> int | None:
 
 def is_chosen(position: RankPosition | None, ranks: str) -> bool:
     """Return True if `--ranks` has it: numbers, spans (0-3), first, last, stage (the first of every stage) or all."""
-    words = [word.strip().lower() for word in ranks.split(",")]
+    parts = [word.strip().lower() for word in ranks.split(",")]
     if position is None:
         return True
-    return any([_includes(word, position, ranks) for word in words])
+    return any([_includes(word, position, ranks) for word in parts])
 
 
 def _includes(word: str, position: RankPosition, ranks: str) -> bool:
@@ -425,7 +425,7 @@ class _RecordingWriter:
             # Launchers end all ranks where one has failed; that one has written why.
             return end_by(number)
         self.lock.acquire()
-        # Never let go: nothing may be written after the end has been. Whoever sent this may not wait long, so
+        # Never released: nothing may be written after the last file. The sender may kill the process soon, so
         # nothing is looked up that is not in the snapshot.
         self._keep(self.path, self.history.take, "on the signal to end", look_round=False)
         if self.has_started and self.profile is not None:
@@ -438,13 +438,13 @@ class _RecordingWriter:
         if is_end and self.is_wanted and self.has_started and self.profile is not None:
             self.profile.write()
 
-    def ran_out(self, taken: Taken) -> None:
+    def ran_out(self, snapshot: Taken) -> None:
         with self.lock:
             self.out_of_memory += 1
             if self.out_of_memory > _MOST_OUT_OF_MEMORY:
                 return
             path = path_beside(self.path, OUT_OF_MEMORY)
-            if self._keep(path, lambda: taken, "as memory ran out"):
+            if self._keep(path, lambda: snapshot, "as memory ran out"):
                 self.oom_path = path
 
     def finish(self, error: BaseException | None) -> bool:
@@ -463,7 +463,7 @@ class _RecordingWriter:
                 return False
             if error is not None:
                 self.history.failed(error)
-            # First, so that the snapshot can say whether it is there.
+            # First, since the snapshot records if a profile exists.
             self.is_profiled = self.profile is not None and self.profile.write()
             ended_so = error is not None and not isinstance(error, SystemExit) and self.history.ended_out_of_memory()
             if ended_so and self.oom_path is not None and self._move(self.oom_path):
@@ -493,18 +493,18 @@ class _RecordingWriter:
             _say("Nothing is recorded yet, so nothing is written.")
             return False
         try:
-            taken = take()
-            write_snapshot(path, self._with_labels(taken, path.name) if look_round else taken.snapshot)
+            snapshot = take()
+            write_snapshot(path, self._with_labels(snapshot, path.name) if look_round else snapshot.snapshot)
         except Exception as error:
             _say(f"Nothing is written. {error}")
             return False
-        events = sum(len(trace) for trace in taken.snapshot.get("device_traces", []))
+        events = sum(len(trace) for trace in snapshot.snapshot.get("device_traces", []))
         _say(f"{events:,} events written to {path}, {when}.")
-        for note in notes_of(self.history, taken):
+        for note in notes_of(self.history, snapshot):
             _say(f"{note.text} {note.remedy}")
         return True
 
-    def _with_labels(self, taken: Taken, source: str) -> dict[str, Any]:
+    def _with_labels(self, snapshot: Taken, source: str) -> dict[str, Any]:
         """The snapshot with labels; as torch gave it where these fail, so that the recording is not lost."""
         log = Log(lambda: None)
         facts = {"script": self.script}
@@ -519,14 +519,14 @@ class _RecordingWriter:
                 # Another thread may change what is looked at; then what was seen until then is used.
                 with suppress(RuntimeError):
                     see_everything_alive(log, self.history.accelerator.kind)
-            quick = replace(taken, snapshot=without_stacks(taken.snapshot))
+            quick = replace(snapshot, snapshot=without_stacks(snapshot.snapshot))
             trace = read_taken(self.history, quick, log, None, facts=facts, source=source)
-            return own_words(taken.snapshot, trace)
+            return own_words(snapshot.snapshot, trace)
         except UsageError:
             raise
         except Exception as error:
             _say(f"The recording has no labels: {first_line(error)}")
-            return taken.snapshot
+            return snapshot.snapshot
 
 
 def _say(text: str) -> None:

@@ -45,11 +45,11 @@ def own_words(snapshot: dict[str, Any], trace: Trace) -> dict[str, Any]:
     """The snapshot with the trace's labels and annotations. Nothing that torch wrote is left out or changed."""
     rows = [row for device in trace.devices if device.kind == "gpu" for row in _annotations(trace, device)]
     has_more = len(rows) > len(snapshot.get("external_annotations", ()))
-    words: dict[str, Any] = {"external_annotations": rows} if has_more else {}
+    keys: dict[str, Any] = {"external_annotations": rows} if has_more else {}
     labels = memviz_labels.dump(trace)
     if labels is not None:
-        words[memviz_labels.KEY] = labels
-    return {**snapshot, **words}
+        keys[memviz_labels.KEY] = labels
+    return {**snapshot, **keys}
 
 
 def without_stacks(snapshot: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +75,7 @@ _NO_LIMIT = 2**62
 
 
 class Recording:
-    """One history from its start to its end, with what is logged meanwhile. `trace` is set at its end."""
+    """One memory history with its log. `trace` is set at its end."""
 
     def __init__(
         self, history: RecordedHistory, device: int, facts: Mapping[str, str], *, follow_phases: bool = True
@@ -109,7 +109,7 @@ class Recording:
     def look(self) -> None:
         """Log all tensors that are live now."""
         if self.history.counts() is None:
-            # Nothing tells when earlier ones were seen, so only those that are there now can be placed.
+            # Without counts earlier tensors cannot be placed in time, only those that are live now.
             self.log.tensors_seen.clear()
         self.hooks.see_all()
 
@@ -152,7 +152,7 @@ def read_taken(
     """Return a snapshot as a Trace with the log's labels, of one GPU or, where that is None, of all."""
     accelerator = history.accelerator
     trace = trace_of(taken.snapshot, About("measured", source=source))
-    # A card that is pretended is alone in its trace, whatever its number is among those of its machine.
+    # A predicted card is alone in its trace, so its index on the machine does not matter.
     gpus = [gpu.device for gpu in trace.devices if gpu.kind == "gpu"]
     if device is not None and accelerator.clock_us is None:
         gpus = [device]
@@ -226,7 +226,7 @@ def _finish(done: Recording, target: Path | None) -> None:
 
 
 def _finish_beside(error: BaseException, done: Recording, target: Path | None) -> None:
-    """The program's own error goes on, whatever becomes of the recording."""
+    """Finish after an error of the program; a failure of the recording only adds a note to it."""
     try:
         done.history.failed(error)
         _finish(done, target)
@@ -260,9 +260,9 @@ def trace_of(snapshot: dict[str, Any], about: About) -> Trace:
 
 
 def notes_of(history: RecordedHistory, taken: Taken) -> tuple[Note, ...]:
-    kept = history.lost(taken)
-    if not kept:
+    lost = history.lost(taken)
+    if not lost:
         return ()
-    text = f"The history was full: it kept the last {kept:,} events, and the first ones are lost."
+    text = f"The history was full: it kept the last {lost:,} events, and the first ones are lost."
     remedy = f"Record less, or keep more than {history.max_entries:,} events (max_entries)."
     return (Note("history_full", text, remedy, level="warning"),)

@@ -61,8 +61,8 @@ class Script:
 
     def show(self, error: BaseException) -> None:
         """Print an uncaught error as Python does, without frames before the program or of ours within it."""
-        shown = error.with_traceback(self._own_frames(error.__traceback__))
-        sys.excepthook(type(shown), shown, shown.__traceback__)
+        stripped = error.with_traceback(self._own_frames(error.__traceback__))
+        sys.excepthook(type(stripped), stripped, stripped.__traceback__)
 
     def _own_frames(self, at: TracebackType | None) -> TracebackType | None:
         first = at
@@ -72,26 +72,26 @@ class Script:
 
 
 def _without_ours(at: TracebackType | None) -> TracebackType | None:
-    """A pretended device stands between the program and torch, and nobody would see it on a card."""
-    shown, below_ours, one = [], False, at
+    """Remove frames of memviz: the predicted device adds frames that do not exist on a GPU."""
+    visible, below_runner, one = [], False, at
     while one is not None:
         file = one.tb_frame.f_code.co_filename
-        below_ours = file.startswith(_OWN_FOLDERS) or below_ours and file.endswith(_RELAYS)
-        if not below_ours:
-            shown.append(one)
+        below_runner = file.startswith(_OWN_FOLDERS) or below_runner and file.endswith(_RELAYS)
+        if not below_runner:
+            visible.append(one)
         one = one.tb_next
-    kept = None
-    for one in reversed(shown):
-        kept = TracebackType(kept, one.tb_frame, one.tb_lasti, one.tb_lineno)
-    return kept or at
+    frames = None
+    for one in reversed(visible):
+        frames = TracebackType(frames, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return frames or at
 
 
 def _wait_for_threads(process: int) -> None:
     if os.getpid() != process:
         # One that the program forked, which has come to its own end.
         return
-    ours = (threading.current_thread(), threading.main_thread())
-    while running := [thread for thread in threading.enumerate() if not thread.daemon and thread not in ours]:
+    excluded = (threading.current_thread(), threading.main_thread())
+    while running := [thread for thread in threading.enumerate() if not thread.daemon and thread not in excluded]:
         running[0].join()
 
 

@@ -58,5 +58,5 @@ def in_tiles_of(autoencoder: Any, tile: int, overlap: int) -> nn.Module:
     """Set the tile sizes that `enable_tiling` would use."""
     autoencoder.tile_sample_min_height = autoencoder.tile_sample_min_width = tile
     autoencoder.tile_sample_stride_height = autoencoder.tile_sample_stride_width = tile - overlap
-    made: nn.Module = autoencoder
-    return made
+    model: nn.Module = autoencoder
+    return model

@@ -54,7 +54,7 @@ def published_knob(default: int, what: str, *, least: int = 1) -> Any:
 
 
 class DiffusionModel(FromConfiguration):
-    """A model of diffusers that computes pictures. `side` and `why` say what its sides must be multiples of."""
+    """A model of diffusers that computes pictures. Its sides must be multiples of `side`, for the reason `why`."""
 
     together: ClassVar[dict[str, tuple[str, ...]]] = {"resolution": ("height", "width")}
     library = "diffusers"
@@ -289,8 +289,10 @@ def sides_in_tiles(model: Any, reduced_tile: int, multiple: int) -> dict[str, in
     for name in ("height", "width"):
         side = getattr(model, name)
         reduced = round(min(side / model.tile, _MOST_TILES) * reduced_tile / multiple) * multiple
-        is_whole = side <= model.tile
-        sides[name] = min(max(reduced, multiple), reduced_tile) if is_whole else max(reduced, reduced_tile + multiple)
+        is_one_tile = side <= model.tile
+        sides[name] = (
+            min(max(reduced, multiple), reduced_tile) if is_one_tile else max(reduced, reduced_tile + multiple)
+        )
     return sides
 
 

@@ -191,8 +191,8 @@ class TransformerBlock(FromConfiguration):
         return _RankModel(self.vocabulary // self.parts, self.width, blocks)
 
     def _inputs(self, draw: RandomInputs) -> dict[str, Any]:
-        words = self.vocabulary // self.parts
-        return {name: draw.integers(words, self.batch, self.sequence) for name in ("tokens", "targets")}
+        tokens_per_rank = self.vocabulary // self.parts
+        return {name: draw.integers(tokens_per_rank, self.batch, self.sequence) for name in ("tokens", "targets")}
 
     def loss(self, output: Any) -> Tensor:
         loss: Tensor = output
@@ -216,12 +216,12 @@ class TransformerBlock(FromConfiguration):
 
 
 class _RankModel(nn.Module):
-    def __init__(self, words: int, width: int, blocks: Sequence[nn.Module]) -> None:
+    def __init__(self, vocabulary: int, width: int, blocks: Sequence[nn.Module]) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(words, width)
+        self.embedding = nn.Embedding(vocabulary, width)
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.RMSNorm(width)
-        self.head = nn.Linear(width, words, bias=False)
+        self.head = nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         x = self.embedding(tokens)

@@ -71,20 +71,20 @@ class OwnModel:
         return self.mode == "training"
 
     def build(self) -> nn.Module:
-        made = self._call()
-        self._made["last"] = made
-        model = made.model if self.dtype == _AS_BUILT else made.model.to(DTYPES[self.dtype])
+        built = self._call()
+        self._made["last"] = built
+        model = built.model if self.dtype == _AS_BUILT else built.model.to(DTYPES[self.dtype])
         return model.train(self.training)
 
     def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
         """Return the function's inputs, the same for every micro-batch; made again if they are on meta."""
-        made = self._made.get("last")
-        if made is None or (_without_numbers(made.inputs) and device.type != "meta"):
+        built = self._made.get("last")
+        if built is None or (_without_numbers(built.inputs) and device.type != "meta"):
             with torch.device("cpu"), torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.seed)
-                made = self._call()
+                built = self._call()
         dtype = None if self.dtype == _AS_BUILT else DTYPES[self.dtype]
-        moved: dict[str, Any] = _moved(made.inputs, device, dtype)
+        moved: dict[str, Any] = _moved(built.inputs, device, dtype)
         return moved
 
     def loss(self, output: Any) -> Tensor:
@@ -107,8 +107,10 @@ class OwnModel:
 
     def describe(self) -> str:
         what = "training step" if self.training else "forward pass"
-        made = self._made.get("last")
-        count = f"{parameters_text(sum(parameter.numel() for parameter in made.model.parameters()))}, " if made else ""
+        built = self._made.get("last")
+        count = (
+            f"{parameters_text(sum(parameter.numel() for parameter in built.model.parameters()))}, " if built else ""
+        )
         return f"{self.function} of {Path(self.file).name}, {count}{self.dtype}, {what}"
 
     def _call(self) -> Made:
@@ -126,23 +128,23 @@ def own_workload(name: str, settings: Mapping[str, str]) -> OwnModel:
     """Pass settings to the function's parameters and to the knobs of `OwnModel`; to both where both have the name."""
     file, _, wanted = name.partition(":")
     function = function_in(file, wanted)
-    ours = as_text(OwnModel(), everything=True)
-    function.check(settings, ours)
-    knobs = with_knobs(OwnModel, {key: text for key, text in settings.items() if key in ours})
-    arguments = tuple((key, text) for key, text in settings.items() if function.takes(key, ours))
+    common = as_text(OwnModel(), everything=True)
+    function.check(settings, common)
+    knobs = with_knobs(OwnModel, {key: text for key, text in settings.items() if key in common})
+    arguments = tuple((key, text) for key, text in settings.items() if function.takes(key, common))
     return replace(knobs, file=file, function=function.name, arguments=arguments)
 
 
 def program_rows(file: str) -> list[dict[str, Any]]:
     """Return the file's functions as rows of the page's form; the file is parsed and not executed."""
-    ours = [asdict(knob) for knob in described(OwnModel)]
-    names = {knob["name"] for knob in ours}
+    common = [asdict(knob) for knob in described(OwnModel)]
+    names = {knob["name"] for knob in common}
     rows = []
     for function in functions_of(file):
         own = [asdict(knob) for knob in function.knobs if knob.name not in (*names, "small")]
         sentence = function.sentence or "A function of your own program that returns a model and its inputs."
         title = f"{function.name} of {Path(file).name}"
-        rows.append({"name": f"{file}:{function.name}", "title": title, "sentence": sentence, "knobs": [*own, *ours]})
+        rows.append({"name": f"{file}:{function.name}", "title": title, "sentence": sentence, "knobs": [*own, *common]})
     return rows
 
 
@@ -161,10 +163,10 @@ def _module_of(file: str) -> types.ModuleType:
 
 def _arguments(function: Callable[..., Any], texts: tuple[tuple[str, str], ...]) -> dict[str, Any]:
     hints = get_type_hints(function)
-    known = inspect.signature(function).parameters
+    parameters = inspect.signature(function).parameters
     values = {}
     for key, text in texts:
-        default = known[key].default if key in known else inspect.Parameter.empty
+        default = parameters[key].default if key in parameters else inspect.Parameter.empty
         values[key] = read_argument(function.__name__, key, text, hints.get(key), default)
     return values
 

@@ -122,12 +122,12 @@ def words_of(published: int, narrow: int) -> int:
     return published if narrow == 1 else published // 8 // narrow
 
 
-def clip_encoder(*, words: int, width: int, layers: int, heads: int, projected: bool = False) -> Any:
+def clip_encoder(*, vocabulary: int, width: int, layers: int, heads: int, projected: bool = False) -> Any:
     """With `projected` it has a matrix more, which SDXL's larger one ends with."""
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
     config = CLIPTextConfig(
-        vocab_size=words,
+        vocab_size=vocabulary,
         hidden_size=width,
         intermediate_size=4 * width,
         num_hidden_layers=layers,
@@ -141,13 +141,13 @@ def clip_encoder(*, words: int, width: int, layers: int, heads: int, projected: 
     return (CLIPTextModelWithProjection if projected else CLIPTextModel)(config)
 
 
-def t5_encoder(kind: str, words: int, *, narrow: int, layers: int) -> Any:
+def t5_encoder(kind: str, vocabulary: int, *, narrow: int, layers: int) -> Any:
     """T5-XXL, or its multilingual UMT5 with its own relative position bias in every block."""
     import transformers
 
     encoder: Any = getattr(transformers, f"{kind}EncoderModel")
     sizes = {
-        "vocab_size": words_of(words, narrow),
+        "vocab_size": words_of(vocabulary, narrow),
         "d_model": 4096 // narrow,
         "d_ff": 10_240 // narrow,
         "num_layers": layers,
@@ -204,12 +204,14 @@ class FluxPipeline(PipelineModel):
         return {"heads": 24 // self.narrow, "text_width": 4096 // self.narrow}
 
     def _model(self) -> nn.Module:
-        words, channels = words_of(CLIP_WORDS, self.narrow), max(32, 128 // self.narrow)
+        vocabulary, channels = words_of(CLIP_WORDS, self.narrow), max(32, 128 // self.narrow)
         decoder = {"channels": channels, "latent_channels": _FLUX_LATENT_CHANNELS, "tile": self.tile}
         return FluxModules(
             self,
             sides=(self.height // Flux.side, self.width // Flux.side),
-            text_encoder=clip_encoder(words=words, width=_FLUX_POOLED, layers=self.short_text_layers, heads=12),
+            text_encoder=clip_encoder(
+                vocabulary=vocabulary, width=_FLUX_POOLED, layers=self.short_text_layers, heads=12
+            ),
             text_encoder_2=t5_encoder("T5", T5_WORDS, narrow=self.narrow, layers=self.text_layers),
             transformer=self.denoiser_alone()._model(),
             vae=picture_decoder(**decoder, product=False),
@@ -298,8 +300,10 @@ class SdxlPipeline(PipelineModel):
         )
 
     def _text_encoder(self, width: int, layers: int, *, projected: bool) -> Any:
-        words, width = words_of(CLIP_WORDS, self.narrow), width // self.narrow
-        return clip_encoder(words=words, width=width, layers=layers, heads=width // _SDXL_HEAD, projected=projected)
+        vocabulary, width = words_of(CLIP_WORDS, self.narrow), width // self.narrow
+        return clip_encoder(
+            vocabulary=vocabulary, width=width, layers=layers, heads=width // _SDXL_HEAD, projected=projected
+        )
 
     def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
         alone = self.denoiser_alone().inputs(device, micro_batch)
@@ -387,7 +391,7 @@ class LtxPipeline(PipelineModel):
 
     def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
         alone = self.denoiser_alone().inputs(device, micro_batch)
-        # The pipeline keeps latents in fp32, whatever the transformer computes in.
+        # The pipeline keeps latents in fp32 for any dtype of the transformer.
         latents = alone["hidden_states"][: self.batch].to(torch.float32, copy=True)
         return {**super().inputs(device, micro_batch), "mask": alone["encoder_attention_mask"], "latents": latents}
 
@@ -403,11 +407,11 @@ class LtxModules(PipelineModules):
         sides = dict(zip(("num_frames", "height", "width"), self.sides, strict=True))
         text = torch.cat(encoded(self.text_encoder, prompts, 1 + self.guided))
         for number in range(self.steps):
-            given = torch.cat([latents] * 2) if self.guided else latents
+            model_input = torch.cat([latents] * 2) if self.guided else latents
             velocity = self.transformer(
-                hidden_states=given.to(text.dtype),
+                hidden_states=model_input.to(text.dtype),
                 encoder_hidden_states=text,
-                timestep=torch.full((len(given),), 1000 - 1000 * number / self.steps, device=given.device),
+                timestep=torch.full((len(model_input),), 1000 - 1000 * number / self.steps, device=model_input.device),
                 encoder_attention_mask=mask,
                 return_dict=False,
                 **sides,
@@ -465,7 +469,7 @@ class WanPipeline(PipelineModel):
 
     def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
         alone = self.denoiser_alone().inputs(device, micro_batch)
-        # The pipeline keeps latents in fp32, whatever the transformer computes in.
+        # The pipeline keeps latents in fp32 for any dtype of the transformer.
         latents = alone["hidden_states"].to(torch.float32, copy=True)
         return {**super().inputs(device, micro_batch), "latents": latents}
 
@@ -480,11 +484,11 @@ class WanModules(PipelineModules):
         """`prompts` are what to show, then as many of what not to show, where each step looks at both."""
         texts = encoded(self.text_encoder, prompts, 1 + self.guided)
         for number in range(self.steps):
-            given = latents.to(texts[0].dtype)
-            time = torch.full((len(given),), 1000 - 1000 * number / self.steps, device=given.device)
-            velocity = self.transformer(given, time, texts[0], return_dict=False)[0]
+            model_input = latents.to(texts[0].dtype)
+            time = torch.full((len(model_input),), 1000 - 1000 * number / self.steps, device=model_input.device)
+            velocity = self.transformer(model_input, time, texts[0], return_dict=False)[0]
             if self.guided:
-                without = self.transformer(given, time, texts[1], return_dict=False)[0]
+                without = self.transformer(model_input, time, texts[1], return_dict=False)[0]
                 velocity = without + _WAN_GUIDANCE * (velocity - without)
             latents = latents - velocity / self.steps
         video: Tensor = self.vae(latents.to(texts[0].dtype))

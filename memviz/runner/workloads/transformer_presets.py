@@ -320,8 +320,8 @@ class PromptThenTokens(nn.Module):
         cache = cache_argument(type(self.model), self.model.config)
         output = self.model(input_ids=input_ids[:, : self.prompt], use_cache=use_cache, logits_to_keep=1)
         for place in range(self.prompt, input_ids.shape[1]):
-            token, kept = input_ids[:, place : place + 1], {cache: output[cache]} if use_cache else {}
-            output = self.model(input_ids=token, **kept, use_cache=use_cache, logits_to_keep=1)
+            token, cached = input_ids[:, place : place + 1], {cache: output[cache]} if use_cache else {}
+            output = self.model(input_ids=token, **cached, use_cache=use_cache, logits_to_keep=1)
         return output
 
 
@@ -379,7 +379,7 @@ class Decoder(CausalModel):
             "tie_word_embeddings": shape.tied,
             "bos_token_id": None,
             "eos_token_id": None,
-            # After a prompt a mask says what a cache holds, and transformers makes it without a look at the data.
+            # After a prompt a mask marks the valid cache entries; transformers builds it without reading data.
             "attn_implementation": "sdpa" if self.new_tokens else attention_name(),
         }
 

@@ -54,8 +54,8 @@ def config_of(values: Mapping[str, Any]) -> Any:
 
 
 def _without(values: Mapping[str, Any]) -> dict[str, Any]:
-    kept = ((key, value) for key, value in values.items() if key not in _NOT_THE_MODEL)
-    return {key: _without(value) if isinstance(value, dict) else value for key, value in kept}
+    remaining = ((key, value) for key, value in values.items() if key not in _NOT_THE_MODEL)
+    return {key: _without(value) if isinstance(value, dict) else value for key, value in remaining}
 
 
 def class_of(config: Any) -> type[Any]:
@@ -115,7 +115,7 @@ def _attentions(config: Any, length: int) -> Iterator[str | None]:
 
 @contextmanager
 def _in_words(kind: str) -> Iterator[None]:
-    """Whatever a library says of values that do not go together is told, and is no fault of ours."""
+    """Raise errors of a library about inconsistent values as UsageError."""
     try:
         yield
     except (UsageError, MemoryError):
@@ -179,27 +179,27 @@ def narrowed(values: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _shallow(values: Mapping[str, Any]) -> dict[str, Any]:
     depths = {values[name] for name in _LAYERS if isinstance(values.get(name), int)}
-    made: dict[str, Any] = {}
+    reduced: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict):
-            made[name] = _shallow(value) if "model_type" in value else value
+            reduced[name] = _shallow(value) if "model_type" in value else value
         elif name in _LAYERS and isinstance(value, int):
-            made[name] = min(value, _FEW_LAYERS)
+            reduced[name] = min(value, _FEW_LAYERS)
         elif name in _EXPERTS and isinstance(value, int):
-            made[name] = min(value, _FEW_EXPERTS)
+            reduced[name] = min(value, _FEW_EXPERTS)
         elif isinstance(value, list) and len(value) in depths and len(value) > _FEW_LAYERS:
             # One entry a layer, as `layer_types` has.
-            made[name] = value[:_FEW_LAYERS]
+            reduced[name] = value[:_FEW_LAYERS]
         else:
-            made[name] = value
-    return _fewer_tokens(made)
+            reduced[name] = value
+    return _fewer_tokens(reduced)
 
 
 def _fewer_tokens(values: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(values.get("vocab_size"), int) or values["vocab_size"] <= _FEW_TOKENS:
         return values
-    named = {name: value for name, value in values.items() if name.endswith("token_id") and isinstance(value, int)}
-    beyond = {name: value % _FEW_TOKENS for name, value in named.items() if value >= _FEW_TOKENS}
+    token_ids = {name: value for name, value in values.items() if name.endswith("token_id") and isinstance(value, int)}
+    beyond = {name: value % _FEW_TOKENS for name, value in token_ids.items() if value >= _FEW_TOKENS}
     return {**values, **beyond, "vocab_size": _FEW_TOKENS}
 
 
@@ -212,11 +212,11 @@ def _divides(values: Mapping[str, Any], by: int) -> bool:
 
 
 def _divided(values: Mapping[str, Any], by: int) -> dict[str, Any]:
-    made = dict(values)
+    reduced = dict(values)
     for name in (*_HEADS, *_WIDTHS):
-        if isinstance(made.get(name), int):
-            made[name] = max(1, made[name] // by)
-    return made
+        if isinstance(reduced.get(name), int):
+            reduced[name] = max(1, reduced[name] // by)
+    return reduced
 
 
 def check_has_cache(kind: type[Any], config: Any) -> None:
@@ -279,7 +279,7 @@ _LORA_SCALE = 2.0
 
 
 def add_lora(model: nn.Module, rank: int) -> nn.Module:
-    """Beside all linear layers but the head that makes the outputs, as `target_modules="all-linear"` of PEFT does."""
+    """Targets all linear layers except the output head, like `target_modules="all-linear"` of PEFT."""
     model.requires_grad_(False)
     output_embeddings: Any = getattr(model, "get_output_embeddings", None)
     head = output_embeddings() if callable(output_embeddings) else None
@@ -355,30 +355,30 @@ def main_input(kind: type[Any]) -> str:
 
 
 def model_inputs(kind: type[Any], config: Any, sizes: InputSizes, draw: RandomInputs) -> dict[str, Any]:
-    takes, made = inspect.signature(kind.forward).parameters, _contents(kind, config, sizes, draw)
+    takes, inputs = inspect.signature(kind.forward).parameters, _contents(kind, config, sizes, draw)
     if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in takes:
-        made["decoder_input_ids"] = _tokens(draw, config, sizes)
-    labels = _labels(kind, made, draw, config) if sizes.training else {}
-    return {**made, **({"use_cache": False} if "use_cache" in takes else {}), **labels}
+        inputs["decoder_input_ids"] = _tokens(draw, config, sizes)
+    labels = _labels(kind, inputs, draw, config) if sizes.training else {}
+    return {**inputs, **({"use_cache": False} if "use_cache" in takes else {}), **labels}
 
 
 def _contents(kind: type[Any], config: Any, sizes: InputSizes, draw: RandomInputs) -> dict[str, Any]:
     takes, main = inspect.signature(kind.forward).parameters, main_input(kind)
-    made: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
     if main == "pixel_values" or ("return_loss" in takes and "pixel_values" in takes):
-        made["pixel_values"] = draw.normal(sizes.batch, *_image(config))
+        inputs["pixel_values"] = draw.normal(sizes.batch, *_image(config))
     if main == "input_features":
         # Whisper's thirty seconds, of which its first layers keep every second frame.
-        made["input_features"] = draw.normal(sizes.batch, config.num_mel_bins, 2 * config.max_source_positions)
+        inputs["input_features"] = draw.normal(sizes.batch, config.num_mel_bins, 2 * config.max_source_positions)
     if main == "input_values":
         # So many samples that the convolutions leave `sequence` frames, or a few more.
         strides = prod(getattr(config, "conv_stride", (1,)))
-        made["input_values"] = draw.normal(sizes.batch, (sizes.sequence + 1) * strides)
-    if main == "input_ids" or ("pixel_values" in made and "input_ids" in takes):
-        made["input_ids"] = _tokens(draw, config, sizes)
-    if not made:
+        inputs["input_values"] = draw.normal(sizes.batch, (sizes.sequence + 1) * strides)
+    if main == "input_ids" or ("pixel_values" in inputs and "input_ids" in takes):
+        inputs["input_ids"] = _tokens(draw, config, sizes)
+    if not inputs:
         raise UsageError(f"{kind.__name__} takes {main}, which none is made of here; give FILE.py:function instead.")
-    return made
+    return inputs
 
 
 def _tokens(draw: RandomInputs, config: Any, sizes: InputSizes) -> Any:
@@ -392,7 +392,7 @@ def _image(config: Any) -> tuple[int, int, int]:
     return getattr(part, "num_channels", None) or _CHANNELS, height, width
 
 
-def _labels(kind: type[Any], made: dict[str, Any], draw: RandomInputs, config: Any) -> dict[str, Any]:
+def _labels(kind: type[Any], inputs: dict[str, Any], draw: RandomInputs, config: Any) -> dict[str, Any]:
     """Return labels for the model's own loss. Without any, a mean of the outputs is trained on."""
     takes, name = inspect.signature(kind.forward).parameters, kind.__name__
     if "return_loss" in takes:
@@ -400,13 +400,13 @@ def _labels(kind: type[Any], made: dict[str, Any], draw: RandomInputs, config: A
     if "labels" not in takes:
         return {}
     if name.endswith("ForSequenceClassification") or "ForImageClassification" in name:
-        batch = next(iter(made.values())).shape[0]
+        batch = next(iter(inputs.values())).shape[0]
         return {"labels": draw.integers(max(config.num_labels, 1), batch)}
-    if "decoder_input_ids" in made:
-        return {"labels": made["decoder_input_ids"]}
+    if "decoder_input_ids" in inputs:
+        return {"labels": inputs["decoder_input_ids"]}
     if name.endswith(("ForTokenClassification", "ForPreTraining")):
-        return {"labels": draw.integers(2, *made["input_ids"].shape)}
-    return {"labels": made["input_ids"]} if "input_ids" in made else {}
+        return {"labels": draw.integers(2, *inputs["input_ids"].shape)}
+    return {"labels": inputs["input_ids"]} if "input_ids" in inputs else {}
 
 
 _AS_CONFIGURED = "as configured"
@@ -453,10 +453,10 @@ class ConfiguredModel(FromConfiguration):
     def _inputs(self, draw: RandomInputs) -> dict[str, Any]:
         config, kind = self._parsed
         length = 1 if self.tokens else self._length
-        made = model_inputs(kind, config, InputSizes(self.batch, length, self.training), draw)
+        inputs = model_inputs(kind, config, InputSizes(self.batch, length, self.training), draw)
         if self.tokens:
-            made |= {cache_argument(kind, config): filled_cache(config, self.tokens - 1), "use_cache": True}
-        return made
+            inputs |= {cache_argument(kind, config): filled_cache(config, self.tokens - 1), "use_cache": True}
+        return inputs
 
     def loss(self, output: Any) -> Tensor:
         return default_loss(output)

@@ -64,8 +64,8 @@ class RandomInputs:
     def uniform(self, *shape: int) -> Tensor:
         return self.place(shape, self.dtype, lambda: torch.rand(shape, generator=self._generator, dtype=torch.float32))
 
-    def integers(self, below: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-        return self.place(shape, dtype, lambda: torch.randint(below, shape, generator=self._generator, dtype=dtype))
+    def integers(self, high: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        return self.place(shape, dtype, lambda: torch.randint(high, shape, generator=self._generator, dtype=dtype))
 
     def place(self, shape: tuple[int, ...], dtype: torch.dtype, make: Callable[[], Tensor]) -> Tensor:
         """Make a tensor on the CPU and move it; on meta only the shape counts, and `make` is not called."""
@@ -101,7 +101,7 @@ class Workload(Protocol):
         """Keyword arguments of the model; other numbers, equal shapes, for every micro-batch."""
 
     def loss(self, output: Any) -> Tensor:
-        """A scalar from whatever the model returned."""
+        """Return a scalar computed from the output of the model."""
 
     def small(self) -> Self:
         """A twin that a CPU steps through in a second or two, with as many kinds of blocks and a signal in all."""
@@ -173,7 +173,7 @@ class FromConfiguration(ABC):
     """Name of the model's class in its library."""
     sizes: ClassVar[Mapping[str, Shape]] = {}
     depths: ClassVar[tuple[str, ...]] = ("layers",)
-    """The knobs that say how many blocks of one kind there are."""
+    """Knobs that set the number of blocks of one kind."""
     holds: ClassVar[tuple[str, ...] | None] = ()
     """Kinds of models in this one, among those to which some optimization is limited; None if unknown before it is
     built."""
@@ -270,8 +270,8 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 def check_multiple(name: str, value: int, of: int, *, plus: int = 0, why: str) -> None:
     if (value - plus) % of:
-        below = (value - plus) // of * of + plus
-        near = " or ".join(str(number) for number in (below, below + of) if number > 0)
+        lower = (value - plus) // of * of + plus
+        near = " or ".join(str(number) for number in (lower, lower + of) if number > 0)
         rule = f"{plus} more than a multiple of {of}" if plus else f"a multiple of {of}"
         raise UsageError(f"{name} is {value}; it must be {rule}, as {near} is, because {why}.")
 
