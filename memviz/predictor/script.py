@@ -34,8 +34,8 @@ from memviz.predictor.device import PredictedDevice
 from memviz.predictor.estimate import Estimate, estimate_of
 from memviz.predictor.group.ranks import GroupRank
 from memviz.predictor.position import is_installed, is_of_python
-from memviz.runner.knobs import parse_named
-from memviz.runner.plan import label_of, optimization_named
+from memviz.runner.knobs import parse_name_and_knobs
+from memviz.runner.plan import label_of, optimization_of
 from memviz.runner.record.recording import free_path
 from memviz.runner.record.script import Script
 from memviz.runner.request import DEFAULT_CARD, release_of
@@ -247,14 +247,14 @@ def exit_functions() -> Iterator[ExitFunctions]:
 def optimizations_named(texts: Sequence[str], knobs: Sequence[tuple[str, str]]) -> tuple[Optimization, ...]:
     """Parse NAME:KNOB=VALUE texts; a knob that is set by itself applies to every optimization that has it."""
     having = {kind.name: {knob.name for knob in fields(kind)} for kind in OPTIMIZATIONS}  # type: ignore[arg-type]
-    said = dict(map(parse_named, texts))
+    said = dict(map(parse_name_and_knobs, texts))
     for knob, value in knobs:
         names = [name for name in said if knob in having.get(name, ())]
         if not names:
             raise UsageError(f"--set {knob}={value}: no optimization of --with has this knob.")
         for name in names:
             said[name] = {**said[name], knob: value}
-    chosen = tuple(optimization_named(name, given) for name, given in said.items())
+    chosen = tuple(optimization_of(name, given) for name, given in said.items())
     for change in chosen:
         if getattr(change, "changes_loop", False):
             raise UsageError(f"{change.name} changes a loop and no model: change the script's own, as its file says.")

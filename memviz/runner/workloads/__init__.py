@@ -42,7 +42,7 @@ WORKLOADS: tuple[type[Workload], ...] = (
 """In the order in which they are shown."""
 
 
-def workload_named(name: str, settings: Mapping[str, str] | None = None) -> Workload:
+def make_workload(name: str, settings: Mapping[str, str] | None = None) -> Workload:
     """Return a preset with these knobs, or the workload of a user's file. Nothing is built, no file is executed."""
     if is_own(name):
         return own_workload(name, settings or {})
