@@ -16,7 +16,7 @@ from memviz.runner.workloads.pipelines import FluxPipeline, LtxPipeline, SdxlPip
 from memviz.runner.workloads.transformer_presets import Bert, Gpt2, Llama, Mixtral, Qwen3, Vit
 from memviz.runner.workloads.workload import Workload
 
-__all__ = ["WORKLOADS", "Workload", "workload_named"]
+__all__ = ["WORKLOADS", "Workload", "make_workload"]
 
 WORKLOADS: tuple[type[Workload], ...] = (
     FeedForwardStack,
