@@ -94,7 +94,7 @@ def _seconds(text: str) -> float:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from memviz.runner.fit.fit import find_fit, fit_json, way_label
+    from memviz.runner.fit.fit import find_fit, fit_json, trial_label
     from memviz.runner.fit.search import Stop
 
     request, shown, stop = _request(args), _Progress(), Stop(args.time_limit)
@@ -122,7 +122,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.json:
         from memviz.runner.fit.measurement import measured_json
 
-        rows = None if measured is None else [measured_json(each, way_label(each.way)) for each in measured]
+        rows = None if measured is None else [measured_json(each, trial_label(each.way)) for each in measured]
         print_json({**fit_json(answer), "measured": rows})
     elif ways:
         _print(answer, measured)
@@ -142,11 +142,11 @@ _STOPPED_BY = {
 
 def _stop_sentence(answer: FitAnswer) -> str:
     from memviz.results.fit import stopped_words
-    from memviz.runner.fit.predictions import may_be_kept
+    from memviz.runner.fit.predictions import is_cacheable
 
     searched = answer.searched
     said = stopped_words(_STOPPED_BY[answer.stopped], searched.tried, searched.planned)
-    return f"{said} The same command continues from there." if may_be_kept(answer.request) else said
+    return f"{said} The same command continues from there." if is_cacheable(answer.request) else said
 
 
 def _refused_sentence(reasons: tuple[str, ...]) -> str:
@@ -184,11 +184,11 @@ def _machines(args: argparse.Namespace) -> Iterator[tuple[Predictor, list[Gpu]]]
 
 
 def _measured(answer: FitAnswer, gpus: list[Gpu], count: int) -> list[Measurement]:
-    from memviz.runner.fit.measurement import gpus_named, measured, trials_to_measure
+    from memviz.runner.fit.measurement import measured, select_gpus, trials_to_measure
     from memviz.runner.plan import plan_of
 
     ways = trials_to_measure(answer.listed, count)
-    used = gpus_named(gpus, plan_of(answer.request).card.model)
+    used = select_gpus(gpus, plan_of(answer.request).card.model)
     progress(f"measuring {count_text(len(ways))} ways on {count_text(len(used))} GPUs ...")
     return measured(ways, used, lambda done: progress(f"{done} of {len(ways)} ways measured ..."))
 
@@ -196,13 +196,13 @@ def _measured(answer: FitAnswer, gpus: list[Gpu], count: int) -> list[Measuremen
 def _request(args: argparse.Namespace) -> Request:
     from memviz.predictor.cards import card_text
     from memviz.runner.config_source import with_config
-    from memviz.runner.knobs import parse_named
+    from memviz.runner.knobs import parse_name_and_knobs
     from memviz.runner.request import DEFAULT_CARD, Request
 
     request = Request(
         workload=args.workload,
         settings=dict(map(pair, args.set)),
-        optimizations=tuple(parse_named(text) for text in args.optimizations),
+        optimizations=tuple(parse_name_and_knobs(text) for text in args.optimizations),
         card=card_text(args.card, args.memory) or DEFAULT_CARD,
         optimizer=args.optimizer,
         parallel=parallel_texts(args),
@@ -287,7 +287,7 @@ def _print_least(answer: FitAnswer, room: str) -> None:
 
 def _print_chosen(answer: FitAnswer, chosen: Trial, room: str) -> None:
     from memviz.results.fit import kept_words
-    from memviz.runner.fit.fit import short_label, way_json
+    from memviz.runner.fit.fit import short_label, trial_json
 
     label, reserved = short_label(chosen), bytes_text(chosen.peak_reserved_bytes)
     if chosen.prediction.fit == "close":
@@ -296,7 +296,7 @@ def _print_chosen(answer: FitAnswer, chosen: Trial, room: str) -> None:
         print(f"{label} fits in {room}: {reserved} reserved, predicted.")
     if sentence := (chosen.prediction.expected_error or {}).get("sentence"):
         print(sentence)
-    print(printable(kept_words(way_json(chosen))))
+    print(printable(kept_words(trial_json(chosen))))
     plain = answer.as_it_is
     if plain is not None and plain.fits and plain is not chosen:
         peak = bytes_text(plain.peak_reserved_bytes)
@@ -347,18 +347,18 @@ def _cell(peak: int | None, fits: bool) -> str:
 def _print_front(answer: FitAnswer) -> None:
     """Print the rows around the chosen one."""
     from memviz.results.fit import cost_figure, cost_unit, fit_cell
-    from memviz.runner.fit.fit import way_json, way_label
+    from memviz.runner.fit.fit import trial_json, trial_label
 
     ways, chosen = answer.listed, answer.chosen
     at = 0 if chosen is None else ways.index(chosen)
     first = max(0, at - _MOST_ROWS // 2) if at >= _MOST_ROWS else 0
     rows = []
     for way in ways[first : first + _MOST_ROWS]:
-        known = way_json(way)
+        known = trial_json(way)
         mark = ", chosen" if way is chosen else ""
         reserved = bytes_text(way.peak_reserved_bytes)
-        rows.append([reserved, cost_figure(known), f"{fit_cell(known)}{mark}", way_label(way)])
-    per = cost_unit(way_json(ways[0]))
+        rows.append([reserved, cost_figure(known), f"{fit_cell(known)}{mark}", trial_label(way)])
+    per = cost_unit(trial_json(ways[0]))
     if first:
         print(f"{count_text(first)} that cost less and do not fit are left out")
     print_table(["reserved", per, "", "configuration, cheapest first"], rows, left=1)
@@ -367,7 +367,7 @@ def _print_front(answer: FitAnswer) -> None:
 
 
 def _print_measured(measured: list[Measurement], plan: Plan) -> None:
-    from memviz.runner.fit.fit import way_label
+    from memviz.runner.fit.fit import trial_label
 
     if not measured:
         print("\nNothing fits as predicted, so nothing was measured.")
@@ -375,7 +375,7 @@ def _print_measured(measured: list[Measurement], plan: Plan) -> None:
     card = plan.card.model
     rows = [
         [
-            printable(way_label(each.way)),
+            printable(trial_label(each.way)),
             printable(each.gpu),
             "not measured" if each.run is None else bytes_text(each.run.peak_reserved_bytes),
             bytes_text(each.way.prediction.peak_reserved_bytes),
@@ -388,7 +388,7 @@ def _print_measured(measured: list[Measurement], plan: Plan) -> None:
     print_table(heads, rows, left=2)
     for each in measured:
         if each.run is None:
-            print(f"- {printable(way_label(each.way))}: {printable(each.why)}")
+            print(f"- {printable(trial_label(each.way))}: {printable(each.why)}")
     if not all(each.gpu.startswith(card) for each in measured):
         print(f"Where the GPU is no {card}, it may choose other kernels, and its seconds are its own.")
 

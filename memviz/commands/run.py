@@ -93,13 +93,13 @@ def _run(args: argparse.Namespace) -> int:
 def _request(args: argparse.Namespace) -> Request:
     from memviz.predictor.cards import card_text
     from memviz.runner.config_source import with_config
-    from memviz.runner.knobs import parse_named
+    from memviz.runner.knobs import parse_name_and_knobs
     from memviz.runner.request import DEFAULT_CARD, Request, load_of
 
     request = Request(
         workload=args.workload,
         settings=dict(map(pair, args.set)),
-        optimizations=tuple(map(parse_named, args.optimizations)),
+        optimizations=tuple(map(parse_name_and_knobs, args.optimizations)),
         on=args.on,
         card=card_text(args.card, args.memory) or DEFAULT_CARD,
         optimizer=args.optimizer,

@@ -19,9 +19,16 @@ from torch.optim import Optimizer
 
 from memviz.errors import UsageError
 from memviz.runner.measure.accelerator import find_accelerator
-from memviz.runner.record.memory_history import StackKind, Taken
-from memviz.runner.record.recorded_script import OUT_OF_MEMORY, path_beside, rank_path, rank_position
-from memviz.runner.record.recording import Recording, free_path, own_words, read_taken, recording, write_snapshot
+from memviz.runner.record.memory_history import HistorySnapshot, StackKind
+from memviz.runner.record.recorded_script import OUT_OF_MEMORY, rank_path, rank_position, sibling_path
+from memviz.runner.record.recording import (
+    Recording,
+    free_path,
+    recording,
+    trace_of_snapshot,
+    with_labels,
+    write_snapshot,
+)
 
 
 class RecordedSteps:
@@ -63,7 +70,7 @@ class RecordedSteps:
         self._is_over = False
         position = rank_position()
         self.path = free_path(rank_path(self._named, position), overwrite=self._overwrite)
-        free_path(path_beside(self.path, OUT_OF_MEMORY), overwrite=self._overwrite)
+        free_path(sibling_path(self.path, OUT_OF_MEMORY), overwrite=self._overwrite)
         find_accelerator()
 
     def step_begins(self, step: int, model: Any, *optimizers: Any) -> None:
@@ -123,15 +130,17 @@ class RecordedSteps:
         opened.facts = position.facts if position is not None else {}
         opened.history.when_out_of_memory = self._ran_out
 
-    def _ran_out(self, taken: Taken) -> None:
+    def _ran_out(self, taken: HistorySnapshot) -> None:
         """Called in the failing allocation; the training may go on, with a smaller batch."""
         if self._open is None:
             return
         self._open.hooks.see_all()
-        path = path_beside(self.path, OUT_OF_MEMORY)
+        path = sibling_path(self.path, OUT_OF_MEMORY)
         opened = self._open
-        trace = read_taken(opened.history, taken, opened.log, opened.device, facts=opened.facts, source=path.name)
-        write_snapshot(path, own_words(taken.snapshot, trace))
+        trace = trace_of_snapshot(
+            opened.history, taken, opened.log, opened.device, facts=opened.facts, source=path.name
+        )
+        write_snapshot(path, with_labels(taken.snapshot, trace))
         self.out_of_memory_path = path
 
 

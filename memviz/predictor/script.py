@@ -41,8 +41,8 @@ from memviz.predictor.device import PredictedDevice
 from memviz.predictor.estimate import Estimate, estimate_of
 from memviz.predictor.group.ranks import GroupRank
 from memviz.predictor.position import is_installed, is_of_python
-from memviz.runner.knobs import parse_named
-from memviz.runner.plan import label_of, optimization_named
+from memviz.runner.knobs import parse_name_and_knobs
+from memviz.runner.plan import label_of, optimization_of
 from memviz.runner.record.recording import free_path
 from memviz.runner.record.script import Script
 from memviz.runner.request import DEFAULT_CARD, release_of
@@ -254,14 +254,14 @@ def exit_functions() -> Iterator[ExitFunctions]:
 def parse_optimizations(texts: Sequence[str], knobs: Sequence[tuple[str, str]]) -> tuple[Optimization, ...]:
     """Parse NAME:KNOB=VALUE texts; a knob that is set by itself applies to every optimization that has it."""
     having = {kind.name: {knob.name for knob in fields(kind)} for kind in OPTIMIZATIONS}  # type: ignore[arg-type]
-    values_by_name = dict(map(parse_named, texts))
+    values_by_name = dict(map(parse_name_and_knobs, texts))
     for knob, value in knobs:
         names = [name for name in values_by_name if knob in having.get(name, ())]
         if not names:
             raise UsageError(f"--set {knob}={value}: no optimization of --with has this knob.")
         for name in names:
             values_by_name[name] = {**values_by_name[name], knob: value}
-    chosen = tuple(optimization_named(name, values) for name, values in values_by_name.items())
+    chosen = tuple(optimization_of(name, values) for name, values in values_by_name.items())
     for change in chosen:
         if getattr(change, "changes_loop", False):
             raise UsageError(f"{change.name} changes a loop and no model: change the script's own, as its file says.")

@@ -110,7 +110,7 @@ def as_text(of: Any, *, everything: bool = False) -> dict[str, str]:
     }
 
 
-def words_of_value(name: str, text: str, says: str = "") -> str:
+def label_of_value(name: str, text: str, says: str = "") -> str:
     """`every 2nd block`, where `says` is "every {nth} block"; else its name and value."""
     if says:
         return " ".join(says.format(text, nth=_nth(text)).split())
@@ -125,7 +125,7 @@ def _nth(text: str) -> str:
     return f"{text}{ending}"
 
 
-def parse_named(text: str) -> tuple[str, dict[str, str]]:
+def parse_name_and_knobs(text: str) -> tuple[str, dict[str, str]]:
     """Parse `checkpointing:every=2,offload=true`. A piece without `=` continues the value before it."""
     name, _, rest = text.partition(":")
     if not name.strip():

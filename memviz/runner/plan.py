@@ -9,10 +9,10 @@ from typing import Literal, get_args
 
 from memviz.errors import UsageError
 from memviz.predictor.cards import KnownCard, card_named, memory_args
-from memviz.runner.knobs import as_text, described, nearest, with_knobs, words_of_value
+from memviz.runner.knobs import as_text, described, label_of_value, nearest, with_knobs
 from memviz.runner.parallel.parallelism import ALONE, GPUS, Parallel, parallel_of
 from memviz.runner.request import Request
-from memviz.runner.workloads import Workload, workload_named
+from memviz.runner.workloads import Workload, make_workload
 from memviz.runner.workloads.transformers_model import configured_workload
 from optimizations import OPTIMIZATIONS, Optimization, check_together
 from optimizations.gradient_accumulation import GradientAccumulation
@@ -123,7 +123,7 @@ def _converts(change: Optimization) -> bool:
 def plan_of(request: Request) -> Plan:
     parallel = parallel_of(request.parallel)
     workload = _filled(workload_of(request), parallel)
-    chosen = {name: optimization_named(name, knobs) for name, knobs in request.optimizations}
+    chosen = {name: optimization_of(name, knobs) for name, knobs in request.optimizations}
     if len(chosen) != len(request.optimizations):
         raise UsageError(
             "An optimization is named twice; give its knobs together, as in checkpointing:every=2,offload=true."
@@ -150,10 +150,10 @@ def plan_of(request: Request) -> Plan:
 def workload_of(request: Request) -> Workload:
     if request.config:
         return configured_workload(request.workload, request.settings, request.config)
-    return workload_named(request.workload, request.settings)
+    return make_workload(request.workload, request.settings)
 
 
-def optimization_named(name: str, knobs: object) -> Optimization:
+def optimization_of(name: str, knobs: object) -> Optimization:
     by_name = {kind.name: kind for kind in OPTIMIZATIONS}
     if name not in by_name:
         raise UsageError(f"There is no optimization {name}.{nearest(name, by_name)}")
@@ -236,7 +236,7 @@ def title_of(optimizations: tuple[Optimization, ...]) -> str:
     for change in optimizations:
         changed, texts = as_text(change), as_text(change, everything=True)
         visible = [knob for knob in described(change) if knob.always or knob.name in changed]
-        knobs = [words_of_value(knob.name, texts[knob.name], knob.says) for knob in visible]
+        knobs = [label_of_value(knob.name, texts[knob.name], knob.says) for knob in visible]
         titles.append(", ".join([change.title, *knobs]))
     return " + ".join(titles) or "Baseline"
 

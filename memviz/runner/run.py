@@ -187,10 +187,10 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     if verdict:
         yield "output difference", str(verdict.get("short") or str(verdict["words"]).split(",")[0])
     if losses and losses["ours"]:
-        yield "loss", _loss_words(losses)
+        yield "loss", _loss_text(losses)
 
 
-def _loss_words(losses: Mapping[str, Any]) -> str:
+def _loss_text(losses: Mapping[str, Any]) -> str:
     """Describe the loss of the last compared step, and the baseline's at the same step of the same training."""
     loss, reference = float(losses["ours"][-1]), float(losses["reference"][-1])
     trained = f" training {losses['trains']}" if losses.get("trains") else ""

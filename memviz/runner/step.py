@@ -122,10 +122,10 @@ class RunStep:
 
     def _all_batches(self) -> Any:
         for _ in range(self.workload.micro_batches):
-            output = self._whole_batch()
+            output = self._micro_batch()
         return output
 
-    def _whole_batch(self) -> Any:
+    def _micro_batch(self) -> Any:
         """Return the output of the last piece; earlier outputs are freed before the next piece begins."""
         if self.pieces is None:
             return self._forward_and_backward(self.inputs, 1.0)

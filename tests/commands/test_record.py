@@ -364,7 +364,7 @@ def test_a_library_that_runs_out_of_memory_without_telling_anybody_is_out_of_mem
 
 
 def test_a_recording_that_cannot_be_labelled_is_written_as_torch_gave_it(tmp_path):
-    body = "import memviz.runner.record.recorded_script as r\nr.own_words = lambda *_: 1 / 0\nGPU.malloc(1000)\n"
+    body = "import memviz.runner.record.recorded_script as r\nr.with_labels = lambda *_: 1 / 0\nGPU.malloc(1000)\n"
     done = record(tmp_path, body)
     assert done.returncode == 0
     assert "The recording has no labels: division by zero." in done.stderr

@@ -20,7 +20,7 @@ from memviz.runner.plan import plan_of
 from memviz.runner.record.log import counts_of
 from memviz.runner.request import Request
 from memviz.runner.step import RunStep
-from memviz.runner.workloads import workload_named
+from memviz.runner.workloads import make_workload
 from memviz.trace.load import load_trace
 from memviz.trace.model import Action, Category, Trace
 from tests.gpu.comparing import gpu_of, out_of_memory_at
@@ -44,7 +44,7 @@ def test_driver_and_pytorch_fit():
 
 def test_each_counted_allocation_has_an_event_on_every_thread_and_stream():
     accelerator = find_accelerator()
-    workload = workload_named("transformer_block", {"width": "1024", "inner": "4096", "vocabulary": "8192"})
+    workload = make_workload("transformer_block", {"width": "1024", "inner": "4096", "vocabulary": "8192"})
     model = workload.build()
     with CudaDevice(accelerator=accelerator) as device:
         before = counts_of(accelerator.api, 0)

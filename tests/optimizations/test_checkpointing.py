@@ -16,7 +16,7 @@ from memviz.predictor.run import predict
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Request
 from memviz.runner.run import Run
-from memviz.runner.workloads import workload_named
+from memviz.runner.workloads import make_workload
 from memviz.runner.workloads.diffusion_presets import Sdxl
 from optimizations.checkpointing import Checkpointing, blocks
 from tests.optimizations.memory import Memory
@@ -409,7 +409,7 @@ def test_a_function_whose_first_parameter_is_the_number_is_still_given_it():
 
 
 def unet() -> Any:
-    workload = workload_named("sdxl", {"mode": "training"}).small()
+    workload = make_workload("sdxl", {"mode": "training"}).small()
     torch.manual_seed(0)
     return workload.build(), workload
 

@@ -45,9 +45,9 @@ def mpt() -> Case:
 
 
 def unet() -> Case:
-    from memviz.runner.workloads import workload_named
+    from memviz.runner.workloads import make_workload
 
-    workload = workload_named("sdxl", {"mode": "training"}).small()
+    workload = make_workload("sdxl", {"mode": "training"}).small()
     torch.manual_seed(0)
     model, inputs = workload.build(), workload.inputs(torch.device("cpu"))
     return Case(model, lambda model: workload.loss(model(**inputs)))

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from memviz.predictor.run import predict
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Request
-from memviz.runner.workloads import workload_named
+from memviz.runner.workloads import make_workload
 from memviz.trace.model import Action
 from optimizations import apply_all
 from optimizations.checkpointing import Checkpointing
@@ -479,7 +479,7 @@ def test_the_stream_takes_every_weight_but_those_of_the_first_piece_and_the_peak
 
     (plain, nothing), (ahead, beside) = run("false"), run("true")
     with torch.device("meta"):
-        case = workload_named("flux", settings).build()
+        case = make_workload("flux", settings).build()
     LayerwiseCasting(skip="norm").apply(case)
     wide = {name: 2 * each.numel() for name, each in case.named_parameters() if each.dtype == FP8}
     first = {name for name in wide if name.startswith("x_embedder")}

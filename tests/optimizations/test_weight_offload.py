@@ -13,7 +13,7 @@ from memviz.predictor.device import PredictedDevice
 from memviz.predictor.run import predict
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Request
-from memviz.runner.workloads import workload_named
+from memviz.runner.workloads import make_workload
 from memviz.trace.model import Action
 from optimizations import weight_offload
 from optimizations.split_feed_forward import SplitFeedForward
@@ -125,7 +125,7 @@ def test_ahead_the_stream_brings_every_block_but_the_first_and_two_are_there_at_
 
     (plain, nothing), (ahead, beside) = run("false"), run("true")
     with torch.device("meta"):
-        model = workload_named("flux", settings).build()
+        model = make_workload("flux", settings).build()
     single = [parameter.nbytes for parameter in model.single_transformer_blocks[0].parameters()]
     assert len(nothing) == 0
     assert sorted(beside) == sorted(2 * single)
@@ -175,7 +175,7 @@ def test_the_run_says_what_the_host_holds_and_the_bound_bounds_it():
         return run.pinned_host_bytes or 0
 
     with torch.device("meta"):
-        model = workload_named("gpt2", knobs).build()
+        model = make_workload("gpt2", knobs).build()
     blocks = [parameter.nbytes for parameter in model.transformer.h.parameters()]
     assert pinned() == sum(1 << (size - 1).bit_length() for size in blocks) > sum(blocks)
     bound = pinned() / 2 / (1 << 30)

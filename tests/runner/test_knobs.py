@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memviz.errors import UsageError
-from memviz.runner.knobs import Knob, as_text, check_knobs, described, knob, nearest, parse_named, with_knobs
+from memviz.runner.knobs import Knob, as_text, check_knobs, described, knob, nearest, parse_name_and_knobs, with_knobs
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def test_texts_come_back(made, everything):
     ],
 )
 def test_a_name_with_its_knobs(text, parsed):
-    assert parse_named(text) == parsed
+    assert parse_name_and_knobs(text) == parsed
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_name_with_its_knobs(text, parsed):
 )
 def test_a_name_that_cannot_be_read(text, message):
     with pytest.raises(UsageError) as caught:
-        parse_named(text)
+        parse_name_and_knobs(text)
     assert str(caught.value) == message
 
 

@@ -61,13 +61,13 @@ class _Driver:
             self.send("over")
 
     def search(self, order: Mapping[str, Any]) -> None:
-        from memviz.runner.fit.fit import find_fit, fit_json, way_json
+        from memviz.runner.fit.fit import find_fit, fit_json, trial_json
         from memviz.runner.fit.predictions import Predictor
 
         request = Request.from_json(order["request"])
 
         def tell(trial: Any, done: int, of: int) -> None:
-            self.send("way", way=None if trial is None else way_json(trial), done=done, of=of)
+            self.send("way", way=None if trial is None else trial_json(trial), done=done, of=of)
 
         with Predictor(processes=1, timeout=order["seconds"], turn=self.turn) as predictor:
             answer = find_fit(

@@ -190,9 +190,9 @@ def fit_json(answer: FitAnswer) -> dict[str, Any]:
         "card_bytes": card.memory_bytes,
         "usable_bytes": answer.usable_bytes,
         "keep": answer.keep,
-        "chosen": None if chosen is None else way_json(chosen),
-        "front": [way_json(trial) for trial in answer.front(answer.shown)],
-        "fronts": {keep: [way_json(trial) for trial in answer.front(keep)] for keep in allowed(answer.keep)},
+        "chosen": None if chosen is None else trial_json(chosen),
+        "front": [trial_json(trial) for trial in answer.front(answer.shown)],
+        "fronts": {keep: [trial_json(trial) for trial in answer.front(keep)] for keep in allowed(answer.keep)},
         "tried": answer.searched.tried,
         "of": answer.searched.of,
         "planned": answer.searched.planned,
@@ -210,15 +210,15 @@ def allowed(keep: Keep) -> tuple[Keep, ...]:
     return KEEPS[: KEEPS.index(keep) + 1]
 
 
-def way_json(trial: Trial) -> dict[str, Any]:
+def trial_json(trial: Trial) -> dict[str, Any]:
     request, cost = trial.candidate.request, trial.cost
     return {
         "optimizations": [{"name": name, **knobs} for name, knobs in request.optimizations],
         "optimizer": request.optimizer,
         "settings": dict(request.settings),
         "parallel": parallel_of(request.parallel).used,
-        "label": way_label(trial),
-        "title": way_label(trial, title_of),
+        "label": trial_label(trial),
+        "title": trial_label(trial, title_of),
         "short_title": short_label(trial, title_of),
         "keeps": trial.candidate.keeps,
         "fits": trial.fits,
@@ -264,7 +264,7 @@ def _other_settings(trial: Trial) -> dict[str, str]:
     return {name: text for name, text in settings.items() if text != original_settings.get(name)}
 
 
-def way_label(trial: Trial, label: Named = label_of) -> str:
+def trial_label(trial: Trial, label: Named = label_of) -> str:
     """`checkpointing every=2 + adamw-fused`, or `baseline`; in the words of the page by `title_of`."""
     request = trial.candidate.request
     plan = plan_of(request)
@@ -286,7 +286,7 @@ def short_label(trial: Trial, label: Named = label_of) -> str:
     parts += [request.optimizer] if request.optimizer != original.optimizer else []
     parts += [text for name, text in _other_settings(trial).items() if name == "dtype"]
     more = len(parts) - _MOST_NAMED
-    together = " + ".join(parts[:_MOST_NAMED]) or way_label(trial, label)
+    together = " + ".join(parts[:_MOST_NAMED]) or trial_label(trial, label)
     return f"{together} and {more} more" if more > 0 else together
 
 
@@ -304,7 +304,7 @@ def largest_json(answer: FitAnswer) -> dict[str, Any] | None:
         "predictions": result.predictions,
         "fit": largest.fit,
         "stopped": result.is_stopped,
-        "label": way_label(grown),
-        "title": way_label(grown, title_of),
+        "label": trial_label(grown),
+        "title": trial_label(grown, title_of),
         "command": command_of(largest.request),
     }

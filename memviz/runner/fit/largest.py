@@ -66,7 +66,7 @@ def _searched(ask: AskFit, usable_bytes: int, first: int, points: dict[int, Answ
         points[value] = (False, None) if isinstance(answer, str) else answer
         return points[value][0]
 
-    if not fits(first) and not _fits_below(first, fits, refused):
+    if not fits(first) and not _search_below(first, fits, refused):
         return None
     slow = 0
     while len(points) < _MOST_PREDICTIONS:
@@ -87,7 +87,7 @@ def _searched(ask: AskFit, usable_bytes: int, first: int, points: dict[int, Answ
     return Largest(_border(points)[0], False, len(points))
 
 
-def _fits_below(first: int, fits: Callable[[int], bool], refused: Mapping[int, str]) -> bool:
+def _search_below(first: int, fits: Callable[[int], bool], refused: Mapping[int, str]) -> bool:
     """Try 1, or where that is refused for another reason than memory, a half, a quarter and so on of `first`."""
     if first in refused or first == 1:
         return first > 1 and fits(1)

@@ -50,7 +50,7 @@ def trials_to_measure(front: Iterable[Trial], count: int) -> list[Trial]:
     return [trial for trial in front if trial.fits][:count]
 
 
-def gpus_named(gpus: Sequence[Gpu], card: str) -> list[Gpu]:
+def select_gpus(gpus: Sequence[Gpu], card: str) -> list[Gpu]:
     """Those that the plan is for, or all where there is none."""
     return [gpu for gpu in gpus if gpu.name.startswith(card)] or list(gpus)
 

@@ -99,10 +99,10 @@ class KeptPredictions:
             self._known[row["key"]] = Prediction(**row["prediction"])
 
     def get(self, request: Request) -> Prediction | None:
-        return self._known.get(_key(request)) if may_be_kept(request) else None
+        return self._known.get(_key(request)) if is_cacheable(request) else None
 
     def add(self, request: Request, prediction: Prediction) -> None:
-        if not may_be_kept(request):
+        if not is_cacheable(request):
             return
         with self._lock:
             self._known[_key(request)] = prediction
@@ -130,7 +130,7 @@ class KeptPredictions:
                 file.write(json.dumps(row) + "\n")
 
 
-def may_be_kept(request: Request) -> bool:
+def is_cacheable(request: Request) -> bool:
     """Return False for a user's file, since the code that it imports is unknown."""
     return ".py" not in request.workload
 
@@ -288,7 +288,7 @@ class Predictor:
 
     def _predict(self, place: int, request: Request, others: Sequence[Request] = ()) -> Prediction:
         with self._turn():
-            unknown = (other for other in others if may_be_kept(other) and self.kept.get(other) is None)
+            unknown = (other for other in others if is_cacheable(other) and self.kept.get(other) is None)
             return self._in_turn(place, [request, *unknown])
 
     def _in_turn(self, place: int, requests: Sequence[Request]) -> Prediction:

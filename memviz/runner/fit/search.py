@@ -19,7 +19,7 @@ from memviz.predictor.cards import is_native
 from memviz.predictor.group.ranks import CARDS_OF_A_MACHINE
 from memviz.runner.fit.cost import CardSpeed, Cost, Work, cost_of, speed_of
 from memviz.runner.fit.largest import SearchStopped
-from memviz.runner.fit.predictions import KeptPredictions, Prediction, Predictor, may_be_kept
+from memviz.runner.fit.predictions import KeptPredictions, Prediction, Predictor, is_cacheable
 from memviz.runner.fit.space import Candidate, Point, Space, changes_at
 from memviz.runner.plan import Plan, plan_of
 from memviz.runner.request import Request
@@ -312,7 +312,7 @@ class _KeptOrder:
     """Order in which a large space is tried, cached so that the same search goes the same way again."""
 
     def __init__(self, space: Space, predictions: KeptPredictions) -> None:
-        is_cached = len(space.candidates) > MOST_ALL and may_be_kept(space.request)
+        is_cached = len(space.candidates) > MOST_ALL and is_cacheable(space.request)
         self._kept = predictions if is_cached else None
         self._search = blake2b(repr(space).encode(), digest_size=16).hexdigest()
         self.before = (

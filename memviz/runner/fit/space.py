@@ -195,7 +195,7 @@ class Space:
 
     def _going_with(self, begun: Point) -> list[int]:
         """Return the options of the next dimension that go with `begun`; 0 is no change."""
-        alone, excluded, changes = self._keeps_alone, self._kept_apart, changes_at(begun)
+        alone, excluded, changes = self._keeps_alone, self._exclusive_pairs, changes_at(begun)
         new = [(len(begun), number) for number in range(1, len(self.options[len(begun)]))]
         fitting = (
             added for added in new if added in alone and not any((change, added) in excluded for change in changes)
@@ -211,7 +211,7 @@ class Space:
         return {change: keeps for change, keeps in by_change.items() if keeps is not None and keeps in allowed}
 
     @cached_property
-    def _kept_apart(self) -> set[tuple[_Change, _Change]]:
+    def _exclusive_pairs(self) -> set[tuple[_Change, _Change]]:
         """Pairs of changes that exclude each other. Optimizations declare conflicts pairwise, so pairs are enough."""
         pairs = combinations(sorted(self._keeps_alone), 2)
         return {pair for pair in pairs if pair[0][0] != pair[1][0] and self._keeps(pair) is None}

@@ -292,7 +292,7 @@ class _Comparison:
         finally:
             undo()
 
-    def _known(self, ran: StepResult, make: MakeOptimizer, steps: int) -> _Known:
+    def _known(self, ran: StepResult, make: MakeOptimizer, steps: int) -> _Baseline:
         """Before anything is changed, since a change may reach beyond its model."""
         again = self.step.run(self.reference)
         losses = None
@@ -306,7 +306,7 @@ class _Comparison:
         exact = self._in_float64(self.reference) if rounds else None
         weights = perturbed_weights(self.reference, self.rests) if fits_in_float64(self.reference) else {}
         with with_weights(self.reference, weights):
-            return _Known(ran, again, exact, losses, weights, self.step.run(self.reference))
+            return _Baseline(ran, again, exact, losses, weights, self.step.run(self.reference))
 
     def _curve(self, make: MakeOptimizer, steps: int) -> _Curve:
         return _trained(deepcopy(self.reference), lambda model: self.step.losses(model, steps, make, None))
@@ -327,7 +327,7 @@ class _Comparison:
             self.notes.append(f"float64 could not be used for the whole model: {type(error).__name__}: {error}")
             return None
 
-    def _against(self, baseline: _Known, make: MakeOptimizer) -> Numerics:
+    def _against(self, baseline: _Baseline, make: MakeOptimizer) -> Numerics:
         self.progress("changed model")
         bounds = bounds_of(self.reference, self._tensors(), baseline.ran.outputs, self.step.device, self.arithmetic)
         with self._changed() as changed:
@@ -355,7 +355,7 @@ class _Comparison:
             later=later,
         )
 
-    def _later(self, changed: nn.Module, baseline: _Known) -> Iterator[LaterGap]:
+    def _later(self, changed: nn.Module, baseline: _Baseline) -> Iterator[LaterGap]:
         """On the very model that ran before, since that is where something may have been kept."""
         if not baseline.weights or not can_perturb(changed, baseline.weights, self.rests):
             return
@@ -418,11 +418,11 @@ class _Comparison:
         )
 
     def _gradients(
-        self, changed: nn.Module, baseline: _Known, result: StepResult, exact: StepResult | None
+        self, changed: nn.Module, baseline: _Baseline, result: StepResult, exact: StepResult | None
     ) -> Gradients | None:
         if not self.step.training:
             return None
-        if _elsewhere(changed, result):
+        if _has_no_gradients(changed, result):
             self.notes.append("The changed model keeps its gradients elsewhere; they were not compared.")
             return None
         both = (baseline.exact.gradients, exact.gradients) if baseline.exact is not None and exact is not None else None
@@ -440,10 +440,10 @@ class _Comparison:
         )
 
     def _losses(
-        self, changed: nn.Module, baseline: _Known, result: StepResult, make: MakeOptimizer
+        self, changed: nn.Module, baseline: _Baseline, result: StepResult, make: MakeOptimizer
     ) -> LossCurve | None:
         """Last of all: it changes the weights."""
-        if baseline.losses is None or _elsewhere(changed, result):
+        if baseline.losses is None or _has_no_gradients(changed, result):
             return None
         self.progress("losses of the changed model")
         first, again = baseline.losses
@@ -469,7 +469,7 @@ def _trained(model: nn.Module, train: Callable[[nn.Module], list[float]]) -> _Cu
 
 
 @dataclass(frozen=True)
-class _Known:
+class _Baseline:
     ran: StepResult
     again: StepResult
     exact: StepResult | None
@@ -486,7 +486,7 @@ def _same(one: StepResult, other: StepResult) -> bool:
     return all(torch.equal(tensor, second[name]) for first, second in pairs for name, tensor in first.items())
 
 
-def _apart(reference: Tensor, actual: Tensor) -> float:
+def _relative_distance(reference: Tensor, actual: Tensor) -> float:
     exact = reference.to(torch.float64)
     size, distance = float(exact.norm()), float((actual.to(torch.float64) - exact).norm())
     return distance / size if size else distance
@@ -496,14 +496,14 @@ def _beyond(ran: StepResult, result: StepResult, outputs: Mapping[str, Differenc
     """Return True if any difference exceeds what float32 rounding explains."""
     gaps = [gap.relative_l2 for gap in outputs.values()]
     gaps += [
-        _apart(gradient, result.gradients[name])
+        _relative_distance(gradient, result.gradients[name])
         for name, gradient in ran.gradients.items()
         if name in result.gradients and result.gradients[name].shape == gradient.shape
     ]
     return max(gaps, default=0.0) > MARGIN * bounds.fine
 
 
-def _elsewhere(changed: nn.Module, result: StepResult) -> bool:
+def _has_no_gradients(changed: nn.Module, result: StepResult) -> bool:
     """Return True if the gradients are not in the parameters and no `gradients` function returns them."""
     parameters = {adapter_name(name): parameter for name, parameter in changed.named_parameters()}
     trained = any(parameter.requires_grad for parameter in parameters.values())
@@ -511,7 +511,7 @@ def _elsewhere(changed: nn.Module, result: StepResult) -> bool:
 
 
 def _output(
-    name: str, gap: Difference, baseline: _Known, exact: StepResult | None, bounds: Rounding
+    name: str, gap: Difference, baseline: _Baseline, exact: StepResult | None, bounds: Rounding
 ) -> OutputDifference:
     reference = baseline.ran.outputs[name]
     if baseline.exact is not None and name in baseline.exact.outputs:

@@ -38,7 +38,7 @@ _on: list[str] = []
 
 
 @dataclass(frozen=True)
-class Taken:
+class HistorySnapshot:
     """Snapshot and allocation counts of one moment."""
 
     snapshot: dict[str, Any]
@@ -75,10 +75,10 @@ class RecordedHistory:
         if self.max_entries < 1:
             raise UsageError("The history must have room for at least one event.")
         self.device = device
-        self.at_out_of_memory: Taken | None = None
+        self.at_out_of_memory: HistorySnapshot | None = None
         """State at the latest out-of-memory error, taken before the error was raised."""
         self._counts_then: tuple[Counts | None, ...] = ()
-        self.when_out_of_memory: Callable[[Taken], None] | None = None
+        self.when_out_of_memory: Callable[[HistorySnapshot], None] | None = None
         self.is_on = False
 
     def start(self) -> None:
@@ -121,16 +121,16 @@ class RecordedHistory:
         if is_on is not None and is_on():
             self._switch(None)
 
-    def take(self) -> Taken:
+    def take(self) -> HistorySnapshot:
         """With counts that fit it, or with none where other threads go on allocating all the while."""
         for _ in range(_TRIES):
             before = self.counts()
             snapshot: dict[str, Any] = self.accelerator.api.memory._snapshot()
             if self.counts() == before:
-                return Taken(snapshot, before)
-        return Taken(snapshot, None)
+                return HistorySnapshot(snapshot, before)
+        return HistorySnapshot(snapshot, None)
 
-    def take_last(self) -> Taken:
+    def take_last(self) -> HistorySnapshot:
         """The moment when memory ran out, if nothing was allocated since: what the error let go of is still there."""
         ran_out = self.at_out_of_memory
         return ran_out if ran_out is not None and self.ended_out_of_memory() else self.take()
@@ -166,7 +166,7 @@ class RecordedHistory:
                 counts.append(None)
         return tuple(counts)
 
-    def lost(self, snapshot: Taken) -> int:
+    def lost(self, snapshot: HistorySnapshot) -> int:
         """The largest buffer of a device that was full, in events; 0 where no event was lost."""
         longest = max((len(events) for events in snapshot.snapshot.get("device_traces", [])), default=0)
         return longest if longest >= self.max_entries else 0

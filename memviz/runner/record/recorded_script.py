@@ -26,8 +26,15 @@ from memviz.errors import UsageError
 from memviz.mesh import coordinates, sizes_of
 from memviz.runner.measure.accelerator import Accelerator, find_accelerator, first_line
 from memviz.runner.record.log import Log
-from memviz.runner.record.memory_history import RecordedHistory, StackKind, Taken
-from memviz.runner.record.recording import free_path, notes_of, own_words, read_taken, without_stacks, write_snapshot
+from memviz.runner.record.memory_history import HistorySnapshot, RecordedHistory, StackKind
+from memviz.runner.record.recording import (
+    free_path,
+    notes_of,
+    trace_of_snapshot,
+    with_labels,
+    without_stacks,
+    write_snapshot,
+)
 from memviz.runner.record.script import Script
 from memviz.trace.memviz_labels import MESH_FACT, RANK_FACT, WORLD_FACT
 
@@ -292,7 +299,7 @@ def record_script(script: Script, options: RecordOptions, accelerator: Accelerat
     position = rank_position(options.mesh)
     is_wanted = is_chosen(position, options.ranks)
     path = free_path(rank_path(options.output, position), overwrite=options.overwrite)
-    free_path(path_beside(path, OUT_OF_MEMORY), overwrite=options.overwrite)
+    free_path(sibling_path(path, OUT_OF_MEMORY), overwrite=options.overwrite)
     ends = _Interrupted()
     accelerator = accelerator or find_accelerator()
     history = RecordedHistory(accelerator, stacks=options.stacks, max_entries=options.max_entries)
@@ -315,7 +322,7 @@ def record_script(script: Script, options: RecordOptions, accelerator: Accelerat
 
 def rank_path(path: Path, position: RankPosition | None) -> Path:
     """Every process of torchrun has a file: run.pickle, run.pickle.gz -> run.rank0.pickle, run.rank0.pickle.gz."""
-    return path if position is None else path_beside(path, ".".join(position.words))
+    return path if position is None else sibling_path(path, ".".join(position.words))
 
 
 def profile_path(path: Path) -> Path:
@@ -324,7 +331,7 @@ def profile_path(path: Path) -> Path:
     return path.with_name(f"{stem}.profile.json.gz")
 
 
-def path_beside(path: Path, word: str) -> Path:
+def sibling_path(path: Path, word: str) -> Path:
     stem, dot, endings = path.name.partition(".")
     return path.with_name(f"{stem}.{word}{dot}{endings}")
 
@@ -416,7 +423,7 @@ class _RecordingWriter:
     def on_user_signal(self, _number: int) -> None:
         with self.lock:
             self.signals += 1
-            while (path := path_beside(self.path, f"signal{self.signals}")).exists():
+            while (path := sibling_path(self.path, f"signal{self.signals}")).exists():
                 self.signals += 1
             self._keep(path, self.history.take, "on a signal")
 
@@ -438,12 +445,12 @@ class _RecordingWriter:
         if is_end and self.is_wanted and self.has_started and self.profile is not None:
             self.profile.write()
 
-    def ran_out(self, snapshot: Taken) -> None:
+    def ran_out(self, snapshot: HistorySnapshot) -> None:
         with self.lock:
             self.out_of_memory += 1
             if self.out_of_memory > _MOST_OUT_OF_MEMORY:
                 return
-            path = path_beside(self.path, OUT_OF_MEMORY)
+            path = sibling_path(self.path, OUT_OF_MEMORY)
             if self._keep(path, lambda: snapshot, "as memory ran out"):
                 self.oom_path = path
 
@@ -488,7 +495,7 @@ class _RecordingWriter:
         _say(f"{self.path} is the moment when memory ran out.")
         return True
 
-    def _keep(self, path: Path, take: Callable[[], Taken], when: str, *, look_round: bool = True) -> bool:
+    def _keep(self, path: Path, take: Callable[[], HistorySnapshot], when: str, *, look_round: bool = True) -> bool:
         if not self.history.is_on:
             _say("Nothing is recorded yet, so nothing is written.")
             return False
@@ -504,7 +511,7 @@ class _RecordingWriter:
             _say(f"{note.text} {note.remedy}")
         return True
 
-    def _with_labels(self, snapshot: Taken, source: str) -> dict[str, Any]:
+    def _with_labels(self, snapshot: HistorySnapshot, source: str) -> dict[str, Any]:
         """The snapshot with labels; as torch gave it where these fail, so that the recording is not lost."""
         log = Log(lambda: None)
         facts = {"script": self.script}
@@ -520,8 +527,8 @@ class _RecordingWriter:
                 with suppress(RuntimeError):
                     see_everything_alive(log, self.history.accelerator.kind)
             quick = replace(snapshot, snapshot=without_stacks(snapshot.snapshot))
-            trace = read_taken(self.history, quick, log, None, facts=facts, source=source)
-            return own_words(snapshot.snapshot, trace)
+            trace = trace_of_snapshot(self.history, quick, log, None, facts=facts, source=source)
+            return with_labels(snapshot.snapshot, trace)
         except UsageError:
             raise
         except Exception as error:

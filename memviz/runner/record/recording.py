@@ -19,7 +19,7 @@ import numpy as np
 from memviz.errors import MemvizError, UsageError
 from memviz.runner.measure.accelerator import Accelerator, find_accelerator
 from memviz.runner.record.log import Log, labelled
-from memviz.runner.record.memory_history import RecordedHistory, StackKind, Taken
+from memviz.runner.record.memory_history import HistorySnapshot, RecordedHistory, StackKind
 from memviz.trace import memviz_labels
 from memviz.trace.intern import Interner
 from memviz.trace.limits import Limits
@@ -41,7 +41,7 @@ def write_snapshot(path: Path, snapshot: dict[str, Any]) -> None:
         pickle.dump(snapshot, file, protocol=_PROTOCOL)
 
 
-def own_words(snapshot: dict[str, Any], trace: Trace) -> dict[str, Any]:
+def with_labels(snapshot: dict[str, Any], trace: Trace) -> dict[str, Any]:
     """The snapshot with the trace's labels and annotations. Nothing that torch wrote is left out or changed."""
     rows = [row for device in trace.devices if device.kind == "gpu" for row in _annotations(trace, device)]
     has_more = len(rows) > len(snapshot.get("external_annotations", ()))
@@ -102,7 +102,7 @@ class Recording:
         """Names a stretch of the program; 'forward', 'backward' and 'optimizer step' are phases of training."""
         return self.log.during(name)
 
-    def take(self, source: str = "") -> tuple[Taken, Trace]:
+    def take(self, source: str = "") -> tuple[HistorySnapshot, Trace]:
         self.look()
         return self._read(self.history.take_last(), source)
 
@@ -113,7 +113,7 @@ class Recording:
             self.log.tensors_seen.clear()
         self.hooks.see_all()
 
-    def finish(self, source: str = "") -> tuple[Taken, Trace]:
+    def finish(self, source: str = "") -> tuple[HistorySnapshot, Trace]:
         """Take the last snapshot and switch the history off, after a last look."""
         self.hooks.close()
         taken = self.history.take_last()
@@ -126,8 +126,8 @@ class Recording:
         finally:
             self.history.stop()
 
-    def _read(self, taken: Taken, source: str) -> tuple[Taken, Trace]:
-        return taken, read_taken(self.history, taken, self.log, self.device, facts=self.facts, source=source)
+    def _read(self, taken: HistorySnapshot, source: str) -> tuple[HistorySnapshot, Trace]:
+        return taken, trace_of_snapshot(self.history, taken, self.log, self.device, facts=self.facts, source=source)
 
 
 class Unrecorded(Recording):
@@ -142,12 +142,18 @@ class Unrecorded(Recording):
     def phase(self, name: str) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def take(self, source: str = "") -> tuple[Taken, Trace]:
+    def take(self, source: str = "") -> tuple[HistorySnapshot, Trace]:
         raise UsageError("Nothing was taken: this recording is off.")
 
 
-def read_taken(
-    history: RecordedHistory, taken: Taken, log: Log, device: int | None, *, facts: Mapping[str, str], source: str = ""
+def trace_of_snapshot(
+    history: RecordedHistory,
+    taken: HistorySnapshot,
+    log: Log,
+    device: int | None,
+    *,
+    facts: Mapping[str, str],
+    source: str = "",
 ) -> Trace:
     """Return a snapshot as a Trace with the log's labels, of one GPU or, where that is None, of all."""
     accelerator = history.accelerator
@@ -211,7 +217,7 @@ def recording(
         try:
             yield done
         except BaseException as error:
-            _finish_beside(error, done, target)
+            _finish_after_error(error, done, target)
             raise
         _finish(done, target)
     finally:
@@ -222,10 +228,10 @@ def _finish(done: Recording, target: Path | None) -> None:
     done.look()
     taken, done.trace = done.finish(target.name if target else "")
     if target is not None:
-        write_snapshot(target, own_words(taken.snapshot, done.trace))
+        write_snapshot(target, with_labels(taken.snapshot, done.trace))
 
 
-def _finish_beside(error: BaseException, done: Recording, target: Path | None) -> None:
+def _finish_after_error(error: BaseException, done: Recording, target: Path | None) -> None:
     """Finish after an error of the program; a failure of the recording only adds a note to it."""
     try:
         done.history.failed(error)
@@ -259,7 +265,7 @@ def trace_of(snapshot: dict[str, Any], about: About) -> Trace:
         raise UsageError(f"Nothing was allocated on the GPU while it was recorded ({error})") from None
 
 
-def notes_of(history: RecordedHistory, taken: Taken) -> tuple[Note, ...]:
+def notes_of(history: RecordedHistory, taken: HistorySnapshot) -> tuple[Note, ...]:
     lost = history.lost(taken)
     if not lost:
         return ()

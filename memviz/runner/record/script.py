@@ -68,10 +68,10 @@ class Script:
         first = at
         while first is not None and first.tb_frame.f_code is not self.code:
             first = first.tb_next
-        return _without_ours(first or at)
+        return _without_own_frames(first or at)
 
 
-def _without_ours(at: TracebackType | None) -> TracebackType | None:
+def _without_own_frames(at: TracebackType | None) -> TracebackType | None:
     """Remove frames of memviz: the predicted device adds frames that do not exist on a GPU."""
     visible, below_runner, one = [], False, at
     while one is not None:

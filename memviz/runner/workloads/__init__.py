@@ -16,7 +16,7 @@ from memviz.runner.workloads.pipelines import FluxPipeline, LtxPipeline, SdxlPip
 from memviz.runner.workloads.transformer_presets import Bert, Gpt2, Llama, Mixtral, Qwen3, Vit
 from memviz.runner.workloads.workload import Workload
 
-__all__ = ["WORKLOADS", "Workload", "workload_named"]
+__all__ = ["WORKLOADS", "Workload", "make_workload"]
 
 WORKLOADS: tuple[type[Workload], ...] = (
     FeedForwardStack,
@@ -42,7 +42,7 @@ WORKLOADS: tuple[type[Workload], ...] = (
 """In the order in which they are shown."""
 
 
-def workload_named(name: str, settings: Mapping[str, str] | None = None) -> Workload:
+def make_workload(name: str, settings: Mapping[str, str] | None = None) -> Workload:
     """Return a preset with these knobs, or the workload of a user's file. Nothing is built, no file is executed."""
     if is_own(name):
         return own_workload(name, settings or {})

@@ -38,7 +38,7 @@ _EXECUTED = "_executed_by_memviz"
 _OWN_LOSS = "Return (model, inputs, loss), where loss(output) makes such a tensor of what the model returns."
 
 
-class Made(NamedTuple):
+class BuiltModel(NamedTuple):
     """Result of the user's function."""
 
     model: nn.Module
@@ -60,7 +60,7 @@ class OwnModel:
     mode: str = mode_knob("inference")
     micro_batches: int = micro_batches_knob()
     seed: int = seed_knob()
-    _made: dict[str, Made] = field(default_factory=dict, init=False, repr=False)
+    _made: dict[str, BuiltModel] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_knobs(self)
@@ -113,7 +113,7 @@ class OwnModel:
         )
         return f"{self.function} of {Path(self.file).name}, {count}{self.dtype}, {what}"
 
-    def _call(self) -> Made:
+    def _call(self) -> BuiltModel:
         with _located_errors(self.file):
             function = getattr(_module_of(self.file), self.function)
             returned = function(**_arguments(function, self.arguments))
@@ -185,7 +185,7 @@ def _located_errors(file: str) -> Iterator[None]:
         raise UsageError(f"{file}{line}: {type(error).__name__}: {error}") from error
 
 
-def _checked(returned: Any, where: str) -> Made:
+def _checked(returned: Any, where: str) -> BuiltModel:
     pieces = returned if isinstance(returned, tuple) else (returned,)
     if len(pieces) not in (2, 3) or not isinstance(pieces[0], nn.Module):
         raise UsageError(f"{where} must return (model, inputs) or (model, inputs, loss), with a torch.nn.Module first.")
@@ -193,7 +193,7 @@ def _checked(returned: Any, where: str) -> Made:
     loss = pieces[2] if len(pieces) == 3 else default_loss
     if not callable(loss):
         raise UsageError(f"{where}: the loss must be a function of the model's output, not {type(loss).__name__}.")
-    return Made(model, _by_name(model, inputs, where), loss)
+    return BuiltModel(model, _by_name(model, inputs, where), loss)
 
 
 def _by_name(model: nn.Module, inputs: Any, where: str) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def text_layers_knob(default: int, encoder: str = "text encoder", *, least: int 
     return published_knob(default, f"blocks of the {encoder}", least=least)
 
 
-def words_of(published: int, narrow: int) -> int:
+def vocabulary_of(published: int, narrow: int) -> int:
     """Return the size of a vocabulary in a model that is `narrow` times narrower."""
     return published if narrow == 1 else published // 8 // narrow
 
@@ -147,7 +147,7 @@ def t5_encoder(kind: str, vocabulary: int, *, narrow: int, layers: int) -> Any:
 
     encoder: Any = getattr(transformers, f"{kind}EncoderModel")
     sizes = {
-        "vocab_size": words_of(vocabulary, narrow),
+        "vocab_size": vocabulary_of(vocabulary, narrow),
         "d_model": 4096 // narrow,
         "d_ff": 10_240 // narrow,
         "num_layers": layers,
@@ -204,7 +204,7 @@ class FluxPipeline(PipelineModel):
         return {"heads": 24 // self.narrow, "text_width": 4096 // self.narrow}
 
     def _model(self) -> nn.Module:
-        vocabulary, channels = words_of(CLIP_WORDS, self.narrow), max(32, 128 // self.narrow)
+        vocabulary, channels = vocabulary_of(CLIP_WORDS, self.narrow), max(32, 128 // self.narrow)
         decoder = {"channels": channels, "latent_channels": _FLUX_LATENT_CHANNELS, "tile": self.tile}
         return FluxModules(
             self,
@@ -224,8 +224,8 @@ class FluxPipeline(PipelineModel):
 
     def _inputs(self, draw: RandomInputs) -> dict[str, Any]:
         return {
-            "short_prompt": draw.integers(words_of(CLIP_WORDS, self.narrow), self.batch, PROMPT),
-            "prompt": draw.integers(words_of(T5_WORDS, self.narrow), self.batch, self.text_tokens),
+            "short_prompt": draw.integers(vocabulary_of(CLIP_WORDS, self.narrow), self.batch, PROMPT),
+            "prompt": draw.integers(vocabulary_of(T5_WORDS, self.narrow), self.batch, self.text_tokens),
         }
 
 
@@ -300,7 +300,7 @@ class SdxlPipeline(PipelineModel):
         )
 
     def _text_encoder(self, width: int, layers: int, *, projected: bool) -> Any:
-        vocabulary, width = words_of(CLIP_WORDS, self.narrow), width // self.narrow
+        vocabulary, width = vocabulary_of(CLIP_WORDS, self.narrow), width // self.narrow
         return clip_encoder(
             vocabulary=vocabulary, width=width, layers=layers, heads=width // _SDXL_HEAD, projected=projected
         )
@@ -311,7 +311,7 @@ class SdxlPipeline(PipelineModel):
         return {**super().inputs(device, micro_batch), "latents": latents, "time_ids": time_ids}
 
     def _inputs(self, draw: RandomInputs) -> dict[str, Any]:
-        return {"prompts": draw.integers(words_of(CLIP_WORDS, self.narrow), self.prompts, PROMPT)}
+        return {"prompts": draw.integers(vocabulary_of(CLIP_WORDS, self.narrow), self.prompts, PROMPT)}
 
 
 class SdxlModules(PipelineModules):
@@ -396,7 +396,7 @@ class LtxPipeline(PipelineModel):
         return {**super().inputs(device, micro_batch), "mask": alone["encoder_attention_mask"], "latents": latents}
 
     def _inputs(self, draw: RandomInputs) -> dict[str, Any]:
-        return {"prompts": draw.integers(words_of(T5_WORDS, self.narrow), self.prompts, self.text_tokens)}
+        return {"prompts": draw.integers(vocabulary_of(T5_WORDS, self.narrow), self.prompts, self.text_tokens)}
 
 
 class LtxModules(PipelineModules):
@@ -474,7 +474,7 @@ class WanPipeline(PipelineModel):
         return {**super().inputs(device, micro_batch), "latents": latents}
 
     def _inputs(self, draw: RandomInputs) -> dict[str, Any]:
-        return {"prompts": draw.integers(words_of(UMT5_WORDS, self.narrow**2), self.prompts, self.text_tokens)}
+        return {"prompts": draw.integers(vocabulary_of(UMT5_WORDS, self.narrow**2), self.prompts, self.text_tokens)}
 
 
 class WanModules(PipelineModules):

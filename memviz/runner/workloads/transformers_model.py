@@ -49,7 +49,7 @@ def config_of(values: Mapping[str, Any]) -> Any:
         close = difflib.get_close_matches(kind.lower()[:80], list(CONFIG_MAPPING_NAMES), n=3, cutoff=0.5)
         near = f" Near it are {', '.join(close)}." if close else " A model with code of its own is FILE.py:function."
         raise UsageError(f"transformers knows no model_type {kind[:80]}.{near}")
-    with _in_words(kind):
+    with _library_errors_as_usage(kind):
         return CONFIG_MAPPING[kind].from_dict(_without(values))
 
 
@@ -90,7 +90,7 @@ def build(config: Any, kind: type[Any], dtype: torch.dtype, length: int) -> Any:
     """On torch's current default device. `length` is that of the sequences it will be given."""
     refusal: Exception | None = None
     for attention in _attentions(config, length):
-        with _in_words(config.model_type):
+        with _library_errors_as_usage(config.model_type):
             try:
                 model = kind._from_config(config, attn_implementation=attention, dtype=dtype)
             except (ValueError, KeyError) as error:
@@ -114,7 +114,7 @@ def _attentions(config: Any, length: int) -> Iterator[str | None]:
 
 
 @contextmanager
-def _in_words(kind: str) -> Iterator[None]:
+def _library_errors_as_usage(kind: str) -> Iterator[None]:
     """Raise errors of a library about inconsistent values as UsageError."""
     try:
         yield

@@ -18,7 +18,7 @@ from memviz.predictor.cards import card_named
 from memviz.runner.config_source import FILE as CONFIG
 from memviz.runner.config_source import checked_config, fetch_config, hub_is_on, is_hub_id
 from memviz.runner.jobs.service import SearchOrder
-from memviz.runner.knobs import words_of_value
+from memviz.runner.knobs import label_of_value
 from memviz.runner.parallel.parallelism import AXES, GPUS, parallel_of
 from memviz.runner.request import Request, load_of
 
@@ -361,7 +361,7 @@ def _label(
         varied = {key for one in all_chosen for key in one[at][1]}
         shown = [knob for knob in row["knobs"] if knob["name"] in varied]
         said = [
-            words_of_value(knob["name"], knobs.get(knob["name"], knob_text(knob["default"])), knob.get("says", ""))
+            label_of_value(knob["name"], knobs.get(knob["name"], knob_text(knob["default"])), knob.get("says", ""))
             for knob in shown
         ]
         alone = len(shown) == 1 and shown[0].get("says")

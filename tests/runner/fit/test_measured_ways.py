@@ -22,10 +22,10 @@ from memviz.runner.fit.dask_workers import worker_gpus
 from memviz.runner.fit.measurement import (
     Gpu,
     Measurement,
-    gpus_named,
     gpus_of_this_machine,
     measured,
     measured_json,
+    select_gpus,
     trials_to_measure,
 )
 from memviz.runner.fit.predictions import code_state
@@ -83,8 +83,8 @@ def test_what_is_measured_fits_as_predicted_the_cheapest_first_on_the_card_that_
     front = [way(1, 9, fits=False), way(2, 8), way(3, 7), way(4, 6)]
     assert trials_to_measure(front, 2) == front[1:3]
     t4, h100 = (Gpu(name, lambda request: RunEvent("failed", 0)) for name in ("Tesla T4", "NVIDIA H100 80GB HBM3"))
-    assert gpus_named([t4, h100], "NVIDIA H100 80GB") == [h100]
-    assert gpus_named([t4, h100], "NVIDIA L4") == [t4, h100]
+    assert select_gpus([t4, h100], "NVIDIA H100 80GB") == [h100]
+    assert select_gpus([t4, h100], "NVIDIA L4") == [t4, h100]
 
 
 def test_an_answer_says_that_it_was_measured_and_where() -> None:

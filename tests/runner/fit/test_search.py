@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.runner.fit.fit import FitAnswer, changes_of, short_label, way_label
+from memviz.runner.fit.fit import FitAnswer, changes_of, short_label, trial_label
 from memviz.runner.fit.predictions import Ask, Hear, KeptPredictions, Others, Prediction, Predictor
 from memviz.runner.fit.search import MOST_ALL, Guesses, Searched, cheapest_that_fits, pareto_front, search, trials_of
 from memviz.runner.fit.space import Candidate, space_of
@@ -210,7 +210,7 @@ def test_another_optimizer_or_dtype_is_said() -> None:
     other = replace(asked, optimizer="sgd", settings={"mode": "training", "dtype": "bf16"})
     changed = replace(way(1, 1), candidate=Candidate(other, "training", asked=asked))
     assert list(changes_of(changed)) == ["optimizer sgd instead of adamw", "dtype bf16 instead of fp32"]
-    assert way_label(changed) == "sgd + bf16"
+    assert trial_label(changed) == "sgd + bf16"
     assert list(changes_of(replace(changed, candidate=Candidate(asked, "outputs", asked=asked)))) == []
 
 

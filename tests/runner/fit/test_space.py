@@ -9,7 +9,7 @@ import pytest
 
 from memviz.runner.fit import space as fit_space
 from memviz.runner.fit.cost import Cost, Work, cost_of, speed_of
-from memviz.runner.fit.fit import way_label
+from memviz.runner.fit.fit import trial_label
 from memviz.runner.fit.predictions import Prediction
 from memviz.runner.fit.search import Trial
 from memviz.runner.fit.space import KEEPS, LAYOUT, Candidate, Keep, Space, layouts_of, space_of, with_layout
@@ -190,9 +190,9 @@ def test_what_was_said_stays() -> None:
 def test_the_way_that_was_asked_for_has_a_name_among_the_others() -> None:
     space, work = searched(), Cost(0, 0, 0, None, None)
     ways = [Trial(candidate, Prediction(), work) for candidate in space.candidates.values()]
-    alone = [way_label(way) for way in ways if not way.candidate.request.optimizations]
+    alone = [trial_label(way) for way in ways if not way.candidate.request.optimizations]
     assert {"8 shard + adamw", "8 shard + adamw-fused", "8 tensor + adamw"} <= set(alone)
-    assert way_label(replace(ways[0], candidate=Candidate(Request("llama", optimizer="adamw"), "outputs"))) == "adamw"
+    assert trial_label(replace(ways[0], candidate=Candidate(Request("llama", optimizer="adamw"), "outputs"))) == "adamw"
 
 
 def test_what_is_sent_and_waited_for_costs_time() -> None:

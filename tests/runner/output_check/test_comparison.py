@@ -17,7 +17,7 @@ from memviz.runner.output_check.comparison import check_outputs, compare_outputs
 from memviz.runner.output_check.model_runs import forked, random_state, set_random_state
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Request
-from memviz.runner.run import _loss_words
+from memviz.runner.run import _loss_text
 from optimizations.checkpointing import Checkpointing
 from optimizations.flat_gradients import FlatGradients
 from optimizations.lora import Adapted
@@ -321,4 +321,4 @@ def test_the_facts_of_a_run_say_the_loss_of_the_same_training():
 
 
 def loss_fact(ours: list[float], reference: list[float], trains: str) -> str:
-    return _loss_words({"ours": ours, "reference": reference, "trains": trains})
+    return _loss_text({"ours": ours, "reference": reference, "trains": trains})

@@ -12,7 +12,7 @@ from memviz.errors import UsageError
 from memviz.predictor.run import predict
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Request
-from memviz.runner.workloads import workload_named
+from memviz.runner.workloads import make_workload
 from tests.optimizations.tiny import cache_of
 
 CPU = torch.device("cpu")
@@ -27,7 +27,7 @@ def seeded(workload):
 @pytest.mark.slow
 @BOTH
 def test_the_same_logits_as_with_the_mask_route_of_transformers(name):
-    workload = replace(workload_named(name).small(), mode="inference", batch=2)
+    workload = replace(make_workload(name).small(), mode="inference", batch=2)
     model = seeded(workload)
     with torch.no_grad():
         ours = model(**workload.inputs(CPU)).logits
@@ -39,7 +39,7 @@ def test_the_same_logits_as_with_the_mask_route_of_transformers(name):
 @pytest.mark.slow
 @BOTH
 def test_no_token_sees_a_later_one(name):
-    workload = replace(workload_named(name).small(), mode="inference")
+    workload = replace(make_workload(name).small(), mode="inference")
     model, inputs = seeded(workload), workload.inputs(CPU)
     changed = {**inputs, "input_ids": inputs["input_ids"].clone()}
     changed["input_ids"][0, 40] += 1
@@ -51,7 +51,7 @@ def test_no_token_sees_a_later_one(name):
 
 @BOTH
 def test_the_loss_is_that_of_the_next_token(name, caplog):
-    workload = workload_named(name).small()
+    workload = make_workload(name).small()
     model, inputs = seeded(workload), workload.inputs(CPU)
     output = model(**inputs)
     expected = F.cross_entropy(output.logits[:, :-1].flatten(0, 1), inputs["labels"][:, 1:].flatten())
@@ -62,7 +62,7 @@ def test_the_loss_is_that_of_the_next_token(name, caplog):
 @BOTH
 @pytest.mark.parametrize("cache", [False, True])
 def test_keys_and_values_are_kept_only_when_asked(name, cache):
-    workload = replace(workload_named(name).small(), mode="inference", cache=cache)
+    workload = replace(make_workload(name).small(), mode="inference", cache=cache)
     with torch.no_grad():
         output = seeded(workload)(**workload.inputs(CPU))
     assert (cache_of(output) is not None) is cache
@@ -98,7 +98,7 @@ def test_all_experts_are_held_and_a_token_s_work_is_that_of_two():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "qwen3", "mixtral"])
 def test_tokens_read_one_by_one_give_what_all_at_once_give(name):
-    small = replace(workload_named(name).small(), mode="inference", cache=True, batch=2)
+    small = replace(make_workload(name).small(), mode="inference", cache=True, batch=2)
     after = replace(small, sequence=small.sequence - 5, new_tokens=5)
     inputs = small.inputs(CPU)
     assert torch.equal(after.inputs(CPU)["input_ids"], inputs["input_ids"])
@@ -111,7 +111,7 @@ def test_tokens_read_one_by_one_give_what_all_at_once_give(name):
 
 def test_tokens_one_by_one_want_a_cache_and_positions():
     with pytest.raises(UsageError, match="set cache=true and mode=inference"):
-        workload_named("llama", {"new_tokens": "4", "mode": "inference"})
+        make_workload("llama", {"new_tokens": "4", "mode": "inference"})
     with pytest.raises(UsageError, match="32768 and 4 new tokens; Mixtral knows 32,768"):
         settings = {"new_tokens": "4", "mode": "inference", "cache": "true", "sequence": "32768"}
-        workload_named("mixtral", settings)
+        make_workload("mixtral", settings)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memviz.errors import UsageError
-from memviz.runner.workloads import workload_named
+from memviz.runner.workloads import make_workload
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -32,7 +32,7 @@ def file(tmp_path: Path):
 
 
 def test_a_model_and_inputs_by_name(file):
-    workload = workload_named(file(PLAIN), {"width": "16", "bias": "no", "mode": "training"})
+    workload = make_workload(file(PLAIN), {"width": "16", "bias": "no", "mode": "training"})
     model = workload.build()
     inputs = workload.inputs(CPU)
     assert (model.weight.shape, model.bias, inputs["input"].shape) == ((3, 16), None, (2, 16))
@@ -43,7 +43,7 @@ def test_a_model_and_inputs_by_name(file):
 
 
 def test_on_meta_first_and_with_numbers_afterwards(file):
-    workload = workload_named(file(PLAIN), {"seed": "7"})
+    workload = make_workload(file(PLAIN), {"seed": "7"})
     with META:
         model = workload.build()
     assert model.weight.device == META
@@ -67,7 +67,7 @@ class Two(torch.nn.Module):
 def both():
     return Two(), (torch.ones(3), torch.ones(3)), lambda output: output["sum"].sum()
 """
-    workload = workload_named(f"{file(text)}:both", {"mode": "training", "dtype": "bf16"})
+    workload = make_workload(f"{file(text)}:both", {"mode": "training", "dtype": "bf16"})
     model = workload.build()
     inputs = workload.inputs(CPU)
     assert {key: each.dtype for key, each in inputs.items()} == {"first": torch.bfloat16, "second": torch.bfloat16}
@@ -76,14 +76,14 @@ def both():
 
 def test_its_twin_is_asked_for_by_a_parameter(file):
     path = file(PLAIN)
-    assert workload_named(path).small().build().weight.shape == (3, 4)
-    workload = workload_named(file(PLAIN.replace(", small=False", "").replace("4 if small else ", "")))
+    assert make_workload(path).small().build().weight.shape == (3, 4)
+    workload = make_workload(file(PLAIN.replace(", small=False", "").replace("4 if small else ", "")))
     with pytest.raises(UsageError, match="Give it a parameter small=False"):
         workload.small()
 
 
 def test_naming_it_executes_nothing(file):
-    workload = workload_named(file("raise SystemExit('executed')\ndef build():\n    pass\n"))
+    workload = make_workload(file("raise SystemExit('executed')\ndef build():\n    pass\n"))
     with pytest.raises(UsageError, match=r"mine.py, line 1: SystemExit: executed$"):
         workload.build()
 
@@ -92,7 +92,7 @@ def test_what_lies_beside_it_can_be_imported(file, tmp_path):
     (tmp_path / "beside_mine.py").write_text("WIDTH = 5\n")
     body = "def build():\n    return torch.nn.Linear(WIDTH, 1), torch.ones(WIDTH)\n"
     text = f"import torch\nfrom beside_mine import WIDTH\n{body}"
-    assert workload_named(file(text)).build().weight.shape == (1, 5)
+    assert make_workload(file(text)).build().weight.shape == (1, 5)
 
 
 @pytest.mark.parametrize(
@@ -126,13 +126,13 @@ def test_what_lies_beside_it_can_be_imported(file, tmp_path):
 def test_refused_before_it_runs(file, text, asked, settings, message):
     path = file(text)
     with pytest.raises(UsageError) as caught:
-        workload_named(path + asked, settings)
+        make_workload(path + asked, settings)
     assert str(caught.value) == message.replace("{file}", path)
 
 
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(UsageError, match=r"gone.py cannot be read: No such file or directory\.$"):
-        workload_named(str(tmp_path / "gone.py"))
+        make_workload(str(tmp_path / "gone.py"))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_file_that_is_not_there(tmp_path):
 )
 def test_what_it_does_wrong_is_shown_where_it_is(file, body, message):
     path = file(f"import torch\ndef build(count: int = 1):\n{body}")
-    workload = workload_named(path)
+    workload = make_workload(path)
     with pytest.raises(UsageError) as caught:
         workload.build()
     assert str(caught.value).startswith(message.replace("{file}", path).replace("{where}", f"build in {path}"))
@@ -171,18 +171,18 @@ def test_what_it_does_wrong_is_shown_where_it_is(file, body, message):
 def test_texts_become_what_the_parameter_says(file, parameter, text, value):
     body = "    model = torch.nn.ReLU()\n    model.got = x\n    return model, {}\n"
     text_of_file = f"import torch\ndef build({parameter}):\n{body}"
-    assert workload_named(file(text_of_file), {"x": text}).build().got == value
+    assert make_workload(file(text_of_file), {"x": text}).build().got == value
 
 
 def test_a_text_that_does_not_fit_the_parameter(file):
-    workload = workload_named(file(PLAIN), {"width": "wide"})
+    workload = make_workload(file(PLAIN), {"width": "wide"})
     with pytest.raises(UsageError, match=r"^linear: width is a whole number, as in 16 or 1_000; not 'wide'\.$"):
         workload.build()
 
 
 def test_a_parameter_with_the_name_of_a_knob_is_told_too(file):
     text = "import torch\ndef build(seed=0):\n    return torch.nn.Linear(seed, 1), torch.ones(seed)\n"
-    workload = workload_named(file(text), {"seed": "6"})
+    workload = make_workload(file(text), {"seed": "6"})
     assert (workload.seed, workload.build().weight.shape) == (6, (1, 6))
 
 
@@ -218,7 +218,7 @@ def build():
     ],
 )
 def test_what_no_step_can_be_trained_on_is_said_in_words(file, forward, loss, message):
-    workload = workload_named(file(RETURNS.format(forward=forward, loss=loss)), {"mode": "training"})
+    workload = make_workload(file(RETURNS.format(forward=forward, loss=loss)), {"mode": "training"})
     model = workload.build()
     output = model(**workload.inputs(CPU))
     with pytest.raises(UsageError) as caught:
@@ -235,6 +235,6 @@ def test_what_no_step_can_be_trained_on_is_said_in_words(file, forward, loss, me
     ],
 )
 def test_the_first_tensor_that_can_have_a_mean_is_trained_on_wherever_it_stands(file, forward):
-    workload = workload_named(file(RETURNS.format(forward=forward, loss="")), {"mode": "training"})
+    workload = make_workload(file(RETURNS.format(forward=forward, loss="")), {"mode": "training"})
     model, inputs = workload.build(), workload.inputs(CPU)
     assert torch.equal(workload.loss(model(**inputs)), model.line(inputs["x"]).mean())

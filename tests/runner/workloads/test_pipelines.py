@@ -15,7 +15,7 @@ from memviz.predictor.run import predict
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Request
 from memviz.runner.run import Run
-from memviz.runner.workloads import workload_named
+from memviz.runner.workloads import make_workload
 from optimizations import weight_offload
 from optimizations.vae_tiling import VaeTiling
 from optimizations.weight_offload import WeightOffload
@@ -42,7 +42,7 @@ videos = pytest.mark.parametrize("name", ["ltx_pipeline", "wan_pipeline"])
 
 @cache
 def twin(name: str) -> tuple[Any, dict[str, Any]]:
-    workload = workload_named(name).small()
+    workload = make_workload(name).small()
     torch.manual_seed(0)
     return workload.build(), workload.inputs(CPU)
 
@@ -87,7 +87,7 @@ def test_every_prompt_reaches_the_output(name: str) -> None:
 
 
 def test_without_guidance_a_step_of_sdxl_looks_at_the_prompt_alone() -> None:
-    workload = replace(workload_named("sdxl_pipeline").small(), guided=False)
+    workload = replace(make_workload("sdxl_pipeline").small(), guided=False)
     inputs = workload.inputs(CPU)
     assert [len(inputs[name]) for name in ("prompts", "latents", "time_ids")] == [1, 1, 1]
     model, given = twin("sdxl_pipeline")
@@ -145,7 +145,7 @@ def test_the_autoencoder_of_a_video_works_in_tiles(name: str) -> None:
         hook.remove()
     assert tiled.shape == output(name).shape
     assert len(widest) > 1
-    assert max(widest) <= workload_named(name).small().tile  # type: ignore[attr-defined]
+    assert max(widest) <= make_workload(name).small().tile  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
@@ -203,7 +203,7 @@ def test_parts_are_those_of_a_pipeline() -> None:
 )
 def test_sizes_that_do_not_fold_are_refused(name: str, settings: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        workload_named(name, settings)
+        make_workload(name, settings)
 
 
 FEW = {

@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 import torch
 
-from memviz.runner.workloads import WORKLOADS, workload_named
+from memviz.runner.workloads import WORKLOADS, make_workload
 
 OURS = [
     ("feed_forward", {}, 5 * (4096 * 16384 * 2 + 16384 + 4096)),
@@ -44,7 +44,7 @@ def test_every_model_that_has_a_maker_says_where_it_was_published():
 
 @pytest.mark.parametrize(("name", "settings", "parameters"), COUNTS)
 def test_parameters(name, settings, parameters):
-    workload = workload_named(name, settings)
+    workload = make_workload(name, settings)
     with torch.device("meta"):
         model = workload.build()
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
@@ -72,13 +72,13 @@ def test_the_whole_model_runs_without_numbers(kind):
 @pytest.mark.parametrize(("name", "size"), [("gpt2", "124m"), ("llama", "1b")])
 def test_tied_embeddings_are_one_matrix(name, size):
     with torch.device("meta"):
-        model = workload_named(name, {"size": size}).build()
+        model = make_workload(name, {"size": size}).build()
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
 
 
 def test_positions_of_cogvideox_are_converted_and_those_of_llama_kept():
     with torch.device("meta"):
-        video, text = workload_named("cogvideox").build(), workload_named("llama").build()
+        video, text = make_workload("cogvideox").build(), make_workload("llama").build()
     assert {buffer.dtype for buffer in video.buffers()} == {torch.bfloat16}
     assert {buffer.dtype for buffer in text.buffers()} == {torch.float32}
 
@@ -95,7 +95,7 @@ def test_positions_of_cogvideox_are_converted_and_those_of_llama_kept():
     ],
 )
 def test_pictures_and_videos_become_tokens(name, settings, tokens):
-    assert workload_named(name, settings).tokens == tokens
+    assert make_workload(name, settings).tokens == tokens
 
 
 @pytest.mark.parametrize(
@@ -116,4 +116,4 @@ def test_pictures_and_videos_become_tokens(name, settings, tokens):
     ],
 )
 def test_a_run_in_a_line(name, settings, described):
-    assert workload_named(name, settings).describe() == described
+    assert make_workload(name, settings).describe() == described

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from memviz.runner.workloads import WORKLOADS, Workload, workload_named
+from memviz.runner.workloads import WORKLOADS, Workload, make_workload
 
 CPU = torch.device("cpu")
 VARIANTS = [*((kind.name, ()) for kind in WORKLOADS), ("cogvideox", (("size", "5b"),))]
@@ -20,7 +20,7 @@ CASES = pytest.mark.parametrize(("name", "settings"), VARIANTS, ids=lambda each:
 
 @cache
 def twin(name: str, settings: tuple[tuple[str, str], ...]) -> Workload:
-    return workload_named(name, dict(settings)).small()
+    return make_workload(name, dict(settings)).small()
 
 
 def seeded(workload: Workload) -> nn.Module:
@@ -111,7 +111,7 @@ def test_twins_are_small_fp32_and_their_own_twins(name, settings):
     workload = twin(name, settings)
     assert workload.dtype == "fp32"
     assert workload.small() == workload
-    assert workload.training == workload_named(name, dict(settings)).training
+    assert workload.training == make_workload(name, dict(settings)).training
 
 
 @CASES
@@ -150,7 +150,7 @@ TILED = [
 @pytest.mark.parametrize(("name", "settings", "beyond"), TILED)
 def test_a_picture_is_to_its_tiles_as_in_the_run(name, settings, beyond):
     """A side that one tile holds stays one tile, and a larger one is several that overlap as much."""
-    whole = workload_named(name, settings)
+    whole = make_workload(name, settings)
     reduced = whole.small()
     for side, is_beyond in zip(("height", "width"), beyond, strict=True):
         share, ours = (getattr(each, side) / each.tile for each in (whole, reduced))

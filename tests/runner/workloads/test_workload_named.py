@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from memviz.errors import UsageError
-from memviz.runner.workloads import WORKLOADS, workload_named
+from memviz.runner.workloads import WORKLOADS, make_workload
 from tests.house.repository import ROOT
 
 NAMES = [
@@ -32,18 +32,18 @@ NAMES = [
 
 def test_each_is_found_by_its_name():
     assert [each.name for each in WORKLOADS] == NAMES
-    assert [type(workload_named(name)) for name in NAMES] == list(WORKLOADS)
+    assert [type(make_workload(name)) for name in NAMES] == list(WORKLOADS)
 
 
 def test_settings_turn_the_knobs():
-    workload = workload_named("ltx_video", {"video": "41x256x384", "batch": "2", "mode": "inference"})
+    workload = make_workload("ltx_video", {"video": "41x256x384", "batch": "2", "mode": "inference"})
     assert (workload.frames, workload.height, workload.width, workload.batch) == (41, 256, 384, 2)
     assert not workload.training
 
 
 def test_an_unknown_one_is_named_with_the_likely_one():
     with pytest.raises(UsageError) as caught:
-        workload_named("ltx-video")
+        make_workload("ltx-video")
     assert str(caught.value) == (
         f"There is no workload ltx-video. Did you mean ltx_video? There are {', '.join(NAMES)}. "
         "A model of your own is a config.json or FILE.py:function."
@@ -119,7 +119,7 @@ def test_an_unknown_one_is_named_with_the_likely_one():
 )
 def test_what_cannot_be_is_refused_before_anything_is_built(name, settings, message):
     with pytest.raises(UsageError) as caught:
-        workload_named(name, settings)
+        make_workload(name, settings)
     assert str(caught.value) == message
 
 
