@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from typing import Any
 
     from memviz import figures
-    from memviz.predictor.script import predict, predicting
     from memviz.results.open_trace import open
+    from memviz.runner.predicted_script import predict, predicting
     from memviz.runner.record.recording import recording
 
 __all__ = ["figures", "open", "predict", "predicting", "recording"]
 _LIVES_IN = {
     "open": "memviz.results.open_trace",
-    "predict": "memviz.predictor.script",
-    "predicting": "memviz.predictor.script",
+    "predict": "memviz.runner.predicted_script",
+    "predicting": "memviz.runner.predicted_script",
     "recording": "memviz.runner.record.recording",
 }
 

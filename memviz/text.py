@@ -5,8 +5,9 @@ Text from a trace goes into HTML through `esc` or `tag`, which escape it.
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from html import escape
@@ -163,3 +164,13 @@ def plain(text: str) -> str:
     if short.isprintable():
         return short
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in short)
+
+
+def nearest(name: object, there_are: Iterable[object]) -> str:
+    """Return the end of a message: the likely spelling and the valid names. Begins with a space, or is empty."""
+    names = [str(name) for name in there_are]
+    if not names:
+        return " It has none." if name else ""
+    close = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.6)
+    guess = f" Did you mean {close[0]}?" if close else ""
+    return f"{guess} There {'is' if len(names) == 1 else 'are'} {', '.join(names)}."

@@ -15,6 +15,7 @@ from memviz.units import bytes_text
 
 _MiB = 1 << 20
 
+DEFAULT_CARD = "RTX 4090"
 OVERHEAD_BYTES = 512 * _MiB
 """Taken from a card of which only the size is known, before PyTorch's allocator gets any: about what half of the
 generations below were seen to keep. An assumption."""

@@ -194,10 +194,11 @@ def _measured(answer: FitAnswer, gpus: list[Gpu], count: int) -> list[Measuremen
 
 
 def _request(args: argparse.Namespace) -> Request:
+    from memviz.allocator.context import DEFAULT_CARD
     from memviz.predictor.cards import card_text
     from memviz.runner.config_source import with_config
     from memviz.runner.knobs import parse_name_and_knobs
-    from memviz.runner.request import DEFAULT_CARD, Request
+    from memviz.runner.request import Request
 
     request = Request(
         workload=args.workload,

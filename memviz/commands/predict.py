@@ -21,7 +21,7 @@ from memviz.units import bytes_text, count_text
 if TYPE_CHECKING:
     from memviz.predictor.estimate import Estimate
     from memviz.predictor.group.ranks import GroupRank
-    from memviz.predictor.script import ScriptPrediction
+    from memviz.runner.predicted_script import ScriptPrediction
 
 
 class LastLine:
@@ -106,7 +106,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _predict(args: argparse.Namespace) -> int:
     with without_collection():
         from memviz.predictor.cards import card_text
-        from memviz.predictor.script import ScriptOrder, parse_optimizations, predict_script
+        from memviz.runner.predicted_script import ScriptOrder, parse_optimizations, predict_script
         from memviz.runner.record.script import load_module, load_script
 
     if args.script.endswith(".json"):
@@ -139,7 +139,7 @@ def _predict(args: argparse.Namespace) -> int:
         progress("")
     _print(done, args.output)
     if stdout is not None:
-        from memviz.predictor.script import script_json
+        from memviz.runner.predicted_script import script_json
 
         stdout.write(json.dumps(script_json(done, args.output)))
     return done.exit_status

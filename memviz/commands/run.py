@@ -91,10 +91,11 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _request(args: argparse.Namespace) -> Request:
+    from memviz.allocator.context import DEFAULT_CARD
     from memviz.predictor.cards import card_text
     from memviz.runner.config_source import with_config
     from memviz.runner.knobs import parse_name_and_knobs
-    from memviz.runner.request import DEFAULT_CARD, Request, load_of
+    from memviz.runner.request import Request, load_of
 
     request = Request(
         workload=args.workload,

@@ -19,10 +19,9 @@ from memviz.allocator.context import context_on
 from memviz.allocator.replayer import CardMemory, Doubt, Replayer, always_had_room
 from memviz.allocator.settings import Settings
 from memviz.predictor.cards import KnownCard, card_named
+from memviz.predictor.expected_error import ExpectedError, Fit
 from memviz.predictor.ledger import live_changes
 from memviz.predictor.rules import CONVOLUTIONS, NCCL, NO_RULE, NOT_COUNTED, RULES, Standing, Unproven, families_of
-from memviz.runner.expected_error import ExpectedError
-from memviz.runner.run import Fit
 from memviz.trace.model import Trace
 from memviz.units import bytes_text
 

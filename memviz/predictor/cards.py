@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from memviz.allocator.context import DEFAULT_CARD
 from memviz.allocator.replayer import CardMemory
 from memviz.errors import UsageError
-from memviz.runner.knobs import nearest
-from memviz.runner.request import DEFAULT_CARD
+from memviz.text import nearest
 from memviz.units import parse_bytes
 
 _KiB, _MiB, _GiB = 1 << 10, 1 << 20, 1 << 30

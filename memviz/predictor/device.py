@@ -55,8 +55,8 @@ from memviz.predictor.ledger import HistoryPart, PhaseMark, trace_of
 from memviz.predictor.modes import AllocationMode, follow_cuda
 from memviz.predictor.recorder import AllocationRecorder, MoveTo, move_model
 from memviz.predictor.rules import COLLECTIVES, Unproven, unseen_by
+from memviz.predictor.run_device import TakesInputs
 from memviz.predictor.saved_files import follow_files
-from memviz.runner.run_device import TakesInputs
 from memviz.trace.intern import Interner
 from memviz.trace.model import About, Category, Stage, Trace
 

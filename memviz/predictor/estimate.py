@@ -17,11 +17,10 @@ from memviz.predictor.accuracy import doubt_on, expected_error, fit_on
 from memviz.predictor.assumptions import Assumption
 from memviz.predictor.cards import KnownCard, card_named, common_cards
 from memviz.predictor.cuda.memory import HistoryWindow
+from memviz.predictor.expected_error import ExpectedError, Fit
 from memviz.predictor.group.ranks import GroupRank, Layout
 from memviz.predictor.ledger import live_changes, trains
 from memviz.predictor.rules import Unproven
-from memviz.runner.expected_error import ExpectedError
-from memviz.runner.run import Fit
 from memviz.trace.model import Action, Category, DeviceTrace, Trace
 from memviz.units import bytes_text
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memviz.allocator.context import context_sentence
+from memviz.allocator.context import DEFAULT_CARD, context_sentence
 from memviz.predictor import workspaces as taken
 from memviz.predictor.cards import KnownCard
 from memviz.predictor.decompositions import WRITES_INTO_ZEROS, add_in_place, seeds_on_host, write_into_zeros
@@ -25,7 +25,6 @@ from memviz.predictor.host import MOVES, may_say_of_unknown
 from memviz.predictor.known_values import may_return_indices
 from memviz.predictor.shapes import SHAPE_RULES, ResultCache, ShapeKey, tensors_of
 from memviz.predictor.workspaces import Temporaries
-from memviz.runner.request import DEFAULT_CARD
 
 # Rules for the memory of operators, by family: what they take, and the evidence for it.
 #

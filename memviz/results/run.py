@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from memviz.predictor.expected_error import Fit
 from memviz.results.headline import Headline
 from memviz.runner.jobs.service import Variant
 from memviz.runner.parallel.parallelism import RankClass
-from memviz.runner.run import Fit, Run, Seconds
+from memviz.runner.run import Run, Seconds
 from memviz.units import bytes_text, bytes_texts, count_text, percent_text
 
 

@@ -9,13 +9,13 @@ from typing import Any
 from memviz.errors import UsageError
 from memviz.predictor.estimate import fingerprint_of
 from memviz.predictor.group.ranks import GroupRank, Layout, classes_of
-from memviz.predictor.run import predict
 from memviz.runner.measure.accelerator import find_accelerator
 from memviz.runner.measure.gpu_state import Disturbances
 from memviz.runner.measure.measured_run import measure
 from memviz.runner.outcome import Outcome, torch_warnings
 from memviz.runner.parallel.parallelism import RankClass
 from memviz.runner.plan import Plan
+from memviz.runner.predicted_run import predict
 from memviz.runner.step import Tell
 
 

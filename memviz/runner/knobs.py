@@ -7,15 +7,15 @@ str, one of them or None, or a Literal. A field marked `python_only` takes no te
 
 from __future__ import annotations
 
-import difflib
 import re
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import lru_cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from memviz.errors import UsageError
+from memviz.text import nearest
 
 T = TypeVar("T")
 
@@ -147,16 +147,6 @@ def parse_name_and_knobs(text: str) -> tuple[str, dict[str, str]]:
         else:
             raise UsageError(f"{name.strip()}: {piece.strip()!r} has no value; write KNOB=VALUE.")
     return name.strip(), pairs
-
-
-def nearest(name: object, there_are: Iterable[object]) -> str:
-    """Return the end of a message: the likely spelling and the valid names. Begins with a space, or is empty."""
-    names = [str(name) for name in there_are]
-    if not names:
-        return " It has none." if name else ""
-    close = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.6)
-    guess = f" Did you mean {close[0]}?" if close else ""
-    return f"{guess} There {'is' if len(names) == 1 else 'are'} {', '.join(names)}."
 
 
 def check_knobs(of: Any) -> None:

@@ -9,11 +9,12 @@ from typing import Literal, get_args
 
 from memviz.errors import UsageError
 from memviz.predictor.cards import KnownCard, card_named, memory_args
-from memviz.runner.knobs import as_text, described, label_of_value, nearest, with_knobs
+from memviz.runner.knobs import as_text, described, label_of_value, with_knobs
 from memviz.runner.parallel.parallelism import ALONE, GPUS, Parallel, parallel_of
 from memviz.runner.request import Request
 from memviz.runner.workloads import Workload, make_workload
 from memviz.runner.workloads.transformers_model import configured_workload
+from memviz.text import nearest
 from optimizations import OPTIMIZATIONS, Optimization, check_together
 from optimizations.gradient_accumulation import GradientAccumulation
 from optimizations.weight_offload import WeightOffload

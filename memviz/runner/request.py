@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
+from memviz.allocator.context import DEFAULT_CARD
 from memviz.allocator.settings import known_release
 from memviz.errors import UsageError
 
@@ -17,7 +18,6 @@ _LOAD_OF_CONVERSION: Mapping[str, Load] = {"before": "host", "on-host": "host", 
 
 _OLDEST, _NEWEST = (2, 0), (2, 13)
 """Whose choices of kernels are known: PyTorch's sources were read so far."""
-DEFAULT_CARD = "RTX 4090"
 ALLOCATOR_SETTINGS = "allocator_settings"
 """Name of the optimization that must be set before CUDA starts, and that a prediction replays."""
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from memviz.allocator.context import context_on
 from memviz.errors import TraceError
-from memviz.runner.expected_error import ExpectedError
+from memviz.predictor.expected_error import ExpectedError, Fit
 from memviz.runner.parallel.parallelism import RankClass
 from memviz.runner.request import Request
 from memviz.trace.load import load_trace
@@ -45,39 +45,6 @@ class Seconds:
         if self.low is None or self.high is None:
             return f"spread {_duration(self.spread)}, {count_text(self.count)} steps"
         return f"{_duration(self.low)} to {_duration(self.high)} for the middle half of {count_text(self.count)} steps"
-
-
-@dataclass(frozen=True)
-class Fit:
-    """Result of a replay with the card's memory: do the same requests succeed there?"""
-
-    usable_bytes: int
-    fits: bool
-    peak_reserved_bytes: int
-    """On the card; memory is given back under pressure, so it can be less than without a limit."""
-    event: int | None
-    """Event that runs out of memory."""
-    requested_bytes: int | None
-    allocated_bytes: int | None
-    too_much_bytes: int
-    """Bytes by which the peak without a limit exceeds the usable memory; negative if some is left."""
-    overhead_bytes: int = 512 << 20
-    """Memory of the card set aside for the CUDA context: 512 MiB in all older runs."""
-    least_overhead_bytes: int | None = None
-    """Lower bound of the context's memory, where an interval is known; `overhead_bytes` is the upper bound then."""
-    fit: str = ""
-    """"yes", "no", or "close" where what is not known exactly decides: the context, or the prediction itself."""
-
-    @property
-    def word(self) -> str:
-        """Older runs only store `fits`."""
-        return self.fit or ("yes" if self.fits else "no")
-
-    @property
-    def most_usable_bytes(self) -> int:
-        """Usable memory if the CUDA context takes its minimum."""
-        least = self.overhead_bytes if self.least_overhead_bytes is None else self.least_overhead_bytes
-        return self.usable_bytes + self.overhead_bytes - least
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from memviz.predictor.run_device import RunDevice
 from memviz.runner.plan import Plan, pieces_of
 from memviz.runner.request import Optimizer
-from memviz.runner.run_device import RunDevice
 from memviz.runner.workloads import Workload
 from memviz.trace.model import Trace
 from optimizations import apply_all

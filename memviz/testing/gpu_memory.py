@@ -11,8 +11,8 @@ from memviz.analysis.devices import choose_device
 from memviz.analysis.peak import peak
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
-from memviz.predictor.script import Predicting, predicting
 from memviz.runner.measure.accelerator import find_accelerator
+from memviz.runner.predicted_script import Predicting, predicting
 from memviz.runner.record.recording import Recording, recording
 from memviz.text import escape_control_chars
 from memviz.trace.model import DeviceTrace, Trace

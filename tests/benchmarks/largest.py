@@ -11,9 +11,9 @@ import random
 import warnings
 from dataclasses import replace
 
-from memviz.predictor.run import predict
 from memviz.runner.fit.largest import largest_that_fits
 from memviz.runner.plan import plan_of
+from memviz.runner.predicted_run import predict
 from memviz.runner.request import Request
 
 MOST = 40

@@ -14,7 +14,7 @@ from memviz.analysis.annotations import annotated
 from memviz.errors import UsageError
 from memviz.integrations.steps import RecordedSteps
 from memviz.predictor.group.ranks import GroupRank
-from memviz.predictor.script import device_for
+from memviz.runner.predicted_script import device_for
 from memviz.runner.record.memory_history import is_recording
 from memviz.trace.model import Trace
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from memviz.predictor.run import predict
 from memviz.runner.plan import plan_of
+from memviz.runner.predicted_run import predict
 from memviz.runner.request import Request
 from optimizations import Optimization, apply_all, weight_offload
 from optimizations.activation_offload import ActivationOffload, host_bytes

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from memviz.errors import UsageError
-from memviz.predictor.run import predict
-from memviz.predictor.script import parse_optimizations
 from memviz.runner.output_check.comparison import compare_outputs
 from memviz.runner.plan import plan_of
+from memviz.runner.predicted_run import predict
+from memviz.runner.predicted_script import parse_optimizations
 from memviz.runner.request import Request
 from memviz.runner.run import Run
 from optimizations.gradient_accumulation import GradientAccumulation

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from memviz.predictor.run import predict
 from memviz.runner.plan import plan_of
+from memviz.runner.predicted_run import predict
 from memviz.runner.request import Request
 from memviz.runner.workloads import make_workload
 from memviz.trace.model import Action

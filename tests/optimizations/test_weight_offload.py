@@ -10,8 +10,8 @@ from torch import nn
 
 from memviz.predictor.cards import card_named
 from memviz.predictor.device import PredictedDevice
-from memviz.predictor.run import predict
 from memviz.runner.plan import plan_of
+from memviz.runner.predicted_run import predict
 from memviz.runner.request import Request
 from memviz.runner.workloads import make_workload
 from memviz.trace.model import Action

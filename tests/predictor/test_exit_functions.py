@@ -10,7 +10,7 @@ import torch.distributed as dist
 import memviz
 from memviz.errors import UsageError
 from memviz.predictor.group.ranks import GroupRank
-from memviz.predictor.script import ScriptOrder, predict_script
+from memviz.runner.predicted_script import ScriptOrder, predict_script
 from memviz.runner.record.script import load_script
 
 SHARDED = """

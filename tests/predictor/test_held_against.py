@@ -12,9 +12,9 @@ from memviz.predictor import accuracy
 from memviz.predictor.accuracy import MeasuredPeak, doubt_on, expected_error, unproven_of, unproven_sentence
 from memviz.predictor.cards import card_named
 from memviz.predictor.device import PredictedDevice
+from memviz.predictor.expected_error import ExpectedError
 from memviz.predictor.ledger import trains
 from memviz.predictor.rules import NCCL, RECURRENT, Standing, Unproven, families_of
-from memviz.runner.expected_error import ExpectedError
 from memviz.units import bytes_text
 
 GiB = 1 << 30

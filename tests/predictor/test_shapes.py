@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memviz.predictor.run import predict
 from memviz.predictor.shapes import SHAPE_RULES, ResultCache, shape_key
 from memviz.runner.plan import plan_of
+from memviz.runner.predicted_run import predict
 from memviz.runner.request import Request
 from memviz.trace.model import NO_STACK
 

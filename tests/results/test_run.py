@@ -6,10 +6,11 @@ import random
 import re
 from typing import Any
 
+from memviz.predictor.expected_error import Fit
 from memviz.results.run import OPTIMIZERS, variants_headline
 from memviz.runner.jobs.service import OrderStatus, Variant
 from memviz.runner.request import Request
-from memviz.runner.run import Fit, Run
+from memviz.runner.run import Run
 from memviz.ui.run.results import head_html, results_html
 from memviz.units import bytes_text
 from tests.runner.runs import GIB, run

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memviz.errors import UsageError
-from memviz.runner.knobs import Knob, as_text, check_knobs, described, knob, nearest, parse_name_and_knobs, with_knobs
+from memviz.runner.knobs import Knob, as_text, check_knobs, described, knob, parse_name_and_knobs, with_knobs
+from memviz.text import nearest
 
 
 @dataclass(frozen=True)

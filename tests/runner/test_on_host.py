@@ -19,9 +19,9 @@ from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.predictor.accuracy import fit_on
 from memviz.predictor.assumptions import NoSuchKernel
-from memviz.predictor.run import predict
 from memviz.runner.outcome import Outcome, code_of
 from memviz.runner.plan import Plan, plan_of
+from memviz.runner.predicted_run import predict
 from memviz.runner.request import Request
 from memviz.runner.run import run_json
 from memviz.runner.step import convert_on_host

@@ -13,10 +13,11 @@ from memviz.runner.fit.largest import Grid, Largest, grid_json, grid_of, largest
 from memviz.runner.fit.predictions import Predictor
 from memviz.runner.fit.search import OnTrial, Searched, Stop, Trial, cheapest_that_fits, pareto_front, search
 from memviz.runner.fit.space import KEEPS, Keep, space_of
-from memviz.runner.knobs import described, nearest
+from memviz.runner.knobs import described
 from memviz.runner.parallel.parallelism import parallel_of
 from memviz.runner.plan import command_of, label_of, plan_of, title_of
 from memviz.runner.request import Request
+from memviz.text import nearest
 from optimizations import Optimization
 
 LARGEST = ("batch", "sequence")

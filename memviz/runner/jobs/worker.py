@@ -45,9 +45,9 @@ class SearchPredictions:
 
     def run(self, number: int, request: Request) -> None:
         with without_collection():
-            from memviz.predictor.run import predict_again
             from memviz.runner.execute import predict_plan
             from memviz.runner.plan import plan_of
+            from memviz.runner.predicted_run import predict_again
 
         plan = plan_of(request)
         # Of many GPUs, another rank may reserve most under other settings.

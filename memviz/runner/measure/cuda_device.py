@@ -23,12 +23,12 @@ from torch import nn
 from memviz.allocator.replay_result import Replayed
 from memviz.allocator.replayer import Replayer
 from memviz.errors import UsageError
+from memviz.predictor.run_device import TakesInputs
 from memviz.runner.measure.accelerator import Accelerator, find_accelerator
 from memviz.runner.record.log import Counts, comparable, event_indices
 from memviz.runner.record.memory_history import RecordedHistory, StackKind, is_recording
 from memviz.runner.record.model_hooks import see_all
 from memviz.runner.record.recording import Recording
-from memviz.runner.run_device import TakesInputs
 from memviz.trace.model import Category, DeviceTrace, Events, Labels, Phase, Trace
 
 _LARGEST_HIDDEN_REST = 1 << 20

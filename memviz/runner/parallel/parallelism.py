@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memviz.errors import UsageError
-from memviz.runner.knobs import nearest
+from memviz.text import nearest
 
 MOST_GPUS = 4_096
 GPUS = "gpus"

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memviz.errors import UsageError
-from memviz.runner.knobs import nearest, with_knobs
+from memviz.runner.knobs import with_knobs
 from memviz.runner.workloads.diffusion_presets import CogVideoX, Flux, HunyuanVideo, LtxVideo, Sdxl, Vae, Wan
 from memviz.runner.workloads.layer_stacks import FeedForwardStack, TransformerBlock
 from memviz.runner.workloads.own import is_own, own_workload
 from memviz.runner.workloads.pipelines import FluxPipeline, LtxPipeline, SdxlPipeline, WanPipeline
 from memviz.runner.workloads.transformer_presets import Bert, Gpt2, Llama, Mixtral, Qwen3, Vit
 from memviz.runner.workloads.workload import Workload
+from memviz.text import nearest
 
 __all__ = ["WORKLOADS", "Workload", "make_workload"]
 

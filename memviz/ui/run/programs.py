@@ -9,10 +9,11 @@ from typing import Any
 
 import gradio as gr
 
+from memviz.allocator.context import DEFAULT_CARD
 from memviz.errors import MemvizError, UsageError
 from memviz.runner.config_source import FILE as CONFIG
 from memviz.runner.jobs.service import OrderStatus
-from memviz.runner.request import DEFAULT_CARD, Request
+from memviz.runner.request import Request
 from memviz.runner.run import run_json
 from memviz.ui.run.answer import RunAnswers
 from memviz.ui.run.form import config_of

@@ -14,6 +14,7 @@ from memviz.analysis.purpose.categories import KINDS
 from memviz.analysis.timeline import timeline
 from memviz.errors import TraceError
 from memviz.figures.packed_timeline import data_address, drawn_thumbnail
+from memviz.predictor.expected_error import Fit
 from memviz.results.run import (
     base_of,
     change_words,
@@ -32,7 +33,7 @@ from memviz.results.run import (
 from memviz.runner.jobs.kept_runs import KeptRun
 from memviz.runner.jobs.service import OrderStatus, Variant
 from memviz.runner.parallel.parallelism import RankClass, file_of_rank
-from memviz.runner.run import Fit, Run
+from memviz.runner.run import Run
 from memviz.text import Html, cut, joined, rounded, tag
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace

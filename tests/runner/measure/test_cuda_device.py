@@ -14,11 +14,11 @@ from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.purpose.phases import label_of_rows
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
+from memviz.predictor.run_device import RunDevice
 from memviz.runner.measure.cuda_device import CudaDevice, reconcile
 from memviz.runner.plan import plan_of
 from memviz.runner.record.memory_history import is_recording
 from memviz.runner.request import Request
-from memviz.runner.run_device import RunDevice
 from memviz.runner.step import convert_on_host, prepare
 from memviz.trace.load import load_trace
 from memviz.trace.model import Category, Trace

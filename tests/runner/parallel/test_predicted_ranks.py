@@ -13,7 +13,6 @@ import pytest
 from memviz.errors import UsageError
 from memviz.predictor.estimate import fingerprint_of
 from memviz.predictor.group.ranks import GroupRank
-from memviz.predictor.run import predict
 from memviz.runner.execute import predict_plan
 from memviz.runner.fit.cost import speed_of
 from memviz.runner.fit.predictions import prediction_of
@@ -23,6 +22,7 @@ from memviz.runner.jobs.worker_process import RunEvent
 from memviz.runner.outcome import Outcome
 from memviz.runner.parallel.parallelism import file_of_rank, parallel_of
 from memviz.runner.plan import plan_of
+from memviz.runner.predicted_run import predict
 from memviz.runner.request import Request
 from memviz.runner.run import Run, load_run
 

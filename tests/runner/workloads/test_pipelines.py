@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from memviz.errors import UsageError
-from memviz.predictor.run import predict
 from memviz.runner.plan import plan_of
+from memviz.runner.predicted_run import predict
 from memviz.runner.request import Request
 from memviz.runner.run import Run
 from memviz.runner.workloads import make_workload

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from memviz.predictor.expected_error import ExpectedError, Fit
 from memviz.results.headline import Headline
 from memviz.results.run import variants_headline
-from memviz.runner.expected_error import ExpectedError
 from memviz.runner.jobs.kept_runs import KeptRun
 from memviz.runner.jobs.service import OrderStatus, Variant
 from memviz.runner.parallel.parallelism import RankClass
 from memviz.runner.request import Request
-from memviz.runner.run import Fit, Run, Seconds
+from memviz.runner.run import Run, Seconds
 from memviz.ui.run.form_html import estimate_html, refused_html
 from memviz.ui.run.published_examples import published_table_html
 from memviz.ui.run.results import RunPictures, head_html, kept_value, pictures_html, results_html

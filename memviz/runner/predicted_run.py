@@ -1,4 +1,4 @@
-"""A predicted run: the steps of a plan on tensors without data, and whether their memory fits the card."""
+"""TODO."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from memviz.runner.run import Run
 from memviz.runner.step import Tell, convert_on_host, kernels_of_its_own, prepare, take_steps
 from memviz.trace.model import Category, Trace
 from optimizations.weight_offload import host_bytes
+
+# A predicted run: the steps of a plan on tensors without data, and whether their memory fits the card.
 
 _OF_WHAT_IT_DOES = (
     *("flops", "bytes_moved", "host_bytes", "weights_bytes", "parameters", "seconds", "expected_error", "notes"),

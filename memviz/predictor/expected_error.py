@@ -1,4 +1,4 @@
-"""Expected error of a prediction, from recordings of its class on real cards."""
+"""TODO."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from memviz.units import bytes_text
+
+# Expected error of a prediction, from recordings of its class on real cards.
 
 _TRAINING = "training"
 
@@ -129,3 +131,36 @@ def _percent(value: float) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Result of a replay with the card's memory: do the same requests succeed there?"""
+
+    usable_bytes: int
+    fits: bool
+    peak_reserved_bytes: int
+    """On the card; memory is given back under pressure, so it can be less than without a limit."""
+    event: int | None
+    """Event that runs out of memory."""
+    requested_bytes: int | None
+    allocated_bytes: int | None
+    too_much_bytes: int
+    """Bytes by which the peak without a limit exceeds the usable memory; negative if some is left."""
+    overhead_bytes: int = 512 << 20
+    """Memory of the card set aside for the CUDA context: 512 MiB in all older runs."""
+    least_overhead_bytes: int | None = None
+    """Lower bound of the context's memory, where an interval is known; `overhead_bytes` is the upper bound then."""
+    fit: str = ""
+    """"yes", "no", or "close" where what is not known exactly decides: the context, or the prediction itself."""
+
+    @property
+    def word(self) -> str:
+        """Older runs only store `fits`."""
+        return self.fit or ("yes" if self.fits else "no")
+
+    @property
+    def most_usable_bytes(self) -> int:
+        """Usable memory if the CUDA context takes its minimum."""
+        least = self.overhead_bytes if self.least_overhead_bytes is None else self.least_overhead_bytes
+        return self.usable_bytes + self.overhead_bytes - least

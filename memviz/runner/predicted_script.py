@@ -1,12 +1,4 @@
-"""Predict a program from Python, or an unmodified script as `python train.py` would run it.
-
-with memviz.predicting(card="RTX 4090") as predicted:
-    train()
-print(predicted, predicted.fits(), predicted.by_category())
-
-Functions that a script registers with `atexit` run when it ends, because this process goes on. Those that libraries
-register on import stay with the process: torch would take back operators that the next program needs.
-"""
+"""TODO."""
 
 from __future__ import annotations
 
@@ -24,6 +16,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from torch import nn
 
+from memviz.allocator.context import DEFAULT_CARD
 from memviz.allocator.settings import parse_settings, settings_from_environment
 from memviz.errors import UsageError
 from memviz.predictor.assumptions import (
@@ -45,9 +38,18 @@ from memviz.runner.knobs import parse_name_and_knobs
 from memviz.runner.plan import label_of, optimization_of
 from memviz.runner.record.recording import free_path
 from memviz.runner.record.script import Script
-from memviz.runner.request import DEFAULT_CARD, release_of
+from memviz.runner.request import release_of
 from memviz.trace.write import replacing, write_pickle
 from optimizations import OPTIMIZATIONS, Optimization, apply_all, check_together
+
+# Predict a program from Python, or an unmodified script as `python train.py` would run it.
+#
+# with memviz.predicting(card="RTX 4090") as predicted:
+#     train()
+# print(predicted, predicted.fits(), predicted.by_category())
+#
+# Functions that a script registers with `atexit` run when it ends, because this process goes on. Those that libraries
+# register on import stay with the process: torch would take back operators that the next program needs.
 
 
 class EnoughSteps(SystemExit):

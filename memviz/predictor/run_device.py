@@ -1,4 +1,4 @@
-"""Device interface of a step, shared by the predictor and the recorder of a real device."""
+"""TODO."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from memviz.trace.model import Trace
+
+# Device interface of a step, shared by the predictor and the recorder of a real device.
 
 
 class TakesInputs(Protocol):
