@@ -1,4 +1,4 @@
-"""TODO."""
+"""Expected error of a prediction, from recordings of its class on real cards."""
 
 from __future__ import annotations
 

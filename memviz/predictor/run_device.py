@@ -1,4 +1,4 @@
-"""TODO."""
+"""Device interface of a step, shared by the predictor and the recorder of a real device."""
 
 from __future__ import annotations
 

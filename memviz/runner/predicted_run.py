@@ -1,4 +1,4 @@
-"""TODO."""
+"""A predicted run: the steps of a plan on tensors without data, and whether their memory fits the card."""
 
 from __future__ import annotations
 
