@@ -77,15 +77,15 @@ class FindResult:
 
 def parse_query(text: str) -> tuple[list[str], list[Limit]]:
     """Return the words, in lower case, and the limits."""
-    words: list[str] = []
+    terms: list[str] = []
     limits: list[Limit] = []
     for part in text.split():
         match = _LIMIT.fullmatch(part)
         if match:
             limits.append(_limit(match[1] + match[2], match[3], part))
         else:
-            words.append(part.lower())
-    return words, limits
+            terms.append(part.lower())
+    return terms, limits
 
 
 def _limit(sign: str, amount: str, part: str) -> Limit:
@@ -98,20 +98,20 @@ def _limit(sign: str, amount: str, part: str) -> Limit:
     try:
         return Limit("bytes", sign, parse_bytes(amount))
     except ValueError:
-        words = f"{part[:40]!r} is neither a size nor a lifetime. Write for example >10MiB, <1s or >1000ev."
-        raise UsageError(words) from None
+        message = f"{part[:40]!r} is neither a size nor a lifetime. Write for example >10MiB, <1s or >1000ev."
+        raise UsageError(message) from None
 
 
 def find_rows(trace: Trace, device: DeviceTrace, text: str) -> Ints8:
     """Rows of `lifetimes`. An empty query finds nothing."""
-    words, limits = parse_query(text)
-    if not words and not limits:
+    terms, limits = parse_query(text)
+    if not terms and not limits:
         return np.zeros(0, dtype=np.int64)
     hit = np.ones(len(lifetimes(device)), dtype=np.bool_)
     for limit in limits:
         hit &= _within(device, limit)
-    for word in words:
-        hit &= _mentions(trace, device, word)
+    for term in terms:
+        hit &= _mentions(trace, device, term)
     return np.flatnonzero(hit)
 
 
@@ -142,15 +142,15 @@ def find_sites(trace: Trace, device: DeviceTrace, text: str, event: int) -> Find
     )
 
 
-def _mentions(trace: Trace, device: DeviceTrace, word: str) -> Bools:
-    frames = np.array([word in frame_text for frame_text in _frame_texts(trace)], dtype=np.bool_)
+def _mentions(trace: Trace, device: DeviceTrace, term: str) -> Bools:
+    frames = np.array([term in frame_text for frame_text in _frame_texts(trace)], dtype=np.bool_)
     stacks = np.append(first_in_stack(trace.stacks, frames) >= 0, False)
     hit = stacks[lifetimes(device).stack]
-    named = [category for category in Category if word in category.label]
-    hit = hit | np.isin(categories(trace, device).category, named)
+    matching = [category for category in Category if term in category.label]
+    hit = hit | np.isin(categories(trace, device).category, matching)
     modules = label_of_rows(device, "module")
     if modules is not None:
-        codes = [code for code in np.unique(modules).tolist() if word in trace.strings[code].lower()]
+        codes = [code for code in np.unique(modules).tolist() if term in trace.strings[code].lower()]
         hit = hit | np.isin(modules, codes)
     return np.asarray(hit, dtype=np.bool_)
 
@@ -176,6 +176,6 @@ def _within(device: DeviceTrace, limit: Limit) -> Bools:
         lived = times[ended] - times[begun]
     else:
         lived = ended - begun
-    whole = (rows.start >= 0) & (rows.end < len(device.events))
+    complete = (rows.start >= 0) & (rows.end < len(device.events))
     hit = _COMPARE[limit.sign](lived, limit.value)
-    return np.asarray(hit & whole if limit.sign.startswith("<") else hit, dtype=np.bool_)
+    return np.asarray(hit & complete if limit.sign.startswith("<") else hit, dtype=np.bool_)

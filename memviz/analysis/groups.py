@@ -69,15 +69,15 @@ def group_rows(
     size, stack = all_rows.size[rows] if weight is None else weight, all_rows.stack[rows]
     distinct, codes = np.unique(keyed.codes, return_inverse=True)
     totals, counts = sum_by(codes, size, len(distinct)), np.bincount(codes, minlength=len(distinct))
-    named = [(*keyed.name(int(code)), i) for i, code in enumerate(distinct)]
-    order = sorted(named, key=lambda entry: (-int(totals[entry[2]]), entry[1], entry[0]))
-    shown = order if top is None else order[:top]
+    keys = [(*keyed.name(int(code)), i) for i, code in enumerate(distinct)]
+    order = sorted(keys, key=lambda entry: (-int(totals[entry[2]]), entry[1], entry[0]))
+    top_keys = order if top is None else order[:top]
     heaviest = _heaviest_stacks(codes, stack, size)
     last = np.full(len(distinct), BEFORE)
     np.maximum.at(last, codes, all_rows.start[rows])
     groups = tuple(
         Group(key, label, int(totals[i]), int(counts[i]), int(heaviest[i]) if heaviest[i] >= 0 else None, int(last[i]))
-        for key, label, i in shown
+        for key, label, i in top_keys
     )
     total, count = int(size.sum()), len(rows)
     rest_bytes = total - sum(group.bytes for group in groups)

@@ -67,9 +67,9 @@ def _on_trace(trace: Trace) -> Iterator[Note]:
         remedy = "For all of it record a snapshot: torch.cuda.memory._record_memory_history(), or `memviz record`."
         text = _PROFILE_REPLAYED if trace.about.origin == "replayed" else _PROFILED
         yield Note("profiler_trace", text, remedy, "warning")
-    beside = trace.about.facts.get("profile", "")
-    if beside:
-        text = f"A profile of the same run was written beside it: {beside[:_LONGEST_NAME]}."
+    profile_path = trace.about.facts.get("profile", "")
+    if profile_path:
+        text = f"A profile of the same run was written beside it: {profile_path[:_LONGEST_NAME]}."
         yield Note("profile_beside", text, "Open both: Compare lays them side by side, on one clock.")
     if trace.event_count and not len(trace.stacks):
         text = "No stacks were recorded, so nothing says where memory was allocated."
@@ -161,8 +161,8 @@ def _live_at(device: DeviceTrace, event: int) -> Bools:
     return (lives.start <= event) & (lives.end > event)
 
 
-def _part(part: int, whole: int) -> str:
-    return f"{bytes_text(part)} of {bytes_text(whole)} ({percent_text(part, whole)})"
+def _part(part: int, total: int) -> str:
+    return f"{bytes_text(part)} of {bytes_text(total)} ({percent_text(part, total)})"
 
 
 def _expandable(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
@@ -182,11 +182,13 @@ def _private_pools(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     numbers = distinct(segments.pool[segments.pool != 0]).tolist()
     if not numbers:
         return
-    held = sorted(((int(segments.size[segments.pool == number].sum()), number) for number in numbers), reverse=True)
-    named = [f"{trace.pools[number]} {bytes_text(size)}" for size, number in held[:_MOST_POOLS]]
-    more = f" and {count_text(len(held) - _MOST_POOLS)} more" if len(held) > _MOST_POOLS else ""
-    whole = _part(sum(size for size, _ in held), int(segments.size.sum()))
-    text = f"Private pools (CUDA graphs, MemPool) hold {whole} reserved at the end: {', '.join(named)}{more}."
+    pool_sizes = sorted(
+        ((int(segments.size[segments.pool == number].sum()), number) for number in numbers), reverse=True
+    )
+    labels = [f"{trace.pools[number]} {bytes_text(size)}" for size, number in pool_sizes[:_MOST_POOLS]]
+    more = f" and {count_text(len(pool_sizes) - _MOST_POOLS)} more" if len(pool_sizes) > _MOST_POOLS else ""
+    share = _part(sum(size for size, _ in pool_sizes), int(segments.size.sum()))
+    text = f"Private pools (CUDA graphs, MemPool) hold {share} reserved at the end: {', '.join(labels)}{more}."
     yield Note("private_pools", text, "Allocations outside a pool cannot use its free memory.")
 
 
@@ -194,12 +196,12 @@ def _pending_frees(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     """A free that no other stream delays is asked for and completed by two events in a row."""
     lives, peak = lifetimes(device), timeline(device)
     requests = lives.free_requested < len(device.events)
-    held = requests & ((lives.end - lives.free_requested > 1) | (lives.end == len(device.events)))
-    if not held.any():
+    delayed = requests & ((lives.end - lives.free_requested > 1) | (lives.end == len(device.events)))
+    if not delayed.any():
         return
-    count, total, at_end = int(held.sum()), int(lives.size[held].sum()), int(peak.waiting[-1])
-    held &= _live_at(device, peak.peak_event) & (lives.free_requested <= peak.peak_event)
-    at_peak = int(lives.size[held].sum())
+    count, total, at_end = int(delayed.sum()), int(lives.size[delayed].sum()), int(peak.waiting[-1])
+    delayed &= _live_at(device, peak.peak_event) & (lives.free_requested <= peak.peak_event)
+    at_peak = int(lives.size[delayed].sum())
     if len(device.events):
         text = (
             f"{counted(count, 'free')} ({bytes_text(total)}) had to wait for another stream (record_stream): "
@@ -287,13 +289,13 @@ def _before_a_new_segment(device: DeviceTrace, ends: Ints8) -> int:
 
 def _contradictions(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     faults = matched(device).faults
-    said = [
+    contradictions = [
         (faults.stray_frees, "free", "of what was free already"),
         (faults.implied_frees, "allocation", "of an address that was not free"),
         (faults.lost_blocks, "allocation", f"({bytes_text(faults.lost_bytes)}) never freed, but not there at the end"),
     ]
     if faults:
-        listed = ", ".join(f"{counted(count, noun)} {what}" for count, noun, what in said if count)
+        listed = ", ".join(f"{counted(count, noun)} {what}" for count, noun, what in contradictions if count)
         text = f"Its events and its final state do not fit together: {listed}."
         yield Note("contradictions", text, _LEFT_OUT, "warning")
 

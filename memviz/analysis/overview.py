@@ -140,8 +140,8 @@ def _most_of_it(trace: Trace, device: DeviceTrace) -> MostOfIt | None:
     for group in peak(trace, device, "category", top=1).live.groups:
         if group.key not in SAYS_NOTHING and group.bytes > _LEAST_SHARE * timeline(device).peak_bytes:
             rows = live_rows(device, timeline(device).peak_event)
-            said = [part for part in purpose_totals(trace, device, rows) if part.kind == group.key]
-            probable = sum(part.bytes for part in said if part.certainty == Certainty.PROBABLE)
+            totals = [part for part in purpose_totals(trace, device, rows) if part.kind == group.key]
+            probable = sum(part.bytes for part in totals if part.certainty == Certainty.PROBABLE)
             keeps = kept_by(trace, device, rows) if group.key == Category.ACTIVATION.label else None
             layers = _layers(trace, device, keeps) if keeps is not None else ""
             return MostOfIt(group.label, group.bytes, 2 * probable > group.bytes, keeps, layers)
@@ -152,13 +152,13 @@ def kept_by(trace: Trace, device: DeviceTrace, rows: Ints8) -> KeptBy | None:
     """Return the few sites that hold most of the activations among these rows of `lifetimes`, or None."""
     rows = rows[categories(trace, device).category[rows] == Category.ACTIVATION]
     all_rows, table = lifetimes(device), sites(trace)
-    sites_held, place = np.unique(table.of_stack[all_rows.stack[rows]], return_inverse=True)
+    distinct, place = np.unique(table.of_stack[all_rows.stack[rows]], return_inverse=True)
     if not len(rows):
         return None
-    sums = sum_by(place, all_rows.size[rows], len(sites_held))
+    sums = sum_by(place, all_rows.size[rows], len(distinct))
     order = np.argsort(-sums, kind="stable")
     needed = int(np.searchsorted(np.cumsum(sums[order]), _ENOUGH * sums.sum())) + 1
-    chosen = [table.sites[sites_held[i]] for i in order[:needed].tolist()]
+    chosen = [table.sites[distinct[i]] for i in order[:needed].tolist()]
     if needed > _MOST_PLACES or any(site.kind not in (SiteKind.USER, SiteKind.LIBRARY) for site in chosen):
         return None
     return KeptBy(tuple(chosen), int(sums[order[:needed]].sum()), rows[np.isin(place, order[:needed])])

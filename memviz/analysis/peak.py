@@ -186,8 +186,8 @@ def summarize_range(device: DeviceTrace, first: int, last: int) -> RangeSummary:
     rows, live = lifetimes(device), timeline(device).live
     first, last = min(first, last), max(first, last)
     begin = max(first, 0)
-    known = int(np.searchsorted(rows.start, last, side="right"))
-    start, end, size = rows.start[:known], rows.end[:known], rows.size[:known]
+    begun = int(np.searchsorted(rows.start, last, side="right"))
+    start, end, size = rows.start[:begun], rows.end[:begun], rows.size[:begun]
     return RangeSummary(
         first=first,
         last=last,

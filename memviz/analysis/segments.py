@@ -61,11 +61,11 @@ def segments_then(device: DeviceTrace, event: int, settings: Mapping[str, Any]) 
     later = _earliest(len(history.low), history.first[cut:], history.last[cut:])
     by_event = later < len(history.index) - cut
     source = np.where(by_event, final_count + cut + later, history.final_row)
-    held = by_event.copy()
-    held[by_event] = history.gives_back[(cut + later)[by_event]]
-    held |= ~by_event & (history.final_row >= 0)
+    reserved = by_event.copy()
+    reserved[by_event] = history.gives_back[(cut + later)[by_event]]
+    reserved |= ~by_event & (history.final_row >= 0)
 
-    ranges = np.flatnonzero(held)
+    ranges = np.flatnonzero(reserved)
     source = source[ranges]
     rows = _rows(history, ranges, source)
     if (source >= final_count).any():
@@ -166,9 +166,9 @@ def _rows(history: RangeHistory, ranges: Ints8, source: Ints8) -> Segments:
 def _origin(history: RangeHistory, cut: int) -> Ints8:
     """Source of the event that took each elementary range, where it was recorded; else -1."""
     origin = cut - 1 - _earliest(len(history.low), history.first[:cut][::-1], history.last[:cut][::-1])
-    taken = origin >= 0
-    taken[taken] = ~history.gives_back[origin[taken]]
-    return np.where(taken, origin + len(history.sources) - len(history.index), -1)
+    is_reserved = origin >= 0
+    is_reserved[is_reserved] = ~history.gives_back[origin[is_reserved]]
+    return np.where(is_reserved, origin + len(history.sources) - len(history.index), -1)
 
 
 def _with_origin(rows: Segments, source: Ints8, origin: Ints8, history: RangeHistory, large_page: int) -> Segments:
@@ -177,13 +177,13 @@ def _with_origin(rows: Segments, source: Ints8, origin: Ints8, history: RangeHis
     The small pool maps one page of 2 MiB at a time. A range that was mapped before the history began can only
     be judged by what was unmapped: a whole number of the large pool's pages.
     """
-    sources, known = history.sources, origin >= 0
-    gone = source >= len(sources) - len(history.index)
-    by_page = np.where(known, sources.is_large[origin], sources.size[source] % large_page == 0)
+    sources, has_origin = history.sources, origin >= 0
+    released = source >= len(sources) - len(history.index)
+    by_page = np.where(has_origin, sources.is_large[origin], sources.size[source] % large_page == 0)
     return replace(
         rows,
-        stack=np.where(gone, np.where(known, sources.stack[origin], NO_STACK), rows.stack).astype(np.int32),
-        is_large=np.where(gone & rows.is_expandable, by_page, rows.is_large),
+        stack=np.where(released, np.where(has_origin, sources.stack[origin], NO_STACK), rows.stack).astype(np.int32),
+        is_large=np.where(released & rows.is_expandable, by_page, rows.is_large),
     )
 
 
@@ -201,8 +201,8 @@ def _joined(rows: Segments, source: Ints8, final_count: int) -> Segments:
     starts[1:] = ~(touching & (mapped | _equal_neighbours(source)))
     first = np.flatnonzero(starts)
     last = np.append(first[1:], len(rows))[: len(first)] - 1
-    kept = Segments(**{name: column[first] for name, column in rows.columns()})
-    return replace(kept, address=in_order(kept.address), size=high[last] - kept.address)
+    merged = Segments(**{name: column[first] for name, column in rows.columns()})
+    return replace(merged, address=in_order(merged.address), size=high[last] - merged.address)
 
 
 def _equal_neighbours(*columns: npt.NDArray[Any]) -> Bools:
@@ -453,7 +453,7 @@ def segment_lives(device: DeviceTrace) -> SegmentLives:
     size = np.add.reduceat(width, first)
     # Of the pieces of one segment, what was in any of them for most events.
     order = np.lexsort((-lived, segment))
-    made = SegmentLives(
+    lives = SegmentLives(
         start=pieces.start[first],
         end=pieces.end[first],
         size=size,
@@ -461,8 +461,8 @@ def segment_lives(device: DeviceTrace) -> SegmentLives:
         used=np.add.reduceat(share * width, first) / size,
         longest=longest[order][first],
     )
-    by_start = np.lexsort((in_order(made.address), made.start))
-    return SegmentLives(**{name: column[by_start] for name, column in made.columns()})
+    by_start = np.lexsort((in_order(lives.address), lives.start))
+    return SegmentLives(**{name: column[by_start] for name, column in lives.columns()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -482,18 +482,18 @@ def _pieces(history: RangeHistory, count: int) -> _Pieces:
     ranges, event = ranges[order], event[order]
     is_first = np.diff(ranges, prepend=-1) != 0
     before = np.where(is_first, BEFORE, np.roll(history.index[event], 1))
-    given_back = history.gives_back[event]
+    released = history.gives_back[event]
     # Until the end is held what the final segments have.
     newest = np.full(len(history.low), BEFORE)
     newest[ranges] = history.index[event]
     final = np.flatnonzero(history.final_row >= 0)
-    made = _Pieces(
-        range=np.concatenate([ranges[given_back], final]),
-        start=np.concatenate([before[given_back], newest[final]]),
-        end=np.concatenate([history.index[event][given_back], np.full(len(final), count)]),
+    pieces = _Pieces(
+        range=np.concatenate([ranges[released], final]),
+        start=np.concatenate([before[released], newest[final]]),
+        end=np.concatenate([history.index[event][released], np.full(len(final), count)]),
     )
-    in_turn = np.lexsort((made.range, made.end, made.start))
-    return _Pieces(**{name: column[in_turn] for name, column in made.columns()})
+    order_by_start = np.lexsort((pieces.range, pieces.end, pieces.start))
+    return _Pieces(**{name: column[order_by_start] for name, column in pieces.columns()})
 
 
 def _begins(history: RangeHistory, pieces: _Pieces, count: int) -> Bools:
@@ -531,8 +531,8 @@ def _use(history: RangeHistory, pieces: _Pieces, device: DeviceTrace) -> tuple[n
 
     events = np.minimum(rows.end[row], pieces.end[piece]) - np.maximum(rows.start[row], pieces.start[piece])
     inside = np.minimum(high[row], history.high[ranges]) - np.maximum(low[row], history.low[ranges])
-    whole = (history.high - history.low)[ranges] * (pieces.end - pieces.start)[piece].astype(np.float64)
-    share[:] = np.bincount(piece, weights=inside * events / whole, minlength=len(pieces))
+    capacity = (history.high - history.low)[ranges] * (pieces.end - pieces.start)[piece].astype(np.float64)
+    share[:] = np.bincount(piece, weights=inside * events / capacity, minlength=len(pieces))
     order = np.lexsort((events, piece))
     longest[piece[order]], lived[piece[order]] = row[order], events[order]
     return share, longest, lived
@@ -603,7 +603,7 @@ def fragmentation_of(moment: SegmentsAt, reserved: int) -> Fragmentation:
     segments, tiles = moment.segments, moment.tiles
     is_free = tiles.kind == TileKind.FREE
     expandable = segments.is_expandable[tiles.segment]
-    whole = tiles.size == segments.size[tiles.segment]
+    fills_segment = tiles.size == segments.size[tiles.segment]
 
     def total(chosen: Bools, column: Ints8 = tiles.size) -> int:
         return int(column[chosen].sum())
@@ -614,8 +614,8 @@ def fragmentation_of(moment: SegmentsAt, reserved: int) -> Fragmentation:
         live=total(tiles.kind == TileKind.LIVE, tiles.requested),
         waiting=total(tiles.kind == TileKind.WAITING, tiles.requested),
         rounding=total(~is_free, tiles.size - tiles.requested),
-        free_segments=total(is_free & ~expandable & whole),
-        free_remainders=total(is_free & ~expandable & ~whole),
+        free_segments=total(is_free & ~expandable & fills_segment),
+        free_remainders=total(is_free & ~expandable & ~fills_segment),
         free_pages=total(is_free & expandable),
         unknown=reserved - moment.reserved_bytes,
         outside=moment.outside_bytes,

@@ -71,11 +71,11 @@ def peak(
     dark: bool = False,
 ) -> go.Figure:
     """Plot the allocations live at the peak, at an answer's moment, or after `event`: by site unless `by` is given."""
-    known = getattr(source, "found", None)
-    if isinstance(known, LiveSet) and event is None and device is None and by in (None, known.live.by):
-        return plot_peak(known, dark=dark)
+    result = getattr(source, "found", None)
+    if isinstance(result, LiveSet) and event is None and device is None and by in (None, result.live.by):
+        return plot_peak(result, dark=dark)
     trace, chosen = _pair(source, device)
-    grouping = by or (known.live.by if isinstance(known, LiveSet) else "site")
+    grouping = by or (result.live.by if isinstance(result, LiveSet) else "site")
     return plot_peak(at(trace, chosen, _event(source, chosen, event), grouping), dark=dark)
 
 
@@ -93,10 +93,10 @@ def segments(
 ) -> go.Figure:
     """The allocator's map, in the colours of what the blocks are for; by default at the peak."""
     trace, chosen = _pair(source, device)
-    known = getattr(source, "found", None)
-    if not isinstance(known, SegmentsAt) or event is not None or device is not None:
-        known = segments_at(trace, chosen, _event(source, chosen, event))
-    return plot_segments(known, categories=categories(trace, chosen), dark=dark)
+    result = getattr(source, "found", None)
+    if not isinstance(result, SegmentsAt) or event is not None or device is not None:
+        result = segments_at(trace, chosen, _event(source, chosen, event))
+    return plot_segments(result, categories=categories(trace, chosen), dark=dark)
 
 
 def waterfall(
@@ -108,9 +108,9 @@ def waterfall(
     dark: bool = False,
 ) -> go.Figure:
     """From one trace's peak to another's: of two traces, or of what `compare` answers."""
-    known = getattr(source, "found", None)
-    if other is None and isinstance(known, Changes):
-        return plot_waterfall(known if by in (None, known.by) else changes(source.sides, by), dark=dark)
+    result = getattr(source, "found", None)
+    if other is None and isinstance(result, Changes):
+        return plot_waterfall(result if by in (None, result.by) else changes(source.sides, by), dark=dark)
     if other is None:
         raise UsageError("A waterfall leads from one trace to another: name both, or what compare answers.")
     return plot_waterfall(changes([_pair(source, device), _pair(other, device)], by or "site"), dark=dark)
@@ -120,8 +120,8 @@ def _pair(source: Source, device: int | str | None) -> tuple[Trace, DeviceTrace]
     trace = source if isinstance(source, Trace) else getattr(source, "trace", None)
     if not isinstance(trace, Trace):
         raise UsageError(f"There is no trace in {type(source).__name__}: open it with memviz.open first.")
-    named = getattr(source, "device", None) if device is None else str(device)
-    return trace, choose_device(trace, named if isinstance(named, str) else None)
+    name = getattr(source, "device", None) if device is None else str(device)
+    return trace, choose_device(trace, name if isinstance(name, str) else None)
 
 
 def _event(source: Source, device: DeviceTrace, event: int | None) -> int:

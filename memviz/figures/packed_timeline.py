@@ -109,8 +109,8 @@ def unpack(packed: PackedTimeline) -> dict[str, npt.NDArray[Any]]:
 def pack(columns: dict[str, npt.NDArray[Any]], **more: Any) -> PackedTimeline:
     """Any columns in this layout, which `packed.js` reads; `more` goes into the header."""
     parts = [_by_significance(column) for column in columns.values()]
-    named = [[name, column.dtype.name, len(column)] for name, column in columns.items()]
-    return PackedTimeline({"columns": named, **more}, zlib.compress(b"".join(parts), _LEVEL))
+    specs = [[name, column.dtype.name, len(column)] for name, column in columns.items()]
+    return PackedTimeline({"columns": specs, **more}, zlib.compress(b"".join(parts), _LEVEL))
 
 
 def _by_significance(column: npt.NDArray[Any]) -> bytes:
@@ -137,8 +137,8 @@ def drawn_thumbnail(
     view = View(0, len(line.live), width, height, float(top or max(line.peak_bytes, 1)))
     grid = allocation_grid(spans(lifetimes(device), colours), column_instants(line.live, view), view)
     pixels = colour_grid(grid, colours.group, pixel_palette(colours, dark=False), _CLEAR)
-    drawn = np.unique(colours.group[grid[grid != NOTHING]]).tolist()
-    return _png(pixels), frozenset(colours.labels[group] for group in drawn)
+    visible = np.unique(colours.group[grid[grid != NOTHING]]).tolist()
+    return _png(pixels), frozenset(colours.labels[group] for group in visible)
 
 
 def data_address(picture: bytes) -> str:

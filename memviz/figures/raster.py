@@ -59,9 +59,9 @@ def allocation_grid(spans: PixelSpans, instants: Ints8, view: View, *, by_group:
     """Row of the allocation at each pixel, [row from the bottom, column]; NOTHING above the stack."""
     centres = view.bottom + (np.arange(view.rows) + 0.5) * ((view.top - view.bottom) / view.rows)
     grid = np.full((view.rows, len(instants)), NOTHING, dtype=np.int32)
-    shown = -1
+    previous = -1
     for column, instant in enumerate(instants.tolist()):
-        if instant == shown:
+        if instant == previous:
             grid[:, column] = grid[:, column - 1]
             continue
         stack = stack_at(spans, instant, by_group=by_group)
@@ -69,7 +69,7 @@ def allocation_grid(spans: PixelSpans, instants: Ints8, view: View, *, by_group:
         place = np.searchsorted(tops, centres, side="right")
         covered = place < len(stack)
         grid[covered, column] = stack[place[covered]]
-        shown = instant
+        previous = instant
     return grid
 
 

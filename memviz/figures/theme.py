@@ -142,7 +142,9 @@ def luminance(colour: str) -> float:
 def mixed(colour: str, other: str, share: float) -> str:
     """`share` of the other colour in the first."""
     pairs = zip(_rgb(colour), _rgb(other), strict=True)
-    return "#" + "".join(f"{round(mine + (theirs - mine) * share):02x}" for mine, theirs in pairs)
+    return "#" + "".join(
+        f"{round(channel + (other_channel - channel) * share):02x}" for channel, other_channel in pairs
+    )
 
 
 def hatched(colours: Palette, shape: str = "/") -> dict[str, Any]:
@@ -163,17 +165,17 @@ def figure(*, dark: bool, title: str = "", **layout: Any) -> go.Figure:
     """An empty figure in the house's clothes. The title is ours, never a text from a trace."""
     import plotly.graph_objects as go
 
-    made = go.Figure(layout={"template": _template(dark), **layout})
+    drawing = go.Figure(layout={"template": _template(dark), **layout})
     if title:
-        made.update_layout(title_text=title)
-    return made
+        drawing.update_layout(title_text=title)
+    return drawing
 
 
-def nothing_to_show(drawing: go.Figure, words: str) -> go.Figure:
+def nothing_to_show(drawing: go.Figure, message: str) -> go.Figure:
     """Says why a figure is empty, where its data would be."""
     drawing.update_xaxes(visible=False)
     drawing.update_yaxes(visible=False)
-    drawing.add_annotation(text=words, x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False)
+    drawing.add_annotation(text=message, x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False)
     return drawing
 
 

@@ -37,8 +37,8 @@ from memviz.trace.model import (
 
 
 def inferred_purposes(trace: Trace, device: DeviceTrace) -> TakenOver:
-    rows, said = lifetimes(device), categories(trace, device)
-    of_rows = Purposes(said.category, said.certainty, phases(trace, device), np.ones(len(rows), dtype=np.bool_))
+    rows, inferred = lifetimes(device), categories(trace, device)
+    of_rows = Purposes(inferred.category, inferred.certainty, phases(trace, device), np.ones(len(rows), dtype=np.bool_))
     events = _rows_at(first_events(rows, len(device.events)), len(device.events))
     blocks = _rows_at(rows.block.astype(np.int64), len(device.blocks))
     return TakenOver(take_rows(of_rows, events), take_rows(of_rows, blocks), _recorded_spans(trace, device))
@@ -149,34 +149,34 @@ def apply_edit(trace: Trace, device: DeviceTrace, edit: Edit) -> Trace:
 
 def _events(recorded: Events, entries: _Entries) -> Events:
     time_us = recorded.time_us[np.minimum(entries.place, len(recorded) - 1)]
-    alike = take_rows(recorded, entries.source)
-    return replace(alike, action=entries.action, address=entries.address, size=entries.size, time_us=time_us)
+    copied = take_rows(recorded, entries.source)
+    return replace(copied, action=entries.action, address=entries.address, size=entries.size, time_us=time_us)
 
 
 def _labels(recorded: Labels | None, entries: _Entries) -> Labels | None:
     """No run has said anything of what none has made, but for where its code stands."""
     if recorded is None:
         return None
-    alike, unsaid = take_rows(recorded, entries.source), np.uint8(0)
-    category, phase = (np.where(entries.is_made, unsaid, column) for column in (alike.category, alike.phase))
-    return replace(alike, category=category, phase=phase)
+    copied, unknown = take_rows(recorded, entries.source), np.uint8(0)
+    category, phase = (np.where(entries.is_made, unknown, column) for column in (copied.category, copied.phase))
+    return replace(copied, category=category, phase=phase)
 
 
-def _taken_over(known: TakenOver, entries: _Entries, again_as: Category | None) -> TakenOver:
-    alike, is_made, spans = take_rows(known.events, entries.source), entries.is_made, known.spans
+def _taken_over(inferred: TakenOver, entries: _Entries, again_as: Category | None) -> TakenOver:
+    copied, is_added, spans = take_rows(inferred.events, entries.source), entries.is_made, inferred.spans
     around = np.searchsorted(spans.first, entries.belongs, side="right") - 1
     # What is made again was not stated of it, however sure it is.
     changed = Purposes(
-        category=alike.category if again_as is None else np.full(len(entries), again_as, dtype=np.uint8),
-        certainty=np.minimum(alike.certainty, np.uint8(Certainty.SURE)),
+        category=copied.category if again_as is None else np.full(len(entries), again_as, dtype=np.uint8),
+        certainty=np.minimum(copied.certainty, np.uint8(Certainty.SURE)),
         phase=take_rows(spans, around).phase,
-        is_known=alike.is_known,
+        is_known=copied.is_known,
     )
     # Some that is put in comes before a new segment that the phase begins with.
     first = np.searchsorted(np.maximum.accumulate(entries.belongs), spans.first)
     stays = first < len(entries)
     moved = Spans(spans.phase[stays], spans.step[stays], first[stays])
-    return TakenOver(first_or_second(is_made, changed, alike), known.blocks, moved)
+    return TakenOver(first_or_second(is_added, changed, copied), inferred.blocks, moved)
 
 
 def _kept(device: DeviceTrace, rows: Lifetimes, sizes: Ints8, ended: Ints8) -> _Entries:
@@ -189,9 +189,9 @@ def _kept(device: DeviceTrace, rows: Lifetimes, sizes: Ints8, ended: Ints8) -> _
     stays = np.ones(count, dtype=np.bool_)
     for column in (rows.free_requested[ended], rows.end[ended]):
         stays[column[(column >= 0) & (column < count)]] = False
-    kept = np.flatnonzero(stays)
-    order = np.full(len(kept), _LAST)
-    return _Entries(kept, kept, order, events.action[kept], events.address[kept], size[kept], kept)
+    indices = np.flatnonzero(stays)
+    order = np.full(len(indices), _LAST)
+    return _Entries(indices, indices, order, events.action[indices], events.address[indices], size[indices], indices)
 
 
 def _ended(rows: Lifetimes, sizes: Ints8, earlier: Earlier, starts: Ints8) -> _Entries:
@@ -211,7 +211,7 @@ def _made_again(
     address, size = _unused(device.events.address, len(again)), sizes[row] // again.divisor
     # Frees that follow from what was recorded come before anything that is made at the same place.
     freed_at = np.where(begin == end, again.end_order, np.arange(len(again)) - len(again))
-    made = _Entries(
+    allocs = _Entries(
         rows.start[row],
         begin,
         again.order,
@@ -220,7 +220,7 @@ def _made_again(
         size,
         again.begin,
     )
-    return made, _freed(rows.start[row], end, freed_at, address, size)
+    return allocs, _freed(rows.start[row], end, freed_at, address, size)
 
 
 def _freed(source: Ints8, place: Ints8, order: Ints8, address: Ints8, size: Ints8) -> _Entries:
@@ -232,8 +232,8 @@ def _freed(source: Ints8, place: Ints8, order: Ints8, address: Ints8, size: Ints
 
 
 def _unused(addresses: Ints8, count: int) -> Ints8:
-    known = np.unique(addresses)
-    return np.setdiff1d(np.arange(1, count + len(known) + 1), known)[:count]
+    used = np.unique(addresses)
+    return np.setdiff1d(np.arange(1, count + len(used) + 1), used)[:count]
 
 
 def _starts_of_groups(events: Events) -> Ints8:

@@ -87,18 +87,18 @@ def checkpoint_edit(facts: Facts, steps: tuple[LayeredStep, ...]) -> Edit:
             begins = _recomputed_at(facts, step, step.backward)
             pairs = zip(step.layers, begins, strict=True)
             again += [_recomputed(facts, layer, begin) for layer, begin in pairs if begin < facts.count]
-    made_again = Again(*(np.concatenate(column) for column in zip(*again, strict=True))) if again else Edit().again
-    return Edit(Earlier(*(np.concatenate(column) for column in zip(*earlier, strict=True))), made_again)
+    recomputed = Again(*(np.concatenate(column) for column in zip(*again, strict=True))) if again else Edit().again
+    return Edit(Earlier(*(np.concatenate(column) for column in zip(*earlier, strict=True))), recomputed)
 
 
 def _let_go(facts: Facts, layer: Layer) -> Ints8:
     """The event before which each of what a layer keeps is let go where nothing is kept for a backward: when the
     function that holds it is over, as later stacks show. What the function hands on stays until the layer is done."""
-    rows, made = facts.rows, layer.made
+    rows, allocated = facts.rows, layer.made
     depths = python_stacks(facts.trace).code_depth
-    over = call_over(facts.trace, rows.start[made], rows.stack[made], layer.past, depths)
-    is_handed_on = over == np.append(rows.start[made][1:], layer.past)
-    return np.where(is_handed_on, layer.past, over)[np.searchsorted(made, layer.kept)]
+    over = call_over(facts.trace, rows.start[allocated], rows.stack[allocated], layer.past, depths)
+    is_handed_on = over == np.append(rows.start[allocated][1:], layer.past)
+    return np.where(is_handed_on, layer.past, over)[np.searchsorted(allocated, layer.kept)]
 
 
 def _recomputed_at(facts: Facts, step: LayeredStep, backward: PhaseSpan) -> list[int]:
@@ -128,8 +128,8 @@ def _recomputed(facts: Facts, layer: Layer, begin: int) -> tuple[Ints8, ...]:
     needed = layer.made[layer.made <= layer.kept.max(initial=-1)]
     # What lives on beyond the layer without being kept for the backward, as its output, is not made twice.
     needed = needed[np.isin(needed, layer.kept) | (rows.end[needed] <= layer.past)]
-    is_kept = np.isin(needed, layer.kept)
-    end = np.where(is_kept, np.maximum(rows.end[needed], begin), begin)
+    is_saved = np.isin(needed, layer.kept)
+    end = np.where(is_saved, np.maximum(rows.end[needed], begin), begin)
     return (
         needed,
         np.full(len(needed), begin),
@@ -209,8 +209,8 @@ def _copies_of_weights(facts: Facts, names: OperatorNames) -> Again:
 def _operator_names(facts: Facts) -> OperatorNames:
     """Return the operator name of each distinct stack; the last entry is for no stack."""
     texts = operators(facts.trace)
-    known, place = np.unique(texts, return_inverse=True)
-    return np.array([operator_name(facts.trace, text) for text in known.tolist()])[place]
+    distinct_texts, place = np.unique(texts, return_inverse=True)
+    return np.array([operator_name(facts.trace, text) for text in distinct_texts.tolist()])[place]
 
 
 def _is_product(names: OperatorNames) -> Bools:
@@ -279,11 +279,11 @@ def proposal(trace: Trace, device: DeviceTrace, finding: Finding, kind: ActionKi
     if kind not in kinds_of(finding):
         raise UsageError(f"Against {finding.key} there is no {kind}.")
     facts = Facts(trace, device)
-    made = _PROPOSE[kind](facts, finding)
+    result = _PROPOSE[kind](facts, finding)
     limit = limit_of_start(facts)
-    if made is None or made.trace is None or not limit:
-        return made
-    return replace(made, assumptions=(*made.assumptions, limit))
+    if result is None or result.trace is None or not limit:
+        return result
+    return replace(result, assumptions=(*result.assumptions, limit))
 
 
 def limit_of_start(facts: Facts) -> str:

@@ -338,8 +338,8 @@ def operators(trace: Trace) -> Ints8:
     stacks = trace.stacks
     place = first_in_stack(stacks, frame_kinds(trace) == FrameKind.OPERATOR)
     operator_of = np.full(len(stacks) + 1, NO_OPERATOR)
-    known = np.flatnonzero(place >= 0)
-    operator_of[known] = stacks.frames.name[stacks.indices[place[known]]]
+    has_operator = np.flatnonzero(place >= 0)
+    operator_of[has_operator] = stacks.frames.name[stacks.indices[place[has_operator]]]
     return operator_of
 
 

@@ -154,25 +154,25 @@ def _take_largest(weighted: _WeightedStacks, most_nodes: int) -> tuple[list[_Nod
     used = np.flatnonzero(weighted.counts)
     root = _Node(-1, ROOT, 0, used, int(weighted.bytes.sum()), int(weighted.counts.sum()))
     heap = [((-root.bytes, 0, root.place, ROOT), root)]
-    taken: list[_Node] = []
+    nodes: list[_Node] = []
     needed = 0
     while heap:
         node = heap[0][1]
-        children = list(_children(weighted, node, len(taken)))
-        is_last = node.parent >= 0 and taken[node.parent].children_left == 1
+        children = list(_children(weighted, node, len(nodes)))
+        is_last = node.parent >= 0 and nodes[node.parent].children_left == 1
         needed += 1 + bool(children) - is_last
-        if taken and needed > most_nodes:
+        if nodes and needed > most_nodes:
             break
         heappop(heap)
-        taken.append(node)
+        nodes.append(node)
         if node.parent >= 0:
-            taken[node.parent].children_left -= 1
-            node.place = (*taken[node.parent].place, (-node.bytes, node.frame))
+            nodes[node.parent].children_left -= 1
+            node.place = (*nodes[node.parent].place, (-node.bytes, node.frame))
         node.own = node.bytes - sum(child.bytes for child in children)
         node.children_left = len(children)
         for child in children:
             heappush(heap, ((-child.bytes, child.depth, node.place, child.frame), child))
-    return taken, [node for _, node in heap]
+    return nodes, [node for _, node in heap]
 
 
 def _children(weighted: _WeightedStacks, node: _Node, row: int) -> Iterator[_Node]:

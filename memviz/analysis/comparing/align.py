@@ -78,32 +78,32 @@ def list_alignments(sides: Sequence[Pair]) -> tuple[Alignment, ...]:
     )
 
 
-def align(sides: Sequence[Pair], way: Alignment = START, axis: Axis = "event") -> Aligned:
+def align(sides: Sequence[Pair], alignment: Alignment = START, axis: Axis = "event") -> Aligned:
     devices = [device for _, device in sides]
     if axis == "time" and not all(map(has_times, devices)):
         raise UsageError("Not all of these traces have times. Align them by event.")
-    wholes = [_whole(device, axis) for device in devices]
-    if way.kind == "start":
-        return Aligned(axis, tuple((0.0, whole) for whole in wholes), (0.0, 1.0), (0.0, 1.0))
-    if way.kind in ("scale", "peak"):
-        longest = max(wholes)
-        begins = [_peak(device, axis) if way.kind == "peak" else 0.0 for device in devices]
+    lengths = [_whole(device, axis) for device in devices]
+    if alignment.kind == "start":
+        return Aligned(axis, tuple((0.0, length) for length in lengths), (0.0, 1.0), (0.0, 1.0))
+    if alignment.kind in ("scale", "peak"):
+        longest = max(lengths)
+        begins = [_peak(device, axis) if alignment.kind == "peak" else 0.0 for device in devices]
         spans = [(begin, begin + longest) for begin in begins]
-        extent = _extent(spans, wholes)
+        extent = _extent(spans, lengths)
         return Aligned(axis, tuple(spans), extent, extent)
-    spans = [_placed(device, _marked(side, way), axis) for side, device in zip(sides, devices, strict=True)]
-    extent = _extent(spans, wholes)
+    spans = [_placed(device, _marked(side, alignment), axis) for side, device in zip(sides, devices, strict=True)]
+    extent = _extent(spans, lengths)
     return Aligned(axis, tuple(spans), extent, (max(extent[0], -_MARGIN), min(extent[1], 1 + _MARGIN)))
 
 
-def _marked(side: Pair, way: Alignment) -> tuple[int, int]:
+def _marked(side: Pair, alignment: Alignment) -> tuple[int, int]:
     """First and last event of the step, or of the annotation where it occurs first."""
-    if way.kind == "step":
-        spans = [(step.start_event, step.end_event) for step in steps(*side)][way.number : way.number + 1]
+    if alignment.kind == "step":
+        spans = [(step.start_event, step.end_event) for step in steps(*side)][alignment.number : alignment.number + 1]
     else:
-        spans = [events for name, events in _spans_by_name(side) if name == way.name][:1]
+        spans = [events for name, events in _spans_by_name(side) if name == alignment.name][:1]
     if not spans:
-        raise UsageError(f"Not all of these traces have {way.name or f'a step {way.number + 1}'}.")
+        raise UsageError(f"Not all of these traces have {alignment.name or f'a step {alignment.number + 1}'}.")
     return spans[0]
 
 
@@ -144,7 +144,7 @@ def _time(device: DeviceTrace, event: int) -> float:
     return float(times[max(event, 0)] - times[0])
 
 
-def _extent(spans: Sequence[Span], wholes: Sequence[float]) -> Span:
+def _extent(spans: Sequence[Span], lengths: Sequence[float]) -> Span:
     lows = [-begin / (end - begin) for begin, end in spans]
-    highs = [(whole - begin) / (end - begin) for (begin, end), whole in zip(spans, wholes, strict=True)]
+    highs = [(length - begin) / (end - begin) for (begin, end), length in zip(spans, lengths, strict=True)]
     return min(lows), max(highs)

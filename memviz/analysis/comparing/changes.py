@@ -234,9 +234,9 @@ def _score(side: Pair, baseline: int) -> Score:
     device = side[1]
     line = timeline(device)
     rows = live_rows(device, line.peak_event)
-    held = sum_by(kinds(*side, rows), lifetimes(device).size[rows], len(KINDS)).tolist()
+    live = sum_by(kinds(*side, rows), lifetimes(device).size[rows], len(KINDS)).tolist()
     return Score(
-        kinds=tuple((kind, count) for kind, count in zip(KINDS, held, strict=True) if count),
+        kinds=tuple((kind, count) for kind, count in zip(KINDS, live, strict=True) if count),
         highest=_highest(*side),
         live_bytes=line.peak_bytes,
         reserved_bytes=line.reserved_peak_bytes,

@@ -99,8 +99,8 @@ def match_allocations(sides: Sequence[Pair], by: str = "site") -> Matching:
 def _group_keys(trace: Trace, device: DeviceTrace, by: str) -> Numbered:
     """Groups with the same names in every trace."""
     keyed = group_codes(trace, device, np.arange(len(lifetimes(device))), by)
-    known = distinct(keyed.codes)
-    return np.searchsorted(known, keyed.codes), [MatchKey(*keyed.name(int(code))) for code in known]
+    codes = distinct(keyed.codes)
+    return np.searchsorted(codes, keyed.codes), [MatchKey(*keyed.name(int(code))) for code in codes]
 
 
 def has_modules(side: Pair) -> bool:
@@ -115,11 +115,11 @@ def has_modules(side: Pair) -> bool:
 
 def common_tails(sides: Sequence[Collection[Place]]) -> dict[Place, str]:
     """For each place the part of its path that counts."""
-    alike: dict[Place, set[str]] = {}
+    matching: dict[Place, set[str]] = {}
     for path, function in (place for side in sides for place in side):
-        alike.setdefault((path.rpartition("/")[2], function), set()).add(path)
+        matching.setdefault((path.rpartition("/")[2], function), set()).add(path)
     tails: dict[Place, str] = {}
-    for (_, function), paths in alike.items():
+    for (_, function), paths in matching.items():
         parts = {path: [part for part in path.split("/") if part] for path in paths}
         depth = _depth(parts, [[path for path in paths if (path, function) in side] for side in sides])
         tails.update(((path, function), "/".join(parts[path][-depth:])) for path in paths)
@@ -216,8 +216,8 @@ def _stack_keys(trace: Trace, sequences: list[tuple[int, ...]], texts: dict[int,
 def _stack_key(trace: Trace, sequence: tuple[int, ...], texts: dict[int, str], operator: str, site: str) -> MatchKey:
     full = "\n".join([operator, *(texts[frame] for frame in sequence)]) if sequence else f"{operator}\n\n{site}"
     key = blake2b(full.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-    shown = [f"{_file(trace, frame)}:{trace.stacks.frames.line[frame]}" for frame in sequence[:_SHOWN]]
-    return MatchKey(key, " ← ".join(shown) or site, operator)
+    visible = [f"{_file(trace, frame)}:{trace.stacks.frames.line[frame]}" for frame in sequence[:_SHOWN]]
+    return MatchKey(key, " ← ".join(visible) or site, operator)
 
 
 def _comparable_operators(traces: Sequence[Trace]) -> list[Ints8]:

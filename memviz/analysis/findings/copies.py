@@ -107,9 +107,9 @@ _LEAST_SHARE = 4
 def wider_copies(facts: Facts) -> Iterator[Finding]:
     copies, sources = _pairs_of_copies(facts)
     for site, rows in facts.by_site(copies):
-        mine = sources[np.searchsorted(copies, rows)]
+        matching = sources[np.searchsorted(copies, rows)]
         most, event = facts.most_together(rows)
-        if most < facts.noticeable_bytes or len(np.unique(mine)) < len(rows):
+        if most < facts.noticeable_bytes or len(np.unique(matching)) < len(rows):
             continue
         yield Finding(
             FindingKind.WIDER_COPIES,
@@ -117,7 +117,7 @@ def wider_copies(facts: Facts) -> Iterator[Finding]:
             f"{bytes_text(most)}{made_by(site)} are probably copies into twice the precision: each time a block of "
             "half the size is live beside it.",
             "Keep to one precision there, or work in parts: what is computed from it may not need all of it at once.",
-            np.unique(np.concatenate([rows, mine])),
+            np.unique(np.concatenate([rows, matching])),
             event,
             site_name(site),
             Certainty.PROBABLE,
@@ -149,9 +149,9 @@ def _live_then(facts: Facts, size: Ints8, event: Ints8) -> Ints8:
     sorted_sizes, live = rows.size[order], np.zeros(len(size), dtype=np.int64)
     for wanted in np.unique(size).tolist():
         first, past = np.searchsorted(sorted_sizes, [wanted, wanted + 1])
-        of_size, asked = order[first:past], np.flatnonzero(size == wanted)
-        begun = np.searchsorted(rows.start[of_size], event[asked])
-        live[asked] = begun - np.searchsorted(np.sort(rows.end[of_size]), event[asked], side="right")
+        of_size, of_events = order[first:past], np.flatnonzero(size == wanted)
+        begun = np.searchsorted(rows.start[of_size], event[of_events])
+        live[of_events] = begun - np.searchsorted(np.sort(rows.end[of_size]), event[of_events], side="right")
     return live
 
 
@@ -160,13 +160,13 @@ def _latest(facts: Facts, size: Ints8, before: Ints8) -> Ints8:
     rows = facts.rows
     sizes, code = np.unique(rows.size, return_inverse=True)
     wanted = np.searchsorted(sizes, size)
-    known = wanted < len(sizes)
-    known[known] = sizes[wanted[known]] == size[known]
+    has_size = wanted < len(sizes)
+    has_size[has_size] = sizes[wanted[has_size]] == size[has_size]
     width = facts.count + 2
     order = np.lexsort((rows.start, code))
     place = np.searchsorted((code * width + rows.start + 1)[order], wanted * width + before + 1) - 1
     row = order[np.maximum(place, 0)] if len(order) else place
-    return np.where(known & (place >= 0) & (rows.size[row] == size), row, -1)
+    return np.where(has_size & (place >= 0) & (rows.size[row] == size), row, -1)
 
 
 def _copying(facts: Facts) -> Bools:

@@ -123,16 +123,18 @@ def waiting_frees(facts: Facts) -> Iterator[Finding]:
     most = int(waiting.max())
     if not len(waits) or most < facts.noticeable_bytes:
         return
-    held_back = _taken_meanwhile(facts, waiting)
-    meanwhile = f"; while they did, the allocator took {bytes_text(held_back)} more" if held_back else ""
+    reserved_during = _taken_meanwhile(facts, waiting)
+    reserved_text = (
+        f"; while they did, the allocator took {bytes_text(reserved_during)} more" if reserved_during else ""
+    )
     site = site_name(facts.largest_site(waits))
-    mostly = f", mostly of {site}," if site else ""
+    site_text = f", mostly of {site}," if site else ""
     count = f"{count_text(len(waits))} frees" if len(waits) > 1 else "A free"
     yield Finding(
         FindingKind.WAITING_FREES,
         most,
-        f"{count}{mostly} waited for another stream, {_how_long(facts, waits)}: up to {bytes_text(most)} at once"
-        f"{meanwhile}.",
+        f"{count}{site_text} waited for another stream, {_how_long(facts, waits)}: up to {bytes_text(most)} at once"
+        f"{reserved_text}.",
         "Let the streams wait for each other before the tensors are dropped, so that their memory is free at once.",
         waits,
         int(waiting.argmax()) - 1,

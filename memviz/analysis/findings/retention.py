@@ -39,14 +39,14 @@ def growing(facts: Facts) -> Iterator[Finding]:
     ]
     for growth in _by_cause(facts, grown_at):
         site = site_name(growth.sites[0])
-        made = _made(made_by(growth.sites[0]))
+        origin = _made(made_by(growth.sites[0]))
         if len(growth.sites) > 1:
-            mostly = f", mostly {site}," if site else ""
-            made = f" is made in forwards at {count_text(len(growth.sites))} places{mostly} and"
+            site_text = f", mostly {site}," if site else ""
+            origin = f" is made in forwards at {count_text(len(growth.sites))} places{site_text} and"
         yield Finding(
             FindingKind.GROWING,
             int(growth.bytes.sum()),
-            f"What{made} lives on grows by {_each_step(growth.bytes)}: {bytes_text(int(growth.bytes.sum()))} in "
+            f"What{origin} lives on grows by {_each_step(growth.bytes)}: {bytes_text(int(growth.bytes.sum()))} in "
             f"{count_text(len(growth.bytes))} steps.",
             "If it is not meant to be collected, look for a list, a cache or a sum of losses that keeps it: "
             ".item() or .detach() lets go of what hangs on it.",
@@ -213,8 +213,8 @@ def kept_rows(facts: Facts) -> Ints8:
     step = np.searchsorted(begins, rows.start, side="right") - 1
     middle = np.append(middles[1:], [never, never])[step]
     following_end = np.append(begins[2:], [never, never, never])[step]
-    is_kept = (step >= 0) & (rows.end > middle) & (rows.end < np.minimum(following_end, never))
-    return np.flatnonzero(is_kept & ~facts.has_purpose(*_STAYS))
+    outlives_middle = (step >= 0) & (rows.end > middle) & (rows.end < np.minimum(following_end, never))
+    return np.flatnonzero(outlives_middle & ~facts.has_purpose(*_STAYS))
 
 
 def step_of(facts: Facts, rows: Ints8) -> Ints8:
@@ -259,13 +259,13 @@ def _live_until_middle(spans: Sequence[PhaseSpan], start: Ints8, end: Ints8, siz
     by_end = np.argsort(end, kind="stable")
     ends = end[by_end]
     begun, ended = (np.concatenate([[0], np.cumsum(column)]) for column in (size, size[by_end]))
-    found = []
+    live_bytes = []
     for span in spans:
         at_first, at_middle = np.searchsorted(ends, [span.first, _middle(span)], side="right")
         between = by_end[at_first:at_middle]
         gone = ended[at_first] + size[between[start[between] < span.first]].sum()
-        found.append(int(begun[np.searchsorted(start, span.first)] - gone))
-    return found
+        live_bytes.append(int(begun[np.searchsorted(start, span.first)] - gone))
+    return live_bytes
 
 
 def _middle(span: PhaseSpan) -> int:

@@ -243,8 +243,8 @@ class PythonStacks:
         self._function = np.unique(frames.filename.astype(np.int64) << 32 | frames.name, return_inverse=True)[1]
         depth_of = self.length - 1
         every = np.arange(len(self.length))
-        whole = np.column_stack([self.prefix(every, self.length).view(np.int64), self.length])
-        self._python = np.unique(whole, axis=0, return_inverse=True)[1].ravel().astype(np.int32)
+        stack_keys = np.column_stack([self.prefix(every, self.length).view(np.int64), self.length])
+        self._python = np.unique(stack_keys, axis=0, return_inverse=True)[1].ravel().astype(np.int32)
         """The same number for the same Python frames, whatever C++ there was below."""
         self.module_depth, self.model_depth = self._module_depths(stacks, module_calls(trace), depth_of)
         """Depth of the innermost and of the outermost module call, -1 for none. The module's function is one deeper."""
@@ -273,24 +273,24 @@ class PythonStacks:
             np.arange(len(by_torch)) - np.repeat(stacks.offsets[:-1], self.length)
         )
         outer = np.repeat(outermost, self.length)
-        below = depth(last_place(stacks, by_torch & (place_depth > outer)))
+        next_call = depth(last_place(stacks, by_torch & (place_depth > outer)))
         # Decorators may stand between the call and the model's own function, which is the outermost body.
         own_body = depth(last_place(stacks, bodies))
-        own_body = np.where((below >= 0) & (own_body > below), outermost, own_body)
+        own_body = np.where((next_call >= 0) & (own_body > next_call), outermost, own_body)
         deeper = bodies & (place_depth > np.repeat(np.maximum(own_body, outermost), self.length))
-        below = _least_depth(below, depth(last_place(stacks, deeper)))
-        self.own_until = np.where(below >= 0, below, self.length)
+        next_call = _least_depth(next_call, depth(last_place(stacks, deeper)))
+        self.own_until = np.where(next_call >= 0, next_call, self.length)
         """Depth where the outermost module's own functions end, and another module is called."""
         return innermost, outermost
 
     def _site_depths(self, trace: Trace, user: Ints8, depth_of: Ints8) -> Ints8:
         """Return the depth of the function that a user would call theirs. The main program is no call that ends."""
         depth = _depth(user, self.offsets, depth_of)
-        known = np.flatnonzero(depth >= 0)
-        frame = self.frame[self.offsets[known] + depth[known]]
+        has_depth = np.flatnonzero(depth >= 0)
+        frame = self.frame[self.offsets[has_depth] + depth[has_depth]]
         names = trace.stacks.frames.name
         main = is_among(names, [code for code in distinct(names) if trace.strings[code] == "<module>"])
-        depth[known[main[frame]]] = _NEVER_OPEN
+        depth[has_depth[main[frame]]] = _NEVER_OPEN
         depth[depth < 0] = _NEVER_OPEN
         return depth
 
@@ -377,16 +377,16 @@ def call_over(trace: Trace, allocs: Ints4 | Ints8, stack: Ints4, never: int, dep
     The call is that of the innermost module; outside of modules that of the user's own function. `depths` says of each
     stack of the trace another one, from the outermost in.
     """
-    known = python_stacks(trace)
-    depths = known.call_depth if depths is None else depths
+    stacks = python_stacks(trace)
+    depths = stacks.call_depth if depths is None else depths
     over = np.full(len(allocs), never, dtype=np.int32)
     seen = np.flatnonzero(stack != NO_STACK).astype(np.int32)
     if not len(seen):
         return over
     of_seen = stack[seen]
-    is_repeated = known.is_repeated(of_seen)
+    is_repeated = stacks.is_repeated(of_seen)
     # Small numbers are compared faster, and no stack is that deep.
-    go_on = np.minimum(known.calls_that_go_on(of_seen[:-1], of_seen[1:]), _NEVER_OPEN).astype(np.int16) - is_repeated
+    go_on = np.minimum(stacks.calls_that_go_on(of_seen[:-1], of_seen[1:]), _NEVER_OPEN).astype(np.int16) - is_repeated
     depth = np.minimum(depths, _NEVER_OPEN).astype(np.int16)[of_seen]
     later = np.append(allocs[seen[1:]], never).astype(np.int32)
     for wanted in distinct(depth).tolist():
@@ -396,17 +396,17 @@ def call_over(trace: Trace, allocs: Ints4 | Ints8, stack: Ints4, never: int, dep
     return over
 
 
-def freed_outside_call(trace: Trace, made: Ints4, freed: Ints4) -> Bools:
+def freed_outside_call(trace: Trace, alloc_stack: Ints4, free_stack: Ints4) -> Bools:
     """Per allocation, by the stacks of its alloc and of its free: the call is over that made it.
 
     What goes as a function returns is freed by the line that called it. Without stacks nothing is known.
     """
-    known = python_stacks(trace)
-    outside = np.zeros(len(made), dtype=np.bool_)
-    both = np.flatnonzero((made != NO_STACK) & (freed != NO_STACK))
-    depth = known.call_depth[made[both]]
-    go_on = known.calls_that_go_on(made[both], freed[both])
-    returns = (go_on == depth) & (known.length[freed[both]] == depth)
+    stacks = python_stacks(trace)
+    outside = np.zeros(len(alloc_stack), dtype=np.bool_)
+    both = np.flatnonzero((alloc_stack != NO_STACK) & (free_stack != NO_STACK))
+    depth = stacks.call_depth[alloc_stack[both]]
+    go_on = stacks.calls_that_go_on(alloc_stack[both], free_stack[both])
+    returns = (go_on == depth) & (stacks.length[free_stack[both]] == depth)
     outside[both] = (go_on <= depth) & ~returns
     return outside
 
@@ -421,9 +421,9 @@ def _once_a_pair(compute: Callable[[Ints4, Ints4], Ints8], one: Ints4, other: In
         pairs, pair = np.unique(pair, return_inverse=True)
         of_pairs = compute((pairs // width).astype(np.int32), (pairs % width).astype(np.int32))
         return of_pairs.astype(np.int32)[pair]
-    known = np.zeros(width * width, dtype=np.bool_)
-    known[pair] = True
-    pairs = np.flatnonzero(known)
+    occurs = np.zeros(width * width, dtype=np.bool_)
+    occurs[pair] = True
+    pairs = np.flatnonzero(occurs)
     table = np.zeros(width * width, dtype=np.int32)
     table[pairs] = compute((pairs // width).astype(np.int32), (pairs % width).astype(np.int32))
     return np.asarray(table[pair])

@@ -127,9 +127,9 @@ def _say_freed(inference: Inference, evidence: Evidence, rows: Ints8, *, weights
     doing = evidence.doing_at_free[rows]
     step = rows[doing == Activity.STEP]
     like = agreed(evidence.free_stack, inference.category, evidence.free_stack[step])
-    known = is_among(like, (Category.PARAMETER, Category.OPTIMIZER_STATE))
-    inference.say(step[known], like[known], Reason.BEFORE_STEP_FREED)
-    inference.say(step[~known], Category.OPTIMIZER_STATE, Reason.BEFORE_STEP_FREED)
+    is_step_tensor = is_among(like, (Category.PARAMETER, Category.OPTIMIZER_STATE))
+    inference.say(step[is_step_tensor], like[is_step_tensor], Reason.BEFORE_STEP_FREED)
+    inference.say(step[~is_step_tensor], Category.OPTIMIZER_STATE, Reason.BEFORE_STEP_FREED)
     used = rows[is_among(doing, (Activity.BACKWARD, Activity.FORWARD))]
     inference.say(used, Category.ACTIVATION, Reason.BEFORE_USED)
     rest = rows[doing == Activity.NOTHING]
@@ -253,37 +253,41 @@ def say_by_order(inference: Inference, evidence: Evidence, device: DeviceTrace) 
     rows = np.flatnonzero(inference.open & evidence.no_stack & evidence.begun)
     if evidence.sees_work or not len(rows) or not len(device.events):
         return
-    start, size, kept = evidence.start[rows], evidence.size[rows], evidence.never_freed[rows]
-    freed = rows[~kept]
+    start, size, is_retained = evidence.start[rows], evidence.size[rows], evidence.never_freed[rows]
+    freed = rows[~is_retained]
     climb = int(evidence.start[freed[0]]) if len(freed) else len(device.events)
-    first = rows[kept & (start < climb)]
+    first = rows[is_retained & (start < climb)]
     weights = evidence.size[np.append(first, np.flatnonzero(~evidence.begun & evidence.never_freed))]
     if len(weights) < FEWEST_WEIGHTS:
         return
     inference.say(first, Category.PARAMETER, Reason.ORDER_FIRST)
     like_weight = is_among(size, weights)
-    passing = rows[~kept & ~like_weight]
+    passing = rows[~is_retained & ~like_weight]
     seen = hills(evidence.start[passing], evidence.end[passing], evidence.size[passing], len(device.events))
-    outlasting = kept | (seen.bottom_after(start) <= evidence.end[rows])
+    outlasting = is_retained | (seen.bottom_after(start) <= evidence.end[rows])
     gradients = like_weight & (start >= climb) & seen.is_down(start) & outlasting
     # What was there before the recording counts several times: weights, and the optimizer's states of them.
     is_training = _MOST_COPIES * int(size[gradients].sum()) > int(weights.sum()) > 0
     if is_training:
-        _say_weights_again(inference, rows[gradients], rows[like_weight & kept & (start >= climb)], evidence, weights)
+        _say_weights_again(
+            inference, rows[gradients], rows[like_weight & is_retained & (start >= climb)], evidence, weights
+        )
     _say_passing(inference, evidence, seen, freed, is_training)
 
 
-def _say_weights_again(inference: Inference, gradients: Ints8, kept: Ints8, evidence: Evidence, weights: Ints8) -> None:
+def _say_weights_again(
+    inference: Inference, gradients: Ints8, retained: Ints8, evidence: Evidence, weights: Ints8
+) -> None:
     """Assign blocks that are never freed: gradients where those are missing, else optimizer state."""
     passing = gradients[~evidence.never_freed[gradients]]
     inference.say(passing, Category.GRADIENT, Reason.ORDER_GRADIENT)
-    inference.say(kept, Category.OPTIMIZER_STATE, Reason.ORDER_STATE)
-    if 2 * int(evidence.size[passing].sum()) > int(weights.sum()) or not len(kept):
+    inference.say(retained, Category.OPTIMIZER_STATE, Reason.ORDER_STATE)
+    if 2 * int(evidence.size[passing].sum()) > int(weights.sum()) or not len(retained):
         return
-    sizes, code = np.unique(evidence.size[kept], return_inverse=True)
+    sizes, code = np.unique(evidence.size[retained], return_inverse=True)
     there = np.bincount(np.searchsorted(sizes, weights[is_among(weights, sizes)]), minlength=len(sizes))
-    rank = _rank(code, np.arange(len(kept)))
-    inference.say(kept[rank < there[code]], Category.GRADIENT, Reason.ORDER_GRADIENT)
+    rank = _rank(code, np.arange(len(retained)))
+    inference.say(retained[rank < there[code]], Category.GRADIENT, Reason.ORDER_GRADIENT)
 
 
 def _say_passing(inference: Inference, evidence: Evidence, seen: Hills, rows: Ints8, is_training: bool) -> None:
@@ -291,15 +295,15 @@ def _say_passing(inference: Inference, evidence: Evidence, seen: Hills, rows: In
     start, end = evidence.start[rows], evidence.end[rows]
     over_top = seen.top_after(start) <= end
     at_once = end < evidence.next_alloc[rows]
-    on_the_way_down = seen.is_down(start)
-    stays = over_top & ~on_the_way_down & ~(at_once & is_training)
+    is_falling = seen.is_down(start)
+    stays = over_top & ~is_falling & ~(at_once & is_training)
     inference.say(rows[stays], Category.ACTIVATION, Reason.ORDER_KEPT)
     # As many as a forward may hand back, and its backward does not let go.
     left = stays & (seen.bottom_after(start) + is_training <= end)
     hill = np.searchsorted(seen.tops, start)
     left &= np.bincount(hill[left], minlength=len(seen.tops) + 1)[hill] <= _MOST_OUTPUTS
     inference.say(rows[left], Category.OUTPUT, Reason.ORDER_OUTPUT)
-    temporary = ~stays & (at_once | ~over_top & on_the_way_down & is_training)
+    temporary = ~stays & (at_once | ~over_top & is_falling & is_training)
     inference.say(rows[temporary], Category.TEMPORARY, Reason.ORDER_FREED)
     rest = inference.open[rows]
     inference.say(rows[rest], Category.ACTIVATION, Reason.ORDER_HANDED_ON)
@@ -394,20 +398,20 @@ def _say_recorded(inference: Inference, trace: Trace, device: DeviceTrace) -> No
     if recorded is not None:
         # A run labels what a forward keeps as activations, whatever autocast made of it.
         is_cast = (recorded == Category.ACTIVATION) & stack_signs(trace).casts[lifetimes(device).stack]
-        known = np.flatnonzero((recorded != Category.UNKNOWN) & ~is_cast)
-        inference.say(known, recorded[known], Reason.RECORDED, Certainty.STATED)
+        labelled = np.flatnonzero((recorded != Category.UNKNOWN) & ~is_cast)
+        inference.say(labelled, recorded[labelled], Reason.RECORDED, Certainty.STATED)
 
 
 def _say_taken_over(inference: Inference, trace: Trace, device: DeviceTrace) -> None:
     """Take over the purposes that the source trace has; a row without one there gets none here."""
-    known = known_of_rows(device)
-    if known is None:
+    inherited = known_of_rows(device)
+    if inherited is None:
         return
     is_forward = stack_signs(trace).doing[lifetimes(device).stack] == Activity.FORWARD
-    is_again = is_forward & (known.phase == Phase.BACKWARD)
+    is_again = is_forward & (inherited.phase == Phase.BACKWARD)
     for chosen, reason in ((is_again, Reason.RECOMPUTED), (~is_again, Reason.TAKEN_OVER)):
-        rows = np.flatnonzero(inference.open & known.is_known & chosen)
-        inference.say(rows, known.category[rows], reason, known.certainty[rows])
+        rows = np.flatnonzero(inference.open & inherited.is_known & chosen)
+        inference.say(rows, inherited.category[rows], reason, inherited.certainty[rows])
 
 
 def _apply(rules: tuple[Rule, ...], inference: Inference, evidence: Evidence) -> None:
@@ -424,8 +428,8 @@ def _follow_same_stack(inference: Inference, evidence: Evidence) -> None:
     others = np.where(tells_nothing, Category.UNKNOWN, inference.category).astype(np.uint8)
     like = agreed(evidence.stack, others, evidence.stack[rows])
     # A block that is never freed is no temporary, whatever others were.
-    known = (like != Category.UNKNOWN) & (like != Category.TEMPORARY)
-    inference.say(rows[known], like[known], Reason.SAME_STACK, Certainty.SURE)
+    is_agreed = (like != Category.UNKNOWN) & (like != Category.TEMPORARY)
+    inference.say(rows[is_agreed], like[is_agreed], Reason.SAME_STACK, Certainty.SURE)
 
 
 def _follow_free(inference: Inference, device: DeviceTrace) -> None:

@@ -150,8 +150,8 @@ def stack_of_frees(device: DeviceTrace) -> Ints4:
     has_request = (rows.free_requested >= 0) & (rows.free_requested < count)
     stacks_of_frees = np.full(len(rows), NO_STACK, dtype=np.int32)
     stacks_of_frees[has_request] = device.events.stack[rows.free_requested[has_request]]
-    known = (stacks_of_frees != NO_STACK) & (rows.stack != NO_STACK)
-    if (stacks_of_frees[known] == rows.stack[known]).all():
+    has_stacks = (stacks_of_frees != NO_STACK) & (rows.stack != NO_STACK)
+    if (stacks_of_frees[has_stacks] == rows.stack[has_stacks]).all():
         stacks_of_frees[:] = NO_STACK
     return stacks_of_frees
 
@@ -176,11 +176,11 @@ def cache_stacks(rows: Lifetimes, passes: Passes, pass_of: Ints4, outlives: Bool
     return is_cache
 
 
-def _growing_stacks(rows: Lifetimes, left: Ints8, made_in: Ints8) -> Ints8:
+def _growing_stacks(rows: Lifetimes, left: Ints8, pass_of: Ints8) -> Ints8:
     """Stacks that leave more in nearly every pass than in the pass before."""
     width = int(rows.stack.max(initial=0)) + 2
-    passes = int(made_in.max()) + 1
-    keys, key_of = np.unique((rows.stack[left].astype(np.int64) + 1) * passes + made_in, return_inverse=True)
+    passes = int(pass_of.max()) + 1
+    keys, key_of = np.unique((rows.stack[left].astype(np.int64) + 1) * passes + pass_of, return_inverse=True)
     size = sum_by(key_of, rows.size[left], len(keys))
     stack = keys // passes
     same = stack[1:] == stack[:-1]
@@ -327,11 +327,11 @@ class Evidence:
         # What a model made last and was freed nobody knows where may well have been its output.
         last = np.append(forward_passes(self._trace, self._device).last, -1).astype(np.int32)[self.pass_of]
         unclear = (self.start == last) & (self.free_stack == NO_STACK)
-        within = np.flatnonzero(self.begun & self.freed_before(self._call_over) & ~unclear)
-        is_within = np.zeros(len(self.size), dtype=np.bool_)
-        outside = freed_outside_call(self._trace, self.stack[within], self.free_stack[within])
-        is_within[within[~outside]] = True
-        return is_within
+        candidates = np.flatnonzero(self.begun & self.freed_before(self._call_over) & ~unclear)
+        is_inside = np.zeros(len(self.size), dtype=np.bool_)
+        outside = freed_outside_call(self._trace, self.stack[candidates], self.free_stack[candidates])
+        is_inside[candidates[~outside]] = True
+        return is_inside
 
     @cached_property
     def autocast_weight_copy(self) -> Bools:
@@ -344,13 +344,13 @@ class Evidence:
         rows, first = np.flatnonzero(is_copy), forward_passes(self._trace, self._device).first
         pairs, pair_of = np.unique(np.stack([self.size[rows], self.pass_of[rows]]), axis=1, return_inverse=True)
         count = np.bincount(pair_of.ravel(), minlength=pairs.shape[1])
-        found = np.zeros(pairs.shape[1], dtype=np.int64)
+        weight_count = np.zeros(pairs.shape[1], dtype=np.int64)
         for pair, (size, number) in enumerate(pairs.T.tolist()):
             weights = self.size == 2 * size
-            found[pair] = np.count_nonzero(self.start[weights] < first[number]) - np.count_nonzero(
+            weight_count[pair] = np.count_nonzero(self.start[weights] < first[number]) - np.count_nonzero(
                 self.end[weights] <= first[number]
             )
-        is_copy[rows] = (count <= found)[pair_of.ravel()]
+        is_copy[rows] = (count <= weight_count)[pair_of.ravel()]
         return is_copy
 
     @cached_property
@@ -395,8 +395,8 @@ class Evidence:
 
     @cached_property
     def in_private_pool(self) -> Bools:
-        ours = np.array([pool == DEFAULT_POOL for pool in self._trace.pools], dtype=np.bool_)
-        return ~ours[self._rows.pool] if len(ours) else np.zeros(len(self.size), dtype=np.bool_)
+        is_default = np.array([pool == DEFAULT_POOL for pool in self._trace.pools], dtype=np.bool_)
+        return ~is_default[self._rows.pool] if len(is_default) else np.zeros(len(self.size), dtype=np.bool_)
 
     @cached_property
     def doing_at_free(self) -> Bytes1:

@@ -40,20 +40,20 @@ from memviz.trace.model import (
 
 def known_of_rows(device: DeviceTrace) -> Purposes | None:
     """Per row of `lifetimes`; None for what was recorded."""
-    known = device.taken_over
-    if known is None:
+    inherited = device.taken_over
+    if inherited is None:
         return None
     rows = lifetimes(device)
     event = first_events(rows, len(device.events))
     return first_or_second(
-        event >= 0, take_rows(known.events, event), take_rows(known.blocks, rows.block.astype(np.int64))
+        event >= 0, take_rows(inherited.events, event), take_rows(inherited.blocks, rows.block.astype(np.int64))
     )
 
 
 def first_events(rows: Lifetimes, count: int) -> Ints8:
     """Return each row's alloc event, or the free of a row live at the start; -1 without either."""
-    is_asked_for = (rows.free_requested >= 0) & (rows.free_requested < count)
-    freed = np.where(is_asked_for, rows.free_requested, np.where(rows.end < count, rows.end, -1))
+    has_request = (rows.free_requested >= 0) & (rows.free_requested < count)
+    freed = np.where(has_request, rows.free_requested, np.where(rows.end < count, rows.end, -1))
     return np.where(rows.start >= 0, rows.start, freed)
 
 
@@ -92,24 +92,24 @@ def activity_of_allocs(trace: Trace, device: DeviceTrace) -> Bytes1:
     doing = np.full(len(events), Activity.NOTHING, dtype=np.uint8)
     allocs = np.flatnonzero(events.action == Action.ALLOC)
     stack = events.stack[allocs]
-    known = None if device.taken_over is None else take_rows(device.taken_over.events, allocs)
-    doing_now = _as_known(signs.doing[stack], known)
+    inherited = None if device.taken_over is None else take_rows(device.taken_over.events, allocs)
+    doing_now = _as_known(signs.doing[stack], inherited)
     if not signs.sees_engine:
         last_seen = np.maximum.accumulate(np.where(stack != NO_STACK, np.arange(len(allocs)), 0))
         follows = (
             (stack == NO_STACK) & (doing_now[last_seen] == Activity.BACKWARD) if len(allocs) else stack == NO_STACK
         )
-        doing_now[follows if known is None else follows & ~known.is_known] = Activity.BACKWARD
+        doing_now[follows if inherited is None else follows & ~inherited.is_known] = Activity.BACKWARD
     doing[allocs] = doing_now
     return doing
 
 
-def _as_known(doing: Bytes1, known: Purposes | None) -> Bytes1:
-    if known is None:
+def _as_known(doing: Bytes1, inherited: Purposes | None) -> Bytes1:
+    if inherited is None:
         return doing
-    return np.where(known.phase != Phase.UNKNOWN, np.array(ACTIVITIES, dtype=np.uint8)[known.phase], doing).astype(
-        np.uint8
-    )
+    return np.where(
+        inherited.phase != Phase.UNKNOWN, np.array(ACTIVITIES, dtype=np.uint8)[inherited.phase], doing
+    ).astype(np.uint8)
 
 
 def label_of_rows(device: DeviceTrace, column: str) -> Bytes1 | Ints4 | None:
@@ -171,31 +171,31 @@ def forward_passes(trace: Trace, device: DeviceTrace) -> Passes:
     begins = entered | _called_again(trace, stack, inside, first_of_run)
     bounds = np.flatnonzero(begins | ~inside)
     last = np.append(bounds[1:], len(allocs)) - 1
-    mine = begins[bounds]
-    after = np.append(allocs, never)[last[mine] + 1]
-    return Passes(first=allocs[bounds[mine]], last=allocs[last[mine]], next=after)
+    is_pass = begins[bounds]
+    after = np.append(allocs, never)[last[is_pass] + 1]
+    return Passes(first=allocs[bounds[is_pass]], last=allocs[last[is_pass]], next=after)
 
 
 def _called_again(trace: Trace, stack: Ints4, inside: Bools, first_of_run: Ints8) -> Bools:
     """The outermost module's function is back at the line where it began."""
-    known = python_stacks(trace)
+    stacks = python_stacks(trace)
     rows = np.flatnonzero(inside[1:] & inside[:-1] & (stack[1:] != NO_STACK) & (stack[:-1] != NO_STACK)) + 1
-    depth = known.model_called_again(stack[rows - 1], stack[rows])
+    depth = stacks.model_called_again(stack[rows - 1], stack[rows])
     rows, depth = rows[depth >= 0], depth[depth >= 0]
     first = stack[first_of_run[rows]]
     again = np.zeros(len(stack), dtype=np.bool_)
-    again[rows] = known.line_at(stack[rows], depth) <= known.line_at(first, depth)
+    again[rows] = stacks.line_at(stack[rows], depth) <= stacks.line_at(first, depth)
     return again
 
 
 def _callers(trace: Trace, stack: Ints4) -> Ints8:
     """A number for where each stack's outermost module was called from; 0 where it has none."""
-    known = python_stacks(trace)
-    depth = np.append(known.model_depth, -1)
+    stacks = python_stacks(trace)
+    depth = np.append(stacks.model_depth, -1)
     place = np.arange(len(depth) - 1)
     of_stack = np.zeros(len(depth), dtype=np.uint64)
     has = depth[:-1] >= 0
-    of_stack[:-1][has] = known.prefix(place[has], depth[:-1][has])
+    of_stack[:-1][has] = stacks.prefix(place[has], depth[:-1][has])
     return of_stack[np.where(stack == NO_STACK, len(depth) - 1, stack)].view(np.int64)
 
 

@@ -100,10 +100,10 @@ def _colour(group: Group, by: str, colours: Palette) -> str:
     return colours.category(next(category for category in Category if category.label == group.label))
 
 
-def _hover(row: _Bar, whole: int) -> str:
+def _hover(row: _Bar, total: int) -> str:
     return lines(
         plain(row.label, 160),
-        f"{bytes_text(row.bytes)} ({count_text(row.bytes)} B), {percent_text(row.bytes, whole)}",
+        f"{bytes_text(row.bytes)} ({count_text(row.bytes)} B), {percent_text(row.bytes, total)}",
         f"{count_text(row.count)} allocation{'s' if row.count != 1 else ''}",
     )
 
@@ -163,11 +163,11 @@ def _steps(result: Changes, other: int) -> list[_Step]:
     """Those that change, in the order of the result; what is not among them is the last."""
     changed = [row for row in result.rows if row.bytes[other] != row.bytes[0]]
     largest = sorted(changed, key=lambda row: -abs(row.delta(other)))[:MOST_ROWS]
-    shown = [row for row in changed if row in largest]
+    selected = [row for row in changed if row in largest]
     steps = [
-        _Step(row.thing.name, (row.bytes[0], row.counts[0]), (row.bytes[other], row.counts[other])) for row in shown
+        _Step(row.thing.name, (row.bytes[0], row.counts[0]), (row.bytes[other], row.counts[other])) for row in selected
     ]
-    left = [row for row in result.rows if row not in shown]
+    left = [row for row in result.rows if row not in selected]
     rest = _Step("everything else", *(_sums(left, side) for side in (0, other)))
     return [*steps, rest] if rest.change else steps
 

@@ -86,19 +86,19 @@ def _places(sizes: list[int], segments: list[int]) -> _Places:
     return _Places(rows, before, row_bytes)
 
 
-def _title(result: SegmentsAt, drawn: int) -> str:
+def _title(result: SegmentsAt, drawn_count: int) -> str:
     count = len(result.segments)
-    words = f"{count_text(count)} segments, {bytes_text(result.reserved_bytes)} reserved"
-    return f"{words}; the {drawn} largest are drawn" if drawn < count else words
+    text = f"{count_text(count)} segments, {bytes_text(result.reserved_bytes)} reserved"
+    return f"{text}; the {drawn_count} largest are drawn" if drawn_count < count else text
 
 
 def _largest(result: SegmentsAt, order: Ints8) -> Ints8:
     """Rows of the tiles that are drawn one by one, by address."""
     segments, tiles = result.segments, result.tiles
-    is_drawn = segments.size < 0
-    is_drawn[order] = True
-    drawn = is_drawn[tiles.segment].nonzero()[0]
-    largest: Ints8 = drawn[(-tiles.size[drawn]).argsort(kind="stable")[:MOST_TILES]]
+    is_selected = segments.size < 0
+    is_selected[order] = True
+    candidates = is_selected[tiles.segment].nonzero()[0]
+    largest: Ints8 = candidates[(-tiles.size[candidates]).argsort(kind="stable")[:MOST_TILES]]
     largest.sort()
     return largest
 
@@ -120,13 +120,13 @@ def _segment_text(result: SegmentsAt, segment: int) -> str:
     segments, tiles = result.segments, result.tiles
     first, last = tiles.segment.searchsorted(segment), tiles.segment.searchsorted(segment, side="right")
     kind, size = tiles.kind[first:last], tiles.size[first:last]
-    held = kind != TileKind.FREE
+    is_used = kind != TileKind.FREE
     return lines(
         f"segment {address_text(int(segments.address[segment]))}, {bytes_text(int(segments.size[segment]))}",
         f"{'large' if segments.is_large[segment] else 'small'} pool"
         + (", expandable" if segments.is_expandable[segment] else ""),
-        f"{count_text(int(held.sum()))} blocks, {bytes_text(int(size[held].sum()))}; "
-        f"free {bytes_text(int(size[~held].sum()))}",
+        f"{count_text(int(is_used.sum()))} blocks, {bytes_text(int(size[is_used].sum()))}; "
+        f"free {bytes_text(int(size[~is_used].sum()))}",
     )
 
 
@@ -167,10 +167,10 @@ def _bars(result: SegmentsAt, layer: _Layer, places: _Places) -> dict[str, Any]:
 
 def _tile_text(tiles: Tiles, tile: int, name: str) -> str:
     size, requested = int(tiles.size[tile]), int(tiles.requested[tile])
-    words = f"{name}, {bytes_text(size)}"
+    text = f"{name}, {bytes_text(size)}"
     if requested not in (0, size):
-        words += f" for {bytes_text(requested)} asked"
-    return lines(words, address_text(int(tiles.address[tile])))
+        text += f" for {bytes_text(requested)} asked"
+    return lines(text, address_text(int(tiles.address[tile])))
 
 
 _PARTS = {
