@@ -42,7 +42,7 @@ class Span:
     """Between its first and last event, or as far as the trace saw of it; None in a file without times."""
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         return self.start > BEFORE and self.end < self.never
 
 

@@ -1,7 +1,7 @@
 """Results that several views need are computed once, kept on the trace or device they come from, and die with it.
 
 Traces and devices are frozen, so a result stays right; and no cache outlives a trace or mixes visitors.
-`held_bytes` measures what a cached result takes.
+`size_in_bytes` measures what a cached result takes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NOTHING = (type, FunctionType, ModuleType, type(None), bool)
 """Not the trace's own."""
 
 
-def held_bytes(owner: Any) -> int:
+def size_in_bytes(owner: Any) -> int:
     """Return the bytes that an object holds. A trace grows as its views are cached. Takes some milliseconds."""
     seen: set[int] = set()
     return int(_size_of(owner, seen))
@@ -103,5 +103,5 @@ def drop_large(trace: Trace) -> None:
     """Drop large cached results; a view that needs one computes it again."""
     for owner in (trace, *trace.devices):
         results = owner.__dict__.get("_kept", {})
-        for key in [key for key, result in list(results.items()) if held_bytes(result) > _LARGE]:
+        for key in [key for key, result in list(results.items()) if size_in_bytes(result) > _LARGE]:
             results.pop(key, None)

@@ -109,9 +109,9 @@ def find_rows(trace: Trace, device: DeviceTrace, text: str) -> Ints8:
         return np.zeros(0, dtype=np.int64)
     hit = np.ones(len(lifetimes(device)), dtype=np.bool_)
     for limit in limits:
-        hit &= _within(device, limit)
+        hit &= _matches_limit(device, limit)
     for term in terms:
-        hit &= _mentions(trace, device, term)
+        hit &= _matches_term(trace, device, term)
     return np.flatnonzero(hit)
 
 
@@ -142,7 +142,7 @@ def find_sites(trace: Trace, device: DeviceTrace, text: str, event: int) -> Find
     )
 
 
-def _mentions(trace: Trace, device: DeviceTrace, term: str) -> Bools:
+def _matches_term(trace: Trace, device: DeviceTrace, term: str) -> Bools:
     frames = np.array([term in frame_text for frame_text in _frame_texts(trace)], dtype=np.bool_)
     stacks = np.append(first_in_stack(trace.stacks, frames) >= 0, False)
     hit = stacks[lifetimes(device).stack]
@@ -163,7 +163,7 @@ def _frame_texts(trace: Trace) -> list[str]:
     return [f"{path_of(strings[file])}:{line} {strings[name]}".lower() for file, line, name in columns]
 
 
-def _within(device: DeviceTrace, limit: Limit) -> Bools:
+def _matches_limit(device: DeviceTrace, limit: Limit) -> Bools:
     rows = lifetimes(device)
     if limit.of == "bytes":
         return _COMPARE[limit.sign](rows.size, limit.value)

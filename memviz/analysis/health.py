@@ -144,7 +144,7 @@ def _bytes_without_stack(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     earlier = int(lives.size[bare & (lives.start == BEFORE)].sum())
     least = peak.peak_bytes * _NOTICEABLE
     if recorded > least:
-        text = f"{_part(recorded, peak.peak_bytes)} live at the peak have no stack, though they were recorded."
+        text = f"{_share_text(recorded, peak.peak_bytes)} live at the peak have no stack, though they were recorded."
         remedy = (
             'Record with context="all" and stacks="all". With stacks="python" a backward pass has none: it runs on a '
             "thread that holds no Python frames."
@@ -152,7 +152,7 @@ def _bytes_without_stack(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
         yield Note("bytes_without_stack", text, remedy, "warning")
     if earlier > least:
         when = " at the peak were there before the first event and" if len(device.events) else ""
-        text = f"{_part(earlier, peak.peak_bytes)} live{when} have no stack."
+        text = f"{_share_text(earlier, peak.peak_bytes)} live{when} have no stack."
         yield Note("earlier_bytes_without_stack", text, "Start recording earlier, before the model is built.")
 
 
@@ -161,7 +161,7 @@ def _live_at(device: DeviceTrace, event: int) -> Bools:
     return (lives.start <= event) & (lives.end > event)
 
 
-def _part(part: int, total: int) -> str:
+def _share_text(part: int, total: int) -> str:
     return f"{bytes_text(part)} of {bytes_text(total)} ({percent_text(part, total)})"
 
 
@@ -187,7 +187,7 @@ def _private_pools(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     )
     labels = [f"{trace.pools[number]} {bytes_text(size)}" for size, number in pool_sizes[:_MOST_POOLS]]
     more = f" and {count_text(len(pool_sizes) - _MOST_POOLS)} more" if len(pool_sizes) > _MOST_POOLS else ""
-    share = _part(sum(size for size, _ in pool_sizes), int(segments.size.sum()))
+    share = _share_text(sum(size for size, _ in pool_sizes), int(segments.size.sum()))
     text = f"Private pools (CUDA graphs, MemPool) hold {share} reserved at the end: {', '.join(labels)}{more}."
     yield Note("private_pools", text, "Allocations outside a pool cannot use its free memory.")
 
@@ -253,7 +253,7 @@ def _fragmentation(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     if figures.outside or unused < max(_WORTH_A_NOTE, figures.reserved * _MUCH):
         return
     text = (
-        f"At the peak of live bytes {_part(unused, figures.reserved)} reserved held no tensor: "
+        f"At the peak of live bytes {_share_text(unused, figures.reserved)} reserved held no tensor: "
         f"{bytes_text(figures.free_segments)} in free segments, {bytes_text(figures.free_remainders)} in free parts of "
         f"used segments, {bytes_text(figures.free_pages)} in free pages, {bytes_text(figures.rounding)} by rounding."
     )
@@ -263,7 +263,7 @@ def _fragmentation(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     yield Note("fragmentation", text, remedy)
 
 
-def _given_back(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
+def _released_memory(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     action, size = device.events.action, device.events.size
     index = np.flatnonzero((action == Action.SEGMENT_FREE) | (action == Action.SEGMENT_UNMAP))
     if not len(index):
@@ -340,7 +340,7 @@ _CONCERNS: tuple[Callable[[Trace, DeviceTrace], Iterator[Note]], ...] = (
     _out_of_memory,
     _bytes_without_stack,
     _fragmentation,
-    _given_back,
+    _released_memory,
     _pending_frees,
     _private_pools,
     _expandable,

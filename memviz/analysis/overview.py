@@ -49,7 +49,7 @@ class MostOfIt:
     bytes: int
     is_probable: bool = False
     """For most of these bytes the purpose is no more than probable."""
-    kept_by: KeptBy | None = None
+    sites_holding_activations: KeptBy | None = None
     """Sites that keep them, if they are activations."""
     layers: str = ""
     """'24 equal layers', where these made all that those places keep."""
@@ -142,13 +142,13 @@ def _most_of_it(trace: Trace, device: DeviceTrace) -> MostOfIt | None:
             rows = live_rows(device, timeline(device).peak_event)
             totals = [part for part in purpose_totals(trace, device, rows) if part.kind == group.key]
             probable = sum(part.bytes for part in totals if part.certainty == Certainty.PROBABLE)
-            keeps = kept_by(trace, device, rows) if group.key == Category.ACTIVATION.label else None
+            keeps = sites_holding_activations(trace, device, rows) if group.key == Category.ACTIVATION.label else None
             layers = _layers(trace, device, keeps) if keeps is not None else ""
             return MostOfIt(group.label, group.bytes, 2 * probable > group.bytes, keeps, layers)
     return None
 
 
-def kept_by(trace: Trace, device: DeviceTrace, rows: Ints8) -> KeptBy | None:
+def sites_holding_activations(trace: Trace, device: DeviceTrace, rows: Ints8) -> KeptBy | None:
     """Return the few sites that hold most of the activations among these rows of `lifetimes`, or None."""
     rows = rows[categories(trace, device).category[rows] == Category.ACTIVATION]
     all_rows, table = lifetimes(device), sites(trace)

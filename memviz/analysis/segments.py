@@ -54,7 +54,7 @@ def upto(low: Ints8, size: Ints8) -> Ints8:
     return np.where(high < low, _LAST, high)
 
 
-def segments_then(device: DeviceTrace, event: int, settings: Mapping[str, Any]) -> Segments:
+def reserved_segments(device: DeviceTrace, event: int, settings: Mapping[str, Any]) -> Segments:
     """Segments held after `event`, by address, in the shape of the final ones."""
     history, final_count = range_history(device), len(device.segments)
     cut = int(np.searchsorted(history.index, event, side="right"))
@@ -70,7 +70,7 @@ def segments_then(device: DeviceTrace, event: int, settings: Mapping[str, Any]) 
     rows = _rows(history, ranges, source)
     if (source >= final_count).any():
         rows = _with_origin(rows, source, _origin(history, cut)[ranges], history, large_segment_of(settings))
-    return _joined(rows, source, final_count)
+    return _merge_neighbours(rows, source, final_count)
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def _with_origin(rows: Segments, source: Ints8, origin: Ints8, history: RangeHis
     )
 
 
-def _joined(rows: Segments, source: Ints8, final_count: int) -> Segments:
+def _merge_neighbours(rows: Segments, source: Ints8, final_count: int) -> Segments:
     """Neighbours become one segment where the file's final list would show one.
 
     Ranges of one source are one segment that the bounds of others cut. Mapped ranges of one stream and pool are
@@ -241,12 +241,12 @@ def block_sizes(
     block = lives.block[rows]
     candidates = np.flatnonzero(keeps_rest & ~own & (block < 0))
     sizes = rounded + np.where(own, gap, 0)
-    sizes[candidates] += _gap_when_made(device, rows[candidates], rounded[candidates])
+    sizes[candidates] += _gap_at_alloc(device, rows[candidates], rounded[candidates])
     sizes[block >= 0] = device.blocks.size[block[block >= 0]]
     return np.minimum(sizes, room)
 
 
-def _gap_when_made(device: DeviceTrace, rows: Ints8, rounded: Ints8) -> Ints8:
+def _gap_at_alloc(device: DeviceTrace, rows: Ints8, rounded: Ints8) -> Ints8:
     """Bytes up to the neighbour that was live when each row began; 0 where there was none within SMALL_SIZE.
 
     Every step looks at the next higher address that was ever used, for all rows that have not found theirs.
@@ -342,7 +342,7 @@ def segments_at(trace: Trace, device: DeviceTrace, event: int) -> SegmentsAt:
     """After `event`; -1 is before the first."""
     if not -1 <= event < len(device.events):
         raise UsageError(f"Event {event} does not exist: device {device.name} has {len(device.events)} events.")
-    segments = segments_then(device, event, trace.settings)
+    segments = reserved_segments(device, event, trace.settings)
     lives = lifetimes(device)
     rows = np.flatnonzero((lives.start <= event) & (lives.end > event))
     blocks = _blocks(trace, device, segments, rows, event)
@@ -378,7 +378,7 @@ def _blocks(trace: Trace, device: DeviceTrace, segments: Segments, rows: Ints8, 
         row=rows,
     )
     # Two allocations at one address leave no room for the first; its bytes count as outside.
-    return _taken(tiles, np.flatnonzero(size > 0))
+    return _select_tiles(tiles, np.flatnonzero(size > 0))
 
 
 def _kinds(lives: Lifetimes, rows: Ints8, event: int) -> Bytes1:
@@ -408,10 +408,10 @@ def _with_gaps(segments: Segments, blocks: Tiles) -> Tiles:
         row=np.full(len(gaps), -1, dtype=np.int64),
     )
     both = Tiles(**{name: np.concatenate([column, getattr(free, name)]) for name, column in blocks.columns()})
-    return _taken(both, np.argsort(in_order(both.address), kind="stable"))
+    return _select_tiles(both, np.argsort(in_order(both.address), kind="stable"))
 
 
-def _taken(tiles: Tiles, rows: Ints8) -> Tiles:
+def _select_tiles(tiles: Tiles, rows: Ints8) -> Tiles:
     return Tiles(**{name: column[rows] for name, column in tiles.columns()})
 
 

@@ -128,7 +128,7 @@ def _by_key(trace: Trace, device: DeviceTrace, meaning: str, among: Sequence[str
     hues = dict(zip(among, _hues_of(among), strict=True)) if among else {}
     own = [hues[key] for key, _ in keys_and_labels] if among else _hues_of([key for key, _ in keys_and_labels])
     colours = (*(hue.name for hue in own), Category.UNKNOWN.name)
-    return Colouring(meaning, (*_told_apart(keys_and_labels), OTHER), group_of[groups.code], colours)
+    return Colouring(meaning, (*_unique_labels(keys_and_labels), OTHER), group_of[groups.code], colours)
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +190,7 @@ def _hues_of(keys: Sequence[str]) -> list[Category]:
     return hues
 
 
-def _told_apart(keys_and_labels: Sequence[tuple[str, str]]) -> list[str]:
+def _unique_labels(keys_and_labels: Sequence[tuple[str, str]]) -> list[str]:
     """Labels; where two are the same, or the same as ours for the rest, with their keys, which never are."""
     counts = Counter([label for _, label in keys_and_labels] + [OTHER])
     return [label if counts[label] == 1 else f"{label} ({key})" for key, label in keys_and_labels]

@@ -126,10 +126,10 @@ _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 def thumbnail(trace: Trace, device: DeviceTrace, *, width: int = 92, height: int = 52, top: int | None = None) -> bytes:
     """A PNG with a transparent ground, for light and dark pages alike. `top` makes several share one scale."""
-    return drawn_thumbnail(trace, device, width=width, height=height, top=top)[0]
+    return thumbnail_with_labels(trace, device, width=width, height=height, top=top)[0]
 
 
-def drawn_thumbnail(
+def thumbnail_with_labels(
     trace: Trace, device: DeviceTrace, *, width: int, height: int, top: int | None = None
 ) -> tuple[bytes, frozenset[str]]:
     """The picture, and the labels of the groups that have a pixel in it."""

@@ -131,9 +131,9 @@ def apply_edit(trace: Trace, device: DeviceTrace, edit: Edit) -> Trace:
     sizes = rows.size.copy()
     sizes[edit.halved] = (sizes[edit.halved] + 1) // 2
     parts = (
-        _kept(device, rows, sizes, edit.earlier.row),
+        _recorded_entries(device, rows, sizes, edit.earlier.row),
         _ended(rows, sizes, edit.earlier, starts),
-        *_made_again(device, rows, sizes, edit.again, starts),
+        *_added_entries(device, rows, sizes, edit.again, starts),
     )
     entries = _Entries(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0])})
     entries = take_rows(entries, np.lexsort((entries.order, entries.place)))
@@ -142,7 +142,7 @@ def apply_edit(trace: Trace, device: DeviceTrace, edit: Edit) -> Trace:
         events=_events(device.events, entries),
         event_labels=_labels(device.event_labels, entries),
         blocks=_blocks(device, rows, sizes, edit),
-        taken_over=_taken_over(inferred_purposes(trace, device), entries, edit.again_as),
+        taken_over=_edit_purposes(inferred_purposes(trace, device), entries, edit.again_as),
     )
     return replace(trace, devices=(changed,))
 
@@ -162,7 +162,7 @@ def _labels(recorded: Labels | None, entries: _Entries) -> Labels | None:
     return replace(copied, category=category, phase=phase)
 
 
-def _taken_over(inferred: TakenOver, entries: _Entries, again_as: Category | None) -> TakenOver:
+def _edit_purposes(inferred: TakenOver, entries: _Entries, again_as: Category | None) -> TakenOver:
     copied, is_added, spans = take_rows(inferred.events, entries.source), entries.is_made, inferred.spans
     around = np.searchsorted(spans.first, entries.belongs, side="right") - 1
     # What is made again was not stated of it, however sure it is.
@@ -179,7 +179,7 @@ def _taken_over(inferred: TakenOver, entries: _Entries, again_as: Category | Non
     return TakenOver(first_or_second(is_added, changed, copied), inferred.blocks, moved)
 
 
-def _kept(device: DeviceTrace, rows: Lifetimes, sizes: Ints8, ended: Ints8) -> _Entries:
+def _recorded_entries(device: DeviceTrace, rows: Lifetimes, sizes: Ints8, ended: Ints8) -> _Entries:
     """Return the recorded entries, without the frees that now come earlier."""
     events, count = device.events, len(device.events)
     size = events.size.copy()
@@ -204,11 +204,11 @@ def _ended(rows: Lifetimes, sizes: Ints8, earlier: Earlier, starts: Ints8) -> _E
     )
 
 
-def _made_again(
+def _added_entries(
     device: DeviceTrace, rows: Lifetimes, sizes: Ints8, again: Again, starts: Ints8
 ) -> tuple[_Entries, _Entries]:
     row, begin, end = again.row, starts[again.begin], starts[again.end]
-    address, size = _unused(device.events.address, len(again)), sizes[row] // again.divisor
+    address, size = _unused_addresses(device.events.address, len(again)), sizes[row] // again.divisor
     # Frees that follow from what was recorded come before anything that is made at the same place.
     freed_at = np.where(begin == end, again.end_order, np.arange(len(again)) - len(again))
     allocs = _Entries(
@@ -231,7 +231,7 @@ def _freed(source: Ints8, place: Ints8, order: Ints8, address: Ints8, size: Ints
     return _Entries(source[twice], place[twice], order[twice], actions, address[twice], size[twice], none)
 
 
-def _unused(addresses: Ints8, count: int) -> Ints8:
+def _unused_addresses(addresses: Ints8, count: int) -> Ints8:
     used = np.unique(addresses)
     return np.setdiff1d(np.arange(1, count + len(used) + 1), used)[:count]
 

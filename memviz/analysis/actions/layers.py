@@ -84,7 +84,7 @@ def layered_steps(facts: Facts, around: int | None = None) -> tuple[LayeredStep,
     return tuple(step for step in layered if step.layers)
 
 
-def kept_for_backward(facts: Facts, forward: PhaseSpan, backward: PhaseSpan | None) -> Ints8:
+def saved_for_backward(facts: Facts, forward: PhaseSpan, backward: PhaseSpan | None) -> Ints8:
     """Made in a forward, live when its backward begins, and freed within it; or live where the trace ends before."""
     rows, last_event = facts.rows, facts.count - 1
     begin, end = (backward.first, backward.last) if backward else (_stops_at(facts, forward), last_event)
@@ -102,7 +102,7 @@ def _stops_at(facts: Facts, forward: PhaseSpan) -> int:
 
 
 def _layers(facts: Facts, forward: PhaseSpan, backward: PhaseSpan | None) -> tuple[Layer, ...]:
-    rows, saved = facts.rows, kept_for_backward(facts, forward, backward)
+    rows, saved = facts.rows, saved_for_backward(facts, forward, backward)
     past = backward.first if backward else _stops_at(facts, forward) + 1
     first, last = np.searchsorted(rows.start, [forward.first, past])
     allocated = np.arange(first, last)

@@ -82,7 +82,7 @@ def checkpoint_edit(facts: Facts, steps: tuple[LayeredStep, ...]) -> Edit:
     earlier: list[tuple[Ints8, Ints8]] = []
     again: list[tuple[Ints8, ...]] = []
     for step in steps:
-        earlier += [(layer.kept, _let_go(facts, layer)) for layer in step.layers]
+        earlier += [(layer.kept, _release_events(facts, layer)) for layer in step.layers]
         if step.backward is not None:
             begins = _recomputed_at(facts, step, step.backward)
             pairs = zip(step.layers, begins, strict=True)
@@ -91,7 +91,7 @@ def checkpoint_edit(facts: Facts, steps: tuple[LayeredStep, ...]) -> Edit:
     return Edit(Earlier(*(np.concatenate(column) for column in zip(*earlier, strict=True))), recomputed)
 
 
-def _let_go(facts: Facts, layer: Layer) -> Ints8:
+def _release_events(facts: Facts, layer: Layer) -> Ints8:
     """The event before which each of what a layer keeps is let go where nothing is kept for a backward: when the
     function that holds it is over, as later stacks show. What the function hands on stays until the layer is done."""
     rows, allocated = facts.rows, layer.made

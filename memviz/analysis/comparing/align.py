@@ -82,7 +82,7 @@ def align(sides: Sequence[Pair], alignment: Alignment = START, axis: Axis = "eve
     devices = [device for _, device in sides]
     if axis == "time" and not all(map(has_times, devices)):
         raise UsageError("Not all of these traces have times. Align them by event.")
-    lengths = [_whole(device, axis) for device in devices]
+    lengths = [_length(device, axis) for device in devices]
     if alignment.kind == "start":
         return Aligned(axis, tuple((0.0, length) for length in lengths), (0.0, 1.0), (0.0, 1.0))
     if alignment.kind in ("scale", "peak"):
@@ -118,7 +118,7 @@ def _spans_by_name(side: Pair) -> list[tuple[str, tuple[int, int]]]:
     return [(trace.strings[name], (begin, end)) for name, begin, end in zip(names, begins, ends, strict=True)]
 
 
-def _whole(device: DeviceTrace, axis: Axis) -> float:
+def _length(device: DeviceTrace, axis: Axis) -> float:
     if axis == "event":
         return float(len(device.events) + 1)
     times = clock(device)

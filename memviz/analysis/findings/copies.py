@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from memviz.analysis.callstacks.sites import operator_name, operators
-from memviz.analysis.findings.finding import Facts, Finding, FindingKind, made_by, site_name
+from memviz.analysis.findings.finding import Facts, Finding, FindingKind, origin_text, site_name
 from memviz.analysis.purpose.reasons import Certainty
 from memviz.trace.model import NO_STACK, Bools, Category, Ints8
 from memviz.units import bytes_text, count_text
@@ -31,7 +31,7 @@ def duplicated_weights(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         FindingKind.DUPLICATED_WEIGHTS,
         size,
-        f"{count_text(len(second))} allocations of {bytes_text(size)} together{made_by(site)} have the sizes of "
+        f"{count_text(len(second))} allocations of {bytes_text(size)} together{origin_text(site)} have the sizes of "
         f"{count_text(len(first))} made before them, in the same order, and both are live: probably a second copy of "
         "the weights.",
         "If it is read only now and then (an average, a reference model), keep it on the host or in half precision.",
@@ -114,7 +114,7 @@ def wider_copies(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             FindingKind.WIDER_COPIES,
             most,
-            f"{bytes_text(most)}{made_by(site)} are probably copies into twice the precision: each time a block of "
+            f"{bytes_text(most)}{origin_text(site)} are probably copies into twice the precision: each time a block of "
             "half the size is live beside it.",
             "Keep to one precision there, or work in parts: what is computed from it may not need all of it at once.",
             np.unique(np.concatenate([rows, matching])),

@@ -152,7 +152,7 @@ def short_label(label: str) -> str:
     return label if len(label) <= _LONGEST_SITE else f"{label[: half - 1]}…{label[-half:]}"
 
 
-def made_by(site: Site) -> str:
+def origin_text(site: Site) -> str:
     """ " made by model.py:12 forward", or nothing."""
     name = site_name(site)
     return f" made by {name}" if name else ""

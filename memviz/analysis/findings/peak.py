@@ -8,7 +8,7 @@ import numpy as np
 
 from memviz.analysis.actions.layers import layers_holding
 from memviz.analysis.actions.proposals import is_mixed
-from memviz.analysis.findings.finding import Facts, Finding, FindingKind, made_by, short_label, site_name
+from memviz.analysis.findings.finding import Facts, Finding, FindingKind, origin_text, short_label, site_name
 from memviz.analysis.lifetimes import live_rows
 from memviz.analysis.peak import failed_requests
 from memviz.analysis.purpose.activity import Activity, stack_signs
@@ -250,7 +250,7 @@ def large_temporary(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             FindingKind.LARGE_TEMPORARY,
             lower,
-            _sentence(int(rows.size[there].max()), len(there), made_by(site), lower),
+            _sentence(int(rows.size[there].max()), len(there), origin_text(site), lower),
             "Compute it in parts, in place, or with a fused operator that does not write it out.",
             part,
             event,

@@ -9,7 +9,7 @@ import numpy as np
 
 from memviz.analysis.annotations import ended_steps
 from memviz.analysis.callstacks.sites import Site
-from memviz.analysis.findings.finding import NOTICEABLE, Facts, Finding, FindingKind, made_by, site_name
+from memviz.analysis.findings.finding import NOTICEABLE, Facts, Finding, FindingKind, origin_text, site_name
 from memviz.analysis.lifetimes import BEFORE
 from memviz.analysis.purpose.activity import Activity
 from memviz.analysis.purpose.phases import PhaseSpan, activity_of_rows, step_name
@@ -26,7 +26,7 @@ _NOTICEABLE_GROWTH = 0.001
 
 
 def growing(facts: Facts) -> Iterator[Finding]:
-    moments = _told_apart(facts, _between_steps(facts))
+    moments = _attributable_moments(facts, _between_steps(facts))
     if len(moments) < _FEWEST_MOMENTS:
         return
     rows = facts.rows
@@ -39,7 +39,7 @@ def growing(facts: Facts) -> Iterator[Finding]:
     ]
     for growth in _by_cause(facts, grown_at):
         site = site_name(growth.sites[0])
-        origin = _made(made_by(growth.sites[0]))
+        origin = _origin_clause(origin_text(growth.sites[0]))
         if len(growth.sites) > 1:
             site_text = f", mostly {site}," if site else ""
             origin = f" is made in forwards at {count_text(len(growth.sites))} places{site_text} and"
@@ -87,7 +87,7 @@ def _by_cause(facts: Facts, growths: list[_Growth]) -> list[_Growth]:
     return [together, *(one for one in growths if one not in graph)]
 
 
-def _made(who: str) -> str:
+def _origin_clause(who: str) -> str:
     return f" is{who} and" if who else ""
 
 
@@ -98,7 +98,7 @@ def _each_step(grown: Ints8) -> str:
     return f"{bytes_text(least)} to {bytes_text(most)} each step"
 
 
-def _told_apart(facts: Facts, moments: Ints8) -> Ints8:
+def _attributable_moments(facts: Facts, moments: Ints8) -> Ints8:
     """The moments from which on it is known who made what is live.
 
     What was there before the first event and is freed later has no stack, and what takes its place has one: between
@@ -151,7 +151,7 @@ def kept_too_long(facts: Facts) -> Iterator[Finding]:
     if len(facts.forwards) < 2:
         return
     following = "next step’s forward" if facts.phases.is_training else "next forward"
-    for site, groups in _causes(facts, kept_rows(facts)).items():
+    for site, groups in _causes(facts, retained_rows(facts)).items():
         largest = max(groups, key=lambda group: int(facts.rows.size[group].sum()))
         size = int(facts.rows.size[largest].sum())
         if size < facts.noticeable_bytes:
@@ -201,7 +201,7 @@ def _causes(facts: Facts, late: Ints8) -> dict[Site, list[Ints8]]:
     return causes
 
 
-def kept_rows(facts: Facts) -> Ints8:
+def retained_rows(facts: Facts) -> Ints8:
     """Made in one step, live beyond the middle of the next one's first forward, and freed before that step ends."""
     rows = facts.rows
     begins = np.array([span.first for span in facts.forwards], dtype=np.int64)

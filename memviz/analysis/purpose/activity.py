@@ -114,10 +114,12 @@ def stack_signs(trace: Trace) -> StackSigns:
     return StackSigns(
         doing=np.append(doing, np.uint8(Activity.NOTHING)),
         recomputes=np.append(recomputes, False),
-        workspace=np.append(first_in_stack(stacks, _named(trace, _WORKSPACE_NAMES)) >= 0, False),
-        casts=np.append(first_in_stack(stacks, _named(trace, _CAST_NAMES)) >= 0, False),
-        accumulates=np.append(first_in_stack(stacks, _named(trace, (_ACCUMULATE, f"void {_ACCUMULATE}"))) >= 0, False),
-        zero_grad=np.append(first_in_stack(stacks, _named_exactly(trace, "zero_grad")) >= 0, False),
+        workspace=np.append(first_in_stack(stacks, _frames_by_prefix(trace, _WORKSPACE_NAMES)) >= 0, False),
+        casts=np.append(first_in_stack(stacks, _frames_by_prefix(trace, _CAST_NAMES)) >= 0, False),
+        accumulates=np.append(
+            first_in_stack(stacks, _frames_by_prefix(trace, (_ACCUMULATE, f"void {_ACCUMULATE}"))) >= 0, False
+        ),
+        zero_grad=np.append(first_in_stack(stacks, _frames_by_name(trace, "zero_grad")) >= 0, False),
         sees_cpp=bool((kinds > LAST_PYTHON_KIND).any()),
         sees_engine=bool((kinds == FrameKind.ENGINE).any()),
         sees_nodes=bool((kinds == FrameKind.NODE).any()),
@@ -137,7 +139,7 @@ def module_calls(trace: Trace) -> ModuleCalls:
     by_torch = np.zeros(len(trace.stacks.frames), dtype=np.bool_)
     for frame in _frames_of(trace, _CALL_FILE):
         by_torch[frame] = trace.strings[trace.stacks.frames.name[frame]] in _CALLS
-    return ModuleCalls(by_torch, _named_exactly(trace, "forward") & (frame_kinds(trace) <= FrameKind.LIBRARY))
+    return ModuleCalls(by_torch, _frames_by_name(trace, "forward") & (frame_kinds(trace) <= FrameKind.LIBRARY))
 
 
 def _frames_of(trace: Trace, part: str) -> Ints8:
@@ -172,7 +174,7 @@ def _built_by_user(trace: Trace, signs: Bytes1) -> Bytes1:
     modules = _files_called(trace, "forward", module_calls(trace).by_torch)
     optimizers = _files_called(trace, "step", signs == Activity.STEP)
     of_frame = np.zeros(len(frames), dtype=np.uint8)
-    init = _named_exactly(trace, "__init__")
+    init = _frames_by_name(trace, "__init__")
     of_frame[init & is_among(frames.filename, np.setdiff1d(modules, optimizers, assume_unique=True))] = Activity.BUILD
     of_frame[init & is_among(frames.filename, np.setdiff1d(optimizers, modules, assume_unique=True))] = (
         Activity.BUILD_OPTIMIZER
@@ -190,17 +192,17 @@ def _files_called(trace: Trace, function: str, caller: Bools) -> Ints4:
     same_stack = np.ones(len(called), dtype=np.bool_)
     ends = python.offsets[1:-1]
     same_stack[ends[(ends > 0) & (ends <= len(called))] - 1] = False
-    hit = same_stack & caller[by] & _named_exactly(trace, function)[called] & (kinds[called] != FrameKind.TORCH)
+    hit = same_stack & caller[by] & _frames_by_name(trace, function)[called] & (kinds[called] != FrameKind.TORCH)
     return distinct(trace.stacks.frames.filename[called[hit]])
 
 
-def _named(trace: Trace, starts: tuple[str, ...]) -> Bools:
+def _frames_by_prefix(trace: Trace, starts: tuple[str, ...]) -> Bools:
     names = trace.stacks.frames.name
     hit = {int(code) for code in distinct(names) if trace.strings[code].startswith(starts)}
     return is_among(names, list(hit))
 
 
-def _named_exactly(trace: Trace, function: str) -> Bools:
+def _frames_by_name(trace: Trace, function: str) -> Bools:
     names = trace.stacks.frames.name
     return is_among(names, [code for code in distinct(names) if trace.strings[code] == function])
 

@@ -37,60 +37,63 @@ class Name:
     """Found anywhere in the path."""
 
 
-def _words(text: str) -> re.Pattern[str]:
+def _compile_pattern(text: str) -> re.Pattern[str]:
     return re.compile(text, re.IGNORECASE)
 
 
 NAMES = (
-    Name(Category.KV_CACHE, _words(r"kv_?cache|key_value_cache|init_cache|cache_one_gpu|update_cache|append_kv")),
     Name(
         Category.KV_CACHE,
-        _words(r"update|append|get_seq|__init__|lazy_init|crop|reorder"),
-        _words(r"/(cache_utils|kv_?cache)"),
+        _compile_pattern(r"kv_?cache|key_value_cache|init_cache|cache_one_gpu|update_cache|append_kv"),
     ),
-    Name(Category.GRAPH_POOL, None, _words(r"/torch/cuda/graphs\.py$|/cudagraph_trees\.py$")),
+    Name(
+        Category.KV_CACHE,
+        _compile_pattern(r"update|append|get_seq|__init__|lazy_init|crop|reorder"),
+        _compile_pattern(r"/(cache_utils|kv_?cache)"),
+    ),
+    Name(Category.GRAPH_POOL, None, _compile_pattern(r"/torch/cuda/graphs\.py$|/cudagraph_trees\.py$")),
     Name(
         Category.COLLECTIVE,
-        _words(
+        _compile_pattern(
             r"all_gather|reduce_scatter|all_reduce|all_to_all|^broadcast|_unshard$|^unshard$|^wait_for_unshard|foreach_reduce"
         ),
-        _words(r"/torch/distributed/|/deepspeed/|/megatron/|/fairscale/|/apex/"),
+        _compile_pattern(r"/torch/distributed/|/deepspeed/|/megatron/|/fairscale/|/apex/"),
     ),
-    Name(Category.GRADIENT, _words(r"^__init__$|allocate"), _words(r"/param_and_grad_buffer\.py$")),
+    Name(Category.GRADIENT, _compile_pattern(r"^__init__$|allocate"), _compile_pattern(r"/param_and_grad_buffer\.py$")),
     Name(
         Category.OPTIMIZER_STATE,
-        _words(r"__init__|init_|build|setup|create|get_|load"),
-        _words(r"/optim/|/optimizers?/|/optimizers?\.py$|_optimizer\.py$|/adamw?\.py$|/bitsandbytes/optim"),
+        _compile_pattern(r"__init__|init_|build|setup|create|get_|load"),
+        _compile_pattern(r"/optim/|/optimizers?/|/optimizers?\.py$|_optimizer\.py$|/adamw?\.py$|/bitsandbytes/optim"),
     ),
-    Name(Category.OPTIMIZER_STATE, _words(r"init_(optimizer_)?states?$|exp_avg|initialize_optimizer_states")),
+    Name(Category.OPTIMIZER_STATE, _compile_pattern(r"init_(optimizer_)?states?$|exp_avg|initialize_optimizer_states")),
     Name(
         Category.INPUT,
-        _words(
+        _compile_pattern(
             r"collate|get_batch|next_batch|prepare_input|_prepare_batch|batch_to|send_to_device|to_device|"
             r"recursive_to|move_to|pin_memory|load_batch|make_batch|random_batch"
         ),
     ),
     Name(
         Category.INPUT,
-        _words(r"^apply$|^to$|^cuda$|recursive_apply|__next__|__iter__|__getitem__"),
-        _words(r"/data/|/dataloader|/dataset|/batch"),
+        _compile_pattern(r"^apply$|^to$|^cuda$|recursive_apply|__next__|__iter__|__getitem__"),
+        _compile_pattern(r"/data/|/dataloader|/dataset|/batch"),
     ),
     Name(
         Category.PARAMETER,
-        _words(
+        _compile_pattern(
             r"load_(model|weight|weights|state|state_dict|file|checkpoint|pretrained|tensors?)|from_pretrained|"
             r"create_(weights|module|params)|init_(weight|weights|all_weights|params)|set_module_tensor_to_device|"
             r"materiali[sz]e|reset_parameters|get_model$|build_model|model_provider|dispatch_model|quantize_weights?"
         ),
     ),
-    Name(Category.PARAMETER, _words("get_tensor|load"), _words(r"/safetensors/")),
+    Name(Category.PARAMETER, _compile_pattern("get_tensor|load"), _compile_pattern(r"/safetensors/")),
 )
 _COLLECTIVES = ("c10d::", "void c10d::")
 """C++ by which torch lets processes exchange tensors."""
 
 
 @cached
-def named_frames(trace: Trace) -> Bytes1:
+def categories_by_name(trace: Trace) -> Bytes1:
     """A Category per stack, and one more at the end for NO_STACK; UNKNOWN where no name says anything."""
     frames, strings, stacks = trace.stacks.frames, trace.strings, trace.stacks
     python = np.flatnonzero(frame_kinds(trace) <= LAST_PYTHON_KIND)
@@ -391,7 +394,7 @@ class Evidence:
     @cached_property
     def name(self) -> Bytes1:
         """The Category that a name in its stack speaks of."""
-        return named_frames(self._trace)[self._rows.stack]
+        return categories_by_name(self._trace)[self._rows.stack]
 
     @cached_property
     def in_private_pool(self) -> Bools:
@@ -406,7 +409,7 @@ class Evidence:
         return np.where(self.free_stack == NO_STACK, around, self.free_doing).astype(np.uint8)
 
     @cached_property
-    def kept_between_passes(self) -> Bools:
+    def retained_between_passes(self) -> Bools:
         passes = forward_passes(self._trace, self._device)
         outlives = (
             self.outlives_pass & ~self.is_last_of_pass & self.during(Activity.FORWARD) & ~self.autocast_weight_copy

@@ -38,7 +38,7 @@ from memviz.trace.model import (
 # the stack of the first one, so it would look like a forward within the backward.
 
 
-def known_of_rows(device: DeviceTrace) -> Purposes | None:
+def inherited_purposes(device: DeviceTrace) -> Purposes | None:
     """Per row of `lifetimes`; None for what was recorded."""
     inherited = device.taken_over
     if inherited is None:
@@ -78,7 +78,7 @@ def activity_of_rows(trace: Trace, device: DeviceTrace) -> Bytes1:
     doing = stack_signs(trace).doing[rows.stack]
     begun = (rows.start >= 0) & (rows.stack == NO_STACK)
     doing[begun] = activity_of_allocs(trace, device)[rows.start[begun]]
-    return _as_known(doing, known_of_rows(device))
+    return _apply_inherited(doing, inherited_purposes(device))
 
 
 @cached
@@ -93,7 +93,7 @@ def activity_of_allocs(trace: Trace, device: DeviceTrace) -> Bytes1:
     allocs = np.flatnonzero(events.action == Action.ALLOC)
     stack = events.stack[allocs]
     inherited = None if device.taken_over is None else take_rows(device.taken_over.events, allocs)
-    doing_now = _as_known(signs.doing[stack], inherited)
+    doing_now = _apply_inherited(signs.doing[stack], inherited)
     if not signs.sees_engine:
         last_seen = np.maximum.accumulate(np.where(stack != NO_STACK, np.arange(len(allocs)), 0))
         follows = (
@@ -104,7 +104,7 @@ def activity_of_allocs(trace: Trace, device: DeviceTrace) -> Bytes1:
     return doing
 
 
-def _as_known(doing: Bytes1, inherited: Purposes | None) -> Bytes1:
+def _apply_inherited(doing: Bytes1, inherited: Purposes | None) -> Bytes1:
     if inherited is None:
         return doing
     return np.where(
@@ -246,7 +246,7 @@ class PhaseSpans:
 @cached
 def phase_spans(trace: Trace, device: DeviceTrace) -> PhaseSpans:
     if device.taken_over is not None:
-        return _taken_over(device.taken_over.spans, len(device.events))
+        return _inherited_spans(device.taken_over.spans, len(device.events))
     at, doing = _runs(*_without_blips(*_work(trace, device)))
     is_training = bool(is_among(doing, (Activity.BACKWARD, Activity.STEP)).any())
     if not is_training:
@@ -265,7 +265,7 @@ def _of_models(trace: Trace, device: DeviceTrace, at: Ints8) -> Ints8:
     return at[is_model] if is_model.any() else at
 
 
-def _taken_over(spans: Spans, count: int) -> PhaseSpans:
+def _inherited_spans(spans: Spans, count: int) -> PhaseSpans:
     """Those of the recording, where they begin now."""
     return _spans(np.array(ACTIVITIES, dtype=np.uint8)[spans.phase], spans.step, spans.first, count)
 

@@ -38,7 +38,7 @@ def _may_be_temporary(e: Evidence) -> Bools:
     return during & ~e.no_stack & e.freed_within_call
 
 
-def _named(category: Category, *doing: Activity) -> Callable[[Evidence], Bools]:
+def _matches_name(category: Category, *doing: Activity) -> Callable[[Evidence], Bools]:
     def holds(e: Evidence) -> Bools:
         during = np.logical_or.reduce([e.during(kind) for kind in doing])
         return np.asarray(during & (e.name == category) & _alive_later(e))
@@ -122,7 +122,7 @@ RULES = (
         Certainty.PROBABLE,
     ),
     *(
-        Rule(Reason.NAMED, category, _named(category, Activity.NOTHING, Activity.FORWARD), Certainty.PROBABLE)
+        Rule(Reason.NAMED, category, _matches_name(category, Activity.NOTHING, Activity.FORWARD), Certainty.PROBABLE)
         for category in (Category.KV_CACHE, Category.GRAPH_POOL, Category.COLLECTIVE)
     ),
     Rule(
@@ -157,7 +157,7 @@ RULES = (
     Rule(
         Reason.KEPT_BETWEEN,
         Category.KV_CACHE,
-        lambda e: e.during(Activity.FORWARD) & e.begun & e.kept_between_passes,
+        lambda e: e.during(Activity.FORWARD) & e.begun & e.retained_between_passes,
         Certainty.PROBABLE,
     ),
     Rule(Reason.FORWARD_ONLY_KEPT, Category.ACTIVATION, lambda e: e.during(Activity.FORWARD), Certainty.PROBABLE),
@@ -167,7 +167,7 @@ RULES = (
         lambda e: e.during(Activity.NOTHING) & ~e.no_stack & (e.backwards == 1) & e.freed_before(e.next_backward_over),
     ),
     *(
-        Rule(Reason.NAMED, category, _named(category, Activity.NOTHING), Certainty.PROBABLE)
+        Rule(Reason.NAMED, category, _matches_name(category, Activity.NOTHING), Certainty.PROBABLE)
         for category in (Category.OPTIMIZER_STATE, Category.GRADIENT, Category.INPUT, Category.PARAMETER)
     ),
 )

@@ -13,7 +13,7 @@ from memviz.analysis.devices import choose_device
 from memviz.analysis.purpose.categories import KINDS
 from memviz.analysis.timeline import timeline
 from memviz.errors import TraceError
-from memviz.figures.packed_timeline import data_address, drawn_thumbnail
+from memviz.figures.packed_timeline import data_address, thumbnail_with_labels
 from memviz.results.run import (
     base_of,
     change_words,
@@ -91,7 +91,7 @@ class RunPictures:
 def _drawn(trace: Trace) -> Picture:
     device = choose_device(trace)
     line = timeline(device)
-    png, kinds = drawn_thumbnail(trace, device, width=_WIDTH, height=_HEIGHT)
+    png, kinds = thumbnail_with_labels(trace, device, width=_WIDTH, height=_HEIGHT)
     return Picture(data_address(png), line.peak_bytes, len(device.events), kinds)
 
 
