@@ -31,7 +31,7 @@ class BlockKnown(StrEnum):
 
 @dataclass(frozen=True)
 class Span:
-    """From when to when, in events; `never` stands for not within the trace."""
+    """Events at which it starts and ends; `never` means not within the trace."""
 
     start: int
     """-1 is before the first event."""
@@ -132,7 +132,7 @@ def _span(device: DeviceTrace, rows: Lifetimes, row: int) -> Span:
 
 
 def _label(device: DeviceTrace, rows: Lifetimes, row: int) -> tuple[Labels | None, int]:
-    """Which table of labels knows this row, and where."""
+    """The table of labels that has this row, and its index there."""
     start = int(rows.start[row])
     labels, place = (device.event_labels, start) if start > BEFORE else (device.block_labels, int(rows.block[row]))
     return (labels, place) if labels is not None and 0 <= place < len(labels) else (None, 0)

@@ -78,7 +78,7 @@ Result = TypeVar("Result")
 
 
 def cached_on(owner: Trace | DeviceTrace, key: Hashable, make: Callable[[], Result]) -> Result:
-    """`key` says what the result is, and what else it depends on."""
+    """`key` identifies the result and all else that it depends on."""
     results = owner.__dict__.setdefault("_kept", {})
     if key not in results:
         results[key] = make()

@@ -1,9 +1,8 @@
-"""Allocations by words and limits, as a person types them: `linear.py >10MiB <1s`.
+"""Search allocations by terms and limits, as typed: `linear.py >10MiB <1s`.
 
-Every word must be found in the function or file of some frame of the stack, in the module's path or in the
-category; capitals do not matter. `>` and `<` limit the size (`>10MiB`) or how long it lived, in time (`<1s`) or
-in events (`>1000ev`). What was not seen to begin or to end lived at least as long as it was seen: it is never
-counted as shorter than a limit.
+Every term must occur in the function or file of some frame of the stack, in the module's path or in the category;
+case does not matter. `>` and `<` limit the size (`>10MiB`) or the lifetime, in time (`<1s`) or in events
+(`>1000ev`). An allocation without a recorded start or end has only a minimal lifetime: it never matches a `<` lifetime.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class FoundSite:
     key: str
     label: str
     live_bytes: int
-    """At the moment asked for."""
+    """At the requested event."""
     live_count: int
     bytes: int
     """Over the whole trace: all that ever passed here, never live together."""
@@ -76,7 +75,7 @@ class FindResult:
 
 
 def parse_query(text: str) -> tuple[list[str], list[Limit]]:
-    """Return the words, in lower case, and the limits."""
+    """Return the terms, in lower case, and the limits."""
     terms: list[str] = []
     limits: list[Limit] = []
     for part in text.split():

@@ -154,7 +154,7 @@ def _by_annotation(trace: Trace, device: DeviceTrace, rows: Ints8) -> GroupCodes
     codes[begun] = names[annotation_of_events(device, start[begun])]
 
     def name(code: int) -> tuple[str, str]:
-        # Keys of real annotations start with a quote, so that none can pass for one of ours.
+        # Keys of real annotations start with a quote, so that none collides with these two.
         if code >= 0:
             return f"'{trace.strings[code]}", trace.strings[code]
         return ("before the first event",) * 2 if code == before else ("no annotation",) * 2

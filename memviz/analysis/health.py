@@ -1,7 +1,7 @@
-"""Facts to know before trusting a picture of this trace, in plain words, with remedies.
+"""Notes on what a trace lacks or contradicts, with remedies, to read before trusting its figures.
 
-What the file's reader itself noticed is in `Trace.notes` and is not repeated here. A cause that the file does not
-tell is not guessed: then both are named.
+Notes of the file's reader are in `Trace.notes` and not repeated here. Where the file does not show which of two
+causes applies, both are named.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _late_history(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
 
 
 def _why_late(trace: Trace, device: DeviceTrace) -> tuple[str, str]:
-    """Return the cause as far as the file tells it, and the matching remedy."""
+    """Return the cause as far as the file shows it, and the matching remedy."""
     if is_profiled(trace):
         return "The profile began later than the program.", "Profile from the first step on, or record a snapshot."
     count, action = len(device.events), device.events.action
@@ -193,7 +193,7 @@ def _private_pools(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
 
 
 def _pending_frees(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
-    """A free that no other stream delays is asked for and completed by two events in a row."""
+    """Frees delayed by another stream; others are requested and completed by two events in a row."""
     lives, peak = lifetimes(device), timeline(device)
     requests = lives.free_requested < len(device.events)
     delayed = requests & ((lives.end - lives.free_requested > 1) | (lives.end == len(device.events)))
@@ -281,7 +281,7 @@ def _released_memory(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
 
 
 def _before_a_new_segment(device: DeviceTrace, ends: Ints8) -> int:
-    """When it needs room the allocator gives back first, and asks again at once."""
+    """Count releases for a new segment: the allocator frees cached segments, then reserves at once."""
     action = device.events.action
     following = action[ends[ends + 1 < len(action)] + 1]
     return int(is_among(following, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP, Action.OOM)).sum())
@@ -331,7 +331,7 @@ def _times(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
         yield Note("times_out_of_order", text)
 
 
-# By how much they change what all the rest means.
+# Ordered by how much they affect the other notes.
 _CONCERNS: tuple[Callable[[Trace, DeviceTrace], Iterator[Note]], ...] = (
     _no_history,
     _late_history,

@@ -15,7 +15,7 @@ from memviz.trace.model import Action, DeviceTrace, Ints8, Trace
 
 
 def never_freed(trace: Trace, device: DeviceTrace, by: str = "site", *, top: int | None = None) -> Groups:
-    """Made within the trace, and nobody had asked to free it when the trace ended."""
+    """Allocations of the trace whose free was not requested before its end."""
     rows, count = lifetimes(device), len(device.events)
     leaked = np.flatnonzero((rows.start >= 0) & (rows.end == count) & (rows.free_requested == count))
     return group_rows(trace, device, leaked, by, top=top)

@@ -166,4 +166,4 @@ def sites_holding_activations(trace: Trace, device: DeviceTrace, rows: Ints8) ->
 
 def _layers(trace: Trace, device: DeviceTrace, keeps: KeptBy) -> str:
     holding = layers_holding(Facts(trace, device), keeps.rows, timeline(device).peak_event)
-    return holding.words if holding is not None and len(holding.rows) == len(keeps.rows) else ""
+    return holding.description if holding is not None and len(holding.rows) == len(keeps.rows) else ""

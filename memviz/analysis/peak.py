@@ -26,7 +26,7 @@ class LiveSet:
     live_bytes: int
     """Requested bytes from each alloc until its free is complete, so it includes `waiting_bytes`."""
     waiting_bytes: int
-    """Asked to be freed while another stream may still use them."""
+    """Free requested, but another stream may still use them."""
     reserved_bytes: int
     live: Groups
     """Adds up to `live_bytes`."""
@@ -66,7 +66,7 @@ class FailedRequest:
     requested_bytes: int
     """Rounded up to the allocator's blocks, as PyTorch records it."""
     device_free_bytes: int | None
-    """Free device memory by the driver's count, for all programs together; None where the file does not say."""
+    """Free device memory by the driver's count, for all programs together; None if not recorded."""
     live_bytes: int
     reserved_bytes: int
     site: str
@@ -121,7 +121,7 @@ class EventState:
     """This event with its neighbours, in order."""
     failed: FailedRequest | None
     is_reserved_known: bool = True
-    """The recording tells what was reserved."""
+    """False if the recording has no reserved bytes."""
 
 
 def event_state(trace: Trace, device: DeviceTrace, event: int, *, around: int = 2) -> EventState:

@@ -172,10 +172,10 @@ def _origin(history: RangeHistory, cut: int) -> Ints8:
 
 
 def _with_origin(rows: Segments, source: Ints8, origin: Ints8, history: RangeHistory, large_page: int) -> Segments:
-    """Corrects what an event that gives a range back cannot say: where the range came from, and its size class.
+    """Set the stack and the size class of released ranges, which their releasing event does not record.
 
-    The small pool maps one page of 2 MiB at a time. A range that was mapped before the history began can only
-    be judged by what was unmapped: a whole number of the large pool's pages.
+    The small pool maps one page of 2 MiB at a time. A range mapped before the history began is of the large pool if
+    the unmapped size is a multiple of that pool's page.
     """
     sources, has_origin = history.sources, origin >= 0
     released = source >= len(sources) - len(history.index)
@@ -188,7 +188,7 @@ def _with_origin(rows: Segments, source: Ints8, origin: Ints8, history: RangeHis
 
 
 def _merge_neighbours(rows: Segments, source: Ints8, final_count: int) -> Segments:
-    """Neighbours become one segment where the file's final list would show one.
+    """Merge neighbours into one segment where the file's final list would show one.
 
     Ranges of one source are one segment that the bounds of others cut. Mapped ranges of one stream and pool are
     one expandable segment, except where the file itself lists two.
@@ -214,8 +214,8 @@ def _equal_neighbours(*columns: npt.NDArray[Any]) -> Bools:
 #
 # It is exact for blocks that live until the end. Otherwise it follows from what the allocator may leave over. In the
 # small pool and in expandable segments it splits to the byte, so a block is its rounded request. In the large pool a
-# remainder of up to 1 MiB is not split off but stays with the block; so a block that found its neighbour (or the end
-# of its segment) that near when it was made keeps the gap for life. Blocks of `max_split_size` and more are never
+# remainder of up to 1 MiB is not split off but stays with the block; so a block whose neighbour (or end of
+# segment) was that near at its alloc keeps the gap until it is freed. Blocks of `max_split_size` and more are never
 # split.
 #
 # For a block from before the first event that is freed later, that moment is not recorded: its gap counts as its own
@@ -249,7 +249,7 @@ def block_sizes(
 def _gap_at_alloc(device: DeviceTrace, rows: Ints8, rounded: Ints8) -> Ints8:
     """Bytes up to the neighbour that was live when each row began; 0 where there was none within SMALL_SIZE.
 
-    Every step looks at the next higher address that was ever used, for all rows that have not found theirs.
+    Every pass of the loop tries the next higher address ever used, for all rows without a neighbour so far.
     """
     lives, index = lifetimes(device), _by_address(device)
     moment = lives.start[rows]
@@ -274,7 +274,7 @@ def _gap_at_alloc(device: DeviceTrace, rows: Ints8, rounded: Ints8) -> Ints8:
 
 @dataclass(frozen=True)
 class _LivesByAddress:
-    """Who was live at an address at a moment."""
+    """Index of the lifetimes at each address."""
 
     addresses: Ints8
     """Each once, ascending, as `in_order` gives them."""
@@ -306,7 +306,7 @@ class TileKind(IntEnum):
     FREE = 0
     LIVE = 1
     WAITING = 2
-    """Its free was asked for, and another stream may still use it."""
+    """Its free was requested, and another stream may still use it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -425,12 +425,12 @@ _MOST_PIECES = 8_000_000
 
 @dataclass(frozen=True, eq=False)
 class SegmentLives(Columns):
-    """One row per segment, by start, then address. It stands after event e: start <= e < end."""
+    """One row per segment, by start, then address. It exists after event e: start <= e < end."""
 
     start: Ints8
     """Event that took it, or BEFORE."""
     end: Ints8
-    """Event that gave it back; the number of events where it stands at the end."""
+    """Event that released it; the number of events where it exists at the end."""
     size: Ints8
     address: Ints8
     used: npt.NDArray[np.float64]
@@ -475,7 +475,7 @@ class _Pieces(Columns):
 
 
 def _pieces(history: RangeHistory, count: int) -> _Pieces:
-    """Reserved until an event that gives it back, since whatever touched it before."""
+    """A range is reserved from the previous event that touched it until the event that releases it."""
     event = _repeated(history.last - history.first)
     ranges = history.first[event] + _pieces_of(event)
     order = np.lexsort((event, ranges))
@@ -497,7 +497,7 @@ def _pieces(history: RangeHistory, count: int) -> _Pieces:
 
 
 def _begins(history: RangeHistory, pieces: _Pieces, count: int) -> Bools:
-    """False where a piece goes on the one before it: neighbours that were taken and given back together."""
+    """False where a piece continues the one before it: neighbours that were reserved and released together."""
     begins = np.ones(len(pieces), dtype=np.bool_)
     one, next_one = pieces.range[:-1], pieces.range[1:]
     together = (pieces.start[1:] == pieces.start[:-1]) & (pieces.end[1:] == pieces.end[:-1])

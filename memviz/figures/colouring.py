@@ -108,7 +108,7 @@ def _by_category(trace: Trace, device: DeviceTrace) -> Colouring:
 
 
 def _by_size(device: DeviceTrace) -> Colouring:
-    """Large ones below: they are few, and what they stand on does not move."""
+    """Large ones at the bottom: they are few and change least."""
     steps = np.array(_SIZE_STEPS)
     group = len(steps) - np.searchsorted(steps, lifetimes(device).size, side="right")
     bounds = [bytes_text(size_step) for size_step in _SIZE_STEPS]
@@ -191,7 +191,7 @@ def _hues_of(keys: Sequence[str]) -> list[Category]:
 
 
 def _unique_labels(keys_and_labels: Sequence[tuple[str, str]]) -> list[str]:
-    """Labels; where two are the same, or the same as ours for the rest, with their keys, which never are."""
+    """Return the labels; those that are not unique, or equal to OTHER, with their unique keys."""
     counts = Counter([label for _, label in keys_and_labels] + [OTHER])
     return [label if counts[label] == 1 else f"{label} ({key})" for key, label in keys_and_labels]
 

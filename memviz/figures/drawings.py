@@ -1,7 +1,7 @@
-"""A trace, or an answer of it, as a figure: `memviz.figures.peak(memviz.open("run.pickle"))`.
+"""Plot a trace or one of its results: `memviz.figures.peak(memviz.open("run.pickle"))`.
 
-Whatever has a `trace` can be drawn: what `memviz.open` gives and its answers, a recording, a prediction; a `Trace`
-itself too. An answer says of which device and moment it is; else `device` and `event` do.
+Any object with a `trace` can be plotted: what `memviz.open` returns and its results, a recording, a prediction; also a
+`Trace`. A result has its own device and event; otherwise pass `device` and `event`.
 """
 
 from __future__ import annotations

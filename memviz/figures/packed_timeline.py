@@ -30,7 +30,7 @@ _LEVEL = 1
 @dataclass(frozen=True)
 class PackedTimeline:
     header: dict[str, Any]
-    """Names, types and lengths of the columns in `body`, and what is small enough to be said in JSON."""
+    """Names, types and lengths of the columns in `body`, and values small enough for JSON."""
     body: bytes
 
 
@@ -57,7 +57,7 @@ def pack_spans(device: DeviceTrace, start: Ints8, end: Ints8, size: Ints8) -> Pa
 
 
 def pack_times(device: DeviceTrace, step_us: int = 1) -> PackedTimeline:
-    """Microseconds since the first event, in whole steps; sent only when somebody asks for the time axis."""
+    """Microseconds since the first event, in multiples of `step_us`; sent only for the time axis."""
     since = np.maximum.accumulate(device.events.time_us) - device.events.time_us[:1]
     steps = np.diff(since // step_us * step_us, prepend=0)
     columns = {"time_low": (steps & 0xFFFFFFFF).astype(np.uint32), "time_high": (steps >> 32).astype(np.uint32)}
@@ -73,7 +73,7 @@ def pack_groups(colouring: Colouring) -> PackedTimeline:
 
 
 def pack_sites(code: Ints4, labels: Sequence[str]) -> PackedTimeline:
-    """The name of each allocation's place, for what stands under the pointer."""
+    """The site label of each allocation, for the hover text."""
     return pack({"site": code.astype(np.uint32)}, labels=[label[:_LONGEST] for label in labels])
 
 
@@ -95,7 +95,7 @@ def as_sent(packed: PackedTimeline) -> dict[str, Any]:
 
 
 def unpack(packed: PackedTimeline) -> dict[str, npt.NDArray[Any]]:
-    """The other direction, as the browser does it; for tests and for our own reports."""
+    """Unpack as the browser does; for tests and reports."""
     raw = np.frombuffer(zlib.decompress(packed.body), dtype=np.uint8)
     columns, at = {}, 0
     for name, kind, count in packed.header["columns"]:
@@ -125,7 +125,7 @@ _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def thumbnail(trace: Trace, device: DeviceTrace, *, width: int = 92, height: int = 52, top: int | None = None) -> bytes:
-    """A PNG with a transparent ground, for light and dark pages alike. `top` makes several share one scale."""
+    """A PNG with a transparent background, for light and dark pages. `top` makes several share one scale."""
     return thumbnail_with_labels(trace, device, width=width, height=height, top=top)[0]
 
 

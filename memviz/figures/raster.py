@@ -4,7 +4,7 @@ This is the reference for the drawing in the browser (`ui/components/memory_time
 holds to it pixel by pixel, and what thumbnails and PNG exports are made with.
 
 Instants are the moments between events: instant 0 is before the first event, instant i after event i - 1. Each
-pixel column stands for a range of instants and shows the one with most live bytes, so no peak is ever lost.
+pixel column covers a range of instants and shows the one with most live bytes, so no peak is ever lost.
 There the live allocations are stacked, and a pixel shows the allocation that covers its centre. Cost grows with
 columns times live allocations, not with events.
 """

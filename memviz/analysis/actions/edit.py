@@ -1,8 +1,8 @@
-"""The same requests with some changed: allocations that end earlier, shrink, or are made a second time.
+"""Edit a recording's requests: free allocations earlier, shrink them, or allocate them a second time.
 
-What comes of it is a history of requests to put to the allocator, no recording: its addresses only name blocks, and its
-segments are those of the recording. What was found of the recording holds for it: of what an allocation is for, an edit
-changes nothing, and what is made again is what it was, in the phase that makes it.
+The result is a history of requests for the allocator to replay, not a recording: its addresses only name blocks, and
+its segments are those of the recording. Purposes inferred for the recording hold for the edit: an edit changes none,
+and a repeated allocation has the purpose of the original, in the phase that repeats it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Earlier(Columns):
 
 @dataclass(frozen=True, eq=False)
 class Again(Columns):
-    """Allocations that are made once more, alike: before an event, and until another one."""
+    """Allocations to repeat: each is made before one event and freed before another."""
 
     row: Ints8
     begin: Ints8
@@ -99,16 +99,16 @@ class Edit:
     again_as: Category | None = None
     """Category of everything that is made again; None keeps each row's own."""
     halved: Ints8 = field(default_factory=_none)
-    """Rows of which half is asked for."""
+    """Rows whose requested bytes are halved."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Entries(Columns):
-    """Events in the making: each looks like a recorded one, but for what is said here."""
+    """Events of the edited trace: copies of recorded events, except in these columns."""
 
     source: Ints8
     place: Ints8
-    """Just before this event; a recorded one stands at its own."""
+    """The event it comes just before; a recorded entry has its own index."""
     order: Ints8
     action: Bytes1
     address: Ints8
@@ -117,8 +117,8 @@ class _Entries(Columns):
     """The recorded event in whose phase it is; -1 for a free that was put in, which begins none."""
 
     @property
-    def is_made(self) -> Bools:
-        """An allocation that was not recorded."""
+    def is_added(self) -> Bools:
+        """Added allocations, which were not recorded."""
         return np.asarray((self.order != _LAST) & (self.action == Action.ALLOC))
 
 
@@ -154,18 +154,18 @@ def _events(recorded: Events, entries: _Entries) -> Events:
 
 
 def _labels(recorded: Labels | None, entries: _Entries) -> Labels | None:
-    """No run has said anything of what none has made, but for where its code stands."""
+    """Labels per entry; added allocations keep the module, without category and phase."""
     if recorded is None:
         return None
     copied, unknown = take_rows(recorded, entries.source), np.uint8(0)
-    category, phase = (np.where(entries.is_made, unknown, column) for column in (copied.category, copied.phase))
+    category, phase = (np.where(entries.is_added, unknown, column) for column in (copied.category, copied.phase))
     return replace(copied, category=category, phase=phase)
 
 
 def _edit_purposes(inferred: TakenOver, entries: _Entries, again_as: Category | None) -> TakenOver:
-    copied, is_added, spans = take_rows(inferred.events, entries.source), entries.is_made, inferred.spans
+    copied, is_added, spans = take_rows(inferred.events, entries.source), entries.is_added, inferred.spans
     around = np.searchsorted(spans.first, entries.belongs, side="right") - 1
-    # What is made again was not stated of it, however sure it is.
+    # The program stated nothing about an added allocation, so its certainty is at most SURE.
     changed = Purposes(
         category=copied.category if again_as is None else np.full(len(entries), again_as, dtype=np.uint8),
         certainty=np.minimum(copied.certainty, np.uint8(Certainty.SURE)),
@@ -224,7 +224,7 @@ def _added_entries(
 
 
 def _freed(source: Ints8, place: Ints8, order: Ints8, address: Ints8, size: Ints8) -> _Entries:
-    """Asked for and complete at once, so two events each."""
+    """Two events per free: requested and completed at once."""
     twice = np.repeat(np.arange(len(source)), 2)
     actions = np.tile(np.array([Action.FREE_REQUESTED, Action.FREE_COMPLETED], dtype=np.uint8), len(source))
     none = np.full(len(twice), -1)

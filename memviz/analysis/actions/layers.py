@@ -53,7 +53,7 @@ class LayersHolding:
     rows: Ints8
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return f"{count_text(self.count)} {'equal ' if self.is_equal else ''}layers"
 
 

@@ -92,8 +92,8 @@ def checkpoint_edit(facts: Facts, steps: tuple[LayeredStep, ...]) -> Edit:
 
 
 def _release_events(facts: Facts, layer: Layer) -> Ints8:
-    """The event before which each of what a layer keeps is let go where nothing is kept for a backward: when the
-    function that holds it is over, as later stacks show. What the function hands on stays until the layer is done."""
+    """Event before which each saved tensor of a layer is freed if nothing is saved for backward: when later stacks show
+    that the function holding it has returned. A tensor that the function returns stays until the end of the layer."""
     rows, allocated = facts.rows, layer.made
     depths = python_stacks(facts.trace).code_depth
     over = call_over(facts.trace, rows.start[allocated], rows.stack[allocated], layer.past, depths)
@@ -167,7 +167,7 @@ _ELEMENTWISE = (
 
 
 def autocast(facts: Facts) -> Proposal | None:
-    """None where C++ frames do not say which operator made what, or where precisions are mixed already."""
+    """None without C++ frames that name each operator, or where precisions are mixed already."""
     names = _operator_names(facts)
     rows = facts.rows
     if (rows.start == BEFORE).any() or is_mixed(facts):

@@ -41,7 +41,7 @@ def fold_plumbing(trace: Trace) -> Stacks:
     called = library & (np.arange(len(kinds)) < np.repeat(innermost, lengths))
 
     alone = np.repeat((innermost < 0), lengths) & (stacks.indices == np.repeat(sites(trace).frame[:-1], lengths))
-    # A frame may recur in its stack; the site stands once.
+    # A frame may recur in its stack; the site is kept once.
     places = np.concatenate([last_place(stacks, called), last_place(stacks, alone)])
     keep[places[places != NOWHERE]] = True
     return only_places(stacks, keep)
@@ -82,9 +82,9 @@ def stack_tree(
     return tree_with_ends(trace, device, rows, most_nodes=most_nodes, weight=weight)[0]
 
 
-# The largest nodes are found without building the whole tree, because thousands of deep stacks have millions of nodes.
-# From the root on, the largest known node is taken next and its children become known. A node is never larger than its
-# parent, so nodes come in order of their bytes. What is not taken becomes one OTHER below its parent.
+# The largest nodes are selected without building the whole tree: thousands of deep stacks have millions of nodes.
+# Starting at the root, the largest candidate is selected and its children become candidates. A node is never larger
+# than its parent, so nodes come in order of their bytes. Nodes left out become one OTHER below their parent.
 
 
 def tree_with_ends(

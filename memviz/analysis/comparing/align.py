@@ -1,8 +1,8 @@
-"""How the instants of several traces correspond, so that they can be drawn one beside or over the other.
+"""Align the time axes of several traces, so that they can be drawn side by side or overlaid.
 
-Two places of each trace's axis are named that stand where the others' two stand; everything between and beyond
-follows in proportion. That is enough for a whole run over a whole run, for one scale with the peaks in one line,
-and for one step over the same step of the other run, however many events each takes.
+Two positions on each trace's axis are mapped to the same two positions of the others; all others follow linearly.
+That is enough to overlay complete runs, to align peaks on one scale, and to overlay one step with the same step of
+another run, however many events each takes.
 
 Instant 0 is before the first event and instant e + 1 is after event e, as everywhere in the drawings; on the
 axis of time a place is in µs since the trace's first event.
@@ -51,7 +51,7 @@ PEAK = Alignment("peak")
 class Aligned:
     axis: Axis
     spans: tuple[Span, ...]
-    """Per trace the two places that stand where the others' stand."""
+    """Per trace the two positions that are drawn at 0 and 1."""
     extent: Span
     """From where to where any trace has something: 0 is where the spans begin, 1 where they end."""
     focus: Span

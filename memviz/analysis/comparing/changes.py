@@ -30,11 +30,11 @@ from memviz.trace.model import Action, DeviceTrace, Trace, is_reserved_known
 class Setting:
     name: str
     values: tuple[str | None, ...]
-    """Per trace; None where the file does not say."""
+    """Per trace; None where the file has no value."""
 
     @property
     def is_known_to_differ(self) -> bool:
-        """An older file that does not say may have had the same."""
+        """Missing values do not count: an older file may have had the same."""
         return len(set(self.values) - {None}) > 1
 
 
@@ -154,9 +154,9 @@ def _by_difference(row: Change) -> tuple[int, str, str]:
 
 
 def best_grouping(sides: Sequence[Pair], other: int = 1) -> str:
-    """The grouping to look at first: sites, unless most of the change sits where only one trace ever was.
+    """The grouping to show first: sites, unless most of the change is at sites that only one trace has.
 
-    Two different steps share few sites, and then their categories say more, as far as those are known.
+    Two different steps share few sites; then categories explain more, as far as they are known.
     """
     pair = [sides[0], sides[other]]
     places = _places(changes(pair, "site", with_kinds=False).rows)
@@ -172,7 +172,7 @@ def best_grouping(sides: Sequence[Pair], other: int = 1) -> str:
 
 @dataclass(frozen=True)
 class ComparisonSummary:
-    """Input of a comparison's headline, whatever rows are shown."""
+    """Input of a comparison's headline, independent of the rows shown."""
 
     found: Changes
     """Changes in the grouping that explains most."""
@@ -189,7 +189,7 @@ def summarize_comparison(sides: Sequence[Pair], other: int = 1) -> ComparisonSum
 
 
 def _places(rows: Sequence[Change]) -> list[tuple[int, int, bool]]:
-    """Bytes before and after, and whether both were there, whatever operator took the memory."""
+    """Per site: bytes before and after, and whether both traces have it; operators are merged."""
     places: dict[tuple[str, str], tuple[int, int, bool, bool]] = {}
     for row in rows:
         home = row.thing.label, row.thing.function

@@ -59,7 +59,7 @@ class MatchKey:
 
 
 Numbered = tuple[Ints8, list[MatchKey]]
-"""Of one trace: for each stack or row the index of its key, and the keys."""
+"""Key index per stack or row of one trace, and the keys."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,9 +108,9 @@ def has_modules(side: Pair) -> bool:
     return modules is not None and bool(modules.any())
 
 
-# Two files are the same if their paths end alike: as many of the last parts are compared as it takes to tell the files
-# of each single trace apart. So home, checkout and virtual environment never count, and a file at the same path in
-# both always matches.
+# Two files match if their paths have the same tail: as many trailing parts are compared as make the files of each
+# single trace unique. So home, checkout and virtual environment never count, and a file at the same path in both
+# always matches.
 
 
 def common_tails(sides: Sequence[Collection[Place]]) -> dict[Place, str]:
@@ -127,7 +127,7 @@ def common_tails(sides: Sequence[Collection[Place]]) -> dict[Place, str]:
 
 
 def _depth(parts: dict[str, list[str]], sides: Sequence[Collection[str]]) -> int:
-    """How many last parts tell the paths of each side apart."""
+    """Number of trailing path parts that make the paths of each side unique."""
     deepest = max(map(len, parts.values()), default=1)
     for depth in range(1, deepest):
         if all(len({tuple(parts[path][-depth:]) for path in side}) == len(side) for side in sides):
@@ -204,7 +204,7 @@ def _stack_keys(trace: Trace, sequences: list[tuple[int, ...]], texts: dict[int,
     keys: list[MatchKey] = []
     of_stack = []
     for sequence, site, operator in zip(sequences, table.of_stack.tolist(), operator_of.tolist(), strict=True):
-        # Without user frames, the site is all that tells two stacks apart.
+        # Without user frames, stacks differ only by their site.
         same = (sequence, NO_OPERATOR if sequence else site, operator)
         if same not in numbers:
             numbers[same] = len(keys)
@@ -274,7 +274,7 @@ def _used_sites(trace: Trace, device: DeviceTrace) -> list[Site]:
 
 
 def _match_lines(sides: Sequence[Pair]) -> list[Numbered]:
-    """A line of a file, whatever function and operator; one that has moved is another."""
+    """Match by file and line, ignoring function and operator; a line that moved does not match."""
     used = [_used_sites(*side) for side in sides]
     tails = common_tails([{(site.path, "") for site in of_side if site.path} for of_side in used])
 

@@ -15,7 +15,7 @@ from memviz.units import bytes_text, count_text
 # Duplicated weights: the same sizes in the same order, allocated twice before the first forward, and both live.
 
 _FEWEST_WEIGHTS = 3
-"""Weights: two layers of a network are often alike."""
+"""Weights: two layers of a network often have equal sizes."""
 _DUPLICATE_SHARE = 0.4
 """Share of the bytes of all weights: two equal parts of a network are no copy of it."""
 _MOST_DISTANCES = 8
@@ -94,9 +94,9 @@ def _has_one_of_a_kind(size: Ints8) -> bool:
     return bool((np.unique(size, return_counts=True)[1] == 1).any())
 
 
-# Copies from half into single precision. A trace does not say what an operator read. So C++ frames have to name an
-# operator that copies, a block of half the size has to be live beside each copy, and none of twice the size, of which
-# it could be a copy into half precision.
+# Copies from half into single precision. A trace does not record what an operator read. So C++ frames must name an
+# operator that copies, a block of half the size must be live at the same time, and none of twice the size, which would
+# make it a copy into half precision.
 
 _COPY_OPERATORS = ("_to_copy", "to", "copy_", "_copy_from")
 """Operators that make the same values in another precision."""
@@ -125,7 +125,7 @@ def wider_copies(facts: Facts) -> Iterator[Finding]:
 
 
 def _pairs_of_copies(facts: Facts) -> tuple[Ints8, Ints8]:
-    """Rows from the first forward on, rising, and the latest row of half the size that is live beside each."""
+    """Rows from the first forward on, ascending, and for each the latest live row of half its size."""
     rows = facts.rows
     begin = facts.forwards[0].first if facts.forwards else facts.count
     is_wide = (rows.start >= begin) & (rows.size % 2 == 0) & (rows.stack != NO_STACK)
@@ -143,7 +143,7 @@ def _pairs_of_copies(facts: Facts) -> tuple[Ints8, Ints8]:
 
 
 def _live_then(facts: Facts, size: Ints8, event: Ints8) -> Ints8:
-    """How many blocks of each size are live before each event."""
+    """Number of live blocks of each size before each event."""
     rows = facts.rows
     order = np.argsort(rows.size, kind="stable")
     sorted_sizes, live = rows.size[order], np.zeros(len(size), dtype=np.int64)

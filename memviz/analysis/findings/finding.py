@@ -39,7 +39,7 @@ class FindingKind(StrEnum):
 class Finding:
     kind: FindingKind
     bytes: int
-    """Bytes that rank the finding; the sentence says what they count."""
+    """Bytes that rank the finding; the sentence explains what they count."""
     sentence: str
     remedy: str
     rows: Ints8
@@ -135,7 +135,7 @@ class Facts:
         change = np.concatenate([self.rows.size[rows], -self.rows.size[rows]])
         order = np.argsort(moments, kind="stable")
         moments, live = moments[order], np.cumsum(change[order])
-        # Of several changes at one event only the last says what is live after it.
+        # Of several changes at one event, only the last holds the live bytes after it.
         last = np.append(moments[1:] != moments[:-1], True)
         best = int(live[last].argmax())
         return int(live[last][best]), min(int(moments[last][best]), self.count - 1)

@@ -65,7 +65,7 @@ def _missing(missing: int, requested: int, live: int, free: int | None) -> str:
         return f"Enough is free, but no piece of {bytes_text(requested)}."
     if missing > live:
         return f"The request alone is {bytes_text(missing - live)} larger than all that the process could have."
-    # Blocks are rounded up and fragmented, and the driver may have had some that the file does not say.
+    # Blocks are rounded up and fragmented, and the driver may have had free memory that the file does not record.
     bound = "At least" if free is not None else "Up to"
     return f"{bound} {bytes_text(missing)} less makes it fit."
 
@@ -152,7 +152,7 @@ def _in_layers(facts: Facts, live: Ints8) -> str:
     layers = layers_holding(facts, live, facts.line.peak_event)
     if layers is None:
         return ""
-    return f", {bytes_text(int(facts.rows.size[layers.rows].sum()))} of it in {layers.words}"
+    return f", {bytes_text(int(facts.rows.size[layers.rows].sum()))} of it in {layers.description}"
 
 
 # A spike that makes the allocator reserve memory which nothing needs afterwards.
@@ -245,7 +245,7 @@ def large_temporary(facts: Facts) -> Iterator[Finding]:
         lower = line.peak_bytes - _peak_without(facts, part)
         if lower < max(_LOWERS * line.peak_bytes, 1):
             continue
-        # The same place may make larger ones elsewhere, which make no peak.
+        # The same site may allocate larger ones at other times, without a peak.
         there = part[np.isin(part, at_peak)]
         yield Finding(
             FindingKind.LARGE_TEMPORARY,

@@ -110,7 +110,7 @@ def private_pools(facts: Facts) -> Iterator[Finding]:
     )
 
 
-# Frees that wait for another stream: for how long, and the bytes newly reserved meanwhile.
+# Frees that wait for another stream: for how long, and the bytes reserved during that time.
 
 
 def waiting_frees(facts: Facts) -> Iterator[Finding]:
@@ -118,7 +118,7 @@ def waiting_frees(facts: Facts) -> Iterator[Finding]:
     waits = np.flatnonzero(
         (rows.free_requested < facts.count) & ((rows.end - rows.free_requested > 1) | (rows.end == facts.count))
     )
-    # Only of these: between its two events every other free is asked for and not complete, too.
+    # Only these: any other free is also pending between its two consecutive events.
     waiting = sum_of_spans(rows.free_requested[waits], rows.end[waits], rows.size[waits], facts.count)
     most = int(waiting.max())
     if not len(waits) or most < facts.noticeable_bytes:
@@ -155,7 +155,7 @@ def _how_long(facts: Facts, waits: Ints8) -> str:
 
 
 def _reserved_while_waiting(facts: Facts, waiting: Ints8) -> int:
-    """From the device, for requests that would have fitted into what was waiting."""
+    """Bytes reserved for requests that would have fitted into the blocks waiting."""
     events = facts.device.events
     grows = np.flatnonzero((events.action == Action.SEGMENT_ALLOC) | (events.action == Action.SEGMENT_MAP))
     allocs = np.flatnonzero(events.action == Action.ALLOC)

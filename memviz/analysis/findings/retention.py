@@ -99,10 +99,10 @@ def _each_step(grown: Ints8) -> str:
 
 
 def _attributable_moments(facts: Facts, moments: Ints8) -> Ints8:
-    """The moments from which on it is known who made what is live.
+    """Keep the moments at which nearly all live bytes have a known origin.
 
-    What was there before the first event and is freed later has no stack, and what takes its place has one: between
-    two such moments every place would seem to grow.
+    Blocks from before the first event have no stack, and the blocks that replace them have one: between two such
+    moments every site would seem to grow.
     """
     if not len(facts.trace.stacks):
         return moments
@@ -255,7 +255,7 @@ def gradients_in_forward(facts: Facts) -> Iterator[Finding]:
 
 
 def _live_until_middle(spans: Sequence[PhaseSpan], start: Ints8, end: Ints8, size: Ints8) -> list[int]:
-    """Bytes that were there when each began and still are in its middle; spans come one after the other."""
+    """Bytes live from the start of each span to its middle; spans do not overlap."""
     by_end = np.argsort(end, kind="stable")
     ends = end[by_end]
     begun, ended = (np.concatenate([[0], np.cumsum(column)]) for column in (size, size[by_end]))

@@ -25,13 +25,13 @@ from memviz.trace.model import NO_STACK, Bools, Bytes1, Ints4, Ints8, Stacks, Tr
 
 # Activity of a program when a stack was taken: building a model, a forward, a backward, an optimizer step.
 #
-# Only frames that can mean one thing count (`_SIGNS`). A function that merely is called `forward` or `__init__` says
-# little; what counts is who called it: `_call_impl` of torch's modules, `wrapper` of torch's optimizers.
+# Only unambiguous frames count (`_SIGNS`). The name `forward` or `__init__` alone is weak evidence; what counts is the
+# caller: `_call_impl` of torch's modules, `wrapper` of torch's optimizers.
 
 
 class Activity(IntEnum):
     NOTHING = 0
-    """Nothing in the stack says it."""
+    """The stack shows no activity."""
     FORWARD = 1
     BACKWARD = 2
     STEP = 3
@@ -167,8 +167,8 @@ def _frame_signs(trace: Trace) -> Bytes1:
 def _built_by_user(trace: Trace, signs: Bytes1) -> Bytes1:
     """BUILD or BUILD_OPTIMIZER for stacks below an `__init__` in a file of modules, or in one of optimizers.
 
-    A file is of modules if torch calls a `forward` of it as a module's elsewhere in the trace, of optimizers if
-    torch calls a `step` of it as an optimizer's. A file that is both says nothing.
+    A file is of modules if torch calls a `forward` in it as a module's anywhere in the trace, of optimizers if torch
+    calls a `step` in it as an optimizer's. A file that is both is ignored.
     """
     frames = trace.stacks.frames
     modules = _files_called(trace, "forward", module_calls(trace).by_torch)
@@ -212,7 +212,7 @@ def _at(values: Bytes1, place: Ints8) -> Bytes1:
     return values[place] if len(values) else np.zeros(len(place), dtype=np.uint8)
 
 
-# How long the call of a function goes on that made an allocation, as far as later stacks tell.
+# End of the function call that made an allocation, as far as later stacks show it.
 #
 # A stack shows, from the outermost frame in, which calls are open. Of two stacks one after the other, the calls of
 # their common beginning go on, and so does that of the frame behind it if only its line moved down. A line that moved
@@ -247,7 +247,7 @@ class PythonStacks:
         every = np.arange(len(self.length))
         stack_keys = np.column_stack([self.prefix(every, self.length).view(np.int64), self.length])
         self._python = np.unique(stack_keys, axis=0, return_inverse=True)[1].ravel().astype(np.int32)
-        """The same number for the same Python frames, whatever C++ there was below."""
+        """Equal numbers for equal Python frames, ignoring C++ frames."""
         self.module_depth, self.model_depth = self._module_depths(stacks, module_calls(trace), depth_of)
         """Depth of the innermost and of the outermost module call, -1 for none. The module's function is one deeper."""
         self.site_depth = self._site_depths(trace, first_in_stack(stacks, kinds == FrameKind.USER), depth_of)
@@ -276,7 +276,7 @@ class PythonStacks:
         )
         outer = np.repeat(outermost, self.length)
         next_call = depth(last_place(stacks, by_torch & (place_depth > outer)))
-        # Decorators may stand between the call and the model's own function, which is the outermost body.
+        # Decorators may be between the call and the model's own function, which is the outermost body.
         own_body = depth(last_place(stacks, bodies))
         own_body = np.where((next_call >= 0) & (own_body > next_call), outermost, own_body)
         deeper = bodies & (place_depth > np.repeat(np.maximum(own_body, outermost), self.length))
@@ -306,7 +306,7 @@ class PythonStacks:
         return low
 
     def prefix(self, stack: Ints4 | Ints8, depth: Ints8) -> np.ndarray:
-        """A number that stands for the outermost `depth` frames of each stack."""
+        """Hash of the outermost `depth` frames of each stack."""
         first = self.offsets[stack]
         return np.asarray(self._sums[first + depth] - self._sums[first])
 
@@ -376,8 +376,8 @@ python_stacks = cached(PythonStacks)
 def call_over(trace: Trace, allocs: Ints4 | Ints8, stack: Ints4, never: int, depths: Ints8 | None = None) -> Ints4:
     """Per alloc (an event, with its stack): the first later alloc that shows its call to be over, or `never`.
 
-    The call is that of the innermost module; outside of modules that of the user's own function. `depths` says of each
-    stack of the trace another one, from the outermost in.
+    The call is that of the innermost module; outside of modules that of the user's own function. `depths` selects
+    another call per stack of the trace, counted from the outermost.
     """
     stacks = python_stacks(trace)
     depths = stacks.call_depth if depths is None else depths
@@ -399,9 +399,9 @@ def call_over(trace: Trace, allocs: Ints4 | Ints8, stack: Ints4, never: int, dep
 
 
 def freed_outside_call(trace: Trace, alloc_stack: Ints4, free_stack: Ints4) -> Bools:
-    """Per allocation, by the stacks of its alloc and of its free: the call is over that made it.
+    """True per allocation whose free's stack shows that the call that made it is over.
 
-    What goes as a function returns is freed by the line that called it. Without stacks nothing is known.
+    A local that is freed as its function returns has the caller's line as stack. False without stacks.
     """
     stacks = python_stacks(trace)
     outside = np.zeros(len(alloc_stack), dtype=np.bool_)
@@ -414,7 +414,7 @@ def freed_outside_call(trace: Trace, alloc_stack: Ints4, free_stack: Ints4) -> B
 
 
 def _once_a_pair(compute: Callable[[Ints4, Ints4], Ints8], one: Ints4, other: Ints4) -> Ints4:
-    """Stacks are few and follow one another in few ways, so every pair is looked at once."""
+    """Compute each distinct pair of stacks once: there are far fewer pairs than events."""
     if not len(one):
         return np.zeros(0, dtype=np.int32)
     width = int(max(one.max(), other.max())) + 1
@@ -432,7 +432,7 @@ def _once_a_pair(compute: Callable[[Ints4, Ints4], Ints8], one: Ints4, other: In
 
 
 def _running_hash(frame: Ints4, depth: Ints8) -> np.ndarray:
-    """Sums of frames weighed by depth, in arithmetic modulo 2**64: differences stand for stretches."""
+    """Running sums of frames weighted by depth, modulo 2**64: a difference is the hash of a stretch."""
     salt = (frame.astype(np.uint64) + np.uint64(1)) * _MIX
     salt ^= salt >> np.uint64(29)
     powers = np.cumprod(np.full(int(depth.max(initial=0)) + 1, _BASE, dtype=np.uint64), dtype=np.uint64)

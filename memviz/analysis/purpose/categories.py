@@ -165,9 +165,9 @@ def _assign_retained(inference: Inference, evidence: Evidence, rows: Ints8, coun
 
 
 def _added_to(inference: Inference, evidence: Evidence, sizes: Ints8, rows: Ints8, code: Ints8) -> Bools:
-    """Backward makes something of this size and lets it go at once: it is added to a gradient that was there.
+    """Rows whose size backward allocates as a temporary, which it adds to an existing gradient.
 
-    That says nothing unless it holds for most bytes.
+    None unless that holds for most bytes.
     """
     backward = evidence.during(Activity.BACKWARD) | (inference.reason == Reason.ORDER_FREED)
     made = backward & (inference.category == Category.TEMPORARY)
@@ -320,10 +320,10 @@ _MOST_TRIED = 64
 
 
 def assign_weight_copies(inference: Inference, evidence: Evidence) -> None:
-    """Tell copies of all weights, as an average or a teacher, that user code makes before the first forward."""
+    """Assign copies of all weights, as an average or a teacher, that user code makes before the first forward."""
     early = evidence.begun & evidence.never_freed & (evidence.start < evidence.first_work) & evidence.sees_work
     weights = evidence.size[early & (inference.category == Category.PARAMETER)]
-    # A prediction takes for an input whatever comes from the host outside of a model.
+    # A prediction labels everything copied from the host outside of a model as input.
     is_guess = (inference.category == Category.INPUT) & (inference.reason == Reason.RECORDED)
     rows = np.flatnonzero(early & (inference.open | is_guess) & evidence.during(Activity.NOTHING))
     count = len(weights)
@@ -398,7 +398,7 @@ def categories(trace: Trace, device: DeviceTrace) -> Categories:
 def _assign_recorded(inference: Inference, trace: Trace, device: DeviceTrace) -> None:
     recorded = label_of_rows(device, "category")
     if recorded is not None:
-        # A run labels what a forward keeps as activations, whatever autocast made of it.
+        # A run labels all that a forward saves as activations, including autocast copies of weights.
         is_cast = (recorded == Category.ACTIVATION) & stack_signs(trace).casts[lifetimes(device).stack]
         labelled = np.flatnonzero((recorded != Category.UNKNOWN) & ~is_cast)
         inference.assign(labelled, recorded[labelled], Reason.RECORDED, Certainty.STATED)
@@ -425,11 +425,11 @@ def _follow_same_stack(inference: Inference, evidence: Evidence) -> None:
     """Give blocks cut off by the end of the trace the category of all others of their stack, if those agree."""
     cut_off = is_among(inference.reason, _CUT_OFF) & evidence.never_freed & evidence.begun
     rows = np.flatnonzero(cut_off)
-    # One call of an operator casts a weight and an activation, so its stack does not say which is which.
+    # One operator call casts a weight and an activation, so its stack does not distinguish them.
     tells_nothing = cut_off | (inference.reason == Reason.AUTOCAST_KEPT)
     others = np.where(tells_nothing, Category.UNKNOWN, inference.category).astype(np.uint8)
     like = agreed(evidence.stack, others, evidence.stack[rows])
-    # A block that is never freed is no temporary, whatever others were.
+    # A block that is never freed is no temporary, even if the others are.
     is_agreed = (like != Category.UNKNOWN) & (like != Category.TEMPORARY)
     inference.assign(rows[is_agreed], like[is_agreed], Reason.SAME_STACK, Certainty.SURE)
 
@@ -442,8 +442,8 @@ def _follow_free(inference: Inference, device: DeviceTrace) -> None:
     inference.assign(rows[like == Category.PARAMETER], Category.PARAMETER, Reason.REPLACED, Certainty.SURE)
 
 
-# A kind is a category, or *before recording* for blocks that were live at the first event without a stack: another
-# recording could tell their category.
+# A kind is a category, or *before recording* for blocks that were live at the first event without a stack: an earlier
+# start of recording would show their category.
 
 BEFORE_RECORDING = "before recording"
 KINDS = (*(category.label for category in Category), BEFORE_RECORDING)

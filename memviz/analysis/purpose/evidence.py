@@ -1,8 +1,7 @@
 """Evidence of each allocation's purpose: the activity that made it, and the activity at its free.
 
-"Outlives" and "freed before" compare the end of an allocation with an event at which something else is seen to
-go on. NEVER stands for what the trace does not show: nothing outlives it, and only what is freed at all was
-freed before it.
+"Outlives" and "freed before" compare the end of an allocation with an event at which another activity is seen. NEVER
+means not seen in the trace: nothing outlives it, and every allocation with a free was freed before it.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from memviz.trace.rounding import CUBLAS_WORKSPACE_BYTES, HOPPER_WORKSPACE_BYTES
 class Name:
     category: Category
     functions: re.Pattern[str] | None = None
-    """Found anywhere in the function's name."""
+    """Searched in the function's name."""
     files: re.Pattern[str] | None = None
-    """Found anywhere in the path."""
+    """Searched in the path."""
 
 
 def _compile_pattern(text: str) -> re.Pattern[str]:
@@ -94,7 +93,7 @@ _COLLECTIVES = ("c10d::", "void c10d::")
 
 @cached
 def categories_by_name(trace: Trace) -> Bytes1:
-    """A Category per stack, and one more at the end for NO_STACK; UNKNOWN where no name says anything."""
+    """A Category per stack, and one more at the end for NO_STACK; UNKNOWN where no name matches."""
     frames, strings, stacks = trace.stacks.frames, trace.strings, trace.stacks
     python = np.flatnonzero(frame_kinds(trace) <= LAST_PYTHON_KIND)
     of_frame = np.full(len(frames), Category.UNKNOWN, dtype=np.uint8)
@@ -199,7 +198,7 @@ _WORK = (Activity.FORWARD, Activity.BACKWARD, Activity.STEP)
 
 
 class Evidence:
-    """Per row of `lifetimes`; each column is computed when a rule first asks for it, events in four bytes each."""
+    """Columns per row of `lifetimes`, computed when a rule first uses them; events take four bytes."""
 
     def __init__(self, trace: Trace, device: DeviceTrace) -> None:
         self._trace = trace
@@ -326,8 +325,8 @@ class Evidence:
 
     @cached_property
     def freed_within_call(self) -> Bools:
-        """Within the call that made it, as far as stacks tell."""
-        # What a model made last and was freed nobody knows where may well have been its output.
+        """Freed within the call that made it, as far as stacks show."""
+        # The last allocation of a model, freed without a stack, may have been its output.
         last = np.append(forward_passes(self._trace, self._device).last, -1).astype(np.int32)[self.pass_of]
         unclear = (self.start == last) & (self.free_stack == NO_STACK)
         candidates = np.flatnonzero(self.begun & self.freed_before(self._call_over) & ~unclear)
@@ -338,10 +337,10 @@ class Evidence:
 
     @cached_property
     def autocast_weight_copy(self) -> Bools:
-        """Cast by autocast, kept beyond its call, and half as large as something that its forward found.
+        """Cast by autocast, saved beyond its call, and half as large as a tensor that was live before its forward.
 
-        Autocast casts activations by the same function, but what they are cast from is made within the forward. Where
-        a forward keeps more casts of a size than it found tensors of twice that size, some of them are activations.
+        Autocast casts activations by the same function, but their sources are made within the forward. If a forward
+        saves more casts of a size than there were tensors of twice that size, some of them are activations.
         """
         is_copy = self._signs.casts[self.stack] & self.begun & (self.pass_of >= 0) & ~self.freed_within_call
         rows, first = np.flatnonzero(is_copy), forward_passes(self._trace, self._device).first

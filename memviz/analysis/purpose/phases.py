@@ -34,7 +34,7 @@ from memviz.trace.model import (
     take_rows,
 )
 
-# Edited requests take over the purposes inferred for the recording, whatever their stacks show: a recomputed block has
+# Edited requests inherit the purposes inferred for the recording instead of using their stacks: a recomputed block has
 # the stack of the first one, so it would look like a forward within the backward.
 
 
@@ -83,7 +83,7 @@ def activity_of_rows(trace: Trace, device: DeviceTrace) -> Bytes1:
 
 @cached
 def activity_of_allocs(trace: Trace, device: DeviceTrace) -> Bytes1:
-    """A Doing per event; NOTHING for all that are no alloc.
+    """An Activity per event; NOTHING for events other than allocs.
 
     Where only Python frames are recorded, autograd's own thread leaves empty stacks. So an alloc without a stack
     that follows one made by a call of `backward` belongs to that backward.
@@ -266,7 +266,7 @@ def _of_models(trace: Trace, device: DeviceTrace, at: Ints8) -> Ints8:
 
 
 def _inherited_spans(spans: Spans, count: int) -> PhaseSpans:
-    """Those of the recording, where they begin now."""
+    """Phases of the recording, at their events in the edited trace."""
     return _spans(np.array(ACTIVITIES, dtype=np.uint8)[spans.phase], spans.step, spans.first, count)
 
 
@@ -278,7 +278,7 @@ def _spans(doing: Bytes1, step: Ints4 | Ints8, at: Ints8, count: int) -> PhaseSp
 
 
 def _work(trace: Trace, device: DeviceTrace) -> tuple[Ints4, Bytes1]:
-    """Events that tell, and what: allocations, and optimizer steps that torch itself noted."""
+    """Events that show an activity, and which: allocations, and optimizer steps annotated by torch."""
     allocs = np.flatnonzero(device.events.action == Action.ALLOC).astype(np.int32)
     doing = activity_of_allocs(trace, device)[allocs]
     tells = is_among(doing, _WORK)

@@ -171,7 +171,7 @@ RULES = (
         for category in (Category.OPTIMIZER_STATE, Category.GRADIENT, Category.INPUT, Category.PARAMETER)
     ),
 )
-"""Rules for allocations with a stack, or without one after a stack that tells."""
+"""Rules for allocations with a stack, or without one after a stack that shows an activity."""
 
 LAST_RULES = (
     Rule(
@@ -196,4 +196,4 @@ LAST_RULES = (
     Rule(Reason.CUT_OFF, Category.UNKNOWN, lambda e: e.never_freed & e.begun, Certainty.OPEN),
     Rule(Reason.UNMARKED, Category.UNKNOWN, lambda e: e.size >= 0, Certainty.OPEN),
 )
-"""Rules for allocations that sizes and order leave open too; the last ones only say why."""
+"""Rules for allocations that sizes and order leave open too; the last ones only give the reason."""

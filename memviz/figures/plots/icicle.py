@@ -30,7 +30,7 @@ def plot_icicle(result: StackTree, trace: Trace, *, dark: bool = False) -> go.Fi
         tiling={"orientation": "v", "pad": 0},
         pathbar={"visible": False},
     )
-    # A label that does not fit is left out: shrunk, nobody could read it.
+    # A label that does not fit is left out: shrunk, it would be unreadable.
     drawing.update_layout(uniformtext={"minsize": 9, "mode": "hide"})
     drawing.update_layout(height=70 + _ROW_HEIGHT * _height(result), margin={"l": 8, "r": 8, "b": 8})
     return drawing
@@ -63,7 +63,7 @@ def _columns(tree: StackTree, trace: Trace) -> dict[str, Any]:
 
 
 def _label(trace: Trace, frame: int) -> str:
-    """Functions called `forward` are told apart by their file and line."""
+    """Label of a frame; functions called `forward` get their file and line."""
     name = plain(frame_name(trace, frame), 50)
     if frame < 0:
         return name
@@ -94,7 +94,7 @@ def _detail(own: int, count: int) -> str:
 
 
 def _fill(frame: int, trace: Trace, colours: Palette) -> str:
-    """One's own frames stand out; colour itself means a category, and a node may hold several."""
+    """User frames are highlighted by shade; hue means a category, and a node may hold several."""
     if frame == ROOT:
         return colours.fill
     if frame < 0:

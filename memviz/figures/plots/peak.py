@@ -92,7 +92,7 @@ def _bars(result: LiveSet, colours: Palette) -> list[_Bar]:
 
 
 def _colour(group: Group, by: str, colours: Palette) -> str:
-    """Colour means a category; a row that is none is told by its label."""
+    """Colour of the category; rows of other groupings have one neutral colour."""
     if by != "category":
         return colours.ink_3
     if group.label == BEFORE_RECORDING:
@@ -178,7 +178,7 @@ def _sums(rows: list[Change], side: int) -> tuple[int, int]:
 
 def _mark_peaks(drawing: go.Figure, result: Changes, other: int, colours: Palette) -> None:
     change = result.delta(other)
-    # The lower of the two stands to the left of its line, so that they never meet.
+    # The lower label is to the left of its line, so that the two never overlap.
     anchors = ("right", "left") if change >= 0 else ("left", "right")
     places = [(letter(0), 0, 0, "solid"), (letter(other), change, other, "dash")]
     for (name, x, side, dash), anchor in zip(places, anchors, strict=True):

@@ -1,7 +1,7 @@
 """Segments with the blocks in them, and the use of reserved bytes: tensors, rounding and kinds of free memory.
 
-Thousands of small blocks would make an unreadable figure. So the largest ones are drawn, and each segment's ground
-says on hover what the whole segment holds, to the byte.
+Thousands of small blocks would make an unreadable figure. So the largest ones are drawn, and each segment's
+background shows the exact totals of the segment on hover.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bytes over events or time: a recording with its peak, failures and annotations, or one beside its replays."""
+"""Bytes over events or time: a recording with its peak, failures and annotations, or one with its replays."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _draw_bytes(drawing: go.Figure, result: DecimatedTimeline, axis: _Axis, colo
 
 
 def _steps(x: list[Any], values: list[int], name: str) -> dict[str, Any]:
-    """Each value holds until the next column, so the last one is said twice."""
+    """Each value holds until the next column, so the last one is repeated."""
     y = [*values, values[-1]]
     return {"x": x, "y": y, "name": name, "mode": "lines", "text": [*map(bytes_text, y)], "hovertemplate": "%{text}"}
 
