@@ -22,11 +22,11 @@ from memviz.trace.write import Cells, Table, hexadecimal, slices, where, write_t
 
 class BlockKnown(StrEnum):
     RECORDED = "recorded"
-    """It is live at the end, and its block is in the file."""
+    """Live at the end, with its block in the file."""
     REBUILT = "rebuilt"
-    """From what lay around it when it was made."""
+    """Derived from its neighbours at its alloc."""
     ROUNDED = "rounded"
-    """No more is known than how the allocator rounds."""
+    """Derived from the allocator's rounding alone."""
 
 
 @dataclass(frozen=True)

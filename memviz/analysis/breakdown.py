@@ -132,7 +132,7 @@ def path_text(path: Path) -> str:
 
 
 def rows_below(trace: Trace, device: DeviceTrace, rows: Ints8, path: Path) -> Ints8:
-    """Those of these rows of `lifetimes` whose stack begins with the path."""
+    """Filter rows of `lifetimes` to those whose stack begins with the path."""
     if not path:
         return rows
     stack = lifetimes(device).stack[rows]
@@ -180,7 +180,7 @@ class WeightedRows:
 
 @dataclass(frozen=True, eq=False)
 class RangeRows:
-    """Allocations that were live at some moment of a range, and what their bytes times their events there are."""
+    """Allocations live at some moment of a range, with bytes times events there."""
 
     rows: Ints8
     byte_events: Ints8

@@ -1,7 +1,7 @@
-"""Results that several views need are computed once, kept on the trace or device they come from, and die with it.
+"""Cache results that several views need on the trace or device they are computed from.
 
-Traces and devices are frozen, so a result stays right; and no cache outlives a trace or mixes visitors.
-`size_in_bytes` measures what a cached result takes.
+Traces and devices are frozen, so a result stays valid; and no cache outlives a trace or mixes visitors.
+`size_in_bytes` measures the size of a cached result.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _row(items: Iterable[Any], count: int, seen: set[int]) -> float:
 
 
 _LARGE = 1 << 14
-"""Bytes. What takes fewer stays: some of it took long to work out."""
+"""Bytes. Smaller results are not dropped: some took long to compute."""
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

@@ -1,4 +1,4 @@
-"""Any set of allocations, by place or kind: the groups, largest first, and what is left of them, to the byte."""
+"""Group any set of allocations by site or kind: the groups, largest first, and the exact remainder."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def group_rows(
     top: int | None = None,
     weight: Ints8 | None = None,
 ) -> Groups:
-    """`rows` are rows of `lifetimes`; `by` is one of `GROUPINGS`; `weight` is what rows count for in place of bytes."""
+    """`rows` are rows of `lifetimes`; `by` is one of `GROUPINGS`; `weight` replaces bytes."""
     keyed = group_codes(trace, device, rows, by)
     all_rows = lifetimes(device)
     size, stack = all_rows.size[rows] if weight is None else weight, all_rows.stack[rows]
@@ -146,7 +146,7 @@ def _by_stream(trace: Trace, device: DeviceTrace, rows: Ints8) -> GroupCodes:
 
 
 def _by_annotation(trace: Trace, device: DeviceTrace, rows: Ints8) -> GroupCodes:
-    """The innermost annotation around the alloc. What was there before the first event is apart."""
+    """Innermost annotation around the alloc, with an own group for allocations from before the first event."""
     start, before, outside = lifetimes(device).start[rows], -2, -1
     names = np.append(annotated(device).intervals.name, outside)
     codes = np.full(len(rows), before)

@@ -37,7 +37,7 @@ class GrowthRow:
 class Growth:
     by: str
     steps: tuple[str, ...]
-    """Those that ended within the trace; where none did, nothing is known."""
+    """Steps that ended within the trace; empty if none did."""
     live_bytes: tuple[int, ...]
     """At the end of each step."""
     rows: tuple[GrowthRow, ...]

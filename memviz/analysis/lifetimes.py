@@ -1,9 +1,9 @@
-"""From when to when each allocation lived, what was there before the first event included.
+"""Start and end of each allocation, including those from before the first event.
 
 An address is reused all the time, so events are matched per address in order: alloc, free_requested,
-free_completed. What was live before the first event is known twice over: a free without its alloc, and a
-block that is active at the end without any event. So totals are right for histories that start late and for
-ring buffers that have wrapped.
+free_completed. Allocations from before the first event show as a free without its alloc, or as a block that
+is active at the end without any event. So totals are right for histories that start late and for ring buffers
+that have wrapped.
 
 Where a file contradicts itself (events left out by `skip_actions`, a damaged file) the faults are counted,
 and the rule is written at the line that applies it.
@@ -171,7 +171,7 @@ class _Runs:
         )
 
     def by_start(self, count: int) -> _Runs:
-        """First those of which no start is known. No two start at one event, so nothing is to be sorted."""
+        """Order by start, unknown starts first. No two start at one event, so a scatter replaces the sort."""
         run_of_event = np.full(count, -1, dtype=np.int32)
         begun = np.flatnonzero(self.start != BEFORE)
         run_of_event[self.start[begun]] = begun
@@ -207,7 +207,7 @@ def _block_of(runs: _Runs, blocks: Ints8, device: DeviceTrace) -> Ints8:
 
 
 def _stacks(device: DeviceTrace, started: Bools, source: Ints8, block: Ints8) -> Ints4:
-    """The alloc's stack; else the final block's, which torch may keep where it kept none per event."""
+    """The alloc's stack; else the final block's, which torch may record even without stacks per event."""
     stack = np.where(started, device.events.stack[source], NO_STACK).astype(np.int32)
     missing = (stack == NO_STACK) & (block >= 0)
     stack[missing] = device.blocks.stack[block[missing]]
@@ -219,7 +219,7 @@ def _with(first: npt.NDArray[Whole], second: npt.NDArray[Any]) -> npt.NDArray[Wh
 
 
 def _by_start(rows: Lifetimes) -> Lifetimes:
-    """Those that begin here are in order already; what was there before goes first, by address."""
+    """Sort by start: rows from before the first event first, by address; the others are sorted already."""
     before = np.flatnonzero(rows.start == BEFORE)
     if not len(before):
         return rows

@@ -30,7 +30,7 @@ _MOST_PLACES = 3
 _ENOUGH = 0.5
 """Least share of the activations that the named places must hold."""
 _JUST_BEGUN = 20
-"""A twentieth of a backward: what lies in it is still the forward's height."""
+"""A twentieth of a backward: a peak in it is due to the forward."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class KeptBy:
     places: tuple[Site, ...]
     """Sites by bytes, largest first."""
     bytes: int
-    """All that they hold of activations at this moment."""
+    """Bytes of activations at these sites at this moment."""
     rows: Ints8
     """Rows of `lifetimes`."""
 
@@ -52,7 +52,7 @@ class MostOfIt:
     sites_holding_activations: KeptBy | None = None
     """Sites that keep them, if they are activations."""
     layers: str = ""
-    """'24 equal layers', where these made all that those places keep."""
+    """'24 equal layers', if these made all activations of those sites."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class Overview:
     """-1 where the peak was there before the first event."""
     reserved_peak_bytes: int
     step: str
-    """In which the peak comes, and in which phase of it; empty where none is known."""
+    """Step and phase of the peak; empty where unknown."""
     most_of_it: MostOfIt | None
-    """Largest category of the peak, where it is known and a good part of it."""
+    """Largest category of the peak, if known and large enough."""
     ran_out: FailedRequest | None
     """The last request that failed."""
     failed_count: int = 0
@@ -77,7 +77,7 @@ class Overview:
     limit_of_start: str = ""
     """Sentence on memory from before the recording, which an estimate leaves as it is; else empty."""
     largest_site: str = ""
-    """At the peak, where most of it has no purpose and its places are known."""
+    """At the peak, if most of it has no purpose and its sites are known."""
     largest_site_bytes: int = 0
 
 

@@ -169,10 +169,10 @@ class RangeSummary:
     """Live before the first event, plus `allocated`, minus `freed`, is live after the last one."""
 
     first: int
-    """-1 takes in what was there before the first event of the trace."""
+    """-1 includes the state before the first event of the trace."""
     last: int
     peak_event: int
-    """The first one after which live bytes are highest, among these."""
+    """First event of the range with the highest live bytes after it."""
     allocated: Total
     freed: Total
     throughout: Total

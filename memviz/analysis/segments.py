@@ -44,7 +44,7 @@ _LAST = np.int64(2**63 - 1)
 
 
 def in_order(address: Ints8) -> Ints8:
-    """Addresses are unsigned, kept in int64; flipping the top bit makes int64 compare them rightly. Undoes itself."""
+    """Addresses are unsigned, kept in int64; flipping the top bit makes int64 compare them rightly. Its own inverse."""
     return np.bitwise_xor(address, _TOP_BIT)
 
 
@@ -76,7 +76,7 @@ def reserved_segments(device: DeviceTrace, event: int, settings: Mapping[str, An
 @dataclass(frozen=True)
 class RangeHistory:
     index: Ints8
-    """Events that change what is held."""
+    """Events that change the reserved ranges."""
     gives_back: Bools
     first: Ints8
     last: Ints8

@@ -1,4 +1,4 @@
-"""Figures for notebooks and for what people save.
+"""Figures for notebooks and for saved files.
 
 `timeline`, `peak`, `waterfall`, `icicle` and `segments` plot what `memviz.open` returns and its results; each
 `plot_<word>` plots a result of `memviz.analysis`. Only this package imports plotly, with the first figure, and it

@@ -82,7 +82,7 @@ def peak(
 def icicle(
     source: Source, *, event: int | None = None, device: int | str | None = None, dark: bool = False
 ) -> go.Figure:
-    """Which calls hold what is live then, callers on top; by default at the peak."""
+    """Plot live memory by call stack, callers on top; by default at the peak."""
     trace, chosen = _pair(source, device)
     rows = live_rows(chosen, _event(source, chosen, event))
     return plot_icicle(stack_tree(trace, chosen, rows), trace, dark=dark)
@@ -91,7 +91,7 @@ def icicle(
 def segments(
     source: Source, *, event: int | None = None, device: int | str | None = None, dark: bool = False
 ) -> go.Figure:
-    """The allocator's map, in the colours of what the blocks are for; by default at the peak."""
+    """Plot the segments with their blocks, coloured by category; by default at the peak."""
     trace, chosen = _pair(source, device)
     result = getattr(source, "found", None)
     if not isinstance(result, SegmentsAt) or event is not None or device is not None:
@@ -107,7 +107,7 @@ def waterfall(
     device: int | str | None = None,
     dark: bool = False,
 ) -> go.Figure:
-    """From one trace's peak to another's: of two traces, or of what `compare` answers."""
+    """Plot the changes from one trace's peak to another's, of two traces or a result of `compare`."""
     result = getattr(source, "found", None)
     if other is None and isinstance(result, Changes):
         return plot_waterfall(result if by in (None, result.by) else changes(source.sides, by), dark=dark)
@@ -125,7 +125,7 @@ def _pair(source: Source, device: int | str | None) -> tuple[Trace, DeviceTrace]
 
 
 def _event(source: Source, device: DeviceTrace, event: int | None) -> int:
-    """The one that was named, else that of an answer about this device, else the peak."""
+    """`event` if given, else that of a result for this device, else the peak."""
     if event is None and getattr(source, "device", None) == device.name:
         event = getattr(source, "event", None)
     return line_of(device).peak_event if event is None else int(event)

@@ -65,7 +65,7 @@ def pack_times(device: DeviceTrace, step_us: int = 1) -> PackedTimeline:
 
 
 def pack_groups(colouring: Colouring) -> PackedTimeline:
-    """Which group each allocation belongs to, under one meaning of colour, and where that is only probable."""
+    """Pack the colour group of each allocation, and a flag where it is only probable."""
     columns: dict[str, npt.NDArray[Any]] = {"group": colouring.group}
     if colouring.probable is not None:
         columns["probable"] = np.packbits(colouring.probable, bitorder="little")
@@ -78,7 +78,7 @@ def pack_sites(code: Ints4, labels: Sequence[str]) -> PackedTimeline:
 
 
 def pack_rows(rows: Ints8, count: int) -> PackedTimeline:
-    """A choice of allocations, one bit each."""
+    """Pack a selection of allocations, one bit each."""
     chosen = np.zeros(count, dtype=np.uint8)
     chosen[rows] = 1
     return pack({"bits": np.packbits(chosen, bitorder="little")}, chosen=len(rows))
@@ -114,7 +114,7 @@ def pack(columns: dict[str, npt.NDArray[Any]], **more: Any) -> PackedTimeline:
 
 
 def _by_significance(column: npt.NDArray[Any]) -> bytes:
-    """All lowest bytes first, then all second ones, and so on."""
+    """Regroup bytes by significance, lowest first."""
     little = np.ascontiguousarray(column, dtype=column.dtype.newbyteorder("<"))
     return little.view(np.uint8).reshape(len(column), column.itemsize).T.tobytes()
 
@@ -132,7 +132,7 @@ def thumbnail(trace: Trace, device: DeviceTrace, *, width: int = 92, height: int
 def thumbnail_with_labels(
     trace: Trace, device: DeviceTrace, *, width: int, height: int, top: int | None = None
 ) -> tuple[bytes, frozenset[str]]:
-    """The picture, and the labels of the groups that have a pixel in it."""
+    """Return the PNG and the labels of the groups visible in it."""
     line, colours = timeline(device), colouring(trace, device)
     view = View(0, len(line.live), width, height, float(top or max(line.peak_bytes, 1)))
     grid = allocation_grid(spans(lifetimes(device), colours), column_instants(line.live, view), view)

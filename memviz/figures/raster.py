@@ -48,7 +48,7 @@ class View:
 
 
 def column_instants(live: Ints8, view: View) -> Ints8:
-    """The instant each column shows: the first of its range with most live bytes."""
+    """The instant that each column shows: the first of its range with most live bytes."""
     edges = view.first + np.arange(view.columns + 1) * ((view.last - view.first) / view.columns)
     begin = np.clip(np.floor(edges[:-1]).astype(np.int64), 0, len(live) - 1)
     end = np.clip(np.maximum(np.floor(edges[1:]).astype(np.int64), begin + 1), 1, len(live))

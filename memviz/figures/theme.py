@@ -1,10 +1,10 @@
-"""Colours, the two templates, and what every figure shares.
+"""Colours, the two templates, and helpers of all figures.
 
 Colour belongs to bytes: it means a category, a change or an alarm, and everything else is ink on paper.
 The category colours keep hue and order in both modes and stay apart for colour-blind people; a test
 recomputes their distances, so that none is tuned alone.
 
-The page, the command line and reports use the colours alone, so plotly is imported with the first figure.
+The page, the command line and reports use only the colours, so plotly is imported with the first figure.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def _none() -> Ints8:
 
 @dataclass(frozen=True, eq=False)
 class Earlier(Columns):
-    """Allocations that end before an event, in place of where they did."""
+    """Allocations to free earlier, before an event."""
 
     row: Ints8
     before: Ints8
@@ -84,7 +84,7 @@ class Again(Columns):
     begin: Ints8
     end: Ints8
     order: Ints8
-    """Among those that begin before the same event. One that ends there too ends at `end_order`."""
+    """Order among those that begin before the same event; a free there has `end_order`."""
     end_order: Ints8
     divisor: Ints8
     """The requested size is divided by this."""
@@ -97,7 +97,7 @@ class Edit:
     earlier: Earlier = field(default_factory=lambda: Earlier(_none(), _none()))
     again: Again = field(default_factory=lambda: Again(*[_none()] * 6))
     again_as: Category | None = None
-    """Category of everything that is made again; None keeps each row's own."""
+    """Category of all repeated allocations; None keeps each row's own."""
     halved: Ints8 = field(default_factory=_none)
     """Rows whose requested bytes are halved."""
 
@@ -114,7 +114,7 @@ class _Entries(Columns):
     address: Ints8
     size: Ints8
     belongs: Ints8
-    """The recorded event in whose phase it is; -1 for a free that was put in, which begins none."""
+    """The recorded event whose phase it belongs to; -1 for an added free, which begins none."""
 
     @property
     def is_added(self) -> Bools:
@@ -126,7 +126,7 @@ _LAST = np.iinfo(np.int64).max
 
 
 def apply_edit(trace: Trace, device: DeviceTrace, edit: Edit) -> Trace:
-    """One device, with its final state as it was: a replay makes its own."""
+    """Return a trace of the edited device. Its final state is the recorded one; a replay computes its own."""
     rows, starts = lifetimes(device), _starts_of_groups(device.events)
     sizes = rows.size.copy()
     sizes[edit.halved] = (sizes[edit.halved] + 1) // 2

@@ -1,4 +1,4 @@
-"""The layers of a forward, as groups of stacks that repeat: what each makes, keeps for the backward and hands on."""
+"""Layers of a forward, as repeating groups of stacks: allocations, tensors saved for backward, and output of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memviz.units import count_text
 
 _FEWEST = 2
 _NEARLY_ALL = 0.95
-"""Share of the bytes kept by repeated groups; the smallest group that keeps as much is a layer."""
+"""Share of the bytes saved by repeated groups; the smallest group with that share is a layer."""
 _KEPT = np.array([Category.ACTIVATION, Category.OUTPUT, Category.UNKNOWN], dtype=np.uint8)
 
 
@@ -49,7 +49,7 @@ class LayersHolding:
 
     count: int
     is_equal: bool
-    """All of them hold the same sizes."""
+    """All layers hold the same sizes."""
     rows: Ints8
 
     @property
@@ -58,7 +58,7 @@ class LayersHolding:
 
 
 def layers_holding(facts: Facts, rows: Ints8, event: int) -> LayersHolding | None:
-    """The layers of the forward around an event among what is live then; None where fewer than two hold any."""
+    """Layers of the forward around an event that hold some of `rows`; None if fewer than two do."""
     for step in layered_steps(facts, around=event):
         parts = [rows[is_among(rows, layer.made)] for layer in step.layers]
         sizes = {tuple(np.sort(facts.rows.size[part]).tolist()) for part in parts if len(part)}
@@ -85,7 +85,7 @@ def layered_steps(facts: Facts, around: int | None = None) -> tuple[LayeredStep,
 
 
 def saved_for_backward(facts: Facts, forward: PhaseSpan, backward: PhaseSpan | None) -> Ints8:
-    """Made in a forward, live when its backward begins, and freed within it; or live where the trace ends before."""
+    """Rows of a forward, live when its backward begins and freed within it, or live at the earlier end of the trace."""
     rows, last_event = facts.rows, facts.count - 1
     begin, end = (backward.first, backward.last) if backward else (_stops_at(facts, forward), last_event)
     end += end == last_event
@@ -123,9 +123,9 @@ def _layers(facts: Facts, forward: PhaseSpan, backward: PhaseSpan | None) -> tup
 
 
 def _repeated(facts: Facts, saved: Ints8) -> tuple[int, Ints8]:
-    """How often the group of stacks comes that keeps most bytes, and its rows. What comes once is no layer.
+    """Count of repeats of the group of stacks that saves most bytes, and its rows. A single occurrence is no layer.
 
-    One layer may come to a stack several times, as a loop over heads does: then its group is what repeats as a whole.
+    One layer may have a stack several times, as a loop over heads does: then the repeating sequence is the group.
     """
     rows = facts.rows
     stacks, code = np.unique(rows.stack[saved], return_inverse=True)

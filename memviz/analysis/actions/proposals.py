@@ -102,8 +102,8 @@ def _release_events(facts: Facts, layer: Layer) -> Ints8:
 
 
 def _recomputed_at(facts: Facts, step: LayeredStep, backward: PhaseSpan) -> list[int]:
-    """The event before which the backward comes to each layer: when the one above has let go of all it kept. The
-    number of events where the trace ends before."""
+    """Event before which the backward reaches each layer: when the layer above has freed all that it saved. The number
+    of events if the trace ends before."""
     rows, begins = facts.rows, []
     for number, layer in enumerate(step.layers):
         first_freed = int(rows.end[layer.kept].min(initial=facts.count))
@@ -113,7 +113,7 @@ def _recomputed_at(facts: Facts, step: LayeredStep, backward: PhaseSpan) -> list
         if number + 1 < len(step.layers):
             above = np.append(step.layers[number + 1].kept, layer.output)
         else:
-            # What comes behind the last layer: the head and the loss.
+            # After the last layer: the head and the loss.
             behind = np.arange(layer.made[-1] + 1, len(rows))
             above = np.append(behind[rows.start[behind] < backward.first], layer.output)
         ends = rows.end[above]
@@ -123,10 +123,10 @@ def _recomputed_at(facts: Facts, step: LayeredStep, backward: PhaseSpan) -> list
 
 
 def _recomputed(facts: Facts, layer: Layer, begin: int) -> tuple[Ints8, ...]:
-    """All that the layer makes up to the last that its backward needs; the rest is not run again."""
+    """Allocations of a layer up to the last that its backward needs; the rest is not recomputed."""
     rows = facts.rows
     needed = layer.made[layer.made <= layer.kept.max(initial=-1)]
-    # What lives on beyond the layer without being kept for the backward, as its output, is not made twice.
+    # An allocation that outlives the layer without being saved for backward, as its output, is not recomputed.
     needed = needed[np.isin(needed, layer.kept) | (rows.end[needed] <= layer.past)]
     is_saved = np.isin(needed, layer.kept)
     end = np.where(is_saved, np.maximum(rows.end[needed], begin), begin)
@@ -163,7 +163,7 @@ _ELEMENTWISE = (
     *("native_layer_norm", "_fused_rms_norm", "native_group_norm", "rms_norm", "clone", "cat", "_unsafe_view"),
     *("gelu_backward", "silu_backward", "threshold_backward", "native_dropout_backward", "hardswish_backward"),
 )
-"""Norms stay in float32, but what is kept of them is the copy that the next product takes."""
+"""Norms stay in float32, but the saved tensor is the half-precision copy for the next product."""
 
 
 def autocast(facts: Facts) -> Proposal | None:
@@ -240,7 +240,7 @@ _HALVED = (
 
 
 def half_precision(facts: Facts) -> Proposal | None:
-    """None where something was there before the recording, whose size was decided then, or is half already."""
+    """None if memory from before the recording was live, whose size is fixed, or precision is half already."""
     halved = np.flatnonzero(facts.has_purpose(*_HALVED) & (facts.rows.start > BEFORE))
     if not len(halved) or (facts.rows.start == BEFORE).any() or is_mixed(facts):
         return None
@@ -275,7 +275,7 @@ def kinds_of(finding: Finding) -> tuple[ActionKind, ...]:
 
 
 def proposal(trace: Trace, device: DeviceTrace, finding: Finding, kind: ActionKind) -> Proposal | None:
-    """None where this trace does not have what it takes."""
+    """None if the trace lacks the necessary data."""
     if kind not in kinds_of(finding):
         raise UsageError(f"Against {finding.key} there is no {kind}.")
     facts = Facts(trace, device)

@@ -4,8 +4,8 @@ Two positions on each trace's axis are mapped to the same two positions of the o
 That is enough to overlay complete runs, to align peaks on one scale, and to overlay one step with the same step of
 another run, however many events each takes.
 
-Instant 0 is before the first event and instant e + 1 is after event e, as everywhere in the drawings; on the
-axis of time a place is in µs since the trace's first event.
+Instant 0 is before the first event and instant e + 1 is after event e, as in all figures; on the time
+axis a position is in µs since the trace's first event.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Alignment:
 
 
 START = Alignment("start")
-"""Whole runs: first event over first, last over last."""
+"""Complete runs: first events and last events aligned."""
 SCALE = Alignment("scale")
-"""From the first event on, as many events (or µs) to the inch in all."""
+"""First events aligned, on one scale of events (or µs)."""
 PEAK = Alignment("peak")
-"""The same, with the peaks in one line."""
+"""Peaks aligned, on one scale."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Aligned:
     spans: tuple[Span, ...]
     """Per trace the two positions that are drawn at 0 and 1."""
     extent: Span
-    """From where to where any trace has something: 0 is where the spans begin, 1 where they end."""
+    """Range in which any trace has events: the spans begin at 0 and end at 1."""
     focus: Span
     """The span to show first, on the same scale."""
 

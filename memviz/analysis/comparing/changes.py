@@ -1,7 +1,7 @@
 """Differences between traces: rows that add up from peak to peak, a score per trace, and allocator settings.
 
-The page, `diff`, reports and programs all show these rows. What holds more in one trace than in another
-is one row with both figures, and with what it consists of most.
+The page, `diff`, reports and programs all show these rows. Each row has the bytes of both traces and its dominant
+category.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class ComparisonSummary:
 
     @cached_property
     def kinds(self) -> Changes:
-        """Changes by category, for a change that no few places make. Few comparisons need it, and it costs the most."""
+        """Changes by category, for changes spread over many sites. Few comparisons need it, and it costs the most."""
         return self.found if self.found.by == "category" else changes(self.sides, "category")
 
 
@@ -208,7 +208,7 @@ class Score:
     live_bytes: int
     """At the peak; the sum of the above."""
     reserved_bytes: int
-    """Most at any time: what a card must be able to give."""
+    """Most at any time: the memory that a GPU must have."""
     delta_bytes: int
     """Live, over the baseline's."""
     duration_us: int | None

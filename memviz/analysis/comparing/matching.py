@@ -1,8 +1,8 @@
 """Matching of allocations across traces: which of them come from the same site, stack, category or group.
 
-A site is a line and the operator that took the memory, as long as the function's lines are the same in all traces
-that have it; where they have moved, it is the function. Operators count only where every trace recorded them.
-What is known per stack is decided per stack, so that a million allocations cost one look-up each.
+A site is a line and the operator that allocated, as long as the function's lines are the same in all traces that
+have it; where they have moved, it is the function. Operators count only where every trace recorded them. Keys are
+computed per stack where possible, so that a million allocations cost one look-up each.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Matching:
         return np.asarray(of_code[lifetimes(side[1]).stack[rows] if self.by in _BY_STACK else rows], dtype=np.int64)
 
     def rows_of(self, number: int, side: Pair, key: str) -> Ints8:
-        """All its allocations, wherever in time; none for a key that nothing has."""
+        """All allocations with this key, at any time; empty for an unused key."""
         wanted = [i for i, thing in enumerate(self.things) if thing.key == key]
         return np.flatnonzero(np.isin(self.of_rows(number, side), wanted))
 

@@ -43,8 +43,8 @@ def duplicated_weights(facts: Facts) -> Iterator[Finding]:
 
 
 def _weights(facts: Facts) -> Ints8:
-    """Return the rows made before the first forward and live through the last, in order of creation. A weight copy that
-    no module made looks like an input of the model."""
+    """Return the rows made before the first forward and live through the last, in order of creation. A weight copy made
+    outside of modules looks like an input of the model."""
     if not facts.forwards:
         return np.zeros(0, dtype=np.int64)
     first, last, rows = facts.forwards[0].first, facts.forwards[-1].last, facts.rows
@@ -55,7 +55,7 @@ def _weights(facts: Facts) -> Ints8:
 
 
 def _longest_repeat(facts: Facts, rows: Ints8) -> tuple[Ints8, Ints8]:
-    """Two stretches of equal sizes made at other places; a network's own equal layers come from one place."""
+    """Two longest runs of equal sizes from different stacks; equal layers of one network share their stacks."""
     size, stack = facts.rows.size[rows], facts.rows.stack[rows]
     nothing = rows[:0]
     best = (nothing, nothing)
@@ -101,7 +101,7 @@ def _has_one_of_a_kind(size: Ints8) -> bool:
 _COPY_OPERATORS = ("_to_copy", "to", "copy_", "_copy_from")
 """Operators that make the same values in another precision."""
 _LEAST_SHARE = 4
-"""A copy counts from so small a part of what is worth a sentence: one line often makes several."""
+"""A copy counts from this fraction of the noticeable bytes on: one line often makes several."""
 
 
 def wider_copies(facts: Facts) -> Iterator[Finding]:

@@ -115,7 +115,7 @@ class Facts:
         return Certainty.SURE if is_sure else Certainty.PROBABLE
 
     def by_site(self, rows: Ints8) -> Iterator[tuple[Site, Ints8]]:
-        """These rows, apart by who made them."""
+        """Split rows by their site."""
         table = sites(self.trace)
         codes = table.of_stack[self.rows.stack[rows]]
         order = np.argsort(codes, kind="stable")
@@ -124,7 +124,7 @@ class Facts:
             yield table.of(int(self.rows.stack[part[0]])), part
 
     def largest_site(self, rows: Ints8) -> Site:
-        """Who made most of these bytes."""
+        """Site with most of these bytes."""
         table = sites(self.trace)
         codes = table.of_stack[self.rows.stack[rows]]
         return table.sites[int(sum_by(codes, self.rows.size[rows], len(table.sites)).argmax())]

@@ -213,7 +213,7 @@ def _of_the_spike(facts: Facts, begin: int, top: int, valley: int) -> Ints8:
 
 
 def _is_work_left(facts: Facts, event: int) -> bool:
-    """Return whether the trace goes on long enough to show what is needed: a whole step, or else half of all allocs."""
+    """Return whether the trace goes on long enough to show later needs: a full step, or else half of all allocs."""
     doing = [(span.first, span.doing) for span in facts.phases.spans]
     behind = [at for at, what in doing if what == Activity.FORWARD and at > event]
     if doing and facts.phases.is_training:
@@ -227,7 +227,7 @@ def _is_work_left(facts: Facts, event: int) -> bool:
 # A short-lived block without which the peak would be lower.
 
 _MOMENT = 8
-"""Allocs and frees that come while it lives, at most."""
+"""Most allocs and frees during its lifetime."""
 _LARGE = 0.1
 """Least size, as a share of the peak."""
 _LOWERS = 0.05

@@ -59,21 +59,21 @@ def growing(facts: Facts) -> Iterator[Finding]:
 @dataclass(frozen=True, eq=False)
 class _Growth:
     sites: tuple[Site, ...]
-    """The one that adds most first."""
+    """By growth, largest first."""
     bytes: Ints8
-    """From each moment to the next."""
+    """Growth from each moment to the next."""
     added: Ints8
 
 
 def _grown(facts: Facts, part: Ints8, first: Ints8, past: Ints8, moments: int) -> Ints8 | None:
-    """How much more these rows hold at each moment than at the one before; None unless it is more each time."""
+    """Growth of these rows from each moment to the next; None unless all are positive."""
     size = facts.rows.size[part]
     grown = (sum_by(first[part], size, moments + 1) - sum_by(past[part], size, moments + 1))[1:-1]
     return None if (grown <= 0).any() or int(grown.sum()) < _least(facts) else np.asarray(grown)
 
 
 def _by_cause(facts: Facts, growths: list[_Growth]) -> list[_Growth]:
-    """Merge growths made in forwards at several places: one kept graph holds them. Others stay apart."""
+    """Merge growths made in forwards at several sites: one retained graph holds them. Others stay separate."""
     doing = activity_of_rows(facts.trace, facts.device)
     graph = [one for one in growths if len(one.added) and bool((doing[one.added] == Activity.FORWARD).all())]
     if len(graph) < 2:
@@ -183,7 +183,7 @@ def _remedy(following: str, places: int) -> str:
 
 
 def _causes(facts: Facts, late: Ints8) -> dict[Site, list[Ints8]]:
-    """Under the place that made most of it, what one step left and was freed at once: one name held all of it."""
+    """Groups of rows of one step that were freed together, as by one reference, under their largest site."""
     allocs = np.flatnonzero(facts.device.events.action == Action.ALLOC)
     freed_after = np.searchsorted(allocs, facts.rows.free_requested[late])
     groups = step_of(facts, late) * (len(allocs) + 1) + freed_after

@@ -83,7 +83,7 @@ class StackSigns:
 
     doing: Bytes1
     recomputes: Bools
-    """A forward inside a backward: activation checkpointing makes again what it had let go."""
+    """A forward inside a backward: gradient checkpointing recomputes activations."""
     workspace: Bools
     casts: Bools
     """Autocast copies an operator's argument into another precision."""
@@ -208,7 +208,7 @@ def _frames_by_name(trace: Trace, function: str) -> Bools:
 
 
 def _at(values: Bytes1, place: Ints8) -> Bytes1:
-    """`values[place]`; where the place is -1 any value does, but there must be one."""
+    """`values[place]`, with an arbitrary value where the place is -1; zeros without values."""
     return values[place] if len(values) else np.zeros(len(place), dtype=np.uint8)
 
 
@@ -323,9 +323,9 @@ class PythonStacks:
         return same
 
     def is_repeated(self, stack: Ints4) -> Bools:
-        """For each of these but the last: the next has the same Python frames, and the line is gone through again.
+        """True for each stack but the last if the next has the same Python frames and repeats the line.
 
-        One line makes many things, some by the same operator. If all of them come equally often, it is a loop.
+        One line may allocate several times, also by the same operator. If all are equally frequent, it is a loop.
         """
         python = self._python[stack]
         same = python[1:] == python[:-1]
@@ -342,10 +342,7 @@ class PythonStacks:
         return np.asarray(same & (again & (fewest == most)[run])[1:])
 
     def model_called_again(self, one: Ints4, other: Ints4) -> Ints4:
-        """At which depth a line of the outermost module's own functions moved up, -1 for none.
-
-        There it loops, or was called again.
-        """
+        """Depth at which a line of the outermost module's own functions moved up: a loop or a new call. -1 for none."""
         return _once_a_pair(self._model_called_again, one, other)
 
     def _model_called_again(self, one: Ints4, other: Ints4) -> Ints8:

@@ -1,7 +1,7 @@
-"""Category of each allocation: as recorded by our own runs or the program, else inferred, with reason and certainty.
+"""Category of each allocation: as recorded by memviz or the program, else inferred, with reason and certainty.
 
-Labels of our own runs and metadata of the program come first. Then the program's activity (`rules.RULES`), then
-sizes and order, each for what is still open.
+Labels of memviz's runs and metadata of the program come first. Then the program's activity (`rules.RULES`), then
+sizes and order, each for rows that are still open.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def assign_metadata(inference: Inference, trace: Trace, device: DeviceTrace) -> 
 
 
 def assign_annotations(inference: Inference, trace: Trace, device: DeviceTrace) -> None:
-    """An annotation names what runs, not what each allocation in it is for: no more than probable."""
+    """An annotation names the running code, not the purpose of its allocations: at most probable."""
     start, intervals = lifetimes(device).start, annotated(device).intervals
     begun = np.flatnonzero(start >= 0)
     if not len(intervals) or not len(begun):
@@ -316,7 +316,7 @@ def _assign_passing(inference: Inference, evidence: Evidence, seen: Hills, rows:
 _FEWEST_COPIED = 2
 """Weights. One tensor of the size of another is no copy of it."""
 _MOST_TRIED = 64
-"""Places where a copy may begin: each is compared whole, and a file may hold millions of one size."""
+"""Positions at which a copy may begin: each comparison is complete, and a file may hold millions of one size."""
 
 
 def assign_weight_copies(inference: Inference, evidence: Evidence) -> None:
@@ -405,7 +405,7 @@ def _assign_recorded(inference: Inference, trace: Trace, device: DeviceTrace) ->
 
 
 def _assign_inherited(inference: Inference, trace: Trace, device: DeviceTrace) -> None:
-    """Take over the purposes that the source trace has; a row without one there gets none here."""
+    """Assign the purposes of the source trace; a row without one there gets none here."""
     inherited = inherited_purposes(device)
     if inherited is None:
         return

@@ -36,56 +36,56 @@ class Name:
     """Searched in the path."""
 
 
-def _compile_pattern(text: str) -> re.Pattern[str]:
+def _regex(text: str) -> re.Pattern[str]:
     return re.compile(text, re.IGNORECASE)
 
 
 NAMES = (
     Name(
         Category.KV_CACHE,
-        _compile_pattern(r"kv_?cache|key_value_cache|init_cache|cache_one_gpu|update_cache|append_kv"),
+        _regex(r"kv_?cache|key_value_cache|init_cache|cache_one_gpu|update_cache|append_kv"),
     ),
     Name(
         Category.KV_CACHE,
-        _compile_pattern(r"update|append|get_seq|__init__|lazy_init|crop|reorder"),
-        _compile_pattern(r"/(cache_utils|kv_?cache)"),
+        _regex(r"update|append|get_seq|__init__|lazy_init|crop|reorder"),
+        _regex(r"/(cache_utils|kv_?cache)"),
     ),
-    Name(Category.GRAPH_POOL, None, _compile_pattern(r"/torch/cuda/graphs\.py$|/cudagraph_trees\.py$")),
+    Name(Category.GRAPH_POOL, None, _regex(r"/torch/cuda/graphs\.py$|/cudagraph_trees\.py$")),
     Name(
         Category.COLLECTIVE,
-        _compile_pattern(
+        _regex(
             r"all_gather|reduce_scatter|all_reduce|all_to_all|^broadcast|_unshard$|^unshard$|^wait_for_unshard|foreach_reduce"
         ),
-        _compile_pattern(r"/torch/distributed/|/deepspeed/|/megatron/|/fairscale/|/apex/"),
+        _regex(r"/torch/distributed/|/deepspeed/|/megatron/|/fairscale/|/apex/"),
     ),
-    Name(Category.GRADIENT, _compile_pattern(r"^__init__$|allocate"), _compile_pattern(r"/param_and_grad_buffer\.py$")),
+    Name(Category.GRADIENT, _regex(r"^__init__$|allocate"), _regex(r"/param_and_grad_buffer\.py$")),
     Name(
         Category.OPTIMIZER_STATE,
-        _compile_pattern(r"__init__|init_|build|setup|create|get_|load"),
-        _compile_pattern(r"/optim/|/optimizers?/|/optimizers?\.py$|_optimizer\.py$|/adamw?\.py$|/bitsandbytes/optim"),
+        _regex(r"__init__|init_|build|setup|create|get_|load"),
+        _regex(r"/optim/|/optimizers?/|/optimizers?\.py$|_optimizer\.py$|/adamw?\.py$|/bitsandbytes/optim"),
     ),
-    Name(Category.OPTIMIZER_STATE, _compile_pattern(r"init_(optimizer_)?states?$|exp_avg|initialize_optimizer_states")),
+    Name(Category.OPTIMIZER_STATE, _regex(r"init_(optimizer_)?states?$|exp_avg|initialize_optimizer_states")),
     Name(
         Category.INPUT,
-        _compile_pattern(
+        _regex(
             r"collate|get_batch|next_batch|prepare_input|_prepare_batch|batch_to|send_to_device|to_device|"
             r"recursive_to|move_to|pin_memory|load_batch|make_batch|random_batch"
         ),
     ),
     Name(
         Category.INPUT,
-        _compile_pattern(r"^apply$|^to$|^cuda$|recursive_apply|__next__|__iter__|__getitem__"),
-        _compile_pattern(r"/data/|/dataloader|/dataset|/batch"),
+        _regex(r"^apply$|^to$|^cuda$|recursive_apply|__next__|__iter__|__getitem__"),
+        _regex(r"/data/|/dataloader|/dataset|/batch"),
     ),
     Name(
         Category.PARAMETER,
-        _compile_pattern(
+        _regex(
             r"load_(model|weight|weights|state|state_dict|file|checkpoint|pretrained|tensors?)|from_pretrained|"
             r"create_(weights|module|params)|init_(weight|weights|all_weights|params)|set_module_tensor_to_device|"
             r"materiali[sz]e|reset_parameters|get_model$|build_model|model_provider|dispatch_model|quantize_weights?"
         ),
     ),
-    Name(Category.PARAMETER, _compile_pattern("get_tensor|load"), _compile_pattern(r"/safetensors/")),
+    Name(Category.PARAMETER, _regex("get_tensor|load"), _regex(r"/safetensors/")),
 )
 _COLLECTIVES = ("c10d::", "void c10d::")
 """C++ by which torch lets processes exchange tensors."""
@@ -125,9 +125,9 @@ def _meaning(function: str, path: str) -> Category:
 
 
 def freed_like(device: DeviceTrace, category: Bytes1, first: Ints8, rows: Ints8) -> Bytes1:
-    """For each of `rows` the category of those of `first` that were freed where its stack's allocations are.
+    """Category for each of `rows`: that of those in `first` whose free has the stack of the row's alloc.
 
-    UNKNOWN where there is none, or where they do not agree.
+    UNKNOWN if there is none, or if they disagree.
     """
     stack, freed_at = lifetimes(device).stack, stack_of_frees(device)
     of_free = agreed(freed_at[first], category[first], freed_at[rows])
@@ -167,7 +167,7 @@ _MOSTLY = 0.75
 
 
 def cache_stacks(rows: Lifetimes, passes: Passes, pass_of: Ints4, outlives: Bools) -> Bools:
-    """Among rows that outlive the pass that made them, those that a later pass frees where it makes larger ones."""
+    """Rows that outlive their pass and are freed by a later pass, whose stack allocates larger ones."""
     is_cache = np.zeros(len(rows), dtype=np.bool_)
     left = np.flatnonzero(outlives & (pass_of >= 0))
     if len(left):
@@ -239,7 +239,7 @@ class Evidence:
 
     @cached_property
     def hopper_workspace(self) -> Bools:
-        """Blocks of Hopper's cuBLAS workspace size, where no C++ frame shows who took them.
+        """Blocks of Hopper's cuBLAS workspace size, for stacks without C++ frames.
 
         Each cuBLAS handle has one, and the main thread and autograd's have one handle each. Weights of this size come
         in larger numbers, or their gradients are as large.
@@ -281,9 +281,9 @@ class Evidence:
 
     @cached_property
     def outlives_pass(self) -> Bools:
-        """Alive when something else is seen after the pass that made it, or freed by no forward.
+        """Live beyond the pass that made it, and not freed as that pass returns.
 
-        The last alloc of a pass comes before its end: what goes as the model's functions return was not kept.
+        The last alloc of a pass is before its end: a tensor freed as the model's functions return was not saved.
         """
         passes = forward_passes(self._trace, self._device)
         last = np.append(passes.last, self._never)[self.pass_of]
@@ -293,7 +293,7 @@ class Evidence:
 
     @cached_property
     def outlives_backward(self) -> Bools:
-        """Few that its pass made and that are still there when its backward is over, and not freed by it."""
+        """The few rows of a pass that are live after its backward and not freed by it."""
         by_others = self.free_doing != Activity.BACKWARD
         over = self._rows.end >= self.next_backward_over
         if self._signs.sees_nodes and self.sees_frees:
@@ -466,7 +466,7 @@ class Evidence:
 
     @cached_property
     def _telling(self) -> Bools:
-        """Allocs that show whether a backward goes on. Without C++ frames a hook's stack may hide its backward."""
+        """Allocs that show whether a backward continues. Without C++ frames a hook's stack may hide its backward."""
         return np.asarray((self._alloc_doing != Activity.NOTHING) | (self._alloc_seen & self._signs.sees_engine))
 
     @cached_property

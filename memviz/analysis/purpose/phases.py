@@ -136,7 +136,7 @@ def _label(labels: Labels | None, column: str, place: npt.NDArray[Any]) -> Bytes
 
 @dataclass(frozen=True, eq=False)
 class Passes:
-    """In the order in which they come."""
+    """Forward passes in order of time."""
 
     first: Ints8
     """Event of the first alloc."""
@@ -215,7 +215,7 @@ _BLIP = 2
 class PhaseSpan:
     doing: Activity
     step: int
-    """From 1; of a trace that only has forwards, the number of the forward."""
+    """From 1; the number of the forward in a trace without training."""
     first: int
     """Event of its first alloc."""
     last: int
@@ -321,7 +321,7 @@ def _numbers(doing: Bytes1) -> Ints8:
 _LONGEST = 40
 _PROFILED = "ProfilerStep#"
 _OPTIMIZERS = ("Optimizer.", "optimizer step")
-"""Annotations of an optimizer step by torch and by our own recordings; it is only a part of a training step."""
+"""Annotations of an optimizer step by torch and by memviz; it is only a part of a training step."""
 _SAYS_STEP = re.compile(r"\b(step|iter|iteration|batch|warm-?up)(\b|_?\d)", re.IGNORECASE)
 
 

@@ -1,6 +1,6 @@
-"""Rules for the purpose of an allocation, by the program's activity when it was made and when it was freed.
+"""Rules for the purpose of an allocation, by the program's activity at its alloc and at its free.
 
-The first rule that holds wins. What the stacks leave open is left to sizes and order (`analysis.purpose.categories`).
+The first rule that holds wins. Rows without a rule are left to sizes and order (`analysis.purpose.categories`).
 """
 
 from __future__ import annotations

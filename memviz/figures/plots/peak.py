@@ -160,7 +160,7 @@ def plot_waterfall(result: Changes, *, other: int = 1, dark: bool = False) -> go
 
 
 def _steps(result: Changes, other: int) -> list[_Step]:
-    """Those that change, in the order of the result; what is not among them is the last."""
+    """The largest changes in the order of the result; all others are the last row."""
     changed = [row for row in result.rows if row.bytes[other] != row.bytes[0]]
     largest = sorted(changed, key=lambda row: -abs(row.delta(other)))[:MOST_ROWS]
     selected = [row for row in changed if row in largest]

@@ -55,7 +55,7 @@ class _Layer:
 
 
 def plot_segments(result: SegmentsAt, *, categories: Categories | None = None, dark: bool = False) -> go.Figure:
-    """With `categories` (of the device's lifetimes) what is live has the colour of what it is for."""
+    """Live blocks are coloured by `categories` (of the device's lifetimes), if given."""
     colours, segments = palette(dark), result.segments
     order = (-segments.size).argsort(kind="stable")[:MOST_SEGMENTS]
     drawing = figure(dark=dark, title=_title(result, len(order)), barmode="overlay")
@@ -182,7 +182,7 @@ _PARTS = {
     "free_pages": "free, mapped pages",
     "unknown": "in segments that are not known",
 }
-"""From the ground up: what is used, then what is free, that which nothing returns first."""
+"""From the bottom up: used bytes, then free ones, starting with those that nothing releases."""
 
 _HATCHES = {"free_remainders": "/", "free_segments": "\\", "free_pages": "x"}
 

@@ -101,7 +101,7 @@ def plot_timeline(
 
 
 def _draw_bytes(drawing: go.Figure, result: DecimatedTimeline, axis: _Axis, colours: Palette) -> None:
-    """A column's area goes up to its most, darker up to its least; hatched from there to what is reserved."""
+    """Fill each column up to its maximum, darker up to its minimum, and hatched from there to the reserved bytes."""
     x = [*axis.starts, axis.end]
     soft, firm = (mixed(colours.ink_3, colours.page, share) for share in (0.55, 0.2))
     live, least = (_steps(x, column.tolist(), "live") for column in (result.live_max, result.live_min))
