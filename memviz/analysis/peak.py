@@ -74,7 +74,7 @@ class FailedRequest:
 
 
 def failed_requests(trace: Trace, device: DeviceTrace, chosen: slice = slice(None)) -> tuple[FailedRequest, ...]:
-    """`chosen` are those wanted, because a program can go on failing thousands of times."""
+    """`chosen` limits them, because a program can go on failing thousands of times."""
     events = np.flatnonzero(device.events.action == Action.OOM)[chosen].tolist()
     return tuple(failed_request(trace, device, event) for event in events)
 

@@ -149,7 +149,7 @@ def _assign_retained(inference: Inference, evidence: Evidence, rows: Ints8, coun
     gradients = np.flatnonzero(inference.category == Category.GRADIENT)
     at_once = _at_once(sizes, size[gradients], evidence.start[gradients], evidence.end[gradients], count)
     there = np.bincount(code, minlength=len(sizes))
-    # What was built first tends to lie below.
+    # Blocks built first tend to have lower addresses.
     rank = _rank(code, evidence.address[rows])
     total = int(size[rows].sum())
     if int((sizes * np.minimum(at_once, there)).sum()) > _SOME * total:
@@ -170,14 +170,14 @@ def _added_to(inference: Inference, evidence: Evidence, sizes: Ints8, rows: Ints
     None unless that holds for most bytes.
     """
     backward = evidence.during(Activity.BACKWARD) | (inference.reason == Reason.ORDER_FREED)
-    made = backward & (inference.category == Category.TEMPORARY)
-    returns = is_among(sizes, evidence.size[made])[code]
+    temporary = backward & (inference.category == Category.TEMPORARY)
+    returns = is_among(sizes, evidence.size[temporary])[code]
     size = evidence.size[rows]
     return np.asarray(returns & bool(size[returns].sum() > _MOST * size.sum()))
 
 
 def _at_once(sizes: Ints8, size: Ints8, start: Ints8, end: Ints8, count: int) -> Ints8:
-    """How many of each size are live when most of their bytes are."""
+    """Number of live blocks of each size at their joint peak."""
     change = sum_by(np.maximum(start, 0), size, count + 2) - sum_by(end, size, count + 2)
     moment = int(np.argmax(np.cumsum(change)))
     live = size[(start <= moment) & (end > moment)]
@@ -349,7 +349,7 @@ def assign_from_the_start(inference: Inference, evidence: Evidence) -> None:
     elif len(rows) < FEWEST_WEIGHTS:
         weights = ~evidence.begun[rows]
     else:
-        # What the model is given is made last, at a place of its own.
+        # The inputs of the model are allocated last, at their own site.
         _, place, count = np.unique(evidence.stack[rows], return_inverse=True, return_counts=True)
         shared = np.flatnonzero(count[place] >= FEWEST_WEIGHTS)
         weights[shared[-1] + 1 if len(shared) else len(rows) :] = False

@@ -125,7 +125,7 @@ def _meaning(function: str, path: str) -> Category:
 
 
 def freed_like(device: DeviceTrace, category: Bytes1, first: Ints8, rows: Ints8) -> Bytes1:
-    """Category for each of `rows`: that of those in `first` whose free has the stack of the row's alloc.
+    """Category for each of `rows`: that of the `first` ones freed where blocks of the row's stack are freed.
 
     UNKNOWN if there is none, or if they disagree.
     """
@@ -135,7 +135,7 @@ def freed_like(device: DeviceTrace, category: Bytes1, first: Ints8, rows: Ints8)
 
 
 def agreed(keys: Ints4, category: Bytes1, wanted: Ints4) -> Bytes1:
-    """For each wanted key the one category seen under it; UNKNOWN where there is none or more than one."""
+    """The only category of each wanted key; UNKNOWN if it has none or several."""
     seen = (keys >= 0) & (category != Category.UNKNOWN)
     size = int(max(keys.max(initial=0), wanted.max(initial=0))) + 1
     lowest = np.full(size, len(Category), dtype=np.uint8)
