@@ -190,7 +190,7 @@ def _reduce_to_columns(rows: Timeline, bounds: Ints8) -> DecimatedTimeline:
 
 
 PAST_END = -1
-"""Index of a column beyond the end of a line."""
+"""Value of a column beyond the end of a line."""
 
 
 @dataclass(frozen=True)
