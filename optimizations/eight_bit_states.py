@@ -233,9 +233,8 @@ class _Steps:
 
     def step(self, optimizer: Optimizer, weight: nn.Parameter, group: dict[str, Any]) -> None:
         state = optimizer.state[weight]
-        for key, value in list(state.items()):
-            if isinstance(value, Packed):
-                state[key] = value.unpacked()
+        for key, packed in [(key, value) for key, value in state.items() if isinstance(value, Packed)]:
+            state[key] = packed.unpacked()
         _step_one(optimizer, weight, group)
         for key, value in list(state.items()):
             state[key] = _packed_state(key, value, self.least)

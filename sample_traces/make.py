@@ -64,7 +64,7 @@ def trace_of(sample: Recipe) -> Trace:
     with PredictedDevice(CARD, release=RELEASE) as device:
         trace = train(sample.lengths, device.finish, checkpointed=sample.checkpointed, step_range=device.phase)
     trace = replace(trace, about=replace(trace.about, facts={**trace.about.facts, **facts}))
-    if sample.memory is not None:
+    if sample.memory is not None:  # The predictor's own memory has no end.
         trace = _until_memory_ran_out(trace, sample.memory)
     if sample.keep_last is not None:
         trace = _last_entries(trace, sample.keep_last)
@@ -72,7 +72,6 @@ def trace_of(sample: Recipe) -> Trace:
 
 
 def _until_memory_ran_out(trace: Trace, memory: int) -> Trace:
-    """The predictor's memory has no end. Until it ends, the allocator does the same with less of it."""
     about = replace(trace.about, facts={**trace.about.facts, "memory": f"{bytes_text(memory)} for the process"})
     return replace(Replayer(trace).replay(card=CardMemory(memory, 0)).trace, about=about)
 

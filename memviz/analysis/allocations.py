@@ -22,16 +22,16 @@ from memviz.trace.write import Cells, Table, hexadecimal, slices, where, write_t
 
 class BlockKnown(StrEnum):
     RECORDED = "recorded"
-    """It is live at the end, and its block is in the file."""
+    """Live at the end, with its block in the file."""
     REBUILT = "rebuilt"
-    """From what lay around it when it was made."""
+    """Derived from its neighbours at its alloc."""
     ROUNDED = "rounded"
-    """No more is known than how the allocator rounds."""
+    """Derived from the allocator's rounding alone."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """From when to when, in events; `never` stands for not within the trace."""
+    """Events at which it starts and ends; `never` means not within the trace."""
 
     start: int
     """-1 is before the first event."""
@@ -42,7 +42,7 @@ class Span:
     """Between its first and last event, or as far as the trace saw of it; None in a file without times."""
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         return self.start > BEFORE and self.end < self.never
 
 
@@ -81,7 +81,7 @@ def allocation(trace: Trace, device: DeviceTrace, row: int) -> Allocation:
     if not 0 <= row < len(rows):
         raise UsageError(f"Device {device.name} has no allocation {row}: there are {len(rows)}.")
     kinds, events, start = categories(trace, device), device.events, int(rows.start[row])
-    block_bytes, rounded, known = _block(trace, device, row)
+    block_bytes, rounded, block_source = _block(trace, device, row)
     label, place = _label(device, rows, row)
     begun = start > BEFORE
     return Allocation(
@@ -89,7 +89,7 @@ def allocation(trace: Trace, device: DeviceTrace, row: int) -> Allocation:
         requested_bytes=int(rows.size[row]),
         rounded_bytes=rounded,
         block_bytes=block_bytes,
-        block_known=known,
+        block_known=block_source,
         category=Category(int(kinds.category[row])),
         reason=REASON_TEXTS[kinds.reason[row]],
         certainty=Certainty(int(kinds.certainty[row])),
@@ -115,9 +115,9 @@ def _block(trace: Trace, device: DeviceTrace, row: int) -> tuple[int, int, Block
     if block >= 0:
         return int(device.blocks.size[block]), rounded, BlockKnown.RECORDED
     tiles = segments_at(trace, device, int(rows.start[row])).tiles
-    mine = np.flatnonzero(tiles.row == row)
-    if len(mine):
-        return int(tiles.size[mine[0]]), rounded, BlockKnown.REBUILT
+    matches = np.flatnonzero(tiles.row == row)
+    if len(matches):
+        return int(tiles.size[matches[0]]), rounded, BlockKnown.REBUILT
     return rounded, rounded, BlockKnown.ROUNDED
 
 
@@ -132,7 +132,7 @@ def _span(device: DeviceTrace, rows: Lifetimes, row: int) -> Span:
 
 
 def _label(device: DeviceTrace, rows: Lifetimes, row: int) -> tuple[Labels | None, int]:
-    """Which table of labels knows this row, and where."""
+    """The table of labels that has this row, and its index there."""
     start = int(rows.start[row])
     labels, place = (device.event_labels, start) if start > BEFORE else (device.block_labels, int(rows.block[row]))
     return (labels, place) if labels is not None and 0 <= place < len(labels) else (None, 0)
@@ -172,22 +172,22 @@ def _was_requested(device: DeviceTrace, lives: Lifetimes) -> Bools:
 
 
 def _times(device: DeviceTrace, events: Any) -> list[Any]:
-    known = (events >= 0) & (events < len(device.events)) & device.is_timed
+    timed = (events >= 0) & (events < len(device.events)) & device.is_timed
     times = np.zeros(len(events), dtype=np.int64)
-    times[known] = device.events.time_us[events[known]]
+    times[timed] = device.events.time_us[events[timed]]
     return where(times != 0, times.tolist())
 
 
 def _purpose(cells: Cells, trace: Trace, device: DeviceTrace, rows: slice) -> Table:
     """Return category, certainty, module and phase, as on the page; empty where unknown."""
-    said, phase = categories(trace, device), phases(trace, device)[rows]
-    kind, certainty = kinds(trace, device, rows), said.certainty[rows]
+    inferred, phase = categories(trace, device), phases(trace, device)[rows]
+    kind, certainty = kinds(trace, device, rows), inferred.certainty[rows]
     module = label_of_rows(device, "module")
-    named = np.zeros(len(kind), np.int32) if module is None else module[rows].astype(np.int32)
-    words = [level.word for level in Certainty]
+    module_codes = np.zeros(len(kind), np.int32) if module is None else module[rows].astype(np.int32)
+    certainty_labels = [level.word for level in Certainty]
     return {
         "category": where(kind != Category.UNKNOWN, [KINDS[code] for code in kind.tolist()]),
-        "certainty": where(certainty != Certainty.OPEN, [words[code] for code in certainty.tolist()]),
-        "module": cells.texts(named),
+        "certainty": where(certainty != Certainty.OPEN, [certainty_labels[code] for code in certainty.tolist()]),
+        "module": cells.texts(module_codes),
         "phase": where(phase != Phase.UNKNOWN, [Phase(code).name.lower() for code in phase.tolist()]),
     }

@@ -1,7 +1,7 @@
 """`record_function` ranges as intervals of events, with the peak inside each.
 
 An END closes the latest START of its name that is still open. Ring buffers lose either side: a START without
-its END lasts to the end of the trace and says so, an END without its START is counted and left out.
+its END lasts to the end of the trace and is marked open, an END without its START is counted and left out.
 """
 
 from __future__ import annotations
@@ -150,5 +150,5 @@ def steps(trace: Trace, device: DeviceTrace) -> tuple[StepRange, ...]:
 
 
 def ended_steps(trace: Trace, device: DeviceTrace) -> tuple[StepRange, ...]:
-    """Those whose end is known. One that ended before the first event says nothing of it: the next may be half done."""
+    """Steps that ended within the trace. One that ended before the first event does not count."""
     return tuple(step for step in steps(trace, device) if not step.is_open and step.end_event >= 0)

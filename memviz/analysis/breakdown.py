@@ -132,25 +132,25 @@ def path_text(path: Path) -> str:
 
 
 def rows_below(trace: Trace, device: DeviceTrace, rows: Ints8, path: Path) -> Ints8:
-    """Those of these rows of `lifetimes` whose stack begins with the path."""
+    """Filter rows of `lifetimes` to those whose stack begins with the path."""
     if not path:
         return rows
     stack = lifetimes(device).stack[rows]
     if path == (NO_FRAMES,):
         return np.asarray(rows[stack < 0], dtype=np.int64)
-    below = np.append(_stacks_below(fold_plumbing(trace), path), False)
-    return np.asarray(rows[below[stack]], dtype=np.int64)
+    starts_with_path = np.append(_stacks_below(fold_plumbing(trace), path), False)
+    return np.asarray(rows[starts_with_path[stack]], dtype=np.int64)
 
 
 def _stacks_below(stacks: Stacks, path: Path) -> Bools:
     """Stacks are kept innermost first, so the program's start is at their end."""
     lengths = np.diff(stacks.offsets)
-    below = np.asarray(lengths >= len(path), dtype=np.bool_)
+    matches = np.asarray(lengths >= len(path), dtype=np.bool_)
     for depth, frame in enumerate(path):
-        candidates = np.flatnonzero(below)
+        candidates = np.flatnonzero(matches)
         place = stacks.offsets[candidates + 1] - 1 - depth
-        below[candidates] = stacks.indices[place] == frame
-    return below
+        matches[candidates] = stacks.indices[place] == frame
+    return matches
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,8 +164,8 @@ class WeightedRows:
     parts: tuple[str, ...]
 
     def below(self, trace: Trace, device: DeviceTrace, path: Path) -> WeightedRows:
-        kept = np.isin(self.rows, rows_below(trace, device, self.rows, path))
-        return WeightedRows(self.rows[kept], self.weight[kept], self.part[kept], self.parts)
+        selected = np.isin(self.rows, rows_below(trace, device, self.rows, path))
+        return WeightedRows(self.rows[selected], self.weight[selected], self.part[selected], self.parts)
 
     def sums(self, codes: npt.NDArray[Any], count: int) -> Ints8:
         """A row per code in 0..count-1, a column per part."""
@@ -180,7 +180,7 @@ class WeightedRows:
 
 @dataclass(frozen=True, eq=False)
 class RangeRows:
-    """Allocations that were live at some moment of a range, and what their bytes times their events there are."""
+    """Allocations live at some moment of a range, with bytes times events there."""
 
     rows: Ints8
     byte_events: Ints8
@@ -194,29 +194,29 @@ def rows_in_range(device: DeviceTrace, first: int, last: int) -> RangeRows:
     check_event(device, first)
     check_event(device, last)
     spans = lifetimes(device)
-    within = np.minimum(spans.end, last + 1) - np.maximum(spans.start, first)
-    rows = np.flatnonzero(within > 0)
-    return RangeRows(rows, spans.size[rows] * within[rows], last + 1 - first)
+    in_range = np.minimum(spans.end, last + 1) - np.maximum(spans.start, first)
+    rows = np.flatnonzero(in_range > 0)
+    return RangeRows(rows, spans.size[rows] * in_range[rows], last + 1 - first)
 
 
-def weighted_breakdown(trace: Trace, device: DeviceTrace, weighed: WeightedRows, by: str) -> Breakdown:
-    groups = group_rows(trace, device, weighed.rows, by, weight=weighed.weight)
-    keyed = group_codes(trace, device, weighed.rows, by)
+def weighted_breakdown(trace: Trace, device: DeviceTrace, weighted: WeightedRows, by: str) -> Breakdown:
+    groups = group_rows(trace, device, weighted.rows, by, weight=weighted.weight)
+    keyed = group_codes(trace, device, weighted.rows, by)
     codes, code = np.unique(keyed.codes, return_inverse=True)
     names = [keyed.name(int(number))[0] for number in codes]
-    return Breakdown(groups, dict(zip(names, weighed.largest(weighed.sums(code, len(codes))), strict=True)))
+    return Breakdown(groups, dict(zip(names, weighted.largest(weighted.sums(code, len(codes))), strict=True)))
 
 
 def weighted_stacks(
-    trace: Trace, device: DeviceTrace, weighed: WeightedRows, path: Path = (), *, most_nodes: int = 200
+    trace: Trace, device: DeviceTrace, weighted: WeightedRows, path: Path = (), *, most_nodes: int = 200
 ) -> StackBreakdown:
     """Return the breakdown of those weighted allocations that lie below the path."""
-    below = weighed.below(trace, device, path)
+    under_path = weighted.below(trace, device, path)
     most = most_nodes + len(path)
-    tree, ends = tree_with_ends(trace, device, below.rows, most_nodes=most, weight=below.weight)
-    sums = below.sums(ends, len(tree))
+    tree, ends = tree_with_ends(trace, device, under_path.rows, most_nodes=most, weight=under_path.weight)
+    sums = under_path.sums(ends, len(tree))
     for row in range(len(tree) - 1, 0, -1):
         sums[tree.parent[row]] += sums[row]
     # Rows come level by level, so that the nodes of the path are the first ones.
-    node = len(path) if len(below.rows) else 0
-    return StackBreakdown(path, node, tree, tuple(below.largest(sums)))
+    node = len(path) if len(under_path.rows) else 0
+    return StackBreakdown(path, node, tree, tuple(under_path.largest(sums)))

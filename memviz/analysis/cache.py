@@ -1,7 +1,7 @@
-"""Results that several views need are computed once, kept on the trace or device they come from, and die with it.
+"""Cache results that several views need on the trace or device they are computed from.
 
-Traces and devices are frozen, so a result stays right; and no cache outlives a trace or mixes visitors.
-`held_bytes` measures what a cached result takes.
+Traces and devices are frozen, so a result stays valid; and no cache outlives a trace or mixes visitors.
+`size_in_bytes` measures the size of a cached result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NOTHING = (type, FunctionType, ModuleType, type(None), bool)
 """Not the trace's own."""
 
 
-def held_bytes(owner: Any) -> int:
+def size_in_bytes(owner: Any) -> int:
     """Return the bytes that an object holds. A trace grows as its views are cached. Takes some milliseconds."""
     seen: set[int] = set()
     return int(_size_of(owner, seen))
@@ -71,14 +71,14 @@ def _row(items: Iterable[Any], count: int, seen: set[int]) -> float:
 
 
 _LARGE = 1 << 14
-"""Bytes. What takes fewer stays: some of it took long to work out."""
+"""Bytes. Smaller results are not dropped: some took long to compute."""
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
 def cached_on(owner: Trace | DeviceTrace, key: Hashable, make: Callable[[], Result]) -> Result:
-    """`key` says what the result is, and what else it depends on."""
+    """`key` identifies the result and all else that it depends on."""
     results = owner.__dict__.setdefault("_kept", {})
     if key not in results:
         results[key] = make()
@@ -103,5 +103,5 @@ def drop_large(trace: Trace) -> None:
     """Drop large cached results; a view that needs one computes it again."""
     for owner in (trace, *trace.devices):
         results = owner.__dict__.get("_kept", {})
-        for key in [key for key, result in list(results.items()) if held_bytes(result) > _LARGE]:
+        for key in [key for key, result in list(results.items()) if size_in_bytes(result) > _LARGE]:
             results.pop(key, None)

@@ -8,12 +8,12 @@ from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.trace.model import Action, DeviceTrace, Trace
 
-# Which device of a trace is looked at: the one asked for, else the one that a person would look at first.
+# Device of a trace to show: the requested one, else the most interesting one.
 
 
 @dataclass(frozen=True)
 class DeviceName:
-    """A device among those of its trace. Where there are several, whatever is said of one names it."""
+    """A device among those of its trace. Where there are several, texts name the device."""
 
     name: str
     of: int = 1
@@ -49,5 +49,5 @@ def ran_out_of_memory(device: DeviceTrace) -> bool:
 
 
 def others_out_of_memory(trace: Trace, device: DeviceTrace) -> tuple[str, ...]:
-    """Names of the other devices that ran out of memory: whoever looks at this one should know."""
+    """Names of the other devices that ran out of memory."""
     return tuple(other.name for other in trace.devices if other.name != device.name and ran_out_of_memory(other))

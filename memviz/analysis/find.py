@@ -1,9 +1,8 @@
-"""Allocations by words and limits, as a person types them: `linear.py >10MiB <1s`.
+"""Search allocations by terms and limits, as typed: `linear.py >10MiB <1s`.
 
-Every word must be found in the function or file of some frame of the stack, in the module's path or in the
-category; capitals do not matter. `>` and `<` limit the size (`>10MiB`) or how long it lived, in time (`<1s`) or
-in events (`>1000ev`). What was not seen to begin or to end lived at least as long as it was seen: it is never
-counted as shorter than a limit.
+Every term must occur in the function or file of some frame of the stack, in the module's path or in the category;
+case does not matter. `>` and `<` limit the size (`>10MiB`) or the lifetime, in time (`<1s`) or in events
+(`>1000ev`). An allocation without a recorded start or end has only a minimal lifetime: it never matches a `<` lifetime.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class FoundSite:
     key: str
     label: str
     live_bytes: int
-    """At the moment asked for."""
+    """At the requested event."""
     live_count: int
     bytes: int
     """Over the whole trace: all that ever passed here, never live together."""
@@ -76,16 +75,16 @@ class FindResult:
 
 
 def parse_query(text: str) -> tuple[list[str], list[Limit]]:
-    """Return the words, in lower case, and the limits."""
-    words: list[str] = []
+    """Return the terms, in lower case, and the limits."""
+    terms: list[str] = []
     limits: list[Limit] = []
     for part in text.split():
         match = _LIMIT.fullmatch(part)
         if match:
             limits.append(_limit(match[1] + match[2], match[3], part))
         else:
-            words.append(part.lower())
-    return words, limits
+            terms.append(part.lower())
+    return terms, limits
 
 
 def _limit(sign: str, amount: str, part: str) -> Limit:
@@ -98,20 +97,20 @@ def _limit(sign: str, amount: str, part: str) -> Limit:
     try:
         return Limit("bytes", sign, parse_bytes(amount))
     except ValueError:
-        words = f"{part[:40]!r} is neither a size nor a lifetime. Write for example >10MiB, <1s or >1000ev."
-        raise UsageError(words) from None
+        message = f"{part[:40]!r} is neither a size nor a lifetime. Write for example >10MiB, <1s or >1000ev."
+        raise UsageError(message) from None
 
 
 def find_rows(trace: Trace, device: DeviceTrace, text: str) -> Ints8:
     """Rows of `lifetimes`. An empty query finds nothing."""
-    words, limits = parse_query(text)
-    if not words and not limits:
+    terms, limits = parse_query(text)
+    if not terms and not limits:
         return np.zeros(0, dtype=np.int64)
     hit = np.ones(len(lifetimes(device)), dtype=np.bool_)
     for limit in limits:
-        hit &= _within(device, limit)
-    for word in words:
-        hit &= _mentions(trace, device, word)
+        hit &= _matches_limit(device, limit)
+    for term in terms:
+        hit &= _matches_term(trace, device, term)
     return np.flatnonzero(hit)
 
 
@@ -142,15 +141,15 @@ def find_sites(trace: Trace, device: DeviceTrace, text: str, event: int) -> Find
     )
 
 
-def _mentions(trace: Trace, device: DeviceTrace, word: str) -> Bools:
-    frames = np.array([word in frame_text for frame_text in _frame_texts(trace)], dtype=np.bool_)
+def _matches_term(trace: Trace, device: DeviceTrace, term: str) -> Bools:
+    frames = np.array([term in frame_text for frame_text in _frame_texts(trace)], dtype=np.bool_)
     stacks = np.append(first_in_stack(trace.stacks, frames) >= 0, False)
     hit = stacks[lifetimes(device).stack]
-    named = [category for category in Category if word in category.label]
-    hit = hit | np.isin(categories(trace, device).category, named)
+    matching = [category for category in Category if term in category.label]
+    hit = hit | np.isin(categories(trace, device).category, matching)
     modules = label_of_rows(device, "module")
     if modules is not None:
-        codes = [code for code in np.unique(modules).tolist() if word in trace.strings[code].lower()]
+        codes = [code for code in np.unique(modules).tolist() if term in trace.strings[code].lower()]
         hit = hit | np.isin(modules, codes)
     return np.asarray(hit, dtype=np.bool_)
 
@@ -163,7 +162,7 @@ def _frame_texts(trace: Trace) -> list[str]:
     return [f"{path_of(strings[file])}:{line} {strings[name]}".lower() for file, line, name in columns]
 
 
-def _within(device: DeviceTrace, limit: Limit) -> Bools:
+def _matches_limit(device: DeviceTrace, limit: Limit) -> Bools:
     rows = lifetimes(device)
     if limit.of == "bytes":
         return _COMPARE[limit.sign](rows.size, limit.value)
@@ -176,6 +175,6 @@ def _within(device: DeviceTrace, limit: Limit) -> Bools:
         lived = times[ended] - times[begun]
     else:
         lived = ended - begun
-    whole = (rows.start >= 0) & (rows.end < len(device.events))
+    complete = (rows.start >= 0) & (rows.end < len(device.events))
     hit = _COMPARE[limit.sign](lived, limit.value)
-    return np.asarray(hit & whole if limit.sign.startswith("<") else hit, dtype=np.bool_)
+    return np.asarray(hit & complete if limit.sign.startswith("<") else hit, dtype=np.bool_)

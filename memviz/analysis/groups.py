@@ -1,4 +1,4 @@
-"""Any set of allocations, by place or kind: the groups, largest first, and what is left of them, to the byte."""
+"""Group any set of allocations by site or kind: the groups, largest first, and the exact remainder."""
 
 from __future__ import annotations
 
@@ -63,21 +63,21 @@ def group_rows(
     top: int | None = None,
     weight: Ints8 | None = None,
 ) -> Groups:
-    """`rows` are rows of `lifetimes`; `by` is one of `GROUPINGS`; `weight` is what rows count for in place of bytes."""
+    """`rows` are rows of `lifetimes`; `by` is one of `GROUPINGS`; `weight` replaces bytes."""
     keyed = group_codes(trace, device, rows, by)
     all_rows = lifetimes(device)
     size, stack = all_rows.size[rows] if weight is None else weight, all_rows.stack[rows]
     distinct, codes = np.unique(keyed.codes, return_inverse=True)
     totals, counts = sum_by(codes, size, len(distinct)), np.bincount(codes, minlength=len(distinct))
-    named = [(*keyed.name(int(code)), i) for i, code in enumerate(distinct)]
-    order = sorted(named, key=lambda entry: (-int(totals[entry[2]]), entry[1], entry[0]))
-    shown = order if top is None else order[:top]
+    keys = [(*keyed.name(int(code)), i) for i, code in enumerate(distinct)]
+    order = sorted(keys, key=lambda entry: (-int(totals[entry[2]]), entry[1], entry[0]))
+    top_keys = order if top is None else order[:top]
     heaviest = _heaviest_stacks(codes, stack, size)
     last = np.full(len(distinct), BEFORE)
     np.maximum.at(last, codes, all_rows.start[rows])
     groups = tuple(
         Group(key, label, int(totals[i]), int(counts[i]), int(heaviest[i]) if heaviest[i] >= 0 else None, int(last[i]))
-        for key, label, i in shown
+        for key, label, i in top_keys
     )
     total, count = int(size.sum()), len(rows)
     rest_bytes = total - sum(group.bytes for group in groups)
@@ -146,7 +146,7 @@ def _by_stream(trace: Trace, device: DeviceTrace, rows: Ints8) -> GroupCodes:
 
 
 def _by_annotation(trace: Trace, device: DeviceTrace, rows: Ints8) -> GroupCodes:
-    """The innermost annotation around the alloc. What was there before the first event is apart."""
+    """Innermost annotation around the alloc, with an own group for allocations from before the first event."""
     start, before, outside = lifetimes(device).start[rows], -2, -1
     names = np.append(annotated(device).intervals.name, outside)
     codes = np.full(len(rows), before)
@@ -154,7 +154,7 @@ def _by_annotation(trace: Trace, device: DeviceTrace, rows: Ints8) -> GroupCodes
     codes[begun] = names[annotation_of_events(device, start[begun])]
 
     def name(code: int) -> tuple[str, str]:
-        # Keys of real annotations start with a quote, so that none can pass for one of ours.
+        # Keys of real annotations start with a quote, so that none collides with these two.
         if code >= 0:
             return f"'{trace.strings[code]}", trace.strings[code]
         return ("before the first event",) * 2 if code == before else ("no annotation",) * 2

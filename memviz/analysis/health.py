@@ -1,7 +1,7 @@
-"""Facts to know before trusting a picture of this trace, in plain words, with remedies.
+"""Notes on what a trace lacks or contradicts, with remedies, to read before trusting its figures.
 
-What the file's reader itself noticed is in `Trace.notes` and is not repeated here. A cause that the file does not
-tell is not guessed: then both are named.
+Notes of the file's reader are in `Trace.notes` and not repeated here. Where the file does not show which of two
+causes applies, both are named.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def _on_trace(trace: Trace) -> Iterator[Note]:
         remedy = "For all of it record a snapshot: torch.cuda.memory._record_memory_history(), or `memviz record`."
         text = _PROFILE_REPLAYED if trace.about.origin == "replayed" else _PROFILED
         yield Note("profiler_trace", text, remedy, "warning")
-    beside = trace.about.facts.get("profile", "")
-    if beside:
-        text = f"A profile of the same run was written beside it: {beside[:_LONGEST_NAME]}."
+    profile_path = trace.about.facts.get("profile", "")
+    if profile_path:
+        text = f"A profile of the same run was written beside it: {profile_path[:_LONGEST_NAME]}."
         yield Note("profile_beside", text, "Open both: Compare lays them side by side, on one clock.")
     if trace.event_count and not len(trace.stacks):
         text = "No stacks were recorded, so nothing says where memory was allocated."
@@ -119,7 +119,7 @@ def _late_history(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
 
 
 def _why_late(trace: Trace, device: DeviceTrace) -> tuple[str, str]:
-    """Return the cause as far as the file tells it, and the matching remedy."""
+    """Return the cause as far as the file shows it, and the matching remedy."""
     if is_profiled(trace):
         return "The profile began later than the program.", "Profile from the first step on, or record a snapshot."
     count, action = len(device.events), device.events.action
@@ -144,7 +144,7 @@ def _bytes_without_stack(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     earlier = int(lives.size[bare & (lives.start == BEFORE)].sum())
     least = peak.peak_bytes * _NOTICEABLE
     if recorded > least:
-        text = f"{_part(recorded, peak.peak_bytes)} live at the peak have no stack, though they were recorded."
+        text = f"{_share_text(recorded, peak.peak_bytes)} live at the peak have no stack, though they were recorded."
         remedy = (
             'Record with context="all" and stacks="all". With stacks="python" a backward pass has none: it runs on a '
             "thread that holds no Python frames."
@@ -152,7 +152,7 @@ def _bytes_without_stack(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
         yield Note("bytes_without_stack", text, remedy, "warning")
     if earlier > least:
         when = " at the peak were there before the first event and" if len(device.events) else ""
-        text = f"{_part(earlier, peak.peak_bytes)} live{when} have no stack."
+        text = f"{_share_text(earlier, peak.peak_bytes)} live{when} have no stack."
         yield Note("earlier_bytes_without_stack", text, "Start recording earlier, before the model is built.")
 
 
@@ -161,8 +161,8 @@ def _live_at(device: DeviceTrace, event: int) -> Bools:
     return (lives.start <= event) & (lives.end > event)
 
 
-def _part(part: int, whole: int) -> str:
-    return f"{bytes_text(part)} of {bytes_text(whole)} ({percent_text(part, whole)})"
+def _share_text(part: int, total: int) -> str:
+    return f"{bytes_text(part)} of {bytes_text(total)} ({percent_text(part, total)})"
 
 
 def _expandable(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
@@ -182,24 +182,26 @@ def _private_pools(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     numbers = distinct(segments.pool[segments.pool != 0]).tolist()
     if not numbers:
         return
-    held = sorted(((int(segments.size[segments.pool == number].sum()), number) for number in numbers), reverse=True)
-    named = [f"{trace.pools[number]} {bytes_text(size)}" for size, number in held[:_MOST_POOLS]]
-    more = f" and {count_text(len(held) - _MOST_POOLS)} more" if len(held) > _MOST_POOLS else ""
-    whole = _part(sum(size for size, _ in held), int(segments.size.sum()))
-    text = f"Private pools (CUDA graphs, MemPool) hold {whole} reserved at the end: {', '.join(named)}{more}."
+    pool_sizes = sorted(
+        ((int(segments.size[segments.pool == number].sum()), number) for number in numbers), reverse=True
+    )
+    labels = [f"{trace.pools[number]} {bytes_text(size)}" for size, number in pool_sizes[:_MOST_POOLS]]
+    more = f" and {count_text(len(pool_sizes) - _MOST_POOLS)} more" if len(pool_sizes) > _MOST_POOLS else ""
+    share = _share_text(sum(size for size, _ in pool_sizes), int(segments.size.sum()))
+    text = f"Private pools (CUDA graphs, MemPool) hold {share} reserved at the end: {', '.join(labels)}{more}."
     yield Note("private_pools", text, "Allocations outside a pool cannot use its free memory.")
 
 
 def _pending_frees(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
-    """A free that no other stream delays is asked for and completed by two events in a row."""
+    """Frees delayed by another stream; others are requested and completed by two events in a row."""
     lives, peak = lifetimes(device), timeline(device)
     requests = lives.free_requested < len(device.events)
-    held = requests & ((lives.end - lives.free_requested > 1) | (lives.end == len(device.events)))
-    if not held.any():
+    delayed = requests & ((lives.end - lives.free_requested > 1) | (lives.end == len(device.events)))
+    if not delayed.any():
         return
-    count, total, at_end = int(held.sum()), int(lives.size[held].sum()), int(peak.waiting[-1])
-    held &= _live_at(device, peak.peak_event) & (lives.free_requested <= peak.peak_event)
-    at_peak = int(lives.size[held].sum())
+    count, total, at_end = int(delayed.sum()), int(lives.size[delayed].sum()), int(peak.waiting[-1])
+    delayed &= _live_at(device, peak.peak_event) & (lives.free_requested <= peak.peak_event)
+    at_peak = int(lives.size[delayed].sum())
     if len(device.events):
         text = (
             f"{counted(count, 'free')} ({bytes_text(total)}) had to wait for another stream (record_stream): "
@@ -251,7 +253,7 @@ def _fragmentation(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     if figures.outside or unused < max(_WORTH_A_NOTE, figures.reserved * _MUCH):
         return
     text = (
-        f"At the peak of live bytes {_part(unused, figures.reserved)} reserved held no tensor: "
+        f"At the peak of live bytes {_share_text(unused, figures.reserved)} reserved held no tensor: "
         f"{bytes_text(figures.free_segments)} in free segments, {bytes_text(figures.free_remainders)} in free parts of "
         f"used segments, {bytes_text(figures.free_pages)} in free pages, {bytes_text(figures.rounding)} by rounding."
     )
@@ -261,7 +263,7 @@ def _fragmentation(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     yield Note("fragmentation", text, remedy)
 
 
-def _given_back(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
+def _released_memory(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     action, size = device.events.action, device.events.size
     index = np.flatnonzero((action == Action.SEGMENT_FREE) | (action == Action.SEGMENT_UNMAP))
     if not len(index):
@@ -279,7 +281,7 @@ def _given_back(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
 
 
 def _before_a_new_segment(device: DeviceTrace, ends: Ints8) -> int:
-    """When it needs room the allocator gives back first, and asks again at once."""
+    """Count releases for a new segment: the allocator frees cached segments, then reserves at once."""
     action = device.events.action
     following = action[ends[ends + 1 < len(action)] + 1]
     return int(is_among(following, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP, Action.OOM)).sum())
@@ -287,13 +289,13 @@ def _before_a_new_segment(device: DeviceTrace, ends: Ints8) -> int:
 
 def _contradictions(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     faults = matched(device).faults
-    said = [
+    contradictions = [
         (faults.stray_frees, "free", "of what was free already"),
         (faults.implied_frees, "allocation", "of an address that was not free"),
         (faults.lost_blocks, "allocation", f"({bytes_text(faults.lost_bytes)}) never freed, but not there at the end"),
     ]
     if faults:
-        listed = ", ".join(f"{counted(count, noun)} {what}" for count, noun, what in said if count)
+        listed = ", ".join(f"{counted(count, noun)} {what}" for count, noun, what in contradictions if count)
         text = f"Its events and its final state do not fit together: {listed}."
         yield Note("contradictions", text, _LEFT_OUT, "warning")
 
@@ -329,7 +331,7 @@ def _times(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
         yield Note("times_out_of_order", text)
 
 
-# By how much they change what all the rest means.
+# Ordered by how much they affect the other notes.
 _CONCERNS: tuple[Callable[[Trace, DeviceTrace], Iterator[Note]], ...] = (
     _no_history,
     _late_history,
@@ -338,7 +340,7 @@ _CONCERNS: tuple[Callable[[Trace, DeviceTrace], Iterator[Note]], ...] = (
     _out_of_memory,
     _bytes_without_stack,
     _fragmentation,
-    _given_back,
+    _released_memory,
     _pending_frees,
     _private_pools,
     _expandable,

@@ -15,10 +15,10 @@ from memviz.trace.model import Action, DeviceTrace, Ints8, Trace
 
 
 def never_freed(trace: Trace, device: DeviceTrace, by: str = "site", *, top: int | None = None) -> Groups:
-    """Made within the trace, and nobody had asked to free it when the trace ended."""
+    """Allocations of the trace whose free was not requested before its end."""
     rows, count = lifetimes(device), len(device.events)
-    kept = np.flatnonzero((rows.start >= 0) & (rows.end == count) & (rows.free_requested == count))
-    return group_rows(trace, device, kept, by, top=top)
+    leaked = np.flatnonzero((rows.start >= 0) & (rows.end == count) & (rows.free_requested == count))
+    return group_rows(trace, device, leaked, by, top=top)
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class GrowthRow:
 class Growth:
     by: str
     steps: tuple[str, ...]
-    """Those that ended within the trace; where none did, nothing is known."""
+    """Steps that ended within the trace; empty if none did."""
     live_bytes: tuple[int, ...]
     """At the end of each step."""
     rows: tuple[GrowthRow, ...]
@@ -48,26 +48,24 @@ class Growth:
 
 def growth(trace: Trace, device: DeviceTrace, by: str = "site", *, top: int = 20) -> Growth:
     # In the middle of a step its activations are live: they would look like something that grows.
-    whole_steps = ended_steps(trace, device)
-    if not whole_steps:
+    complete_steps = ended_steps(trace, device)
+    if not complete_steps:
         return Growth(by, (), (), (), ())
-    ends = np.array([span.end_event for span in whole_steps])
+    ends = np.array([span.end_event for span in complete_steps])
     all_rows = lifetimes(device)
     # Rows that are live at the end of some step: from the first such step up to, not with, the last one.
     first, past = np.searchsorted(ends, all_rows.start), np.searchsorted(ends, all_rows.end)
     rows = np.flatnonzero(first < past)
     keyed = group_codes(trace, device, rows, by)
-    found_codes, codes = np.unique(keyed.codes, return_inverse=True)
-    per_step = _live_per_step(codes, (first[rows], past[rows]), all_rows.size[rows], (len(found_codes), len(ends)))
+    distinct, codes = np.unique(keyed.codes, return_inverse=True)
+    per_step = _live_per_step(codes, (first[rows], past[rows]), all_rows.size[rows], (len(distinct), len(ends)))
     grown = per_step[:, -1] - per_step[:, 0]
-    named = [
-        GrowthRow(*keyed.name(int(found_codes[i])), tuple(per_step[i].tolist())) for i in np.flatnonzero(grown > 0)
-    ]
-    shown = sorted(named, key=lambda row: (-row.grown_bytes, row.label, row.key))[:top]
+    growing = [GrowthRow(*keyed.name(int(distinct[i])), tuple(per_step[i].tolist())) for i in np.flatnonzero(grown > 0)]
+    largest = sorted(growing, key=lambda row: (-row.grown_bytes, row.label, row.key))[:top]
     live = timeline(device).live[ends + 1]
-    rest = live - np.array([row.bytes for row in shown], dtype=np.int64).reshape(-1, len(ends)).sum(axis=0)
-    names = tuple(step.name for step in whole_steps)
-    return Growth(by, names, tuple(live.tolist()), tuple(shown), tuple(rest.tolist()))
+    rest = live - np.array([row.bytes for row in largest], dtype=np.int64).reshape(-1, len(ends)).sum(axis=0)
+    names = tuple(step.name for step in complete_steps)
+    return Growth(by, names, tuple(live.tolist()), tuple(largest), tuple(rest.tolist()))
 
 
 def _live_per_step(codes: Ints8, span: tuple[Ints8, Ints8], size: Ints8, shape: tuple[int, int]) -> Ints8:

@@ -1,9 +1,9 @@
-"""From when to when each allocation lived, what was there before the first event included.
+"""Start and end of each allocation, including those from before the first event.
 
 An address is reused all the time, so events are matched per address in order: alloc, free_requested,
-free_completed. What was live before the first event is known twice over: a free without its alloc, and a
-block that is active at the end without any event. So totals are right for histories that start late and for
-ring buffers that have wrapped.
+free_completed. Allocations from before the first event show as a free without its alloc, or as a block that
+is active at the end without any event. So totals are right for histories that start late and for ring buffers
+that have wrapped.
 
 Where a file contradicts itself (events left out by `skip_actions`, a damaged file) the faults are counted,
 and the rule is written at the line that applies it.
@@ -35,8 +35,8 @@ class Lifetimes(Columns):
     start: Ints8
     """Event of the alloc, or BEFORE."""
     free_requested: Ints8
-    """Event from which it only waits (for another stream); BEFORE where that was asked for before the first
-    event; the number of events where it never was."""
+    """Event that requested the free, from which it only waits for another stream; BEFORE if that was before the first
+    event; the number of events if never."""
     end: Ints8
     """Event that completed the free; the number of events where it is live at the end."""
     size: Ints8
@@ -84,10 +84,10 @@ def matched(device: DeviceTrace) -> Matched:
     block = _block_of(runs, blocks, device)
 
     end = runs.completed.copy()
-    # Handed out again without a completed free: it ended when the free was asked for, or at the latest now.
+    # Address reused without a completed free: it ended when the free was requested, or at the latest now.
     implied = (end == count) & ~runs.is_last
     end[implied] = np.minimum(runs.requested[implied], runs.next_start[implied])
-    # Asked to be freed, no completion recorded, and the final state says it is free: `skip_actions` left it out.
+    # Free requested, no completion recorded, and free in the final state: `skip_actions` left it out.
     open_last = (end == count) & runs.is_last
     settled = open_last & (block < 0) & (runs.requested < count) & bool(len(device.blocks))
     end[settled] = runs.requested[settled]
@@ -98,7 +98,7 @@ def matched(device: DeviceTrace) -> Matched:
     rest = np.setdiff1d(blocks, block[block >= 0], assume_unique=True)
     requested = np.minimum(runs.requested, end)
     if (events.action == Action.FREE_REQUESTED).any() or count == 1:
-        # Its free was completed here and asked for nowhere here: so it was asked for before.
+        # Its free was completed but not requested in the trace, so it was requested before.
         requested[~started & (runs.completed < count) & (runs.requested == count)] = BEFORE
     rest_waits = device.blocks.state[rest] != State.ACTIVE_ALLOCATED
     rows = Lifetimes(
@@ -123,7 +123,7 @@ def matched(device: DeviceTrace) -> Matched:
 
 @dataclass(frozen=True)
 class _Runs:
-    """Events of one allocation each, in four bytes. The number of events stands for *never*."""
+    """Events of one allocation each, in four bytes. The number of events means *never*."""
 
     first: Ints4
     start: Ints4
@@ -171,7 +171,7 @@ class _Runs:
         )
 
     def by_start(self, count: int) -> _Runs:
-        """First those of which no start is known. No two start at one event, so nothing is to be sorted."""
+        """Order by start, unknown starts first. No two start at one event, so a scatter replaces the sort."""
         run_of_event = np.full(count, -1, dtype=np.int32)
         begun = np.flatnonzero(self.start != BEFORE)
         run_of_event[self.start[begun]] = begun
@@ -207,7 +207,7 @@ def _block_of(runs: _Runs, blocks: Ints8, device: DeviceTrace) -> Ints8:
 
 
 def _stacks(device: DeviceTrace, started: Bools, source: Ints8, block: Ints8) -> Ints4:
-    """The alloc's stack; else the final block's, which torch may keep where it kept none per event."""
+    """The alloc's stack; else the final block's, which torch may record even without stacks per event."""
     stack = np.where(started, device.events.stack[source], NO_STACK).astype(np.int32)
     missing = (stack == NO_STACK) & (block >= 0)
     stack[missing] = device.blocks.stack[block[missing]]
@@ -219,7 +219,7 @@ def _with(first: npt.NDArray[Whole], second: npt.NDArray[Any]) -> npt.NDArray[Wh
 
 
 def _by_start(rows: Lifetimes) -> Lifetimes:
-    """Those that begin here are in order already; what was there before goes first, by address."""
+    """Sort by start: rows from before the first event first, by address; the others are sorted already."""
     before = np.flatnonzero(rows.start == BEFORE)
     if not len(before):
         return rows
@@ -262,7 +262,7 @@ _EARLIEST_EPOCH_SECONDS = 1e8
 
 
 def live_rows(device: DeviceTrace, event: int) -> Ints8:
-    """Rows of `lifetimes` that are live after this event; BEFORE (-1) asks for before the first one."""
+    """Rows of `lifetimes` that are live after this event; BEFORE (-1) is before the first one."""
     check_event(device, event)
     rows = lifetimes(device)
     begun = int(np.searchsorted(rows.start, event, side="right"))
@@ -285,7 +285,7 @@ def has_times(device: DeviceTrace) -> bool:
 
 @cached
 def has_stamps(device: DeviceTrace) -> bool:
-    """Times, or counts in their place: enough to say between which events an annotation begins and ends."""
+    """True with times, or counts in their place: enough to place annotations between events."""
     return bool(device.events.time_us.any())
 
 

@@ -30,7 +30,7 @@ _MOST_PLACES = 3
 _ENOUGH = 0.5
 """Least share of the activations that the named places must hold."""
 _JUST_BEGUN = 20
-"""A twentieth of a backward: what lies in it is still the forward's height."""
+"""A twentieth of a backward: a peak in it is due to the forward."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class KeptBy:
     places: tuple[Site, ...]
     """Sites by bytes, largest first."""
     bytes: int
-    """All that they hold of activations at this moment."""
+    """Bytes of activations at these sites at this moment."""
     rows: Ints8
     """Rows of `lifetimes`."""
 
@@ -49,10 +49,10 @@ class MostOfIt:
     bytes: int
     is_probable: bool = False
     """For most of these bytes the purpose is no more than probable."""
-    kept_by: KeptBy | None = None
+    sites_holding_activations: KeptBy | None = None
     """Sites that keep them, if they are activations."""
     layers: str = ""
-    """'24 equal layers', where these made all that those places keep."""
+    """'24 equal layers', if these made all activations of those sites."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class Overview:
     """-1 where the peak was there before the first event."""
     reserved_peak_bytes: int
     step: str
-    """In which the peak comes, and in which phase of it; empty where none is known."""
+    """Step and phase of the peak; empty where unknown."""
     most_of_it: MostOfIt | None
-    """Largest category of the peak, where it is known and a good part of it."""
+    """Largest category of the peak, if known and large enough."""
     ran_out: FailedRequest | None
     """The last request that failed."""
     failed_count: int = 0
@@ -77,7 +77,7 @@ class Overview:
     limit_of_start: str = ""
     """Sentence on memory from before the recording, which an estimate leaves as it is; else empty."""
     largest_site: str = ""
-    """At the peak, where most of it has no purpose and its places are known."""
+    """At the peak, if most of it has no purpose and its sites are known."""
     largest_site_bytes: int = 0
 
 
@@ -140,25 +140,25 @@ def _most_of_it(trace: Trace, device: DeviceTrace) -> MostOfIt | None:
     for group in peak(trace, device, "category", top=1).live.groups:
         if group.key not in SAYS_NOTHING and group.bytes > _LEAST_SHARE * timeline(device).peak_bytes:
             rows = live_rows(device, timeline(device).peak_event)
-            said = [part for part in purpose_totals(trace, device, rows) if part.kind == group.key]
-            probable = sum(part.bytes for part in said if part.certainty == Certainty.PROBABLE)
-            keeps = kept_by(trace, device, rows) if group.key == Category.ACTIVATION.label else None
+            totals = [part for part in purpose_totals(trace, device, rows) if part.kind == group.key]
+            probable = sum(part.bytes for part in totals if part.certainty == Certainty.PROBABLE)
+            keeps = sites_holding_activations(trace, device, rows) if group.key == Category.ACTIVATION.label else None
             layers = _layers(trace, device, keeps) if keeps is not None else ""
             return MostOfIt(group.label, group.bytes, 2 * probable > group.bytes, keeps, layers)
     return None
 
 
-def kept_by(trace: Trace, device: DeviceTrace, rows: Ints8) -> KeptBy | None:
+def sites_holding_activations(trace: Trace, device: DeviceTrace, rows: Ints8) -> KeptBy | None:
     """Return the few sites that hold most of the activations among these rows of `lifetimes`, or None."""
     rows = rows[categories(trace, device).category[rows] == Category.ACTIVATION]
     all_rows, table = lifetimes(device), sites(trace)
-    sites_held, place = np.unique(table.of_stack[all_rows.stack[rows]], return_inverse=True)
+    distinct, place = np.unique(table.of_stack[all_rows.stack[rows]], return_inverse=True)
     if not len(rows):
         return None
-    sums = sum_by(place, all_rows.size[rows], len(sites_held))
+    sums = sum_by(place, all_rows.size[rows], len(distinct))
     order = np.argsort(-sums, kind="stable")
     needed = int(np.searchsorted(np.cumsum(sums[order]), _ENOUGH * sums.sum())) + 1
-    chosen = [table.sites[sites_held[i]] for i in order[:needed].tolist()]
+    chosen = [table.sites[distinct[i]] for i in order[:needed].tolist()]
     if needed > _MOST_PLACES or any(site.kind not in (SiteKind.USER, SiteKind.LIBRARY) for site in chosen):
         return None
     return KeptBy(tuple(chosen), int(sums[order[:needed]].sum()), rows[np.isin(place, order[:needed])])
@@ -166,4 +166,4 @@ def kept_by(trace: Trace, device: DeviceTrace, rows: Ints8) -> KeptBy | None:
 
 def _layers(trace: Trace, device: DeviceTrace, keeps: KeptBy) -> str:
     holding = layers_holding(Facts(trace, device), keeps.rows, timeline(device).peak_event)
-    return holding.words if holding is not None and len(holding.rows) == len(keeps.rows) else ""
+    return holding.description if holding is not None and len(holding.rows) == len(keeps.rows) else ""

@@ -26,7 +26,7 @@ class LiveSet:
     live_bytes: int
     """Requested bytes from each alloc until its free is complete, so it includes `waiting_bytes`."""
     waiting_bytes: int
-    """Asked to be freed while another stream may still use them."""
+    """Free requested, but another stream may still use them."""
     reserved_bytes: int
     live: Groups
     """Adds up to `live_bytes`."""
@@ -66,7 +66,7 @@ class FailedRequest:
     requested_bytes: int
     """Rounded up to the allocator's blocks, as PyTorch records it."""
     device_free_bytes: int | None
-    """Free device memory by the driver's count, for all programs together; None where the file does not say."""
+    """Free device memory by the driver's count, for all programs together; None if not recorded."""
     live_bytes: int
     reserved_bytes: int
     site: str
@@ -74,7 +74,7 @@ class FailedRequest:
 
 
 def failed_requests(trace: Trace, device: DeviceTrace, chosen: slice = slice(None)) -> tuple[FailedRequest, ...]:
-    """`chosen` are those wanted, because a program can go on failing thousands of times."""
+    """`chosen` limits them, because a program can go on failing thousands of times."""
     events = np.flatnonzero(device.events.action == Action.OOM)[chosen].tolist()
     return tuple(failed_request(trace, device, event) for event in events)
 
@@ -121,7 +121,7 @@ class EventState:
     """This event with its neighbours, in order."""
     failed: FailedRequest | None
     is_reserved_known: bool = True
-    """The recording tells what was reserved."""
+    """False if the recording has no reserved bytes."""
 
 
 def event_state(trace: Trace, device: DeviceTrace, event: int, *, around: int = 2) -> EventState:
@@ -169,10 +169,10 @@ class RangeSummary:
     """Live before the first event, plus `allocated`, minus `freed`, is live after the last one."""
 
     first: int
-    """-1 takes in what was there before the first event of the trace."""
+    """-1 includes the state before the first event of the trace."""
     last: int
     peak_event: int
-    """The first one after which live bytes are highest, among these."""
+    """First event of the range with the highest live bytes after it."""
     allocated: Total
     freed: Total
     throughout: Total
@@ -186,8 +186,8 @@ def summarize_range(device: DeviceTrace, first: int, last: int) -> RangeSummary:
     rows, live = lifetimes(device), timeline(device).live
     first, last = min(first, last), max(first, last)
     begin = max(first, 0)
-    known = int(np.searchsorted(rows.start, last, side="right"))
-    start, end, size = rows.start[:known], rows.end[:known], rows.size[:known]
+    begun = int(np.searchsorted(rows.start, last, side="right"))
+    start, end, size = rows.start[:begun], rows.end[:begun], rows.size[:begun]
     return RangeSummary(
         first=first,
         last=last,

@@ -44,7 +44,7 @@ _LAST = np.int64(2**63 - 1)
 
 
 def in_order(address: Ints8) -> Ints8:
-    """Addresses are unsigned, kept in int64; flipping the top bit makes int64 compare them rightly. Undoes itself."""
+    """Addresses are unsigned, kept in int64; flipping the top bit makes int64 compare them rightly. Its own inverse."""
     return np.bitwise_xor(address, _TOP_BIT)
 
 
@@ -54,29 +54,29 @@ def upto(low: Ints8, size: Ints8) -> Ints8:
     return np.where(high < low, _LAST, high)
 
 
-def segments_then(device: DeviceTrace, event: int, settings: Mapping[str, Any]) -> Segments:
+def reserved_segments(device: DeviceTrace, event: int, settings: Mapping[str, Any]) -> Segments:
     """Segments held after `event`, by address, in the shape of the final ones."""
     history, final_count = range_history(device), len(device.segments)
     cut = int(np.searchsorted(history.index, event, side="right"))
     later = _earliest(len(history.low), history.first[cut:], history.last[cut:])
     by_event = later < len(history.index) - cut
     source = np.where(by_event, final_count + cut + later, history.final_row)
-    held = by_event.copy()
-    held[by_event] = history.gives_back[(cut + later)[by_event]]
-    held |= ~by_event & (history.final_row >= 0)
+    reserved = by_event.copy()
+    reserved[by_event] = history.gives_back[(cut + later)[by_event]]
+    reserved |= ~by_event & (history.final_row >= 0)
 
-    ranges = np.flatnonzero(held)
+    ranges = np.flatnonzero(reserved)
     source = source[ranges]
     rows = _rows(history, ranges, source)
     if (source >= final_count).any():
         rows = _with_origin(rows, source, _origin(history, cut)[ranges], history, large_segment_of(settings))
-    return _joined(rows, source, final_count)
+    return _merge_neighbours(rows, source, final_count)
 
 
 @dataclass(frozen=True)
 class RangeHistory:
     index: Ints8
-    """Events that change what is held."""
+    """Events that change the reserved ranges."""
     gives_back: Bools
     first: Ints8
     last: Ints8
@@ -166,29 +166,29 @@ def _rows(history: RangeHistory, ranges: Ints8, source: Ints8) -> Segments:
 def _origin(history: RangeHistory, cut: int) -> Ints8:
     """Source of the event that took each elementary range, where it was recorded; else -1."""
     origin = cut - 1 - _earliest(len(history.low), history.first[:cut][::-1], history.last[:cut][::-1])
-    taken = origin >= 0
-    taken[taken] = ~history.gives_back[origin[taken]]
-    return np.where(taken, origin + len(history.sources) - len(history.index), -1)
+    is_reserved = origin >= 0
+    is_reserved[is_reserved] = ~history.gives_back[origin[is_reserved]]
+    return np.where(is_reserved, origin + len(history.sources) - len(history.index), -1)
 
 
 def _with_origin(rows: Segments, source: Ints8, origin: Ints8, history: RangeHistory, large_page: int) -> Segments:
-    """Corrects what an event that gives a range back cannot say: where the range came from, and its size class.
+    """Set the stack and the size class of released ranges, which their releasing event does not record.
 
-    The small pool maps one page of 2 MiB at a time. A range that was mapped before the history began can only
-    be judged by what was unmapped: a whole number of the large pool's pages.
+    The small pool maps one page of 2 MiB at a time. A range mapped before the history began is of the large pool if
+    the unmapped size is a multiple of that pool's page.
     """
-    sources, known = history.sources, origin >= 0
-    gone = source >= len(sources) - len(history.index)
-    by_page = np.where(known, sources.is_large[origin], sources.size[source] % large_page == 0)
+    sources, has_origin = history.sources, origin >= 0
+    released = source >= len(sources) - len(history.index)
+    by_page = np.where(has_origin, sources.is_large[origin], sources.size[source] % large_page == 0)
     return replace(
         rows,
-        stack=np.where(gone, np.where(known, sources.stack[origin], NO_STACK), rows.stack).astype(np.int32),
-        is_large=np.where(gone & rows.is_expandable, by_page, rows.is_large),
+        stack=np.where(released, np.where(has_origin, sources.stack[origin], NO_STACK), rows.stack).astype(np.int32),
+        is_large=np.where(released & rows.is_expandable, by_page, rows.is_large),
     )
 
 
-def _joined(rows: Segments, source: Ints8, final_count: int) -> Segments:
-    """Neighbours become one segment where the file's final list would show one.
+def _merge_neighbours(rows: Segments, source: Ints8, final_count: int) -> Segments:
+    """Merge neighbours into one segment where the file's final list would show one.
 
     Ranges of one source are one segment that the bounds of others cut. Mapped ranges of one stream and pool are
     one expandable segment, except where the file itself lists two.
@@ -201,8 +201,8 @@ def _joined(rows: Segments, source: Ints8, final_count: int) -> Segments:
     starts[1:] = ~(touching & (mapped | _equal_neighbours(source)))
     first = np.flatnonzero(starts)
     last = np.append(first[1:], len(rows))[: len(first)] - 1
-    kept = Segments(**{name: column[first] for name, column in rows.columns()})
-    return replace(kept, address=in_order(kept.address), size=high[last] - kept.address)
+    merged = Segments(**{name: column[first] for name, column in rows.columns()})
+    return replace(merged, address=in_order(merged.address), size=high[last] - merged.address)
 
 
 def _equal_neighbours(*columns: npt.NDArray[Any]) -> Bools:
@@ -214,8 +214,8 @@ def _equal_neighbours(*columns: npt.NDArray[Any]) -> Bools:
 #
 # It is exact for blocks that live until the end. Otherwise it follows from what the allocator may leave over. In the
 # small pool and in expandable segments it splits to the byte, so a block is its rounded request. In the large pool a
-# remainder of up to 1 MiB is not split off but stays with the block; so a block that found its neighbour (or the end
-# of its segment) that near when it was made keeps the gap for life. Blocks of `max_split_size` and more are never
+# remainder of up to 1 MiB is not split off but stays with the block; so a block whose neighbour (or end of
+# segment) was that near at its alloc keeps the gap until it is freed. Blocks of `max_split_size` and more are never
 # split.
 #
 # For a block from before the first event that is freed later, that moment is not recorded: its gap counts as its own
@@ -241,15 +241,15 @@ def block_sizes(
     block = lives.block[rows]
     candidates = np.flatnonzero(keeps_rest & ~own & (block < 0))
     sizes = rounded + np.where(own, gap, 0)
-    sizes[candidates] += _gap_when_made(device, rows[candidates], rounded[candidates])
+    sizes[candidates] += _gap_at_alloc(device, rows[candidates], rounded[candidates])
     sizes[block >= 0] = device.blocks.size[block[block >= 0]]
     return np.minimum(sizes, room)
 
 
-def _gap_when_made(device: DeviceTrace, rows: Ints8, rounded: Ints8) -> Ints8:
+def _gap_at_alloc(device: DeviceTrace, rows: Ints8, rounded: Ints8) -> Ints8:
     """Bytes up to the neighbour that was live when each row began; 0 where there was none within SMALL_SIZE.
 
-    Every step looks at the next higher address that was ever used, for all rows that have not found theirs.
+    Every pass of the loop tries the next higher address ever used, for all rows without a neighbour so far.
     """
     lives, index = lifetimes(device), _by_address(device)
     moment = lives.start[rows]
@@ -274,7 +274,7 @@ def _gap_when_made(device: DeviceTrace, rows: Ints8, rounded: Ints8) -> Ints8:
 
 @dataclass(frozen=True)
 class _LivesByAddress:
-    """Who was live at an address at a moment."""
+    """Index of the lifetimes at each address."""
 
     addresses: Ints8
     """Each once, ascending, as `in_order` gives them."""
@@ -306,7 +306,7 @@ class TileKind(IntEnum):
     FREE = 0
     LIVE = 1
     WAITING = 2
-    """Its free was asked for, and another stream may still use it."""
+    """Its free was requested, and another stream may still use it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -342,7 +342,7 @@ def segments_at(trace: Trace, device: DeviceTrace, event: int) -> SegmentsAt:
     """After `event`; -1 is before the first."""
     if not -1 <= event < len(device.events):
         raise UsageError(f"Event {event} does not exist: device {device.name} has {len(device.events)} events.")
-    segments = segments_then(device, event, trace.settings)
+    segments = reserved_segments(device, event, trace.settings)
     lives = lifetimes(device)
     rows = np.flatnonzero((lives.start <= event) & (lives.end > event))
     blocks = _blocks(trace, device, segments, rows, event)
@@ -378,7 +378,7 @@ def _blocks(trace: Trace, device: DeviceTrace, segments: Segments, rows: Ints8, 
         row=rows,
     )
     # Two allocations at one address leave no room for the first; its bytes count as outside.
-    return _taken(tiles, np.flatnonzero(size > 0))
+    return _select_tiles(tiles, np.flatnonzero(size > 0))
 
 
 def _kinds(lives: Lifetimes, rows: Ints8, event: int) -> Bytes1:
@@ -408,10 +408,10 @@ def _with_gaps(segments: Segments, blocks: Tiles) -> Tiles:
         row=np.full(len(gaps), -1, dtype=np.int64),
     )
     both = Tiles(**{name: np.concatenate([column, getattr(free, name)]) for name, column in blocks.columns()})
-    return _taken(both, np.argsort(in_order(both.address), kind="stable"))
+    return _select_tiles(both, np.argsort(in_order(both.address), kind="stable"))
 
 
-def _taken(tiles: Tiles, rows: Ints8) -> Tiles:
+def _select_tiles(tiles: Tiles, rows: Ints8) -> Tiles:
     return Tiles(**{name: column[rows] for name, column in tiles.columns()})
 
 
@@ -425,12 +425,12 @@ _MOST_PIECES = 8_000_000
 
 @dataclass(frozen=True, eq=False)
 class SegmentLives(Columns):
-    """One row per segment, by start, then address. It stands after event e: start <= e < end."""
+    """One row per segment, by start, then address. It exists after event e: start <= e < end."""
 
     start: Ints8
     """Event that took it, or BEFORE."""
     end: Ints8
-    """Event that gave it back; the number of events where it stands at the end."""
+    """Event that released it; the number of events where it exists at the end."""
     size: Ints8
     address: Ints8
     used: npt.NDArray[np.float64]
@@ -453,7 +453,7 @@ def segment_lives(device: DeviceTrace) -> SegmentLives:
     size = np.add.reduceat(width, first)
     # Of the pieces of one segment, what was in any of them for most events.
     order = np.lexsort((-lived, segment))
-    made = SegmentLives(
+    lives = SegmentLives(
         start=pieces.start[first],
         end=pieces.end[first],
         size=size,
@@ -461,8 +461,8 @@ def segment_lives(device: DeviceTrace) -> SegmentLives:
         used=np.add.reduceat(share * width, first) / size,
         longest=longest[order][first],
     )
-    by_start = np.lexsort((in_order(made.address), made.start))
-    return SegmentLives(**{name: column[by_start] for name, column in made.columns()})
+    by_start = np.lexsort((in_order(lives.address), lives.start))
+    return SegmentLives(**{name: column[by_start] for name, column in lives.columns()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -475,29 +475,29 @@ class _Pieces(Columns):
 
 
 def _pieces(history: RangeHistory, count: int) -> _Pieces:
-    """Reserved until an event that gives it back, since whatever touched it before."""
+    """A range is reserved from the previous event that touched it until the event that releases it."""
     event = _repeated(history.last - history.first)
     ranges = history.first[event] + _pieces_of(event)
     order = np.lexsort((event, ranges))
     ranges, event = ranges[order], event[order]
     is_first = np.diff(ranges, prepend=-1) != 0
     before = np.where(is_first, BEFORE, np.roll(history.index[event], 1))
-    given_back = history.gives_back[event]
+    released = history.gives_back[event]
     # Until the end is held what the final segments have.
     newest = np.full(len(history.low), BEFORE)
     newest[ranges] = history.index[event]
     final = np.flatnonzero(history.final_row >= 0)
-    made = _Pieces(
-        range=np.concatenate([ranges[given_back], final]),
-        start=np.concatenate([before[given_back], newest[final]]),
-        end=np.concatenate([history.index[event][given_back], np.full(len(final), count)]),
+    pieces = _Pieces(
+        range=np.concatenate([ranges[released], final]),
+        start=np.concatenate([before[released], newest[final]]),
+        end=np.concatenate([history.index[event][released], np.full(len(final), count)]),
     )
-    in_turn = np.lexsort((made.range, made.end, made.start))
-    return _Pieces(**{name: column[in_turn] for name, column in made.columns()})
+    order_by_start = np.lexsort((pieces.range, pieces.end, pieces.start))
+    return _Pieces(**{name: column[order_by_start] for name, column in pieces.columns()})
 
 
 def _begins(history: RangeHistory, pieces: _Pieces, count: int) -> Bools:
-    """False where a piece goes on the one before it: neighbours that were taken and given back together."""
+    """False where a piece continues the one before it: neighbours that were reserved and released together."""
     begins = np.ones(len(pieces), dtype=np.bool_)
     one, next_one = pieces.range[:-1], pieces.range[1:]
     together = (pieces.start[1:] == pieces.start[:-1]) & (pieces.end[1:] == pieces.end[:-1])
@@ -531,8 +531,8 @@ def _use(history: RangeHistory, pieces: _Pieces, device: DeviceTrace) -> tuple[n
 
     events = np.minimum(rows.end[row], pieces.end[piece]) - np.maximum(rows.start[row], pieces.start[piece])
     inside = np.minimum(high[row], history.high[ranges]) - np.maximum(low[row], history.low[ranges])
-    whole = (history.high - history.low)[ranges] * (pieces.end - pieces.start)[piece].astype(np.float64)
-    share[:] = np.bincount(piece, weights=inside * events / whole, minlength=len(pieces))
+    capacity = (history.high - history.low)[ranges] * (pieces.end - pieces.start)[piece].astype(np.float64)
+    share[:] = np.bincount(piece, weights=inside * events / capacity, minlength=len(pieces))
     order = np.lexsort((events, piece))
     longest[piece[order]], lived[piece[order]] = row[order], events[order]
     return share, longest, lived
@@ -603,7 +603,7 @@ def fragmentation_of(moment: SegmentsAt, reserved: int) -> Fragmentation:
     segments, tiles = moment.segments, moment.tiles
     is_free = tiles.kind == TileKind.FREE
     expandable = segments.is_expandable[tiles.segment]
-    whole = tiles.size == segments.size[tiles.segment]
+    fills_segment = tiles.size == segments.size[tiles.segment]
 
     def total(chosen: Bools, column: Ints8 = tiles.size) -> int:
         return int(column[chosen].sum())
@@ -614,8 +614,8 @@ def fragmentation_of(moment: SegmentsAt, reserved: int) -> Fragmentation:
         live=total(tiles.kind == TileKind.LIVE, tiles.requested),
         waiting=total(tiles.kind == TileKind.WAITING, tiles.requested),
         rounding=total(~is_free, tiles.size - tiles.requested),
-        free_segments=total(is_free & ~expandable & whole),
-        free_remainders=total(is_free & ~expandable & ~whole),
+        free_segments=total(is_free & ~expandable & fills_segment),
+        free_remainders=total(is_free & ~expandable & ~fills_segment),
         free_pages=total(is_free & expandable),
         unknown=reserved - moment.reserved_bytes,
         outside=moment.outside_bytes,

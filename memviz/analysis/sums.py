@@ -33,14 +33,14 @@ def max_of_ranges(values: Ints8, start: Ints8, stop: Ints8) -> Ints8:
         return np.zeros(0, dtype=np.int64)
     blocks = np.maximum.reduceat(values, np.arange(0, len(values), _BLOCK))
     first_block, last_block = -(-start // _BLOCK), stop // _BLOCK
-    whole = first_block < last_block
-    head_stop = np.where(whole, first_block * _BLOCK, stop)
-    tail_start = np.where(whole, last_block * _BLOCK, start)
+    has_blocks = first_block < last_block
+    head_stop = np.where(has_blocks, first_block * _BLOCK, stop)
+    tail_start = np.where(has_blocks, last_block * _BLOCK, start)
     highest = np.full(len(start), np.iinfo(np.int64).min)
     parts = (
         (values, start, head_stop),
         (values, tail_start, stop),
-        (blocks, np.where(whole, first_block, 0), np.where(whole, last_block, 0)),
+        (blocks, np.where(has_blocks, first_block, 0), np.where(has_blocks, last_block, 0)),
     )
     for source, begin, end in parts:
         filled = np.flatnonzero(begin < end)

@@ -15,7 +15,7 @@ from memviz.trace.model import Action, Columns, DeviceTrace, Events, Ints8, is_r
 # Live, waiting and reserved bytes after each event, and live bytes while a file is still being read.
 #
 # `live` counts requested bytes from the alloc until the free is complete, so it includes `waiting`: blocks whose free
-# was asked for while another stream may still use them. `reserved` is what the allocator holds from the device in
+# was requested while another stream may still use them. `reserved` is what the allocator holds from the device in
 # segments.
 
 
@@ -70,7 +70,7 @@ def sum_of_spans(start: Ints8, end: Ints8, size: Ints8, count: int) -> Ints8:
 
 
 def has_reserved(device: DeviceTrace) -> bool:
-    """Return whether the recording shows reserved memory; a moment without live blocks could not tell."""
+    """Return whether the recording shows reserved memory; only moments with live blocks show it."""
     line = timeline(device)
     return is_reserved_known(line.peak_bytes, line.reserved_peak_bytes)
 
@@ -129,7 +129,7 @@ class DecimatedTimeline(Columns):
     """One row per column of the picture, in order. Bytes after the events of that column."""
 
     first_event: Ints8
-    """-1 is the state before the first event. A column in whose time nothing happens stands for the event before it."""
+    """-1 is the state before the first event. A column without events repeats the event before it."""
     event_count: Ints8
     """0 for such a column; the state before the first event counts as one."""
     peak_event: Ints8
@@ -141,7 +141,7 @@ class DecimatedTimeline(Columns):
 
 
 def by_event(device: DeviceTrace, columns: int, *, first: int = BEFORE, last: int | None = None) -> DecimatedTimeline:
-    """Events `first` to `last`, evenly; fewer columns than asked for where there are fewer events."""
+    """Events `first` to `last`, evenly; fewer than `columns` columns where there are fewer events."""
     end = len(device.events) - 1 if last is None else last
     if columns < 1 or not BEFORE <= first <= end < max(len(device.events), 1):
         raise UsageError(f"No timeline of {columns} columns from event {first} to {end} in device {device.name}.")
@@ -190,7 +190,7 @@ def _reduce_to_columns(rows: Timeline, bounds: Ints8) -> DecimatedTimeline:
 
 
 PAST_END = -1
-"""In a column that lies behind the end of a line."""
+"""Value of a column beyond the end of a line."""
 
 
 @dataclass(frozen=True)

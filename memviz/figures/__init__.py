@@ -1,8 +1,8 @@
-"""Figures for notebooks and for what people save.
+"""Figures for notebooks and for saved files.
 
-`timeline`, `peak`, `waterfall`, `icicle` and `segments` draw what `memviz.open` gives and what it answers; each
-`plot_<word>` draws a result of `memviz.analysis`. They are the only part that imports plotly, when a figure is first
-asked for, and decide nothing about numbers.
+`timeline`, `peak`, `waterfall`, `icicle` and `segments` plot what `memviz.open` returns and its results; each
+`plot_<word>` plots a result of `memviz.analysis`. Only this package imports plotly, with the first figure, and it
+computes no numbers.
 """
 
 from __future__ import annotations

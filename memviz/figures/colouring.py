@@ -108,7 +108,7 @@ def _by_category(trace: Trace, device: DeviceTrace) -> Colouring:
 
 
 def _by_size(device: DeviceTrace) -> Colouring:
-    """Large ones below: they are few, and what they stand on does not move."""
+    """Large ones at the bottom: they are few and change least."""
     steps = np.array(_SIZE_STEPS)
     group = len(steps) - np.searchsorted(steps, lifetimes(device).size, side="right")
     bounds = [bytes_text(size_step) for size_step in _SIZE_STEPS]
@@ -123,12 +123,12 @@ def _by_key(trace: Trace, device: DeviceTrace, meaning: str, among: Sequence[str
     chosen = groups.rows_of(among) if among else groups.largest()
     group_of = np.full(len(groups.names), len(chosen), dtype=np.uint8)
     group_of[chosen] = np.arange(len(chosen))
-    named = [groups.names[row] for row in chosen]
+    keys_and_labels = [groups.names[row] for row in chosen]
     # Of what several traces share, all of it has its hue, whether it is in this one or not.
     hues = dict(zip(among, _hues_of(among), strict=True)) if among else {}
-    own = [hues[key] for key, _ in named] if among else _hues_of([key for key, _ in named])
+    own = [hues[key] for key, _ in keys_and_labels] if among else _hues_of([key for key, _ in keys_and_labels])
     colours = (*(hue.name for hue in own), Category.UNKNOWN.name)
-    return Colouring(meaning, (*_told_apart(named), OTHER), group_of[groups.code], colours)
+    return Colouring(meaning, (*_unique_labels(keys_and_labels), OTHER), group_of[groups.code], colours)
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,14 +168,14 @@ class SharedHue:
 
 def largest_of_all(pairs: Sequence[tuple[Trace, DeviceTrace]], meaning: str) -> list[SharedHue]:
     """Return the hues shared by several traces: the groups with most bytes at all their peaks, each with one hue."""
-    together: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
     labels: dict[str, str] = {}
     for trace, device in pairs:
         groups = _Groups.of(trace, device, meaning)
         for (key, label), size in zip(groups.names, groups.at_peak.tolist(), strict=True):
-            together[key] += size
+            totals[key] += size
             labels.setdefault(key, label)
-    keys = [key for key, size in together.most_common(len(_HUES)) if size]
+    keys = [key for key, size in totals.most_common(len(_HUES)) if size]
     shades = [(palette(False).category(hue), palette(True).category(hue)) for hue in _hues_of(keys)]
     return [SharedHue(key, labels[key], shade) for key, shade in zip(keys, shades, strict=True)]
 
@@ -190,10 +190,10 @@ def _hues_of(keys: Sequence[str]) -> list[Category]:
     return hues
 
 
-def _told_apart(named: Sequence[tuple[str, str]]) -> list[str]:
-    """Labels; where two are the same, or the same as ours for the rest, with their keys, which never are."""
-    often = Counter([label for _, label in named] + [OTHER])
-    return [label if often[label] == 1 else f"{label} ({key})" for key, label in named]
+def _unique_labels(keys_and_labels: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the labels; those that are not unique, or equal to OTHER, with their unique keys."""
+    counts = Counter([label for _, label in keys_and_labels] + [OTHER])
+    return [label if counts[label] == 1 else f"{label} ({key})" for key, label in keys_and_labels]
 
 
 def pixel_palette(colours: Colouring, *, dark: bool, dimmed: bool = False) -> npt.NDArray[np.uint32]:
@@ -204,8 +204,8 @@ def pixel_palette(colours: Colouring, *, dark: bool, dimmed: bool = False) -> np
         for shade in range(SHADES):
             base = mixed(_colour(look, name), "#ffffff" if shade > 2 else "#000000", abs(shade - 2) * _SHADE_STEP)
             for edge, share in enumerate(_EDGE_MIX):
-                shown = mixed(base, look.page, share)
-                table[i, shade, edge] = int(mixed(shown, look.page, _DIMMED if dimmed else 0)[1:], 16)
+                blended = mixed(base, look.page, share)
+                table[i, shade, edge] = int(mixed(blended, look.page, _DIMMED if dimmed else 0)[1:], 16)
     return table
 
 

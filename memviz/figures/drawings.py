@@ -1,7 +1,7 @@
-"""A trace, or an answer of it, as a figure: `memviz.figures.peak(memviz.open("run.pickle"))`.
+"""Plot a trace or one of its results: `memviz.figures.peak(memviz.open("run.pickle"))`.
 
-Whatever has a `trace` can be drawn: what `memviz.open` gives and its answers, a recording, a prediction; a `Trace`
-itself too. An answer says of which device and moment it is; else `device` and `event` do.
+Any object with a `trace` can be plotted: what `memviz.open` returns and its results, a recording, a prediction; also a
+`Trace`. A result has its own device and event; otherwise pass `device` and `event`.
 """
 
 from __future__ import annotations
@@ -71,18 +71,18 @@ def peak(
     dark: bool = False,
 ) -> go.Figure:
     """Plot the allocations live at the peak, at an answer's moment, or after `event`: by site unless `by` is given."""
-    known = getattr(source, "found", None)
-    if isinstance(known, LiveSet) and event is None and device is None and by in (None, known.live.by):
-        return plot_peak(known, dark=dark)
+    result = getattr(source, "found", None)
+    if isinstance(result, LiveSet) and event is None and device is None and by in (None, result.live.by):
+        return plot_peak(result, dark=dark)
     trace, chosen = _pair(source, device)
-    grouping = by or (known.live.by if isinstance(known, LiveSet) else "site")
+    grouping = by or (result.live.by if isinstance(result, LiveSet) else "site")
     return plot_peak(at(trace, chosen, _event(source, chosen, event), grouping), dark=dark)
 
 
 def icicle(
     source: Source, *, event: int | None = None, device: int | str | None = None, dark: bool = False
 ) -> go.Figure:
-    """Which calls hold what is live then, callers on top; by default at the peak."""
+    """Plot live memory by call stack, callers on top; by default at the peak."""
     trace, chosen = _pair(source, device)
     rows = live_rows(chosen, _event(source, chosen, event))
     return plot_icicle(stack_tree(trace, chosen, rows), trace, dark=dark)
@@ -91,12 +91,12 @@ def icicle(
 def segments(
     source: Source, *, event: int | None = None, device: int | str | None = None, dark: bool = False
 ) -> go.Figure:
-    """The allocator's map, in the colours of what the blocks are for; by default at the peak."""
+    """Plot the segments with their blocks, coloured by category; by default at the peak."""
     trace, chosen = _pair(source, device)
-    known = getattr(source, "found", None)
-    if not isinstance(known, SegmentsAt) or event is not None or device is not None:
-        known = segments_at(trace, chosen, _event(source, chosen, event))
-    return plot_segments(known, categories=categories(trace, chosen), dark=dark)
+    result = getattr(source, "found", None)
+    if not isinstance(result, SegmentsAt) or event is not None or device is not None:
+        result = segments_at(trace, chosen, _event(source, chosen, event))
+    return plot_segments(result, categories=categories(trace, chosen), dark=dark)
 
 
 def waterfall(
@@ -107,10 +107,10 @@ def waterfall(
     device: int | str | None = None,
     dark: bool = False,
 ) -> go.Figure:
-    """From one trace's peak to another's: of two traces, or of what `compare` answers."""
-    known = getattr(source, "found", None)
-    if other is None and isinstance(known, Changes):
-        return plot_waterfall(known if by in (None, known.by) else changes(source.sides, by), dark=dark)
+    """Plot the changes from one trace's peak to another's, of two traces or a result of `compare`."""
+    result = getattr(source, "found", None)
+    if other is None and isinstance(result, Changes):
+        return plot_waterfall(result if by in (None, result.by) else changes(source.sides, by), dark=dark)
     if other is None:
         raise UsageError("A waterfall leads from one trace to another: name both, or what compare answers.")
     return plot_waterfall(changes([_pair(source, device), _pair(other, device)], by or "site"), dark=dark)
@@ -120,12 +120,12 @@ def _pair(source: Source, device: int | str | None) -> tuple[Trace, DeviceTrace]
     trace = source if isinstance(source, Trace) else getattr(source, "trace", None)
     if not isinstance(trace, Trace):
         raise UsageError(f"There is no trace in {type(source).__name__}: open it with memviz.open first.")
-    named = getattr(source, "device", None) if device is None else str(device)
-    return trace, choose_device(trace, named if isinstance(named, str) else None)
+    name = getattr(source, "device", None) if device is None else str(device)
+    return trace, choose_device(trace, name if isinstance(name, str) else None)
 
 
 def _event(source: Source, device: DeviceTrace, event: int | None) -> int:
-    """The one that was named, else that of an answer about this device, else the peak."""
+    """`event` if given, else that of a result for this device, else the peak."""
     if event is None and getattr(source, "device", None) == device.name:
         event = getattr(source, "event", None)
     return line_of(device).peak_event if event is None else int(event)

@@ -30,7 +30,7 @@ _LEVEL = 1
 @dataclass(frozen=True)
 class PackedTimeline:
     header: dict[str, Any]
-    """Names, types and lengths of the columns in `body`, and what is small enough to be said in JSON."""
+    """Names, types and lengths of the columns in `body`, and values small enough for JSON."""
     body: bytes
 
 
@@ -57,7 +57,7 @@ def pack_spans(device: DeviceTrace, start: Ints8, end: Ints8, size: Ints8) -> Pa
 
 
 def pack_times(device: DeviceTrace, step_us: int = 1) -> PackedTimeline:
-    """Microseconds since the first event, in whole steps; sent only when somebody asks for the time axis."""
+    """Microseconds since the first event, in multiples of `step_us`; sent only for the time axis."""
     since = np.maximum.accumulate(device.events.time_us) - device.events.time_us[:1]
     steps = np.diff(since // step_us * step_us, prepend=0)
     columns = {"time_low": (steps & 0xFFFFFFFF).astype(np.uint32), "time_high": (steps >> 32).astype(np.uint32)}
@@ -65,7 +65,7 @@ def pack_times(device: DeviceTrace, step_us: int = 1) -> PackedTimeline:
 
 
 def pack_groups(colouring: Colouring) -> PackedTimeline:
-    """Which group each allocation belongs to, under one meaning of colour, and where that is only probable."""
+    """Pack the colour group of each allocation, and a flag where it is only probable."""
     columns: dict[str, npt.NDArray[Any]] = {"group": colouring.group}
     if colouring.probable is not None:
         columns["probable"] = np.packbits(colouring.probable, bitorder="little")
@@ -73,12 +73,12 @@ def pack_groups(colouring: Colouring) -> PackedTimeline:
 
 
 def pack_sites(code: Ints4, labels: Sequence[str]) -> PackedTimeline:
-    """The name of each allocation's place, for what stands under the pointer."""
+    """The site label of each allocation, for the hover text."""
     return pack({"site": code.astype(np.uint32)}, labels=[label[:_LONGEST] for label in labels])
 
 
 def pack_rows(rows: Ints8, count: int) -> PackedTimeline:
-    """A choice of allocations, one bit each."""
+    """Pack a selection of allocations, one bit each."""
     chosen = np.zeros(count, dtype=np.uint8)
     chosen[rows] = 1
     return pack({"bits": np.packbits(chosen, bitorder="little")}, chosen=len(rows))
@@ -95,7 +95,7 @@ def as_sent(packed: PackedTimeline) -> dict[str, Any]:
 
 
 def unpack(packed: PackedTimeline) -> dict[str, npt.NDArray[Any]]:
-    """The other direction, as the browser does it; for tests and for our own reports."""
+    """Unpack as the browser does; for tests and reports."""
     raw = np.frombuffer(zlib.decompress(packed.body), dtype=np.uint8)
     columns, at = {}, 0
     for name, kind, count in packed.header["columns"]:
@@ -109,12 +109,12 @@ def unpack(packed: PackedTimeline) -> dict[str, npt.NDArray[Any]]:
 def pack(columns: dict[str, npt.NDArray[Any]], **more: Any) -> PackedTimeline:
     """Any columns in this layout, which `packed.js` reads; `more` goes into the header."""
     parts = [_by_significance(column) for column in columns.values()]
-    named = [[name, column.dtype.name, len(column)] for name, column in columns.items()]
-    return PackedTimeline({"columns": named, **more}, zlib.compress(b"".join(parts), _LEVEL))
+    specs = [[name, column.dtype.name, len(column)] for name, column in columns.items()]
+    return PackedTimeline({"columns": specs, **more}, zlib.compress(b"".join(parts), _LEVEL))
 
 
 def _by_significance(column: npt.NDArray[Any]) -> bytes:
-    """All lowest bytes first, then all second ones, and so on."""
+    """Regroup bytes by significance, lowest first."""
     little = np.ascontiguousarray(column, dtype=column.dtype.newbyteorder("<"))
     return little.view(np.uint8).reshape(len(column), column.itemsize).T.tobytes()
 
@@ -125,20 +125,20 @@ _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def thumbnail(trace: Trace, device: DeviceTrace, *, width: int = 92, height: int = 52, top: int | None = None) -> bytes:
-    """A PNG with a transparent ground, for light and dark pages alike. `top` makes several share one scale."""
-    return drawn_thumbnail(trace, device, width=width, height=height, top=top)[0]
+    """A PNG with a transparent background, for light and dark pages. `top` makes several share one scale."""
+    return thumbnail_with_labels(trace, device, width=width, height=height, top=top)[0]
 
 
-def drawn_thumbnail(
+def thumbnail_with_labels(
     trace: Trace, device: DeviceTrace, *, width: int, height: int, top: int | None = None
 ) -> tuple[bytes, frozenset[str]]:
-    """The picture, and the labels of the groups that have a pixel in it."""
+    """Return the PNG and the labels of the groups visible in it."""
     line, colours = timeline(device), colouring(trace, device)
     view = View(0, len(line.live), width, height, float(top or max(line.peak_bytes, 1)))
     grid = allocation_grid(spans(lifetimes(device), colours), column_instants(line.live, view), view)
     pixels = colour_grid(grid, colours.group, pixel_palette(colours, dark=False), _CLEAR)
-    drawn = np.unique(colours.group[grid[grid != NOTHING]]).tolist()
-    return _png(pixels), frozenset(colours.labels[group] for group in drawn)
+    visible = np.unique(colours.group[grid[grid != NOTHING]]).tolist()
+    return _png(pixels), frozenset(colours.labels[group] for group in visible)
 
 
 def data_address(picture: bytes) -> str:

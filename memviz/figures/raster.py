@@ -4,7 +4,7 @@ This is the reference for the drawing in the browser (`ui/components/memory_time
 holds to it pixel by pixel, and what thumbnails and PNG exports are made with.
 
 Instants are the moments between events: instant 0 is before the first event, instant i after event i - 1. Each
-pixel column stands for a range of instants and shows the one with most live bytes, so no peak is ever lost.
+pixel column covers a range of instants and shows the one with most live bytes, so no peak is ever lost.
 There the live allocations are stacked, and a pixel shows the allocation that covers its centre. Cost grows with
 columns times live allocations, not with events.
 """
@@ -48,7 +48,7 @@ class View:
 
 
 def column_instants(live: Ints8, view: View) -> Ints8:
-    """The instant each column shows: the first of its range with most live bytes."""
+    """The instant that each column shows: the first of its range with most live bytes."""
     edges = view.first + np.arange(view.columns + 1) * ((view.last - view.first) / view.columns)
     begin = np.clip(np.floor(edges[:-1]).astype(np.int64), 0, len(live) - 1)
     end = np.clip(np.maximum(np.floor(edges[1:]).astype(np.int64), begin + 1), 1, len(live))
@@ -59,9 +59,9 @@ def allocation_grid(spans: PixelSpans, instants: Ints8, view: View, *, by_group:
     """Row of the allocation at each pixel, [row from the bottom, column]; NOTHING above the stack."""
     centres = view.bottom + (np.arange(view.rows) + 0.5) * ((view.top - view.bottom) / view.rows)
     grid = np.full((view.rows, len(instants)), NOTHING, dtype=np.int32)
-    shown = -1
+    previous = -1
     for column, instant in enumerate(instants.tolist()):
-        if instant == shown:
+        if instant == previous:
             grid[:, column] = grid[:, column - 1]
             continue
         stack = stack_at(spans, instant, by_group=by_group)
@@ -69,7 +69,7 @@ def allocation_grid(spans: PixelSpans, instants: Ints8, view: View, *, by_group:
         place = np.searchsorted(tops, centres, side="right")
         covered = place < len(stack)
         grid[covered, column] = stack[place[covered]]
-        shown = instant
+        previous = instant
     return grid
 
 

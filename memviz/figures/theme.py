@@ -1,10 +1,10 @@
-"""Colours, the two templates, and what every figure shares.
+"""Colours, the two templates, and helpers of all figures.
 
 Colour belongs to bytes: it means a category, a change or an alarm, and everything else is ink on paper.
 The category colours keep hue and order in both modes and stay apart for colour-blind people; a test
-recomputes their distances, so that nobody tunes one of them alone.
+recomputes their distances, so that none is tuned alone.
 
-The page, the command line and reports use the colours alone, so plotly is imported with the first figure.
+The page, the command line and reports use only the colours, so plotly is imported with the first figure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 CONFIG: dict[str, Any] = {
     "displaylogo": False,
-    # plotly.js 4 offers to upload the chart to its makers unless told not to.
+    # plotly.js 4 offers to upload the chart to Plotly unless disabled.
     "showSendToCloud": False,
     "displayModeBar": False,
     "responsive": True,
@@ -50,7 +50,7 @@ class Palette:
     bad: str
     warn: str
     before: str
-    """Live at the first event, with no stack to say what it is."""
+    """Live at the first event, without a stack."""
     categories: dict[Category, str]
     """Kinds that hardly ever meet in one trace share a colour."""
 
@@ -140,9 +140,11 @@ def luminance(colour: str) -> float:
 
 @lru_cache(4096)
 def mixed(colour: str, other: str, share: float) -> str:
-    """`share` of the other colour in the first."""
+    """Mix a `share` of the other colour into the first."""
     pairs = zip(_rgb(colour), _rgb(other), strict=True)
-    return "#" + "".join(f"{round(mine + (theirs - mine) * share):02x}" for mine, theirs in pairs)
+    return "#" + "".join(
+        f"{round(channel + (other_channel - channel) * share):02x}" for channel, other_channel in pairs
+    )
 
 
 def hatched(colours: Palette, shape: str = "/") -> dict[str, Any]:
@@ -160,20 +162,20 @@ def _linear(part: int) -> float:
 
 
 def figure(*, dark: bool, title: str = "", **layout: Any) -> go.Figure:
-    """An empty figure in the house's clothes. The title is ours, never a text from a trace."""
+    """An empty figure with the template. `title` must not contain text from a trace."""
     import plotly.graph_objects as go
 
-    made = go.Figure(layout={"template": _template(dark), **layout})
+    drawing = go.Figure(layout={"template": _template(dark), **layout})
     if title:
-        made.update_layout(title_text=title)
-    return made
+        drawing.update_layout(title_text=title)
+    return drawing
 
 
-def nothing_to_show(drawing: go.Figure, words: str) -> go.Figure:
-    """Says why a figure is empty, where its data would be."""
+def nothing_to_show(drawing: go.Figure, message: str) -> go.Figure:
+    """Show why a figure is empty, in place of its data."""
     drawing.update_xaxes(visible=False)
     drawing.update_yaxes(visible=False)
-    drawing.add_annotation(text=words, x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False)
+    drawing.add_annotation(text=message, x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False)
     return drawing
 
 
@@ -186,7 +188,7 @@ def _template(dark: bool) -> go.layout.Template:
     return go.layout.Template(
         layout={
             "font": {"family": FONT, "size": 11, "color": colours.ink_2},
-            # Above the legend, which stands above the plot: they meet at no width.
+            # Above the legend, which is above the plot: they overlap at no width.
             "title": {
                 "x": 0,
                 "xref": "paper",
@@ -224,20 +226,20 @@ def _template(dark: bool) -> go.layout.Template:
 
 # plotly reads a part of HTML in every label, hover text and title (<b>, <br>, <a href>), and TeX between dollar signs
 # where MathJax is there. A function name in a snapshot is untrusted text, so all of it goes through `plain`. It must
-# never stand in a template either (`hovertemplate`, `texttemplate`): there `%{...}` is read as well.
+# never be part of a template either (`hovertemplate`, `texttemplate`): there `%{...}` is read as well.
 
 LONGEST = 80
 """Characters of one text from a trace; a megabyte of function name must not become a megabyte of page."""
 
 HOVER_TEXT = "%{hovertext}<extra></extra>"
-"""Template that shows the hover text as it stands."""
+"""Template that shows the hover text unchanged."""
 
 _TICKS = 5
 _STEPS = (1, 2, 2.5, 5, 10)
 
 
 def plain(text: str, longest: int = LONGEST) -> str:
-    """The text as it stands, for plotly to show as it stands. The tail is kept: it holds file and line."""
+    """Escape a text so that plotly shows it literally. A long text keeps its tail: it holds file and line."""
     short = text if len(text) <= longest else "…" + text[1 - longest :]
     # Line breaks, marks that turn the writing direction round and lone surrogates are not for display.
     visible = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in short)
@@ -254,7 +256,7 @@ def moment(event: int) -> str:
 
 
 def byte_axis(top: int, bottom: int = 0) -> dict[str, Any]:
-    """Ticks at round multiples of one unit; the unit stands at the top tick only."""
+    """Ticks at round multiples of one unit; only the top tick names the unit."""
     unit = _unit(max(top, -bottom, 1))
     # There are no half bytes; of larger units there are.
     step = _round_step((top - bottom) / unit, 1 if unit == 1 else 0.1)

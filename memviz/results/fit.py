@@ -1,4 +1,4 @@
-"""TODO."""
+"""Sentences about a search for a configuration that fits: under way, over or stopped."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 from memviz.results.headline import Headline
 from memviz.runner.jobs.service import SearchStatus
 from memviz.units import bytes_text, count_text, duration_text
-
-# Sentences about a search for a configuration that fits: under way, over or stopped.
 
 _KEEPS = ("outputs", "training", "nothing")
 _KEPT = {

@@ -73,7 +73,7 @@ def test_what_was_there_before_has_no_event():
         Span(start=-1, free_requested=1, end=1, never=1, microseconds=None),
         Span(start=-1, free_requested=-1, end=0, never=1, microseconds=None),
     ]
-    assert not of(trace, 0).span.is_whole
+    assert not of(trace, 0).span.is_complete
 
 
 def test_labels_of_our_own_runs_are_told():

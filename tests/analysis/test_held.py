@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 
-from memviz.analysis.cache import cached_on, held_bytes
+from memviz.analysis.cache import cached_on, size_in_bytes
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.timeline import timeline
 from tests.traces import alloc, frame, free, trace_of
@@ -27,16 +27,16 @@ def test_it_is_within_a_quarter_of_what_python_and_numpy_took():
     trace = many(20_000)
     taken = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
-    assert 0.75 * taken < held_bytes(trace) < 1.25 * taken
+    assert 0.75 * taken < size_in_bytes(trace) < 1.25 * taken
 
 
 def test_what_views_have_computed_counts_too():
     trace = many(5_000)
-    before = held_bytes(trace)
+    before = size_in_bytes(trace)
     device = trace.devices[0]
     lives, line = lifetimes(device), timeline(device)
     computed = sum(column.nbytes for table in (lives, line) for _, column in table.columns())
-    assert held_bytes(trace) >= before + 0.9 * computed
+    assert size_in_bytes(trace) >= before + 0.9 * computed
 
 
 def test_what_is_kept_twice_counts_once():
@@ -44,8 +44,8 @@ def test_what_is_kept_twice_counts_once():
     big = "x" * 1_000_000
     cached_on(trace, "a", lambda: [big, big])
     cached_on(trace, "b", lambda: {"again": big})
-    assert 1_000_000 < held_bytes(trace) < 1_500_000
+    assert 1_000_000 < size_in_bytes(trace) < 1_500_000
 
 
 def test_one_value_for_a_whole_column_takes_no_memory():
-    assert held_bytes(many(10_000)) < held_bytes(many(20_000)) < 2.2 * held_bytes(many(10_000))
+    assert size_in_bytes(many(10_000)) < size_in_bytes(many(20_000)) < 2.2 * size_in_bytes(many(10_000))

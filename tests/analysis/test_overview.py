@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memviz.analysis.lifetimes import live_rows
-from memviz.analysis.overview import kept_by, overview
+from memviz.analysis.overview import overview, sites_holding_activations
 from memviz.trace.model import Trace
 from tests.analysis import training as t
 from tests.analysis.training import Recording, kept_layers
@@ -12,7 +12,7 @@ from tests.traces import frame, trace_of
 
 def places(trace: Trace) -> tuple[list[int], int] | None:
     device = trace.devices[0]
-    found = kept_by(trace, device, live_rows(device, len(device.events) - 1))
+    found = sites_holding_activations(trace, device, live_rows(device, len(device.events) - 1))
     return None if found is None else ([site.line for site in found.places], found.bytes)
 
 

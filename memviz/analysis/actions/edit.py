@@ -1,8 +1,8 @@
-"""The same requests with some changed: allocations that end earlier, shrink, or are made a second time.
+"""Edit a recording's requests: free allocations earlier, shrink them, or allocate them a second time.
 
-What comes of it is a history of requests to put to the allocator, no recording: its addresses only name blocks, and its
-segments are those of the recording. What was found of the recording holds for it: of what an allocation is for, an edit
-changes nothing, and what is made again is what it was, in the phase that makes it.
+The result is a history of requests for the allocator to replay, not a recording: its addresses only name blocks, and
+its segments are those of the recording. Purposes inferred for the recording hold for the edit: an edit changes none,
+and a repeated allocation has the purpose of the original, in the phase that repeats it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from memviz.trace.model import (
 
 
 def inferred_purposes(trace: Trace, device: DeviceTrace) -> TakenOver:
-    rows, said = lifetimes(device), categories(trace, device)
-    of_rows = Purposes(said.category, said.certainty, phases(trace, device), np.ones(len(rows), dtype=np.bool_))
+    rows, inferred = lifetimes(device), categories(trace, device)
+    of_rows = Purposes(inferred.category, inferred.certainty, phases(trace, device), np.ones(len(rows), dtype=np.bool_))
     events = _rows_at(first_events(rows, len(device.events)), len(device.events))
     blocks = _rows_at(rows.block.astype(np.int64), len(device.blocks))
     return TakenOver(take_rows(of_rows, events), take_rows(of_rows, blocks), _recorded_spans(trace, device))
@@ -70,7 +70,7 @@ def _none() -> Ints8:
 
 @dataclass(frozen=True, eq=False)
 class Earlier(Columns):
-    """Allocations that end before an event, in place of where they did."""
+    """Allocations to free earlier, before an event."""
 
     row: Ints8
     before: Ints8
@@ -78,13 +78,13 @@ class Earlier(Columns):
 
 @dataclass(frozen=True, eq=False)
 class Again(Columns):
-    """Allocations that are made once more, alike: before an event, and until another one."""
+    """Allocations to repeat: each is made before one event and freed before another."""
 
     row: Ints8
     begin: Ints8
     end: Ints8
     order: Ints8
-    """Among those that begin before the same event. One that ends there too ends at `end_order`."""
+    """Order among those that begin before the same event; a free there has `end_order`."""
     end_order: Ints8
     divisor: Ints8
     """The requested size is divided by this."""
@@ -97,28 +97,28 @@ class Edit:
     earlier: Earlier = field(default_factory=lambda: Earlier(_none(), _none()))
     again: Again = field(default_factory=lambda: Again(*[_none()] * 6))
     again_as: Category | None = None
-    """Category of everything that is made again; None keeps each row's own."""
+    """Category of all repeated allocations; None keeps each row's own."""
     halved: Ints8 = field(default_factory=_none)
-    """Rows of which half is asked for."""
+    """Rows whose requested bytes are halved."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Entries(Columns):
-    """Events in the making: each looks like a recorded one, but for what is said here."""
+    """Events of the edited trace: copies of recorded events, except in these columns."""
 
     source: Ints8
     place: Ints8
-    """Just before this event; a recorded one stands at its own."""
+    """The event it comes just before; a recorded entry has its own index."""
     order: Ints8
     action: Bytes1
     address: Ints8
     size: Ints8
     belongs: Ints8
-    """The recorded event in whose phase it is; -1 for a free that was put in, which begins none."""
+    """The recorded event whose phase it belongs to; -1 for an added free, which begins none."""
 
     @property
-    def is_made(self) -> Bools:
-        """An allocation that was not recorded."""
+    def is_added(self) -> Bools:
+        """Added allocations, which were not recorded."""
         return np.asarray((self.order != _LAST) & (self.action == Action.ALLOC))
 
 
@@ -126,14 +126,14 @@ _LAST = np.iinfo(np.int64).max
 
 
 def apply_edit(trace: Trace, device: DeviceTrace, edit: Edit) -> Trace:
-    """One device, with its final state as it was: a replay makes its own."""
+    """Return a trace of the edited device. Its final state is the recorded one; a replay computes its own."""
     rows, starts = lifetimes(device), _starts_of_groups(device.events)
     sizes = rows.size.copy()
     sizes[edit.halved] = (sizes[edit.halved] + 1) // 2
     parts = (
-        _kept(device, rows, sizes, edit.earlier.row),
+        _recorded_entries(device, rows, sizes, edit.earlier.row),
         _ended(rows, sizes, edit.earlier, starts),
-        *_made_again(device, rows, sizes, edit.again, starts),
+        *_added_entries(device, rows, sizes, edit.again, starts),
     )
     entries = _Entries(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0])})
     entries = take_rows(entries, np.lexsort((entries.order, entries.place)))
@@ -142,44 +142,44 @@ def apply_edit(trace: Trace, device: DeviceTrace, edit: Edit) -> Trace:
         events=_events(device.events, entries),
         event_labels=_labels(device.event_labels, entries),
         blocks=_blocks(device, rows, sizes, edit),
-        taken_over=_taken_over(inferred_purposes(trace, device), entries, edit.again_as),
+        taken_over=_edit_purposes(inferred_purposes(trace, device), entries, edit.again_as),
     )
     return replace(trace, devices=(changed,))
 
 
 def _events(recorded: Events, entries: _Entries) -> Events:
     time_us = recorded.time_us[np.minimum(entries.place, len(recorded) - 1)]
-    alike = take_rows(recorded, entries.source)
-    return replace(alike, action=entries.action, address=entries.address, size=entries.size, time_us=time_us)
+    copied = take_rows(recorded, entries.source)
+    return replace(copied, action=entries.action, address=entries.address, size=entries.size, time_us=time_us)
 
 
 def _labels(recorded: Labels | None, entries: _Entries) -> Labels | None:
-    """No run has said anything of what none has made, but for where its code stands."""
+    """Labels per entry; added allocations keep the module, without category and phase."""
     if recorded is None:
         return None
-    alike, unsaid = take_rows(recorded, entries.source), np.uint8(0)
-    category, phase = (np.where(entries.is_made, unsaid, column) for column in (alike.category, alike.phase))
-    return replace(alike, category=category, phase=phase)
+    copied, unknown = take_rows(recorded, entries.source), np.uint8(0)
+    category, phase = (np.where(entries.is_added, unknown, column) for column in (copied.category, copied.phase))
+    return replace(copied, category=category, phase=phase)
 
 
-def _taken_over(known: TakenOver, entries: _Entries, again_as: Category | None) -> TakenOver:
-    alike, is_made, spans = take_rows(known.events, entries.source), entries.is_made, known.spans
+def _edit_purposes(inferred: TakenOver, entries: _Entries, again_as: Category | None) -> TakenOver:
+    copied, is_added, spans = take_rows(inferred.events, entries.source), entries.is_added, inferred.spans
     around = np.searchsorted(spans.first, entries.belongs, side="right") - 1
-    # What is made again was not stated of it, however sure it is.
+    # The program stated nothing about an added allocation, so its certainty is at most SURE.
     changed = Purposes(
-        category=alike.category if again_as is None else np.full(len(entries), again_as, dtype=np.uint8),
-        certainty=np.minimum(alike.certainty, np.uint8(Certainty.SURE)),
+        category=copied.category if again_as is None else np.full(len(entries), again_as, dtype=np.uint8),
+        certainty=np.minimum(copied.certainty, np.uint8(Certainty.SURE)),
         phase=take_rows(spans, around).phase,
-        is_known=alike.is_known,
+        is_known=copied.is_known,
     )
     # Some that is put in comes before a new segment that the phase begins with.
     first = np.searchsorted(np.maximum.accumulate(entries.belongs), spans.first)
     stays = first < len(entries)
     moved = Spans(spans.phase[stays], spans.step[stays], first[stays])
-    return TakenOver(first_or_second(is_made, changed, alike), known.blocks, moved)
+    return TakenOver(first_or_second(is_added, changed, copied), inferred.blocks, moved)
 
 
-def _kept(device: DeviceTrace, rows: Lifetimes, sizes: Ints8, ended: Ints8) -> _Entries:
+def _recorded_entries(device: DeviceTrace, rows: Lifetimes, sizes: Ints8, ended: Ints8) -> _Entries:
     """Return the recorded entries, without the frees that now come earlier."""
     events, count = device.events, len(device.events)
     size = events.size.copy()
@@ -189,9 +189,9 @@ def _kept(device: DeviceTrace, rows: Lifetimes, sizes: Ints8, ended: Ints8) -> _
     stays = np.ones(count, dtype=np.bool_)
     for column in (rows.free_requested[ended], rows.end[ended]):
         stays[column[(column >= 0) & (column < count)]] = False
-    kept = np.flatnonzero(stays)
-    order = np.full(len(kept), _LAST)
-    return _Entries(kept, kept, order, events.action[kept], events.address[kept], size[kept], kept)
+    indices = np.flatnonzero(stays)
+    order = np.full(len(indices), _LAST)
+    return _Entries(indices, indices, order, events.action[indices], events.address[indices], size[indices], indices)
 
 
 def _ended(rows: Lifetimes, sizes: Ints8, earlier: Earlier, starts: Ints8) -> _Entries:
@@ -204,14 +204,14 @@ def _ended(rows: Lifetimes, sizes: Ints8, earlier: Earlier, starts: Ints8) -> _E
     )
 
 
-def _made_again(
+def _added_entries(
     device: DeviceTrace, rows: Lifetimes, sizes: Ints8, again: Again, starts: Ints8
 ) -> tuple[_Entries, _Entries]:
     row, begin, end = again.row, starts[again.begin], starts[again.end]
-    address, size = _unused(device.events.address, len(again)), sizes[row] // again.divisor
+    address, size = _unused_addresses(device.events.address, len(again)), sizes[row] // again.divisor
     # Frees that follow from what was recorded come before anything that is made at the same place.
     freed_at = np.where(begin == end, again.end_order, np.arange(len(again)) - len(again))
-    made = _Entries(
+    allocs = _Entries(
         rows.start[row],
         begin,
         again.order,
@@ -220,20 +220,20 @@ def _made_again(
         size,
         again.begin,
     )
-    return made, _freed(rows.start[row], end, freed_at, address, size)
+    return allocs, _freed(rows.start[row], end, freed_at, address, size)
 
 
 def _freed(source: Ints8, place: Ints8, order: Ints8, address: Ints8, size: Ints8) -> _Entries:
-    """Asked for and complete at once, so two events each."""
+    """Two events per free: requested and completed at once."""
     twice = np.repeat(np.arange(len(source)), 2)
     actions = np.tile(np.array([Action.FREE_REQUESTED, Action.FREE_COMPLETED], dtype=np.uint8), len(source))
     none = np.full(len(twice), -1)
     return _Entries(source[twice], place[twice], order[twice], actions, address[twice], size[twice], none)
 
 
-def _unused(addresses: Ints8, count: int) -> Ints8:
-    known = np.unique(addresses)
-    return np.setdiff1d(np.arange(1, count + len(known) + 1), known)[:count]
+def _unused_addresses(addresses: Ints8, count: int) -> Ints8:
+    used = np.unique(addresses)
+    return np.setdiff1d(np.arange(1, count + len(used) + 1), used)[:count]
 
 
 def _starts_of_groups(events: Events) -> Ints8:

@@ -1,4 +1,4 @@
-"""The layers of a forward, as groups of stacks that repeat: what each makes, keeps for the backward and hands on."""
+"""Layers of a forward, as repeating groups of stacks: allocations, tensors saved for backward, and output of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memviz.units import count_text
 
 _FEWEST = 2
 _NEARLY_ALL = 0.95
-"""Share of the bytes kept by repeated groups; the smallest group that keeps as much is a layer."""
+"""Share of the bytes saved by repeated groups; the smallest group with that share is a layer."""
 _KEPT = np.array([Category.ACTIVATION, Category.OUTPUT, Category.UNKNOWN], dtype=np.uint8)
 
 
@@ -49,16 +49,16 @@ class LayersHolding:
 
     count: int
     is_equal: bool
-    """All of them hold the same sizes."""
+    """All layers hold the same sizes."""
     rows: Ints8
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return f"{count_text(self.count)} {'equal ' if self.is_equal else ''}layers"
 
 
 def layers_holding(facts: Facts, rows: Ints8, event: int) -> LayersHolding | None:
-    """The layers of the forward around an event among what is live then; None where fewer than two hold any."""
+    """Layers of the forward around an event that hold some of `rows`; None if fewer than two do."""
     for step in layered_steps(facts, around=event):
         parts = [rows[is_among(rows, layer.made)] for layer in step.layers]
         sizes = {tuple(np.sort(facts.rows.size[part]).tolist()) for part in parts if len(part)}
@@ -84,15 +84,15 @@ def layered_steps(facts: Facts, around: int | None = None) -> tuple[LayeredStep,
     return tuple(step for step in layered if step.layers)
 
 
-def kept_for_backward(facts: Facts, forward: PhaseSpan, backward: PhaseSpan | None) -> Ints8:
-    """Made in a forward, live when its backward begins, and freed within it; or live where the trace ends before."""
+def saved_for_backward(facts: Facts, forward: PhaseSpan, backward: PhaseSpan | None) -> Ints8:
+    """Rows of a forward, live when its backward begins and freed within it, or live at the earlier end of the trace."""
     rows, last_event = facts.rows, facts.count - 1
     begin, end = (backward.first, backward.last) if backward else (_stops_at(facts, forward), last_event)
     end += end == last_event
     first, last = np.searchsorted(rows.start, [forward.first, begin])
-    made = np.arange(first, last)
-    waits = (rows.end[made] > begin) & (rows.end[made] <= end)
-    return made[waits & np.isin(facts.purposes.category[made], _KEPT)]
+    allocated = np.arange(first, last)
+    is_saved = (rows.end[allocated] > begin) & (rows.end[allocated] <= end)
+    return allocated[is_saved & np.isin(facts.purposes.category[allocated], _KEPT)]
 
 
 def _stops_at(facts: Facts, forward: PhaseSpan) -> int:
@@ -102,44 +102,44 @@ def _stops_at(facts: Facts, forward: PhaseSpan) -> int:
 
 
 def _layers(facts: Facts, forward: PhaseSpan, backward: PhaseSpan | None) -> tuple[Layer, ...]:
-    rows, kept = facts.rows, kept_for_backward(facts, forward, backward)
+    rows, saved = facts.rows, saved_for_backward(facts, forward, backward)
     past = backward.first if backward else _stops_at(facts, forward) + 1
     first, last = np.searchsorted(rows.start, [forward.first, past])
-    made = np.arange(first, last)
-    count, of_layers = _repeated(facts, kept)
+    allocated = np.arange(first, last)
+    count, of_layers = _repeated(facts, saved)
     if count < _FEWEST:
         return ()
     # A layer begins with the first that all of them make, kept or not; one line may make several at once.
-    stack, times = np.unique(rows.stack[made], return_counts=True)
-    equal = made[np.isin(rows.stack[made], stack[times % count == 0])]
+    stack, times = np.unique(rows.stack[allocated], return_counts=True)
+    equal = allocated[np.isin(rows.stack[allocated], stack[times % count == 0])]
     if not len(equal):
         return ()
     anchors = equal[rows.stack[equal] == rows.stack[equal[0]]]
     begins = rows.start[anchors[:: len(anchors) // count]]
     bounds = [*begins.tolist(), int(rows.start[of_layers[-1]]) + 1]
     bounds[-1] = max(bounds[-1], int(rows.start[equal[-1]]) + 1)
-    layers = (_layer(facts, made, kept, one, two) for one, two in zip(bounds, bounds[1:], strict=False))
+    layers = (_layer(facts, allocated, saved, one, two) for one, two in zip(bounds, bounds[1:], strict=False))
     return tuple(layer for layer in layers if layer is not None)
 
 
-def _repeated(facts: Facts, kept: Ints8) -> tuple[int, Ints8]:
-    """How often the group of stacks comes that keeps most bytes, and its rows. What comes once is no layer.
+def _repeated(facts: Facts, saved: Ints8) -> tuple[int, Ints8]:
+    """Count of repeats of the group of stacks that saves most bytes, and its rows. A single occurrence is no layer.
 
-    One layer may come to a stack several times, as a loop over heads does: then its group is what repeats as a whole.
+    One layer may have a stack several times, as a loop over heads does: then the repeating sequence is the group.
     """
     rows = facts.rows
-    stacks, code = np.unique(rows.stack[kept], return_inverse=True)
-    if not len(kept):
-        return 0, kept
-    times, held = np.bincount(code), sum_by(code, rows.size[kept], len(stacks))
+    stacks, code = np.unique(rows.stack[saved], return_inverse=True)
+    if not len(saved):
+        return 0, saved
+    times, bytes_per_stack = np.bincount(code), sum_by(code, rows.size[saved], len(stacks))
     in_a_row = np.bincount(code[np.append(True, code[1:] != code[:-1])])
     counts = [count for count in distinct(in_a_row)[::-1].tolist() if count >= _FEWEST]
     periodic = [count for count in counts if _is_periodic(code[(times % count == 0)[code]], count)]
-    sums = {count: int(held[times % count == 0].sum()) for count in periodic}
+    sums = {count: int(bytes_per_stack[times % count == 0].sum()) for count in periodic}
     for count in periodic:
         if sums[count] >= _NEARLY_ALL * max(sums.values()):
-            return count, kept[(times % count == 0)[code]]
-    return 0, kept[:0]
+            return count, saved[(times % count == 0)[code]]
+    return 0, saved[:0]
 
 
 def _is_periodic(code: Ints8, count: int) -> bool:
@@ -147,14 +147,14 @@ def _is_periodic(code: Ints8, count: int) -> bool:
     return len(code) > 0 and bool((code.reshape(count, -1) == code[: len(code) // count]).all())
 
 
-def _layer(facts: Facts, made: Ints8, kept: Ints8, first: int, past: int) -> Layer | None:
+def _layer(facts: Facts, allocated: Ints8, saved: Ints8, first: int, past: int) -> Layer | None:
     rows = facts.rows
-    begin, end = np.searchsorted(rows.start[made], [first, past])
-    own = made[begin:end]
+    begin, end = np.searchsorted(rows.start[allocated], [first, past])
+    own = allocated[begin:end]
     live = own[(rows.end[own] > past) | (rows.end[own] == facts.count)]
     if not len(live):
         return None
     output = int(live[-1])
-    first_kept, past_kept = np.searchsorted(kept, [own[0], own[-1] + 1])
-    mine = kept[first_kept:past_kept]
-    return Layer(first, past, own, mine[mine != output], output)
+    first_saved, past_saved = np.searchsorted(saved, [own[0], own[-1] + 1])
+    own_saved = saved[first_saved:past_saved]
+    return Layer(first, past, own, own_saved[own_saved != output], output)

@@ -82,28 +82,28 @@ def checkpoint_edit(facts: Facts, steps: tuple[LayeredStep, ...]) -> Edit:
     earlier: list[tuple[Ints8, Ints8]] = []
     again: list[tuple[Ints8, ...]] = []
     for step in steps:
-        earlier += [(layer.kept, _let_go(facts, layer)) for layer in step.layers]
+        earlier += [(layer.kept, _release_events(facts, layer)) for layer in step.layers]
         if step.backward is not None:
             begins = _recomputed_at(facts, step, step.backward)
             pairs = zip(step.layers, begins, strict=True)
             again += [_recomputed(facts, layer, begin) for layer, begin in pairs if begin < facts.count]
-    made_again = Again(*(np.concatenate(column) for column in zip(*again, strict=True))) if again else Edit().again
-    return Edit(Earlier(*(np.concatenate(column) for column in zip(*earlier, strict=True))), made_again)
+    recomputed = Again(*(np.concatenate(column) for column in zip(*again, strict=True))) if again else Edit().again
+    return Edit(Earlier(*(np.concatenate(column) for column in zip(*earlier, strict=True))), recomputed)
 
 
-def _let_go(facts: Facts, layer: Layer) -> Ints8:
-    """The event before which each of what a layer keeps is let go where nothing is kept for a backward: when the
-    function that holds it is over, as later stacks show. What the function hands on stays until the layer is done."""
-    rows, made = facts.rows, layer.made
+def _release_events(facts: Facts, layer: Layer) -> Ints8:
+    """Event before which each saved tensor of a layer is freed if nothing is saved for backward: when later stacks show
+    that the function holding it has returned. A tensor that the function returns stays until the end of the layer."""
+    rows, allocated = facts.rows, layer.made
     depths = python_stacks(facts.trace).code_depth
-    over = call_over(facts.trace, rows.start[made], rows.stack[made], layer.past, depths)
-    is_handed_on = over == np.append(rows.start[made][1:], layer.past)
-    return np.where(is_handed_on, layer.past, over)[np.searchsorted(made, layer.kept)]
+    over = call_over(facts.trace, rows.start[allocated], rows.stack[allocated], layer.past, depths)
+    is_handed_on = over == np.append(rows.start[allocated][1:], layer.past)
+    return np.where(is_handed_on, layer.past, over)[np.searchsorted(allocated, layer.kept)]
 
 
 def _recomputed_at(facts: Facts, step: LayeredStep, backward: PhaseSpan) -> list[int]:
-    """The event before which the backward comes to each layer: when the one above has let go of all it kept. The
-    number of events where the trace ends before."""
+    """Event before which the backward reaches each layer: when the layer above has freed all that it saved. The number
+    of events if the trace ends before."""
     rows, begins = facts.rows, []
     for number, layer in enumerate(step.layers):
         first_freed = int(rows.end[layer.kept].min(initial=facts.count))
@@ -113,7 +113,7 @@ def _recomputed_at(facts: Facts, step: LayeredStep, backward: PhaseSpan) -> list
         if number + 1 < len(step.layers):
             above = np.append(step.layers[number + 1].kept, layer.output)
         else:
-            # What comes behind the last layer: the head and the loss.
+            # After the last layer: the head and the loss.
             behind = np.arange(layer.made[-1] + 1, len(rows))
             above = np.append(behind[rows.start[behind] < backward.first], layer.output)
         ends = rows.end[above]
@@ -123,13 +123,13 @@ def _recomputed_at(facts: Facts, step: LayeredStep, backward: PhaseSpan) -> list
 
 
 def _recomputed(facts: Facts, layer: Layer, begin: int) -> tuple[Ints8, ...]:
-    """All that the layer makes up to the last that its backward needs; the rest is not run again."""
+    """Allocations of a layer up to the last that its backward needs; the rest is not recomputed."""
     rows = facts.rows
     needed = layer.made[layer.made <= layer.kept.max(initial=-1)]
-    # What lives on beyond the layer without being kept for the backward, as its output, is not made twice.
+    # An allocation that outlives the layer without being saved for backward, as its output, is not recomputed.
     needed = needed[np.isin(needed, layer.kept) | (rows.end[needed] <= layer.past)]
-    is_kept = np.isin(needed, layer.kept)
-    end = np.where(is_kept, np.maximum(rows.end[needed], begin), begin)
+    is_saved = np.isin(needed, layer.kept)
+    end = np.where(is_saved, np.maximum(rows.end[needed], begin), begin)
     return (
         needed,
         np.full(len(needed), begin),
@@ -163,11 +163,11 @@ _ELEMENTWISE = (
     *("native_layer_norm", "_fused_rms_norm", "native_group_norm", "rms_norm", "clone", "cat", "_unsafe_view"),
     *("gelu_backward", "silu_backward", "threshold_backward", "native_dropout_backward", "hardswish_backward"),
 )
-"""Norms stay in float32, but what is kept of them is the copy that the next product takes."""
+"""Norms stay in float32, but the saved tensor is the half-precision copy for the next product."""
 
 
 def autocast(facts: Facts) -> Proposal | None:
-    """None where C++ frames do not say which operator made what, or where precisions are mixed already."""
+    """None without C++ frames that name each operator, or where precisions are mixed already."""
     names = _operator_names(facts)
     rows = facts.rows
     if (rows.start == BEFORE).any() or is_mixed(facts):
@@ -209,8 +209,8 @@ def _copies_of_weights(facts: Facts, names: OperatorNames) -> Again:
 def _operator_names(facts: Facts) -> OperatorNames:
     """Return the operator name of each distinct stack; the last entry is for no stack."""
     texts = operators(facts.trace)
-    known, place = np.unique(texts, return_inverse=True)
-    return np.array([operator_name(facts.trace, text) for text in known.tolist()])[place]
+    distinct_texts, place = np.unique(texts, return_inverse=True)
+    return np.array([operator_name(facts.trace, text) for text in distinct_texts.tolist()])[place]
 
 
 def _is_product(names: OperatorNames) -> Bools:
@@ -240,7 +240,7 @@ _HALVED = (
 
 
 def half_precision(facts: Facts) -> Proposal | None:
-    """None where something was there before the recording, whose size was decided then, or is half already."""
+    """None if memory from before the recording was live, whose size is fixed, or precision is half already."""
     halved = np.flatnonzero(facts.has_purpose(*_HALVED) & (facts.rows.start > BEFORE))
     if not len(halved) or (facts.rows.start == BEFORE).any() or is_mixed(facts):
         return None
@@ -275,15 +275,15 @@ def kinds_of(finding: Finding) -> tuple[ActionKind, ...]:
 
 
 def proposal(trace: Trace, device: DeviceTrace, finding: Finding, kind: ActionKind) -> Proposal | None:
-    """None where this trace does not have what it takes."""
+    """None if the trace lacks the necessary data."""
     if kind not in kinds_of(finding):
         raise UsageError(f"Against {finding.key} there is no {kind}.")
     facts = Facts(trace, device)
-    made = _PROPOSE[kind](facts, finding)
+    result = _PROPOSE[kind](facts, finding)
     limit = limit_of_start(facts)
-    if made is None or made.trace is None or not limit:
-        return made
-    return replace(made, assumptions=(*made.assumptions, limit))
+    if result is None or result.trace is None or not limit:
+        return result
+    return replace(result, assumptions=(*result.assumptions, limit))
 
 
 def limit_of_start(facts: Facts) -> str:

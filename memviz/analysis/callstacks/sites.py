@@ -33,7 +33,7 @@ class FrameKind(IntEnum):
     """The C++ entry of an operator, `at::_ops::...`."""
     NATIVE = 7
     PLUMBING = 8
-    """C++ that stands in every stack: unwinding, the allocator, the interpreter, threads."""
+    """C++ that is in every stack: unwinding, the allocator, the interpreter, threads."""
 
 
 LAST_PYTHON_KIND = FrameKind.RELAY
@@ -114,7 +114,7 @@ def frame_kinds(trace: Trace) -> Bytes1:
 
 
 def path_of(filename: str) -> str:
-    """With forward slashes, without `x/..`, and with a slash in front, so that parts are found at the start too."""
+    """Normalize a path: forward slashes, no `x/..`, a leading slash so that `/part` also matches at the start."""
     path = "/" + filename.replace("\\", "/").lstrip("/")
     if "/../" in path or "/./" in path:
         parts: list[str] = []
@@ -211,11 +211,11 @@ class Site:
     """The whole path, as recorded but with forward slashes; empty below Python."""
     line: int = 0
     label: str = ""
-    """'train.py:118 train_step': as much of the path as tells this trace's files apart."""
+    """'train.py:118 train_step', with as much of the path as distinguishes this trace's files."""
 
     @property
     def key(self) -> str:
-        """Tells sites apart also where their labels are alike."""
+        """Unique per site, even where labels are equal."""
         if self.path:
             return f"{with_line(self.path, self.line)} {self.function}"
         return self.label if self.kind is SiteKind.NONE else f"{self.kind} {self.function}"
@@ -338,8 +338,8 @@ def operators(trace: Trace) -> Ints8:
     stacks = trace.stacks
     place = first_in_stack(stacks, frame_kinds(trace) == FrameKind.OPERATOR)
     operator_of = np.full(len(stacks) + 1, NO_OPERATOR)
-    known = np.flatnonzero(place >= 0)
-    operator_of[known] = stacks.frames.name[stacks.indices[place[known]]]
+    has_operator = np.flatnonzero(place >= 0)
+    operator_of[has_operator] = stacks.frames.name[stacks.indices[place[has_operator]]]
     return operator_of
 
 

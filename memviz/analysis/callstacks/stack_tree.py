@@ -41,7 +41,7 @@ def fold_plumbing(trace: Trace) -> Stacks:
     called = library & (np.arange(len(kinds)) < np.repeat(innermost, lengths))
 
     alone = np.repeat((innermost < 0), lengths) & (stacks.indices == np.repeat(sites(trace).frame[:-1], lengths))
-    # A frame may recur in its stack; the site stands once.
+    # A frame may recur in its stack; the site is kept once.
     places = np.concatenate([last_place(stacks, called), last_place(stacks, alone)])
     keep[places[places != NOWHERE]] = True
     return only_places(stacks, keep)
@@ -82,9 +82,9 @@ def stack_tree(
     return tree_with_ends(trace, device, rows, most_nodes=most_nodes, weight=weight)[0]
 
 
-# The largest nodes are found without building the whole tree, because thousands of deep stacks have millions of nodes.
-# From the root on, the largest known node is taken next and its children become known. A node is never larger than its
-# parent, so nodes come in order of their bytes. What is not taken becomes one OTHER below its parent.
+# The largest nodes are selected without building the whole tree: thousands of deep stacks have millions of nodes.
+# Starting at the root, the largest candidate is selected and its children become candidates. A node is never larger
+# than its parent, so nodes come in order of their bytes. Nodes left out become one OTHER below their parent.
 
 
 def tree_with_ends(
@@ -154,25 +154,25 @@ def _take_largest(weighted: _WeightedStacks, most_nodes: int) -> tuple[list[_Nod
     used = np.flatnonzero(weighted.counts)
     root = _Node(-1, ROOT, 0, used, int(weighted.bytes.sum()), int(weighted.counts.sum()))
     heap = [((-root.bytes, 0, root.place, ROOT), root)]
-    taken: list[_Node] = []
+    nodes: list[_Node] = []
     needed = 0
     while heap:
         node = heap[0][1]
-        children = list(_children(weighted, node, len(taken)))
-        is_last = node.parent >= 0 and taken[node.parent].children_left == 1
+        children = list(_children(weighted, node, len(nodes)))
+        is_last = node.parent >= 0 and nodes[node.parent].children_left == 1
         needed += 1 + bool(children) - is_last
-        if taken and needed > most_nodes:
+        if nodes and needed > most_nodes:
             break
         heappop(heap)
-        taken.append(node)
+        nodes.append(node)
         if node.parent >= 0:
-            taken[node.parent].children_left -= 1
-            node.place = (*taken[node.parent].place, (-node.bytes, node.frame))
+            nodes[node.parent].children_left -= 1
+            node.place = (*nodes[node.parent].place, (-node.bytes, node.frame))
         node.own = node.bytes - sum(child.bytes for child in children)
         node.children_left = len(children)
         for child in children:
             heappush(heap, ((-child.bytes, child.depth, node.place, child.frame), child))
-    return taken, [node for _, node in heap]
+    return nodes, [node for _, node in heap]
 
 
 def _children(weighted: _WeightedStacks, node: _Node, row: int) -> Iterator[_Node]:

@@ -1,11 +1,11 @@
-"""How the instants of several traces correspond, so that they can be drawn one beside or over the other.
+"""Align the time axes of several traces, so that they can be drawn side by side or overlaid.
 
-Two places of each trace's axis are named that stand where the others' two stand; everything between and beyond
-follows in proportion. That is enough for a whole run over a whole run, for one scale with the peaks in one line,
-and for one step over the same step of the other run, however many events each takes.
+Two positions on each trace's axis are mapped to the same two positions of the others; all others follow linearly.
+That is enough to overlay complete runs, to align peaks on one scale, and to overlay one step with the same step of
+another run, however many events each takes.
 
-Instant 0 is before the first event and instant e + 1 is after event e, as everywhere in the drawings; on the
-axis of time a place is in µs since the trace's first event.
+Instant 0 is before the first event and instant e + 1 is after event e, as in all figures; on the time
+axis a position is in µs since the trace's first event.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ class Alignment:
 
 
 START = Alignment("start")
-"""Whole runs: first event over first, last over last."""
+"""Complete runs: first events and last events aligned."""
 SCALE = Alignment("scale")
-"""From the first event on, as many events (or µs) to the inch in all."""
+"""First events aligned, on one scale of events (or µs)."""
 PEAK = Alignment("peak")
-"""The same, with the peaks in one line."""
+"""Peaks aligned, on one scale."""
 
 
 @dataclass(frozen=True)
 class Aligned:
     axis: Axis
     spans: tuple[Span, ...]
-    """Per trace the two places that stand where the others' stand."""
+    """Per trace the two positions that are drawn at 0 and 1."""
     extent: Span
-    """From where to where any trace has something: 0 is where the spans begin, 1 where they end."""
+    """Range in which any trace has events: the spans begin at 0 and end at 1."""
     focus: Span
     """The span to show first, on the same scale."""
 
@@ -78,32 +78,32 @@ def list_alignments(sides: Sequence[Pair]) -> tuple[Alignment, ...]:
     )
 
 
-def align(sides: Sequence[Pair], way: Alignment = START, axis: Axis = "event") -> Aligned:
+def align(sides: Sequence[Pair], alignment: Alignment = START, axis: Axis = "event") -> Aligned:
     devices = [device for _, device in sides]
     if axis == "time" and not all(map(has_times, devices)):
         raise UsageError("Not all of these traces have times. Align them by event.")
-    wholes = [_whole(device, axis) for device in devices]
-    if way.kind == "start":
-        return Aligned(axis, tuple((0.0, whole) for whole in wholes), (0.0, 1.0), (0.0, 1.0))
-    if way.kind in ("scale", "peak"):
-        longest = max(wholes)
-        begins = [_peak(device, axis) if way.kind == "peak" else 0.0 for device in devices]
+    lengths = [_length(device, axis) for device in devices]
+    if alignment.kind == "start":
+        return Aligned(axis, tuple((0.0, length) for length in lengths), (0.0, 1.0), (0.0, 1.0))
+    if alignment.kind in ("scale", "peak"):
+        longest = max(lengths)
+        begins = [_peak(device, axis) if alignment.kind == "peak" else 0.0 for device in devices]
         spans = [(begin, begin + longest) for begin in begins]
-        extent = _extent(spans, wholes)
+        extent = _extent(spans, lengths)
         return Aligned(axis, tuple(spans), extent, extent)
-    spans = [_placed(device, _marked(side, way), axis) for side, device in zip(sides, devices, strict=True)]
-    extent = _extent(spans, wholes)
+    spans = [_placed(device, _marked(side, alignment), axis) for side, device in zip(sides, devices, strict=True)]
+    extent = _extent(spans, lengths)
     return Aligned(axis, tuple(spans), extent, (max(extent[0], -_MARGIN), min(extent[1], 1 + _MARGIN)))
 
 
-def _marked(side: Pair, way: Alignment) -> tuple[int, int]:
+def _marked(side: Pair, alignment: Alignment) -> tuple[int, int]:
     """First and last event of the step, or of the annotation where it occurs first."""
-    if way.kind == "step":
-        spans = [(step.start_event, step.end_event) for step in steps(*side)][way.number : way.number + 1]
+    if alignment.kind == "step":
+        spans = [(step.start_event, step.end_event) for step in steps(*side)][alignment.number : alignment.number + 1]
     else:
-        spans = [events for name, events in _spans_by_name(side) if name == way.name][:1]
+        spans = [events for name, events in _spans_by_name(side) if name == alignment.name][:1]
     if not spans:
-        raise UsageError(f"Not all of these traces have {way.name or f'a step {way.number + 1}'}.")
+        raise UsageError(f"Not all of these traces have {alignment.name or f'a step {alignment.number + 1}'}.")
     return spans[0]
 
 
@@ -118,7 +118,7 @@ def _spans_by_name(side: Pair) -> list[tuple[str, tuple[int, int]]]:
     return [(trace.strings[name], (begin, end)) for name, begin, end in zip(names, begins, ends, strict=True)]
 
 
-def _whole(device: DeviceTrace, axis: Axis) -> float:
+def _length(device: DeviceTrace, axis: Axis) -> float:
     if axis == "event":
         return float(len(device.events) + 1)
     times = clock(device)
@@ -144,7 +144,7 @@ def _time(device: DeviceTrace, event: int) -> float:
     return float(times[max(event, 0)] - times[0])
 
 
-def _extent(spans: Sequence[Span], wholes: Sequence[float]) -> Span:
+def _extent(spans: Sequence[Span], lengths: Sequence[float]) -> Span:
     lows = [-begin / (end - begin) for begin, end in spans]
-    highs = [(whole - begin) / (end - begin) for (begin, end), whole in zip(spans, wholes, strict=True)]
+    highs = [(length - begin) / (end - begin) for (begin, end), length in zip(spans, lengths, strict=True)]
     return min(lows), max(highs)

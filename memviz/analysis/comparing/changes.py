@@ -1,7 +1,7 @@
 """Differences between traces: rows that add up from peak to peak, a score per trace, and allocator settings.
 
-The page, `diff`, reports and programs all show these rows. What holds more in one trace than in another
-is one row with both figures, and with what it consists of most.
+The page, `diff`, reports and programs all show these rows. Each row has the bytes of both traces and its dominant
+category.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from memviz.trace.model import Action, DeviceTrace, Trace, is_reserved_known
 class Setting:
     name: str
     values: tuple[str | None, ...]
-    """Per trace; None where the file does not say."""
+    """Per trace; None where the file has no value."""
 
     @property
     def is_known_to_differ(self) -> bool:
-        """An older file that does not say may have had the same."""
+        """Missing values do not count: an older file may have had the same."""
         return len(set(self.values) - {None}) > 1
 
 
@@ -154,9 +154,9 @@ def _by_difference(row: Change) -> tuple[int, str, str]:
 
 
 def best_grouping(sides: Sequence[Pair], other: int = 1) -> str:
-    """The grouping to look at first: sites, unless most of the change sits where only one trace ever was.
+    """The grouping to show first: sites, unless most of the change is at sites that only one trace has.
 
-    Two different steps share few sites, and then their categories say more, as far as those are known.
+    Two different steps share few sites; then categories explain more, as far as they are known.
     """
     pair = [sides[0], sides[other]]
     places = _places(changes(pair, "site", with_kinds=False).rows)
@@ -172,7 +172,7 @@ def best_grouping(sides: Sequence[Pair], other: int = 1) -> str:
 
 @dataclass(frozen=True)
 class ComparisonSummary:
-    """Input of a comparison's headline, whatever rows are shown."""
+    """Input of a comparison's headline, independent of the rows shown."""
 
     found: Changes
     """Changes in the grouping that explains most."""
@@ -180,7 +180,7 @@ class ComparisonSummary:
 
     @cached_property
     def kinds(self) -> Changes:
-        """Changes by category, for a change that no few places make. Few comparisons need it, and it costs the most."""
+        """Changes by category, for changes spread over many sites. Few comparisons need it, and it costs the most."""
         return self.found if self.found.by == "category" else changes(self.sides, "category")
 
 
@@ -189,7 +189,7 @@ def summarize_comparison(sides: Sequence[Pair], other: int = 1) -> ComparisonSum
 
 
 def _places(rows: Sequence[Change]) -> list[tuple[int, int, bool]]:
-    """Bytes before and after, and whether both were there, whatever operator took the memory."""
+    """Per site: bytes before and after, and whether both traces have it; operators are merged."""
     places: dict[tuple[str, str], tuple[int, int, bool, bool]] = {}
     for row in rows:
         home = row.thing.label, row.thing.function
@@ -208,7 +208,7 @@ class Score:
     live_bytes: int
     """At the peak; the sum of the above."""
     reserved_bytes: int
-    """Most at any time: what a card must be able to give."""
+    """Most at any time: the memory that a GPU must have."""
     delta_bytes: int
     """Live, over the baseline's."""
     duration_us: int | None
@@ -234,9 +234,9 @@ def _score(side: Pair, baseline: int) -> Score:
     device = side[1]
     line = timeline(device)
     rows = live_rows(device, line.peak_event)
-    held = sum_by(kinds(*side, rows), lifetimes(device).size[rows], len(KINDS)).tolist()
+    live = sum_by(kinds(*side, rows), lifetimes(device).size[rows], len(KINDS)).tolist()
     return Score(
-        kinds=tuple((kind, count) for kind, count in zip(KINDS, held, strict=True) if count),
+        kinds=tuple((kind, count) for kind, count in zip(KINDS, live, strict=True) if count),
         highest=_highest(*side),
         live_bytes=line.peak_bytes,
         reserved_bytes=line.reserved_peak_bytes,

@@ -1,8 +1,8 @@
 """Matching of allocations across traces: which of them come from the same site, stack, category or group.
 
-A site is a line and the operator that took the memory, as long as the function's lines are the same in all traces
-that have it; where they have moved, it is the function. Operators count only where every trace recorded them.
-What is known per stack is decided per stack, so that a million allocations cost one look-up each.
+A site is a line and the operator that allocated, as long as the function's lines are the same in all traces that
+have it; where they have moved, it is the function. Operators count only where every trace recorded them. Keys are
+computed per stack where possible, so that a million allocations cost one look-up each.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class MatchKey:
 
 
 Numbered = tuple[Ints8, list[MatchKey]]
-"""Of one trace: for each stack or row the index of its key, and the keys."""
+"""Key index per stack or row of one trace, and the keys."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +75,7 @@ class Matching:
         return np.asarray(of_code[lifetimes(side[1]).stack[rows] if self.by in _BY_STACK else rows], dtype=np.int64)
 
     def rows_of(self, number: int, side: Pair, key: str) -> Ints8:
-        """All its allocations, wherever in time; none for a key that nothing has."""
+        """All allocations with this key, at any time; empty for an unused key."""
         wanted = [i for i, thing in enumerate(self.things) if thing.key == key]
         return np.flatnonzero(np.isin(self.of_rows(number, side), wanted))
 
@@ -99,8 +99,8 @@ def match_allocations(sides: Sequence[Pair], by: str = "site") -> Matching:
 def _group_keys(trace: Trace, device: DeviceTrace, by: str) -> Numbered:
     """Groups with the same names in every trace."""
     keyed = group_codes(trace, device, np.arange(len(lifetimes(device))), by)
-    known = distinct(keyed.codes)
-    return np.searchsorted(known, keyed.codes), [MatchKey(*keyed.name(int(code))) for code in known]
+    codes = distinct(keyed.codes)
+    return np.searchsorted(codes, keyed.codes), [MatchKey(*keyed.name(int(code))) for code in codes]
 
 
 def has_modules(side: Pair) -> bool:
@@ -108,18 +108,18 @@ def has_modules(side: Pair) -> bool:
     return modules is not None and bool(modules.any())
 
 
-# Two files are the same if their paths end alike: as many of the last parts are compared as it takes to tell the files
-# of each single trace apart. So home, checkout and virtual environment never count, and a file at the same path in
-# both always matches.
+# Two files match if their paths have the same tail: as many trailing parts are compared as make the files of each
+# single trace unique. So home, checkout and virtual environment never count, and a file at the same path in both
+# always matches.
 
 
 def common_tails(sides: Sequence[Collection[Place]]) -> dict[Place, str]:
     """For each place the part of its path that counts."""
-    alike: dict[Place, set[str]] = {}
+    matching: dict[Place, set[str]] = {}
     for path, function in (place for side in sides for place in side):
-        alike.setdefault((path.rpartition("/")[2], function), set()).add(path)
+        matching.setdefault((path.rpartition("/")[2], function), set()).add(path)
     tails: dict[Place, str] = {}
-    for (_, function), paths in alike.items():
+    for (_, function), paths in matching.items():
         parts = {path: [part for part in path.split("/") if part] for path in paths}
         depth = _depth(parts, [[path for path in paths if (path, function) in side] for side in sides])
         tails.update(((path, function), "/".join(parts[path][-depth:])) for path in paths)
@@ -127,7 +127,7 @@ def common_tails(sides: Sequence[Collection[Place]]) -> dict[Place, str]:
 
 
 def _depth(parts: dict[str, list[str]], sides: Sequence[Collection[str]]) -> int:
-    """How many last parts tell the paths of each side apart."""
+    """Number of trailing path parts that make the paths of each side unique."""
     deepest = max(map(len, parts.values()), default=1)
     for depth in range(1, deepest):
         if all(len({tuple(parts[path][-depth:]) for path in side}) == len(side) for side in sides):
@@ -204,7 +204,7 @@ def _stack_keys(trace: Trace, sequences: list[tuple[int, ...]], texts: dict[int,
     keys: list[MatchKey] = []
     of_stack = []
     for sequence, site, operator in zip(sequences, table.of_stack.tolist(), operator_of.tolist(), strict=True):
-        # Without user frames, the site is all that tells two stacks apart.
+        # Without user frames, stacks differ only by their site.
         same = (sequence, NO_OPERATOR if sequence else site, operator)
         if same not in numbers:
             numbers[same] = len(keys)
@@ -216,8 +216,8 @@ def _stack_keys(trace: Trace, sequences: list[tuple[int, ...]], texts: dict[int,
 def _stack_key(trace: Trace, sequence: tuple[int, ...], texts: dict[int, str], operator: str, site: str) -> MatchKey:
     full = "\n".join([operator, *(texts[frame] for frame in sequence)]) if sequence else f"{operator}\n\n{site}"
     key = blake2b(full.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-    shown = [f"{_file(trace, frame)}:{trace.stacks.frames.line[frame]}" for frame in sequence[:_SHOWN]]
-    return MatchKey(key, " ← ".join(shown) or site, operator)
+    visible = [f"{_file(trace, frame)}:{trace.stacks.frames.line[frame]}" for frame in sequence[:_SHOWN]]
+    return MatchKey(key, " ← ".join(visible) or site, operator)
 
 
 def _comparable_operators(traces: Sequence[Trace]) -> list[Ints8]:
@@ -274,7 +274,7 @@ def _used_sites(trace: Trace, device: DeviceTrace) -> list[Site]:
 
 
 def _match_lines(sides: Sequence[Pair]) -> list[Numbered]:
-    """A line of a file, whatever function and operator; one that has moved is another."""
+    """Match by file and line, ignoring function and operator; a line that moved does not match."""
     used = [_used_sites(*side) for side in sides]
     tails = common_tails([{(site.path, "") for site in of_side if site.path} for of_side in used])
 

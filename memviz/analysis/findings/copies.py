@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from memviz.analysis.callstacks.sites import operator_name, operators
-from memviz.analysis.findings.finding import Facts, Finding, FindingKind, made_by, site_name
+from memviz.analysis.findings.finding import Facts, Finding, FindingKind, origin_text, site_name
 from memviz.analysis.purpose.reasons import Certainty
 from memviz.trace.model import NO_STACK, Bools, Category, Ints8
 from memviz.units import bytes_text, count_text
@@ -15,7 +15,7 @@ from memviz.units import bytes_text, count_text
 # Duplicated weights: the same sizes in the same order, allocated twice before the first forward, and both live.
 
 _FEWEST_WEIGHTS = 3
-"""Weights: two layers of a network are often alike."""
+"""Weights: two layers of a network often have equal sizes."""
 _DUPLICATE_SHARE = 0.4
 """Share of the bytes of all weights: two equal parts of a network are no copy of it."""
 _MOST_DISTANCES = 8
@@ -31,7 +31,7 @@ def duplicated_weights(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         FindingKind.DUPLICATED_WEIGHTS,
         size,
-        f"{count_text(len(second))} allocations of {bytes_text(size)} together{made_by(site)} have the sizes of "
+        f"{count_text(len(second))} allocations of {bytes_text(size)} together{origin_text(site)} have the sizes of "
         f"{count_text(len(first))} made before them, in the same order, and both are live: probably a second copy of "
         "the weights.",
         "If it is read only now and then (an average, a reference model), keep it on the host or in half precision.",
@@ -43,8 +43,8 @@ def duplicated_weights(facts: Facts) -> Iterator[Finding]:
 
 
 def _weights(facts: Facts) -> Ints8:
-    """Return the rows made before the first forward and live through the last, in order of creation. A weight copy that
-    no module made looks like an input of the model."""
+    """Return the rows made before the first forward and live through the last, in order of creation. A weight copy made
+    outside of modules looks like an input of the model."""
     if not facts.forwards:
         return np.zeros(0, dtype=np.int64)
     first, last, rows = facts.forwards[0].first, facts.forwards[-1].last, facts.rows
@@ -55,7 +55,7 @@ def _weights(facts: Facts) -> Ints8:
 
 
 def _longest_repeat(facts: Facts, rows: Ints8) -> tuple[Ints8, Ints8]:
-    """Two stretches of equal sizes made at other places; a network's own equal layers come from one place."""
+    """Two longest runs of equal sizes from different stacks; equal layers of one network share their stacks."""
     size, stack = facts.rows.size[rows], facts.rows.stack[rows]
     nothing = rows[:0]
     best = (nothing, nothing)
@@ -94,30 +94,30 @@ def _has_one_of_a_kind(size: Ints8) -> bool:
     return bool((np.unique(size, return_counts=True)[1] == 1).any())
 
 
-# Copies from half into single precision. A trace does not say what an operator read. So C++ frames have to name an
-# operator that copies, a block of half the size has to be live beside each copy, and none of twice the size, of which
-# it could be a copy into half precision.
+# Copies from half into single precision. A trace does not record what an operator read. So C++ frames must name an
+# operator that copies, a block of half the size must be live at the same time, and none of twice the size, which would
+# make it a copy into half precision.
 
 _COPY_OPERATORS = ("_to_copy", "to", "copy_", "_copy_from")
 """Operators that make the same values in another precision."""
 _LEAST_SHARE = 4
-"""A copy counts from so small a part of what is worth a sentence: one line often makes several."""
+"""A copy counts from this fraction of the noticeable bytes on: one line often makes several."""
 
 
 def wider_copies(facts: Facts) -> Iterator[Finding]:
     copies, sources = _pairs_of_copies(facts)
     for site, rows in facts.by_site(copies):
-        mine = sources[np.searchsorted(copies, rows)]
+        matching = sources[np.searchsorted(copies, rows)]
         most, event = facts.most_together(rows)
-        if most < facts.noticeable_bytes or len(np.unique(mine)) < len(rows):
+        if most < facts.noticeable_bytes or len(np.unique(matching)) < len(rows):
             continue
         yield Finding(
             FindingKind.WIDER_COPIES,
             most,
-            f"{bytes_text(most)}{made_by(site)} are probably copies into twice the precision: each time a block of "
+            f"{bytes_text(most)}{origin_text(site)} are probably copies into twice the precision: each time a block of "
             "half the size is live beside it.",
             "Keep to one precision there, or work in parts: what is computed from it may not need all of it at once.",
-            np.unique(np.concatenate([rows, mine])),
+            np.unique(np.concatenate([rows, matching])),
             event,
             site_name(site),
             Certainty.PROBABLE,
@@ -125,7 +125,7 @@ def wider_copies(facts: Facts) -> Iterator[Finding]:
 
 
 def _pairs_of_copies(facts: Facts) -> tuple[Ints8, Ints8]:
-    """Rows from the first forward on, rising, and the latest row of half the size that is live beside each."""
+    """Rows from the first forward on, ascending, and for each the latest live row of half its size."""
     rows = facts.rows
     begin = facts.forwards[0].first if facts.forwards else facts.count
     is_wide = (rows.start >= begin) & (rows.size % 2 == 0) & (rows.stack != NO_STACK)
@@ -143,15 +143,15 @@ def _pairs_of_copies(facts: Facts) -> tuple[Ints8, Ints8]:
 
 
 def _live_then(facts: Facts, size: Ints8, event: Ints8) -> Ints8:
-    """How many blocks of each size are live before each event."""
+    """Number of live blocks of each size before each event."""
     rows = facts.rows
     order = np.argsort(rows.size, kind="stable")
     sorted_sizes, live = rows.size[order], np.zeros(len(size), dtype=np.int64)
     for wanted in np.unique(size).tolist():
         first, past = np.searchsorted(sorted_sizes, [wanted, wanted + 1])
-        of_size, asked = order[first:past], np.flatnonzero(size == wanted)
-        begun = np.searchsorted(rows.start[of_size], event[asked])
-        live[asked] = begun - np.searchsorted(np.sort(rows.end[of_size]), event[asked], side="right")
+        of_size, of_events = order[first:past], np.flatnonzero(size == wanted)
+        begun = np.searchsorted(rows.start[of_size], event[of_events])
+        live[of_events] = begun - np.searchsorted(np.sort(rows.end[of_size]), event[of_events], side="right")
     return live
 
 
@@ -160,13 +160,13 @@ def _latest(facts: Facts, size: Ints8, before: Ints8) -> Ints8:
     rows = facts.rows
     sizes, code = np.unique(rows.size, return_inverse=True)
     wanted = np.searchsorted(sizes, size)
-    known = wanted < len(sizes)
-    known[known] = sizes[wanted[known]] == size[known]
+    has_size = wanted < len(sizes)
+    has_size[has_size] = sizes[wanted[has_size]] == size[has_size]
     width = facts.count + 2
     order = np.lexsort((rows.start, code))
     place = np.searchsorted((code * width + rows.start + 1)[order], wanted * width + before + 1) - 1
     row = order[np.maximum(place, 0)] if len(order) else place
-    return np.where(known & (place >= 0) & (rows.size[row] == size), row, -1)
+    return np.where(has_size & (place >= 0) & (rows.size[row] == size), row, -1)
 
 
 def _copying(facts: Facts) -> Bools:

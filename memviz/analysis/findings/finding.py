@@ -39,7 +39,7 @@ class FindingKind(StrEnum):
 class Finding:
     kind: FindingKind
     bytes: int
-    """Bytes that rank the finding; the sentence says what they count."""
+    """Bytes that rank the finding; the sentence explains what they count."""
     sentence: str
     remedy: str
     rows: Ints8
@@ -115,7 +115,7 @@ class Facts:
         return Certainty.SURE if is_sure else Certainty.PROBABLE
 
     def by_site(self, rows: Ints8) -> Iterator[tuple[Site, Ints8]]:
-        """These rows, apart by who made them."""
+        """Split rows by their site."""
         table = sites(self.trace)
         codes = table.of_stack[self.rows.stack[rows]]
         order = np.argsort(codes, kind="stable")
@@ -124,7 +124,7 @@ class Facts:
             yield table.of(int(self.rows.stack[part[0]])), part
 
     def largest_site(self, rows: Ints8) -> Site:
-        """Who made most of these bytes."""
+        """Site with most of these bytes."""
         table = sites(self.trace)
         codes = table.of_stack[self.rows.stack[rows]]
         return table.sites[int(sum_by(codes, self.rows.size[rows], len(table.sites)).argmax())]
@@ -135,7 +135,7 @@ class Facts:
         change = np.concatenate([self.rows.size[rows], -self.rows.size[rows]])
         order = np.argsort(moments, kind="stable")
         moments, live = moments[order], np.cumsum(change[order])
-        # Of several changes at one event only the last says what is live after it.
+        # Of several changes at one event, only the last holds the live bytes after it.
         last = np.append(moments[1:] != moments[:-1], True)
         best = int(live[last].argmax())
         return int(live[last][best]), min(int(moments[last][best]), self.count - 1)
@@ -152,7 +152,7 @@ def short_label(label: str) -> str:
     return label if len(label) <= _LONGEST_SITE else f"{label[: half - 1]}…{label[-half:]}"
 
 
-def made_by(site: Site) -> str:
+def origin_text(site: Site) -> str:
     """ " made by model.py:12 forward", or nothing."""
     name = site_name(site)
     return f" made by {name}" if name else ""

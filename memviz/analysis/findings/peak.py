@@ -8,7 +8,7 @@ import numpy as np
 
 from memviz.analysis.actions.layers import layers_holding
 from memviz.analysis.actions.proposals import is_mixed
-from memviz.analysis.findings.finding import Facts, Finding, FindingKind, made_by, short_label, site_name
+from memviz.analysis.findings.finding import Facts, Finding, FindingKind, origin_text, short_label, site_name
 from memviz.analysis.lifetimes import live_rows
 from memviz.analysis.peak import failed_requests
 from memviz.analysis.purpose.activity import Activity, stack_signs
@@ -45,13 +45,13 @@ def out_of_memory(facts: Facts) -> Iterator[Finding]:
     on_device = "" if free is None else f" and {bytes_text(free)} free on the device"
     times = f" (the last of {count_text(count)})" if count > 1 else ""
     site = short_label(failed.site)
-    most, largest, words = _largest_category(facts, rows)
+    most, largest, category_text = _largest_category(facts, rows)
     yield Finding(
         FindingKind.OUT_OF_MEMORY,
         max(missing, 0) or requested,
         f"Out of memory at event {count_text(event)}{times}: {bytes_text(requested)} requested"
         f"{f' by {site}' if site else ''}, with {bytes_text(live)} live, {bytes_text(unused)} reserved but unused"
-        f"{on_device}. {_missing(missing, requested, live, free)}{words}",
+        f"{on_device}. {_missing(missing, requested, live, free)}{category_text}",
         _remedy_for_oom(missing, most, requested),
         largest,
         event,
@@ -65,7 +65,7 @@ def _missing(missing: int, requested: int, live: int, free: int | None) -> str:
         return f"Enough is free, but no piece of {bytes_text(requested)}."
     if missing > live:
         return f"The request alone is {bytes_text(missing - live)} larger than all that the process could have."
-    # Blocks are rounded up and fragmented, and the driver may have had some that the file does not say.
+    # Blocks are rounded up and fragmented, and the driver may have had free memory that the file does not record.
     bound = "At least" if free is not None else "Up to"
     return f"{bound} {bytes_text(missing)} less makes it fit."
 
@@ -80,9 +80,11 @@ def _largest_category(facts: Facts, rows: Ints8) -> tuple[Category | None, Ints8
     largest = rows[kind == code]
     site = facts.largest_site(largest)
     of_site = next(part for other, part in facts.by_site(largest) if other == site)
-    is_mostly = 2 * int(facts.rows.size[of_site].sum()) > int(sums[code]) and site_name(site)
-    mostly = f", mostly made by {site_name(site)}" if is_mostly else ""
-    share = f"{bytes_text(int(sums[code]))} ({percent_text(int(sums[code]), int(size.sum()))} of what is live){mostly}"
+    is_main_site = 2 * int(facts.rows.size[of_site].sum()) > int(sums[code]) and site_name(site)
+    site_text = f", mostly made by {site_name(site)}" if is_main_site else ""
+    share = (
+        f"{bytes_text(int(sums[code]))} ({percent_text(int(sums[code]), int(size.sum()))} of what is live){site_text}"
+    )
     if KINDS[code] in SAYS_NOTHING:
         return None, largest, f" Largest category: {KINDS[code]}, {share}."
     probably = "probably " if facts.certainty(largest) is Certainty.PROBABLE else ""
@@ -135,22 +137,22 @@ def activations(facts: Facts) -> Iterator[Finding]:
 
 def _remedy_for_activations(facts: Facts, has_layers: bool) -> str:
     """Return the remedies that are not applied already."""
-    ways = []
+    remedies = []
     # Stacks show it of what was recorded, and the reason of what an estimate makes again.
     recomputes = stack_signs(facts.trace).recomputes[facts.rows.stack] | (facts.purposes.reason == Reason.RECOMPUTED)
     if has_layers or not recomputes.any():
-        ways.append("checkpoint layers, so that they are made again in the backward")
+        remedies.append("checkpoint layers, so that they are made again in the backward")
     if not is_mixed(facts):
-        ways.append("work in half the precision")
-    words = ", or ".join(ways) or "take a smaller batch, or shorter inputs"
-    return f"{words[0].upper()}{words[1:]}."
+        remedies.append("work in half the precision")
+    text = ", or ".join(remedies) or "take a smaller batch, or shorter inputs"
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _in_layers(facts: Facts, live: Ints8) -> str:
     layers = layers_holding(facts, live, facts.line.peak_event)
     if layers is None:
         return ""
-    return f", {bytes_text(int(facts.rows.size[layers.rows].sum()))} of it in {layers.words}"
+    return f", {bytes_text(int(facts.rows.size[layers.rows].sum()))} of it in {layers.description}"
 
 
 # A spike that makes the allocator reserve memory which nothing needs afterwards.
@@ -184,11 +186,11 @@ def spike(facts: Facts) -> Iterator[Finding]:
     if not len(rows):
         return
     site = site_name(facts.largest_site(rows))
-    mostly = f", mostly {site}" if site else ""
+    site_text = f", mostly {site}" if site else ""
     yield Finding(
         FindingKind.SPIKE,
         unused,
-        f"A spike at event {count_text(top - 1)}{mostly} reserved {bytes_text(unused)} that nothing after it uses: "
+        f"A spike at event {count_text(top - 1)}{site_text} reserved {bytes_text(unused)} that nothing after it uses: "
         f"it is {bytes_text(int(live[top]))} high, and at most {bytes_text(needed)} are live later.",
         "Make the spike smaller, or call torch.cuda.empty_cache() once behind it.",
         rows,
@@ -211,7 +213,7 @@ def _of_the_spike(facts: Facts, begin: int, top: int, valley: int) -> Ints8:
 
 
 def _is_work_left(facts: Facts, event: int) -> bool:
-    """Return whether the trace goes on long enough to show what is needed: a whole step, or else half of all allocs."""
+    """Return whether the trace goes on long enough to show later needs: a full step, or else half of all allocs."""
     doing = [(span.first, span.doing) for span in facts.phases.spans]
     behind = [at for at, what in doing if what == Activity.FORWARD and at > event]
     if doing and facts.phases.is_training:
@@ -225,7 +227,7 @@ def _is_work_left(facts: Facts, event: int) -> bool:
 # A short-lived block without which the peak would be lower.
 
 _MOMENT = 8
-"""Allocs and frees that come while it lives, at most."""
+"""Most allocs and frees during its lifetime."""
 _LARGE = 0.1
 """Least size, as a share of the peak."""
 _LOWERS = 0.05
@@ -243,12 +245,12 @@ def large_temporary(facts: Facts) -> Iterator[Finding]:
         lower = line.peak_bytes - _peak_without(facts, part)
         if lower < max(_LOWERS * line.peak_bytes, 1):
             continue
-        # The same place may make larger ones elsewhere, which make no peak.
+        # The same site may allocate larger ones at other times, without a peak.
         there = part[np.isin(part, at_peak)]
         yield Finding(
             FindingKind.LARGE_TEMPORARY,
             lower,
-            _sentence(int(rows.size[there].max()), len(there), made_by(site), lower),
+            _sentence(int(rows.size[there].max()), len(there), origin_text(site), lower),
             "Compute it in parts, in place, or with a fused operator that does not write it out.",
             part,
             event,

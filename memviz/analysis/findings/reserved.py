@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memviz.analysis.findings.finding import Facts, Finding, FindingKind, made_by, site_name
+from memviz.analysis.findings.finding import Facts, Finding, FindingKind, origin_text, site_name
 from memviz.analysis.lifetimes import clock, has_times
-from memviz.analysis.segments import TileKind, segments_at, segments_then
+from memviz.analysis.segments import TileKind, reserved_segments, segments_at
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import sum_of_spans
 from memviz.trace.model import DEFAULT_POOL, Action, Ints8
@@ -39,7 +39,7 @@ def pinned_segments(facts: Facts) -> Iterator[Finding]:
             idle,
             f"{bytes_text(idle)} lie free in {counted(len(rows), 'segment')} that cannot go back to the device when "
             f"{bytes_text(reserved)} are reserved: {'a block' if one else counted(len(rows), 'block')} of "
-            f"{bytes_text(int(facts.rows.size[rows].sum()))}{'' if one else ' together'}{made_by(site)} "
+            f"{bytes_text(int(facts.rows.size[rows].sum()))}{'' if one else ' together'}{origin_text(site)} "
             f"{'lives' if one else 'live'} on {'in it' if one else 'in them'}.",
             "Make what lives long before what comes and goes, or let segments expand (expandable_segments:True).",
             np.sort(rows),
@@ -86,7 +86,7 @@ _POOL_SHARE = 0.01
 def private_pools(facts: Facts) -> Iterator[Finding]:
     """At the end, where graphs that are kept have their pools."""
     trace, device, event = facts.trace, facts.device, facts.count - 1
-    segments = segments_then(device, event, trace.settings)
+    segments = reserved_segments(device, event, trace.settings)
     default = [number for number, pool in enumerate(trace.pools) if pool == DEFAULT_POOL]
     private = ~np.isin(segments.pool, default)
     reserved = int(segments.size[private].sum())
@@ -110,7 +110,7 @@ def private_pools(facts: Facts) -> Iterator[Finding]:
     )
 
 
-# Frees that wait for another stream: for how long, and the bytes newly reserved meanwhile.
+# Frees that wait for another stream: for how long, and the bytes reserved during that time.
 
 
 def waiting_frees(facts: Facts) -> Iterator[Finding]:
@@ -118,21 +118,23 @@ def waiting_frees(facts: Facts) -> Iterator[Finding]:
     waits = np.flatnonzero(
         (rows.free_requested < facts.count) & ((rows.end - rows.free_requested > 1) | (rows.end == facts.count))
     )
-    # Only of these: between its two events every other free is asked for and not complete, too.
+    # Only these: any other free is also pending between its two consecutive events.
     waiting = sum_of_spans(rows.free_requested[waits], rows.end[waits], rows.size[waits], facts.count)
     most = int(waiting.max())
     if not len(waits) or most < facts.noticeable_bytes:
         return
-    held_back = _taken_meanwhile(facts, waiting)
-    meanwhile = f"; while they did, the allocator took {bytes_text(held_back)} more" if held_back else ""
+    reserved_during = _reserved_while_waiting(facts, waiting)
+    reserved_text = (
+        f"; while they did, the allocator took {bytes_text(reserved_during)} more" if reserved_during else ""
+    )
     site = site_name(facts.largest_site(waits))
-    mostly = f", mostly of {site}," if site else ""
+    site_text = f", mostly of {site}," if site else ""
     count = f"{count_text(len(waits))} frees" if len(waits) > 1 else "A free"
     yield Finding(
         FindingKind.WAITING_FREES,
         most,
-        f"{count}{mostly} waited for another stream, {_how_long(facts, waits)}: up to {bytes_text(most)} at once"
-        f"{meanwhile}.",
+        f"{count}{site_text} waited for another stream, {_how_long(facts, waits)}: up to {bytes_text(most)} at once"
+        f"{reserved_text}.",
         "Let the streams wait for each other before the tensors are dropped, so that their memory is free at once.",
         waits,
         int(waiting.argmax()) - 1,
@@ -152,8 +154,8 @@ def _how_long(facts: Facts, waits: Ints8) -> str:
     return f"the longest {counted(int((end - begin).max()), 'event')}"
 
 
-def _taken_meanwhile(facts: Facts, waiting: Ints8) -> int:
-    """From the device, for requests that would have fitted into what was waiting."""
+def _reserved_while_waiting(facts: Facts, waiting: Ints8) -> int:
+    """Bytes reserved for requests that would have fitted into the blocks waiting."""
     events = facts.device.events
     grows = np.flatnonzero((events.action == Action.SEGMENT_ALLOC) | (events.action == Action.SEGMENT_MAP))
     allocs = np.flatnonzero(events.action == Action.ALLOC)

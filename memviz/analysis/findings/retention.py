@@ -9,7 +9,7 @@ import numpy as np
 
 from memviz.analysis.annotations import ended_steps
 from memviz.analysis.callstacks.sites import Site
-from memviz.analysis.findings.finding import NOTICEABLE, Facts, Finding, FindingKind, made_by, site_name
+from memviz.analysis.findings.finding import NOTICEABLE, Facts, Finding, FindingKind, origin_text, site_name
 from memviz.analysis.lifetimes import BEFORE
 from memviz.analysis.purpose.activity import Activity
 from memviz.analysis.purpose.phases import PhaseSpan, activity_of_rows, step_name
@@ -26,7 +26,7 @@ _NOTICEABLE_GROWTH = 0.001
 
 
 def growing(facts: Facts) -> Iterator[Finding]:
-    moments = _told_apart(facts, _between_steps(facts))
+    moments = _attributable_moments(facts, _between_steps(facts))
     if len(moments) < _FEWEST_MOMENTS:
         return
     rows = facts.rows
@@ -39,14 +39,14 @@ def growing(facts: Facts) -> Iterator[Finding]:
     ]
     for growth in _by_cause(facts, grown_at):
         site = site_name(growth.sites[0])
-        made = _made(made_by(growth.sites[0]))
+        origin = _origin_clause(origin_text(growth.sites[0]))
         if len(growth.sites) > 1:
-            mostly = f", mostly {site}," if site else ""
-            made = f" is made in forwards at {count_text(len(growth.sites))} places{mostly} and"
+            site_text = f", mostly {site}," if site else ""
+            origin = f" is made in forwards at {count_text(len(growth.sites))} places{site_text} and"
         yield Finding(
             FindingKind.GROWING,
             int(growth.bytes.sum()),
-            f"What{made} lives on grows by {_each_step(growth.bytes)}: {bytes_text(int(growth.bytes.sum()))} in "
+            f"What{origin} lives on grows by {_each_step(growth.bytes)}: {bytes_text(int(growth.bytes.sum()))} in "
             f"{count_text(len(growth.bytes))} steps.",
             "If it is not meant to be collected, look for a list, a cache or a sum of losses that keeps it: "
             ".item() or .detach() lets go of what hangs on it.",
@@ -59,21 +59,21 @@ def growing(facts: Facts) -> Iterator[Finding]:
 @dataclass(frozen=True, eq=False)
 class _Growth:
     sites: tuple[Site, ...]
-    """The one that adds most first."""
+    """By growth, largest first."""
     bytes: Ints8
-    """From each moment to the next."""
+    """Growth from each moment to the next."""
     added: Ints8
 
 
 def _grown(facts: Facts, part: Ints8, first: Ints8, past: Ints8, moments: int) -> Ints8 | None:
-    """How much more these rows hold at each moment than at the one before; None unless it is more each time."""
+    """Growth of these rows from each moment to the next; None unless all are positive."""
     size = facts.rows.size[part]
     grown = (sum_by(first[part], size, moments + 1) - sum_by(past[part], size, moments + 1))[1:-1]
     return None if (grown <= 0).any() or int(grown.sum()) < _least(facts) else np.asarray(grown)
 
 
 def _by_cause(facts: Facts, growths: list[_Growth]) -> list[_Growth]:
-    """Merge growths made in forwards at several places: one kept graph holds them. Others stay apart."""
+    """Merge growths made in forwards at several sites: one retained graph holds them. Others stay separate."""
     doing = activity_of_rows(facts.trace, facts.device)
     graph = [one for one in growths if len(one.added) and bool((doing[one.added] == Activity.FORWARD).all())]
     if len(graph) < 2:
@@ -87,7 +87,7 @@ def _by_cause(facts: Facts, growths: list[_Growth]) -> list[_Growth]:
     return [together, *(one for one in growths if one not in graph)]
 
 
-def _made(who: str) -> str:
+def _origin_clause(who: str) -> str:
     return f" is{who} and" if who else ""
 
 
@@ -98,11 +98,11 @@ def _each_step(grown: Ints8) -> str:
     return f"{bytes_text(least)} to {bytes_text(most)} each step"
 
 
-def _told_apart(facts: Facts, moments: Ints8) -> Ints8:
-    """The moments from which on it is known who made what is live.
+def _attributable_moments(facts: Facts, moments: Ints8) -> Ints8:
+    """Keep the moments at which nearly all live bytes have a known origin.
 
-    What was there before the first event and is freed later has no stack, and what takes its place has one: between
-    two such moments every place would seem to grow.
+    Blocks from before the first event have no stack, and the blocks that replace them have one: between two such
+    moments every site would seem to grow.
     """
     if not len(facts.trace.stacks):
         return moments
@@ -151,7 +151,7 @@ def kept_too_long(facts: Facts) -> Iterator[Finding]:
     if len(facts.forwards) < 2:
         return
     following = "next step’s forward" if facts.phases.is_training else "next forward"
-    for site, groups in _causes(facts, kept_rows(facts)).items():
+    for site, groups in _causes(facts, retained_rows(facts)).items():
         largest = max(groups, key=lambda group: int(facts.rows.size[group].sum()))
         size = int(facts.rows.size[largest].sum())
         if size < facts.noticeable_bytes:
@@ -183,7 +183,7 @@ def _remedy(following: str, places: int) -> str:
 
 
 def _causes(facts: Facts, late: Ints8) -> dict[Site, list[Ints8]]:
-    """Under the place that made most of it, what one step left and was freed at once: one name held all of it."""
+    """Groups of rows of one step that were freed together, as by one reference, under their largest site."""
     allocs = np.flatnonzero(facts.device.events.action == Action.ALLOC)
     freed_after = np.searchsorted(allocs, facts.rows.free_requested[late])
     groups = step_of(facts, late) * (len(allocs) + 1) + freed_after
@@ -201,7 +201,7 @@ def _causes(facts: Facts, late: Ints8) -> dict[Site, list[Ints8]]:
     return causes
 
 
-def kept_rows(facts: Facts) -> Ints8:
+def retained_rows(facts: Facts) -> Ints8:
     """Made in one step, live beyond the middle of the next one's first forward, and freed before that step ends."""
     rows = facts.rows
     begins = np.array([span.first for span in facts.forwards], dtype=np.int64)
@@ -213,8 +213,8 @@ def kept_rows(facts: Facts) -> Ints8:
     step = np.searchsorted(begins, rows.start, side="right") - 1
     middle = np.append(middles[1:], [never, never])[step]
     following_end = np.append(begins[2:], [never, never, never])[step]
-    is_kept = (step >= 0) & (rows.end > middle) & (rows.end < np.minimum(following_end, never))
-    return np.flatnonzero(is_kept & ~facts.has_purpose(*_STAYS))
+    outlives_middle = (step >= 0) & (rows.end > middle) & (rows.end < np.minimum(following_end, never))
+    return np.flatnonzero(outlives_middle & ~facts.has_purpose(*_STAYS))
 
 
 def step_of(facts: Facts, rows: Ints8) -> Ints8:
@@ -255,17 +255,17 @@ def gradients_in_forward(facts: Facts) -> Iterator[Finding]:
 
 
 def _live_until_middle(spans: Sequence[PhaseSpan], start: Ints8, end: Ints8, size: Ints8) -> list[int]:
-    """Bytes that were there when each began and still are in its middle; spans come one after the other."""
+    """Bytes live from the start of each span to its middle; spans do not overlap."""
     by_end = np.argsort(end, kind="stable")
     ends = end[by_end]
     begun, ended = (np.concatenate([[0], np.cumsum(column)]) for column in (size, size[by_end]))
-    found = []
+    live_bytes = []
     for span in spans:
         at_first, at_middle = np.searchsorted(ends, [span.first, _middle(span)], side="right")
         between = by_end[at_first:at_middle]
         gone = ended[at_first] + size[between[start[between] < span.first]].sum()
-        found.append(int(begun[np.searchsorted(start, span.first)] - gone))
-    return found
+        live_bytes.append(int(begun[np.searchsorted(start, span.first)] - gone))
+    return live_bytes
 
 
 def _middle(span: PhaseSpan) -> int:

@@ -25,13 +25,13 @@ from memviz.trace.model import NO_STACK, Bools, Bytes1, Ints4, Ints8, Stacks, Tr
 
 # Activity of a program when a stack was taken: building a model, a forward, a backward, an optimizer step.
 #
-# Only frames that can mean one thing count (`_SIGNS`). A function that merely is called `forward` or `__init__` says
-# little; what counts is who called it: `_call_impl` of torch's modules, `wrapper` of torch's optimizers.
+# Only unambiguous frames count (`_SIGNS`). The name `forward` or `__init__` alone is weak evidence; what counts is the
+# caller: `_call_impl` of torch's modules, `wrapper` of torch's optimizers.
 
 
 class Activity(IntEnum):
     NOTHING = 0
-    """Nothing in the stack says it."""
+    """The stack shows no activity."""
     FORWARD = 1
     BACKWARD = 2
     STEP = 3
@@ -83,7 +83,7 @@ class StackSigns:
 
     doing: Bytes1
     recomputes: Bools
-    """A forward inside a backward: activation checkpointing makes again what it had let go."""
+    """A forward inside a backward: gradient checkpointing recomputes activations."""
     workspace: Bools
     casts: Bools
     """Autocast copies an operator's argument into another precision."""
@@ -114,10 +114,12 @@ def stack_signs(trace: Trace) -> StackSigns:
     return StackSigns(
         doing=np.append(doing, np.uint8(Activity.NOTHING)),
         recomputes=np.append(recomputes, False),
-        workspace=np.append(first_in_stack(stacks, _named(trace, _WORKSPACE_NAMES)) >= 0, False),
-        casts=np.append(first_in_stack(stacks, _named(trace, _CAST_NAMES)) >= 0, False),
-        accumulates=np.append(first_in_stack(stacks, _named(trace, (_ACCUMULATE, f"void {_ACCUMULATE}"))) >= 0, False),
-        zero_grad=np.append(first_in_stack(stacks, _named_exactly(trace, "zero_grad")) >= 0, False),
+        workspace=np.append(first_in_stack(stacks, _frames_by_prefix(trace, _WORKSPACE_NAMES)) >= 0, False),
+        casts=np.append(first_in_stack(stacks, _frames_by_prefix(trace, _CAST_NAMES)) >= 0, False),
+        accumulates=np.append(
+            first_in_stack(stacks, _frames_by_prefix(trace, (_ACCUMULATE, f"void {_ACCUMULATE}"))) >= 0, False
+        ),
+        zero_grad=np.append(first_in_stack(stacks, _frames_by_name(trace, "zero_grad")) >= 0, False),
         sees_cpp=bool((kinds > LAST_PYTHON_KIND).any()),
         sees_engine=bool((kinds == FrameKind.ENGINE).any()),
         sees_nodes=bool((kinds == FrameKind.NODE).any()),
@@ -137,7 +139,7 @@ def module_calls(trace: Trace) -> ModuleCalls:
     by_torch = np.zeros(len(trace.stacks.frames), dtype=np.bool_)
     for frame in _frames_of(trace, _CALL_FILE):
         by_torch[frame] = trace.strings[trace.stacks.frames.name[frame]] in _CALLS
-    return ModuleCalls(by_torch, _named_exactly(trace, "forward") & (frame_kinds(trace) <= FrameKind.LIBRARY))
+    return ModuleCalls(by_torch, _frames_by_name(trace, "forward") & (frame_kinds(trace) <= FrameKind.LIBRARY))
 
 
 def _frames_of(trace: Trace, part: str) -> Ints8:
@@ -165,14 +167,14 @@ def _frame_signs(trace: Trace) -> Bytes1:
 def _built_by_user(trace: Trace, signs: Bytes1) -> Bytes1:
     """BUILD or BUILD_OPTIMIZER for stacks below an `__init__` in a file of modules, or in one of optimizers.
 
-    A file is of modules if torch calls a `forward` of it as a module's elsewhere in the trace, of optimizers if
-    torch calls a `step` of it as an optimizer's. A file that is both says nothing.
+    A file is of modules if torch calls a `forward` in it as a module's anywhere in the trace, of optimizers if torch
+    calls a `step` in it as an optimizer's. A file that is both is ignored.
     """
     frames = trace.stacks.frames
     modules = _files_called(trace, "forward", module_calls(trace).by_torch)
     optimizers = _files_called(trace, "step", signs == Activity.STEP)
     of_frame = np.zeros(len(frames), dtype=np.uint8)
-    init = _named_exactly(trace, "__init__")
+    init = _frames_by_name(trace, "__init__")
     of_frame[init & is_among(frames.filename, np.setdiff1d(modules, optimizers, assume_unique=True))] = Activity.BUILD
     of_frame[init & is_among(frames.filename, np.setdiff1d(optimizers, modules, assume_unique=True))] = (
         Activity.BUILD_OPTIMIZER
@@ -190,27 +192,27 @@ def _files_called(trace: Trace, function: str, caller: Bools) -> Ints4:
     same_stack = np.ones(len(called), dtype=np.bool_)
     ends = python.offsets[1:-1]
     same_stack[ends[(ends > 0) & (ends <= len(called))] - 1] = False
-    hit = same_stack & caller[by] & _named_exactly(trace, function)[called] & (kinds[called] != FrameKind.TORCH)
+    hit = same_stack & caller[by] & _frames_by_name(trace, function)[called] & (kinds[called] != FrameKind.TORCH)
     return distinct(trace.stacks.frames.filename[called[hit]])
 
 
-def _named(trace: Trace, starts: tuple[str, ...]) -> Bools:
+def _frames_by_prefix(trace: Trace, starts: tuple[str, ...]) -> Bools:
     names = trace.stacks.frames.name
     hit = {int(code) for code in distinct(names) if trace.strings[code].startswith(starts)}
     return is_among(names, list(hit))
 
 
-def _named_exactly(trace: Trace, function: str) -> Bools:
+def _frames_by_name(trace: Trace, function: str) -> Bools:
     names = trace.stacks.frames.name
     return is_among(names, [code for code in distinct(names) if trace.strings[code] == function])
 
 
 def _at(values: Bytes1, place: Ints8) -> Bytes1:
-    """`values[place]`; where the place is -1 any value does, but there must be one."""
+    """`values[place]`, with an arbitrary value where the place is -1; zeros without values."""
     return values[place] if len(values) else np.zeros(len(place), dtype=np.uint8)
 
 
-# How long the call of a function goes on that made an allocation, as far as later stacks tell.
+# End of the function call that made an allocation, as far as later stacks show it.
 #
 # A stack shows, from the outermost frame in, which calls are open. Of two stacks one after the other, the calls of
 # their common beginning go on, and so does that of the frame behind it if only its line moved down. A line that moved
@@ -243,9 +245,9 @@ class PythonStacks:
         self._function = np.unique(frames.filename.astype(np.int64) << 32 | frames.name, return_inverse=True)[1]
         depth_of = self.length - 1
         every = np.arange(len(self.length))
-        whole = np.column_stack([self.prefix(every, self.length).view(np.int64), self.length])
-        self._python = np.unique(whole, axis=0, return_inverse=True)[1].ravel().astype(np.int32)
-        """The same number for the same Python frames, whatever C++ there was below."""
+        stack_keys = np.column_stack([self.prefix(every, self.length).view(np.int64), self.length])
+        self._python = np.unique(stack_keys, axis=0, return_inverse=True)[1].ravel().astype(np.int32)
+        """Equal numbers for equal Python frames, ignoring C++ frames."""
         self.module_depth, self.model_depth = self._module_depths(stacks, module_calls(trace), depth_of)
         """Depth of the innermost and of the outermost module call, -1 for none. The module's function is one deeper."""
         self.site_depth = self._site_depths(trace, first_in_stack(stacks, kinds == FrameKind.USER), depth_of)
@@ -273,24 +275,24 @@ class PythonStacks:
             np.arange(len(by_torch)) - np.repeat(stacks.offsets[:-1], self.length)
         )
         outer = np.repeat(outermost, self.length)
-        below = depth(last_place(stacks, by_torch & (place_depth > outer)))
-        # Decorators may stand between the call and the model's own function, which is the outermost body.
+        next_call = depth(last_place(stacks, by_torch & (place_depth > outer)))
+        # Decorators may be between the call and the model's own function, which is the outermost body.
         own_body = depth(last_place(stacks, bodies))
-        own_body = np.where((below >= 0) & (own_body > below), outermost, own_body)
+        own_body = np.where((next_call >= 0) & (own_body > next_call), outermost, own_body)
         deeper = bodies & (place_depth > np.repeat(np.maximum(own_body, outermost), self.length))
-        below = _least_depth(below, depth(last_place(stacks, deeper)))
-        self.own_until = np.where(below >= 0, below, self.length)
+        next_call = _least_depth(next_call, depth(last_place(stacks, deeper)))
+        self.own_until = np.where(next_call >= 0, next_call, self.length)
         """Depth where the outermost module's own functions end, and another module is called."""
         return innermost, outermost
 
     def _site_depths(self, trace: Trace, user: Ints8, depth_of: Ints8) -> Ints8:
         """Return the depth of the function that a user would call theirs. The main program is no call that ends."""
         depth = _depth(user, self.offsets, depth_of)
-        known = np.flatnonzero(depth >= 0)
-        frame = self.frame[self.offsets[known] + depth[known]]
+        has_depth = np.flatnonzero(depth >= 0)
+        frame = self.frame[self.offsets[has_depth] + depth[has_depth]]
         names = trace.stacks.frames.name
         main = is_among(names, [code for code in distinct(names) if trace.strings[code] == "<module>"])
-        depth[known[main[frame]]] = _NEVER_OPEN
+        depth[has_depth[main[frame]]] = _NEVER_OPEN
         depth[depth < 0] = _NEVER_OPEN
         return depth
 
@@ -304,7 +306,7 @@ class PythonStacks:
         return low
 
     def prefix(self, stack: Ints4 | Ints8, depth: Ints8) -> np.ndarray:
-        """A number that stands for the outermost `depth` frames of each stack."""
+        """Hash of the outermost `depth` frames of each stack."""
         first = self.offsets[stack]
         return np.asarray(self._sums[first + depth] - self._sums[first])
 
@@ -321,9 +323,9 @@ class PythonStacks:
         return same
 
     def is_repeated(self, stack: Ints4) -> Bools:
-        """For each of these but the last: the next has the same Python frames, and the line is gone through again.
+        """True for each stack but the last if the next has the same Python frames and repeats the line.
 
-        One line makes many things, some by the same operator. If all of them come equally often, it is a loop.
+        One line may allocate several times, also by the same operator. If all are equally frequent, it is a loop.
         """
         python = self._python[stack]
         same = python[1:] == python[:-1]
@@ -340,10 +342,7 @@ class PythonStacks:
         return np.asarray(same & (again & (fewest == most)[run])[1:])
 
     def model_called_again(self, one: Ints4, other: Ints4) -> Ints4:
-        """At which depth a line of the outermost module's own functions moved up, -1 for none.
-
-        There it loops, or was called again.
-        """
+        """Depth at which a line of the outermost module's own functions moved up: a loop or a new call. -1 for none."""
         return _once_a_pair(self._model_called_again, one, other)
 
     def _model_called_again(self, one: Ints4, other: Ints4) -> Ints8:
@@ -374,19 +373,19 @@ python_stacks = cached(PythonStacks)
 def call_over(trace: Trace, allocs: Ints4 | Ints8, stack: Ints4, never: int, depths: Ints8 | None = None) -> Ints4:
     """Per alloc (an event, with its stack): the first later alloc that shows its call to be over, or `never`.
 
-    The call is that of the innermost module; outside of modules that of the user's own function. `depths` says of each
-    stack of the trace another one, from the outermost in.
+    The call is that of the innermost module; outside of modules that of the user's own function. `depths` selects
+    another call per stack of the trace, counted from the outermost.
     """
-    known = python_stacks(trace)
-    depths = known.call_depth if depths is None else depths
+    stacks = python_stacks(trace)
+    depths = stacks.call_depth if depths is None else depths
     over = np.full(len(allocs), never, dtype=np.int32)
     seen = np.flatnonzero(stack != NO_STACK).astype(np.int32)
     if not len(seen):
         return over
     of_seen = stack[seen]
-    is_repeated = known.is_repeated(of_seen)
+    is_repeated = stacks.is_repeated(of_seen)
     # Small numbers are compared faster, and no stack is that deep.
-    go_on = np.minimum(known.calls_that_go_on(of_seen[:-1], of_seen[1:]), _NEVER_OPEN).astype(np.int16) - is_repeated
+    go_on = np.minimum(stacks.calls_that_go_on(of_seen[:-1], of_seen[1:]), _NEVER_OPEN).astype(np.int16) - is_repeated
     depth = np.minimum(depths, _NEVER_OPEN).astype(np.int16)[of_seen]
     later = np.append(allocs[seen[1:]], never).astype(np.int32)
     for wanted in distinct(depth).tolist():
@@ -396,23 +395,23 @@ def call_over(trace: Trace, allocs: Ints4 | Ints8, stack: Ints4, never: int, dep
     return over
 
 
-def freed_outside_call(trace: Trace, made: Ints4, freed: Ints4) -> Bools:
-    """Per allocation, by the stacks of its alloc and of its free: the call is over that made it.
+def freed_outside_call(trace: Trace, alloc_stack: Ints4, free_stack: Ints4) -> Bools:
+    """True per allocation whose free's stack shows that the call that made it is over.
 
-    What goes as a function returns is freed by the line that called it. Without stacks nothing is known.
+    A local that is freed as its function returns has the caller's line as stack. False without stacks.
     """
-    known = python_stacks(trace)
-    outside = np.zeros(len(made), dtype=np.bool_)
-    both = np.flatnonzero((made != NO_STACK) & (freed != NO_STACK))
-    depth = known.call_depth[made[both]]
-    go_on = known.calls_that_go_on(made[both], freed[both])
-    returns = (go_on == depth) & (known.length[freed[both]] == depth)
+    stacks = python_stacks(trace)
+    outside = np.zeros(len(alloc_stack), dtype=np.bool_)
+    both = np.flatnonzero((alloc_stack != NO_STACK) & (free_stack != NO_STACK))
+    depth = stacks.call_depth[alloc_stack[both]]
+    go_on = stacks.calls_that_go_on(alloc_stack[both], free_stack[both])
+    returns = (go_on == depth) & (stacks.length[free_stack[both]] == depth)
     outside[both] = (go_on <= depth) & ~returns
     return outside
 
 
 def _once_a_pair(compute: Callable[[Ints4, Ints4], Ints8], one: Ints4, other: Ints4) -> Ints4:
-    """Stacks are few and follow one another in few ways, so every pair is looked at once."""
+    """Compute each distinct pair of stacks once: there are far fewer pairs than events."""
     if not len(one):
         return np.zeros(0, dtype=np.int32)
     width = int(max(one.max(), other.max())) + 1
@@ -421,16 +420,16 @@ def _once_a_pair(compute: Callable[[Ints4, Ints4], Ints8], one: Ints4, other: In
         pairs, pair = np.unique(pair, return_inverse=True)
         of_pairs = compute((pairs // width).astype(np.int32), (pairs % width).astype(np.int32))
         return of_pairs.astype(np.int32)[pair]
-    known = np.zeros(width * width, dtype=np.bool_)
-    known[pair] = True
-    pairs = np.flatnonzero(known)
+    occurs = np.zeros(width * width, dtype=np.bool_)
+    occurs[pair] = True
+    pairs = np.flatnonzero(occurs)
     table = np.zeros(width * width, dtype=np.int32)
     table[pairs] = compute((pairs // width).astype(np.int32), (pairs % width).astype(np.int32))
     return np.asarray(table[pair])
 
 
 def _running_hash(frame: Ints4, depth: Ints8) -> np.ndarray:
-    """Sums of frames weighed by depth, in arithmetic modulo 2**64: differences stand for stretches."""
+    """Running sums of frames weighted by depth, modulo 2**64: a difference is the hash of a stretch."""
     salt = (frame.astype(np.uint64) + np.uint64(1)) * _MIX
     salt ^= salt >> np.uint64(29)
     powers = np.cumprod(np.full(int(depth.max(initial=0)) + 1, _BASE, dtype=np.uint64), dtype=np.uint64)

@@ -1,7 +1,7 @@
-"""Category of each allocation: as recorded by our own runs or the program, else inferred, with reason and certainty.
+"""Category of each allocation: as recorded by memviz or the program, else inferred, with reason and certainty.
 
-Labels of our own runs and metadata of the program come first. Then the program's activity (`rules.RULES`), then
-sizes and order, each for what is still open.
+Labels of memviz's runs and metadata of the program come first. Then the program's activity (`rules.RULES`), then
+sizes and order, each for rows that are still open.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from memviz.analysis.cache import cached
 from memviz.analysis.lifetimes import BEFORE, lifetimes
 from memviz.analysis.purpose.activity import Activity, stack_signs
 from memviz.analysis.purpose.evidence import Evidence, agreed, freed_like
-from memviz.analysis.purpose.phases import known_of_rows, label_of_rows
+from memviz.analysis.purpose.phases import inherited_purposes, label_of_rows
 from memviz.analysis.purpose.reasons import Certainty, Reason
 from memviz.analysis.purpose.rules import LAST_RULES, RULES, Rule
 from memviz.analysis.sums import sum_by
@@ -51,7 +51,9 @@ class Inference:
         """Rows without a reason so far."""
         return np.asarray(self.reason == Reason.NONE)
 
-    def say(self, rows: npt.NDArray[Any], category: Any, reason: Reason, certainty: Any = Certainty.PROBABLE) -> None:
+    def assign(
+        self, rows: npt.NDArray[Any], category: Any, reason: Reason, certainty: Any = Certainty.PROBABLE
+    ) -> None:
         """`rows` are numbers or a mask; `category` and `certainty` are one for all, or one each."""
         self.category[rows] = category
         self.reason[rows] = reason
@@ -74,29 +76,29 @@ _WORDS = (
 _PATTERNS = tuple((category, re.compile(words, re.IGNORECASE)) for category, words in _WORDS)
 
 
-def say_metadata(inference: Inference, trace: Trace, device: DeviceTrace) -> None:
+def assign_metadata(inference: Inference, trace: Trace, device: DeviceTrace) -> None:
     # Allocations from before the first event, at -1, have none.
     texts = np.append(device.events.metadata, np.int32(EMPTY_TEXT))[lifetimes(device).start]
-    _say_texts(inference, trace, texts, Reason.METADATA, Certainty.STATED)
+    _assign_texts(inference, trace, texts, Reason.METADATA, Certainty.STATED)
 
 
-def say_annotations(inference: Inference, trace: Trace, device: DeviceTrace) -> None:
-    """An annotation names what runs, not what each allocation in it is for: no more than probable."""
+def assign_annotations(inference: Inference, trace: Trace, device: DeviceTrace) -> None:
+    """An annotation names the running code, not the purpose of its allocations: at most probable."""
     start, intervals = lifetimes(device).start, annotated(device).intervals
     begun = np.flatnonzero(start >= 0)
     if not len(intervals) or not len(begun):
         return
     texts = np.full(len(start), EMPTY_TEXT, dtype=np.int32)
     texts[begun] = np.append(intervals.name, EMPTY_TEXT)[annotation_of_events(device, start[begun])]
-    _say_texts(inference, trace, texts, Reason.ANNOTATED, Certainty.PROBABLE)
+    _assign_texts(inference, trace, texts, Reason.ANNOTATED, Certainty.PROBABLE)
 
 
-def _say_texts(inference: Inference, trace: Trace, texts: Ints4, reason: Reason, certainty: Certainty) -> None:
+def _assign_texts(inference: Inference, trace: Trace, texts: Ints4, reason: Reason, certainty: Certainty) -> None:
     is_open = inference.open
     for code in distinct(texts[texts != EMPTY_TEXT]).tolist():
         category = _meaning(trace.strings[code])
         if category is not Category.UNKNOWN:
-            inference.say(is_open & (texts == code), category, reason, certainty)
+            inference.assign(is_open & (texts == code), category, reason, certainty)
 
 
 def _meaning(text: str) -> Category:
@@ -113,69 +115,69 @@ _SOME, _MOST = 0.1, 0.5
 """Shares of the bytes that must fit before sizes are believed."""
 
 
-def say_before_recording(inference: Inference, evidence: Evidence, device: DeviceTrace) -> None:
+def assign_before_recording(inference: Inference, evidence: Evidence, device: DeviceTrace) -> None:
     before = inference.open & ~evidence.begun & evidence.no_stack
     stays = np.flatnonzero(before & evidence.never_freed)
     goes = np.flatnonzero(before & ~evidence.never_freed)
     if len(goes):
-        _say_freed(inference, evidence, goes, weights=stays)
+        _assign_freed(inference, evidence, goes, weights=stays)
     if len(stays) >= FEWEST_WEIGHTS or len(stays) and evidence.sees_work:
-        _say_kept(inference, evidence, stays, len(device.events))
+        _assign_retained(inference, evidence, stays, len(device.events))
 
 
-def _say_freed(inference: Inference, evidence: Evidence, rows: Ints8, *, weights: Ints8) -> None:
+def _assign_freed(inference: Inference, evidence: Evidence, rows: Ints8, *, weights: Ints8) -> None:
     doing = evidence.doing_at_free[rows]
     step = rows[doing == Activity.STEP]
     like = agreed(evidence.free_stack, inference.category, evidence.free_stack[step])
-    known = is_among(like, (Category.PARAMETER, Category.OPTIMIZER_STATE))
-    inference.say(step[known], like[known], Reason.BEFORE_STEP_FREED)
-    inference.say(step[~known], Category.OPTIMIZER_STATE, Reason.BEFORE_STEP_FREED)
+    is_step_tensor = is_among(like, (Category.PARAMETER, Category.OPTIMIZER_STATE))
+    inference.assign(step[is_step_tensor], like[is_step_tensor], Reason.BEFORE_STEP_FREED)
+    inference.assign(step[~is_step_tensor], Category.OPTIMIZER_STATE, Reason.BEFORE_STEP_FREED)
     used = rows[is_among(doing, (Activity.BACKWARD, Activity.FORWARD))]
-    inference.say(used, Category.ACTIVATION, Reason.BEFORE_USED)
+    inference.assign(used, Category.ACTIVATION, Reason.BEFORE_USED)
     rest = rows[doing == Activity.NOTHING]
     size = evidence.size
     sized = is_among(size[rest], np.append(size[weights], size[inference.category == Category.GRADIENT]))
     is_training = evidence.sees_training or bool((inference.category == Category.GRADIENT).any())
     gradients = sized & is_training
-    inference.say(rest[gradients], Category.GRADIENT, Reason.BEFORE_GRADIENT)
-    inference.say(rest[~gradients], Category.ACTIVATION, Reason.BEFORE_USED)
+    inference.assign(rest[gradients], Category.GRADIENT, Reason.BEFORE_GRADIENT)
+    inference.assign(rest[~gradients], Category.ACTIVATION, Reason.BEFORE_USED)
 
 
-def _say_kept(inference: Inference, evidence: Evidence, rows: Ints8, count: int) -> None:
+def _assign_retained(inference: Inference, evidence: Evidence, rows: Ints8, count: int) -> None:
     size = evidence.size
     sizes, code = np.unique(size[rows], return_inverse=True)
     gradients = np.flatnonzero(inference.category == Category.GRADIENT)
     at_once = _at_once(sizes, size[gradients], evidence.start[gradients], evidence.end[gradients], count)
     there = np.bincount(code, minlength=len(sizes))
-    # What was built first tends to lie below.
+    # Blocks built first tend to have lower addresses.
     rank = _rank(code, evidence.address[rows])
     total = int(size[rows].sum())
     if int((sizes * np.minimum(at_once, there)).sum()) > _SOME * total:
         like = at_once[code] > 0
         weight = ~like | (rank < at_once[code])
-        inference.say(rows[like & weight], Category.PARAMETER, Reason.BEFORE_LIKE_GRADIENTS)
-        inference.say(rows[~like], Category.PARAMETER, Reason.BEFORE_ONLY_WEIGHTS)
-        inference.say(rows[~weight], Category.OPTIMIZER_STATE, Reason.BEFORE_MORE_OF_IT)
+        inference.assign(rows[like & weight], Category.PARAMETER, Reason.BEFORE_LIKE_GRADIENTS)
+        inference.assign(rows[~like], Category.PARAMETER, Reason.BEFORE_ONLY_WEIGHTS)
+        inference.assign(rows[~weight], Category.OPTIMIZER_STATE, Reason.BEFORE_MORE_OF_IT)
         return
     second = (rank >= (there[code] + 1) // 2) & _added_to(inference, evidence, sizes, rows, code)
-    inference.say(rows, Category.PARAMETER, Reason.BEFORE_ONLY_WEIGHTS)
-    inference.say(rows[second], Category.GRADIENT, Reason.BEFORE_MORE_OF_IT)
+    inference.assign(rows, Category.PARAMETER, Reason.BEFORE_ONLY_WEIGHTS)
+    inference.assign(rows[second], Category.GRADIENT, Reason.BEFORE_MORE_OF_IT)
 
 
 def _added_to(inference: Inference, evidence: Evidence, sizes: Ints8, rows: Ints8, code: Ints8) -> Bools:
-    """Backward makes something of this size and lets it go at once: it is added to a gradient that was there.
+    """Rows whose size backward allocates as a temporary, which it adds to an existing gradient.
 
-    That says nothing unless it holds for most bytes.
+    None unless that holds for most bytes.
     """
     backward = evidence.during(Activity.BACKWARD) | (inference.reason == Reason.ORDER_FREED)
-    made = backward & (inference.category == Category.TEMPORARY)
-    returns = is_among(sizes, evidence.size[made])[code]
+    temporary = backward & (inference.category == Category.TEMPORARY)
+    returns = is_among(sizes, evidence.size[temporary])[code]
     size = evidence.size[rows]
     return np.asarray(returns & bool(size[returns].sum() > _MOST * size.sum()))
 
 
 def _at_once(sizes: Ints8, size: Ints8, start: Ints8, end: Ints8, count: int) -> Ints8:
-    """How many of each size are live when most of their bytes are."""
+    """Number of live blocks of each size at their joint peak."""
     change = sum_by(np.maximum(start, 0), size, count + 2) - sum_by(end, size, count + 2)
     moment = int(np.argmax(np.cumsum(change)))
     live = size[(start <= moment) & (end > moment)]
@@ -249,60 +251,64 @@ _MOST_COPIES = 5
 """Copies of each weight in a training, itself included."""
 
 
-def say_by_order(inference: Inference, evidence: Evidence, device: DeviceTrace) -> None:
+def assign_by_order(inference: Inference, evidence: Evidence, device: DeviceTrace) -> None:
     rows = np.flatnonzero(inference.open & evidence.no_stack & evidence.begun)
     if evidence.sees_work or not len(rows) or not len(device.events):
         return
-    start, size, kept = evidence.start[rows], evidence.size[rows], evidence.never_freed[rows]
-    freed = rows[~kept]
+    start, size, is_retained = evidence.start[rows], evidence.size[rows], evidence.never_freed[rows]
+    freed = rows[~is_retained]
     climb = int(evidence.start[freed[0]]) if len(freed) else len(device.events)
-    first = rows[kept & (start < climb)]
+    first = rows[is_retained & (start < climb)]
     weights = evidence.size[np.append(first, np.flatnonzero(~evidence.begun & evidence.never_freed))]
     if len(weights) < FEWEST_WEIGHTS:
         return
-    inference.say(first, Category.PARAMETER, Reason.ORDER_FIRST)
+    inference.assign(first, Category.PARAMETER, Reason.ORDER_FIRST)
     like_weight = is_among(size, weights)
-    passing = rows[~kept & ~like_weight]
+    passing = rows[~is_retained & ~like_weight]
     seen = hills(evidence.start[passing], evidence.end[passing], evidence.size[passing], len(device.events))
-    outlasting = kept | (seen.bottom_after(start) <= evidence.end[rows])
+    outlasting = is_retained | (seen.bottom_after(start) <= evidence.end[rows])
     gradients = like_weight & (start >= climb) & seen.is_down(start) & outlasting
     # What was there before the recording counts several times: weights, and the optimizer's states of them.
     is_training = _MOST_COPIES * int(size[gradients].sum()) > int(weights.sum()) > 0
     if is_training:
-        _say_weights_again(inference, rows[gradients], rows[like_weight & kept & (start >= climb)], evidence, weights)
-    _say_passing(inference, evidence, seen, freed, is_training)
+        _assign_weights_again(
+            inference, rows[gradients], rows[like_weight & is_retained & (start >= climb)], evidence, weights
+        )
+    _assign_passing(inference, evidence, seen, freed, is_training)
 
 
-def _say_weights_again(inference: Inference, gradients: Ints8, kept: Ints8, evidence: Evidence, weights: Ints8) -> None:
+def _assign_weights_again(
+    inference: Inference, gradients: Ints8, retained: Ints8, evidence: Evidence, weights: Ints8
+) -> None:
     """Assign blocks that are never freed: gradients where those are missing, else optimizer state."""
     passing = gradients[~evidence.never_freed[gradients]]
-    inference.say(passing, Category.GRADIENT, Reason.ORDER_GRADIENT)
-    inference.say(kept, Category.OPTIMIZER_STATE, Reason.ORDER_STATE)
-    if 2 * int(evidence.size[passing].sum()) > int(weights.sum()) or not len(kept):
+    inference.assign(passing, Category.GRADIENT, Reason.ORDER_GRADIENT)
+    inference.assign(retained, Category.OPTIMIZER_STATE, Reason.ORDER_STATE)
+    if 2 * int(evidence.size[passing].sum()) > int(weights.sum()) or not len(retained):
         return
-    sizes, code = np.unique(evidence.size[kept], return_inverse=True)
+    sizes, code = np.unique(evidence.size[retained], return_inverse=True)
     there = np.bincount(np.searchsorted(sizes, weights[is_among(weights, sizes)]), minlength=len(sizes))
-    rank = _rank(code, np.arange(len(kept)))
-    inference.say(kept[rank < there[code]], Category.GRADIENT, Reason.ORDER_GRADIENT)
+    rank = _rank(code, np.arange(len(retained)))
+    inference.assign(retained[rank < there[code]], Category.GRADIENT, Reason.ORDER_GRADIENT)
 
 
-def _say_passing(inference: Inference, evidence: Evidence, seen: Hills, rows: Ints8, is_training: bool) -> None:
+def _assign_passing(inference: Inference, evidence: Evidence, seen: Hills, rows: Ints8, is_training: bool) -> None:
     rows = rows[inference.open[rows]]
     start, end = evidence.start[rows], evidence.end[rows]
     over_top = seen.top_after(start) <= end
     at_once = end < evidence.next_alloc[rows]
-    on_the_way_down = seen.is_down(start)
-    stays = over_top & ~on_the_way_down & ~(at_once & is_training)
-    inference.say(rows[stays], Category.ACTIVATION, Reason.ORDER_KEPT)
+    is_falling = seen.is_down(start)
+    stays = over_top & ~is_falling & ~(at_once & is_training)
+    inference.assign(rows[stays], Category.ACTIVATION, Reason.ORDER_KEPT)
     # As many as a forward may hand back, and its backward does not let go.
     left = stays & (seen.bottom_after(start) + is_training <= end)
     hill = np.searchsorted(seen.tops, start)
     left &= np.bincount(hill[left], minlength=len(seen.tops) + 1)[hill] <= _MOST_OUTPUTS
-    inference.say(rows[left], Category.OUTPUT, Reason.ORDER_OUTPUT)
-    temporary = ~stays & (at_once | ~over_top & on_the_way_down & is_training)
-    inference.say(rows[temporary], Category.TEMPORARY, Reason.ORDER_FREED)
+    inference.assign(rows[left], Category.OUTPUT, Reason.ORDER_OUTPUT)
+    temporary = ~stays & (at_once | ~over_top & is_falling & is_training)
+    inference.assign(rows[temporary], Category.TEMPORARY, Reason.ORDER_FREED)
     rest = inference.open[rows]
-    inference.say(rows[rest], Category.ACTIVATION, Reason.ORDER_HANDED_ON)
+    inference.assign(rows[rest], Category.ACTIVATION, Reason.ORDER_HANDED_ON)
 
 
 # Blocks from before the first forward that stay: weights, copies of them, or inputs of the model.
@@ -310,14 +316,14 @@ def _say_passing(inference: Inference, evidence: Evidence, seen: Hills, rows: In
 _FEWEST_COPIED = 2
 """Weights. One tensor of the size of another is no copy of it."""
 _MOST_TRIED = 64
-"""Places where a copy may begin: each is compared whole, and a file may hold millions of one size."""
+"""Positions at which a copy may begin: each comparison is complete, and a file may hold millions of one size."""
 
 
-def say_weight_copies(inference: Inference, evidence: Evidence) -> None:
-    """Tell copies of all weights, as an average or a teacher, that user code makes before the first forward."""
+def assign_weight_copies(inference: Inference, evidence: Evidence) -> None:
+    """Assign copies of all weights, as an average or a teacher, that user code makes before the first forward."""
     early = evidence.begun & evidence.never_freed & (evidence.start < evidence.first_work) & evidence.sees_work
     weights = evidence.size[early & (inference.category == Category.PARAMETER)]
-    # A prediction takes for an input whatever comes from the host outside of a model.
+    # A prediction labels everything copied from the host outside of a model as input.
     is_guess = (inference.category == Category.INPUT) & (inference.reason == Reason.RECORDED)
     rows = np.flatnonzero(early & (inference.open | is_guess) & evidence.during(Activity.NOTHING))
     count = len(weights)
@@ -326,10 +332,10 @@ def say_weight_copies(inference: Inference, evidence: Evidence) -> None:
     for place in np.flatnonzero(evidence.size[rows] == weights[0])[:_MOST_TRIED].tolist():
         copies = rows[place : place + count]
         if np.array_equal(evidence.size[copies], weights):
-            inference.say(copies, Category.WEIGHT_COPIES, Reason.WEIGHTS_AGAIN)
+            inference.assign(copies, Category.WEIGHT_COPIES, Reason.WEIGHTS_AGAIN)
 
 
-def say_from_the_start(inference: Inference, evidence: Evidence) -> None:
+def assign_from_the_start(inference: Inference, evidence: Evidence) -> None:
     early = inference.open & evidence.never_freed & evidence.during(Activity.NOTHING)
     early &= ~evidence.begun | (evidence.start < evidence.first_work) & evidence.sees_work
     rows = np.flatnonzero(early & ~(evidence.no_stack & ~evidence.begun))
@@ -343,12 +349,12 @@ def say_from_the_start(inference: Inference, evidence: Evidence) -> None:
     elif len(rows) < FEWEST_WEIGHTS:
         weights = ~evidence.begun[rows]
     else:
-        # What the model is given is made last, at a place of its own.
+        # The inputs of the model are allocated last, at their own site.
         _, place, count = np.unique(evidence.stack[rows], return_inverse=True, return_counts=True)
         shared = np.flatnonzero(count[place] >= FEWEST_WEIGHTS)
         weights[shared[-1] + 1 if len(shared) else len(rows) :] = False
-    inference.say(rows[weights], Category.PARAMETER, Reason.FROM_THE_START)
-    inference.say(rows[~weights], Category.INPUT, Reason.GIVEN)
+    inference.assign(rows[weights], Category.PARAMETER, Reason.FROM_THE_START)
+    inference.assign(rows[~weights], Category.INPUT, Reason.GIVEN)
 
 
 _CUT_OFF = (Reason.BACKWARD_CUT_OFF, Reason.STEP_CUT_OFF, Reason.FORWARD_ONLY_KEPT, Reason.FORWARD_OUTPUT)
@@ -372,60 +378,60 @@ class Categories(Columns):
 def categories(trace: Trace, device: DeviceTrace) -> Categories:
     evidence = Evidence(trace, device)
     inference = Inference(len(evidence.size))
-    _say_recorded(inference, trace, device)
-    _say_taken_over(inference, trace, device)
-    say_metadata(inference, trace, device)
+    _assign_recorded(inference, trace, device)
+    _assign_inherited(inference, trace, device)
+    assign_metadata(inference, trace, device)
     if device.kind == "host":
-        inference.say(inference.open, Category.HOST_COPY, Reason.HOST, Certainty.SURE)
+        inference.assign(inference.open, Category.HOST_COPY, Reason.HOST, Certainty.SURE)
     _apply(RULES, inference, evidence)
     _follow_free(inference, device)
     _follow_same_stack(inference, evidence)
-    say_annotations(inference, trace, device)
-    say_by_order(inference, evidence, device)
-    say_before_recording(inference, evidence, device)
-    say_weight_copies(inference, evidence)
-    say_from_the_start(inference, evidence)
+    assign_annotations(inference, trace, device)
+    assign_by_order(inference, evidence, device)
+    assign_before_recording(inference, evidence, device)
+    assign_weight_copies(inference, evidence)
+    assign_from_the_start(inference, evidence)
     _apply(LAST_RULES, inference, evidence)
     return Categories(inference.category, inference.reason, inference.certainty)
 
 
-def _say_recorded(inference: Inference, trace: Trace, device: DeviceTrace) -> None:
+def _assign_recorded(inference: Inference, trace: Trace, device: DeviceTrace) -> None:
     recorded = label_of_rows(device, "category")
     if recorded is not None:
-        # A run labels what a forward keeps as activations, whatever autocast made of it.
+        # A run labels all that a forward saves as activations, including autocast copies of weights.
         is_cast = (recorded == Category.ACTIVATION) & stack_signs(trace).casts[lifetimes(device).stack]
-        known = np.flatnonzero((recorded != Category.UNKNOWN) & ~is_cast)
-        inference.say(known, recorded[known], Reason.RECORDED, Certainty.STATED)
+        labelled = np.flatnonzero((recorded != Category.UNKNOWN) & ~is_cast)
+        inference.assign(labelled, recorded[labelled], Reason.RECORDED, Certainty.STATED)
 
 
-def _say_taken_over(inference: Inference, trace: Trace, device: DeviceTrace) -> None:
-    """Take over the purposes that the source trace has; a row without one there gets none here."""
-    known = known_of_rows(device)
-    if known is None:
+def _assign_inherited(inference: Inference, trace: Trace, device: DeviceTrace) -> None:
+    """Assign the purposes of the source trace; a row without one there gets none here."""
+    inherited = inherited_purposes(device)
+    if inherited is None:
         return
     is_forward = stack_signs(trace).doing[lifetimes(device).stack] == Activity.FORWARD
-    is_again = is_forward & (known.phase == Phase.BACKWARD)
+    is_again = is_forward & (inherited.phase == Phase.BACKWARD)
     for chosen, reason in ((is_again, Reason.RECOMPUTED), (~is_again, Reason.TAKEN_OVER)):
-        rows = np.flatnonzero(inference.open & known.is_known & chosen)
-        inference.say(rows, known.category[rows], reason, known.certainty[rows])
+        rows = np.flatnonzero(inference.open & inherited.is_known & chosen)
+        inference.assign(rows, inherited.category[rows], reason, inherited.certainty[rows])
 
 
 def _apply(rules: tuple[Rule, ...], inference: Inference, evidence: Evidence) -> None:
     for rule in rules:
-        inference.say(inference.open & rule.holds(evidence), rule.category, rule.reason, rule.certainty)
+        inference.assign(inference.open & rule.holds(evidence), rule.category, rule.reason, rule.certainty)
 
 
 def _follow_same_stack(inference: Inference, evidence: Evidence) -> None:
     """Give blocks cut off by the end of the trace the category of all others of their stack, if those agree."""
     cut_off = is_among(inference.reason, _CUT_OFF) & evidence.never_freed & evidence.begun
     rows = np.flatnonzero(cut_off)
-    # One call of an operator casts a weight and an activation, so its stack does not say which is which.
+    # One operator call casts a weight and an activation, so its stack does not distinguish them.
     tells_nothing = cut_off | (inference.reason == Reason.AUTOCAST_KEPT)
     others = np.where(tells_nothing, Category.UNKNOWN, inference.category).astype(np.uint8)
     like = agreed(evidence.stack, others, evidence.stack[rows])
-    # A block that is never freed is no temporary, whatever others were.
-    known = (like != Category.UNKNOWN) & (like != Category.TEMPORARY)
-    inference.say(rows[known], like[known], Reason.SAME_STACK, Certainty.SURE)
+    # A block that is never freed is no temporary, even if the others are.
+    is_agreed = (like != Category.UNKNOWN) & (like != Category.TEMPORARY)
+    inference.assign(rows[is_agreed], like[is_agreed], Reason.SAME_STACK, Certainty.SURE)
 
 
 def _follow_free(inference: Inference, device: DeviceTrace) -> None:
@@ -433,11 +439,11 @@ def _follow_free(inference: Inference, device: DeviceTrace) -> None:
     first = np.flatnonzero(is_among(inference.reason, (Reason.BUILD_KEPT, Reason.OPTIMIZER_BUILD_KEPT)))
     rows = np.flatnonzero(inference.reason == Reason.STEP_KEPT)
     like = freed_like(device, inference.category, first, rows)
-    inference.say(rows[like == Category.PARAMETER], Category.PARAMETER, Reason.REPLACED, Certainty.SURE)
+    inference.assign(rows[like == Category.PARAMETER], Category.PARAMETER, Reason.REPLACED, Certainty.SURE)
 
 
-# A kind is a category, or *before recording* for blocks that were live at the first event without a stack: another
-# recording could tell their category.
+# A kind is a category, or *before recording* for blocks that were live at the first event without a stack: an earlier
+# start of recording would show their category.
 
 BEFORE_RECORDING = "before recording"
 KINDS = (*(category.label for category in Category), BEFORE_RECORDING)

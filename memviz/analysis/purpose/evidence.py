@@ -1,8 +1,7 @@
 """Evidence of each allocation's purpose: the activity that made it, and the activity at its free.
 
-"Outlives" and "freed before" compare the end of an allocation with an event at which something else is seen to
-go on. NEVER stands for what the trace does not show: nothing outlives it, and only what is freed at all was
-freed before it.
+"Outlives" and "freed before" compare the end of an allocation with an event at which another activity is seen. NEVER
+means not seen in the trace: nothing outlives it, and every allocation with a free was freed before it.
 """
 
 from __future__ import annotations
@@ -32,66 +31,69 @@ from memviz.trace.rounding import CUBLAS_WORKSPACE_BYTES, HOPPER_WORKSPACE_BYTES
 class Name:
     category: Category
     functions: re.Pattern[str] | None = None
-    """Found anywhere in the function's name."""
+    """Searched in the function's name."""
     files: re.Pattern[str] | None = None
-    """Found anywhere in the path."""
+    """Searched in the path."""
 
 
-def _words(text: str) -> re.Pattern[str]:
+def _regex(text: str) -> re.Pattern[str]:
     return re.compile(text, re.IGNORECASE)
 
 
 NAMES = (
-    Name(Category.KV_CACHE, _words(r"kv_?cache|key_value_cache|init_cache|cache_one_gpu|update_cache|append_kv")),
     Name(
         Category.KV_CACHE,
-        _words(r"update|append|get_seq|__init__|lazy_init|crop|reorder"),
-        _words(r"/(cache_utils|kv_?cache)"),
+        _regex(r"kv_?cache|key_value_cache|init_cache|cache_one_gpu|update_cache|append_kv"),
     ),
-    Name(Category.GRAPH_POOL, None, _words(r"/torch/cuda/graphs\.py$|/cudagraph_trees\.py$")),
+    Name(
+        Category.KV_CACHE,
+        _regex(r"update|append|get_seq|__init__|lazy_init|crop|reorder"),
+        _regex(r"/(cache_utils|kv_?cache)"),
+    ),
+    Name(Category.GRAPH_POOL, None, _regex(r"/torch/cuda/graphs\.py$|/cudagraph_trees\.py$")),
     Name(
         Category.COLLECTIVE,
-        _words(
+        _regex(
             r"all_gather|reduce_scatter|all_reduce|all_to_all|^broadcast|_unshard$|^unshard$|^wait_for_unshard|foreach_reduce"
         ),
-        _words(r"/torch/distributed/|/deepspeed/|/megatron/|/fairscale/|/apex/"),
+        _regex(r"/torch/distributed/|/deepspeed/|/megatron/|/fairscale/|/apex/"),
     ),
-    Name(Category.GRADIENT, _words(r"^__init__$|allocate"), _words(r"/param_and_grad_buffer\.py$")),
+    Name(Category.GRADIENT, _regex(r"^__init__$|allocate"), _regex(r"/param_and_grad_buffer\.py$")),
     Name(
         Category.OPTIMIZER_STATE,
-        _words(r"__init__|init_|build|setup|create|get_|load"),
-        _words(r"/optim/|/optimizers?/|/optimizers?\.py$|_optimizer\.py$|/adamw?\.py$|/bitsandbytes/optim"),
+        _regex(r"__init__|init_|build|setup|create|get_|load"),
+        _regex(r"/optim/|/optimizers?/|/optimizers?\.py$|_optimizer\.py$|/adamw?\.py$|/bitsandbytes/optim"),
     ),
-    Name(Category.OPTIMIZER_STATE, _words(r"init_(optimizer_)?states?$|exp_avg|initialize_optimizer_states")),
+    Name(Category.OPTIMIZER_STATE, _regex(r"init_(optimizer_)?states?$|exp_avg|initialize_optimizer_states")),
     Name(
         Category.INPUT,
-        _words(
+        _regex(
             r"collate|get_batch|next_batch|prepare_input|_prepare_batch|batch_to|send_to_device|to_device|"
             r"recursive_to|move_to|pin_memory|load_batch|make_batch|random_batch"
         ),
     ),
     Name(
         Category.INPUT,
-        _words(r"^apply$|^to$|^cuda$|recursive_apply|__next__|__iter__|__getitem__"),
-        _words(r"/data/|/dataloader|/dataset|/batch"),
+        _regex(r"^apply$|^to$|^cuda$|recursive_apply|__next__|__iter__|__getitem__"),
+        _regex(r"/data/|/dataloader|/dataset|/batch"),
     ),
     Name(
         Category.PARAMETER,
-        _words(
+        _regex(
             r"load_(model|weight|weights|state|state_dict|file|checkpoint|pretrained|tensors?)|from_pretrained|"
             r"create_(weights|module|params)|init_(weight|weights|all_weights|params)|set_module_tensor_to_device|"
             r"materiali[sz]e|reset_parameters|get_model$|build_model|model_provider|dispatch_model|quantize_weights?"
         ),
     ),
-    Name(Category.PARAMETER, _words("get_tensor|load"), _words(r"/safetensors/")),
+    Name(Category.PARAMETER, _regex("get_tensor|load"), _regex(r"/safetensors/")),
 )
 _COLLECTIVES = ("c10d::", "void c10d::")
 """C++ by which torch lets processes exchange tensors."""
 
 
 @cached
-def named_frames(trace: Trace) -> Bytes1:
-    """A Category per stack, and one more at the end for NO_STACK; UNKNOWN where no name says anything."""
+def categories_by_name(trace: Trace) -> Bytes1:
+    """A Category per stack, and one more at the end for NO_STACK; UNKNOWN where no name matches."""
     frames, strings, stacks = trace.stacks.frames, trace.strings, trace.stacks
     python = np.flatnonzero(frame_kinds(trace) <= LAST_PYTHON_KIND)
     of_frame = np.full(len(frames), Category.UNKNOWN, dtype=np.uint8)
@@ -123,9 +125,9 @@ def _meaning(function: str, path: str) -> Category:
 
 
 def freed_like(device: DeviceTrace, category: Bytes1, first: Ints8, rows: Ints8) -> Bytes1:
-    """For each of `rows` the category of those of `first` that were freed where its stack's allocations are.
+    """Category for each of `rows`: that of the `first` ones freed where blocks of the row's stack are freed.
 
-    UNKNOWN where there is none, or where they do not agree.
+    UNKNOWN if there is none, or if they disagree.
     """
     stack, freed_at = lifetimes(device).stack, stack_of_frees(device)
     of_free = agreed(freed_at[first], category[first], freed_at[rows])
@@ -133,7 +135,7 @@ def freed_like(device: DeviceTrace, category: Bytes1, first: Ints8, rows: Ints8)
 
 
 def agreed(keys: Ints4, category: Bytes1, wanted: Ints4) -> Bytes1:
-    """For each wanted key the one category seen under it; UNKNOWN where there is none or more than one."""
+    """The only category of each wanted key; UNKNOWN if it has none or several."""
     seen = (keys >= 0) & (category != Category.UNKNOWN)
     size = int(max(keys.max(initial=0), wanted.max(initial=0))) + 1
     lowest = np.full(size, len(Category), dtype=np.uint8)
@@ -150,8 +152,8 @@ def stack_of_frees(device: DeviceTrace) -> Ints4:
     has_request = (rows.free_requested >= 0) & (rows.free_requested < count)
     stacks_of_frees = np.full(len(rows), NO_STACK, dtype=np.int32)
     stacks_of_frees[has_request] = device.events.stack[rows.free_requested[has_request]]
-    known = (stacks_of_frees != NO_STACK) & (rows.stack != NO_STACK)
-    if (stacks_of_frees[known] == rows.stack[known]).all():
+    has_stacks = (stacks_of_frees != NO_STACK) & (rows.stack != NO_STACK)
+    if (stacks_of_frees[has_stacks] == rows.stack[has_stacks]).all():
         stacks_of_frees[:] = NO_STACK
     return stacks_of_frees
 
@@ -165,7 +167,7 @@ _MOSTLY = 0.75
 
 
 def cache_stacks(rows: Lifetimes, passes: Passes, pass_of: Ints4, outlives: Bools) -> Bools:
-    """Among rows that outlive the pass that made them, those that a later pass frees where it makes larger ones."""
+    """Rows that outlive their pass and are freed by a later pass, whose stack allocates larger ones."""
     is_cache = np.zeros(len(rows), dtype=np.bool_)
     left = np.flatnonzero(outlives & (pass_of >= 0))
     if len(left):
@@ -176,11 +178,11 @@ def cache_stacks(rows: Lifetimes, passes: Passes, pass_of: Ints4, outlives: Bool
     return is_cache
 
 
-def _growing_stacks(rows: Lifetimes, left: Ints8, made_in: Ints8) -> Ints8:
+def _growing_stacks(rows: Lifetimes, left: Ints8, pass_of: Ints8) -> Ints8:
     """Stacks that leave more in nearly every pass than in the pass before."""
     width = int(rows.stack.max(initial=0)) + 2
-    passes = int(made_in.max()) + 1
-    keys, key_of = np.unique((rows.stack[left].astype(np.int64) + 1) * passes + made_in, return_inverse=True)
+    passes = int(pass_of.max()) + 1
+    keys, key_of = np.unique((rows.stack[left].astype(np.int64) + 1) * passes + pass_of, return_inverse=True)
     size = sum_by(key_of, rows.size[left], len(keys))
     stack = keys // passes
     same = stack[1:] == stack[:-1]
@@ -196,7 +198,7 @@ _WORK = (Activity.FORWARD, Activity.BACKWARD, Activity.STEP)
 
 
 class Evidence:
-    """Per row of `lifetimes`; each column is computed when a rule first asks for it, events in four bytes each."""
+    """Columns per row of `lifetimes`, computed when a rule first uses them; events take four bytes."""
 
     def __init__(self, trace: Trace, device: DeviceTrace) -> None:
         self._trace = trace
@@ -237,7 +239,7 @@ class Evidence:
 
     @cached_property
     def hopper_workspace(self) -> Bools:
-        """Blocks of Hopper's cuBLAS workspace size, where no C++ frame shows who took them.
+        """Blocks of Hopper's cuBLAS workspace size, for stacks without C++ frames.
 
         Each cuBLAS handle has one, and the main thread and autograd's have one handle each. Weights of this size come
         in larger numbers, or their gradients are as large.
@@ -279,9 +281,9 @@ class Evidence:
 
     @cached_property
     def outlives_pass(self) -> Bools:
-        """Alive when something else is seen after the pass that made it, or freed by no forward.
+        """Live beyond the pass that made it, and not freed as that pass returns.
 
-        The last alloc of a pass comes before its end: what goes as the model's functions return was not kept.
+        The last alloc of a pass is before its end: a tensor freed as the model's functions return was not saved.
         """
         passes = forward_passes(self._trace, self._device)
         last = np.append(passes.last, self._never)[self.pass_of]
@@ -291,7 +293,7 @@ class Evidence:
 
     @cached_property
     def outlives_backward(self) -> Bools:
-        """Few that its pass made and that are still there when its backward is over, and not freed by it."""
+        """The few rows of a pass that are live after its backward and not freed by it."""
         by_others = self.free_doing != Activity.BACKWARD
         over = self._rows.end >= self.next_backward_over
         if self._signs.sees_nodes and self.sees_frees:
@@ -323,34 +325,34 @@ class Evidence:
 
     @cached_property
     def freed_within_call(self) -> Bools:
-        """Within the call that made it, as far as stacks tell."""
-        # What a model made last and was freed nobody knows where may well have been its output.
+        """Freed within the call that made it, as far as stacks show."""
+        # The last allocation of a model, freed without a stack, may have been its output.
         last = np.append(forward_passes(self._trace, self._device).last, -1).astype(np.int32)[self.pass_of]
         unclear = (self.start == last) & (self.free_stack == NO_STACK)
-        within = np.flatnonzero(self.begun & self.freed_before(self._call_over) & ~unclear)
-        is_within = np.zeros(len(self.size), dtype=np.bool_)
-        outside = freed_outside_call(self._trace, self.stack[within], self.free_stack[within])
-        is_within[within[~outside]] = True
-        return is_within
+        candidates = np.flatnonzero(self.begun & self.freed_before(self._call_over) & ~unclear)
+        is_inside = np.zeros(len(self.size), dtype=np.bool_)
+        outside = freed_outside_call(self._trace, self.stack[candidates], self.free_stack[candidates])
+        is_inside[candidates[~outside]] = True
+        return is_inside
 
     @cached_property
     def autocast_weight_copy(self) -> Bools:
-        """Cast by autocast, kept beyond its call, and half as large as something that its forward found.
+        """Cast by autocast, saved beyond its call, and half as large as a tensor that was live before its forward.
 
-        Autocast casts activations by the same function, but what they are cast from is made within the forward. Where
-        a forward keeps more casts of a size than it found tensors of twice that size, some of them are activations.
+        Autocast casts activations by the same function, but their sources are made within the forward. If a forward
+        saves more casts of a size than there were tensors of twice that size, some of them are activations.
         """
         is_copy = self._signs.casts[self.stack] & self.begun & (self.pass_of >= 0) & ~self.freed_within_call
         rows, first = np.flatnonzero(is_copy), forward_passes(self._trace, self._device).first
         pairs, pair_of = np.unique(np.stack([self.size[rows], self.pass_of[rows]]), axis=1, return_inverse=True)
         count = np.bincount(pair_of.ravel(), minlength=pairs.shape[1])
-        found = np.zeros(pairs.shape[1], dtype=np.int64)
+        weight_count = np.zeros(pairs.shape[1], dtype=np.int64)
         for pair, (size, number) in enumerate(pairs.T.tolist()):
             weights = self.size == 2 * size
-            found[pair] = np.count_nonzero(self.start[weights] < first[number]) - np.count_nonzero(
+            weight_count[pair] = np.count_nonzero(self.start[weights] < first[number]) - np.count_nonzero(
                 self.end[weights] <= first[number]
             )
-        is_copy[rows] = (count <= found)[pair_of.ravel()]
+        is_copy[rows] = (count <= weight_count)[pair_of.ravel()]
         return is_copy
 
     @cached_property
@@ -391,12 +393,12 @@ class Evidence:
     @cached_property
     def name(self) -> Bytes1:
         """The Category that a name in its stack speaks of."""
-        return named_frames(self._trace)[self._rows.stack]
+        return categories_by_name(self._trace)[self._rows.stack]
 
     @cached_property
     def in_private_pool(self) -> Bools:
-        ours = np.array([pool == DEFAULT_POOL for pool in self._trace.pools], dtype=np.bool_)
-        return ~ours[self._rows.pool] if len(ours) else np.zeros(len(self.size), dtype=np.bool_)
+        is_default = np.array([pool == DEFAULT_POOL for pool in self._trace.pools], dtype=np.bool_)
+        return ~is_default[self._rows.pool] if len(is_default) else np.zeros(len(self.size), dtype=np.bool_)
 
     @cached_property
     def doing_at_free(self) -> Bytes1:
@@ -406,7 +408,7 @@ class Evidence:
         return np.where(self.free_stack == NO_STACK, around, self.free_doing).astype(np.uint8)
 
     @cached_property
-    def kept_between_passes(self) -> Bools:
+    def retained_between_passes(self) -> Bools:
         passes = forward_passes(self._trace, self._device)
         outlives = (
             self.outlives_pass & ~self.is_last_of_pass & self.during(Activity.FORWARD) & ~self.autocast_weight_copy
@@ -464,7 +466,7 @@ class Evidence:
 
     @cached_property
     def _telling(self) -> Bools:
-        """Allocs that show whether a backward goes on. Without C++ frames a hook's stack may hide its backward."""
+        """Allocs that show whether a backward continues. Without C++ frames a hook's stack may hide its backward."""
         return np.asarray((self._alloc_doing != Activity.NOTHING) | (self._alloc_seen & self._signs.sees_engine))
 
     @cached_property

@@ -34,26 +34,26 @@ from memviz.trace.model import (
     take_rows,
 )
 
-# Edited requests take over the purposes inferred for the recording, whatever their stacks show: a recomputed block has
+# Edited requests inherit the purposes inferred for the recording instead of using their stacks: a recomputed block has
 # the stack of the first one, so it would look like a forward within the backward.
 
 
-def known_of_rows(device: DeviceTrace) -> Purposes | None:
+def inherited_purposes(device: DeviceTrace) -> Purposes | None:
     """Per row of `lifetimes`; None for what was recorded."""
-    known = device.taken_over
-    if known is None:
+    inherited = device.taken_over
+    if inherited is None:
         return None
     rows = lifetimes(device)
     event = first_events(rows, len(device.events))
     return first_or_second(
-        event >= 0, take_rows(known.events, event), take_rows(known.blocks, rows.block.astype(np.int64))
+        event >= 0, take_rows(inherited.events, event), take_rows(inherited.blocks, rows.block.astype(np.int64))
     )
 
 
 def first_events(rows: Lifetimes, count: int) -> Ints8:
     """Return each row's alloc event, or the free of a row live at the start; -1 without either."""
-    is_asked_for = (rows.free_requested >= 0) & (rows.free_requested < count)
-    freed = np.where(is_asked_for, rows.free_requested, np.where(rows.end < count, rows.end, -1))
+    has_request = (rows.free_requested >= 0) & (rows.free_requested < count)
+    freed = np.where(has_request, rows.free_requested, np.where(rows.end < count, rows.end, -1))
     return np.where(rows.start >= 0, rows.start, freed)
 
 
@@ -78,12 +78,12 @@ def activity_of_rows(trace: Trace, device: DeviceTrace) -> Bytes1:
     doing = stack_signs(trace).doing[rows.stack]
     begun = (rows.start >= 0) & (rows.stack == NO_STACK)
     doing[begun] = activity_of_allocs(trace, device)[rows.start[begun]]
-    return _as_known(doing, known_of_rows(device))
+    return _apply_inherited(doing, inherited_purposes(device))
 
 
 @cached
 def activity_of_allocs(trace: Trace, device: DeviceTrace) -> Bytes1:
-    """A Doing per event; NOTHING for all that are no alloc.
+    """An Activity per event; NOTHING for events other than allocs.
 
     Where only Python frames are recorded, autograd's own thread leaves empty stacks. So an alloc without a stack
     that follows one made by a call of `backward` belongs to that backward.
@@ -92,24 +92,24 @@ def activity_of_allocs(trace: Trace, device: DeviceTrace) -> Bytes1:
     doing = np.full(len(events), Activity.NOTHING, dtype=np.uint8)
     allocs = np.flatnonzero(events.action == Action.ALLOC)
     stack = events.stack[allocs]
-    known = None if device.taken_over is None else take_rows(device.taken_over.events, allocs)
-    doing_now = _as_known(signs.doing[stack], known)
+    inherited = None if device.taken_over is None else take_rows(device.taken_over.events, allocs)
+    doing_now = _apply_inherited(signs.doing[stack], inherited)
     if not signs.sees_engine:
         last_seen = np.maximum.accumulate(np.where(stack != NO_STACK, np.arange(len(allocs)), 0))
         follows = (
             (stack == NO_STACK) & (doing_now[last_seen] == Activity.BACKWARD) if len(allocs) else stack == NO_STACK
         )
-        doing_now[follows if known is None else follows & ~known.is_known] = Activity.BACKWARD
+        doing_now[follows if inherited is None else follows & ~inherited.is_known] = Activity.BACKWARD
     doing[allocs] = doing_now
     return doing
 
 
-def _as_known(doing: Bytes1, known: Purposes | None) -> Bytes1:
-    if known is None:
+def _apply_inherited(doing: Bytes1, inherited: Purposes | None) -> Bytes1:
+    if inherited is None:
         return doing
-    return np.where(known.phase != Phase.UNKNOWN, np.array(ACTIVITIES, dtype=np.uint8)[known.phase], doing).astype(
-        np.uint8
-    )
+    return np.where(
+        inherited.phase != Phase.UNKNOWN, np.array(ACTIVITIES, dtype=np.uint8)[inherited.phase], doing
+    ).astype(np.uint8)
 
 
 def label_of_rows(device: DeviceTrace, column: str) -> Bytes1 | Ints4 | None:
@@ -136,7 +136,7 @@ def _label(labels: Labels | None, column: str, place: npt.NDArray[Any]) -> Bytes
 
 @dataclass(frozen=True, eq=False)
 class Passes:
-    """In the order in which they come."""
+    """Forward passes in order of time."""
 
     first: Ints8
     """Event of the first alloc."""
@@ -171,31 +171,31 @@ def forward_passes(trace: Trace, device: DeviceTrace) -> Passes:
     begins = entered | _called_again(trace, stack, inside, first_of_run)
     bounds = np.flatnonzero(begins | ~inside)
     last = np.append(bounds[1:], len(allocs)) - 1
-    mine = begins[bounds]
-    after = np.append(allocs, never)[last[mine] + 1]
-    return Passes(first=allocs[bounds[mine]], last=allocs[last[mine]], next=after)
+    is_pass = begins[bounds]
+    after = np.append(allocs, never)[last[is_pass] + 1]
+    return Passes(first=allocs[bounds[is_pass]], last=allocs[last[is_pass]], next=after)
 
 
 def _called_again(trace: Trace, stack: Ints4, inside: Bools, first_of_run: Ints8) -> Bools:
     """The outermost module's function is back at the line where it began."""
-    known = python_stacks(trace)
+    stacks = python_stacks(trace)
     rows = np.flatnonzero(inside[1:] & inside[:-1] & (stack[1:] != NO_STACK) & (stack[:-1] != NO_STACK)) + 1
-    depth = known.model_called_again(stack[rows - 1], stack[rows])
+    depth = stacks.model_called_again(stack[rows - 1], stack[rows])
     rows, depth = rows[depth >= 0], depth[depth >= 0]
     first = stack[first_of_run[rows]]
     again = np.zeros(len(stack), dtype=np.bool_)
-    again[rows] = known.line_at(stack[rows], depth) <= known.line_at(first, depth)
+    again[rows] = stacks.line_at(stack[rows], depth) <= stacks.line_at(first, depth)
     return again
 
 
 def _callers(trace: Trace, stack: Ints4) -> Ints8:
     """A number for where each stack's outermost module was called from; 0 where it has none."""
-    known = python_stacks(trace)
-    depth = np.append(known.model_depth, -1)
+    stacks = python_stacks(trace)
+    depth = np.append(stacks.model_depth, -1)
     place = np.arange(len(depth) - 1)
     of_stack = np.zeros(len(depth), dtype=np.uint64)
     has = depth[:-1] >= 0
-    of_stack[:-1][has] = known.prefix(place[has], depth[:-1][has])
+    of_stack[:-1][has] = stacks.prefix(place[has], depth[:-1][has])
     return of_stack[np.where(stack == NO_STACK, len(depth) - 1, stack)].view(np.int64)
 
 
@@ -215,7 +215,7 @@ _BLIP = 2
 class PhaseSpan:
     doing: Activity
     step: int
-    """From 1; of a trace that only has forwards, the number of the forward."""
+    """From 1; the number of the forward in a trace without training."""
     first: int
     """Event of its first alloc."""
     last: int
@@ -246,7 +246,7 @@ class PhaseSpans:
 @cached
 def phase_spans(trace: Trace, device: DeviceTrace) -> PhaseSpans:
     if device.taken_over is not None:
-        return _taken_over(device.taken_over.spans, len(device.events))
+        return _inherited_spans(device.taken_over.spans, len(device.events))
     at, doing = _runs(*_without_blips(*_work(trace, device)))
     is_training = bool(is_among(doing, (Activity.BACKWARD, Activity.STEP)).any())
     if not is_training:
@@ -265,8 +265,8 @@ def _of_models(trace: Trace, device: DeviceTrace, at: Ints8) -> Ints8:
     return at[is_model] if is_model.any() else at
 
 
-def _taken_over(spans: Spans, count: int) -> PhaseSpans:
-    """Those of the recording, where they begin now."""
+def _inherited_spans(spans: Spans, count: int) -> PhaseSpans:
+    """Phases of the recording, at their events in the edited trace."""
     return _spans(np.array(ACTIVITIES, dtype=np.uint8)[spans.phase], spans.step, spans.first, count)
 
 
@@ -278,7 +278,7 @@ def _spans(doing: Bytes1, step: Ints4 | Ints8, at: Ints8, count: int) -> PhaseSp
 
 
 def _work(trace: Trace, device: DeviceTrace) -> tuple[Ints4, Bytes1]:
-    """Events that tell, and what: allocations, and optimizer steps that torch itself noted."""
+    """Events that show an activity, and which: allocations, and optimizer steps annotated by torch."""
     allocs = np.flatnonzero(device.events.action == Action.ALLOC).astype(np.int32)
     doing = activity_of_allocs(trace, device)[allocs]
     tells = is_among(doing, _WORK)
@@ -321,7 +321,7 @@ def _numbers(doing: Bytes1) -> Ints8:
 _LONGEST = 40
 _PROFILED = "ProfilerStep#"
 _OPTIMIZERS = ("Optimizer.", "optimizer step")
-"""Annotations of an optimizer step by torch and by our own recordings; it is only a part of a training step."""
+"""Annotations of an optimizer step by torch and by memviz; it is only a part of a training step."""
 _SAYS_STEP = re.compile(r"\b(step|iter|iteration|batch|warm-?up)(\b|_?\d)", re.IGNORECASE)
 
 

@@ -7,13 +7,13 @@ from enum import IntEnum
 
 class Certainty(IntEnum):
     OPEN = 0
-    """No purpose was found."""
+    """No purpose inferred."""
     PROBABLE = 1
     """Sizes, order or names speak for it; another program could look the same."""
     SURE = 2
     """The activity of the program shows it."""
     STATED = 3
-    """The program said it."""
+    """The program labelled it."""
 
     @property
     def word(self) -> str:
@@ -92,4 +92,4 @@ class Reason(IntEnum):
 
 
 REASON_TEXTS = tuple(reason.text for reason in Reason)
-"""By number, as columns hold reasons."""
+"""Text per number of a Reason."""

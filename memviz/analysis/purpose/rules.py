@@ -1,6 +1,6 @@
-"""Rules for the purpose of an allocation, by the program's activity when it was made and when it was freed.
+"""Rules for the purpose of an allocation, by the program's activity at its alloc and at its free.
 
-The first rule that holds wins. What the stacks leave open is left to sizes and order (`analysis.purpose.categories`).
+The first rule that holds wins. Rows without a rule are left to sizes and order (`analysis.purpose.categories`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _may_be_temporary(e: Evidence) -> Bools:
     return during & ~e.no_stack & e.freed_within_call
 
 
-def _named(category: Category, *doing: Activity) -> Callable[[Evidence], Bools]:
+def _matches_name(category: Category, *doing: Activity) -> Callable[[Evidence], Bools]:
     def holds(e: Evidence) -> Bools:
         during = np.logical_or.reduce([e.during(kind) for kind in doing])
         return np.asarray(during & (e.name == category) & _alive_later(e))
@@ -122,7 +122,7 @@ RULES = (
         Certainty.PROBABLE,
     ),
     *(
-        Rule(Reason.NAMED, category, _named(category, Activity.NOTHING, Activity.FORWARD), Certainty.PROBABLE)
+        Rule(Reason.NAMED, category, _matches_name(category, Activity.NOTHING, Activity.FORWARD), Certainty.PROBABLE)
         for category in (Category.KV_CACHE, Category.GRAPH_POOL, Category.COLLECTIVE)
     ),
     Rule(
@@ -157,7 +157,7 @@ RULES = (
     Rule(
         Reason.KEPT_BETWEEN,
         Category.KV_CACHE,
-        lambda e: e.during(Activity.FORWARD) & e.begun & e.kept_between_passes,
+        lambda e: e.during(Activity.FORWARD) & e.begun & e.retained_between_passes,
         Certainty.PROBABLE,
     ),
     Rule(Reason.FORWARD_ONLY_KEPT, Category.ACTIVATION, lambda e: e.during(Activity.FORWARD), Certainty.PROBABLE),
@@ -167,11 +167,11 @@ RULES = (
         lambda e: e.during(Activity.NOTHING) & ~e.no_stack & (e.backwards == 1) & e.freed_before(e.next_backward_over),
     ),
     *(
-        Rule(Reason.NAMED, category, _named(category, Activity.NOTHING), Certainty.PROBABLE)
+        Rule(Reason.NAMED, category, _matches_name(category, Activity.NOTHING), Certainty.PROBABLE)
         for category in (Category.OPTIMIZER_STATE, Category.GRADIENT, Category.INPUT, Category.PARAMETER)
     ),
 )
-"""Rules for allocations with a stack, or without one after a stack that tells."""
+"""Rules for allocations with a stack, or without one after a stack that shows an activity."""
 
 LAST_RULES = (
     Rule(
@@ -196,4 +196,4 @@ LAST_RULES = (
     Rule(Reason.CUT_OFF, Category.UNKNOWN, lambda e: e.never_freed & e.begun, Certainty.OPEN),
     Rule(Reason.UNMARKED, Category.UNKNOWN, lambda e: e.size >= 0, Certainty.OPEN),
 )
-"""Rules for allocations that sizes and order leave open too; the last ones only say why."""
+"""Rules for allocations that sizes and order leave open too; the last ones only give the reason."""

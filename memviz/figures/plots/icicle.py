@@ -17,9 +17,9 @@ _ROW_HEIGHT = 23
 
 def plot_icicle(result: StackTree, trace: Trace, *, dark: bool = False) -> go.Figure:
     """`trace` is the one whose frames the tree names."""
-    whole = int(result.bytes[0]) if len(result) else 0
-    drawing = figure(dark=dark, title=f"{bytes_text(whole)} by call stack, callers on top")
-    if not whole:
+    total = int(result.bytes[0]) if len(result) else 0
+    drawing = figure(dark=dark, title=f"{bytes_text(total)} by call stack, callers on top")
+    if not total:
         return nothing_to_show(drawing, "Nothing is live here.")
     colours = palette(dark)
     fills = [_fill(frame, trace, colours) for frame in result.frame.tolist()]
@@ -30,7 +30,7 @@ def plot_icicle(result: StackTree, trace: Trace, *, dark: bool = False) -> go.Fi
         tiling={"orientation": "v", "pad": 0},
         pathbar={"visible": False},
     )
-    # A label that does not fit is left out: shrunk, nobody could read it.
+    # A label that does not fit is left out: shrunk, it would be unreadable.
     drawing.update_layout(uniformtext={"minsize": 9, "mode": "hide"})
     drawing.update_layout(height=70 + _ROW_HEIGHT * _height(result), margin={"l": 8, "r": 8, "b": 8})
     return drawing
@@ -44,7 +44,7 @@ def _height(tree: StackTree) -> int:
 
 
 def _columns(tree: StackTree, trace: Trace) -> dict[str, Any]:
-    frames, sizes, whole = tree.frame.tolist(), tree.bytes.tolist(), int(tree.bytes[0])
+    frames, sizes, total = tree.frame.tolist(), tree.bytes.tolist(), int(tree.bytes[0])
     rows = zip(frames, sizes, tree.self_bytes.tolist(), tree.count.tolist(), strict=True)
     return {
         "ids": [str(node) for node in range(len(tree))],
@@ -55,15 +55,15 @@ def _columns(tree: StackTree, trace: Trace) -> dict[str, Any]:
         "sort": False,
         "textinfo": "label",
         "hovertext": [
-            lines(_place(trace, frame), f"{bytes_text(size)}, {percent_text(size, whole)}", _detail(mine, count))
-            for frame, size, mine, count in rows
+            lines(_place(trace, frame), f"{bytes_text(size)}, {percent_text(size, total)}", _detail(own_bytes, count))
+            for frame, size, own_bytes, count in rows
         ],
         "hovertemplate": HOVER_TEXT,
     }
 
 
 def _label(trace: Trace, frame: int) -> str:
-    """Functions called `forward` are told apart by their file and line."""
+    """Label of a frame; functions called `forward` get their file and line."""
     name = plain(frame_name(trace, frame), 50)
     if frame < 0:
         return name
@@ -94,7 +94,7 @@ def _detail(own: int, count: int) -> str:
 
 
 def _fill(frame: int, trace: Trace, colours: Palette) -> str:
-    """One's own frames stand out; colour itself means a category, and a node may hold several."""
+    """User frames are highlighted by shade; hue means a category, and a node may hold several."""
     if frame == ROOT:
         return colours.fill
     if frame < 0:

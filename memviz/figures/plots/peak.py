@@ -92,7 +92,7 @@ def _bars(result: LiveSet, colours: Palette) -> list[_Bar]:
 
 
 def _colour(group: Group, by: str, colours: Palette) -> str:
-    """Colour means a category; a row that is none is told by its label."""
+    """Colour of the category; rows of other groupings have one neutral colour."""
     if by != "category":
         return colours.ink_3
     if group.label == BEFORE_RECORDING:
@@ -100,10 +100,10 @@ def _colour(group: Group, by: str, colours: Palette) -> str:
     return colours.category(next(category for category in Category if category.label == group.label))
 
 
-def _hover(row: _Bar, whole: int) -> str:
+def _hover(row: _Bar, total: int) -> str:
     return lines(
         plain(row.label, 160),
-        f"{bytes_text(row.bytes)} ({count_text(row.bytes)} B), {percent_text(row.bytes, whole)}",
+        f"{bytes_text(row.bytes)} ({count_text(row.bytes)} B), {percent_text(row.bytes, total)}",
         f"{count_text(row.count)} allocation{'s' if row.count != 1 else ''}",
     )
 
@@ -160,14 +160,14 @@ def plot_waterfall(result: Changes, *, other: int = 1, dark: bool = False) -> go
 
 
 def _steps(result: Changes, other: int) -> list[_Step]:
-    """Those that change, in the order of the result; what is not among them is the last."""
+    """The largest changes in the order of the result; all others are the last row."""
     changed = [row for row in result.rows if row.bytes[other] != row.bytes[0]]
     largest = sorted(changed, key=lambda row: -abs(row.delta(other)))[:MOST_ROWS]
-    shown = [row for row in changed if row in largest]
+    selected = [row for row in changed if row in largest]
     steps = [
-        _Step(row.thing.name, (row.bytes[0], row.counts[0]), (row.bytes[other], row.counts[other])) for row in shown
+        _Step(row.thing.name, (row.bytes[0], row.counts[0]), (row.bytes[other], row.counts[other])) for row in selected
     ]
-    left = [row for row in result.rows if row not in shown]
+    left = [row for row in result.rows if row not in selected]
     rest = _Step("everything else", *(_sums(left, side) for side in (0, other)))
     return [*steps, rest] if rest.change else steps
 
@@ -178,7 +178,7 @@ def _sums(rows: list[Change], side: int) -> tuple[int, int]:
 
 def _mark_peaks(drawing: go.Figure, result: Changes, other: int, colours: Palette) -> None:
     change = result.delta(other)
-    # The lower of the two stands to the left of its line, so that they never meet.
+    # The lower label is to the left of its line, so that the two never overlap.
     anchors = ("right", "left") if change >= 0 else ("left", "right")
     places = [(letter(0), 0, 0, "solid"), (letter(other), change, other, "dash")]
     for (name, x, side, dash), anchor in zip(places, anchors, strict=True):

@@ -1,7 +1,7 @@
 """Segments with the blocks in them, and the use of reserved bytes: tensors, rounding and kinds of free memory.
 
-Thousands of small blocks would make an unreadable figure. So the largest ones are drawn, and each segment's ground
-says on hover what the whole segment holds, to the byte.
+Thousands of small blocks would make an unreadable figure. So the largest ones are drawn, and each segment's
+background shows the exact totals of the segment on hover.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Layer:
 
 
 def plot_segments(result: SegmentsAt, *, categories: Categories | None = None, dark: bool = False) -> go.Figure:
-    """With `categories` (of the device's lifetimes) what is live has the colour of what it is for."""
+    """Live blocks are coloured by `categories` (of the device's lifetimes), if given."""
     colours, segments = palette(dark), result.segments
     order = (-segments.size).argsort(kind="stable")[:MOST_SEGMENTS]
     drawing = figure(dark=dark, title=_title(result, len(order)), barmode="overlay")
@@ -86,19 +86,19 @@ def _places(sizes: list[int], segments: list[int]) -> _Places:
     return _Places(rows, before, row_bytes)
 
 
-def _title(result: SegmentsAt, drawn: int) -> str:
+def _title(result: SegmentsAt, drawn_count: int) -> str:
     count = len(result.segments)
-    words = f"{count_text(count)} segments, {bytes_text(result.reserved_bytes)} reserved"
-    return f"{words}; the {drawn} largest are drawn" if drawn < count else words
+    text = f"{count_text(count)} segments, {bytes_text(result.reserved_bytes)} reserved"
+    return f"{text}; the {drawn_count} largest are drawn" if drawn_count < count else text
 
 
 def _largest(result: SegmentsAt, order: Ints8) -> Ints8:
     """Rows of the tiles that are drawn one by one, by address."""
     segments, tiles = result.segments, result.tiles
-    is_drawn = segments.size < 0
-    is_drawn[order] = True
-    drawn = is_drawn[tiles.segment].nonzero()[0]
-    largest: Ints8 = drawn[(-tiles.size[drawn]).argsort(kind="stable")[:MOST_TILES]]
+    is_selected = segments.size < 0
+    is_selected[order] = True
+    candidates = is_selected[tiles.segment].nonzero()[0]
+    largest: Ints8 = candidates[(-tiles.size[candidates]).argsort(kind="stable")[:MOST_TILES]]
     largest.sort()
     return largest
 
@@ -120,13 +120,13 @@ def _segment_text(result: SegmentsAt, segment: int) -> str:
     segments, tiles = result.segments, result.tiles
     first, last = tiles.segment.searchsorted(segment), tiles.segment.searchsorted(segment, side="right")
     kind, size = tiles.kind[first:last], tiles.size[first:last]
-    held = kind != TileKind.FREE
+    is_used = kind != TileKind.FREE
     return lines(
         f"segment {address_text(int(segments.address[segment]))}, {bytes_text(int(segments.size[segment]))}",
         f"{'large' if segments.is_large[segment] else 'small'} pool"
         + (", expandable" if segments.is_expandable[segment] else ""),
-        f"{count_text(int(held.sum()))} blocks, {bytes_text(int(size[held].sum()))}; "
-        f"free {bytes_text(int(size[~held].sum()))}",
+        f"{count_text(int(is_used.sum()))} blocks, {bytes_text(int(size[is_used].sum()))}; "
+        f"free {bytes_text(int(size[~is_used].sum()))}",
     )
 
 
@@ -167,10 +167,10 @@ def _bars(result: SegmentsAt, layer: _Layer, places: _Places) -> dict[str, Any]:
 
 def _tile_text(tiles: Tiles, tile: int, name: str) -> str:
     size, requested = int(tiles.size[tile]), int(tiles.requested[tile])
-    words = f"{name}, {bytes_text(size)}"
+    text = f"{name}, {bytes_text(size)}"
     if requested not in (0, size):
-        words += f" for {bytes_text(requested)} asked"
-    return lines(words, address_text(int(tiles.address[tile])))
+        text += f" for {bytes_text(requested)} asked"
+    return lines(text, address_text(int(tiles.address[tile])))
 
 
 _PARTS = {
@@ -182,7 +182,7 @@ _PARTS = {
     "free_pages": "free, mapped pages",
     "unknown": "in segments that are not known",
 }
-"""From the ground up: what is used, then what is free, that which nothing returns first."""
+"""From the bottom up: used bytes, then free ones, starting with those that nothing releases."""
 
 _HATCHES = {"free_remainders": "/", "free_segments": "\\", "free_pages": "x"}
 

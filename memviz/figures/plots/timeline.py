@@ -1,4 +1,4 @@
-"""Bytes over events or time: a recording with its peak, failures and annotations, or one beside its replays."""
+"""Bytes over events or time: a recording with its peak, failures and annotations, or one with its replays."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def plot_timeline(
 
 
 def _draw_bytes(drawing: go.Figure, result: DecimatedTimeline, axis: _Axis, colours: Palette) -> None:
-    """A column's area goes up to its most, darker up to its least; hatched from there to what is reserved."""
+    """Fill each column up to its maximum, darker up to its minimum, and hatched from there to the reserved bytes."""
     x = [*axis.starts, axis.end]
     soft, firm = (mixed(colours.ink_3, colours.page, share) for share in (0.55, 0.2))
     live, least = (_steps(x, column.tolist(), "live") for column in (result.live_max, result.live_min))
@@ -123,7 +123,7 @@ def _draw_bytes(drawing: go.Figure, result: DecimatedTimeline, axis: _Axis, colo
 
 
 def _steps(x: list[Any], values: list[int], name: str) -> dict[str, Any]:
-    """Each value holds until the next column, so the last one is said twice."""
+    """Each value holds until the next column, so the last one is repeated."""
     y = [*values, values[-1]]
     return {"x": x, "y": y, "name": name, "mode": "lines", "text": [*map(bytes_text, y)], "hovertemplate": "%{text}"}
 
@@ -156,17 +156,17 @@ def _mark_peak(drawing: go.Figure, x: float, size: int, event: int, colours: Pal
 
 def _mark_failures(drawing: go.Figure, failures: Sequence[FailedRequest], axis: _Axis, colours: Palette) -> None:
     placed = [(axis.place(failure.event, failure.time_us), failure) for failure in failures]
-    shown = [(x, failure) for x, failure in placed if x is not None and axis.starts[0] <= x <= axis.end]
-    if not shown:
+    visible = [(x, failure) for x, failure in placed if x is not None and axis.starts[0] <= x <= axis.end]
+    if not visible:
         return
     drawing.add_scatter(
-        x=[x for x, _ in shown],
-        y=[failure.reserved_bytes for _, failure in shown],
+        x=[x for x, _ in visible],
+        y=[failure.reserved_bytes for _, failure in visible],
         mode="markers",
         name="out of memory",
         cliponaxis=False,
         marker={"symbol": "x", "size": 11, "color": colours.bad, "line": {"width": 1, "color": colours.page}},
-        text=[_failure_text(failure) for _, failure in shown],
+        text=[_failure_text(failure) for _, failure in visible],
         hovertemplate="%{text}<extra></extra>",
     )
 
@@ -248,8 +248,8 @@ def plot_replay(result: ReservedLines, *, dark: bool = False) -> go.Figure:
     """Over events. Columns show the most of their events, so no peak is lost."""
     colours, columns = palette(dark), result.columns
     drawing = figure(dark=dark, hovermode="x unified", height=_REPLAY_HEIGHT)
-    drawn = [columns.live_max, columns.reserved_max, *(line.reserved for line in result.lines)]
-    top = max([result.limit or 0, *(int(column.max(initial=0)) for column in drawn)]) if len(columns) else 0
+    curves = [columns.live_max, columns.reserved_max, *(line.reserved for line in result.lines)]
+    top = max([result.limit or 0, *(int(column.max(initial=0)) for column in curves)]) if len(columns) else 0
     if not top:
         return nothing_to_show(drawing, "No memory is live or reserved here.")
     x = [*columns.first_event.tolist(), int(columns.first_event[-1] + columns.event_count[-1])]
@@ -274,9 +274,9 @@ def plot_replay(result: ReservedLines, *, dark: bool = False) -> go.Figure:
 
 def _draw_limit(drawing: go.Figure, result: ReservedLines, colours: Palette) -> None:
     limit = result.limit
-    words = f"limit {bytes_text(limit or 0)}"
+    label = f"limit {bytes_text(limit or 0)}"
     drawing.add_hline(
-        y=limit, line={"color": colours.bad, "width": 1.5}, annotation_text=words, annotation_position="top left"
+        y=limit, line={"color": colours.bad, "width": 1.5}, annotation_text=label, annotation_position="top left"
     )
     drawing.layout.annotations[-1].update(font_color=colours.bad, yanchor="bottom")
     stopped = [line for line in result.lines if line.stops_at is not None]

@@ -140,7 +140,7 @@ def _lifetime(span: Span) -> Html:
     text = joined("event " if span.start > BEFORE else "", begin, " → ", end)
     notes = []
     if span.microseconds is not None and span.never:
-        notes.append(f"{'' if span.is_whole else 'at least '}{duration_text(span.microseconds)}")
+        notes.append(f"{'' if span.is_complete else 'at least '}{duration_text(span.microseconds)}")
     if BEFORE < span.free_requested < span.end - 1:
         notes.append(f"free asked for at event {count_text(span.free_requested)}")
     return joined(text, _secondary(", ".join(notes)))

@@ -13,8 +13,12 @@ from memviz.analysis.devices import choose_device
 from memviz.analysis.purpose.categories import KINDS
 from memviz.analysis.timeline import timeline
 from memviz.errors import TraceError
+<<<<<<< HEAD
 from memviz.figures.packed_timeline import data_address, drawn_thumbnail
 from memviz.predictor.expected_error import Fit
+=======
+from memviz.figures.packed_timeline import data_address, thumbnail_with_labels
+>>>>>>> r3-1
 from memviz.results.run import (
     base_of,
     change_words,
@@ -92,7 +96,7 @@ class RunPictures:
 def _drawn(trace: Trace) -> Picture:
     device = choose_device(trace)
     line = timeline(device)
-    png, kinds = drawn_thumbnail(trace, device, width=_WIDTH, height=_HEIGHT)
+    png, kinds = thumbnail_with_labels(trace, device, width=_WIDTH, height=_HEIGHT)
     return Picture(data_address(png), line.peak_bytes, len(device.events), kinds)
 
 

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from memviz.analysis.cache import drop_large, held_bytes
+from memviz.analysis.cache import drop_large, size_in_bytes
 from memviz.ranks.summary import RankSummary
 from memviz.trace.model import Trace
 
@@ -64,7 +64,7 @@ class TraceStore:
         """A `pinned` trace is given at startup, for all visitors, and cannot be closed."""
         key = secrets.token_urlsafe(18)
         with self._lock:
-            self._kept[key] = _Kept(trace, held_bytes(trace), pinned)
+            self._kept[key] = _Kept(trace, size_in_bytes(trace), pinned)
             gone = self._make_room()
         self._tell(gone)
         return key
@@ -102,7 +102,7 @@ class TraceStore:
                 listener(key)
         for kept in kept_now.values():
             if kept.may_have_grown():
-                kept.bytes, kept.measured = held_bytes(kept.trace), now
+                kept.bytes, kept.measured = size_in_bytes(kept.trace), now
         with self._lock:
             gone = [
                 key

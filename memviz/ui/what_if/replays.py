@@ -22,7 +22,12 @@ from memviz.allocator.replay_result import Replayed
 from memviz.allocator.replayer import CardMemory, Replayer, WhatIf
 from memviz.allocator.search import Search, search
 from memviz.allocator.settings import NEWEST, Release, Settings
+<<<<<<< HEAD
 from memviz.analysis.cache import drop_large, held_bytes
+=======
+from memviz.allocator.what_if import CardMemory, WhatIf, build_what_if, replay_on, smallest_for, with_fit
+from memviz.analysis.cache import drop_large, size_in_bytes
+>>>>>>> r3-1
 from memviz.errors import MemvizError, UsageError
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.shell.session import Context
@@ -175,7 +180,7 @@ class Replays:
         for kept in idle:
             if kept.trace is not None:
                 drop_large(kept.trace)
-                kept.bytes = held_bytes(kept.trace)
+                kept.bytes = size_in_bytes(kept.trace)
 
     def _get(self, key: Hashable) -> Any:
         with self._lock:
@@ -198,7 +203,7 @@ class Replays:
             if self._context.find(_of_trace(key)) is None:
                 # It was closed while this was worked out.
                 return
-            self._kept[key] = _CachedResult(result, trace, held_bytes(trace) if trace else 0)
+            self._kept[key] = _CachedResult(result, trace, size_in_bytes(trace) if trace else 0)
             total = sum(kept.bytes for kept in self._kept.values())
             # The last few are on somebody's screen.
             for old in list(self._kept)[:-4]:

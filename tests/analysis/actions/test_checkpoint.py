@@ -163,10 +163,10 @@ def test_layers_are_groups_of_stacks_and_no_blocks():
     """Each layer comes to one line three times, as a loop over heads does, which keeps nearly all of its bytes."""
     found = holding(5 * [[40, 40, 40, 1]], [WIDE, WIDE, WIDE, NORM])
     assert found is not None
-    assert (found.words, len(found.rows)) == ("5 equal layers", 20)
+    assert (found.description, len(found.rows)) == ("5 equal layers", 20)
 
 
 def test_layers_of_unequal_sizes_are_not_called_equal():
     found = holding([[16, 4], [8, 2], [4, 1]], [WIDE, NORM])
     assert found is not None
-    assert found.words == "3 layers"
+    assert found.description == "3 layers"

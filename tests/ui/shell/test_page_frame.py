@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from memviz.analysis.cache import held_bytes
+from memviz.analysis.cache import size_in_bytes
 from memviz.text import Html, distinct_labels, esc, tag
 from memviz.trace.model import Trace
 from memviz.ui.explore.answer import facts, verdict_html
@@ -70,7 +70,7 @@ def test_a_trace_is_found_by_its_key_only(store: TraceStore) -> None:
 
 
 def test_what_was_not_used_for_longest_makes_room() -> None:
-    store = TraceStore(most_bytes=int(2.5 * held_bytes(small())))
+    store = TraceStore(most_bytes=int(2.5 * size_in_bytes(small())))
     first, second = store.add(small()), store.add(small())
     store.get(first)
     store.add(small())
