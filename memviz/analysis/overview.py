@@ -49,7 +49,7 @@ class MostOfIt:
     bytes: int
     is_probable: bool = False
     """For most of these bytes the purpose is no more than probable."""
-    sites_holding_activations: KeptBy | None = None
+    kept_by: KeptBy | None = None
     """Sites that keep them, if they are activations."""
     layers: str = ""
     """'24 equal layers', if these made all activations of those sites."""

@@ -13,12 +13,8 @@ from memviz.analysis.devices import choose_device
 from memviz.analysis.purpose.categories import KINDS
 from memviz.analysis.timeline import timeline
 from memviz.errors import TraceError
-<<<<<<< HEAD
-from memviz.figures.packed_timeline import data_address, drawn_thumbnail
-from memviz.predictor.expected_error import Fit
-=======
 from memviz.figures.packed_timeline import data_address, thumbnail_with_labels
->>>>>>> r3-1
+from memviz.predictor.expected_error import Fit
 from memviz.results.run import (
     base_of,
     change_words,

@@ -22,12 +22,7 @@ from memviz.allocator.replay_result import Replayed
 from memviz.allocator.replayer import CardMemory, Replayer, WhatIf
 from memviz.allocator.search import Search, search
 from memviz.allocator.settings import NEWEST, Release, Settings
-<<<<<<< HEAD
-from memviz.analysis.cache import drop_large, held_bytes
-=======
-from memviz.allocator.what_if import CardMemory, WhatIf, build_what_if, replay_on, smallest_for, with_fit
 from memviz.analysis.cache import drop_large, size_in_bytes
->>>>>>> r3-1
 from memviz.errors import MemvizError, UsageError
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.shell.session import Context

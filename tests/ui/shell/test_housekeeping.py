@@ -182,13 +182,8 @@ def test_replays_rest_with_their_trace(context: Context, replays: Replays, key: 
     cached_on(replay, "a view", lambda: bytearray(1 << 20))
     later(monkeypatch, 100)
     assert context.store.forget({key.partition("/")[0]}, 1000)
-<<<<<<< HEAD
-    assert held_bytes(replay) < 1 << 20
-    assert replays.replayer(key).as_recorded().trace is replay, "it is not replayed again"
-=======
     assert size_in_bytes(replay) < 1 << 20
-    assert replays.begun(key).recorded.trace is replay, "it is not replayed again"
->>>>>>> r3-1
+    assert replays.replayer(key).as_recorded().trace is replay, "it is not replayed again"
     assert len(timeline(replay.devices[0])) == len(line)
 
 
