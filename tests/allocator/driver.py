@@ -36,7 +36,7 @@ class Driver:
         return block
 
     def since(self, *actions: str) -> list[tuple[str, int]]:
-        """What was recorded since the last call, of these actions."""
+        """Drain the history and return its entries with these actions, or all entries."""
         found = [entry for entry in self.history if not actions or entry[0] in actions]
         self.history.clear()
         return found

@@ -1,4 +1,4 @@
-"""Where segments that expand begin and end, as far as a recording shows."""
+"""Bounds of expandable segments, as far as a recording shows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of memory beside PyTorch's allocator, by kind of card."""
+"""Notes on memory outside PyTorch's allocator, by GPU type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a run fits, in one word, where what lies beside the allocator is known only from one figure to another."""
+"""The verdict on whether a run fits when memory outside the allocator is only known as a range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds after every step, whatever the program does; and the fuzz of PyTorch's own tests."""
+"""Invariants after every step of any program, and the fuzz test of PyTorch's own tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a recording cannot be replayed exactly: the first event that differs, and why."""
+"""Recordings that cannot be replayed exactly: the first event that differs, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done quickly comes to what the model does step by step, to the last entry of the history."""
+"""The fast replay equals the step-by-step model, to the last entry of the history."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SAMPLES = sorted((Path(__file__).parents[2] / "sample_traces").glob("*.pickle.gz
 
 @contextmanager
 def step_by_step() -> Iterator[None]:
-    """As the model is read: every event through its handler."""
+    """Replay every event through its handler instead of the fast path."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (recorded_replay, replay):
             patch.setattr(module, "run_quickly", RequestReplay.run_events)

@@ -274,7 +274,7 @@ def test_categories_follow_their_events_and_blocks():
 
 
 def labelled(run: Recorder) -> Trace:
-    """As a predictor leaves it: every event has a category, a module and a phase of its own."""
+    """Return the trace labelled like a prediction, with a category, module and phase for every event."""
     trace = run.trace()
     device, count = trace.devices[0], len(run.events)
     strings = (*trace.strings, *(f"layers.{number}" for number in range(count)))

@@ -1,4 +1,4 @@
-"""What a recording asked of the allocator, apart from what the allocator did about it."""
+"""The requests of a recording, separate from the allocator's reactions to them."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def fate(figures: Figures) -> str:
 
 
 def row(path: Path) -> str:
-    """Of a history of one event or none there is nothing to ask."""
+    """Return the table row of a trace; a history of at most one event has no settings to compare."""
     source = source_of(load_trace(path))
     recorded = replay_as_recorded(source)
     assert recorded.agreement is not None

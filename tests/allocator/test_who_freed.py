@@ -19,7 +19,7 @@ EXPANDABLE = parse_settings("expandable_segments:True")
 
 
 class Unframed(Recorder):
-    """As torch records with context="state": no stacks in the history."""
+    """A recorder like torch's with context="state": the history has no stacks."""
 
     def snapshot(self, last: int | None = None) -> dict[str, Any]:
         found = super().snapshot(last)

@@ -194,7 +194,7 @@ def _serving(command: list[str]) -> Iterator[str]:
 
 
 def _count_bytes(page: Page) -> list[int]:
-    """Of every answer's body as it came over the wire, those that the page's workers ask for included."""
+    """Collect the size of every response body as transferred, those requested by web workers included."""
     sizes: list[int] = []
 
     def count(request: Any) -> None:

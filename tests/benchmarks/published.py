@@ -40,7 +40,7 @@ class Source:
     card: str
     torch: str
     libraries: tuple[str, ...] = ()
-    """Of the original; empty where torch alone was used."""
+    """Versions of libraries in the original; empty if it used torch alone."""
     counts_device: bool = False
     """The figure is of the whole device, so that the context and more are in it."""
 
@@ -83,7 +83,7 @@ class Outcome:
 
     @property
     def predicted(self) -> int | None:
-        """What was measured is allocated, or of the whole device, of which we know what is reserved."""
+        """Predicted bytes to compare: reserved if the source counts the whole device, else allocated."""
         name = "reserved" if SOURCES[self.point.source].counts_device else "allocated"
         value: int | None = self.answer.get(name)
         return value

@@ -40,7 +40,7 @@ def _language_model(make: Callable[[str], nn.Module], settings: Settings) -> Non
 
 
 def _in_halves(kind: Any, config: Any, attention: str) -> nn.Module:
-    """As `from_pretrained` makes it: buffers that are computed keep their type."""
+    """Build the model in fp16 like `from_pretrained`: computed buffers keep their dtype."""
     config._attn_implementation = attention
     made = kind._from_config(config, torch_dtype=torch.float16, attn_implementation=attention)
     assert isinstance(made, nn.Module)

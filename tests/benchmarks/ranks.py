@@ -111,7 +111,7 @@ def _of_dask(file: Path, folder: Path, count: int) -> list[tuple[str, str]]:
 
 
 def _processor_seconds() -> float:
-    """Of this process and of those that it has waited for."""
+    """Return the CPU seconds of this process and of its finished children."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 

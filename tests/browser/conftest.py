@@ -118,7 +118,7 @@ def visits(browser: Any) -> Iterator[Visits]:
 
 @pytest.fixture(scope="package")
 def stays(browser: Any) -> Iterator[Visits]:
-    """Of those who stay for the stories of a file, beside whom others visit."""
+    """Visitors that stay for all tests of a file, next to those of a single test."""
     kept = Visits(browser)
     yield kept
     kept.context.close()
@@ -175,7 +175,7 @@ def same_page(stays: Visits, visitor: dict[str, Any], request: pytest.FixtureReq
 
 
 def at_home(page: Any, address: str) -> None:
-    """As it is first met, with nothing open; loaded only where it is not there."""
+    """Return to the start page with nothing open; load it only if another page is shown."""
     if page.url.startswith(address):
         page.get_by_role("tab", name="Explore").click()
         traces = page.locator("#traces .mv-trace")
@@ -195,7 +195,7 @@ _faults: WeakKeyDictionary[Any, list[str]] = WeakKeyDictionary()
 
 
 def watch(page: Any) -> list[str]:
-    """What must not happen on any page, as it happens."""
+    """Collect faults that no page may have, as they happen."""
     faults = _faults[page] = []
     page.on("pageerror", lambda error: faults.append(f"error on the page: {error}"))
     page.on("console", lambda message: faults.append(f"console: {message.text}") if message.type == "error" else None)

@@ -36,14 +36,14 @@ async ([mount, functions, value]) => {
 
 
 _behind: weakref.WeakKeyDictionary[Any, dict[str, Callable[[str], str]]] = weakref.WeakKeyDictionary()
-"""What each page may ask for now. A function that a page was given once stays for good."""
+"""Functions that each page may call; a function exposed to a page stays exposed."""
 
 
 @dataclass
 class Mounted:
     page: Any
     asked: list[dict[str, Any]] = field(default_factory=list)
-    """What the browser asked the server for."""
+    """Requests that the browser sent to the server."""
     errors: list[str] = field(default_factory=list)
 
     @property
@@ -52,7 +52,7 @@ class Mounted:
         return self.page.evaluate("window.heard")
 
     def say(self, **state: Any) -> None:
-        """What the timeline would say."""
+        """Send a state as the timeline would."""
         self.page.evaluate("(state) => window.say(state)", state)
 
 

@@ -21,7 +21,7 @@ Said = list[tuple[bool, str]]
 
 
 def uploaded(server: str, name: str) -> str:
-    """As an agent's host uploads a file: by a plain request, which answers a path on the server."""
+    """Upload a file as an agent's host does, by a plain request, and return its address on the server."""
     import httpx
 
     with (SAMPLES / name).open("rb") as file:

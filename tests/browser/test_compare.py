@@ -52,7 +52,7 @@ def names(page: Any) -> list[str]:
 
 
 def views(page: Any) -> list[list[float]]:
-    """Where each timeline looks, as shares of its own run."""
+    """Return the viewport of each timeline, as shares of its own run."""
     return page.evaluate(
         """[...document.querySelectorAll('.mv-linked *')].filter((node) => node.memviz?.data).map((node) => {
           const { viewport } = node.memviz;

@@ -1,4 +1,4 @@
-"""What the page's scripts compute, apart from any element: one page, many cases, each held to Python or to a law."""
+"""Computations of the page's scripts without elements, on one page, compared to Python or to a law."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def dropped(page: Any, server: str, files: list[Path]) -> Any:
 
 @contextmanager
 def nobody_answers(page: Any) -> Iterator[None]:
-    """What the page tells its server meanwhile reaches it afterwards, in the same order."""
+    """Hold the page's requests to its server, and send them in order at the end."""
     held: list[Any] = []
     page.route(QUESTIONS, lambda route: held.append(route))
     yield

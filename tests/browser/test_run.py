@@ -22,7 +22,7 @@ PATIENCE_MS = 150_000
 """A first run imports PyTorch and the libraries of models."""
 
 SMALL = {"sequence": "256", "layers": "2"}
-"""Of the feed-forward stack: a fraction of a second each."""
+"""Settings of the feed-forward stack that run in a fraction of a second."""
 
 
 PAGE = """

@@ -74,7 +74,7 @@ def test_a_measure_is_a_small_part_of_any_file(page: Any) -> None:
 @pytest.mark.parametrize("kinds", [["plain"], ["plain", "plain", "packed"], ["packed", "plain", "plain", "plain"]])
 @pytest.mark.parametrize("size", [0, 1, 65_536, 2_000_001])
 def test_packed_and_as_they_are_parts_are_one_file(page: Any, kinds: list[str], size: int) -> None:
-    """Of bytes that pack badly, so that what is packed fills parts of its own."""
+    """Random bytes do not compress, so that compressed and plain parts alternate."""
     scripts(page)
     raw = random.Random(size).randbytes(size)
     given = {"text": base64.b64encode(raw).decode(), "kinds": kinds, "rate": 300_000}

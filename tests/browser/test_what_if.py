@@ -1,4 +1,4 @@
-"""What if, as somebody meets it: the sample that ran out of memory, what would have saved it, and other questions."""
+"""The What if tab: the sample that ran out of memory, the fixes that avoid it, and other questions."""
 
 from __future__ import annotations
 

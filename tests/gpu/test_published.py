@@ -46,7 +46,7 @@ class Table:
     seed: str
     workload: str
     ways: Mapping[str, tuple[Way, ...]]
-    """By the settings of the workload, as in 'activation=gelu'."""
+    """Measurements by workload settings, such as 'activation=gelu'."""
 
 
 def _split(whole: float, split: float) -> tuple[Way, ...]:

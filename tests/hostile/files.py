@@ -89,7 +89,7 @@ def one_list_of_blocks_in_many_segments() -> bytes:
 
 @read
 def one_list_of_frames_for_all() -> bytes:
-    """As torch does, though not with so many."""
+    """Return a snapshot whose events share one long list of frames, like torch's but longer."""
     frames = [frame(f"f{i}", line=i) for i in range(500)]
     return packed(snapshot([each for i in range(2000) for each in (alloc(BASE + 512 * i, 512, frames=frames),)]))
 

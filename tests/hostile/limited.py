@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 10
-"""Of processor time, on a machine that spells 150,000 numbers in `_COUNTED`; on a slower one as many more.
+"""Limit of CPU seconds on a machine that formats 150,000 numbers in `_COUNTED`; scaled up on a slower one.
 
 How slow it is may change while a job runs.
 """

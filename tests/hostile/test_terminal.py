@@ -232,7 +232,7 @@ def test_no_fault_ends_in_status_1(
 
 @pytest.fixture(params=["SIGTERM", "SIGHUP"])
 def ending(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Of a process that a terminal starts: what `nohup` starts ignores one of them."""
+    """A signal with its default handler, as in a process of a terminal; `nohup` makes its child ignore SIGHUP."""
     number = getattr(signal, request.param)
     before = signal.signal(number, signal.SIG_DFL)
     yield number

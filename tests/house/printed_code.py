@@ -95,7 +95,7 @@ def saved_bytes(names: Names) -> int:
 
 
 def inner_rows(names: Names) -> int:
-    """Of the widest products in feed-forwards, the most rows."""
+    """Return the most rows among the widest matrix products of feed-forwards."""
     return max(
         (shape[:-1].numel() for name, shape in operators(names) if "mm" in name and shape[-1:] == (256,)), default=0
     )

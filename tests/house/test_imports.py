@@ -75,7 +75,7 @@ def forbidden(path: str, file: Outline) -> list[str]:
 
 @cache
 def rooms() -> dict[str, frozenset[str]]:
-    """Of the page: which of its rooms each may import."""
+    """Return the rooms of the page, each with the rooms that it may import."""
     return {room: _quoted(others) for room, others in ROOM.findall(text_of("memviz/README.md"))}
 
 

@@ -1,4 +1,4 @@
-"""What the READMEs say is true: the three lines, the front matter, every command and every path."""
+"""The READMEs are true: the three lines, the front matter, every command and every path."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def shown_output(line: str) -> list[str] | None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where commands may write, with the samples where the README has them."""
+    """A writable folder for commands, with the samples at the README's path."""
     (tmp_path / "sample_traces").symlink_to(ROOT / "sample_traces")
     return tmp_path
 

@@ -1,4 +1,4 @@
-"""What `torch.cuda` says of memory, under all its names."""
+"""Memory functions of `torch.cuda`, under all their names."""
 
 from __future__ import annotations
 

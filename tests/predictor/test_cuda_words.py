@@ -1,4 +1,4 @@
-"""What programs ask `torch.cuda` and `torch.accelerator` about the machine, and that all of it is taken back."""
+"""Device queries of `torch.cuda` and `torch.accelerator`, and their removal afterwards."""
 
 from __future__ import annotations
 

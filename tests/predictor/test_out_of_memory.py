@@ -1,4 +1,4 @@
-"""Where the card has no memory left: torch's error, who is told, and what is left after it."""
+"""Out of memory on the predicted GPU: torch's error, its observers, and the state after it."""
 
 from __future__ import annotations
 

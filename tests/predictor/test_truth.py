@@ -19,7 +19,7 @@ _SCALAR = 16
 
 
 def real(build: Callable[[], nn.Module], inputs: Tensor, targets: Tensor) -> list[tuple[tuple[str, ...], int]]:
-    """Of the second step: the operators around each allocation, outermost first, and its bytes."""
+    """Return operators (outermost first) and bytes of each allocation in the second step."""
     model = build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
     train(model, inputs, targets, optimizer)

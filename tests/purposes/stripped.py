@@ -45,7 +45,7 @@ def without_stacks(known: Known) -> Known:
 
 
 def without_beginning(known: Known, share: float, *, stacks: bool = False) -> Known:
-    """As a recording that was switched on later: what was live then has no stack either."""
+    """Cut the first events, like a recording started late: allocations live then have no stack either."""
     device, events = known.device, known.device.events
     skipped = int(len(events) * share)
     later = Events(**{name: column[skipped:] for name, column in events.columns()})

@@ -115,7 +115,7 @@ def test_what_takes_more_than_it_says_ends_its_own_process(
 def test_a_table_of_much_text_is_refused_without_holding_all_of_it(
     job: tuple[Path, RankSummary], tmp_path: Path
 ) -> None:
-    """Of a line that is too long a piece is read, and no list of numbers is made of it."""
+    """Only a part of an overlong row is read, and no list of its numbers is built."""
     full, schema = tmp_path / "full.parquet", parquet.read_schema(job[0])
     row = {**parquet.read_table(job[0]).slice(0, 1).to_pylist()[0], "live": [0] * 600_000}
     parquet.write_table(arrow.Table.from_pylist([row], schema=schema), full, compression="zstd")

@@ -149,7 +149,7 @@ def test_the_chief_cause_goes_the_way_of_the_whole() -> None:
 
 
 def test_the_chief_cause_is_a_site_where_one_is_named() -> None:
-    """What is left may be more together, and nobody can look it up."""
+    """The rest may sum to more, but names no line of code."""
     causes = (NamedDelta("a.py:1", 40), NamedDelta("b.py:1", 30), NamedDelta(REST, 50))
     assert Outlier(64, 5, 120, causes).chief_site == causes[0]
     assert Outlier(64, 5, 50, causes[2:]).chief_site == causes[2]

@@ -1,4 +1,4 @@
-"""Of which ranks there is no file."""
+"""Ranks without a file."""
 
 from __future__ import annotations
 

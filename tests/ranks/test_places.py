@@ -1,4 +1,4 @@
-"""Where the files lie."""
+"""Locations of rank files: folders, globs and remote addresses."""
 
 from __future__ import annotations
 

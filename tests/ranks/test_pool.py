@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def killed_by_some(place: Place, device: str | None) -> Reduced:
-    """As the system ends a process that takes too much memory."""
+    """Kill the process for some files, as the OOM killer would."""
     if "killer" in place.name:
         os.kill(os.getpid(), signal.SIGKILL)
     return reduce_rank(place, device)
@@ -115,7 +115,7 @@ def killed_while_reading(folder: str) -> None:
 
 
 def children() -> list[str]:
-    """Of this process: those that multiprocessing did not wait for."""
+    """Return the names of live child processes of multiprocessing."""
     import multiprocessing
 
     return [child.name for child in multiprocessing.active_children()]

@@ -39,7 +39,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def other_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Of a worker in a folder of its own, where memviz is something else: another version, or none."""
+    """A cluster whose worker imports another package named memviz."""
     folder = tmp_path_factory.mktemp("elsewhere")
     (folder / "memviz").mkdir()
     (folder / "memviz" / "__init__.py").write_text("")
@@ -96,7 +96,7 @@ def test_a_worker_killed_half_way_costs_no_rank(cluster: Any, tmp_path: Path) ->
 
 
 def killing(address: str, etag: str, size: int, device: str | None) -> Reduced:
-    """As reading a file may, by the system's hand."""
+    """Kill the worker at one rank, as the OOM killer may during reading."""
     import os
     import signal
 

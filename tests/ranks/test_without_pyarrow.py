@@ -1,4 +1,4 @@
-"""Whoever has no pyarrow is told what it is for."""
+"""The error without pyarrow names what it is needed for."""
 
 from __future__ import annotations
 

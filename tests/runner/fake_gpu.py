@@ -17,11 +17,11 @@ from tests.traces import block, segment
 
 
 class OutOfMemoryError(RuntimeError):
-    """As torch's, which cannot be had without torch."""
+    """Stand-in for torch's error, without importing torch."""
 
 
 class Moment:
-    """As torch.cuda.Event, by the processor's clock."""
+    """Stand-in for torch.cuda.Event that reads the CPU clock."""
 
     def __init__(self, enable_timing: bool = False) -> None:
         self.at = 0.0
@@ -54,7 +54,7 @@ class FakeGpu:
         self.late_calls: list[Callable[[], None]] = []
         self.is_used = is_used
         self.refuses = ""
-        """What the driver says to whoever starts it."""
+        """Error message of the driver when a process starts it; empty if it works."""
         self.before_snapshot: Callable[[], None] | None = None
         self._record_memory_history = _RELEASES[release](self)
 
@@ -156,7 +156,7 @@ class FakeGpu:
             self._write({"action": action, "addr": address, "size": size, "stream": 0})
 
     def _note(self) -> None:
-        """What the small allocator has written down since."""
+        """Record the small allocator's new events and update the peaks."""
         for event in self.allocator.events:
             self._write(event)
         self.allocator.events.clear()

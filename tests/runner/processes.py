@@ -44,7 +44,7 @@ def running(scheduler: Scheduler, status: OrderStatus, number: int = 0) -> Worke
 
 
 def is_there(pid: int) -> bool:
-    """What has ended and was not waited for yet is gone."""
+    """Return whether a process runs; a zombie counts as gone."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

@@ -84,7 +84,7 @@ def test_where_little_is_on_the_card_at_once_the_load_decides_what_it_must_hold(
 
 
 def moved(model: nn.Module) -> nn.Module:
-    """As `.to` another device moves it: other memory, the same values."""
+    """Move the model as `.to(device)` does: new memory, the same values."""
     return model._apply(lambda tensor: tensor.clone())
 
 

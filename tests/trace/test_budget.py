@@ -1,4 +1,4 @@
-"""What one file may take grows with its size, and a reading ends when nobody waits for it any more."""
+"""The budget of a reading grows with the file's size, and a reading ends when its visitor leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an estimate takes over of its recording, in a file and back."""
+"""The parts that an estimate takes over from its recording, written to a file and read back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is no snapshot, or contradicts itself, is refused as a TraceError; nothing crashes and nothing explodes."""
+"""Invalid or contradictory snapshots raise TraceError, without a crash or excessive memory."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ HOSTILE: dict[str, Any] = {
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where each value lies inside, as the keys that lead to it."""
+    """Return the path of keys to each nested value."""
     inner = value.items() if type(value) is dict else enumerate(value) if type(value) is list else ()
     return [found for key, each in inner for found in [(*path, key), *places(each, (*path, key))]]
 

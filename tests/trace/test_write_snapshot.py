@@ -224,7 +224,7 @@ snapshots = st.fixed_dictionaries(
 
 
 def without_notes(trace: Trace) -> Trace:
-    """What the reader noticed in a first file (blocks that leave a gap, say) is about that file."""
+    """Drop the reader's notes (a gap between blocks, say), which are about the first file."""
     return replace(trace, notes=())
 
 

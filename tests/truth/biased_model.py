@@ -10,7 +10,7 @@ from tests.truth.language_model import Sizes
 
 _LOWEST = torch.finfo(torch.float32).min
 _FIRST_PLACE = 2
-"""Of the table of places; those before it stand for padding."""
+"""Offset into the position embedding; the positions before it are for padding."""
 
 
 class Attention(nn.Module):

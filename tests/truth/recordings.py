@@ -13,7 +13,7 @@ class Peaks:
     live: int
     """Bytes that the program asked for."""
     allocated: int
-    """Of the blocks that held them."""
+    """Bytes of the rounded blocks."""
     reserved: int
 
 
@@ -21,7 +21,7 @@ class Peaks:
 class Recording:
     name: str
     source: str
-    """Where it is public."""
+    """Address of the public file."""
     card: str
     """One of its class: the recordings do not say which it was."""
     release: tuple[int, int]

@@ -147,7 +147,7 @@ def test_events_of_an_edit_are_in_order():
 
 
 def holding(sizes_of_layers: list[list[int]], stacks: list[list[dict[str, Any]]]) -> LayersHolding | None:
-    """Of a forward whose layers come to these stacks with these sizes, all live when the backward begins."""
+    """Return the layers of a forward with these stacks and sizes, all live when the backward begins."""
     events: list[Any] = [alloc(WEIGHTS, 50 * MiB, frames=BUILD)]
     made = [(size, stack) for sizes in sizes_of_layers for size, stack in zip(sizes, stacks, strict=True)]
     events += [alloc(number * MiB, size * MiB, frames=stack) for number, (size, stack) in enumerate(made)]

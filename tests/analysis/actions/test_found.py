@@ -1,4 +1,4 @@
-"""What was found of a recording holds for every estimate made from it: its phases, and what each allocation is for."""
+"""Estimates reuse the phases and purposes of the recording that they were made from."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def names(trace: Trace, device: DeviceTrace) -> list[str]:
 
 
 def begin_with_allocs(trace: Trace, device: DeviceTrace) -> list[bool]:
-    """Of each phase; an optimizer step that torch noted may begin with a free."""
+    """Tell for each phase whether it begins with an allocation; a noted optimizer step may begin with a free."""
     firsts = [span.first for span in phase_spans(trace, device).spans]
     return (device.events.action[firsts] == Action.ALLOC).tolist()
 
@@ -86,7 +86,7 @@ def expect_taken_over(trace: Trace, device: DeviceTrace, made: Proposal) -> None
 
 
 def expect_same(start: np.ndarray, asked: np.ndarray, after: DeviceTrace, known: np.ndarray) -> None:
-    """Of each row that was asked for the same; what was refused when recorded, and is served here, is a row more."""
+    """Compare rows of equal requests; a request refused when recorded and served here is an extra row."""
     assert after.taken_over is not None
     begun = lifetimes(after).start
     served = (begun >= 0) & after.taken_over.events.is_known[begun]
@@ -121,7 +121,7 @@ def test_what_is_made_again_is_what_it_was_and_belongs_to_the_backward():
 
 
 def silent(events: list[Any]) -> list[Any]:
-    """As with stacks of Python alone: what autograd makes has none, and belongs to the call before it."""
+    """Keep Python stacks only: allocations of autograd have none and belong to the call before them."""
     alike = []
     for each in events:
         frames = each.get("frames", [])

@@ -1,4 +1,4 @@
-"""What is proposed against which finding, and what is live then."""
+"""The actions proposed for each finding, and the live bytes that they predict."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from tests.traces import block, frame, segment, trace_of
 
 
 def judged(trace: Trace, address: int = 1) -> tuple[Category, Reason]:
-    """Of the first allocation at this address."""
+    """Return category and reason of the first allocation at this address."""
     device = trace.devices[0]
     row = int(np.flatnonzero(lifetimes(device).address == address)[0])
     found = categories(trace, device)

@@ -51,7 +51,7 @@ def test_it_fits_and_the_next_does_not(at_rest: int, slope: int, floor: int, fir
 
 
 def test_below_a_value_that_does_not_fit_smaller_ones_that_the_model_refuses_are_passed_over() -> None:
-    """As where gradient accumulation takes a batch in 8 pieces."""
+    """Gradient accumulation into 8 micro-batches refuses smaller batches."""
     asked: list[int] = []
 
     def ask(value: int) -> tuple[bool, int] | str:
@@ -88,8 +88,7 @@ def test_a_line_takes_six_predictions_at_most(at_rest: int, slope: int) -> None:
 
 @pytest.mark.parametrize("border", [3, 7, 13, 22, 29, 39])
 def test_a_floor_that_rises_slowly_at_first_takes_six_predictions_at_most(border: int) -> None:
-    """As where an optimizer works in backward: the slope between 1 and 2 says little of what comes, and sizes are
-    rounded as segments are."""
+    """The slope between 1 and 2 misleads, as with the optimizer step in backward; peaks are rounded to segments."""
 
     def peak(value: int) -> int:
         exact = max(3700 + 38 * value, 3200 + 139 * value)

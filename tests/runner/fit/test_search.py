@@ -24,8 +24,7 @@ SIZES = (4, 6, 3, 2, 4)
 
 
 class MadeUpSpace:
-    """Of 576 combinations, some of which cannot run, with costs and peaks as toggles have them: shares that multiply,
-    and some that help only where another is on."""
+    """A search space of 576 combinations, some invalid: savings multiply, and some options help only with another."""
 
     def __init__(self, seed: int) -> None:
         luck = random.Random(seed)

@@ -23,7 +23,7 @@ SMALL = {"sequence": "64", "dim": "64", "layers": "2"}
 
 
 class Space:
-    """What `spaces.GPU` does: it takes note of the function, and lends a GPU while it runs."""
+    """Stand-in for `spaces.GPU`: it registers the function and lends a GPU while it runs."""
 
     def __init__(self) -> None:
         self.functions: list[str] = []
@@ -133,7 +133,7 @@ def tiny():
 
 
 def on_a_card(gpu: FailingGpu, folder: Path) -> RunEvent:
-    """As the Space would run it, with this card lent."""
+    """Run a request on this GPU as the Space does, and return the last event."""
     (folder / "own.py").write_text(OWN)
     request = Request(f"{folder}/own.py:tiny", {"mode": "training"}, on="cuda", numerics=False, warmup=0)
     with gpu.in_torch(), pytest.MonkeyPatch.context() as patch:

@@ -52,13 +52,13 @@ def test_the_history_is_on_from_before_the_weights_until_the_trace_is_read_and_n
 
 
 def each_call(calls: tuple[str, ...]) -> list[int]:
-    """Of the many looks at the counters only some; of everything else all."""
+    """Return the indices to fail at: every call, but only a sample of the many reads of memory statistics."""
     looks = [at for at, name in enumerate(calls) if name == "memory_stats_as_nested_dict"]
     return sorted({at for at in range(len(calls)) if at not in looks} | {*looks[:3], *looks[3:-3:6], *looks[-3:]})
 
 
 def said(gpu: FailingGpu, plan: Plan, folder: Path) -> list[dict[str, Any]]:
-    """What the process of the run says of it."""
+    """Return the messages of the run's process."""
     found: list[dict[str, Any]] = []
 
     def send(kind: str, number: int, **rest: Any) -> None:

@@ -194,7 +194,7 @@ RIGHT_SPLITS: dict[str, Apply] = {
 def attention(
     *, causal: bool = True, scale: float = 1.0, p: Callable[[float], float] = lambda p: p, lost: bool = False
 ) -> Apply:
-    """By hand, as the math kernel does it."""
+    """Return attention computed explicitly, like the math kernel."""
 
     def forward(module: Any, x: Tensor) -> Tensor:
         query, key, value = module.heads(x)

@@ -179,7 +179,7 @@ def test_labels_stay_right_where_the_ring_lost_its_first_events():
 
 
 class NoCounts(FakeGpu):
-    """As torch.xpu: bytes are counted, allocations are not."""
+    """A backend like torch.xpu, which counts bytes but not allocations."""
 
     def memory_stats_as_nested_dict(self, _index: int | None = None) -> dict[str, Any]:
         return {"allocated_bytes": {"all": {"current": 1, "peak": 1}}}

@@ -81,7 +81,7 @@ def test_a_chosen_kernel_is_predicted_and_only_math_holds_the_scores(name):
 
 
 def test_all_experts_are_held_and_a_token_s_work_is_that_of_two():
-    """Of four experts fewer, only their weights are missing, and their columns of what chooses."""
+    """Four experts fewer remove only their weights and their columns of the router."""
     settings = {"layers": "1", "narrow": "8", "sequence": "64", "mode": "inference"}
     runs = {}
     for experts in (8, 4):

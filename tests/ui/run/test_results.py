@@ -259,7 +259,7 @@ def test_variants_with_equal_outputs_share_a_row() -> None:
 
 
 def test_absmax_stands_beside_its_share_of_the_largest_value() -> None:
-    """Of a run kept before that was a figure of its own, too."""
+    """In runs saved by earlier versions absmax was a figure of its own, too."""
     sizes = {"absmax": 1.5e-4, "reference_absmax": 5e-4, "relative_l2": 0.008}
     verdict = {"verdict": {"ok": True, "words": "equal"}, "outputs": [{"difference": sizes}]}
     html = results_html(OrderStatus("x", (LTX[0], variant("Split", predicted(9, 1, numerics=verdict)))))
@@ -391,14 +391,14 @@ def recorded_variant(folder: Path, label: str, peak: int) -> Variant:
 
 
 def heights_shown(variants: list[Variant], pictures: RunPictures) -> list[float]:
-    """Of each box the share that has a colour in its last column."""
+    """Return the height of each box that is coloured in its last column."""
     html = pictures_html(variants, pictures.of(variants))
     images = re.findall(r'<img src="([^"]*)"[^>]*style="height:([0-9.]+)%"', html)
     return [_share_drawn(address) * float(height) / 100 for address, height in images]
 
 
 def _share_drawn(address: str) -> float:
-    """Of the picture's last column."""
+    """Return the coloured share of the picture's last column."""
     png = base64.b64decode(address.partition(",")[2])
     width, height = struct.unpack(">II", png[16:24])
     body = png[png.index(b"IDAT") + 4 :]

@@ -159,7 +159,7 @@ def test_more_than_was_announced_is_not_kept():
 
 
 def test_a_full_disk_frees_what_was_taken_and_says_so(monkeypatch: pytest.MonkeyPatch):
-    """As a write fails for want of room: the first bytes fit, the next do not."""
+    """A write fails for lack of space after its first bytes fit."""
     made: list[io.BufferedIOBase] = []
     make = tempfile.TemporaryFile
 
