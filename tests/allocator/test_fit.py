@@ -42,7 +42,7 @@ def word(trace: Trace, card: int, known_in: int | None, *, more: float = 0.0, le
     ("card", "expected"), [(1400, "yes"), (1300, "yes"), (1298, "close"), (1100, "close"), (1098, "no")]
 )
 def test_the_context_decides_from_its_least_to_its_most(card: int, expected: str, known_in: int | None) -> None:
-    """Whatever is known of the same run in other memory: 1,000 MiB are held, beside 100 to 300."""
+    """The verdict for 1,000 MiB plus a context of 100 to 300, with or without a run of known memory."""
     assert word(held(600, 400), card, known_in) == expected
 
 

@@ -1,4 +1,4 @@
-"""The one fact that is about operators and not about the allocator: which memory they ask for needs no device."""
+"""The one fact about operators rather than the allocator: the memory they request needs no device."""
 
 from __future__ import annotations
 

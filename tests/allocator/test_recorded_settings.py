@@ -1,4 +1,4 @@
-"""Under which settings a recording was made, where the file does not say or says it wrongly."""
+"""Settings of a recording whose file does not state them, or states them wrongly."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ def test_the_answer_says_on_which_card_it_fits_and_how_much_of_the_peak_is_unuse
     assert (found.smallest_card, found.replayed.unused_at_peak_bytes) == (CardMemory(8 * GiB), 5 * GiB)
     assert found.replayed.fragmentation == pytest.approx(5 / 11)
     assert what_if(run.trace(), settings=EXPANDABLE, overhead_bytes=GiB).smallest_card == CardMemory(8 * GiB, GiB)
-    # What is asked of a card does not change which one is large enough.
+    # The card in question does not change the smallest card that is large enough.
     assert what_if(run.trace(), card=CardMemory(2 * GiB)).smallest_card == CardMemory(8 * GiB)
 
 

@@ -55,7 +55,7 @@ def test_a_program_that_empties_its_cache_did_so_where_memory_was_not_short(kind
 
 
 def test_what_is_cached_and_would_have_served_shows_that_the_program_freed_it() -> None:
-    """30 MiB are cached, 30 are asked for, and a new segment is made: at another time no more was reserved."""
+    """30 MiB are cached, 30 requested, and a new segment is made, although no more was reserved at other times."""
     run = looped(Unframed(), (30, 30, 30), empties=True)
     found = freed(run)
     assert (len(found.emptied), found.retries) == (3, 0)
@@ -77,7 +77,7 @@ def test_a_recording_that_ran_out_says_what_it_had() -> None:
 
 
 def test_stacks_of_the_malloc_say_that_memory_was_short_whatever_was_reserved_before() -> None:
-    """Other processes may have taken memory in between; then nothing is said of how much there was."""
+    """Other processes may have taken memory in between; then the amount is not reported."""
     run = Recorder(card=200 * MiB)
     for size in (90, 100):
         run.cached(size * MiB)

@@ -127,7 +127,7 @@ def predict(source: Source, wanted: Sequence[Point], libraries: Path | None) -> 
 
 
 def environment(libraries: Sequence[str], folder: Path) -> Path | None:
-    """torch stays the installed one: the release whose kernels are followed is said to the prediction."""
+    """Install the libraries without torch; the prediction is given the torch release to follow."""
     if not libraries:
         return None
     made = folder / "-".join(libraries[0].split("=="))
@@ -198,7 +198,7 @@ def main() -> None:
 
 
 def _keep(name: str, line: str, rows: list[dict[str, Any]]) -> None:
-    """In the order of the sources, whatever is predicted first."""
+    """Save a source's row, in the order of the sources."""
     known = {**_lines(), SOURCES[name].title: line}
     lines = [known[source.title] for source in SOURCES.values() if source.title in known]
     write_table("published", "\n".join([*_HEAD, *lines]))
@@ -209,7 +209,7 @@ def _keep(name: str, line: str, rows: list[dict[str, Any]]) -> None:
 
 
 def _lines() -> dict[str, str]:
-    """Those that stand in the README, by their source's title."""
+    """Return the rows of the README's table, by their source's title."""
     text = README.read_text(encoding="utf-8")
     table = text[text.index("<!-- published: begin -->") : text.index("<!-- published: end -->")]
     found = [line for line in table.splitlines() if line.startswith("| ")]

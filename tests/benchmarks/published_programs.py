@@ -1,4 +1,4 @@
-"""Programs of our own that do what the published figures were measured with: what they are told, a line each, as JSON.
+"""Our versions of the programs behind the published figures, one JSON line of settings each.
 
 It runs in a process of its own, with the libraries of the source before ours on the path: each line of its input is
 the program's name, its card, its release of torch and its settings; each line of its output the peaks, or why not.

@@ -83,8 +83,8 @@ def _of_the_pool(file: Path, folder: Path, count: int) -> list[tuple[str, str]]:
 
 
 def _of_dask(file: Path, folder: Path, count: int) -> list[tuple[str, str]]:
-    """In turns, after one that is not counted. Processor time is of all processes together: whatever else the machine
-    does changes it least."""
+    """Time pool and Dask in turns, after an uncounted warm-up. CPU time of all processes is the least sensitive to
+    other load on the machine."""
     from distributed import Client, LocalCluster
 
     places, _ = _job(file, folder / "dask", count)

@@ -64,14 +64,14 @@ def load(page: Any, *modules: str) -> None:
 def mount(
     page: Any, component: type[Component], *, serve: list[Callable[[Any], Any]], value: Any, more: tuple[str, ...] = ()
 ) -> Mounted:
-    """`more` are modules that the test itself asks."""
+    """Mount a component; `more` are modules that the test itself uses."""
     shown = Mounted(page)
     page.on("pageerror", lambda error: shown.errors.append(str(error)))
     style = (_UI / "shell" / "page_frame.css").read_text() + MemoryTimeline.style() + component.style()
     if page not in _behind:
         page.expose_function("python", lambda name, asked: _behind[page][name](asked))
     _behind[page] = {function.__name__: _answering(function, shown) for function in serve}
-    # Nothing of what stood there before, and nothing under the mouse.
+    # Clear the previous content, and move the mouse away.
     page.goto("about:blank")
     page.mouse.move(0, 0)
     page.set_content(PAGE.format(style=style))

@@ -1,4 +1,4 @@
-"""An agent, as the library of the Model Context Protocol makes one, asks the running page."""
+"""An MCP client, built with the official library, against the running page."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def uploaded(server: str, name: str) -> str:
 
 
 def ask(server: str, questions: Sequence[tuple[str, dict[str, Any]]]) -> tuple[dict[str, Any], Said]:
-    """The tools with the schemas of what they take; of each question whether it failed, and what was said."""
+    """Return the tools with their input schemas, and for each question whether it failed and its answer."""
     from mcp import ClientSession
     from mcp.client.streamable_http import streamable_http_client
 

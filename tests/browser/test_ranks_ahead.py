@@ -73,7 +73,7 @@ def expect_shown_ahead(page: Any, rank: int) -> None:
     page.locator(f'{AHEAD}[data-key="{key_of(page, rank)}"]').wait_for()
     assert page.locator(".mv-trace.mv-chosen").inner_text().startswith(f"run.rank{rank}")
     assert page.locator("#traces [aria-current=true]").count() == 1
-    # What speaks of the rank before stands back.
+    # Panels about the previous rank are dimmed.
     page.wait_for_function("() => getComputedStyle(document.querySelector('#verdict')).opacity < 1")
 
 

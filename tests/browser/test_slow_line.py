@@ -48,7 +48,7 @@ def scripts(page: Any) -> None:
 def test_the_line_is_judged_by_what_was_sent(page: Any) -> None:
     scripts(page)
     kilo = 1024
-    # A first part that is slow is asked about again; on a quick line one is enough.
+    # A slow first part is measured again; on a fast line one part is enough.
     assert page.evaluate(JUDGED, [[48 * kilo, 240], [48 * kilo, 235]]) == ["unknown", "packed"]
     assert page.evaluate(JUDGED, [[512 * kilo, 80], [4000 * kilo, 300]]) == ["as it is", "as it is"]
     # Of two the better counts: it is the machine that was slow.

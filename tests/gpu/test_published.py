@@ -180,7 +180,7 @@ def test_a_repeated_step_is_equal_to_the_bit(dtype: str, gpu: Gpu):
 
 
 def timed(table: Table, settings: str, accelerator: Accelerator) -> Iterator[tuple[Plan, dict[str, Any]]]:
-    """One model in all ways: seconds, and the outputs beside those of the first way, which runs twice for the noise."""
+    """Time one model in all ways and compare outputs to the first way, which runs twice to measure noise."""
     ways = [(way, _plan(table.workload, settings, way)) for way in table.ways[settings]]
     workload = ways[0][1].workload
     model, reference = workload.build(), None

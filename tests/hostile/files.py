@@ -16,7 +16,7 @@ Make = Callable[[], bytes]
 REFUSED: dict[str, Make] = {}
 """Must end in words."""
 READ: dict[str, Make] = {}
-"""Odd, but somebody's recording: every command gives its answer."""
+"""Files that must be refused with a message."""
 
 
 def refused(make: Make) -> Make:

@@ -73,7 +73,7 @@ def test_a_checkpointed_layer_keeps_what_it_hands_on_and_makes_the_rest_again():
     # All layers and the logits, against what all hand on and what the last one makes.
     assert before.peak_bytes == (50 + LAYERS * 58 + 20 + 1) * MiB
     assert after.peak_bytes == (50 + LAYERS * 8 + 50) * MiB
-    # In the backward, beside the 3 MiB that it needs, what the layer makes again and what those before it hand on.
+    # In the backward: its own 3 MiB, the recomputed layer, and the outputs of the layers before it.
     backward = np.flatnonzero(made.trace.devices[0].events.address == SCRATCH)[3::3]
     live = after.live[backward + 1]
     assert live.tolist() == [(50 + layer * 8 + 50 + 3) * MiB for layer in reversed(range(LAYERS))]

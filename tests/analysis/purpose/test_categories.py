@@ -82,7 +82,7 @@ CASES = {
     Reason.KEPT_RESULT: Recording().alloc(2, t.FORWARD).alloc(1, t.LOSS),
     Reason.NO_STACK: Recording().alloc(2, t.FORWARD).alloc(1, None),
 }
-"""Each by what is said of the allocation at address 1."""
+"""A recording for each reason, which applies to the allocation at address 1."""
 
 
 @pytest.mark.parametrize("reason", CASES, ids=lambda reason: reason.name)
