@@ -1,4 +1,4 @@
-"""Runs that would take the machine: refused by their size, ended by their memory, gone with whoever asked."""
+"""Runs that would exhaust the machine: refused by size, ended by memory, or cancelled with their visitor."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ def test_parts_in_parallel_are_no_way_around_the_announced_size(server: Server):
 
 @pytest.mark.slow
 def test_half_open_uploads_and_many_tickets_keep_nobody_out(server: Server):
-    """Slow lines, and tickets under many cookies: whoever comes later still has a file read."""
+    """With slow uploads, and tickets under many cookies, a later visitor's file is still read."""
     slow = []
     for i in range(30):
         _, ticket = begin(server, 100_000, cookie=f"session={i}")

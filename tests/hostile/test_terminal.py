@@ -180,7 +180,7 @@ def test_nowhere_to_say_an_error_changes_no_status(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_streams_that_are_full_or_closed_leave_no_traceback(small: Path, line: str, status: int) -> None:
-    """In a process of its own: what Python says while it ends counts too."""
+    """Runs in its own process, because Python's messages at exit count too."""
     command = f"'{sys.executable}' -m memviz {line.format(small=small)}; echo status $? >&3"
     done = subprocess.run(
         ["bash", "-c", f"exec 3>&1; {{ {command}; }} 2>&1"], cwd=ROOT, capture_output=True, text=True, check=False

@@ -45,7 +45,7 @@ def part_of(path: str) -> str:
 
 
 def imported(path: str, file: Outline) -> Iterator[str]:
-    """Dotted names, wherever in the file the import stands: a lazy import is one too."""
+    """Yield the dotted names of all imports in the file, lazy ones included."""
     package = list(PurePosixPath(path).parts[:-1])
     for node in file.imports:
         if isinstance(node, ast.Import):

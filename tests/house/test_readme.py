@@ -64,7 +64,7 @@ WITH_COMMANDS = ("README.md", "memviz/commands/README.md", "memviz/recipes.md")
 
 
 def commands_in_readme() -> list[str]:
-    """Each once, wherever people are told of it."""
+    """Return the commands of all READMEs, without duplicates."""
     lines = (line for name in WITH_COMMANDS for line in bash_lines(name))
     return list(dict.fromkeys(line for line in lines if line.startswith("python -m memviz ")))
 
@@ -123,7 +123,7 @@ def test_one_line_starts_the_page():
 
 
 SERVING = "python -m memviz open "
-"""It runs until somebody stops it."""
+"""A command that runs until it is stopped."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Results that are as long as values say: whoever knows how long states it."""
+"""Results whose length depends on values: the program or a rule states it."""
 
 from __future__ import annotations
 

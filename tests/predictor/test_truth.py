@@ -1,4 +1,4 @@
-"""Predicted allocations beside those of the same step on real tensors, as torch's own profiler counts them."""
+"""Predicted allocations compared to those of the same step on real tensors, as torch's profiler counts them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces with less in them: without what our own runs wrote, without stacks, without their beginning.
+"""Reduced traces: without memviz's own labels, without stacks, or without their beginning.
 
 What is left out is what the inference must do without; what each allocation truly was is kept beside it.
 """
@@ -16,7 +16,7 @@ from memviz.trace.model import NO_STACK, Annotations, Bytes1, DeviceTrace, Event
 
 @dataclass(frozen=True)
 class Known:
-    """A trace that says nothing of itself, and what its allocations are."""
+    """A trace without labels, and the true purpose of its allocations."""
 
     name: str
     trace: Trace

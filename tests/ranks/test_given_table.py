@@ -1,4 +1,4 @@
-"""A table of ranks that anybody brings: what it says is what was written, and what breaks it is refused in words."""
+"""A user's table of ranks: it reads as written, and an invalid one is refused with a message."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installe
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RankSummary]:
-    """The table and what was told when it was written; the files lie elsewhere by now."""
+    """The table and the summary at its writing; the files have moved since."""
     folder = write_ranks(tmp_path_factory.mktemp("ranks") / "job", 4, rank2=9 * MiB)
     (folder / "mesh.json").write_text('{"pp": 2, "dp": 2}')
     (folder / "run.rank3.pickle").write_bytes(b"cut")
@@ -37,7 +37,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RankSummary]:
 
 @pytest.mark.slow
 def test_a_table_says_what_was_told_when_it_was_written(job: tuple[Path, RankSummary]) -> None:
-    """The mesh stood in a file beside the ranks, which is not there any more."""
+    """The mesh came from a file next to the ranks, which no longer exists."""
     table, told = job
     assert ranks_of_table(table, "ranks.parquet") == told == gathered(Gathering((str(table),)))
     assert [mesh_of(rank) for rank in told.ranks] == [(("pp", n // 2), ("dp", n % 2)) for n in range(3)]

@@ -1,4 +1,4 @@
-"""Rows as a table, and back; and going on where somebody was interrupted."""
+"""Rows written as a table and read back, and the resumption of an interrupted run."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_rows_come_back_as_they_went(job: Path) -> None:
 
 
 def test_a_table_of_version_1_is_read_as_well(job: Path) -> None:
-    """It does not say what is only probable."""
+    """Version 1 does not mark what is only probable."""
     import pyarrow
 
     path = job.parent / "ranks.parquet"

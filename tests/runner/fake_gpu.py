@@ -1,4 +1,4 @@
-"""A GPU that is not there, behind the names of `torch.cuda`: it counts, records and runs out of memory as torch does.
+"""A fake GPU behind the names of `torch.cuda`: it counts, records and runs out of memory as torch does.
 
 Memory is asked for by the test itself (`malloc`, `free`), which a small allocator of the tests cuts up, or it is taken
 over as it lies (`adopt`, `let_go`).
@@ -47,7 +47,7 @@ class FakeGpu:
         self.history: list[dict[str, Any]] = []
         self.allocs = self.frees = 0
         self.counts_of: dict[int, tuple[int, int]] = {}
-        """Allocs and frees of other GPUs, which a test says itself."""
+        """Allocs and frees of other GPUs, set by a test."""
         self.adopted: dict[int, int] = {}
         self.observers: list[Callable[[int, int, int, int], None]] = []
         self.peaks = {"allocated": 0, "reserved": 0, "requested": 0}

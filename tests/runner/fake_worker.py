@@ -1,4 +1,4 @@
-"""Speaks as `memviz.runner.jobs.worker` does and imports no PyTorch: a request's workload says what becomes of it.
+"""Stand-in for `memviz.runner.jobs.worker` without PyTorch: a request's workload selects its behaviour.
 
 `done` and `refused` answer at once; `waits:FILE` makes FILE.begun, and answers when FILE is there; `grows` takes memory
 without end, and `child-grows` has a process of its own take it; `dies` ends like a process that the system killed, once

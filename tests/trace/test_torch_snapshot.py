@@ -221,7 +221,7 @@ def test_our_own_labels_come_back() -> None:
     assert (trace.about.label, trace.about.facts) == ("predicted for H200", {"model": "m"})
 
 
-# -- what torch writes where it has nothing to say
+# -- torch's placeholders for missing values
 
 
 @pytest.mark.parametrize("line", [2**64 - 1, 2**32 - 1, -1, 2**40])
@@ -255,7 +255,7 @@ def test_an_annotation_of_no_device_is_left_aside() -> None:
     assert len(trace_of([alloc(BASE, 1)], external_annotations=[row]).devices[0].annotations) == 0
 
 
-# -- texts and stacks longer than anybody reads
+# -- overlong texts and stacks
 
 
 def test_a_long_text_is_cut_in_its_middle_and_stays_itself() -> None:

@@ -11,7 +11,7 @@ _NUMBERS = Path(__file__).parent / "numbers"
 @dataclass(frozen=True)
 class Peaks:
     live: int
-    """Bytes that the program asked for."""
+    """Requested bytes."""
     allocated: int
     """Bytes of the rounded blocks."""
     reserved: int
@@ -23,7 +23,7 @@ class Recording:
     source: str
     """Address of the public file."""
     card: str
-    """One of its class: the recordings do not say which it was."""
+    """A card of its class: the recordings do not name the exact one."""
     release: tuple[int, int]
     peaks: Peaks
     before: int

@@ -1,4 +1,4 @@
-"""The largest value that fits: exact, whatever the peak does, and quick where it is nearly a line."""
+"""The largest value that fits: exact for any peak, and in few predictions if the peak is nearly linear."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ begins to fit into a segment that was too small or too large before, the peak fa
 
 
 class Machine:
-    """Answers as a prediction does, and counts what it was asked."""
+    """A predictor stand-in that records the values it is called with."""
 
     def __init__(self, peak: object, usable: int, refused_from: int = 1 << 60) -> None:
         self.peak, self.usable, self.refused_from = peak, usable, refused_from

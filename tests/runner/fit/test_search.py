@@ -89,7 +89,7 @@ def test_a_small_space_is_tried_whole_and_a_large_one_in_part() -> None:
 
 
 class Teller:
-    """In the place of a Predictor: says figures at once, and answers in another order each time."""
+    """A Predictor stand-in that answers at once, in another order each time."""
 
     def __init__(self, kept: KeptPredictions, luck: int) -> None:
         self.kept, self.made, self._luck = kept, 0, random.Random(luck)

@@ -1,4 +1,4 @@
-"""A real training loop on the processor, recorded as if that were a GPU: what the file then says of each tensor."""
+"""A real training loop on the CPU, recorded like a GPU's: the labels of each tensor in the file."""
 
 from __future__ import annotations
 

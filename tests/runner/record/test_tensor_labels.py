@@ -1,4 +1,4 @@
-"""Models and optimizers found by Python's own books, and tensors by where they lie."""
+"""Models and optimizers are discovered through the garbage collector, and tensors by their addresses."""
 
 from __future__ import annotations
 

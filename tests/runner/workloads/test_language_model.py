@@ -70,7 +70,7 @@ def test_keys_and_values_are_kept_only_when_asked(name, cache):
 
 @BOTH
 def test_a_chosen_kernel_is_predicted_and_only_math_holds_the_scores(name):
-    """Also on a card: a mask would ask for values there, and the choice of a kernel must not bring one in."""
+    """Also on a GPU: a mask would read values there, and the choice of a kernel must not add one."""
     settings = {"layers": "1", "batch": "1", "sequence": "512"}
     peaks = {}
     for backend in ("math", "flash"):

@@ -172,7 +172,7 @@ def test_each_size_has_a_baseline_of_its_own() -> None:
 
 
 def copied_texts(variants: tuple[Variant, ...], chosen: int | None = None) -> tuple[str, str]:
-    """The code and the command that stand below."""
+    """Return the code and the command to copy."""
     copied = re.findall(r'data-mv-copy="([^"]*)"', results_html(OrderStatus("x", variants), chosen))
     return ("", copied[0]) if len(copied) == 1 else (copied[0], copied[1])
 
@@ -329,7 +329,7 @@ def test_what_models_say_never_becomes_markup() -> None:
     [{"error": "no loss"}, {}, {"verdict": 3}, {"outputs": [3]}, {"outputs": [{"difference": {"absmax": "inf"}}]}],
 )
 def test_odd_numerics_break_nothing(numerics: dict[str, Any]) -> None:
-    """A run that comes out of a file can say anything."""
+    """A run read from a file can hold any value."""
     assert "<li" in results_html(OrderStatus("x", (LTX[0], variant("odd", predicted(9, 1, numerics=numerics)))))
 
 
@@ -367,7 +367,7 @@ def test_weights_that_stay_on_the_host_take_nothing_of_the_bar() -> None:
 
 
 def test_bar_and_interval_end_at_what_is_reserved_on_the_card() -> None:
-    """Without a limit it would be above the card's line, beside the word that it fits."""
+    """Without the limit the interval would pass the card's line, next to the verdict that it fits."""
     error = ExpectedError(0.0, 0.5, 2.0, 13, 0, "training")
     fit = Fit(int(23.5 * GIB), True, int(22.69 * GIB), None, None, None, int(1.64 * GIB))
     run = replace(predicted(25.14, 100), fit=fit, expected_error=error)

@@ -47,7 +47,7 @@ def wakings(pid: int) -> int:
     """Return the number of wake-ups of all threads so far."""
     seen = 0
     for status in Path(f"/proc/{pid}/task").glob("*/status"):
-        # A thread may end meanwhile.
+        # A thread may have ended since.
         with suppress(OSError):
             seen += sum(map(int, _SEEN.findall(status.read_text())))
     return seen

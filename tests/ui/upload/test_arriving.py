@@ -91,7 +91,7 @@ def test_a_snapshot_is_read_while_its_parts_come(is_packed):
 
     def bring() -> None:
         for at in range(0, len(sent), 997):
-            # Whoever reads lets go of the gate while it waits.
+            # The reader releases the gate while it waits.
             with gate:
                 arriving.add(sent[at : at + 997])
         arriving.end()
