@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Gradio asks its makers' server for news otherwise, and no test may depend on a network.
+# Disable Gradio's analytics: no test may depend on a network.
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
 # Every tensor here is small, and two processes share the cores: threads that wait for each other cost whole seconds.
@@ -36,7 +36,7 @@ settings.register_profile(
     print_blob=True,
     max_examples=50,
 )
-# `pytest --hypothesis-profile thorough`, for whoever changes what a law is about, and to look for others.
+# `pytest --hypothesis-profile thorough` runs more examples, for changes to the code under test.
 settings.register_profile("thorough", settings.get_profile("house"), derandomize=False, max_examples=1000)
 settings.load_profile("house")
 
@@ -60,7 +60,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return together or nodeid.partition("::")[0]
 
         def remove_node(self, node: Any) -> str | None:
-            """The test in which it ended has failed, and is not begun again elsewhere: it would end that one too."""
+            """Fail the test in which the worker died, and do not reschedule it: it would end that worker too."""
             units = self.assigned_work[node].values()
             left = [(unit, test) for unit in units for test, is_done in unit.items() if not is_done]
             for unit, test in left[:1]:

@@ -40,7 +40,7 @@ CAN_FORK_RUNS = CAN_FORK and not Path("/dev/nvidiactl").exists()
 _LENGTH = struct.Struct("<q")
 _PR_SET_CHILD_SUBREAPER = 36
 MOST_SECONDS = 600
-"""For a program that a test waits for: one that hangs costs its own test, and says where it hung."""
+"""Time limit of a program that a test waits for: one that hangs fails only its own test, with its stack."""
 _ENDS_WITHIN_SECONDS = 30
 
 
@@ -48,7 +48,7 @@ class ForkServer:
     """A process that waits for calls; it ends with the one that it works for."""
 
     def __init__(self, begin: Callable[[socket.socket, socket.socket], subprocess.Popen[Any] | None]) -> None:
-        """`begin` starts it with its end of the line, beside which stands ours; without a process it ends with us."""
+        """`begin` starts the process with its end of the socket and ours; without a process it ends with us."""
         # What is forked there has its parent end at once, and becomes this process's own child.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._lock = threading.Lock()
@@ -250,13 +250,13 @@ def _become(call: dict[str, Any], streams: list[int]) -> None:
 
 
 class _Ending:
-    """How the program of this process ended: its exit status, where that is known before Python says it."""
+    """The exit status of this process's program, if known before Python reports it."""
 
     status: int | None = None
 
 
 def be_the_last_to_end() -> None:
-    """Called before anything else asks for a place among what runs at the end; the first is the last there."""
+    """Register before any other exit function, because the first registered runs last."""
     atexit.register(_end_at_once)
 
 

@@ -1,4 +1,4 @@
-"""A `python` on the path of whatever a test starts, a shell script for one: each call is forked, as by `forked`."""
+"""A `python` on the path of a test's child process, such as a shell script: `forked` runs each call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real snapshots beside the checkout: other people's programs on real GPUs. They are never copied here."""
+"""Real snapshots next to the checkout: other people's programs on real GPUs. They are never copied here."""
 
 from __future__ import annotations
 

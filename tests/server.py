@@ -1,4 +1,4 @@
-"""The real page in a process of its own, for tests that ask it over HTTP."""
+"""The real page in its own process, for tests over HTTP."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_a_turn_ends_with_an_exception_too() -> None:
 
 
 class Busy:
-    """A device in use, and who waits for it in the meantime; `order` says in which order their turns came."""
+    """A device in use, and the owners queued for it; `order` lists their turns."""
 
     def __init__(self, *served: str) -> None:
         """`served` had a turn each before."""
@@ -88,7 +88,7 @@ class Busy:
             self._done.wait(PATIENCE_SECONDS)
 
     def waits(self, owner: str, turns: int = 1, again: bool = False) -> None:
-        """`again`: asks for each of its turns only when the one before is over."""
+        """Queue an owner's turns; with `again`, each only after the one before is over."""
         for _ in range(1 if again else turns):
             there = threading.Event()
             target = self._again if again else self._use
@@ -101,7 +101,7 @@ class Busy:
         with self.line.turn(lambda _: there.set(), owner=owner) as mine:
             assert mine
             self._left[owner] = left
-            # However late its thread is, whoever asks again has done so when this turn ends.
+            # Owners with turns left queue again before this turn ends, even if their threads are slow.
             again = [other for other, more in self._left.items() if more and other != owner]
             wait_until(lambda: all(map(self.line.waiting, again)))
             self.order.append(owner)

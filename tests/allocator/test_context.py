@@ -39,7 +39,7 @@ def test_where_nothing_is_known_the_interval_takes_in_all_that_was_seen() -> Non
 
 
 def test_the_intervals_are_those_of_the_public_readings() -> None:
-    """nvidia-smi, of which two generations have readings, says more than PyTorch's messages."""
+    """nvidia-smi, which has readings for two generations, is more precise than PyTorch's messages."""
     shipped = {name: getattr(context, name.upper()) for name in (each.generation for each in seen())}
     assert len(shipped) == len(context.KNOWN)
     for each in seen():

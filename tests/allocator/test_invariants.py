@@ -67,7 +67,7 @@ def drain(run: Driver, live: list[Block]) -> None:
     run.allocator.empty_cache()
     check(run.allocator)
     assert run.reserved == 0
-    # Address space whose very first page found no memory stays, with nothing in it: in PyTorch too.
+    # Address space whose very first page found no memory stays reserved and empty, as in PyTorch.
     assert not any(block.mapped for head in run.allocator.segments.values() for block in blocks_of(head))
 
 

@@ -1,4 +1,4 @@
-"""Replay under the recorded settings: it lands on every recorded address, or says where it first does not."""
+"""Replay under the recorded settings: it hits every recorded address, or reports the first mismatch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings tried in other processes come to what they come to here, whatever becomes of the processes."""
+"""Settings tried in worker processes give the same results as in this one, even if the workers die."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_helper_finds_what_is_found_here(monkeypatch: pytest.MonkeyPatch, star
     small = CardMemory(OVERHEAD_BYTES + 262 * MiB)
     alone = tried(recording(), 0, small)
     assert {each.fits for each in alone} == {True, False}
-    # Nothing is done here, so whatever there is was found there.
+    # Nothing is computed in this process, so every result comes from the workers.
     monkeypatch.setattr(search._Work, "do_rest", lambda work, progress: None)
     assert tried(recording(), 1, small) == alone and len(started) == 1
 

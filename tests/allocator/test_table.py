@@ -1,4 +1,4 @@
-"""The table of real recordings in `memviz/allocator/README.md` says what comes out now."""
+"""The table of real recordings in `memviz/allocator/README.md` is up to date."""
 
 from __future__ import annotations
 

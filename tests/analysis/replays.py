@@ -117,7 +117,7 @@ def any_segments() -> st.SearchStrategy[list[dict[str, Any]]]:
 
 @st.composite
 def sound_traces(draw: st.DrawFn, most: int = 40) -> Trace:
-    """What a real allocator records: possibly from a late start on, with frees that complete later or never."""
+    """Generate traces of a real allocator, possibly with a late start and with frees that complete late or never."""
     live: dict[int, tuple[int, bool]] = {}
     events: list[dict[str, Any]] = []
     for place, size in draw(st.dictionaries(addresses(), st.integers(1, PAGE), max_size=3)).items():

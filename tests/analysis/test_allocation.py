@@ -1,4 +1,4 @@
-"""Everything that a trace says about one allocation."""
+"""Details of one allocation."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_block_that_is_there_at_the_end_is_known_exactly():
 
 
 def test_a_block_that_is_gone_is_rebuilt_from_what_lay_around_it():
-    """In 20 MiB, 19.5 MiB were asked for: the half that is left over is not worth a split."""
+    """In 20 MiB, 19.5 MiB were requested: the remaining half is too small to split off."""
     size = 19 * MiB + MiB // 2
     trace = trace_of([alloc(0, size), *free(0, size)], segments=[segment(0, 20 * MiB, [])])
     assert (of(trace, 0).block_bytes, of(trace, 0).block_known) == (20 * MiB, BlockKnown.REBUILT)

@@ -1,4 +1,4 @@
-"""What a trace is said to hold is what it takes, results that are kept on it included."""
+"""The reported size of a trace is what it takes in memory, cached results included."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_without_steps_nothing_is_said_about_growth():
 
 
 def test_a_step_that_ended_before_the_first_event_is_no_growth():
-    """What was live then is not known: the recording began in the middle of the next one."""
+    """The live bytes at that step's end are unknown: recording began in the next step."""
     annotations = [
         {"name": f"ProfilerStep#{step}", "stage": stage, "device": 0, "time_us": time}
         for step, begin in enumerate((10, 100))

@@ -16,7 +16,7 @@ from tests.traces import alloc, free, read, snapshot
 
 
 def written(about: About) -> Trace:
-    """A file that says where it came from, read again."""
+    """Write a trace with this origin to a snapshot and read it again."""
     marks = [{"stage": "START", "name": "step", "device": 0, "time_us": 2}]
     events = [alloc(1, 5, time_us=1), alloc(2, 5, time_us=2), *free(1, 5, time_us=4790)]
     trace = read(snapshot(events, external_annotations=marks))

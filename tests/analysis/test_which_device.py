@@ -1,4 +1,4 @@
-"""Which device is looked at where nobody has said."""
+"""The default device of a trace."""
 
 from __future__ import annotations
 

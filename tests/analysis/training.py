@@ -47,7 +47,7 @@ def python_only(stack: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class Recording:
-    """Allocations at addresses of their own, so that a test only says what comes after what."""
+    """A recording with a fresh address per allocation, so that a test only gives the order."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []

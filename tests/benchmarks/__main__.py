@@ -1,4 +1,4 @@
-"""Measures memviz beside the floor and its peers, in one run on one machine, and writes the table.
+"""Measure memviz against the floor and its peers, in one run on one machine, and write the table.
 
     python -m tests.benchmarks --files A.pickle B.pickle C.pickle [--peer "NAME=COMMAND {file} {out}"]...
 

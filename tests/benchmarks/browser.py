@@ -1,4 +1,4 @@
-"""The page in a real browser, beside MemoryViz.js (the page behind PyTorch's memory_viz) in the same browser.
+"""The page in a real browser, compared to MemoryViz.js (the page behind PyTorch's memory_viz) in the same one.
 
     python -m tests.benchmarks.browser --files A.pickle [--alone LARGE.pickle] [--memoryviz BUNDLE.js] [--write]
 
@@ -137,7 +137,7 @@ def _ours(browser: Any, file: Path) -> list[str]:
         page.goto(address)
         page.wait_for_selector(".mv-sample", timeout=60_000)
         opens = time.perf_counter() - started
-        # Whoever chooses a file has looked at the page for a moment.
+        # A person looks at the page for a moment before choosing a file.
         page.wait_for_timeout(2000)
         before = sum(sent)
         page.set_input_files("#first-files input[type=file]", file)
@@ -157,7 +157,7 @@ def _ours(browser: Any, file: Path) -> list[str]:
         given = _marked(page)
         page.close()
     total = uploaded.get("total") or uploaded["coloured"]
-    # The browser does not always say how long an answer was that came in parts.
+    # The browser does not always report the size of a chunked response.
     received_text = f"{received / 1e6:.2f} MB" if received else ""
     begun = uploaded.get("begun")
     shown = [
@@ -170,7 +170,7 @@ def _ours(browser: Any, file: Path) -> list[str]:
 
 
 def _marked(page: Page) -> dict[str, float]:
-    """Milliseconds of each mark. Asked for only now and then, so that asking costs nothing."""
+    """Return the milliseconds of each mark, polled rarely to keep the overhead low."""
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         marks: dict[str, float] = page.evaluate("() => window.marked")
@@ -194,7 +194,7 @@ def _serving(command: list[str]) -> Iterator[str]:
 
 
 def _count_bytes(page: Page) -> list[int]:
-    """Of every answer's body as it came over the wire, those that the page's workers ask for included."""
+    """Collect the size of every response body as transferred, those requested by web workers included."""
     sizes: list[int] = []
 
     def count(request: Any) -> None:

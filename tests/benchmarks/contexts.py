@@ -1,4 +1,4 @@
-"""What CUDA keeps beside PyTorch's allocator, by generation of card: `python -m tests.benchmarks.contexts`.
+"""CUDA memory outside PyTorch's allocator, by GPU generation: `python -m tests.benchmarks.contexts`.
 
 The readings are figures of messages about running out, which people made public in issues and logs: what the process
 had in use of the card, less what PyTorch had allocated and reserved. A reading of more than half as much again as

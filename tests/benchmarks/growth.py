@@ -99,7 +99,7 @@ def _events(path: Path) -> int:
 
 
 def _growth(counts: Sequence[int], costs: Sequence[Cost | None]) -> str:
-    """What an event costs from the last size but one on, in terms of what it costs up to there."""
+    """Format the cost per event over the last interval of sizes, relative to the cost up to there."""
     if None in (costs[0], costs[-2], costs[-1]):
         return "–"
     least, before, last = (each.seconds for each in (costs[0], costs[-2], costs[-1]) if each is not None)
@@ -108,7 +108,7 @@ def _growth(counts: Sequence[int], costs: Sequence[Cost | None]) -> str:
 
 
 def growth(nothing: tuple[int, float], small: tuple[int, float], large: tuple[int, float]) -> float:
-    """Of three sizes with their seconds: what one more costs in the second half over the first."""
+    """Return the ratio of the cost per event between the second interval of sizes and the first."""
     first = (small[1] - nothing[1]) / (small[0] - nothing[0])
     second = (large[1] - small[1]) / (large[0] - small[0])
     return second / max(first, 1e-12)
@@ -139,7 +139,7 @@ def _compared(args: argparse.Namespace, heads: list[str], kinds: list[tuple[int,
 
 
 def make_file(path: Path, allocations: int, stacks: int, devices: int) -> None:
-    """As many allocations in all, freed soon after, from `stacks` places; shared out over the devices."""
+    """Write a snapshot of short-lived allocations from `stacks` stacks, spread over the devices."""
     frames = [frame(f"layer_{i}", f"model_{i % 5}.py", i + 1) for i in range(1000)]
     all_stacks = [[frames[i % 1000], frames[i // 1000], frames[0]] for i in range(stacks)]
     own: list[list[dict[str, Any]]] = [[] for _ in range(devices)]

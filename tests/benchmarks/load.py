@@ -1,4 +1,4 @@
-"""Many visitors over HTTP at one page, who open, look, replay and compare; then none.
+"""Many visitors of one page over HTTP, who open, look, replay and compare, and then leave.
 
     python -m tests.benchmarks.load [--visitors 100] [--events 100000] [--minutes 20] [--open] [--write]
 
@@ -45,7 +45,7 @@ STEPS = {
     "compare": "two compared",
 }
 _LATER = "offer"
-"""The server answers it last of all, and nobody waits for it."""
+"""The server answers it last of all, and no client waits for it."""
 _TOO_MANY = 429
 _CONFIG = "window.gradio_config = "
 KEEP_SECONDS = 20
@@ -148,7 +148,7 @@ class Visitor:
         return next(each["id"] for each in self._config["components"] if each["props"].get("elem_id") == element)
 
     async def _event(self, event: str, id: int | None, data: Any) -> None:
-        """One event, and what follows in the page from the states that it changed: all at once, as a browser asks."""
+        """Send an event and the requests that its state changes trigger, all at once like a browser."""
         wanted = [
             each
             for each in self._config["dependencies"]
@@ -195,7 +195,7 @@ class Visitor:
         return self._answers.setdefault(event, asyncio.get_running_loop().create_future())
 
     async def _listens(self) -> None:
-        """One line for all that a visitor has asked, which the server closes when all of it is answered."""
+        """Listen on one stream for all requests of a visitor; the server closes it after the last answer."""
         address = f"/gradio_api/queue/data?session_hash={self._session}"
         try:
             while self._waiting:

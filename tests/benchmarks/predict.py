@@ -37,9 +37,9 @@ CASES = (
 @dataclass(frozen=True)
 class Taken:
     first_seconds: float
-    """Of a prediction in a process that has only just started: it imports the model's library too."""
+    """Seconds of a prediction in a fresh process, with the import of the model's library."""
     seconds: float
-    """Of the same once more in that process."""
+    """Seconds of the second prediction in the same process."""
     command_seconds: float
     peak_mib: float
     reserved_gib: float

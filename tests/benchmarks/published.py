@@ -40,7 +40,7 @@ class Source:
     card: str
     torch: str
     libraries: tuple[str, ...] = ()
-    """Of the original; empty where torch alone was used."""
+    """Versions of libraries in the original; empty if it used torch alone."""
     counts_device: bool = False
     """The figure is of the whole device, so that the context and more are in it."""
 
@@ -83,7 +83,7 @@ class Outcome:
 
     @property
     def predicted(self) -> int | None:
-        """What was measured is allocated, or of the whole device, of which we know what is reserved."""
+        """Predicted bytes to compare: reserved if the source counts the whole device, else allocated."""
         name = "reserved" if SOURCES[self.point.source].counts_device else "allocated"
         value: int | None = self.answer.get(name)
         return value
@@ -127,7 +127,7 @@ def predict(source: Source, wanted: Sequence[Point], libraries: Path | None) -> 
 
 
 def environment(libraries: Sequence[str], folder: Path) -> Path | None:
-    """torch stays the installed one: the release whose kernels are followed is said to the prediction."""
+    """Install the libraries without torch; the prediction is given the torch release to follow."""
     if not libraries:
         return None
     made = folder / "-".join(libraries[0].split("=="))
@@ -198,7 +198,7 @@ def main() -> None:
 
 
 def _keep(name: str, line: str, rows: list[dict[str, Any]]) -> None:
-    """In the order of the sources, whatever is predicted first."""
+    """Save a source's row, in the order of the sources."""
     known = {**_lines(), SOURCES[name].title: line}
     lines = [known[source.title] for source in SOURCES.values() if source.title in known]
     write_table("published", "\n".join([*_HEAD, *lines]))
@@ -209,7 +209,7 @@ def _keep(name: str, line: str, rows: list[dict[str, Any]]) -> None:
 
 
 def _lines() -> dict[str, str]:
-    """Those that stand in the README, by their source's title."""
+    """Return the rows of the README's table, by their source's title."""
     text = README.read_text(encoding="utf-8")
     table = text[text.index("<!-- published: begin -->") : text.index("<!-- published: end -->")]
     found = [line for line in table.splitlines() if line.startswith("| ")]

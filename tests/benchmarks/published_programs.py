@@ -1,4 +1,4 @@
-"""Programs of our own that do what the published figures were measured with: what they are told, a line each, as JSON.
+"""Our versions of the programs behind the published figures, one JSON line of settings each.
 
 It runs in a process of its own, with the libraries of the source before ours on the path: each line of its input is
 the program's name, its card, its release of torch and its settings; each line of its output the peaks, or why not.
@@ -40,7 +40,7 @@ def _language_model(make: Callable[[str], nn.Module], settings: Settings) -> Non
 
 
 def _in_halves(kind: Any, config: Any, attention: str) -> nn.Module:
-    """As `from_pretrained` makes it: buffers that are computed keep their type."""
+    """Build the model in fp16 like `from_pretrained`: computed buffers keep their dtype."""
     config._attn_implementation = attention
     made = kind._from_config(config, torch_dtype=torch.float16, attn_implementation=attention)
     assert isinstance(made, nn.Module)

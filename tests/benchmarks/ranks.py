@@ -83,8 +83,8 @@ def _of_the_pool(file: Path, folder: Path, count: int) -> list[tuple[str, str]]:
 
 
 def _of_dask(file: Path, folder: Path, count: int) -> list[tuple[str, str]]:
-    """In turns, after one that is not counted. Processor time is of all processes together: whatever else the machine
-    does changes it least."""
+    """Time pool and Dask in turns, after an uncounted warm-up. CPU time of all processes is the least sensitive to
+    other load on the machine."""
     from distributed import Client, LocalCluster
 
     places, _ = _job(file, folder / "dask", count)
@@ -111,7 +111,7 @@ def _of_dask(file: Path, folder: Path, count: int) -> list[tuple[str, str]]:
 
 
 def _processor_seconds() -> float:
-    """Of this process and of those that it has waited for."""
+    """Return the CPU seconds of this process and of its finished children."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 

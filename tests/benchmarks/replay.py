@@ -1,4 +1,4 @@
-"""The allocator's replay beside the floor, each task in a process of its own, and the table of them.
+"""The allocator's replay compared to the floor, each task in its own process, as a table.
 
     python -m tests.benchmarks.replay --files A.pickle B.pickle [--once C.pickle] [--write]
 

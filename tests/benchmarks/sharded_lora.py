@@ -42,7 +42,7 @@ class Norm(nn.Module):
 
 
 class Added(nn.Module):
-    """A frozen product, and a narrow one that learns beside it."""
+    """A frozen linear layer with a trained low-rank one."""
 
     def __init__(self, frozen):
         super().__init__()

@@ -23,7 +23,7 @@ def floor(path: str) -> None:
 
 
 def load(path: str) -> None:
-    """Ours, to the point where a view can ask: read, allocations matched, timeline summed."""
+    """Load a file to the point where a view can be computed: read, match allocations, sum the timeline."""
     from memviz.analysis.timeline import timeline
     from memviz.trace.load import load_trace
 

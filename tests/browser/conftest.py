@@ -33,7 +33,7 @@ _ARGUMENTS = [
 ]
 _SIZE = {"width": 1440, "height": 1000}
 _PATIENCE_SECONDS = 120
-# What Gradio says of its own open connections when the page that holds them goes.
+# Gradio's messages about its open connections when their page closes.
 _CUT_BY_LEAVING = (
     "AbortError: signal is aborted",
     "AbortError: BodyStreamBuffer was aborted",
@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Tells fixtures that clear up whether their story has failed; a failure that is repeated counts as none."""
+    """Tell clean-up fixtures whether their test failed; a failure that is rerun does not count."""
     report = yield
     item.stash[_has_failed] = report.failed or (report.when != "setup" and item.stash[_has_failed])
     return report
@@ -118,7 +118,7 @@ def visits(browser: Any) -> Iterator[Visits]:
 
 @pytest.fixture(scope="package")
 def stays(browser: Any) -> Iterator[Visits]:
-    """Of those who stay for the stories of a file, beside whom others visit."""
+    """Visitors that stay for all tests of a file, next to those of a single test."""
     kept = Visits(browser)
     yield kept
     kept.context.close()
@@ -168,14 +168,14 @@ def same_page(stays: Visits, visitor: dict[str, Any], request: pytest.FixtureReq
     seen = list(faults)
     faults.clear()
     if seen or request.node.stash[_has_failed]:
-        # Nobody knows what it shows now.
+        # The state of the page is unknown after a failure.
         visitor.clear()
         stays.end()
     assert not seen, "\n".join(seen)
 
 
 def at_home(page: Any, address: str) -> None:
-    """As it is first met, with nothing open; loaded only where it is not there."""
+    """Return to the start page with nothing open; load it only if another page is shown."""
     if page.url.startswith(address):
         page.get_by_role("tab", name="Explore").click()
         traces = page.locator("#traces .mv-trace")
@@ -195,7 +195,7 @@ _faults: WeakKeyDictionary[Any, list[str]] = WeakKeyDictionary()
 
 
 def watch(page: Any) -> list[str]:
-    """What must not happen on any page, as it happens."""
+    """Collect faults that no page may have, as they happen."""
     faults = _faults[page] = []
     page.on("pageerror", lambda error: faults.append(f"error on the page: {error}"))
     page.on("console", lambda message: faults.append(f"console: {message.text}") if message.type == "error" else None)
@@ -215,7 +215,7 @@ def rest(page: Any, ms: int) -> None:
 
 
 def program(address: str) -> Any:
-    """A program that asks the page. Of itself it would give up where an answer takes more than five seconds."""
+    """Return a Gradio client without its default timeout of five seconds."""
     return pytest.importorskip("gradio_client").Client(address, verbose=False, httpx_kwargs={"timeout": None})
 
 

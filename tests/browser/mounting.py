@@ -36,14 +36,14 @@ async ([mount, functions, value]) => {
 
 
 _behind: weakref.WeakKeyDictionary[Any, dict[str, Callable[[str], str]]] = weakref.WeakKeyDictionary()
-"""What each page may ask for now. A function that a page was given once stays for good."""
+"""Functions that each page may call; a function exposed to a page stays exposed."""
 
 
 @dataclass
 class Mounted:
     page: Any
     asked: list[dict[str, Any]] = field(default_factory=list)
-    """What the browser asked the server for."""
+    """Requests that the browser sent to the server."""
     errors: list[str] = field(default_factory=list)
 
     @property
@@ -52,7 +52,7 @@ class Mounted:
         return self.page.evaluate("window.heard")
 
     def say(self, **state: Any) -> None:
-        """What the timeline would say."""
+        """Send a state as the timeline would."""
         self.page.evaluate("(state) => window.say(state)", state)
 
 
@@ -64,14 +64,14 @@ def load(page: Any, *modules: str) -> None:
 def mount(
     page: Any, component: type[Component], *, serve: list[Callable[[Any], Any]], value: Any, more: tuple[str, ...] = ()
 ) -> Mounted:
-    """`more` are modules that the test itself asks."""
+    """Mount a component; `more` are modules that the test itself uses."""
     shown = Mounted(page)
     page.on("pageerror", lambda error: shown.errors.append(str(error)))
     style = (_UI / "shell" / "page_frame.css").read_text() + MemoryTimeline.style() + component.style()
     if page not in _behind:
         page.expose_function("python", lambda name, asked: _behind[page][name](asked))
     _behind[page] = {function.__name__: _answering(function, shown) for function in serve}
-    # Nothing of what stood there before, and nothing under the mouse.
+    # Clear the previous content, and move the mouse away.
     page.goto("about:blank")
     page.mouse.move(0, 0)
     page.set_content(PAGE.format(style=style))

@@ -1,4 +1,4 @@
-"""An agent, as the library of the Model Context Protocol makes one, asks the running page."""
+"""An MCP client, built with the official library, against the running page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Said = list[tuple[bool, str]]
 
 
 def uploaded(server: str, name: str) -> str:
-    """As an agent's host uploads a file: by a plain request, which answers a path on the server."""
+    """Upload a file as an agent's host does, by a plain request, and return its address on the server."""
     import httpx
 
     with (SAMPLES / name).open("rb") as file:
@@ -30,7 +30,7 @@ def uploaded(server: str, name: str) -> str:
 
 
 def ask(server: str, questions: Sequence[tuple[str, dict[str, Any]]]) -> tuple[dict[str, Any], Said]:
-    """The tools with the schemas of what they take; of each question whether it failed, and what was said."""
+    """Return the tools with their input schemas, and for each question whether it failed and its answer."""
     from mcp import ClientSession
     from mcp.client.streamable_http import streamable_http_client
 

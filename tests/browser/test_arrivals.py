@@ -34,8 +34,8 @@ addEventListener("memviz:piece", (event) => {
   give();
 });
 """
-"""The colours of a file as small as this one come with its total; held back, both can be seen. It is said before the
-page comes: of those who listen on a window, the first is the first to hear."""
+"""A small file's colours come with its total; this delays them so that both can be seen. It is registered before
+the page loads, because the listeners of a window are called in order."""
 UNTIL_THE_TOTAL_IS_SEEN, FOR_GOOD = 'window.seen?.includes("whole")', "false"
 SEEN = """
 () => {
@@ -111,7 +111,7 @@ def test_what_is_clicked_before_the_page_knows_its_visitor_is_not_lost(page: Any
     page.route("**/queue/join*", lambda route: route.continue_() if held else held.append(route))
     started(page, server)
     page.locator("[data-sample=training]").click()
-    # Told at once it would be answered meanwhile, and the page's first answer would close it again.
+    # An immediate request would be answered too early, and the page's first answer would close it again.
     while not held:
         page.wait_for_timeout(50)
     page.wait_for_timeout(500)

@@ -104,7 +104,7 @@ def test_the_views_below_the_timeline(opened: Any, view: str) -> None:
     turn_to(opened, view)
     shown = {"Segments": ".mvs[data-drawn]", "Events": ".mve-scroll [role=row]", "Never freed": "h3"}
     opened.locator("#lower").locator(shown[view]).first.wait_for()
-    # The story above looked at what stands around them.
+    # The previous test checked the surroundings.
     expect_nothing_serious(opened, "#lower")
 
 

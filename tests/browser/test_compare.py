@@ -36,7 +36,7 @@ def compared(same_page: Any, server: str) -> Any:
 
 
 def _wait_until_it_rests(page: Any) -> None:
-    """The plots are drawn once more in the screen's own pixels, and the table when Gradio tells of the session."""
+    """Wait until the plots are redrawn in device pixels and the table reflects Gradio's session."""
     before: list[str] = []
     for _ in range(40):
         rest(page, 300)
@@ -52,7 +52,7 @@ def names(page: Any) -> list[str]:
 
 
 def views(page: Any) -> list[list[float]]:
-    """Where each timeline looks, as shares of its own run."""
+    """Return the viewport of each timeline, as shares of its own run."""
     return page.evaluate(
         """[...document.querySelectorAll('.mv-linked *')].filter((node) => node.memviz?.data).map((node) => {
           const { viewport } = node.memviz;
@@ -245,7 +245,7 @@ def test_the_address_holds_the_comparison_and_a_link_restores_it(compared: Any, 
     link = compared.url
     compared.locator("#tabs [role=tab]").filter(has_text="Explore").click()
     compared.wait_for_url(lambda url: "tab=compare" not in url)
-    # Samples may be opened by anybody, so another visitor sees the same.
+    # Samples are open to all visitors, so another visitor sees the same.
     other = new_visitor(browser).new_page()
     other.goto(link)
     other.locator("#compare-overlay .mvt[data-drawn]").wait_for()

@@ -1,4 +1,4 @@
-"""What the page's scripts compute, apart from any element: one page, many cases, each held to Python or to a law."""
+"""Computations of the page's scripts without elements, on one page, compared to Python or to a law."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def chance() -> random.Random:
     return random.Random(_SEED)
 
 
-# -- where things stand on the axes
+# -- positions on the axes
 
 VIEWPORT = """(cases) => cases.map((given) => {
   const viewport = Object.assign(new memviz.viewport.Viewport(), given);
@@ -105,7 +105,7 @@ def test_a_view_lies_within_what_there_is_and_places_are_found_again(
         if axis == "event":
             assert answer["instants"] == list(range(len(answer["instants"])))
         else:
-            # Of events at one time the last is what is seen; the first instant stands before them all.
+            # Of events at one time the last is visible; the first instant precedes all of them.
             times = case["times"]
             seen = [bisect.bisect_right(times, times[max(i - 1, 0)]) for i in range(len(answer["instants"]))]
             assert answer["instants"] == seen
@@ -337,7 +337,7 @@ def test_an_overlay_says_the_change_with_its_sign(scripts: Any) -> None:
     assert words == ["5.00 MiB, +2.00 MiB", "3.00 MiB, −2.00 MiB", "1.00 MiB", "1.00 MiB", "nothing here"]
 
 
-# -- what is told to Python
+# -- messages to Python
 
 GRADIO = """([kind, fails]) => new Promise((done) => {
   const sent = [];
@@ -360,8 +360,7 @@ GRADIO = """([kind, fails]) => new Promise((done) => {
   for (const word of "abcd") say(word);
   setInterval(answer, 120);
 })"""
-"""While an answer is on its way it keeps in mind that more was told, and sends the first event once more; after an
-answer that failed it does not."""
+"""While an answer is pending, further messages are merged into one more event; after a failed answer none is sent."""
 
 
 @pytest.mark.parametrize("fails", [False, True])

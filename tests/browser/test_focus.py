@@ -1,4 +1,4 @@
-"""Whoever works by keys stands somewhere after every press, although what was pressed goes away with its answer."""
+"""Keyboard focus stays on the page after every press, even if the pressed control is replaced."""
 
 from __future__ import annotations
 

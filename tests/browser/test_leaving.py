@@ -1,4 +1,4 @@
-"""Who goes away in the middle of a run frees the device, and nobody waits behind one who asks for much."""
+"""A visitor who leaves during a run frees the device, and one with many requests delays no other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ expect = pytest.importorskip("playwright.sync_api", reason="Playwright is not in
 Status = pytest.importorskip("gradio_client.utils").Status
 PATIENCE_MS = 150_000
 MOST_THREADS = 40
-"""That a client has; what it was told to ask beyond them it asks later."""
+"""Threads of a client; it queues requests beyond them."""
 PAGE = """
 from dataclasses import replace
 from memviz.runner.jobs.worker_process import Worker
@@ -53,7 +53,7 @@ sys.stdin.read()
 
 @pytest.fixture(scope="module")
 def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A page whose runs end when they are told to."""
+    """A page whose runs end when a test touches their gate."""
     known = {"MEMVIZ_RUNS": str(tmp_path_factory.mktemp("runs")), "PYTHONPATH": str(ROOT)}
     with started(known, program=("-c", PAGE), quickly=True) as found:
         yield found
@@ -100,7 +100,7 @@ def test_one_who_asks_for_fifty_runs_keeps_nobody_from_one(fake: Server, client:
             gate.touch()
             turns += 1
     assert done(one)
-    # Those that had theirs before it stood in the line: the page takes a moment to put it there.
+    # Requests already queued run first: the page needs a moment to queue this one.
     assert turns < 10
     greedy.close()
     for job in jobs:

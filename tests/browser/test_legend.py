@@ -1,4 +1,4 @@
-"""The legend names every colour in sight, whatever it means and however narrow it is; what is kept has a chip."""
+"""The legend names every visible colour, for every colouring and width; a kept selection has a chip."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def test_segments_over_time_show_the_part_of_the_run_that_is_looked_at(same_page
     page.get_by_role("tab", name="Segments").click()
     page.locator("#segments-over-time .mvt[data-drawn]").wait_for()
     keys = page.locator("#segments-over-time .mvt-key:visible").all_inner_texts()
-    # 1 to 19 MiB of the first one's 20 are in use: 47 % on average. The other one stands and is never used.
+    # 1 to 19 MiB of the first segment's 20 are in use: 47 % on average. The second is never used.
     assert [" ".join(each.split()) for each in keys] == ["10 to 50 % used 20.0 MiB", "under 10 % used 20.0 MiB"]
     page.locator("#timeline .mvt-plot").focus()
     for key in ("+", "+"):
@@ -182,7 +182,7 @@ def test_on_a_narrow_screen_the_pinned_allocation_is_a_sheet_with_a_handle(page,
     run = two_allocations(page, server, tmp_path)
     run.locator(".sidebar.open").wait_for()
     run.set_viewport_size({"width": 390, "height": 900})
-    # A window that becomes narrow is not covered by what stood beside its content.
+    # When the window narrows, the open sidebar does not cover it.
     run.locator(".sidebar:not(.open)").wait_for(state="attached")
     plot = run.locator("#timeline .mvt-plot")
     plot.click(position={"x": 60, "y": 60})

@@ -23,7 +23,7 @@ OPEN = "document.querySelector('.sidebar').classList.toggle('open', true)"
 
 @pytest.fixture
 def narrow(browser: Any, watched: Callable[[Any], Any]) -> Iterator[Any]:
-    """Of a visitor of its own: an installed clock runs for all later pages too, and turns messages round there."""
+    """A narrow page with its own visitor, because an installed clock affects later pages and reorders messages."""
     visitor = new_visitor(browser)
     page = watched(visitor)
     page.set_viewport_size({"width": 390, "height": 844})

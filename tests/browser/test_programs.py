@@ -34,7 +34,7 @@ def modules(told: Any) -> list[str]:
 
 
 def test_every_public_function_answers(client: Any) -> None:
-    """One question for whatever the running page names: who adds a function adds its question here."""
+    """Every endpoint of the running page is called here; a new function needs a call in this test."""
     file, other = gradio_client.handle_file(TRAINING), gradio_client.handle_file(CHECKPOINTED)
     training = memviz.open(TRAINING)
     asked = {

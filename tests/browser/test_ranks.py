@@ -1,4 +1,4 @@
-"""Many ranks in the real page: dropped together, or given by whoever started it."""
+"""Many ranks in the real page: dropped together, or passed on the command line."""
 
 from __future__ import annotations
 

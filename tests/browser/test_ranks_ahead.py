@@ -46,7 +46,7 @@ def dropped(page: Any, server: str, files: list[Path]) -> Any:
 
 @contextmanager
 def nobody_answers(page: Any) -> Iterator[None]:
-    """What the page tells its server meanwhile reaches it afterwards, in the same order."""
+    """Hold the page's requests to its server, and send them in order at the end."""
     held: list[Any] = []
     page.route(QUESTIONS, lambda route: held.append(route))
     yield
@@ -73,7 +73,7 @@ def expect_shown_ahead(page: Any, rank: int) -> None:
     page.locator(f'{AHEAD}[data-key="{key_of(page, rank)}"]').wait_for()
     assert page.locator(".mv-trace.mv-chosen").inner_text().startswith(f"run.rank{rank}")
     assert page.locator("#traces [aria-current=true]").count() == 1
-    # What speaks of the rank before stands back.
+    # Panels about the previous rank are dimmed.
     page.wait_for_function("() => getComputedStyle(document.querySelector('#verdict')).opacity < 1")
 
 

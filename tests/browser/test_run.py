@@ -1,4 +1,4 @@
-"""Run, as somebody meets it: what would fit on a card, what it costs, whether the outputs stay, and what fails."""
+"""The Run tab: configurations that fit a GPU, their cost, output checks and failures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE_MS = 150_000
 """A first run imports PyTorch and the libraries of models."""
 
 SMALL = {"sequence": "256", "layers": "2"}
-"""Of the feed-forward stack: a fraction of a second each."""
+"""Settings of the feed-forward stack that run in a fraction of a second."""
 
 
 PAGE = """
@@ -161,7 +161,7 @@ def test_the_feed_forward_is_split_for_all_six_activations(tab: Any) -> None:
     expect(boxes).to_have_count(6)
     assert [each.is_checked() for each in boxes.all()] == [True] * 6
     field(tab, "o:split_feed_forward").check()
-    # An estimate that comes later would stand where the question stands.
+    # A later estimate would replace the question.
     expect(tab.locator("#run-said")).to_contain_text("Split feed-forwards:")
     press(tab, "Predict 12 variants")
     expect(tab.locator("#run-said")).to_contain_text("These are 12 variants")
@@ -180,7 +180,7 @@ def test_the_feed_forward_is_split_for_all_six_activations(tab: Any) -> None:
 def test_a_run_that_is_killed_half_way_says_so_and_the_others_go_on(tab: Any, runs: Any) -> None:
     field(tab, "workload").select_option("gpt2")
     expect(field(tab, "w:sequence")).to_have_value("1024")
-    # The first one goes on for as long as anybody takes to kill it.
+    # The first variant is long enough to be killed in time.
     fill(tab, layers="200, 1, 2", sequence="256")
     press(tab, "Predict 3 variants")
     expect(row(tab, 0).locator(".mv-phase")).to_be_visible()
@@ -234,7 +234,7 @@ def test_runs_are_kept_for_their_visitor_alone(browser: Any, tmp_path: Path, wat
         expect(other.locator("#run-kept summary")).to_have_count(0)
         stranger.close()
         page.get_by_role("tab", name="Run").click()
-        # By key: what is drawn above it meanwhile moves it away from under a pointer.
+        # By key, because content drawn above the button moves it away from the pointer.
         kept.get_by_role("button", name="Delete my first run").press("Enter")
         expect(kept.locator("tbody tr")).to_have_count(0)
         context.close()

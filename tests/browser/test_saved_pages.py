@@ -1,4 +1,4 @@
-"""Reports, saved comparisons and what-ifs as people open them: a file, no server, and nothing asked of anybody."""
+"""Saved reports, comparisons and what-ifs: one file, no server, and no network requests."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def the_view(page: Any) -> list[float]:
 
 
 def point_at_an_allocation(page: Any) -> None:
-    """One that is high enough to be told from its neighbours."""
+    """Point at an allocation that is tall enough to be drawn separately."""
     plot, tip = page.locator("#timeline .mvt-plot").bounding_box(), page.locator("#timeline .mvt-tip")
     for y in range(4, int(plot["height"]), 9):
         page.mouse.move(plot["x"] + plot["width"] * 0.44, plot["y"] + plot["height"] - y)
@@ -74,7 +74,7 @@ def test_a_report_is_zoomed_pointed_at_and_pinned_as_the_page_is(opened: Any) ->
     page = opened(report_page([sample("training")]))
     plot = page.locator("#timeline .mvt-plot")
     expect(page.locator("#timeline .mvt")).to_have_attribute("data-drawn", re.compile(".+"))
-    # A view that glides hides what is said of what is pointed at, until it rests.
+    # An animated view hides its tooltip until the animation ends.
     page.emulate_media(reduced_motion="reduce")
     whole = the_view(page)
     plot.focus()

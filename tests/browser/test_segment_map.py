@@ -94,7 +94,7 @@ def drawn(page: Any, at: int) -> None:
 
 
 def centre(page: Any, tile: int) -> tuple[float, float]:
-    """Of a tile's first stretch, on the page."""
+    """Return the centre of a tile's first stretch, in page coordinates."""
     return tuple(
         page.evaluate(
             """(tile) => { const map = document.getElementById('host').memviz;
@@ -332,7 +332,7 @@ def test_nothing_reserved_is_no_fault(page):
 
 
 def test_a_file_without_segments_is_no_fault(page):
-    """What was reserved is not told by it, and a zero would be."""
+    """Reserved memory is shown as unknown instead of as zero."""
     made = shown(page, trace_of([alloc(0, 5)]), at=0)
     assert page.inner_text(".mvs-title") == "event 0 · no segments in the file"
     assert "what is reserved is not known" in page.inner_text(".mvs")

@@ -48,7 +48,7 @@ def scripts(page: Any) -> None:
 def test_the_line_is_judged_by_what_was_sent(page: Any) -> None:
     scripts(page)
     kilo = 1024
-    # A first part that is slow is asked about again; on a quick line one is enough.
+    # A slow first part is measured again; on a fast line one part is enough.
     assert page.evaluate(JUDGED, [[48 * kilo, 240], [48 * kilo, 235]]) == ["unknown", "packed"]
     assert page.evaluate(JUDGED, [[512 * kilo, 80], [4000 * kilo, 300]]) == ["as it is", "as it is"]
     # Of two the better counts: it is the machine that was slow.
@@ -74,7 +74,7 @@ def test_a_measure_is_a_small_part_of_any_file(page: Any) -> None:
 @pytest.mark.parametrize("kinds", [["plain"], ["plain", "plain", "packed"], ["packed", "plain", "plain", "plain"]])
 @pytest.mark.parametrize("size", [0, 1, 65_536, 2_000_001])
 def test_packed_and_as_they_are_parts_are_one_file(page: Any, kinds: list[str], size: int) -> None:
-    """Of bytes that pack badly, so that what is packed fills parts of its own."""
+    """Random bytes do not compress, so that compressed and plain parts alternate."""
     scripts(page)
     raw = random.Random(size).randbytes(size)
     given = {"text": base64.b64encode(raw).decode(), "kinds": kinds, "rate": 300_000}

@@ -1,4 +1,4 @@
-"""Every table of the page and of saved pages: what a head says of the order of its rows is true."""
+"""Every table of the page and of saved pages is sorted as its header claims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The timeline's own labels: each stands where what it names is drawn."""
+"""The timeline's labels are at the positions of the elements that they name."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_words_of_a_failure_are_not_struck_through_by_the_line_of_what_is_re
 
 
 def test_an_event_axis_names_the_column_of_each_event(drawn: Any) -> None:
-    """The moment's line stands in the middle of its event's column, which begins at that event's tick."""
+    """The moment's line is in the middle of its event's column, which begins at that event's tick."""
     ticks = drawn.locator("#timeline .mvt-tick[text-anchor]").evaluate_all(
         "(all) => all.map((each) => [each.textContent.replace('event ', ''), Number(each.getAttribute('x'))])"
     )

@@ -1,4 +1,4 @@
-"""Several visitors at once: nobody sees another's traces, and the page answers whatever others send it."""
+"""Several visitors at once: none sees another's traces, and the page answers regardless of the others' requests."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_link_to_an_estimate_of_a_sample_makes_it_again_for_another_visitor(
     other.locator("#compare-B .mvt[data-drawn]").wait_for()
     assert other.locator("#compare-top h1").inner_text() == said
     visitor.close()
-    # What only this browser has makes the link this browser's alone, also beside a sample.
+    # An uploaded trace restricts the link to this browser, even next to a sample.
     page.set_input_files("#files input[type=file]", secret_file)
     page.locator("#traces .mv-trace").nth(2).wait_for()
     page.get_by_role("button", name="Share link").wait_for()

@@ -1,4 +1,4 @@
-"""What if, as somebody meets it: the sample that ran out of memory, what would have saved it, and other questions."""
+"""The What if tab: the sample that ran out of memory, the fixes that avoid it, and other questions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tab(same_page: Any, server: str) -> Any:
     page = same_page
     at_home(page, server)
     page.locator("#samples [data-sample=out-of-memory]").click()
-    # The words of the story before may stand there still; what it drew no longer counts.
+    # The previous test's text may still be shown, but its plot no longer counts.
     page.locator("#what-if-plot [data-drawn]").wait_for()
     expect(verdict(page)).to_contain_text("In 2,400 MiB this run stops at event 6,194.")
     return page
@@ -64,7 +64,7 @@ def test_without_a_trace_it_says_what_to_do_and_offers_samples_that_are_answered
     expect(offer.get_by_role("heading", level=1)).to_contain_text("Open a trace")
     line = "getComputedStyle(document.querySelector('.mv-what-if-form')).borderRightColor"
     assert page.evaluate(line) == "rgba(0, 0, 0, 0)"
-    # One that is answered in Explore elsewhere.
+    # This sample is answered in Explore.
     offer.locator("[data-sample=training]").click()
     expect(verdict(page)).to_contain_text("MiB")
     expect(page.get_by_role("tab", name="What if")).to_have_attribute("aria-selected", "true")
@@ -159,7 +159,7 @@ def test_the_replay_is_a_trace_to_save_to_explore_and_to_compare(tab: Any, tmp_p
     expect(tab.get_by_role("button", name="Close replay of out-of-memory in 2,400 MiB")).to_be_visible()
     expect(tab.locator("#traces .mv-dashed")).to_have_count(2)
     tab.locator("#traces").get_by_text("out-of-memory", exact=True).click()
-    # The same words stand there from before, until the tab hears that another trace was opened.
+    # The same text is still shown until the tab learns that another trace was opened.
     expect(verdict(tab)).to_have_count(0)
     expect(tab.locator("#verdict h1")).to_contain_text("It ran out of memory")
     tab.get_by_role("tab", name="What if").click()

@@ -37,7 +37,7 @@ def window(make: Callable[[Any], Any], context: Any, server: str) -> Any:
 
 
 def opens(page: Any, path: Path) -> None:
-    # A browser draws nothing of what answers come to a window behind another one, and nobody chooses files there.
+    # A browser does not draw in a background window, and users choose files in the front one.
     page.bring_to_front()
     target = "#files" if page.locator("#traces .mv-trace").count() else "#first-files"
     page.set_input_files(f"{target} input[type=file]", path)

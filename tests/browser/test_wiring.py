@@ -1,4 +1,4 @@
-"""How events of the page reach Gradio, as the running page tells browsers."""
+"""The event wiring from the page to Gradio, as the running page reports it to browsers."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def said_by_browser(page: Any, function: str, values: list[int]) -> list[str]:
 
 
 def numbers(most_bits: int) -> list[int]:
-    """Every size of number; multiples of powers of two, which often stand half-way; and all about the borders."""
+    """Return numbers of every magnitude, multiples of powers of two (often half-way cases), and values near borders."""
     chance = random.Random(_SEED)
     found = [chance.getrandbits(chance.randint(1, most_bits)) for _ in range(4000)]
     found += [chance.randrange(1, 4096) << chance.randint(0, most_bits - 12) for _ in range(4000)]
@@ -59,7 +59,7 @@ def test_counts_have_the_same_words_in_the_browser(page: Any) -> None:
 
 
 def test_neighbouring_ticks_of_a_time_axis_never_read_the_same(page: Any) -> None:
-    """Zoomed far in, 1.2345 s and 1.2346 s are not both '1.23 s'; and a tick at 2.5 µs does not say 3."""
+    """Zoomed far in, 1.2345 s and 1.2346 s are not both '1.23 s', and a tick at 2.5 µs is not labelled 3."""
     page.goto("about:blank")
     load(page, WORDS)
     texts = page.evaluate(
@@ -85,7 +85,7 @@ def test_an_event_axis_has_no_tick_between_two_events(page: Any) -> None:
 
 
 def test_ticks_between_two_heights_stand_where_they_say_and_differ(page: Any) -> None:
-    """From a whole card down to one block of it; what they count from is said to the byte."""
+    """From a whole GPU down to one block of it; their base is given to the byte."""
     page.goto("about:blank")
     load(page, WORDS)
     chance = random.Random(_SEED)

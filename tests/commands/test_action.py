@@ -1,4 +1,4 @@
-"""The GitHub action: two commits of somebody's repository, predicted and compared by the script that it runs."""
+"""The GitHub action: its script predicts and compares two commits of a repository."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def test_each_class_has_a_front_of_its_own(fit: Asked) -> None:
     for keep, front in answer["fronts"].items():
         assert {way["keeps"] for way in front} <= {keep}
     assert answer["fronts"]["nothing"]
-    # What keeps the outputs comes first, whatever else would be cheaper.
+    # Configurations that keep the outputs come first, even if another would be cheaper.
     assert answer["chosen"]["keeps"] == "outputs"
 
 

@@ -1,4 +1,4 @@
-"""`predict` as people use it: the script's words, status and files are its own, and the JSON stands after them."""
+"""`predict` from the command line: output, status and files of the script are kept, followed by the JSON."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tests.commands.test_predict import predict, said
 
 @pytest.mark.slow
 def test_what_decides_it_by_a_little_is_close_and_says_so(tmp_path: Path) -> None:
-    """The context takes 0.19 to 0.50 of 23.64 GiB: 23 fit beside all, 23.3 beside the least, 23.6 beside none."""
+    """The context takes 0.19 to 0.50 of 23.64 GiB: 23 always fits, 23.3 only with the least context, 23.6 never."""
     body = "import sys, torch\ntorch.empty(int(sys.argv[1]) << 20, dtype=torch.uint8, device='cuda')\n"
     found = {}
     for mebibytes in (23_552, 23_860, 24_166):

@@ -170,7 +170,7 @@ def test_ranks_that_ran_out_are_replayed_on_the_card_and_not_told_by_their_peaks
 
 
 def test_what_is_unlike_the_others_is_said_beside_the_table(tmp_path: Path) -> None:
-    """Its figures are of one device of several, or from elsewhere, which no column says."""
+    """Figures of one device of several, or from another folder, which no column shows."""
     folder = write_ranks(tmp_path / "job", 3)
     events = [alloc(0, 120 * MiB, frames=[frame("forward")])]
     (folder / "run.rank3.pickle").write_bytes(pickle.dumps({**snapshot(events), "device_traces": [events[:1], events]}))

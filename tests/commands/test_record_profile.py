@@ -1,4 +1,4 @@
-"""`record --profile`: torch's own profile beside the snapshot."""
+"""`record --profile` writes torch's profile next to the snapshot."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_profile_is_written_beside_the_snapshot_and_each_says_what_it_is(tmp_p
     assert "run.profile.json.gz" in next(note.text for note in health(snapshot) if note.code == "profile_beside")
     texts = [profile.strings[name] for name in profile.stacks.frames.name]
     assert "aten::mm" in texts and (profile.devices[0].events.size == 60).any()
-    # The same clock, whatever it counts from.
+    # The same clock, independent of its epoch.
     apart = abs(int(profile.devices[0].events.time_us[0]) - int(snapshot.devices[0].events.time_us[-1]))
     assert apart < 600e6 or not snapshot.devices[0].events.time_us[-1]
     assert [Path(place.address).name for place in places_of([str(tmp_path)])] == ["run.pickle"]

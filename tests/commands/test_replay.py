@@ -119,7 +119,7 @@ def test_every_name_in_it_is_in_the_readme(growing):
 
 
 def test_where_the_context_decides_it_is_close(growing):
-    """156 MiB are reserved, 133 at least: beside 64 MiB of a context they fit sooner than beside 1,792."""
+    """156 MiB are reserved, 133 at least: they fit more easily with a context of 64 MiB than with 1,792."""
     found = {size: replay(growing, memory=size * MiB) for size in (600, 700, 2000)}
     assert [(each["oom"] is None, each["fit"]) for each in found.values()] == [
         (False, "close"),

@@ -154,6 +154,6 @@ def test_reproduce_prints_rows_of_published_and_ours(capsys: pytest.CaptureFixtu
     assert flat == baseline
     more = {row["case"]: row["ours"] for row in rows if row["published"] is None}
     assert more["one flat buffer"] == 0
-    # Four bytes for each fp32 gradient that stands twice, in segments of whole pages between what reductions take.
+    # Four bytes for each fp32 gradient held twice, in segments of whole pages next to those of reductions.
     assert 4 <= more["a list, then one cat"] < 4.15
     assert listed > baseline

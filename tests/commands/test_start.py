@@ -26,7 +26,7 @@ run()
 
 
 def loaded_by(*arguments: object) -> set[str]:
-    """Modules that stand in a process which has just begun, when the command is done."""
+    """Return the modules loaded in a fresh process after the command."""
     command = [sys.executable, "-c", STARTED, *map(str, arguments)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout

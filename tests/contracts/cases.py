@@ -1,4 +1,4 @@
-"""The table of cases: the name of a golden file, and the text that the file must hold. Most stand in `cases.toml`."""
+"""The table of cases: the name of a golden file, and the text that the file must hold. Most are in `cases.toml`."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def output_of(line: str, place: Workplace) -> str:
     done = place.memviz(words)
     if "--json" in words:
         assert done.returncode == 0, (done.returncode, done.stderr)
-        # A script's own words stand before the last line, which is the command's.
+        # The script's own output precedes the last line, which is the command's.
         return place.json(json.loads(done.stdout.splitlines()[-1] if words[0] == "predict" else done.stdout))
-    # What is said there of progress depends on time.
+    # Progress messages depend on time.
     errors = done.stderr if done.returncode or words[0] == "predict" else ""
     return place.alike(f"$ memviz {line}\n\n{done.stdout}{errors}\nexit status {done.returncode}\n")
 

@@ -1,4 +1,4 @@
-"""The folder in which cases run, with small traces and scripts; the command line, a page, and what is made alike."""
+"""The folder of the cases, with small traces and scripts; the command line, a page, and text normalization."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "processors round in their own ways": (r"Differs by .*", "<difference>"),
     "a run says which PyTorch cannot measure": (r"This PyTorch \(\S+\)", "This PyTorch"),
 }  # fmt: skip
-"""Why a text is replaced: its pattern, and what stands in its place."""
+"""Reason for each replacement: its pattern and the substitute."""
 
 TRAIN = """\
 import torch
@@ -95,7 +95,7 @@ class Workplace:
 
     @cached_property
     def client(self) -> Any:
-        """A program that asks one page for all cases."""
+        """One Gradio client for all cases."""
         from gradio_client import Client
 
         from tests.server import started
@@ -106,7 +106,7 @@ class Workplace:
         return Client(page.address, verbose=False, download_files=downloads, httpx_kwargs={"timeout": None})
 
     def uploaded(self, value: Any) -> Any:
-        """The value as a page takes it; the name of a file here stands for the file."""
+        """Return the value as a page takes it, with names of files replaced by uploads."""
         from gradio_client import handle_file
 
         if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What a browser gets to see of a figure."""
+"""The data of a figure as a browser receives it."""
 
 from __future__ import annotations
 

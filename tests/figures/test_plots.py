@@ -1,4 +1,4 @@
-"""Laws of every figure: an empty one says why, texts of a trace stay text, and none is too large for a page."""
+"""Laws of every figure: an empty one shows why, trace text is escaped, and none is too large for a page."""
 
 from __future__ import annotations
 

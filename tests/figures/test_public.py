@@ -1,4 +1,4 @@
-"""What `memviz.figures` offers to notebooks: the README names every figure, and each can be drawn as it says."""
+"""The public API of `memviz.figures`: the README names every figure, and each can be drawn as described."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The palette can be told apart by everyone, and read on both grounds."""
+"""The palette's colours are distinguishable with colour blindness, and readable on both backgrounds."""
 
 from itertools import combinations
 

@@ -18,7 +18,7 @@ def sizes_of(device: DeviceTrace, *actions: Action) -> list[int]:
 
 
 def out_of_memory_at(device: DeviceTrace) -> dict[str, int] | None:
-    """The first time: how many requests were served before, and what was asked for."""
+    """Return how many requests preceded the first out of memory, and its requested bytes."""
     events = device.events
     rows = np.flatnonzero(events.action == Action.OOM)
     if not len(rows):

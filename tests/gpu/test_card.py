@@ -1,4 +1,4 @@
-"""What the predictor assumes about a card: its figures, workspaces, attention kernels and single operators."""
+"""The predictor's assumptions about a GPU: its figures, workspaces, attention kernels and single operators."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Table:
     seed: str
     workload: str
     ways: Mapping[str, tuple[Way, ...]]
-    """By the settings of the workload, as in 'activation=gelu'."""
+    """Measurements by workload settings, such as 'activation=gelu'."""
 
 
 def _split(whole: float, split: float) -> tuple[Way, ...]:
@@ -181,7 +181,7 @@ def test_a_repeated_step_is_equal_to_the_bit(dtype: str, gpu: Gpu):
 
 
 def timed(table: Table, settings: str, accelerator: Accelerator) -> Iterator[tuple[Plan, dict[str, Any]]]:
-    """One model in all ways: seconds, and the outputs beside those of the first way, which runs twice for the noise."""
+    """Time one model in all ways and compare outputs to the first way, which runs twice to measure noise."""
     ways = [(way, _plan(table.workload, settings, way)) for way in table.ways[settings]]
     workload = ways[0][1].workload
     model, reference = workload.build(), None

@@ -1,4 +1,4 @@
-"""What the recorder relies on: torch counts as it believes, and reports out of memory in time."""
+"""Assumptions of the recorder: torch's counters are right, and out of memory is reported in time."""
 
 from __future__ import annotations
 

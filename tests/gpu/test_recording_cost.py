@@ -1,4 +1,4 @@
-"""What recording costs: seconds of a step with the history off, with Python's stacks, with all, and as memviz records.
+"""The cost of recording: step time without history, with Python stacks, with all stacks, and with memviz.
 
 The ways take turns, several rounds of them, because a GPU's clock drifts; every figure is a ratio within its round.
 """

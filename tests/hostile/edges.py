@@ -30,7 +30,7 @@ class Edges:
             self._monitor()
 
     def new_after(self, run: Callable[[], None]) -> bool:
-        """Whether this execution was watched and reached what none before it did."""
+        """Run it and return whether it was watched and reached an edge that no earlier execution did."""
         self._new = False
         self._count += 1
         is_watched = self._monitoring is not None or self._count % _ONE_IN == 1

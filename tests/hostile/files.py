@@ -14,9 +14,9 @@ from tests.traces import alloc, block, event, frame, free, segment, snapshot
 BASE = 0x7000_0000_0000
 Make = Callable[[], bytes]
 REFUSED: dict[str, Make] = {}
-"""Must end in words."""
+"""Files that must be refused with a message."""
 READ: dict[str, Make] = {}
-"""Odd, but somebody's recording: every command gives its answer."""
+"""Odd but valid recordings: every command gives its answer."""
 
 
 def refused(make: Make) -> Make:
@@ -89,7 +89,7 @@ def one_list_of_blocks_in_many_segments() -> bytes:
 
 @read
 def one_list_of_frames_for_all() -> bytes:
-    """As torch does, though not with so many."""
+    """Return a snapshot whose events share one long list of frames, like torch's but longer."""
     frames = [frame(f"f{i}", line=i) for i in range(500)]
     return packed(snapshot([each for i in range(2000) for each in (alloc(BASE + 512 * i, 512, frames=frames),)]))
 
@@ -253,7 +253,7 @@ def three_hundred_devices() -> bytes:
 
 @refused
 def one_list_of_one_event_for_600_devices() -> bytes:
-    """Found by the fuzzer, in 861 bytes: what is noted of every device took 12 s."""
+    """A crash of the fuzzer, in 861 bytes: notes on every device took 12 s."""
     return packed({"segments": [], "device_traces": [[alloc(BASE, 512)]] * 600}, 2)
 
 
@@ -307,7 +307,7 @@ def twenty_thousand_stacks_of_300_frames() -> bytes:
 
 @read
 def eight_thousand_stacks_of_900_random_frames() -> bytes:
-    """Nothing is alike from the first frame on, so that a tree of them has as many nodes as there are frames."""
+    """The stacks share no prefix, so that a tree of them has as many nodes as there are frames."""
     luck = random.Random(5)
     frames = [frame(f"f{i}", "own.py", i) for i in range(2000)]
     rows = [alloc(BASE + 512 * i, 512, frames=luck.choices(frames, k=900)) for i in range(8000)]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 10
-"""Of processor time, on a machine that spells 150,000 numbers in `_COUNTED`; on a slower one as many more.
+"""Limit of CPU seconds on a machine that formats 150,000 numbers in `_COUNTED`; scaled up on a slower one.
 
 How slow it is may change while a job runs.
 """
@@ -30,7 +30,7 @@ MEMORY = 3 << 29
 
 
 def run(arguments: list[str], output: Path) -> dict[str, Any]:
-    """Status (negative for a signal), seconds and the most of them, peak memory, and the tail of what was said."""
+    """Return status (negative for a signal), CPU seconds and their limit, peak memory, and the tail of the output."""
     before = _slowness()
     child = os.fork()
     if child == 0:
@@ -86,7 +86,7 @@ def _address_space() -> int:
 
 
 def _warm(folder: Path) -> None:
-    """Whatever is imported late is imported now."""
+    """Import now all that is imported lazily."""
     from memviz.commands import main
     from tests.hostile.files import packed
     from tests.traces import alloc, snapshot

@@ -1,4 +1,4 @@
-"""What the page asks of a trace that a visitor opens and looks through, without a browser."""
+"""The views that the page computes for a trace, without a browser."""
 
 from __future__ import annotations
 

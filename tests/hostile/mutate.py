@@ -116,7 +116,7 @@ def _change(root: Any, luck: Random) -> None:
 
 
 def _holders(root: Any) -> list[tuple[Any, Any]]:
-    """Where each value lies; a few levels deep, since references may go in circles."""
+    """Return container and key of each value, a few levels deep because references may be cyclic."""
     found: list[tuple[Any, Any]] = []
     level = [root]
     for _ in range(7):
@@ -148,7 +148,7 @@ def _operations(raw: bytes, other: bytes, luck: Random) -> bytes:
 
 @lru_cache(_REMEMBERED)
 def _places(raw: bytes) -> tuple[int, ...]:
-    """Where its operations begin; none where it is no pickle."""
+    """Return the offsets of the pickle's operations, or none if it is not a pickle."""
     try:
         return tuple(at for _, _, at in pickletools.genops(raw) if at is not None)
     except Exception:

@@ -22,7 +22,7 @@ def with_events(events: bytes) -> bytes:
 
 @read
 def text_that_looks_like_more_and_more_text() -> bytes:
-    """What made the pattern of an event's form try every end of every text."""
+    """Return a file for which the event pattern once tried every end of every text (quadratic time)."""
     texts = b"".join(b"h" + bytes([key]) + b"X" + struct.pack("<I", 6000) + b"X\x8c" * 3000 for key in (3, 4))
     return with_events((b"}(h\x00h\x05h\x01K\x05h\x02K\x05" + texts + b"u") * 40)
 

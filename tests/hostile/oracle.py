@@ -1,4 +1,4 @@
-"""What must hold of any bytes: they end in a refusal in words, or in a Trace whose bytes add up in every view."""
+"""The properties of any input bytes: a clear refusal, or a Trace whose bytes add up in every view."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Finding(Exception):
 
 
 def check(raw: bytes, *, is_quick: bool = False) -> bool:
-    """Whether it was a trace. `is_quick`: its analyses are left out.
+    """Read the bytes and return whether they are a trace; `is_quick` skips the analyses.
 
     Raises:
         Finding: Something does not hold; any other exception is a finding too.

@@ -1,4 +1,4 @@
-"""What the fuzzer begins with: small snapshots that together hold whatever a snapshot can hold."""
+"""Seeds of the fuzzer: small snapshots that together cover every part of the format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is answered stays small, also where what is asked about is in few bytes."""
+"""Answers stay small, even for a small file that could expand to a large one."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def commands(name: str, path: Path) -> Iterator[list[str]]:
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    """Of all files and commands, from one process that imports everything once."""
+    """The output of every command for every file, from one process that imports everything once."""
     folder = tmp_path_factory.mktemp("hostile")
     jobs: list[list[str]] = []
     for name, make in {**REFUSED, **READ}.items():

@@ -1,4 +1,4 @@
-"""Runs that would take the machine: refused by their size, ended by their memory, gone with whoever asked."""
+"""Runs that would exhaust the machine: refused by size, ended by memory, or cancelled with their visitor."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_ten_million_layers_are_refused_in_words(
 def test_a_model_of_ones_own_that_grows_is_ended(
     own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a file nobody knows the size before it is executed."""
+    """The size of a user's model is unknown until its file is executed."""
     monkeypatch.setenv("MEMVIZ_MAX_RUN_BYTES", "1GiB")
     assert main(["run", f"{own}:grows", "--on", "predict"]) == 2
     assert "more than the 1,024 MiB of this machine's own memory" in capsys.readouterr().err

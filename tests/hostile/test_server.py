@@ -71,7 +71,7 @@ def wait_for(what: Callable[[], bool]) -> None:
 
 
 def uploaded(server: Server, content: bytes, name: str = "run.json") -> dict[str, Any]:
-    """By Gradio's own way in, as programs send it."""
+    """Upload a file through Gradio's upload endpoint, as programs do."""
     head = f'--x\r\nContent-Disposition: form-data; name="files"; filename="{name}"\r\n\r\n'.encode()
     request = urllib.request.Request(
         f"{server.address}{API}upload",
@@ -83,7 +83,7 @@ def uploaded(server: Server, content: bytes, name: str = "run.json") -> dict[str
 
 
 def told(server: Server, name: str, data: list[Any]) -> tuple[str, Any]:
-    """What a program is told, over plain HTTP: `complete` or `error`, and what stands there."""
+    """Call an endpoint over plain HTTP and return `complete` or `error` with its data."""
     status, begun = ask(server, f"{API}call/{name}", {"data": data})
     assert status == 200, begun
     _, events = ask(server, f"{API}call/{name}/{json.loads(begun)['event_id']}")
@@ -242,7 +242,7 @@ def test_parts_in_parallel_are_no_way_around_the_announced_size(server: Server):
 
 @pytest.mark.slow
 def test_half_open_uploads_and_many_tickets_keep_nobody_out(server: Server):
-    """Slow lines, and tickets under many cookies: whoever comes later still has a file read."""
+    """With slow uploads, and tickets under many cookies, a later visitor's file is still read."""
     slow = []
     for i in range(30):
         _, ticket = begin(server, 100_000, cookie=f"session={i}")
@@ -316,7 +316,7 @@ def test_an_upload_that_breaks_off_leaves_nothing_on_the_disk(server: Server):
 
 
 def test_a_guessed_session_shows_nothing_and_events_in_it_tell_nothing(server: Server):
-    """What somebody has open is reached by their own session alone, and a made-up one is empty."""
+    """Open traces are reached only by the session that opened them, and an invented session is empty."""
     status, words = ask(server, f"{API}queue/data?session_hash={'0' * 11}")
     assert (status, "session_not_found" in words) == (200, True)
     assert ask(server, f"{API}cancel", {"session_hash": "x", "fn_index": 0, "event_id": "y"})[0] == 200

@@ -180,7 +180,7 @@ def test_nowhere_to_say_an_error_changes_no_status(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_streams_that_are_full_or_closed_leave_no_traceback(small: Path, line: str, status: int) -> None:
-    """In a process of its own: what Python says while it ends counts too."""
+    """Runs in its own process, because Python's messages at exit count too."""
     command = f"'{sys.executable}' -m memviz {line.format(small=small)}; echo status $? >&3"
     done = subprocess.run(
         ["bash", "-c", f"exec 3>&1; {{ {command}; }} 2>&1"], cwd=ROOT, capture_output=True, text=True, check=False
@@ -232,7 +232,7 @@ def test_no_fault_ends_in_status_1(
 
 @pytest.fixture(params=["SIGTERM", "SIGHUP"])
 def ending(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Of a process that a terminal starts: what `nohup` starts ignores one of them."""
+    """A signal with its default handler, as in a process of a terminal; `nohup` makes its child ignore SIGHUP."""
     number = getattr(signal, request.param)
     before = signal.signal(number, signal.SIG_DFL)
     yield number

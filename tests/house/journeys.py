@@ -44,7 +44,7 @@ def explore() -> None:
 
 
 def run() -> None:
-    """As the process does in which runs happen."""
+    """Run a request as the worker process does."""
     request = Request("gpt2", {"layers": "2"}, (("checkpointing", {}),), on="predict", card="A100 80GB")
     with tempfile.TemporaryDirectory() as folder:
         answer(0, request, Path(folder), _send)

@@ -1,4 +1,4 @@
-"""A program of its own: runs code that memviz printed on small models, and says what came of each.
+"""A separate program: run code that memviz printed on small models, and report the results.
 
 It is given {name: code} as JSON and a folder with a folder for each name, whose files lie next to the code. It imports
 nothing of this repository, so that what the code finds is what its reader's environment has.
@@ -95,7 +95,7 @@ def saved_bytes(names: Names) -> int:
 
 
 def inner_rows(names: Names) -> int:
-    """Of the widest products in feed-forwards, the most rows."""
+    """Return the most rows among the widest matrix products of feed-forwards."""
     return max(
         (shape[:-1].numel() for name, shape in operators(names) if "mm" in name and shape[-1:] == (256,)), default=0
     )
@@ -133,7 +133,7 @@ def gradients_after_backward(names: Names) -> int:
 
 
 def state_bytes(names: Names) -> int:
-    """Whatever holds them: of a file of them."""
+    """Return the size of the optimizer states in a file, independent of their classes."""
     file = io.BytesIO()
     torch.save(list(step(names).state.values()), file)
     return len(file.getvalue())
@@ -151,7 +151,7 @@ def host_bytes(names: Names) -> int:
         return 0
     module = sys.modules[kind.__module__]
     if hasattr(module, "_is_on_host"):
-        # There is no other device here, so this one stands for it.
+        # There is no other device here, so the CPU is treated as the device.
         module._is_on_host = lambda tensor: False
     forward(names)
     held = module.host_bytes(names["model"])
@@ -210,7 +210,7 @@ EFFECTS: dict[str, tuple[Callable[[], Any], Callable[[Names], Any], Callable[[An
 
 
 def names_for(make: Callable[[], Any]) -> Names:
-    """All that the code says is its reader's."""
+    """Return the names that the printed code expects from its reader."""
     model, labels, rows = make(), TOKENS.clone(), list[int]()
     labels[0, :12] = -100
     model.register_forward_pre_hook(lambda _model, _args, given: rows.append(len(given["labels"])), with_kwargs=True)

@@ -1,4 +1,4 @@
-"""What the house tests look at: the files that are, or would be, part of the repository."""
+"""The files that the house tests check: those in the repository, and new ones that git does not ignore."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Function:
 
 @dataclass(frozen=True)
 class Outline:
-    """What the rules ask of a file. The tree itself is not kept: it would weigh on every later test's collector."""
+    """The parts of a file that the rules need; a retained tree would slow every later garbage collection."""
 
     imports: tuple[ast.Import | ast.ImportFrom, ...]
     functions: tuple[Function, ...]

@@ -85,7 +85,7 @@ def test_docstrings_do_not_begin_with_a_relative_clause() -> None:
 
 
 def docstrings(name: str) -> list[str]:
-    """Of modules, classes and functions, and the strings below attributes."""
+    """Return the docstrings of modules, classes, functions and attributes."""
     found = []
     for node in ast.walk(ast.parse(text_of(name))):
         for statement in getattr(node, "body", ()) if not isinstance(node, ast.Lambda | ast.IfExp) else ():

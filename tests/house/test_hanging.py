@@ -1,4 +1,4 @@
-"""A test that hangs costs itself and some minutes: it is named, says where it hung, and all others are run."""
+"""A hanging test fails after some minutes with its name and stack, and all others run."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def part_of(path: str) -> str:
 
 
 def imported(path: str, file: Outline) -> Iterator[str]:
-    """Dotted names, wherever in the file the import stands: a lazy import is one too."""
+    """Yield the dotted names of all imports in the file, lazy ones included."""
     package = list(PurePosixPath(path).parts[:-1])
     for node in file.imports:
         if isinstance(node, ast.Import):
@@ -75,7 +75,7 @@ def forbidden(path: str, file: Outline) -> list[str]:
 
 @cache
 def rooms() -> dict[str, frozenset[str]]:
-    """Of the page: which of its rooms each may import."""
+    """Return the rooms of the page, each with the rooms that it may import."""
     return {room: _quoted(others) for room, others in ROOM.findall(text_of("memviz/README.md"))}
 
 

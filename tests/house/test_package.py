@@ -1,4 +1,4 @@
-"""What `pip install` brings: the light core works with numpy alone, and all of ours lies within `memviz`."""
+"""The contents of `pip install`: the core works with numpy alone, and all files are within `memviz`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(*command: str | Path, cwd: Path | None = None, status: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a copy, since a build leaves folders beside what it builds."""
+    """A wheel built from a copy, because a build leaves folders in its source tree."""
     checkout, wheels = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("wheels")
     for part in PARTS:
         shutil.copytree(ROOT / part, checkout / part, ignore=shutil.ignore_patterns("__pycache__"))
@@ -165,7 +165,7 @@ print(json.dumps({name: code_of(plan.optimizations) for name, plan in plans.item
 
 
 def requests() -> dict[str, dict[str, object]]:
-    """Of each optimization, on a workload that it has an effect on."""
+    """Return a request for each optimization, on a workload that it has an effect on."""
     made = {}
     for kind in OPTIMIZATIONS:
         training = kind.needs != "inference"
@@ -196,7 +196,7 @@ def answer(command: list[str], given: object, cwd: Path, *paths: Path) -> dict[s
 
 @pytest.fixture(scope="module")
 def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What pip makes of a wheel, beside the libraries that are here."""
+    """The unpacked wheel, next to the installed libraries."""
     folder = tmp_path_factory.mktemp("site")
     zipfile.ZipFile(wheel).extractall(folder)
     return folder

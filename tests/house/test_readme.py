@@ -1,4 +1,4 @@
-"""What the READMEs say is true: the three lines, the front matter, every command and every path."""
+"""The READMEs are true: the three lines, the front matter, every command and every path."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ WITH_COMMANDS = ("README.md", "memviz/commands/README.md", "memviz/recipes.md")
 
 
 def commands_in_readme() -> list[str]:
-    """Each once, wherever people are told of it."""
+    """Return the commands of all READMEs, without duplicates."""
     lines = (line for name in WITH_COMMANDS for line in bash_lines(name))
     return list(dict.fromkeys(line for line in lines if line.startswith("python -m memviz ")))
 
@@ -78,7 +78,7 @@ def shown_output(line: str) -> list[str] | None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where commands may write, with the samples where the README has them."""
+    """A writable folder for commands, with the samples at the README's path."""
     (tmp_path / "sample_traces").symlink_to(ROOT / "sample_traces")
     return tmp_path
 
@@ -123,7 +123,7 @@ def test_one_line_starts_the_page():
 
 
 SERVING = "python -m memviz open "
-"""It runs until somebody stops it."""
+"""A command that runs until it is stopped."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The samples are what their script makes, what their README says, and sound."""
+"""The samples match their script and their README, and are sound."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ def test_a_loop_of_accelerate_that_runs_out_of_memory(tmp_path):
     assert not is_recording()
 
 
-# -- as the README says
+# -- the README's code
 
 
 def test_the_readmes_lines_run(tmp_path, monkeypatch):

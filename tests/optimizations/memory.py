@@ -1,4 +1,4 @@
-"""Memory of a step on tensors without data: what PyTorch would have asked its allocator for, operator by operator."""
+"""Memory of a step on meta tensors: the bytes that PyTorch would request, operator by operator."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from optimizations.gradient_accumulation import GradientAccumulation
 
 
 def parts_of(model: nn.Module, pieces: GradientAccumulation | None) -> Iterator[tuple[Any, float]]:
-    """Each stands for the model, and its share of the batch."""
+    """Yield each micro-batch model with its share of the batch."""
     if pieces is None:
         yield model, 1.0
         return

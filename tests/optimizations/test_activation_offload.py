@@ -1,4 +1,4 @@
-"""Activations on the host: they come back to the bit, and the device is free of them meanwhile."""
+"""Activation offload: activations return bit for bit, and the device memory is free in between."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def test_code_of_each_builds_the_same_optimization(kind):
 
 @each_class
 def test_each_file_can_be_copied_away_alone(kind):
-    """It imports torch and Python's own library, and none of the files beside it."""
+    """An optimization's file imports torch and the standard library only."""
     tree = ast.parse((ROOT / "optimizations" / f"{kind.name}.py").read_text(encoding="utf-8"))
     nodes = list(ast.walk(tree))
     names = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]

@@ -1,4 +1,4 @@
-"""Only the environment carries them, and a process that started without them is told so."""
+"""Allocator settings take effect through the environment only; a process started without them gets an error."""
 
 from __future__ import annotations
 

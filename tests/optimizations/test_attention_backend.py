@@ -1,4 +1,4 @@
-"""Attention kernels, told by what they keep for backward; and refusals of what no kernel can do."""
+"""Attention kernels, identified by the tensors saved for backward, and refusals of unsupported inputs."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def mixed(x: Tensor) -> Tensor:
 
 
 class Hidden(nn.Module):
-    """Its own forward names nothing that says what is mixed."""
+    """A forward that does not show which tokens are mixed."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self._twice(x)

@@ -212,7 +212,7 @@ def test_kept_attention_with_dropout_does_not_shift_later_random_numbers(dropout
     assert different(plain, one_step(model, lambda model: model(x).square().mean())) == []
 
 
-# Which blocks are found.
+# -- detection of blocks
 
 
 def test_blocks_of_diffusers_and_transformers():

@@ -95,7 +95,7 @@ def test_the_heads_gradient_in_fp32_does_not_round_with_every_chunk():
 
 @pytest.mark.slow
 def test_what_fp32_sums_take_is_predicted():
-    """4 bytes more a weight of the head: a sum twice as large, and a chunk's product beside it."""
+    """4 bytes more per weight of the head: an fp32 sum of twice the size, and the product of one chunk."""
     words, width = 32_000, 256
     with torch.device("meta"):
         hidden = torch.empty(128, width, dtype=torch.bfloat16, requires_grad=True)

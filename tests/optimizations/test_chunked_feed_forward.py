@@ -1,4 +1,4 @@
-"""Feed-forwards some tokens at a time: whatever kind they are, the same outputs and gradients in less memory."""
+"""Chunked feed-forward: the same outputs and gradients in less memory, for every kind of feed-forward."""
 
 from __future__ import annotations
 

@@ -387,7 +387,7 @@ def test_what_is_sharded_is_refused_before_a_gradient_is_lost(found, case, words
 
 
 def test_fsdp_1_is_refused_by_its_name_and_by_its_parameters():
-    """It needs an accelerator, so it stands here by what it leaves on a model."""
+    """FSDP 1 needs an accelerator, so its marks on a model are imitated here."""
 
     class FullyShardedDataParallel(nn.Linear):
         pass

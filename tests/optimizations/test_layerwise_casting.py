@@ -77,7 +77,7 @@ def model(dtype: torch.dtype = torch.bfloat16, **more: object) -> Model:
 
 
 def rounded(of: nn.Module, through: torch.dtype = FP8, *, keep: tuple[str, ...] = ("norm",)) -> nn.Module:
-    """A copy with the weights of matrices, and the biases beside them, rounded once by hand."""
+    """Return a copy with the weights and biases of matrices rounded once by hand."""
     twin = copy.deepcopy(of)
     for name, each in twin.named_parameters():
         if not any(word in name for word in keep):

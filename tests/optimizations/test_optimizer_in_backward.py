@@ -65,7 +65,7 @@ def test_micro_batches_are_added_up_before_the_step():
 
 
 ROUTES = ["ab", "aa", "bb", "ba", "a", "aa", "bab", ""]
-"""Experts that see something in each pass of a step: in some, none, or in more or fewer passes than were said."""
+"""Experts used in each pass of a step: some, none, or in more or fewer passes than declared."""
 
 
 def trained_experts(micro_batches: int | None, fails: bool = False) -> tuple[list[torch.Tensor], list[int]]:

@@ -1,4 +1,4 @@
-"""Every pair that goes together, in the order of application, on two small models: as claimed, and undone to the bit.
+"""Every compatible pair, in order of application, on two small models: as claimed, and undone bit for bit.
 
 What changes the outputs is held against itself alone, so that whatever the other one breaks shows. Some have a knob
 that takes another way through their code: those pairs are tried once more with it, on one model.

@@ -24,7 +24,7 @@ each_activation = pytest.mark.parametrize("activation", ACTIVATIONS)
 
 
 def layer(activation: str = "gelu", dim: int = 24, mult: int = 5, **more: object) -> nn.Module:
-    """Weights that keep the signal, and biases that can be told from zero."""
+    """Return a feed-forward whose weights keep the signal's scale and whose biases differ from zero."""
     from diffusers.models.attention import FeedForward
 
     torch.manual_seed(0)

@@ -31,7 +31,7 @@ def named(way: WeightOffload) -> str:
 
 @pytest.fixture
 def wrong_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is one device here: so weights at rest have the other sign, and whoever reads them there gets it wrong."""
+    """Negate weights at rest, because the host is the only device here; a read of them there gives wrong results."""
     monkeypatch.setattr(weight_offload, "_on_host", lambda tensor: -tensor)
     monkeypatch.setattr(weight_offload, "_on_device", lambda tensor, device: -tensor)
 

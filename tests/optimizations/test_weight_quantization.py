@@ -1,4 +1,4 @@
-"""Weights in 8 and 4 bits: as near as the codes allow, as small as they say, and adapters learn beside them."""
+"""Weights in 8 and 4 bits: accuracy of the codes, stated size, and training of adapters next to them."""
 
 from __future__ import annotations
 

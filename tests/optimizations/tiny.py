@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Set before either library is imported: nothing here may ask a hub.
+# Set before either library is imported: no test may access a hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 Loss = Callable[[nn.Module], Tensor]

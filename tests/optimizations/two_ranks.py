@@ -1,4 +1,4 @@
-"""One of two processes that train together over gloo: `two_ranks.py RANK FOLDER` writes what it found to FOLDER.
+"""One of two processes that train together over gloo: `two_ranks.py RANK FOLDER` writes its results to FOLDER.
 
 Every check is a function here; `test_flat_gradients_on_two_ranks.py` starts both processes once and reads what they
 found, by the function's name and the case's.

@@ -75,7 +75,7 @@ def add_lora(model: nn.Module, where: str) -> nn.Module:
 
 
 def every_second(model: nn.Module, *args: Tensor) -> Tensor:
-    """In the published form, and to be found by its name in a file."""
+    """Call the model under checkpointing, as published; tests look the function up by its name in a file."""
     from torch.utils.checkpoint import checkpoint
 
     return checkpoint(model.__call__, *args, use_reentrant=False)

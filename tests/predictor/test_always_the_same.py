@@ -52,7 +52,7 @@ SHORT = {
     "bert": {"layers": "2"},
     "vit": {"layers": "2"},
 }
-"""What repeats itself is there once or twice: a block more does what the one before it did."""
+"""Repeated layers occur once or twice: each further block does the same."""
 EXTRAS = (
     Request("gpt2", {"layers": "2", "mode": "training"}, optimizer="adamw", steps=2),
     Request("ltx_video", {"layers": "2"}, (("checkpointing", {"every": "2"}),), optimizer="adamw-fused"),
@@ -66,7 +66,7 @@ def requests() -> list[Request]:
 
 
 def file_of(request: Request) -> str:
-    """Of the whole file, every column and every text, as it would be written."""
+    """Return the hash of the written trace file, with every column and string."""
     written = hashlib.sha256()
 
     class Sink:

@@ -69,7 +69,7 @@ _SOLD = (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 80, 96, 141, 180, 192)
 
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
 def test_each_card_has_a_little_less_than_a_size_that_is_sold(card: KnownCard) -> None:
-    """And as much as its own name says."""
+    """The memory also matches the size in the card's name."""
     size = min(size for size in _SOLD if size >= card.memory_gib)
     assert 0.91 * size < card.memory_gib < size
     said = [int(word[:-2]) for word in card.name.split() if word.endswith("GB")]

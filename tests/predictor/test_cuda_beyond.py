@@ -1,4 +1,4 @@
-"""What no rule follows is refused in words."""
+"""CUDA features that no rule models are refused with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `torch.cuda` says of memory, under all its names."""
+"""Memory functions of `torch.cuda`, under all their names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_every_name_says_the_same_bytes() -> None:
     with PredictedDevice(A100):
         held, gone = torch.zeros(1000, device="cuda"), torch.zeros(3 * MiB, device="cuda")
         del gone
-        # 4,000 bytes in blocks of 512; 2 MiB for small ones, and what is asked beyond 10 MiB in steps of 2 MiB.
+        # 4,000 bytes in blocks of 512; 2 MiB segments for small ones, and steps of 2 MiB for requests over 10 MiB.
         now, most, reserved = 4096, 4096 + 12 * MiB, 2 * MiB + 12 * MiB
         assert torch.cuda.memory_allocated() == torch.cuda.memory.memory_allocated("cuda:0") == now
         assert torch.accelerator.memory_allocated() == torch.cuda.memory_allocated(0) == now
@@ -59,7 +59,7 @@ def test_the_summary_is_torchs_own() -> None:
 def test_what_is_free_is_what_a_process_gets_less_what_is_reserved() -> None:
     with PredictedDevice(A100):
         free, total = torch.cuda.mem_get_info()
-        # On an A100 as much as 1,792 MiB were seen beside PyTorch's allocator.
+        # On an A100 up to 1,792 MiB were observed outside PyTorch's allocator.
         assert (free, total) == (A100.memory_bytes - 1792 * MiB, A100.memory_bytes)
         held = torch.zeros(MiB, device="cuda")
         assert torch.cuda.mem_get_info("cuda:0")[0] == free - 20 * MiB

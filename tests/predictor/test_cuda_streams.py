@@ -137,7 +137,7 @@ def test_a_stream_takes_a_thousand_kernels_before_the_first_of_them_is_done() ->
         del held
         for _ in range(1024):
             one.add_(1)
-            # Nothing for the card to do, and something on a stream that nobody waits for.
+            # No work for the GPU, then some on a stream that is never synchronized.
             one.view(1), torch.empty(0, device="cuda")
             with torch.cuda.stream(side):
                 one.mul_(1)
@@ -159,7 +159,7 @@ def test_a_free_that_waited_is_still_the_tensors_own() -> None:
         torch.empty(7000, device="cuda")
         events = device.finish().devices[0].events
         rows = [(action, size) for action, size in zip(events.action.tolist(), events.size.tolist(), strict=True)]
-    # Segment, alloc, free asked; free done, segment and alloc on the other stream, and its free.
+    # Segment, alloc, free requested; free completed, segment and alloc on the other stream, and its free.
     assert rows == [(3, 2 * MiB), (0, 4000), (1, 4000), (2, 4000), (3, 2 * MiB), (0, 28_000), (1, 28_000), (2, 28_000)]
 
 

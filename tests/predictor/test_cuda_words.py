@@ -1,4 +1,4 @@
-"""What programs ask `torch.cuda` and `torch.accelerator` about the machine, and that all of it is taken back."""
+"""Device queries of `torch.cuda` and `torch.accelerator`, and their removal afterwards."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_cuda_begins_when_it_is_first_used_and_ends_with_the_device() -> None:
         assert not torch.cuda.is_initialized() and torch.cuda.memory_allocated() == 0
         held = torch.zeros(1, device="cuda")
         assert torch.cuda.is_initialized() and torch.cuda.memory_allocated() == 512
-        # Said before there was a device, as programs do.
+        # Set before there was a device, as programs do.
         assert torch.cuda.initial_seed() == 3
     assert not held.is_cuda and (torch.version.cuda, torch.cuda.is_available()) == (release, there)
     assert {name: vars(torch.cuda)[name] for name in before} == before

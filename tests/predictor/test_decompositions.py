@@ -42,7 +42,7 @@ def call(
 
 
 def test_a_program_may_try_a_kernel_and_take_another() -> None:
-    """As on a card, where torch has no kernel it says so with an error of its own."""
+    """Without a kernel, torch's own error is raised, as on a GPU."""
     with PredictedDevice(A100):
         x = torch.rand(2, 4, 32, 64, device="cuda")
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION), pytest.raises(RuntimeError, match="No available kernel"):

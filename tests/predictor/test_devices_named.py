@@ -1,4 +1,4 @@
-"""Which device a program names, and what its tensors say of where they are."""
+"""Device names in programs, and the devices that tensors report."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_pinned_memory_is_the_hosts_and_says_so() -> None:
 
 
 class Int8(Tensor):
-    """Whole numbers of one byte and a scale a row, which say that they are fp32."""
+    """A tensor of int8 values with a scale per row, which reports fp32."""
 
     values: Tensor
     scale: Tensor
@@ -188,7 +188,7 @@ def test_a_quantized_weight_counts_what_it_is_made_of(built: str) -> None:
         with PredictedDevice(A100) as device:
             held, beside = run(model)
     assert held == 512 * 512 + 512 * 4
-    # Both fp32 copies of the weight, then the inputs beside the one that is used.
+    # Both fp32 copies of the weight, then the inputs in addition to the copy in use.
     assert 2 * 4 * 512 * 512 <= beside + A100.cublas_workspace_bytes <= 2 * 4 * 512 * 512 + A100.cublas_workspace_bytes
 
 

@@ -1,4 +1,4 @@
-"""What an edit of a trace's requests estimates, held against a prediction of the program that was changed so."""
+"""Estimates from edited requests, compared to a prediction of the program with the same change."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from sample_traces import gpt
 
 CARD, RELEASE = card_named("A10"), (2, 13)
 NEAR = 0.03
-"""Of the peak of live bytes."""
+"""Tolerance as a share of the peak of live bytes."""
 RESERVED_NEAR = 0.05
-"""What is reserved comes in segments, and one of 20 MiB is much of a small peak."""
+"""Tolerance of reserved bytes: segments are coarse, and one of 20 MiB is much of a small peak."""
 
 
 @pytest.fixture(params=[(128, 512), (8192, 512)], ids=["layers outweigh the head", "the head outweighs layers"])
 def shape(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Where the peak lies: in the backward of the layers, or at the loss."""
+    """Sequence length of a program whose peak is in the backward of the layers, or at the loss."""
     vocabulary, length = request.param
     monkeypatch.setattr(gpt, "VOCABULARY", vocabulary)
     return int(length)

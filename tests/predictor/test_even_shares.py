@@ -1,4 +1,4 @@
-"""Rows that a router sends to experts: whoever counts or picks them gets an even share, and what prints is unknown."""
+"""Rows routed to experts: counts and selections give an even share, and printed values are unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program wants done at its end, and that another can run in the same process afterwards."""
+"""Functions that a program registers with atexit, and a second program in the same process."""
 
 from __future__ import annotations
 

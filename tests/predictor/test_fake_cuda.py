@@ -1,4 +1,4 @@
-"""Scripts that say "cuda", and the host beside the device."""
+"""Scripts that use "cuda", and CPU tensors next to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model of two thousand million weights: a training step without its memory. How long it takes, benchmarks say."""
+"""A training step of a model with two billion parameters, without its memory. Benchmarks measure the time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results that are as long as values say: whoever knows how long states it."""
+"""Results whose length depends on values: the program or a rule states it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_bins_are_as_many_as_the_program_says_at_least() -> None:
 
 
 def test_what_is_counted_into_bins_falls_evenly_into_them() -> None:
-    """As tokens into experts: each part has a size then, and what is printed stays unknown."""
+    """Tokens per expert are assumed even, so that each part has a size; printed values stay unknown."""
     with PredictedDevice(A100) as device:
         tokens, counts = torch.zeros(48, 4, device="cuda"), torch.bincount(there(48, dtype=WHOLE), minlength=8)
         assert [part.shape for part in tokens.split(counts.tolist())] == [(6, 4)] * 8

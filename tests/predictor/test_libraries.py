@@ -73,7 +73,7 @@ def test_what_an_assistant_drafts_is_accepted_whole(draws: bool) -> None:
 
 
 def test_weights_that_lie_on_meta_are_themselves_when_they_are_put_there_again() -> None:
-    """As hooks of accelerate do, which make a parameter of the class that they find."""
+    """Hooks of accelerate do this, and rebuild a parameter of the class that they find."""
     with PredictedDevice(A100) as device:
         weight = torch.nn.Parameter(torch.rand(4, 4).to("meta"))
         before = device.allocated_bytes

@@ -1,4 +1,4 @@
-"""Where the card has no memory left: torch's error, who is told, and what is left after it."""
+"""Out of memory on the predicted GPU: torch's error, its observers, and the state after it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_error_is_torchs_with_its_figures() -> None:
         assert (failure.requested_bytes, failure.allocated_bytes) == (10 * GiB, 30 * GiB)
         assert "test_out_of_memory.py, line" in failure.where and "gib" not in failure.where.partition("`")[0]
         events = device.finish().devices[0].events
-        # What the driver called free stands in the address's place.
+        # The address column holds the free bytes that the driver reported.
         assert (events.action[failure.event], events.size[failure.event]) == (Action.OOM, 10 * GiB)
         assert events.address[failure.event] == USABLE - 30 * GiB
         assert torch.cuda.memory_stats()["num_ooms"] == 1 and device.peak_allocated_bytes == 30 * GiB
@@ -54,7 +54,7 @@ def test_nothing_of_the_failed_operator_is_left_when_the_program_catches_it() ->
         assert device.allocated_bytes == 16 * GiB
         left = None
         try:
-            # The sum fits and is let go; nobody holds it but the expression.
+            # The sum fits and is freed; only the expression refers to it.
             (held + 1) * 2
         except torch.OutOfMemoryError as error:
             left = device.allocated_bytes

@@ -250,7 +250,7 @@ def test_cycles_go_where_an_outermost_phase_ends() -> None:
 
 
 def test_a_module_changes_its_type_weight_by_weight() -> None:
-    """As torch does it: each new one is there before the old one goes."""
+    """Like in torch, each new weight is allocated before the old one is freed."""
     model = two_layers()
     with PredictedDevice(A100) as device:
         device.place(model)

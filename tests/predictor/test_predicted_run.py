@@ -21,7 +21,7 @@ def test_what_a_card_keeps_for_itself_is_set_aside_by_kind() -> None:
     for name in ("A100 40GB", "RTX 4090"):
         card = card_named(name)
         with PredictedDevice(card) as device:
-            # A GiB less than the whole card: it fits beside 512 MiB, and not beside the context of an A100.
+            # A GiB less than the whole card: it fits with a context of 512 MiB, and not with that of an A100.
             held = torch.empty(card.memory_bytes - GiB, dtype=torch.uint8, device="cuda")
             found[name] = fit_on(device.finish(), card, device.highest_reserved_bytes)
             del held

@@ -1,4 +1,4 @@
-"""Operators that cannot be predicted say which they are, and what a program could do."""
+"""Unpredictable operators are refused with their name and a remedy."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def pairs(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def same(func: Any, *args: Any, **kwargs: Any) -> None:
-    """Where ours has an answer it is torch's: or torch refuses, and so do we by having none."""
+    """Compare a shape rule to torch; if torch refuses, the rule must have no answer."""
     ours = SHAPE_RULES[func](func, args, kwargs)
     if ours is NotImplemented:
         return

@@ -1,4 +1,4 @@
-"""Notes of what was taken for granted: those that are alike are one, with its lines and how often."""
+"""Notes of assumptions: equal ones are merged, with their lines and count."""
 
 from __future__ import annotations
 

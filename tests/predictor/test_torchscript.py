@@ -1,4 +1,4 @@
-"""TorchScript on a card that is not there: what it would compile runs as it stands, and that is said."""
+"""TorchScript on a predicted GPU: code runs uncompiled, with a note."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.predictor.rows import A100
 
 
 class Pooled(nn.Module):
-    """Its layers ask torch for a fast path, and it names a device: the interpreter would fail at both."""
+    """Its layers query torch's fast path, and it names a device: the interpreter would fail at both."""
 
     def __init__(self) -> None:
         super().__init__()

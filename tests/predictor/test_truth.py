@@ -1,4 +1,4 @@
-"""Predicted allocations beside those of the same step on real tensors, as torch's own profiler counts them."""
+"""Predicted allocations compared to those of the same step on real tensors, as torch's profiler counts them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SCALAR = 16
 
 
 def real(build: Callable[[], nn.Module], inputs: Tensor, targets: Tensor) -> list[tuple[tuple[str, ...], int]]:
-    """Of the second step: the operators around each allocation, outermost first, and its bytes."""
+    """Return operators (outermost first) and bytes of each allocation in the second step."""
     model = build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
     train(model, inputs, targets, optimizer)

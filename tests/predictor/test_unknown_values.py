@@ -1,4 +1,4 @@
-"""Values leave no tensor without data: each way is refused with the user's line, or gives what is said to stand in."""
+"""Reads of values without data: refused with the user's line, or answered by a stated substitute."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WHOLE = torch.long
 
 
 def there(*shape: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Computed on the card, so nobody knows its values."""
+    """Return a tensor computed on the GPU, whose values are unknown."""
     made = torch.rand((*shape, 2), device="cuda") @ torch.rand(2, device="cuda")
     return made if dtype is None else made.to(dtype)
 

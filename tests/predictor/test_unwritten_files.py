@@ -1,4 +1,4 @@
-"""Files of values that nobody computes: a program finds them, and they are gone when the prediction is over."""
+"""Files whose values are not computed: the program can open them, and they are removed after the prediction."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def sizes_of(
     release: tuple[int, int] = NEWEST,
     temporary: bool = False,
 ) -> list[int]:
-    """Sizes that an operator takes, its results included unless only `temporary` ones are asked for."""
+    """Return the sizes that an operator allocates, or only its `temporary` ones, without results."""
     with PredictedDevice(card, release=release) as device:
         run()
         rows = [row for row in allocations(device.finish()) if row.operator == operator]
@@ -356,7 +356,7 @@ def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         # Recorded: the gradient of a norm's weight, and a sum over everything.
         (empty(4, 512, 1024), (0, 1), [16_777_216, 32]),
         (empty(8, 4096, 16), (), [256, 4]),
-        # Dimensions count as they lie, whatever they are called.
+        # Dimensions are ordered by their strides, not by their index.
         (empty(4, 512, 1024).permute(2, 0, 1), (1, 2), [16_777_216, 32]),
         # 192 blocks of four warps would keep the card busy, but 16 values a thread are the least.
         (empty(64, 1024, 1024), (0, 1), [192 * 1024 * 4 * 32 * 4, 32]),

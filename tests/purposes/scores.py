@@ -16,7 +16,7 @@ from tests.purposes.stripped import Known
 
 @dataclass(frozen=True)
 class Told:
-    """Of the peak."""
+    """Bytes at the peak, by kind of purpose."""
 
     bytes: int
     by_kind: dict[str, int]
@@ -48,7 +48,7 @@ def told(trace: Trace, device: DeviceTrace) -> Told:
 
 
 def judged(known: Known, *, at_peak: bool) -> Judged:
-    """Of what is live at the peak, or of all that was ever allocated."""
+    """Score the categories of the allocations live at the peak, or of all allocations."""
     rows = np.arange(len(known.truth))
     if at_peak:
         rows = live_rows(known.device, timeline(known.device).peak_event)

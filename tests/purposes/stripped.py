@@ -1,4 +1,4 @@
-"""Traces with less in them: without what our own runs wrote, without stacks, without their beginning.
+"""Reduced traces: without memviz's own labels, without stacks, or without their beginning.
 
 What is left out is what the inference must do without; what each allocation truly was is kept beside it.
 """
@@ -16,7 +16,7 @@ from memviz.trace.model import NO_STACK, Annotations, Bytes1, DeviceTrace, Event
 
 @dataclass(frozen=True)
 class Known:
-    """A trace that says nothing of itself, and what its allocations are."""
+    """A trace without labels, and the true purpose of its allocations."""
 
     name: str
     trace: Trace
@@ -45,7 +45,7 @@ def without_stacks(known: Known) -> Known:
 
 
 def without_beginning(known: Known, share: float, *, stacks: bool = False) -> Known:
-    """As a recording that was switched on later: what was live then has no stack either."""
+    """Cut the first events, like a recording started late: allocations live then have no stack either."""
     device, events = known.device, known.device.events
     skipped = int(len(events) * share)
     later = Events(**{name: column[skipped:] for name, column in events.columns()})

@@ -1,4 +1,4 @@
-"""On a smaller card: where rows alone leave it open, the requests say, and what they say is told as a replay's."""
+"""A smaller GPU: if the rows leave it open, the requests are replayed, and the result is marked as a replay."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def read_ranks_without_segments(folder: Path) -> tuple[Rank, ...]:
 
 
 def ran_out(folder: Path, asked: int, count: int = 2) -> tuple[Rank, ...]:
-    """20 MiB that are kept, and then so much that is asked for in vain."""
+    """Write ranks that hold 20 MiB and then fail to allocate `asked` bytes."""
     made = [event("segment_alloc", FIRST, 20 * MiB), alloc(FIRST, 20 * MiB), event("oom", 0, asked)]
     value = snapshot([{**one, "time_us": number} for number, one in enumerate(made)])
     value["segments"] = [segment(FIRST, 20 * MiB, [{"address": FIRST, **_used(20 * MiB)}])]

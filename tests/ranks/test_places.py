@@ -90,7 +90,7 @@ def test_a_folder_that_may_not_be_looked_into_is_one_of_the_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     touch(tmp_path, "rank_0/snapshot.pickle", "rank_1/snapshot.pickle")
-    # Whoever runs tests as root may look into everything.
+    # Root may read every folder, so access is patched.
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "rank_1")
     first, closed = places_of([str(tmp_path)])
     assert (first.name, closed.name) == ("snapshot.pickle", "rank_1")

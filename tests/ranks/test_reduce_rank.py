@@ -1,4 +1,4 @@
-"""One file -> one row, whatever is in it."""
+"""One file gives one row, even if the file is damaged."""
 
 from __future__ import annotations
 

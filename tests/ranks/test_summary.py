@@ -1,4 +1,4 @@
-"""Who is like whom, and who stands out."""
+"""Groups of equal ranks, and outliers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims of a sentence, read back from its words: devices, bytes, shares, events and counts.
+"""Parse the claims of a sentence: devices, bytes, shares, events and counts.
 
 A law of a headline is a list of `Form`s, which are all the sentences it may make, and a function that holds what was
 read to the tables. A sentence that fits no form is a failure, so nothing is said that nobody checks.
@@ -99,7 +99,7 @@ def check_share(words: str, part: int, whole: int, what: str) -> None:
     number = words.removesuffix(" %")
     told = float(number.replace(",", ""))
     assert part == 0 or told != 0, f"{what} is not nothing"
-    # What is not all is never said to be, however little is wanting.
+    # A part is never shown as 100 %, however little is missing.
     assert told != 100 or part >= whole, f"{what} is not all"
     least = 0.1 if told == 99.9 else 0.05 if "." in number else 0.5
     assert abs(told - exact) <= least + 1e-9, f"{what} is said to be {words}; it is {exact} %"

@@ -1,4 +1,4 @@
-"""Every sentence that Compare may say, held to the peaks and to the rows below it."""
+"""Every possible sentence of Compare, checked against the peaks and the rows below it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every sentence that Explore may say of a device, held to its series and tables."""
+"""Every possible sentence of Explore about a device, checked against its series and tables."""
 
 from __future__ import annotations
 

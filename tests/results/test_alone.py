@@ -1,4 +1,4 @@
-"""numpy is enough; and what a missing library would bring is said with the remedy."""
+"""memviz works with numpy alone, and a feature that needs another library names the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces from an address: bounded in bytes and time, http(s) only, with errors that say what went wrong."""
+"""Traces from a URL: bounded in bytes and time, http(s) only, with errors that name the fault."""
 
 from __future__ import annotations
 

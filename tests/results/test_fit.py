@@ -107,7 +107,7 @@ def test_each_moment_has_its_sentence() -> None:
 
 
 def test_that_it_fits_as_it_is_is_said_first_whatever_else_is_cheaper() -> None:
-    """Words like *It fits with ...* would say that it does not fit without."""
+    """A sentence like *It fits with ...* would imply that it does not fit without."""
     plain, cheaper = told(way(3, 12 * GiB), "baseline"), told(way(2, 2 * GiB, "split_feed_forward"))
     assert str(fit_headline(status(ways=(plain, cheaper), done=2, of=9))) == (
         "It fits as it is: 12.00 GiB reserved. "
@@ -133,7 +133,7 @@ def test_a_search_that_was_stopped_says_how_far_it_came_and_what_it_found() -> N
     stopped = {"done": 2, "of": 9, "failed": "Cancelled."}
     how_far = "Cancelled. 2 of 9 configurations were tried; another may be better."
     assert str(fit_headline(status(ways=(bad, good), **stopped))).endswith(how_far)
-    # What was predicted is said, though nothing of it fits.
+    # Predictions are reported even if none fits.
     assert str(fit_headline(status(ways=(bad,), **stopped))) == (
         f"Nothing that was tried fits. The least is Split feed forward: 30.00 GiB. {how_far}"
     )

@@ -1,4 +1,4 @@
-"""The law: whatever a headline or a command says is what the series and tables beside it say."""
+"""Every statement of a headline or a command agrees with the series and tables next to it."""
 
 from __future__ import annotations
 

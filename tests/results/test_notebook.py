@@ -47,7 +47,7 @@ def executed() -> Iterator[dict[str, list[Any]]]:
     from traitlets.config import Config
 
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS.values()])
-    # Ports are chosen first and taken by the kernel later, where another process may have taken one meanwhile.
+    # Ports are chosen first and bound by the kernel later, when another process may have taken one.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         by_files = {"transport": "ipc", "ip": os.path.join(folder, "kernel")}
         config = Config({"KernelManager": by_files if os.name == "posix" else {}})

@@ -227,7 +227,7 @@ def test_a_replay_says_whether_it_runs(training):
             training.replay(**wrong)
 
 
-# -- text of anybody's
+# -- untrusted text
 
 NASTY = "</td><script>alert(1)</script>\x1b[31m\u202e<b onmouseover=x>"
 

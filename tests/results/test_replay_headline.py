@@ -127,7 +127,7 @@ def test_cache_from_before_the_recording_is_not_counted_as_saved():
 
 
 def short(card: int | None = 100) -> Recorder:
-    """60 MiB are cached when 80 are asked for: on a card of 100 the cache goes back first."""
+    """60 MiB are cached when 80 are requested: a card of 100 MiB releases the cache first."""
     run = Recorder(card=card and card * MiB)
     run.cached(60 * MiB)
     run.malloc(80 * MiB)

@@ -1,4 +1,4 @@
-"""Every sentence of What if against the rows, lines and advice beside it: real recordings, samples, generated ones."""
+"""Every sentence of What if against its rows, lines and advice: real recordings, samples, generated ones."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def of_fate(said: str, found: WhatIf, shown: list[RankedRow]) -> None:
 
 
 def of_change(said: str, found: WhatIf, searched: Search) -> None:
-    """Less and more are what the rows say, one limit and one start for both."""
+    """Check that less and more agree with the rows, for one limit and one start."""
     changed = re.search(r"reserve ([^ ]+ [^ ]+) at the peak, (?:([^ ]+ [^ ]+) (less|more)|as much)", said)
     if not changed:
         return

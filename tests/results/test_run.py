@@ -1,4 +1,4 @@
-"""Every sentence of Run against the rows beside it, over generated orders of variants."""
+"""Every sentence of Run against its rows, over generated orders of variants."""
 
 from __future__ import annotations
 

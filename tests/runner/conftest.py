@@ -12,7 +12,7 @@ from memviz.runner.measure import cuda_device
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As few timed steps as count, and a rubbish collector that looks only at what a test made."""
+    """Run the minimum of timed steps, and exclude earlier objects from garbage collection."""
     monkeypatch.setattr(cuda_device, "FILLED_SECONDS", 0.0)
     gc.collect()
     gc.freeze()

@@ -44,7 +44,7 @@ class FailingGpu:
         self.sticky = sticky
         self.names: list[str] = []
         self.smi: dict[str, str] = {}
-        """What `nvidia-smi` answers, by a part of the question."""
+        """Answers of `nvidia-smi`, by a part of the query."""
 
     @property
     def accelerator(self) -> Accelerator:
@@ -53,7 +53,7 @@ class FailingGpu:
 
     @contextmanager
     def in_torch(self) -> Iterator[None]:
-        """As if `torch` had found this card."""
+        """Make memviz use this GPU as the one that `torch` reports."""
         with pytest.MonkeyPatch.context() as patch, watching_torch(self.gpu):
             patch.setattr(execute, "find_accelerator", lambda: self.accelerator)
             patch.setattr(comparison, "find_accelerator", lambda: self.accelerator)

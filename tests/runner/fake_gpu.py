@@ -1,4 +1,4 @@
-"""A GPU that is not there, behind the names of `torch.cuda`: it counts, records and runs out of memory as torch does.
+"""A fake GPU behind the names of `torch.cuda`: it counts, records and runs out of memory as torch does.
 
 Memory is asked for by the test itself (`malloc`, `free`), which a small allocator of the tests cuts up, or it is taken
 over as it lies (`adopt`, `let_go`).
@@ -17,11 +17,11 @@ from tests.traces import block, segment
 
 
 class OutOfMemoryError(RuntimeError):
-    """As torch's, which cannot be had without torch."""
+    """Stand-in for torch's error, without importing torch."""
 
 
 class Moment:
-    """As torch.cuda.Event, by the processor's clock."""
+    """Stand-in for torch.cuda.Event that reads the CPU clock."""
 
     def __init__(self, enable_timing: bool = False) -> None:
         self.at = 0.0
@@ -47,14 +47,14 @@ class FakeGpu:
         self.history: list[dict[str, Any]] = []
         self.allocs = self.frees = 0
         self.counts_of: dict[int, tuple[int, int]] = {}
-        """Allocs and frees of other GPUs, which a test says itself."""
+        """Allocs and frees of other GPUs, set by a test."""
         self.adopted: dict[int, int] = {}
         self.observers: list[Callable[[int, int, int, int], None]] = []
         self.peaks = {"allocated": 0, "reserved": 0, "requested": 0}
         self.late_calls: list[Callable[[], None]] = []
         self.is_used = is_used
         self.refuses = ""
-        """What the driver says to whoever starts it."""
+        """Error message of the driver when a process starts it; empty if it works."""
         self.before_snapshot: Callable[[], None] | None = None
         self._record_memory_history = _RELEASES[release](self)
 
@@ -156,7 +156,7 @@ class FakeGpu:
             self._write({"action": action, "addr": address, "size": size, "stream": 0})
 
     def _note(self) -> None:
-        """What the small allocator has written down since."""
+        """Record the small allocator's new events and update the peaks."""
         for event in self.allocator.events:
             self._write(event)
         self.allocator.events.clear()

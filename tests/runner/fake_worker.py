@@ -1,4 +1,4 @@
-"""Speaks as `memviz.runner.jobs.worker` does and imports no PyTorch: a request's workload says what becomes of it.
+"""Stand-in for `memviz.runner.jobs.worker` without PyTorch: a request's workload selects its behaviour.
 
 `done` and `refused` answer at once; `waits:FILE` makes FILE.begun, and answers when FILE is there; `grows` takes memory
 without end, and `child-grows` has a process of its own take it; `dies` ends like a process that the system killed, once
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def end_with(parent: int) -> None:
-    """As the runner's own: nobody would read the answer."""
+    """Exit with the parent, like the real worker: its answer would have no reader."""
     while os.getppid() == parent:
         time.sleep(0.1)
     os._exit(0)

@@ -30,7 +30,7 @@ def over(scheduler: Scheduler, status: OrderStatus) -> OrderStatus:
 
 
 def running(scheduler: Scheduler, status: OrderStatus, number: int = 0) -> Worker:
-    """Once it said that it works: a process that dies before it began has its work done by another. Somebody looks."""
+    """Return the worker once it works: if it died earlier, another process would take over its run."""
     order = scheduler._jobs[status.id]
 
     def works() -> bool:
@@ -44,7 +44,7 @@ def running(scheduler: Scheduler, status: OrderStatus, number: int = 0) -> Worke
 
 
 def is_there(pid: int) -> bool:
-    """What has ended and was not waited for yet is gone."""
+    """Return whether a process runs; a zombie counts as gone."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

@@ -1,4 +1,4 @@
-"""A config.json is read within bounds, and what it may not ask for is refused in words before anything is built."""
+"""A config.json is read within bounds, and forbidden contents are refused with a message before a build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Knobs: texts become a dataclass and come back, and whatever is wrong is named with what there is."""
+"""Knobs: texts become a dataclass and back, and an error names the fault and the allowed values."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_the_card_never_holds_more_than_the_small_weights_until_it_computes(shri
     wide = predicted("device").run.weights_bytes
     at_rest = on_host.run.weights_bytes
     assert on_device.run.weights_bytes == at_rest
-    # Beside the weights there are the inputs, and what codes are scaled by.
+    # In addition to the weights: the inputs, and the scales of the codes.
     assert at_rest <= most_before_forward(on_host) < at_rest + wide // 16
     assert on_device.run.peak_allocated_bytes >= most_before_forward(on_device) >= wide
     assert on_device.run.peak_while_loading and not on_host.run.peak_while_loading
@@ -84,7 +84,7 @@ def test_where_little_is_on_the_card_at_once_the_load_decides_what_it_must_hold(
 
 
 def moved(model: nn.Module) -> nn.Module:
-    """As `.to` another device moves it: other memory, the same values."""
+    """Move the model as `.to(device)` does: new memory, the same values."""
     return model._apply(lambda tensor: tensor.clone())
 
 

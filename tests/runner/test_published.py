@@ -27,12 +27,12 @@ def test_the_same_numbers_come_every_time(monkeypatch, activation):
 
 
 def test_one_layer_is_summed_one_product_after_the_other(monkeypatch):
-    """In that order a one is lost beside 2**24, which sums in blocks keep; and published rounding is met."""
+    """In sequence a one is lost next to 2**24, which blockwise sums keep; and published rounding is reproduced."""
     weight = torch.tensor([[2.0**24, 1.0, -(2.0**24)], [2.0**24, -(2.0**24), 1.0]])
     assert published._in_turn(torch.ones(1, 3), weight).tolist() == [[0.0, 1.0]]
     monkeypatch.setattr(published, "FeedForwardStack", partial(FeedForwardStack, dim=256))
     absmax, absmean = published.one_layer_difference(4)
-    # Sums of 16 times as many products in the published layer, and so four times the rounding, of outputs alike.
+    # The published layer sums 16 times as many products, and so rounds four times as much, at equal outputs.
     assert absmean == pytest.approx(3.3257e-07 / 4, rel=0.25)
     assert absmean < absmax < 6.7353e-06
 

@@ -1,4 +1,4 @@
-"""A run travels as JSON and inside its own trace, and nothing that a file says becomes another type."""
+"""A run travels as JSON and inside its own trace, and a file's contents cannot change a type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run gives to take away: its command makes the same request again, and its code runs on a model."""
+"""The command and the code shown for a run: the command repeats the request, and the code runs on a model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FOR: dict[str, tuple[str, Any, dict[str, str]]] = {
     "kv_cache": ("llama", llama, {"cache": "true"}),
     "gradient_accumulation": ("llama", llama, {"batch": "2"}),
 }
-"""What cannot be shown on any language model."""
+"""Workloads of optimizations that do not apply to every language model."""
 
 
 def parsed(line: str) -> Request:

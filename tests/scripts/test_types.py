@@ -1,4 +1,4 @@
-"""The types of the page's scripts, as TypeScript reads them from JSDoc. tsconfig.json says which, and how strictly."""
+"""Type checks of the page's scripts: TypeScript reads JSDoc, and tsconfig.json sets files and strictness."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PATIENCE_SECONDS = 300
 
 @pytest.fixture(scope="module")
 def tsc() -> Path:
-    """Installed by `.ci/run` with npm. Nothing of it is needed to run memviz, so elsewhere it may be missing."""
+    """Path of the compiler, which `.ci/run` installs with npm. It is not needed to run memviz, so it may be missing."""
     if not _TSC.exists():
         pytest.skip(f"typescript is not installed; where node and npm are, this does it: {_INSTALL}")
     try:

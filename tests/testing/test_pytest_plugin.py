@@ -1,4 +1,4 @@
-"""The pytest plugin, in a second pytest: what it fails, what it says, and that it costs nothing where nobody asks."""
+"""The pytest plugin, in a second pytest: failures, messages, and no cost where it is not used."""
 
 from __future__ import annotations
 

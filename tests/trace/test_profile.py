@@ -1,4 +1,4 @@
-"""Traces of torch's profiler: what they say, what is filled in, and what of a hostile one is refused."""
+"""Traces of torch's profiler: contents, filled gaps, and refusals of hostile ones."""
 
 from __future__ import annotations
 

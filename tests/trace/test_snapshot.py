@@ -192,7 +192,7 @@ def test_our_own_labels_come_back() -> None:
     assert (trace.about.label, trace.about.facts) == ("predicted for H200", {"model": "m"})
 
 
-# -- what torch writes where it has nothing to say
+# -- torch's placeholders for missing values
 
 
 @pytest.mark.parametrize("line", [2**64 - 1, 2**32 - 1, -1, 2**40])

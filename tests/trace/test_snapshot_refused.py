@@ -133,7 +133,7 @@ def test_an_event_with_values_of_another_kind_is_refused(changed: dict[str, Any]
 
 
 def test_a_high_address_beside_one_that_is_no_number_is_refused() -> None:
-    """Found by the fuzzer."""
+    """A crash that the fuzzer reported."""
     with pytest.raises(TraceError, match="'addr' is not a whole number"):
         trace_of([alloc(2**63, 1), alloc([[]], 1)])
 

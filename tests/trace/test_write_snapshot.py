@@ -229,6 +229,6 @@ def test_real_files_come_back(path: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.pickle"
     copy.write_bytes(pickled(trace))
     again = load_trace(copy)
-    # The numbers of texts and stacks depend on the order of reading, and what they stand for does not.
+    # Indices of texts and stacks depend on the order of reading; their values do not.
     assert snapshot_dict(again) == snapshot_dict(trace)
     assert copy.stat().st_size < 2 * path.stat().st_size

@@ -10,7 +10,7 @@ from tests.truth.language_model import Sizes
 
 _LOWEST = torch.finfo(torch.float32).min
 _FIRST_PLACE = 2
-"""Of the table of places; those before it stand for padding."""
+"""Offset into the position embedding; the positions before it are for padding."""
 
 
 class Attention(nn.Module):
@@ -84,7 +84,7 @@ class BiasedModel(nn.Module):
 
 
 def _mask(shown: Tensor, line: Tensor) -> Tensor:
-    """Added to scores: nothing where a word may look, and the lowest number elsewhere."""
+    """Return the attention bias: zero where a token may attend, and the lowest number in all other positions."""
     all_shown = torch.all(shown == 1)
     del all_shown
     length = line.size(0)

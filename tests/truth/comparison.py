@@ -1,4 +1,4 @@
-"""What the predictor says of a recorded program, beside the recording."""
+"""The prediction of a recorded program, compared to its recording."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Comparison:
     sizes: list[int]
     operators: frozenset[str]
     rules: frozenset[str]
-    """Of the predictor's, those that it took memory by."""
+    """Rules of the predictor that allocated memory."""
     trains: bool
-    """Whether anything was taken on the way back, or by an optimizer."""
+    """True if the backward or an optimizer step allocated memory."""
 
     @property
     def exact(self) -> tuple[bool, bool, bool]:
@@ -37,7 +37,7 @@ class Comparison:
 
     @property
     def equal_share(self) -> float:
-        """Of all allocations, those that both have in the same order."""
+        """Share of allocations that are equal and in the same order."""
         matcher = SequenceMatcher(None, self.recording.sizes, self.sizes, autojunk=False)
         equal = sum(block.size for block in matcher.get_matching_blocks())
         return equal / max(len(self.recording.sizes), len(self.sizes))
@@ -54,7 +54,7 @@ class Comparison:
 
 @cache
 def compare(name: str) -> Comparison:
-    """Where the program dumped its history, that window; else all of it."""
+    """Predict a recorded program, in the window of its dumped history if it dumped one."""
     recorded = recording(name)
     card = card_named(recorded.card)
     with TemporaryDirectory() as folder, chdir(folder), PredictedDevice(card, release=recorded.release) as device:

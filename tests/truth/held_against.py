@@ -1,4 +1,4 @@
-"""What the predictor ships of the recordings: `python -m tests.truth.held_against` writes it.
+"""Comparisons with recordings that the predictor ships: `python -m tests.truth.held_against` writes them.
 
 For every recording its peaks, recorded and predicted, and the families of operators that it has.
 """
@@ -53,7 +53,7 @@ def write(part: str, rows: list[dict[str, Any]]) -> None:
 
 
 def readme_table() -> str:
-    """What the README says of all that is shipped."""
+    """Return the README's table of the shipped comparisons."""
     recorded = [one for one in measured_peaks() if not one.is_published]
     published = [one for one in measured_peaks() if one.is_published]
     lines = ["| held against | peaks | live | allocated | reserved | command |", "|---|---|---|---|---|---|"]

@@ -204,7 +204,7 @@ def _compare_without_gradients() -> None:
 
 
 def _set_aside(model: torch.nn.Module) -> None:
-    """As a deep copy does it on a card: the memory first, then a tensor of one number that takes it over."""
+    """Repeat the allocations of a deep copy on a GPU: the storage, then an empty tensor that takes it over."""
     for value in model.state_dict().values():
         copied = value.clone()
         value.new_empty([])

@@ -11,9 +11,9 @@ _NUMBERS = Path(__file__).parent / "numbers"
 @dataclass(frozen=True)
 class Peaks:
     live: int
-    """Bytes that the program asked for."""
+    """Requested bytes."""
     allocated: int
-    """Of the blocks that held them."""
+    """Bytes of the rounded blocks."""
     reserved: int
 
 
@@ -21,9 +21,9 @@ class Peaks:
 class Recording:
     name: str
     source: str
-    """Where it is public."""
+    """Address of the public file."""
     card: str
-    """One of its class: the recordings do not say which it was."""
+    """A card of its class: the recordings do not name the exact one."""
     release: tuple[int, int]
     peaks: Peaks
     before: int

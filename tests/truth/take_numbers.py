@@ -40,7 +40,7 @@ def numbers(device: DeviceTrace) -> tuple[int, list[int], list[int]]:
 
 
 def _place(number: int, before: int) -> int:
-    """Of a free: what was there before the first event is counted first."""
+    """Renumber a freed allocation: those before the first event are counted first."""
     return number if number < 0 else -(number + before)
 
 

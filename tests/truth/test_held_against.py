@@ -1,4 +1,4 @@
-"""What the product ships of recordings is what the comparison gives."""
+"""The shipped figures of recordings equal those of the comparison."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ DIFFERENCES: dict[str, tuple[tuple[bool, bool, bool], int | None, str]] = {
     "forward-many-segments": ((True, False, False), None, "Some fifty steps were before it, here one."),
     "train-weights-first": ((True, False, False), None, "Some forty steps were before it, here one."),
 }
-"""Whether live, allocated and reserved are exact, the first allocation that differs, and why."""
+"""Exactness of live, allocated and reserved, the first allocation that differs, and why."""
 LONG = {"train-late-start", "train-weights-first", "forward-many-segments"}
 
 
@@ -36,7 +36,7 @@ def test_a_prediction_is_as_true_as_it_ever_was(name: str) -> None:
 
 @pytest.mark.parametrize("name", recordings())
 def test_the_numbers_are_those_of_the_recording(name: str) -> None:
-    """What was there before and its events come to its highest live bytes."""
+    """The bytes before the first event plus the events sum to the peak of live bytes."""
     recorded = recording(name)
     sizes = [*recorded.freed, *recorded.sizes]
     live = highest = recorded.before + sum(recorded.freed)

@@ -1,4 +1,4 @@
-"""A trace to ask What if of, and two questions."""
+"""A trace for the What if tab, and two questions about it."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 
 HOSTILE = "<b>x</b></script>${1+1}{{value}}\"'"
-"""In names of functions, files and annotations it must be read as it stands."""
+"""Must be escaped in names of functions, files and annotations."""
 
 
 class _Reader(HTMLParser):
@@ -34,7 +34,7 @@ def words(html: str) -> str:
 
 
 def elements(html: str, tag: str, **wanted: str) -> list[dict[str, str | None]]:
-    """Attributes of these elements; `data_act="tab"` asks for `data-act`."""
+    """Return the attributes of matching elements; `data_act="tab"` matches `data-act`."""
     named = {key.rstrip("_").replace("_", "-"): value for key, value in wanted.items()}
     return [found for name, found in _read(html).tags if name == tag and named.items() <= found.items()]
 

@@ -11,7 +11,7 @@ ONE_INSIDE_ANOTHER = {
     *(("mvt", name) for name in ("arrivals", "segment_map", "reserved_plot", "waterfall")),
     ("mvs", "segment_pair"),
 }
-"""A drawing whose look another component shares, or says something of."""
+"""A drawing whose style another component shares or extends."""
 
 
 def test_a_component_has_names_of_its_own() -> None:

@@ -73,7 +73,7 @@ def test_a_checkpointed_layer_keeps_what_it_hands_on_and_makes_the_rest_again():
     # All layers and the logits, against what all hand on and what the last one makes.
     assert before.peak_bytes == (50 + LAYERS * 58 + 20 + 1) * MiB
     assert after.peak_bytes == (50 + LAYERS * 8 + 50) * MiB
-    # In the backward, beside the 3 MiB that it needs, what the layer makes again and what those before it hand on.
+    # In the backward: its own 3 MiB, the recomputed layer, and the outputs of the layers before it.
     backward = np.flatnonzero(made.trace.devices[0].events.address == SCRATCH)[3::3]
     live = after.live[backward + 1]
     assert live.tolist() == [(50 + layer * 8 + 50 + 3) * MiB for layer in reversed(range(LAYERS))]
@@ -147,7 +147,7 @@ def test_events_of_an_edit_are_in_order():
 
 
 def holding(sizes_of_layers: list[list[int]], stacks: list[list[dict[str, Any]]]) -> LayersHolding | None:
-    """Of a forward whose layers come to these stacks with these sizes, all live when the backward begins."""
+    """Return the layers of a forward with these stacks and sizes, all live when the backward begins."""
     events: list[Any] = [alloc(WEIGHTS, 50 * MiB, frames=BUILD)]
     made = [(size, stack) for sizes in sizes_of_layers for size, stack in zip(sizes, stacks, strict=True)]
     events += [alloc(number * MiB, size * MiB, frames=stack) for number, (size, stack) in enumerate(made)]

@@ -1,4 +1,4 @@
-"""What was found of a recording holds for every estimate made from it: its phases, and what each allocation is for."""
+"""Estimates reuse the phases and purposes of the recording that they were made from."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def names(trace: Trace, device: DeviceTrace) -> list[str]:
 
 
 def begin_with_allocs(trace: Trace, device: DeviceTrace) -> list[bool]:
-    """Of each phase; an optimizer step that torch noted may begin with a free."""
+    """Return for each phase if it begins with an allocation; a noted optimizer step may begin with a free."""
     firsts = [span.first for span in phase_spans(trace, device).spans]
     return (device.events.action[firsts] == Action.ALLOC).tolist()
 
@@ -86,12 +86,12 @@ def expect_taken_over(trace: Trace, device: DeviceTrace, made: Proposal) -> None
 
 
 def expect_same(start: np.ndarray, asked: np.ndarray, after: DeviceTrace, known: np.ndarray) -> None:
-    """Of each row that was asked for the same; what was refused when recorded, and is served here, is a row more."""
+    """Compare rows of equal requests; a request refused when recorded and served here is an extra row."""
     assert after.taken_over is not None
     begun = lifetimes(after).start
     served = (begun >= 0) & after.taken_over.events.is_known[begun]
     assert (known[:, served] == asked[:, start >= 0]).all()
-    # What was there before lies elsewhere here, and so in another order.
+    # Blocks from before the first event have other addresses here, and so another order.
     assert np.array_equal(np.sort(known[:, begun < 0]), np.sort(asked[:, start < 0]))
 
 
@@ -121,7 +121,7 @@ def test_what_is_made_again_is_what_it_was_and_belongs_to_the_backward():
 
 
 def silent(events: list[Any]) -> list[Any]:
-    """As with stacks of Python alone: what autograd makes has none, and belongs to the call before it."""
+    """Keep Python stacks only: allocations of autograd have none and belong to the call before them."""
     alike = []
     for each in events:
         frames = each.get("frames", [])
@@ -147,7 +147,7 @@ def free_of_third_output(events: list[Any]) -> int:
 
 
 def test_what_follows_a_hook_without_a_stack_follows_nothing_that_is_made_again():
-    """A hook's own allocation stands before the third layer's backward, so nothing says what comes behind it."""
+    """A hook allocates just before the third layer's backward, so the phase of the allocations after it is unknown."""
     events = silent(network_events())
     events.insert(free_of_third_output(events), alloc(HOOK, MiB, frames=[frame("hook", "/p/train.py", 70), MAIN]))
     trace = trace_of(events)
@@ -195,7 +195,7 @@ def test_what_is_probable_stays_probable_and_what_was_stated_is_not_stated_of_a_
     assert (categories(made, after).reason[recorded] == Reason.RECORDED).all()
     assert (categories(made, after).certainty[copies] == Certainty.SURE).all()
     assert (phases(made, after)[copies] == Phase.BACKWARD).all()
-    # Nor does a file say it that is written of it.
+    # Nor are those labels written to a file.
     assert not after.event_labels.category[lifetimes(after).start[copies]].any()
     hesitant = categories(told, told.devices[0]).certainty == Certainty.PROBABLE
     kept = np.setdiff1d(np.arange(len(lifetimes(after))), again)

@@ -1,4 +1,4 @@
-"""What is proposed against which finding, and what is live then."""
+"""The actions proposed for each finding, and the live bytes that they predict."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_what_is_kept_too_long_ends_before_the_next_forward():
     (finding,) = of_kind(trace, FindingKind.KEPT_TOO_LONG)
     made = proposal(trace, device, finding, ActionKind.FREE_EARLIER)
     assert made is not None and made.trace is not None
-    # The weight and what the forward keeps, beside the logits of one step in place of two.
+    # The weight and saved activations, plus the logits of one step instead of two.
     before, after = timeline(device).live, timeline(made.trace.devices[0]).live
     recorded = device.events
     assert before[1:][(recorded.action == 0) & (recorded.size == 30 * MiB)].tolist() == [
@@ -71,7 +71,7 @@ def test_what_shows_half_precision_is_not_halved_again(operator):
 
 
 def test_autocast_halves_products_and_copies_their_weights():
-    """Two products keep 20 MiB each, a sum 10; the product's gradient of 100 MiB stands for its weight."""
+    """Two products keep 20 MiB each, a sum 10; the gradient of 100 MiB shows the size of the product's weight."""
     product = [frame("at::_ops::addmm::call()", "??", 0), frame("forward", "/p/model.py", 20), CALL, MAIN]
     total = [frame("at::_ops::add_Tensor::call()", "??", 0), frame("forward", "/p/model.py", 21), CALL, MAIN]
     weight = [NATIVE, NODE, ENGINE]

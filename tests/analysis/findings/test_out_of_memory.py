@@ -1,4 +1,4 @@
-"""Every history that ends in a failed request says what lacked and what helps."""
+"""Every history that ends in a failed request names the shortage and the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for findings and actions of any history, however odd."""
+"""Properties of findings and actions for any history, however odd."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def test_frees_that_complete_at_once_wait_for_nothing():
 
 
 def test_frees_that_complete_at_once_are_no_part_of_what_waits():
-    """A free is asked for and complete in two events; between them it looks as if it waited."""
+    """A free is requested and completed in two events; in between it looks like a waiting free."""
     loop = Loop()
     loop.events = []
     loop.make(1, 50, LOSS).make(2, 800, LOSS).ask("free_requested", 1, 50)

@@ -1,4 +1,4 @@
-"""What a program was doing when a stack was taken."""
+"""The activity of a program, read from a stack."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from tests.traces import block, frame, segment, trace_of
 
 
 def judged(trace: Trace, address: int = 1) -> tuple[Category, Reason]:
-    """Of the first allocation at this address."""
+    """Return category and reason of the first allocation at this address."""
     device = trace.devices[0]
     row = int(np.flatnonzero(lifetimes(device).address == address)[0])
     found = categories(trace, device)
@@ -82,7 +82,7 @@ CASES = {
     Reason.KEPT_RESULT: Recording().alloc(2, t.FORWARD).alloc(1, t.LOSS),
     Reason.NO_STACK: Recording().alloc(2, t.FORWARD).alloc(1, None),
 }
-"""Each by what is said of the allocation at address 1."""
+"""A recording for each reason, which applies to the allocation at address 1."""
 
 
 @pytest.mark.parametrize("reason", CASES, ids=lambda reason: reason.name)

@@ -108,7 +108,7 @@ def test_mapped_pages_of_one_stream_are_one_segment() -> None:
 @pytest.mark.parametrize(("gap", "own"), [(MiB, True), (MiB + 512, False)])
 def test_the_large_pool_does_not_split_off_a_megabyte(gap: int, own: bool) -> None:
     size = 20 * MiB - gap
-    # What is free in the end does not say how large the block was.
+    # The free memory at the end does not show how large the block was.
     events = [event("segment_alloc", BASE, 20 * MiB), alloc(BASE, size), free(BASE, size)]
     trace = trace_of(events, [segment(BASE, 20 * MiB, [])])
     assert tiles(trace, 1)[0][1] == (20 * MiB if own else size)

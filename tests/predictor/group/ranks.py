@@ -24,7 +24,7 @@ def as_rank(number: int, world_size: int, *, begun: bool = True) -> Iterator[Pre
 
 
 def held() -> int:
-    """Bytes that tensors asked for, without cuBLAS's workspaces."""
+    """Return the requested bytes of live tensors, without cuBLAS's workspaces."""
     clear: Any = torch._C._cuda_clearCublasWorkspaces  # type: ignore[attr-defined]
     clear()
     return torch.cuda.memory_stats()["requested_bytes.all.current"]

@@ -1,4 +1,4 @@
-"""What a program finds of a group whose other ranks are not there."""
+"""A process group whose other ranks do not run, as a program sees it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.predictor.rows import A100
 
 gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-"""As torch 2.13 calls them, or as they were called before."""
+"""Names in torch 2.13, or the earlier ones."""
 
 
 def test_a_rank_finds_what_torchrun_would_have_told_it() -> None:

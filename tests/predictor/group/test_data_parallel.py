@@ -23,7 +23,7 @@ def test_at_rest_are_weights_gradients_buckets_and_states(as_views: bool) -> Non
             optimizer.zero_grad()
             wrapped(torch.randn(16, WIDTH, device="cuda")).sum().backward()
             optimizer.step()
-        # Gradients are views of their buckets, or beside them.
+        # Gradients are views of their buckets, or separate from them.
         assert held() == (4 if as_views else 5) * WEIGHTS
         at_peak = estimate_of(device, device.finish()).by_category()
         assert at_peak["parameter"] == WEIGHTS and at_peak["optimizer_state"] == 2 * WEIGHTS

@@ -32,7 +32,7 @@ def test_collectives_come_one_after_the_other_whichever_stream_asks(is_async: bo
             first = dist.all_reduce(one, async_op=is_async)
         second = dist.all_reduce(other, group=group, async_op=is_async)
         if is_async:
-            # Nobody has waited for it yet.
+            # The collective has not been waited for.
             torch.cuda.current_stream().synchronize()
             second.wait()
         torch.cuda.current_stream().synchronize()

@@ -34,7 +34,7 @@ def test_the_first_fsdp_keeps_a_part_of_a_flat_weight() -> None:
             optimizer.zero_grad()
             wrapped(torch.randn(8, WIDTH, device="cuda")).sum().backward()
             optimizer.step()
-            # What other streams used is free when they are done, and the next that asks for memory sees it.
+            # Memory used on other streams is free once they are done; the next request for memory notices it.
             torch.cuda.synchronize()
             torch.empty(1, device="cuda")
             assert held() == 4 * WEIGHTS // 4

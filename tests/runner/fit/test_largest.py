@@ -1,4 +1,4 @@
-"""The largest value that fits: exact, whatever the peak does, and quick where it is nearly a line."""
+"""The largest value that fits: exact for any peak, and in few predictions if the peak is nearly linear."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ begins to fit into a segment that was too small or too large before, the peak fa
 
 
 class Machine:
-    """Answers as a prediction does, and counts what it was asked."""
+    """A predictor stand-in that records the values it is called with."""
 
     def __init__(self, peak: object, usable: int, refused_from: int = 1 << 60) -> None:
         self.peak, self.usable, self.refused_from = peak, usable, refused_from
@@ -51,7 +51,7 @@ def test_it_fits_and_the_next_does_not(at_rest: int, slope: int, floor: int, fir
 
 
 def test_below_a_value_that_does_not_fit_smaller_ones_that_the_model_refuses_are_passed_over() -> None:
-    """As where gradient accumulation takes a batch in 8 pieces."""
+    """Gradient accumulation into 8 micro-batches refuses smaller batches."""
     asked: list[int] = []
 
     def ask(value: int) -> tuple[bool, int] | str:
@@ -88,8 +88,7 @@ def test_a_line_takes_six_predictions_at_most(at_rest: int, slope: int) -> None:
 
 @pytest.mark.parametrize("border", [3, 7, 13, 22, 29, 39])
 def test_a_floor_that_rises_slowly_at_first_takes_six_predictions_at_most(border: int) -> None:
-    """As where an optimizer works in backward: the slope between 1 and 2 says little of what comes, and sizes are
-    rounded as segments are."""
+    """The slope between 1 and 2 misleads, as with the optimizer step in backward; peaks are rounded to segments."""
 
     def peak(value: int) -> int:
         exact = max(3700 + 38 * value, 3200 + 139 * value)

@@ -193,7 +193,7 @@ def test_two_workers_that_see_the_same_cards_measure_one_at_a_time_on_each(addre
     with dask_client.dask_client(address) as client:
         gpus = worker_gpus(client, address)
         found = measured(ways, gpus)
-        # Another client of the cluster may ask the other worker for the same card.
+        # Another client of the cluster may use the other worker for the same GPU.
         others = [dask_workers._measure_on(client, worker, UUIDS[0], UUIDS[0]) for worker in client.nthreads()]
         asking = [threading.Thread(target=ask, args=(Request("gpt2"),)) for ask in others]
         for thread in asking:

@@ -19,7 +19,7 @@ REQUESTS = [Request("feed_forward", {"layers": str(count)}) for count in range(1
 
 
 class Worker:
-    """In the place of a process: says the number of layers as the peak."""
+    """A worker stand-in that returns the number of layers as the peak."""
 
     asked: list[str]
 

@@ -24,8 +24,7 @@ SIZES = (4, 6, 3, 2, 4)
 
 
 class MadeUpSpace:
-    """Of 576 combinations, some of which cannot run, with costs and peaks as toggles have them: shares that multiply,
-    and some that help only where another is on."""
+    """A search space of 576 combinations, some invalid: savings multiply, and some options help only with another."""
 
     def __init__(self, seed: int) -> None:
         luck = random.Random(seed)
@@ -90,7 +89,7 @@ def test_a_small_space_is_tried_whole_and_a_large_one_in_part() -> None:
 
 
 class Teller:
-    """In the place of a Predictor: says figures at once, and answers in another order each time."""
+    """A Predictor stand-in that answers at once, in another order each time."""
 
     def __init__(self, kept: KeptPredictions, luck: int) -> None:
         self.kept, self.made, self._luck = kept, 0, random.Random(luck)

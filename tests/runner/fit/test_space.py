@@ -124,7 +124,7 @@ def test_a_space_that_is_too_large_to_look_at_is_drawn_from_and_begins_as_ever(m
 
 
 def test_all_together_is_all_that_goes_together() -> None:
-    """What is named first is on; what does not go with it is off."""
+    """The option named first is on; options incompatible with it are off."""
     space = space_of(TRAINING, "outputs")
     everything = space.candidates[list(space.first())[1]].request
     assert {"split_feed_forward", "checkpointing"} <= {name for name, _ in everything.optimizations}

@@ -1,4 +1,4 @@
-"""Runs that outlive the page: kept whole, listed newest first, bounded, and nobody else's."""
+"""Saved runs: they outlive the page complete, newest first, bounded, and private to their visitor."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def test_what_a_process_left_behind_ends_too() -> None:
 
 
 def test_without_process_groups_a_tree_is_ended_as_on_windows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A stand-in for `taskkill` notes how it was called and does what it would."""
+    """A stand-in for `taskkill` records its arguments and kills the group."""
     noted = tmp_path / "noted"
     program = tmp_path / "taskkill"
     program.write_text(f'#!/bin/sh\necho "$@" > {noted}\nkill -KILL -"$4"\n')

@@ -1,4 +1,4 @@
-"""Orders: a baseline and its variants, one order at a time, each variant ending done or failed whatever happens."""
+"""Orders: a baseline and its variants, one order at a time; each variant ends as done or failed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def scheduler() -> Iterator[Scheduler]:
 
 @pytest.fixture
 def endless(monkeypatch: pytest.MonkeyPatch) -> Request:
-    """Its process stands in for the runner's, so that nothing is waited for but what is meant."""
+    """A request to a fake worker, so that tests wait for nothing else."""
     monkeypatch.setattr(Worker, "module", "tests.runner.fake_worker")
     return Request("endless")
 

@@ -1,4 +1,4 @@
-"""Orders of several people, carried out by processes that stand in for the runner's and start in no time."""
+"""Orders of several visitors, run by fake workers that start instantly."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_who_asked_first_is_first_however_late_their_thread_begins(
 
 
 def test_a_cancel_at_the_very_end_loses_nothing(scheduler: Scheduler) -> None:
-    """Whichever comes first, the order is over and says one thing of its run."""
+    """In either order of the two, the order is over and its run has one result."""
     for _ in range(20):
         finished = Finished()
         order = scheduler.submit([DONE], ["a"], finished)
@@ -206,7 +206,7 @@ def test_a_process_that_dies_as_it_is_asked_again_is_no_loss_either(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("fault", [OSError("The disk is gone."), KeyError("surprise")])
 def test_no_order_gets_the_answer_to_another(scheduler: Scheduler, tmp_path: Path, fault: Exception) -> None:
-    """Keeping the first run fails in a way that nobody thought of; its process must not serve the next one."""
+    """Saving the first run fails unexpectedly; its process must not serve the next one."""
 
     def fails(variant: Variant) -> str:
         raise fault

@@ -1,4 +1,4 @@
-"""Searches for the way that fits: in turn with everybody's runs, and gone when nobody wants them."""
+"""Searches for a configuration that fits: queued with all runs, and dropped when no client polls them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs in a process of their own: whatever becomes of it, every request ends, and the page stays."""
+"""Runs in a worker process: if it dies, every request still ends, and the page stays."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_who_stops_listening_ends_the_process(monkeypatch: pytest.MonkeyPatch, t
 
 
 class FakeWorker(Worker):
-    """Without PyTorch it starts in no time; its requests say what becomes of it."""
+    """A worker without PyTorch that starts instantly; its requests select its behaviour."""
 
     module = "tests.runner.fake_worker"
 
@@ -190,7 +190,7 @@ def test_a_process_that_dies_leaves_no_child_behind(tmp_path: Path) -> None:
 
 
 def test_what_was_done_before_the_end_still_counts(tmp_path: Path) -> None:
-    """The answer lies in the pipe already when the system kills the process, or somebody cancels."""
+    """The answer is already in the pipe when the process is killed or the run is cancelled."""
     with FakeWorker(tmp_path) as worker:
         told = last_of(worker, Request("done-then-dies"), Request("done"))
     assert [(each.kind, each.what) for each in told] == [("done", ""), ("failed", "killed")]

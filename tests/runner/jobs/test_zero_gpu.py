@@ -1,4 +1,4 @@
-"""A run on a lent GPU: all of it in one function of the Space, and what cannot be had there is said."""
+"""A run on ZeroGPU: all of it in one function of the Space, with notes on what is unavailable there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALL = {"sequence": "64", "dim": "64", "layers": "2"}
 
 
 class Space:
-    """What `spaces.GPU` does: it takes note of the function, and lends a GPU while it runs."""
+    """Stand-in for `spaces.GPU`: it registers the function and lends a GPU while it runs."""
 
     def __init__(self) -> None:
         self.functions: list[str] = []
@@ -78,7 +78,7 @@ def test_the_function_is_there_before_anybody_asks(space: Space) -> None:
 
 
 def test_the_whole_run_is_one_call_that_takes_and_gives_plain_values(space: Space, tmp_path: Path) -> None:
-    """Without a GPU behind it the call ends in the words that say so."""
+    """Without a GPU the call ends with an error that names it."""
     happened = list(zero_gpu.ZeroGpuWorker(tmp_path).run([measured()], first=3))
     assert [(each.kind, each.number) for each in happened] == [("phase", 3), ("failed", 3)]
     assert "GPU" in happened[-1].text
@@ -133,7 +133,7 @@ def tiny():
 
 
 def on_a_card(gpu: FailingGpu, folder: Path) -> RunEvent:
-    """As the Space would run it, with this card lent."""
+    """Run a request on this GPU as the Space does, and return the last event."""
     (folder / "own.py").write_text(OWN)
     request = Request(f"{folder}/own.py:tiny", {"mode": "training"}, on="cuda", numerics=False, warmup=0)
     with gpu.in_torch(), pytest.MonkeyPatch.context() as patch:
@@ -153,7 +153,7 @@ def test_a_whole_measured_run_on_a_lent_card(space: Space, quick: None, tmp_path
 def test_an_error_that_a_card_does_not_recover_from_is_not_answered_as_success(
     space: Space, quick: None, tmp_path: Path
 ) -> None:
-    """Its words arrive all the same, and the process serves nobody else."""
+    """Its message arrives, and the process serves no other run."""
     whole = FailingGpu()
     on_a_card(whole, tmp_path)
     for at in (whole.names.index("_snapshot"), whole.names.index("Event.elapsed_time")):
@@ -257,7 +257,7 @@ def test_elsewhere_the_package_is_not_even_looked_for(monkeypatch):
 
 
 class Package(ModuleType):
-    """Whatever its import or its use ends in."""
+    """A module whose import or use raises `error`."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__("spaces")

@@ -1,4 +1,4 @@
-"""Which GPU is recorded, found without starting its driver; and why there is none."""
+"""The recorded GPU, detected without starting its driver, and the reason if there is none."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def test_real_recordings_agree_from_wherever_the_peak_counts(name):
 
 
 def test_weights_that_stay_on_the_host_are_never_on_the_gpu(monkeypatch):
-    """The device is torch's meta here, which tells both sides apart; every tensor that goes there is noted."""
+    """torch's meta device stands for the GPU, to distinguish it from the host; tensors moved there are recorded."""
     gpu, arrived = FakeGpu(), set[int]()
     move = Tensor.to
 

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """All that a run that goes well asks of the card, in order."""
+    """All GPU calls of a successful run, in order."""
     before, cuda_device.FILLED_SECONDS = cuda_device.FILLED_SECONDS, 0.0
     gpu = FailingGpu()
     run(gpu, plan(tmp_path_factory.mktemp("calls")))
@@ -52,13 +52,13 @@ def test_the_history_is_on_from_before_the_weights_until_the_trace_is_read_and_n
 
 
 def each_call(calls: tuple[str, ...]) -> list[int]:
-    """Of the many looks at the counters only some; of everything else all."""
+    """Return the indices to fail at: every call, but only a sample of the many reads of memory statistics."""
     looks = [at for at, name in enumerate(calls) if name == "memory_stats_as_nested_dict"]
     return sorted({at for at in range(len(calls)) if at not in looks} | {*looks[:3], *looks[3:-3:6], *looks[-3:]})
 
 
 def said(gpu: FailingGpu, plan: Plan, folder: Path) -> list[dict[str, Any]]:
-    """What the process of the run says of it."""
+    """Return the messages of the run's process."""
     found: list[dict[str, Any]] = []
 
     def send(kind: str, number: int, **rest: Any) -> None:
@@ -158,7 +158,7 @@ def test_nothing_of_the_recorded_run_is_alive_when_the_timed_run_begins(tmp_path
 
 
 def test_a_run_that_barely_fits_is_timed_on_the_same_card(tmp_path):
-    """AdamW keeps two copies of the weights: a second optimizer beside the first would not fit."""
+    """AdamW keeps two copies of the weights: a second optimizer at the same time would not fit."""
     alone = run(FailingGpu(), plan(tmp_path, optimizer="adamw"))
     limit = alone.run.peak_allocated_bytes + WEIGHT // 2
     done = run(FailingGpu(TorchsGpu(limit=limit)), plan(tmp_path, optimizer="adamw"))

@@ -121,8 +121,8 @@ def giving(kind: type[nn.Module], forward: Forward, where: str = "") -> Apply:
 
 
 def split_wrongly(*, only_bias: bool, splits: int = 4) -> Callable[[nn.Module], Callable[[], None]]:
-    """As first published: value and gate lie in one matrix, and it was cut as if it held one thing only, so that each
-    slice multiplies values by values and gates by gates. The later version did so with the bias alone."""
+    """The feed-forward split as first published: it slices the fused value and gate matrix as one, so that values
+    multiply values and gates multiply gates. The later version did so with the bias alone."""
 
     def slices(proj: nn.Linear) -> list[tuple[Tensor, Tensor]]:
         weights = list(proj.weight.chunk(splits))

@@ -332,7 +332,7 @@ def test_tolerances_are_those_of_torch_testing(dtype):
         other = one + edge * factor if edge else one + (0 if passes else 1)
         kwargs = {"check_dtype": False, "rtol": rtol, "atol": atol}
         assert closes(other, one, **kwargs) is passes
-    # And asked without them, the library takes the same: the message names what it allowed.
+    # The library's default tolerances are the same: its message names them.
     with pytest.raises(AssertionError) as error:
         torch.testing.assert_close(torch.tensor([100]).to(dtype), torch.tensor([1]).to(dtype))
     allowed = [

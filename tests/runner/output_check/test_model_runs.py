@@ -208,7 +208,7 @@ def test_a_module_that_would_take_too_much_does_not_fit(monkeypatch):
 
 
 def test_a_weight_that_is_made_of_other_tensors_is_left_alone() -> None:
-    """As codes and scales are, which stand for a matrix in the dtype that it had."""
+    """Quantized weights are such: codes and scales represent a matrix in its original dtype."""
     plain, ours = nn.Linear(4, 3), nn.Linear(4, 3)
     weights = perturbed_weights(plain, {})
     assert can_perturb(ours, weights, {})

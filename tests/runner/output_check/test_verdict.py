@@ -257,7 +257,7 @@ Undo = Callable[[], None]
 
 
 class Outputs(nn.Module):
-    """One layer, called by its model, and as many outputs as are asked for."""
+    """One layer, called by its model, with any number of outputs."""
 
     def __init__(self, *names: str) -> None:
         super().__init__()
@@ -310,7 +310,7 @@ class Flat(nn.Module):
 
 
 def test_a_gradient_that_is_zero_but_for_rounding_is_held_against_all_of_them(monkeypatch):
-    """In itself it differs by any factor; where float64 cannot be tried, the type decides beside the others."""
+    """It differs by any factor in itself; without a float64 run, the dtype and the other gradients decide."""
     monkeypatch.setattr(model_runs, "FLOAT64_LIMIT_BYTES", 0)
 
     def noisy(of: str, by: float) -> Callable[[nn.Module], Undo]:

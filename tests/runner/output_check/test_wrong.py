@@ -1,4 +1,4 @@
-"""Every mistake is called one, whatever it hides behind; what is right in another way is not."""
+"""Every mistake is detected, however it is hidden; correct variations are not reported."""
 
 from __future__ import annotations
 

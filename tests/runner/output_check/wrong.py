@@ -194,7 +194,7 @@ RIGHT_SPLITS: dict[str, Apply] = {
 def attention(
     *, causal: bool = True, scale: float = 1.0, p: Callable[[float], float] = lambda p: p, lost: bool = False
 ) -> Apply:
-    """By hand, as the math kernel does it."""
+    """Return attention computed explicitly, like the math kernel."""
 
     def forward(module: Any, x: Tensor) -> Tensor:
         query, key, value = module.heads(x)
@@ -247,7 +247,7 @@ WRONG_RANDOM = {
 def gradients(
     add: Callable[[dict[str, Tensor], str, Tensor, int], Tensor], *, each_step_anew: bool = True, last: int = 3
 ) -> Apply:
-    """Micro-batches are added up beside p.grad, and handed over with the last; `add` says what one is added to."""
+    """Accumulate micro-batches outside p.grad and assign them with the last; `add` selects the sum of each."""
 
     def apply(model: nn.Module) -> Undo:
         sums: dict[str, Tensor] = {}

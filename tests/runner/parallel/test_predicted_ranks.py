@@ -61,7 +61,7 @@ def test_ranks_together_hold_the_model(axes: tuple[tuple[str, str], ...]) -> Non
 
 @pytest.mark.parametrize("axes", [SHARDED_UNEVENLY, STAGES])
 def test_equal_ranks_are_equal(axes: tuple[tuple[str, str], ...]) -> None:
-    """Found without running them all; here they all run."""
+    """Equal ranks are detected without running them all; here they all run."""
     outcome, plan = done(axes), plan_of(request(axes))
     whole = outcome.run
     traces = {whole.rank: outcome.trace, **{rank: other.trace for rank, other in outcome.others.items()}}
@@ -86,7 +86,7 @@ def test_a_step_takes_as_long_as_that_of_the_slowest_rank() -> None:
     run, plan, speed = done(STAGES).run, plan_of(request(STAGES)), speed_of("NVIDIA A100 80GB")
     first, last = sorted(run.classes, key=lambda one: one.shown)
     assert 0 < last.flops < first.flops
-    # As if the other one had been the fullest: what it does says nothing of how long they all take.
+    # As if the other rank were the fullest: its work does not determine the step time of all.
     lighter = replace(run, flops=last.flops, bytes_moved=last.bytes_moved, host_bytes=0, link_bytes=last.link_bytes)
     costs = [
         cost_of_slowest(plan, prediction_of(RunEvent("done", 0, run=speaks)), speed)

@@ -1,4 +1,4 @@
-"""What is predicted of several GPUs is a step that is right: on two real processes its gradients are those of one."""
+"""The step predicted on several GPUs is correct: on two real processes its gradients equal those of one."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def test_every_moment_lies_between_the_events_that_were_counted_around_it(action
     moments, events = counted(actions, before, lost)
     found = event_indices(events, moments[-1], moments)
     for number, (moment, place) in enumerate(zip(moments, found.tolist(), strict=True)):
-        # One event, the snapshot's, stands before those that are kept.
+        # One event, the snapshot's, precedes those that are kept.
         true_place = max(0, number - lost) + 1
         last_counted = max(
             (row + 1 for row in range(true_place) if _is_counted(events, row)),

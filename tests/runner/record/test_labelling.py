@@ -1,4 +1,4 @@
-"""What was seen at an address at a moment is said of the allocation that lay there then, and of no other."""
+"""A tensor seen at an address labels the allocation that was live there at that moment, and no other."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_sighting_names_the_allocation_that_was_live_there_then(touched, live_
 
 
 def _seen_before(address: int, event: int, looked: list[tuple[int, int]], live: list[dict[int, int]]) -> bool:
-    """Of a block that was there before the first event and still is."""
+    """Return whether the block was seen and was live from before the first event to the end."""
     return event == -1 and any(at == address and m < len(live) and live[m].get(at) == -1 for m, at in looked)
 
 

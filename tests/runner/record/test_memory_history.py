@@ -1,4 +1,4 @@
-"""The history is on while it has to be, whatever release of torch it is, and off and empty afterwards."""
+"""The memory history is on while needed, and off and empty afterwards, on every torch release."""
 
 from __future__ import annotations
 

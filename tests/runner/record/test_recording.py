@@ -1,4 +1,4 @@
-"""A real training loop on the processor, recorded as if that were a GPU: what the file then says of each tensor."""
+"""A real training loop on the CPU, recorded like a GPU's: the labels of each tensor in the file."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_labels_stay_right_where_the_ring_lost_its_first_events():
 
 
 class NoCounts(FakeGpu):
-    """As torch.xpu: bytes are counted, allocations are not."""
+    """A backend like torch.xpu, which counts bytes but not allocations."""
 
     def memory_stats_as_nested_dict(self, _index: int | None = None) -> dict[str, Any]:
         return {"allocated_bytes": {"all": {"current": 1, "peak": 1}}}

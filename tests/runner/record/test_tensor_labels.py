@@ -1,4 +1,4 @@
-"""Models and optimizers found by Python's own books, and tensors by where they lie."""
+"""Models and optimizers are discovered through the garbage collector, and tensors by their addresses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Pair(nn.Module):
 
 
 def seen(*tensors: torch.Tensor) -> list[list[tuple[str, str]]]:
-    """What is said of each tensor, where every model and optimizer of this process is looked at."""
+    """Return the labels of each tensor after a scan of all models and optimizers in this process."""
     gc.collect()
     log = Log(lambda: None)
     see_everything_alive(log, "cpu")

@@ -1,4 +1,4 @@
-"""No workload asks the network for anything."""
+"""Workload tests without network access."""
 
 from __future__ import annotations
 

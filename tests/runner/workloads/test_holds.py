@@ -1,4 +1,4 @@
-"""What a workload is said to hold is what optimizations find in it."""
+"""The parts that a workload declares are those that optimizations find in it."""
 
 from __future__ import annotations
 

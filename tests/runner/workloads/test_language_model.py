@@ -70,7 +70,7 @@ def test_keys_and_values_are_kept_only_when_asked(name, cache):
 
 @BOTH
 def test_a_chosen_kernel_is_predicted_and_only_math_holds_the_scores(name):
-    """Also on a card: a mask would ask for values there, and the choice of a kernel must not bring one in."""
+    """Also on a GPU: a mask would read values there, and the choice of a kernel must not add one."""
     settings = {"layers": "1", "batch": "1", "sequence": "512"}
     peaks = {}
     for backend in ("math", "flash"):
@@ -81,7 +81,7 @@ def test_a_chosen_kernel_is_predicted_and_only_math_holds_the_scores(name):
 
 
 def test_all_experts_are_held_and_a_token_s_work_is_that_of_two():
-    """Of four experts fewer, only their weights are missing, and their columns of what chooses."""
+    """Four experts fewer remove only their weights and their columns of the router."""
     settings = {"layers": "1", "narrow": "8", "sequence": "64", "mode": "inference"}
     runs = {}
     for experts in (8, 4):

@@ -91,7 +91,7 @@ def test_without_guidance_a_step_of_sdxl_looks_at_the_prompt_alone() -> None:
     inputs = workload.inputs(CPU)
     assert [len(inputs[name]) for name in ("prompts", "latents", "time_ids")] == [1, 1, 1]
     model, given = twin("sdxl_pipeline")
-    # Where both halves ask for the same, what guides is nothing.
+    # If both halves have the same prompt, guidance has no effect.
     same = {**given, "prompts": given["prompts"][1:].repeat(2, 1), "time_ids": given["time_ids"][1:].repeat(2, 1)}
     one = {**given, "prompts": given["prompts"][1:], "time_ids": given["time_ids"][1:]}
     with torch.no_grad():

@@ -20,11 +20,11 @@ OURS = [
     ("wan_pipeline", {"size": "14b"}, 5_680_910_336 + 14_288_491_584 + 73_295_603),
     ("transformer_block", {}, 739_270_656),
 ]
-"""Models that nobody published, a part of one, and all parts of one: encoders of text, the denoiser and a decoder."""
+"""Unpublished models, a part of one, and whole pipelines: text encoders, the denoiser and a decoder."""
 PUBLISHED = [(kind, model) for kind in WORKLOADS for model in getattr(kind, "published", ())]
 COUNTS = [*OURS, *((kind.name, model.settings, model.parameters) for kind, model in PUBLISHED)]
 NAMED_BY_SIZE = {"CogVideoX-2b": 0.16, "CogVideoX-5b": 0.12, "Wan2.1": 0.1}
-"""How far from its weights a name is that says a size."""
+"""Relative difference between the size in a model's name and its weights."""
 
 
 @pytest.mark.parametrize(("kind", "model"), PUBLISHED, ids=lambda part: getattr(part, "source", ""))

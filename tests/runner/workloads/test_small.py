@@ -77,7 +77,7 @@ def test_a_training_step_reaches_every_weight(name, settings):
 @pytest.mark.slow
 @CASES
 def test_every_block_can_be_seen_in_the_output(name, settings):
-    """A twin whose output is nearly its last bias would hide whatever went wrong before it."""
+    """A twin whose output is nearly its last bias would hide errors before it."""
     workload = twin(name, settings)
     model, right = seeded(workload), right_output(name, settings)
     assert len(blocks_of(model)) >= 2

@@ -1,4 +1,4 @@
-"""The list of workloads: found by name, refused in words, and light until something is built."""
+"""The list of workloads: lookup by name, clear refusals, and no heavy import until one is built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Compare tab says above its table, as text."""
+"""The verdict above the table of the Compare tab, as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands below the timeline: only what is due and seen, for the moment or range that was chosen."""
+"""The panels below the timeline: only those due and visible, for the chosen moment or range."""
 
 from __future__ import annotations
 

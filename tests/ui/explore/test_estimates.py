@@ -1,4 +1,4 @@
-"""What is offered against findings, and the estimate that a click opens beside the recording."""
+"""The actions offered for findings, and the estimate that a click opens next to the recording."""
 
 from __future__ import annotations
 

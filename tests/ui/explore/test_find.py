@@ -1,4 +1,4 @@
-"""What a query finds, as HTML."""
+"""The results of a query, as HTML."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def test_what_is_chosen_while_an_answer_is_computed_is_answered() -> None:
     heard.session = ONE
 
     def answer(session: Session, state: ExploreState, chosen: Mapping[str, Any]) -> list[Any]:
-        # The visitor goes on meanwhile: first on the timeline, then to another tab.
+        # The visitor continues during the answer: first on the timeline, then to another tab.
         if not chosen:
             heard.chosen = {"key": KEY, "at": 3}
         elif state.tab == "live":

@@ -44,7 +44,7 @@ def found(trace: Trace, path: tuple[int, ...] = (), most_nodes: int = 200) -> St
 
 
 def labels(html: str) -> list[str]:
-    """Of the boxes, in order."""
+    """Return the labels of the boxes, in order."""
     return [words(part.partition("</")[0].partition(">")[2]) for part in html.split("mv-node")[1:]]
 
 

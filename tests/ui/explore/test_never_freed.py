@@ -1,4 +1,4 @@
-"""What is alive at the end, what grows, and what was freed at once."""
+"""Allocations alive at the end, growth per step, and churn."""
 
 from __future__ import annotations
 

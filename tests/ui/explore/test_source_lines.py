@@ -1,4 +1,4 @@
-"""Source lines: only from the folder that the owner named, whatever a trace says."""
+"""Source lines come only from the folder that the owner named, independent of the trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a visitor has chosen. Whatever comes from a browser is put into its bounds."""
+"""The state of the Explore tab; values from a browser are clamped to their bounds."""
 
 from __future__ import annotations
 

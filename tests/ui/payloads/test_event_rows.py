@@ -1,4 +1,4 @@
-"""Which events are listed, and what a line says."""
+"""The listed events, and the text of their rows."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_what_is_open_is_drawn(context: Context, folder: Path) -> None:
 
 
 def test_what_is_open_and_no_rank_of_these_is_said(context: Context, tmp_path: Path) -> None:
-    """A second run's ranks have the same numbers: each number is told once, and whose file is left out is said."""
+    """A second run's ranks have the same numbers: each number is listed once, and the files left out are counted."""
     session = opened(context, write_ranks(tmp_path / "job", 3))
     for name in ("rank1.later.pickle", "run.rank5.pickle"):
         session = session.with_opened(open_trace(context.store, load_trace(written(tmp_path, name))))

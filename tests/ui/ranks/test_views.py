@@ -1,4 +1,4 @@
-"""What the Ranks tab shows, as text and as the map's value."""
+"""The Ranks tab, as text and as the map's value."""
 
 from __future__ import annotations
 

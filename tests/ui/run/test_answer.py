@@ -1,4 +1,4 @@
-"""Tests of orders, kept runs and runs that programs ask for."""
+"""Tests of orders, saved runs and runs requested by programs."""
 
 from __future__ import annotations
 

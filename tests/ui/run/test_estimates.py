@@ -37,7 +37,7 @@ def asked(**settings: str) -> RunRequests:
 
 @contextmanager
 def standing_still(pid: int) -> Iterator[None]:
-    """However slow this machine is, what runs there does not end meanwhile."""
+    """Stop the process, so that its run cannot end, on a slow machine either."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield

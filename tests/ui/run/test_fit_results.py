@@ -85,7 +85,7 @@ def test_while_it_goes_on_the_front_so_far_stands_there_and_the_best_ones_code()
     assert "4 of 9 configurations tried" in words(fit_head_html(status, 24 * GiB))
     over = SearchStatus("id", SearchOrder(Request("gpt2")), ways=ways(), answer={"tried": 4, "of": 9, "grid": None})
     table = rows(fit_html(over, 24 * GiB, 2))
-    # The unit stands once, over its column.
+    # The unit appears once, in the column head.
     assert table[0][2] == "A step, estimated" and table[1][2].endswith(" s")
     assert [row[0] for row in table[1:4]] == ["Baseline", "Split", "Checkpointing"]
     assert [row[0] for row in table[5:]] == ["Baseline", "Split", "Worse", "Checkpointing"]

@@ -1,4 +1,4 @@
-"""Tests of the Run form: the runs that it asks for, and the faults at its fields."""
+"""Tests of the Run form: its requests, and the faults at its fields."""
 
 from __future__ import annotations
 

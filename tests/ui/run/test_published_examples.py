@@ -1,4 +1,4 @@
-"""Tests of the published examples: tables computed once, and models that stand in for a finding."""
+"""Tests of the published examples: precomputed tables, and a model for each finding."""
 
 from __future__ import annotations
 

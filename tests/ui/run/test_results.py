@@ -172,7 +172,7 @@ def test_each_size_has_a_baseline_of_its_own() -> None:
 
 
 def copied_texts(variants: tuple[Variant, ...], chosen: int | None = None) -> tuple[str, str]:
-    """The code and the command that stand below."""
+    """Return the code and the command to copy."""
     copied = re.findall(r'data-mv-copy="([^"]*)"', results_html(OrderStatus("x", variants), chosen))
     return ("", copied[0]) if len(copied) == 1 else (copied[0], copied[1])
 
@@ -259,7 +259,7 @@ def test_variants_with_equal_outputs_share_a_row() -> None:
 
 
 def test_absmax_stands_beside_its_share_of_the_largest_value() -> None:
-    """Of a run kept before that was a figure of its own, too."""
+    """In runs saved by earlier versions absmax was a figure of its own, too."""
     sizes = {"absmax": 1.5e-4, "reference_absmax": 5e-4, "relative_l2": 0.008}
     verdict = {"verdict": {"ok": True, "words": "equal"}, "outputs": [{"difference": sizes}]}
     html = results_html(OrderStatus("x", (LTX[0], variant("Split", predicted(9, 1, numerics=verdict)))))
@@ -329,7 +329,7 @@ def test_what_models_say_never_becomes_markup() -> None:
     [{"error": "no loss"}, {}, {"verdict": 3}, {"outputs": [3]}, {"outputs": [{"difference": {"absmax": "inf"}}]}],
 )
 def test_odd_numerics_break_nothing(numerics: dict[str, Any]) -> None:
-    """A run that comes out of a file can say anything."""
+    """A run read from a file can hold any value."""
     assert "<li" in results_html(OrderStatus("x", (LTX[0], variant("odd", predicted(9, 1, numerics=numerics)))))
 
 
@@ -367,7 +367,7 @@ def test_weights_that_stay_on_the_host_take_nothing_of_the_bar() -> None:
 
 
 def test_bar_and_interval_end_at_what_is_reserved_on_the_card() -> None:
-    """Without a limit it would be above the card's line, beside the word that it fits."""
+    """Without the limit the interval would pass the card's line, next to the verdict that it fits."""
     error = ExpectedError(0.0, 0.5, 2.0, 13, 0, "training")
     fit = Fit(int(23.5 * GIB), True, int(22.69 * GIB), None, None, None, int(1.64 * GIB))
     run = replace(predicted(25.14, 100), fit=fit, expected_error=error)
@@ -391,14 +391,14 @@ def recorded_variant(folder: Path, label: str, peak: int) -> Variant:
 
 
 def heights_shown(variants: list[Variant], pictures: RunPictures) -> list[float]:
-    """Of each box the share that has a colour in its last column."""
+    """Return the height of each box that is coloured in its last column."""
     html = pictures_html(variants, pictures.of(variants))
     images = re.findall(r'<img src="([^"]*)"[^>]*style="height:([0-9.]+)%"', html)
     return [_share_drawn(address) * float(height) / 100 for address, height in images]
 
 
 def _share_drawn(address: str) -> float:
-    """Of the picture's last column."""
+    """Return the coloured share of the picture's last column."""
     png = base64.b64decode(address.partition(",")[2])
     width, height = struct.unpack(">II", png[16:24])
     body = png[png.index(b"IDAT") + 4 :]

@@ -96,7 +96,7 @@ def test_what_two_events_of_a_visitor_change_at_once_both_stays(visitors: int) -
         states = [SessionState(page) for _ in range(visitors)]
         first = asyncio.create_task(page.process_api(0, [None], state=states[0]))
         second = asyncio.create_task(page.process_api(1, [None], state=states[-1]))
-        # As far as it comes beside the first one: to its end only where it is another visitor's.
+        # Run the second as far as it gets during the first: to its end only if it is another visitor's.
         await asyncio.wait([second], timeout=None if visitors == 2 else 0.2)
         may_end.set()
         await asyncio.gather(first, second)

@@ -36,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Page:
-    """What a page keeps of its visitors, without Gradio."""
+    """The per-visitor state of a page, without Gradio."""
 
     def __init__(self) -> None:
         self.store = TraceStore()

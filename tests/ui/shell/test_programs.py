@@ -78,7 +78,7 @@ def test_no_answer_is_longer_whatever_is_in_it():
 
 
 class FakeServer:
-    """Gradio's, as far as it is asked."""
+    """The part of Gradio's server that is used."""
 
     def postprocess_output_data(self, data: list[Any], root_url: str) -> list[Any]:
         return data

@@ -106,7 +106,7 @@ async def _file(request: Request) -> Response:
 
 
 class Visited:
-    """A server that repeats what it is told, behind our door."""
+    """A server that echoes requests, behind the request guard."""
 
     def __init__(self, upload: Callable[[Request], Any] = _echo) -> None:
         app = Starlette(
@@ -162,7 +162,7 @@ def test_which_pages_are_answered(headers: dict[str, str], status: int):
 
 
 def test_behind_a_proxy_the_setting_names_its_address(monkeypatch: pytest.MonkeyPatch):
-    """A proxy that passes the name on, one that tells it beside its own, and a page in it that asks."""
+    """A proxy that passes the host on, or sends it as X-Forwarded-Host, and a page of that origin."""
     monkeypatch.setenv("MEMVIZ_ALLOWED_HOSTS", "public.example.org")
     visited = Visited()
     own = "https://public.example.org"

@@ -40,14 +40,14 @@ def test_a_page_that_answers_late_is_not_ended() -> None:
 
 _SECONDS = 3.0
 _SEEN = re.compile(r"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
-"""Where it waited for something, and not where the system took the processor from it for another process."""
+"""Voluntary context switches only: the thread waited, and was not preempted for another process."""
 
 
 def wakings(pid: int) -> int:
-    """Of all its threads, so far."""
+    """Return the number of wake-ups of all threads so far."""
     seen = 0
     for status in Path(f"/proc/{pid}/task").glob("*/status"):
-        # A thread may end meanwhile.
+        # A thread may have ended since.
         with suppress(OSError):
             seen += sum(map(int, _SEEN.findall(status.read_text())))
     return seen

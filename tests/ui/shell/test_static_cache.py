@@ -22,7 +22,7 @@ PAGE = '<html><head><base href="./"></head>{}</html>'
 
 
 class Served:
-    """A server behind the cache that records the paths it is asked for."""
+    """A server behind the cache that records the requested paths."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

@@ -91,7 +91,7 @@ def test_a_snapshot_is_read_while_its_parts_come(is_packed):
 
     def bring() -> None:
         for at in range(0, len(sent), 997):
-            # Whoever reads lets go of the gate while it waits.
+            # The reader releases the gate while it waits.
             with gate:
                 arriving.add(sent[at : at + 997])
         arriving.end()
@@ -159,7 +159,7 @@ def test_more_than_was_announced_is_not_kept():
 
 
 def test_a_full_disk_frees_what_was_taken_and_says_so(monkeypatch: pytest.MonkeyPatch):
-    """As a write fails for want of room: the first bytes fit, the next do not."""
+    """A write fails for lack of space after its first bytes fit."""
     made: list[io.BufferedIOBase] = []
     make = tempfile.TemporaryFile
 

@@ -195,7 +195,7 @@ def test_tickets_take_neither_threads_nor_files():
     readings, before = Readings(Context(TraceStore())), count()
     for i in range(100):
         readings.begin("run.pickle", 1000, packed=False, visitor=str(i))
-    # What tests before have left may go meanwhile.
+    # Readings left by earlier tests may end in between.
     assert all(now <= then for now, then in zip(count(), before, strict=True))
 
 

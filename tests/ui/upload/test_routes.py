@@ -67,7 +67,7 @@ def test_a_file_goes_in_and_what_is_read_comes_out():
     assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store")
     assert b'"kind": "opened"' in answer.content
     assert b'"name": "run.pickle"' in answer.content
-    # Who has was_heard it all needs the ticket no more, and nobody else has any use for it.
+    # A fully received answer ends its ticket.
     assert client.get(f"{PATH}/{ticket}").status_code == 400
 
 

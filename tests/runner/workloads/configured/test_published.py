@@ -14,7 +14,7 @@ from memviz.runner.config_source import checked_config
 from memviz.runner.workloads.transformers_model import configured_workload
 
 PUBLISHED = [json.loads(line) for line in (Path(__file__).parent / "published.jsonl").read_text().splitlines()]
-"""Of each its page, its number of parameters as published, and where its configuration differs from its class's own."""
+"""Published models: page, number of parameters, and differences from the default configuration of the class."""
 
 
 @pytest.fixture(autouse=True)
