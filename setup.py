@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: which lines of requirements.txt each part needs, and where two folders go.
+"""Build settings beyond pyproject.toml: requirements of each extra, and the place of two folders in the wheel.
 
 In a checkout `optimizations` and `sample_traces` stand at the top, where people look for them. In other people's
 environments nothing of ours may have such a name, so a wheel has both inside `memviz`.
@@ -30,7 +30,7 @@ def requirements() -> dict[str, str]:
 
 class BuildPy(build_py):
     def get_source_files(self) -> list[str]:
-        """What a source archive holds, to build the same wheel from."""
+        """Add to a source archive what the same wheel is built from."""
         moved = (path for name in MOVED for path in (ROOT / name).rglob("*") if "__pycache__" not in path.parts)
         return [*super().get_source_files(), "requirements.txt", *(str(path.relative_to(ROOT)) for path in moved)]
 

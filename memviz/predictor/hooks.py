@@ -379,7 +379,7 @@ class ChildProcesses:
 
 
 _followed: list[ChildProcesses] = []
-"""Of the device in use. A global, because `os.register_at_fork` cannot be undone."""
+"""Hooks of the device in use. A global, because `os.register_at_fork` cannot be undone."""
 
 
 def _after_fork() -> None:

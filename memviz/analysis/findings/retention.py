@@ -59,7 +59,7 @@ def growing(facts: Facts) -> Iterator[Finding]:
 @dataclass(frozen=True, eq=False)
 class _Growth:
     sites: tuple[Site, ...]
-    """By growth, largest first."""
+    """Sorted by growth, largest first."""
     bytes: Ints8
     """Growth from each moment to the next."""
     added: Ints8

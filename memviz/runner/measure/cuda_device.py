@@ -244,7 +244,7 @@ class CudaDevice:
         self.peaks: Peaks | None = None
         """Peaks that PyTorch reports, compared with the trace; set by `finish`."""
         self.notes: tuple[str, ...] = ()
-        """What the program did to the recording; set by `finish`."""
+        """Changes that the program made to the recording; set by `finish`."""
         self._records = record
         self._recording = Recording(self.history, index, {}, follow_phases=False)
         self._reset_at: Counts | None = None

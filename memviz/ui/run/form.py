@@ -92,7 +92,7 @@ def _wrong(knob: Mapping[str, Any], text: str) -> str:
 
 
 PREFIX = "p:"
-"""Of the fields for parallelism."""
+"""Prefix of the names of fields for parallelism."""
 
 
 def _parallel_texts(fields: Mapping[str, object]) -> dict[str, str]:
