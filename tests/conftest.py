@@ -86,7 +86,7 @@ def quick_workers() -> Iterator[Any]:
 
 @pytest.fixture
 def real_workers(quick_workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They start as they do for people."""
+    """Start real workers, as in production."""
     monkeypatch.setattr("memviz.runner.jobs.worker_process.start_python", quick_workers)
 
 

@@ -123,25 +123,25 @@ def _importing_more(server: ForkServer, imports: str, **more: str) -> ForkServer
 
 @cache
 def light() -> ForkServer:
-    """With what every command needs."""
+    """Return a fork server with the imports of every command."""
     return _importing("memviz.commands.command_line, memviz.ui.saved.report, tests.runner.fake_gpu, tests.runner.runs")
 
 
 @cache
 def with_torch() -> ForkServer:
-    """With what a run needs, the libraries of models included."""
+    """Return a fork server with the imports of a run, model libraries included."""
     return _importing("tests.warm_runs", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 
 
 @cache
 def with_page() -> ForkServer:
-    """With Gradio and the page's own modules; nothing of the page is built. It can fork its runs (`runs_from_here`)."""
+    """Return a fork server with Gradio and the page's modules, but no page; it can fork runs (`runs_from_here`)."""
     start = partial(_importing_more, with_torch()) if CAN_FORK_RUNS else _importing
     return start("memviz.ui.app", GRADIO_ANALYTICS_ENABLED="False")
 
 
 def runs_from_here() -> None:
-    """For a page that was forked `with_page`, before it has threads: a twin of it forks its runs, which are its own."""
+    """Let a page forked `with_page` fork its runs from a twin of itself; call it before any thread starts."""
     from memviz.runner.jobs import worker_process
 
     if not CAN_FORK_RUNS:
@@ -174,7 +174,7 @@ def run(arguments: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
 
 
 def start_python(arguments: Sequence[str], server: ForkServer | None = None, **streams: Any) -> Forked:
-    """For the one of `memviz.runner.jobs.worker_process`: a worker that speaks at once."""
+    """Replace the function of `memviz.runner.jobs.worker_process` by one whose workers start instantly."""
     if server is None:
         server = with_torch() if any(argument.startswith("memviz") for argument in arguments) else light()
     if MODULE in arguments:

@@ -15,7 +15,7 @@ CONTEXT = CudaContext("a card", 100 * MiB, 300 * MiB)
 
 
 def held(*mebibytes: int) -> Trace:
-    """All at once."""
+    """Return a trace with blocks of these sizes live at once."""
     run = Recorder()
     for size in mebibytes:
         run.malloc(size * MiB)

@@ -18,7 +18,7 @@ from tests.allocator.recording import Recorder
 
 
 def recording() -> Source:
-    """With a pool of its own, two streams, and a cache that was emptied."""
+    """Record a private pool, two streams, and an emptied cache."""
     run = Recorder()
     kept = [run.malloc(size * MiB, stream=size % 2) for size in range(1, 40, 3)]
     for block in kept[::2]:

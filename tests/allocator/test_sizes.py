@@ -1,4 +1,4 @@
-"""One request at a time or a column at once: the sizes are the same."""
+"""Rounded sizes are equal for single requests and for columns."""
 
 from __future__ import annotations
 

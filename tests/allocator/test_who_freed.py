@@ -1,4 +1,4 @@
-"""Who gave memory back, by what a recording shows, and how much memory there was."""
+"""Detection of who released memory, and of the amount of memory, from a recording."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One step has one name on a screen: in the headline, in findings and above the timeline."""
+"""A step has the same name in the headline, in findings and above the timeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the cost of every command grows: with events, with different stacks, and with devices.
+"""The growth of every command's cost with events, with different stacks, and with devices.
 
     python -m tests.benchmarks.growth --files A.pickle B.pickle C.pickle [--only summary ...] [--write]
 
@@ -93,7 +93,7 @@ def _by_events(args: argparse.Namespace) -> str:
 
 
 def _events(path: Path) -> int:
-    """Counted by another process: what this one has in memory would be in the peaks of all that it starts."""
+    """Count events in a child process: memory of this one would count in the peaks of its children."""
     said = subprocess.run([sys.executable, "-m", "memviz", "summary", "--json", path], capture_output=True, check=True)
     return sum(device["events"] for device in json.loads(said.stdout)["devices"])
 

@@ -1,4 +1,4 @@
-"""Is the largest batch that `fit` names ever off by one? Ten ways, each against every batch tried one after the other.
+"""Check the largest batch of `fit` in ten configurations, each against a search over every batch.
 
     python -m tests.benchmarks.largest
 

@@ -191,7 +191,7 @@ class Visitor:
         return list(said["output"].get("changed_state_ids") or [])
 
     def _answer(self, event: str) -> asyncio.Future[dict[str, Any]]:
-        """It may come before the number of its question does."""
+        """Return the future of an answer, which may arrive before its event number does."""
         return self._answers.setdefault(event, asyncio.get_running_loop().create_future())
 
     async def _listens(self) -> None:
@@ -237,7 +237,7 @@ async def _one(
 async def _all(
     server: Server, count: int, files: list[File], events: int, acting: int, most_seconds: float
 ) -> tuple[Seconds, tuple[int, int], int]:
-    """With the memory of the server then and a while later, and how many visitors came to their end in time."""
+    """Return times, the server's memory then and later, and how many visitors finished in time."""
     seconds: Seconds = defaultdict(list)
     gate = asyncio.Semaphore(acting)
 
@@ -271,7 +271,7 @@ def memory_of(server: Server) -> int:
 
 
 def _settled(server: Server) -> int:
-    """Once everything is forgotten it falls no more."""
+    """Return the server's memory once it no longer falls."""
     lowest, since = memory_of(server), time.monotonic()
     while time.monotonic() - since < _SETTLED_SECONDS:
         time.sleep(1)

@@ -92,7 +92,7 @@ def _mlp(settings: Settings) -> None:
 
 
 def _widths(inputs: int, outputs: int, depth: int, shape: str) -> list[int]:
-    """In front of each layer, the last included."""
+    """Return the width before each layer and after the last."""
     found = [inputs]
     step = (inputs - outputs) // depth
     for _ in range(depth + (shape == "bottleneck")):

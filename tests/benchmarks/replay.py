@@ -123,7 +123,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _do(task: Task, path: Path) -> None:
-    """In a process of its own; its helpers' processor time counts too."""
+    """Run a task in this process and print its CPU time, including its helpers'."""
     work = task.prepare(str(path))
     started, begun = sum(os.times()[:4]), time.monotonic()
     said = work()

@@ -1,4 +1,4 @@
-"""One task in a process of its own: `python -m tests.benchmarks.task NAME FILE`. So its time and memory are its own."""
+"""Run one task in its own process, to isolate time and memory: `python -m tests.benchmarks.task NAME FILE`."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def key_of(page: Any, rank: int) -> str:
 
 
 def expect_asked_for(page: Any, rank: int) -> None:
-    """And answered: its pieces are at hand."""
+    """Wait until the rank is requested and its answer has arrived."""
     page.locator(f'#timeline .mvt[data-asked~="{key_of(page, rank)}"]').wait_for()
 
 

@@ -38,7 +38,7 @@ def stairs() -> Trace:
 
 
 def place(page: Any, instant: int, size: int) -> tuple[float, float]:
-    """On the screen, of bytes at an instant."""
+    """Return the screen coordinates of bytes at an instant."""
     box = page.locator(".mvt-plot").bounding_box()
     x, y = page.evaluate(
         f"([i, b]) => [({TIMELINE}).viewport.xOfInstant(i), ({TIMELINE}).viewport.yOf(b)]", [instant, size]

@@ -1,4 +1,4 @@
-"""How many bytes of a file go over a slow line, and what is packed at all."""
+"""The bytes of a file sent over a slow line, and the choice of compression."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def references(count: int, place: int = 0) -> bytes:
 
 
 def memoized(value: Any) -> bytes:
-    """Without its frame and STOP, for pickles put together by hand; its own places in the memo come first."""
+    """Pickle a value without frame and STOP, for pickles built by hand; its memo indices come first."""
     return pickle.dumps(value, 3)[2:-1]
 
 

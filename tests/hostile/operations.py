@@ -117,6 +117,6 @@ def one_long_text_under_many_keys_of_metadata() -> bytes:
 
 @refused
 def one_table_of_metadata_for_many_events() -> bytes:
-    """Each by itself is written out, and the batch of them is long."""
+    """Each event's table is written in full, and the batch of them is long."""
     table = {str(i): "x" * 1000 for i in range(900)}
     return packed(snapshot([alloc(BASE + 512 * i, 512, user_metadata=table) for i in range(16_000)]))

@@ -114,7 +114,7 @@ class Seen:
 
     tensors: dict[str, Tensor]
     kept: list[tuple[int, ...]]
-    """For backward, without the weights."""
+    """Shapes of tensors saved for backward, without the weights."""
     rests: dict[str, torch.dtype]
     """Dtypes of its weights at rest."""
 

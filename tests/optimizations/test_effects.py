@@ -1,4 +1,4 @@
-"""Each optimization on models of each kind: outputs and gradients as claimed, a copy of its own, and nothing left."""
+"""Each optimization on every kind of model: outputs and gradients as claimed, an unshared copy, and a clean undo."""
 
 from __future__ import annotations
 

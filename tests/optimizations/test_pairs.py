@@ -104,7 +104,7 @@ def what_waits_on_the_host_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def turned(tensor: Tensor) -> Tensor:
-    """Also of 8 bits, which cannot be negated."""
+    """Negate a tensor, also one of 8 bits, which torch cannot negate."""
     return (-tensor.to(torch.float32)).to(tensor.dtype)
 
 

@@ -36,7 +36,7 @@ _MANY_OF_ONE = re.compile(rf"(?<![\w.,:])(?!1 )[\d,]+ (?:{'|'.join(_NOUNS)})\b(?
 
 @dataclass(frozen=True)
 class Form:
-    """One sentence, as a pattern whose groups are its claims."""
+    """A pattern for one sentence, whose groups are its claims."""
 
     name: str
     pattern: str

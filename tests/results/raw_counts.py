@@ -82,10 +82,10 @@ class Allocation:
 class Raw:
     events: list[dict[str, Any]]
     allocations: list[Allocation]
-    """In the order of their allocs, those from before the recording first."""
+    """Allocations in the order of their allocs, those from before the recording first."""
     segments: list[dict[str, Any]]
     live: list[int]
-    """Before the first event, and after each."""
+    """Live bytes before the first event, and after each."""
     reserved: list[int]
 
     @cached_property
@@ -190,7 +190,7 @@ def activations(raw: Raw) -> list[Allocation]:
 
 @cache
 def autocast_copies(raw: Raw) -> set[Allocation]:
-    """At the peak."""
+    """Return the copies of weights that autocast holds at the peak."""
     made = [one for one in raw.live_after(raw.peak[1]) if one.start >= 0 and one.in_forward and not one.in_backward]
     if not made:
         return set()
@@ -201,7 +201,7 @@ def autocast_copies(raw: Raw) -> set[Allocation]:
 
 
 def layers(raw: Raw, held: list[Allocation]) -> tuple[int, bool, list[Allocation]]:
-    """How many layers the forward before the peak has, whether these hold the same sizes in each, and what they hold.
+    """Return the number of layers in the forward before the peak, whether their sizes are equal, and their allocations.
 
     Most stacks come once a layer, and the others a few times; what comes before and behind comes once.
     """

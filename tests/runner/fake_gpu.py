@@ -34,7 +34,7 @@ class Moment:
 
 
 class FakeGpu:
-    """It is `torch.cuda` and `torch.cuda.memory` at once, as most functions are in both."""
+    """A stand-in for `torch.cuda` and `torch.cuda.memory` at once, which share most functions."""
 
     Event = Moment
 

@@ -158,7 +158,7 @@ def test_flux_fits_a_card_of_12_gib_where_its_weights_wait_on_the_host():
 
 
 CONVERTING = ("layerwise_casting", "weight_quantization", "weight_offload")
-"""Those of weights, which decide how a model is loaded."""
+"""Optimizations of weights, which determine how a model is loaded."""
 
 
 def combinations(workload: str) -> Iterator[Plan]:

@@ -266,7 +266,7 @@ def test_the_pickler_of_these_tests_writes_as_the_one_inside_pytorch_does() -> N
 
 
 def without_frames_of_frees(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """So torch records with context="alloc"."""
+    """Change the history to torch's with context="alloc": frees have no frames."""
     for event in history[1::2]:
         event["action"] = "free_completed"
         del event["frames"]

@@ -29,7 +29,7 @@ def _read(html: str) -> _Reader:
 
 
 def words(html: str) -> str:
-    """Everything that is read, with single spaces."""
+    """Return the visible text, with single spaces."""
     return " ".join(" ".join(_read(html).words).split())
 
 

@@ -35,7 +35,7 @@ HALVING = (ActionKind.HALF_PRECISION,)
 
 
 def proposals(trace: Trace, device: DeviceTrace) -> Iterator[Proposal]:
-    """All that there are against its findings."""
+    """Yield every proposal for the trace's findings."""
     for finding in findings(trace, device):
         for kind in kinds_of(finding):
             made = proposal(trace, device, finding, kind)

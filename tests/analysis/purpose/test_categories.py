@@ -203,7 +203,7 @@ def test_forwards_one_after_the_other_are_told_apart_where_the_model_begins_anew
 
 
 def decoded(tokens: int) -> Recording:
-    """Each token's forward makes keys a token longer in two layers, and lets the old ones go."""
+    """Record decoding: each forward makes the keys of two layers a token longer and frees the old ones."""
     events = Recording()
     for token in range(tokens):
         for layer in (8, 9):

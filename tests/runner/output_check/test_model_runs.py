@@ -234,7 +234,7 @@ WRONG: dict[str, Drop] = {
 
 
 def split(drop: Drop) -> Callable[[nn.Module], Undo]:
-    """In slices of the inner channels, with this dropout on each."""
+    """Split a feed-forward into slices of the inner channels, with this dropout on each."""
 
     def forward(ff: FeedForward, x: Tensor) -> Tensor:
         slices = zip(ff.net[0](x).chunk(SPLITS, dim=-1), ff.net[2].weight.chunk(SPLITS, dim=1), strict=True)

@@ -122,7 +122,7 @@ def _split(
 
 
 def _off_by_one(ff: Any, x: Tensor) -> Tensor:
-    """Each slice begins one channel too early, the first excepted."""
+    """Start each slice one channel too early, except the first."""
     size, whole = 4 * WIDTH // SPLITS, ff[3].bias
     for start in range(0, 4 * WIDTH, size):
         at = slice(max(start - 1, 0), max(start - 1, 0) + size)
@@ -324,7 +324,7 @@ def _casting(name: str, how: Callable[[str, Tensor], Tensor], own: torch.dtype) 
 
 
 def cast_once(model: nn.Module) -> Undo:
-    """Each layer goes on with what it rested in when it was first called."""
+    """Keep the first stored weights of each layer for all later calls."""
     known: dict[tuple[str, torch.dtype], Tensor] = {}
     return cast(lambda name, each: known.setdefault((name, each.dtype), each.detach()))(model)
 
