@@ -1,10 +1,10 @@
-"""Python programs in processes of their own, forked from one that has their imports done.
+"""Python programs in separate processes, forked from a server that has imported their modules.
 
-Starting Python costs the best part of a second with numpy, and several with PyTorch, some hundred times over. One
-process imports what many programs need and forks for each: its arguments, folder, environment, streams, signals and
-exit status are those of `python ARGUMENTS`, and it belongs to whoever started it. It ends as Python does, up to where
-Python would clear away what is left, module by module: with PyTorch that takes ten times as long as a short program.
-Tests of the start itself (closed outputs, what is imported when) start a real one.
+Starting Python takes nearly a second with numpy, and several with PyTorch, in some hundred tests. The server imports
+common modules once and forks for each program: arguments, folder, environment, streams, signals and exit status are
+those of `python ARGUMENTS`, and the fork is a child of its caller. It exits like Python, but without the teardown of
+modules, which with PyTorch takes ten times as long as a short program.
+Tests of the start itself (closed outputs, lazy imports) start a real Python.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Forked(subprocess.Popen[Any]):
         super().__init__(arguments, **more)
 
     def _execute_child(self, args: Any, *given: Any) -> None:  # type: ignore[override]
-        """The one step of a start that is another here; what it is given is in the order of CPython's own."""
+        """Fork from the server instead of executing; arguments are in the order of CPython's own method."""
         cwd, env = given[4:6]
         stdin, _, _, stdout, _, stderr = ends = given[9:15]
         call = {
@@ -188,7 +188,7 @@ def start_python(arguments: Sequence[str], server: ForkServer | None = None, **s
 
 
 def serve(line: int) -> None:
-    """Returns in no process of its own, and in a forked one where its program has ended: Python ends it as ever."""
+    """Serve forks; return only in a forked process after its program, so that Python exits as usual."""
     ours = socket.socket(fileno=line)
     gc.collect()
     gc.freeze()

@@ -91,10 +91,10 @@ def _wait_for(address: str, process: subprocess.Popen[bytes], log: Path) -> None
 
 
 def _free_port() -> int:
-    """One that stays free until the page listens there, which takes seconds.
+    """Return a port that stays free until the page listens there, which takes seconds.
 
-    A free one that the system chooses may be given to any connection meanwhile, so it is below those that it chooses
-    from; and of two processes that share the tests each has its own.
+    The system may give a port of its ephemeral range to any connection in between, so the port is below that range;
+    each xdist worker has its own ports.
     """
     process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     while True:

@@ -55,7 +55,7 @@ def test_small_pages_are_a_space_of_their_own():
 
 
 def test_a_space_that_was_there_may_begin_below_its_first_page():
-    """It had given its first pages back when the recording began, and takes them again."""
+    """Its first pages were unmapped when the recording began, and are mapped again later."""
     found = spaces(maps(A), [mapped(A, 20 * MiB), mapped(A + 60 * MiB, 20 * MiB)])
     assert found.at_start == {LARGE: A}
 

@@ -151,7 +151,7 @@ def test_fact_14_nonsense_is_refused(text):
 
 
 def limited(settings: str, limit: int) -> Driver:
-    """A memory limit by fraction, on a card without any of its own."""
+    """Return a driver with a memory limit by fraction, on a device twice as large."""
     run = Driver()
     run.allocator.device.total = 2 * limit
     run.allocator.set_settings(parse_settings(f"{settings},per_process_memory_fraction:0.5"))

@@ -1,4 +1,4 @@
-"""Pools of their own: CUDA graphs and MemPools."""
+"""Private pools: CUDA graphs and MemPools."""
 
 from __future__ import annotations
 

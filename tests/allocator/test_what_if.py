@@ -277,7 +277,7 @@ def test_what_would_have_saved_it_is_named_only_where_something_had_to():
 
 
 def test_settings_are_compared_from_the_same_start():
-    """Half of what was cached before the first event is not laid at the recorded settings' door."""
+    """Half of the memory cached before the first event is not blamed on the recorded settings."""
     found = search(source_of(late_start()))
     assert (found.best.is_recorded, found.best.peak_reserved_bytes) == (False, 36 * MiB)
     assert next(each for each in found.tried if each.is_recorded).peak_reserved_bytes == 50 * MiB

@@ -17,7 +17,7 @@ from tests.traces import trace_of
 
 
 def noted(*names: str) -> Trace:
-    """Three steps, each within a note of its own."""
+    """Three steps, each within its own annotation."""
     events: list[dict[str, Any]] = logits_held_through_the_next_forward().events
     for at, event in enumerate(events):
         event["time_us"] = 10 * at + 10

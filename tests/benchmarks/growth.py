@@ -2,9 +2,9 @@
 
     python -m tests.benchmarks.growth --files A.pickle B.pickle C.pickle [--only summary ...] [--write]
 
-Seconds are processor time of whole processes, the least of several runs. What a command takes for a file of nearly
-nothing is taken off before two sizes are held against each other: a growth of 1.00 is linear, and more than that is
-worse. Files for stacks and devices are made here.
+Seconds are CPU time of whole processes, the minimum of several runs. The time for a nearly empty file is subtracted
+before two sizes are compared: a growth of 1.00 is linear, and more is worse. Files for stacks and devices are
+generated here.
 """
 
 from __future__ import annotations

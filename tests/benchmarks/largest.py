@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.largest
 
-A card is made up for each, between two peaks at random, so that the border lies anywhere.
+Each has a simulated GPU of random size between two peaks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A real browser, Debian's Chromium driven by Playwright, and the real page in a second process.
 
-Without Chromium or Playwright these tests skip, and say so. Every page is watched: an error in its console or a
-request to another host fails the test that opened it. All are slow but those of `test_smoke.py`. One that fails is
-repeated once, since a browser on a busy machine may miss a press; the summary lists it as RERUN.
+Without Chromium or Playwright these tests are skipped. Every page is watched: an error in its console or a request to
+another host fails the test that opened it. All are slow but those of `test_smoke.py`. A failed test is repeated once,
+because a browser on a busy machine may miss a press; the summary lists it as RERUN.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def watched() -> Iterator[Callable[[Any], Any]]:
-    """Makes pages of any visitor, watched as `page` is."""
+    """Return a function that opens a page of any visitor, watched like `page`."""
     faults: list[list[str]] = []
 
     def make(context: Any) -> Any:

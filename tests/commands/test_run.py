@@ -1,4 +1,4 @@
-"""`run` and `reproduce`: what they print, what they refuse and with which words, and the file that they leave."""
+"""`run` and `reproduce`: output, refusals with their messages, and the written file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that want the machine, each made by a few lines. Small ones: what they would become is large."""
+"""Small files, each built in a few lines, that would exhaust the machine when read naively."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def packed(root: Any, protocol: int = 4) -> bytes:
 
 
 def references(count: int, place: int = 0) -> bytes:
-    """A list's items: what the memo has at this place, again and again."""
+    """Return pickled list items that repeat the memo's value at this index."""
     return b"(" + (b"h" + bytes([place])) * count + b"e"
 
 

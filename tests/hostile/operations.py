@@ -106,7 +106,7 @@ def json_of_one_long_text() -> bytes:
 
 @refused
 def json_of_one_long_text_with_one_wide_character() -> bytes:
-    """A single character beyond Latin makes each of the whole text take four bytes."""
+    """One character beyond Latin-1 makes every character of the text take four bytes."""
     return gzip.compress(('{"segments": [], "x": "' + "y" * 300_000_000 + '\U0001f600"}').encode(), 1)
 
 

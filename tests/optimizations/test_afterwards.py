@@ -110,7 +110,7 @@ REFUSED = {
 
 @dataclass(frozen=True)
 class Seen:
-    """Outputs and gradients of a model, and what it keeps for backward."""
+    """Outputs and gradients of a model, and the tensors saved for backward."""
 
     tensors: dict[str, Tensor]
     kept: list[tuple[int, ...]]

@@ -37,7 +37,7 @@ def tied() -> Case:
 
 
 def mpt() -> Case:
-    """Its feed-forward is given the residual too."""
+    """Return a model whose feed-forward gets the residual too."""
     from transformers import MptConfig, MptForCausalLM
 
     config = MptConfig(d_model=32, n_heads=2, n_layers=2, vocab_size=64, max_seq_len=32)

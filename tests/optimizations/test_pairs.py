@@ -1,7 +1,7 @@
 """Every compatible pair, in order of application, on two small models: as claimed, and undone bit for bit.
 
-What changes the outputs is held against itself alone, so that whatever the other one breaks shows. Some have a knob
-that takes another way through their code: those pairs are tried once more with it, on one model.
+An optimization that changes the outputs is compared to itself alone, so that errors of the other one show. Pairs of
+which one has a knob for another code path are tested with it too, on one model.
 """
 
 from __future__ import annotations

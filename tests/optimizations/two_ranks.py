@@ -1,7 +1,7 @@
 """One of two processes that train together over gloo: `two_ranks.py RANK FOLDER` writes its results to FOLDER.
 
-Every check is a function here; `test_flat_gradients_on_two_ranks.py` starts both processes once and reads what they
-found, by the function's name and the case's.
+Every check is a function here; `test_flat_gradients_on_two_ranks.py` starts both processes once and reads the results
+by the names of function and case.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Parse the claims of a sentence: devices, bytes, shares, events and counts.
 
-A law of a headline is a list of `Form`s, which are all the sentences it may make, and a function that holds what was
-read to the tables. A sentence that fits no form is a failure, so nothing is said that nobody checks.
+The law of a headline is a list of `Form`s, one for each sentence it may contain, and a function that checks the parsed
+claims against the tables. A sentence that matches no form fails, so that every sentence is checked.
 """
 
 from __future__ import annotations

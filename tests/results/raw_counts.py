@@ -172,8 +172,8 @@ def _reserved(events: list[dict[str, Any]], segments: list[dict[str, Any]]) -> l
 def activations(raw: Raw) -> list[Allocation]:
     """Return the allocations live at the peak that the next backward needs.
 
-    It is gone before another forward or an optimizer step. Weights in half precision are told by their sizes: there
-    are no more casts of a size than weights of twice that size.
+    They are freed before another forward or an optimizer step. Weights in half precision are recognized by their
+    sizes: there are no more casts of a size than weights of twice that size.
     """
     event = raw.peak[1]
     others = (one for one in raw.allocations if one.start > event and one.frames and not one.in_backward)

@@ -1,5 +1,5 @@
-"""Weights that are cast, quantized or offloaded on the host: the card never holds them as they were, and computes the
-same bits; and one peak for a run, whatever shows it."""
+"""Weights cast, quantized or offloaded on the host: the GPU never holds the originals, and computes the same bits; a
+run's peak is the same in every view."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def holding(sizes_of_layers: list[list[int]], stacks: list[list[dict[str, Any]]]
 
 
 def test_layers_are_groups_of_stacks_and_no_blocks():
-    """Each layer comes to one line three times, as a loop over heads does, which keeps nearly all of its bytes."""
+    """Each layer runs one line three times, like a loop over heads, which keeps nearly all of its bytes."""
     found = holding(5 * [[40, 40, 40, 1]], [WIDE, WIDE, WIDE, NORM])
     assert found is not None
     assert (found.words, len(found.rows)) == ("5 equal layers", 20)

@@ -382,7 +382,7 @@ def peak_of_real(name: str) -> Counter[str]:
 
 @requires_real
 def test_a_real_training_peak_is_parameters_twice_their_bytes_in_adams_state_and_activations():
-    """The hand-written Adam there makes all of its tensors anew every step."""
+    """The hand-written Adam there allocates all of its tensors in every step."""
     found = peak_of_real("train-complete.pickle")
     assert found["optimizer state"] == 2 * found["parameter"] == 2 * 90_785_792
     assert found["workspace"] == 2 * CUBLAS_WORKSPACE_BYTES
