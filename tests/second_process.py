@@ -1,4 +1,4 @@
-"""The command line in a process of its own, as cheap as a function call where that can be."""
+"""The command line in its own process, forked where possible to be as fast as a function call."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Server:
     pid: int
     log: Path
     folder: Path
-    """Folder of uploaded and made files."""
+    """Folder of uploaded and written files."""
 
     def wait_until_it_says(self, words: str) -> None:
         deadline = time.monotonic() + _PATIENCE_SECONDS
@@ -47,7 +47,7 @@ class Server:
 def started(
     more: Mapping[str, str], port: int = 0, program: Sequence[str] = ("app.py",), *, quickly: bool = False
 ) -> Iterator[Server]:
-    """A page of its own, with `more` in its environment; `quickly` from a process that has Gradio already."""
+    """Start a page with `more` in its environment; `quickly` forks a process that has imported Gradio."""
     port = port or _free_port()
     environment = {**os.environ, "GRADIO_SERVER_PORT": str(port), "GRADIO_ANALYTICS_ENABLED": "False", **more}
     if quickly:

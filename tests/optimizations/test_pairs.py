@@ -49,7 +49,7 @@ OTHERWISE: dict[str, Optimization] = {
     each.name: each
     for each in (LayerwiseCasting(ahead=True), WeightOffload(ahead=True), WeightQuantization(codes="float8"))
 }
-"""The same by another way: on streams of their own, or with other codes."""
+"""The same optimizations on side streams, or with other codes."""
 
 
 def whole() -> Case:
@@ -164,7 +164,7 @@ def backward(case: Case, pieces: GradientAccumulation | None) -> Tensor:
 
 
 def made(make: Callable[[], Case]) -> Case:
-    """Weights that float8_e4m3fn holds exactly, so that storing them there changes nothing for good."""
+    """Return a case whose weights float8_e4m3fn represents exactly, so that storing them there is lossless."""
     case = make()
     for parameter in case.model.parameters():
         parameter.data = parameter.data.to(torch.float8_e4m3fn).to(parameter.dtype)

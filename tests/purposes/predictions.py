@@ -1,4 +1,4 @@
-"""Traces whose truth is known: every workload, predicted in training and inference, as its own process made it."""
+"""Traces with known purposes: every workload, predicted in training and inference, each in its own process."""
 
 from __future__ import annotations
 

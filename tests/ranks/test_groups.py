@@ -120,7 +120,7 @@ def test_differences_add_up_whatever_is_kept() -> None:
 
 
 def test_what_is_no_more_than_probable_stays_so_in_a_difference() -> None:
-    """An activation here and a temporary there may be a guess of ours, and no more."""
+    """An activation in one rank and a temporary in the other may both be guesses."""
     one = replace(EMPTY, categories=(KindBytes("activation", 60, 60), KindBytes("parameter", 50, 10)))
     other = replace(EMPTY, categories=(KindBytes("temporary", 40, 30), KindBytes("parameter", 20)))
     said = by_category(one, other)
@@ -139,7 +139,7 @@ def test_the_same_line_in_another_folder_is_the_same_site() -> None:
 
 
 def test_the_chief_cause_goes_the_way_of_the_whole() -> None:
-    """A rank that holds more may hold less of what is largest in it."""
+    """A rank that holds more in total may hold less of its largest site."""
     causes = (NamedDelta("a.py:1", -575), NamedDelta("b.py:1", 288), NamedDelta("c.py:1", 400))
     assert Outlier(64, 5, 113, causes).chief_site == causes[2]
     assert Outlier(64, 5, -113, (NamedDelta("a.py:1", 3), NamedDelta("b.py:1", -116))).chief_site == NamedDelta(

@@ -91,7 +91,7 @@ def test_a_process_that_does_not_hear_is_ended_too(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_answer_that_was_half_written_is_not_waited_for() -> None:
-    """Each is longer than a pipe holds, so that the second process is in the middle of its own when it is ended."""
+    """Each row is longer than a pipe's buffer, so the second process is killed while it writes."""
     rows = reduced_here([Place(str(number), "", 0) for number in range(8)], processes=2, reduce=at_great_length)
     assert isinstance(next(rows), FailedFile)
     rows.close()

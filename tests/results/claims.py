@@ -59,7 +59,7 @@ class Read:
 
 
 def read(text: str, forms: Sequence[Form]) -> Iterator[Read]:
-    """Every way to read it: names of a program's places may look like words of ours."""
+    """Yield every reading of the text, because function names may look like words of a sentence."""
     found = [Read(form.name, claims) for form in forms if (claims := form.read(text)) is not None]
     assert found, f"no law knows this sentence: {text!r}"
     yield from found

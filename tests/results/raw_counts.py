@@ -27,9 +27,9 @@ class _PlainValues(pickle.Unpickler):
 class Allocation:
     size: int
     start: int
-    """Its event; -1 for what was there before."""
+    """Event of the allocation; -1 if before the recording."""
     end: int
-    """The event that completes its free; the number of events for what is never freed."""
+    """Event that completes the free; the number of events if never freed."""
     frames: list[dict[str, Any]] = field(default_factory=list)
     address: int = 0
 

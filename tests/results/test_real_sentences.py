@@ -52,7 +52,7 @@ def forwards(raw: Raw) -> list[tuple[int, int]]:
 
 
 def parameters(raw: Raw) -> int:
-    """There before the recording and never let go; none of a cache."""
+    """Return the bytes allocated before the recording and never freed, without caches."""
     kept = (one for one in raw.live_after(raw.peak[1]) if one.start < 0 and one.end == len(raw.events))
     return total([one for one in kept if not one.is_workspace and not one.is_of_cache])
 

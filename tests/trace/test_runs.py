@@ -169,7 +169,7 @@ def test_the_pickler_inside_pytorch_gives_the_same(history: list[dict[str, Any]]
 
 @st.composite
 def ends(draw: st.DrawFn) -> dict[str, Any]:
-    """Segments with many blocks, and annotations: their keys shared, or some made anew for each as torch does."""
+    """Segments with many blocks, and annotations; their keys are shared, or created per row as torch does."""
     rnd = random.Random(draw(st.integers(0, 2**32)))
     numbers = draw(st.lists(integers, min_size=3, max_size=6))
     keys = draw(st.sets(st.sampled_from(["requested_size", "frames"])))

@@ -1,4 +1,4 @@
-"""HTML as text, for tests of views: what a reader sees of it, and whether a text has become markup."""
+"""HTML as text, for tests of views: the visible text, and whether text has become markup."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def _split(
     left_out: tuple[int, ...] = (),
     columns: Callable[[Tensor], Tensor] = lambda each: each,
 ) -> Apply:
-    """The right split, but for what is given."""
+    """Return the correct split with the given deviations."""
 
     def forward(ff: Any, x: Tensor) -> Tensor:
         found = [
@@ -295,7 +295,7 @@ WRONG_GRADIENTS: dict[str, Apply] = {
 def cast(
     how: Callable[[str, Tensor], Tensor], *, which: Callable[[str], bool] = lambda name: True, also: Apply | None = None
 ) -> Apply:
-    """Matrices rest in fp8, and each layer computes with `how` of what it rests in."""
+    """Store matrices in fp8; each layer computes with `how` of its stored weights."""
 
     def apply(model: nn.Module) -> Undo:
         undo = also(model) if also else lambda: None
