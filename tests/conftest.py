@@ -26,8 +26,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Python looks for cycles whenever 700 objects more are there, among millions that stay: a tenth of the tests' time.
 gc.set_threshold(10_000)
 
-# Time on a shared machine says nothing about the code: a slow example is no failure, and neither are several. Examples
-# are the same in every run: what a change has broken shows in that change, and not in another one some day.
+# Times on a shared machine are noisy: slow examples are no failures. Examples are the same in every run, so that a
+# fault shows in the change that caused it.
 settings.register_profile(
     "house",
     deadline=None,
@@ -86,7 +86,7 @@ def quick_workers() -> Iterator[Any]:
 
 @pytest.fixture
 def real_workers(quick_workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They start as they do for people."""
+    """Start real workers, as in production."""
     monkeypatch.setattr("memviz.runner.jobs.worker_process.start_python", quick_workers)
 
 

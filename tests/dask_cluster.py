@@ -36,9 +36,9 @@ def dask_cluster(
     preload: str = "",
     is_of_runs: bool = False,
 ) -> Iterator[Cluster]:
-    """Workers of one thread each, as on machines of their own. They start in `folder`, each with `preload` imported.
+    """Start workers of one thread each, as on separate machines, in `folder` and with `preload` imported.
 
-    Those `is_of_runs` have PyTorch and fork their runs; nobody starts them anew when they end.
+    With `is_of_runs` they have PyTorch and fork their runs; they are not restarted when they end.
     """
     from distributed import Client
 

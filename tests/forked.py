@@ -1,10 +1,10 @@
-"""Python programs in processes of their own, forked from one that has their imports done.
+"""Python programs in separate processes, forked from a server that has imported their modules.
 
-Starting Python costs the best part of a second with numpy, and several with PyTorch, some hundred times over. One
-process imports what many programs need and forks for each: its arguments, folder, environment, streams, signals and
-exit status are those of `python ARGUMENTS`, and it belongs to whoever started it. It ends as Python does, up to where
-Python would clear away what is left, module by module: with PyTorch that takes ten times as long as a short program.
-Tests of the start itself (closed outputs, what is imported when) start a real one.
+Starting Python takes nearly a second with numpy, and several with PyTorch, in some hundred tests. The server imports
+common modules once and forks for each program: arguments, folder, environment, streams, signals and exit status are
+those of `python ARGUMENTS`, and the fork is a child of its caller. It exits like Python, but without the teardown of
+modules, which with PyTorch takes ten times as long as a short program.
+Tests of the start itself (closed outputs, lazy imports) start a real Python.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Forked(subprocess.Popen[Any]):
         super().__init__(arguments, **more)
 
     def _execute_child(self, args: Any, *given: Any) -> None:  # type: ignore[override]
-        """The one step of a start that is another here; what it is given is in the order of CPython's own."""
+        """Fork from the server instead of executing; arguments are in the order of CPython's own method."""
         cwd, env = given[4:6]
         stdin, _, _, stdout, _, stderr = ends = given[9:15]
         call = {
@@ -123,25 +123,25 @@ def _importing_more(server: ForkServer, imports: str, **more: str) -> ForkServer
 
 @cache
 def light() -> ForkServer:
-    """With what every command needs."""
+    """Return a fork server with the imports of every command."""
     return _importing("memviz.commands.command_line, memviz.ui.saved.report, tests.runner.fake_gpu, tests.runner.runs")
 
 
 @cache
 def with_torch() -> ForkServer:
-    """With what a run needs, the libraries of models included."""
+    """Return a fork server with the imports of a run, model libraries included."""
     return _importing("tests.warm_runs", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 
 
 @cache
 def with_page() -> ForkServer:
-    """With Gradio and the page's own modules; nothing of the page is built. It can fork its runs (`runs_from_here`)."""
+    """Return a fork server with Gradio and the page's modules, but no page; it can fork runs (`runs_from_here`)."""
     start = partial(_importing_more, with_torch()) if CAN_FORK_RUNS else _importing
     return start("memviz.ui.app", GRADIO_ANALYTICS_ENABLED="False")
 
 
 def runs_from_here() -> None:
-    """For a page that was forked `with_page`, before it has threads: a twin of it forks its runs, which are its own."""
+    """Let a page forked `with_page` fork its runs from a twin of itself; call it before any thread starts."""
     from memviz.runner.jobs import worker_process
 
     if not CAN_FORK_RUNS:
@@ -174,7 +174,7 @@ def run(arguments: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
 
 
 def start_python(arguments: Sequence[str], server: ForkServer | None = None, **streams: Any) -> Forked:
-    """For the one of `memviz.runner.jobs.worker_process`: a worker that speaks at once."""
+    """Replace the function of `memviz.runner.jobs.worker_process` by one whose workers start instantly."""
     if server is None:
         server = with_torch() if any(argument.startswith("memviz") for argument in arguments) else light()
     if MODULE in arguments:
@@ -188,7 +188,7 @@ def start_python(arguments: Sequence[str], server: ForkServer | None = None, **s
 
 
 def serve(line: int) -> None:
-    """Returns in no process of its own, and in a forked one where its program has ended: Python ends it as ever."""
+    """Serve forks; return only in a forked process after its program, so that Python exits as usual."""
     ours = socket.socket(fileno=line)
     gc.collect()
     gc.freeze()

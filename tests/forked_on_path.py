@@ -52,7 +52,7 @@ def python_on_path(folder: Path) -> Iterator[str]:
 
 
 def _answer(listening: socket.socket) -> None:
-    """One call after the other."""
+    """Serve one call after the other."""
     while True:
         try:
             line, _ = listening.accept()

@@ -1,7 +1,7 @@
-"""The README's pictures, shot anew: `python -m tests.pictures`.
+"""Take the README's screenshots: `python -m tests.pictures`.
 
-A real page in a process of its own, the samples it comes with, and runs that the predictor makes meanwhile. Needs
-Playwright and Debian's Chromium, as the stories in a browser do.
+They show a real page in its own process with the samples, and predicted runs. Needs Playwright and Debian's Chromium,
+like the browser tests.
 """
 
 from __future__ import annotations

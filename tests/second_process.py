@@ -1,4 +1,4 @@
-"""The command line in a process of its own, as cheap as a function call where that can be."""
+"""The command line in its own process, forked where possible to be as fast as a function call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def memviz(
 
 
 OF_RUNS = forked.with_torch if forked.CAN_FORK_RUNS else forked.light
-"""For commands that run models: torch is imported already where that can be."""
+"""Fork server for commands that run models, with torch imported where possible."""
 
 
 def predict(*arguments: object, folder: Path | None = None) -> subprocess.CompletedProcess[str]:

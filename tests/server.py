@@ -34,7 +34,7 @@ class Server:
     pid: int
     log: Path
     folder: Path
-    """Folder of uploaded and made files."""
+    """Folder of uploaded and written files."""
 
     def wait_until_it_says(self, words: str) -> None:
         deadline = time.monotonic() + _PATIENCE_SECONDS
@@ -47,7 +47,7 @@ class Server:
 def started(
     more: Mapping[str, str], port: int = 0, program: Sequence[str] = ("app.py",), *, quickly: bool = False
 ) -> Iterator[Server]:
-    """A page of its own, with `more` in its environment; `quickly` from a process that has Gradio already."""
+    """Start a page with `more` in its environment; `quickly` forks a process that has imported Gradio."""
     port = port or _free_port()
     environment = {**os.environ, "GRADIO_SERVER_PORT": str(port), "GRADIO_ANALYTICS_ENABLED": "False", **more}
     if quickly:
@@ -91,10 +91,10 @@ def _wait_for(address: str, process: subprocess.Popen[bytes], log: Path) -> None
 
 
 def _free_port() -> int:
-    """One that stays free until the page listens there, which takes seconds.
+    """Return a port that stays free until the page listens there, which takes seconds.
 
-    A free one that the system chooses may be given to any connection meanwhile, so it is below those that it chooses
-    from; and of two processes that share the tests each has its own.
+    The system may give a port of its ephemeral range to any connection in between, so the port is below that range;
+    each xdist worker has its own ports.
     """
     process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     while True:

@@ -105,7 +105,7 @@ class Allocator:
                 self._log("segment_free", segment.blocks[0].address, segment.blocks[0].size, segment)
 
     def snapshot(self, drop: int = 0) -> dict[str, Any]:
-        """In torch's layout, without the first `drop` events."""
+        """Return a snapshot in torch's format, without the first `drop` events."""
         rows = []
         for segment in self.segments:
             for address, size in segment.ranges():

@@ -1,4 +1,4 @@
-"""Memory that the C library keeps in a process of its own, by its own account (`malloc_info`)."""
+"""Memory that the C library retains in a process, as reported by `malloc_info`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ print(said.count("<heap nr="), re.findall('type="mmap" count="([0-9]+)"', said)[
 
 
 def account(*told: str) -> tuple[int, int]:
-    """Heaps, and blocks that lie by themselves."""
+    """Return the number of heaps and of separately mapped blocks."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     environment.update(each.split("=") for each in told[1:])
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""A forked process is what a started one would be, or tests that use it prove nothing."""
+"""A forked process behaves like a started one, which the tests that use it rely on."""
 
 from __future__ import annotations
 

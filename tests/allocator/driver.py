@@ -12,7 +12,7 @@ GiB = 1 << 30
 
 
 class Driver:
-    """An allocator, what it wrote into the history, and short names for what tests look at."""
+    """An allocator with its history, and short names for values that tests check."""
 
     def __init__(self, settings: str = "", *, card: int | None = None) -> None:
         self.history: list[tuple[str, int]] = []
@@ -53,7 +53,7 @@ class Driver:
 
     @property
     def segments(self) -> list[int]:
-        """Sizes, in the order made; of a segment that expands, its address space."""
+        """Return the sizes of segments in order of creation; for an expandable segment, its address space."""
         return [segment_size(head) for head in self.allocator.segments.values()]
 
 

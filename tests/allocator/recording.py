@@ -27,7 +27,7 @@ class Recorder(Driver):
         self.events.append({**entry, "time_us": len(self.events), "frames": frames})
 
     def snapshot(self, last: int | None = None) -> dict[str, Any]:
-        """With only the last events, as a ring buffer would have kept them."""
+        """Return a snapshot, or with `last` one whose ring buffer kept only the last events."""
         events = self.events if last is None else self.events[len(self.events) - last :]
         settings = self.allocator.settings.to_snapshot()
         return {"segments": [*self._segments()], "device_traces": [events], "allocator_settings": settings}

@@ -76,7 +76,7 @@ def test_the_sample_that_runs_out_is_as_recorded_in_its_own_memory() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(["", "expandable_segments:True", "max_split_size_mb:24"]), st.integers(40, 200), programs)
 def test_what_is_called_as_recorded_has_the_recorded_history(text: str, mebibytes: int, program: list) -> None:
-    """Held against the plain columns: the same actions and sizes, one after the other."""
+    """The replayed history has the same actions and sizes in the same order."""
     run, live = Recorder(text, card=mebibytes * MiB), []
     for step in program:
         run.line += 1

@@ -1,4 +1,4 @@
-"""Which settings are tried, how they are ranked, and what is advised."""
+"""The settings tried, their ranking, and the advice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.traces import alloc, block, event, frame, free, read, segment, snapsh
 
 
 def recorded(*mebibytes: int, settings: str = "") -> Recorder:
-    """Each freed before the next."""
+    """Record blocks of these sizes, each freed before the next."""
     run = Recorder(settings)
     for size in mebibytes:
         run.cached(size * MiB)

@@ -1,4 +1,4 @@
-"""How memory lay before the first event, rebuilt from the end."""
+"""The memory layout before the first event, rebuilt from the end."""
 
 from __future__ import annotations
 

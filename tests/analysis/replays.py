@@ -26,7 +26,7 @@ class Life:
 
 @dataclass
 class Replay:
-    """Event by event, with a dict of what is live."""
+    """A reference replay, event by event, with a dict of live allocations."""
 
     device: DeviceTrace
     live: dict[int, Life] = field(default_factory=dict)

@@ -23,7 +23,7 @@ Row = tuple[str, str, int]
 
 
 def annotated_trace(rows: list[Row], times: list[int]) -> Trace:
-    """One alloc of 1, 2, 4, ... bytes at each of these times."""
+    """Return a trace of one alloc of 1, 2, 4, ... bytes at each of these times."""
     events = [alloc(i, 1 << i, time_us=time) for i, time in enumerate(times)]
     given = [{"name": name, "stage": stage, "device": 0, "time_us": time} for name, stage, time in rows]
     return trace_of(events or [alloc(1, 1, time_us=5)], external_annotations=given)

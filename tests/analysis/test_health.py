@@ -120,7 +120,7 @@ def test_frees_that_wait_for_a_stream_are_counted() -> None:
 
 
 def test_a_state_without_events_has_no_first_event() -> None:
-    """Nothing in it lies before anything, or at a peak."""
+    """No block precedes an event, and there is no peak."""
     waiting = block(BASE, 1000, state="active_pending_free")
     named = block(BASE + 4096, 1000, frames=STACK["frames"])
     notes = found(read([segment(BASE, 2 * MiB, [waiting, named])]))

@@ -31,7 +31,7 @@ def test_leaks_are_the_rows_that_a_loop_finds(trace):
 
 
 def three_steps() -> Trace:
-    """Each step keeps 10 bytes more in a cache, and works with 100 that it gives back."""
+    """Three steps, each of which caches 10 bytes more and frees its other 100."""
     events, annotations = [], []
     for step in range(3):
         begin = 100 * step + 100

@@ -1,4 +1,4 @@
-"""From when to when each allocation lived, on files that are sound, late, or contradict themselves."""
+"""Lifetimes of allocations in sound, late and contradictory files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On a predicted device no clock runs: nothing shows its counts as times."""
+"""A predicted device has no clock: event counts are never shown as times."""
 
 from __future__ import annotations
 

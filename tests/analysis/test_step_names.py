@@ -1,4 +1,4 @@
-"""One step has one name on a screen: in the headline, in findings and above the timeline."""
+"""A step has the same name in the headline, in findings and above the timeline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.traces import trace_of
 
 
 def noted(*names: str) -> Trace:
-    """Three steps, each within a note of its own."""
+    """Three steps, each within its own annotation."""
     events: list[dict[str, Any]] = logits_held_through_the_next_forward().events
     for at, event in enumerate(events):
         event["time_us"] = 10 * at + 10

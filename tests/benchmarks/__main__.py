@@ -33,7 +33,7 @@ class Contender:
     task: str
     command: str
     prints: bool = False
-    """It prints its own milliseconds; the process around it is not what is measured."""
+    """The command prints its own milliseconds; the time of its process is not used."""
 
 
 @dataclass(frozen=True)

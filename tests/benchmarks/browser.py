@@ -2,16 +2,15 @@
 
     python -m tests.benchmarks.browser --files A.pickle [--alone LARGE.pickle] [--memoryviz BUNDLE.js] [--write]
 
-Ours, from the choice of a file, upload, reading and packing on the server included: *total* is the first picture of
-the whole file, its live bytes over all its events in grey, exact, beside the reserved line; *coloured* is every
-allocation in its place. *So far* is the first of what is drawn while the file is still being read. Then from the start
-of a page that has the file open to *coloured*. Each until two frames after the page itself says that it has drawn; a
-mark in the page takes the time, because whoever asks the page again and again takes half of the machine from it.
-MemoryViz.js: from the start of its page, which fetches the file from this machine, to two frames after its polygons
-stand, which is its first picture. Then the same turns of the wheel over both, one in every frame: from one frame that
-draws a step to the next one, with style, layout and paint between them. No frame may be empty. After one that is,
-Chromium waits for the next tick of a screen of 60 Hz, whatever it is told: with an empty frame after each step a page
-that did nothing had steps of 20 ms, and one that worked for 14 ms had steps of 33.
+memviz is timed from the choice of a file, with upload, reading and packing on the server: *total* is the first exact
+picture of the whole file (live bytes in grey, and the reserved line); *coloured* shows every allocation. *So far* is
+the first partial picture while the file is read. A second time is from the load of a page with the file already open
+to *coloured*. Each ends two frames after the page reports that it has drawn; a mark in the page takes the time, because
+polling the page would take half of the CPU.
+MemoryViz.js is timed from the load of its page, which fetches the file from this machine, to two frames after its
+polygons are drawn. Then both get the same wheel events, one per frame: a step is the time between two frames that draw,
+with style, layout and paint. No frame may be empty, because after an empty frame Chromium waits for the next tick of a
+60 Hz screen: an idle page then had steps of 20 ms, and one that worked for 14 ms had steps of 33.
 BUNDLE.js is MemoryViz.js with d3 of version 5, made one module by any bundler (with version 7 its zoom does nothing);
 it is not part of this project.
 """

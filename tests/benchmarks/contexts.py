@@ -1,9 +1,9 @@
 """CUDA memory outside PyTorch's allocator, by GPU generation: `python -m tests.benchmarks.contexts`.
 
-The readings are figures of messages about running out, which people made public in issues and logs: what the process
-had in use of the card, less what PyTorch had allocated and reserved. A reading of more than half as much again as
-its generation's median is of a program that kept more there than one process with PyTorch does (several ranks of one
-job on a card, NCCL, libraries that allocate by themselves), and is counted apart.
+The readings come from out-of-memory messages in public issues and logs: memory of the process on the GPU, less what
+PyTorch had allocated and reserved. A reading above 1.5 times the median of its generation is of a program that holds
+more than one PyTorch process does (several ranks of one job on a GPU, NCCL, libraries with their own allocator), and is
+counted separately.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How the cost of every command grows: with events, with different stacks, and with devices.
+"""The growth of every command's cost with events, with different stacks, and with devices.
 
     python -m tests.benchmarks.growth --files A.pickle B.pickle C.pickle [--only summary ...] [--write]
 
-Seconds are processor time of whole processes, the least of several runs. What a command takes for a file of nearly
-nothing is taken off before two sizes are held against each other: a growth of 1.00 is linear, and more than that is
-worse. Files for stacks and devices are made here.
+Seconds are CPU time of whole processes, the minimum of several runs. The time for a nearly empty file is subtracted
+before two sizes are compared: a growth of 1.00 is linear, and more is worse. Files for stacks and devices are
+generated here.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _by_events(args: argparse.Namespace) -> str:
 
 
 def _events(path: Path) -> int:
-    """Counted by another process: what this one has in memory would be in the peaks of all that it starts."""
+    """Count events in a child process: memory of this one would count in the peaks of its children."""
     said = subprocess.run([sys.executable, "-m", "memviz", "summary", "--json", path], capture_output=True, check=True)
     return sum(device["events"] for device in json.loads(said.stdout)["devices"])
 

@@ -1,8 +1,8 @@
-"""Is the largest batch that `fit` names ever off by one? Ten ways, each against every batch tried one after the other.
+"""Check the largest batch of `fit` in ten configurations, each against a search over every batch.
 
     python -m tests.benchmarks.largest
 
-A card is made up for each, between two peaks at random, so that the border lies anywhere.
+Each has a simulated GPU of random size between two peaks.
 """
 
 from __future__ import annotations

@@ -2,13 +2,12 @@
 
     python -m tests.benchmarks.load [--visitors 100] [--events 100000] [--minutes 20] [--open] [--write]
 
-Each visitor does what the page's own scripts do: loads the page, sends two files in parts, listens, looks at moments of
-the first, replays it, puts the second beside it, and stays until all are done. As many as `--acting` do something at
-the same time, the others look on. Seconds are those until the whole answer is there. Memory is what the server's
-process holds: before (one visitor came and went, so that everything is imported), with all of them, once they have
-only looked on for three minutes, and after the last has left and the time is over in which they might come back. It
-ends by itself: after `--minutes` whoever is not done goes, and is not counted among those who were. With `--open`
-each sends one file and looks on.
+Each visitor does what the page's own scripts do: loads the page, uploads two files in parts, listens, selects moments
+of the first, replays it, compares it to the second, and stays until all are done. Up to `--acting` visitors act at the
+same time, the others are idle. Seconds are measured to the complete answer. Memory is that of the server's process:
+before (after one visitor, so that everything is imported), with all visitors, after three idle minutes, and after the
+last has left and its session has expired. After `--minutes` unfinished visitors leave, and are not counted as finished.
+With `--open` each uploads one file and is idle.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class File:
 
 
 class Visitor:
-    """A browser without a screen. Only what was chosen travels; all else stays on the server."""
+    """A headless browser stand-in. Only selections are sent; all other state stays on the server."""
 
     def __init__(self, client: httpx.AsyncClient, number: int, seconds: Seconds) -> None:
         self._client = client
@@ -191,7 +190,7 @@ class Visitor:
         return list(said["output"].get("changed_state_ids") or [])
 
     def _answer(self, event: str) -> asyncio.Future[dict[str, Any]]:
-        """It may come before the number of its question does."""
+        """Return the future of an answer, which may arrive before its event number does."""
         return self._answers.setdefault(event, asyncio.get_running_loop().create_future())
 
     async def _listens(self) -> None:
@@ -237,7 +236,7 @@ async def _one(
 async def _all(
     server: Server, count: int, files: list[File], events: int, acting: int, most_seconds: float
 ) -> tuple[Seconds, tuple[int, int], int]:
-    """With the memory of the server then and a while later, and how many visitors came to their end in time."""
+    """Return times, the server's memory then and later, and how many visitors finished in time."""
     seconds: Seconds = defaultdict(list)
     gate = asyncio.Semaphore(acting)
 
@@ -265,13 +264,13 @@ async def _all(
 
 
 def memory_of(server: Server) -> int:
-    """Bytes of the server's own process that lie in memory."""
+    """Return the resident bytes of the server's process."""
     text = Path(f"/proc/{server.pid}/status").read_text(encoding="utf-8")
     return 1024 * int(next(line for line in text.splitlines() if line.startswith("VmRSS")).split()[1])
 
 
 def _settled(server: Server) -> int:
-    """Once everything is forgotten it falls no more."""
+    """Return the server's memory once it no longer falls."""
     lowest, since = memory_of(server), time.monotonic()
     while time.monotonic() - since < _SETTLED_SECONDS:
         time.sleep(1)

@@ -107,7 +107,7 @@ def points() -> list[Point]:
 
 
 def predict(source: Source, wanted: Sequence[Point], libraries: Path | None) -> list[Outcome]:
-    """In one process, which meets these libraries before the installed ones."""
+    """Predict all points in one process, with these libraries ahead of the installed ones."""
     path = os.pathsep.join(map(str, filter(None, (libraries, ROOT))))
     questions = (
         {"program": source.program, "card": source.card, "torch": source.torch, "settings": point.settings}
@@ -164,7 +164,7 @@ def _beside(outcomes: Sequence[Outcome]) -> list[tuple[Outcome, int]]:
 
 
 def held(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """For the predictor: what was allocated, where that was measured."""
+    """Return the comparisons that the predictor ships, for points measured as allocated."""
     return [
         {
             "name": f"{one.point.source} {' '.join(f'{name}={value}' for name, value in one.point.settings.items())}",

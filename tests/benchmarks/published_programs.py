@@ -1,7 +1,7 @@
 """Our versions of the programs behind the published figures, one JSON line of settings each.
 
-It runs in a process of its own, with the libraries of the source before ours on the path: each line of its input is
-the program's name, its card, its release of torch and its settings; each line of its output the peaks, or why not.
+It runs in a separate process, with the source's libraries ahead of ours on the path: each line of its input has the
+program's name, GPU, torch release and settings; each line of its output the peaks, or the error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ROWS = 4096
 
 
 def _language_model(make: Callable[[str], nn.Module], settings: Settings) -> None:
-    """Forward and backward of the summed logits; what a step gave is there until the next one gives another."""
+    """Run forward and backward of the summed logits; each step's outputs live until the next step's."""
     batch, sequence = int(settings["batch"]), int(settings["sequence"])
     model = make(settings["attention"]).to("cuda").train()
     words = torch.randint(0, 1000, (batch, sequence)).to("cuda")
@@ -92,7 +92,7 @@ def _mlp(settings: Settings) -> None:
 
 
 def _widths(inputs: int, outputs: int, depth: int, shape: str) -> list[int]:
-    """In front of each layer, the last included."""
+    """Return the width before each layer and after the last."""
     found = [inputs]
     step = (inputs - outputs) // depth
     for _ in range(depth + (shape == "bottleneck")):

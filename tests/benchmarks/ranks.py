@@ -1,10 +1,10 @@
-"""Many ranks: processor time and memory of a rank, how long a thousand take, and what Dask costs over the plain pool.
+"""Many ranks: CPU time and memory per rank, the time of a thousand, and the cost of Dask compared to the plain pool.
 
     python -m tests.benchmarks.ranks FILE [--ranks 1024] [--scheduler-file LARGE] [--scheduler-ranks 64] [--write]
 
-FILE is one rank's snapshot; every rank is a link to it, but for one that keeps 512 MiB more, which has to be found and
-to be the only one. Links share the system's cache: what is measured is the work, not a disk. The pool and the cluster,
-two processes each, take turns on the same files. With --write the table goes into README.md.
+FILE is one rank's snapshot; every rank is a link to it, but for one that keeps 512 MiB more, which has to be detected
+as the only outlier. Links share the page cache, so that no disk is measured. The pool and the cluster, two processes
+each, take turns on the same files. With --write the table goes into README.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tables that the benchmarks write into their README, each between marks of its own."""
+"""Tables that the benchmarks write into their README, between markers."""
 
 from __future__ import annotations
 

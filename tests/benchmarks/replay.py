@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.replay --files A.pickle B.pickle [--once C.pickle] [--write]
 
-Seconds are processor time of the task itself, in one thread: the file is read before. Memory is the whole
-process's peak. Files named with `--once` are run once, without the search: they are those that take long.
+Seconds are CPU time of the task itself, in one thread, after the file is read. Memory is the whole process's peak.
+Files named with `--once` are run once, without the search, because they take long.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _do(task: Task, path: Path) -> None:
-    """In a process of its own; its helpers' processor time counts too."""
+    """Run a task in this process and print its CPU time, including its helpers'."""
     work = task.prepare(str(path))
     started, begun = sum(os.times()[:4]), time.monotonic()
     said = work()

@@ -1,7 +1,7 @@
 """Llama 2 7B as torchtitan trained it in March 2024, for `memviz predict`: `sharded_llama.py fsdp1|fsdp2 full|some`.
 
 Eight sequences of 2,048 tokens a GPU, bf16 with gradients reduced in fp32, every block checkpointed: in full, or all
-but attention and every other matrix product. https://github.com/pytorch/torchtitan/pull/165 says what it took.
+but attention and every other matrix product. Measured in https://github.com/pytorch/torchtitan/pull/165.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Llama 2 7B tuned by LoRA under FSDP1, for `memviz predict`: `sharded_lora.py all|limited outputs|loss`.
 
-As by the recipe of its makers in July 2023: four sequences of 2,048 tokens a GPU, weights in bf16 and the added ones in
-fp32, every block checkpointed, attention written out. Gatherings run ahead freely or are limited to two; what the
-model hands back is kept through backward or its loss alone. https://github.com/meta-llama/llama-cookbook/pull/41 says
-what that took on 4 A100s of 40 GB.
+The recipe of Meta in July 2023: four sequences of 2,048 tokens a GPU, weights in bf16 and adapters in fp32, every
+block checkpointed, eager attention. All-gathers run ahead freely or are limited to two; the model's outputs or the loss
+alone are kept through backward. Measured on 4 A100s of 40 GB in
+https://github.com/meta-llama/llama-cookbook/pull/41.
 """
 
 from __future__ import annotations

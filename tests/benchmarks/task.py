@@ -1,4 +1,4 @@
-"""One task in a process of its own: `python -m tests.benchmarks.task NAME FILE`. So its time and memory are its own."""
+"""Run one task in its own process, to isolate time and memory: `python -m tests.benchmarks.task NAME FILE`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def first_timeline_ms(path: str) -> None:
 
 
 def peak_ms(path: str) -> None:
-    """Milliseconds of what is live at the peak by site, from an indexed trace."""
+    """Time the table of live bytes at the peak by site, on an indexed trace."""
     from memviz.analysis.peak import peak
     from memviz.analysis.timeline import timeline
     from memviz.trace.load import load_trace

@@ -1,8 +1,8 @@
 """A real browser, Debian's Chromium driven by Playwright, and the real page in a second process.
 
-Without Chromium or Playwright these tests skip, and say so. Every page is watched: an error in its console or a
-request to another host fails the test that opened it. All are slow but those of `test_smoke.py`. One that fails is
-repeated once, since a browser on a busy machine may miss a press; the summary lists it as RERUN.
+Without Chromium or Playwright these tests are skipped. Every page is watched: an error in its console or a request to
+another host fails the test that opened it. All are slow but those of `test_smoke.py`. A failed test is repeated once,
+because a browser on a busy machine may miss a press; the summary lists it as RERUN.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _has_failed = pytest.StashKey[bool]()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Before pytest deselects by marks. Items of other folders are here too."""
+    """Mark items before pytest deselects by marks; items of other folders are skipped."""
     can_repeat = config.pluginmanager.hasplugin("rerunfailures")
     for item in items:
         if _FOLDER in item.path.parents:
@@ -68,7 +68,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture(autouse=True)
 def patience(request: pytest.FixtureRequest) -> None:
-    """How long `expect` waits is one setting for all modules, so each test sets it anew."""
+    """Set the timeout of `expect`, which is global, for each test."""
     with suppress(ImportError):
         from playwright.sync_api import expect
 
@@ -151,7 +151,7 @@ def page(context: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def visitor(stays: Visits) -> Iterator[dict[str, Any]]:
-    """One for all stories of a file, with the page that is open there."""
+    """One visitor for all tests of a file, with its open page."""
     yield {}
     stays.end()
 
@@ -220,7 +220,7 @@ def program(address: str) -> Any:
 
 
 def reload(page: Any) -> None:
-    """In the middle of things: that the old page's connections are cut is no fault."""
+    """Reload during requests; errors of the old page's cut connections are ignored."""
     faults = _faults[page]
     before = len(faults)
     page.reload()
@@ -237,7 +237,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def watched() -> Iterator[Callable[[Any], Any]]:
-    """Makes pages of any visitor, watched as `page` is."""
+    """Return a function that opens a page of any visitor, watched like `page`."""
     faults: list[list[str]] = []
 
     def make(context: Any) -> Any:

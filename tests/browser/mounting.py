@@ -1,4 +1,4 @@
-"""One component on an empty page, with Python behind it and no Gradio between: quick, and nothing else to fail."""
+"""Mount one component on an empty page with Python behind it and without Gradio: fast and isolated."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Mounted:
 
 
 def load(page: Any, *modules: str) -> None:
-    """Each is named by its path in the folder of components, and `memviz.<stem>` is what it exports."""
+    """Load modules by their path in the components folder; each exports `memviz.<stem>`."""
     page.add_script_tag(content=bundle(*(_COMPONENTS / module for module in modules)))
 
 

@@ -17,16 +17,16 @@ SERIOUS = ("serious", "critical")
 
 @pytest.fixture
 def home(page: Any, server: str) -> Any:
-    """A page of its own: narrow for once, the sidebar stays a drawer."""
+    """A separate page, because the sidebar stays a drawer after a narrow window."""
     at_home(page, server)
     return page
 
 
 @pytest.fixture
 def opened(same_page: Any, server: str) -> Any:
-    """Two traces, compared; Explore shows one of them. Opened once, since every story only looks.
+    """Two traces, compared; Explore shows one of them. Opened once, because every test only reads the page.
 
-    The first finds the sidebar beside the content. Narrow for once, it stays a drawer.
+    The first test has the sidebar next to the content. After a narrow window it stays a drawer.
     """
     page = same_page
     page.set_viewport_size({"width": max(WIDTHS), "height": HEIGHT})
@@ -51,7 +51,7 @@ RUN = "(within) => axe.run(within, { resultTypes: ['violations'] }).then(({ viol
 
 
 def violations(page: Any, within: str) -> list[dict[str, Any]]:
-    """Its script is given to a page once: anew for each look, the browser would compile it for each."""
+    """Return the violations; axe is injected once per page, to be compiled once."""
     if not page.evaluate("'axe' in window"):
         page.evaluate(axe.Axe().axe_script)
     return page.evaluate(RUN, within)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Two samples side by side, in the real page: what a person sees and does."""
+"""Two samples side by side, in the real page: display and interaction."""
 
 from __future__ import annotations
 

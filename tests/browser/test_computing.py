@@ -127,7 +127,7 @@ def test_ticks_lie_in_sight_apart_and_differ_in_words(scripts: Any, chance: rand
 
 
 def test_columns_of_equal_time_show_the_first_highest_moment_in_them(scripts: Any, chance: random.Random) -> None:
-    """Held to a walk over every event."""
+    """Compared to a loop over every event."""
     cases = []
     for _ in range(60):
         times = list(itertools.accumulate(chance.choice([0, 0, 1, 3, 50]) for _ in range(chance.randint(1, 80))))

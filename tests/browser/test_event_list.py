@@ -1,4 +1,4 @@
-"""The list of events in a real browser: only what is in sight is in the page, and keys, wheel and filter move it."""
+"""The event list in a real browser: only visible rows are in the page; keys, wheel and filter move it."""
 
 from __future__ import annotations
 

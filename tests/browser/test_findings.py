@@ -14,7 +14,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is no
 
 @pytest.fixture
 def explored(same_page: Any, server: str) -> Any:
-    """The first of the two traces of a sample, with what is offered against its findings."""
+    """The first of the two traces of a sample, with the actions offered for its findings."""
     at_home(same_page, server)
     same_page.locator(".mv-sample[data-sample=checkpointing]").click()
     # The sample turns to Compare by itself.

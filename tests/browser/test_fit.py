@@ -1,4 +1,4 @@
-"""A model of one's own, and the way that fits: pasted or dropped, searched, looked at, cancelled."""
+"""Search for a configuration that fits a user's model: paste, drop, search, inspect, cancel."""
 
 from __future__ import annotations
 

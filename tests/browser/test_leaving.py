@@ -73,7 +73,7 @@ def done(job: Any) -> bool:
 
 
 def held(gates: list[Path]) -> list[Path]:
-    """Whose run goes on, and waits to be let go."""
+    """Return the gates whose run has begun and waits."""
     return [gate for gate in gates if Path(f"{gate}.begun").exists() and not gate.exists()]
 
 

@@ -1,4 +1,4 @@
-"""Below the timeline, as a person uses it: the moment's table and icicle, the inspector, Find, and what is kept."""
+"""The panels below the timeline: live set, icicle, inspector, Find, and allocations never freed."""
 
 from __future__ import annotations
 

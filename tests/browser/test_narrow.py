@@ -1,4 +1,4 @@
-"""The drawer of a narrow screen is closed however late the page comes, and left alone afterwards."""
+"""The drawer of a narrow screen is closed even if the page loads late, and not moved afterwards."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_every_public_function_answers(client: Any) -> None:
 
 
 def test_what_a_question_takes_is_a_sound_schema(client: Any) -> None:
-    """Agents check what they call: one unsound schema, and they refuse the whole server."""
+    """MCP clients validate schemas: with one invalid schema they refuse the whole server."""
     jsonschema = pytest.importorskip("jsonschema")
     for name, about in named(client).items():
         for parameter in about["parameters"]:

@@ -65,7 +65,7 @@ def key_of(page: Any, rank: int) -> str:
 
 
 def expect_asked_for(page: Any, rank: int) -> None:
-    """And answered: its pieces are at hand."""
+    """Wait until the rank is requested and its answer has arrived."""
     page.locator(f'#timeline .mvt[data-asked~="{key_of(page, rank)}"]').wait_for()
 
 
@@ -109,7 +109,7 @@ def test_an_answer_that_is_overtaken_on_its_way_is_not_what_stays(dropped: Any) 
     held: list[tuple[Any, Any]] = []
 
     def hold_the_peak(route: Any) -> None:
-        """The answer about another trace, as it begins at its peak, is made, and arrives last."""
+        """Delay the other trace's answer at its peak, so that it arrives last."""
         sent = route.request.post_data_json
         if held or sent["event_data"] is not None or len(sent["data"]) != 3:
             route.continue_()

@@ -1,4 +1,4 @@
-"""A ruler between two points: by pointer and by keys, exact where allocations have edges, and gone with Escape."""
+"""The ruler between two points: pointer and keys, exact at the edges of allocations, removed by Escape."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def stairs() -> Trace:
 
 
 def place(page: Any, instant: int, size: int) -> tuple[float, float]:
-    """On the screen, of bytes at an instant."""
+    """Return the screen coordinates of bytes at an instant."""
     box = page.locator(".mvt-plot").bounding_box()
     x, y = page.evaluate(
         f"([i, b]) => [({TIMELINE}).viewport.xOfInstant(i), ({TIMELINE}).viewport.yOf(b)]", [instant, size]
@@ -132,7 +132,7 @@ def test_on_the_axis_of_time_it_measures_a_pause_between_two_events(plot: Any) -
 
 
 def test_the_overview_is_drawn_along_the_axis_of_the_plot(same_page: Any) -> None:
-    """A click there chooses what it shows, and the window lies over what is seen."""
+    """A click selects the moment shown there, and the window covers the visible range."""
     steps = [alloc(i * 11 * MiB, 10 * MiB, time_us=1000 * (i + 1)) for i in range(9)]
     trace = trace_of([event("segment_alloc", 0, 128 * MiB, time_us=0), *steps, alloc(99 * MiB, MiB, time_us=100_000)])
     device = trace.devices[0]

@@ -37,7 +37,7 @@ build_app().launch(**launch_options())
 
 @contextmanager
 def page_of(folder: Path, port: int = 0) -> Iterator[Any]:
-    """Runs are kept in a folder of the tests."""
+    """Start a page that saves its runs in a folder of the tests."""
     known = {"MEMVIZ_RUNS": str(folder), "PYTHONPATH": str(ROOT)}
     with started(known, port, ("-c", PAGE), quickly=True) as server:
         yield server
@@ -89,7 +89,7 @@ def done(page: Any, count: int) -> None:
 
 
 def workers(server: Any) -> list[int]:
-    """Processes of runs that this page has started, in sessions of their own."""
+    """Return the run processes that this page has started, each in its own session."""
     found = []
     for each in Path("/proc").glob("[0-9]*"):
         try:

@@ -46,7 +46,7 @@ def opened(page: Any, tmp_path: Path) -> Any:
 
 
 def the_view(page: Any) -> list[float]:
-    """From where to where the timeline reaches, as its window in the overview has it."""
+    """Return the bounds of the timeline's view, from its window in the overview."""
     box = page.locator("#timeline .mvt-window").bounding_box()
     return [box["x"], box["x"] + box["width"]]
 

@@ -1,4 +1,4 @@
-"""The segment map in a real browser: area is bytes, what is drawn is what is there, and pointing names it."""
+"""The segment map in a real browser: area is bytes, every block is drawn, and pointing names it."""
 
 from __future__ import annotations
 

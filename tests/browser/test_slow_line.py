@@ -1,4 +1,4 @@
-"""How many bytes of a file go over a slow line, and what is packed at all."""
+"""The bytes of a file sent over a slow line, and the choice of compression."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_packed_and_as_they_are_parts_are_one_file(page: Any, kinds: list[str], 
 
 
 def test_over_a_slow_line_far_fewer_bytes_go(page: Any, server: str, tmp_path: Path) -> None:
-    """Made slow by the browser's own tools."""
+    """The browser's developer tools throttle the line."""
     file = tmp_path / "training.pickle"
     # Several steps of a sample, as long as a real file of 3 MB.
     root = pickle.loads(gzip.decompress(SAMPLE.read_bytes()))

@@ -66,7 +66,7 @@ def expect_true_heads(page: Any, panel: str, table: str = "table") -> None:
 
 
 def sort_by_every_head(page: Any, panel: str, *, turns: bool) -> None:
-    """Each pressed twice: where it `turns`, the second press turns the order around."""
+    """Press each head twice; with `turns`, the second press reverses the order."""
     expect_true_heads(page, panel)
     buttons = page.locator(f"{panel} thead [data-act=sort]")
     values = buttons.evaluate_all("(all) => all.map((each) => each.dataset.value)")

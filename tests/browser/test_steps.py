@@ -25,7 +25,7 @@ BURST = """(plot, [clientX, clientY]) => {
   for (let i = 0; i < 8; i++) plot.dispatchEvent(new WheelEvent("wheel", wheel));
   for (let i = 0; i < 4; i++) plot.dispatchEvent(new WheelEvent("wheel", { ...wheel, shiftKey: true }));
 }"""
-"""One after the other by the mouse, on a busy machine the view may come to rest between two of them."""
+"""Separate mouse events could be so far apart on a busy machine that the view rests in between."""
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def entries(page: Any) -> int:
 
 
 def expect_entries(page: Any, count: int) -> None:
-    """So many come, and no more."""
+    """Wait for exactly this number of history entries."""
     page.wait_for_function("(count) => history.length >= count", arg=count)
     rest(page, RESTS_MS)
     assert entries(page) == count

@@ -85,7 +85,7 @@ def test_a_link_to_an_estimate_of_a_sample_makes_it_again_for_another_visitor(
 def test_a_visitor_finds_their_own_traces_again_when_they_come_back(
     page: Any, context: Any, watched: Callable[[Any], Any], server: str, secret_file: Path
 ) -> None:
-    """In another tab of the same browser, as after a reload; that would break off what the page is asking just then."""
+    """In another tab of the same browser; a reload would cut the page's pending requests."""
     open_file(page, server, secret_file)
     again = watched(context)
     again.goto(server)

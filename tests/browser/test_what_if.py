@@ -75,7 +75,7 @@ def test_without_a_trace_it_says_what_to_do_and_offers_samples_that_are_answered
 
 
 def test_whoever_goes_to_another_tab_meanwhile_stays_there(same_page: Any, server: str) -> None:
-    """The answer would turn the page to What if; it comes when its visitor has long gone to Run."""
+    """The answer would switch to What if; it arrives after its visitor has switched to Run."""
     page, held = same_page, []
     at_home(page, server)
     turned = page.locator("#turn").text_content()

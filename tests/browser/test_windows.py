@@ -1,4 +1,4 @@
-"""One visitor with two windows, and one who reloads in the middle of everything."""
+"""A visitor with two windows, and one who reloads during requests."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def trace(page: Any, name: str) -> Any:
 
 
 def remembered(page: Any, names: set[str]) -> None:
-    """In a new window of the same browser, as after a reload."""
+    """Check that a new window of the same browser shows these traces, as after a reload."""
     again = page.context.new_page()
     again.goto(page.url.partition("?")[0])
     for name in names:

@@ -6,7 +6,7 @@ import json
 from urllib.request import urlopen
 
 SHOW_HOW_FAR_THEY_ARE = {"_upload", "_export"}
-"""Each on one component alone, which holds nothing else."""
+"""Events with a progress display, each on one component that holds nothing else."""
 
 
 def test_no_event_shows_progress_on_what_it_answers(server: str) -> None:

@@ -210,7 +210,7 @@ def test_what_is_seen_of_the_height_is_said_and_taken_back_from_a_link(page: Any
 
 
 def test_what_does_not_fit_the_seen_height_is_not_drawn_outside_the_plot(page: Any) -> None:
-    """Lines of what is reserved or at its peak lie above: no label claims to be at a height that is not seen."""
+    """Lines of reserved and peak memory are above the view: no label is drawn for a hidden height."""
     shown(page, {"low": 8 * GiB, "high": 9 * GiB})
     rest(page, RESTS_MS)
     assert page.locator(".mvt-peakline").count() == 0

@@ -1,4 +1,4 @@
-"""`diff --markdown`: what a reviewer reads in a pull request, and that no file can write anything else there."""
+"""`diff --markdown`: the text of a pull request comment, and escaping of a file's contents in it."""
 
 from __future__ import annotations
 

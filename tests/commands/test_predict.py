@@ -182,7 +182,7 @@ print(start.tolist())
 
 
 def test_the_line_to_assume_is_the_innermost_that_asks(tmp_path: Path) -> None:
-    """An answer for the program's line, which calls the library, would be given to the mask as well."""
+    """An assumption for the program's line, which calls the library, would also apply to the mask."""
     (tmp_path / "site-packages").mkdir()
     (tmp_path / "site-packages" / "lib.py").write_text(
         "import torch\ndef generate():\n"

@@ -1,4 +1,4 @@
-"""Under torchrun: files by rank, the ranks that were chosen, and the one that fails."""
+"""Recording under torchrun: files by rank, chosen ranks, and a failing rank."""
 
 from __future__ import annotations
 

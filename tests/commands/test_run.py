@@ -1,4 +1,4 @@
-"""`run` and `reproduce`: what they print, what they refuse and with which words, and the file that they leave."""
+"""`run` and `reproduce`: output, refusals with their messages, and the written file."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_what_cannot_be_is_refused_with_what_would(
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    """One process for all that is refused in it; PyTorch is imported once."""
+    """One process for all refused runs; PyTorch is imported once."""
     with Worker(tmp_path_factory.mktemp("refused")) as started:
         yield started
 

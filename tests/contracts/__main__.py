@@ -1,4 +1,4 @@
-"""Writes the golden files anew, or those that have a given word in their name: `python -m tests.contracts ranks`."""
+"""Rewrite the golden files, or those with a given word in their name: `python -m tests.contracts ranks`."""
 
 import sys
 import time

@@ -18,7 +18,7 @@ from tests.contracts.workplace import Workplace
 HERE = Path(__file__).parent
 GOLDEN = HERE / "golden"
 RELEASES = GOLDEN / "releases.json"
-"""Releases of the libraries with which predictions were made."""
+"""Library releases of the golden predictions."""
 TABLES = tomllib.loads((HERE / "cases.toml").read_text(encoding="utf-8"))
 SAMPLES = ("training", "training-checkpointed", "out-of-memory", "late-start")
 
@@ -93,7 +93,7 @@ def digest(content: bytes) -> str:
 
 
 def digests(place: Workplace) -> str:
-    """Digests of tables that are too long to be kept."""
+    """Return digests of tables that are too long to store."""
     found = {}
     for file in (
         *(f"{name}.pickle.gz" for name in SAMPLES),
@@ -121,7 +121,7 @@ def options(place: Workplace) -> str:
 
 
 def raster_digests(place: Workplace) -> str:
-    """Pixels of the timeline, which the browser's are held to."""
+    """Return digests of the timeline's pixels, the reference for the browser's."""
     from memviz.analysis.lifetimes import lifetimes
     from memviz.analysis.timeline import timeline
     from memviz.figures.colouring import colouring, pixel_palette

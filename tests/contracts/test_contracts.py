@@ -1,4 +1,4 @@
-"""Everything that is answered is as it was, to the byte. Where it is to change: `python -m tests.contracts`."""
+"""Every answer equals its golden file, byte for byte. To update them: `python -m tests.contracts`."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ KEYS = {
 """Values under these keys are left out where they are objects or numbers."""
 
 ARITHMETIC = {"difference", "noise", "rounding", "alone", "chained", "losses", "signal", "later", "gap", "relative_l2"}
-"""Values under these keys are what a processor computes, which has its own rounding: only their names are kept."""
+"""Keys of values computed in floating point, which differ between CPUs: only the keys are stored."""
 
 FIGURES = ("absmax", "absmean", "average loss", "relative L2")
 """Rows of these figures are computed by the processor too."""
@@ -62,7 +62,7 @@ ASKS = "import torch\nif torch.randn(3, device='cuda').sum() > 2:\n    print('mo
 
 
 class Workplace:
-    """A folder of its own; the environment is as before when it is closed."""
+    """A temporary folder with its own environment variables, restored on close."""
 
     def __enter__(self) -> Workplace:
         self._closing = ExitStack()

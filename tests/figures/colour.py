@@ -1,4 +1,4 @@
-"""How far apart two colours look, also to people who are colour-blind. Only the tests need to know."""
+"""Perceived distance of two colours, with colour blindness too. Only tests use it."""
 
 from __future__ import annotations
 

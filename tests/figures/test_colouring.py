@@ -14,7 +14,7 @@ LINES = range(1, 12)
 
 
 def of_lines(*sizes: tuple[int, int]) -> Trace:
-    """At each line so many MiB."""
+    """Return a trace with so many MiB allocated at each line."""
     return trace_of(
         [
             alloc(line << 40, size * MiB, frames=[frame("step", "/p/train.py", line), frame("main", "/p/train.py", 99)])

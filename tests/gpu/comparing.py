@@ -1,4 +1,4 @@
-"""Differences of two traces: their segments, their requests, and what was live at their peaks."""
+"""Differences of two traces in their segments, requests, and live bytes at the peak."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def out_of_memory_at(device: DeviceTrace) -> dict[str, int] | None:
 
 
 def most_different(measured: Trace, predicted: Trace, by: str, top: int = 3) -> dict[str, int]:
-    """Groups of what is live at the two peaks that differ most, in bytes measured beyond the prediction."""
+    """Return the groups at the peaks that differ most, in measured minus predicted bytes."""
     more: dict[str, int] = {}
     for trace, sign in ((measured, 1), (predicted, -1)):
         for group in peak(trace, gpu_of(trace), by).live.groups:

@@ -132,7 +132,7 @@ def _split(first: nn.Linear, last: nn.Linear, x: Tensor, splits: int) -> Tensor:
 
 
 def _graph(device: torch.device) -> Recorded:
-    """Captured work has a pool of its own, which keeps its memory between replays."""
+    """A CUDA graph has a private pool, which keeps its memory between replays."""
 
     def run() -> Any:
         torch.manual_seed(0)
@@ -155,7 +155,7 @@ def _graph(device: torch.device) -> Recorded:
 
 
 def _streams(device: torch.device) -> Recorded:
-    """Batches are copied on a stream of their own while the one before is worked on, and handed over."""
+    """Batches are copied on a side stream while the previous one is processed."""
 
     def run() -> Any:
         torch.manual_seed(0)

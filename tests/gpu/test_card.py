@@ -89,7 +89,7 @@ def test_torch_chooses_the_predicted_attention_kernel(gpu: Gpu):
 
 
 _MARK_BYTES = 7_654_321
-"""Nothing else requests so many: what comes after it is the operator's."""
+"""A size that no other request has: the allocations after it are the operator's."""
 
 Run = Callable[[], Any]
 Made = Callable[[torch.device], Run]

@@ -221,7 +221,7 @@ def _plan(workload: str, settings: str, way: Way) -> Plan:
 
 
 def check_reduced_model(plan: Plan, kind: str) -> Numerics | None:
-    """Compare outputs of the reduced model in the dtype of the run, whose rounding is what is examined here."""
+    """Compare outputs of the reduced model in the dtype of the run, because its rounding is tested."""
     if not plan.optimizations:
         return None
     workload: Any = plan.workload

@@ -1,6 +1,6 @@
 """The cost of recording: step time without history, with Python stacks, with all stacks, and with memviz.
 
-The ways take turns, several rounds of them, because a GPU's clock drifts; every figure is a ratio within its round.
+The variants take turns for several rounds, because a GPU's clock drifts; every figure is a ratio within its round.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which edges of the reader's code a file has reached, by CPython's own tracing.
+"""Edges of the reader's code that a file has reached, by CPython's own tracing.
 
-From Python 3.12 on `sys.monitoring` calls once for each branch and is quiet afterwards, so every execution is
-watched. Before it there is only `sys.settrace`, some twenty times slower: one execution in so many is watched.
+From Python 3.12 on `sys.monitoring` reports each branch once, so every execution is watched. Before it there is only
+`sys.settrace`, about twenty times slower, so one execution in `_ONE_IN` is watched.
 """
 
 from __future__ import annotations

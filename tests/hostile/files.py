@@ -1,4 +1,4 @@
-"""Files that want the machine, each made by a few lines. Small ones: what they would become is large."""
+"""Small files, each built in a few lines, that would exhaust the machine when read naively."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def packed(root: Any, protocol: int = 4) -> bytes:
 
 
 def references(count: int, place: int = 0) -> bytes:
-    """A list's items: what the memo has at this place, again and again."""
+    """Return pickled list items that repeat the memo's value at this index."""
     return b"(" + (b"h" + bytes([place])) * count + b"e"
 
 
 def memoized(value: Any) -> bytes:
-    """Without its frame and STOP, for pickles put together by hand; its own places in the memo come first."""
+    """Pickle a value without frame and STOP, for pickles built by hand; its memo indices come first."""
     return pickle.dumps(value, 3)[2:-1]
 
 

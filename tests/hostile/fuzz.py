@@ -26,7 +26,7 @@ _ADDRESS_SPACE = 3 << 30
 _SAY_SECONDS = 60.0
 _MOST_KEPT = 3000
 _LOOKED_AT_EVERY = 8
-"""So many traces are read for one that is analysed too, which takes far longer."""
+"""One in so many traces is also analysed, which takes far longer."""
 
 
 class Fuzzer:
@@ -60,7 +60,7 @@ class Fuzzer:
             self._keep(raw, error)
 
     def _keep(self, raw: bytes, error: Exception) -> None:
-        """One of each kind: by the place where it was raised."""
+        """Save one input of each kind of error, by the line that raised it."""
         last = traceback.extract_tb(error.__traceback__)[-1]
         kind = f"{type(error).__name__} {Path(last.filename).name}:{last.lineno}"
         self.found[kind] = self.found.get(kind, 0) + 1

@@ -20,13 +20,13 @@ from typing import Any
 SECONDS = 10
 """Limit of CPU seconds on a machine that formats 150,000 numbers in `_COUNTED`; scaled up on a slower one.
 
-How slow it is may change while a job runs.
+The speed of the machine may change while a job runs.
 """
 _SLOWEST = 8.0
 _COUNTED = 0.02
-"""Twice what a quiet machine takes."""
+"""Twice the time on an idle machine."""
 MEMORY = 3 << 29
-"""1.5 GiB, of address space beyond what is there before the file is looked at."""
+"""1.5 GiB of address space, in addition to that before the file is read."""
 
 
 def run(arguments: list[str], output: Path) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def _unpacked(raw: bytes) -> bytes:
 
 
 def _objects(raw: bytes, other: bytes, luck: Random) -> bytes:
-    """Only of files that this fuzzer wrote, so Python's own reader is safe; what it can't read changes as bytes."""
+    """Mutate parsed files of this fuzzer, for which Python's own reader is safe; others change as bytes."""
     is_json = raw[:1] in (b"{", b"[")
     if not is_json and any(code in raw for code in (b"c", b"\x93", b"i", b"R")) and not _is_plain(raw):
         return _bytes(raw, other, luck)

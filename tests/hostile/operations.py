@@ -106,7 +106,7 @@ def json_of_one_long_text() -> bytes:
 
 @refused
 def json_of_one_long_text_with_one_wide_character() -> bytes:
-    """A single character beyond Latin makes each of the whole text take four bytes."""
+    """One character beyond Latin-1 makes every character of the text take four bytes."""
     return gzip.compress(('{"segments": [], "x": "' + "y" * 300_000_000 + '\U0001f600"}').encode(), 1)
 
 
@@ -117,6 +117,6 @@ def one_long_text_under_many_keys_of_metadata() -> bytes:
 
 @refused
 def one_table_of_metadata_for_many_events() -> bytes:
-    """Each by itself is written out, and the batch of them is long."""
+    """Each event's table is written in full, and the batch of them is long."""
     table = {str(i): "x" * 1000 for i in range(900)}
     return packed(snapshot([alloc(BASE + 512 * i, 512, user_metadata=table) for i in range(16_000)]))

@@ -27,7 +27,7 @@ _MOST_WORDS = 2000
 
 
 class Finding(Exception):
-    """With what does not hold."""
+    """A property of the answer does not hold."""
 
 
 def check(raw: bytes, *, is_quick: bool = False) -> bool:

@@ -32,7 +32,7 @@ _REPORTED = (
     "a_stack_of_400_thousand_frames",
 )
 _OPENED = ("twenty_thousand_stacks_of_300_frames", "a_million_annotations")
-"""They only have to open: what is large about them is the reading."""
+"""Files that are only opened: their size matters for reading alone."""
 _EVERY_COMMAND = (
     "recursion_400_deep_with_600_leaves",
     "frames_that_share_a_name_of_4_mb",

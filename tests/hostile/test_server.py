@@ -46,7 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def quiet(server: Server) -> Iterator[None]:
-    """No case of these is a fault of the server's."""
+    """Check that the server logs no traceback."""
     before = server.log.stat().st_size
     yield
     assert "Traceback" not in server.log.read_bytes()[before:].decode(errors="replace")

@@ -159,7 +159,7 @@ def host_bytes(names: Names) -> int:
 
 
 def rows_and_weights(names: Names) -> tuple[int, Tensor]:
-    """After a step: how many rows the model saw at once, and its weights."""
+    """Take a step and return the most rows that the model got at once, and its weights."""
     if not names["rows"]:
         names["model"](**names["inputs"]).loss.backward()
         names["optimizer"].step()

@@ -30,7 +30,7 @@ def product() -> list[str]:
 
 
 def package() -> list[str]:
-    """Without the files that people copy alone, which share nothing: optimizations and the samples' programs."""
+    """Return the files of the package, without optimizations and sample programs, which users copy alone."""
     return [name for name in product() if name.startswith("memviz/")]
 
 

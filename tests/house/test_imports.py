@@ -90,7 +90,7 @@ def shut_rooms(path: str, file: Outline) -> list[str]:
 
 
 def circles(arrows: Mapping[str, Collection[str]]) -> list[set[str]]:
-    """Groups in which each comes to each other along the arrows (Tarjan's algorithm)."""
+    """Return the strongly connected components (Tarjan's algorithm)."""
     order: dict[str, int] = {}
     least: dict[str, int] = {}
     path: list[str] = []

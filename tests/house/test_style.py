@@ -14,7 +14,7 @@ LONGEST_FUNCTION = 80
 LONGEST_FILE = 900
 MOST_POSITIONAL = 5
 MOST_QUICK_STORIES = 7
-"""In a browser: one per tab, and a saved page."""
+"""Browser tests that are not slow: one per tab, and a saved page."""
 
 CHECKS = {
     "ruff check": ["ruff", "check", "."],

@@ -1,4 +1,4 @@
-"""Which steps are recorded, where they are written, and what is left of a training that fails."""
+"""The recorded steps, their files, and cleanup after a failed training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The libraries' own trainers on the pretended device: which steps are recorded, and what a failure leaves."""
+"""The libraries' own trainers on the predicted device: recorded steps, and cleanup after a failure."""
 
 from __future__ import annotations
 

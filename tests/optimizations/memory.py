@@ -15,7 +15,7 @@ GiB = 1 << 30
 
 
 class Memory(TorchDispatchMode):
-    """Every storage on the device that operators make; tensors made before count from when they are first used."""
+    """Track every storage that operators allocate on the device; earlier tensors count from their first use."""
 
     def __init__(self, device: str = "meta") -> None:
         super().__init__()

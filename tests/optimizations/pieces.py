@@ -1,4 +1,4 @@
-"""A model that is called with a part of what it is given, for losses that hold their inputs themselves."""
+"""A model called with a part of the batch, for losses that hold their inputs themselves."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ EVERYTHING = ActivationOffload(least_mib=0.0, from_host=True)
 
 
 class Shared(nn.Module):
-    """One tensor kept by three operators, by one of them as a transposed view."""
+    """One tensor saved by three operators, by one of them as a transposed view."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = x * 2

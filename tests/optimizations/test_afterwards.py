@@ -110,11 +110,11 @@ REFUSED = {
 
 @dataclass(frozen=True)
 class Seen:
-    """Outputs and gradients of a model, and what it keeps for backward."""
+    """Outputs and gradients of a model, and the tensors saved for backward."""
 
     tensors: dict[str, Tensor]
     kept: list[tuple[int, ...]]
-    """For backward, without the weights."""
+    """Shapes of tensors saved for backward, without the weights."""
     rests: dict[str, torch.dtype]
     """Dtypes of its weights at rest."""
 

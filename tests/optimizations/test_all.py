@@ -1,4 +1,4 @@
-"""All of them together: one order, pairs that are refused, everything undone."""
+"""All optimizations together: one order, refused pairs, and complete undo."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def switches_stay():
 
 
 def scores_kept(model: nn.Module, x: Tensor) -> int:
-    """Count tensors kept for backward that are as large as the scores: tokens x tokens for each head."""
+    """Count tensors saved for backward that are as large as the scores: tokens x tokens for each head."""
     sizes = []
     with saved_tensors_hooks(lambda each: sizes.append(tuple(each.shape[-2:])) or each, lambda each: each):
         model(x)

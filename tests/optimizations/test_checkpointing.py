@@ -330,7 +330,7 @@ def test_a_function_of_the_users_runs_the_chosen_blocks():
 
 
 def as_published(model, *args):
-    """The form that diffusers calls: the block, whose attributes it reads, and what it gets, by position."""
+    """Call checkpoint as diffusers does: the block, and its arguments by position."""
     if model.layer_index % 2 == 0:
         return checkpoint(model.__call__, *args, use_reentrant=False)
     return model(*args)

@@ -93,7 +93,7 @@ def test_what_is_no_feed_forward_or_is_cut_already_is_refused():
 
 
 class MLP(nn.Sequential):
-    """Called like one, but tokens see each other."""
+    """Named like a feed-forward, but it mixes tokens."""
 
 
 @pytest.mark.parametrize("mixing", [nn.Softmax(dim=1), nn.Conv1d(4, 4, 1), nn.BatchNorm1d(4)])

@@ -1,4 +1,4 @@
-"""Each optimization on models of each kind: outputs and gradients as claimed, a copy of its own, and nothing left."""
+"""Each optimization on every kind of model: outputs and gradients as claimed, an unshared copy, and a clean undo."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tied() -> Case:
 
 
 def mpt() -> Case:
-    """Its feed-forward is given the residual too."""
+    """Return a model whose feed-forward gets the residual too."""
     from transformers import MptConfig, MptForCausalLM
 
     config = MptConfig(d_model=32, n_heads=2, n_layers=2, vocab_size=64, max_seq_len=32)

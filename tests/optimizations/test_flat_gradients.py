@@ -250,7 +250,7 @@ def peaks(how: str | None, **knobs: bool) -> tuple[float, float]:
 
 
 def test_live_bytes_are_those_of_each_way_and_the_list_reserves_four_bytes_a_parameter_more():
-    """Weights 2, fp32 sum 4, gradients of a micro-batch 2, joined 2; the list twice over, when those 2 are gone."""
+    """Weights 2, fp32 sum 4, gradients of a micro-batch 2, joined 2; the list twice, after those 2 are freed."""
     allocated, reserved = zip(*map(peaks, WAYS), strict=True)
     assert allocated == (10, 12, 10)
     assert (reserved[0] - reserved[2], reserved[1] - reserved[2]) == (0, 4)

@@ -65,7 +65,7 @@ def test_uneven_pieces_count_by_their_rows() -> None:
 
 
 def masked(case: Case, counts: tuple[int, ...], shifted: bool = True) -> dict[str, Tensor]:
-    """A batch with so many labels in each row; a model of masked tokens is given other tokens than its labels."""
+    """Return a batch with this many labels per row; a masked language model gets other tokens than its labels."""
     torch.manual_seed(3)
     tokens = torch.randint(5, 60, (len(counts), 10))
     labels = torch.full_like(tokens, -100)

@@ -126,7 +126,7 @@ def test_a_library_that_is_missing_is_named_with_what_to_do(by: str) -> None:
 
 
 def mamba() -> Any:
-    """It keeps states of one size, and transformers calls them a cache too."""
+    """Return a model whose states have a fixed size, although transformers calls them a cache."""
     from transformers import MambaConfig, MambaForCausalLM
 
     return MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1))

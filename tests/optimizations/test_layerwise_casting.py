@@ -1,4 +1,4 @@
-"""Weights that rest small: what they take, when they are up, what that does to values, and what is refused."""
+"""Layerwise casting: memory, the time of casts, accuracy, and refusals."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Every compatible pair, in order of application, on two small models: as claimed, and undone bit for bit.
 
-What changes the outputs is held against itself alone, so that whatever the other one breaks shows. Some have a knob
-that takes another way through their code: those pairs are tried once more with it, on one model.
+An optimization that changes the outputs is compared to itself alone, so that errors of the other one show. Pairs of
+which one has a knob for another code path are tested with it too, on one model.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ OTHERWISE: dict[str, Optimization] = {
     each.name: each
     for each in (LayerwiseCasting(ahead=True), WeightOffload(ahead=True), WeightQuantization(codes="float8"))
 }
-"""The same by another way: on streams of their own, or with other codes."""
+"""The same optimizations on side streams, or with other codes."""
 
 
 def whole() -> Case:
@@ -104,7 +104,7 @@ def what_waits_on_the_host_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def turned(tensor: Tensor) -> Tensor:
-    """Also of 8 bits, which cannot be negated."""
+    """Negate a tensor, also one of 8 bits, which torch cannot negate."""
     return (-tensor.to(torch.float32)).to(tensor.dtype)
 
 
@@ -164,7 +164,7 @@ def backward(case: Case, pieces: GradientAccumulation | None) -> Tensor:
 
 
 def made(make: Callable[[], Case]) -> Case:
-    """Weights that float8_e4m3fn holds exactly, so that storing them there changes nothing for good."""
+    """Return a case whose weights float8_e4m3fn represents exactly, so that storing them there is lossless."""
     case = make()
     for parameter in case.model.parameters():
         parameter.data = parameter.data.to(torch.float8_e4m3fn).to(parameter.dtype)

@@ -1,4 +1,4 @@
-"""Feed-forwards in slices: the same values, from the same weights, in less memory; and what is refused."""
+"""Split feed-forward: the same values from the same weights in less memory, and refusals."""
 
 from __future__ import annotations
 
@@ -363,7 +363,7 @@ def test_what_bears_the_names_of_gpt2_or_vit_and_computes_otherwise_is_not_taken
 
 @pytest.mark.parametrize("make", [gpt2, vit, bert])
 def test_the_wide_inner_tensor_of_a_layer_never_exists_whole(make: Any) -> None:
-    """Seen in the inputs of activations; the head of BERT has one of its own."""
+    """Measured at the inputs of activations; the head of BERT has a separate one."""
     case = make()
     case.model.eval()
     largest = []

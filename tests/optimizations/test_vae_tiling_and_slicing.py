@@ -1,4 +1,4 @@
-"""An autoencoder in tiles and in slices: what is decoded, and what exists while it is."""
+"""VAE tiling and slicing: the decoded image, and the tensors live during decoding."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def decoded(model: Any, latents: torch.Tensor) -> torch.Tensor:
 
 
 def decoder_calls(model: Any) -> list[torch.Size]:
-    """Shapes of what the decoder is given."""
+    """Record the shapes of the decoder's inputs."""
     shapes: list[torch.Size] = []
     model.decoder.register_forward_pre_hook(lambda _module, inputs: shapes.append(inputs[0].shape))
     return shapes

@@ -17,7 +17,7 @@ Loss = Callable[[nn.Module], Tensor]
 
 
 class Block(nn.Module):
-    """A feed-forward with a residual, which counts how often it ran and notes how its input lay."""
+    """A feed-forward with a residual, which counts its calls and records its input's strides."""
 
     def __init__(self, width: int = 8, dropout: float = 0.0) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ def one_step(model: nn.Module, loss: Loss) -> dict[str, Tensor]:
 
 
 def different(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
-    """Names of what is not bitwise equal; empty where all is."""
+    """Return the names of tensors that are not bitwise equal."""
     assert one.keys() == other.keys()
     return [name for name in one if not torch.equal(one[name], other[name])]
 

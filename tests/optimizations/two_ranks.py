@@ -1,7 +1,7 @@
 """One of two processes that train together over gloo: `two_ranks.py RANK FOLDER` writes its results to FOLDER.
 
-Every check is a function here; `test_flat_gradients_on_two_ranks.py` starts both processes once and reads what they
-found, by the function's name and the case's.
+Every check is a function here; `test_flat_gradients_on_two_ranks.py` starts both processes once and reads the results
+by the names of function and case.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def batches(rank: int, dtype: torch.dtype, step: int = 0) -> list[Tensor]:
 
 
 def plain_sum(rank: int, dtype: torch.dtype, *, partly: bool) -> Tensor:
-    """One process, no hooks: each micro-batch's own gradients, in the order of the micro-batches, in fp32."""
+    """Return the fp32 sum of each micro-batch's gradients, in one process without hooks."""
     model = Net(partly=partly).to(dtype)
     total = None
     for x in batches(rank, dtype):
@@ -77,7 +77,7 @@ def wrapped(dtype: torch.dtype, knobs: dict[str, Any], *, partly: bool = False) 
 
 
 def take_step(model: Any, rank: int, dtype: torch.dtype, *, quiet: bool, step: int = 0) -> None:
-    """With `quiet`, all micro-batches but the last are under no_sync."""
+    """Take a step; with `quiet`, all micro-batches but the last are under no_sync."""
     inputs = batches(rank, dtype, step)
     for number, x in enumerate(inputs):
         with model.no_sync() if quiet and number + 1 < len(inputs) else contextlib.nullcontext():

@@ -1,4 +1,4 @@
-"""One small model with all that optimizations change: listed blocks, attention, feed-forwards, a dtype of its own."""
+"""One small model with every part that optimizations change: blocks, attention, feed-forwards, a mixed dtype."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same program gives the same bytes, events, addresses, stacks and order, however often and wherever it runs."""
+"""Predictions are deterministic: equal bytes, events, addresses, stacks and order, in every process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Casts of `torch.autocast`: which operators, and which of their casts are kept."""
+"""Casts of `torch.autocast`: affected operators, and cached casts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies between the host and the card: what they take on the card besides where they are not one piece."""
+"""Copies between the host and the GPU: extra GPU memory for non-contiguous tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that a program dumps of its own history: which events, which stacks, which peaks."""
+"""Snapshots that a program dumps itself: events, stacks and peaks."""
 
 from __future__ import annotations
 

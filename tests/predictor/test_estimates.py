@@ -60,7 +60,7 @@ class Wide(nn.Module):
 
 
 def applied(*, lets_go: bool) -> Trace:
-    """A large output that its name holds until the next one is made."""
+    """Predict a large output that its name holds until the next one is computed."""
     with PredictedDevice(CARD, release=RELEASE) as device:
         model = Wide().to("cuda")
         given = torch.empty(256, 512, device="cuda")

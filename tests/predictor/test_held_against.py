@@ -1,4 +1,4 @@
-"""How true a prediction is likely to be, from measured peaks of its class."""
+"""The expected error of a prediction, from measured peaks of its class."""
 
 from __future__ import annotations
 

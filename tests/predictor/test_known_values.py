@@ -1,4 +1,4 @@
-"""Small tensors of known values keep them on the pretended device: the law is that they are what the host computes."""
+"""Small tensors keep known values on the predicted device: they equal those computed on the host."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def under(request: Request, conf: str) -> Request:
 
 
 def figures(run: Run) -> dict[str, object]:
-    """All but how long it took, and at which of its own events memory ran out."""
+    """Return a run's figures without its duration and the event at which memory ran out."""
     known = json.loads(json.dumps(run.as_json()))
     del known["took_seconds"], known["fit"]["event"]
     return known

@@ -32,7 +32,7 @@ def test_what_a_card_keeps_for_itself_is_set_aside_by_kind() -> None:
 
 
 def test_a_choice_of_kernels_ends_with_its_run() -> None:
-    """Many predictions are made in one process, and none may know of the one before."""
+    """Many predictions share one process, and none may affect the next."""
     settings = {"layers": "1", "narrow": "4", "sequence": "256"}
 
     def peak(*optimizations: tuple[str, dict[str, str]], card: str = "RTX 4090") -> int:

@@ -1,4 +1,4 @@
-"""Sparse gradients, as embeddings make them: their indices and values are what lies in memory."""
+"""Sparse gradients, as from embeddings: their indices and values take memory."""
 
 from __future__ import annotations
 

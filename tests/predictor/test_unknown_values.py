@@ -75,7 +75,7 @@ def test_what_needs_values_is_refused_with_the_users_own_line(way: str) -> None:
 
 
 def stated(device: PredictedDevice) -> list[str]:
-    """With a line of this file each."""
+    """Return the stated assumptions, each with a line of this file."""
     found = [each for each in device.recorder.assumptions.stated if each.where]
     assert all("test_unknown_values.py:" in each.where for each in found)
     return [each.what for each in found]

@@ -274,7 +274,7 @@ def test_the_environment_sets_the_workspaces_of_cublas(monkeypatch: pytest.Monke
 
 LT, UNIFIED = "CUBLASLT_WORKSPACE_SIZE", "TORCH_CUBLASLT_UNIFIED_WORKSPACE"
 SINGLE_CALL = [1 << 20, WORKSPACE, 1 << 20]
-"""Taken for each product before the handle's, and given back."""
+"""Allocated and freed for each product before the handle's workspace."""
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from tests.purposes.stripped import Known, without_beginning, without_stacks
 from tests.real import real_files
 
 _LATE = 0.4
-"""So much of the events is left out where a recording begins late."""
+"""Share of events left out of a recording that begins late."""
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Traces whose truth is known: every workload, predicted in training and inference, as its own process made it."""
+"""Traces with known purposes: every workload, predicted in training and inference, each in its own process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def orders() -> Iterator[Made]:
 
 
 def predicted(made: Made, folder: Path) -> Known:
-    """Made once, and read from the folder from then on."""
+    """Predict once, and read the file in the folder from then on."""
     path = folder / f"{made.name.replace(' ', '-')}.pickle"
     if not path.exists():
         command = [sys.executable, "-m", "memviz", "run", *made.arguments, "--on", "predict", "--no-numerics"]

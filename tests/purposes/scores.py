@@ -1,4 +1,4 @@
-"""How much of a trace has a purpose, and how much of it has the right one."""
+"""The share of a trace with a purpose, and the share with the right one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Judged:
-    """In shares of the bytes whose purpose is known."""
+    """Shares of the bytes whose purpose is known."""
 
     right: float
     wrong: float

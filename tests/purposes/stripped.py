@@ -1,6 +1,6 @@
 """Reduced traces: without memviz's own labels, without stacks, or without their beginning.
 
-What is left out is what the inference must do without; what each allocation truly was is kept beside it.
+The inference has to work without the removed parts; the true purpose of each allocation is kept separately.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ STEP = "Optimizer.step#Adam.step"
 
 
 def rank_events(*, more: int = 0, steps: int = 3, layers: int = 4, name: str = "train.py") -> list[dict[str, Any]]:
-    """Weights, then in every step activations that come and go; `more` is what a rank keeps besides, from step 2 on."""
+    """Weights, then activations in every step; `more` is memory that a rank keeps in addition, from step 2 on."""
     made: list[Any] = [_kept(layer, 10 * MiB, "build", name, 5 + layer) for layer in range(layers)]
     for step in range(steps):
         first = (step + 1) << 36

@@ -42,7 +42,7 @@ def _used(size: int) -> dict[str, Any]:
 
 @pytest.fixture
 def ranks(tmp_path: Path) -> tuple[Rank, ...]:
-    """Live bytes of all have room; what they reserve has not."""
+    """Ranks whose live bytes fit, but whose reserved bytes do not."""
     files = {0: reserving(24 * MiB), 1: reserving(12 * MiB, 12 * MiB), 2: reserving(24 * MiB)}
     for number, value in files.items():
         (tmp_path / f"run.rank{number}.pickle").write_bytes(pickle.dumps(value))

@@ -1,4 +1,4 @@
-"""Which rank a file is of."""
+"""The rank number of a file."""
 
 from __future__ import annotations
 

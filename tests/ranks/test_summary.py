@@ -108,7 +108,7 @@ def test_differences_add_up_whatever_is_kept() -> None:
 
 
 def test_what_is_no_more_than_probable_stays_so_in_a_difference() -> None:
-    """An activation here and a temporary there may be a guess of ours, and no more."""
+    """An activation in one rank and a temporary in the other may both be guesses."""
     one = replace(EMPTY, categories=(KindBytes("activation", 60, 60), KindBytes("parameter", 50, 10)))
     other = replace(EMPTY, categories=(KindBytes("temporary", 40, 30), KindBytes("parameter", 20)))
     said = by_category(one, other)

@@ -1,7 +1,7 @@
 """Parse the claims of a sentence: devices, bytes, shares, events and counts.
 
-A law of a headline is a list of `Form`s, which are all the sentences it may make, and a function that holds what was
-read to the tables. A sentence that fits no form is a failure, so nothing is said that nobody checks.
+The law of a headline is a list of `Form`s, one for each sentence it may contain, and a function that checks the parsed
+claims against the tables. A sentence that matches no form fails, so that every sentence is checked.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MANY_OF_ONE = re.compile(rf"(?<![\w.,:])(?!1 )[\d,]+ (?:{'|'.join(_NOUNS)})\b(?
 
 @dataclass(frozen=True)
 class Form:
-    """One sentence, as a pattern whose groups are its claims."""
+    """A pattern for one sentence, whose groups are its claims."""
 
     name: str
     pattern: str
@@ -59,7 +59,7 @@ class Read:
 
 
 def read(text: str, forms: Sequence[Form]) -> Iterator[Read]:
-    """Every way to read it: names of a program's places may look like words of ours."""
+    """Yield every reading of the text, because function names may look like words of a sentence."""
     found = [Read(form.name, claims) for form in forms if (claims := form.read(text)) is not None]
     assert found, f"no law knows this sentence: {text!r}"
     yield from found

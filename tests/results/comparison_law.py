@@ -230,7 +230,7 @@ def _is_called(row: Change, name: str) -> bool:
 
 
 def called(sides: Sequence[Pair], names: Sequence[str]) -> list[str]:
-    """Without the endings of files; with letters where two are called the same, with devices where one has several."""
+    """Return names without file endings, with letters for equal names and devices where a trace has several."""
     bare = [re.sub(r"(\.(pickle|pkl|json))?(\.gz)?$", "", name) for name in names]
     own = [f"{name} ({letter(i)})" if bare.count(name) > 1 else name for i, name in enumerate(bare)]
     if all(len(trace.devices) == 1 for trace, _ in sides):

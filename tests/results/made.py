@@ -1,4 +1,4 @@
-"""Traces of every kind, made from a seed: several devices, failures, late starts, no history, pools, equal peaks."""
+"""Generated traces of every kind, by seed: several devices, failures, late starts, no history, pools, equal peaks."""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ class _PlainValues(pickle.Unpickler):
 class Allocation:
     size: int
     start: int
-    """Its event; -1 for what was there before."""
+    """Event of the allocation; -1 if before the recording."""
     end: int
-    """The event that completes its free; the number of events for what is never freed."""
+    """Event that completes the free; the number of events if never freed."""
     frames: list[dict[str, Any]] = field(default_factory=list)
     address: int = 0
 
@@ -82,10 +82,10 @@ class Allocation:
 class Raw:
     events: list[dict[str, Any]]
     allocations: list[Allocation]
-    """In the order of their allocs, those from before the recording first."""
+    """Allocations in the order of their allocs, those from before the recording first."""
     segments: list[dict[str, Any]]
     live: list[int]
-    """Before the first event, and after each."""
+    """Live bytes before the first event, and after each."""
     reserved: list[int]
 
     @cached_property
@@ -172,8 +172,8 @@ def _reserved(events: list[dict[str, Any]], segments: list[dict[str, Any]]) -> l
 def activations(raw: Raw) -> list[Allocation]:
     """Return the allocations live at the peak that the next backward needs.
 
-    It is gone before another forward or an optimizer step. Weights in half precision are told by their sizes: there
-    are no more casts of a size than weights of twice that size.
+    They are freed before another forward or an optimizer step. Weights in half precision are recognized by their
+    sizes: there are no more casts of a size than weights of twice that size.
     """
     event = raw.peak[1]
     others = (one for one in raw.allocations if one.start > event and one.frames and not one.in_backward)
@@ -190,7 +190,7 @@ def activations(raw: Raw) -> list[Allocation]:
 
 @cache
 def autocast_copies(raw: Raw) -> set[Allocation]:
-    """At the peak."""
+    """Return the copies of weights that autocast holds at the peak."""
     made = [one for one in raw.live_after(raw.peak[1]) if one.start >= 0 and one.in_forward and not one.in_backward]
     if not made:
         return set()
@@ -201,7 +201,7 @@ def autocast_copies(raw: Raw) -> set[Allocation]:
 
 
 def layers(raw: Raw, held: list[Allocation]) -> tuple[int, bool, list[Allocation]]:
-    """How many layers the forward before the peak has, whether these hold the same sizes in each, and what they hold.
+    """Return the number of layers in the forward before the peak, whether their sizes are equal, and their allocations.
 
     Most stacks come once a layer, and the others a few times; what comes before and behind comes once.
     """

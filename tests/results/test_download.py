@@ -113,7 +113,7 @@ def test_more_bytes_than_allowed_are_not_taken(address, monkeypatch):
 
 
 def test_bytes_that_drip_come_to_an_end(address, monkeypatch):
-    """Were it not bounded, all 200 bytes would come, and the file be refused for what it is."""
+    """Without the time limit all 200 bytes would arrive, and the file be refused for its contents."""
     monkeypatch.setenv("MEMVIZ_MAX_SECONDS", "0.5")
     with pytest.raises(TraceError, match="It has not arrived within 0.5 s. Download it first"):
         memviz.open(f"{address}/drip/run.pickle")

@@ -29,7 +29,7 @@ SAMPLES = sorted((ROOT / "sample_traces").glob("*.gz"))
 
 @cache
 def traces() -> tuple[Trace, ...]:
-    """Real ones where they are at hand, all samples, and some hundred made ones."""
+    """Return real traces if available, all samples, and some hundred generated ones."""
     return (*map(load_trace, (*real_files(), *SAMPLES)), *(made.made(seed) for seed in range(made.COUNT)))
 
 

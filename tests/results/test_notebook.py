@@ -1,4 +1,4 @@
-"""A notebook that is really executed, by a kernel of its own: what its cells show."""
+"""The outputs of a notebook executed by a real kernel."""
 
 from __future__ import annotations
 

@@ -52,20 +52,20 @@ def forwards(raw: Raw) -> list[tuple[int, int]]:
 
 
 def parameters(raw: Raw) -> int:
-    """There before the recording and never let go; none of a cache."""
+    """Return the bytes allocated before the recording and never freed, without caches."""
     kept = (one for one in raw.live_after(raw.peak[1]) if one.start < 0 and one.end == len(raw.events))
     return total([one for one in kept if not one.is_workspace and not one.is_of_cache])
 
 
 def optimizer_state(raw: Raw) -> int:
-    """Made by a step and never let go, or there before and replaced by a step."""
+    """Return the bytes made by a step and never freed, or replaced by a step."""
     live = raw.live_after(raw.peak[1])
     made = [one for one in live if one.in_step and one.end == len(raw.events)]
     return total(made) + total([one for one in live if one.start < 0 and one.end < len(raw.events)])
 
 
 def activations_without_backward(raw: Raw) -> int:
-    """All that a forward keeps but its output, where no backward follows."""
+    """Return the bytes that a forward without backward saves, except its output."""
     made = [one for one in raw.live_after(raw.peak[1]) if one.start >= 0 and one.in_forward]
     return total([one for one in made if not one.is_workspace]) - made[-1].size
 
@@ -238,7 +238,7 @@ def check_large_temporary(raw: Raw, claims: dict[str, str]) -> None:
 
 
 def check_pinned_segments(raw: Raw, claims: dict[str, str]) -> None:
-    """At the alloc for which most was reserved."""
+    """Check the pinned segments at the alloc with the most reserved bytes."""
     check_count(claims["count"], 1, "segments")
     most = max(raw.reserved)
     check_size(claims["reserved"], most, "what is reserved then")

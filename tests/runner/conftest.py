@@ -1,4 +1,4 @@
-"""For measured runs."""
+"""Fixtures of measured runs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A fake GPU behind the names of `torch.cuda`: it counts, records and runs out of memory as torch does.
 
-Memory is asked for by the test itself (`malloc`, `free`), which a small allocator of the tests cuts up, or it is taken
-over as it lies (`adopt`, `let_go`).
+A test requests memory (`malloc`, `free`) from a small simulated allocator, or registers the storage of existing tensors
+(`adopt`, `let_go`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Moment:
 
 
 class FakeGpu:
-    """It is `torch.cuda` and `torch.cuda.memory` at once, as most functions are in both."""
+    """A stand-in for `torch.cuda` and `torch.cuda.memory` at once, which share most functions."""
 
     Event = Moment
 

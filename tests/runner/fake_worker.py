@@ -1,8 +1,8 @@
 """Stand-in for `memviz.runner.jobs.worker` without PyTorch: a request's workload selects its behaviour.
 
-`done` and `refused` answer at once; `waits:FILE` makes FILE.begun, and answers when FILE is there; `grows` takes memory
-without end, and `child-grows` has a process of its own take it; `dies` ends like a process that the system killed, once
-it has said that it is done where it is `done-then-dies`. Any other, as `endless`, never answers.
+`done` and `refused` answer at once; `waits:FILE` creates FILE.begun, and answers when FILE exists; `grows` allocates
+memory without end, and `child-grows` does so in a child process; `dies` ends like a killed process, `done-then-dies`
+after its answer. Any other, such as `endless`, never answers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs of a model of one layer on a GPU that is not there, for tests of what is measured."""
+"""Measured runs of a one-layer model on a fake GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`record` in a process of its own, with a GPU that is not there; the recorded script imports the same `GPU`."""
+"""`record` in its own process, with a fake GPU; the recorded script imports the same `GPU`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting for what is meant of orders and processes, and looking whether a process is there."""
+"""Helpers to wait for orders and processes, and to check whether a process runs."""
 
 from __future__ import annotations
 

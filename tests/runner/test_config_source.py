@@ -105,7 +105,7 @@ def test_nothing_is_asked_of_the_hub_unless_the_owner_says_so(monkeypatch: pytes
 
 
 class Hub:
-    """In the place of the network: one file under one address."""
+    """A network stand-in with one file at one address."""
 
     def __init__(self, content: bytes) -> None:
         self.content, self.asked = content, list[str]()

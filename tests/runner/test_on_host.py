@@ -1,5 +1,5 @@
-"""Weights that are cast, quantized or offloaded on the host: the card never holds them as they were, and computes the
-same bits; and one peak for a run, whatever shows it."""
+"""Weights cast, quantized or offloaded on the host: the GPU never holds the originals, and computes the same bits; a
+run's peak is the same in every view."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_flux_fits_a_card_of_12_gib_where_its_weights_wait_on_the_host():
 
 
 CONVERTING = ("layerwise_casting", "weight_quantization", "weight_offload")
-"""Those of weights, which decide how a model is loaded."""
+"""Optimizations of weights, which determine how a model is loaded."""
 
 
 def combinations(workload: str) -> Iterator[Plan]:

@@ -1,4 +1,4 @@
-"""Torch on the processor as if it ran on the fake GPU: every storage is an allocation, at the storage's own address."""
+"""Torch on the CPU as if on the fake GPU: every storage is an allocation at the storage's own address."""
 
 from __future__ import annotations
 

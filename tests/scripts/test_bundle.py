@@ -1,4 +1,4 @@
-"""Modules become one script: each once, after what it imports, and what cannot be bundled is refused."""
+"""Modules are bundled into one script: each once, after its imports, with refusals of other syntax."""
 
 from __future__ import annotations
 

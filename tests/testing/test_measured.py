@@ -1,4 +1,4 @@
-"""On a machine with a GPU a test is measured there. Here that is one of our own, which records as torch does."""
+"""On a machine with a GPU a test is measured; here a fake GPU records as torch does."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class _Writer:
         self.held = {id(root), *map(id, root.values())}
 
     def _hold(self, value: Any, key: str) -> None:
-        """PyTorch holds every stack, and every dict that has one, in lists of its own until it has written them."""
+        """PyTorch holds every stack, and every dict with one, in separate lists until it has written them."""
         if type(value) not in (list, dict, tuple):
             return
         seen = id(value) in self.holders

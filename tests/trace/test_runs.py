@@ -168,7 +168,7 @@ def test_the_pickler_inside_pytorch_gives_the_same(history: list[dict[str, Any]]
 
 @st.composite
 def ends(draw: st.DrawFn) -> dict[str, Any]:
-    """Segments with many blocks, and annotations: their keys shared, or some made anew for each as torch does."""
+    """Segments with many blocks, and annotations; their keys are shared, or created per row as torch does."""
     rnd = random.Random(draw(st.integers(0, 2**32)))
     numbers = draw(st.lists(integers, min_size=3, max_size=6))
     keys = draw(st.sets(st.sampled_from(["requested_size", "frames"])))
@@ -253,7 +253,7 @@ def test_the_pickler_of_these_tests_writes_as_the_one_inside_pytorch_does() -> N
 
 
 def without_frames_of_frees(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """So torch records with context="alloc"."""
+    """Change the history to torch's with context="alloc": frees have no frames."""
     for event in history[1::2]:
         event["action"] = "free_completed"
         del event["frames"]

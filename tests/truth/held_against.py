@@ -1,6 +1,6 @@
 """Comparisons with recordings that the predictor ships: `python -m tests.truth.held_against` writes them.
 
-For every recording its peaks, recorded and predicted, and the families of operators that it has.
+Each has the recorded and predicted peaks of a recording, and its families of operators.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def _infer(sizes: Sizes) -> Program:
 
 
 def _train_later(sizes: Sizes) -> Program:
-    """In bfloat16, with a recording of the sixth step."""
+    """Train in bfloat16, and record the sixth step."""
 
     def run() -> None:
         model = TurnedHalvesModel(sizes)
@@ -143,7 +143,7 @@ def _backward_later(sizes: Sizes) -> Program:
 
 
 def _forward_later(*, halves: bool) -> Program:
-    """Without gradients, with a recording of the third time."""
+    """Run the forward without gradients, and record the third pass."""
 
     def run() -> None:
         model = SummedSquaresModel(_SMALL).to("cuda")

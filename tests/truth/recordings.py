@@ -1,4 +1,4 @@
-"""Numbers of recordings that others made on real cards: sizes of allocations in order, frees, and peaks."""
+"""Numbers of others' recordings on real GPUs: sizes of allocations in order, frees, and peaks."""
 
 from __future__ import annotations
 

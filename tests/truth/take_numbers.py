@@ -17,14 +17,14 @@ from tests.replays import replay
 
 
 def numbers(device: DeviceTrace) -> tuple[int, list[int], list[int]]:
-    """Bytes that were there before the first event and stay, sizes of what was there and goes, and the events."""
+    """Return bytes live from before the first event to the end, sizes of earlier blocks that are freed, and events."""
     events = device.events
     rows = list(zip(events.action.tolist(), events.size.tolist(), events.address.tolist(), strict=True))
     live: dict[int, int] = {}
     freed: list[int] = []
     taken: list[int] = []
     numbered: list[tuple[bool, int]] = []
-    """Sizes that were taken, and the places in `freed` or `taken` of what was given back."""
+    """Sizes of allocations, and indices in `freed` or `taken` of frees."""
     for action, size, address in rows:
         if action == Action.ALLOC:
             live[address] = len(taken)

@@ -1,4 +1,4 @@
-"""A ratchet: what is exact stays exact, and what is not is listed here with its cause."""
+"""A ratchet: exact predictions stay exact, and each difference is listed here with its cause."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_numbers_are_those_of_the_recording(name: str) -> None:
     "rule", [marked(rule, rule.name, rule.because) for rule in RULES if rule.standing is Standing.PROVED]
 )
 def test_what_is_called_proved_is(rule: PredictorRule) -> None:
-    """Programs that take memory by it take what was recorded, size by size."""
+    """Programs that use the rule allocate the recorded sizes in order."""
     for name in rule.because.split(", "):
         result = compare(name)
         assert result.first_difference is None

@@ -1,4 +1,4 @@
-"""Small runs to compare, and how the views are given them."""
+"""Small runs to compare, and their inputs to the views."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.traces import MiB, alloc, block, event, frame, segment, trace_of
 
 
 def run(*sizes: int, operator: str = "mm", reserved: int = 0) -> Trace:
-    """An allocation of so many MiB on each line, which is a function of its own."""
+    """Return a trace with an allocation of so many MiB on each line, each in its own function."""
     native = frame(f"at::_ops::{operator}::call()", "??", 0)
     events: list = [event("segment_alloc", 0, reserved * MiB, time_us=1)] if reserved else []
     for line, size in enumerate(sizes):

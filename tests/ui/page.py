@@ -1,4 +1,4 @@
-"""HTML as text, for tests of views: what a reader sees of it, and whether a text has become markup."""
+"""HTML as text, for tests of views: the visible text, and whether text has become markup."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _read(html: str) -> _Reader:
 
 
 def words(html: str) -> str:
-    """Everything that is read, with single spaces."""
+    """Return the visible text, with single spaces."""
     return " ".join(" ".join(_read(html).words).split())
 
 

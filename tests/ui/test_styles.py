@@ -1,4 +1,4 @@
-"""All styles of the page are in force together, so no component may style another's parts."""
+"""All styles of the page apply together, so no component may style another's parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which layers are seen, and what is live where they are checkpointed."""
+"""Detection of layers, and the live bytes after checkpointing them."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def network(*, steps: int = 1, upto: int | None = None) -> Trace:
 
 
 def network_events(steps: int = 1) -> list[Any]:
-    """Each layer keeps 10 and 40 MiB, throws 5 MiB away and hands 8 MiB on; the backward goes from the last to the
-    first, and needs 3 MiB besides."""
+    """Each layer saves 10 and 40 MiB, uses 5 MiB temporarily and outputs 8 MiB; the backward runs in reverse and needs
+    3 MiB in addition."""
     events: list[Any] = [alloc(WEIGHTS, 50 * MiB, frames=BUILD)]
     for _ in range(steps):
         for layer in range(LAYERS):
@@ -160,7 +160,7 @@ def holding(sizes_of_layers: list[list[int]], stacks: list[list[dict[str, Any]]]
 
 
 def test_layers_are_groups_of_stacks_and_no_blocks():
-    """Each layer comes to one line three times, as a loop over heads does, which keeps nearly all of its bytes."""
+    """Each layer runs one line three times, like a loop over heads, which keeps nearly all of its bytes."""
     found = holding(5 * [[40, 40, 40, 1]], [WIDE, WIDE, WIDE, NORM])
     assert found is not None
     assert (found.description, len(found.rows)) == ("5 equal layers", 20)

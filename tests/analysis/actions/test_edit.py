@@ -1,4 +1,4 @@
-"""Edited requests: what is live then, event by event, against lifetimes that are changed by hand."""
+"""Edited requests: live bytes at every event, compared to lifetimes edited by hand."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_what_is_made_again_is_another_block_from_one_event_to_another():
 
 
 def test_several_made_again_at_one_place_come_and_go_as_they_did():
-    """A temporary is freed again before the next one is made."""
+    """A temporary is freed before the next one is allocated."""
     events = [alloc(ONE, 10), free(ONE, 10), alloc(TWO, 5), free(TWO, 5), alloc(THREE, 7), free(THREE, 7)]
     trace = trace_of(events)
     columns = ([0, 1], [7, 7], [7, 7], [0, 3], [2, 5], [1, 1])

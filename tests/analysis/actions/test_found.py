@@ -35,7 +35,7 @@ HALVING = (ActionKind.HALF_PRECISION,)
 
 
 def proposals(trace: Trace, device: DeviceTrace) -> Iterator[Proposal]:
-    """All that there are against its findings."""
+    """Yield every proposal for the trace's findings."""
     for finding in findings(trace, device):
         for kind in kinds_of(finding):
             made = proposal(trace, device, finding, kind)
@@ -168,7 +168,7 @@ def test_what_was_refused_and_is_served_begins_no_phase():
 
 
 def test_what_was_refused_without_a_stack_and_is_served_belongs_to_the_backward_that_asked_for_it():
-    """It comes right behind a layer that is made again."""
+    """The refused request directly follows a recomputed layer."""
     events = silent(network_events())
     events.insert(free_of_third_output(events) + 2, event("oom", 0, 7 * MiB))
     trace = trace_of(events)
@@ -203,7 +203,7 @@ def test_what_is_probable_stays_probable_and_what_was_stated_is_not_stated_of_a_
 
 
 def test_a_phase_begins_with_what_is_made_again_before_its_first_segment():
-    """Nothing is put in between a segment and what it was made for."""
+    """No event is inserted between a segment and the allocation that needed it."""
     events = network_events()
     first = next(place for place, each in enumerate(events) if each.get("frames") == BACKWARD)
     events.insert(first, event("segment_alloc", SCRATCH, 20 * MiB))

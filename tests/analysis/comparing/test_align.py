@@ -1,4 +1,4 @@
-"""How the instants of several traces correspond."""
+"""The alignment of several traces' instants."""
 
 from __future__ import annotations
 

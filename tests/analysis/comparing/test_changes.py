@@ -1,4 +1,4 @@
-"""From one peak to the others: rows that add up."""
+"""Changes from one peak to the others: rows that add up."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ def operator(name: str) -> dict:
 
 
 def program(*, home: str = "/home/a", moved: int = 0, call: str = "mm", native: bool = True) -> Trace:
-    """One line that takes memory by an operator, called from another file."""
+    """Return a trace of one allocation by an operator, called from another file."""
     python = [frame("forward", f"{home}/proj/model.py", 10 + moved), frame("main", f"{home}/proj/train.py", 50)]
     return trace_of([alloc(1, 100, frames=[*([operator(call)] if native else []), *python])])
 

@@ -1,4 +1,4 @@
-"""Small training loops written by hand: weights, forwards, backwards and optimizer steps with what a test adds."""
+"""Small hand-written training loops: weights, forwards, backwards, optimizer steps and a test's additions."""
 
 from __future__ import annotations
 

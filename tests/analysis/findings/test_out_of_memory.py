@@ -55,7 +55,7 @@ def test_the_missing_bytes_decide_sentence_and_remedy(events, words, remedy):
 
 
 def test_activations_are_found_though_the_exception_lets_them_go():
-    """The first forward fails, and leaving it frees all that it kept for a backward."""
+    """The first forward fails, and unwinding it frees all activations."""
     events = [alloc(1, 10 * MiB, frames=BUILD), alloc(HIDDEN, 90 * MiB, frames=FORWARD, user_metadata="activation")]
     events += [alloc(OTHER, 90 * MiB, frames=FORWARD, user_metadata="activation"), event("oom", 0, 90 * MiB)]
     events += [*free(OTHER, 90 * MiB), *free(HIDDEN, 90 * MiB)]

@@ -203,7 +203,7 @@ def test_forwards_one_after_the_other_are_told_apart_where_the_model_begins_anew
 
 
 def decoded(tokens: int) -> Recording:
-    """Each token's forward makes keys a token longer in two layers, and lets the old ones go."""
+    """Record decoding: each forward makes the keys of two layers a token longer and frees the old ones."""
     events = Recording()
     for token in range(tokens):
         for layer in (8, 9):
@@ -382,7 +382,7 @@ def peak_of_real(name: str) -> Counter[str]:
 
 @requires_real
 def test_a_real_training_peak_is_parameters_twice_their_bytes_in_adams_state_and_activations():
-    """The hand-written Adam there makes all of its tensors anew every step."""
+    """The hand-written Adam there allocates all of its tensors in every step."""
     found = peak_of_real("train-complete.pickle")
     assert found["optimizer state"] == 2 * found["parameter"] == 2 * 90_785_792
     assert found["workspace"] == 2 * CUBLAS_WORKSPACE_BYTES

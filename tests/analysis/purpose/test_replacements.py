@@ -14,7 +14,7 @@ P, S, U = Category.PARAMETER, Category.OPTIMIZER_STATE, Category.UNKNOWN
 
 
 def like_first(first_freed_at, new_freed_at) -> Category:
-    """The category of row 1, given that row 0 is a parameter."""
+    """Return the category of row 1 if row 0 is a parameter."""
     events = [alloc(1, 5, frames=[FIRST]), alloc(2, 5, frames=[NEW]), free(1, 5, frames=[first_freed_at])]
     device = trace_of([*events, free(2, 5, frames=[new_freed_at])]).devices[0]
     rows = np.array([0]), np.array([1])

@@ -1,4 +1,4 @@
-"""One rank of a pretended group, for tests: inside the block a program of it runs."""
+"""A predicted rank of a group, as a context manager for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which ranks run for all: the grid of a group, the places on it that count, and what comes of them."""
+"""Ranks that represent others: the grid of a group, the positions that matter, and the resulting classes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def classes(world_size: int, kind: Callable[[int], object], layout: Layout) -> t
 
 
 def by_kind(world_size: int, kind: Callable[[int], object]) -> list[list[int]]:
-    """All of them run."""
+    """Group all ranks by kind."""
     found: dict[object, list[int]] = {}
     for rank in range(world_size):
         found.setdefault(kind(rank), []).append(rank)

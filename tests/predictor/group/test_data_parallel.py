@@ -1,4 +1,4 @@
-"""DistributedDataParallel: what a rank holds at rest, by hand."""
+"""DistributedDataParallel: a rank's memory at rest, computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FSDP2: what a rank holds at rest, by hand, and what its settings change."""
+"""FSDP2: a rank's memory at rest, computed by hand, and the effect of its settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which waits for memory end because NCCL runs a group's collectives one after the other."""
+"""Waits for memory that end because NCCL runs a group's collectives in order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MiB = 1 << 20
 
 
 def active() -> int:
-    """With what is freed, and waits."""
+    """Return active bytes, including frees that wait for a stream."""
     return torch.cuda.memory_stats()["active_bytes.all.current"]
 
 

@@ -56,7 +56,7 @@ def test_a_sequence_is_parted_and_put_together_again() -> None:
 
 @pytest.mark.parametrize("rank", [0, 3])
 def test_a_checkpoint_of_all_ranks_is_saved_by_one_of_them(tmp_path: Path, rank: int) -> None:
-    """The first puts together what all have; here all have what it has."""
+    """The first rank gathers the state of all; here all have its state."""
     with as_rank(rank, 4):
         model = fully_shard(layers(WIDTH, 2).to("cuda"))
         before = held()

@@ -35,7 +35,7 @@ def run(rank: int, schedule: Any = Schedule1F1B, *, told: bool = True) -> tuple[
 
 
 def test_at_rest_are_weights_gradients_and_what_comes_in() -> None:
-    """A piece from each side for each microbatch; the last stage keeps what it gives."""
+    """One input piece per side and microbatch; the last stage keeps its outputs."""
     for rank, sides in enumerate((1, 2, 2, 2)):
         assert run(rank)[0] == 2 * WEIGHTS + sides * PIECES * PIECE
 

@@ -1,4 +1,4 @@
-"""ZeroRedundancyOptimizer: each rank has the states of the weights that it was given."""
+"""ZeroRedundancyOptimizer: each rank holds the states of its assigned weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensor and sequence parallel by DTensor: what a rank holds, by hand."""
+"""Tensor and sequence parallel by DTensor: a rank's memory, computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predictions side by side, each made once."""
+"""Parallel predictions, each computed once."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ INFERENCE = Request("feed_forward", {"layers": "1"})
 
 @cache
 def training_space(keep: Keep) -> Space:
-    """One for all tests that only look at it: its candidates are worked out once."""
+    """Return one space for all tests that only read it; its candidates are computed once."""
     return space_of(TRAINING, keep)
 
 

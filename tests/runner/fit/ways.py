@@ -1,4 +1,4 @@
-"""Ways of running made by hand."""
+"""Hand-made configurations and results."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Finished:
 
 
 def held(scheduler: Scheduler, tmp_path: Path) -> Callable[[], None]:
-    """The device is in use until what is returned is called."""
+    """Occupy the device until the returned function is called."""
     gate = tmp_path / "gate"
     running(scheduler, scheduler.submit([Request(f"waits:{gate}")], ["held"], owner="first"))
     return gate.touch
@@ -115,7 +115,7 @@ def test_what_somebody_asks_after_goes_on(tmp_path: Path) -> None:
 
 
 def test_who_waits_for_news_looks_all_the_while(tmp_path: Path) -> None:
-    """However long a busy machine takes to wake them: their last question is old then."""
+    """On a busy machine they may wake late, with an old last poll."""
     with contextlib.closing(Scheduler(timeout=PATIENCE_SECONDS, patience=300)) as scheduler:
         order = scheduler._jobs[scheduler.submit([Request(f"waits:{tmp_path / 'gate'}")], ["a"], owner="ann").id]
         running(scheduler, order.status)

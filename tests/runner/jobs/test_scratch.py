@@ -1,4 +1,4 @@
-"""Folders for files of runs: gone with their page, and swept by the next where the page was killed."""
+"""Folders for files of runs: removed with their page, or by the next page if it was killed."""
 
 from __future__ import annotations
 

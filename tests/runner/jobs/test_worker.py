@@ -1,4 +1,4 @@
-"""The size of a run, from its knobs: exact in what is counted, and refused before anything of it is built."""
+"""The size of a run, from its knobs: exact counts, and refusal before anything is built."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_ctrl_c_in_whichever_call_ends_the_run_and_leaves_nothing_on(calls, tmp_
 
 
 class Watching:
-    """Weak references to what the recorded run made, and what of it is alive when the timed run begins."""
+    """Weak references to objects of the recorded run, and those alive when the timed run begins."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[weakref.ref[Any]] = []

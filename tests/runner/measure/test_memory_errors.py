@@ -1,4 +1,4 @@
-"""Out of memory in whosever words, on whichever GPU, and kept as it was before the error let go of anything."""
+"""Out of memory with any library's message, on any GPU; the state is saved before the error frees anything."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_what_a_program_makes_of_it_is_still_out_of_memory():
 
 
 class Deep(nn.Module):
-    """Fails in a module within a module, whose own tensors are gone as soon as the error has left it."""
+    """Fails in a nested module, whose tensors are freed as soon as the error leaves it."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Inner(nn.Module):
 
 
 def test_what_a_library_ran_out_of_memory_with_is_live_at_the_end_of_the_trace():
-    """The error that arrives is another one, raised without what the first one held."""
+    """The error that arrives is another one, raised after the first one's tensors were freed."""
     gpu = TorchsGpu()
     with watching_torch(gpu), CudaDevice(accelerator=gpu.accelerator) as device:
         model = device.place(Deep(LIBRARIES[0]))
@@ -140,7 +140,7 @@ def started(gpu: FakeGpu) -> RecordedHistory:
 
 
 def test_the_gpu_that_ran_out_counts_and_not_that_of_the_thread():
-    """The thread goes on with its own GPU 0; GPU 1 was given something since, so this is not the end."""
+    """The thread continues on GPU 0; GPU 1 has allocated since, so this is not the end."""
     gpu = FakeGpu()
     history = started(gpu)
     gpu.observers[-1](1, 5000, 0, 0)

@@ -20,7 +20,7 @@ from tests.runner.fake_gpu import FakeGpu
 
 
 class Steps:
-    """Each takes as long as is written here, the last length for ever, on a clock that moves with nothing else."""
+    """Steps of these lengths, the last one repeated, on a simulated clock."""
 
     def __init__(self, *lengths: float) -> None:
         self.lengths = list(lengths)

@@ -55,7 +55,7 @@ class FeedForward(nn.Module):
 
 
 class Residual(nn.Module):
-    """Called with keyword arguments and returning a tuple, as blocks of transformers are."""
+    """A block called with keyword arguments that returns a tuple, like those of transformers."""
 
     def __init__(self, ff: nn.Module) -> None:
         super().__init__()

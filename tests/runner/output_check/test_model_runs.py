@@ -234,7 +234,7 @@ WRONG: dict[str, Drop] = {
 
 
 def split(drop: Drop) -> Callable[[nn.Module], Undo]:
-    """In slices of the inner channels, with this dropout on each."""
+    """Split a feed-forward into slices of the inner channels, with this dropout on each."""
 
     def forward(ff: FeedForward, x: Tensor) -> Tensor:
         slices = zip(ff.net[0](x).chunk(SPLITS, dim=-1), ff.net[2].weight.chunk(SPLITS, dim=1), strict=True)
@@ -272,7 +272,7 @@ def frozen_where_it_is_cast() -> nn.Module:
 
 
 def test_where_the_same_random_numbers_are_drawn_they_are_compared():
-    """Casting draws as the model did, so dropout stays what it is; a change that seeds anew does not."""
+    """Casting draws random numbers as the model did, so dropout is unchanged; a new seed changes it."""
     cast = LayerwiseCasting(skip=r"net\.2").apply
 
     def seeded_anew(model: nn.Module) -> Undo:

@@ -21,7 +21,7 @@ each_stack = pytest.mark.parametrize("residual", [False, True], ids=["plain", "r
 
 
 def first_layer(*, only_bias: bool) -> Difference:
-    """At the published width, whose biases are as small as they were; the inner size changes nothing here."""
+    """Compare a layer at the published width, with equally small biases; the inner size has no effect here."""
     model = stack(count=1, sizes=(4096, 1024))()
     wrong = deepcopy(model)
     split_wrongly(only_bias=only_bias)(wrong)

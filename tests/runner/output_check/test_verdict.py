@@ -77,7 +77,7 @@ def test_a_change_that_computes_nothing_is_not_called_equal(claim, training):
 
 
 def test_a_loss_that_no_output_shows_is_not_exercised():
-    """It computes, but nothing of what it would lose is read."""
+    """It runs, but the values that it would change are not read."""
     assert compared(copied, "lossy").verdict.short == "not exercised"
 
 
@@ -298,7 +298,7 @@ def test_what_a_careless_rewrite_loses_is_said_as_a_multiple_of_the_references_o
 
 
 class Flat(nn.Module):
-    """The gradient of `nothing` is zero but for rounding: softmax does not see what is added to all of its inputs."""
+    """The gradient of `nothing` is zero except for rounding: softmax is invariant to a constant shift."""
 
     def __init__(self) -> None:
         super().__init__()

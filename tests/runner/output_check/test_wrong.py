@@ -96,7 +96,7 @@ def test_a_wrong_sum_of_micro_batches_is_found(wrong, dtype):
 
 
 DROPS = ("p / 2", "no dropout")
-"""Without training, nothing is dropped."""
+"""Mistakes in dropout, which has no effect outside training."""
 CASTS = [(each, training) for each in WRONG_CASTING for training in (True, False) if training or each not in DROPS]
 
 

@@ -108,7 +108,7 @@ def _split(
     left_out: tuple[int, ...] = (),
     columns: Callable[[Tensor], Tensor] = lambda each: each,
 ) -> Apply:
-    """The right split, but for what is given."""
+    """Return the correct split with the given deviations."""
 
     def forward(ff: Any, x: Tensor) -> Tensor:
         found = [
@@ -122,7 +122,7 @@ def _split(
 
 
 def _off_by_one(ff: Any, x: Tensor) -> Tensor:
-    """Each slice begins one channel too early, the first excepted."""
+    """Start each slice one channel too early, except the first."""
     size, whole = 4 * WIDTH // SPLITS, ff[3].bias
     for start in range(0, 4 * WIDTH, size):
         at = slice(max(start - 1, 0), max(start - 1, 0) + size)
@@ -295,7 +295,7 @@ WRONG_GRADIENTS: dict[str, Apply] = {
 def cast(
     how: Callable[[str, Tensor], Tensor], *, which: Callable[[str], bool] = lambda name: True, also: Apply | None = None
 ) -> Apply:
-    """Matrices rest in fp8, and each layer computes with `how` of what it rests in."""
+    """Store matrices in fp8; each layer computes with `how` of its stored weights."""
 
     def apply(model: nn.Module) -> Undo:
         undo = also(model) if also else lambda: None
@@ -324,7 +324,7 @@ def _casting(name: str, how: Callable[[str, Tensor], Tensor], own: torch.dtype) 
 
 
 def cast_once(model: nn.Module) -> Undo:
-    """Each layer goes on with what it rested in when it was first called."""
+    """Keep the first stored weights of each layer for all later calls."""
     known: dict[tuple[str, torch.dtype], Tensor] = {}
     return cast(lambda name, each: known.setdefault((name, each.dtype), each.detach()))(model)
 

@@ -1,4 +1,4 @@
-"""Among how many GPUs, and how: what texts mean, and what is refused before anything is built."""
+"""Parallelism settings: parsing, and refusals before anything is built."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_a_step_takes_as_long_as_that_of_the_slowest_rank() -> None:
 
 
 def test_states_are_sharded_with_the_weights() -> None:
-    """AdamW's two are as large as the weights; what is live after a step falls with their number."""
+    """AdamW's two states are as large as the weights; live bytes after a step fall with the number of shards."""
     eight, two = (done((("shard", str(count)),)).run for count in (8, 2))
     saved = alone().weights_bytes * (1 / 2 - 1 / 8)
     # Weights and two states; gradients are gone by the optimizer's phase in neither.

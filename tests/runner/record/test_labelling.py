@@ -16,8 +16,8 @@ ADDRESSES = (0, 4096, 8192)
 
 
 def program(touched: list[int], live_before: set[int]) -> tuple[list[Any], list[Counts], list[dict[int, int]]]:
-    """Each touch allocates what is free there, or frees it. After each: the counts, and the alloc event at each
-    address, -1 where it was there before."""
+    """Each touch allocates or frees its address. After each: the counts, and the alloc event at each
+    address, -1 if it was live before."""
     events: list[Any] = []
     counts, live = [Counts(7, 3)], [dict.fromkeys(live_before, -1)]
     for address in touched:

@@ -1,4 +1,4 @@
-"""Which rank a process is, and whether it is to write."""
+"""The rank of a process, and its decision to write a file."""
 
 from __future__ import annotations
 

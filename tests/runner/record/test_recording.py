@@ -44,7 +44,7 @@ class Model(nn.Module):
 
 
 def labels(trace: Trace, *, begun: bool = False) -> Counter[tuple[str, str, str, int]]:
-    """How many allocations there are of each (category, phase, module, size); `begun`: only those with an event."""
+    """Count allocations by (category, phase, module, size); `begun`: only those with an event."""
     device = trace.devices[0]
     lives = lifetimes(device)
     columns = [label_of_rows(device, each) for each in ("category", "phase", "module")]

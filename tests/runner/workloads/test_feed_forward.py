@@ -35,7 +35,7 @@ def test_the_signal_survives_five_layers(activation, residual):
 
 
 def test_torchs_own_weights_lose_it_as_the_seed_did():
-    """Its table was taken with these: what the fifth layer gives hardly depends on the input any more."""
+    """The published table was measured with these: the fifth layer's output hardly depends on the input."""
     workload = replace(SMALL, initial="torch")
     assert sizes_after_each_layer(workload)[-1] < 0.1
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""The Compare tab as a whole: choices, empty states, what is drawn when."""
+"""The Compare tab: choices, empty states, and order of drawing."""
 
 from __future__ import annotations
 

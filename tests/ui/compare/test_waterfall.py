@@ -1,4 +1,4 @@
-"""From peak to peak: the table whose rows carry their bars, and what is taken away from it."""
+"""The waterfall from peak to peak: a table with bars in its rows, and its download."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An answer speaks of what was heard last, though it began before."""
+"""An answer reflects the latest message, even if it began before it."""
 
 from __future__ import annotations
 

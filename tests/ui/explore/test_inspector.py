@@ -37,7 +37,7 @@ def trace() -> Trace:
 
 @pytest.fixture
 def told() -> Allocation:
-    """All that can be known of one, in a trace of 100 events."""
+    """Return an allocation with every detail known, in a trace of 100 events."""
     return Allocation(
         row=7,
         requested_bytes=40_000_000,

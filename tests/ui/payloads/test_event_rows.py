@@ -39,7 +39,7 @@ def annotation(name: str, start: int, end: int) -> list[dict[str, Any]]:
 
 
 def small() -> Trace:
-    """One alloc and its free, one out of memory, and the free of something older."""
+    """Return a trace of an alloc and its free, an out of memory, and the free of an older block."""
     return trace_of(
         [
             event("segment_alloc", 0x100000, 2 * MiB, time_us=1000, frames=THERE),

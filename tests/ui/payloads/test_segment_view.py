@@ -32,7 +32,7 @@ from tests.ui.page import words
 
 
 def two_segments() -> Trace:
-    """One allocation of 3 MiB - 1 in a block of 3 MiB, one that waits, and an empty segment."""
+    """Return a trace of a 3 MiB - 1 allocation in a block of 3 MiB, one that waits, and an empty segment."""
     place = [frame("step<b>", "train.py", 7)]
     return trace_of(
         [

@@ -1,4 +1,4 @@
-"""The Ranks tab as a whole: when it is there, what it draws, and where its buttons lead."""
+"""The Ranks tab: its visibility, contents, and the targets of its buttons."""
 
 from __future__ import annotations
 

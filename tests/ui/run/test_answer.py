@@ -187,7 +187,7 @@ def test_programs_that_ask_for_what_is_not_there_are_told(answers: RunAnswers, m
 
 
 class FakeAnswers(RunAnswers):
-    """With what there is to run known, so that no PyTorch is started."""
+    """Answers with a fixed listing, so that no PyTorch is started."""
 
     def listing(self) -> dict[str, Any]:
         return {"workloads": [{"name": name} for name in ("done", "endless", "refused")]}

@@ -136,7 +136,7 @@ SAID: list[Any] = [["words"], gr.skip(), gr.update(visible=False), None, {"a": 1
 
 
 def postprocessed(kind: type[gr.Blocks], values: Any, count: int) -> tuple[list[Any], list[Any]]:
-    """With what the session's components are then: their values and whether they are seen."""
+    """Return the outputs, and value and visibility of the session's components afterwards."""
 
     async def answer() -> tuple[list[Any], list[Any]]:
         # A page that is made where no loop runs makes some, and closes none.

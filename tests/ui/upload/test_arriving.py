@@ -30,7 +30,7 @@ def packed(raw: bytes) -> bytes:
 
 
 def arrived(raw: bytes, *, cuts: tuple[int, ...] = (), is_packed: bool = False, **options: float) -> Arriving:
-    """All of it, in parts cut there."""
+    """Send the bytes in parts with these cuts, and return the complete upload."""
     sent = packed(raw) if is_packed else raw
     arriving = Arriving(len(raw), packed=is_packed, gate=threading.Semaphore(0), **options)
     edges = [0, *sorted(min(cut, len(sent)) for cut in cuts), len(sent)]

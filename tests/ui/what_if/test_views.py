@@ -176,7 +176,7 @@ def test_a_closed_trace_is_not_replayed(replays: Replays) -> None:
         replays.replayer("gone/0")
 
 
-# -- what is said
+# -- messages
 
 
 def found(replays: Replays, key: str, settings: Settings = EXPANDABLE, terms: Terms = SMALL, **more: Any) -> Answer:
