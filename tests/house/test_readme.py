@@ -203,7 +203,7 @@ WITH_PYTORCH = ("config", "fit", "reproduce", "run")
 def test_command_in_the_readme_does_what_it_says(line, folder):
     _, _, _, name, *arguments = shlex.split(line)
     done = memviz(name, *arguments, folder=folder, of=OF_RUNS if name in WITH_PYTORCH else forked.light)
-    progress = [text for text in done.stderr.splitlines() if name == "fit" and " configurations tried" in text]
+    progress = [text for text in done.stderr.splitlines() if name == "fit" and text.endswith(" ...")]
     assert (done.returncode, done.stderr.splitlines()) == (0, progress)
     shown = shown_output(line)
     if shown is not None:
