@@ -152,12 +152,12 @@ PEAKS = [
     ("flux", FLUX, "none", "split_feed_forward", {}, 0.5, 0.97),
     ("hunyuan_video", FLUX, "none", "split_feed_forward", {}, 0.5, 0.97),
     ("llama", {**LLAMA, "layers": "12"}, "adamw-for-loop", "eight_bit_states", {}, 0.7, 0.9),
-    ("llama", LLAMA, "adamw", "optimizer_in_backward", {}, 0.4, 0.9),
+    ("llama", LLAMA, "adamw", "optimizer_in_backward", {}, 0.9, 0.96),
     ("llama", LLAMA, "adamw-for-loop", "lora", {"rank": "8"}, 0.2, 0.33),
     ("llama", {**CACHE, "batch": "8"}, "none", "kv_cache", {"kind": "quantized"}, 0.5, 0.97),
-    ("flux", FLUX, "none", "weight_quantization", {}, 0.5, 0.7),
-    ("flux", FLUX, "none", "weight_quantization", {"bits": "4"}, 0.25, 0.5),
-    ("flux", FLUX, "none", "weight_offload", {}, 0.3, 0.8),
+    ("flux", FLUX, "none", "weight_quantization", {}, 0.8, 0.9),
+    ("flux", FLUX, "none", "weight_quantization", {"bits": "4"}, 0.75, 0.85),
+    ("flux", FLUX, "none", "weight_offload", {}, 0.8, 0.9),
 ]
 
 
