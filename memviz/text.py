@@ -5,7 +5,6 @@ Text from a trace goes into HTML through `esc` or `tag`, which escape it.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -171,6 +170,8 @@ def nearest(name: object, there_are: Iterable[object]) -> str:
     names = [str(name) for name in there_are]
     if not names:
         return " It has none." if name else ""
+    import difflib  # Not above: every command loads this module, and few meet a misspelled name.
+
     close = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.6)
     guess = f" Did you mean {close[0]}?" if close else ""
     return f"{guess} There {'is' if len(names) == 1 else 'are'} {', '.join(names)}."

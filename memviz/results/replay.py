@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from memviz.allocator.event_replay import Progress
@@ -186,9 +186,7 @@ def _agreement_json(recorded: Replayed) -> dict[str, Any]:
     return {
         "exact": recorded.exact,
         "address_mismatches": agreement.address_mismatches,
-        "first_mismatch": None
-        if first is None
-        else {"event": first.event, "expected": first.expected, "got": first.got, "why": first.why},
+        "first_mismatch": None if first is None else asdict(first),
     }
 
 
