@@ -304,7 +304,7 @@ class Replayer(Source):
             return "yes" if replayed.oom is None else "no", None
         context = CudaContext("this card", card.overhead_bytes, card.overhead_bytes, "as you said")
         if card.overhead_bytes == OVERHEAD_BYTES:
-            # Nobody named an overhead: the one measured on the card that the trace names is better.
+            # The default was not changed: the overhead measured on the trace's own card is more exact.
             context = context_on(self.trace.about.on)
         live = max(replayed.peak_requested_bytes, recorded.peak_requested_bytes)
         known = replace(replayed, peak_requested_bytes=live)
