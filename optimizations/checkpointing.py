@@ -219,13 +219,13 @@ def _checkpointed_class(plain: Any, strategy: Checkpointing, number: int) -> typ
         make, args, *rest = plain.__reduce_ex__(self, protocol)
         # Files name classes, and this one has no name: it is made again from the one that it stands on.
         rebuild_args = tuple(plain if arg is type(self) else arg for arg in args)
-        return _rebuild_checkpointed, (strategy, number, make, rebuild_args), *rest
+        return _checkpointed_again, (strategy, number, make, rebuild_args), *rest
 
     attributes = {"__module__": plain.__module__, "__doc__": plain.__doc__, "unchecked_class": plain}
     return type(plain.__name__, (plain,), {**attributes, "__call__": call, "__reduce_ex__": reduce})
 
 
-def _rebuild_checkpointed(strategy: Checkpointing, number: int, make: Callable[..., nn.Module], args: Any) -> nn.Module:
+def _checkpointed_again(strategy: Checkpointing, number: int, make: Callable[..., nn.Module], args: Any) -> nn.Module:
     block = make(*args)
     block.__class__ = _checkpointed_class(type(block), strategy, number)
     return block
