@@ -5,9 +5,9 @@ import sys
 
 def run() -> None:
     if sys.argv[1:] in (["-h"], ["--help"]):
-        from memviz.commands.help_text import shown
+        from memviz.commands.help_text import print_help
 
-        if shown():
+        if print_help():
             sys.exit(0)
     _run_command()
 

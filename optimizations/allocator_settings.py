@@ -83,10 +83,10 @@ def _in_force() -> str:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         recorded = torch.cuda.memory._snapshot().get("allocator_settings", {})
         return str(next((recorded[name] for name in _VARIABLES if name in recorded), ""))
-    return next((os.environ[name] for name in _looked_for() if name in os.environ), "")
+    return next((os.environ[name] for name in _variables_read() if name in os.environ), "")
 
 
-def _looked_for() -> list[str]:
+def _variables_read() -> list[str]:
     """Those of the variables that this PyTorch reads."""
     cuda, hip, general = _VARIABLES
     release = tuple(int(digits) for digits in re.findall(r"\d+", torch.__version__)[:2])

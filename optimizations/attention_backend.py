@@ -103,8 +103,8 @@ class AttentionBackend:
         return [_KERNELS[name] for name in dict.fromkeys(wanted[:1] if self.strict else wanted)]
 
     def code(self) -> str:
-        words = f"{self.backend!r}" if self.strict else f"{self.backend!r}, strict=False"
-        construction = f"undo = AttentionBackend({words}).apply(model)"
+        arguments = f"{self.backend!r}" if self.strict else f"{self.backend!r}, strict=False"
+        construction = f"undo = AttentionBackend({arguments}).apply(model)"
         return f"from {__name__} import AttentionBackend\n\n{construction}"
 
     def _refuse_dtype(self, dtype: torch.dtype) -> None:

@@ -80,13 +80,13 @@ class Checkpointing:
     def check(self, model: nn.Module, *, training: bool) -> None:
         if not training:
             raise ValueError("Inference keeps nothing for backward: there is nothing to save. Train, or leave it out.")
-        self._found(model)
+        self._find_blocks(model)
 
     def apply(self, model: nn.Module) -> Callable[[], None]:
-        chosen = self._found(model)
+        chosen = self._find_blocks(model)
         kinds = {chosen[number]: (type(chosen[number]), number) for number in self.chosen(len(chosen))}
         for block, (plain, number) in kinds.items():
-            block.__class__ = _checkpointed(plain, self, number)
+            block.__class__ = _checkpointed_class(plain, self, number)
 
         def undo() -> None:
             if any("unchecked_class" not in vars(type(block)) for block in kinds):
@@ -99,8 +99,10 @@ class Checkpointing:
 
     def code(self) -> str:
         knobs = [(knob.name, getattr(self, knob.name), knob.default) for knob in fields(self)]
-        words = (f"{name}={getattr(value, '__name__', repr(value))}" for name, value, usual in knobs if value != usual)
-        construction = f"Checkpointing({', '.join(words)})"
+        arguments = (
+            f"{name}={getattr(value, '__name__', repr(value))}" for name, value, usual in knobs if value != usual
+        )
+        construction = f"Checkpointing({', '.join(arguments)})"
         return f"from {__name__} import Checkpointing\n\nundo = {construction}.apply(model)"
 
     def _skipped(self) -> list[range]:
@@ -112,7 +114,7 @@ class Checkpointing:
                 raise ValueError(f"skip has {piece!r}; it lists numbers of blocks and ranges, as in 0,3,20-27.")
         return ranges
 
-    def _found(self, model: nn.Module) -> list[nn.Module]:
+    def _find_blocks(self, model: nn.Module) -> list[nn.Module]:
         blocks_found = list(blocks(model).values())
         if not blocks_found:
             raise ValueError(
@@ -139,10 +141,10 @@ class Checkpointing:
         if not _takes_the_block_alone(self.function):
             return self.function(number, _as_plain(plain, block, {}), *args, **kwargs)
         # By position, as diffusers gives them, so that any way of checkpointing sees the tensors.
-        given = inspect.signature(block.forward).bind(*args, **kwargs)
-        given.apply_defaults()
-        by_name = {name: value for name, value in given.kwargs.items() if name in kwargs}
-        return self.function(_as_plain(plain, block, by_name), *given.args)
+        bound = inspect.signature(block.forward).bind(*args, **kwargs)
+        bound.apply_defaults()
+        by_name = {name: value for name, value in bound.kwargs.items() if name in kwargs}
+        return self.function(_as_plain(plain, block, by_name), *bound.args)
 
     def _recompute(self, block: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # Only positional tensors pass the hooks that move them; nested ones, as rotary tables, are shared and stay.
@@ -169,7 +171,7 @@ class Checkpointing:
         is_attention = "attention" in name or "attn" in name
         wanted = (self.keep != "matmuls" and is_attention) or (self.keep != "attention" and name in _MATMULS)
         # A kept result is not drawn again, and whatever draws after it would then see other random numbers.
-        if wanted and not _draws(operator, args, kwargs):
+        if wanted and not _uses_dropout(operator, args, kwargs):
             return CheckpointPolicy.MUST_SAVE
         return CheckpointPolicy.PREFER_RECOMPUTE
 
@@ -180,32 +182,32 @@ def blocks(model: nn.Module) -> dict[str, nn.Module]:
     An entry that is itself a model of such entries, and says so, is taken apart: it would be computed again as a whole.
     """
     names: dict[nn.Module, str] = {}
-    for name, block in _listed_in(model, ""):
+    for name, block in _listed_blocks(model, ""):
         names.setdefault(block, name)
     return {name: block for block, name in names.items()}
 
 
-def _listed_in(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
-    named = [(f"{path}.{name}".lstrip("."), child) for name, child in module.named_children()]
+def _listed_blocks(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+    children = [(f"{path}.{name}".lstrip("."), child) for name, child in module.named_children()]
     if isinstance(module, nn.ModuleList | nn.Sequential):
-        large = [(name, child) for name, child in named if any(True for _ in child.children())]
-        if len(large) > 1 and _alike([child for _, child in large]):
+        large = [(name, child) for name, child in children if any(True for _ in child.children())]
+        if len(large) > 1 and _same_kind([child for _, child in large]):
             for name, child in large:
                 # One with a switch of its own checkpoints what is listed inside of it, as in diffusers' UNets.
-                inside = list(_listed_in(child, name)) if "gradient_checkpointing" in vars(child) else []
+                inside = list(_listed_blocks(child, name)) if "gradient_checkpointing" in vars(child) else []
                 yield from inside or [(name, child)]
             return
-    for name, child in named:
-        yield from _listed_in(child, name)
+    for name, child in children:
+        yield from _listed_blocks(child, name)
 
 
-def _alike(modules: list[nn.Module]) -> bool:
+def _same_kind(modules: list[nn.Module]) -> bool:
     """Return whether all are of one class, or of classes that offer checkpointing, as layers of transformers do."""
     classes = {getattr(type(module), "unchecked_class", type(module)) for module in modules}
     return len(classes) == 1 or all(hasattr(kind, "gradient_checkpointing") for kind in classes)
 
 
-def _checkpointed(plain: Any, strategy: Checkpointing, number: int) -> type[nn.Module]:
+def _checkpointed_class(plain: Any, strategy: Checkpointing, number: int) -> type[nn.Module]:
     """A class that differs from `plain` in how it is called, and only where autograd would keep something."""
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -216,16 +218,16 @@ def _checkpointed(plain: Any, strategy: Checkpointing, number: int) -> type[nn.M
     def reduce(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
         make, args, *rest = plain.__reduce_ex__(self, protocol)
         # Files name classes, and this one has no name: it is made again from the one that it stands on.
-        named = tuple(plain if arg is type(self) else arg for arg in args)
-        return _checkpointed_again, (strategy, number, make, named), *rest
+        rebuild_args = tuple(plain if arg is type(self) else arg for arg in args)
+        return _checkpointed_again, (strategy, number, make, rebuild_args), *rest
 
-    told = {"__module__": plain.__module__, "__doc__": plain.__doc__, "unchecked_class": plain}
-    return type(plain.__name__, (plain,), {**told, "__call__": call, "__reduce_ex__": reduce})
+    attributes = {"__module__": plain.__module__, "__doc__": plain.__doc__, "unchecked_class": plain}
+    return type(plain.__name__, (plain,), {**attributes, "__call__": call, "__reduce_ex__": reduce})
 
 
 def _checkpointed_again(strategy: Checkpointing, number: int, make: Callable[..., nn.Module], args: Any) -> nn.Module:
     block = make(*args)
-    block.__class__ = _checkpointed(type(block), strategy, number)
+    block.__class__ = _checkpointed_class(type(block), strategy, number)
     return block
 
 
@@ -279,8 +281,8 @@ def _to_device(packed: tuple[Tensor, torch.device]) -> Tensor:
     return host if host.device == device else torch.empty_like(host, device=device).copy_(host, non_blocking=True)
 
 
-def _draws(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def _uses_dropout(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Attention with dropout does."""
     schema = getattr(operator, "_schema", None)
-    named = dict(zip([argument.name for argument in schema.arguments], args, strict=False)) if schema else {}
-    return bool({**named, **kwargs}.get("dropout_p", 0.0))
+    arguments = dict(zip([argument.name for argument in schema.arguments], args, strict=False)) if schema else {}
+    return bool({**arguments, **kwargs}.get("dropout_p", 0.0))

@@ -148,7 +148,7 @@ class _Chunks:
     with_gradients: bool
     accum_dtype: torch.dtype | None
 
-    def beside(self, hidden: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def with_rows_of(self, hidden: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         for start in range(0, len(hidden), self.size):
             yield hidden[start : start + self.size], self.of_tokens[start : start + self.size]
 
@@ -159,7 +159,7 @@ class _SumOfLosses(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         needs = ctx.needs_input_grad if targets.with_gradients else (False,) * 3
         gradients = _Gradients((hidden, weight, bias), needs, targets.accum_dtype)
-        for piece, target in targets.beside(hidden):
+        for piece, target in targets.with_rows_of(hidden):
             logarithms = torch.log_softmax(F.linear(piece, weight, bias), -1, dtype=torch.float32)
             counts = target != targets.ignored
             place = target.where(counts, torch.zeros_like(target))[:, None]
@@ -184,11 +184,11 @@ class _Gradients:
 
     def __init__(
         self,
-        given: tuple[Tensor, Tensor, Tensor | None],
+        inputs: tuple[Tensor, Tensor, Tensor | None],
         needs: tuple[bool, ...],
         accum_dtype: torch.dtype | None,
     ) -> None:
-        hidden, weight, bias = given
+        hidden, weight, bias = inputs
         self.dtypes = [hidden.dtype, weight.dtype, hidden.dtype if bias is None else bias.dtype]
         self.pieces: list[Tensor] | None = [] if needs[0] else None
         self.weight = torch.zeros_like(weight, dtype=accum_dtype or _sum_dtype(weight)) if needs[1] else None
@@ -217,10 +217,10 @@ class _Gradients:
         """In place: they are nobody else's."""
         hidden = None if self.pieces is None else torch.cat(self.pieces)
         self.pieces = None
-        made = (hidden, self.weight, self.bias)
+        gradients = (hidden, self.weight, self.bias)
         return tuple(
             None if gradient is None else gradient.mul_(factor).to(dtype)
-            for gradient, dtype in zip(made, self.dtypes, strict=True)
+            for gradient, dtype in zip(gradients, self.dtypes, strict=True)
         )
 
 

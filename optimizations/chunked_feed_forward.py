@@ -157,11 +157,11 @@ class _InPieces:
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         plain = type(self.module).forward
-        given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
-        rows = {name: value for name, value in given.items() if self._has_rows(name, value, x)}
+        arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        rows = {name: value for name, value in arguments.items() if self._has_rows(name, value, x)}
 
         def piece(part: Tensor, *more: Tensor) -> Tensor:
-            cut = {**given, **dict(zip(rows, more, strict=True))}
+            cut = {**arguments, **dict(zip(rows, more, strict=True))}
             by_name = {name: value for name, value in cut.items() if isinstance(name, str)}
             result: Tensor = plain(self.module, part, *(cut[place] for place in range(len(args))), **by_name)
             return result

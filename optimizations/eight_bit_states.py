@@ -33,7 +33,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 _BY = ("torch", "bitsandbytes")
-_HELD = "by_bitsandbytes"
+_STATE_KEY = "by_bitsandbytes"
 _ADAM_STATES = ("exp_avg", "exp_avg_sq")
 _BLOCK = 256
 _PIECE = 1 << 24
@@ -189,8 +189,8 @@ class _Steps:
     def before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Step the weights of this model; the step that follows finds no gradients of theirs."""
         model = self.model()
-        mine = set() if model is None else set(model.parameters())
-        weights = [weight for group in optimizer.param_groups for weight in group["params"] if weight in mine]
+        own_weights = set() if model is None else set(model.parameters())
+        weights = [weight for group in optimizer.param_groups for weight in group["params"] if weight in own_weights]
         if not weights:
             return None
         self.refuse(optimizer)
@@ -199,20 +199,20 @@ class _Steps:
             self.hooks.append(optimizer.register_state_dict_post_hook(self.widen))
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
-            self.step_all(optimizer, mine)
+            self.step_all(optimizer, own_weights)
             return None
         # The closure makes the gradients of this step; those that lie here are of the step before.
         with torch.enable_grad():
             loss = closure()
-        self.step_all(optimizer, mine)
+        self.step_all(optimizer, own_weights)
         return (optimizer, lambda: loss), {}
 
-    def step_all(self, optimizer: Optimizer, mine: set[nn.Parameter]) -> None:
+    def step_all(self, optimizer: Optimizer, own_weights: set[nn.Parameter]) -> None:
         todo = [
             (weight, group)
             for group in optimizer.param_groups
             for weight in group["params"]
-            if weight in mine and weight.grad is not None
+            if weight in own_weights and weight.grad is not None
         ]
         gradients = {weight: weight.grad for weight, _ in todo}
         for parameter in gradients:
@@ -298,7 +298,7 @@ def _refuse_others(optimizer: Optimizer) -> None:
 
 
 @dataclass(frozen=True)
-class Held:
+class BitsandbytesState:
     """bitsandbytes' state of one weight. Wrapped, since torch would cast bare tensors to the weight's dtype."""
 
     states: dict[str, Any]
@@ -311,8 +311,8 @@ class _StepsOfBitsandbytes(_Steps):
         super().__init__(model, least)
         self.library = _bitsandbytes()
         # Made of a weight of nobody's, since others listen for optimizers of the model's.
-        self.theirs = self.library.optim.AdamW8bit([nn.Parameter(torch.zeros(1))], min_8bit_size=least)
-        self.theirs.state.clear()
+        self.library_optimizer = self.library.optim.AdamW8bit([nn.Parameter(torch.zeros(1))], min_8bit_size=least)
+        self.library_optimizer.state.clear()
 
     def refuse(self, optimizer: Optimizer) -> None:
         if type(optimizer) is not torch.optim.AdamW or any(
@@ -322,21 +322,21 @@ class _StepsOfBitsandbytes(_Steps):
 
     def step(self, optimizer: Optimizer, weight: nn.Parameter, group: dict[str, Any]) -> None:
         state = optimizer.state[weight]
-        if _HELD in state:
-            self.theirs.state[weight] = state[_HELD].states
+        if _STATE_KEY in state:
+            self.library_optimizer.state[weight] = state[_STATE_KEY].states
         elif "exp_avg" in state:
             self.take_over(state, weight)
         # As they are now: a scheduler may have changed them since the last step.
         now = {name: group[name] for name in ("betas", "eps", "weight_decay")} | {"lr": float(group["lr"])}
-        _step_one(self.theirs, weight, {**self.theirs.defaults, **now})
+        _step_one(self.library_optimizer, weight, {**self.library_optimizer.defaults, **now})
         # States live as long as torch's optimizer remembers them.
-        held = state[_HELD] = Held(self.theirs.state.pop(weight))
-        state["step"] = torch.tensor(float(held.states["step"]))
+        saved = state[_STATE_KEY] = BitsandbytesState(self.library_optimizer.state.pop(weight))
+        state["step"] = torch.tensor(float(saved.states["step"]))
 
     def take_over(self, state: dict[str, Any], weight: nn.Parameter) -> None:
         """Give the library the states that torch's optimizer made or loaded."""
-        self.theirs.init_state({**self.theirs.defaults}, weight, 0, 0)
-        states = self.theirs.state[weight]
+        self.library_optimizer.init_state({**self.library_optimizer.defaults}, weight, 0, 0)
+        states = self.library_optimizer.state[weight]
         states["step"] = int(state["step"])
         for number, key in enumerate(_ADAM_STATES, start=1):
             wide = state.pop(key)
@@ -350,11 +350,11 @@ class _StepsOfBitsandbytes(_Steps):
             states[f"state{number}"], states[f"absmax{number}"] = codes, scales.absmax
 
     def unpacked(self, state: Mapping[str, Any], weight: Any, device: str | None = None) -> dict[str, Any]:
-        held = state.get(_HELD)
-        if held is None:
+        saved = state.get(_STATE_KEY)
+        if saved is None:
             return super().unpacked(state, weight, device)
         wide = {
-            key: self._unpacked(held.states, number).to(device, weight.dtype).view_as(weight)
+            key: self._unpacked(saved.states, number).to(device, weight.dtype).view_as(weight)
             for number, key in enumerate(_ADAM_STATES, start=1)
         }
         return {"step": state["step"], **wide}

@@ -91,8 +91,8 @@ class FlatGradients:
 
     def code(self) -> str:
         knobs = [(knob.name, getattr(self, knob.name), knob.default) for knob in fields(self)]
-        words = ", ".join(f"{name}={value!r}" for name, value, usual in knobs if value != usual)
-        construction = f"undo = FlatGradients({words}).apply(model)  # after a step each sum is p.main_grad"
+        arguments = ", ".join(f"{name}={value!r}" for name, value, usual in knobs if value != usual)
+        construction = f"undo = FlatGradients({arguments}).apply(model)  # after a step each sum is p.main_grad"
         return f"from {__name__} import FlatGradients\n\n{construction}"
 
 
@@ -218,8 +218,8 @@ class _Sums:
         self.end()
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        ours = (weight in self.places for group in optimizer.param_groups for weight in group["params"])
-        if self.done and any(ours):
+        has_own_weight = (weight in self.places for group in optimizer.param_groups for weight in group["params"])
+        if self.done and any(has_own_weight):
             raise RuntimeError(
                 f"The optimizer stepped after {self.done} of {self.knobs.micro_batches} micro-batches, before the sum "
                 "was complete: give FlatGradients the number of backward passes that you make before each step."

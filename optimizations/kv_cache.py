@@ -64,9 +64,9 @@ class KvCache:
     needs_cache: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for knob, value, known in (("kind", self.kind, _KINDS), ("by", self.by, _BY)):
-            if value not in known:
-                raise ValueError(f"{knob} is {value!r}; it is one of {', '.join(known)}.")
+        for knob, value, choices in (("kind", self.kind, _KINDS), ("by", self.by, _BY)):
+            if value not in choices:
+                raise ValueError(f"{knob} is {value!r}; it is one of {', '.join(choices)}.")
         if self.length < 1 or self.window < 2:
             raise ValueError("length is 1 at least, and window 2: nothing would be kept.")
 
@@ -137,13 +137,13 @@ class _GivesCache:
         self.knobs = knobs
 
     def __call__(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        named = {name: value for name, value in kwargs.items() if name not in _ARGUMENTS}
-        given = inspect.signature(type(model).forward).bind_partial(model, *args, **named).arguments
-        use = given.get("use_cache")
+        other_kwargs = {name: value for name, value in kwargs.items() if name not in _ARGUMENTS}
+        inputs = inspect.signature(type(model).forward).bind_partial(model, *args, **other_kwargs).arguments
+        use = inputs.get("use_cache")
         use = getattr(model.config, "use_cache", False) if use is None else use
-        if not use or any((kwargs | given).get(name) is not None for name in _ARGUMENTS):
+        if not use or any((kwargs | inputs).get(name) is not None for name in _ARGUMENTS):
             return None
-        tokens = given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")
+        tokens = inputs.get("input_ids") if inputs.get("input_ids") is not None else inputs.get("inputs_embeds")
         if self.knobs.kind == "static" and tokens is not None and tokens.shape[1] > self.knobs.length:
             raise ValueError(
                 f"{tokens.shape[1]} tokens do not go into a static cache of {self.knobs.length}: set length to as many "
@@ -154,10 +154,10 @@ class _GivesCache:
 
 def cache_argument(kind: type[nn.Module], config: Any) -> str:
     """Return the name of the argument that takes a key/value cache, or an empty string."""
-    known = inspect.signature(kind.forward).parameters
-    if "use_cache" not in known or (getattr(kind, "_is_stateful", False) and not _has_heads(config)):
+    parameters = inspect.signature(kind.forward).parameters
+    if "use_cache" not in parameters or (getattr(kind, "_is_stateful", False) and not _has_heads(config)):
         return ""
-    return next((name for name in _ARGUMENTS if name in known), "")
+    return next((name for name in _ARGUMENTS if name in parameters), "")
 
 
 def _has_heads(config: Any) -> bool:
@@ -177,5 +177,5 @@ def _caching(model: nn.Module) -> Any:
 
 def _only_reads(model: nn.Module) -> bool:
     """An encoder, such as BERT: its class takes a cache for those who make a decoder of it."""
-    said = [module.is_decoder for module in model.modules() if isinstance(getattr(module, "is_decoder", None), bool)]
-    return bool(said) and not any(said)
+    flags = [module.is_decoder for module in model.modules() if isinstance(getattr(module, "is_decoder", None), bool)]
+    return bool(flags) and not any(flags)

@@ -108,9 +108,13 @@ class LayerwiseCasting:
                     f"{name} is a {type(weight).__name__} of {weight.dtype}: this model is quantized or cast already. "
                     "Start from weights in bf16, fp16 or fp32."
                 )
-        cast, kept = self._sort(model)
+        cast, skipped = self._sort(model)
         if not cast:
-            why = f"all are skipped, by {', '.join(kept)}; shorten skip" if kept else "it has no layer with a matrix"
+            why = (
+                f"all are skipped, by {', '.join(skipped)}; shorten skip"
+                if skipped
+                else "it has no layer with a matrix"
+            )
             raise ValueError(f"There is nothing to cast in this model: {why}.")
         for dtype in {dtype for weight in cast for dtype in (weight.dtype, self._computes_in(weight))}:
             _check_holds(_DTYPES[self.storage], dtype)
@@ -186,15 +190,15 @@ class LayerwiseCasting:
         skipped = self._why_skipped(model)
         why = {name: skipped[name] for name, module in model.named_modules() if _is_leaf(module)}
         cast: dict[Parameter, str] = {}
-        kept: dict[str, dict[Parameter, str]] = {}
+        skipped_weights: dict[str, dict[Parameter, str]] = {}
         for weight, owners in _owners(model).items():
             leaf = next((name for name, _, _ in owners if name in why), None)
             if leaf is not None and weight.is_floating_point():
                 # A shared weight must be up for all who use it, and only leaves that are cast see to that.
                 reasons = [why.get(name, f"shared with {name or 'the model'}") for name, _, _ in owners]
                 reason = next(filter(None, reasons), "")
-                (kept.setdefault(reason, {}) if reason else cast)[weight] = leaf
-        return cast, kept
+                (skipped_weights.setdefault(reason, {}) if reason else cast)[weight] = leaf
+        return cast, skipped_weights
 
     def _why_skipped(self, model: nn.Module) -> dict[str, str]:
         """The pattern or class that each module, or one around it, meets; empty for none."""
@@ -206,9 +210,9 @@ class LayerwiseCasting:
         reasons: dict[str, str] = {}
         for path, module in model.named_modules():
             around = reasons.get(path.rpartition(".")[0], "")
-            named = (pattern for pattern in patterns if path and re.search(pattern, path))
+            matching = (pattern for pattern in patterns if path and re.search(pattern, path))
             kinds = (kind.__name__ for kind in type(module).__mro__ if kind.__name__ in classes)
-            reasons[path] = around or next(named, "") or next(kinds, "")
+            reasons[path] = around or next(matching, "") or next(kinds, "")
         return reasons
 
 
@@ -232,8 +236,8 @@ class _Weight:
         """A buffer without elements, in the weight's own dtype: what rests in bf16 does not show `.to(bfloat16)`."""
 
     def rest(self) -> None:
-        owner, kept = self.owners[0][1], torch.empty(0, dtype=self.own, device=self.weight.device)
-        owner.register_buffer(self.witness, kept, persistent=False)
+        owner, witness = self.owners[0][1], torch.empty(0, dtype=self.own, device=self.weight.device)
+        owner.register_buffer(self.witness, witness, persistent=False)
         _cast(self.weight, self.storage)
 
     def up(self) -> None:
@@ -424,15 +428,19 @@ def _listed(text: str) -> list[str]:
 
 def _is_leaf(module: nn.Module) -> bool:
     own = [parameter for parameter in module._parameters.values() if parameter is not None]
-    below = (parameter for child in module.children() for parameter in child.parameters())
-    return any(tensor.is_floating_point() and tensor.dim() >= 2 for tensor in own) and next(below, None) is None
+    child_parameters = (parameter for child in module.children() for parameter in child.parameters())
+    return (
+        any(tensor.is_floating_point() and tensor.dim() >= 2 for tensor in own) and next(child_parameters, None) is None
+    )
 
 
 def _in_order(module: nn.Module) -> list[Parameter]:
     """Return the parameters in the order of `Module.to`: children first, then the module's own."""
-    below = [weight for child in module.children() for weight in _in_order(child)]
+    child_parameters = [weight for child in module.children() for weight in _in_order(child)]
     return list(
-        dict.fromkeys([*below, *(parameter for parameter in module._parameters.values() if parameter is not None)])
+        dict.fromkeys(
+            [*child_parameters, *(parameter for parameter in module._parameters.values() if parameter is not None)]
+        )
     )
 
 
@@ -467,7 +475,7 @@ def _reads(module: nn.Module) -> list[Parameter]:
     called = forward if inspect.isroutine(forward) else type(forward).__call__
     code = getattr(getattr(called, "__func__", called), "__code__", None)
     reading: list[Parameter] = []
-    for *path, last in _taken(code) if code is not None and not _is_leaf(module) else ():
+    for *path, last in _accessed_weights(code) if code is not None and not _is_leaf(module) else ():
         owner: Any = module
         for name in path:
             owner = getattr(owner, "_modules", {}).get(name)
@@ -479,15 +487,15 @@ def _reads(module: nn.Module) -> list[Parameter]:
 
 
 @cache
-def _taken(code: CodeType) -> list[list[str]]:
+def _accessed_weights(code: CodeType) -> list[list[str]]:
     """Return the attribute chains that end in `.weight` or `.parameters`, as in self.proj.weight."""
-    names_taken: list[list[str]] = []
+    chains: list[list[str]] = []
     names: list[str] = []
     for step in dis.get_instructions(code) if {"weight", "parameters"} & {*code.co_names} else ():
         names = [*names, step.argval] if step.opname in ("LOAD_ATTR", "LOAD_METHOD") else []
         if names and names[-1] in ("weight", "parameters"):
-            names_taken.append(names)
-    return names_taken
+            chains.append(names)
+    return chains
 
 
 class _Convert:
@@ -527,8 +535,8 @@ def _telling_class(kind: Any, first: _Weight) -> type[nn.Module]:
         return _telling_again, (first, make, tuple(kind if arg is type(self) else arg for arg in args)), *rest
 
     body = {"dtype": property(lambda _: first.tells()), "told_by": first, "__reduce_ex__": reduce}
-    named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    return type(kind.__name__, (kind,), {**body, **named})
+    attributes = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (kind,), {**body, **attributes})
 
 
 def _telling_again(first: _Weight, make: Callable[..., nn.Module], args: tuple[Any, ...]) -> nn.Module:
@@ -538,10 +546,10 @@ def _telling_again(first: _Weight, make: Callable[..., nn.Module], args: tuple[A
 
 
 def _check_holds(storage: torch.dtype, wide: torch.dtype) -> None:
-    small, held = torch.finfo(storage), torch.finfo(wide)
-    if held.bits <= small.bits:
+    small, large = torch.finfo(storage), torch.finfo(wide)
+    if large.bits <= small.bits:
         raise ValueError(f"Weights in {wide} save nothing when stored in {_word(storage)}: choose an fp8 storage.")
-    if held.eps > small.eps or held.max < small.max or held.tiny > small.tiny:
+    if large.eps > small.eps or large.max < small.max or large.tiny > small.tiny:
         raise ValueError(f"{wide} cannot hold what {_word(storage)} can, so that casting would go on losing.")
 
 

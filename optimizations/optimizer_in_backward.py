@@ -89,8 +89,8 @@ class OptimizerInBackward:
         return weakref.finalize(model, _let_go, steps)
 
     def code(self) -> str:
-        words = "" if self.micro_batches == 1 else f"micro_batches={self.micro_batches}"
-        construction = f"undo = OptimizerInBackward({words}).apply(model)  # before the optimizer is made"
+        arguments = "" if self.micro_batches == 1 else f"micro_batches={self.micro_batches}"
+        construction = f"undo = OptimizerInBackward({arguments}).apply(model)  # before the optimizer is made"
         return f"from {__name__} import OptimizerInBackward\n\n{construction}"
 
 
@@ -105,17 +105,17 @@ class _Steps:
     def observe(self, optimizer: Optimizer) -> None:
         """Let the newest optimizer of a weight step it."""
         model = self.model()
-        mine = set() if model is None else {parameter for parameter in model.parameters() if parameter.requires_grad}
-        theirs = {weight for group in optimizer.param_groups for weight in group["params"]} & mine
+        own = set() if model is None else {parameter for parameter in model.parameters() if parameter.requires_grad}
+        weights = {weight for group in optimizer.param_groups for weight in group["params"]} & own
         if optimizer in self.optimizers:
             # It is made once and then steps: a step is over.
             self.optimizers[optimizer].sums.clear()
-        if optimizer in self.optimizers or not theirs:
+        if optimizer in self.optimizers or not weights:
             return
         _refuse_others(optimizer)
         for earlier in self.optimizers.values():
-            earlier.leave(theirs)
-        self.optimizers[optimizer] = _SteppedOptimizer(optimizer, theirs, self.micro_batches)
+            earlier.leave(weights)
+        self.optimizers[optimizer] = _SteppedOptimizer(optimizer, weights, self.micro_batches)
 
     def let_go(self) -> None:
         for hooked in self.optimizers.values():
@@ -151,7 +151,7 @@ class _SteppedOptimizer:
         group = None if optimizer is None else _group_of(weight, optimizer)
         if optimizer is None or group is None or not isinstance(weight, nn.Parameter):
             return
-        if self.micro_batches > 1 and not self._is_whole(weight):
+        if self.micro_batches > 1 and not self._is_complete(weight):
             return
         groups = optimizer.param_groups
         # As it is now: a scheduler may have changed it since the last step.
@@ -162,11 +162,11 @@ class _SteppedOptimizer:
             optimizer.param_groups = groups
         weight.grad = None
 
-    def _is_whole(self, weight: Tensor) -> bool:
+    def _is_complete(self, weight: Tensor) -> bool:
         """Count a pass. In doubt the count begins anew, and the loop's own step takes the weight."""
         gradient, before = weight.grad, self.sums.pop(weight, None)
         assert gradient is not None
-        passes = before.passes + 1 if before is not None and before.went_on_as(gradient) else 1
+        passes = before.passes + 1 if before is not None and before.continues_in(gradient) else 1
         if passes < self.micro_batches:
             self.sums[weight] = _Sum(weakref.ref(gradient), gradient._version, passes)
         return passes == self.micro_batches
@@ -180,7 +180,7 @@ class _Sum:
     version: int
     passes: int
 
-    def went_on_as(self, gradient: Tensor) -> bool:
+    def continues_in(self, gradient: Tensor) -> bool:
         """Autograd adds in place. Zeroed, dropped or edited since, it is another sum."""
         return self.gradient() is gradient and gradient._version == self.version + 1
 
@@ -265,14 +265,14 @@ class _OptimizerObserver:
             }
             if stepped.isdisjoint(weights):
                 return clip(weights, *args, **kwargs)
-            said = f"{clip.__name__} finds no gradients: OptimizerInBackward has stepped with them and let them go."
+            reason = f"{clip.__name__} finds no gradients: OptimizerInBackward has stepped with them and let them go."
             bound = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value"))
             if bound != math.inf:
                 raise ValueError(
-                    f"{said} Leave clipping out (max_grad_norm=0 in Trainer), or leave the optimizer in backward out."
+                    f"{reason} Leave clipping out (max_grad_norm=0 in Trainer), or leave the optimizer in backward out."
                 )
             # Loops ask so for the norm alone, as Trainer does for its log.
-            warnings.warn(f"{said} Their norm is not known: it is nan.", stacklevel=2)
+            warnings.warn(f"{reason} Their norm is not known: it is nan.", stacklevel=2)
             return torch.tensor(math.nan)
 
         return refusing

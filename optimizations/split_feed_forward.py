@@ -153,27 +153,31 @@ class _SecondMatrix:
         self.block, self.starts, self.deferred, self.splits = block, starts, deferred, splits
         self.first = _parts(block).first
 
-    def __call__(self, beside_and_x: Tensor) -> Tensor:
+    def __call__(self, attention_and_x: Tensor) -> Tensor:
         parts = _parts(self.block)
         same = parts.first is self.first
         _check_still(_unreadable(parts.second.weight) if same else f"it computes with {type(parts.first).__name__}")
         matrix = _matrix(parts.second, parts.second.weight)
-        beside = matrix.shape[1] - parts.inner
-        self.deferred.columns = torch.split(matrix[:, beside:], parts.inner // self.splits, dim=1)
+        attention_width = matrix.shape[1] - parts.inner
+        self.deferred.columns = torch.split(matrix[:, attention_width:], parts.inner // self.splits, dim=1)
         try:
             # Called as a module: its hooks may put its weight in place and take it away again.
-            output: Tensor = self.starts(beside_and_x[..., beside:])
+            output: Tensor = self.starts(attention_and_x[..., attention_width:])
         finally:
             self.deferred.columns = ()
-        return output.add_(F.linear(beside_and_x[..., :beside], matrix[:, :beside])) if beside else output
+        return (
+            output.add_(F.linear(attention_and_x[..., :attention_width], matrix[:, :attention_width]))
+            if attention_width
+            else output
+        )
 
 
 def _replacing(module: Any, knobs: SplitFeedForward) -> dict[nn.Module, Any]:
     """Return the modules whose forward is replaced, with the replacement."""
-    if not (_fused(module) or _apart(module)):
+    if not (_fused_parts(module) or _bert_parts(module)):
         return {module: _InSlices(module, knobs)}
     deferred = _Deferred(module)
-    if _apart(module):
+    if _bert_parts(module):
         last = _SecondMatrix(module, module.intermediate, deferred, knobs.splits)
         return {module.intermediate: deferred, module.output.dense: last}
     last = _SecondMatrix(module, module.proj_mlp, deferred, knobs.splits)
@@ -274,12 +278,24 @@ def _check_still(fault: str) -> None:
 def feed_forwards(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Every feed-forward that is recognised, by name, whether or not it can be split."""
     for name, module in model.named_modules():
-        if _net(module) or _sequential(module) or _named(module) or _fused(module) or _apart(module):
+        if (
+            _net(module)
+            or _sequential(module)
+            or _transformers_parts(module)
+            or _fused_parts(module)
+            or _bert_parts(module)
+        ):
             yield name, module
 
 
 def _parts(module: nn.Module) -> Parts:
-    parts = _net(module) or _sequential(module) or _named(module) or _fused(module) or _apart(module)
+    parts = (
+        _net(module)
+        or _sequential(module)
+        or _transformers_parts(module)
+        or _fused_parts(module)
+        or _bert_parts(module)
+    )
     if parts is None:
         raise ValueError(f"This {type(module).__name__} has been rebuilt since it was split. Undo the split first.")
     return parts
@@ -319,7 +335,7 @@ def _sequential(module: nn.Module) -> Parts | None:
     return None
 
 
-def _named(module: Any) -> Parts | None:
+def _transformers_parts(module: Any) -> Parts | None:
     """Return the parts found by the names that transformers uses, if the forward computes what they say."""
     names = next((names for names in _NAMES if _has(module, *names)), None)
     if names is None:
@@ -327,7 +343,7 @@ def _named(module: Any) -> Parts | None:
     first, *factor, second = (getattr(module, name) for name in names)
     activation: Any = next((getattr(module, name) for name in _ACTS if hasattr(module, name)), None)
     dropout = getattr(module, "dropout", _same)
-    written = _computes(type(module), module, names)
+    written = _forward_formula(type(module), module, names)
     if factor and written == "second(dropout(act(first(x)) * factor(x)))":
         return Parts(first, activation, factor[0], second, dropout)
     if written == f"second(act(first(x)){' * factor(x)' if factor else ''})":
@@ -345,7 +361,7 @@ def _has(module: nn.Module, *names: str) -> bool:
     return all(isinstance(getattr(module, name, None), nn.Module) for name in names)
 
 
-def _fused(block: Any) -> Parts | None:
+def _fused_parts(block: Any) -> Parts | None:
     """A block of diffusers that computes proj_out(cat([attention, act_mlp(proj_mlp(x))]))."""
     if "SingleTransformerBlock" not in type(block).__name__ or not _has(block, "proj_mlp", "act_mlp", "proj_out"):
         return None
@@ -355,7 +371,7 @@ def _fused(block: Any) -> Parts | None:
     return Parts(first, activation, None, second) if wide and getattr(second, "in_features", 0) == wide else None
 
 
-def _apart(layer: Any) -> Parts | None:
+def _bert_parts(layer: Any) -> Parts | None:
     """A layer as BERT's, whose two matrices are in modules of their own."""
     chunk, names = getattr(type(layer), "feed_forward_chunk", None), ("intermediate", "output")
     if chunk is None or not _has(layer, *names) or not all(_has(getattr(layer, name), "dense") for name in names):
@@ -374,14 +390,14 @@ class _Sketch:
         return _Sketch(" * ".join(sorted((self.text, other.text))))
 
 
-def _computes(kind: type, module: nn.Module, names: tuple[str, ...]) -> str:
+def _forward_formula(kind: type, module: nn.Module, names: tuple[str, ...]) -> str:
     """Many share the names but clamp, scale or normalise in between: so the forward is run once, on a sketch."""
-    words = dict(zip(names, ("first", "factor", "second") if len(names) == 3 else ("first", "second"), strict=True))
-    words |= dict.fromkeys(_ACTS, "act")
+    roles = dict(zip(names, ("first", "factor", "second") if len(names) == 3 else ("first", "second"), strict=True))
+    roles |= dict.fromkeys(_ACTS, "act")
 
     class StandIn:
         def __getattr__(self, name: str) -> Any:
-            word = words.get(name, "dropout" if isinstance(getattr(module, name), nn.Dropout) else "")
+            word = roles.get(name, "dropout" if isinstance(getattr(module, name), nn.Dropout) else "")
             return (lambda sketch: _Sketch(f"{word}({sketch.text})")) if word else getattr(module, name)
 
     try:

@@ -158,7 +158,7 @@ class WeightOffload:
         elif self.granularity == "leaf":
             yield from ([module] for module in _readers(model))
         else:
-            blocks = list(dict.fromkeys(_listed_in(model)))
+            blocks = list(dict.fromkeys(_listed_blocks(model)))
             for start in range(0, len(blocks), self.group):
                 yield blocks[start : start + self.group]
 
@@ -249,9 +249,9 @@ class _Unit:
 
     def leave(self, module: nn.Module, _: Any, output: Any = None) -> None:
         if torch.is_grad_enabled():
-            for made in tree_leaves(output):
-                if isinstance(made, Tensor) and made.requires_grad:
-                    made.register_hook(_refuse_backward)  # type: ignore[no-untyped-call]
+            for result in tree_leaves(output):
+                if isinstance(result, Tensor) and result.requires_grad:
+                    result.register_hook(_refuse_backward)  # type: ignore[no-untyped-call]
         if not self.until and module is self.modules[-1]:
             self.go()
 
@@ -400,7 +400,7 @@ def _readers(module: nn.Module) -> Iterator[nn.Module]:
         yield from _readers(child)
 
 
-def _listed_in(module: nn.Module) -> Iterator[nn.Module]:
+def _listed_blocks(module: nn.Module) -> Iterator[nn.Module]:
     """Entries of the outermost lists of alike modules that have modules inside."""
     if isinstance(module, nn.ModuleList | nn.Sequential):
         large = [child for child in module if any(True for _ in child.children())]
@@ -408,4 +408,4 @@ def _listed_in(module: nn.Module) -> Iterator[nn.Module]:
             yield from large
             return
     for child in module.children():
-        yield from _listed_in(child)
+        yield from _listed_blocks(child)

@@ -104,7 +104,7 @@ class WeightQuantization:
         if self.by == "torchao":
             return self._apply_torchao(model, set(chosen.values()))
         quantized = {layer: self._quantized(layer) for layer in chosen.values()}
-        kept = {layer: _on_host(layer.weight.detach()) for layer in quantized} if self.keep else {}
+        saved = {layer: _on_host(layer.weight.detach()) for layer in quantized} if self.keep else {}
         for name, layer in chosen.items():
             _put(model, name, quantized[layer])
         for layer in quantized:
@@ -113,7 +113,7 @@ class WeightQuantization:
         def undo() -> None:
             for layer, packed in quantized.items():
                 weight = packed.unpacked()
-                layer.weight.data = kept[layer].to(weight.device) if layer in kept else weight
+                layer.weight.data = saved[layer].to(weight.device) if layer in saved else weight
             for name, layer in chosen.items():
                 _put(model, name, layer)
 
@@ -128,11 +128,11 @@ class WeightQuantization:
         quantization = _torchao()
         eight, four = quantization.Int8WeightOnlyConfig, quantization.Int4WeightOnlyConfig
         before = {layer: layer.weight for layer in layers}
-        kept = {layer: _on_host(weight.detach()) for layer, weight in before.items()} if self.keep else {}
+        saved = {layer: _on_host(weight.detach()) for layer, weight in before.items()} if self.keep else {}
 
         def undo() -> None:
             for layer, parameter in before.items():
-                wide = kept[layer].to(layer.weight.device) if layer in kept else layer.weight.dequantize()
+                wide = saved[layer].to(layer.weight.device) if layer in saved else layer.weight.dequantize()
                 # The very parameter that was there, as an optimizer knows it.
                 parameter.data = wide
                 layer.weight = parameter
@@ -164,15 +164,15 @@ class WeightQuantization:
             for name, module in model.named_modules(remove_duplicate=False)
             if type(module) is nn.Linear and (not inside or module in inside)
         }
-        named = {
+        selected = {
             name: layer
             for name, layer in linears.items()
             if re.search(self.only, name) and not (self.skip and re.search(self.skip, name))
         }
         # A head tied to an embedding keeps its weight, which the embedding reads too.
-        others = set(model.modules()) - set(named.values())
+        others = set(model.modules()) - set(selected.values())
         read_by_others = {weight for module in others for weight in module.parameters(recurse=False)}
-        chosen = {name: layer for name, layer in named.items() if layer.weight not in read_by_others}
+        chosen = {name: layer for name, layer in selected.items() if layer.weight not in read_by_others}
         replaced = next((name for name, layer in chosen.items() if "forward" in vars(layer)), None)
         if replaced is not None:
             raise ValueError(f"The forward of {replaced} is replaced, and might read its weight: undo that first.")

@@ -26,7 +26,6 @@ from memviz.text import escape_control_chars
 if TYPE_CHECKING:
     from memviz.commands.command import Command
 
-
 _MODULES = {**dict.fromkeys(("summary", "peak", "at", "findings"), "explore"), "report": "export"}
 """Modules of commands that share one; each other command has a module of its name."""
 
@@ -36,49 +35,49 @@ class _Help(argparse.HelpFormatter):
         super().__init__(prog, width=columns_of_terminal() - 2)
 
 
-def parser(given: Sequence[str] | None = None) -> argparse.ArgumentParser:
+def parser(arguments: Sequence[str] | None = None) -> argparse.ArgumentParser:
     """Return the parser with the arguments of the given command, or of all commands."""
     top = argparse.ArgumentParser(prog=PROGRAM, description=DESCRIPTION, epilog=EPILOG, formatter_class=_Help)
     top.add_argument("--version", action="version", version=f"memviz {VERSION}")
     choices = top.add_subparsers(prog=PROGRAM, dest="command", required=True, metavar="COMMAND")
-    for name, words in COMMANDS.items():
-        child = choices.add_parser(name, help=words, description=words, formatter_class=_Help)
-        if given is None or name == next((word for word in given if not word.startswith("-")), ""):
-            command = command_named(name)
+    for name, summary in COMMANDS.items():
+        child = choices.add_parser(name, help=summary, description=summary, formatter_class=_Help)
+        if arguments is None or name == next((word for word in arguments if not word.startswith("-")), ""):
+            command = load_command(name)
             command.add_arguments(child)
             child.set_defaults(run=command.run, takes_over=command.takes_over)
     return top
 
 
-def command_named(name: str) -> Command:
+def load_command(name: str) -> Command:
     with without_collection():
         command: Command = import_module(f"memviz.commands.{_MODULES.get(name, name)}").COMMANDS[name]
     return command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = sys.stdout
+    stdout = sys.stdout
     open_streams()
     args = argparse.Namespace()
     with harmless_streams():
-        status = status_of(lambda: _parsed_and_run(arguments, args))
+        status = status_of(lambda: _parse_and_run(arguments, args))
         if status in (READER_GONE, NOT_WRITTEN):
             discard_output()
     if getattr(args, "takes_over", False) and not status:
         # The script's output, its signals and its exit status are its own.
-        sys.stdout = given
-        return _taken_over(args)
+        sys.stdout = stdout
+        return _run_script(args)
     return status
 
 
-def _parsed_and_run(arguments: Sequence[str] | None, args: argparse.Namespace) -> int:
-    given = sys.argv[1:] if arguments is None else arguments
-    parser(given).parse_args(given, args)
+def _parse_and_run(arguments: Sequence[str] | None, args: argparse.Namespace) -> int:
+    argv = sys.argv[1:] if arguments is None else arguments
+    parser(argv).parse_args(argv, args)
     status: int = 0 if args.takes_over else args.run(args)
     return status
 
 
-def _taken_over(args: argparse.Namespace) -> int:
+def _run_script(args: argparse.Namespace) -> int:
     try:
         status: int = args.run(args)
     except MemvizError as error:

@@ -35,10 +35,10 @@ _LONGEST = 200
 
 def markdown(comparison: Comparison, *, grown: Sequence[int], link: str | None) -> str:
     """`grown` are the numbers of the traces that grew by more than allowed."""
-    found = comparison.found
-    parts = [f"### {plain(str(comparison.headline))}", "", *_peaks(found), ""]
-    for number in range(1, len(found.moments)):
-        parts += [*_markdown_causes(found, number), ""]
+    changes = comparison.found
+    parts = [f"### {plain(str(comparison.headline))}", "", *_peaks(changes), ""]
+    for number in range(1, len(changes.moments)):
+        parts += [*_markdown_causes(changes, number), ""]
     for number in grown:
         parts += [f"**The peak of {letter(number)} grew by more than is allowed.**", ""]
     if link:
@@ -114,8 +114,8 @@ def print_comparison(comparison: Comparison, top: int | None) -> None:
     for number, moment in enumerate(comparison.found.moments):
         change = "" if number == 0 else f", {_change(comparison.found, number)}"
         device = f", device {moment.which.name}" if moment.which.is_one_of_several else ""
-        is_known = is_reserved_known(moment.live_bytes, moment.reserved_peak_bytes)
-        reserved = f"{bytes_text(moment.reserved_peak_bytes)} reserved at most" if is_known else "reserved not known"
+        in_file = is_reserved_known(moment.live_bytes, moment.reserved_peak_bytes)
+        reserved = f"{bytes_text(moment.reserved_peak_bytes)} reserved at most" if in_file else "reserved not known"
         live = f"{bytes_text(moment.live_bytes)} at the peak{change}"
         print(f"{letter(number)}  {printable(moment.source)}{device}: {live}; {reserved}")
     print()
@@ -170,8 +170,8 @@ def _report_exceeded(comparison: Changes, grown: Sequence[int], ran_out: Sequenc
     for i in ran_out:
         moment, baseline = comparison.moments[i], comparison.moments[0]
         event = count_text(moment.ran_out_at or 0)
-        words = f"{moment.source} ran out of memory at event {event}, and {baseline.source} did not"
-        print(f"memviz: {words}", file=sys.stderr)
+        message = f"{moment.source} ran out of memory at event {event}, and {baseline.source} did not"
+        print(f"memviz: {message}", file=sys.stderr)
 
 
 def _link(text: str) -> str:
@@ -202,15 +202,15 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError("--json or --markdown, not both.")
     traces = [open_trace(path) for path in args.files]
     comparison = comparison_result([(trace, choose_device(trace, args.device)) for trace in traces], args.by)
-    found, top = comparison.found, args.top or None
-    grown, ran_out = _grown(found, args.max_growth), _newly_ran_out(found, args.max_growth)
+    changes, top = comparison.found, args.top or None
+    grown, ran_out = _grown(changes, args.max_growth), _newly_ran_out(changes, args.max_growth)
     if args.json:
         print_json(comparison.as_json(top))
     elif args.markdown:
         print(markdown(comparison, grown=grown, link=args.link))
     else:
         print_comparison(comparison, top)
-    _report_exceeded(found, grown, ran_out)
+    _report_exceeded(changes, grown, ran_out)
     return GREW if grown or ran_out else 0
 
 

@@ -20,7 +20,7 @@ from memviz.commands.command import (
     print_result_table,
     printable,
 )
-from memviz.results.headline import ran_out_elsewhere
+from memviz.results.headline import other_oom_note
 from memviz.results.live import Live, live_result
 from memviz.results.summary import DeviceSummary, Summary, summary_result
 from memviz.trace.model import DeviceTrace, Trace, is_reserved_known
@@ -104,7 +104,7 @@ def _live(args: argparse.Namespace, *, is_peak: bool) -> int:
         print_json(live.as_json())
     else:
         print_live(live, len(device.events))
-        _print_elsewhere(trace, device)
+        _print_other_oom(trace, device)
     return 0
 
 
@@ -113,17 +113,17 @@ def print_live(live: Live, event_count: int) -> None:
     if live.event < 0:
         moment = "before the first event" if event_count else "at the end, all that is known"
     waiting = f", {bytes_text(live.waiting_bytes)} of it waiting to be freed" if live.waiting_bytes else ""
-    is_known = is_reserved_known(live.live_bytes, live.reserved_bytes)
-    reserved = f"{bytes_text(live.reserved_bytes)} reserved" if is_known else "reserved not known"
-    words = f"{'peak ' if live.is_peak else ''}{moment}"
-    print(f"Device {live.device}, {words}: {bytes_text(live.live_bytes)} live{waiting}, {reserved}\n")
+    in_file = is_reserved_known(live.live_bytes, live.reserved_bytes)
+    reserved = f"{bytes_text(live.reserved_bytes)} reserved" if in_file else "reserved not known"
+    title = f"{'peak ' if live.is_peak else ''}{moment}"
+    print(f"Device {live.device}, {title}: {bytes_text(live.live_bytes)} live{waiting}, {reserved}\n")
     print_result_table(live.table())
 
 
-def _print_elsewhere(trace: Trace, device: DeviceTrace) -> None:
-    words = ran_out_elsewhere(trace, device)
-    if words:
-        print(f"\n{printable(words)} --device looks at another one.")
+def _print_other_oom(trace: Trace, device: DeviceTrace) -> None:
+    note = other_oom_note(trace, device)
+    if note:
+        print(f"\n{printable(note)} --device looks at another one.")
 
 
 def _add_findings_arguments(parser: argparse.ArgumentParser) -> None:
@@ -147,7 +147,7 @@ def _findings(args: argparse.Namespace) -> int:
         print_json(result.as_json())
     else:
         _print_findings(result)
-        _print_elsewhere(trace, device)
+        _print_other_oom(trace, device)
     return 0
 
 

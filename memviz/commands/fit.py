@@ -97,7 +97,7 @@ def _run(args: argparse.Namespace) -> int:
     from memviz.runner.fit.fit import find_fit, fit_json, trial_label
     from memviz.runner.fit.search import Stop
 
-    request, shown, stop = _request(args), _Progress(), Stop(args.time_limit)
+    request, progress_line, stop = _request(args), _Progress(), Stop(args.time_limit)
     if args.measure:
         from memviz.runner.fit.measurement import check_can_be_measured
 
@@ -112,8 +112,8 @@ def _run(args: argparse.Namespace) -> int:
                 grid=args.grid,
                 tries=args.tries,
                 stop=stop,
-                tell=shown.update,
-                tell_largest=lambda value: shown.show(f"{args.largest or 'sequence'} {count_text(value)} ..."),
+                tell=progress_line.update,
+                tell_largest=lambda value: progress_line.show(f"{args.largest or 'sequence'} {count_text(value)} ..."),
             )
             measured = _measured(answer, gpus, args.measure) if args.measure and not answer.stopped else None
     finally:
@@ -141,12 +141,12 @@ _STOPPED_BY = {
 
 
 def _stop_sentence(answer: FitAnswer) -> str:
-    from memviz.results.fit import stopped_words
+    from memviz.results.fit import stop_text
     from memviz.runner.fit.predictions import is_cacheable
 
     searched = answer.searched
-    said = stopped_words(_STOPPED_BY[answer.stopped], searched.tried, searched.planned)
-    return f"{said} The same command continues from there." if is_cacheable(answer.request) else said
+    sentence = stop_text(_STOPPED_BY[answer.stopped], searched.tried, searched.planned)
+    return f"{sentence} The same command continues from there." if is_cacheable(answer.request) else sentence
 
 
 def _refused_sentence(reasons: tuple[str, ...]) -> str:
@@ -221,24 +221,24 @@ class _Progress:
         self._pace = Pace()
         self._printed_at = float("-inf")
 
-    def update(self, way: Trial | None, done: int, of: int) -> None:
-        from memviz.results.fit import left_words
+    def update(self, trial: Trial | None, done: int, of: int) -> None:
+        from memviz.results.fit import remaining_text
 
         is_first = self._way is None
-        if way is not None and way.fits and (self._way is None or way.cost.rank < self._way.cost.rank):
-            self._way = way
-        left = left_words(self._pace.seconds_left(done, of))
-        words = f"{done} of {of} configurations tried{left}; {self._best_words()} ..."
-        self.show(words, at_once=is_first and self._way is not None)
+        if trial is not None and trial.fits and (self._way is None or trial.cost.rank < self._way.cost.rank):
+            self._way = trial
+        left = remaining_text(self._pace.seconds_left(done, of))
+        line = f"{done} of {of} configurations tried{left}; {self._best_text()} ..."
+        self.show(line, at_once=is_first and self._way is not None)
 
-    def show(self, words: str, *, at_once: bool = False) -> None:
-        progress(words)
-        is_due = at_once or time.monotonic() - self._printed_at >= _BETWEEN_LINES
-        if is_due and not sys.stderr.isatty():
+    def show(self, line: str, *, at_once: bool = False) -> None:
+        progress(line)
+        print_now = at_once or time.monotonic() - self._printed_at >= _BETWEEN_LINES
+        if print_now and not sys.stderr.isatty():
             self._printed_at = time.monotonic()
-            print(f"memviz: {printable(words)}", file=sys.stderr, flush=True)
+            print(f"memviz: {printable(line)}", file=sys.stderr, flush=True)
 
-    def _best_words(self) -> str:
+    def _best_text(self) -> str:
         from memviz.runner.fit.fit import short_label
 
         if self._way is None:
@@ -287,7 +287,7 @@ def _print_least(answer: FitAnswer, room: str) -> None:
 
 
 def _print_chosen(answer: FitAnswer, chosen: Trial, room: str) -> None:
-    from memviz.results.fit import kept_words
+    from memviz.results.fit import preserved_text
     from memviz.runner.fit.fit import short_label, trial_json
 
     label, reserved = short_label(chosen), bytes_text(chosen.peak_reserved_bytes)
@@ -297,7 +297,7 @@ def _print_chosen(answer: FitAnswer, chosen: Trial, room: str) -> None:
         print(f"{label} fits in {room}: {reserved} reserved, predicted.")
     if sentence := (chosen.prediction.expected_error or {}).get("sentence"):
         print(sentence)
-    print(printable(kept_words(trial_json(chosen))))
+    print(printable(preserved_text(trial_json(chosen))))
     plain = answer.as_it_is
     if plain is not None and plain.fits and plain is not chosen:
         peak = bytes_text(plain.peak_reserved_bytes)
@@ -315,12 +315,12 @@ def _tried_sentence(searched: Searched) -> str:
 
 
 def _print_largest(answer: FitAnswer) -> None:
-    from memviz.results.fit import largest_words
+    from memviz.results.fit import largest_text
     from memviz.runner.fit.fit import largest_json
 
     largest = largest_json(answer)
     if largest is not None:
-        print(printable(largest_words(largest)))
+        print(printable(largest_text(largest)))
 
 
 def _print_grid(answer: FitAnswer) -> None:
@@ -355,10 +355,10 @@ def _print_front(answer: FitAnswer) -> None:
     first = max(0, at - _MOST_ROWS // 2) if at >= _MOST_ROWS else 0
     rows = []
     for way in ways[first : first + _MOST_ROWS]:
-        known = trial_json(way)
+        trial = trial_json(way)
         mark = ", chosen" if way is chosen else ""
         reserved = bytes_text(way.peak_reserved_bytes)
-        rows.append([reserved, cost_figure(known), f"{fit_cell(known)}{mark}", trial_label(way)])
+        rows.append([reserved, cost_figure(trial), f"{fit_cell(trial)}{mark}", trial_label(way)])
     per = cost_unit(trial_json(ways[0]))
     if first:
         print(f"{count_text(first)} that cost less and do not fit are left out")

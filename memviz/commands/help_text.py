@@ -42,20 +42,20 @@ def help_text(columns: int) -> str:
     lines = [
         f"usage: {PROGRAM} [-h] [--version] COMMAND ...",
         "",
-        *_filled(DESCRIPTION, width),
+        *_wrap(DESCRIPTION, width),
         "",
         "positional arguments:",
     ]
     lines.append("  COMMAND")
-    for name, words in COMMANDS.items():
-        lines += _row(name, words, width)
+    for name, summary in COMMANDS.items():
+        lines += _command_rows(name, summary, width)
     lines += ["", "options:", "  -h, --help  show this help message and exit"]
-    lines += ["  --version   show program's version number and exit", "", *_filled(EPILOG, width)]
+    lines += ["  --version   show program's version number and exit", "", *_wrap(EPILOG, width)]
     return "\n".join(lines) + "\n"
 
 
-def _row(name: str, words: str, width: int) -> list[str]:
-    first, *rest = _filled(words, width - _COLUMN)
+def _command_rows(name: str, text: str, width: int) -> list[str]:
+    first, *rest = _wrap(text, width - _COLUMN)
     more = [" " * _COLUMN + line for line in rest]
     head = " " * _INDENT + name
     if len(head) + 2 > _COLUMN:
@@ -63,10 +63,10 @@ def _row(name: str, words: str, width: int) -> list[str]:
     return [head.ljust(_COLUMN) + first, *more]
 
 
-def _filled(words: str, width: int) -> list[str]:
+def _wrap(text: str, width: int) -> list[str]:
     """Wrap words to lines of at most `width`; a word may be broken after a hyphen."""
     lines = [""]
-    for word in words.split():
+    for word in text.split():
         pieces = word.replace("-", "-\0").split("\0")
         for number, piece in enumerate(pieces):
             between = " " if number == 0 and lines[-1] else ""
@@ -79,16 +79,16 @@ def _filled(words: str, width: int) -> list[str]:
 
 def columns_of_terminal() -> int:
     """Like `shutil.get_terminal_size`, which would import three compressors."""
-    given = os.environ.get("COLUMNS", "")
-    if given.isdecimal() and int(given):
-        return int(given)
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return int(columns)
     try:
         return os.get_terminal_size(sys.__stdout__.fileno()).columns or 80 if sys.__stdout__ else 80
     except (OSError, ValueError):
         return 80
 
 
-def shown() -> bool:
+def print_help() -> bool:
     """Print the help and return True. On False argparse prints it, and reports what went wrong."""
     try:
         text = help_text(columns_of_terminal())

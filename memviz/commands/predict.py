@@ -218,8 +218,8 @@ def _print_figures(done: ScriptPrediction) -> None:
     card = estimate.card.name
     kernels = f"for {card} with the kernels" if estimate.limited else f"with the kernels of {card} and"
     print_line(f"predicted {kernels} of torch {estimate.torch}{rank}{steps}{until}:")
-    print_line(f"  live       {bytes_text(estimate.peak_requested)} at the highest moment, {_blocks_words(estimate)}")
-    print_line(f"  reserved   {bytes_text(estimate.peak_reserved)} at most{_unlimited_words(estimate)}")
+    print_line(f"  live       {bytes_text(estimate.peak_requested)} at the highest moment, {_blocks_text(estimate)}")
+    print_line(f"  reserved   {bytes_text(estimate.peak_reserved)} at most{_unlimited_text(estimate)}")
     if estimate.limited:
         print_line(f"  beside it  {estimate.context.interval} for the CUDA context, {estimate.context.source}")
     if estimate.peak_host:
@@ -229,19 +229,19 @@ def _print_figures(done: ScriptPrediction) -> None:
     for warning in estimate.warnings:
         print_line(f"  warning: {warning}")
     if done.fits is not None:
-        print_line(f"  {_fit_words(done)}")
+        print_line(f"  {_fit_text(done)}")
     elif not done.not_known:
-        print_line(f"  {_common_words(estimate)}")
+        print_line(f"  {_common_text(estimate)}")
 
 
-def _blocks_words(estimate: Estimate) -> str:
+def _blocks_text(estimate: Estimate) -> str:
     blocks = bytes_text(estimate.peak_allocated)
     if estimate.peak_allocated >= estimate.peak_requested:
         return f"in blocks of {blocks}"
     return f"in blocks of {blocks} as torch counts, which leaves out what is freed and waits for a stream"
 
 
-def _unlimited_words(estimate: Estimate) -> str:
+def _unlimited_text(estimate: Estimate) -> str:
     """Name the peak without a limit, where it differs from the one on the card."""
     free, squeezed = estimate.peak_reserved_without_limit, estimate.peak_reserved_on_card
     if free is None or squeezed is None or squeezed >= free:
@@ -249,7 +249,7 @@ def _unlimited_words(estimate: Estimate) -> str:
     return f" on the card, {bytes_text(free)} without a limit"
 
 
-def _common_words(estimate: Estimate) -> str:
+def _common_text(estimate: Estimate) -> str:
     """Name common cards by verdict, where no --card was given."""
     if not estimate.peak_reserved:
         return "it took no memory of a card"
@@ -257,13 +257,13 @@ def _common_words(estimate: Estimate) -> str:
 
     fits = {short_name(name): word for name, word in estimate.common_fits().items()}
     names = {word: [name for name, has in fits.items() if has == word] for word in ("yes", "close", "no")}
-    said = (("held by", names["yes"]), ("close on", names["close"]), ("not by", names["no"]))
-    words = "; ".join(f"{what} {', '.join(cards)}" for what, cards in said if cards)
-    return f"{words} (--card NAME makes one card's memory the limit)"
+    verdicts = (("held by", names["yes"]), ("close on", names["close"]), ("not by", names["no"]))
+    text = "; ".join(f"{what} {', '.join(cards)}" for what, cards in verdicts if cards)
+    return f"{text} (--card NAME makes one card's memory the limit)"
 
 
-def _fit_words(done: ScriptPrediction) -> str:
-    from memviz.results.run import usable_words
+def _fit_text(done: ScriptPrediction) -> str:
+    from memviz.results.run import usable_text
 
     estimate = done.estimate
     name, word = estimate.card.name, estimate.fit_word()
@@ -271,13 +271,13 @@ def _fit_words(done: ScriptPrediction) -> str:
         times = f"{count_text(estimate.out_of_memory)} times" if estimate.out_of_memory > 1 else "once"
         if estimate.is_limited_by_itself:
             return f"does not fit: the program ran out of the share of {name} that it allows itself {times}"
-        usable = usable_words(estimate.fit())
+        usable = usable_text(estimate.fit())
         after = "what it needs in all is not known" if done.exit_status else "the program went on to its end"
         return f"does not fit: {name} ran out of memory {times}, with {usable}; {after}"
     fit = estimate.fit()
     usable = f"the {bytes_text(fit.usable_bytes)} that a process gets of {name}"
     if word == "close":
-        return f"whether it fits is close: {usable_words(fit)} of {name}"
+        return f"whether it fits is close: {usable_text(fit)} of {name}"
     if fit.fits:
         return f"fits in {usable}"
     return f"does not fit in {usable}: it would run out at event {count_text(fit.event or 0)}"

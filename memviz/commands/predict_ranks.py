@@ -66,15 +66,15 @@ def predict_all_ranks(args: argparse.Namespace) -> int:
     runs.print_failure()
     if runs.unused:
         print_line(f"error: no line of any rank used --assume {', '.join(sorted(runs.unused))}")
-    said = [
+    class_figures = [
         {"ranks": ranks, **{peak: one.figures[peak] for peak in _PEAKS}, "file": file}
         for (ranks, one), file in zip(classes, files, strict=True)
     ]
     _, highest = max(classes, key=lambda item: item[1].figures["peak_reserved_bytes"])
     print_line(f"ran {runs.count} of {args.world_size} ranks; the others take what one of these takes")
     if args.json:
-        whole = {**highest.figures, "rank": "all", "ran": runs.count, "classes": said, "file": None}
-        sys.stdout.write(json.dumps(whole) + "\n")
+        result = {**highest.figures, "rank": "all", "ran": runs.count, "classes": class_figures, "file": None}
+        sys.stdout.write(json.dumps(result) + "\n")
     return max(_UNUSED if runs.unused else 0, *(int(one.figures["exit_status"]) for _, one in classes))
 
 
@@ -150,11 +150,11 @@ def _figures_in(lines: Sequence[str]) -> dict[str, Any] | None:
     return figures if "fingerprint" in figures else None
 
 
-def _keep_snapshot(args: argparse.Namespace, made: Path, rank: int) -> str | None:
+def _keep_snapshot(args: argparse.Namespace, source: Path, rank: int) -> str | None:
     if args.output is None:
         return None
     path = free_path(_path_of(args.output, rank), overwrite=args.overwrite)
-    path.write_bytes(made.read_bytes())
+    path.write_bytes(source.read_bytes())
     return str(path)
 
 

@@ -52,12 +52,10 @@ def _print(job: RankSummary, card: OnCard | None, top: int) -> None:
         print(f"\nRank {one.rank} has {delta_text(one.delta_bytes)} against {against}:")
         _print_differences(one.because)
     _print_rest(len(job.outliers), top, "rank out of line")
-    apart = job.imbalance
-    if apart.bytes:
-        print(
-            f"\nFrom rank {apart.lowest}, the lowest, to rank {apart.highest}, the highest: {delta_text(apart.bytes)}"
-        )
-        _print_differences(apart.categories)
+    gap = job.imbalance
+    if gap.bytes:
+        print(f"\nFrom rank {gap.lowest}, the lowest, to rank {gap.highest}, the highest: {delta_text(gap.bytes)}")
+        _print_differences(gap.categories)
     if job.missing:
         print(f"\n{missing_ranks(job)}")
     for failed in job.failed:
@@ -126,12 +124,12 @@ def _print_differences(rows: Sequence[NamedDelta]) -> None:
 
 def _card(text: str, overhead: int | None) -> CardMemory:
     """Return a card by name, or of any size; raise before a file is read if the overhead leaves no room on it."""
-    card = _named_card(text, overhead)
+    card = _parse_card(text, overhead)
     check_room(card)
     return card
 
 
-def _named_card(text: str, overhead: int | None) -> CardMemory:
+def _parse_card(text: str, overhead: int | None) -> CardMemory:
     try:
         size = parse_bytes(text)
     except ValueError:

@@ -36,48 +36,48 @@ _SNAPSHOT = ("pickle", "pkl")
 
 
 def _print_smallest(outcome: WhatIf, overhead: int) -> None:
-    taken = f", of which {bytes_text(overhead)} are set aside" if overhead else ""
+    overhead_note = f", of which {bytes_text(overhead)} are set aside" if overhead else ""
     if outcome.smallest_card is None:
         print("  fits on    no card that is sold")
     else:
-        print(f"  fits on    a card of {outcome.smallest_card.name} or more{taken}")
+        print(f"  fits on    a card of {outcome.smallest_card.name} or more{overhead_note}")
 
 
 def _print(answer: ReplayAnswer, overhead: int) -> None:
-    outcome, searched, ours = answer.found, answer.searched, answer.found.replayed
+    outcome, searched, replayed = answer.found, answer.searched, answer.found.replayed
     print(replay_headline(outcome, searched))
     if not allocation_count(outcome.recorded):
         return
-    print(f"\nDevice {answer.device.name}, {printable(ours.trace.about.label)}{_where(outcome.card)}")
-    live = max(ours.peak_requested_bytes, outcome.recorded.peak_requested_bytes)
-    until = ", until then" if ours.oom else ""
+    print(f"\nDevice {answer.device.name}, {printable(replayed.trace.about.label)}{_card_text(outcome.card)}")
+    live = max(replayed.peak_requested_bytes, outcome.recorded.peak_requested_bytes)
+    until = ", until then" if replayed.oom else ""
     # Where the recording goes on, it tells what the replay did not come to.
-    of_replay = until if live == ours.peak_requested_bytes else ""
+    of_replay = until if live == replayed.peak_requested_bytes else ""
     print(f"  live       {bytes_text(live)} at the peak, whatever the settings{of_replay}")
-    allocated, unused = bytes_text(ours.peak_allocated_bytes), bytes_text(ours.unused_at_peak_bytes)
+    allocated, unused = bytes_text(replayed.peak_allocated_bytes), bytes_text(replayed.unused_at_peak_bytes)
     print(f"  allocated  {allocated} at the peak, in whole blocks{until}")
-    share = percent_text(ours.unused_at_peak_bytes, ours.peak_reserved_bytes)
-    reserved, end = bytes_text(ours.peak_reserved_bytes), bytes_text(ours.reserved_end_bytes)
+    share = percent_text(replayed.unused_at_peak_bytes, replayed.peak_reserved_bytes)
+    reserved, end = bytes_text(replayed.peak_reserved_bytes), bytes_text(replayed.reserved_end_bytes)
     print(
         f"  reserved   {reserved} at its peak, {unused} ({share}) of it above what is ever allocated; {end} at the end"
     )
-    _print_beside(outcome)
-    print(f"  retries    {count_text(ours.retries)}")
-    if ours.oom is not None:
-        _print_oom(ours)
+    _print_recorded(outcome)
+    print(f"  retries    {count_text(replayed.retries)}")
+    if replayed.oom is not None:
+        _print_oom(replayed)
     if outcome.context is not None:
         print(f"  context    {outcome.context.interval} beside it, {outcome.context.source}")
     _print_smallest(outcome, overhead)
     print(f"\n{_capital(exactness(outcome.recorded))}.".replace("..", "."))
-    for note in ours.trace.notes:
+    for note in replayed.trace.notes:
         print(f"{'!' if note.level == 'warning' else '-'} {printable(note.text)}")
     if searched is not None:
         _print_search(outcome, searched)
-    elif ours.oom is not None:
+    elif replayed.oom is not None:
         print("\nWith --search it says which settings would have carried it through.")
 
 
-def _print_beside(outcome: WhatIf) -> None:
+def _print_recorded(outcome: WhatIf) -> None:
     """The recording, and the recorded settings as they were replayed, where these are not one."""
     if not (outcome.divergence or outcome.why_not_as_recorded):
         return
@@ -85,26 +85,26 @@ def _print_beside(outcome: WhatIf) -> None:
     print(f"  recording  {recorded if outcome.knows_recorded_peak else 'what it reserves is not in the file'}")
     if outcome.compared_with is not outcome.replayed:
         other = outcome.compared_with
-        words = "until it stops" if other.oom else "at its peak"
-        print(f"  recorded settings, replayed alike: {bytes_text(other.peak_reserved_bytes)} reserved {words}")
+        until = "until it stops" if other.oom else "at its peak"
+        print(f"  recorded settings, replayed alike: {bytes_text(other.peak_reserved_bytes)} reserved {until}")
 
 
-def _where(card: CardMemory | None) -> str:
+def _card_text(card: CardMemory | None) -> str:
     if card is None:
         return ", memory without end"
     usable = bytes_text(card.usable_bytes)
     if not card.overhead_bytes:
         return f", in {usable}"
-    taken = f"{bytes_text(card.overhead_bytes)} are taken to go to the CUDA context and libraries, {_assumed(card)}"
-    return f", in {usable} of a card of {card.name}: {taken}"
+    overhead = f"{bytes_text(card.overhead_bytes)} are taken to go to the CUDA context and libraries, {_assumed(card)}"
+    return f", in {usable} of a card of {card.name}: {overhead}"
 
 
 def _assumed(card: CardMemory) -> str:
     return "an assumption" if card.overhead_bytes == OVERHEAD_BYTES else "as you said"
 
 
-def _print_oom(ours: Replayed) -> None:
-    oom = ours.oom
+def _print_oom(replayed: Replayed) -> None:
+    oom = replayed.oom
     assert oom is not None
     when = f"at event {count_text(oom.event)}" if oom.event >= 0 else "before the first event"
     requested, segment = bytes_text(oom.requested_bytes), bytes_text(oom.asked_of_device_bytes)

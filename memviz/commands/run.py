@@ -153,19 +153,19 @@ def _last_event(events: Iterator[RunEvent]) -> RunEvent:
 
 def _failure_message(last: RunEvent) -> str:
     where = f"\n  at {last.where}" if last.where and last.what == "exception" else ""
-    words = f"\nIts last words:\n{last.where}" if last.where and last.what == "killed" else ""
-    return f"{last.text}{where}{words}"
+    last_output = f"\nIts last words:\n{last.where}" if last.where and last.what == "killed" else ""
+    return f"{last.text}{where}{last_output}"
 
 
-def _move(made: Path, wanted: Path) -> None:
+def _move(written: Path, target_path: Path) -> None:
     from memviz.trace.write import replacing
 
-    with made.open("rb") as source, replacing(wanted) as target:
-        shutil.copyfileobj(source, target)
+    with written.open("rb") as source_file, replacing(target_path) as target:
+        shutil.copyfileobj(source_file, target)
 
 
 def _print(run: Run, path: Path | None) -> None:
-    from memviz.results.run import class_words, is_training, optimizer_words, peak_words, reserved_on_card
+    from memviz.results.run import is_training, optimizer_text, peak_text, rank_class_text, reserved_on_card
 
     print(
         f"{printable(run.describes)}\n{run.label}: {run.mode} {'for' if run.mode == 'predicted' else 'on'} {run.device}"
@@ -174,7 +174,7 @@ def _print(run: Run, path: Path | None) -> None:
         print(run.why)
     gap = percent_text(run.peak_reserved_bytes - run.peak_allocated_bytes, run.peak_reserved_bytes)
     print(f"\n  weights    {bytes_text(run.weights_bytes)}, {count_text(run.parameters)} parameters")
-    print(f"  allocated  {bytes_text(run.peak_allocated_bytes)} {peak_words(run)}")
+    print(f"  allocated  {bytes_text(run.peak_allocated_bytes)} {peak_text(run)}")
     without = "without a limit" if reserved_on_card(run) is not None else "at its peak"
     print(f"  reserved   {bytes_text(run.peak_reserved_bytes)} {without}, {gap} of it above what is ever allocated")
     if run.pinned_host_bytes:
@@ -184,9 +184,9 @@ def _print(run: Run, path: Path | None) -> None:
         print(f"  beside it  {context.interval} for the CUDA context, {context.source}")
     print(f"  counted    {run.window}")
     for ranks in run.classes:
-        print(f"  {class_words(ranks, run.rank)}")
+        print(f"  {rank_class_text(ranks, run.rank)}")
     if is_training(run):
-        print(f"  optimizer  {optimizer_words(run)}")
+        print(f"  optimizer  {optimizer_text(run)}")
     if run.flops:
         print(f"  work       {run.flops / 1e12:,.1f} TFLOP, {bytes_text(run.bytes_moved or 0)} moved")
     if run.seconds:
@@ -206,11 +206,11 @@ def _print(run: Run, path: Path | None) -> None:
 def _print_fit(run: Run) -> None:
     if run.fit is None:
         return
-    from memviz.results.run import reserved_on_card, usable_words, with_optimizer
+    from memviz.results.run import reserved_on_card, usable_text, with_optimizer
 
     usable = f"{bytes_text(run.fit.usable_bytes)} that a process gets of {run.device}"
     if run.fit.word == "close":
-        print(f"\nIt is close{with_optimizer(run)}: {usable_words(run.fit)} of {run.device}.")
+        print(f"\nIt is close{with_optimizer(run)}: {usable_text(run.fit)} of {run.device}.")
     elif run.fit.fits:
         spare = run.fit.usable_bytes - run.fit.peak_reserved_bytes
         squeezed = reserved_on_card(run)

@@ -85,14 +85,14 @@ def print_line(text: str) -> None:
     sys.stderr.flush()
 
 
-def progress(words: str) -> None:
+def progress(line: str) -> None:
     """Show a line on a terminal, which the next one replaces; empty words remove it."""
     stream = sys.stderr
     if not stream.isatty():
         return
     plain = cast(TextIO, getattr(stream, "_stream", stream))
     with suppress(OSError, UnicodeEncodeError):
-        plain.write(f"\r\x1b[K{escape_control_chars(words, keep='')}")
+        plain.write(f"\r\x1b[K{escape_control_chars(line, keep='')}")
         plain.flush()
 
 
@@ -149,8 +149,8 @@ def _flushed(work: Callable[[], int]) -> int:
     return status
 
 
-def _say(words: object) -> None:
-    print(f"memviz: {words}", file=sys.stderr)
+def _say(message: object) -> None:
+    print(f"memviz: {message}", file=sys.stderr)
 
 
 @contextmanager

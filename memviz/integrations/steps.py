@@ -96,8 +96,8 @@ class RecordedSteps:
 
     def training_ends(self) -> None:
         if self._open is None and not self._is_over:
-            words = f"No memory was recorded: no step from {self.first} to {self.last} was trained."
-            warnings.warn(words, stacklevel=3)
+            message = f"No memory was recorded: no step from {self.first} to {self.last} was trained."
+            warnings.warn(message, stacklevel=3)
         self.finish()
 
     def failed(self, error: BaseException) -> None:
@@ -122,15 +122,15 @@ class RecordedSteps:
         return False
 
     def _begin(self, model: Any, optimizers: Sequence[Any]) -> None:
-        made = recording(self.path, model=model, overwrite=self._overwrite, **self._how)
-        self._open = opened = self._around.enter_context(made)
+        recorder = recording(self.path, model=model, overwrite=self._overwrite, **self._how)
+        self._open = opened = self._around.enter_context(recorder)
         for optimizer in optimizers:
             opened.label(optimizer=optimizer)
         position = rank_position()
         opened.facts = position.facts if position is not None else {}
         opened.history.when_out_of_memory = self._ran_out
 
-    def _ran_out(self, taken: HistorySnapshot) -> None:
+    def _ran_out(self, capture: HistorySnapshot) -> None:
         """Called in the failing allocation; the training may go on, with a smaller batch."""
         if self._open is None:
             return
@@ -138,9 +138,9 @@ class RecordedSteps:
         path = sibling_path(self.path, OUT_OF_MEMORY)
         opened = self._open
         trace = trace_of_snapshot(
-            opened.history, taken, opened.log, opened.device, facts=opened.facts, source=path.name
+            opened.history, capture, opened.log, opened.device, facts=opened.facts, source=path.name
         )
-        write_snapshot(path, with_labels(taken.snapshot, trace))
+        write_snapshot(path, with_labels(capture.snapshot, trace))
         self.out_of_memory_path = path
 
 

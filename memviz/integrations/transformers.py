@@ -24,14 +24,14 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(self, path: Any = "memory.pickle", **how: Any) -> None:
         self.steps = RecordedSteps(path, **how)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.steps.check()
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        self.steps.step_begins(state.global_step + 1, given.get("model"), optimizer_itself(given.get("optimizer")))
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.steps.step_begins(state.global_step + 1, kwargs.get("model"), optimizer_itself(kwargs.get("optimizer")))
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.steps.step_ends(state.global_step)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.steps.training_ends()

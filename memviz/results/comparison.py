@@ -163,10 +163,10 @@ class _Part:
 
 def comparison_headline(summary: ComparisonSummary, names: Sequence[str] = ()) -> Headline:
     """`names` are what the traces are called, where that is not their files' names."""
-    said = _peak_headline(summary, names)
+    headline = _peak_headline(summary, names)
     estimates = [moment for moment in summary.found.moments if moment.is_estimate]
     limits = dict.fromkeys(moment.limit_of_start for moment in estimates if moment.limit_of_start)
-    return said.as_estimate(" ".join(limits)) if estimates else said
+    return headline.as_estimate(" ".join(limits)) if estimates else headline
 
 
 def _peak_headline(summary: ComparisonSummary, names: Sequence[str]) -> Headline:
@@ -244,8 +244,8 @@ def _offsetting_changes(comparison: Changes) -> str:
     grown, shrunk = [delta for delta in deltas if delta > 0], [delta for delta in deltas if delta < 0]
     if not deltas:
         return f"Every {comparison.by} holds as many bytes in both."
-    words = _plural(comparison.by) if len(grown) > 1 else comparison.by
-    grew = f"{count_word(len(grown)).capitalize()} {words} grew by {bytes_text(sum(grown))}"
+    noun = _plural(comparison.by) if len(grown) > 1 else comparison.by
+    grew = f"{count_word(len(grown)).capitalize()} {noun} grew by {bytes_text(sum(grown))}"
     return f"{grew}, {count_word(len(shrunk))} shrank by as much."
 
 
@@ -301,11 +301,11 @@ def _sentence(comparison: Changes, parts: Sequence[_Part], change: int) -> str:
     verb = ("add" if change > 0 else "hold") + ("" if parts[0].is_plural else "s")
     less = " less" if change < 0 else ""
     name = f"{parts[0].name[0].upper()}{parts[0].name[1:]}" if parts[0].is_own_word else parts[0].name
-    words = [f"{name} {verb} {bytes_text(abs(parts[0].bytes))}{less}"]
-    words += [f"{part.name} {bytes_text(abs(part.bytes))}" for part in parts[1:]]
-    named = sum(part.bytes for part in parts)
-    others_moved = sum(abs(row.delta(1)) for row in comparison.rows) > abs(named)
-    return f"{', '.join(words)}{_rest_clause(change - named, change, comparison.by, others_moved=others_moved)}."
+    clauses = [f"{name} {verb} {bytes_text(abs(parts[0].bytes))}{less}"]
+    clauses += [f"{part.name} {bytes_text(abs(part.bytes))}" for part in parts[1:]]
+    listed = sum(part.bytes for part in parts)
+    others_moved = sum(abs(row.delta(1)) for row in comparison.rows) > abs(listed)
+    return f"{', '.join(clauses)}{_rest_clause(change - listed, change, comparison.by, others_moved=others_moved)}."
 
 
 def _rest_clause(rest: int, change: int, by: str, *, others_moved: bool) -> str:

@@ -29,62 +29,64 @@ class ParetoFront:
     numbers: tuple[int, ...]
 
 
-def cost_rank(way: Way) -> float:
+def cost_rank(trial: Way) -> float:
     """The cost by which configurations are compared: the middle of the seconds, or the work on an unknown card."""
-    cost = way["cost"]
+    cost = trial["cost"]
     if cost["seconds_low"] is None or cost["seconds_high"] is None:
         return float(cost["flops"] + cost["bytes_moved"] + cost["host_bytes"] + cost.get("link_bytes", 0))
     return float(cost["seconds_low"] + cost["seconds_high"]) / 2
 
 
-def cheapest_fitting(ways: Sequence[Way]) -> int | None:
+def cheapest_fitting(trials: Sequence[Way]) -> int | None:
     """The number of the cheapest that fits, of the strongest class in which any does; of equally cheap ones, that with
     the fewest changes."""
     for keeps in _KEEPS:
-        fitting = [number for number, way in enumerate(ways) if way["fits"] and way["keeps"] == keeps]
+        fitting = [number for number, trial in enumerate(trials) if trial["fits"] and trial["keeps"] == keeps]
         if fitting:
-            return min(fitting, key=lambda number: (*_simplicity_order(ways[number]), number))
+            return min(fitting, key=lambda number: (*_simplicity_order(trials[number]), number))
     return None
 
 
-def front_of_ways(ways: Sequence[Way]) -> ParetoFront:
+def front_of_trials(trials: Sequence[Way]) -> ParetoFront:
     """Return the Pareto front among ways that keep as much as the best one, or as the weakest one tried."""
-    number = cheapest_fitting(ways)
-    weakest = max((way["keeps"] for way in ways), key=_KEEPS.index, default="outputs")
-    keeps = weakest if number is None else ways[number]["keeps"]
-    of_it = sorted((n for n, way in enumerate(ways) if way["keeps"] == keeps), key=lambda n: (*_cost_order(ways[n]), n))
-    ahead: list[int] = []
-    for n in of_it:
-        if not ahead or ways[n]["peak_reserved_bytes"] < ways[ahead[-1]]["peak_reserved_bytes"]:
-            ahead.append(n)
-    return ParetoFront(str(keeps), tuple(ahead))
+    number = cheapest_fitting(trials)
+    weakest = max((trial["keeps"] for trial in trials), key=_KEEPS.index, default="outputs")
+    keeps = weakest if number is None else trials[number]["keeps"]
+    candidates = sorted(
+        (n for n, trial in enumerate(trials) if trial["keeps"] == keeps), key=lambda n: (*_cost_order(trials[n]), n)
+    )
+    front: list[int] = []
+    for n in candidates:
+        if not front or trials[n]["peak_reserved_bytes"] < trials[front[-1]]["peak_reserved_bytes"]:
+            front.append(n)
+    return ParetoFront(str(keeps), tuple(front))
 
 
-def _cost_order(way: Way) -> tuple[float, int, int]:
-    return cost_rank(way), way["peak_reserved_bytes"], _changes(way)
+def _cost_order(trial: Way) -> tuple[float, int, int]:
+    return cost_rank(trial), trial["peak_reserved_bytes"], _changes(trial)
 
 
-def _simplicity_order(way: Way) -> tuple[float, int, int]:
-    return cost_rank(way), _changes(way), way["peak_reserved_bytes"]
+def _simplicity_order(trial: Way) -> tuple[float, int, int]:
+    return cost_rank(trial), _changes(trial), trial["peak_reserved_bytes"]
 
 
-def _changes(way: Way) -> int:
-    return sum(len(change) for change in way["optimizations"])
+def _changes(trial: Way) -> int:
+    return sum(len(change) for change in trial["optimizations"])
 
 
-def error_words(way: Way) -> str:
+def error_text(trial: Way) -> str:
     """Expected error of a way; empty in searches that were kept before it was known."""
-    return str((way.get("expected_error") or {}).get("sentence", ""))
+    return str((trial.get("expected_error") or {}).get("sentence", ""))
 
 
-def cost_words(way: Way) -> str:
-    return f"{cost_figure(way)} {cost_unit(way)}"
+def cost_text(trial: Way) -> str:
+    return f"{cost_figure(trial)} {cost_unit(trial)}"
 
 
-def cost_figure(way: Way) -> str:
-    low, high = way["cost"]["seconds_low"], way["cost"]["seconds_high"]
+def cost_figure(trial: Way) -> str:
+    low, high = trial["cost"]["seconds_low"], trial["cost"]["seconds_high"]
     if low is None or high is None:
-        return work_text(cost_rank(way))
+        return work_text(cost_rank(trial))
     return f"{duration_text(round(low * 1e6))} to {duration_text(round(high * 1e6))}"
 
 
@@ -92,18 +94,18 @@ def work_text(work: float) -> str:
     return f"{work / 1e12:,.2f} T"
 
 
-def cost_unit(way: Way) -> str:
+def cost_unit(trial: Way) -> str:
     """The same for all configurations on a card."""
-    per = f"a {way['cost']['per']}"
-    return f"FLOP and bytes moved {per}" if way["cost"]["seconds_low"] is None else f"{per}, estimated"
+    per = f"a {trial['cost']['per']}"
+    return f"FLOP and bytes moved {per}" if trial["cost"]["seconds_low"] is None else f"{per}, estimated"
 
 
-def fit_cell(way: Way) -> str:
+def fit_cell(trial: Way) -> str:
     """ "fits", "does not fit" or "close"."""
-    return "close" if way.get("fit") == "close" else "fits" if way["fits"] else "does not fit"
+    return "close" if trial.get("fit") == "close" else "fits" if trial["fits"] else "does not fit"
 
 
-def left_words(seconds: float | None) -> str:
+def remaining_text(seconds: float | None) -> str:
     """ ", about 4 min left", or nothing where too little is known."""
     if seconds is None:
         return ""
@@ -112,67 +114,67 @@ def left_words(seconds: float | None) -> str:
     return f", about {round(seconds / 60)} min left"
 
 
-def stopped_words(by: str, done: int, of: int) -> str:
+def stop_text(reason: str, done: int, total: int) -> str:
     """Say how far a search came. `by` is what stopped it, as a sentence."""
-    if not of:
-        return by
-    rest = "; another may be better" if done < of else ""
-    return f"{by} {count_text(done)} of {count_text(of)} configurations were tried{rest}."
+    if not total:
+        return reason
+    rest = "; another may be better" if done < total else ""
+    return f"{reason} {count_text(done)} of {count_text(total)} configurations were tried{rest}."
 
 
 def fit_headline(status: SearchStatus) -> Headline:
     number = cheapest_fitting(status.ways)
-    way = None if number is None else status.ways[number]
+    trial = None if number is None else status.ways[number]
     if status.failed and not status.ways:
         return Headline("No configuration was tried.", _stop_sentence(status))
-    answer = "Searching for a configuration that fits." if way is None else _fit_sentence(status, way)
-    cheaper = "" if way is None else _cheapest_sentence(status, way)
+    answer = "Searching for a configuration that fits." if trial is None else _fit_sentence(status, trial)
+    cheaper = "" if trial is None else _cheapest_sentence(status, trial)
     if not status.is_over:
         return Headline(answer, f"{cheaper}{_progress_sentence(status)}")
-    if way is None:
+    if trial is None:
         return _nothing_fits(status)
-    kept = kept_words(way)
-    return Headline(answer, f"{cheaper}{kept} {_largest_sentence(status)}{_stop_sentence(status)}".strip())
+    preserved = preserved_text(trial)
+    return Headline(answer, f"{cheaper}{preserved} {_largest_sentence(status)}{_stop_sentence(status)}".strip())
 
 
-def kept_words(way: Way) -> str:
+def preserved_text(trial: Way) -> str:
     """Describe what stays as requested, what does not, and what the card has no hardware for."""
-    changes = way.get("changes") or ()
+    changes = trial.get("changes") or ()
     changed = f"Changed: {', '.join(changes)}." if changes else ""
-    return " ".join(filter(None, [_KEPT[way["keeps"]], changed, *way.get("warnings", ())]))
+    return " ".join(filter(None, [_KEPT[trial["keeps"]], changed, *trial.get("warnings", ())]))
 
 
-def _fit_sentence(status: SearchStatus, way: Way) -> str:
+def _fit_sentence(status: SearchStatus, trial: Way) -> str:
     """Say first that the model fits unchanged, even if another way is cheaper."""
-    plain = _unchanged_way(status)
+    plain = _unchanged_trial(status)
     if plain is not None and plain["fits"]:
         return f"It {_verb(plain)} as it is: {bytes_text(plain['peak_reserved_bytes'])} reserved."
-    so_far, reserved = "" if status.is_over else " so far", bytes_text(way["peak_reserved_bytes"])
-    return f"It {_verb(way)} with {way['short_title']}{so_far}: {reserved} reserved."
+    so_far, reserved = "" if status.is_over else " so far", bytes_text(trial["peak_reserved_bytes"])
+    return f"It {_verb(trial)} with {trial['short_title']}{so_far}: {reserved} reserved."
 
 
-def _verb(way: Way) -> str:
-    return "is close" if fit_cell(way) == "close" else "fits"
+def _verb(trial: Way) -> str:
+    return "is close" if fit_cell(trial) == "close" else "fits"
 
 
-def _cheapest_sentence(status: SearchStatus, way: Way) -> str:
-    plain = _unchanged_way(status)
-    if plain is None or not plain["fits"] or way is plain:
+def _cheapest_sentence(status: SearchStatus, trial: Way) -> str:
+    plain = _unchanged_trial(status)
+    if plain is None or not plain["fits"] or trial is plain:
         return ""
-    so_far, reserved = "" if status.is_over else " so far", bytes_text(way["peak_reserved_bytes"])
-    return f"The cheapest{so_far} is {way['short_title']}, by its estimate: {reserved} reserved. "
+    so_far, reserved = "" if status.is_over else " so far", bytes_text(trial["peak_reserved_bytes"])
+    return f"The cheapest{so_far} is {trial['short_title']}, by its estimate: {reserved} reserved. "
 
 
-def _unchanged_way(status: SearchStatus) -> Way | None:
+def _unchanged_trial(status: SearchStatus) -> Way | None:
     """Return the way without changes; the requested optimizer is its only label."""
     optimizer = status.order.request.optimizer
     name = "baseline" if optimizer == "none" else optimizer
-    return next((way for way in status.ways if way["label"] == name and not way["optimizations"]), None)
+    return next((trial for trial in status.ways if trial["label"] == name and not trial["optimizations"]), None)
 
 
 def _stop_sentence(status: SearchStatus) -> str:
     """Say why and where the search stopped: a way that was not predicted may be better."""
-    return stopped_words(status.failed, status.done, status.of) if status.failed else ""
+    return stop_text(status.failed, status.done, status.of) if status.failed else ""
 
 
 def _progress_sentence(status: SearchStatus) -> str:
@@ -182,18 +184,18 @@ def _progress_sentence(status: SearchStatus) -> str:
         return f"Trying {status.order.largest or 'sequence'} {count_text(status.value)}."
     if not status.of:
         return "The search begins."
-    left = left_words(status.seconds_left)
+    left = remaining_text(status.seconds_left)
     return f"{count_text(status.done)} of {count_text(status.of)} configurations tried{left}."
 
 
 def _nothing_fits(status: SearchStatus) -> Headline:
-    least = min(status.ways, key=lambda way: int(way["peak_reserved_bytes"]), default=None)
+    least = min(status.ways, key=lambda trial: int(trial["peak_reserved_bytes"]), default=None)
     if least is None:
         return Headline("Nothing that was tried could run.", "Predict it as it is: that says why.")
     more = {"outputs": "Let training change too.", "training": "Let weights be stored in fewer bits too."}
-    said = f"The least is {least['short_title']}: {bytes_text(least['peak_reserved_bytes'])}."
+    least_sentence = f"The least is {least['short_title']}: {bytes_text(least['peak_reserved_bytes'])}."
     largest = _largest_sentence(status).strip()
-    rest = [said, largest, _stop_sentence(status) or more.get(status.order.keep, "")]
+    rest = [least_sentence, largest, _stop_sentence(status) or more.get(status.order.keep, "")]
     answer = f"Nothing that was tried fits{' at this size' if largest else ''}."
     return Headline(answer, " ".join(filter(None, rest)))
 
@@ -202,10 +204,10 @@ def _largest_sentence(status: SearchStatus) -> str:
     largest = (status.answer or {}).get("largest")
     if not largest:
         return ""
-    return f"{largest_words(largest)} "
+    return f"{largest_text(largest)} "
 
 
-def largest_words(largest: Mapping[str, Any]) -> str:
+def largest_text(largest: Mapping[str, Any]) -> str:
     """Describe the largest value that `fit --json` reports."""
     value, after = count_text(largest["value"]), "nothing larger was refused"
     at_least = "at least " if largest.get("stopped") else ""

@@ -102,7 +102,7 @@ def distinct_names(names: Sequence[str]) -> list[str]:
     return [f"{name} ({letter(i)})" if cut.count(name) > 1 else name for i, name in enumerate(cut)]
 
 
-def ran_out_elsewhere(trace: Trace, device: DeviceTrace) -> str:
+def other_oom_note(trace: Trace, device: DeviceTrace) -> str:
     """Return a note on other devices that ran out of memory; empty where none did."""
     names = others_out_of_memory(trace, device)
     if not names:

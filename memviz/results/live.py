@@ -70,8 +70,8 @@ class Live(Result):
     def by(self, by: str) -> Live:
         """The same moment by "site", "line", "stack", "category", "module", "phase", "annotation", "stream", "pool"
         or "size"."""
-        found = at(self.trace, self._device, self.event, by, top=self.top)
-        return Live(self.trace, self.device, found, self.is_peak, self.top)
+        moment = at(self.trace, self._device, self.event, by, top=self.top)
+        return Live(self.trace, self.device, moment, self.is_peak, self.top)
 
     @property
     def headline(self) -> Headline:
@@ -87,10 +87,10 @@ class Live(Result):
         """
         trace, device, live = self.trace, self._device, self.found
         stacks = [group.stack for group in self.groups if group.stack is not None]
-        shown = _stacks_that_fit(trace, stacks)
+        listed_stacks = _stacks_that_fit(trace, stacks)
         rows, by = live_rows(device, live.event), live.live.by
-        mostly = dominant_by_group(trace, device, rows, by)
-        left_out = sum(stack not in shown for stack in stacks)
+        dominant = dominant_by_group(trace, device, rows, by)
+        left_out = sum(stack not in listed_stacks for stack in stacks)
         return {
             "device": device_number(device),
             "event": live.event,
@@ -105,13 +105,13 @@ class Live(Result):
                     "site" if by == "site" else "key": group.label,
                     "bytes": group.bytes,
                     "count": group.count,
-                    "purpose": mostly[group.key].kind,
-                    "purpose_bytes": mostly[group.key].bytes,
-                    "certainty": mostly[group.key].certainty.word,
-                    "reason": mostly[group.key].reason,
+                    "purpose": dominant[group.key].kind,
+                    "purpose_bytes": dominant[group.key].bytes,
+                    "certainty": dominant[group.key].certainty.word,
+                    "reason": dominant[group.key].reason,
                     **(
                         {"stack": frames_json(trace, group.stack)}
-                        if group.stack is not None and group.stack in shown
+                        if group.stack is not None and group.stack in listed_stacks
                         else {}
                     ),
                 }
@@ -145,18 +145,18 @@ class Live(Result):
         return choose_device(self.trace, self.device)
 
     def table(self, most: int | None = None) -> Table:
-        whole, shown = self.live_bytes, self.groups[:most]
-        largest = shown[0].bytes if shown else 0
-        rows = [_live_row(group.label, group.bytes, group.count, whole, largest) for group in shown]
-        rest_count = self.found.live.count - sum(group.count for group in shown)
+        total, groups = self.live_bytes, self.groups[:most]
+        largest = groups[0].bytes if groups else 0
+        rows = [_live_row(group.label, group.bytes, group.count, total, largest) for group in groups]
+        rest_count = self.found.live.count - sum(group.count for group in groups)
         if rest_count:
-            rest_bytes = whole - sum(group.bytes for group in shown)
-            rows.append(_live_row("(all others)", rest_bytes, rest_count, whole, 0))
+            rest_bytes = total - sum(group.bytes for group in groups)
+            rows.append(_live_row("(all others)", rest_bytes, rest_count, total, 0))
         return Table(("bytes", "share", "blocks", self.found.live.by), tuple(rows))
 
 
-def _live_row(label: str, size: int, count: int, whole: int, largest: int) -> TableRow:
-    numbers = (bytes_text(size), percent_text(size, whole), count_text(count))
+def _live_row(label: str, size: int, count: int, total: int, largest: int) -> TableRow:
+    numbers = (bytes_text(size), percent_text(size, total), count_text(count))
     return TableRow(numbers, label, (Bar(0, share(size, largest)),) if largest else ())
 
 
@@ -175,7 +175,7 @@ def live_result(
 
 def live_headline(live: LiveSet, which: DeviceName, event_count: int) -> Headline:
     """`event_count` is the device's: without a history the only moment is the end."""
-    where = moment_words(which, live.event, event_count)
+    where = moment_text(which, live.event, event_count)
     answer = f"{bytes_text(live.live_bytes)} are live{where}{_largest_group(live)}."
     if live.reserved_bytes < live.live_bytes:
         # The file says less of its segments than of its tensors.
@@ -183,7 +183,7 @@ def live_headline(live: LiveSet, which: DeviceName, event_count: int) -> Headlin
     return Headline(answer, f"{bytes_text(live.reserved_bytes)} are reserved then.")
 
 
-def moment_words(which: DeviceName, event: int, event_count: int) -> str:
+def moment_text(which: DeviceName, event: int, event_count: int) -> str:
     """' on device 1 after event 5'. The device is named where there are several."""
     device = f" on {device_name(which)}" if which.is_one_of_several else ""
     if not event_count:
@@ -201,7 +201,7 @@ def _largest_group(live: LiveSet) -> str:
 
 def find_json(device: DeviceTrace, result: FindResult, top: int | None = None) -> dict[str, Any]:
     """Return the answer of `/find`. The rows and the rest add up."""
-    shown, rest = result.sites[:top], result.sites[len(result.sites[:top]) :]
+    sites, rest = result.sites[:top], result.sites[len(result.sites[:top]) :]
     return {
         "device": device_number(device),
         "event": result.event,
@@ -216,7 +216,7 @@ def find_json(device: DeviceTrace, result: FindResult, top: int | None = None) -
                 "all_bytes": site.bytes,
                 "all_count": site.count,
             }
-            for site in shown
+            for site in sites
         ],
         "rest_sites": len(rest),
         "rest_live_bytes": sum(site.live_bytes for site in rest),

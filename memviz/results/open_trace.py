@@ -226,8 +226,8 @@ class OpenTrace(Result):
 
     @property
     def headline(self) -> Headline:
-        said = self.summary().headline
-        return Headline(f"{self.trace.about.source or 'A trace'}: {said.answer}", said.reason)
+        summary = self.summary().headline
+        return Headline(f"{self.trace.about.source or 'A trace'}: {summary.answer}", summary.reason)
 
     def as_json(self) -> dict[str, Any]:
         return self.summary().as_json()
@@ -241,11 +241,11 @@ class OpenTrace(Result):
     def _above_table(self) -> Html:
         return self.summary()._above_table()
 
-    def _device(self, named: int | str | None) -> DeviceTrace:
-        return choose_device(self.trace, self.device if named is None else str(named))
+    def _device(self, device: int | str | None) -> DeviceTrace:
+        return choose_device(self.trace, self.device if device is None else str(device))
 
-    def _side(self, named: int | str | None) -> Pair:
-        return self.trace, self._device(named)
+    def _side(self, device: int | str | None) -> Pair:
+        return self.trace, self._device(device)
 
 
 def open(source: str | os.PathLike[str] | Trace | HasTrace, *, device: int | str | None = None) -> OpenTrace:
@@ -270,7 +270,7 @@ def _trace_of(source: str | os.PathLike[str] | Trace | HasTrace) -> Trace:
     if isinstance(source, Trace):
         return source
     if not isinstance(source, str | os.PathLike):
-        return _trace_within(source)
+        return _trace_of_result(source)
     if isinstance(source, str) and is_address(source):
         limits = Limits.from_environment()
         with download(source, limits) as (file, size):
@@ -278,11 +278,11 @@ def _trace_of(source: str | os.PathLike[str] | Trace | HasTrace) -> Trace:
     return load_trace(source)
 
 
-def _trace_within(source: Any) -> Trace:
+def _trace_of_result(source: Any) -> Trace:
     """Return the trace of a recording, a prediction or a replay."""
-    made = getattr(source, "trace", None)
-    if isinstance(made, Trace):
-        return made
+    trace = getattr(source, "trace", None)
+    if isinstance(trace, Trace):
+        return trace
     kind = type(source).__name__
     if hasattr(source, "trace"):
         raise UsageError(f"There is no trace in this {kind}: it may not be over yet.")
@@ -298,10 +298,10 @@ def _event_of(device: DeviceTrace, event: int | None, time: float | None) -> int
         raise UsageError("Name the moment by its event or by its time: event=1000, or time=0.5.")
     if time is not None:
         return event_at_seconds(device, _seconds(time))
-    return _whole_number(event)
+    return _parse_event(event)
 
 
-def _whole_number(event: Any) -> int:
+def _parse_event(event: Any) -> int:
     """A float too where it is whole: a pandas frame makes such of its numbers where one is missing."""
     try:
         return int(event) if isinstance(event, float) and event.is_integer() else index(event)

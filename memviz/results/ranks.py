@@ -54,26 +54,26 @@ def _outlier_sentence(job: RankSummary) -> str:
     category, site = one.chief_category, one.chief_site
     causes = []
     if category is not None:
-        part = _share_words(category.delta_bytes, one.delta_bytes)
+        part = _share_text(category.delta_bytes, one.delta_bytes)
         causes.append(f", {part} {category.words} ({delta_text(category.delta_bytes)})")
     if site is not None:
-        joint = "; the largest site is" if causes else f", {_share_words(site.delta_bytes, one.delta_bytes)} by"
+        joint = "; the largest site is" if causes else f", {_share_text(site.delta_bytes, one.delta_bytes)} by"
         causes.append(f"{joint} {shorten(site.name)} ({delta_text(site.delta_bytes)})")
     return f"Rank {one.rank} has {delta_text(one.delta_bytes)} against rank {one.against}{''.join(causes)}."
 
 
-def _share_words(of_cause: int, whole: int) -> str:
+def _share_text(of_cause: int, total: int) -> str:
     """Other causes may offset this one."""
-    if abs(of_cause) > abs(whole):
+    if abs(of_cause) > abs(total):
         return "more than all of it"
-    return "most of it" if 2 * abs(of_cause) > abs(whole) else "the largest part of it"
+    return "most of it" if 2 * abs(of_cause) > abs(total) else "the largest part of it"
 
 
 def _imbalance_sentence(job: RankSummary) -> str:
-    apart = job.imbalance
-    if not apart.bytes:
+    imbalance = job.imbalance
+    if not imbalance.bytes:
         return ""
-    return f"The lowest peak, on rank {apart.lowest}, is {bytes_text(apart.bytes)} under the highest."
+    return f"The lowest peak, on rank {imbalance.lowest}, is {bytes_text(imbalance.bytes)} under the highest."
 
 
 def _failed_sentence(job: RankSummary) -> str:
@@ -91,8 +91,8 @@ def missing_ranks(job: RankSummary, before: str = "No file of") -> str:
 
 def spans_text(spans: Sequence[tuple[int, int]]) -> str:
     """'3, 8-11'."""
-    words = [f"{first}" if first == last else f"{first}-{last}" for first, last in spans[:_MOST_SPANS]]
-    return ", ".join([*words, *(["..."] if len(spans) > _MOST_SPANS else [])])
+    parts = [f"{first}" if first == last else f"{first}-{last}" for first, last in spans[:_MOST_SPANS]]
+    return ", ".join([*parts, *(["..."] if len(spans) > _MOST_SPANS else [])])
 
 
 def card_sentence(answer: OnCard) -> str:

@@ -54,11 +54,13 @@ class Replay(Result):
 
     @property
     def headline(self) -> Headline:
-        said, card = replay_headline(self.answer.found, self.answer.searched), self.answer.found.card
+        headline, card = replay_headline(self.answer.found, self.answer.searched), self.answer.found.card
         if card is None or not card.overhead_bytes:
-            return said
-        aside = bytes_text(card.overhead_bytes)
-        return said.and_also(f"Of the card's {card.name}, {aside} are set aside for the CUDA context and libraries.")
+            return headline
+        overhead = bytes_text(card.overhead_bytes)
+        return headline.and_also(
+            f"Of the card's {card.name}, {overhead} are set aside for the CUDA context and libraries."
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return the output of `replay --json`."""
@@ -129,31 +131,31 @@ _KEYS_OF_REPLAY = (
 
 
 def _outcome_json(outcome: WhatIf, headline: Headline) -> dict[str, Any]:
-    ours, card = outcome.replayed, outcome.card
+    replayed, card = outcome.replayed, outcome.card
     return {
-        "settings": ours.settings.to_text(),
+        "settings": replayed.settings.to_text(),
         **_agreement_json(outcome.recorded),
-        "peak_allocated_bytes": ours.peak_allocated_bytes,
-        "peak_reserved_bytes": ours.peak_reserved_bytes,
-        "reserved_end_bytes": ours.reserved_end_bytes,
-        "retries": ours.retries,
-        "oom": _oom_json(ours),
+        "peak_allocated_bytes": replayed.peak_allocated_bytes,
+        "peak_reserved_bytes": replayed.peak_reserved_bytes,
+        "reserved_end_bytes": replayed.reserved_end_bytes,
+        "retries": replayed.retries,
+        "oom": _oom_json(replayed),
         "verdict": str(headline),
-        "provenance": ours.trace.about.label,
+        "provenance": replayed.trace.about.label,
         "recorded_settings": outcome.recorded.settings.to_text(),
         "addresses": allocation_count(outcome.recorded),
         **_recording_json(outcome),
-        "peak_requested_bytes": ours.peak_requested_bytes,
-        "waiting_at_start_bytes": ours.waiting_at_start_bytes,
-        "unused_at_peak_bytes": ours.unused_at_peak_bytes,
-        "fragmentation": round(ours.fragmentation, 6),
+        "peak_requested_bytes": replayed.peak_requested_bytes,
+        "waiting_at_start_bytes": replayed.waiting_at_start_bytes,
+        "unused_at_peak_bytes": replayed.unused_at_peak_bytes,
+        "fragmentation": round(replayed.fragmentation, 6),
         "card_bytes": card.total_bytes if card else None,
         "overhead_bytes": card.overhead_bytes if card else None,
         "memory_bytes": card.usable_bytes if card else None,
         "fit": outcome.fit,
         "context": outcome.context.as_json() if outcome.context else None,
         "smallest_card_bytes": outcome.smallest_card.total_bytes if outcome.smallest_card else None,
-        "notes": [{"code": note.code, "level": note.level, "text": note.text} for note in ours.trace.notes],
+        "notes": [{"code": note.code, "level": note.level, "text": note.text} for note in replayed.trace.notes],
     }
 
 

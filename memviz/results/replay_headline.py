@@ -13,11 +13,15 @@ _WORDS = {"": "PyTorch's default settings", "expandable_segments:True": "expanda
 
 
 def replay_headline(outcome: WhatIf, searched: Search | None = None) -> Headline:
-    said = _headline_of(outcome, searched)
+    headline = _headline_of(outcome, searched)
     if outcome.devices == 1:
-        return said
-    answer = said.answer if said.answer.startswith("PyTorch") else f"{said.answer[0].lower()}{said.answer[1:]}"
-    return Headline(f"On device {outcome.device}, {answer}", said.reason)
+        return headline
+    answer = (
+        headline.answer
+        if headline.answer.startswith("PyTorch")
+        else f"{headline.answer[0].lower()}{headline.answer[1:]}"
+    )
+    return Headline(f"On device {outcome.device}, {answer}", headline.reason)
 
 
 def _headline_of(outcome: WhatIf, searched: Search | None) -> Headline:
@@ -37,15 +41,15 @@ def _card_headline(outcome: WhatIf, searched: Search | None) -> Headline:
     where, live = bytes_text(outcome.card.usable_bytes), _live_at_once(outcome, searched)
     if outcome.replayed.oom is not None and live > outcome.card.usable_bytes:
         return Headline(f"It does not fit in {where} under any setting: {bytes_text(live)} are live at once.")
-    return Headline(f"In {where} this run stops {event_words(outcome.base.oom)}.", _remedy(outcome, searched))
+    return Headline(f"In {where} this run stops {event_text(outcome.base.oom)}.", _remedy(outcome, searched))
 
 
-def _with_close_note(outcome: WhatIf, said: Headline) -> Headline:
+def _with_close_note(outcome: WhatIf, headline: Headline) -> Headline:
     """Add that the fit is close, where the CUDA context decides, which is not known exactly."""
     if outcome.fit != "close" or outcome.context is None:
-        return said
-    beside = f"It is close: the CUDA context takes {outcome.context.interval} of a card."
-    return Headline(said.answer, _join(beside, said.reason))
+        return headline
+    note = f"It is close: the CUDA context takes {outcome.context.interval} of a card."
+    return Headline(headline.answer, _join(note, headline.reason))
 
 
 def settings_name(settings: Settings) -> str:
@@ -63,14 +67,14 @@ def recording_note(outcome: WhatIf) -> str:
     return f"The recording reserves {bytes_text(outcome.recorded_peak_bytes)}: {why}."
 
 
-def event_words(oom: RanOut) -> str:
+def event_text(oom: RanOut) -> str:
     return f"at event {count_text(oom.event)}" if oom.event >= 0 else "before its first event"
 
 
 def _settings_title(settings: Settings) -> str:
     """Name the settings at the start of a sentence; PyTorch's own names keep their case."""
-    words = settings_name(settings)
-    return f"{words[0].upper()}{words[1:]}" if words in _WORDS.values() else words
+    name = settings_name(settings)
+    return f"{name[0].upper()}{name[1:]}" if name in _WORDS.values() else name
 
 
 def _live_at_once(outcome: WhatIf, searched: Search | None) -> int:
@@ -85,14 +89,14 @@ def _spare(bytes_reserved: int, outcome: WhatIf) -> str:
 
 
 def _remedy(outcome: WhatIf, searched: Search | None) -> str:
-    ours, stopped = outcome.replayed, outcome.base.oom
+    replayed, stopped = outcome.replayed, outcome.base.oom
     assert stopped is not None
-    if ours is not outcome.base:
-        if ours.oom is not None:
-            return f"With {settings_name(ours.settings)} it stops {event_words(ours.oom)}."
-        spare = _spare(ours.peak_reserved_bytes, outcome)
-        through = f"{_settings_title(ours.settings)} would carry it through, with {spare} to spare"
-        return f"{through}{_so_would_the_recorded(outcome)}."
+    if replayed is not outcome.base:
+        if replayed.oom is not None:
+            return f"With {settings_name(replayed.settings)} it stops {event_text(replayed.oom)}."
+        spare = _spare(replayed.peak_reserved_bytes, outcome)
+        through = f"{_settings_title(replayed.settings)} would carry it through, with {spare} to spare"
+        return f"{through}{_recorded_fits_note(outcome)}."
     if searched is None:
         cached = bytes_text(stopped.reserved_bytes - stopped.allocated_bytes)
         requested = bytes_text(stopped.requested_bytes)
@@ -106,7 +110,7 @@ def _remedy(outcome: WhatIf, searched: Search | None) -> str:
     return f"{_settings_title(best.settings)} would carry it through, with {spare} to spare."
 
 
-def _so_would_the_recorded(outcome: WhatIf) -> str:
+def _recorded_fits_note(outcome: WhatIf) -> str:
     """Return a note that the recorded settings fit too when placed anew: that is no merit of the settings."""
     if outcome.compared_with is outcome.base or outcome.compared_with.oom is not None:
         return ""
@@ -115,22 +119,23 @@ def _so_would_the_recorded(outcome: WhatIf) -> str:
 
 def _fitting_headline(outcome: WhatIf, searched: Search | None) -> Headline:
     assert outcome.card is not None
-    base, ours = outcome.base, outcome.replayed
+    base, replayed = outcome.base, outcome.replayed
     spare = _spare(base.peak_reserved_bytes, outcome)
     answer = f"In {bytes_text(outcome.card.usable_bytes)} this run fits, with {spare} to spare."
     if base.retries and not outcome.divergence:
         times = "once" if base.retries == 1 else f"{count_text(base.retries)} times"
         where = bytes_text(outcome.card.usable_bytes)
         answer = f"In {where} this run ends as recorded: memory is short {times}, and what is cached goes back."
-    if ours is base:
+    if replayed is base:
         return Headline(answer, _join(recording_note(outcome), _advice(outcome, searched)))
-    if ours.oom is not None:
+    if replayed.oom is not None:
         return Headline(
-            answer, f"With {settings_name(ours.settings)} it would stop {event_words(ours.oom)}{_both_stop(outcome)}."
+            answer,
+            f"With {settings_name(replayed.settings)} it would stop {event_text(replayed.oom)}{_both_stop(outcome)}.",
         )
     return Headline(
         answer,
-        _join(f"{_settings_title(ours.settings)} would {_reserves(outcome)}.", recording_note(outcome)),
+        _join(f"{_settings_title(replayed.settings)} would {_reserves(outcome)}.", recording_note(outcome)),
     )
 
 
@@ -138,22 +143,22 @@ def _both_stop(outcome: WhatIf) -> str:
     rival = outcome.compared_with
     if rival is outcome.base or rival.oom is None:
         return ""
-    return f", and with the recorded settings, from the same start, {event_words(rival.oom)}"
+    return f", and with the recorded settings, from the same start, {event_text(rival.oom)}"
 
 
 def _unlimited_headline(outcome: WhatIf, searched: Search | None) -> Headline:
-    recorded, ours = outcome.recorded, outcome.replayed
-    is_own = ours is outcome.base
-    peak = bytes_text(ours.peak_reserved_bytes)
+    recorded, replayed = outcome.recorded, outcome.replayed
+    is_own = replayed is outcome.base
+    peak = bytes_text(replayed.peak_reserved_bytes)
     if recorded.oom is not None:
         answer = f"This run ran out of memory at event {count_text(recorded.oom.event)}."
         if is_own:
             return Headline(answer, _join(f"Without a limit it would reserve {peak}.", _advice(outcome, searched)))
-        return Headline(answer, f"Without a limit {settings_name(ours.settings)} would {_reserves(outcome)}.")
+        return Headline(answer, f"Without a limit {settings_name(replayed.settings)} would {_reserves(outcome)}.")
     if not is_own:
         floor = f"{bytes_text(recorded.peak_requested_bytes)} are live at once, and no setting goes below that."
         return Headline(
-            f"{_settings_title(ours.settings)} would {_reserves(outcome)}.", recording_note(outcome) or floor
+            f"{_settings_title(replayed.settings)} would {_reserves(outcome)}.", recording_note(outcome) or floor
         )
     if outcome.divergence:
         return Headline(f"Without a limit this run would reserve {peak} at its peak.", recording_note(outcome))
@@ -170,7 +175,7 @@ def _reserves(outcome: WhatIf) -> str:
     """Compare with the recorded settings in the same memory and from the same start."""
     peak, change = f"reserve {bytes_text(outcome.replayed.peak_reserved_bytes)} at the peak", outcome.change_bytes
     if outcome.compared_with.oom is not None:
-        return f"{peak}, and with the recorded settings it stops {event_words(outcome.compared_with.oom)}"
+        return f"{peak}, and with the recorded settings it stops {event_text(outcome.compared_with.oom)}"
     than = " than the recorded settings" if outcome.why_not_as_recorded else ""
     if not change:
         return f"{peak}, as much as the recorded settings"
@@ -187,8 +192,8 @@ def _advice(outcome: WhatIf, searched: Search | None) -> str:
         return f"No setting tried reserves noticeably less{without}."
     saved = bytes_text(recorded.peak_reserved_bytes - best.peak_reserved_bytes)
     if searched.is_placed_anew:
-        words = settings_name(best.settings)
-        return f"From the same empty start {words} would reserve {saved} less than the recorded settings{without}."
+        name = settings_name(best.settings)
+        return f"From the same empty start {name} would reserve {saved} less than the recorded settings{without}."
     than = "" if recorded.is_as_recorded else " than the recorded settings"
     return f"{_settings_title(best.settings)} would reserve {saved} less{than}{without}."
 

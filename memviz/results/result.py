@@ -74,15 +74,15 @@ def _piece(bar: Bar) -> str:
     )
 
 
-def share(part: int, whole: int) -> float:
-    return part / whole if whole else 0.0
+def share(part: int, total: int) -> float:
+    return part / total if total else 0.0
 
 
-def stacked_bars(parts: Sequence[int], whole: int, opacities: Sequence[float]) -> tuple[Bar, ...]:
+def stacked_bars(parts: Sequence[int], total: int, opacities: Sequence[float]) -> tuple[Bar, ...]:
     """Return bars that follow one another."""
     bars, at = [], 0
     for part, opacity in zip(parts, opacities, strict=True):
-        bars.append(Bar(share(at, whole), share(at + part, whole), opacity))
+        bars.append(Bar(share(at, total), share(at + part, total), opacity))
         at += part
     return tuple(bars)
 

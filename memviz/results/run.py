@@ -17,7 +17,7 @@ def gpus_of(run: Run) -> int:
     return sum(len(one.ranks) for one in run.classes) or 1
 
 
-def rank_words(run: Run) -> str:
+def rank_text(run: Run) -> str:
     """Return 'rank 3 of 8, the fullest', or nothing for one GPU."""
     count = gpus_of(run)
     if run.rank is None or count == 1:
@@ -26,7 +26,7 @@ def rank_words(run: Run) -> str:
     return f"rank {count_text(run.rank)} of {count_text(count)}, {'all equal' if equal else 'the fullest'}"
 
 
-def where_words(run: Run) -> str:
+def location_text(run: Run) -> str:
     """' on each of 8 GPUs', ' on rank 3, the fullest of 8 GPUs'; nothing of one."""
     count = gpus_of(run)
     if run.rank is None or count == 1:
@@ -36,9 +36,9 @@ def where_words(run: Run) -> str:
     return f" on rank {count_text(run.rank)}, the fullest of {count_text(count)} GPUs"
 
 
-def class_words(ranks: RankClass, shown: int | None) -> str:
+def rank_class_text(ranks: RankClass, shown_rank: int | None) -> str:
     live, reserved = bytes_text(ranks.peak_allocated_bytes), bytes_text(ranks.peak_reserved_bytes)
-    mark = ", the figures above" if ranks.shown == shown else ""
+    mark = ", the figures above" if ranks.shown == shown_rank else ""
     return f"{rank_list(ranks.ranks)}: live {live}, reserved {reserved}{mark}"
 
 
@@ -87,20 +87,20 @@ class RunHeadline:
 
 def variants_headline(variants: Sequence[Variant]) -> RunHeadline:
     """Return the headline of the runs finished by now; the baseline is the first."""
-    known = [number for number, variant in enumerate(variants) if variant.run is not None]
-    for number in known:
+    finished = [number for number, variant in enumerate(variants) if variant.run is not None]
+    for number in finished:
         bad = variants[number].run
         if bad is not None and is_bug(bad):
             return RunHeadline(
                 Headline(f"{variants[number].label} does not keep its word.", _bug_sentence(bad)), number
             )
-    if not known:
+    if not finished:
         failed = [variant for variant in variants if variant.state == "failed"]
         return RunHeadline(_failure_headline(failed), 0)
     pairs = list(_pairs(variants))
-    first = variants[known[0]].run
+    first = variants[finished[0]].run
     if not pairs and first is not None:
-        return RunHeadline(_single_run(first), known[0])
+        return RunHeadline(_single_run(first), finished[0])
     pressed = [pair for pair in pairs if pair.base.fit is not None and not pair.base.fit.fits]
     others_fit = any(
         variant.run is not None and variant.run.fit is not None and variant.run.fit.fits for variant in variants
@@ -111,8 +111,8 @@ def variants_headline(variants: Sequence[Variant]) -> RunHeadline:
 def _failure_headline(failed: Sequence[Variant]) -> Headline:
     if not failed:
         return Headline("")
-    words = failed[0].phase.split("\n")[0]
-    return Headline("Nothing was run.", words) if failed[0].what == "refused" else Headline(words)
+    message = failed[0].phase.split("\n")[0]
+    return Headline("Nothing was run.", message) if failed[0].what == "refused" else Headline(message)
 
 
 def _best_saving(pairs: Sequence[_Pair]) -> RunHeadline:
@@ -123,7 +123,7 @@ def _best_saving(pairs: Sequence[_Pair]) -> RunHeadline:
             Headline(f"Nothing here saves memory: {reserves}{_with_any_optimizer(best.base)}."), best.base_number
         )
     share = percent_text(best.saved, best.base.peak_reserved_bytes)
-    of = f"of what is reserved{where_words(best.run)}{_with_any_optimizer(best.base)}"
+    of = f"of what is reserved{location_text(best.run)}{_with_any_optimizer(best.base)}"
     answer = f"{best.label} saves {bytes_text(best.saved)}, {share} {of}."
     return RunHeadline(Headline(answer, _cost_sentence(best.base, best.run)), best.number)
 
@@ -132,15 +132,15 @@ def is_training(run: Run) -> bool:
     return step_word(run) == "step"
 
 
-def optimizer_words(run: Run) -> str:
+def optimizer_text(run: Run) -> str:
     """Return the optimizer of a training step; empty for a forward pass, which has none."""
     return OPTIMIZERS.get(run.request.optimizer, run.request.optimizer) if is_training(run) else ""
 
 
 def with_optimizer(run: Run) -> str:
     """ ", with AdamW": what fits without an optimizer may not with one."""
-    words = optimizer_words(run)
-    return f", with {words}" if words else ""
+    optimizer = optimizer_text(run)
+    return f", with {optimizer}" if optimizer else ""
 
 
 def _with_any_optimizer(run: Run) -> str:
@@ -148,7 +148,7 @@ def _with_any_optimizer(run: Run) -> str:
     return with_optimizer(run) if run.request.optimizer != "none" else ""
 
 
-def peak_words(run: Run) -> str:
+def peak_text(run: Run) -> str:
     """ "at the peak", with its moment where that is none of a step."""
     return "at the peak, while loading" if run.peak_while_loading else "at the peak"
 
@@ -192,7 +192,7 @@ def step_word(run: Run) -> str:
 
 
 def _single_run(run: Run) -> Headline:
-    where = where_words(run)
+    where = location_text(run)
     loading = ", while loading" if run.peak_while_loading else ""
     peak = f"{bytes_text(run.peak_reserved_bytes)} at its peak{loading}"
     first = f"This {step_word(run)} reserves {peak}{where}{_with_any_optimizer(run)}."
@@ -205,15 +205,15 @@ def _single_run(run: Run) -> Headline:
         less = f"where it gives back what is cached and reserves {less}"
         return Headline(first, f"It fits in {usable}{with_optimizer(run)}, {less}.")
     if run.fit.word == "close":
-        return Headline(first, f"It is close{with_optimizer(run)}: {close_words(run)}.")
+        return Headline(first, f"It is close{with_optimizer(run)}: {close_fit_text(run)}.")
     fits = "fits" if run.fit.fits else "does not fit"
     return Headline(first, f"It {fits} in {usable}{with_optimizer(run)}.")
 
 
-def close_words(run: Run) -> str:
+def close_fit_text(run: Run) -> str:
     """Name what makes it close: the CUDA context, or what the prediction does not count."""
     assert run.fit is not None
-    usable, error = usable_words(run.fit), run.expected_error
+    usable, error = usable_text(run.fit), run.expected_error
     if error is None or not error.is_lower_bound:
         return usable
     if run.peak_reserved_bytes * (1 + error.share) > run.fit.usable_bytes:
@@ -221,7 +221,7 @@ def close_words(run: Run) -> str:
     return f"{error.uncounted_words}; {usable}"
 
 
-def usable_words(fit: Fit) -> str:
+def usable_text(fit: Fit) -> str:
     """Describe the usable memory of a card, which depends on what the CUDA context takes."""
     least, most = bytes_texts(fit.usable_bytes, fit.most_usable_bytes)
     return f"{least} to {most} usable" if most != least else f"{least} usable"
@@ -237,7 +237,7 @@ def _fitting_variant(pairs: Sequence[_Pair], *, others_fit: bool) -> RunHeadline
     sure = [pair for pair in fitting if pair.run.fit is not None and pair.run.fit.word == "yes"]
     best = min(sure or fitting, key=lambda option: (option.run.flops or 0, option.run.peak_reserved_bytes))
     doubt = "" if sure else ", but it is close"
-    answer = f"{best.label} makes the {step} fit{where_words(best.run)}{with_optimizer(best.base)}{doubt}."
+    answer = f"{best.label} makes the {step} fit{location_text(best.run)}{with_optimizer(best.base)}{doubt}."
     saves = f"It saves {bytes_text(abs(best.saved))}" if best.saved >= 0 else f"It takes {bytes_text(-best.saved)} more"
     return RunHeadline(Headline(answer, f"{saves}{_cost_clause(best.base, best.run)}."), best.number)
 
@@ -247,21 +247,21 @@ def _close_variant(pairs: Sequence[_Pair]) -> RunHeadline:
     best = min(pairs, key=lambda option: option.run.peak_reserved_bytes)
     step, fit = step_word(best.base), best.run.fit
     assert fit is not None
-    answer = f"{best.label} may make the {step} fit{where_words(best.run)}{with_optimizer(best.base)}: it is close."
+    answer = f"{best.label} may make the {step} fit{location_text(best.run)}{with_optimizer(best.base)}: it is close."
     reserves = bytes_texts(best.run.peak_reserved_bytes, fit.most_usable_bytes)[0]
-    return RunHeadline(Headline(answer, f"It reserves {reserves} of {usable_words(fit)}."), best.number)
+    return RunHeadline(Headline(answer, f"It reserves {reserves} of {usable_text(fit)}."), best.number)
 
 
 def _nothing_fits(pairs: Sequence[_Pair], *, others_fit: bool) -> RunHeadline:
     """Say that nothing fits, and which size of the workload where another one fits."""
     first = pairs[0]
-    theirs = [pair for pair in pairs if pair.base_number == first.base_number]
-    tried = {choice.number: choice.run for choice in theirs} | {first.base_number: first.base}
+    siblings = [pair for pair in pairs if pair.base_number == first.base_number]
+    tried = {choice.number: choice.run for choice in siblings} | {first.base_number: first.base}
     least = min(tried, key=lambda number: tried[number].peak_reserved_bytes)
-    words = bytes_text(first.base.fit.usable_bytes) if first.base.fit else "this card"
+    size = bytes_text(first.base.fit.usable_bytes) if first.base.fit else "this card"
     what = first.base_label.removesuffix(": Baseline") if others_fit else f"the {step_word(first.base)}"
-    where = where_words(tried[least])
-    answer = f"Nothing here makes {what} fit in {words}{where}{with_optimizer(first.base)}."
+    where = location_text(tried[least])
+    answer = f"Nothing here makes {what} fit in {size}{where}{with_optimizer(first.base)}."
     reserves = bytes_text(tried[least].peak_reserved_bytes)
     return RunHeadline(
         Headline(answer, f"The least that any variant{' of it' if others_fit else ''} reserves is {reserves}."), least
@@ -269,8 +269,8 @@ def _nothing_fits(pairs: Sequence[_Pair], *, others_fit: bool) -> RunHeadline:
 
 
 def _cost_sentence(base: Run, run: Run) -> str:
-    words = _cost_clause(base, run)
-    return f"It costs{words.removeprefix(' for')}." if words else ""
+    clause = _cost_clause(base, run)
+    return f"It costs{clause.removeprefix(' for')}." if clause else ""
 
 
 def _cost_clause(base: Run, run: Run) -> str:
@@ -284,7 +284,7 @@ def _cost_clause(base: Run, run: Run) -> str:
     return f" for {percent_text(abs(change.share), 1)} {'more' if change.share > 0 else 'less'} {change.what}"
 
 
-def change_words(base: Run, run: Run) -> str:
+def cost_change_text(base: Run, run: Run) -> str:
     """'+8 % work' for a row."""
     change = _cost_change(base, run)
     if change is None:

@@ -13,7 +13,7 @@ from memviz.analysis.segments import SegmentsAt, TileKind, segments_at
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import has_reserved
 from memviz.results.headline import Headline
-from memviz.results.live import moment_words
+from memviz.results.live import moment_text
 from memviz.results.result import Result, Table, TableRow, stacked_bars
 from memviz.trace.model import DeviceTrace, Trace, address_text
 from memviz.units import bytes_text, counted, percent_text
@@ -66,7 +66,7 @@ class SegmentMapResult(Result):
     def headline(self) -> Headline:
         device = choose_device(self.trace, self.device)
         return segments_headline(
-            self.found, name_device(self.trace, device), len(device.events), is_known=has_reserved(device)
+            self.found, name_device(self.trace, device), len(device.events), is_reserved_known=has_reserved(device)
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -108,8 +108,8 @@ def _segment_row(segment: SegmentUse, largest: int) -> TableRow:
 
 
 def segments_result(trace: Trace, device: DeviceTrace, event: int) -> SegmentMapResult:
-    found = segments_at(trace, device, event)
-    segments, tiles, count = found.segments, found.tiles, len(found.segments)
+    moment = segments_at(trace, device, event)
+    segments, tiles, count = moment.segments, moment.tiles, len(moment.segments)
     sums = {kind: sum_by(tiles.segment, np.where(tiles.kind == kind, tiles.size, 0), count) for kind in TileKind}
     blocks = np.bincount(tiles.segment[tiles.kind != TileKind.FREE], minlength=count)
     uses = tuple(
@@ -127,18 +127,18 @@ def segments_result(trace: Trace, device: DeviceTrace, event: int) -> SegmentMap
         )
         for i in range(count)
     )
-    return SegmentMapResult(trace, device.name, found, uses)
+    return SegmentMapResult(trace, device.name, moment, uses)
 
 
-def segments_headline(found: SegmentsAt, which: DeviceName, event_count: int, *, is_known: bool) -> Headline:
+def segments_headline(moment: SegmentsAt, which: DeviceName, event_count: int, *, is_reserved_known: bool) -> Headline:
     """`is_known`: the file says how much was reserved."""
-    reserved, segments = found.reserved_bytes, counted(len(found.segments), "segment")
-    where = moment_words(which, found.event, event_count)
-    if not is_known:
+    reserved, segments = moment.reserved_bytes, counted(len(moment.segments), "segment")
+    where = moment_text(which, moment.event, event_count)
+    if not is_reserved_known:
         return Headline(f"What is reserved{where} is not in the file.")
     if not reserved:
         return Headline(f"Nothing is reserved{where}.")
-    free = int(found.tiles.size[found.tiles.kind == TileKind.FREE].sum())
+    free = int(moment.tiles.size[moment.tiles.kind == TileKind.FREE].sum())
     share = f"{bytes_text(free)} ({percent_text(free, reserved)})"
     return Headline(
         f"{bytes_text(reserved)} are reserved in {segments}{where}.",

@@ -175,8 +175,8 @@ def _oom_json(failed: FailedRequest) -> dict[str, int | None]:
 
 
 def trace_headline(overview: Overview) -> Headline:
-    said = _headline_of(overview)
-    return said.as_estimate(overview.limit_of_start) if overview.is_estimate else said
+    headline = _headline_of(overview)
+    return headline.as_estimate(overview.limit_of_start) if overview.is_estimate else headline
 
 
 def _headline_of(overview: Overview) -> Headline:
@@ -184,15 +184,15 @@ def _headline_of(overview: Overview) -> Headline:
         return _ran_out(overview, overview.ran_out)
     if not overview.event_count:
         return _only_the_end(overview)
-    made_of = ""
+    main_part = ""
     if overview.most_of_it is not None:
         share = percent_text(overview.most_of_it.bytes, overview.peak_bytes)
         sure = "probably " if overview.most_of_it.is_probable else ""
-        made_of = f", and {share} of it is {sure}{purpose_name(overview.most_of_it.category)}"
+        main_part = f", and {share} of it is {sure}{purpose_name(overview.most_of_it.category)}"
     elif overview.largest_site:
         share = percent_text(overview.largest_site_bytes, overview.peak_bytes)
-        made_of = f", and {share} of it was made by {shorten(overview.largest_site)}"
-    answer = f"The peak{of_device(overview.device)} is {bytes_text(overview.peak_bytes)}{made_of}."
+        main_part = f", and {share} of it was made by {shorten(overview.largest_site)}"
+    answer = f"The peak{of_device(overview.device)} is {bytes_text(overview.peak_bytes)}{main_part}."
     return Headline(answer, f"{_keepers(overview)}{_peak_moment(overview)}")
 
 
@@ -209,13 +209,13 @@ def _keepers(overview: Overview) -> str:
 
 def _site_list(sites: tuple[Site, ...]) -> str:
     """Return 'model.py:78, :22 and loss.py:5': consecutive lines of one file name it once."""
-    words: list[str] = []
+    labels: list[str] = []
     before = ""
     for site in sites:
         name, _, line = site.label.removesuffix(f" {site.function}").rpartition(":")
-        words.append(f":{line}" if site.path == before else shorten(f"{name}:{line}"))
+        labels.append(f":{line}" if site.path == before else shorten(f"{name}:{line}"))
         before = site.path
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
 
 
 def _ran_out(overview: Overview, failed: FailedRequest) -> Headline:

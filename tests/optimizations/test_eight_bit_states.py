@@ -13,7 +13,7 @@ from torch import nn
 
 from memviz.runner.fit.space import space_of
 from memviz.runner.request import Request
-from optimizations.eight_bit_states import EightBitStates, Held, Packed
+from optimizations.eight_bit_states import BitsandbytesState, EightBitStates, Packed
 from optimizations.optimizer_in_backward import OptimizerInBackward
 from tests.optimizations.memory import Memory
 from tests.optimizations.tiny import Case, gpt2, stack
@@ -328,7 +328,7 @@ def test_it_learns_as_without_it_and_undone_torch_goes_on_from_there(library):
         if number == 20:
             assert {type(value) for state in optimizer.state.values() for value in state.values()} == {
                 torch.Tensor,
-                Held,
+                BitsandbytesState,
             }
             undo()
     assert found[0] == expected[0] and found != expected

@@ -14,8 +14,8 @@ from memviz.results.fit import (
     cost_unit,
     fit_cell,
     fit_headline,
-    front_of_ways,
-    largest_words,
+    front_of_trials,
+    largest_text,
     work_text,
 )
 from memviz.runner.fit.search import Trial, cheapest_that_fits, pareto_front
@@ -59,7 +59,7 @@ def test_the_front_and_the_best_are_those_of_the_search(points: list[tuple[int, 
     of_class = [cheapest_that_fits(each for each in tried if each.candidate.keeps == keeps) for keeps in KEEPS]
     wanted = next((each for each in of_class if each is not None), None)
     assert (None if number is None else tried[number]) == wanted
-    drawn = front_of_ways(ways)
+    drawn = front_of_trials(ways)
     theirs = pareto_front(each for each in tried if each.candidate.keeps == drawn.keeps)
     assert [(tried[n].cost.rank, tried[n].peak_reserved_bytes) for n in drawn.numbers] == [
         (their.cost.rank, their.peak_reserved_bytes) for their in theirs
@@ -152,9 +152,9 @@ def test_what_changed_unasked_and_what_is_close_is_said() -> None:
     assert said.startswith("It is close with") and "Changed: optimizer sgd instead of adamw." in said
     assert fit_cell(changed) == "close" and fit_cell({**changed, "fit": "yes"}) == "fits"
     largest = {"knob": "batch", "value": 1294, "next_fails": True}
-    assert largest_words(largest) == "The largest batch this way is 1,294; 1,295 does not fit."
-    assert " 1,294 is close:" in largest_words({**largest, "fit": "close"})
-    until_then = largest_words({**largest, "next_fails": False, "stopped": True})
+    assert largest_text(largest) == "The largest batch this way is 1,294; 1,295 does not fit."
+    assert " 1,294 is close:" in largest_text({**largest, "fit": "close"})
+    until_then = largest_text({**largest, "next_fails": False, "stopped": True})
     assert until_then == "The largest batch this way is at least 1,294; the search was stopped."
 
 

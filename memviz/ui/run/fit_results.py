@@ -12,12 +12,12 @@ from memviz.results.fit import (
     cheapest_fitting,
     cost_figure,
     cost_rank,
+    cost_text,
     cost_unit,
-    cost_words,
-    error_words,
+    error_text,
     fit_cell,
     fit_headline,
-    front_of_ways,
+    front_of_trials,
     work_text,
 )
 from memviz.runner.jobs.service import SearchStatus
@@ -107,7 +107,7 @@ def picture_html(ways: Sequence[FitPoint], usable_bytes: int, chosen: int | None
     costs = [cost_rank(way) for way in ways]
     most = _ROOM * max(usable_bytes, *(way["peak_reserved_bytes"] for way in ways))
     scale = _Scale(min(costs), max(costs), most)
-    drawn = front_of_ways(ways)
+    drawn = front_of_trials(ways)
     points = [_point(number, way, scale, number in drawn.numbers, number == chosen) for number, way in enumerate(ways)]
     return tag(
         "figure",
@@ -129,7 +129,7 @@ def picture_html(ways: Sequence[FitPoint], usable_bytes: int, chosen: int | None
 def _point(number: int, way: FitPoint, scale: _Scale, on_front: bool, is_chosen: bool) -> Html:
     place = f"left:{scale.x(cost_rank(way)):.2f}%;top:{scale.y(way['peak_reserved_bytes']):.2f}%"
     reserved = f"{bytes_text(way['peak_reserved_bytes'])} reserved"
-    words = f"{cut(str(way['title']))}: {reserved}, {cost_words(way)}, {fit_cell(way)}"
+    words = f"{cut(str(way['title']))}: {reserved}, {cost_text(way)}, {fit_cell(way)}"
     kinds = [f"mv-is-{way['keeps']}", *(["mv-fits"] if way["fits"] else []), *(["mv-on-front"] if on_front else [])]
     return button(
         "",
@@ -195,7 +195,7 @@ def _legend(ways: Sequence[FitPoint], usable: int) -> Html:
     if any(not way["fits"] for way in ways):
         parts.append(tag("span", tag("i", class_=f"mv-point-key mv-is-{kinds[0]}"), "does not fit"))
     parts.append(
-        tag("span", tag("i", class_="mv-point-key-line"), f"the front of what {_KEEPS[front_of_ways(ways).keeps]}")
+        tag("span", tag("i", class_="mv-point-key-line"), f"the front of what {_KEEPS[front_of_trials(ways).keeps]}")
     )
     return tag("figcaption", *parts)
 
@@ -240,15 +240,15 @@ def _shown(ways: tuple[Mapping[str, Any], ...]) -> int | None:
     return (
         cheapest_fitting(ways)
         if cheapest_fitting(ways) is not None
-        else next(reversed(front_of_ways(ways).numbers), None)
+        else next(reversed(front_of_trials(ways).numbers), None)
     )
 
 
 def _way(number: int, way: Mapping[str, Any], opening: str) -> Html:
     sign, kind = {"fits": ("✓", "mv-good"), "close": ("≈", "mv-close")}.get(fit_cell(way), ("✗", "mv-bad"))
     fits = tag("b", f"{sign} {fit_cell(way)}", class_=kind)
-    error = tag("p", error_words(way), class_="mv-soft mv-truth") if error_words(way) else Html("")
-    what = tag("p", tag("b", cut(str(way["title"]))), " ", fits, f" {cost_words(way)}", class_="mv-fit-way")
+    error = tag("p", error_text(way), class_="mv-soft mv-truth") if error_text(way) else Html("")
+    what = tag("p", tag("b", cut(str(way["title"]))), " ", fits, f" {cost_text(way)}", class_="mv-fit-way")
     opens = button("Open its timeline", "timeline", data_number=number)
     said = tag("span", opening, class_="mv-soft", role="status") if opening else Html("")
     parts = [code_html("On the command line", str(way["command"]))]
@@ -261,7 +261,7 @@ def _way(number: int, way: Mapping[str, Any], opening: str) -> Html:
 
 def _tables(ways: Sequence[FitPoint]) -> Html:
     """The front in words; and every way, for points may lie on each other."""
-    chosen, drawn = cheapest_fitting(ways), set(front_of_ways(ways).numbers)
+    chosen, drawn = cheapest_fitting(ways), set(front_of_trials(ways).numbers)
     # Of equal cost another may take less, and then the front has that one.
     listed = drawn if chosen is None else drawn | {chosen}
     every = sorted(range(len(ways)), key=lambda number: (cost_rank(ways[number]), number))

@@ -17,17 +17,17 @@ from memviz.figures.packed_timeline import data_address, thumbnail_with_labels
 from memviz.predictor.expected_error import Fit
 from memviz.results.run import (
     base_of,
-    change_words,
-    close_words,
+    close_fit_text,
+    cost_change_text,
     gpus_of,
     is_training,
-    optimizer_words,
+    optimizer_text,
     rank_list,
-    rank_words,
+    rank_text,
     reserved_bytes,
     reserved_on_card,
     step_word,
-    usable_words,
+    usable_text,
     variants_headline,
 )
 from memviz.runner.jobs.kept_runs import KeptRun
@@ -362,11 +362,11 @@ def _facts(status: OrderStatus) -> list[tuple[str, str]]:
     if run is None:
         return []
     where = "predicted for" if run.mode == "predicted" else "measured on"
-    usable = f", {usable_words(run.fit)}" if run.fit else ""
+    usable = f", {usable_text(run.fit)}" if run.fit else ""
     count = len(status.variants)
     facts = [(where, f"{run.device}{usable}"), (run.describes, ""), (f"counted: {run.window}", "")]
     if is_training(run):
-        facts.append(("the step has", optimizer_words(run)))
+        facts.append(("the step has", optimizer_text(run)))
     over = f"{count} variant{'s' if count > 1 else ''} in"
     return [*facts, (over, f"{status.seconds:.1f} s")] if status.is_over else facts
 
@@ -399,7 +399,7 @@ def _legend(variants: Sequence[Variant], status: OrderStatus) -> Html:
     if any(map(_doubt, variants)):
         parts.append(tag("span", tag("i", class_="mv-doubt-key", aria_hidden="true"), "how far it may be off"))
     if fit is not None:
-        parts.append(tag("span", tag("i", class_="mv-limit-key", aria_hidden="true"), usable_words(fit)))
+        parts.append(tag("span", tag("i", class_="mv-limit-key", aria_hidden="true"), usable_text(fit)))
     ready = [variant for variant in status.variants if variant.file is not None and variant.run is not None]
     compare = Html("")
     if len(ready) > 1:
@@ -425,7 +425,7 @@ def _row(variants: Sequence[Variant], number: int, scale: _ByteScale, *, is_chos
     each, at = variants[number], base_of(variants, number)
     run, base = each.run, None if at == number else variants[at].run
     saving = "baseline" if at == number else _saving(run, base)
-    rank = "" if run is None else rank_words(run)
+    rank = "" if run is None else rank_text(run)
     said = [tag("small", words) for words in (saving, rank) if words]
     name = tag("div", _chooser(each, number, is_chosen), *said, class_="mv-variant-name")
     limit = _limit(scale) if scale.usable else Html("")
@@ -518,7 +518,7 @@ def _open_button(words: str, variant: Variant, number: int) -> Html:
 
 
 def _answers(variant: Variant, number: int, run: Run, base: Run | None) -> Html:
-    change = f"one {step_word(run)}" if base is None else change_words(base, run)
+    change = f"one {step_word(run)}" if base is None else cost_change_text(base, run)
     spread = tag("small", run.seconds.spread_words) if run.seconds else None
     cost = tag("div", *filter(None, (tag("b", _work(run)), spread, tag("small", change))), class_="mv-variant-cost")
     words = [_open_button("Open", variant, number), _fit(run), _output_words(run)]
@@ -540,10 +540,10 @@ def _fit(run: Run) -> Html | None:
     if fit is None:
         return None
     if fit.word == "close":
-        return joined(tag("b", "≈ ", class_="mv-warn"), tag("b", "close"), tag("small", close_words(run)))
+        return joined(tag("b", "≈ ", class_="mv-warn"), tag("b", "close"), tag("small", close_fit_text(run)))
     if fit.fits:
         spare = bytes_text(max(0, fit.usable_bytes - fit.peak_reserved_bytes))
-        words = f"{spare} to spare{', no optimizer' if optimizer_words(run) == 'no optimizer' else ''}"
+        words = f"{spare} to spare{', no optimizer' if optimizer_text(run) == 'no optimizer' else ''}"
         return joined(tag("b", "✓ ", class_="mv-good"), tag("b", "fits"), tag("small", words))
     too_much = max(fit.too_much_bytes, 0)
     words = f"{bytes_text(too_much)} too much" if too_much else f"runs out at event {count_text(fit.event or 0)}"

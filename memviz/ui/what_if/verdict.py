@@ -9,7 +9,7 @@ from memviz.allocator.replay_result import RanOut, Replayed, allocation_count, e
 from memviz.allocator.replayer import CardMemory, WhatIf
 from memviz.allocator.search import Search, SettingsTrial
 from memviz.analysis.timeline import timeline
-from memviz.results.replay_headline import event_words, replay_headline, settings_name
+from memviz.results.replay_headline import event_text, replay_headline, settings_name
 from memviz.text import Html, exact, joined, rounded, tag, when
 from memviz.trace.model import DeviceTrace
 from memviz.ui.html.elements import button, facts_html, table
@@ -98,7 +98,7 @@ def _recording_row(outcome: WhatIf, is_late: bool) -> RankedRow:
         fits=base.oom is None if on_card else None,
         ends=_ends(base.oom, outcome, base.peak_reserved_bytes)
         if on_card
-        else (f"ran out {event_words(failed)}" if failed else "\N{EN DASH}"),
+        else (f"ran out {event_text(failed)}" if failed else "\N{EN DASH}"),
         tried=None,
         knows_reserved=outcome.knows_recorded_peak,
     )
@@ -106,7 +106,7 @@ def _recording_row(outcome: WhatIf, is_late: bool) -> RankedRow:
 
 def _ends(oom: RanOut | None, outcome: WhatIf, reserved_bytes: int) -> str:
     if oom is not None:
-        return f"stops {event_words(oom)}"
+        return f"stops {event_text(oom)}"
     if outcome.card is None:
         return "runs to its end"
     return f"fits, {bytes_text(outcome.card.usable_bytes - reserved_bytes)} to spare"
