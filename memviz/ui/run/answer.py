@@ -184,8 +184,8 @@ class RunAnswers:
         if not form.card:
             form = replace(form, card=self._default_card())
         requests = requests_of(form, self.listing(), self.limits.variants)
-        known = self.estimates.known(requests)
-        return form, requests if known is None else refused(requests, known)
+        cached = self.estimates.known(requests)
+        return form, requests if cached is None else refused(requests, cached)
 
     def _default_card(self) -> str:
         names: list[str] = [card["name"] for card in self.listing()["cards"]]
@@ -221,21 +221,21 @@ class RunAnswers:
         status = self.searches.status(id)
         if status is None or not 0 <= number < len(status.ways):
             raise UsageError("This search is gone. Search again.")
-        way = status.ways[number]
+        point = status.ways[number]
         chosen = tuple(
             (change["name"], {knob: text for knob, text in change.items() if knob != "name"})
-            for change in way["optimizations"]
+            for change in point["optimizations"]
         )
-        settings = {key: str(value) for key, value in way["settings"].items()}
+        settings = {key: str(value) for key, value in point["settings"].items()}
         request = replace(
-            status.order.request, optimizations=chosen, optimizer=way["optimizer"], settings=settings, numerics=False
+            status.order.request, optimizations=chosen, optimizer=point["optimizer"], settings=settings, numerics=False
         )
-        return self.begin(RunRequests((request,), (str(way["title"]),)), visitor)
+        return self.begin(RunRequests((request,), (str(point["title"]),)), visitor)
 
     def usable_bytes(self, card: str) -> int:
         """Return a card's memory less the largest overhead of its CUDA context."""
-        known = card_named(card)
-        return CardMemory(known.memory_bytes, overhead_on(known.name)).usable_bytes
+        card_size = card_named(card)
+        return CardMemory(card_size.memory_bytes, overhead_on(card_size.name)).usable_bytes
 
     def follow(self, order: str, is_there: Callable[[], bool] = lambda: True) -> Iterator[OrderStatus]:
         """Each change of an order, until it is over, its owner has begun another, or nobody is there to see it."""
@@ -294,21 +294,21 @@ class RunAnswers:
 
     def reopened(self, session: Session, visitor: str, id: str) -> Session:
         """UsageError where it is gone."""
-        kept = self.kept(visitor).get(id)
-        trace, _ = load_run(kept.path)
-        return open_once(self.store, session.without_refused(), _named(trace, kept.name))
+        stored = self.kept(visitor).get(id)
+        trace, _ = load_run(stored.path)
+        return open_once(self.store, session.without_refused(), _named(trace, stored.name))
 
 
 def _named(trace: Trace, name: str) -> Trace:
     return replace(trace, about=replace(trace.about, source=name))
 
 
-def _keep(kept: KeptRuns, variant: Variant) -> str:
+def _keep(stored_runs: KeptRuns, variant: Variant) -> str:
     """A full disk costs the copy, not the run: its own file is there until the page ends."""
     if variant.file is None or variant.run is None:
         return ""
     try:
-        kept.keep(variant.file, variant.run, variant.label)
+        stored_runs.keep(variant.file, variant.run, variant.label)
     except (OSError, MemvizError) as error:
         return f"It is not among the kept runs: {error}"
     return ""

@@ -117,5 +117,5 @@ def _key(request: Request) -> str:
 
 def _all_of(requests: RunRequests) -> str:
     """In a few bytes: a model's configuration may be long."""
-    said = [*map(_key, requests.requests), *requests.labels, *map(str, requests.faults.items())]
-    return sha256("\n".join(said).encode(errors="surrogatepass")).hexdigest()
+    texts = [*map(_key, requests.requests), *requests.labels, *map(str, requests.faults.items())]
+    return sha256("\n".join(texts).encode(errors="surrogatepass")).hexdigest()

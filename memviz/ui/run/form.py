@@ -56,16 +56,16 @@ def knob_faults(prefix: str, knobs: Any, texts: Mapping[str, str]) -> Iterator[t
     """Yield the name of each invalid field, as in `w:batch`, and the message."""
     for knob in knobs:
         text = texts.get(knob["name"])
-        words = _fault(knob, text) if text is not None else ""
-        if words:
-            yield f"{prefix}:{knob['name']}", words
+        message = _fault(knob, text) if text is not None else ""
+        if message:
+            yield f"{prefix}:{knob['name']}", message
 
 
 def step_faults(options: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    for name, (least, words) in _COUNTS.items():
+    for name, (least, message) in _COUNTS.items():
         text = options.get(name, "1").strip()
         if not text.isdecimal() or not least <= int(text[:9]) <= _MOST_STEPS:
-            yield name, f"{words}; not {text[:40] or 'nothing'}."
+            yield name, f"{message}; not {text[:40] or 'nothing'}."
 
 
 def _fault(knob: Mapping[str, Any], text: str) -> str:
@@ -74,20 +74,20 @@ def _fault(knob: Mapping[str, Any], text: str) -> str:
     values = [part.strip() for part in text.split(",") if part.strip()]
     if not values:
         return "" if knob.get("optional") else f"It is empty. Give a value, such as {knob['default']}."
-    return next((words for value in values if (words := _wrong(knob, value))), "")
+    return next((message for value in values if (message := _wrong(knob, value))), "")
 
 
 def _wrong(knob: Mapping[str, Any], text: str) -> str:
-    shown = text[:40]
+    excerpt = text[:40]
     if knob.get("optional") and text.lower() == "none":
         return ""
     if knob["choices"]:
         choices = [knob_text(choice) for choice in knob["choices"]]
-        return "" if text in choices else f"{shown} is none of {', '.join(choices)}."
+        return "" if text in choices else f"{excerpt} is none of {', '.join(choices)}."
     try:
         float(text) if knob["type"] == "float" else int(text)
     except ValueError:
-        return f"{shown} is not a {'number' if knob['type'] == 'float' else 'whole number'}."
+        return f"{excerpt} is not a {'number' if knob['type'] == 'float' else 'whole number'}."
     return ""
 
 
@@ -96,8 +96,8 @@ PREFIX = "p:"
 
 
 def _parallel_texts(fields: Mapping[str, object]) -> dict[str, str]:
-    named = {name: str(fields[PREFIX + name]).strip() for name in (GPUS, *AXES) if PREFIX + name in fields}
-    return {name: text for name, text in named.items() if text}
+    texts = {name: str(fields[PREFIX + name]).strip() for name in (GPUS, *AXES) if PREFIX + name in fields}
+    return {name: text for name, text in texts.items() if text}
 
 
 def active_parallel(texts: Mapping[str, str], on: str) -> dict[str, str]:
@@ -112,9 +112,9 @@ def parallel_faults(texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         yield _axis_refused(str(error)) or PREFIX + GPUS, str(error)
 
 
-def _axis_refused(words: str) -> str:
+def _axis_refused(refusal: str) -> str:
     """The field of the axis whose name a refusal begins with."""
-    first = words.split(" ", 1)[0]
+    first = refusal.split(" ", 1)[0]
     return PREFIX + first if first in (GPUS, *AXES) else ""
 
 
@@ -186,9 +186,9 @@ class RunRequests:
 def form_fields_of(fields: Mapping[str, Any], listing: Mapping[str, Any]) -> FormFields:
     """`w:batch`, `o:checkpointing` and `o:checkpointing:every` are the names of knobs in the form."""
     workload = str(fields.get("workload", ""))
-    known = workload if _row(listing["workloads"], workload) else listing["workloads"][0]["name"]
+    workload_name = workload if _row(listing["workloads"], workload) else listing["workloads"][0]["name"]
     return FormFields(
-        workload=known,
+        workload=workload_name,
         config=str(fields.get("config", "")),
         knobs={key[2:]: knob_text(value) for key, value in fields.items() if key.startswith("w:")},
         chosen=tuple(
@@ -255,8 +255,8 @@ def requests_of(form: FormFields, listing: Mapping[str, Any], most: int = MOST_V
         return RunRequests(faults={**faults, **wrong_numbers})
     count = _count(form, workload, listing)
     if count > most:
-        words = f"These would be {count:,} variants, and {most} are the most at once. Give fewer values."
-        return RunRequests(faults={**faults, "run": words})
+        message = f"These would be {count:,} variants, and {most} are the most at once. Give fewer values."
+        return RunRequests(faults={**faults, "run": message})
     try:
         sizes = list(_combinations(workload, form.knobs))
         changed = list(_changes(form, listing))
@@ -354,19 +354,19 @@ def _label(
     """
     if not chosen:
         return BASELINE
-    words = []
+    parts = []
     rows = {row["name"]: row for row in listing["optimizations"]}
     for at, (name, knobs) in enumerate(chosen):
         row = rows[name]
         varied = {key for one in all_chosen for key in one[at][1]}
-        shown = [knob for knob in row["knobs"] if knob["name"] in varied]
-        said = [
+        varied_knobs = [knob for knob in row["knobs"] if knob["name"] in varied]
+        knob_texts = [
             words_of_value(knob["name"], knobs.get(knob["name"], knob_text(knob["default"])), knob.get("says", ""))
-            for knob in shown
+            for knob in varied_knobs
         ]
-        alone = len(shown) == 1 and shown[0].get("says")
-        words.append(said[0] if alone else ", ".join([row["title"], *said]))
-    together = " + ".join(words)
+        alone = len(varied_knobs) == 1 and varied_knobs[0].get("says")
+        parts.append(knob_texts[0] if alone else ", ".join([row["title"], *knob_texts]))
+    together = " + ".join(parts)
     return together[:1].upper() + together[1:]
 
 
@@ -408,8 +408,8 @@ def without_effect(form: FormFields, listing: Mapping[str, Any]) -> dict[str, st
     modes, workload = _modes(form, listing), _row(listing["workloads"], form.workload)
     holds = workload.get("holds") if workload is not None else None
     rows = [row for row in listing["optimizations"] if row["name"] not in form.chosen]
-    said = {row["name"]: _why_idle(row, modes, holds) for row in rows}
-    return {name: words for name, words in said.items() if words}
+    reasons = {row["name"]: _why_idle(row, modes, holds) for row in rows}
+    return {name: reason for name, reason in reasons.items() if reason}
 
 
 def _why_idle(row: Mapping[str, Any], modes: Sequence[str], holds: Sequence[str] | None) -> str:
@@ -446,16 +446,16 @@ def field_of_refusal(refusal: str, requests: RunRequests) -> str:
     """Return the field that a refusal is about: it begins with a name, as in `ltx_video: frames ...`."""
     if place := _axis_refused(refusal):
         return place
-    name, colon, said = refusal.partition(":")
+    name, colon, detail = refusal.partition(":")
     if not colon or not requests.count:
         return "run"
-    knob = said.split()[0] if said.split() else ""
+    knob = detail.split()[0] if detail.split() else ""
     if name == requests.requests[0].workload:
         return f"w:{knob}" if any(knob in request.settings for request in requests.requests) else "knobs"
-    theirs = next((knobs for other, knobs in requests.requests[-1].optimizations if other == name), None)
-    if theirs is None:
+    own_knobs = next((knobs for other, knobs in requests.requests[-1].optimizations if other == name), None)
+    if own_knobs is None:
         return "run"
-    return f"o:{name}:{knob}" if knob in theirs else f"o:{name}"
+    return f"o:{name}:{knob}" if knob in own_knobs else f"o:{name}"
 
 
 def _modes(form: FormFields, listing: Mapping[str, Any]) -> list[str]:

@@ -146,10 +146,10 @@ class _RunEvents:
     def _results(self, status: OrderStatus | None, chosen: int | None) -> Html:
         return results_html(status, chosen, self.answers.pictures.of(status.variants) if status else {})
 
-    def _form(self, state: RunState, said: Html | str = "", *, is_stand_in: bool = False) -> dict[str, Any]:
+    def _form(self, state: RunState, status: Html | str = "", *, is_stand_in: bool = False) -> dict[str, Any]:
         form, requests = self.answers.parse(state.fields)
         listing = self.answers.listing()
-        value = form_value(form, requests, listing, version=str(state.drawn), said=said)
+        value = form_value(form, requests, listing, version=str(state.drawn), status=status)
         if is_stand_in:
             value["parts"]["stand-in"] = stand_in_words(form, listing)
         return value
@@ -253,8 +253,8 @@ class _RunEvents:
         for last in self.answers.follow(begun.id, presence()):
             yield _values(fit=self._fit_value(state, f"{last.variants[0].phase or 'waiting'} …"))
         done = last.variants[0].state == "done"
-        words = "" if done else last.variants[0].phase
-        yield _values(state=replace(state, opening=begun.id if done else ""), fit=self._fit_value(state, words))
+        message = "" if done else last.variants[0].phase
+        yield _values(state=replace(state, opening=begun.id if done else ""), fit=self._fit_value(state, message))
 
     def _run(self, state: RunState, visitor: str) -> Iterator[list[Any]]:
         _, requests = self.answers.parse(state.fields)
@@ -263,8 +263,8 @@ class _RunEvents:
             self.answers.searches.cancel(state.search)
             state = replace(state, order=begun.id, search="", way=None)
         # What does not go together explains itself where it stands; nothing else is changed.
-        words = begun if isinstance(begun, str) else ""
-        yield _values(state=state, form=self._form(state, refused_html(words) if words else ""))
+        fault = begun if isinstance(begun, str) else ""
+        yield _values(state=state, form=self._form(state, refused_html(fault) if fault else ""))
         if not isinstance(begun, str):
             yield _values(table=published_table_html(state.story, None), fit="")
             yield from self._followed(state, visitor)
@@ -327,8 +327,8 @@ class _RunEvents:
         return _values(kept=self._kept_value(visitor, fault))
 
 
-def _values(**known: Any) -> list[Any]:
-    return [known.get(name, gr.skip()) for name in _PARTS]
+def _values(**values: Any) -> list[Any]:
+    return [values.get(name, gr.skip()) for name in _PARTS]
 
 
 def led_by(state: RunState, finding: str) -> RunState:

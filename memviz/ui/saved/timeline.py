@@ -88,13 +88,13 @@ def _merged(
     start, end, size, group = rows.start[small] - BEFORE, rows.end[small] - BEFORE, rows.size[small], colours.group
     spans: list[tuple[npt.NDArray[np.int64], ...]] = []
     for number in range(len(colours.labels)):
-        mine = group[small] == number
+        in_group = group[small] == number
         # What begins at or before a moment is there from the first moment that is not before it, and so its end.
-        begun = sum_by(np.searchsorted(moments, start[mine]), size[mine], len(moments) + 1)
-        ended = sum_by(np.searchsorted(moments, end[mine]), size[mine], len(moments) + 1)
-        held = np.cumsum(begun - ended)[: len(moments)]
-        there = np.flatnonzero(held)
-        spans.append((edges[there], edges[there + 1], held[there], np.full(len(there), number)))
+        begun = sum_by(np.searchsorted(moments, start[in_group]), size[in_group], len(moments) + 1)
+        ended = sum_by(np.searchsorted(moments, end[in_group]), size[in_group], len(moments) + 1)
+        live = np.cumsum(begun - ended)[: len(moments)]
+        there = np.flatnonzero(live)
+        spans.append((edges[there], edges[there + 1], live[there], np.full(len(there), number)))
     starts, ends, sizes, numbers = (np.concatenate(columns) for columns in zip(*spans, strict=True))
     return starts, ends, sizes, numbers.astype(np.uint8)
 

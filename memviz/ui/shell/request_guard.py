@@ -116,8 +116,8 @@ def host_of(text: str) -> str:
 
 def names_given(environment: Mapping[str, str] = os.environ) -> frozenset[str]:
     """`*` is every name, and `.example.org` or `*.example.org` all below that one."""
-    given = [environment.get(name, "") for name in (NAMES_SETTING, *_HOST_SETTINGS)]
-    names = {_pattern(name) for text in given for name in re.split(r"[,\s]+", text) if name}
+    texts = [environment.get(name, "") for name in (NAMES_SETTING, *_HOST_SETTINGS)]
+    names = {_pattern(name) for text in texts for name in re.split(r"[,\s]+", text) if name}
     machine = socket.gethostname().lower()
     return frozenset({"localhost", ".localhost", machine, f"{machine}.local", *names} - {"", ".local"})
 
@@ -131,9 +131,9 @@ def _pattern(text: str) -> str:
     text = text.lower()
     if text == "*":
         return text
-    below = text.startswith((".", "*."))
+    with_subdomains = text.startswith((".", "*."))
     name = host_of(text.removeprefix("*").removeprefix("."))
-    return f".{name}" if below and name else name
+    return f".{name}" if with_subdomains and name else name
 
 
 def names_of_page(page: Any) -> Iterator[str]:
@@ -232,8 +232,8 @@ class RequestGuard:
             await self._app(scope, _replay_body(body, receive), send)
         except _UNKNOWN_ENDPOINT as error:
             # Raised before Gradio answers: it looks up the endpoint first, and catches what fails in it.
-            words = f"This page has no answer to that ({type(error).__name__}: {str(error)[:200]})."
-            await _answer_plainly(json_safe_text(words), 400)(scope, receive, send)
+            message = f"This page has no answer to that ({type(error).__name__}: {str(error)[:200]})."
+            await _answer_plainly(json_safe_text(message), 400)(scope, receive, send)
 
     async def _file(self, exports: Exports, scope: Scope, receive: Receive, send: Send) -> None:
         wanted = scope["path"].partition(_FILE)[2]
@@ -296,9 +296,9 @@ def _host_names(headers: Headers) -> Iterator[str]:
         yield host_of(forwarded)
 
 
-def _answer_plainly(words: str, status: int) -> JSONResponse:
+def _answer_plainly(message: str, status: int) -> JSONResponse:
     """Under the names that Gradio's own errors have, and ours."""
-    return JSONResponse({"detail": words, "error": words, "reason": words}, status, _PLAIN)
+    return JSONResponse({"detail": message, "error": message, "reason": message}, status, _PLAIN)
 
 
 def _json_safe_body(body: bytes) -> bytes:

@@ -162,10 +162,10 @@ def open_once(store: TraceStore, session: Session, trace: Trace, sample: str = "
 
 
 def open_derived_trace(
-    store: TraceStore, session: Session, recording: str, made: Trace, *, compared: bool, sample: str = ""
+    store: TraceStore, session: Session, recording: str, derived: Trace, *, compared: bool, sample: str = ""
 ) -> Session:
     """Choose a derived trace, or put it beside its recording. `sample` is its name in links."""
-    session = open_once(store, session.without_refused(), made, sample)
+    session = open_once(store, session.without_refused(), derived, sample)
     if compared and session.of(recording) is not None:
         return replace(session, compared=(recording, session.chosen))
     return session

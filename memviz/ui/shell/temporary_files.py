@@ -63,11 +63,11 @@ def delete_export(path: str | Path) -> None:
 def _folder_of(path: str | Path) -> Path | None:
     """Return the export's own folder, or None for any other path."""
     try:
-        whole = Path(path).resolve()
+        resolved = Path(path).resolve()
     except (OSError, ValueError, RuntimeError):
         return None
     root = _root()
-    return root / whole.relative_to(root).parts[0] if root in whole.parents else None
+    return root / resolved.relative_to(root).parts[0] if root in resolved.parents else None
 
 
 class Exports:

@@ -28,8 +28,8 @@ def visitor_of(scope: Scope) -> str:
     direct = str(client[0]) if client else _UNKNOWN
     if not os.environ.get("SPACE_ID"):
         return direct
-    said = [value.decode("latin-1") for name, value in scope.get("headers", ()) if name == b"x-forwarded-for"]
-    for address in reversed(",".join(said).split(",")):
+    forwarded = [value.decode("latin-1") for name, value in scope.get("headers", ()) if name == b"x-forwarded-for"]
+    for address in reversed(",".join(forwarded).split(",")):
         if _is_public(address.strip()):
             return address.strip()
     return direct

@@ -133,11 +133,11 @@ class Arriving(io.BufferedIOBase):
         self._changed.notify_all()
 
     def _free(self) -> None:
-        kept, self._kept = self._kept, None
-        if kept is not None:
+        file, self._kept = self._kept, None
+        if file is not None:
             # What did not fit is tried once more.
             with suppress(OSError):
-                kept.close()
+                file.close()
 
     # -- reading
 
@@ -207,13 +207,13 @@ class Arriving(io.BufferedIOBase):
                 if piece := self._unpack(self._packed_rest):
                     return piece
                 continue
-            taken, is_plain = self._take()
-            if not taken and self._is_midway:
+            received, is_plain = self._take()
+            if not received and self._is_midway:
                 raise TraceError(TRUNCATED, remedy=AGAIN)
             self._is_midway = not is_plain
             if is_plain:
-                return taken
-            self._packed_rest = taken
+                return received
+            self._packed_rest = received
         return b""
 
     def _unpack(self, packed: bytes) -> bytes:
@@ -241,11 +241,11 @@ class Arriving(io.BufferedIOBase):
             stretch = self._stretches[self._stretch]
             most = min(_PIECE if stretch.is_plain else _PACKED_PIECE, stretch.end - self._taken)
             self._kept.seek(self._taken)
-            taken = self._kept.read(most)
+            received = self._kept.read(most)
             # Where the next part is written.
             self._kept.seek(0, io.SEEK_END)
-        self._taken += len(taken)
-        return taken, stretch.is_plain
+        self._taken += len(received)
+        return received, stretch.is_plain
 
     def _is_ready(self) -> bool:
         return self._ended or self._taken < self.arrived >= self._least

@@ -291,11 +291,11 @@ class Readings:
         with self._lock:
             return self._under_way.get(ticket)
 
-    def drop(self, ticket: str, *, was_heard: bool = False) -> None:
+    def drop(self, ticket: str, *, is_delivered: bool = False) -> None:
         """`was_heard`: its visitor has been told all of it."""
         with self._lock:
             reading = self._under_way.pop(ticket, None)
-        if reading is not None and not was_heard:
+        if reading is not None and not is_delivered:
             reading.cancel()
 
     def forget(self) -> None:

@@ -69,8 +69,8 @@ def _guarded(handler: Handler) -> Handler:
     return answer
 
 
-def _refusal(words: str, status: int) -> Response:
-    return JSONResponse({"reason": words}, status)
+def _refusal(reason: str, status: int) -> Response:
+    return JSONResponse({"reason": reason}, status)
 
 
 def _is_from_the_page(request: Request) -> bool:
@@ -87,8 +87,14 @@ async def _may_use_the_page(request: Request) -> bool:
     app = request.app
     if app.auth is None and app.auth_dependency is None:
         return True
-    kept = {key: request.scope[key] for key in _OF_THE_VISITOR if key in request.scope}
-    scope = {**kept, "method": "GET", "path": _LOGIN_CHECK, "raw_path": _LOGIN_CHECK.encode(), "query_string": b""}
+    visitor_scope = {key: request.scope[key] for key in _OF_THE_VISITOR if key in request.scope}
+    scope = {
+        **visitor_scope,
+        "method": "GET",
+        "path": _LOGIN_CHECK,
+        "raw_path": _LOGIN_CHECK.encode(),
+        "query_string": b"",
+    }
     statuses: list[int] = []
 
     async def no_body() -> Message:
@@ -115,8 +121,8 @@ def _reading(request: Request) -> Reading:
 
 
 async def _begin(request: Request) -> Response:
-    said = json.loads(await read_body(request.receive, _MOST_SAID))
-    name, size, packed = json_safe_text(said["name"])[-_LONGEST_NAME:], said["size"], said["packed"] is True
+    message = json.loads(await read_body(request.receive, _MOST_SAID))
+    name, size, packed = json_safe_text(message["name"])[-_LONGEST_NAME:], message["size"], message["packed"] is True
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _MOST_SIZE:
         raise UsageError("A size is a whole number of bytes.")
     name, visitor = name.replace("\\", "/").rsplit("/", 1)[-1], visitor_of(request.scope)
@@ -176,7 +182,7 @@ async def stream_messages(readings: Readings, ticket: str, reading: Reading) -> 
             yield message
     finally:
         # The page hangs up as soon as it hears that its file is open, which may be before the last message's end here.
-        readings.drop(ticket, was_heard=reading.outbox.newest_fetched == OPENED)
+        readings.drop(ticket, is_delivered=reading.outbox.newest_fetched == OPENED)
 
 
 async def _drop(request: Request) -> Response:

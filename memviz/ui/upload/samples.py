@@ -83,8 +83,8 @@ class SampleCard:
 
 
 def card_of(sample: OfferedSample) -> SampleCard:
-    kept = _saved_cards()[sample.name]
-    return SampleCard(tuple(map(base64.b64decode, kept["pictures"])), tuple(kept["peaks"]))
+    stored = _saved_cards()[sample.name]
+    return SampleCard(tuple(map(base64.b64decode, stored["pictures"])), tuple(stored["peaks"]))
 
 
 def draw_card(sample: OfferedSample) -> SampleCard:
@@ -101,8 +101,8 @@ def draw_card(sample: OfferedSample) -> SampleCard:
 
 @cache
 def _saved_cards() -> dict[str, dict[str, Any]]:
-    kept: dict[str, dict[str, Any]] = json.loads(_CARDS.read_text(encoding="utf-8"))
-    return kept
+    cards: dict[str, dict[str, Any]] = json.loads(_CARDS.read_text(encoding="utf-8"))
+    return cards
 
 
 def write_cards() -> None:

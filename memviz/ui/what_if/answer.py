@@ -61,9 +61,9 @@ class WhatIfAnswers:
 
     def offer_html(self) -> Html:
         """Return the page shown while no trace is open."""
-        words = "Drop a snapshot on the left. Its requests are replayed with other settings, or on another card."
+        text = "Drop a snapshot on the left. Its requests are replayed with other settings, or on another card."
         head = tag("h1", "Open a trace to try other allocator settings.", class_="mv-verdict")
-        return joined(tag("header", head, tag("p", words, class_="mv-lead")), Html(self.samples))
+        return joined(tag("header", head, tag("p", text, class_="mv-lead")), Html(self.samples))
 
     def find(self, key: str, parsed: ParsedQuestion, searches: bool, progress: Progress) -> tuple[WhatIf, Any]:
         assert parsed.settings is not None
@@ -120,10 +120,10 @@ class WhatIfAnswers:
 
     def file(self, state: WhatIfState, kind: str) -> str | None:
         """Return the path of the saved answer: the replay as a snapshot, or all of it as a page."""
-        answered = self.answered(state)
-        if answered is None:
+        displayed = self.answered(state)
+        if displayed is None:
             return None
-        trace, device, outcome = answered
+        trace, device, outcome = displayed
         if kind == "snapshot":
             name = file_stem(trace_name(outcome.replayed.trace.about.source))
             return file_with(f"{name}-replayed.pickle", partial(_write_snapshot, outcome.replayed.trace))
@@ -132,22 +132,22 @@ class WhatIfAnswers:
 
     def with_replay(self, state: WhatIfState, session: Session, *, compared: bool) -> Session:
         """Return the session with the replay as one more open trace, whose name differs from its recording's."""
-        answered = self.answered(state)
-        if answered is None:
+        displayed = self.answered(state)
+        if displayed is None:
             return session
-        replayed = answered[2].replayed
+        replayed = displayed[2].replayed
         limit = "" if replayed.memory is None else f" in {bytes_text(replayed.memory)}"
         about = replayed.trace.about
-        named = replace(replayed.trace, about=replace(about, source=f"replay of {trace_name(about.source)}{limit}"))
+        renamed = replace(replayed.trace, about=replace(about, source=f"replay of {trace_name(about.source)}{limit}"))
         recording = state.key.partition("/")[0]
-        return open_derived_trace(self.context.store, session, recording, named, compared=compared)
+        return open_derived_trace(self.context.store, session, recording, renamed, compared=compared)
 
     def moved(self, state: WhatIfState, at: str) -> dict[str, Any]:
         """Head and maps at an event that was chosen on the plot."""
-        answered = self.answered(state)
-        if answered is None or not at.lstrip("-").isdigit():
+        displayed = self.answered(state)
+        if displayed is None or not at.lstrip("-").isdigit():
             return {}
-        _, device, outcome = answered
+        _, device, outcome = displayed
         event_number = min(max(int(at), -1), len(device.events) - 1)
         answer = Answer(device, outcome, None, event_number)
         matters = event_number == moment_that_matters(device, outcome)
@@ -164,12 +164,12 @@ class WhatIfAnswers:
         pair = self.context.find(state.key)
         if not state.with_blocks or pair is None or outcome.replayed is outcome.recorded:
             return {"recorded": {}, "replayed": {}}
-        ours = outcome.replayed
-        key, label = self.replays.key_of(ours), ours.trace.about.label
+        replayed = outcome.replayed
+        key, label = self.replays.key_of(replayed), replayed.trace.about.label
         recorded, after = linked_values(
             (
                 LinkedTrace("A", state.key, "as recorded", *pair),
-                LinkedTrace("B", key, label, ours.trace, ours.trace.devices[0]),
+                LinkedTrace("B", key, label, replayed.trace, replayed.trace.devices[0]),
             )
         )
         return {"recorded": recorded, "replayed": after}
@@ -186,9 +186,9 @@ def _shows_a_limit(device: DeviceTrace) -> bool:
     return device.kind == "gpu" and len(device.events) <= _LONGEST_UNASKED and bool(gives_back.any())
 
 
-def first_question(trace: Trace, device: DeviceTrace, known: KnownMemory) -> Question:
+def first_question(trace: Trace, device: DeviceTrace, known_memory: KnownMemory) -> Question:
     """Segments that expand, in the memory that the process had where that is known."""
     recorded, _ = settings_of(trace, device)
-    memory = known.memory
+    memory = known_memory.memory
     question = Question(memory=f"{memory >> 20:,} MiB" if memory else "")
     return question.with_settings(replace(recorded, expandable_segments=True))

@@ -44,16 +44,16 @@ class Question:
     release: str = f"{NEWEST[0]}.{NEWEST[1]}"
 
     def with_settings(self, settings: Settings) -> Question:
-        known: dict[str, Any] = dict.fromkeys(_KEYS, "")
+        values: dict[str, Any] = dict.fromkeys(_KEYS, "")
         rest = []
         for part in _parts(settings.to_text()):
             key, _, value = part.partition(":")
-            field = next((name for name, known in _KEYS.items() if known == key), "")
+            field = next((name for name, values in _KEYS.items() if values == key), "")
             if field:
-                known[field] = value
+                values[field] = value
             elif key != _EXPANDABLE:
                 rest.append(part)
-        return replace(self, expandable=settings.expandable_segments, more=",".join(rest), **known)
+        return replace(self, expandable=settings.expandable_segments, more=",".join(rest), **values)
 
 
 @dataclass(frozen=True)
@@ -188,5 +188,5 @@ class WhatIfState:
         if self.key:
             left[self.key] = self.question
         question = left.pop(key, None)
-        kept = tuple(left.items())[-MOST_OPEN:]
-        return WhatIfState(key, question or Question(), self.turn + 1, self.with_blocks, kept), question is None
+        retained = tuple(left.items())[-MOST_OPEN:]
+        return WhatIfState(key, question or Question(), self.turn + 1, self.with_blocks, retained), question is None

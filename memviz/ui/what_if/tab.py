@@ -119,9 +119,9 @@ def state_from_link(session: Session, query: Mapping[str, str]) -> WhatIfState:
     return WhatIfState(left=((timeline_key(session.current), question_in(query)),))
 
 
-def _values(**given: Any) -> list[Any]:
+def _values(**values: Any) -> list[Any]:
     """One for each of `PARTS`; what is not given stays as it is."""
-    return [given.get(name, gr.skip()) for name in PARTS]
+    return [values.get(name, gr.skip()) for name in PARTS]
 
 
 class _WhatIfEvents:
@@ -152,13 +152,13 @@ class _WhatIfEvents:
 
     @in_parts
     def _follow(
-        self, trace: FollowedTrace, state: WhatIfState, looked_at: bool, request: gr.Request
+        self, trace: FollowedTrace, state: WhatIfState, is_active: bool, request: gr.Request
     ) -> Iterator[list[Any]]:
         """Not looked at it is emptied: nobody who comes to the tab shall see another trace's answer.
 
         The page may have turned to it while the visitor's own turn to another tab was still on its way.
         """
-        if looked_at or trace.is_turned_to:
+        if is_active or trace.is_turned_to:
             yield [True, *_values()]
             yield from ([gr.skip(), *values] for values in self._opened(trace.key, state, request))
         else:
@@ -168,9 +168,9 @@ class _WhatIfEvents:
     def _turn(
         self, trace: FollowedTrace, state: WhatIfState, event: gr.SelectData, request: gr.Request
     ) -> Iterator[list[Any]]:
-        looked_at = event.value == LABEL
-        yield [looked_at, *_values()]
-        if looked_at:
+        is_active = event.value == LABEL
+        yield [is_active, *_values()]
+        if is_active:
             for values in self._opened(trace.key, state, request):
                 yield [gr.skip(), *values]
 
@@ -179,8 +179,8 @@ class _WhatIfEvents:
         if not key:
             yield self._emptied(state, offer=self.answers.offer_html())
         elif state.key != key:
-            turned, is_first = state.turned_to(key)
-            yield from self._answer(turned, request, is_first=is_first, is_another=True)
+            next_state, is_first = state.turned_to(key)
+            yield from self._answer(next_state, request, is_first=is_first, is_other_trace=True)
 
     @staticmethod
     def _emptied(state: WhatIfState, offer: str = "") -> list[Any]:
@@ -242,7 +242,7 @@ class _WhatIfEvents:
         request: gr.Request,
         *,
         is_first: bool = False,
-        is_another: bool = False,
+        is_other_trace: bool = False,
         is_pressed: bool = False,
         searches: bool = False,
     ) -> Iterator[list[Any]]:
@@ -260,42 +260,42 @@ class _WhatIfEvents:
         )
         # What was asked before is answered no more, also where this is refused: it would take the words away again.
         with self.jobs.answering(_visitor(request)) as is_newest:
-            yield _values(**{"waiting": "", **(EMPTY if is_another else {}), "state": state, "form": form})
+            yield _values(**{"waiting": "", **(EMPTY if is_other_trace else {}), "state": state, "form": form})
             if parsed.settings is None or not is_newest():
                 return
             if len(device.events) > _LONG and not is_pressed:
-                words = refusal_html("Press Replay: this recording is long, and replaying it takes a while.")
-                yield _values(form=form, verdict=words)
+                message = refusal_html("Press Replay: this recording is long, and replaying it takes a while.")
+                yield _values(form=form, verdict=message)
                 return
             searches = searches or len(device.events) <= _SEARCHED_UNASKED
-            work = self.jobs.begin(
+            job = self.jobs.begin(
                 _visitor(request),
                 lambda progress: self.answers.find(state.key, parsed, searches, progress),
                 visitor_of(getattr(request.request, "scope", {})),
             )
             # Gradio sends what changed from part to part, and takes a value that is missing in the next one back.
-            for part in self._work(work, state, device, is_newest):
+            for part in self._work(job, state, device, is_newest):
                 yield _values(form=form, **part)
-            self.jobs.ended(_visitor(request), work)
+            self.jobs.ended(_visitor(request), job)
 
     def _work(
-        self, work: BackgroundJob, state: WhatIfState, device: DeviceTrace, is_newest: Callable[[], bool]
+        self, job: BackgroundJob, state: WhatIfState, device: DeviceTrace, is_newest: Callable[[], bool]
     ) -> Iterator[dict[str, Any]]:
-        while not work.is_done(_SHOWN_AFTER_SECONDS):
-            if work.is_stopped or not is_newest():
-                work.stop()
+        while not job.is_done(_SHOWN_AFTER_SECONDS):
+            if job.is_stopped or not is_newest():
+                job.stop()
                 return
-            yield {"waiting": waiting_html(work.share, events=len(device.events))}
+            yield {"waiting": waiting_html(job.share, events=len(device.events))}
         try:
-            outcome, searched = work.result()
+            outcome, searched = job.result()
         except BackgroundStopped:
             return
         except MemvizError as error:
             yield {**EMPTY, "verdict": refusal_html(str(error))}
             return
-        drawn = self.answers.drawn(state, Answer(device, outcome, searched, moment_that_matters(device, outcome)))
+        values = self.answers.drawn(state, Answer(device, outcome, searched, moment_that_matters(device, outcome)))
         if is_newest():
-            yield drawn
+            yield values
 
 
 def _visitor(request: gr.Request) -> str:
