@@ -198,7 +198,9 @@ class RunAnswers:
         """Start the runs. Their results are stored at once, even if the visitor has left."""
         self.estimates.stop_all()
         self.scheduler.leave(instead_of)
-        return self.scheduler.submit(requests.requests, requests.labels, partial(_keep, self.kept(visitor)), visitor)
+        return self.scheduler.submit(
+            requests.requests, requests.labels, partial(_store_run, self.kept(visitor)), visitor
+        )
 
     def search(self, order: SearchOrder, visitor: str) -> SearchStatus:
         self.estimates.stop_all()
@@ -288,7 +290,7 @@ class RunAnswers:
     def _read(self, session: Session, path: Path, name: str) -> tuple[Session, bool]:
         """Files of runs go after some hours; what was kept is still there."""
         try:
-            return open_once(self.store, session, _named(load_trace(path), name)), True
+            return open_once(self.store, session, _with_name(load_trace(path), name)), True
         except (OSError, TraceError):
             return session.with_refused(Refused(name, "The file of this run is gone. Run it again.")), False
 
@@ -296,14 +298,14 @@ class RunAnswers:
         """UsageError where it is gone."""
         stored = self.kept(visitor).get(id)
         trace, _ = load_run(stored.path)
-        return open_once(self.store, session.without_refused(), _named(trace, stored.name))
+        return open_once(self.store, session.without_refused(), _with_name(trace, stored.name))
 
 
-def _named(trace: Trace, name: str) -> Trace:
+def _with_name(trace: Trace, name: str) -> Trace:
     return replace(trace, about=replace(trace.about, source=name))
 
 
-def _keep(stored_runs: KeptRuns, variant: Variant) -> str:
+def _store_run(stored_runs: KeptRuns, variant: Variant) -> str:
     """A full disk costs the copy, not the run: its own file is there until the page ends."""
     if variant.file is None or variant.run is None:
         return ""

@@ -222,9 +222,9 @@ def fit_html(status: SearchStatus | None, usable_bytes: int, chosen: int | None,
     if status is None or (status.failed and not status.ways):
         return Html("")
     ways = status.ways
-    number = chosen if chosen is not None and 0 <= chosen < len(ways) else _shown(ways)
+    number = chosen if chosen is not None and 0 <= chosen < len(ways) else _default_point(ways)
     progress = Html("") if status.is_over else tag("i", class_="mv-working")
-    details = Html("") if number is None else _way(number, ways[number], opening)
+    details = Html("") if number is None else _point_details_html(number, ways[number], opening)
     grid = (status.answer or {}).get("grid")
     return tag(
         "section",
@@ -237,7 +237,7 @@ def fit_html(status: SearchStatus | None, usable_bytes: int, chosen: int | None,
     )
 
 
-def _shown(ways: tuple[Mapping[str, Any], ...]) -> int | None:
+def _default_point(ways: tuple[Mapping[str, Any], ...]) -> int | None:
     """The best, or where nothing fits what takes least of those that nothing is better than."""
     return (
         cheapest_fitting(ways)
@@ -246,7 +246,7 @@ def _shown(ways: tuple[Mapping[str, Any], ...]) -> int | None:
     )
 
 
-def _way(number: int, point: Mapping[str, Any], opening: str) -> Html:
+def _point_details_html(number: int, point: Mapping[str, Any], opening: str) -> Html:
     sign, kind = {"fits": ("✓", "mv-good"), "close": ("≈", "mv-close")}.get(fit_cell(point), ("✗", "mv-bad"))
     fits = tag("b", f"{sign} {fit_cell(point)}", class_=kind)
     error = tag("p", error_words(point), class_="mv-soft mv-truth") if error_words(point) else Html("")
@@ -283,11 +283,11 @@ def _points_table(ways: Sequence[FitPoint], numbers: Sequence[int], title: str) 
     unit = cost_unit(ways[numbers[0]]) if numbers else ""
     heads = ((title, None), ("Reserved", "mv-number"), (unit[:1].upper() + unit[1:], None), ("", None))
     chosen = cheapest_fitting(ways)
-    rows = [_row(number, ways[number], is_chosen=number == chosen) for number in numbers]
+    rows = [_point_row(number, ways[number], is_chosen=number == chosen) for number in numbers]
     return table(heads, rows, "mv-table mv-fit-front")
 
 
-def _row(number: int, point: Mapping[str, Any], *, is_chosen: bool) -> Html:
+def _point_row(number: int, point: Mapping[str, Any], *, is_chosen: bool) -> Html:
     name = button(cut(str(point["title"])), "way", "mv-link", data_number=number)
     return tag(
         "tr",

@@ -74,10 +74,10 @@ def _fault(knob: Mapping[str, Any], text: str) -> str:
     values = [part.strip() for part in text.split(",") if part.strip()]
     if not values:
         return "" if knob.get("optional") else f"It is empty. Give a value, such as {knob['default']}."
-    return next((message for value in values if (message := _wrong(knob, value))), "")
+    return next((message for value in values if (message := _value_fault(knob, value))), "")
 
 
-def _wrong(knob: Mapping[str, Any], text: str) -> str:
+def _value_fault(knob: Mapping[str, Any], text: str) -> str:
     excerpt = text[:40]
     if knob.get("optional") and text.lower() == "none":
         return ""
@@ -109,16 +109,16 @@ def parallel_faults(texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     try:
         parallel_of(texts)
     except UsageError as error:
-        yield _axis_refused(str(error)) or PREFIX + GPUS, str(error)
+        yield _axis_of_refusal(str(error)) or PREFIX + GPUS, str(error)
 
 
-def _axis_refused(refusal: str) -> str:
+def _axis_of_refusal(refusal: str) -> str:
     """The field of the axis whose name a refusal begins with."""
     first = refusal.split(" ", 1)[0]
     return PREFIX + first if first in (GPUS, *AXES) else ""
 
 
-def parallel_words(texts: Mapping[str, str]) -> str:
+def parallel_label(texts: Mapping[str, str]) -> str:
     try:
         return parallel_of(texts).words if texts else "1 GPU"
     except UsageError:
@@ -196,10 +196,10 @@ def form_fields_of(fields: Mapping[str, Any], listing: Mapping[str, Any]) -> For
             for optimization in listing["optimizations"]
             if fields.get(f"o:{optimization['name']}") is True
         ),
-        their_knobs=dict(_theirs(fields)),
+        their_knobs=dict(_optimization_knobs(fields)),
         on=str(fields.get("on", "predict")),
         card=_card_of(fields),
-        options={**_older(fields), **{name: str(fields[name]) for name in _OPTIONS if name in fields}},
+        options={**_upgrade_fields(fields), **{name: str(fields[name]) for name in _OPTIONS if name in fields}},
         keep_output=fields.get("keep_output") is True,
         numerics=fields.get("numerics", True) is True,
         parallel=_parallel_texts(fields),
@@ -207,7 +207,7 @@ def form_fields_of(fields: Mapping[str, Any], listing: Mapping[str, Any]) -> For
     )
 
 
-def _older(fields: Mapping[str, Any]) -> dict[str, str]:
+def _upgrade_fields(fields: Mapping[str, Any]) -> dict[str, str]:
     """Translate the old field `conversion` of stored forms and links to `load`."""
     return {"load": load_of(str(fields["conversion"]))} if "conversion" in fields else {}
 
@@ -228,7 +228,7 @@ def _card_faults(form: FormFields, listing: Mapping[str, Any]) -> Iterator[tuple
             yield "memory", f"{form.card[:40]} is no size, as in 48GiB, and no card with a size, as in RTX 4090, 48GiB."
 
 
-def _theirs(fields: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], str]]:
+def _optimization_knobs(fields: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], str]]:
     for key, value in fields.items():
         parts = key.split(":")
         if len(parts) == 3 and parts[0] == "o":
@@ -267,7 +267,7 @@ def requests_of(form: FormFields, listing: Mapping[str, Any], most: int = MOST_V
     requests, labels = [], []
     for settings, change in product(sizes, [(), *changed]):
         optimizations = tuple((name, dict(knobs)) for name, knobs in change)
-        several = ", ".join(_workload_words(knob, settings) for knob in varied)
+        several = ", ".join(_workload_label(knob, settings) for knob in varied)
         label = ": ".join(filter(None, (several, _label(change, changed, listing))))
         requests.append(replace(base, settings=settings, optimizations=optimizations, label=label))
         labels.append(label)
@@ -279,16 +279,16 @@ def _wrong_values(
 ) -> Iterator[tuple[str, str]]:
     yield from knob_faults("w", workload["knobs"], form.knobs)
     for row in _chosen_rows(form, listing):
-        yield from knob_faults(f"o:{row['name']}", row["knobs"], _theirs_of(form, row["name"]))
+        yield from knob_faults(f"o:{row['name']}", row["knobs"], _knobs_of(form, row["name"]))
 
 
 def _count(form: FormFields, workload: Mapping[str, Any], listing: Mapping[str, Any]) -> int:
     """Count the runs without making them: a form may hold a thousand values twice."""
-    sizes = prod(map(len, _given(workload, form.knobs).values()))
+    sizes = prod(map(len, _values_by_knob(workload, form.knobs).values()))
     changes = prod(
         len(values)
         for row in _chosen_rows(form, listing)
-        for values in _given(row, _theirs_of(form, row["name"])).values()
+        for values in _values_by_knob(row, _knobs_of(form, row["name"])).values()
     )
     return sizes * (1 + changes if form.chosen else 1)
 
@@ -299,7 +299,7 @@ def _chosen_rows(form: FormFields, listing: Mapping[str, Any]) -> list[dict[str,
     return [rows[name] for name in form.chosen]
 
 
-def _theirs_of(form: FormFields, name: str) -> dict[str, str]:
+def _knobs_of(form: FormFields, name: str) -> dict[str, str]:
     return {key: text for (owner, key), text in form.their_knobs.items() if owner == name}
 
 
@@ -313,13 +313,13 @@ def _request(form: FormFields) -> Request:
 
 def _combinations(row: Mapping[str, Any], texts: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """One for each combination of the values given, of knobs that differ from their defaults."""
-    values = _given(row, texts)
+    values = _values_by_knob(row, texts)
     defaults = {knob["name"]: knob_text(knob["default"]) for knob in row["knobs"]}
     for chosen in product(*values.values()):
         yield {key: text for key, text in zip(values, chosen, strict=True) if text != defaults[key]}
 
 
-def _given(row: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, list[str]]:
+def _values_by_knob(row: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, list[str]]:
     return {knob["name"]: values_of(knob, texts[knob["name"]]) for knob in row["knobs"] if knob["name"] in texts}
 
 
@@ -337,7 +337,7 @@ def _changes(form: FormFields, listing: Mapping[str, Any]) -> Iterator[tuple[tup
     if not form.chosen:
         return
     settings = [
-        [(row["name"], knobs) for knobs in _combinations(row, _theirs_of(form, row["name"]))]
+        [(row["name"], knobs) for knobs in _combinations(row, _knobs_of(form, row["name"]))]
         for row in _chosen_rows(form, listing)
     ]
     yield from product(*settings)
@@ -370,7 +370,7 @@ def _label(
     return together[:1].upper() + together[1:]
 
 
-def _workload_words(knob: Mapping[str, Any], settings: Mapping[str, str]) -> str:
+def _workload_label(knob: Mapping[str, Any], settings: Mapping[str, str]) -> str:
     text = settings.get(knob["name"], knob_text(knob["default"]))
     return text if knob["choices"] and knob["type"] == "text" else f"{knob['name'].replace('_', ' ')} {text}"
 
@@ -444,7 +444,7 @@ def _with_choices(form: FormFields, listing: Mapping[str, Any]) -> Iterator[str]
 
 def field_of_refusal(refusal: str, requests: RunRequests) -> str:
     """Return the field that a refusal is about: it begins with a name, as in `ltx_video: frames ...`."""
-    if place := _axis_refused(refusal):
+    if place := _axis_of_refusal(refusal):
         return place
     name, colon, detail = refusal.partition(":")
     if not colon or not requests.count:

@@ -26,7 +26,7 @@ from memviz.ui.run.form import (
     RunRequests,
     active_parallel,
     knob_text,
-    parallel_words,
+    parallel_label,
     values_of,
     without_effect,
 )
@@ -139,15 +139,15 @@ def form_value(
         "html": form_html(form, listing),
         "faults": dict(requests.faults),
         "parts": {
-            "count": count_words(requests),
-            "parallel": parallel_words(active_parallel(form.parallel, form.on)),
+            "count": variant_count_text(requests),
+            "parallel": parallel_label(active_parallel(form.parallel, form.on)),
             "buttons": joined(_messages(requests, status), buttons_html(form, requests)),
             **{f"idle:{name}": reason for name, reason in without_effect(form, listing).items()},
         },
     }
 
 
-def stand_in_words(form: FormFields, listing: Mapping[str, Any]) -> str:
+def stand_in_note(form: FormFields, listing: Mapping[str, Any]) -> str:
     """The note for a visitor who comes from a finding of a recorded model."""
     titles = {row["name"]: row["title"] for row in (*listing["workloads"], *listing["optimizations"])}
     on = " and ".join(titles[name] for name in form.chosen)
@@ -340,13 +340,13 @@ def _optimization(row: Mapping[str, Any], form: FormFields) -> Html:
     )
 
 
-def count_words(requests: RunRequests) -> str:
+def variant_count_text(requests: RunRequests) -> str:
     return counted(requests.count, "variant") if requests.count else ""
 
 
 def buttons_html(form: FormFields, requests: RunRequests) -> Html:
     verb = "Measure" if form.on == "cuda" else "Predict"
-    label = f"{verb} {count_words(requests)}" if requests.count > 1 else verb
+    label = f"{verb} {variant_count_text(requests)}" if requests.count > 1 else verb
     above = 0 < requests.count <= MOST_UNASKED and not requests.faults
     run = tag("button", label, type="submit", class_="mv-primary", data_act="run", data_act_above=above)
     return tag("p", run, class_="mv-buttons")

@@ -62,7 +62,7 @@ class RunEndpoint:
             card: A part of a card's name, as RTX 4090.
         """
         with with_worded_errors():
-            result = await run_asked(
+            result = await predict_run(
                 self._answers,
                 workload,
                 {} if settings is None else settings,
@@ -78,7 +78,7 @@ class UnfinishedRun(MemvizError):
     """In its own words."""
 
 
-async def run_asked(
+async def predict_run(
     answers: RunAnswers,
     workload: str,
     settings: object,
@@ -97,7 +97,7 @@ async def run_asked(
     if workload not in names:
         raise UsageError(f"There is no workload {workload}. There are {', '.join(names)}.")
     # A configuration may have to be fetched.
-    settings, config = await asyncio.to_thread(_apart, workload, settings)
+    settings, config = await asyncio.to_thread(_split_config, workload, settings)
     knobs, chosen = _knobs(settings, "settings"), tuple(_chosen(optimizations))
     request = Request(workload, knobs, chosen, "predict", card or DEFAULT_CARD, config=config)
     status = answers.scheduler.submit([request], [""], owner=owner, replaces=False)
@@ -110,7 +110,7 @@ async def run_asked(
     return run_json(variant.run)
 
 
-def _apart(workload: str, settings: object) -> tuple[object, str]:
+def _split_config(workload: str, settings: object) -> tuple[object, str]:
     """The settings, and the configuration among them where that is the workload."""
     if workload != CONFIG or not isinstance(settings, Mapping):
         return settings, ""

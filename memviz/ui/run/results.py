@@ -78,7 +78,7 @@ class RunPictures:
         try:
             if file.stat().st_size > _LARGEST_FILE:
                 return None
-            picture = _drawn(load_trace(file))
+            picture = _draw_picture(load_trace(file))
         except (OSError, TraceError):
             return None
         with self._lock:
@@ -88,7 +88,7 @@ class RunPictures:
         return picture
 
 
-def _drawn(trace: Trace) -> Picture:
+def _draw_picture(trace: Trace) -> Picture:
     device = choose_device(trace)
     line = timeline(device)
     png, kinds = drawn_thumbnail(trace, device, width=_WIDTH, height=_HEIGHT)
@@ -151,12 +151,12 @@ def rank_classes_html(variant: Variant, number: int) -> Html:
     return tag(
         "section",
         tag("h2", f"Ranks: {cut(variant.label)}", class_="mv-h2"),
-        tag("p", _class_words(run), class_="mv-soft"),
+        tag("p", _classes_text(run), class_="mv-soft"),
         table(_CLASS_HEADS, rows, "mv-table mv-rank-classes"),
     )
 
 
-def _class_words(run: Run) -> str:
+def _classes_text(run: Run) -> str:
     count, classes = count_text(gpus_of(run)), len(run.classes)
     if classes == 1:
         return f"Predicted: one rank for all {count}, which take the same memory."
@@ -185,8 +185,8 @@ def _open_class(one: RankClass, run: Run, file: Path | None, number: int) -> Htm
     return button("Open", "open", "mv-link", data_number=number, data_rank=one.shown, aria_label=label)
 
 
-def below_html(variants: Sequence[Variant], chosen: int) -> Html:
-    parts = tag("div", _outputs(variants), _unseen(variants), class_="mv-run-below")
+def details_html(variants: Sequence[Variant], chosen: int) -> Html:
+    parts = tag("div", _outputs(variants), _notes_html(variants), class_="mv-run-below")
     return joined(rank_classes_html(variants[chosen], chosen), parts, _commands(variants, chosen))
 
 
@@ -275,7 +275,7 @@ def _float(value: object) -> float:
         return 0.0
 
 
-def _unseen(variants: Sequence[Variant]) -> Html:
+def _notes_html(variants: Sequence[Variant]) -> Html:
     run = next((variant.run for variant in variants if variant.run is not None), None)
     if run is None or not run.notes:
         return Html("")
@@ -310,7 +310,7 @@ def results_html(
 ) -> Html:
     """`chosen` is the variant whose code and command stand below; without one, that of the headline."""
     if status is None:
-        return _nothing_yet()
+        return _empty_html()
     variants = status.variants
     selected = variants_headline(variants).number if chosen is None or chosen >= len(variants) else chosen
     usable, most_usable = _usable(variants)
@@ -323,7 +323,7 @@ def results_html(
         _legend(variants, status),
         tag("ol", *rows, class_="mv-variants", aria_label="Variants, the baseline first"),
         pictures_html(variants, pictures or {}),
-        below_html(variants, selected),
+        details_html(variants, selected),
     )
 
 
@@ -333,7 +333,7 @@ def head_html(status: OrderStatus | None) -> Html:
         return tag("header", tag("h1", "Run a model here, or predict it for any card.", class_="mv-verdict"))
     headline = variants_headline(status.variants).headline
     done = sum(variant.is_over for variant in status.variants)
-    answer = headline.answer or _progress_words(status, done)
+    answer = headline.answer or _progress_text(status, done)
     title = tag("h1", answer, " ", tag("span", headline.reason), class_="mv-verdict")
     return tag("header", title, facts_html(_facts(status)), _accuracy(status))
 
@@ -349,7 +349,7 @@ def _accuracy(status: OrderStatus) -> Html:
     )
 
 
-def _progress_words(status: OrderStatus, done: int) -> str:
+def _progress_text(status: OrderStatus, done: int) -> str:
     if status.before:
         others = "order" if status.before == 1 else "orders"
         return f"Waiting for the device: {count_text(status.before)} {others} of others first."
@@ -370,7 +370,7 @@ def _facts(status: OrderStatus) -> list[tuple[str, str]]:
     return [*facts, (over, f"{status.seconds:.1f} s")] if status.is_over else facts
 
 
-def _nothing_yet() -> Html:
+def _empty_html() -> Html:
     text = (
         "Choose a workload on the left, switch on what you would try, and press the button. Several values of a knob, "
         "as in 1, 2, 4, make several variants; the baseline is always there. Or take one of the four examples."
@@ -520,7 +520,7 @@ def _answers(variant: Variant, number: int, run: Run, base: Run | None) -> Html:
     change = f"one {step_word(run)}" if base is None else change_words(base, run)
     spread = tag("small", run.seconds.spread_words) if run.seconds else None
     cost = tag("div", *filter(None, (tag("b", _work(run)), spread, tag("small", change))), class_="mv-variant-cost")
-    parts = [_open_button("Open", variant, number), _fit(run), _output_words(run)]
+    parts = [_open_button("Open", variant, number), _fit(run), _output_html(run)]
     if variant.state == "running":
         parts.append(tag("small", f"{variant.phase} …", class_="mv-phase"))
     if variant.amiss:
@@ -549,7 +549,7 @@ def _fit(run: Run) -> Html | None:
     return joined(tag("b", "✗ ", class_="mv-bad"), tag("b", "does not fit"), tag("small", detail))
 
 
-def _output_words(run: Run) -> Html | None:
+def _output_html(run: Run) -> Html | None:
     verdict = verdict_of(run.numerics)
     if verdict is None:
         return None
@@ -596,13 +596,13 @@ def _failed(variant: Variant, number: int) -> Html:
 _SHOWN = 50
 
 
-def kept_value(runs: Sequence[KeptRun], fault: str = "") -> dict[str, Any]:
+def kept_runs_value(runs: Sequence[KeptRun], fault: str = "") -> dict[str, Any]:
     version = "|".join([fault, *(f"{run.id}{run.name}" for run in runs)])
-    return {"version": version, "html": _kept_html(runs) if runs else "", "faults": {"kept": fault}, "parts": {}}
+    return {"version": version, "html": _kept_runs_html(runs) if runs else "", "faults": {"kept": fault}, "parts": {}}
 
 
-def _kept_html(runs: Sequence[KeptRun]) -> Html:
-    rows = [tag("tr", *_kept_cells(run)) for run in runs[:_SHOWN]]
+def _kept_runs_html(runs: Sequence[KeptRun]) -> Html:
+    rows = [tag("tr", *_kept_run_cells(run)) for run in runs[:_SHOWN]]
     return tag(
         "details",
         tag("summary", tag("h2", f"Kept runs, {len(runs)}", class_="mv-h2")),
@@ -622,7 +622,7 @@ _KEPT_HEADS = (
 _ACTS = (("Open", "reopen"), ("Rename", "rename"), ("Delete", "delete"))
 
 
-def _kept_cells(stored: KeptRun) -> list[Html]:
+def _kept_run_cells(stored: KeptRun) -> list[Html]:
     name = tag("input", type="text", name_=f"name:{stored.id}", value=stored.name, aria_label=f"Name of {stored.name}")
     run = stored.run
     where = f"{run.mode} {'for' if run.mode == 'predicted' else 'on'} {run.device}"

@@ -26,10 +26,10 @@ from memviz.ui.run.form_html import (
     estimate_html,
     form_value,
     refused_html,
-    stand_in_words,
+    stand_in_note,
 )
 from memviz.ui.run.published_examples import STAND_INS, published_table_html, stand_in_fields, story_fields
-from memviz.ui.run.results import head_html, kept_value, results_html
+from memviz.ui.run.results import head_html, kept_runs_value, results_html
 from memviz.ui.shell.gradio_events import IN_PARTS, in_parts
 from memviz.ui.shell.session import Context, Session
 from memviz.ui.shell.visitors import presence
@@ -151,7 +151,7 @@ class _RunEvents:
         listing = self.answers.listing()
         value = form_value(form, requests, listing, version=str(state.drawn), status=status)
         if is_stand_in:
-            value["parts"]["stand-in"] = stand_in_words(form, listing)
+            value["parts"]["stand-in"] = stand_in_note(form, listing)
         return value
 
     def _marked(self, state: RunState, status: OrderStatus) -> Any:
@@ -163,7 +163,7 @@ class _RunEvents:
         return form_value(form, refused(requests, bad[0]), self.answers.listing(), version=str(state.drawn))
 
     def _kept_value(self, visitor: str, fault: str = "") -> dict[str, Any]:
-        return kept_value(self.answers.kept(visitor).all() if visitor else (), fault)
+        return kept_runs_value(self.answers.kept(visitor).all() if visitor else (), fault)
 
     # -- the form
 
@@ -331,13 +331,13 @@ def _values(**values: Any) -> list[Any]:
     return [values.get(name, gr.skip()) for name in _PARTS]
 
 
-def led_by(state: RunState, finding: str) -> RunState:
+def with_finding(state: RunState, finding: str) -> RunState:
     """`finding` is the key of one that leads here."""
     kind = finding.rpartition("-")[0]
     return replace(state, finding=kind) if kind in STAND_INS else state
 
 
-def pressed(parts: RunTab, session: Session, state: RunState, event: gr.EventData) -> tuple[Session, str]:
+def open_clicked_traces(parts: RunTab, session: Session, state: RunState, event: gr.EventData) -> tuple[Session, str]:
     """Clicks on results that open traces: the session then, and the tab to turn to."""
     data = clicked(event)
     act = data.get("act")
@@ -357,7 +357,7 @@ def open_point(parts: RunTab, session: Session, state: RunState) -> tuple[Sessio
     return (parts.answers.opened(session, state.opening, [0]), "explore") if state.opening else (session, ID)
 
 
-def reopened(parts: RunTab, session: Session, visitor: str, event: gr.EventData) -> tuple[Session, str]:
+def reopen_run(parts: RunTab, session: Session, visitor: str, event: gr.EventData) -> tuple[Session, str]:
     """Reopen a stored run; if its trace is gone, stay on this tab, where the list of runs says so."""
     fields = form_fields(event)
     if fields.get("act") != "reopen":

@@ -55,8 +55,8 @@ class _Choices:
         is_saved = (view.by in self.by, view.sort in self.sorts, view.way in self.ways, view.axis in self.axes)
         if not all(is_saved) or view.every_row not in self.rows:
             return None
-        texts = (str(other), view.by, view.sort, _yes(view.every_row), str(self.ways.index(view.way)), view.axis)
-        return dict(zip(FIELDS, (*texts, _yes(view.overlay)), strict=True))
+        texts = (str(other), view.by, view.sort, _yes_or_no(view.every_row), str(self.ways.index(view.way)), view.axis)
+        return dict(zip(FIELDS, (*texts, _yes_or_no(view.overlay)), strict=True))
 
     def words_of(self, view: CompareState, fields: tuple[str, ...]) -> tuple[str, ...]:
         state = self.state_of(view)
@@ -75,7 +75,7 @@ class _Choices:
         return {field: word for field, word in after.items() if before[field] != word}
 
 
-def _yes(truth: bool) -> str:
+def _yes_or_no(truth: bool) -> str:
     return "yes" if truth else "no"
 
 

@@ -21,7 +21,7 @@ from memviz.fair_lock import FairLock
 from memviz.ui.shell.programs import with_worded_errors
 from memviz.ui.shell.visitors import presence
 
-Given = ParamSpec("Given")
+Params = ParamSpec("Given")
 
 NO_PROGRESS: dict[str, Any] = {"show_progress": "hidden", "show_progress_on": []}
 """On no component: at every word on progress Gradio copies all that each of them holds, and all inside it."""
@@ -37,7 +37,7 @@ IN_PARTS: dict[str, Any] = {**PRIVATE, "trigger_mode": "multiple"}
 """For answers that come in parts, and for what must not be dropped: one is sent while the one before still runs."""
 
 
-def in_parts(answer: Callable[Given, Iterator[list[Any]]]) -> Callable[Given, Iterator[list[Any]]]:
+def in_parts(answer: Callable[Params, Iterator[list[Any]]]) -> Callable[Params, Iterator[list[Any]]]:
     """An answer in parts that ends with an empty one.
 
     When it ends, Gradio sends the last part once more: over what other answers have said since. It must have one part
@@ -45,7 +45,7 @@ def in_parts(answer: Callable[Given, Iterator[list[Any]]]) -> Callable[Given, It
     """
 
     @wraps(answer)
-    def ended(*args: Given.args, **kwargs: Given.kwargs) -> Iterator[list[Any]]:
+    def ended(*args: Params.args, **kwargs: Params.kwargs) -> Iterator[list[Any]]:
         part: list[Any] = []
         for part in answer(*args, **kwargs):
             yield part

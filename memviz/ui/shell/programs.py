@@ -59,7 +59,7 @@ def _with_paths(value: Any) -> Any:
         return value
     if not (_is_address(value.get("path")) and "meta" in value):
         return {key: _with_paths(item) for key, item in value.items()}
-    path = uploaded(value["path"].strip())
+    path = uploaded_path(value["path"].strip())
     if path is None:
         raise UsageError(
             "This server fetches nothing from other addresses. Upload the file to it (POST to /gradio_api/upload) and "
@@ -69,7 +69,7 @@ def _with_paths(value: Any) -> Any:
     return {**value, "path": path, "url": None}
 
 
-def uploaded(address: str) -> str | None:
+def uploaded_path(address: str) -> str | None:
     """The path of what lies here already. By which name this server was called does not matter: the path decides."""
     try:
         name = unquote(urlsplit(address).path.partition(_OURS)[2])
@@ -120,12 +120,12 @@ class ExplainingBlocks(gr.Blocks):
             error.print_exception = False
             raise
         except MemvizError as error:
-            raise _refused(str(error)) from None
+            raise _gradio_error(str(error)) from None
         except Exception as error:
-            raise _refused(_words_for(block_fn, inputs, error)) from None
+            raise _gradio_error(_mismatch_message(block_fn, inputs, error)) from None
 
 
-def _words_for(block_fn: Any, inputs: list[Any], error: Exception) -> str:
+def _mismatch_message(block_fn: Any, inputs: list[Any], error: Exception) -> str:
     names = [component.label or "" for component in block_fn.inputs]
     about = f"/{block_fn.api_name}" if block_fn.api_name else "This part of the page"
     if len(inputs) < len(names):
@@ -136,7 +136,7 @@ def _words_for(block_fn: Any, inputs: list[Any], error: Exception) -> str:
     return f"{about} takes {kinds or 'nothing'}. What came is of another kind."
 
 
-def _refused(message: str) -> gr.Error:
+def _gradio_error(message: str) -> gr.Error:
     return gr.Error(json_safe_text(message)[:_MOST_WORDS], print_exception=False)
 
 
@@ -160,11 +160,11 @@ def with_worded_errors() -> Iterator[None]:
     try:
         yield
     except MemvizError as error:
-        raise _refused(str(error)) from None
+        raise _gradio_error(str(error)) from None
     except OSError as error:
-        raise _refused(write_failure(error)) from None
+        raise _gradio_error(write_failure(error)) from None
     except MemoryError:
-        raise _refused("The answer needs more memory than this machine has free.") from None
+        raise _gradio_error("The answer needs more memory than this machine has free.") from None
 
 
 def json_safe_answer(answer: dict[str, Any]) -> dict[str, Any]:

@@ -40,12 +40,12 @@ class RefusedBody(UsageError):
 async def read_body(receive: Receive, most: int, seconds: float = _SECONDS) -> bytes:
     """Refused where it is larger or does not come. A sender listens only once it has sent all, so all is heard out."""
     try:
-        return await asyncio.wait_for(_read_within(receive, most), seconds)
+        return await asyncio.wait_for(_read_at_most(receive, most), seconds)
     except TimeoutError:
         raise RefusedBody("The rest of the request did not come.") from None
 
 
-async def _read_within(receive: Receive, most: int) -> bytes:
+async def _read_at_most(receive: Receive, most: int) -> bytes:
     pieces: list[bytes] = []
     size, more = 0, True
     while more and size < _MOST_DRAINED:
@@ -114,7 +114,7 @@ def host_of(text: str) -> str:
     return name if _HOST_NAME.fullmatch(name) else ""
 
 
-def names_given(environment: Mapping[str, str] = os.environ) -> frozenset[str]:
+def allowed_names(environment: Mapping[str, str] = os.environ) -> frozenset[str]:
     """`*` is every name, and `.example.org` or `*.example.org` all below that one."""
     texts = [environment.get(name, "") for name in (NAMES_SETTING, *_HOST_SETTINGS)]
     names = {_pattern(name) for text in texts for name in re.split(r"[,\s]+", text) if name}
@@ -144,11 +144,11 @@ def names_of_page(page: Any) -> Iterator[str]:
             yield host_of(value)
 
 
-def is_known(name: str, names: Iterable[str]) -> bool:
-    return is_address(name) or is_named(name, names)
+def is_allowed_name(name: str, names: Iterable[str]) -> bool:
+    return is_address(name) or matches_name(name, names)
 
 
-def is_named(name: str, names: Iterable[str]) -> bool:
+def matches_name(name: str, names: Iterable[str]) -> bool:
     return bool(name) and any(
         pattern in ("*", name) or (pattern.startswith(".") and name.endswith(pattern)) for pattern in names if pattern
     )
@@ -177,7 +177,7 @@ _UNSAFE_JSON = re.compile(rb"\\u[dD][89abAB]|\\u[dD][c-fC-F]|NaN|Infinity")
 class RequestGuard:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._names = names_given()
+        self._names = allowed_names()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -200,13 +200,13 @@ class RequestGuard:
         names = {*self._names, *names_of_page(page)}
         hosts = list(_host_names(headers))
         for host in hosts:
-            if not is_known(host, names) and not is_of_a_space(host):
+            if not is_allowed_name(host, names) and not is_of_a_space(host):
                 return f"This server is not known as {host or 'that'}. {_remedy(host)}"
         origin = headers.get("origin")
         if origin is None:
             return ""
         name = host_of(origin) if "://" in origin else ""
-        if name in hosts or is_loopback(name) or is_named(name, names):
+        if name in hosts or is_loopback(name) or matches_name(name, names):
             return ""
         return f"A page of {name or 'no known place'} asked for this, not a page of this server. {_remedy(name)}"
 
@@ -227,23 +227,23 @@ class RequestGuard:
         try:
             body = _json_safe_body(await read_body(receive, _MOST_BODY))
         except RefusedBody as refused:
-            return await _answer_plainly(str(refused), 400)(scope, receive, send)
+            return await _error_response(str(refused), 400)(scope, receive, send)
         try:
             await self._app(scope, _replay_body(body, receive), send)
         except _UNKNOWN_ENDPOINT as error:
             # Raised before Gradio answers: it looks up the endpoint first, and catches what fails in it.
             message = f"This page has no answer to that ({type(error).__name__}: {str(error)[:200]})."
-            await _answer_plainly(json_safe_text(message), 400)(scope, receive, send)
+            await _error_response(json_safe_text(message), 400)(scope, receive, send)
 
     async def _file(self, exports: Exports, scope: Scope, receive: Receive, send: Send) -> None:
         wanted = scope["path"].partition(_FILE)[2]
         if wanted.lower().startswith(("http:", "https:")):
-            return await _answer_plainly("This server fetches nothing for others.", 403)(scope, receive, send)
+            return await _error_response("This server fetches nothing for others.", 403)(scope, receive, send)
         if not exports.is_one(wanted):
             return await self._app(scope, receive, send)
         with exports.claim(wanted) as is_there:
             if not is_there:
-                return await _answer_plainly("This file was fetched already, or is gone. Make it again.", 404)(
+                return await _error_response("This file was fetched already, or is gone. Make it again.", 404)(
                     scope, receive, send
                 )
             is_delivered = False
@@ -273,7 +273,7 @@ class RequestGuard:
             await self._app(scope, receive, send)
         except OSError as error:
             drop_leftovers(error)
-            await _answer_plainly(write_failure(error), 507)(scope, receive, send)
+            await _error_response(write_failure(error), 507)(scope, receive, send)
         except BaseException as error:
             drop_leftovers(error)
             raise
@@ -296,7 +296,7 @@ def _host_names(headers: Headers) -> Iterator[str]:
         yield host_of(forwarded)
 
 
-def _answer_plainly(message: str, status: int) -> JSONResponse:
+def _error_response(message: str, status: int) -> JSONResponse:
     """Under the names that Gradio's own errors have, and ours."""
     return JSONResponse({"detail": message, "error": message, "reason": message}, status, _PLAIN)
 

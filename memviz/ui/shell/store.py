@@ -24,7 +24,7 @@ _IDLE_SECONDS_PER_EVENT = 1e-3
 
 
 @dataclass
-class _Kept:
+class _StoredTrace:
     trace: Trace
     bytes: int
     pinned: bool = False
@@ -47,7 +47,7 @@ class TraceStore:
     def __init__(self, most_bytes: int = 6 * GiB, most_seconds: float = 12 * 3600) -> None:
         self.most_bytes = most_bytes
         self.most_seconds = most_seconds
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._kept: OrderedDict[str, _StoredTrace] = OrderedDict()
         self._lock = threading.Lock()
         self._listeners: list[Callable[[str], None]] = []
         self._idle_listeners: list[Callable[[str], None]] = []
@@ -64,7 +64,7 @@ class TraceStore:
         """A `pinned` trace is given at startup, for all visitors, and cannot be closed."""
         key = secrets.token_urlsafe(18)
         with self._lock:
-            self._kept[key] = _Kept(trace, held_bytes(trace), pinned)
+            self._kept[key] = _StoredTrace(trace, held_bytes(trace), pinned)
             gone = self._make_room()
         self._tell(gone)
         return key

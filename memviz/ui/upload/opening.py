@@ -11,7 +11,7 @@ from memviz.ranks.uploaded_table import is_table, ranks_of_table
 from memviz.trace.load import load_trace
 from memviz.ui.shell.session import MOST_OPEN, Context, Opened, Refused, Session, open_trace
 from memviz.ui.shell.store import TraceStore
-from memviz.ui.upload.samples import OFFERED_SAMPLES, SAMPLES, OfferedSample, sample_named
+from memviz.ui.upload.samples import OFFERED_SAMPLES, SAMPLES, OfferedSample, find_sample
 
 Say = Callable[[float, str], None]
 _MOST_NAME, _MOST_REASON, _MOST_TURN, _MOST_REFUSED = 300, 1000, 9, 5
@@ -39,7 +39,7 @@ def open_files(
     return session
 
 
-def arrived(context: Context, session: Session, message: Mapping[str, str]) -> Session:
+def handle_upload_message(context: Context, session: Session, message: Mapping[str, str]) -> Session:
     """Handle the browser's message about a file it has sent: it is open, or it was refused.
 
     Files come one by one: refusals stay listed until a later file is open.
@@ -94,7 +94,7 @@ def open_sample(store: TraceStore, session: Session, sample: OfferedSample) -> S
     return replace(session, chosen=keys[0], compared=compared, home=False)
 
 
-def reopened(
+def reopen_traces(
     store: TraceStore, stored_keys: Sequence[Sequence[str]], startup_session: Session | None = None
 ) -> Session:
     """Return a session with the traces given at startup and those that both the browser and the store still have."""
@@ -120,7 +120,7 @@ def session_after(context: Context, session: Session, data: Mapping[str, str]) -
         case "home":
             return replace(session, home=True)
         case "sample":
-            sample = sample_named(data.get("sample", ""))
+            sample = find_sample(data.get("sample", ""))
             return open_sample(context.store, session, sample) if sample else session
     return session
 
@@ -129,7 +129,7 @@ def tab_after(data: Mapping[str, str]) -> str | None:
     """Return the tab that shows a sample's answer; the samples themselves and opened traces are in Explore."""
     if data.get("act") in ("home", "ranks"):
         return {"home": "explore", "ranks": "ranks"}[data["act"]]
-    sample = sample_named(data.get("sample", ""))
+    sample = find_sample(data.get("sample", ""))
     if sample is None:
         return None
     return data["tab"] if data.get("tab") in {other.tab for other in OFFERED_SAMPLES} else sample.tab

@@ -53,9 +53,9 @@ def routes() -> list[Route]:
 
 def _guarded(handler: Handler) -> Handler:
     async def answer(request: Request) -> Response:
-        if not _is_from_the_page(request):
+        if not _is_same_origin(request):
             return _refusal("Only the page itself may ask for this.", 403)
-        if not await _may_use_the_page(request):
+        if not await _is_authorized(request):
             return _refusal("Log in first.", 401)
         try:
             return await handler(request)
@@ -73,7 +73,7 @@ def _refusal(reason: str, status: int) -> Response:
     return JSONResponse({"reason": reason}, status)
 
 
-def _is_from_the_page(request: Request) -> bool:
+def _is_same_origin(request: Request) -> bool:
     """Browsers say which site a request comes from; older ones at least their origin; programs neither."""
     site = request.headers.get("sec-fetch-site")
     if site is not None:
@@ -82,7 +82,7 @@ def _is_from_the_page(request: Request) -> bool:
     return origin is None or urlsplit(origin).netloc == request.headers.get("host")
 
 
-async def _may_use_the_page(request: Request) -> bool:
+async def _is_authorized(request: Request) -> bool:
     """Ask Gradio with a request of the same visitor, because its login does not cover routes beside its own."""
     app = request.app
     if app.auth is None and app.auth_dependency is None:

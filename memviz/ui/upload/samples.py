@@ -66,7 +66,7 @@ OFFERED_SAMPLES = (
 )
 
 
-def sample_named(name: str) -> OfferedSample | None:
+def find_sample(name: str) -> OfferedSample | None:
     return next((sample for sample in OFFERED_SAMPLES if sample.name == name), None)
 
 

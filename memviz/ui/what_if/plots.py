@@ -56,10 +56,12 @@ def lines(device: DeviceTrace, outcome: WhatIf) -> list[ReplayedBytes]:
     """Return lines for the replay and its rival, without those that equal the recording, which has its own line."""
     replayed, rival = outcome.replayed, outcome.rival
     curves = (
-        [] if replayed is outcome.base and not outcome.parted else [_line(device, replayed, _called(replayed, outcome))]
+        []
+        if replayed is outcome.base and not outcome.parted
+        else [_line(device, replayed, _name_of(replayed, outcome))]
     )
     if rival is not replayed and outcome.why_not_as_recorded:
-        curves.append(_line(device, rival, _called(rival, outcome)))
+        curves.append(_line(device, rival, _name_of(rival, outcome)))
     return curves
 
 
@@ -67,7 +69,7 @@ def _line(device: DeviceTrace, replayed: Replayed, name: str) -> ReplayedBytes:
     return ReplayedBytes(name, reserved_after_events(replayed, len(device.events)), replayed.oom is not None)
 
 
-def _called(replayed: Replayed, outcome: WhatIf) -> str:
+def _name_of(replayed: Replayed, outcome: WhatIf) -> str:
     if replayed.settings != outcome.recorded.settings:
         return settings_name(replayed.settings)
     if replayed is not outcome.base:
@@ -95,7 +97,7 @@ def _stops(outcome: WhatIf) -> list[dict[str, Any]]:
 def _whose(replayed: Replayed, outcome: WhatIf) -> str:
     if replayed is outcome.base and not outcome.parted:
         return " as recorded"
-    return f" with {settings_name(replayed.settings) if replayed is outcome.replayed else _called(replayed, outcome)}"
+    return f" with {settings_name(replayed.settings) if replayed is outcome.replayed else _name_of(replayed, outcome)}"
 
 
 def _when(event: int) -> str:

@@ -156,7 +156,7 @@ def what_if_html(answer: Answer) -> Html:
 def _facts(answer: Answer) -> list[tuple[str, str]]:
     outcome = answer.what_if
     stopped = outcome.base if outcome.base.oom is not None else outcome.replayed
-    facts = _at_the_end(stopped, stopped.oom) if stopped.oom else _of_a_whole_run(answer)
+    facts = _facts_at_oom(stopped, stopped.oom) if stopped.oom else _facts_of_run(answer)
     exactness_name, _, value = exactness(outcome.recorded).partition(" exact")
     # "replayed with ..." where it is a figure of a replay, so that nobody takes it for a measurement.
     provenance, _, how = outcome.replayed.trace.about.label.partition(" with ")
@@ -175,7 +175,7 @@ def _smallest(answer: Answer) -> CardMemory | None:
     return next((candidate.smallest_card for candidate in same_settings), None)
 
 
-def _at_the_end(replayed: Replayed, oom: RanOut) -> list[tuple[str, str]]:
+def _facts_at_oom(replayed: Replayed, oom: RanOut) -> list[tuple[str, str]]:
     cached = oom.reserved_bytes - oom.allocated_bytes
     facts = [
         ("asked", bytes_text(oom.requested_bytes)),
@@ -188,7 +188,7 @@ def _at_the_end(replayed: Replayed, oom: RanOut) -> list[tuple[str, str]]:
     return [*facts, ("retries", count_text(replayed.retries))]
 
 
-def _of_a_whole_run(answer: Answer) -> list[tuple[str, str]]:
+def _facts_of_run(answer: Answer) -> list[tuple[str, str]]:
     replayed = answer.what_if.replayed
     return [
         ("live at the peak", bytes_text(replayed.peak_requested_bytes)),
