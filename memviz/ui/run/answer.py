@@ -43,9 +43,9 @@ class RunLimits:
     memory_bytes: int | None = None
     """Limit of this machine's memory for each variant; without it a default that suits the machine."""
     patience_seconds: float = 120.0
-    """For which an order that nobody follows goes on: somebody who reloads the page comes back to it."""
+    """How long an order that no page follows continues: a reloaded page resumes it."""
     estimate_seconds: float = 20.0
-    """An estimate that takes longer is none: nobody asked for it."""
+    """Time limit of an estimate."""
     waiting: int = 32
     """Visitors at once."""
     searches: int = 8
@@ -69,12 +69,12 @@ _MOST_CHOSEN = 512
 
 _BETWEEN_PICTURES = 0.7
 _LOOKS_AHEAD_SECONDS = 4.0
-"""The page that was asked for comes first, and the file that is dropped on it."""
+"""Delay, so that loading the page and a dropped file come first."""
 _LOOK_SECONDS = 0.5
 
 
 def refused(requests: RunRequests, variant: Variant) -> RunRequests:
-    """With what a run or an estimate was refused for, at its field."""
+    """Add the reason for which a run or an estimate was refused as a fault of its field."""
     if variant.what != "refused":
         return requests
     return replace(requests, faults={field_of_refusal(variant.phase, requests): variant.phase, **requests.faults})
@@ -88,9 +88,9 @@ class RunState:
     """Fields of the form, as sent by the browser."""
     order: str = ""
     search: str = ""
-    """For the way that fits, where that is shown."""
+    """Search for a configuration that fits, if displayed."""
     way: int | None = None
-    """The one of its ways that was chosen."""
+    """The chosen point of the search."""
     opening: str = ""
     """The order whose trace is to be opened as soon as it is done."""
     story: str = ""
@@ -101,7 +101,7 @@ class RunState:
 
 
 class RunAnswers:
-    """One for a page. Of visitors it keeps orders under keys that nobody can guess, and runs in their own folders."""
+    """One for a page. It keeps visitors' orders under secret keys, and their runs in separate folders."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class RunAnswers:
         programs: Sequence[str] = (),
         is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`programs` are Python files of whoever started the page; nobody who looks at it can add one.
+        """`programs` are Python files given at startup; visitors cannot add one.
 
         While the page `is_busy`, nothing is worked out ahead.
         """
@@ -142,7 +142,7 @@ class RunAnswers:
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._lists = threading.Lock()
-        """Held for seconds; nobody waits for it who does not ask for the list."""
+        """Held for seconds while the list is fetched; only callers of `listing` wait for it."""
         self._chosen: OrderedDict[str, int] = OrderedDict()
 
     def look_ahead(self) -> None:
@@ -219,7 +219,7 @@ class RunAnswers:
             status = self.searches.status(id, newer_than=seen, wait=1.0)
 
     def timeline_of(self, id: str, number: int, visitor: str) -> OrderStatus:
-        """One of the ways that a search found, run for what it would show; UsageError where it is gone."""
+        """Run one point of a search to get its trace; UsageError if the search is gone."""
         status = self.searches.status(id)
         if status is None or not 0 <= number < len(status.ways):
             raise UsageError("This search is gone. Search again.")
@@ -240,7 +240,7 @@ class RunAnswers:
         return CardMemory(card_size.memory_bytes, overhead_on(card_size.name)).usable_bytes
 
     def follow(self, order: str, is_there: Callable[[], bool] = lambda: True) -> Iterator[OrderStatus]:
-        """Each change of an order, until it is over, its owner has begun another, or nobody is there to see it."""
+        """Yield each change of an order, until it ends, its owner starts another, or its visitor leaves."""
         return changes(self.scheduler, order, is_there)
 
     def status(self, order: str) -> OrderStatus | None:

@@ -101,7 +101,7 @@ class _Scale:
 
 
 def picture_html(ways: Sequence[FitPoint], usable_bytes: int, chosen: int | None) -> Html:
-    """`chosen` is the point whose code stands below."""
+    """`chosen` is the point whose code is shown below."""
     if not ways:
         return tag("p", "Points come as ways are predicted.", class_="mv-soft")
     costs = [cost_rank(point) for point in ways]
@@ -218,7 +218,7 @@ def fit_head_html(status: SearchStatus, usable_bytes: int) -> Html:
 
 
 def fit_html(status: SearchStatus | None, usable_bytes: int, chosen: int | None, opening: str = "") -> Html:
-    """`opening` is what is said of the timeline that is being made."""
+    """`opening` is the status of the timeline that is being predicted."""
     if status is None or (status.failed and not status.ways):
         return Html("")
     ways = status.ways
@@ -238,7 +238,7 @@ def fit_html(status: SearchStatus | None, usable_bytes: int, chosen: int | None,
 
 
 def _default_point(ways: tuple[Mapping[str, Any], ...]) -> int | None:
-    """The best, or where nothing fits what takes least of those that nothing is better than."""
+    """Return the cheapest point that fits, or the point of the front with the least memory."""
     return (
         cheapest_fitting(ways)
         if cheapest_fitting(ways) is not None

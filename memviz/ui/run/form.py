@@ -136,7 +136,7 @@ SEARCH_LARGEST = (
     ("sequence", "the longest sequence"),
 )
 MOST_UNASKED = 8
-"""More variants than these are asked about first."""
+"""More variants than these need a confirmation."""
 MOST_VARIANTS = 32
 GENERAL = ("run", "knobs")
 """Places of faults that are of no field of their own."""
@@ -164,7 +164,7 @@ class FormFields:
     keep_output: bool = False
     numerics: bool = True
     parallel: Mapping[str, str] = field(default_factory=dict)
-    """How many GPUs, and along which axes; as it stands in the form."""
+    """Number of GPUs and axes, as typed in the form."""
     search: Mapping[str, str | bool] = field(default_factory=dict)
     """Fields of the search for a configuration that fits."""
 
@@ -348,9 +348,9 @@ def _label(
     all_chosen: list[tuple[tuple[str, dict[str, str]], ...]],
     listing: Mapping[str, Any],
 ) -> str:
-    """The title of each, with the knobs in which it differs from its neighbours or from the default.
+    """Return the titles of the optimizations, each with the knobs that vary between variants.
 
-    One knob that has words for a run with its value stands for the title: "Every 2nd block".
+    A single varied knob with a text of its own replaces the title: "Every 2nd block".
     """
     if not chosen:
         return BASELINE

@@ -75,7 +75,7 @@ class RunEndpoint:
 
 
 class UnfinishedRun(MemvizError):
-    """In its own words."""
+    """The run ended without a result; the message says why."""
 
 
 async def predict_run(
@@ -129,7 +129,7 @@ async def _over(answers: RunAnswers, status: OrderStatus, is_there: Callable[[],
 
 
 def _knobs(value: object, name: str) -> dict[str, str]:
-    """Numbers and yes or no may stand for themselves in JSON."""
+    """Return knobs as texts; JSON may also hold them as numbers or booleans."""
     if not isinstance(value, Mapping) or len(value) > _MOST_TEXTS:
         raise UsageError(f'{name} are an object of knobs and values, as in {{"batch": 2}}.')
     if not all(isinstance(item, str | int | float | None) for item in value.values()):

@@ -69,7 +69,7 @@ class PublishedTables:
         self._computing: dict[str, threading.Lock] = {}
 
     def rows(self, seed: str) -> Iterator[tuple[list[dict[str, Any]], bool]]:
-        """The rows known by now, and whether they are all. Who asks while others compute waits for them."""
+        """Yield the rows computed so far, and whether they are all. Concurrent callers wait for the first."""
         with self._lock:
             computing = self._computing.setdefault(seed, threading.Lock())
         with computing:
@@ -86,7 +86,7 @@ class PublishedTables:
 def published_table_html(
     story: str, rows: Sequence[Mapping[str, Any]] | None, *, waiting: bool = False, fault: str = ""
 ) -> Html:
-    """`rows` is None before they were asked for."""
+    """`rows` is None before they are requested."""
     if story not in STORIES:
         return Html("")
     title = tag("h2", "The published table, beside ours", class_="mv-h2")

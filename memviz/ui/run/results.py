@@ -242,7 +242,7 @@ def _output_facts(numbers: Mapping[str, Any]) -> tuple[str, str, str, Html]:
 
 
 def _sizes(values: Mapping[str, Any]) -> tuple[str, str, str]:
-    """absmax alone says nothing: 1e-4 is much of an output of 1e-4. Older runs lack that key."""
+    """absmax alone is not enough: 1e-4 is large for an output of 1e-4. Older runs lack reference_absmax."""
     largest = _float(values.get("reference_absmax"))
     scale = _float(values.get("absmax")) / largest if largest else 0.0
     absmax, relative = (_float(values.get(key)) for key in ("absmax", "relative_l2"))
@@ -308,7 +308,7 @@ _MOST_WORDS = 400
 def results_html(
     status: OrderStatus | None, chosen: int | None = None, pictures: Mapping[int, Picture] | None = None
 ) -> Html:
-    """`chosen` is the variant whose code and command stand below; without one, that of the headline."""
+    """`chosen` is the variant whose code and command are shown; by default that of the headline."""
     if status is None:
         return _empty_html()
     variants = status.variants
@@ -454,7 +454,7 @@ def _saving(run: Run | None, base: Run | None) -> str:
 
 
 def _limit(scale: _ByteScale) -> Html:
-    """A band, as wide as it is unknown what lies beside the allocator."""
+    """Return the band that the unknown CUDA context overhead spans."""
     band = f"left:{scale.share(scale.usable)};width:{scale.share(scale.most_usable - scale.usable)}"
     return tag("i", class_="mv-limit", style=band)
 

@@ -56,7 +56,7 @@ class RunTab:
     """A secret by which this browser finds the runs that were kept for it."""
     answers: RunAnswers
     fit_clicked: Any = None
-    """Gradio's event of a click on a way; what is to be opened then stands in the state."""
+    """Gradio's event of a click on a point; the state then holds the order to open."""
 
     @property
     def answer(self) -> list[Any]:
@@ -81,7 +81,7 @@ def build(context: Context, tab: gr.Tab) -> RunTab:
 
 
 class _RunEvents:
-    """Which event asks what. Answers that come in parts skip what did not change.
+    """Event handlers of the tab. Answers in parts skip outputs that did not change.
 
     Each begins with a part, as Gradio empties the outputs of a generator that yields nothing.
     """
@@ -104,7 +104,7 @@ class _RunEvents:
 
     @in_parts
     def _looked_at(self, state: RunState, visitor: str) -> Iterator[list[Any]]:
-        """The first visit to the tab waits for PyTorch to say what there is; then a process is warmed up ahead."""
+        """Wait on the first visit for PyTorch's listing; then warm up a process ahead."""
         secret = visitor or secrets.token_urlsafe(18)
         if not state.drawn:
             yield [secret, *_values(head=head_html(None), results=_LOOKING)]
@@ -270,7 +270,7 @@ class _RunEvents:
             yield from self._followed(state, visitor)
 
     def _begun(self, requests: RunRequests, visitor: str, state: RunState) -> Any:
-        """How it stands, or why it was not begun."""
+        """Return the order's status, or why it was not started."""
         if requests.faults or not requests.count:
             own = requests.faults.keys() - set(GENERAL)
             return "Nothing was run: what is marked above does not go." if own else "Nothing was run."
@@ -353,12 +353,12 @@ def open_clicked_traces(parts: RunTab, session: Session, state: RunState, event:
 
 
 def open_point(parts: RunTab, session: Session, state: RunState) -> tuple[Session, str]:
-    """Open the trace of the point of the search whose timeline was asked for."""
+    """Open the trace of the search's point whose timeline was requested."""
     return (parts.answers.opened(session, state.opening, [0]), "explore") if state.opening else (session, ID)
 
 
 def reopen_run(parts: RunTab, session: Session, visitor: str, event: gr.EventData) -> tuple[Session, str]:
-    """Reopen a stored run; if its trace is gone, stay on this tab, where the list of runs says so."""
+    """Reopen a stored run; if its trace is gone, stay on this tab, where the list of runs shows the error."""
     fields = form_fields(event)
     if fields.get("act") != "reopen":
         return session, ID

@@ -22,7 +22,7 @@ from memviz.ui.shell.session import Session
 
 _MOST_WAYS = 12
 _MOST_WITH_EVERY_SORT = 3
-"""Sides. Of more, the rows stand in the order of the change alone."""
+"""Sides. With more, rows are sorted by change only."""
 FIELDS = ("other", "rows-by", "sort", "every-row", "align", "axis", "overlay")
 
 
@@ -39,7 +39,7 @@ class _Choices:
     """The selectable values of "show every row"."""
     found: Mapping[str, Changes]
     best: Mapping[int, str]
-    """The grouping that says most, by the number of the trace that A is compared with."""
+    """The best grouping, by the number of the trace that A is compared with."""
 
     def compared(self, view: CompareState) -> TabComparison:
         other = view.number_of_other(self.sides)

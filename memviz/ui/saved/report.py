@@ -127,7 +127,7 @@ def _note(note: Note) -> Html:
 
 
 def _notes(sides: Sequence[Pair]) -> list[Note]:
-    """Each with the trace it is about; what all have stands once."""
+    """Return notes with their trace's name; those common to all appear once."""
     notes_of = [tuple(dict.fromkeys((*trace.notes, *health(trace)))) for trace, _ in sides]
     shared = [note for note in notes_of[0] if all(note in notes for notes in notes_of)]
     own = [

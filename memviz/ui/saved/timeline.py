@@ -122,7 +122,7 @@ def saved_pieces(trace: Trace, device: DeviceTrace, most: int) -> SavedPieces:
     while (size := sum(map(_size, pieces.values()))) > most and len(spans.row) > _LEAST_SPANS:
         alone = int(np.count_nonzero(spans.row >= 0))
         if not alone:
-            # What stands for all others together is the least that can be kept.
+            # The merged spans are the least that can be saved.
             break
         count = int(alone * min(0.9 * most / size, 0.7))
         spans = largest_spans(device, colours, count)

@@ -108,7 +108,7 @@ class BackgroundJobs:
                 answers.lock.release()
 
     def begin(self, visitor: str, task: Task, owner: str = "") -> BackgroundJob:
-        """`owner`: whoever has several windows waits for all of them behind others."""
+        """Jobs of one `owner`, which may have several windows, share its turn."""
         with self._lock:
             # Its thread begins at once, and may be stopped before this one has noted it.
             job = BackgroundJob(task, self._turns.of(owner))

@@ -22,7 +22,7 @@ from memviz.ui.shell.store import NamedRanks
 from memviz.units import bytes_text, count_text
 
 PAGE_STARTS = Html('<script>document.documentElement.dataset.mvBegins = "";</script>')
-"""Pages that were saved never ask, and have none of this."""
+"""Not in saved pages."""
 PAGE_READY = "() => window.dispatchEvent(new CustomEvent('memviz:known'))"
 """base.js hears it. Said too where the answer is an error."""
 

@@ -156,7 +156,7 @@ def many_files(label: str) -> gr.File:
 
 @contextmanager
 def with_worded_errors() -> Iterator[None]:
-    """Whatever is wrong with a question is said to who asked it."""
+    """Raise expected errors as `gr.Error`, so that the client gets their message."""
     try:
         yield
     except MemvizError as error:

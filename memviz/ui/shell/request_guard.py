@@ -123,7 +123,7 @@ def allowed_names(environment: Mapping[str, str] = os.environ) -> frozenset[str]
 
 
 def is_of_a_space(name: str, environment: Mapping[str, str] = os.environ) -> bool:
-    """A Space goes by several names below this one, and nobody but its host gives names there."""
+    """Return True for a name below hf.space, which only the host of Spaces assigns."""
     return bool(environment.get("SPACE_ID")) and name.endswith(_SPACE_DOMAIN)
 
 
@@ -310,7 +310,7 @@ def _json_safe_body(body: bytes) -> bytes:
     try:
         return json.dumps(json_safe(json.loads(body))).encode()
     except (ValueError, RecursionError):
-        # Its endpoint says what is wrong with it.
+        # The endpoint reports the error.
         return body
 
 

@@ -71,7 +71,7 @@ def _folder_of(path: str | Path) -> Path | None:
 
 
 class Exports:
-    """Exports, which are found by their whole path alone."""
+    """Exports, reachable only by their full path."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

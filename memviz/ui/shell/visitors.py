@@ -43,7 +43,7 @@ def _is_public(text: str) -> bool:
 
 
 def presence() -> Callable[[], bool]:
-    """Return a function that says, from any thread, if the visitor is still there. Call this at the event's start.
+    """Return a function that tells, from any thread, if the visitor is still connected. Call this at the event's start.
 
     Gradio drops an event when the stream of its visitor ends. It stops a generator only at its next part, and a
     function never.

@@ -51,7 +51,7 @@ class _Stretch:
 
 
 class Arriving(io.BufferedIOBase):
-    """`add` and `end` belong to whoever brings the parts, all else to whoever reads."""
+    """The receiving thread calls `add` and `end`, the reading thread all else."""
 
     def __init__(self, size: int, *, packed: bool, gate: Gate, patience_seconds: float = 60) -> None:
         """`gate` is what the reader holds while it works; it lets go of it while it waits."""
@@ -112,7 +112,7 @@ class Arriving(io.BufferedIOBase):
 
     def _write(self, part: bytes) -> None:
         if self._kept is None:
-            # Without a buffer a full disk is known now, and not when somebody reads.
+            # Unbuffered, so that a full disk is an error here and not when it is read.
             self._kept = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by `close`
         left = memoryview(part)
         while left:
@@ -260,5 +260,5 @@ class Arriving(io.BufferedIOBase):
                         self._ended, self._fault = True, "Its upload stopped half way."
                     waiting = self.arrived
         finally:
-            # Only with the condition let go: whoever brings the next part must never wait for another's work.
+            # Outside the condition, so that the receiving thread never waits for another reader's work.
             self._gate.acquire()

@@ -54,7 +54,7 @@ def handle_upload_message(context: Context, session: Session, message: Mapping[s
         after = _with_stored(context, after, key)
     if after is not session:
         after = after.without_refused(before=_drop(message))
-    # Of many that were dropped together the first is looked at, and the others come beside it.
+    # Of files dropped together the first stays chosen.
     return after.choosing(session.chosen) if "beside" in message and session.current is not None else after
 
 
@@ -81,7 +81,7 @@ def _with_stored(context: Context, session: Session, key: str) -> Session:
 
 
 def open_sample(store: TraceStore, session: Session, sample: OfferedSample) -> Session:
-    """Those of its files that are not open yet. Each visitor has a copy, so that nobody can close another's."""
+    """Open the sample's files that are not open yet. Each visitor has a copy of their own."""
     session = session.without_refused()
     keys = []
     for name in sample.files:

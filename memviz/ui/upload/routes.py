@@ -83,7 +83,7 @@ def _is_same_origin(request: Request) -> bool:
 
 
 async def _is_authorized(request: Request) -> bool:
-    """Ask Gradio with a request of the same visitor, because its login does not cover routes beside its own."""
+    """Ask Gradio with a request of the same visitor, because its login covers only its own routes."""
     app = request.app
     if app.auth is None and app.auth_dependency is None:
         return True

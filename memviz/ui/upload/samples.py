@@ -22,7 +22,7 @@ from memviz.units import bytes_text, delta_text
 
 _INSTALLED = Path(__file__).parents[2] / "sample_traces"
 SAMPLES = _INSTALLED if _INSTALLED.is_dir() else Path(__file__).parents[3] / "sample_traces"
-"""In a wheel they lie within memviz, in a checkout beside it."""
+"""Inside memviz in a wheel, next to it in a checkout."""
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ class WhatIfAnswers:
         return KnownMemory(None) if memory is None else KnownMemory(memory.least, is_exact=memory.least == memory.most)
 
     def answered(self, state: WhatIfState) -> tuple[Trace, DeviceTrace, WhatIf] | None:
-        """Return the displayed answer, or None if the trace was closed meanwhile, or there was no answer."""
+        """Return the displayed answer, or None if the trace was closed or there was no answer."""
         pair, parsed = self.context.find(state.key), parse_question(state.question)
         if pair is None or parsed.settings is None:
             return None

@@ -105,7 +105,7 @@ def _when(event: int) -> str:
 
 
 def _axis(lines: ReservedLines, *, has_reserved: bool) -> dict[str, Any]:
-    """A recording that does not tell what it reserved has no line of it: one at zero would say that it was nothing."""
+    """A recording without reserved bytes gets no line: one at zero would be wrong."""
     columns = lines.columns
     return {
         "first": columns.first_event.tolist(),

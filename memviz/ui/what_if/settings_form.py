@@ -21,7 +21,7 @@ class _Knob:
     key: str
     sentence: str
     off: str
-    """The value that an empty field stands for."""
+    """Shown for an empty field."""
     usual: tuple[str, ...]
 
 
@@ -65,7 +65,7 @@ class KnownMemory:
 def form_value(
     question: Question, parsed: ParsedQuestion, known_memory: KnownMemory, *, version: str
 ) -> dict[str, Any]:
-    """The form itself is drawn anew only with another `version`, so that nobody is interrupted while typing."""
+    """Return the form's value. Only another `version` redraws it, so typing is not interrupted."""
     conf = parsed.settings.to_text() if parsed.settings is not None else None
     pasted = pasted_html(environment(conf)) if conf is not None else ""
     return {
@@ -135,7 +135,7 @@ def _overhead(question: Question) -> Html:
 
 
 def _setting(name: str, label: Html, control: Html, sentence: str, kind: str | None = None) -> Html:
-    """One setting: its name beside its control, one sentence, and the place for its fault."""
+    """One setting: its name, its control, one sentence, and the place for its fault."""
     return tag(
         "div", tag("label", label, control, class_=kind), tag("p", sentence), fault_place(name), class_="mv-field"
     )
@@ -147,7 +147,7 @@ def _switch(question: Question) -> Html:
 
 
 def _knob(knob: _Knob, value: str) -> Html:
-    """A field for any value, and beside it the usual ones to pick from."""
+    """A text field for any value, and a menu of the usual ones."""
     usual = [tag("option", "", value="", hidden=True), tag("option", knob.off, value="off")]
     usual += [tag("option", choice, value=choice) for choice in knob.usual]
     choices = tag("select", *usual, data_for=knob.field, aria_label="Usual values")

@@ -34,7 +34,7 @@ LABEL = "What if"
 _LONG = 2_000_000
 """Events from which on nothing is replayed unasked: that takes ten seconds and more."""
 _SEARCHED_UNASKED = 20_000
-"""Up to so many events all settings that matter are replayed within a second, so nobody has to ask."""
+"""Up to so many events the search runs by itself: it takes less than a second."""
 _SHOWN_AFTER_SECONDS = 0.25
 _SAVE = "() => document.querySelector('#what-if-saved a, a#what-if-saved, #what-if-saved')?.click()"
 
@@ -107,7 +107,7 @@ def open_replay(
 def show(session: Session, tab: str | None) -> list[Any]:
     """The values of `WhatIfTab.outputs`: all that the tab needs to know to answer when it is looked at.
 
-    `tab` is the one that the page turns to by itself, of which Gradio tells nobody.
+    `tab` is the one that the page selects itself, for which Gradio sends no event.
     """
     key = timeline_key(session.current) if session.current is not None else ""
     return [tab == ID if tab else gr.skip(), FollowedTrace(key, tab == ID)]
@@ -125,7 +125,7 @@ def _values(**values: Any) -> list[Any]:
 
 
 class _WhatIfEvents:
-    """Which event asks what. It keeps replays for a while, and of a visitor only the work under way.
+    """Event handlers of the tab. They cache replays, and of a visitor only the running job.
 
     Each answer begins with a part: Gradio empties the outputs of a generator that yields nothing.
     """
@@ -248,7 +248,7 @@ class _WhatIfEvents:
     ) -> Iterator[list[Any]]:
         pair = self.context.find(state.key)
         if pair is None:
-            # It was closed meanwhile; what is open now is answered by itself.
+            # The trace was closed; the one that is open now gets an event of its own.
             yield _values()
             return
         device = pair[1]

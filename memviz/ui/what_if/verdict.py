@@ -30,7 +30,7 @@ class RankedRow:
     ends: str
     tried: SettingsTrial | None
     knows_reserved: bool = True
-    """Not where the recording does not tell."""
+    """False if the recording lacks reserved bytes."""
 
     @property
     def name(self) -> str:
