@@ -157,7 +157,7 @@ class RunAnswers:
         while self._is_busy():
             if self._closed.wait(_LOOK_SECONDS):
                 return
-        # A visitor who comes to the tab asks again, and sees the error.
+        # The tab's first visit fetches the listing again, and shows the error.
         with suppress(MemvizError, OSError):
             self.listing()
 

@@ -173,7 +173,7 @@ class _RunEvents:
         state = replace(state, fields=fields, drawn=state.drawn + is_redrawn)
         _, requests = self.answers.parse(fields)
         if self.answers.estimates.is_ordered(requests, visitor) and not is_redrawn:
-            # The button was pressed at the same moment, and what is said of that stands.
+            # The button was pressed at the same moment; its status stays.
             yield _values()
             return
         # What was estimated is not true of the new fields.

@@ -124,7 +124,7 @@ class BackgroundJobs:
             job.stop()
 
     def ended(self, visitor: str, job: BackgroundJob) -> None:
-        """Keeps nothing of a visitor who has what they wanted."""
+        """Drop a finished job."""
         with self._lock:
             if self._running.get(visitor) is job:
                 del self._running[visitor]

@@ -38,7 +38,7 @@ IN_PARTS: dict[str, Any] = {**PRIVATE, "trigger_mode": "multiple"}
 
 
 def in_parts(answer: Callable[Params, Iterator[list[Any]]]) -> Callable[Params, Iterator[list[Any]]]:
-    """An answer in parts that ends with an empty one.
+    """End an answer in parts with a part that changes nothing.
 
     When it ends, Gradio sends the last part once more: over what other answers have said since. It must have one part
     at least, since Gradio empties the outputs of an answer that has none.
@@ -55,7 +55,7 @@ def in_parts(answer: Callable[Params, Iterator[list[Any]]]) -> Callable[Params, 
 
 
 _AT_ONCE = 2
-"""More at once would only make each of them slower."""
+"""More at once would make each of them slower."""
 _MOST_OF_ONE = 8
 _LOOK_SECONDS = 0.05
 

@@ -110,7 +110,7 @@ _FILE = {
 
 
 class ExplainingBlocks(gr.Blocks):
-    """A page that says what is wrong with a question, where Gradio would say nothing and fill the log."""
+    """A page that reports invalid inputs to the client, where Gradio would only log a traceback."""
 
     async def preprocess_data(self, block_fn: Any, inputs: list[Any], *args: Any, **kwargs: Any) -> Any:
         try:
@@ -174,7 +174,7 @@ def json_safe_answer(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_paths(value: Any) -> Any:
-    """A layer's place in its model is its `module` here; the command line says `path`."""
+    """Rename the key `path` of a layer, as on the command line, to `module`."""
     if isinstance(value, list):
         return [_without_paths(item) for item in value]
     if not isinstance(value, dict):
@@ -196,7 +196,7 @@ def row_count(top: object) -> int:
 
 
 def open_upload(file: object) -> tuple[Trace, DeviceTrace]:
-    """With the device that ran out of memory, else the one whose memory went highest."""
+    """Load an upload; choose the device that ran out of memory, else the one with the highest peak."""
     if not isinstance(file, str) or not file:
         raise UsageError("Name a snapshot file.")
     trace = load_trace(file, is_wanted=presence())

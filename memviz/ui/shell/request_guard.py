@@ -78,7 +78,7 @@ def json_depth(body: bytes) -> int:
 
 
 def json_safe_text(value: object) -> str:
-    """TypeError for what is no text. Half of a pair of characters, which UTF-8 cannot say, is shown as one it can."""
+    """Return the text with lone surrogates, which UTF-8 cannot encode, replaced; TypeError if it is no text."""
     if not isinstance(value, str):
         raise TypeError("not a text")
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -259,7 +259,7 @@ class RequestGuard:
                 delete_export(wanted)
 
     async def _events(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """For a session that is not there Gradio says so, and then raises as well."""
+        """Pass queue events on. For an unknown session Gradio answers, and then raises as well."""
         try:
             await self._app(scope, receive, send)
         except RuntimeError as error:
@@ -268,7 +268,7 @@ class RequestGuard:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _upload(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Gradio's own way in: where it breaks off, Gradio leaves what had come."""
+        """Pass an upload to Gradio, which leaves partial files if it breaks off; delete them."""
         try:
             await self._app(scope, receive, send)
         except OSError as error:
@@ -297,7 +297,7 @@ def _host_names(headers: Headers) -> Iterator[str]:
 
 
 def _error_response(message: str, status: int) -> JSONResponse:
-    """Under the names that Gradio's own errors have, and ours."""
+    """Return an error under the keys of Gradio's own errors and of ours."""
     return JSONResponse({"detail": message, "error": message, "reason": message}, status, _PLAIN)
 
 

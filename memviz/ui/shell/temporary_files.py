@@ -134,7 +134,7 @@ def _readers(error: BaseException) -> Iterator[Any]:
 
 
 def drop_stale() -> None:
-    """Delete old partial uploads: whole files have folders of their own, partial ones are beside these."""
+    """Delete old partial uploads, which lie next to the folders of complete files."""
     old = time.time() - _STALE_SECONDS
     with suppress(OSError):
         for path in Path(get_upload_folder()).iterdir():

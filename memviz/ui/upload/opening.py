@@ -64,7 +64,7 @@ def _drop(message: Mapping[str, str]) -> int:
 
 
 def _with_table(session: Session, key: str) -> Session:
-    """One at a time: another one takes its place."""
+    """Set the table of ranks; it replaces the one before."""
     return replace(session, table=key, home=False)
 
 

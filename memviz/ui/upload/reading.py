@@ -72,7 +72,7 @@ class Outbox:
             wake[0].call_soon_threadsafe(wake[1].set)
 
     async def messages(self) -> AsyncIterator[bytes]:
-        """Until it is closed and all are fetched. One listener."""
+        """Yield messages until the outbox is closed and empty. One listener only."""
         changed = asyncio.Event()
         self._wake = asyncio.get_running_loop(), changed
         while True:
@@ -213,7 +213,7 @@ class Reading:
         self._check_cancelled()
         opened = open_trace(self._store, trace)
         self._stored = opened.key
-        # `cancel` may have come between the two, and found nothing to take away.
+        # `cancel` may have run between the two, when nothing was stored yet.
         if self._cancelled.is_set():
             self._store.drop(opened.key)
         self._check_cancelled()
@@ -292,7 +292,7 @@ class Readings:
             return self._under_way.get(ticket)
 
     def drop(self, ticket: str, *, is_delivered: bool = False) -> None:
-        """`was_heard`: its visitor has been told all of it."""
+        """Remove an upload, and cancel it unless its last message `is_delivered`."""
         with self._lock:
             reading = self._under_way.pop(ticket, None)
         if reading is not None and not is_delivered:

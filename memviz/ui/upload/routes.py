@@ -74,7 +74,7 @@ def _refusal(reason: str, status: int) -> Response:
 
 
 def _is_same_origin(request: Request) -> bool:
-    """Browsers say which site a request comes from; older ones at least their origin; programs neither."""
+    """Browsers send Sec-Fetch-Site, older ones only Origin, programs neither."""
     site = request.headers.get("sec-fetch-site")
     if site is not None:
         return site == "same-origin"
@@ -136,7 +136,7 @@ async def _begin(request: Request) -> Response:
 
 
 async def _part(request: Request) -> Response:
-    """Bodies as they are, one after the other; the last one says so. What is refused counts as nothing."""
+    """Receive the next part of a file; a header marks the last. A refused part is not counted."""
     reading = _reading(request)
     arriving = reading.arriving
     if int(request.headers["memviz-part"]) != reading.next_part or reading.is_receiving:

@@ -158,7 +158,7 @@ def _facts(answer: Answer) -> list[tuple[str, str]]:
     stopped = outcome.base if outcome.base.oom is not None else outcome.replayed
     facts = _facts_at_oom(stopped, stopped.oom) if stopped.oom else _facts_of_run(answer)
     exactness_name, _, value = exactness(outcome.recorded).partition(" exact")
-    # "replayed with ..." where it is a figure of a replay, so that nobody takes it for a measurement.
+    # "replayed with ..." marks the figures of a replay as no measurement.
     provenance, _, how = outcome.replayed.trace.about.label.partition(" with ")
     card = outcome.smallest_card or _smallest(answer)
     sizes = [("smallest card", card.name)] if card else []
@@ -294,7 +294,7 @@ def _row(row: RankedRow, answer: Answer, *, live: int, most: int) -> Html:
 
 
 def _name(row: RankedRow) -> Html:
-    """It may break between two keys. The recording itself cannot be asked for."""
+    """Return the name, breakable between keys; a button, except for the recording itself."""
     parts = [joined(part, Html("<wbr>")) for part in row.name.replace(",", ",\0").split("\0")]
     content = joined(tag("code", *parts), tag("small", f" {row.remark}") if row.remark else "")
     return button(content, "use", None, data_settings=row.settings) if row.tried else content
