@@ -313,7 +313,7 @@ class _Page:
         after = session_after(self.context, current, data)
         for opened in current.opened:
             # Another window may show it still; it goes when that is closed.
-            if after.of(opened.key) is None and not self.windows.is_open_elsewhere(opened.key):
+            if after.of(opened.key) is None and not self.windows.is_open_in_other_window(opened.key):
                 self.context.store.drop(opened.key)
         if current.table and after.table != current.table:
             self.context.tables.drop(current.table)

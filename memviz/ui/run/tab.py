@@ -258,7 +258,7 @@ class _RunEvents:
 
     def _run(self, state: RunState, visitor: str) -> Iterator[list[Any]]:
         _, requests = self.answers.parse(state.fields)
-        begun = self._begun(requests, visitor, state)
+        begun = self._begin(requests, visitor, state)
         if not isinstance(begun, str):
             self.answers.searches.cancel(state.search)
             state = replace(state, order=begun.id, search="", way=None)
@@ -269,7 +269,7 @@ class _RunEvents:
             yield _values(table=published_table_html(state.story, None), fit="")
             yield from self._followed(state, visitor)
 
-    def _begun(self, requests: RunRequests, visitor: str, state: RunState) -> Any:
+    def _begin(self, requests: RunRequests, visitor: str, state: RunState) -> Any:
         """Return the order's status, or why it was not started."""
         if requests.faults or not requests.count:
             own = requests.faults.keys() - set(GENERAL)

@@ -64,12 +64,12 @@ class Housekeeping:
         self._page.exports.forget()
         drop_stale()
         gone = self._forget_visitors()
-        gone += self._page.store.forget(self._held(), self._keep)
+        gone += self._page.store.forget(self._open_keys(), self._keep)
         self._close_half_open()
         if gone:
             memory.give_back()
 
-    def _held(self) -> set[str]:
+    def _open_keys(self) -> set[str]:
         """Return keys of all open traces, also of visitors who left and are not forgotten yet."""
         return {opened.key for _, session in self._page.windows.sessions() for opened in session.opened}
 

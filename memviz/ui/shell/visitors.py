@@ -127,7 +127,7 @@ class Windows:
                 }
         return [[trace.key, trace.sample] for trace in opened.values()]
 
-    def is_open_elsewhere(self, key: str) -> bool:
+    def is_open_in_other_window(self, key: str) -> bool:
         return any(session.of(key) is not None for _, session in self._others(_current_request()))
 
     def _others(self, asking: str) -> Iterator[tuple[str, Session]]:

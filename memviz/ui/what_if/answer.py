@@ -76,7 +76,7 @@ class WhatIfAnswers:
             return outcome, self.replays.search(key, parsed.settings, terms_of(parsed), rest_of(progress, 1, parts))
         return outcome, self.replays.known_search(key, terms_of(parsed))
 
-    def drawn(self, state: WhatIfState, answer: Answer) -> dict[str, Any]:
+    def answer_values(self, state: WhatIfState, answer: Answer) -> dict[str, Any]:
         """Return the values by the names of `PARTS`."""
         if not answer.has_history:
             return {**EMPTY, "verdict": what_if_html(answer)}
@@ -95,7 +95,7 @@ class WhatIfAnswers:
             **self._timelines(state, outcome, device),
         }
 
-    def known_memory(self, key: str) -> KnownMemory:
+    def recorded_memory(self, key: str) -> KnownMemory:
         """Return the memory that the process could use, if the recording shows it by an OOM or by freed segments."""
         pair = self.context.find(key)
         if pair is None or not _shows_a_limit(pair[1]) or self.replays.is_slow(key):
@@ -107,7 +107,7 @@ class WhatIfAnswers:
             return KnownMemory(None)
         return KnownMemory(None) if memory is None else KnownMemory(memory.least, is_exact=memory.least == memory.most)
 
-    def answered(self, state: WhatIfState) -> tuple[Trace, DeviceTrace, WhatIf] | None:
+    def displayed_answer(self, state: WhatIfState) -> tuple[Trace, DeviceTrace, WhatIf] | None:
         """Return the displayed answer, or None if the trace was closed or there was no answer."""
         pair, parsed = self.context.find(state.key), parse_question(state.question)
         if pair is None or parsed.settings is None:
@@ -120,7 +120,7 @@ class WhatIfAnswers:
 
     def file(self, state: WhatIfState, kind: str) -> str | None:
         """Return the path of the saved answer: the replay as a snapshot, or all of it as a page."""
-        displayed = self.answered(state)
+        displayed = self.displayed_answer(state)
         if displayed is None:
             return None
         trace, device, outcome = displayed
@@ -132,7 +132,7 @@ class WhatIfAnswers:
 
     def with_replay(self, state: WhatIfState, session: Session, *, compared: bool) -> Session:
         """Return the session with the replay as one more open trace, whose name differs from its recording's."""
-        displayed = self.answered(state)
+        displayed = self.displayed_answer(state)
         if displayed is None:
             return session
         replayed = displayed[2].replayed
@@ -142,9 +142,9 @@ class WhatIfAnswers:
         recording = state.key.partition("/")[0]
         return open_derived_trace(self.context.store, session, recording, renamed, compared=compared)
 
-    def moved(self, state: WhatIfState, at: str) -> dict[str, Any]:
+    def values_at(self, state: WhatIfState, at: str) -> dict[str, Any]:
         """Head and maps at an event that was chosen on the plot."""
-        displayed = self.answered(state)
+        displayed = self.displayed_answer(state)
         if displayed is None or not at.lstrip("-").isdigit():
             return {}
         _, device, outcome = displayed

@@ -231,7 +231,7 @@ class _WhatIfEvents:
         yield from self._answer(replace(state, with_blocks=not state.with_blocks), request, is_pressed=True)
 
     def _moved(self, state: WhatIfState, event: gr.EventData) -> list[Any]:
-        moved = self.answers.moved(state, str(form_fields(event).get("at", "")))
+        moved = self.answers.values_at(state, str(form_fields(event).get("at", "")))
         return [moved.get(name, gr.skip()) for name in ("head", "maps")]
 
     # -- answering
@@ -253,10 +253,10 @@ class _WhatIfEvents:
             return
         device = pair[1]
         if is_first:
-            state = replace(state, question=first_question(*pair, self.answers.known_memory(state.key)))
+            state = replace(state, question=first_question(*pair, self.answers.recorded_memory(state.key)))
         parsed = parse_question(state.question)
         form = form_value(
-            state.question, parsed, self.answers.known_memory(state.key), version=f"{state.key} {state.turn}"
+            state.question, parsed, self.answers.recorded_memory(state.key), version=f"{state.key} {state.turn}"
         )
         # What was asked before is answered no more, also where this is refused: it would take the words away again.
         with self.jobs.answering(_visitor(request)) as is_newest:
@@ -293,7 +293,9 @@ class _WhatIfEvents:
         except MemvizError as error:
             yield {**EMPTY, "verdict": refusal_html(str(error))}
             return
-        values = self.answers.drawn(state, Answer(device, outcome, searched, moment_that_matters(device, outcome)))
+        values = self.answers.answer_values(
+            state, Answer(device, outcome, searched, moment_that_matters(device, outcome))
+        )
         if is_newest():
             yield values
 
