@@ -70,7 +70,14 @@ from memviz.ui.shell.store import TraceStore
 from memviz.ui.shell.temporary_files import Exports, write_failure
 from memviz.ui.shell.visitors import OpenPages, Windows, presence
 from memviz.ui.upload import routes
-from memviz.ui.upload.opening import arrived, open_files, open_sample, reopened, session_after, tab_after
+from memviz.ui.upload.opening import (
+    handle_upload_message,
+    open_files,
+    open_sample,
+    reopen_traces,
+    session_after,
+    tab_after,
+)
 from memviz.ui.upload.reading import Readings
 from memviz.ui.upload.samples import OFFERED_SAMPLES, record_html, samples_html, welcome_html
 from memviz.ui.what_if import programs as what_if_programs
@@ -298,7 +305,7 @@ class _Page:
 
     def _arrived(self, current: Session, event: gr.EventData) -> list[Any]:
         """Open a file that came by `routes`. Its key is a secret of the visitor's browser."""
-        after = arrived(self.context, current, clicked(event))
+        after = handle_upload_message(self.context, current, clicked(event))
         return self._shown(after, tab=_tab_of_table(current, after))
 
     def _act(self, current: Session, event: gr.EventData) -> list[Any]:
@@ -306,7 +313,7 @@ class _Page:
         after = session_after(self.context, current, data)
         for opened in current.opened:
             # Another window may show it still; it goes when that is closed.
-            if after.of(opened.key) is None and not self.windows.is_open_elsewhere(opened.key):
+            if after.of(opened.key) is None and not self.windows.is_open_in_other_window(opened.key):
                 self.context.store.drop(opened.key)
         if current.table and after.table != current.table:
             self.context.tables.drop(current.table)
@@ -320,7 +327,7 @@ class _Page:
             return [*self._shown(after, tab=compare.ID if after != current else None), gr.skip()]
         tab = data.get("tab")
         values = self._shown(current, tab=tab if tab in (what_if.ID, run.ID) else None)
-        return [*values, run.led_by(state, data.get("finding", "")) if tab == run.ID else gr.skip()]
+        return [*values, run.with_finding(state, data.get("finding", "")) if tab == run.ID else gr.skip()]
 
     def _open_replay(self, current: Session, state: WhatIfState, event: gr.EventData) -> list[Any]:
         session, tab = what_if.open_replay(self.what_if.answers, current, state, event)
@@ -331,13 +338,13 @@ class _Page:
         return self._shown(session, tab=tab)
 
     def _open_runs(self, current: Session, state: RunState, event: gr.EventData) -> list[Any]:
-        return self._shown_if_changed(current, *run.pressed(self.run, current, state, event))
+        return self._shown_if_changed(current, *run.open_clicked_traces(self.run, current, state, event))
 
     def _open_point(self, current: Session, state: RunState) -> list[Any]:
         return self._shown_if_changed(current, *run.open_point(self.run, current, state))
 
     def _reopen_run(self, current: Session, visitor: str, event: gr.EventData) -> list[Any]:
-        return self._shown_if_changed(current, *run.reopened(self.run, current, visitor, event))
+        return self._shown_if_changed(current, *run.reopen_run(self.run, current, visitor, event))
 
     def _shown_if_changed(self, before: Session, after: Session, tab: str) -> list[Any]:
         return self._shown(after, tab=tab) if after is not before else [gr.skip() for _ in self.outputs]
@@ -363,7 +370,7 @@ class _Page:
 
     def _first(self, kept: list[list[str]] | None, request: gr.Request) -> list[Any]:
         """Return the values of a new page: the traces this browser had open, and the view that the link names."""
-        session = reopened(self.context.store, kept or [], self.given)
+        session = reopen_traces(self.context.store, kept or [], self.given)
         query = dict(request.query_params)
         if query.get("tab") == TAB:
             compared = compare_session(session, query, self._sample)

@@ -43,9 +43,9 @@ class RunLimits:
     memory_bytes: int | None = None
     """Limit of this machine's memory for each variant; without it a default that suits the machine."""
     patience_seconds: float = 120.0
-    """For which an order that nobody follows goes on: somebody who reloads the page comes back to it."""
+    """How long an order that no page follows continues: a reloaded page resumes it."""
     estimate_seconds: float = 20.0
-    """An estimate that takes longer is none: nobody asked for it."""
+    """Time limit of an estimate."""
     waiting: int = 32
     """Visitors at once."""
     searches: int = 8
@@ -69,12 +69,12 @@ _MOST_CHOSEN = 512
 
 _BETWEEN_PICTURES = 0.7
 _LOOKS_AHEAD_SECONDS = 4.0
-"""The page that was asked for comes first, and the file that is dropped on it."""
+"""Delay, so that loading the page and a dropped file come first."""
 _LOOK_SECONDS = 0.5
 
 
 def refused(requests: RunRequests, variant: Variant) -> RunRequests:
-    """With what a run or an estimate was refused for, at its field."""
+    """Add the reason for which a run or an estimate was refused as a fault of its field."""
     if variant.what != "refused":
         return requests
     return replace(requests, faults={field_of_refusal(variant.phase, requests): variant.phase, **requests.faults})
@@ -88,9 +88,9 @@ class RunState:
     """Fields of the form, as sent by the browser."""
     order: str = ""
     search: str = ""
-    """For the way that fits, where that is shown."""
+    """Search for a configuration that fits, if displayed."""
     way: int | None = None
-    """The one of its ways that was chosen."""
+    """The chosen point of the search."""
     opening: str = ""
     """The order whose trace is to be opened as soon as it is done."""
     story: str = ""
@@ -101,7 +101,7 @@ class RunState:
 
 
 class RunAnswers:
-    """One for a page. Of visitors it keeps orders under keys that nobody can guess, and runs in their own folders."""
+    """One for a page. It keeps visitors' orders under secret keys, and their runs in separate folders."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class RunAnswers:
         programs: Sequence[str] = (),
         is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`programs` are Python files of whoever started the page; nobody who looks at it can add one.
+        """`programs` are Python files given at startup; visitors cannot add one.
 
         While the page `is_busy`, nothing is worked out ahead.
         """
@@ -142,7 +142,7 @@ class RunAnswers:
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._lists = threading.Lock()
-        """Held for seconds; nobody waits for it who does not ask for the list."""
+        """Held for seconds while the list is fetched; only callers of `listing` wait for it."""
         self._chosen: OrderedDict[str, int] = OrderedDict()
 
     def look_ahead(self) -> None:
@@ -157,7 +157,7 @@ class RunAnswers:
         while self._is_busy():
             if self._closed.wait(_LOOK_SECONDS):
                 return
-        # A visitor who comes to the tab asks again, and sees the error.
+        # The tab's first visit fetches the listing again, and shows the error.
         with suppress(MemvizError, OSError):
             self.listing()
 
@@ -184,8 +184,8 @@ class RunAnswers:
         if not form.card:
             form = replace(form, card=self._default_card())
         requests = requests_of(form, self.listing(), self.limits.variants)
-        known = self.estimates.known(requests)
-        return form, requests if known is None else refused(requests, known)
+        cached = self.estimates.known(requests)
+        return form, requests if cached is None else refused(requests, cached)
 
     def _default_card(self) -> str:
         names: list[str] = [card["name"] for card in self.listing()["cards"]]
@@ -198,7 +198,9 @@ class RunAnswers:
         """Start the runs. Their results are stored at once, even if the visitor has left."""
         self.estimates.stop_all()
         self.scheduler.leave(instead_of)
-        return self.scheduler.submit(requests.requests, requests.labels, partial(_keep, self.kept(visitor)), visitor)
+        return self.scheduler.submit(
+            requests.requests, requests.labels, partial(_store_run, self.kept(visitor)), visitor
+        )
 
     def search(self, order: SearchOrder, visitor: str) -> SearchStatus:
         self.estimates.stop_all()
@@ -217,28 +219,28 @@ class RunAnswers:
             status = self.searches.status(id, newer_than=seen, wait=1.0)
 
     def timeline_of(self, id: str, number: int, visitor: str) -> OrderStatus:
-        """One of the ways that a search found, run for what it would show; UsageError where it is gone."""
+        """Run one point of a search to get its trace; UsageError if the search is gone."""
         status = self.searches.status(id)
         if status is None or not 0 <= number < len(status.ways):
             raise UsageError("This search is gone. Search again.")
-        way = status.ways[number]
+        point = status.ways[number]
         chosen = tuple(
             (change["name"], {knob: text for knob, text in change.items() if knob != "name"})
-            for change in way["optimizations"]
+            for change in point["optimizations"]
         )
-        settings = {key: str(value) for key, value in way["settings"].items()}
+        settings = {key: str(value) for key, value in point["settings"].items()}
         request = replace(
-            status.order.request, optimizations=chosen, optimizer=way["optimizer"], settings=settings, numerics=False
+            status.order.request, optimizations=chosen, optimizer=point["optimizer"], settings=settings, numerics=False
         )
-        return self.begin(RunRequests((request,), (str(way["title"]),)), visitor)
+        return self.begin(RunRequests((request,), (str(point["title"]),)), visitor)
 
     def usable_bytes(self, card: str) -> int:
         """Return a card's memory less the largest overhead of its CUDA context."""
-        known = card_named(card)
-        return CardMemory(known.memory_bytes, overhead_on(known.name)).usable_bytes
+        card_size = card_named(card)
+        return CardMemory(card_size.memory_bytes, overhead_on(card_size.name)).usable_bytes
 
     def follow(self, order: str, is_there: Callable[[], bool] = lambda: True) -> Iterator[OrderStatus]:
-        """Each change of an order, until it is over, its owner has begun another, or nobody is there to see it."""
+        """Yield each change of an order, until it ends, its owner starts another, or its visitor leaves."""
         return changes(self.scheduler, order, is_there)
 
     def status(self, order: str) -> OrderStatus | None:
@@ -288,27 +290,27 @@ class RunAnswers:
     def _read(self, session: Session, path: Path, name: str) -> tuple[Session, bool]:
         """Files of runs go after some hours; what was kept is still there."""
         try:
-            return open_once(self.store, session, _named(load_trace(path), name)), True
+            return open_once(self.store, session, _with_name(load_trace(path), name)), True
         except (OSError, TraceError):
             return session.with_refused(Refused(name, "The file of this run is gone. Run it again.")), False
 
     def reopened(self, session: Session, visitor: str, id: str) -> Session:
         """UsageError where it is gone."""
-        kept = self.kept(visitor).get(id)
-        trace, _ = load_run(kept.path)
-        return open_once(self.store, session.without_refused(), _named(trace, kept.name))
+        stored = self.kept(visitor).get(id)
+        trace, _ = load_run(stored.path)
+        return open_once(self.store, session.without_refused(), _with_name(trace, stored.name))
 
 
-def _named(trace: Trace, name: str) -> Trace:
+def _with_name(trace: Trace, name: str) -> Trace:
     return replace(trace, about=replace(trace.about, source=name))
 
 
-def _keep(kept: KeptRuns, variant: Variant) -> str:
+def _store_run(stored_runs: KeptRuns, variant: Variant) -> str:
     """A full disk costs the copy, not the run: its own file is there until the page ends."""
     if variant.file is None or variant.run is None:
         return ""
     try:
-        kept.keep(variant.file, variant.run, variant.label)
+        stored_runs.keep(variant.file, variant.run, variant.label)
     except (OSError, MemvizError) as error:
         return f"It is not among the kept runs: {error}"
     return ""

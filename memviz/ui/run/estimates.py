@@ -61,12 +61,12 @@ class Estimates:
         if requests.count:
             with self._lock:
                 self._ordered.pop(owner, None)
-                _remember(self._ordered, owner, _all_of(requests))
+                _remember(self._ordered, owner, _digest_of(requests))
 
     def is_ordered(self, requests: RunRequests, owner: str) -> bool:
         """Until these are others than what was ordered."""
         with self._lock:
-            is_same = self._ordered.get(owner) == _all_of(requests)
+            is_same = self._ordered.get(owner) == _digest_of(requests)
             if not is_same:
                 self._ordered.pop(owner, None)
             return is_same
@@ -115,7 +115,7 @@ def _key(request: Request) -> str:
     return json.dumps(_plain(request).as_json(), sort_keys=True)
 
 
-def _all_of(requests: RunRequests) -> str:
+def _digest_of(requests: RunRequests) -> str:
     """In a few bytes: a model's configuration may be long."""
-    said = [*map(_key, requests.requests), *requests.labels, *map(str, requests.faults.items())]
-    return sha256("\n".join(said).encode(errors="surrogatepass")).hexdigest()
+    texts = [*map(_key, requests.requests), *requests.labels, *map(str, requests.faults.items())]
+    return sha256("\n".join(texts).encode(errors="surrogatepass")).hexdigest()

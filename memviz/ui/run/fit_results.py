@@ -42,7 +42,7 @@ def map_html(grid: Mapping[str, Any]) -> Html:
         ),
         tag(
             "div",
-            table([(words, None) for words in heads], rows, "mv-fit-map"),
+            table([(label, None) for label in heads], rows, "mv-fit-map"),
             class_="mv-fit-map-frame",
             tabindex="0",
             role="region",
@@ -54,8 +54,8 @@ def map_html(grid: Mapping[str, Any]) -> Html:
 def _map_row(row: Mapping[str, Any], batches: list[int], usable: int) -> Html:
     largest = row["largest_batch"]
     cells = [_map_cell(row, batch, usable) for batch in batches]
-    words = f"{count_text(largest)}{'' if row['next_fails'] else ' or more'}" if largest else "none"
-    return tag("tr", tag("th", count_text(row["sequence"]), scope="row"), *cells, tag("td", tag("b", words)))
+    text = f"{count_text(largest)}{'' if row['next_fails'] else ' or more'}" if largest else "none"
+    return tag("tr", tag("th", count_text(row["sequence"]), scope="row"), *cells, tag("td", tag("b", text)))
 
 
 def _map_cell(row: Mapping[str, Any], batch: int, usable: int) -> Html:
@@ -68,8 +68,8 @@ def _map_cell(row: Mapping[str, Any], batch: int, usable: int) -> Html:
     if peak is None:
         return tag("td", "", class_="mv-within", title="fits")
     full = min(peak / usable, 1.0)
-    words = f"fits: {bytes_text(peak)}, {percent_text(peak, usable)} of what a process gets"
-    return tag("td", _short(peak), class_="mv-within", style=f"--mv-full:{full:.3f}", title=words)
+    tooltip = f"fits: {bytes_text(peak)}, {percent_text(peak, usable)} of what a process gets"
+    return tag("td", _short(peak), class_="mv-within", style=f"--mv-full:{full:.3f}", title=tooltip)
 
 
 def _short(count: int) -> str:
@@ -101,45 +101,47 @@ class _Scale:
 
 
 def picture_html(ways: Sequence[FitPoint], usable_bytes: int, chosen: int | None) -> Html:
-    """`chosen` is the point whose code stands below."""
+    """`chosen` is the point whose code is shown below."""
     if not ways:
         return tag("p", "Points come as ways are predicted.", class_="mv-soft")
-    costs = [cost_rank(way) for way in ways]
-    most = _ROOM * max(usable_bytes, *(way["peak_reserved_bytes"] for way in ways))
+    costs = [cost_rank(point) for point in ways]
+    most = _ROOM * max(usable_bytes, *(point["peak_reserved_bytes"] for point in ways))
     scale = _Scale(min(costs), max(costs), most)
-    drawn = front_of_trials(ways)
-    points = [_point(number, way, scale, number in drawn.numbers, number == chosen) for number, way in enumerate(ways)]
+    front = front_of_trials(ways)
+    points = [
+        _point(number, point, scale, number in front.numbers, number == chosen) for number, point in enumerate(ways)
+    ]
     return tag(
         "figure",
         tag(
             "div",
             *_grid(scale),
             _card(scale, usable_bytes),
-            _line([ways[number] for number in drawn.numbers], scale),
+            _line([ways[number] for number in front.numbers], scale),
             *points,
             class_="mv-fit-plot",
         ),
         tag("div", *_costs(scale, ways), class_="mv-fit-costs"),
         _legend(ways, usable_bytes),
         class_="mv-fit-picture",
-        aria_label=f"{len(ways)} ways by cost and by memory; {len(drawn.numbers)} of them are on the front",
+        aria_label=f"{len(ways)} ways by cost and by memory; {len(front.numbers)} of them are on the front",
     )
 
 
-def _point(number: int, way: FitPoint, scale: _Scale, on_front: bool, is_chosen: bool) -> Html:
-    place = f"left:{scale.x(cost_rank(way)):.2f}%;top:{scale.y(way['peak_reserved_bytes']):.2f}%"
-    reserved = f"{bytes_text(way['peak_reserved_bytes'])} reserved"
-    words = f"{cut(str(way['title']))}: {reserved}, {cost_text(way)}, {fit_cell(way)}"
-    kinds = [f"mv-is-{way['keeps']}", *(["mv-fits"] if way["fits"] else []), *(["mv-on-front"] if on_front else [])]
+def _point(number: int, point: FitPoint, scale: _Scale, on_front: bool, is_chosen: bool) -> Html:
+    place = f"left:{scale.x(cost_rank(point)):.2f}%;top:{scale.y(point['peak_reserved_bytes']):.2f}%"
+    reserved = f"{bytes_text(point['peak_reserved_bytes'])} reserved"
+    label = f"{cut(str(point['title']))}: {reserved}, {cost_text(point)}, {fit_cell(point)}"
+    kinds = [f"mv-is-{point['keeps']}", *(["mv-fits"] if point["fits"] else []), *(["mv-on-front"] if on_front else [])]
     return button(
         "",
         "way",
         " ".join(["mv-point", *kinds]),
         style=place,
         data_number=number,
-        aria_label=words,
+        aria_label=label,
         aria_pressed="true" if is_chosen else "false",
-        title=words,
+        title=label,
         tabindex="0" if on_front or is_chosen else "-1",
     )
 
@@ -147,8 +149,8 @@ def _point(number: int, way: FitPoint, scale: _Scale, on_front: bool, is_chosen:
 def _line(ways: Sequence[FitPoint], scale: _Scale) -> Html:
     """Steps: between two ways of the front there is only the dearer one's memory to be had for its cost."""
     places: list[str] = []
-    for way in ways:
-        x, y = scale.x(cost_rank(way)), scale.y(way["peak_reserved_bytes"])
+    for point in ways:
+        x, y = scale.x(cost_rank(point)), scale.y(point["peak_reserved_bytes"])
         if places:
             places.append(f"{x:.2f},{places[-1].split(',')[1]}")
         places.append(f"{x:.2f},{y:.2f}")
@@ -190,9 +192,9 @@ def _costs(scale: _Scale, ways: Sequence[FitPoint]) -> list[Html]:
 
 
 def _legend(ways: Sequence[FitPoint], usable: int) -> Html:
-    kinds = [keeps for keeps in _KEEPS if any(way["keeps"] == keeps for way in ways)]
+    kinds = [keeps for keeps in _KEEPS if any(point["keeps"] == keeps for point in ways)]
     parts = [tag("span", tag("i", class_=f"mv-point-key mv-fits mv-is-{keeps}"), _KEEPS[keeps]) for keeps in kinds]
-    if any(not way["fits"] for way in ways):
+    if any(not point["fits"] for point in ways):
         parts.append(tag("span", tag("i", class_=f"mv-point-key mv-is-{kinds[0]}"), "does not fit"))
     parts.append(
         tag("span", tag("i", class_="mv-point-key-line"), f"the front of what {_KEEPS[front_of_trials(ways).keeps]}")
@@ -201,7 +203,7 @@ def _legend(ways: Sequence[FitPoint], usable: int) -> Html:
 
 
 def fit_head_html(status: SearchStatus, usable_bytes: int) -> Html:
-    said = fit_headline(status)
+    headline = fit_headline(status)
     request = status.order.request
     facts = [
         ("predicted for", f"{card_named(request.card).name}, {bytes_text(usable_bytes)} usable"),
@@ -212,31 +214,31 @@ def fit_head_html(status: SearchStatus, usable_bytes: int) -> Html:
         facts.append(
             (f"{count_text(answer['tried'])} of {count_text(answer['of'])} ways in", f"{status.seconds:.0f} s")
         )
-    return tag("header", headline_html(said), facts_html(facts))
+    return tag("header", headline_html(headline), facts_html(facts))
 
 
 def fit_html(status: SearchStatus | None, usable_bytes: int, chosen: int | None, opening: str = "") -> Html:
-    """`opening` is what is said of the timeline that is being made."""
+    """`opening` is the status of the timeline that is being predicted."""
     if status is None or (status.failed and not status.ways):
         return Html("")
     ways = status.ways
-    number = chosen if chosen is not None and 0 <= chosen < len(ways) else _shown(ways)
+    number = chosen if chosen is not None and 0 <= chosen < len(ways) else _default_point(ways)
     progress = Html("") if status.is_over else tag("i", class_="mv-working")
-    below = Html("") if number is None else _way(number, ways[number], opening)
+    details = Html("") if number is None else _point_details_html(number, ways[number], opening)
     grid = (status.answer or {}).get("grid")
     return tag(
         "section",
         progress,
         picture_html(ways, usable_bytes, number),
-        below,
+        details,
         _tables(ways) if status.is_over else Html(""),
         map_html(grid) if grid and grid["rows"] else Html(""),
         class_="mv-fit",
     )
 
 
-def _shown(ways: tuple[Mapping[str, Any], ...]) -> int | None:
-    """The best, or where nothing fits what takes least of those that nothing is better than."""
+def _default_point(ways: tuple[Mapping[str, Any], ...]) -> int | None:
+    """Return the cheapest point that fits, or the point of the front with the least memory."""
     return (
         cheapest_fitting(ways)
         if cheapest_fitting(ways) is not None
@@ -244,26 +246,26 @@ def _shown(ways: tuple[Mapping[str, Any], ...]) -> int | None:
     )
 
 
-def _way(number: int, way: Mapping[str, Any], opening: str) -> Html:
-    sign, kind = {"fits": ("✓", "mv-good"), "close": ("≈", "mv-close")}.get(fit_cell(way), ("✗", "mv-bad"))
-    fits = tag("b", f"{sign} {fit_cell(way)}", class_=kind)
-    error = tag("p", error_text(way), class_="mv-soft mv-truth") if error_text(way) else Html("")
-    what = tag("p", tag("b", cut(str(way["title"]))), " ", fits, f" {cost_text(way)}", class_="mv-fit-way")
+def _point_details_html(number: int, point: Mapping[str, Any], opening: str) -> Html:
+    sign, kind = {"fits": ("✓", "mv-good"), "close": ("≈", "mv-close")}.get(fit_cell(point), ("✗", "mv-bad"))
+    fits = tag("b", f"{sign} {fit_cell(point)}", class_=kind)
+    error = tag("p", error_text(point), class_="mv-soft mv-truth") if error_text(point) else Html("")
+    what = tag("p", tag("b", cut(str(point["title"]))), " ", fits, f" {cost_text(point)}", class_="mv-fit-way")
     opens = button("Open its timeline", "timeline", data_number=number)
-    said = tag("span", opening, class_="mv-soft", role="status") if opening else Html("")
-    parts = [code_html("On the command line", str(way["command"]))]
-    if way["code"]:
-        parts.insert(0, code_html("In your own script", str(way["code"])))
+    status = tag("span", opening, class_="mv-soft", role="status") if opening else Html("")
+    parts = [code_html("On the command line", str(point["command"]))]
+    if point["code"]:
+        parts.insert(0, code_html("In your own script", str(point["code"])))
     return joined(
-        what, error, tag("p", opens, " ", said), tag("section", *parts, class_="mv-take-away", aria_live="polite")
+        what, error, tag("p", opens, " ", status), tag("section", *parts, class_="mv-take-away", aria_live="polite")
     )
 
 
 def _tables(ways: Sequence[FitPoint]) -> Html:
     """The front in words; and every way, for points may lie on each other."""
-    chosen, drawn = cheapest_fitting(ways), set(front_of_trials(ways).numbers)
+    chosen, front = cheapest_fitting(ways), set(front_of_trials(ways).numbers)
     # Of equal cost another may take less, and then the front has that one.
-    listed = drawn if chosen is None else drawn | {chosen}
+    listed = front if chosen is None else front | {chosen}
     every = sorted(range(len(ways)), key=lambda number: (cost_rank(ways[number]), number))
     in_order = [number for number in every if number in listed]
     return joined(
@@ -281,17 +283,17 @@ def _points_table(ways: Sequence[FitPoint], numbers: Sequence[int], title: str) 
     unit = cost_unit(ways[numbers[0]]) if numbers else ""
     heads = ((title, None), ("Reserved", "mv-number"), (unit[:1].upper() + unit[1:], None), ("", None))
     chosen = cheapest_fitting(ways)
-    rows = [_row(number, ways[number], is_chosen=number == chosen) for number in numbers]
+    rows = [_point_row(number, ways[number], is_chosen=number == chosen) for number in numbers]
     return table(heads, rows, "mv-table mv-fit-front")
 
 
-def _row(number: int, way: Mapping[str, Any], *, is_chosen: bool) -> Html:
-    name = button(cut(str(way["title"])), "way", "mv-link", data_number=number)
+def _point_row(number: int, point: Mapping[str, Any], *, is_chosen: bool) -> Html:
+    name = button(cut(str(point["title"])), "way", "mv-link", data_number=number)
     return tag(
         "tr",
         tag("td", name),
-        tag("td", rounded(way["peak_reserved_bytes"]), class_="mv-number"),
-        tag("td", cost_figure(way)),
-        tag("td", tag("b", fit_cell(way), ", chosen") if is_chosen else fit_cell(way)),
+        tag("td", rounded(point["peak_reserved_bytes"]), class_="mv-number"),
+        tag("td", cost_figure(point)),
+        tag("td", tag("b", fit_cell(point), ", chosen") if is_chosen else fit_cell(point)),
         class_="mv-chosen" if is_chosen else None,
     )

@@ -56,16 +56,16 @@ def knob_faults(prefix: str, knobs: Any, texts: Mapping[str, str]) -> Iterator[t
     """Yield the name of each invalid field, as in `w:batch`, and the message."""
     for knob in knobs:
         text = texts.get(knob["name"])
-        words = _fault(knob, text) if text is not None else ""
-        if words:
-            yield f"{prefix}:{knob['name']}", words
+        message = _fault(knob, text) if text is not None else ""
+        if message:
+            yield f"{prefix}:{knob['name']}", message
 
 
 def step_faults(options: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    for name, (least, words) in _COUNTS.items():
+    for name, (least, message) in _COUNTS.items():
         text = options.get(name, "1").strip()
         if not text.isdecimal() or not least <= int(text[:9]) <= _MOST_STEPS:
-            yield name, f"{words}; not {text[:40] or 'nothing'}."
+            yield name, f"{message}; not {text[:40] or 'nothing'}."
 
 
 def _fault(knob: Mapping[str, Any], text: str) -> str:
@@ -74,20 +74,20 @@ def _fault(knob: Mapping[str, Any], text: str) -> str:
     values = [part.strip() for part in text.split(",") if part.strip()]
     if not values:
         return "" if knob.get("optional") else f"It is empty. Give a value, such as {knob['default']}."
-    return next((words for value in values if (words := _wrong(knob, value))), "")
+    return next((message for value in values if (message := _value_fault(knob, value))), "")
 
 
-def _wrong(knob: Mapping[str, Any], text: str) -> str:
-    shown = text[:40]
+def _value_fault(knob: Mapping[str, Any], text: str) -> str:
+    excerpt = text[:40]
     if knob.get("optional") and text.lower() == "none":
         return ""
     if knob["choices"]:
         choices = [knob_text(choice) for choice in knob["choices"]]
-        return "" if text in choices else f"{shown} is none of {', '.join(choices)}."
+        return "" if text in choices else f"{excerpt} is none of {', '.join(choices)}."
     try:
         float(text) if knob["type"] == "float" else int(text)
     except ValueError:
-        return f"{shown} is not a {'number' if knob['type'] == 'float' else 'whole number'}."
+        return f"{excerpt} is not a {'number' if knob['type'] == 'float' else 'whole number'}."
     return ""
 
 
@@ -96,8 +96,8 @@ PREFIX = "p:"
 
 
 def _parallel_texts(fields: Mapping[str, object]) -> dict[str, str]:
-    named = {name: str(fields[PREFIX + name]).strip() for name in (GPUS, *AXES) if PREFIX + name in fields}
-    return {name: text for name, text in named.items() if text}
+    texts = {name: str(fields[PREFIX + name]).strip() for name in (GPUS, *AXES) if PREFIX + name in fields}
+    return {name: text for name, text in texts.items() if text}
 
 
 def active_parallel(texts: Mapping[str, str], on: str) -> dict[str, str]:
@@ -109,16 +109,16 @@ def parallel_faults(texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     try:
         parallel_of(texts)
     except UsageError as error:
-        yield _axis_refused(str(error)) or PREFIX + GPUS, str(error)
+        yield _axis_of_refusal(str(error)) or PREFIX + GPUS, str(error)
 
 
-def _axis_refused(words: str) -> str:
+def _axis_of_refusal(refusal: str) -> str:
     """The field of the axis whose name a refusal begins with."""
-    first = words.split(" ", 1)[0]
+    first = refusal.split(" ", 1)[0]
     return PREFIX + first if first in (GPUS, *AXES) else ""
 
 
-def parallel_words(texts: Mapping[str, str]) -> str:
+def parallel_label(texts: Mapping[str, str]) -> str:
     try:
         return parallel_of(texts).words if texts else "1 GPU"
     except UsageError:
@@ -136,7 +136,7 @@ SEARCH_LARGEST = (
     ("sequence", "the longest sequence"),
 )
 MOST_UNASKED = 8
-"""More variants than these are asked about first."""
+"""More variants than these need a confirmation."""
 MOST_VARIANTS = 32
 GENERAL = ("run", "knobs")
 """Places of faults that are of no field of their own."""
@@ -164,7 +164,7 @@ class FormFields:
     keep_output: bool = False
     numerics: bool = True
     parallel: Mapping[str, str] = field(default_factory=dict)
-    """How many GPUs, and along which axes; as it stands in the form."""
+    """Number of GPUs and axes, as typed in the form."""
     search: Mapping[str, str | bool] = field(default_factory=dict)
     """Fields of the search for a configuration that fits."""
 
@@ -186,9 +186,9 @@ class RunRequests:
 def form_fields_of(fields: Mapping[str, Any], listing: Mapping[str, Any]) -> FormFields:
     """`w:batch`, `o:checkpointing` and `o:checkpointing:every` are the names of knobs in the form."""
     workload = str(fields.get("workload", ""))
-    known = workload if _row(listing["workloads"], workload) else listing["workloads"][0]["name"]
+    workload_name = workload if _row(listing["workloads"], workload) else listing["workloads"][0]["name"]
     return FormFields(
-        workload=known,
+        workload=workload_name,
         config=str(fields.get("config", "")),
         knobs={key[2:]: knob_text(value) for key, value in fields.items() if key.startswith("w:")},
         chosen=tuple(
@@ -196,10 +196,10 @@ def form_fields_of(fields: Mapping[str, Any], listing: Mapping[str, Any]) -> For
             for optimization in listing["optimizations"]
             if fields.get(f"o:{optimization['name']}") is True
         ),
-        their_knobs=dict(_theirs(fields)),
+        their_knobs=dict(_optimization_knobs(fields)),
         on=str(fields.get("on", "predict")),
         card=_card_of(fields),
-        options={**_older(fields), **{name: str(fields[name]) for name in _OPTIONS if name in fields}},
+        options={**_upgrade_fields(fields), **{name: str(fields[name]) for name in _OPTIONS if name in fields}},
         keep_output=fields.get("keep_output") is True,
         numerics=fields.get("numerics", True) is True,
         parallel=_parallel_texts(fields),
@@ -207,7 +207,7 @@ def form_fields_of(fields: Mapping[str, Any], listing: Mapping[str, Any]) -> For
     )
 
 
-def _older(fields: Mapping[str, Any]) -> dict[str, str]:
+def _upgrade_fields(fields: Mapping[str, Any]) -> dict[str, str]:
     """Translate the old field `conversion` of stored forms and links to `load`."""
     return {"load": load_of(str(fields["conversion"]))} if "conversion" in fields else {}
 
@@ -228,7 +228,7 @@ def _card_faults(form: FormFields, listing: Mapping[str, Any]) -> Iterator[tuple
             yield "memory", f"{form.card[:40]} is no size, as in 48GiB, and no card with a size, as in RTX 4090, 48GiB."
 
 
-def _theirs(fields: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], str]]:
+def _optimization_knobs(fields: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], str]]:
     for key, value in fields.items():
         parts = key.split(":")
         if len(parts) == 3 and parts[0] == "o":
@@ -255,8 +255,8 @@ def requests_of(form: FormFields, listing: Mapping[str, Any], most: int = MOST_V
         return RunRequests(faults={**faults, **wrong_numbers})
     count = _count(form, workload, listing)
     if count > most:
-        words = f"These would be {count:,} variants, and {most} are the most at once. Give fewer values."
-        return RunRequests(faults={**faults, "run": words})
+        message = f"These would be {count:,} variants, and {most} are the most at once. Give fewer values."
+        return RunRequests(faults={**faults, "run": message})
     try:
         sizes = list(_combinations(workload, form.knobs))
         changed = list(_changes(form, listing))
@@ -267,7 +267,7 @@ def requests_of(form: FormFields, listing: Mapping[str, Any], most: int = MOST_V
     requests, labels = [], []
     for settings, change in product(sizes, [(), *changed]):
         optimizations = tuple((name, dict(knobs)) for name, knobs in change)
-        several = ", ".join(_workload_words(knob, settings) for knob in varied)
+        several = ", ".join(_workload_label(knob, settings) for knob in varied)
         label = ": ".join(filter(None, (several, _label(change, changed, listing))))
         requests.append(replace(base, settings=settings, optimizations=optimizations, label=label))
         labels.append(label)
@@ -279,16 +279,16 @@ def _wrong_values(
 ) -> Iterator[tuple[str, str]]:
     yield from knob_faults("w", workload["knobs"], form.knobs)
     for row in _chosen_rows(form, listing):
-        yield from knob_faults(f"o:{row['name']}", row["knobs"], _theirs_of(form, row["name"]))
+        yield from knob_faults(f"o:{row['name']}", row["knobs"], _knobs_of(form, row["name"]))
 
 
 def _count(form: FormFields, workload: Mapping[str, Any], listing: Mapping[str, Any]) -> int:
     """Count the runs without making them: a form may hold a thousand values twice."""
-    sizes = prod(map(len, _given(workload, form.knobs).values()))
+    sizes = prod(map(len, _values_by_knob(workload, form.knobs).values()))
     changes = prod(
         len(values)
         for row in _chosen_rows(form, listing)
-        for values in _given(row, _theirs_of(form, row["name"])).values()
+        for values in _values_by_knob(row, _knobs_of(form, row["name"])).values()
     )
     return sizes * (1 + changes if form.chosen else 1)
 
@@ -299,7 +299,7 @@ def _chosen_rows(form: FormFields, listing: Mapping[str, Any]) -> list[dict[str,
     return [rows[name] for name in form.chosen]
 
 
-def _theirs_of(form: FormFields, name: str) -> dict[str, str]:
+def _knobs_of(form: FormFields, name: str) -> dict[str, str]:
     return {key: text for (owner, key), text in form.their_knobs.items() if owner == name}
 
 
@@ -313,13 +313,13 @@ def _request(form: FormFields) -> Request:
 
 def _combinations(row: Mapping[str, Any], texts: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """One for each combination of the values given, of knobs that differ from their defaults."""
-    values = _given(row, texts)
+    values = _values_by_knob(row, texts)
     defaults = {knob["name"]: knob_text(knob["default"]) for knob in row["knobs"]}
     for chosen in product(*values.values()):
         yield {key: text for key, text in zip(values, chosen, strict=True) if text != defaults[key]}
 
 
-def _given(row: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, list[str]]:
+def _values_by_knob(row: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, list[str]]:
     return {knob["name"]: values_of(knob, texts[knob["name"]]) for knob in row["knobs"] if knob["name"] in texts}
 
 
@@ -337,7 +337,7 @@ def _changes(form: FormFields, listing: Mapping[str, Any]) -> Iterator[tuple[tup
     if not form.chosen:
         return
     settings = [
-        [(row["name"], knobs) for knobs in _combinations(row, _theirs_of(form, row["name"]))]
+        [(row["name"], knobs) for knobs in _combinations(row, _knobs_of(form, row["name"]))]
         for row in _chosen_rows(form, listing)
     ]
     yield from product(*settings)
@@ -348,29 +348,29 @@ def _label(
     all_chosen: list[tuple[tuple[str, dict[str, str]], ...]],
     listing: Mapping[str, Any],
 ) -> str:
-    """The title of each, with the knobs in which it differs from its neighbours or from the default.
+    """Return the titles of the optimizations, each with the knobs that vary between variants.
 
-    One knob that has words for a run with its value stands for the title: "Every 2nd block".
+    A single varied knob with a text of its own replaces the title: "Every 2nd block".
     """
     if not chosen:
         return BASELINE
-    words = []
+    parts = []
     rows = {row["name"]: row for row in listing["optimizations"]}
     for at, (name, knobs) in enumerate(chosen):
         row = rows[name]
         varied = {key for one in all_chosen for key in one[at][1]}
-        shown = [knob for knob in row["knobs"] if knob["name"] in varied]
-        said = [
+        varied_knobs = [knob for knob in row["knobs"] if knob["name"] in varied]
+        knob_texts = [
             label_of_value(knob["name"], knobs.get(knob["name"], knob_text(knob["default"])), knob.get("says", ""))
-            for knob in shown
+            for knob in varied_knobs
         ]
-        alone = len(shown) == 1 and shown[0].get("says")
-        words.append(said[0] if alone else ", ".join([row["title"], *said]))
-    together = " + ".join(words)
+        alone = len(varied_knobs) == 1 and varied_knobs[0].get("says")
+        parts.append(knob_texts[0] if alone else ", ".join([row["title"], *knob_texts]))
+    together = " + ".join(parts)
     return together[:1].upper() + together[1:]
 
 
-def _workload_words(knob: Mapping[str, Any], settings: Mapping[str, str]) -> str:
+def _workload_label(knob: Mapping[str, Any], settings: Mapping[str, str]) -> str:
     text = settings.get(knob["name"], knob_text(knob["default"]))
     return text if knob["choices"] and knob["type"] == "text" else f"{knob['name'].replace('_', ' ')} {text}"
 
@@ -408,8 +408,8 @@ def without_effect(form: FormFields, listing: Mapping[str, Any]) -> dict[str, st
     modes, workload = _modes(form, listing), _row(listing["workloads"], form.workload)
     holds = workload.get("holds") if workload is not None else None
     rows = [row for row in listing["optimizations"] if row["name"] not in form.chosen]
-    said = {row["name"]: _why_idle(row, modes, holds) for row in rows}
-    return {name: words for name, words in said.items() if words}
+    reasons = {row["name"]: _why_idle(row, modes, holds) for row in rows}
+    return {name: reason for name, reason in reasons.items() if reason}
 
 
 def _why_idle(row: Mapping[str, Any], modes: Sequence[str], holds: Sequence[str] | None) -> str:
@@ -444,18 +444,18 @@ def _with_choices(form: FormFields, listing: Mapping[str, Any]) -> Iterator[str]
 
 def field_of_refusal(refusal: str, requests: RunRequests) -> str:
     """Return the field that a refusal is about: it begins with a name, as in `ltx_video: frames ...`."""
-    if place := _axis_refused(refusal):
+    if place := _axis_of_refusal(refusal):
         return place
-    name, colon, said = refusal.partition(":")
+    name, colon, detail = refusal.partition(":")
     if not colon or not requests.count:
         return "run"
-    knob = said.split()[0] if said.split() else ""
+    knob = detail.split()[0] if detail.split() else ""
     if name == requests.requests[0].workload:
         return f"w:{knob}" if any(knob in request.settings for request in requests.requests) else "knobs"
-    theirs = next((knobs for other, knobs in requests.requests[-1].optimizations if other == name), None)
-    if theirs is None:
+    own_knobs = next((knobs for other, knobs in requests.requests[-1].optimizations if other == name), None)
+    if own_knobs is None:
         return "run"
-    return f"o:{name}:{knob}" if knob in theirs else f"o:{name}"
+    return f"o:{name}:{knob}" if knob in own_knobs else f"o:{name}"
 
 
 def _modes(form: FormFields, listing: Mapping[str, Any]) -> list[str]:

@@ -26,7 +26,7 @@ from memviz.ui.run.form import (
     RunRequests,
     active_parallel,
     knob_text,
-    parallel_words,
+    parallel_label,
     values_of,
     without_effect,
 )
@@ -128,7 +128,7 @@ STORIES = {
 
 
 def form_value(
-    form: FormFields, requests: RunRequests, listing: Mapping[str, Any], *, version: str, said: Html | str = ""
+    form: FormFields, requests: RunRequests, listing: Mapping[str, Any], *, version: str, status: Html | str = ""
 ) -> dict[str, Any]:
     """The value of the form's component. Only another `version` redraws the fields, so typing is not interrupted.
 
@@ -139,15 +139,15 @@ def form_value(
         "html": form_html(form, listing),
         "faults": dict(requests.faults),
         "parts": {
-            "count": count_words(requests),
-            "parallel": parallel_words(active_parallel(form.parallel, form.on)),
-            "buttons": joined(_messages(requests, said), buttons_html(form, requests)),
-            **{f"idle:{name}": words for name, words in without_effect(form, listing).items()},
+            "count": variant_count_text(requests),
+            "parallel": parallel_label(active_parallel(form.parallel, form.on)),
+            "buttons": joined(_messages(requests, status), buttons_html(form, requests)),
+            **{f"idle:{name}": reason for name, reason in without_effect(form, listing).items()},
         },
     }
 
 
-def stand_in_words(form: FormFields, listing: Mapping[str, Any]) -> str:
+def stand_in_note(form: FormFields, listing: Mapping[str, Any]) -> str:
     """The note for a visitor who comes from a finding of a recorded model."""
     titles = {row["name"]: row["title"] for row in (*listing["workloads"], *listing["optimizations"])}
     on = " and ".join(titles[name] for name in form.chosen)
@@ -157,7 +157,7 @@ def stand_in_words(form: FormFields, listing: Mapping[str, Any]) -> str:
 
 def form_html(form: FormFields, listing: Mapping[str, Any]) -> Html:
     row = next(workload for workload in listing["workloads"] if workload["name"] == form.workload)
-    stories = [button(words, "story", None, data_story=name) for name, words in STORIES.items()]
+    stories = [button(label, "story", None, data_story=name) for name, label in STORIES.items()]
     return joined(
         tag("p", tag("span", "Try"), *stories, class_="mv-stories"),
         tag(
@@ -219,10 +219,10 @@ def config_field_html(text: str) -> Html:
     )
 
 
-def _fold(words: str, fields: Sequence[Html]) -> Html:
+def _fold(summary: str, fields: Sequence[Html]) -> Html:
     if not fields:
         return Html("")
-    return tag("details", tag("summary", words), tag("div", *fields, class_="mv-knobs"), class_="mv-more")
+    return tag("details", tag("summary", summary), tag("div", *fields, class_="mv-knobs"), class_="mv-more")
 
 
 def _knob(prefix: str, knob: Mapping[str, Any], text: str | None) -> Html:
@@ -246,13 +246,17 @@ def _knob(prefix: str, knob: Mapping[str, Any], text: str | None) -> Html:
 
 def _device_fields(form: FormFields, listing: Mapping[str, Any]) -> Html:
     device = listing.get("device")
-    ways = (
+    modes = (
         ("cuda", f"Measured on {device}" if device else "Measured on a GPU", bool(device)),
         ("predict", "Predicted for a card", True),
     )
     switch = [
-        tag("label", tag("input", type="radio", name_="on", value=way, checked=form.on == way, disabled=not can), words)
-        for way, words, can in ways
+        tag(
+            "label",
+            tag("input", type="radio", name_="on", value=mode, checked=form.on == mode, disabled=not can),
+            label,
+        )
+        for mode, label, can in modes
     ]
     return joined(
         tag("p", "Device", class_="mv-device", id="run-device"),
@@ -266,11 +270,11 @@ def _card_fields(form: FormFields, cards: Sequence[Mapping[str, Any]]) -> Html:
     """Cards by their kind, a field for the memory of one that is not listed, the number of GPUs, and its axes."""
     kinds: dict[str, list[Html]] = {}
     for card in cards:
-        words = f"{card['name'].removeprefix('NVIDIA ')}, {bytes_text(card['memory_bytes'])}"
+        label = f"{card['name'].removeprefix('NVIDIA ')}, {bytes_text(card['memory_bytes'])}"
         unproven = ", unproven" if card.get("unproven") else ""
-        made = tag("option", f"{words}{unproven}", value=card["name"], selected=card["name"] == form.card)
-        kinds.setdefault(card.get("kind", ""), []).append(made)
-    groups = [tag("optgroup", *made, label=kind or "Cards") for kind, made in kinds.items()]
+        option = tag("option", f"{label}{unproven}", value=card["name"], selected=card["name"] == form.card)
+        kinds.setdefault(card.get("kind", ""), []).append(option)
+    groups = [tag("optgroup", *option, label=kind or "Cards") for kind, option in kinds.items()]
     is_other = form.card not in ("", *(card["name"] for card in cards))
     groups.append(tag("option", "Other: state its memory", value=OTHER_CARD, selected=is_other))
     memory = _Field(
@@ -336,22 +340,22 @@ def _optimization(row: Mapping[str, Any], form: FormFields) -> Html:
     )
 
 
-def count_words(requests: RunRequests) -> str:
+def variant_count_text(requests: RunRequests) -> str:
     return counted(requests.count, "variant") if requests.count else ""
 
 
 def buttons_html(form: FormFields, requests: RunRequests) -> Html:
     verb = "Measure" if form.on == "cuda" else "Predict"
-    words = f"{verb} {count_words(requests)}" if requests.count > 1 else verb
+    label = f"{verb} {variant_count_text(requests)}" if requests.count > 1 else verb
     above = 0 < requests.count <= MOST_UNASKED and not requests.faults
-    run = tag("button", words, type="submit", class_="mv-primary", data_act="run", data_act_above=above)
+    run = tag("button", label, type="submit", class_="mv-primary", data_act="run", data_act_above=above)
     return tag("p", run, class_="mv-buttons")
 
 
-def _messages(requests: RunRequests, said: Html | str) -> Html:
+def _messages(requests: RunRequests, status: Html | str) -> Html:
     """The run's status, and the faults that belong to no field."""
     general = [refused_html(requests.faults[place]) for place in GENERAL if place in requests.faults]
-    return tag("div", said, *general, id="run-said")
+    return tag("div", status, *general, id="run-said")
 
 
 def cancel_html() -> Html:

@@ -63,7 +63,7 @@ class RunEndpoint:
             card: A part of a card's name, as RTX 4090.
         """
         with with_worded_errors():
-            result = await run_asked(
+            result = await predict_run(
                 self._answers,
                 workload,
                 {} if settings is None else settings,
@@ -76,10 +76,10 @@ class RunEndpoint:
 
 
 class UnfinishedRun(MemvizError):
-    """In its own words."""
+    """The run ended without a result; the message says why."""
 
 
-async def run_asked(
+async def predict_run(
     answers: RunAnswers,
     workload: str,
     settings: object,
@@ -98,7 +98,7 @@ async def run_asked(
     if workload not in names:
         raise UsageError(f"There is no workload {workload}. There are {', '.join(names)}.")
     # A configuration may have to be fetched.
-    settings, config = await asyncio.to_thread(_apart, workload, settings)
+    settings, config = await asyncio.to_thread(_split_config, workload, settings)
     knobs, chosen = _knobs(settings, "settings"), tuple(_chosen(optimizations))
     request = Request(workload, knobs, chosen, "predict", card or DEFAULT_CARD, config=config)
     status = answers.scheduler.submit([request], [""], owner=owner, replaces=False)
@@ -111,7 +111,7 @@ async def run_asked(
     return run_json(variant.run)
 
 
-def _apart(workload: str, settings: object) -> tuple[object, str]:
+def _split_config(workload: str, settings: object) -> tuple[object, str]:
     """The settings, and the configuration among them where that is the workload."""
     if workload != CONFIG or not isinstance(settings, Mapping):
         return settings, ""
@@ -130,7 +130,7 @@ async def _over(answers: RunAnswers, status: OrderStatus, is_there: Callable[[],
 
 
 def _knobs(value: object, name: str) -> dict[str, str]:
-    """Numbers and yes or no may stand for themselves in JSON."""
+    """Return knobs as texts; JSON may also hold them as numbers or booleans."""
     if not isinstance(value, Mapping) or len(value) > _MOST_TEXTS:
         raise UsageError(f'{name} are an object of knobs and values, as in {{"batch": 2}}.')
     if not all(isinstance(item, str | int | float | None) for item in value.values()):

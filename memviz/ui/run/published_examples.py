@@ -69,7 +69,7 @@ class PublishedTables:
         self._computing: dict[str, threading.Lock] = {}
 
     def rows(self, seed: str) -> Iterator[tuple[list[dict[str, Any]], bool]]:
-        """The rows known by now, and whether they are all. Who asks while others compute waits for them."""
+        """Yield the rows computed so far, and whether they are all. Concurrent callers wait for the first."""
         with self._lock:
             computing = self._computing.setdefault(seed, threading.Lock())
         with computing:
@@ -86,18 +86,18 @@ class PublishedTables:
 def published_table_html(
     story: str, rows: Sequence[Mapping[str, Any]] | None, *, waiting: bool = False, fault: str = ""
 ) -> Html:
-    """`rows` is None before they were asked for."""
+    """`rows` is None before they are requested."""
     if story not in STORIES:
         return Html("")
     title = tag("h2", "The published table, beside ours", class_="mv-h2")
     if not rows and not waiting and not fault:
-        words = "The figures that this example was published with, each predicted anew. It takes some seconds."
-        return tag("section", title, tag("p", words, class_="mv-soft"), button("Compute it", "table"))
+        text = "The figures that this example was published with, each predicted anew. It takes some seconds."
+        return tag("section", title, tag("p", text, class_="mv-soft"), button("Compute it", "table"))
     body = [tag("tr", *_table_cells(row)) for row in rows or ()]
-    below = tag("p", fault, class_="mv-fault", role="alert") if fault else Html("")
+    status = tag("p", fault, class_="mv-fault", role="alert") if fault else Html("")
     if waiting:
-        below = tag("p", f"Computing the next figure, {len(body)} done …", class_="mv-phase", role="status")
-    return tag("section", title, table(_TABLE_HEADS, body) if body else "", below)
+        status = tag("p", f"Computing the next figure, {len(body)} done …", class_="mv-phase", role="status")
+    return tag("section", title, table(_TABLE_HEADS, body) if body else "", status)
 
 
 _TABLE_HEADS = (

@@ -79,7 +79,7 @@ class RunPictures:
         try:
             if file.stat().st_size > _LARGEST_FILE:
                 return None
-            picture = _drawn(load_trace(file))
+            picture = _draw_picture(load_trace(file))
         except (OSError, TraceError):
             return None
         with self._lock:
@@ -89,7 +89,7 @@ class RunPictures:
         return picture
 
 
-def _drawn(trace: Trace) -> Picture:
+def _draw_picture(trace: Trace) -> Picture:
     device = choose_device(trace)
     line = timeline(device)
     png, kinds = thumbnail_with_labels(trace, device, width=_WIDTH, height=_HEIGHT)
@@ -119,15 +119,15 @@ def pictures_html(variants: Sequence[Variant], pictures: Mapping[int, Picture]) 
 def _picture(variant: Variant, number: int, picture: Picture, highest: int) -> Html:
     line = f"bottom:{100 / _HEADROOM:.3f}%"
     peak = f"{bytes_text(picture.live_bytes)} at the peak"
-    words = f"{variant.label}: memory asked for over {count_text(picture.events)} events, {peak}"
+    alt_text = f"{variant.label}: memory asked for over {count_text(picture.events)} events, {peak}"
     height = f"height:{100 * picture.live_bytes / (_HEADROOM * max(highest, 1)):.3f}%"
-    image = tag("img", src=picture.address, alt=words, style=height)
-    shown = joined(
+    image = tag("img", src=picture.address, alt=alt_text, style=height)
+    content = joined(
         tag("span", image, tag("i", style=line, aria_hidden="true"), class_="mv-run-picture"),
         tag("b", cut(variant.label)),
         tag("small", rounded(picture.live_bytes), " asked for at the peak"),
     )
-    return tag("li", button(shown, "open", None, data_number=number, title=f"Open {variant.label} in Explore"))
+    return tag("li", button(content, "open", None, data_number=number, title=f"Open {variant.label} in Explore"))
 
 
 _MOST = 64
@@ -152,12 +152,12 @@ def rank_classes_html(variant: Variant, number: int) -> Html:
     return tag(
         "section",
         tag("h2", f"Ranks: {cut(variant.label)}", class_="mv-h2"),
-        tag("p", _class_words(run), class_="mv-soft"),
+        tag("p", _classes_text(run), class_="mv-soft"),
         table(_CLASS_HEADS, rows, "mv-table mv-rank-classes"),
     )
 
 
-def _class_words(run: Run) -> str:
+def _classes_text(run: Run) -> str:
     count, classes = count_text(gpus_of(run)), len(run.classes)
     if classes == 1:
         return f"Predicted: one rank for all {count}, which take the same memory."
@@ -171,8 +171,8 @@ def _class_words(run: Run) -> str:
 def _class_row(one: RankClass, run: Run, file: Path | None, number: int) -> Html:
     sizes = (one.peak_allocated_bytes, one.peak_reserved_bytes, one.weights_bytes)
     figures = [tag("td", bytes_text(size), class_="mv-number") for size in sizes]
-    mark, words, kind = _FITS.get(one.fit, ("", "", ""))
-    fits = tag("td", tag("b", mark, class_=kind), words) if words else tag("td")
+    mark, label, kind = _FITS.get(one.fit, ("", "", ""))
+    fits = tag("td", tag("b", mark, class_=kind), label) if label else tag("td")
     text = cut(rank_list(one.ranks))
     name = text[:1].upper() + text[1:]
     return tag("tr", tag("th", name, scope="row"), *figures, fits, tag("td", _open_class(one, run, file, number)))
@@ -186,8 +186,8 @@ def _open_class(one: RankClass, run: Run, file: Path | None, number: int) -> Htm
     return button("Open", "open", "mv-link", data_number=number, data_rank=one.shown, aria_label=label)
 
 
-def below_html(variants: Sequence[Variant], chosen: int) -> Html:
-    parts = tag("div", _outputs(variants), _unseen(variants), class_="mv-run-below")
+def details_html(variants: Sequence[Variant], chosen: int) -> Html:
+    parts = tag("div", _outputs(variants), _notes_html(variants), class_="mv-run-below")
     return joined(rank_classes_html(variants[chosen], chosen), parts, _commands(variants, chosen))
 
 
@@ -236,14 +236,14 @@ def _output_facts(numbers: Mapping[str, Any]) -> tuple[str, str, str, Html]:
     marks: dict[Any, Html] = {True: tag("b", "✓ ", class_="mv-good"), False: tag("b", "✗ ", class_="mv-bad")}
     mark = marks.get(verdict.get("ok"), Html(""))
     caution = verdict.get("caution")
-    words = joined(
+    verdict_html = joined(
         mark, str(verdict.get("words", "")), tag("small", f" {caution}", class_="mv-soft") if caution else ""
     )
-    return *(("–", "–", "–") if verdict.get("short") == "not exercised" else _sizes(worst)), words
+    return *(("–", "–", "–") if verdict.get("short") == "not exercised" else _sizes(worst)), verdict_html
 
 
 def _sizes(values: Mapping[str, Any]) -> tuple[str, str, str]:
-    """absmax alone says nothing: 1e-4 is much of an output of 1e-4. Older runs lack that key."""
+    """absmax alone is not enough: 1e-4 is large for an output of 1e-4. Older runs lack reference_absmax."""
     largest = _float(values.get("reference_absmax"))
     scale = _float(values.get("absmax")) / largest if largest else 0.0
     absmax, relative = (_float(values.get(key)) for key in ("absmax", "relative_l2"))
@@ -276,7 +276,7 @@ def _float(value: object) -> float:
         return 0.0
 
 
-def _unseen(variants: Sequence[Variant]) -> Html:
+def _notes_html(variants: Sequence[Variant]) -> Html:
     run = next((variant.run for variant in variants if variant.run is not None), None)
     if run is None or not run.notes:
         return Html("")
@@ -287,13 +287,13 @@ def _unseen(variants: Sequence[Variant]) -> Html:
 
 def _commands(variants: Sequence[Variant], chosen: int) -> Html:
     """One variant as code for a script and as a command."""
-    each = variants[chosen]
-    run = each.run
+    variant = variants[chosen]
+    run = variant.run
     if run is None:
         return Html("")
-    parts = [code_html(f"On the command line: {cut(each.label)}", run.command)]
+    parts = [code_html(f"On the command line: {cut(variant.label)}", run.command)]
     if run.code:
-        parts.insert(0, code_html(f"In your own script: {cut(each.label)}", run.code))
+        parts.insert(0, code_html(f"In your own script: {cut(variant.label)}", run.code))
     return tag("section", *parts, class_="mv-take-away", aria_live="polite")
 
 
@@ -309,22 +309,22 @@ _MOST_WORDS = 400
 def results_html(
     status: OrderStatus | None, chosen: int | None = None, pictures: Mapping[int, Picture] | None = None
 ) -> Html:
-    """`chosen` is the variant whose code and command stand below; without one, that of the headline."""
+    """`chosen` is the variant whose code and command are shown; by default that of the headline."""
     if status is None:
-        return _nothing_yet()
+        return _empty_html()
     variants = status.variants
-    shown = variants_headline(variants).number if chosen is None or chosen >= len(variants) else chosen
+    selected = variants_headline(variants).number if chosen is None or chosen >= len(variants) else chosen
     usable, most_usable = _usable(variants)
     scale = _HEADROOM * max((most_usable, *(reserved_bytes(variant.run) for variant in variants if variant.run)))
     rows = [
-        _row(variants, number, _ByteScale(scale or 1, usable, most_usable), is_chosen=number == shown)
+        _row(variants, number, _ByteScale(scale or 1, usable, most_usable), is_chosen=number == selected)
         for number in range(len(variants))
     ]
     return joined(
         _legend(variants, status),
         tag("ol", *rows, class_="mv-variants", aria_label="Variants, the baseline first"),
         pictures_html(variants, pictures or {}),
-        below_html(variants, shown),
+        details_html(variants, selected),
     )
 
 
@@ -332,10 +332,10 @@ def head_html(status: OrderStatus | None) -> Html:
     """The verdict, and what the figures are of."""
     if status is None:
         return tag("header", tag("h1", "Run a model here, or predict it for any card.", class_="mv-verdict"))
-    said = variants_headline(status.variants).headline
+    headline = variants_headline(status.variants).headline
     done = sum(variant.is_over for variant in status.variants)
-    answer = said.answer or _progress_words(status, done)
-    title = tag("h1", answer, " ", tag("span", said.reason), class_="mv-verdict")
+    answer = headline.answer or _progress_text(status, done)
+    title = tag("h1", answer, " ", tag("span", headline.reason), class_="mv-verdict")
     return tag("header", title, facts_html(_facts(status)), _accuracy(status))
 
 
@@ -350,7 +350,7 @@ def _accuracy(status: OrderStatus) -> Html:
     )
 
 
-def _progress_words(status: OrderStatus, done: int) -> str:
+def _progress_text(status: OrderStatus, done: int) -> str:
     if status.before:
         others = "order" if status.before == 1 else "orders"
         return f"Waiting for the device: {count_text(status.before)} {others} of others first."
@@ -371,12 +371,12 @@ def _facts(status: OrderStatus) -> list[tuple[str, str]]:
     return [*facts, (over, f"{status.seconds:.1f} s")] if status.is_over else facts
 
 
-def _nothing_yet() -> Html:
-    words = (
+def _empty_html() -> Html:
+    text = (
         "Choose a workload on the left, switch on what you would try, and press the button. Several values of a knob, "
         "as in 1, 2, 4, make several variants; the baseline is always there. Or take one of the four examples."
     )
-    return tag("p", words, class_="mv-soft mv-run-empty")
+    return tag("p", text, class_="mv-soft mv-run-empty")
 
 
 def _fit_of(variants: Sequence[Variant]) -> Fit | None:
@@ -422,19 +422,19 @@ class _ByteScale:
 
 
 def _row(variants: Sequence[Variant], number: int, scale: _ByteScale, *, is_chosen: bool) -> Html:
-    each, at = variants[number], base_of(variants, number)
-    run, base = each.run, None if at == number else variants[at].run
+    variant, at = variants[number], base_of(variants, number)
+    run, base = variant.run, None if at == number else variants[at].run
     saving = "baseline" if at == number else _saving(run, base)
     rank = "" if run is None else rank_text(run)
-    said = [tag("small", words) for words in (saving, rank) if words]
-    name = tag("div", _chooser(each, number, is_chosen), *said, class_="mv-variant-name")
+    notes = [tag("small", text) for text in (saving, rank) if text]
+    name = tag("div", _chooser(variant, number, is_chosen), *notes, class_="mv-variant-name")
     limit = _limit(scale) if scale.usable else Html("")
-    bar = tag("div", _bar(run, scale) if run else Html(""), _whisker(each, scale), limit, class_="mv-variant-bar")
+    bar = tag("div", _bar(run, scale) if run else Html(""), _whisker(variant, scale), limit, class_="mv-variant-bar")
     figures = _figures(run) if run else Html("")
     choose = {"data_act": "choose", "data_number": str(number)} if run else {}
     middle = tag("div", bar, figures, class_="mv-variant-middle", **choose)
-    last = _state(each, number) if run is None or each.state == "failed" else _answers(each, number, run, base)
-    return tag("li", name, middle, last, class_=f"mv-variant mv-is-{each.state}{' mv-chosen' if is_chosen else ''}")
+    last = _state(variant, number) if run is None or variant.state == "failed" else _answers(variant, number, run, base)
+    return tag("li", name, middle, last, class_=f"mv-variant mv-is-{variant.state}{' mv-chosen' if is_chosen else ''}")
 
 
 def _chooser(variant: Variant, number: int, is_chosen: bool) -> Html:
@@ -455,7 +455,7 @@ def _saving(run: Run | None, base: Run | None) -> str:
 
 
 def _limit(scale: _ByteScale) -> Html:
-    """A band, as wide as it is unknown what lies beside the allocator."""
+    """Return the band that the unknown CUDA context overhead spans."""
     band = f"left:{scale.share(scale.usable)};width:{scale.share(scale.most_usable - scale.usable)}"
     return tag("i", class_="mv-limit", style=band)
 
@@ -475,8 +475,8 @@ def _whisker(variant: Variant, scale: _ByteScale) -> Html:
         return Html("")
     low, high = doubt[0], min(doubt[1], scale.bytes)
     style = f"left:{scale.share(low)};width:{scale.share(high - low)}"
-    words = f"{bytes_text(low)} to {bytes_text(doubt[1])}"
-    return tag("i", class_="mv-doubt", style=style, title=f"Likely reserved: {words}")
+    interval = f"{bytes_text(low)} to {bytes_text(doubt[1])}"
+    return tag("i", class_="mv-doubt", style=style, title=f"Likely reserved: {interval}")
 
 
 def _bar(run: Run, scale: _ByteScale) -> Html:
@@ -499,8 +499,8 @@ def _figures(run: Run) -> Html:
         without = tag("span", "without a limit ", tag("b", rounded(run.peak_reserved_bytes)))
         reserved = [tag("span", "reserved on the card ", tag("b", rounded(squeezed))), without]
     loading = " while loading" if run.peak_while_loading else ""
-    held = run.pinned_host_bytes
-    pinned = [tag("span", "pinned on the host ", tag("b", rounded(held)))] if held else []
+    pinned_bytes = run.pinned_host_bytes
+    pinned = [tag("span", "pinned on the host ", tag("b", rounded(pinned_bytes)))] if pinned_bytes else []
     return tag(
         "p",
         tag("span", "allocated ", tag("b", rounded(run.peak_allocated_bytes)), loading),
@@ -511,22 +511,22 @@ def _figures(run: Run) -> Html:
     )
 
 
-def _open_button(words: str, variant: Variant, number: int) -> Html:
+def _open_button(label: str, variant: Variant, number: int) -> Html:
     if variant.file is None:
         return Html("")
-    return button(words, "open", "mv-link", data_number=number, aria_label=f"{words}: {variant.label}")
+    return button(label, "open", "mv-link", data_number=number, aria_label=f"{label}: {variant.label}")
 
 
 def _answers(variant: Variant, number: int, run: Run, base: Run | None) -> Html:
     change = f"one {step_word(run)}" if base is None else cost_change_text(base, run)
     spread = tag("small", run.seconds.spread_words) if run.seconds else None
     cost = tag("div", *filter(None, (tag("b", _work(run)), spread, tag("small", change))), class_="mv-variant-cost")
-    words = [_open_button("Open", variant, number), _fit(run), _output_words(run)]
+    parts = [_open_button("Open", variant, number), _fit(run), _output_html(run)]
     if variant.state == "running":
-        words.append(tag("small", f"{variant.phase} …", class_="mv-phase"))
+        parts.append(tag("small", f"{variant.phase} …", class_="mv-phase"))
     if variant.amiss:
-        words.append(tag("small", cut(variant.amiss, _MOST_WORDS), class_="mv-amiss"))
-    return joined(cost, tag("div", *filter(None, words), class_="mv-variant-says"))
+        parts.append(tag("small", cut(variant.amiss, _MOST_WORDS), class_="mv-amiss"))
+    return joined(cost, tag("div", *filter(None, parts), class_="mv-variant-says"))
 
 
 def _work(run: Run) -> str:
@@ -543,20 +543,20 @@ def _fit(run: Run) -> Html | None:
         return joined(tag("b", "≈ ", class_="mv-warn"), tag("b", "close"), tag("small", close_fit_text(run)))
     if fit.fits:
         spare = bytes_text(max(0, fit.usable_bytes - fit.peak_reserved_bytes))
-        words = f"{spare} to spare{', no optimizer' if optimizer_text(run) == 'no optimizer' else ''}"
-        return joined(tag("b", "✓ ", class_="mv-good"), tag("b", "fits"), tag("small", words))
+        detail = f"{spare} to spare{', no optimizer' if optimizer_text(run) == 'no optimizer' else ''}"
+        return joined(tag("b", "✓ ", class_="mv-good"), tag("b", "fits"), tag("small", detail))
     too_much = max(fit.too_much_bytes, 0)
-    words = f"{bytes_text(too_much)} too much" if too_much else f"runs out at event {count_text(fit.event or 0)}"
-    return joined(tag("b", "✗ ", class_="mv-bad"), tag("b", "does not fit"), tag("small", words))
+    detail = f"{bytes_text(too_much)} too much" if too_much else f"runs out at event {count_text(fit.event or 0)}"
+    return joined(tag("b", "✗ ", class_="mv-bad"), tag("b", "does not fit"), tag("small", detail))
 
 
-def _output_words(run: Run) -> Html | None:
+def _output_html(run: Run) -> Html | None:
     verdict = verdict_of(run.numerics)
     if verdict is None:
         return None
-    words = str(verdict["words"])
-    short = str(verdict.get("short") or words.removesuffix(", as claimed"))
-    return tag("small", f"output {cut(short)}", class_="mv-bad" if verdict.get("ok") is False else None, title=words)
+    sentence = str(verdict["words"])
+    short = str(verdict.get("short") or sentence.removesuffix(", as claimed"))
+    return tag("small", f"output {cut(short)}", class_="mv-bad" if verdict.get("ok") is False else None, title=sentence)
 
 
 def _state(variant: Variant, number: int) -> Html:
@@ -564,8 +564,8 @@ def _state(variant: Variant, number: int) -> Html:
     if variant.state == "waiting":
         return tag("div", tag("small", "waiting"), class_="mv-variant-says mv-wide-says")
     if variant.state == "running":
-        words = tag("small", f"{variant.phase} …", class_="mv-phase")
-        return tag("div", words, tag("i", class_="mv-working"), class_="mv-variant-says mv-wide-says")
+        phase = tag("small", f"{variant.phase} …", class_="mv-phase")
+        return tag("div", phase, tag("i", class_="mv-working"), class_="mv-variant-says mv-wide-says")
     return _failed(variant, number)
 
 
@@ -597,16 +597,16 @@ def _failed(variant: Variant, number: int) -> Html:
 _SHOWN = 50
 
 
-def kept_value(kept: Sequence[KeptRun], fault: str = "") -> dict[str, Any]:
-    version = "|".join([fault, *(f"{run.id}{run.name}" for run in kept)])
-    return {"version": version, "html": _kept_html(kept) if kept else "", "faults": {"kept": fault}, "parts": {}}
+def kept_runs_value(runs: Sequence[KeptRun], fault: str = "") -> dict[str, Any]:
+    version = "|".join([fault, *(f"{run.id}{run.name}" for run in runs)])
+    return {"version": version, "html": _kept_runs_html(runs) if runs else "", "faults": {"kept": fault}, "parts": {}}
 
 
-def _kept_html(kept: Sequence[KeptRun]) -> Html:
-    rows = [tag("tr", *_kept_cells(run)) for run in kept[:_SHOWN]]
+def _kept_runs_html(runs: Sequence[KeptRun]) -> Html:
+    rows = [tag("tr", *_kept_run_cells(run)) for run in runs[:_SHOWN]]
     return tag(
         "details",
-        tag("summary", tag("h2", f"Kept runs, {len(kept)}", class_="mv-h2")),
+        tag("summary", tag("h2", f"Kept runs, {len(runs)}", class_="mv-h2")),
         tag("p", "Only this browser sees them. A run is deleted 30 days after it was last seen.", class_="mv-soft"),
         fault_place("kept"),
         table(_KEPT_HEADS, rows, "mv-table mv-kept-runs"),
@@ -623,14 +623,16 @@ _KEPT_HEADS = (
 _ACTS = (("Open", "reopen"), ("Rename", "rename"), ("Delete", "delete"))
 
 
-def _kept_cells(kept: KeptRun) -> list[Html]:
-    name = tag("input", type="text", name_=f"name:{kept.id}", value=kept.name, aria_label=f"Name of {kept.name}")
-    run = kept.run
+def _kept_run_cells(stored: KeptRun) -> list[Html]:
+    name = tag("input", type="text", name_=f"name:{stored.id}", value=stored.name, aria_label=f"Name of {stored.name}")
+    run = stored.run
     where = f"{run.mode} {'for' if run.mode == 'predicted' else 'on'} {run.device}"
     return [
         tag("td", name),
         tag("td", f"{run.request.workload}, {where}"),
         tag("td", rounded(run.peak_allocated_bytes), class_="mv-number"),
         tag("td", rounded(reserved_bytes(run)), class_="mv-number"),
-        tag("td", *(button(words, act, data_id=kept.id, aria_label=f"{words} {kept.name}") for words, act in _ACTS)),
+        tag(
+            "td", *(button(label, act, data_id=stored.id, aria_label=f"{label} {stored.name}") for label, act in _ACTS)
+        ),
     ]

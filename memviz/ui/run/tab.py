@@ -26,10 +26,10 @@ from memviz.ui.run.form_html import (
     estimate_html,
     form_value,
     refused_html,
-    stand_in_words,
+    stand_in_note,
 )
 from memviz.ui.run.published_examples import STAND_INS, published_table_html, stand_in_fields, story_fields
-from memviz.ui.run.results import head_html, kept_value, results_html
+from memviz.ui.run.results import head_html, kept_runs_value, results_html
 from memviz.ui.shell.gradio_events import IN_PARTS, in_parts
 from memviz.ui.shell.session import Context, Session
 from memviz.ui.shell.visitors import presence
@@ -56,7 +56,7 @@ class RunTab:
     """A secret by which this browser finds the runs that were kept for it."""
     answers: RunAnswers
     fit_clicked: Any = None
-    """Gradio's event of a click on a way; what is to be opened then stands in the state."""
+    """Gradio's event of a click on a point; the state then holds the order to open."""
 
     @property
     def answer(self) -> list[Any]:
@@ -81,7 +81,7 @@ def build(context: Context, tab: gr.Tab) -> RunTab:
 
 
 class _RunEvents:
-    """Which event asks what. Answers that come in parts skip what did not change.
+    """Event handlers of the tab. Answers in parts skip outputs that did not change.
 
     Each begins with a part, as Gradio empties the outputs of a generator that yields nothing.
     """
@@ -104,7 +104,7 @@ class _RunEvents:
 
     @in_parts
     def _looked_at(self, state: RunState, visitor: str) -> Iterator[list[Any]]:
-        """The first visit to the tab waits for PyTorch to say what there is; then a process is warmed up ahead."""
+        """Wait on the first visit for PyTorch's listing; then warm up a process ahead."""
         secret = visitor or secrets.token_urlsafe(18)
         if not state.drawn:
             yield [secret, *_values(head=head_html(None), results=_LOOKING)]
@@ -146,12 +146,12 @@ class _RunEvents:
     def _results(self, status: OrderStatus | None, chosen: int | None) -> Html:
         return results_html(status, chosen, self.answers.pictures.of(status.variants) if status else {})
 
-    def _form(self, state: RunState, said: Html | str = "", *, is_stand_in: bool = False) -> dict[str, Any]:
+    def _form(self, state: RunState, status: Html | str = "", *, is_stand_in: bool = False) -> dict[str, Any]:
         form, requests = self.answers.parse(state.fields)
         listing = self.answers.listing()
-        value = form_value(form, requests, listing, version=str(state.drawn), said=said)
+        value = form_value(form, requests, listing, version=str(state.drawn), status=status)
         if is_stand_in:
-            value["parts"]["stand-in"] = stand_in_words(form, listing)
+            value["parts"]["stand-in"] = stand_in_note(form, listing)
         return value
 
     def _marked(self, state: RunState, status: OrderStatus) -> Any:
@@ -163,7 +163,7 @@ class _RunEvents:
         return form_value(form, refused(requests, bad[0]), self.answers.listing(), version=str(state.drawn))
 
     def _kept_value(self, visitor: str, fault: str = "") -> dict[str, Any]:
-        return kept_value(self.answers.kept(visitor).all() if visitor else (), fault)
+        return kept_runs_value(self.answers.kept(visitor).all() if visitor else (), fault)
 
     # -- the form
 
@@ -173,7 +173,7 @@ class _RunEvents:
         state = replace(state, fields=fields, drawn=state.drawn + is_redrawn)
         _, requests = self.answers.parse(fields)
         if self.answers.estimates.is_ordered(requests, visitor) and not is_redrawn:
-            # The button was pressed at the same moment, and what is said of that stands.
+            # The button was pressed at the same moment; its status stays.
             yield _values()
             return
         # What was estimated is not true of the new fields.
@@ -253,24 +253,24 @@ class _RunEvents:
         for last in self.answers.follow(begun.id, presence()):
             yield _values(fit=self._fit_value(state, f"{last.variants[0].phase or 'waiting'} …"))
         done = last.variants[0].state == "done"
-        words = "" if done else last.variants[0].phase
-        yield _values(state=replace(state, opening=begun.id if done else ""), fit=self._fit_value(state, words))
+        message = "" if done else last.variants[0].phase
+        yield _values(state=replace(state, opening=begun.id if done else ""), fit=self._fit_value(state, message))
 
     def _run(self, state: RunState, visitor: str) -> Iterator[list[Any]]:
         _, requests = self.answers.parse(state.fields)
-        begun = self._begun(requests, visitor, state)
+        begun = self._begin(requests, visitor, state)
         if not isinstance(begun, str):
             self.answers.searches.cancel(state.search)
             state = replace(state, order=begun.id, search="", way=None)
         # What does not go together explains itself where it stands; nothing else is changed.
-        words = begun if isinstance(begun, str) else ""
-        yield _values(state=state, form=self._form(state, refused_html(words) if words else ""))
+        fault = begun if isinstance(begun, str) else ""
+        yield _values(state=state, form=self._form(state, refused_html(fault) if fault else ""))
         if not isinstance(begun, str):
             yield _values(table=published_table_html(state.story, None), fit="")
             yield from self._followed(state, visitor)
 
-    def _begun(self, requests: RunRequests, visitor: str, state: RunState) -> Any:
-        """How it stands, or why it was not begun."""
+    def _begin(self, requests: RunRequests, visitor: str, state: RunState) -> Any:
+        """Return the order's status, or why it was not started."""
         if requests.faults or not requests.count:
             own = requests.faults.keys() - set(GENERAL)
             return "Nothing was run: what is marked above does not go." if own else "Nothing was run."
@@ -327,17 +327,17 @@ class _RunEvents:
         return _values(kept=self._kept_value(visitor, fault))
 
 
-def _values(**known: Any) -> list[Any]:
-    return [known.get(name, gr.skip()) for name in _PARTS]
+def _values(**values: Any) -> list[Any]:
+    return [values.get(name, gr.skip()) for name in _PARTS]
 
 
-def led_by(state: RunState, finding: str) -> RunState:
+def with_finding(state: RunState, finding: str) -> RunState:
     """`finding` is the key of one that leads here."""
     kind = finding.rpartition("-")[0]
     return replace(state, finding=kind) if kind in STAND_INS else state
 
 
-def pressed(parts: RunTab, session: Session, state: RunState, event: gr.EventData) -> tuple[Session, str]:
+def open_clicked_traces(parts: RunTab, session: Session, state: RunState, event: gr.EventData) -> tuple[Session, str]:
     """Clicks on results that open traces: the session then, and the tab to turn to."""
     data = clicked(event)
     act = data.get("act")
@@ -353,12 +353,12 @@ def pressed(parts: RunTab, session: Session, state: RunState, event: gr.EventDat
 
 
 def open_point(parts: RunTab, session: Session, state: RunState) -> tuple[Session, str]:
-    """Open the trace of the point of the search whose timeline was asked for."""
+    """Open the trace of the search's point whose timeline was requested."""
     return (parts.answers.opened(session, state.opening, [0]), "explore") if state.opening else (session, ID)
 
 
-def reopened(parts: RunTab, session: Session, visitor: str, event: gr.EventData) -> tuple[Session, str]:
-    """Reopen a stored run; if its trace is gone, stay on this tab, where the list of runs says so."""
+def reopen_run(parts: RunTab, session: Session, visitor: str, event: gr.EventData) -> tuple[Session, str]:
+    """Reopen a stored run; if its trace is gone, stay on this tab, where the list of runs shows the error."""
     fields = form_fields(event)
     if fields.get("act") != "reopen":
         return session, ID

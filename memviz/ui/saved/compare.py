@@ -22,7 +22,7 @@ from memviz.ui.shell.session import Session
 
 _MOST_WAYS = 12
 _MOST_WITH_EVERY_SORT = 3
-"""Sides. Of more, the rows stand in the order of the change alone."""
+"""Sides. With more, rows are sorted by change only."""
 FIELDS = ("other", "rows-by", "sort", "every-row", "align", "axis", "overlay")
 
 
@@ -39,7 +39,7 @@ class _Choices:
     """The selectable values of "show every row"."""
     found: Mapping[str, Changes]
     best: Mapping[int, str]
-    """The grouping that says most, by the number of the trace that A is compared with."""
+    """The best grouping, by the number of the trace that A is compared with."""
 
     def compared(self, view: CompareState) -> TabComparison:
         other = view.number_of_other(self.sides)
@@ -52,11 +52,11 @@ class _Choices:
     def state_of(self, view: CompareState) -> State | None:
         """None where nothing of the kind is saved."""
         other = view.number_of_other(self.sides)
-        known = (view.by in self.by, view.sort in self.sorts, view.way in self.ways, view.axis in self.axes)
-        if not all(known) or view.every_row not in self.rows:
+        is_saved = (view.by in self.by, view.sort in self.sorts, view.way in self.ways, view.axis in self.axes)
+        if not all(is_saved) or view.every_row not in self.rows:
             return None
-        words = (str(other), view.by, view.sort, _yes(view.every_row), str(self.ways.index(view.way)), view.axis)
-        return dict(zip(FIELDS, (*words, _yes(view.overlay)), strict=True))
+        texts = (str(other), view.by, view.sort, _yes_or_no(view.every_row), str(self.ways.index(view.way)), view.axis)
+        return dict(zip(FIELDS, (*texts, _yes_or_no(view.overlay)), strict=True))
 
     def words_of(self, view: CompareState, fields: tuple[str, ...]) -> tuple[str, ...]:
         state = self.state_of(view)
@@ -75,7 +75,7 @@ class _Choices:
         return {field: word for field, word in after.items() if before[field] != word}
 
 
-def _yes(truth: bool) -> str:
+def _yes_or_no(truth: bool) -> str:
     return "yes" if truth else "no"
 
 
@@ -115,7 +115,7 @@ def saved_comparison(sides: tuple[Side, ...], by: str, budget: SizeBudget, *, ha
 
 
 def _alignments(choices: _Choices) -> Iterator[Any]:
-    return (alignments(choices.sides, way) for way in choices.ways)
+    return (alignments(choices.sides, alignment) for alignment in choices.ways)
 
 
 def _view(choices: _Choices, view: CompareState, other: int) -> CompareState:
@@ -158,16 +158,16 @@ def _differences(choices: _Choices) -> tuple[SavedPanel, dict[str, set[str]]]:
 
 def _lights(pairs: Sequence[Pair], rows: Mapping[str, set[str]]) -> list[dict[str, Any]]:
     """Return the highlights of the visible rows. Categories need none: the timeline has them."""
-    made: list[dict[str, Any]] = [{} for _ in pairs]
+    lights: list[dict[str, Any]] = [{} for _ in pairs]
     for by in rows.keys() - {"category"}:
         if by == "module":
             for number, pair in enumerate(pairs):
-                made[number][by] = light_by(*pair, by, rows[by])
+                lights[number][by] = light_by(*pair, by, rows[by])
             continue
         same = match_allocations(pairs, by)
         for number in range(len(pairs)):
-            made[number][by] = _light(same, number, rows[by])
-    return made
+            lights[number][by] = _light(same, number, rows[by])
+    return lights
 
 
 def _light(same: Matching, number: int, wanted: set[str]) -> dict[str, Any]:

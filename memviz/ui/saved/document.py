@@ -221,12 +221,12 @@ def _read(name: str) -> str:
 def _json(document: Document) -> str:
     panels = [panel_data(panel, document.texts) for panel in document.panels]
     packed = zlib.compress(json.dumps(document.texts.all()).encode("ascii"), _LEVEL)
-    whole = {
+    payload = {
         **document.data,
         "panels": panels,
         "state": document.start,
         "texts": base64.b64encode(packed).decode("ascii"),
     }
     # All ASCII, and nothing in a text can end the script element or start another.
-    text = json.dumps(whole, separators=(",", ":"))
+    text = json.dumps(payload, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

@@ -79,22 +79,22 @@ FIELDS = ("trace", "tab", "by", "path", "at")
 
 
 def saved_trace(trace: Trace, device: DeviceTrace, name: str, texts: Texts, budget: SizeBudget) -> SavedTrace:
-    kept = saved_pieces(trace, device, budget.columns)
-    views = _Views(trace, device, name, budget, lights_paths="frames" in kept.pieces)
+    saved = saved_pieces(trace, device, budget.columns)
+    views = _Views(trace, device, name, budget, lights_paths="frames" in saved.pieces)
     panels = views.panels()
     value = timeline_value(trace, device, name)
     start = _SavedView("live", "stack", "", views.moments[0])
     data = {
-        "value": {**value, "has_times": kept.has_times},
-        "pieces": kept.pieces,
+        "value": {**value, "has_times": saved.has_times},
+        "pieces": saved.pieces,
         "sites": site_labels(trace, device),
         "stacks": saved_stacks(trace, device, texts, budget.stacks),
-        "lights": _lights(trace, device, views.lights, has_modules="modules" in kept.pieces),
+        "lights": _lights(trace, device, views.lights, has_modules="modules" in saved.pieces),
         "moments": views.moments,
     }
     with SavedLinks():
         verdict = verdict_html(trace, device)
-    note = tag("p", kept.note, class_="mv-note") if kept.note else Html("")
+    note = tag("p", saved.note, class_="mv-note") if saved.note else Html("")
     panels["verdict"] = {(name,): joined(verdict, findings_html(trace, device), note)}
     return SavedTrace(name, data, dict(zip(FIELDS, (name, *start.state), strict=True)), panels)
 
@@ -123,34 +123,34 @@ class _Views:
         peak = self.moments[0]
         views = [_SavedView("live", by, "", at) for at in self.moments for by in GROUPINGS]
         views += [_SavedView("live", "stack", path, peak) for path in self.paths]
-        drawn = {view: self._drawn(view) for view in views}
+        html_of = {view: self._drawn(view) for view in views}
         never = self._drawn(_SavedView("never", "site", "", peak))
         for view in [view for view in views if not view.path]:
             moments = _moments_html(self.moments, view.at)
             head = joined(moments, never["head"])
-            drawn[replace(view, tab="never")] = {**never, "inspector": drawn[view]["inspector"], "head": head}
+            html_of[replace(view, tab="never")] = {**never, "inspector": html_of[view]["inspector"], "head": head}
         places = {"lower-head": "head", "live-set": "live", "inspector": "inspector"}
         return {
-            place: {(self.name, *view.state): html[part] for view, html in drawn.items()}
+            place: {(self.name, *view.state): html[part] for view, html in html_of.items()}
             for place, part in places.items()
         }
 
     def _drawn(self, view: _SavedView) -> dict[str, Html]:
         with SavedLinks(self._follow(view), lights_paths=self.lights_paths) as links:
-            shown = self._details(view)
+            content = self._details(view)
         for by, group in links.lights:
             self.lights.setdefault(by, set()).add(group)
-        head = shown.head or Html("")
+        head = content.head or Html("")
         if view.tab == "live":
             head = joined(_moments_html(self.moments, view.at), head)
-        return {"head": head, "live": shown.live or Html(""), "inspector": shown.inspector or Html("")}
+        return {"head": head, "live": content.live or Html(""), "inspector": content.inspector or Html("")}
 
     def _details(self, view: _SavedView) -> Details:
         state = ExploreState(
             tab=view.tab, by=view.by, is_long=self.budget.every_row, path=view.path, path_key=self.name
         )
-        said = {"key": self.name, "at": view.at}
-        return details(self.trace, self.device, self.name, state, selection=said, parts=ALL)
+        selection = {"key": self.name, "at": view.at}
+        return details(self.trace, self.device, self.name, state, selection=selection, parts=ALL)
 
     def _follow(self, view: _SavedView) -> Follow:
         state = ExploreState(tab=view.tab, by=view.by, is_long=True, path=view.path, path_key="")
@@ -208,11 +208,11 @@ def explore_panels(saved: list[SavedTrace]) -> list[SavedPanel]:
 def explore_html(saved: SavedTrace) -> Html:
     """Return the first view, so that the page can be read and searched before any script has run."""
     start = tuple(saved.start[field] for field in FIELDS)
-    shown = {place: views[start[:1] if place == "verdict" else start] for place, views in saved.panels.items()}
-    main = tag("div", _place("lower-head", shown), _place("live-set", shown), id="lower-main")
-    lower = tag("div", main, _place("inspector", shown), id="lower")
-    return joined(_place("verdict", shown), tag("div", id="timeline"), lower)
+    start_views = {place: views[start[:1] if place == "verdict" else start] for place, views in saved.panels.items()}
+    main = tag("div", _place("lower-head", start_views), _place("live-set", start_views), id="lower-main")
+    lower = tag("div", main, _place("inspector", start_views), id="lower")
+    return joined(_place("verdict", start_views), tag("div", id="timeline"), lower)
 
 
-def _place(name: str, shown: Mapping[str, Html]) -> Html:
-    return tag("div", shown[name], id=name)
+def _place(name: str, start_views: Mapping[str, Html]) -> Html:
+    return tag("div", start_views[name], id=name)

@@ -48,21 +48,21 @@ def report_page(sides: Sequence[Pair], by: str = "") -> str:
 
 def _page(sides: Sequence[Pair], by: str, budget: SizeBudget) -> str:
     texts = Texts()
-    named = [_side(number, *side) for number, side in enumerate(sides)]
+    lettered = [_side(number, *side) for number, side in enumerate(sides)]
     share = replace(budget, columns=budget.columns // len(sides), stacks=budget.stacks // len(sides))
-    saved = [saved_trace(*side.pair, side.key, texts, share) for side in named]
+    saved = [saved_trace(*side.pair, side.key, texts, share) for side in lettered]
     title = str(_title(sides).answer)
     data: dict[str, Any] = {"traces": {view.name: view.data for view in saved}}
     if len(sides) == 1:
         body = joined(_facts(sides), explore_html(saved[0]))
         return html_text(Document(title, body, explore_panels(saved), saved[0].start, texts, data))
     has_times = all(view.data["value"]["has_times"] for view in saved)
-    compared = saved_comparison(tuple(named), by, budget, has_times=has_times)
+    compared = saved_comparison(tuple(lettered), by, budget, has_times=has_times)
     for view, lights in zip(saved, compared.lights, strict=True):
         view.data["compared"] = lights
     panels = [*compared.panels, *explore_panels(saved)]
     start = {"shown": "compare", **saved[0].start, **compared.start}
-    body = joined(_tabs(named, saved), _compare_html(sides, compared, len(named)), _explores(saved))
+    body = joined(_tabs(lettered, saved), _compare_html(sides, compared, len(lettered)), _explores(saved))
     return html_text(Document(title, body, panels, start, texts, {**data, "compare": compared.data}))
 
 
@@ -76,40 +76,40 @@ def _title(sides: Sequence[Pair]) -> Headline:
 
 
 def _facts(sides: Sequence[Pair]) -> Html:
-    words = " · ".join(
+    text = " · ".join(
         f"{cut(trace.about.source)}: {cut(trace.about.label)}, device {device.name}, "
         f"{counted(len(device.events), 'event')}"
         for trace, device in sides
     )
-    return tag("p", words, class_="mv-soft mv-of-file")
+    return tag("p", text, class_="mv-soft mv-of-file")
 
 
-def _tabs(named: Sequence[Side], saved: Sequence[SavedTrace]) -> Html:
+def _tabs(lettered: Sequence[Side], saved: Sequence[SavedTrace]) -> Html:
     buttons = [_tab("Compare", {"shown": "compare"}, "compare")]
-    for side, view in zip(named, saved, strict=True):
-        words = f"{side.letter} {cut(side.name, _MOST_NAME)}"
-        buttons.append(_tab(words, {"shown": "explore", **view.start}, view.name))
+    for side, view in zip(lettered, saved, strict=True):
+        label = f"{side.letter} {cut(side.name, _MOST_NAME)}"
+        buttons.append(_tab(label, {"shown": "explore", **view.start}, view.name))
     return tag("div", *buttons, class_="mv-tabs mv-saved-tabs", role="tablist", aria_label="Views")
 
 
-def _tab(words: str, change: dict[str, str], name: str) -> Html:
-    return button(words, "turn", None, role="tab", data_tab=name, data_set=json.dumps(change))
+def _tab(label: str, change: dict[str, str], name: str) -> Html:
+    return button(label, "turn", None, role="tab", data_tab=name, data_set=json.dumps(change))
 
 
 def _compare_html(sides: Sequence[Pair], compared: SavedComparison, count: int) -> Html:
-    shown = {
+    start_views = {
         panel.place: panel.views[tuple(compared.start[field] for field in panel.fields)] for panel in compared.panels
     }
     places = [tag("div", id=f"compare-{LETTERS[number]}") for number in range(count)]
     return tag(
         "section",
         _facts(sides),
-        tag("div", shown["compare-top"], id="compare-top"),
+        tag("div", start_views["compare-top"], id="compare-top"),
         tag("div", *map(_note, _notes(sides)), class_="mv-compared-notes"),
-        tag("div", shown["compare-bar"], id="compare-bar"),
+        tag("div", start_views["compare-bar"], id="compare-bar"),
         tag("div", *places, class_="mv-linked"),
         tag("div", id="compare-overlay"),
-        tag("div", shown["differences"], id="differences"),
+        tag("div", start_views["differences"], id="differences"),
         class_="mv-compare",
         data_shown="compare",
     )
@@ -127,7 +127,7 @@ def _note(note: Note) -> Html:
 
 
 def _notes(sides: Sequence[Pair]) -> list[Note]:
-    """Each with the trace it is about; what all have stands once."""
+    """Return notes with their trace's name; those common to all appear once."""
     notes_of = [tuple(dict.fromkeys((*trace.notes, *health(trace)))) for trace, _ in sides]
     shared = [note for note in notes_of[0] if all(note in notes for notes in notes_of)]
     own = [

@@ -56,7 +56,7 @@ def largest_spans(device: DeviceTrace, colours: Colouring, most: int) -> SavedSp
     small = np.ones(len(rows), dtype=np.bool_)
     small[largest] = False
     edges, moments = _span_parts(device)
-    start, end, size, group = _merged(rows, colours, np.flatnonzero(small), edges, moments)
+    start, end, size, group = _merge_small(rows, colours, np.flatnonzero(small), edges, moments)
     starts = np.concatenate([rows.start[largest] - BEFORE, start])
     order = np.argsort(starts, kind="stable")
     limit = bytes_text(int(rows.size[small].max(initial=0)))
@@ -82,19 +82,19 @@ def _span_parts(device: DeviceTrace) -> tuple[Ints8, Ints8]:
     return edges, np.array([first + int(live[first:last].argmax()) for first, last in pairs])
 
 
-def _merged(
+def _merge_small(
     rows: Lifetimes, colours: Colouring, small: Ints8, edges: Ints8, moments: Ints8
 ) -> tuple[Ints8, Ints8, Ints8, Bytes1]:
     start, end, size, group = rows.start[small] - BEFORE, rows.end[small] - BEFORE, rows.size[small], colours.group
     spans: list[tuple[npt.NDArray[np.int64], ...]] = []
     for number in range(len(colours.labels)):
-        mine = group[small] == number
+        in_group = group[small] == number
         # What begins at or before a moment is there from the first moment that is not before it, and so its end.
-        begun = sum_by(np.searchsorted(moments, start[mine]), size[mine], len(moments) + 1)
-        ended = sum_by(np.searchsorted(moments, end[mine]), size[mine], len(moments) + 1)
-        held = np.cumsum(begun - ended)[: len(moments)]
-        there = np.flatnonzero(held)
-        spans.append((edges[there], edges[there + 1], held[there], np.full(len(there), number)))
+        begun = sum_by(np.searchsorted(moments, start[in_group]), size[in_group], len(moments) + 1)
+        ended = sum_by(np.searchsorted(moments, end[in_group]), size[in_group], len(moments) + 1)
+        live = np.cumsum(begun - ended)[: len(moments)]
+        there = np.flatnonzero(live)
+        spans.append((edges[there], edges[there + 1], live[there], np.full(len(there), number)))
     starts, ends, sizes, numbers = (np.concatenate(columns) for columns in zip(*spans, strict=True))
     return starts, ends, sizes, numbers.astype(np.uint8)
 
@@ -108,21 +108,21 @@ _TIME_STEPS_US = (1, 16, 256, 4096)
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedPieces:
     pieces: dict[str, Any]
     """Pieces by name, as the server would send them; groups are named `groups` and their meaning."""
     note: str
     has_times: bool
 
 
-def saved_pieces(trace: Trace, device: DeviceTrace, most: int) -> Kept:
+def saved_pieces(trace: Trace, device: DeviceTrace, most: int) -> SavedPieces:
     colours = colouring(trace, device)
     spans = all_spans(device, colours)
     pieces = _needed(trace, device, spans, colours)
     while (size := sum(map(_size, pieces.values()))) > most and len(spans.row) > _LEAST_SPANS:
         alone = int(np.count_nonzero(spans.row >= 0))
         if not alone:
-            # What stands for all others together is the least that can be kept.
+            # The merged spans are the least that can be saved.
             break
         count = int(alone * min(0.9 * most / size, 0.7))
         spans = largest_spans(device, colours, count)
@@ -138,7 +138,7 @@ def saved_pieces(trace: Trace, device: DeviceTrace, most: int) -> Kept:
         if times is not None:
             pieces["times"] = times
     sent = {name: as_sent(piece) for name, piece in pieces.items()}
-    return Kept(sent, " ".join(filter(None, notes)), "times" in pieces)
+    return SavedPieces(sent, " ".join(filter(None, notes)), "times" in pieces)
 
 
 def _times(device: DeviceTrace, room: int) -> tuple[PackedTimeline | None, str]:

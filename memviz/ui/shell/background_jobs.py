@@ -108,23 +108,23 @@ class BackgroundJobs:
                 answers.lock.release()
 
     def begin(self, visitor: str, task: Task, owner: str = "") -> BackgroundJob:
-        """`owner`: whoever has several windows waits for all of them behind others."""
+        """Jobs of one `owner`, which may have several windows, share its turn."""
         with self._lock:
             # Its thread begins at once, and may be stopped before this one has noted it.
-            work = BackgroundJob(task, self._turns.of(owner))
-            before, self._running[visitor] = self._running.get(visitor), work
+            job = BackgroundJob(task, self._turns.of(owner))
+            before, self._running[visitor] = self._running.get(visitor), job
         if before is not None:
             before.stop()
-        return work
+        return job
 
     def stop(self, visitor: str) -> None:
         with self._lock:
-            work = self._running.pop(visitor, None)
-        if work is not None:
-            work.stop()
+            job = self._running.pop(visitor, None)
+        if job is not None:
+            job.stop()
 
-    def ended(self, visitor: str, work: BackgroundJob) -> None:
-        """Keeps nothing of a visitor who has what they wanted."""
+    def ended(self, visitor: str, job: BackgroundJob) -> None:
+        """Drop a finished job."""
         with self._lock:
-            if self._running.get(visitor) is work:
+            if self._running.get(visitor) is job:
                 del self._running[visitor]

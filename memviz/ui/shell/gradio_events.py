@@ -21,7 +21,7 @@ from memviz.fair_lock import FairLock
 from memviz.ui.shell.programs import with_worded_errors
 from memviz.ui.shell.visitors import presence
 
-Given = ParamSpec("Given")
+Params = ParamSpec("Params")
 
 NO_PROGRESS: dict[str, Any] = {"show_progress": "hidden", "show_progress_on": []}
 """On no component: at every word on progress Gradio copies all that each of them holds, and all inside it."""
@@ -37,17 +37,17 @@ IN_PARTS: dict[str, Any] = {**PRIVATE, "trigger_mode": "multiple"}
 """For answers that come in parts, and for what must not be dropped: one is sent while the one before still runs."""
 
 
-def in_parts(answer: Callable[Given, Iterator[list[Any]]]) -> Callable[Given, Iterator[list[Any]]]:
-    """An answer in parts that ends with an empty one.
+def in_parts(answer: Callable[Params, Iterator[list[Any]]]) -> Callable[Params, Iterator[list[Any]]]:
+    """End an answer in parts with a part that changes nothing.
 
     When it ends, Gradio sends the last part once more: over what other answers have said since. It must have one part
     at least, since Gradio empties the outputs of an answer that has none.
     """
 
     @wraps(answer)
-    def ended(*args: Given.args, **named: Given.kwargs) -> Iterator[list[Any]]:
+    def ended(*args: Params.args, **kwargs: Params.kwargs) -> Iterator[list[Any]]:
         part: list[Any] = []
-        for part in answer(*args, **named):
+        for part in answer(*args, **kwargs):
             yield part
         yield [gr.skip()] * len(part)
 
@@ -55,7 +55,7 @@ def in_parts(answer: Callable[Given, Iterator[list[Any]]]) -> Callable[Given, It
 
 
 _AT_ONCE = 2
-"""More at once would only make each of them slower."""
+"""More at once would make each of them slower."""
 _MOST_OF_ONE = 8
 _LOOK_SECONDS = 0.05
 
@@ -69,7 +69,7 @@ def in_turn(answer: Callable[..., Any], line: FairLock = _lock) -> Callable[...,
     """Run `answer` in a thread, fair between visitors; a visitor who left loses the turn."""
 
     @wraps(answer)
-    async def wait_and_answer(*values: Any, **named: Any) -> Any:
+    async def wait_and_answer(*args: Any, **kwargs: Any) -> Any:
         is_there = presence()
         turn = line.of(_visitor())
         with with_worded_errors():
@@ -83,7 +83,7 @@ def in_turn(answer: Callable[..., Any], line: FairLock = _lock) -> Callable[...,
                 if not is_there():
                     return None
                 await asyncio.sleep(_LOOK_SECONDS)
-            return await asyncio.to_thread(answer, *values, **named)
+            return await asyncio.to_thread(answer, *args, **kwargs)
         finally:
             line.leave(turn)
 
@@ -102,17 +102,17 @@ class FairQueueBlocks(gr.Blocks):
     undo what the others changed: a trace that was chosen while another one was being opened, or the trace itself.
     """
 
-    def __init__(self, *settings: Any, **named: Any) -> None:
-        super().__init__(*settings, **named)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._changing: WeakKeyDictionary[Any, asyncio.Lock] = WeakKeyDictionary()
         """Locks by session."""
 
-    async def process_api(self, block_fn: Any, inputs: list[Any], state: Any = None, *more: Any, **named: Any) -> Any:
+    async def process_api(self, block_fn: Any, inputs: list[Any], state: Any = None, *args: Any, **kwargs: Any) -> Any:
         event = self.fns[block_fn] if isinstance(block_fn, int) else block_fn
         if state is None or not _changes_state(event):
-            return await super().process_api(block_fn, inputs, state, *more, **named)
+            return await super().process_api(block_fn, inputs, state, *args, **kwargs)
         async with self._changing.setdefault(state, asyncio.Lock()):
-            return await super().process_api(block_fn, inputs, state, *more, **named)
+            return await super().process_api(block_fn, inputs, state, *args, **kwargs)
 
 
 def _changes_state(event: Any) -> bool:
@@ -128,10 +128,10 @@ class QuickBlocks(gr.Blocks):
     Without it an opening takes the server a third more processor time, and a click on a sample 40 % more.
     """
 
-    def queue(self, *settings: Any, **named: Any) -> Any:
-        made = super().queue(*settings, **named)
+    def queue(self, *args: Any, **kwargs: Any) -> Any:
+        blocks = super().queue(*args, **kwargs)
         self._queue.ANALYTICS_MAX_EVENTS = 0
-        return made
+        return blocks
 
     async def postprocess_data(self, block_fn: Any, predictions: Any, state: Any) -> list[Any]:
         outputs = list(block_fn.outputs)
@@ -141,10 +141,10 @@ class QuickBlocks(gr.Blocks):
             return await super().postprocess_data(block_fn, predictions, state)
         others = copy(block_fn)
         others.outputs = [output for output, same in zip(outputs, stays, strict=True) if not same]
-        said = [value for value, same in zip(values, stays, strict=True) if not same]
+        changed = [value for value, same in zip(values, stays, strict=True) if not same]
         # Of one output alone Gradio takes the value itself.
-        given = said[0] if len(said) == 1 else said
-        answers = iter(await super().postprocess_data(others, given, state) if said else [])
+        predicted = changed[0] if len(changed) == 1 else changed
+        answers = iter(await super().postprocess_data(others, predicted, state) if changed else [])
         return [
             (None if output.stateful else gr.skip()) if same else next(answers)
             for output, same in zip(outputs, stays, strict=True)

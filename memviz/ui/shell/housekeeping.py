@@ -64,12 +64,12 @@ class Housekeeping:
         self._page.exports.forget()
         drop_stale()
         gone = self._forget_visitors()
-        gone += self._page.store.forget(self._held(), self._keep)
+        gone += self._page.store.forget(self._open_keys(), self._keep)
         self._close_half_open()
         if gone:
             memory.give_back()
 
-    def _held(self) -> set[str]:
+    def _open_keys(self) -> set[str]:
         """Return keys of all open traces, also of visitors who left and are not forgotten yet."""
         return {opened.key for _, session in self._page.windows.sessions() for opened in session.opened}
 
@@ -89,8 +89,8 @@ class Housekeeping:
 
     def _is_gone(self, name: str) -> bool:
         pages, queue = self._page.open_pages, self._page._queue
-        under_way = queue.pending_event_ids_session.get(name, ())
-        if pages.is_open(name) or any(event_id in queue.event_ids_to_events for event_id in list(under_way)):
+        pending = queue.pending_event_ids_session.get(name, ())
+        if pages.is_open(name) or any(event_id in queue.event_ids_to_events for event_id in list(pending)):
             return False
         used = self._page.state_holder.time_last_used.get(name)
         unused = time.time() - used.timestamp() if used is not None else self._keep

@@ -22,7 +22,7 @@ from memviz.ui.shell.store import NamedRanks
 from memviz.units import bytes_text, count_text
 
 PAGE_STARTS = Html('<script>document.documentElement.dataset.mvBegins = "";</script>')
-"""Pages that were saved never ask, and have none of this."""
+"""Not in saved pages."""
 PAGE_READY = "() => window.dispatchEvent(new CustomEvent('memviz:known'))"
 """base.js hears it. Said too where the answer is an error."""
 
@@ -113,7 +113,7 @@ def brand_html() -> Html:
 
 
 def foot_html() -> Html:
-    rows = [tag("tr", tag("th", keys, scope="row"), tag("td", words)) for keys, words in KEYS]
+    rows = [tag("tr", tag("th", keys, scope="row"), tag("td", action)) for keys, action in KEYS]
     dialog = tag(
         "dialog",
         tag("h2", "Keys, with the timeline in focus"),
@@ -143,7 +143,7 @@ def actions_html(session: Session, exports: Mapping[str, str]) -> Html:
     pictures = [
         tag("button", f"Timeline as {kind.upper()}", type="button", data_mv_picture=kind) for kind in ("png", "svg")
     ]
-    files = [button(words, "export", None, data_kind=kind) for kind, words in exports.items()]
+    files = [button(label, "export", None, data_kind=kind) for kind, label in exports.items()]
     menu = tag("details", tag("summary", "Export"), tag("div", *pictures, *files), class_="mv-menu")
     link, timeline_of_it = link_name(current), timeline_key(current)
     return tag("div", *_share(current), menu, class_="mv-actions", data_mv_link=link, data_mv_explored=timeline_of_it)
@@ -164,16 +164,16 @@ def _share(current: Opened) -> tuple[Html, Html]:
 
 def traces_html(session: Session, find: Find, table: NamedRanks | None = None) -> Html:
     if not session.opened and table is None:
-        words = "No traces open. Only you can see what you open."
-        return tag("section", tag("h2", "Open traces"), tag("p", words, class_="mv-soft"), class_="mv-traces")
+        text = "No traces open. Only you can see what you open."
+        return tag("section", tag("h2", "Open traces"), tag("p", text, class_="mv-soft"), class_="mv-traces")
     pairs = [(opened, find(opened)) for opened in session.opened]
     peaks = [timeline(pair[1]).peak_bytes for _, pair in pairs if pair is not None]
     # Two are compared in their own tab; of many, as of ranks, a glance says which is highest.
     highest = max(peaks) if len(peaks) >= _MANY else 0
     longest = _BESIDE_A_BADGE if len(session.compared) > 1 else _LONGEST_NAME
     names = distinct_labels([opened.name for opened in session.opened], longest)
-    named = zip(names, pairs, strict=True)
-    rows = [_trace_row(name, opened, session, pair, highest=highest) for name, (opened, pair) in named]
+    labelled = zip(names, pairs, strict=True)
+    rows = [_trace_row(name, opened, session, pair, highest=highest) for name, (opened, pair) in labelled]
     if table is not None:
         rows.insert(0, _table_row(table, session.table))
     return tag("section", tag("h2", "Open traces ", tag("span", len(rows))), *rows, class_="mv-traces")
@@ -181,9 +181,9 @@ def traces_html(session: Session, find: Find, table: NamedRanks | None = None) -
 
 def _table_row(table: NamedRanks, key: str) -> Html:
     facts = f"{count_text(len(table.job.ranks))} ranks, up to {bytes_text(table.job.highest.row.peak_bytes)}"
-    words = tag("span", tag("b", cut_middle(table.name, _LONGEST_NAME)), tag("small", facts))
-    look = button(words, "ranks", None, data_key=key, title=table.name)
-    return tag("div", look, _close_button(key, table.name), class_="mv-trace")
+    label = tag("span", tag("b", cut_middle(table.name, _LONGEST_NAME)), tag("small", facts))
+    choose = button(label, "ranks", None, data_key=key, title=table.name)
+    return tag("div", choose, _close_button(key, table.name), class_="mv-trace")
 
 
 def _close_button(key: str, name: str) -> Html:
@@ -209,11 +209,11 @@ def _trace_row(
             bar = tag("i", class_="mv-peakline", style=f"width:{100 * peak / highest:.1f}%")
             ahead = timeline_key(opened) if len(device.events) <= _MOST_AHEAD else None
     badge = _badge(opened, session)
-    words = tag("span", tag("b", name), tag("small", facts), bar)
+    label = tag("span", tag("b", name), tag("small", facts), bar)
     return tag(
         "div",
         button(
-            joined(picture, words),
+            joined(picture, label),
             "choose",
             None,
             data_key=opened.key,
@@ -272,5 +272,5 @@ def refused_html(session: Session) -> Html:
 
 
 def missing_html() -> Html:
-    words = "This link's trace is not open in your session. Ask the sender for the file."
-    return joined(tag("div", tag("p", words), class_="mv-band", role="status"))
+    text = "This link's trace is not open in your session. Ask the sender for the file."
+    return joined(tag("div", tag("p", text), class_="mv-band", role="status"))

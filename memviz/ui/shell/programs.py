@@ -59,7 +59,7 @@ def _with_paths(value: Any) -> Any:
         return value
     if not (_is_address(value.get("path")) and "meta" in value):
         return {key: _with_paths(item) for key, item in value.items()}
-    path = uploaded(value["path"].strip())
+    path = uploaded_path(value["path"].strip())
     if path is None:
         raise UsageError(
             "This server fetches nothing from other addresses. Upload the file to it (POST to /gradio_api/upload) and "
@@ -69,7 +69,7 @@ def _with_paths(value: Any) -> Any:
     return {**value, "path": path, "url": None}
 
 
-def uploaded(address: str) -> str | None:
+def uploaded_path(address: str) -> str | None:
     """The path of what lies here already. By which name this server was called does not matter: the path decides."""
     try:
         name = unquote(urlsplit(address).path.partition(_OURS)[2])
@@ -110,22 +110,22 @@ _FILE = {
 
 
 class ExplainingBlocks(gr.Blocks):
-    """A page that says what is wrong with a question, where Gradio would say nothing and fill the log."""
+    """A page that reports invalid inputs to the client, where Gradio would only log a traceback."""
 
-    async def preprocess_data(self, block_fn: Any, inputs: list[Any], *more: Any, **options: Any) -> Any:
+    async def preprocess_data(self, block_fn: Any, inputs: list[Any], *args: Any, **kwargs: Any) -> Any:
         try:
             here = resolve_uploads(block_fn.inputs, inputs)
-            return await super().preprocess_data(block_fn, here, *more, **options)
+            return await super().preprocess_data(block_fn, here, *args, **kwargs)
         except gr.Error as error:
             error.print_exception = False
             raise
         except MemvizError as error:
-            raise _refused(str(error)) from None
+            raise _gradio_error(str(error)) from None
         except Exception as error:
-            raise _refused(_words_for(block_fn, inputs, error)) from None
+            raise _gradio_error(_mismatch_message(block_fn, inputs, error)) from None
 
 
-def _words_for(block_fn: Any, inputs: list[Any], error: Exception) -> str:
+def _mismatch_message(block_fn: Any, inputs: list[Any], error: Exception) -> str:
     names = [component.label or "" for component in block_fn.inputs]
     about = f"/{block_fn.api_name}" if block_fn.api_name else "This part of the page"
     if len(inputs) < len(names):
@@ -136,8 +136,8 @@ def _words_for(block_fn: Any, inputs: list[Any], error: Exception) -> str:
     return f"{about} takes {kinds or 'nothing'}. What came is of another kind."
 
 
-def _refused(words: str) -> gr.Error:
-    return gr.Error(json_safe_text(words)[:_MOST_WORDS], print_exception=False)
+def _gradio_error(message: str) -> gr.Error:
+    return gr.Error(json_safe_text(message)[:_MOST_WORDS], print_exception=False)
 
 
 def with_schema(component: _Made, schema: dict[str, Any]) -> _Made:
@@ -156,25 +156,25 @@ def many_files(label: str) -> gr.File:
 
 @contextmanager
 def with_worded_errors() -> Iterator[None]:
-    """Whatever is wrong with a question is said to who asked it."""
+    """Raise expected errors as `gr.Error`, so that the client gets their message."""
     try:
         yield
     except MemvizError as error:
-        raise _refused(str(error)) from None
+        raise _gradio_error(str(error)) from None
     except OSError as error:
-        raise _refused(write_failure(error)) from None
+        raise _gradio_error(write_failure(error)) from None
     except MemoryError:
-        raise _refused("The answer needs more memory than this machine has free.") from None
+        raise _gradio_error("The answer needs more memory than this machine has free.") from None
 
 
 def json_safe_answer(answer: dict[str, Any]) -> dict[str, Any]:
     """Make an answer valid JSON without `path` keys: Gradio's client takes an object with one for a file to fetch."""
-    sound_value: dict[str, Any] = _without_paths(json_safe(answer))
-    return sound_value
+    safe_answer: dict[str, Any] = _without_paths(json_safe(answer))
+    return safe_answer
 
 
 def _without_paths(value: Any) -> Any:
-    """A layer's place in its model is its `module` here; the command line says `path`."""
+    """Rename the key `path` of a layer, as on the command line, to `module`."""
     if isinstance(value, list):
         return [_without_paths(item) for item in value]
     if not isinstance(value, dict):
@@ -196,7 +196,7 @@ def row_count(top: object) -> int:
 
 
 def open_upload(file: object) -> tuple[Trace, DeviceTrace]:
-    """With the device that ran out of memory, else the one whose memory went highest."""
+    """Load an upload; choose the device that ran out of memory, else the one with the highest peak."""
     if not isinstance(file, str) or not file:
         raise UsageError("Name a snapshot file.")
     trace = load_trace(file, is_wanted=presence())
@@ -217,17 +217,17 @@ def serve_agents(page: Any) -> None:
     if server is None:
         return
     written, read = server.postprocess_output_data, server.convert_strings_to_filedata
-    kept: set[str] = set()
+    files: set[str] = set()
     # What Gradio deletes after an hour. Files that came within a question it would keep for ever.
-    page.temp_file_sets.append(kept)
+    page.temp_file_sets.append(files)
 
     def write(data: Any, root_url: str) -> Any:
         return written([short_json(item) if _is_answer(item) else item for item in data], root_url)
 
     def take(value: Any, places: Any) -> Any:
-        taken = read(value, places)
-        kept.update(_own_files(taken))
-        return taken
+        converted = read(value, places)
+        files.update(_own_files(converted))
+        return converted
 
     server.postprocess_output_data, server.convert_strings_to_filedata = write, take
 
@@ -248,19 +248,22 @@ def _is_answer(value: Any) -> bool:
 def short_json(answer: dict[str, Any], most_bytes: int = MOST_AGENT_BYTES) -> str:
     """Stacks lose their outer frames first, then whichever list is the longest its end."""
     left_off: dict[str, int] = {}
-    kept = _short_copy(answer)
-    if len(_json(kept)) > most_bytes:
-        for place, items in _all_lists(kept):
+    shortened = _short_copy(answer)
+    if len(_json(shortened)) > most_bytes:
+        for place, items in _all_lists(shortened):
             if place.rpartition(".")[2] in _STACKS and len(items) > _FRAMES:
                 _cut_list(items, _FRAMES, place, left_off)
     while True:
-        text = _json({**kept, **({_LEFT_OFF: left_off} if left_off else {})})
+        text = _json({**shortened, **({_LEFT_OFF: left_off} if left_off else {})})
         if len(text) <= most_bytes:
             return text
-        place, items = max(_all_lists(kept), key=lambda pair: len(_json(pair[1])) if pair[1] else 0, default=("", []))
+        place, items = max(
+            _all_lists(shortened), key=lambda pair: len(_json(pair[1])) if pair[1] else 0, default=("", [])
+        )
         if not items:
             return _json(
-                {key: value for key, value in kept.items() if isinstance(value, int | float)} | {_LEFT_OFF: "the rest"}
+                {key: value for key, value in shortened.items() if isinstance(value, int | float)}
+                | {_LEFT_OFF: "the rest"}
             )
         _cut_list(items, len(items) // 2, place, left_off)
 

@@ -40,12 +40,12 @@ class RefusedBody(UsageError):
 async def read_body(receive: Receive, most: int, seconds: float = _SECONDS) -> bytes:
     """Refused where it is larger or does not come. A sender listens only once it has sent all, so all is heard out."""
     try:
-        return await asyncio.wait_for(_read_within(receive, most), seconds)
+        return await asyncio.wait_for(_read_at_most(receive, most), seconds)
     except TimeoutError:
         raise RefusedBody("The rest of the request did not come.") from None
 
 
-async def _read_within(receive: Receive, most: int) -> bytes:
+async def _read_at_most(receive: Receive, most: int) -> bytes:
     pieces: list[bytes] = []
     size, more = 0, True
     while more and size < _MOST_DRAINED:
@@ -78,7 +78,7 @@ def json_depth(body: bytes) -> int:
 
 
 def json_safe_text(value: object) -> str:
-    """TypeError for what is no text. Half of a pair of characters, which UTF-8 cannot say, is shown as one it can."""
+    """Return the text with lone surrogates, which UTF-8 cannot encode, replaced; TypeError if it is no text."""
     if not isinstance(value, str):
         raise TypeError("not a text")
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -114,16 +114,16 @@ def host_of(text: str) -> str:
     return name if _HOST_NAME.fullmatch(name) else ""
 
 
-def names_given(environment: Mapping[str, str] = os.environ) -> frozenset[str]:
+def allowed_names(environment: Mapping[str, str] = os.environ) -> frozenset[str]:
     """`*` is every name, and `.example.org` or `*.example.org` all below that one."""
-    given = [environment.get(name, "") for name in (NAMES_SETTING, *_HOST_SETTINGS)]
-    names = {_pattern(name) for text in given for name in re.split(r"[,\s]+", text) if name}
+    texts = [environment.get(name, "") for name in (NAMES_SETTING, *_HOST_SETTINGS)]
+    names = {_pattern(name) for text in texts for name in re.split(r"[,\s]+", text) if name}
     machine = socket.gethostname().lower()
     return frozenset({"localhost", ".localhost", machine, f"{machine}.local", *names} - {"", ".local"})
 
 
 def is_of_a_space(name: str, environment: Mapping[str, str] = os.environ) -> bool:
-    """A Space goes by several names below this one, and nobody but its host gives names there."""
+    """Return True for a name below hf.space, which only the host of Spaces assigns."""
     return bool(environment.get("SPACE_ID")) and name.endswith(_SPACE_DOMAIN)
 
 
@@ -131,9 +131,9 @@ def _pattern(text: str) -> str:
     text = text.lower()
     if text == "*":
         return text
-    below = text.startswith((".", "*."))
+    with_subdomains = text.startswith((".", "*."))
     name = host_of(text.removeprefix("*").removeprefix("."))
-    return f".{name}" if below and name else name
+    return f".{name}" if with_subdomains and name else name
 
 
 def names_of_page(page: Any) -> Iterator[str]:
@@ -144,11 +144,11 @@ def names_of_page(page: Any) -> Iterator[str]:
             yield host_of(value)
 
 
-def is_known(name: str, names: Iterable[str]) -> bool:
-    return is_address(name) or is_named(name, names)
+def is_allowed_name(name: str, names: Iterable[str]) -> bool:
+    return is_address(name) or matches_name(name, names)
 
 
-def is_named(name: str, names: Iterable[str]) -> bool:
+def matches_name(name: str, names: Iterable[str]) -> bool:
     return bool(name) and any(
         pattern in ("*", name) or (pattern.startswith(".") and name.endswith(pattern)) for pattern in names if pattern
     )
@@ -177,7 +177,7 @@ _UNSAFE_JSON = re.compile(rb"\\u[dD][89abAB]|\\u[dD][c-fC-F]|NaN|Infinity")
 class RequestGuard:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._names = names_given()
+        self._names = allowed_names()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -200,13 +200,13 @@ class RequestGuard:
         names = {*self._names, *names_of_page(page)}
         hosts = list(_host_names(headers))
         for host in hosts:
-            if not is_known(host, names) and not is_of_a_space(host):
+            if not is_allowed_name(host, names) and not is_of_a_space(host):
                 return f"This server is not known as {host or 'that'}. {_remedy(host)}"
         origin = headers.get("origin")
         if origin is None:
             return ""
         name = host_of(origin) if "://" in origin else ""
-        if name in hosts or is_loopback(name) or is_named(name, names):
+        if name in hosts or is_loopback(name) or matches_name(name, names):
             return ""
         return f"A page of {name or 'no known place'} asked for this, not a page of this server. {_remedy(name)}"
 
@@ -227,23 +227,23 @@ class RequestGuard:
         try:
             body = _json_safe_body(await read_body(receive, _MOST_BODY))
         except RefusedBody as refused:
-            return await _answer_plainly(str(refused), 400)(scope, receive, send)
+            return await _error_response(str(refused), 400)(scope, receive, send)
         try:
             await self._app(scope, _replay_body(body, receive), send)
         except _UNKNOWN_ENDPOINT as error:
             # Raised before Gradio answers: it looks up the endpoint first, and catches what fails in it.
-            words = f"This page has no answer to that ({type(error).__name__}: {str(error)[:200]})."
-            await _answer_plainly(json_safe_text(words), 400)(scope, receive, send)
+            message = f"This page has no answer to that ({type(error).__name__}: {str(error)[:200]})."
+            await _error_response(json_safe_text(message), 400)(scope, receive, send)
 
     async def _file(self, exports: Exports, scope: Scope, receive: Receive, send: Send) -> None:
         wanted = scope["path"].partition(_FILE)[2]
         if wanted.lower().startswith(("http:", "https:")):
-            return await _answer_plainly("This server fetches nothing for others.", 403)(scope, receive, send)
+            return await _error_response("This server fetches nothing for others.", 403)(scope, receive, send)
         if not exports.is_one(wanted):
             return await self._app(scope, receive, send)
         with exports.claim(wanted) as is_there:
             if not is_there:
-                return await _answer_plainly("This file was fetched already, or is gone. Make it again.", 404)(
+                return await _error_response("This file was fetched already, or is gone. Make it again.", 404)(
                     scope, receive, send
                 )
             is_delivered = False
@@ -259,7 +259,7 @@ class RequestGuard:
                 delete_export(wanted)
 
     async def _events(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """For a session that is not there Gradio says so, and then raises as well."""
+        """Pass queue events on. For an unknown session Gradio answers, and then raises as well."""
         try:
             await self._app(scope, receive, send)
         except RuntimeError as error:
@@ -268,12 +268,12 @@ class RequestGuard:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _upload(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Gradio's own way in: where it breaks off, Gradio leaves what had come."""
+        """Pass an upload to Gradio, which leaves partial files if it breaks off; delete them."""
         try:
             await self._app(scope, receive, send)
         except OSError as error:
             drop_leftovers(error)
-            await _answer_plainly(write_failure(error), 507)(scope, receive, send)
+            await _error_response(write_failure(error), 507)(scope, receive, send)
         except BaseException as error:
             drop_leftovers(error)
             raise
@@ -296,9 +296,9 @@ def _host_names(headers: Headers) -> Iterator[str]:
         yield host_of(forwarded)
 
 
-def _answer_plainly(words: str, status: int) -> JSONResponse:
-    """Under the names that Gradio's own errors have, and ours."""
-    return JSONResponse({"detail": words, "error": words, "reason": words}, status, _PLAIN)
+def _error_response(message: str, status: int) -> JSONResponse:
+    """Return an error under the keys of Gradio's own errors and of ours."""
+    return JSONResponse({"detail": message, "error": message, "reason": message}, status, _PLAIN)
 
 
 def _json_safe_body(body: bytes) -> bytes:
@@ -310,7 +310,7 @@ def _json_safe_body(body: bytes) -> bytes:
     try:
         return json.dumps(json_safe(json.loads(body))).encode()
     except (ValueError, RecursionError):
-        # Its endpoint says what is wrong with it.
+        # The endpoint reports the error.
         return body
 
 

@@ -162,10 +162,10 @@ def open_once(store: TraceStore, session: Session, trace: Trace, sample: str = "
 
 
 def open_derived_trace(
-    store: TraceStore, session: Session, recording: str, made: Trace, *, compared: bool, sample: str = ""
+    store: TraceStore, session: Session, recording: str, derived: Trace, *, compared: bool, sample: str = ""
 ) -> Session:
-    """Choose a derived trace, or put it beside its recording. `sample` is its name in links."""
-    session = open_once(store, session.without_refused(), made, sample)
+    """Choose a derived trace, or compare it with its recording. `sample` is its name in links."""
+    session = open_once(store, session.without_refused(), derived, sample)
     if compared and session.of(recording) is not None:
         return replace(session, compared=(recording, session.chosen))
     return session
@@ -184,7 +184,7 @@ def link_name(opened: Opened) -> str:
 
 
 def estimate_name(sample: str, finding: str, kind: str) -> str:
-    """`Opened.sample` of an estimate; of one that nobody else can make again, empty."""
+    """Return `Opened.sample` of an estimate, or empty if only this visitor can reproduce it."""
     return _WITH_ACTION.join((sample, finding, kind)) if sample and _WITH_ACTION not in sample else ""
 
 

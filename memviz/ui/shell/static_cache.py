@@ -32,13 +32,13 @@ def without_hidden(config: Mapping[str, Any], hidden: int) -> dict[str, Any]:
     gone: set[int] = set()
     layout = _without_node(config["layout"], hidden, gone)
     events = [event for event in config["dependencies"] if not _is_triggered_by(event, gone)]
-    kept_events = {event["id"] for event in events}
+    event_ids = {event["id"] for event in events}
     pages = {
         name: {
             **page,
             "layout": _without_node(page["layout"], hidden, set()),
             "components": [number for number in page["components"] if number not in gone],
-            "dependencies": [number for number in page["dependencies"] if number in kept_events],
+            "dependencies": [number for number in page["dependencies"] if number in event_ids],
         }
         for name, page in config.get("page", {}).items()
     }
@@ -75,15 +75,15 @@ _IN_A_SCRIPT = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&'\u2028\u2029"}
 
 def with_config(page: bytes, rewrite: Rewrite) -> bytes:
     """Return the page with its configuration rewritten, or unchanged where it has none that can be read."""
-    found = _CONFIG.search(page)
-    if found is None:
+    match = _CONFIG.search(page)
+    if match is None:
         return page
     try:
-        config = rewrite(json.loads(found[0]))
+        config = rewrite(json.loads(match[0]))
     except (ValueError, KeyError):
         return page
     text = json.dumps(config, ensure_ascii=False, separators=(",", ":")).translate(_IN_A_SCRIPT)
-    return page[: found.start()] + text.encode() + page[found.end() :]
+    return page[: match.start()] + text.encode() + page[match.end() :]
 
 
 SCRIPT = "/gradio_api/memviz/page.js"

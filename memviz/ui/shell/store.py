@@ -24,7 +24,7 @@ _IDLE_SECONDS_PER_EVENT = 1e-3
 
 
 @dataclass
-class _Kept:
+class _StoredTrace:
     trace: Trace
     bytes: int
     pinned: bool = False
@@ -47,7 +47,7 @@ class TraceStore:
     def __init__(self, most_bytes: int = 6 * GiB, most_seconds: float = 12 * 3600) -> None:
         self.most_bytes = most_bytes
         self.most_seconds = most_seconds
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._kept: OrderedDict[str, _StoredTrace] = OrderedDict()
         self._lock = threading.Lock()
         self._listeners: list[Callable[[str], None]] = []
         self._idle_listeners: list[Callable[[str], None]] = []
@@ -64,51 +64,52 @@ class TraceStore:
         """A `pinned` trace is given at startup, for all visitors, and cannot be closed."""
         key = secrets.token_urlsafe(18)
         with self._lock:
-            self._kept[key] = _Kept(trace, size_in_bytes(trace), pinned)
+            self._kept[key] = _StoredTrace(trace, size_in_bytes(trace), pinned)
             gone = self._make_room()
         self._tell(gone)
         return key
 
     def get(self, key: str) -> Trace | None:
         with self._lock:
-            kept = self._kept.get(key)
-            if kept is None:
+            entry = self._kept.get(key)
+            if entry is None:
                 return None
-            kept.used = time.monotonic()
+            entry.used = time.monotonic()
             self._kept.move_to_end(key)
-            return kept.trace
+            return entry.trace
 
     def drop(self, key: str) -> None:
         with self._lock:
-            is_kept = key in self._kept and not self._kept[key].pinned
-            if is_kept:
+            is_dropped = key in self._kept and not self._kept[key].pinned
+            if is_dropped:
                 del self._kept[key]
-        self._tell([key] if is_kept else [])
+        self._tell([key] if is_dropped else [])
 
-    def forget(self, held: Collection[str], left_seconds: float) -> bool:
+    def forget(self, open_keys: Collection[str], left_seconds: float) -> bool:
         """Drop unpinned traces unused for `left_seconds` (`most_seconds` if held), and cached values of idle ones.
 
         Return True if that freed any memory.
         """
         now = time.monotonic()
         with self._lock:
-            kept_now = dict(self._kept)
-        idle = [key for key, kept in kept_now.items() if kept.is_idle(now)]
+            entries = dict(self._kept)
+        idle = [key for key, entry in entries.items() if entry.is_idle(now)]
         for key in idle:
-            kept_now[key].idle_since = kept_now[key].used
-            kept_now[key].measured = -1.0
-            drop_large(kept_now[key].trace)
+            entries[key].idle_since = entries[key].used
+            entries[key].measured = -1.0
+            drop_large(entries[key].trace)
             for listener in self._idle_listeners:
                 listener(key)
-        for kept in kept_now.values():
-            if kept.may_have_grown():
-                kept.bytes, kept.measured = size_in_bytes(kept.trace), now
+        for entry in entries.values():
+            if entry.may_have_grown():
+                entry.bytes, entry.measured = size_in_bytes(entry.trace), now
         with self._lock:
             gone = [
                 key
-                for key, kept in self._kept.items()
-                if not kept.pinned
-                and now - kept.used >= (self.most_seconds if key in held else min(left_seconds, self.most_seconds))
+                for key, entry in self._kept.items()
+                if not entry.pinned
+                and now - entry.used
+                >= (self.most_seconds if key in open_keys else min(left_seconds, self.most_seconds))
             ]
             for key in gone:
                 del self._kept[key]
@@ -119,12 +120,12 @@ class TraceStore:
     def _make_room(self) -> list[str]:
         """Drop the least recently used traces beyond the limits, but never the newest."""
         old = time.monotonic() - self.most_seconds
-        total = sum(kept.bytes for kept in self._kept.values())
+        total = sum(entry.bytes for entry in self._kept.values())
         gone = []
         for key in list(self._kept)[:-1]:
-            kept = self._kept[key]
-            if not kept.pinned and (total > self.most_bytes or kept.used < old):
-                total -= kept.bytes
+            entry = self._kept[key]
+            if not entry.pinned and (total > self.most_bytes or entry.used < old):
+                total -= entry.bytes
                 del self._kept[key]
                 gone.append(key)
         return gone
@@ -162,14 +163,14 @@ class RankTables:
 
     @property
     def _ranks(self) -> int:
-        return sum(len(named.job.ranks) for named in self._kept.values())
+        return sum(len(table.job.ranks) for table in self._kept.values())
 
     def get(self, key: str) -> NamedRanks | None:
         with self._lock:
-            named = self._kept.get(key)
-            if named is not None:
+            table = self._kept.get(key)
+            if table is not None:
                 self._kept.move_to_end(key)
-            return named
+            return table
 
     def drop(self, key: str) -> None:
         with self._lock:

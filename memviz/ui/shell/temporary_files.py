@@ -63,15 +63,15 @@ def delete_export(path: str | Path) -> None:
 def _folder_of(path: str | Path) -> Path | None:
     """Return the export's own folder, or None for any other path."""
     try:
-        whole = Path(path).resolve()
+        resolved = Path(path).resolve()
     except (OSError, ValueError, RuntimeError):
         return None
     root = _root()
-    return root / whole.relative_to(root).parts[0] if root in whole.parents else None
+    return root / resolved.relative_to(root).parts[0] if root in resolved.parents else None
 
 
 class Exports:
-    """Exports, which are found by their whole path alone."""
+    """Exports, reachable only by their full path."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -134,7 +134,7 @@ def _readers(error: BaseException) -> Iterator[Any]:
 
 
 def drop_stale() -> None:
-    """Delete old partial uploads: whole files have folders of their own, partial ones are beside these."""
+    """Delete old partial uploads, which lie next to the folders of complete files."""
     old = time.time() - _STALE_SECONDS
     with suppress(OSError):
         for path in Path(get_upload_folder()).iterdir():

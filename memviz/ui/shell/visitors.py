@@ -28,8 +28,8 @@ def visitor_of(scope: Scope) -> str:
     direct = str(client[0]) if client else _UNKNOWN
     if not os.environ.get("SPACE_ID"):
         return direct
-    said = [value.decode("latin-1") for name, value in scope.get("headers", ()) if name == b"x-forwarded-for"]
-    for address in reversed(",".join(said).split(",")):
+    forwarded = [value.decode("latin-1") for name, value in scope.get("headers", ()) if name == b"x-forwarded-for"]
+    for address in reversed(",".join(forwarded).split(",")):
         if _is_public(address.strip()):
             return address.strip()
     return direct
@@ -43,7 +43,7 @@ def _is_public(text: str) -> bool:
 
 
 def presence() -> Callable[[], bool]:
-    """Return a function that says, from any thread, if the visitor is still there. Call this at the event's start.
+    """Return a function that tells, from any thread, if the visitor is still connected. Call this at the event's start.
 
     Gradio drops an event when the stream of its visitor ends. It stops a generator only at its next part, and a
     function never.
@@ -127,7 +127,7 @@ class Windows:
                 }
         return [[trace.key, trace.sample] for trace in opened.values()]
 
-    def is_open_elsewhere(self, key: str) -> bool:
+    def is_open_in_other_window(self, key: str) -> bool:
         return any(session.of(key) is not None for _, session in self._others(_current_request()))
 
     def _others(self, asking: str) -> Iterator[tuple[str, Session]]:

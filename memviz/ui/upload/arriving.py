@@ -51,7 +51,7 @@ class _Stretch:
 
 
 class Arriving(io.BufferedIOBase):
-    """`add` and `end` belong to whoever brings the parts, all else to whoever reads."""
+    """The receiving thread calls `add` and `end`, the reading thread all else."""
 
     def __init__(self, size: int, *, packed: bool, gate: Gate, patience_seconds: float = 60) -> None:
         """`gate` is what the reader holds while it works; it lets go of it while it waits."""
@@ -112,7 +112,7 @@ class Arriving(io.BufferedIOBase):
 
     def _write(self, part: bytes) -> None:
         if self._kept is None:
-            # Without a buffer a full disk is known now, and not when somebody reads.
+            # Unbuffered, so that a full disk is an error here and not when it is read.
             self._kept = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by `close`
         left = memoryview(part)
         while left:
@@ -133,11 +133,11 @@ class Arriving(io.BufferedIOBase):
         self._changed.notify_all()
 
     def _free(self) -> None:
-        kept, self._kept = self._kept, None
-        if kept is not None:
+        file, self._kept = self._kept, None
+        if file is not None:
             # What did not fit is tried once more.
             with suppress(OSError):
-                kept.close()
+                file.close()
 
     # -- reading
 
@@ -207,13 +207,13 @@ class Arriving(io.BufferedIOBase):
                 if piece := self._unpack(self._packed_rest):
                     return piece
                 continue
-            taken, is_plain = self._take()
-            if not taken and self._is_midway:
+            received, is_plain = self._take()
+            if not received and self._is_midway:
                 raise TraceError(TRUNCATED, remedy=AGAIN)
             self._is_midway = not is_plain
             if is_plain:
-                return taken
-            self._packed_rest = taken
+                return received
+            self._packed_rest = received
         return b""
 
     def _unpack(self, packed: bytes) -> bytes:
@@ -241,11 +241,11 @@ class Arriving(io.BufferedIOBase):
             stretch = self._stretches[self._stretch]
             most = min(_PIECE if stretch.is_plain else _PACKED_PIECE, stretch.end - self._taken)
             self._kept.seek(self._taken)
-            taken = self._kept.read(most)
+            received = self._kept.read(most)
             # Where the next part is written.
             self._kept.seek(0, io.SEEK_END)
-        self._taken += len(taken)
-        return taken, stretch.is_plain
+        self._taken += len(received)
+        return received, stretch.is_plain
 
     def _is_ready(self) -> bool:
         return self._ended or self._taken < self.arrived >= self._least
@@ -260,5 +260,5 @@ class Arriving(io.BufferedIOBase):
                         self._ended, self._fault = True, "Its upload stopped half way."
                     waiting = self.arrived
         finally:
-            # Only with the condition let go: whoever brings the next part must never wait for another's work.
+            # Outside the condition, so that the receiving thread never waits for another reader's work.
             self._gate.acquire()

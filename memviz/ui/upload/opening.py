@@ -11,7 +11,7 @@ from memviz.ranks.table import is_table, ranks_of_table
 from memviz.trace.load import load_trace
 from memviz.ui.shell.session import MOST_OPEN, Context, Opened, Refused, Session, open_trace
 from memviz.ui.shell.store import TraceStore
-from memviz.ui.upload.samples import OFFERED_SAMPLES, SAMPLES, OfferedSample, sample_named
+from memviz.ui.upload.samples import OFFERED_SAMPLES, SAMPLES, OfferedSample, find_sample
 
 Say = Callable[[float, str], None]
 _MOST_NAME, _MOST_REASON, _MOST_TURN, _MOST_REFUSED = 300, 1000, 9, 5
@@ -39,32 +39,32 @@ def open_files(
     return session
 
 
-def arrived(context: Context, session: Session, said: Mapping[str, str]) -> Session:
+def handle_upload_message(context: Context, session: Session, message: Mapping[str, str]) -> Session:
     """Handle the browser's message about a file it has sent: it is open, or it was refused.
 
     Files come one by one: refusals stay listed until a later file is open.
     """
-    if "refused" in said:
-        name, reason, turn = (said.get(key, "") for key in ("refused", "reason", "turn"))
-        refused = Refused(name[:_MOST_NAME], reason[:_MOST_REASON], turn[:_MOST_TURN], _drop(said))
+    if "refused" in message:
+        name, reason, turn = (message.get(key, "") for key in ("refused", "reason", "turn"))
+        refused = Refused(name[:_MOST_NAME], reason[:_MOST_REASON], turn[:_MOST_TURN], _drop(message))
         before = [refusal for refusal in session.refused if refusal.name != refused.name]
         return replace(session, refused=(*before, refused)[-_MOST_REFUSED:])
     after = session
-    for key in said.get("stored", "").split(" ")[:MOST_OPEN]:
+    for key in message.get("stored", "").split(" ")[:MOST_OPEN]:
         after = _with_stored(context, after, key)
     if after is not session:
-        after = after.without_refused(before=_drop(said))
-    # Of many that were dropped together the first is looked at, and the others come beside it.
-    return after.choosing(session.chosen) if "beside" in said and session.current is not None else after
+        after = after.without_refused(before=_drop(message))
+    # Of files dropped together the first stays chosen.
+    return after.choosing(session.chosen) if "beside" in message and session.current is not None else after
 
 
-def _drop(said: Mapping[str, str]) -> int:
-    text = said.get("drop", "")
+def _drop(message: Mapping[str, str]) -> int:
+    text = message.get("drop", "")
     return int(text) if text.isdecimal() and len(text) <= _MOST_TURN else 0
 
 
 def _with_table(session: Session, key: str) -> Session:
-    """One at a time: another one takes its place."""
+    """Set the table of ranks; it replaces the one before."""
     return replace(session, table=key, home=False)
 
 
@@ -81,23 +81,25 @@ def _with_stored(context: Context, session: Session, key: str) -> Session:
 
 
 def open_sample(store: TraceStore, session: Session, sample: OfferedSample) -> Session:
-    """Those of its files that are not open yet. Each visitor has a copy, so that nobody can close another's."""
+    """Open the sample's files that are not open yet. Each visitor has a copy of their own."""
     session = session.without_refused()
     keys = []
     for name in sample.files:
-        known = next((opened for opened in session.opened if opened.sample == name), None)
-        if known is None or store.get(known.key) is None:
-            known = replace(open_trace(store, load_trace(SAMPLES / name)), sample=name)
-            session = session.with_opened(known)
-        keys.append(known.key)
+        opened_sample = next((opened for opened in session.opened if opened.sample == name), None)
+        if opened_sample is None or store.get(opened_sample.key) is None:
+            opened_sample = replace(open_trace(store, load_trace(SAMPLES / name)), sample=name)
+            session = session.with_opened(opened_sample)
+        keys.append(opened_sample.key)
     compared = tuple(keys) if len(keys) > 1 else session.compared
     return replace(session, chosen=keys[0], compared=compared, home=False)
 
 
-def reopened(store: TraceStore, kept: Sequence[Sequence[str]], given: Session | None = None) -> Session:
+def reopen_traces(
+    store: TraceStore, stored_keys: Sequence[Sequence[str]], startup_session: Session | None = None
+) -> Session:
     """Return a session with the traces given at startup and those that both the browser and the store still have."""
-    session = given or Session()
-    for key, sample in (pair for pair in kept if len(pair) == 2):
+    session = startup_session or Session()
+    for key, sample in (pair for pair in stored_keys if len(pair) == 2):
         trace = store.get(key)
         if trace is not None and session.of(key) is None:
             session = session.with_opened(replace(Opened.of(key, trace), sample=sample))
@@ -118,7 +120,7 @@ def session_after(context: Context, session: Session, data: Mapping[str, str]) -
         case "home":
             return replace(session, home=True)
         case "sample":
-            sample = sample_named(data.get("sample", ""))
+            sample = find_sample(data.get("sample", ""))
             return open_sample(context.store, session, sample) if sample else session
     return session
 
@@ -127,7 +129,7 @@ def tab_after(data: Mapping[str, str]) -> str | None:
     """Return the tab that shows a sample's answer; the samples themselves and opened traces are in Explore."""
     if data.get("act") in ("home", "ranks"):
         return {"home": "explore", "ranks": "ranks"}[data["act"]]
-    sample = sample_named(data.get("sample", ""))
+    sample = find_sample(data.get("sample", ""))
     if sample is None:
         return None
     return data["tab"] if data.get("tab") in {other.tab for other in OFFERED_SAMPLES} else sample.tab

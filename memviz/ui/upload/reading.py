@@ -50,7 +50,7 @@ class Outbox:
         self._wake: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
 
     def put(self, kind: str, body: bytes = b"", **header: Any) -> None:
-        """A newer one of the same kind takes the place of one that nobody has fetched yet, where none has a body."""
+        """Queue a message; without a body it replaces an unfetched one of the same kind."""
         head = json.dumps({"kind": kind, "bytes": len(body), **header}).encode()
         message = len(head).to_bytes(4, "little") + head + body
         with self._lock:
@@ -72,7 +72,7 @@ class Outbox:
             wake[0].call_soon_threadsafe(wake[1].set)
 
     async def messages(self) -> AsyncIterator[bytes]:
-        """Until it is closed and all are fetched. One listener."""
+        """Yield messages until the outbox is closed and empty. One listener only."""
         changed = asyncio.Event()
         self._wake = asyncio.get_running_loop(), changed
         while True:
@@ -111,7 +111,7 @@ class Busy(Exception):
 
 
 class FileTooLarge(Exception):
-    """With the sentence that says so."""
+    """The message states the limit."""
 
 
 class Reading:
@@ -139,7 +139,7 @@ class Reading:
     def begin(self) -> None:
         """Not before something comes: who only takes tickets takes no threads."""
         if self._thread is None and not self.arriving.closed:
-            # A daemon: whoever ends the page does not wait for it.
+            # A daemon, so that the page can exit without waiting for it.
             self._thread = threading.Thread(target=self._run, daemon=True)
             self._thread.start()
 
@@ -155,7 +155,7 @@ class Reading:
         return not self.has_listener and now - max(self._used, self.arriving.touched) > _FORGET_SECONDS
 
     def is_evictable(self, now: float) -> bool:
-        """Its place may go to another: nobody fetches what became of it, or hardly anything comes."""
+        """Return True if its place may be reassigned: its result is not fetched, or it is too slow."""
         is_left = self._ended and not self.has_listener and now - self._ended > _SETTLING_SECONDS
         return bool(is_left) or self.is_too_slow(now)
 
@@ -213,7 +213,7 @@ class Reading:
         self._check_cancelled()
         opened = open_trace(self._store, trace)
         self._stored = opened.key
-        # `cancel` may have come between the two, and found nothing to take away.
+        # `cancel` may have run between the two, when nothing was stored yet.
         if self._cancelled.is_set():
             self._store.drop(opened.key)
         self._check_cancelled()
@@ -226,7 +226,7 @@ class Reading:
         self.outbox.put(OPENED, key=key, stored=opened.key, name=self.name, has_times=has_times(device))
 
     def _read_table(self, source: BinaryIO) -> None:
-        """Ranks as rows: whole before anything is said of them, as such a file is read from its end."""
+        """Read a table of ranks once it is complete, because Parquet is read from the end of the file."""
         source.seek(0)
         with tempfile.NamedTemporaryFile(suffix=".parquet") as file:
             while piece := source.read(_PIECE):
@@ -291,11 +291,11 @@ class Readings:
         with self._lock:
             return self._under_way.get(ticket)
 
-    def drop(self, ticket: str, *, was_heard: bool = False) -> None:
-        """`was_heard`: its visitor has been told all of it."""
+    def drop(self, ticket: str, *, is_delivered: bool = False) -> None:
+        """Remove an upload, and cancel it unless its last message `is_delivered`."""
         with self._lock:
             reading = self._under_way.pop(ticket, None)
-        if reading is not None and not was_heard:
+        if reading is not None and not is_delivered:
             reading.cancel()
 
     def forget(self) -> None:
@@ -307,7 +307,7 @@ class Readings:
             self.drop(ticket)
 
     def _make_room(self, visitor: str) -> list[Reading]:
-        """Takes a place from whoever has most of them and brings least; Busy where all are at work."""
+        """Evict the slowest upload of the visitor with the most; Busy if none is evictable."""
         own = [ticket for ticket, reading in self._under_way.items() if reading.visitor == visitor]
         if len(own) < _MOST_OF_ONE and len(self._under_way) < _MOST:
             return []

@@ -53,9 +53,9 @@ def routes() -> list[Route]:
 
 def _guarded(handler: Handler) -> Handler:
     async def answer(request: Request) -> Response:
-        if not _is_from_the_page(request):
+        if not _is_same_origin(request):
             return _refusal("Only the page itself may ask for this.", 403)
-        if not await _may_use_the_page(request):
+        if not await _is_authorized(request):
             return _refusal("Log in first.", 401)
         try:
             return await handler(request)
@@ -69,12 +69,12 @@ def _guarded(handler: Handler) -> Handler:
     return answer
 
 
-def _refusal(words: str, status: int) -> Response:
-    return JSONResponse({"reason": words}, status)
+def _refusal(reason: str, status: int) -> Response:
+    return JSONResponse({"reason": reason}, status)
 
 
-def _is_from_the_page(request: Request) -> bool:
-    """Browsers say which site a request comes from; older ones at least their origin; programs neither."""
+def _is_same_origin(request: Request) -> bool:
+    """Browsers send Sec-Fetch-Site, older ones only Origin, programs neither."""
     site = request.headers.get("sec-fetch-site")
     if site is not None:
         return site == "same-origin"
@@ -82,13 +82,19 @@ def _is_from_the_page(request: Request) -> bool:
     return origin is None or urlsplit(origin).netloc == request.headers.get("host")
 
 
-async def _may_use_the_page(request: Request) -> bool:
-    """Ask Gradio with a request of the same visitor, because its login does not cover routes beside its own."""
+async def _is_authorized(request: Request) -> bool:
+    """Ask Gradio with a request of the same visitor, because its login covers only its own routes."""
     app = request.app
     if app.auth is None and app.auth_dependency is None:
         return True
-    kept = {key: request.scope[key] for key in _OF_THE_VISITOR if key in request.scope}
-    scope = {**kept, "method": "GET", "path": _LOGIN_CHECK, "raw_path": _LOGIN_CHECK.encode(), "query_string": b""}
+    visitor_scope = {key: request.scope[key] for key in _OF_THE_VISITOR if key in request.scope}
+    scope = {
+        **visitor_scope,
+        "method": "GET",
+        "path": _LOGIN_CHECK,
+        "raw_path": _LOGIN_CHECK.encode(),
+        "query_string": b"",
+    }
     statuses: list[int] = []
 
     async def no_body() -> Message:
@@ -115,8 +121,8 @@ def _reading(request: Request) -> Reading:
 
 
 async def _begin(request: Request) -> Response:
-    said = json.loads(await read_body(request.receive, _MOST_SAID))
-    name, size, packed = json_safe_text(said["name"])[-_LONGEST_NAME:], said["size"], said["packed"] is True
+    message = json.loads(await read_body(request.receive, _MOST_SAID))
+    name, size, packed = json_safe_text(message["name"])[-_LONGEST_NAME:], message["size"], message["packed"] is True
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _MOST_SIZE:
         raise UsageError("A size is a whole number of bytes.")
     name, visitor = name.replace("\\", "/").rsplit("/", 1)[-1], visitor_of(request.scope)
@@ -130,7 +136,7 @@ async def _begin(request: Request) -> Response:
 
 
 async def _part(request: Request) -> Response:
-    """Bodies as they are, one after the other; the last one says so. What is refused counts as nothing."""
+    """Receive the next part of a file; a header marks the last. A refused part is not counted."""
     reading = _reading(request)
     arriving = reading.arriving
     if int(request.headers["memviz-part"]) != reading.next_part or reading.is_receiving:
@@ -176,7 +182,7 @@ async def stream_messages(readings: Readings, ticket: str, reading: Reading) -> 
             yield message
     finally:
         # The page hangs up as soon as it hears that its file is open, which may be before the last message's end here.
-        readings.drop(ticket, was_heard=reading.outbox.newest_fetched == OPENED)
+        readings.drop(ticket, is_delivered=reading.outbox.newest_fetched == OPENED)
 
 
 async def _drop(request: Request) -> Response:

@@ -22,7 +22,7 @@ from memviz.units import bytes_text, delta_text
 
 _INSTALLED = Path(__file__).parents[2] / "sample_traces"
 SAMPLES = _INSTALLED if _INSTALLED.is_dir() else Path(__file__).parents[3] / "sample_traces"
-"""In a wheel they lie within memviz, in a checkout beside it."""
+"""Inside memviz in a wheel, next to it in a checkout."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ OFFERED_SAMPLES = (
 )
 
 
-def sample_named(name: str) -> OfferedSample | None:
+def find_sample(name: str) -> OfferedSample | None:
     return next((sample for sample in OFFERED_SAMPLES if sample.name == name), None)
 
 
@@ -83,8 +83,8 @@ class SampleCard:
 
 
 def card_of(sample: OfferedSample) -> SampleCard:
-    kept = _saved_cards()[sample.name]
-    return SampleCard(tuple(map(base64.b64decode, kept["pictures"])), tuple(kept["peaks"]))
+    stored = _saved_cards()[sample.name]
+    return SampleCard(tuple(map(base64.b64decode, stored["pictures"])), tuple(stored["peaks"]))
 
 
 def draw_card(sample: OfferedSample) -> SampleCard:
@@ -101,8 +101,8 @@ def draw_card(sample: OfferedSample) -> SampleCard:
 
 @cache
 def _saved_cards() -> dict[str, dict[str, Any]]:
-    kept: dict[str, dict[str, Any]] = json.loads(_CARDS.read_text(encoding="utf-8"))
-    return kept
+    cards: dict[str, dict[str, Any]] = json.loads(_CARDS.read_text(encoding="utf-8"))
+    return cards
 
 
 def write_cards() -> None:

@@ -61,9 +61,9 @@ class WhatIfAnswers:
 
     def offer_html(self) -> Html:
         """Return the page shown while no trace is open."""
-        words = "Drop a snapshot on the left. Its requests are replayed with other settings, or on another card."
+        text = "Drop a snapshot on the left. Its requests are replayed with other settings, or on another card."
         head = tag("h1", "Open a trace to try other allocator settings.", class_="mv-verdict")
-        return joined(tag("header", head, tag("p", words, class_="mv-lead")), Html(self.samples))
+        return joined(tag("header", head, tag("p", text, class_="mv-lead")), Html(self.samples))
 
     def find(self, key: str, parsed: ParsedQuestion, searches: bool, progress: Progress) -> tuple[WhatIf, Any]:
         assert parsed.settings is not None
@@ -76,7 +76,7 @@ class WhatIfAnswers:
             return outcome, self.replays.search(key, parsed.settings, terms_of(parsed), rest_of(progress, 1, parts))
         return outcome, self.replays.known_search(key, terms_of(parsed))
 
-    def drawn(self, state: WhatIfState, answer: Answer) -> dict[str, Any]:
+    def answer_values(self, state: WhatIfState, answer: Answer) -> dict[str, Any]:
         """Return the values by the names of `PARTS`."""
         if not answer.has_history:
             return {**EMPTY, "verdict": what_if_html(answer)}
@@ -95,7 +95,7 @@ class WhatIfAnswers:
             **self._timelines(state, outcome, device),
         }
 
-    def known_memory(self, key: str) -> KnownMemory:
+    def recorded_memory(self, key: str) -> KnownMemory:
         """Return the memory that the process could use, if the recording shows it by an OOM or by freed segments."""
         pair = self.context.find(key)
         if pair is None or not _shows_a_limit(pair[1]) or self.replays.is_slow(key):
@@ -109,8 +109,8 @@ class WhatIfAnswers:
         memory = replayer.releases.memory
         return KnownMemory(None) if memory is None else KnownMemory(memory.least, is_exact=memory.least == memory.most)
 
-    def answered(self, state: WhatIfState) -> tuple[Trace, DeviceTrace, WhatIf] | None:
-        """Return the displayed answer, or None if the trace was closed meanwhile, or there was no answer."""
+    def displayed_answer(self, state: WhatIfState) -> tuple[Trace, DeviceTrace, WhatIf] | None:
+        """Return the displayed answer, or None if the trace was closed or there was no answer."""
         pair, parsed = self.context.find(state.key), parse_question(state.question)
         if pair is None or parsed.settings is None:
             return None
@@ -122,10 +122,10 @@ class WhatIfAnswers:
 
     def file(self, state: WhatIfState, kind: str) -> str | None:
         """Return the path of the saved answer: the replay as a snapshot, or all of it as a page."""
-        answered = self.answered(state)
-        if answered is None:
+        displayed = self.displayed_answer(state)
+        if displayed is None:
             return None
-        trace, device, outcome = answered
+        trace, device, outcome = displayed
         if kind == "snapshot":
             name = file_stem(trace_name(outcome.replayed.trace.about.source))
             return file_with(f"{name}-replayed.pickle", partial(_write_snapshot, outcome.replayed.trace))
@@ -134,22 +134,22 @@ class WhatIfAnswers:
 
     def with_replay(self, state: WhatIfState, session: Session, *, compared: bool) -> Session:
         """Return the session with the replay as one more open trace, whose name differs from its recording's."""
-        answered = self.answered(state)
-        if answered is None:
+        displayed = self.displayed_answer(state)
+        if displayed is None:
             return session
-        replayed = answered[2].replayed
+        replayed = displayed[2].replayed
         limit = "" if replayed.memory is None else f" in {bytes_text(replayed.memory)}"
         about = replayed.trace.about
-        named = replace(replayed.trace, about=replace(about, source=f"replay of {trace_name(about.source)}{limit}"))
+        renamed = replace(replayed.trace, about=replace(about, source=f"replay of {trace_name(about.source)}{limit}"))
         recording = state.key.partition("/")[0]
-        return open_derived_trace(self.context.store, session, recording, named, compared=compared)
+        return open_derived_trace(self.context.store, session, recording, renamed, compared=compared)
 
-    def moved(self, state: WhatIfState, at: str) -> dict[str, Any]:
+    def values_at(self, state: WhatIfState, at: str) -> dict[str, Any]:
         """Head and maps at an event that was chosen on the plot."""
-        answered = self.answered(state)
-        if answered is None or not at.lstrip("-").isdigit():
+        displayed = self.displayed_answer(state)
+        if displayed is None or not at.lstrip("-").isdigit():
             return {}
-        _, device, outcome = answered
+        _, device, outcome = displayed
         event_number = min(max(int(at), -1), len(device.events) - 1)
         answer = Answer(device, outcome, None, event_number)
         matters = event_number == moment_that_matters(device, outcome)
@@ -166,12 +166,12 @@ class WhatIfAnswers:
         pair = self.context.find(state.key)
         if not state.with_blocks or pair is None or outcome.replayed is outcome.recorded:
             return {"recorded": {}, "replayed": {}}
-        ours = outcome.replayed
-        key, label = self.replays.key_of(ours), ours.trace.about.label
+        replayed = outcome.replayed
+        key, label = self.replays.key_of(replayed), replayed.trace.about.label
         recorded, after = linked_values(
             (
                 LinkedTrace("A", state.key, "as recorded", *pair),
-                LinkedTrace("B", key, label, ours.trace, ours.trace.devices[0]),
+                LinkedTrace("B", key, label, replayed.trace, replayed.trace.devices[0]),
             )
         )
         return {"recorded": recorded, "replayed": after}
@@ -188,9 +188,9 @@ def _shows_a_limit(device: DeviceTrace) -> bool:
     return device.kind == "gpu" and len(device.events) <= _LONGEST_UNASKED and bool(gives_back.any())
 
 
-def first_question(trace: Trace, device: DeviceTrace, known: KnownMemory) -> Question:
+def first_question(trace: Trace, device: DeviceTrace, known_memory: KnownMemory) -> Question:
     """Segments that expand, in the memory that the process had where that is known."""
     recorded, _ = settings_of(trace, device)
-    memory = known.memory
+    memory = known_memory.memory
     question = Question(memory=f"{memory >> 20:,} MiB" if memory else "")
     return question.with_settings(replace(recorded, expandable_segments=True))

@@ -23,12 +23,12 @@ def plot_value(device: DeviceTrace, outcome: WhatIf, *, at: int, label: str) -> 
     replays = lines(device, outcome)
     limit = outcome.card.usable_bytes if outcome.card else None
     over_events = reserved_lines(by_event(device, COLUMNS), replays, limit)
-    is_known = outcome.knows_recorded_peak
-    axes = {"event": _axis(over_events, is_known=is_known)}
+    has_reserved = outcome.knows_recorded_peak
+    axes = {"event": _axis(over_events, has_reserved=has_reserved)}
     if has_times(device):
         over_time = reserved_lines(by_time(device, COLUMNS), replays, limit)
         times = clock(device)
-        axes["time"] = {**_axis(over_time, is_known=is_known), "span": int(times[-1] - times[0])}
+        axes["time"] = {**_axis(over_time, has_reserved=has_reserved), "span": int(times[-1] - times[0])}
     return {
         "label": label,
         "events": len(device.events),
@@ -36,36 +36,40 @@ def plot_value(device: DeviceTrace, outcome: WhatIf, *, at: int, label: str) -> 
         "at": at,
         "names": [replay.name for replay in replays],
         "stops": _stops(outcome),
-        "ends": _ends(device, replays, is_known=is_known),
+        "ends": _ends(device, replays, has_reserved=has_reserved),
         "axes": axes,
     }
 
 
-def _ends(device: DeviceTrace, replays: list[ReplayedBytes], *, is_known: bool) -> dict[str, Any]:
+def _ends(device: DeviceTrace, replays: list[ReplayedBytes], *, has_reserved: bool) -> dict[str, Any]:
     """Bytes after the last event, where a column of the axes may hold many events; none of what ran out before, nor of
     what the file does not tell."""
     recorded = timeline(device)
     return {
         "live": recorded.end_bytes,
-        "recorded": int(recorded.reserved[-1]) if is_known else None,
+        "recorded": int(recorded.reserved[-1]) if has_reserved else None,
         "lines": [None if replay.stopped else int(replay.reserved[-1]) for replay in replays],
     }
 
 
 def lines(device: DeviceTrace, outcome: WhatIf) -> list[ReplayedBytes]:
     """Return lines for the replay and its rival, without those that equal the recording, which has its own line."""
-    ours, rival = outcome.replayed, outcome.compared_with
-    drawn = [] if ours is outcome.base and not outcome.divergence else [_line(device, ours, _called(ours, outcome))]
-    if rival is not ours and outcome.why_not_as_recorded:
-        drawn.append(_line(device, rival, _called(rival, outcome)))
-    return drawn
+    replayed, rival = outcome.replayed, outcome.compared_with
+    curves = (
+        []
+        if replayed is outcome.base and not outcome.divergence
+        else [_line(device, replayed, _name_of(replayed, outcome))]
+    )
+    if rival is not replayed and outcome.why_not_as_recorded:
+        curves.append(_line(device, rival, _name_of(rival, outcome)))
+    return curves
 
 
 def _line(device: DeviceTrace, replayed: Replayed, name: str) -> ReplayedBytes:
     return ReplayedBytes(name, reserved_after_events(replayed, len(device.events)), replayed.oom is not None)
 
 
-def _called(replayed: Replayed, outcome: WhatIf) -> str:
+def _name_of(replayed: Replayed, outcome: WhatIf) -> str:
     if replayed.settings != outcome.recorded.settings:
         return settings_name(replayed.settings)
     if replayed is not outcome.base:
@@ -93,21 +97,21 @@ def _stops(outcome: WhatIf) -> list[dict[str, Any]]:
 def _whose(replayed: Replayed, outcome: WhatIf) -> str:
     if replayed is outcome.base and not outcome.divergence:
         return " as recorded"
-    return f" with {settings_name(replayed.settings) if replayed is outcome.replayed else _called(replayed, outcome)}"
+    return f" with {settings_name(replayed.settings) if replayed is outcome.replayed else _name_of(replayed, outcome)}"
 
 
 def _when(event: int) -> str:
     return f"event {count_text(event)}" if event >= 0 else "before the first event"
 
 
-def _axis(lines: ReservedLines, *, is_known: bool) -> dict[str, Any]:
-    """A recording that does not tell what it reserved has no line of it: one at zero would say that it was nothing."""
+def _axis(lines: ReservedLines, *, has_reserved: bool) -> dict[str, Any]:
+    """A recording without reserved bytes gets no line: one at zero would be wrong."""
     columns = lines.columns
     return {
         "first": columns.first_event.tolist(),
         "count": columns.event_count.tolist(),
         "live": columns.live_max.tolist(),
-        "recorded": columns.reserved_max.tolist() if is_known else [],
+        "recorded": columns.reserved_max.tolist() if has_reserved else [],
         "lines": [line.reserved[: line.last_column + 1].tolist() for line in lines.lines],
     }
 
@@ -127,8 +131,8 @@ def event_in(replayed: Replayed, event: int) -> int:
 
 def plot_label(outcome: WhatIf, answer: str) -> str:
     """For those who do not see it."""
-    ours = outcome.replayed
-    return f"{answer} Reserved at most {bytes_text(ours.peak_reserved_bytes)}. The table below has the figures."
+    replayed = outcome.replayed
+    return f"{answer} Reserved at most {bytes_text(replayed.peak_reserved_bytes)}. The table below has the figures."
 
 
 @dataclass(frozen=True)
@@ -145,9 +149,9 @@ def map_sides(answer: Answer) -> list[MapSide]:
     """One or two. Behind its end a replay shows nothing."""
     outcome = answer.what_if
     ran_out = outcome.base.oom is not None and answer.at <= outcome.base.oom.event
-    left, ours = outcome.base if ran_out else outcome.recorded, outcome.replayed
-    has_more = ours is not left and (ours.oom is None or answer.at <= ours.oom.event)
-    return [_map_side(side, answer) for side in ([left, ours] if has_more else [left])]
+    left, replayed = outcome.base if ran_out else outcome.recorded, outcome.replayed
+    has_more = replayed is not left and (replayed.oom is None or answer.at <= replayed.oom.event)
+    return [_map_side(side, answer) for side in ([left, replayed] if has_more else [left])]
 
 
 def _map_side(replayed: Replayed, answer: Answer) -> MapSide:

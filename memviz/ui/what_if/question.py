@@ -33,27 +33,27 @@ class Question:
 
     memory: str = ""
     card: str = ANY_CARD
-    """GiB of a card, which then says how much memory there is."""
+    """GiB of a card, which then sets the memory."""
     overhead: str = bytes_text(OVERHEAD_BYTES)
     expandable: bool = False
     max_split: str = ""
     roundup: str = ""
     threshold: str = ""
     more: str = ""
-    """Other keys, as they stand in PYTORCH_CUDA_ALLOC_CONF."""
+    """Other keys, as written in PYTORCH_CUDA_ALLOC_CONF."""
     release: str = f"{NEWEST[0]}.{NEWEST[1]}"
 
     def with_settings(self, settings: Settings) -> Question:
-        known: dict[str, Any] = dict.fromkeys(_KEYS, "")
+        values: dict[str, Any] = dict.fromkeys(_KEYS, "")
         rest = []
         for part in _parts(settings.to_text()):
             key, _, value = part.partition(":")
-            field = next((name for name, known in _KEYS.items() if known == key), "")
+            field = next((name for name, values in _KEYS.items() if values == key), "")
             if field:
-                known[field] = value
+                values[field] = value
             elif key != _EXPANDABLE:
                 rest.append(part)
-        return replace(self, expandable=settings.expandable_segments, more=",".join(rest), **known)
+        return replace(self, expandable=settings.expandable_segments, more=",".join(rest), **values)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def parse_question(question: Question) -> ParsedQuestion:
 
 
 def _settings(question: Question, release: Release, faults: dict[str, str]) -> Settings | None:
-    """Each field by itself first, so that a refusal stands where it belongs."""
+    """Parse each field by itself first, so that a fault is shown at its field."""
     texts = {name: f"{key}:{getattr(question, name)}" for name, key in _KEYS.items() if getattr(question, name)}
     if question.expandable:
         texts["expandable"] = f"{_EXPANDABLE}:True"
@@ -183,10 +183,10 @@ class WhatIfState:
     """Questions about other traces, by key, for when the visitor returns to them."""
 
     def turned_to(self, key: str) -> tuple[WhatIfState, bool]:
-        """And whether nothing was asked of that trace yet."""
+        """Return the state for this trace, and True if it has no earlier question."""
         left = dict(self.left)
         if self.key:
             left[self.key] = self.question
         question = left.pop(key, None)
-        kept = tuple(left.items())[-MOST_OPEN:]
-        return WhatIfState(key, question or Question(), self.turn + 1, self.with_blocks, kept), question is None
+        retained = tuple(left.items())[-MOST_OPEN:]
+        return WhatIfState(key, question or Question(), self.turn + 1, self.with_blocks, retained), question is None

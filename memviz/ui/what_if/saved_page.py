@@ -18,12 +18,12 @@ from memviz.ui.what_if.verdict import Answer, search_html, segments_head_html, w
 
 def what_if_page(trace: Trace, device: DeviceTrace, outcome: WhatIf, searched: Search | None = None) -> str:
     answer = Answer(device, outcome, searched, moment_that_matters(device, outcome))
-    said = replay_headline(outcome, searched)
+    headline = replay_headline(outcome, searched)
     data: dict[str, Any] = {}
     if answer.has_history:
         sides = list(zip(("left", "right"), map_sides(answer), strict=False))
         data = {
-            "plot": plot_value(device, outcome, at=answer.at, label=plot_label(outcome, str(said))),
+            "plot": plot_value(device, outcome, at=answer.at, label=plot_label(outcome, str(headline))),
             "shown_maps": [
                 {"caption": side.caption, "map": map_value(side.device, name, at=side.at)} for name, side in sides
             ],
@@ -37,13 +37,13 @@ def what_if_page(trace: Trace, device: DeviceTrace, outcome: WhatIf, searched: S
         if searched is not None:
             parts.append(search_html(answer, searched))
         body = tag("div", *parts, class_="mv-what-if-saved")
-    return html_text(Document(str(said), body, data=data))
+    return html_text(Document(str(headline), body, data=data))
 
 
 def _facts(outcome: WhatIf, device: DeviceTrace) -> Html:
     about = outcome.replayed.trace.about
-    words = f"{cut(about.source)}: {cut(about.label)}, device {device.name}; {exactness(outcome.recorded)}"
-    return tag("p", words, class_="mv-soft mv-of-file")
+    text = f"{cut(about.source)}: {cut(about.label)}, device {device.name}; {exactness(outcome.recorded)}"
+    return tag("p", text, class_="mv-soft mv-of-file")
 
 
 def _map(trace: Trace, side: MapSide) -> dict[str, Any]:

@@ -21,7 +21,7 @@ class _Knob:
     key: str
     sentence: str
     off: str
-    """The value that an empty field stands for."""
+    """Shown for an empty field."""
     usual: tuple[str, ...]
 
 
@@ -62,20 +62,22 @@ class KnownMemory:
     """It ran out, and the driver said how much was free. Otherwise it got so much, and was refused more."""
 
 
-def form_value(question: Question, parsed: ParsedQuestion, known: KnownMemory, *, version: str) -> dict[str, Any]:
-    """The form itself is drawn anew only with another `version`, so that nobody is interrupted while typing."""
+def form_value(
+    question: Question, parsed: ParsedQuestion, known_memory: KnownMemory, *, version: str
+) -> dict[str, Any]:
+    """Return the form's value. Only another `version` redraws it, so typing is not interrupted."""
     conf = parsed.settings.to_text() if parsed.settings is not None else None
     pasted = pasted_html(environment(conf)) if conf is not None else ""
     return {
         "version": version,
-        "html": form_html(question, parsed.overhead_bytes, known),
+        "html": form_html(question, parsed.overhead_bytes, known_memory),
         "faults": dict(parsed.faults),
         "parts": {"pasted": pasted, "link": tag("i", data_mv_query=what_if_query(question))},
     }
 
 
-def form_html(question: Question, overhead_bytes: int, known: KnownMemory) -> Html:
-    fields = [_memory(question, overhead_bytes, known), _overhead(question), tag("hr"), _switch(question)]
+def form_html(question: Question, overhead_bytes: int, known_memory: KnownMemory) -> Html:
+    fields = [_memory(question, overhead_bytes, known_memory), _overhead(question), tag("hr"), _switch(question)]
     fields += [_knob(knob, getattr(question, knob.field)) for knob in _KNOBS]
     fields += [_more(question), _release(question)]
     buttons = (
@@ -97,27 +99,27 @@ def pasted_html(line: str) -> Html:
     return joined(tag("p", tag("span", "Paste before starting Python"), copy), tag("code", *parts))
 
 
-def _memory(question: Question, overhead_bytes: int, known: KnownMemory) -> Html:
+def _memory(question: Question, overhead_bytes: int, known_memory: KnownMemory) -> Html:
     cards = [tag("option", "of any card", value=ANY_CARD, selected=not question.card)]
     for gib in (size >> 30 for size in CARD_BYTES):
         usable = _usable(gib, overhead_bytes)
-        words = f"{gib} GiB card, {usable.removesuffix(' GiB')} usable"
-        cards.append(tag("option", words, value=str(gib), data_usable=usable, selected=question.card == str(gib)))
+        text = f"{gib} GiB card, {usable.removesuffix(' GiB')} usable"
+        cards.append(tag("option", text, value=str(gib), data_usable=usable, selected=question.card == str(gib)))
     value = _usable(int(question.card), overhead_bytes) if question.card.isdigit() else question.memory
     label = "Memory for this process"
     field = text_input("memory", value, placeholder="without limit", aria_label=label)
     card = tag("select", *cards, name_="card", data_fills="memory", aria_label="Card")
     row = tag("div", field, card, class_="mv-combo mv-memory")
-    return tag("div", tag("h3", label), row, fault_place("memory"), _known_memory(known), class_="mv-field")
+    return tag("div", tag("h3", label), row, fault_place("memory"), _known_memory(known_memory), class_="mv-field")
 
 
-def _known_memory(known: KnownMemory) -> Html:
-    if known.memory is None:
+def _known_memory(known_memory: KnownMemory) -> Html:
+    if known_memory.memory is None:
         return Html("")
-    words = "when it ran out: reserved then, and free on the device."
-    if not known.is_exact:
-        words = "at least: it got that, was refused more, and gave back its cache."
-    return tag("p", f"{bytes_text(known.memory)} is what it had {words}")
+    condition = "when it ran out: reserved then, and free on the device."
+    if not known_memory.is_exact:
+        condition = "at least: it got that, was refused more, and gave back its cache."
+    return tag("p", f"{bytes_text(known_memory.memory)} is what it had {condition}")
 
 
 def _usable(gib: int, overhead_bytes: int) -> str:
@@ -128,12 +130,12 @@ def _usable(gib: int, overhead_bytes: int) -> str:
 def _overhead(question: Question) -> Html:
     field = text_input("overhead", question.overhead, size="8", aria_label="Taken from a card")
     sentence = ("A card gives less than its name: the CUDA context and libraries are taken to hold ", field, ".")
-    words = tag("p", *sentence, f" Files do not say. Seen were {UNKNOWN.interval}, by generation of card.")
-    return tag("div", words, fault_place("overhead"), class_="mv-field mv-assumed")
+    paragraph = tag("p", *sentence, f" Files do not say. Seen were {UNKNOWN.interval}, by generation of card.")
+    return tag("div", paragraph, fault_place("overhead"), class_="mv-field mv-assumed")
 
 
 def _setting(name: str, label: Html, control: Html, sentence: str, kind: str | None = None) -> Html:
-    """One setting: its name beside its control, one sentence, and the place for its fault."""
+    """One setting: its name, its control, one sentence, and the place for its fault."""
     return tag(
         "div", tag("label", label, control, class_=kind), tag("p", sentence), fault_place(name), class_="mv-field"
     )
@@ -145,7 +147,7 @@ def _switch(question: Question) -> Html:
 
 
 def _knob(knob: _Knob, value: str) -> Html:
-    """A field for any value, and beside it the usual ones to pick from."""
+    """A text field for any value, and a menu of the usual ones."""
     usual = [tag("option", "", value="", hidden=True), tag("option", knob.off, value="off")]
     usual += [tag("option", choice, value=choice) for choice in knob.usual]
     choices = tag("select", *usual, data_for=knob.field, aria_label="Usual values")

@@ -34,7 +34,7 @@ LABEL = "What if"
 _LONG = 2_000_000
 """Events from which on nothing is replayed unasked: that takes ten seconds and more."""
 _SEARCHED_UNASKED = 20_000
-"""Up to so many events all settings that matter are replayed within a second, so nobody has to ask."""
+"""Up to so many events the search runs by itself: it takes less than a second."""
 _SHOWN_AFTER_SECONDS = 0.25
 _SAVE = "() => document.querySelector('#what-if-saved a, a#what-if-saved, #what-if-saved')?.click()"
 
@@ -107,7 +107,7 @@ def open_replay(
 def show(session: Session, tab: str | None) -> list[Any]:
     """The values of `WhatIfTab.outputs`: all that the tab needs to know to answer when it is looked at.
 
-    `tab` is the one that the page turns to by itself, of which Gradio tells nobody.
+    `tab` is the one that the page selects itself, for which Gradio sends no event.
     """
     key = timeline_key(session.current) if session.current is not None else ""
     return [tab == ID if tab else gr.skip(), FollowedTrace(key, tab == ID)]
@@ -119,13 +119,13 @@ def state_from_link(session: Session, query: Mapping[str, str]) -> WhatIfState:
     return WhatIfState(left=((timeline_key(session.current), question_in(query)),))
 
 
-def _values(**given: Any) -> list[Any]:
+def _values(**values: Any) -> list[Any]:
     """One for each of `PARTS`; what is not given stays as it is."""
-    return [given.get(name, gr.skip()) for name in PARTS]
+    return [values.get(name, gr.skip()) for name in PARTS]
 
 
 class _WhatIfEvents:
-    """Which event asks what. It keeps replays for a while, and of a visitor only the work under way.
+    """Event handlers of the tab. They cache replays, and of a visitor only the running job.
 
     Each answer begins with a part: Gradio empties the outputs of a generator that yields nothing.
     """
@@ -152,13 +152,13 @@ class _WhatIfEvents:
 
     @in_parts
     def _follow(
-        self, trace: FollowedTrace, state: WhatIfState, looked_at: bool, request: gr.Request
+        self, trace: FollowedTrace, state: WhatIfState, is_active: bool, request: gr.Request
     ) -> Iterator[list[Any]]:
         """Not looked at it is emptied: nobody who comes to the tab shall see another trace's answer.
 
         The page may have turned to it while the visitor's own turn to another tab was still on its way.
         """
-        if looked_at or trace.is_turned_to:
+        if is_active or trace.is_turned_to:
             yield [True, *_values()]
             yield from ([gr.skip(), *values] for values in self._opened(trace.key, state, request))
         else:
@@ -168,9 +168,9 @@ class _WhatIfEvents:
     def _turn(
         self, trace: FollowedTrace, state: WhatIfState, event: gr.SelectData, request: gr.Request
     ) -> Iterator[list[Any]]:
-        looked_at = event.value == LABEL
-        yield [looked_at, *_values()]
-        if looked_at:
+        is_active = event.value == LABEL
+        yield [is_active, *_values()]
+        if is_active:
             for values in self._opened(trace.key, state, request):
                 yield [gr.skip(), *values]
 
@@ -179,8 +179,8 @@ class _WhatIfEvents:
         if not key:
             yield self._emptied(state, offer=self.answers.offer_html())
         elif state.key != key:
-            turned, is_first = state.turned_to(key)
-            yield from self._answer(turned, request, is_first=is_first, is_another=True)
+            next_state, is_first = state.turned_to(key)
+            yield from self._answer(next_state, request, is_first=is_first, is_other_trace=True)
 
     @staticmethod
     def _emptied(state: WhatIfState, offer: str = "") -> list[Any]:
@@ -231,7 +231,7 @@ class _WhatIfEvents:
         yield from self._answer(replace(state, with_blocks=not state.with_blocks), request, is_pressed=True)
 
     def _moved(self, state: WhatIfState, event: gr.EventData) -> list[Any]:
-        moved = self.answers.moved(state, str(form_fields(event).get("at", "")))
+        moved = self.answers.values_at(state, str(form_fields(event).get("at", "")))
         return [moved.get(name, gr.skip()) for name in ("head", "maps")]
 
     # -- answering
@@ -242,60 +242,62 @@ class _WhatIfEvents:
         request: gr.Request,
         *,
         is_first: bool = False,
-        is_another: bool = False,
+        is_other_trace: bool = False,
         is_pressed: bool = False,
         searches: bool = False,
     ) -> Iterator[list[Any]]:
         pair = self.context.find(state.key)
         if pair is None:
-            # It was closed meanwhile; what is open now is answered by itself.
+            # The trace was closed; the one that is open now gets an event of its own.
             yield _values()
             return
         device = pair[1]
         if is_first:
-            state = replace(state, question=first_question(*pair, self.answers.known_memory(state.key)))
+            state = replace(state, question=first_question(*pair, self.answers.recorded_memory(state.key)))
         parsed = parse_question(state.question)
         form = form_value(
-            state.question, parsed, self.answers.known_memory(state.key), version=f"{state.key} {state.turn}"
+            state.question, parsed, self.answers.recorded_memory(state.key), version=f"{state.key} {state.turn}"
         )
         # What was asked before is answered no more, also where this is refused: it would take the words away again.
         with self.jobs.answering(_visitor(request)) as is_newest:
-            yield _values(**{"waiting": "", **(EMPTY if is_another else {}), "state": state, "form": form})
+            yield _values(**{"waiting": "", **(EMPTY if is_other_trace else {}), "state": state, "form": form})
             if parsed.settings is None or not is_newest():
                 return
             if len(device.events) > _LONG and not is_pressed:
-                words = refusal_html("Press Replay: this recording is long, and replaying it takes a while.")
-                yield _values(form=form, verdict=words)
+                message = refusal_html("Press Replay: this recording is long, and replaying it takes a while.")
+                yield _values(form=form, verdict=message)
                 return
             searches = searches or len(device.events) <= _SEARCHED_UNASKED
-            work = self.jobs.begin(
+            job = self.jobs.begin(
                 _visitor(request),
                 lambda progress: self.answers.find(state.key, parsed, searches, progress),
                 visitor_of(getattr(request.request, "scope", {})),
             )
             # Gradio sends what changed from part to part, and takes a value that is missing in the next one back.
-            for part in self._work(work, state, device, is_newest):
+            for part in self._work(job, state, device, is_newest):
                 yield _values(form=form, **part)
-            self.jobs.ended(_visitor(request), work)
+            self.jobs.ended(_visitor(request), job)
 
     def _work(
-        self, work: BackgroundJob, state: WhatIfState, device: DeviceTrace, is_newest: Callable[[], bool]
+        self, job: BackgroundJob, state: WhatIfState, device: DeviceTrace, is_newest: Callable[[], bool]
     ) -> Iterator[dict[str, Any]]:
-        while not work.is_done(_SHOWN_AFTER_SECONDS):
-            if work.is_stopped or not is_newest():
-                work.stop()
+        while not job.is_done(_SHOWN_AFTER_SECONDS):
+            if job.is_stopped or not is_newest():
+                job.stop()
                 return
-            yield {"waiting": waiting_html(work.share, events=len(device.events))}
+            yield {"waiting": waiting_html(job.share, events=len(device.events))}
         try:
-            outcome, searched = work.result()
+            outcome, searched = job.result()
         except BackgroundStopped:
             return
         except MemvizError as error:
             yield {**EMPTY, "verdict": refusal_html(str(error))}
             return
-        drawn = self.answers.drawn(state, Answer(device, outcome, searched, moment_that_matters(device, outcome)))
+        values = self.answers.answer_values(
+            state, Answer(device, outcome, searched, moment_that_matters(device, outcome))
+        )
         if is_newest():
-            yield drawn
+            yield values
 
 
 def _visitor(request: gr.Request) -> str:

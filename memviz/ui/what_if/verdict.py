@@ -30,7 +30,7 @@ class RankedRow:
     ends: str
     tried: SettingsTrial | None
     knows_reserved: bool = True
-    """Not where the recording does not tell."""
+    """False if the recording lacks reserved bytes."""
 
     @property
     def name(self) -> str:
@@ -156,26 +156,26 @@ def what_if_html(answer: Answer) -> Html:
 def _facts(answer: Answer) -> list[tuple[str, str]]:
     outcome = answer.what_if
     stopped = outcome.base if outcome.base.oom is not None else outcome.replayed
-    facts = _at_the_end(stopped, stopped.oom) if stopped.oom else _of_a_whole_run(answer)
-    words, _, value = exactness(outcome.recorded).partition(" exact")
-    # "replayed with ..." where it is a figure of a replay, so that nobody takes it for a measurement.
+    facts = _facts_at_oom(stopped, stopped.oom) if stopped.oom else _facts_of_run(answer)
+    exactness_name, _, value = exactness(outcome.recorded).partition(" exact")
+    # "replayed with ..." marks the figures of a replay as no measurement.
     provenance, _, how = outcome.replayed.trace.about.label.partition(" with ")
     card = outcome.smallest_card or _smallest(answer)
     sizes = [("smallest card", card.name)] if card else []
     if stopped is not outcome.replayed and outcome.replayed.oom is None:
         sizes.insert(0, ("fragmentation", _fragmentation(outcome.replayed)))
-    beside = [("CUDA context", f"{outcome.context.interval} beside it")] if outcome.context else []
-    return [*facts, (f"{provenance} with", how), *beside, *sizes, (words, f"exact{value}")]
+    context_facts = [("CUDA context", f"{outcome.context.interval} beside it")] if outcome.context else []
+    return [*facts, (f"{provenance} with", how), *context_facts, *sizes, (exactness_name, f"exact{value}")]
 
 
 def _smallest(answer: Answer) -> CardMemory | None:
     """Return the smallest card that a search found for these settings."""
     tried = answer.searched.tried if answer.searched else ()
-    mine = (other for other in tried if other.settings == answer.what_if.replayed.settings)
-    return next((candidate.smallest_card for candidate in mine), None)
+    same_settings = (other for other in tried if other.settings == answer.what_if.replayed.settings)
+    return next((candidate.smallest_card for candidate in same_settings), None)
 
 
-def _at_the_end(replayed: Replayed, oom: RanOut) -> list[tuple[str, str]]:
+def _facts_at_oom(replayed: Replayed, oom: RanOut) -> list[tuple[str, str]]:
     cached = oom.reserved_bytes - oom.allocated_bytes
     facts = [
         ("asked", bytes_text(oom.requested_bytes)),
@@ -188,14 +188,14 @@ def _at_the_end(replayed: Replayed, oom: RanOut) -> list[tuple[str, str]]:
     return [*facts, ("retries", count_text(replayed.retries))]
 
 
-def _of_a_whole_run(answer: Answer) -> list[tuple[str, str]]:
-    ours = answer.what_if.replayed
+def _facts_of_run(answer: Answer) -> list[tuple[str, str]]:
+    replayed = answer.what_if.replayed
     return [
-        ("live at the peak", bytes_text(ours.peak_requested_bytes)),
-        ("allocated", bytes_text(ours.peak_allocated_bytes)),
-        ("reserved", bytes_text(ours.peak_reserved_bytes)),
-        ("fragmentation", _fragmentation(ours)),
-        ("retries", count_text(ours.retries)),
+        ("live at the peak", bytes_text(replayed.peak_requested_bytes)),
+        ("allocated", bytes_text(replayed.peak_allocated_bytes)),
+        ("reserved", bytes_text(replayed.peak_reserved_bytes)),
+        ("fragmentation", _fragmentation(replayed)),
+        ("retries", count_text(replayed.retries)),
     ]
 
 
@@ -204,9 +204,9 @@ def _fragmentation(replayed: Replayed) -> str:
     return f"{bytes_text(unused)}, {percent_text(unused, replayed.peak_reserved_bytes)} of the peak"
 
 
-def refusal_html(words: str) -> Html:
+def refusal_html(message: str) -> Html:
     """In the place of a verdict."""
-    return tag("header", tag("h1", words, class_="mv-verdict"))
+    return tag("header", tag("h1", message, class_="mv-verdict"))
 
 
 def waiting_html(share: float | None, *, events: int) -> Html:
@@ -214,19 +214,19 @@ def waiting_html(share: float | None, *, events: int) -> Html:
     if share is None:
         return Html("")
     percent = round(100 * share)
-    words = f"Replaying {count_text(events)} events, {percent} %"
+    text = f"Replaying {count_text(events)} events, {percent} %"
     return tag(
         "div",
         tag("i", style=f"width:{percent}%"),
-        tag("span", words, role="status"),
+        tag("span", text, role="status"),
         button("Cancel", "cancel", None),
         class_="mv-waits",
     )
 
 
 def blocks_html(are_shown: bool) -> Html:
-    words = "Hide blocks" if are_shown else "Show blocks"
-    return button(words, "blocks", aria_expanded="true" if are_shown else "false")
+    label = "Hide blocks" if are_shown else "Show blocks"
+    return button(label, "blocks", aria_expanded="true" if are_shown else "false")
 
 
 def keep_html() -> Html:
@@ -246,34 +246,34 @@ def caption(replayed: Replayed, *, is_recording: bool) -> str:
     if is_recording:
         return "As recorded"
     limit = f", limit {bytes_text(replayed.memory)}" if replayed.memory is not None else ", without limit"
-    words = settings_name(replayed.settings)
-    return f"{words[0].upper()}{words[1:]}{limit}"
+    name = settings_name(replayed.settings)
+    return f"{name[0].upper()}{name[1:]}{limit}"
 
 
-def search_html(answer: Answer, known: Search | None) -> Html:
+def search_html(answer: Answer, search: Search | None) -> Html:
     """The ranked settings; before a search, what one would do."""
-    if known is None:
-        words = " replays the settings that matter and ranks them."
-        return tag("p", tag("b", "Find the best"), words, class_="mv-soft")
-    live = max(candidate.peak_requested_bytes for candidate in known.tried)
+    if search is None:
+        text = " replays the settings that matter and ranks them."
+        return tag("p", tag("b", "Find the best"), text, class_="mv-soft")
+    live = max(candidate.peak_requested_bytes for candidate in search.tried)
     order = "those that fit first, then by peak reserved" if answer.what_if.card else "by peak reserved"
     refused = ", with what was refused," if live > timeline(answer.device).peak_bytes else ","
     floor = tag("small", f"the live peak, {bytes_text(live)}{refused} is the floor of all")
     return joined(
         tag("h2", "Settings, ", order, " ", floor, class_="mv-h2"),
-        tag("p", known.advice, class_="mv-advice"),
-        tag("p", about_ranked_rows(answer.what_if, known), class_="mv-soft"),
-        _table(answer, known, live),
+        tag("p", search.advice, class_="mv-advice"),
+        tag("p", about_ranked_rows(answer.what_if, search), class_="mv-soft"),
+        _table(answer, search, live),
     )
 
 
-def _table(answer: Answer, known: Search, live: int) -> Html:
+def _table(answer: Answer, search: Search, live: int) -> Html:
     card = answer.what_if.card
     where = f"In {bytes_text(card.usable_bytes)}" if card else "Without limit"
     heads = (("Setting", None), ("", "mv-scale"), ("Reserved", "mv-number"), ("Retries", "mv-number"))
-    shown = list(ranked_rows(answer.what_if, known))
-    most = max(max(outcome.reserved_bytes for outcome in shown), card.usable_bytes if card else 0)
-    body = [_row(outcome, answer, live=live, most=most) for outcome in shown]
+    rows = list(ranked_rows(answer.what_if, search))
+    most = max(max(outcome.reserved_bytes for outcome in rows), card.usable_bytes if card else 0)
+    body = [_row(outcome, answer, live=live, most=most) for outcome in rows]
     ranked = table((*heads, ("Fits on", None), (where, None)), body, "mv-table mv-tried")
     return tag("div", ranked, class_="mv-scroll")
 
@@ -294,10 +294,10 @@ def _row(row: RankedRow, answer: Answer, *, live: int, most: int) -> Html:
 
 
 def _name(row: RankedRow) -> Html:
-    """It may break between two keys. The recording itself cannot be asked for."""
+    """Return the name, breakable between keys; a button, except for the recording itself."""
     parts = [joined(part, Html("<wbr>")) for part in row.name.replace(",", ",\0").split("\0")]
-    words = joined(tag("code", *parts), tag("small", f" {row.remark}") if row.remark else "")
-    return button(words, "use", None, data_settings=row.settings) if row.tried else words
+    content = joined(tag("code", *parts), tag("small", f" {row.remark}") if row.remark else "")
+    return button(content, "use", None, data_settings=row.settings) if row.tried else content
 
 
 def _bar(row: RankedRow, card: CardMemory | None, *, live: int, most: int) -> Html:

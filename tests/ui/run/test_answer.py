@@ -19,7 +19,7 @@ from memviz.runner.run import run_of
 from memviz.ui.run import answer as run_answers
 from memviz.ui.run.answer import AT_HOME, RunAnswers, run_limits
 from memviz.ui.run.form import RunRequests
-from memviz.ui.run.programs import UnfinishedRun, run_asked
+from memviz.ui.run.programs import UnfinishedRun, predict_run
 from memviz.ui.run.results import results_html
 from memviz.ui.shell.session import Session
 from memviz.ui.shell.store import TraceStore
@@ -155,7 +155,7 @@ def test_a_listing_that_fails_raises_when_asked_for(monkeypatch: pytest.MonkeyPa
 
 
 def ask(answers: RunAnswers, workload: str = "feed_forward", settings: Any = None, optimizations: Any = None) -> Any:
-    asked = run_asked(answers, workload, settings or {}, optimizations or [], card="A100 40GB", owner="program")
+    asked = predict_run(answers, workload, settings or {}, optimizations or [], card="A100 40GB", owner="program")
     return asyncio.run(asked)
 
 
@@ -204,10 +204,12 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAnswer
 def test_a_program_that_goes_away_frees_the_device(fake: FakeAnswers) -> None:
     async def both() -> Any:
         there = [True]
-        gone = asyncio.create_task(run_asked(fake, "endless", {}, [], card="", owner="ann", is_there=lambda: there[0]))
+        gone = asyncio.create_task(
+            predict_run(fake, "endless", {}, [], card="", owner="ann", is_there=lambda: there[0])
+        )
         while not (orders := list(fake.scheduler._jobs.values())) or orders[0].worker is None:
             await asyncio.sleep(0.02)
-        waits = asyncio.create_task(run_asked(fake, "done", {}, [], card="", owner="bob"))
+        waits = asyncio.create_task(predict_run(fake, "done", {}, [], card="", owner="bob"))
         await asyncio.sleep(0.2)
         there[0] = False
         with pytest.raises(UnfinishedRun):
@@ -219,7 +221,7 @@ def test_a_program_that_goes_away_frees_the_device(fake: FakeAnswers) -> None:
 
 def test_a_program_that_is_cut_off_frees_the_device(fake: FakeAnswers) -> None:
     async def cut() -> None:
-        asked = asyncio.create_task(run_asked(fake, "endless", {}, [], card="", owner="ann"))
+        asked = asyncio.create_task(predict_run(fake, "endless", {}, [], card="", owner="ann"))
         while not (orders := list(fake.scheduler._jobs.values())) or orders[0].worker is None:
             await asyncio.sleep(0.02)
         asked.cancel()
@@ -234,7 +236,7 @@ def test_a_program_that_is_cut_off_frees_the_device(fake: FakeAnswers) -> None:
 
 def test_runs_of_one_program_wait_for_each_other_and_none_is_lost(fake: FakeAnswers) -> None:
     async def many() -> list[Any]:
-        return await asyncio.gather(*(run_asked(fake, "done", {}, [], card="", owner="ann") for _ in range(20)))
+        return await asyncio.gather(*(predict_run(fake, "done", {}, [], card="", owner="ann") for _ in range(20)))
 
     assert [each["workload"] for each in asyncio.run(many())] == ["done"] * 20
 

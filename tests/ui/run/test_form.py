@@ -272,7 +272,7 @@ def test_what_changes_a_kind_of_model_that_is_not_there_says_so() -> None:
 def test_what_is_said_and_what_has_no_field_stand_above_the_button() -> None:
     form = form_fields_of({"workload": "tiny"}, LISTING)
     refused = replace(requests_of(form, LISTING), faults={"run": "Too many.", "knobs": "Too large.", "w:batch": "x"})
-    value = form_value(form, refused, LISTING, version="1", said=refused_html("Nothing was run."))
+    value = form_value(form, refused, LISTING, version="1", status=refused_html("Nothing was run."))
     assert words(value["parts"]["buttons"]) == "Nothing was run. Too many. Too large. Predict"
     assert [field for field in ("run", "knobs") if elements(value["html"], "p", data_fault=field)] == []
     assert elements(value["html"], "p", data_fault="w:batch")

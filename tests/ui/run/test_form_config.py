@@ -15,7 +15,7 @@ from memviz.runner.config_source import SWITCH
 from memviz.ui.run.answer import RunAnswers
 from memviz.ui.run.form import changed, config_of, form_fields_of, requests_of
 from memviz.ui.run.form_html import config_field_html, form_html
-from memviz.ui.run.programs import run_asked
+from memviz.ui.run.programs import predict_run
 from memviz.ui.shell.store import TraceStore
 from tests.ui.page import elements
 
@@ -76,7 +76,7 @@ def test_no_file_of_the_machine_is_read(answers: RunAnswers, tmp_path: Path, mon
     for path in (str(tmp_path), str(tmp_path / "config.json"), ".", "config.json"):
         assert "not JSON" in faults(answers, config=path)["config"]
     with pytest.raises(UsageError, match="Paste a config.json"):
-        asyncio.run(run_asked(answers, "config.json", {}, [], card="", owner=""))
+        asyncio.run(predict_run(answers, "config.json", {}, [], card="", owner=""))
 
 
 def test_the_hub_is_on_the_page_only_where_its_owner_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,5 +101,5 @@ def test_the_field_is_there_for_this_workload_alone_and_its_text_stays_text(answ
 
 def test_programs_give_it_among_the_settings(answers: RunAnswers) -> None:
     settings = {"config": TINY, "sequence": 32, "mode": "inference", "dtype": "bf16"}
-    found = asyncio.run(run_asked(answers, "config.json", settings, [], card="T4", owner=""))
+    found = asyncio.run(predict_run(answers, "config.json", settings, [], card="T4", owner=""))
     assert found["run"]["parameters"] == 2 * 512 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64

@@ -16,7 +16,7 @@ from memviz.runner.predicted_run import predict
 from memviz.ui.explore.findings import _RUN, _TABS
 from memviz.ui.run import published_examples as run_tables
 from memviz.ui.run.form import form_fields_of, requests_of, without_effect
-from memviz.ui.run.form_html import stand_in_words
+from memviz.ui.run.form_html import stand_in_note
 from memviz.ui.run.published_examples import STAND_INS, PublishedTables, published_table_html, stand_in_fields
 
 SMALL = {"gpt2": {"batch": "4"}, "flux": {"double_layers": "2", "single_layers": "2"}}
@@ -36,7 +36,7 @@ def test_what_helps_has_an_effect_on_it(finding: str) -> None:
     assert (found.faults, found.count, len(form.chosen)) == ({}, 2, 1), "where it runs stays, and nothing else"
     assert form.chosen[0] not in without_effect(form, offered)
     title = next(row["title"] for row in offered["workloads"] if row["name"] == form.workload)
-    assert title in stand_in_words(form, offered)
+    assert title in stand_in_note(form, offered)
     peaks = []
     for request in found.requests:
         small = replace(request, settings={**request.settings, **SMALL[form.workload]}, numerics=False)

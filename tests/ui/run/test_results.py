@@ -25,7 +25,7 @@ from memviz.runner.request import Request
 from memviz.runner.run import Run, Seconds
 from memviz.ui.run.form_html import estimate_html, refused_html
 from memviz.ui.run.published_examples import published_table_html
-from memviz.ui.run.results import RunPictures, head_html, kept_value, pictures_html, results_html
+from memviz.ui.run.results import RunPictures, head_html, kept_runs_value, pictures_html, results_html
 from tests.runner.runs import GIB, run
 from tests.traces import MiB, alloc, frame, free, snapshot
 from tests.ui.page import rows, words
@@ -316,7 +316,7 @@ def test_what_models_say_never_becomes_markup() -> None:
     died = variant("b", None, state="failed", what="killed", phase=bad, where=bad)
     status = OrderStatus("x", (variant(bad, known, amiss=bad), died))
     estimate = estimate_html(variant(bad, known))
-    kept = kept_value((KeptRun("1", bad, replace(known, device=bad), Path("x")),))["html"]
+    kept = kept_runs_value((KeptRun("1", bad, replace(known, device=bad), Path("x")),))["html"]
     row = {"case": bad, "figure": bad, "published": None, "ours": 1.0, "difference_percent": None, "note": bad}
     table = published_table_html("checkpointing", [row], fault=bad)
     for html in (head_html(status), results_html(status), estimate, refused_html(bad), kept, table):

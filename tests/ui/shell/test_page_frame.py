@@ -24,8 +24,8 @@ from memviz.ui.shell.session import (
     view_state,
 )
 from memviz.ui.shell.store import TraceStore
-from memviz.ui.upload.opening import arrived, open_files, open_sample, reopened, session_after
-from memviz.ui.upload.samples import OFFERED_SAMPLES, sample_named
+from memviz.ui.upload.opening import handle_upload_message, open_files, open_sample, reopen_traces, session_after
+from memviz.ui.upload.samples import OFFERED_SAMPLES, find_sample
 from tests.traces import alloc, block, event, frame, read, segment, trace_of
 from tests.ui.page import elements, words
 
@@ -118,7 +118,7 @@ def test_a_refused_file_leaves_what_is_open(store: TraceStore, tmp_path) -> None
 
 
 def test_samples_open_once(store: TraceStore) -> None:
-    sample = sample_named("checkpointing")
+    sample = find_sample("checkpointing")
     assert sample is not None
     session = open_sample(store, Session(), sample)
     assert len(session.opened) == len(session.compared) == 2
@@ -128,9 +128,9 @@ def test_samples_open_once(store: TraceStore) -> None:
 def test_a_browser_finds_again_what_the_store_still_has(store: TraceStore) -> None:
     session = open_sample(store, open_sample(store, Session(), OFFERED_SAMPLES[0]), OFFERED_SAMPLES[2])
     store.drop(session.opened[0].key)
-    again = reopened(store, [[trace.key, trace.sample] for trace in session.opened])
+    again = reopen_traces(store, [[trace.key, trace.sample] for trace in session.opened])
     assert again.opened == session.opened[1:]
-    assert reopened(store, [["guessed", ""], ["x"]]) == Session()
+    assert reopen_traces(store, [["guessed", ""], ["x"]]) == Session()
 
 
 @pytest.mark.parametrize(
@@ -238,31 +238,31 @@ def test_the_verdict_names_a_failed_allocation() -> None:
 def test_what_arrives_is_opened_and_what_is_refused_stays_said_until_it_is_opened_after_all():
     store = TraceStore()
     said = {"refused": "a.pickle", "reason": "It is cut off."}
-    refused = arrived(Context(store), Session(), said)
-    twice = arrived(Context(store), refused, {**said, "reason": "It is empty."})
+    refused = handle_upload_message(Context(store), Session(), said)
+    twice = handle_upload_message(Context(store), refused, {**said, "reason": "It is empty."})
     assert twice.refused == (Refused("a.pickle", "It is empty."),)
     other = trace_of([alloc(1, 512)])
-    session = arrived(
+    session = handle_upload_message(
         Context(store), twice, {"stored": store.add(replace(other, about=replace(other.about, source="b.pickle")))}
     )
     assert ([each.name for each in session.opened], session.refused) == (["b"], twice.refused)
     key = store.add(replace(other, about=replace(other.about, source="a.pickle")))
-    session = arrived(Context(store), session, {"stored": key})
+    session = handle_upload_message(Context(store), session, {"stored": key})
     assert ([each.name for each in session.opened], session.refused) == (["b", "a"], ())
-    assert arrived(Context(store), session, {"stored": key}) is session
-    assert arrived(Context(store), session, {"stored": "a guess"}) is session
-    later = arrived(Context(store), session, {**said, "drop": "1"})
+    assert handle_upload_message(Context(store), session, {"stored": key}) is session
+    assert handle_upload_message(Context(store), session, {"stored": "a guess"}) is session
+    later = handle_upload_message(Context(store), session, {**said, "drop": "1"})
     key = store.add(replace(other, about=replace(other.about, source="c.pickle")))
-    together = arrived(Context(store), later, {"stored": key, "drop": "1", "beside": "1"})
+    together = handle_upload_message(Context(store), later, {"stored": key, "drop": "1", "beside": "1"})
     assert together.refused == later.refused, "they came together"
-    assert arrived(Context(store), together, {"stored": "a guess", "drop": "2"}).refused == later.refused
+    assert handle_upload_message(Context(store), together, {"stored": "a guess", "drop": "2"}).refused == later.refused
     key = store.add(replace(other, about=replace(other.about, source="d.pickle")))
-    assert arrived(Context(store), together, {"stored": key, "drop": "2"}).refused == ()
+    assert handle_upload_message(Context(store), together, {"stored": key, "drop": "2"}).refused == ()
     for act in ("choose", "close", "home", "dismiss"):
         assert session_after(Context(store), together, {"act": act, "key": key}).refused == (), act
     many = session
     for i in range(9):
-        many = arrived(Context(store), many, {"refused": f"{i}" * 999, "reason": "x" * 9999})
+        many = handle_upload_message(Context(store), many, {"refused": f"{i}" * 999, "reason": "x" * 9999})
     assert [(len(each.name), len(each.reason)) for each in many.refused] == [(300, 1000)] * 5
 
 

@@ -11,7 +11,14 @@ import gradio as gr
 import pytest
 
 from memviz.errors import UsageError
-from memviz.ui.shell.programs import MOST_AGENT_BYTES, address_of, resolve_uploads, serve_agents, short_json, uploaded
+from memviz.ui.shell.programs import (
+    MOST_AGENT_BYTES,
+    address_of,
+    resolve_uploads,
+    serve_agents,
+    short_json,
+    uploaded_path,
+)
 
 META = {"_type": "gradio.FileData"}
 
@@ -26,9 +33,9 @@ def test_an_upload_is_found_by_its_address_under_any_name(tmp_path: Path, monkey
     file.parent.mkdir()
     file.write_bytes(b"x")
     address = address_of(str(file), "https://owner-space.hf.space")
-    assert uploaded(address) == uploaded(address.replace("my run", "my%20run")) == str(file)
+    assert uploaded_path(address) == uploaded_path(address.replace("my run", "my%20run")) == str(file)
     for other in ("/etc/passwd", f"{tmp_path}/../x", "", str(tmp_path), f"{tmp_path}/none", "\x00"):
-        assert uploaded(address_of(other, "http://here")) is None
+        assert uploaded_path(address_of(other, "http://here")) is None
     assert resolved(address, gr.File) == {"path": str(file), "meta": META, "url": None}
     assert resolved([address], gr.File)[0]["path"] == str(file)
     given = {"path": address, "meta": META, "url": address, "orig_name": "a"}

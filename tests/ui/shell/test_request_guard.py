@@ -21,11 +21,11 @@ from starlette.websockets import WebSocketDisconnect
 
 from memviz.ui.shell.request_guard import (
     RequestGuard,
+    allowed_names,
     host_of,
-    is_known,
+    is_allowed_name,
     is_loopback,
     is_of_a_space,
-    names_given,
     names_of_page,
 )
 from memviz.ui.shell.temporary_files import Exports, new_file
@@ -54,15 +54,15 @@ def test_the_name_in_a_header(text: str, name: str):
 
 
 def test_without_a_setting_only_this_machine_and_plain_addresses_are_known():
-    names = names_given({})
+    names = allowed_names({})
     known = ["localhost", "app.localhost", "127.0.0.1", "::1", "10.0.0.7", "fe80::1%eth0", socket.gethostname().lower()]
-    assert [each for each in known if not is_known(each, names)] == []
+    assert [each for each in known if not is_allowed_name(each, names)] == []
     strange = ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "", "notlocalhost", "hf.space"]
-    assert [each for each in strange if is_known(each, names)] == []
+    assert [each for each in strange if is_allowed_name(each, names)] == []
 
 
 def test_names_come_from_the_setting_and_from_where_it_runs():
-    names = names_given(
+    names = allowed_names(
         {
             "MEMVIZ_ALLOWED_HOSTS": "traces.example.org, https://other.example:8443/x *.lab.example .corp.example",
             "SPACE_HOST": "me-memviz.hf.space",
@@ -71,14 +71,14 @@ def test_names_come_from_the_setting_and_from_where_it_runs():
         }
     )
     known = ["traces.example.org", "other.example", "a.lab.example", "b.c.corp.example", "me-memviz.hf.space"]
-    assert [each for each in [*known, "hub.example.org"] if not is_known(each, names)] == []
+    assert [each for each in [*known, "hub.example.org"] if not is_allowed_name(each, names)] == []
     strange = ["example.org", "lab.example", "evil-lab.example", "other.hf.space", "traces.example.org.evil.example"]
-    assert [each for each in strange if is_known(each, names)] == []
+    assert [each for each in strange if is_allowed_name(each, names)] == []
     assert is_of_a_space("me-memviz--dev.hf.space", {"SPACE_ID": "me/memviz"})
     assert not is_of_a_space("me-memviz--dev.hf.space", {})
-    assert is_known("anything.example", names_given({"MEMVIZ_ALLOWED_HOSTS": "*"}))
-    assert not is_known("evil.example", names_given({"MEMVIZ_ALLOWED_HOSTS": " , "}))
-    assert not is_known("evil.example", names_given({"GRADIO_ROOT_PATH": "/memviz"}))
+    assert is_allowed_name("anything.example", allowed_names({"MEMVIZ_ALLOWED_HOSTS": "*"}))
+    assert not is_allowed_name("evil.example", allowed_names({"MEMVIZ_ALLOWED_HOSTS": " , "}))
+    assert not is_allowed_name("evil.example", allowed_names({"GRADIO_ROOT_PATH": "/memviz"}))
 
 
 def test_what_gradio_learns_once_it_is_up_is_known_from_then_on():

@@ -7,7 +7,7 @@ from dataclasses import replace
 from memviz.analysis.timeline import timeline
 from memviz.trace.load import load_trace
 from memviz.ui.shell.session import Context, Session
-from memviz.ui.upload.opening import reopened
+from memviz.ui.upload.opening import reopen_traces
 from memviz.ui.what_if.answer import WhatIfAnswers
 from memviz.ui.what_if.question import Question, WhatIfState
 from memviz.ui.what_if.replays import Replays
@@ -21,7 +21,7 @@ def answers_and_shown(context: Context, replays: Replays, key: str) -> tuple[Wha
 def test_the_replay_is_opened_once_as_a_trace_of_its_own(context: Context, replays: Replays, key: str) -> None:
     answers, shown = answers_and_shown(context, replays, key)
     name = key.partition("/")[0]
-    session = Session().with_opened(reopened(context.store, [[name, ""]]).opened[0])
+    session = Session().with_opened(reopen_traces(context.store, [[name, ""]]).opened[0])
     kept = answers.with_replay(shown, session, compared=False)
     assert [each.name for each in kept.opened] == ["hand-made", "replay of hand-made in 120 MiB"]
     assert kept.current is kept.opened[-1]

@@ -44,7 +44,7 @@ def test_a_question_that_takes_longer_ends_in_words(
     monkeypatch.setenv(SECONDS_SETTING, "0.000001")
     with pytest.raises(TooLong, match=re.escape(f"raise {SECONDS_SETTING}")):
         answers.find(key, parse_question(question), True, lambda done, total: None)
-    assert answers.answered(WhatIfState(key=key, question=question)) is None
+    assert answers.displayed_answer(WhatIfState(key=key, question=question)) is None
 
 
 def test_what_nobody_asked_for_is_tried_once(
@@ -52,9 +52,9 @@ def test_what_nobody_asked_for_is_tried_once(
 ) -> None:
     answers, key = opened
     monkeypatch.setattr("memviz.ui.what_if.answer.UNASKED_SECONDS", 1e-6)
-    assert answers.known_memory(key) == KnownMemory(None)
+    assert answers.recorded_memory(key) == KnownMemory(None)
     monkeypatch.setattr(answers.replays, "replayer", lambda *given: pytest.fail("It was tried again."))
-    assert answers.known_memory(key) == KnownMemory(None)
+    assert answers.recorded_memory(key) == KnownMemory(None)
 
 
 def test_a_replay_asks_every_few_thousand_events_whether_to_go_on(long: Trace) -> None:

@@ -66,9 +66,9 @@ def test_an_answer_does_not_take_away_the_words_of_a_refusal_that_came_meanwhile
             ask_meanwhile()
         return plain_drawn(*given)
 
-    plain_find, plain_drawn = answers.find, answers.drawn
+    plain_find, plain_drawn = answers.find, answers.answer_values
     monkeypatch.setattr(answers, "find", find)
-    monkeypatch.setattr(answers, "drawn", drawn)
+    monkeypatch.setattr(answers, "answer_values", drawn)
     for values in events._answer(state, request):
         if while_it == "is sent" and "Replaying" in str(values[WAITING]):
             ask_meanwhile()

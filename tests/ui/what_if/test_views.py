@@ -277,7 +277,7 @@ def test_an_answer_has_every_part(context: Context, replays: Replays, key: str) 
     pair = context.find(key)
     assert pair is not None
     shown = Answer(pair[1], asked, searched, 18)
-    parts = answers.drawn(WhatIfState(key, with_blocks=True), shown)
+    parts = answers.answer_values(WhatIfState(key, with_blocks=True), shown)
     assert parts.keys() == set(PARTS) - {"state", "form"}
     assert [each["caption"] for each in parts["maps"]["maps"]] == [
         "PyTorch's default settings, limit 120 MiB",
@@ -290,15 +290,15 @@ def test_an_answer_has_every_part(context: Context, replays: Replays, key: str) 
 def test_behind_the_end_of_a_replay_only_the_recording_is_shown(context: Context, replays: Replays, key: str) -> None:
     answers = WhatIfAnswers(context, replays)
     shown = WhatIfState(key, Question(memory="35 MiB", expandable=True))
-    moved = answers.moved(shown, "18")
+    moved = answers.values_at(shown, "18")
     head, maps = moved["head"], moved["maps"]
     assert "chosen on the plot" in head
     assert [each["caption"] for each in maps["maps"]] == ["As recorded"]
-    assert answers.moved(shown, "evil") == {}
+    assert answers.values_at(shown, "evil") == {}
 
 
 def asked_first(context: Context, replays: Replays, trace: Trace) -> tuple[KnownMemory, Question]:
-    had = WhatIfAnswers(context, replays).known_memory(timeline_key(open_trace(context.store, trace)))
+    had = WhatIfAnswers(context, replays).recorded_memory(timeline_key(open_trace(context.store, trace)))
     return had, first_question(trace, trace.devices[0], had)
 
 
@@ -331,7 +331,7 @@ def test_a_trace_without_history_has_no_answer(context: Context, replays: Replay
     asked, searched = answers.find(key, parse_question(Question()), True, lambda done, total: None)
     pair = context.find(key)
     assert pair is not None
-    parts = answers.drawn(WhatIfState(key), Answer(pair[1], asked, searched, -1))
+    parts = answers.answer_values(WhatIfState(key), Answer(pair[1], asked, searched, -1))
     assert text(parts["verdict"]).startswith("There is nothing to replay.")
     assert {name: parts[name] for name in EMPTY if name != "verdict"} == {
         name: value for name, value in EMPTY.items() if name != "verdict"
