@@ -99,10 +99,8 @@ class Checkpointing:
 
     def code(self) -> str:
         knobs = [(knob.name, getattr(self, knob.name), knob.default) for knob in fields(self)]
-        arguments = (
-            f"{name}={getattr(value, '__name__', repr(value))}" for name, value, usual in knobs if value != usual
-        )
-        construction = f"Checkpointing({', '.join(arguments)})"
+        texts = (f"{name}={getattr(value, '__name__', repr(value))}" for name, value, usual in knobs if value != usual)
+        construction = f"Checkpointing({', '.join(texts)})"
         return f"from {__name__} import Checkpointing\n\nundo = {construction}.apply(model)"
 
     def _skipped(self) -> list[range]:

@@ -110,11 +110,8 @@ class LayerwiseCasting:
                 )
         cast, skipped = self._sort(model)
         if not cast:
-            why = (
-                f"all are skipped, by {', '.join(skipped)}; shorten skip"
-                if skipped
-                else "it has no layer with a matrix"
-            )
+            by = ", ".join(skipped)
+            why = f"all are skipped, by {by}; shorten skip" if skipped else "it has no layer with a matrix"
             raise ValueError(f"There is nothing to cast in this model: {why}.")
         for dtype in {dtype for weight in cast for dtype in (weight.dtype, self._computes_in(weight))}:
             _check_holds(_DTYPES[self.storage], dtype)
@@ -428,20 +425,14 @@ def _listed(text: str) -> list[str]:
 
 def _is_leaf(module: nn.Module) -> bool:
     own = [parameter for parameter in module._parameters.values() if parameter is not None]
-    child_parameters = (parameter for child in module.children() for parameter in child.parameters())
-    return (
-        any(tensor.is_floating_point() and tensor.dim() >= 2 for tensor in own) and next(child_parameters, None) is None
-    )
+    has_more = any(True for child in module.children() for _ in child.parameters())
+    return any(tensor.is_floating_point() and tensor.dim() >= 2 for tensor in own) and not has_more
 
 
 def _in_order(module: nn.Module) -> list[Parameter]:
     """Return the parameters in the order of `Module.to`: children first, then the module's own."""
-    child_parameters = [weight for child in module.children() for weight in _in_order(child)]
-    return list(
-        dict.fromkeys(
-            [*child_parameters, *(parameter for parameter in module._parameters.values() if parameter is not None)]
-        )
-    )
+    below = [weight for child in module.children() for weight in _in_order(child)]
+    return list(dict.fromkeys([*below, *(own for own in module._parameters.values() if own is not None)]))
 
 
 def _units(

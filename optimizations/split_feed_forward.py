@@ -158,18 +158,14 @@ class _SecondMatrix:
         same = parts.first is self.first
         _check_still(_unreadable(parts.second.weight) if same else f"it computes with {type(parts.first).__name__}")
         matrix = _matrix(parts.second, parts.second.weight)
-        attention_width = matrix.shape[1] - parts.inner
-        self.deferred.columns = torch.split(matrix[:, attention_width:], parts.inner // self.splits, dim=1)
+        width = matrix.shape[1] - parts.inner
+        self.deferred.columns = torch.split(matrix[:, width:], parts.inner // self.splits, dim=1)
         try:
             # Called as a module: its hooks may put its weight in place and take it away again.
-            output: Tensor = self.starts(attention_and_x[..., attention_width:])
+            output: Tensor = self.starts(attention_and_x[..., width:])
         finally:
             self.deferred.columns = ()
-        return (
-            output.add_(F.linear(attention_and_x[..., :attention_width], matrix[:, :attention_width]))
-            if attention_width
-            else output
-        )
+        return output.add_(F.linear(attention_and_x[..., :width], matrix[:, :width])) if width else output
 
 
 def _replacing(module: Any, knobs: SplitFeedForward) -> dict[nn.Module, Any]:
@@ -278,24 +274,12 @@ def _check_still(fault: str) -> None:
 def feed_forwards(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Every feed-forward that is recognised, by name, whether or not it can be split."""
     for name, module in model.named_modules():
-        if (
-            _net(module)
-            or _sequential(module)
-            or _transformers_parts(module)
-            or _fused_parts(module)
-            or _bert_parts(module)
-        ):
+        if _net(module) or _sequential(module) or _named_parts(module) or _fused_parts(module) or _bert_parts(module):
             yield name, module
 
 
 def _parts(module: nn.Module) -> Parts:
-    parts = (
-        _net(module)
-        or _sequential(module)
-        or _transformers_parts(module)
-        or _fused_parts(module)
-        or _bert_parts(module)
-    )
+    parts = _net(module) or _sequential(module) or _named_parts(module) or _fused_parts(module) or _bert_parts(module)
     if parts is None:
         raise ValueError(f"This {type(module).__name__} has been rebuilt since it was split. Undo the split first.")
     return parts
@@ -335,7 +319,7 @@ def _sequential(module: nn.Module) -> Parts | None:
     return None
 
 
-def _transformers_parts(module: Any) -> Parts | None:
+def _named_parts(module: Any) -> Parts | None:
     """Return the parts found by the names that transformers uses, if the forward computes what they say."""
     names = next((names for names in _NAMES if _has(module, *names)), None)
     if names is None:

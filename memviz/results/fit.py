@@ -52,11 +52,9 @@ def front_of_trials(trials: Sequence[Way]) -> ParetoFront:
     number = cheapest_fitting(trials)
     weakest = max((trial["keeps"] for trial in trials), key=_KEEPS.index, default="outputs")
     keeps = weakest if number is None else trials[number]["keeps"]
-    candidates = sorted(
-        (n for n, trial in enumerate(trials) if trial["keeps"] == keeps), key=lambda n: (*_cost_order(trials[n]), n)
-    )
+    eligible = (n for n, trial in enumerate(trials) if trial["keeps"] == keeps)
     front: list[int] = []
-    for n in candidates:
+    for n in sorted(eligible, key=lambda n: (*_cost_order(trials[n]), n)):
         if not front or trials[n]["peak_reserved_bytes"] < trials[front[-1]]["peak_reserved_bytes"]:
             front.append(n)
     return ParetoFront(str(keeps), tuple(front))

@@ -57,10 +57,8 @@ class Replay(Result):
         headline, card = replay_headline(self.answer.found, self.answer.searched), self.answer.found.card
         if card is None or not card.overhead_bytes:
             return headline
-        overhead = bytes_text(card.overhead_bytes)
-        return headline.and_also(
-            f"Of the card's {card.name}, {overhead} are set aside for the CUDA context and libraries."
-        )
+        size = bytes_text(card.overhead_bytes)
+        return headline.and_also(f"Of the card's {card.name}, {size} are set aside for the CUDA context and libraries.")
 
     def as_json(self) -> dict[str, Any]:
         """Return the output of `replay --json`."""

@@ -13,15 +13,11 @@ _WORDS = {"": "PyTorch's default settings", "expandable_segments:True": "expanda
 
 
 def replay_headline(outcome: WhatIf, searched: Search | None = None) -> Headline:
-    headline = _headline_of(outcome, searched)
+    result = _headline_of(outcome, searched)
     if outcome.devices == 1:
-        return headline
-    answer = (
-        headline.answer
-        if headline.answer.startswith("PyTorch")
-        else f"{headline.answer[0].lower()}{headline.answer[1:]}"
-    )
-    return Headline(f"On device {outcome.device}, {answer}", headline.reason)
+        return result
+    answer = result.answer if result.answer.startswith("PyTorch") else f"{result.answer[0].lower()}{result.answer[1:]}"
+    return Headline(f"On device {outcome.device}, {answer}", result.reason)
 
 
 def _headline_of(outcome: WhatIf, searched: Search | None) -> Headline:
@@ -129,10 +125,8 @@ def _fitting_headline(outcome: WhatIf, searched: Search | None) -> Headline:
     if replayed is base:
         return Headline(answer, _join(recording_note(outcome), _advice(outcome, searched)))
     if replayed.oom is not None:
-        return Headline(
-            answer,
-            f"With {settings_name(replayed.settings)} it would stop {event_text(replayed.oom)}{_both_stop(outcome)}.",
-        )
+        stop = f"it would stop {event_text(replayed.oom)}{_both_stop(outcome)}"
+        return Headline(answer, f"With {settings_name(replayed.settings)} {stop}.")
     return Headline(
         answer,
         _join(f"{_settings_title(replayed.settings)} would {_reserves(outcome)}.", recording_note(outcome)),

@@ -70,14 +70,7 @@ from memviz.ui.shell.store import TraceStore
 from memviz.ui.shell.temporary_files import Exports, write_failure
 from memviz.ui.shell.visitors import OpenPages, Windows, presence
 from memviz.ui.upload import routes
-from memviz.ui.upload.opening import (
-    handle_upload_message,
-    open_files,
-    open_sample,
-    reopen_traces,
-    session_after,
-    tab_after,
-)
+from memviz.ui.upload.opening import on_upload, open_files, open_sample, reopen_traces, session_after, tab_after
 from memviz.ui.upload.reading import Readings
 from memviz.ui.upload.samples import OFFERED_SAMPLES, record_html, samples_html, welcome_html
 from memviz.ui.what_if import programs as what_if_programs
@@ -305,7 +298,7 @@ class _Page:
 
     def _arrived(self, current: Session, event: gr.EventData) -> list[Any]:
         """Open a file that came by `routes`. Its key is a secret of the visitor's browser."""
-        after = handle_upload_message(self.context, current, clicked(event))
+        after = on_upload(self.context, current, clicked(event))
         return self._shown(after, tab=_tab_of_table(current, after))
 
     def _act(self, current: Session, event: gr.EventData) -> list[Any]:

@@ -198,9 +198,8 @@ class RunAnswers:
         """Start the runs. Their results are stored at once, even if the visitor has left."""
         self.estimates.stop_all()
         self.scheduler.leave(instead_of)
-        return self.scheduler.submit(
-            requests.requests, requests.labels, partial(_store_run, self.kept(visitor)), visitor
-        )
+        store = partial(_store_run, self.kept(visitor))
+        return self.scheduler.submit(requests.requests, requests.labels, store, visitor)
 
     def search(self, order: SearchOrder, visitor: str) -> SearchStatus:
         self.estimates.stop_all()

@@ -108,9 +108,7 @@ def picture_html(ways: Sequence[FitPoint], usable_bytes: int, chosen: int | None
     most = _ROOM * max(usable_bytes, *(point["peak_reserved_bytes"] for point in ways))
     scale = _Scale(min(costs), max(costs), most)
     front = front_of_trials(ways)
-    points = [
-        _point(number, point, scale, number in front.numbers, number == chosen) for number, point in enumerate(ways)
-    ]
+    points = [_point(place, way, scale, place in front.numbers, place == chosen) for place, way in enumerate(ways)]
     return tag(
         "figure",
         tag(

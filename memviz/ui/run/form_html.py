@@ -251,12 +251,8 @@ def _device_fields(form: FormFields, listing: Mapping[str, Any]) -> Html:
         ("predict", "Predicted for a card", True),
     )
     switch = [
-        tag(
-            "label",
-            tag("input", type="radio", name_="on", value=mode, checked=form.on == mode, disabled=not can),
-            label,
-        )
-        for mode, label, can in modes
+        tag("label", tag("input", type="radio", name_="on", value=on, checked=form.on == on, disabled=not can), label)
+        for on, label, can in modes
     ]
     return joined(
         tag("p", "Device", class_="mv-device", id="run-device"),

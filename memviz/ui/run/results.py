@@ -632,7 +632,5 @@ def _kept_run_cells(stored: KeptRun) -> list[Html]:
         tag("td", f"{run.request.workload}, {where}"),
         tag("td", rounded(run.peak_allocated_bytes), class_="mv-number"),
         tag("td", rounded(reserved_bytes(run)), class_="mv-number"),
-        tag(
-            "td", *(button(label, act, data_id=stored.id, aria_label=f"{label} {stored.name}") for label, act in _ACTS)
-        ),
+        tag("td", *(button(text, act, data_id=stored.id, aria_label=f"{text} {stored.name}") for text, act in _ACTS)),
     ]

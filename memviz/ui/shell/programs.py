@@ -59,7 +59,7 @@ def _with_paths(value: Any) -> Any:
         return value
     if not (_is_address(value.get("path")) and "meta" in value):
         return {key: _with_paths(item) for key, item in value.items()}
-    path = uploaded_path(value["path"].strip())
+    path = local_path(value["path"].strip())
     if path is None:
         raise UsageError(
             "This server fetches nothing from other addresses. Upload the file to it (POST to /gradio_api/upload) and "
@@ -69,7 +69,7 @@ def _with_paths(value: Any) -> Any:
     return {**value, "path": path, "url": None}
 
 
-def uploaded_path(address: str) -> str | None:
+def local_path(address: str) -> str | None:
     """The path of what lies here already. By which name this server was called does not matter: the path decides."""
     try:
         name = unquote(urlsplit(address).path.partition(_OURS)[2])
@@ -257,14 +257,11 @@ def short_json(answer: dict[str, Any], most_bytes: int = MOST_AGENT_BYTES) -> st
         text = _json({**shortened, **({_LEFT_OFF: left_off} if left_off else {})})
         if len(text) <= most_bytes:
             return text
-        place, items = max(
-            _all_lists(shortened), key=lambda pair: len(_json(pair[1])) if pair[1] else 0, default=("", [])
-        )
+        lists = _all_lists(shortened)
+        place, items = max(lists, key=lambda pair: len(_json(pair[1])) if pair[1] else 0, default=("", []))
         if not items:
-            return _json(
-                {key: value for key, value in shortened.items() if isinstance(value, int | float)}
-                | {_LEFT_OFF: "the rest"}
-            )
+            numbers = {key: value for key, value in shortened.items() if isinstance(value, int | float)}
+            return _json(numbers | {_LEFT_OFF: "the rest"})
         _cut_list(items, len(items) // 2, place, left_off)
 
 

@@ -104,12 +104,11 @@ class TraceStore:
             if entry.may_have_grown():
                 entry.bytes, entry.measured = size_in_bytes(entry.trace), now
         with self._lock:
+            closed_seconds = min(left_seconds, self.most_seconds)
             gone = [
                 key
                 for key, entry in self._kept.items()
-                if not entry.pinned
-                and now - entry.used
-                >= (self.most_seconds if key in open_keys else min(left_seconds, self.most_seconds))
+                if not entry.pinned and now - entry.used >= (self.most_seconds if key in open_keys else closed_seconds)
             ]
             for key in gone:
                 del self._kept[key]

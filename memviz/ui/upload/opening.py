@@ -39,7 +39,7 @@ def open_files(
     return session
 
 
-def handle_upload_message(context: Context, session: Session, message: Mapping[str, str]) -> Session:
+def on_upload(context: Context, session: Session, message: Mapping[str, str]) -> Session:
     """Handle the browser's message about a file it has sent: it is open, or it was refused.
 
     Files come one by one: refusals stay listed until a later file is open.
@@ -94,11 +94,9 @@ def open_sample(store: TraceStore, session: Session, sample: OfferedSample) -> S
     return replace(session, chosen=keys[0], compared=compared, home=False)
 
 
-def reopen_traces(
-    store: TraceStore, stored_keys: Sequence[Sequence[str]], startup_session: Session | None = None
-) -> Session:
+def reopen_traces(store: TraceStore, stored_keys: Sequence[Sequence[str]], startup: Session | None = None) -> Session:
     """Return a session with the traces given at startup and those that both the browser and the store still have."""
-    session = startup_session or Session()
+    session = startup or Session()
     for key, sample in (pair for pair in stored_keys if len(pair) == 2):
         trace = store.get(key)
         if trace is not None and session.of(key) is None:

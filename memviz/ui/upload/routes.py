@@ -87,14 +87,8 @@ async def _is_authorized(request: Request) -> bool:
     app = request.app
     if app.auth is None and app.auth_dependency is None:
         return True
-    visitor_scope = {key: request.scope[key] for key in _OF_THE_VISITOR if key in request.scope}
-    scope = {
-        **visitor_scope,
-        "method": "GET",
-        "path": _LOGIN_CHECK,
-        "raw_path": _LOGIN_CHECK.encode(),
-        "query_string": b"",
-    }
+    scope = {key: request.scope[key] for key in _OF_THE_VISITOR if key in request.scope}
+    scope |= {"method": "GET", "path": _LOGIN_CHECK, "raw_path": _LOGIN_CHECK.encode(), "query_string": b""}
     statuses: list[int] = []
 
     async def no_body() -> Message:

@@ -55,11 +55,8 @@ def _ends(device: DeviceTrace, replays: list[ReplayedBytes], *, has_reserved: bo
 def lines(device: DeviceTrace, outcome: WhatIf) -> list[ReplayedBytes]:
     """Return lines for the replay and its rival, without those that equal the recording, which has its own line."""
     replayed, rival = outcome.replayed, outcome.compared_with
-    curves = (
-        []
-        if replayed is outcome.base and not outcome.divergence
-        else [_line(device, replayed, _name_of(replayed, outcome))]
-    )
+    is_recording = replayed is outcome.base and not outcome.divergence
+    curves = [] if is_recording else [_line(device, replayed, _name_of(replayed, outcome))]
     if rival is not replayed and outcome.why_not_as_recorded:
         curves.append(_line(device, rival, _name_of(rival, outcome)))
     return curves

@@ -62,15 +62,13 @@ class KnownMemory:
     """It ran out, and the driver said how much was free. Otherwise it got so much, and was refused more."""
 
 
-def form_value(
-    question: Question, parsed: ParsedQuestion, known_memory: KnownMemory, *, version: str
-) -> dict[str, Any]:
+def form_value(question: Question, parsed: ParsedQuestion, memory: KnownMemory, *, version: str) -> dict[str, Any]:
     """Return the form's value. Only another `version` redraws it, so typing is not interrupted."""
     conf = parsed.settings.to_text() if parsed.settings is not None else None
     pasted = pasted_html(environment(conf)) if conf is not None else ""
     return {
         "version": version,
-        "html": form_html(question, parsed.overhead_bytes, known_memory),
+        "html": form_html(question, parsed.overhead_bytes, memory),
         "faults": dict(parsed.faults),
         "parts": {"pasted": pasted, "link": tag("i", data_mv_query=what_if_query(question))},
     }

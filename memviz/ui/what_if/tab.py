@@ -293,9 +293,8 @@ class _WhatIfEvents:
         except MemvizError as error:
             yield {**EMPTY, "verdict": refusal_html(str(error))}
             return
-        values = self.answers.answer_values(
-            state, Answer(device, outcome, searched, moment_that_matters(device, outcome))
-        )
+        answer = Answer(device, outcome, searched, moment_that_matters(device, outcome))
+        values = self.answers.answer_values(state, answer)
         if is_newest():
             yield values
 

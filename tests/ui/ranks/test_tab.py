@@ -17,7 +17,7 @@ from memviz.ui.ranks.tab import draw, one_rank, pressed, show
 from memviz.ui.shell.page_frame import traces_html
 from memviz.ui.shell.session import Context, Session, open_trace
 from memviz.ui.shell.store import TraceStore
-from memviz.ui.upload.opening import handle_upload_message, open_files, session_after
+from memviz.ui.upload.opening import on_upload, open_files, session_after
 from tests.ranks.files import read, write_ranks, written
 from tests.traces import MiB
 from tests.ui.page import words
@@ -122,12 +122,12 @@ def test_a_file_that_has_gone_is_said(tmp_path: Path) -> None:
 
 def test_of_many_that_come_together_the_first_is_looked_at(context: Context, folder: Path) -> None:
     keys = [context.store.add(load_trace(path)) for path in sorted(folder.iterdir())]
-    session = handle_upload_message(context, Session(), {"stored": keys[0]})
-    session = handle_upload_message(context, session, {"stored": keys[1], "beside": "1"})
-    session = handle_upload_message(context, session, {"stored": " ".join(keys[2:]), "beside": "1"})
+    session = on_upload(context, Session(), {"stored": keys[0]})
+    session = on_upload(context, session, {"stored": keys[1], "beside": "1"})
+    session = on_upload(context, session, {"stored": " ".join(keys[2:]), "beside": "1"})
     assert [trace.key for trace in session.opened] == keys
     assert session.chosen == keys[0]
-    assert handle_upload_message(context, Session(), {"stored": keys[1], "beside": "1"}).chosen == keys[1]
+    assert on_upload(context, Session(), {"stored": keys[1], "beside": "1"}).chosen == keys[1]
 
 
 def test_a_table_that_was_brought_is_drawn_and_opens_nothing_of_its_places(

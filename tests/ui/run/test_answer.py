@@ -203,15 +203,13 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAnswer
 
 def test_a_program_that_goes_away_frees_the_device(fake: FakeAnswers) -> None:
     async def both() -> Any:
-        there = [True]
-        gone = asyncio.create_task(
-            predict_run(fake, "endless", {}, [], card="", owner="ann", is_there=lambda: there[0])
-        )
+        here = [True]
+        gone = asyncio.create_task(predict_run(fake, "endless", {}, [], card="", owner="ann", is_there=lambda: here[0]))
         while not (orders := list(fake.scheduler._jobs.values())) or orders[0].worker is None:
             await asyncio.sleep(0.02)
         waits = asyncio.create_task(predict_run(fake, "done", {}, [], card="", owner="bob"))
         await asyncio.sleep(0.2)
-        there[0] = False
+        here[0] = False
         with pytest.raises(UnfinishedRun):
             await gone
         return await waits

@@ -24,7 +24,7 @@ from memviz.ui.shell.session import (
     view_state,
 )
 from memviz.ui.shell.store import TraceStore
-from memviz.ui.upload.opening import handle_upload_message, open_files, open_sample, reopen_traces, session_after
+from memviz.ui.upload.opening import on_upload, open_files, open_sample, reopen_traces, session_after
 from memviz.ui.upload.samples import OFFERED_SAMPLES, find_sample
 from tests.traces import alloc, block, event, frame, read, segment, trace_of
 from tests.ui.page import elements, words
@@ -238,31 +238,31 @@ def test_the_verdict_names_a_failed_allocation() -> None:
 def test_what_arrives_is_opened_and_what_is_refused_stays_said_until_it_is_opened_after_all():
     store = TraceStore()
     said = {"refused": "a.pickle", "reason": "It is cut off."}
-    refused = handle_upload_message(Context(store), Session(), said)
-    twice = handle_upload_message(Context(store), refused, {**said, "reason": "It is empty."})
+    refused = on_upload(Context(store), Session(), said)
+    twice = on_upload(Context(store), refused, {**said, "reason": "It is empty."})
     assert twice.refused == (Refused("a.pickle", "It is empty."),)
     other = trace_of([alloc(1, 512)])
-    session = handle_upload_message(
+    session = on_upload(
         Context(store), twice, {"stored": store.add(replace(other, about=replace(other.about, source="b.pickle")))}
     )
     assert ([each.name for each in session.opened], session.refused) == (["b"], twice.refused)
     key = store.add(replace(other, about=replace(other.about, source="a.pickle")))
-    session = handle_upload_message(Context(store), session, {"stored": key})
+    session = on_upload(Context(store), session, {"stored": key})
     assert ([each.name for each in session.opened], session.refused) == (["b", "a"], ())
-    assert handle_upload_message(Context(store), session, {"stored": key}) is session
-    assert handle_upload_message(Context(store), session, {"stored": "a guess"}) is session
-    later = handle_upload_message(Context(store), session, {**said, "drop": "1"})
+    assert on_upload(Context(store), session, {"stored": key}) is session
+    assert on_upload(Context(store), session, {"stored": "a guess"}) is session
+    later = on_upload(Context(store), session, {**said, "drop": "1"})
     key = store.add(replace(other, about=replace(other.about, source="c.pickle")))
-    together = handle_upload_message(Context(store), later, {"stored": key, "drop": "1", "beside": "1"})
+    together = on_upload(Context(store), later, {"stored": key, "drop": "1", "beside": "1"})
     assert together.refused == later.refused, "they came together"
-    assert handle_upload_message(Context(store), together, {"stored": "a guess", "drop": "2"}).refused == later.refused
+    assert on_upload(Context(store), together, {"stored": "a guess", "drop": "2"}).refused == later.refused
     key = store.add(replace(other, about=replace(other.about, source="d.pickle")))
-    assert handle_upload_message(Context(store), together, {"stored": key, "drop": "2"}).refused == ()
+    assert on_upload(Context(store), together, {"stored": key, "drop": "2"}).refused == ()
     for act in ("choose", "close", "home", "dismiss"):
         assert session_after(Context(store), together, {"act": act, "key": key}).refused == (), act
     many = session
     for i in range(9):
-        many = handle_upload_message(Context(store), many, {"refused": f"{i}" * 999, "reason": "x" * 9999})
+        many = on_upload(Context(store), many, {"refused": f"{i}" * 999, "reason": "x" * 9999})
     assert [(len(each.name), len(each.reason)) for each in many.refused] == [(300, 1000)] * 5
 
 

@@ -11,14 +11,7 @@ import gradio as gr
 import pytest
 
 from memviz.errors import UsageError
-from memviz.ui.shell.programs import (
-    MOST_AGENT_BYTES,
-    address_of,
-    resolve_uploads,
-    serve_agents,
-    short_json,
-    uploaded_path,
-)
+from memviz.ui.shell.programs import MOST_AGENT_BYTES, address_of, local_path, resolve_uploads, serve_agents, short_json
 
 META = {"_type": "gradio.FileData"}
 
@@ -33,9 +26,9 @@ def test_an_upload_is_found_by_its_address_under_any_name(tmp_path: Path, monkey
     file.parent.mkdir()
     file.write_bytes(b"x")
     address = address_of(str(file), "https://owner-space.hf.space")
-    assert uploaded_path(address) == uploaded_path(address.replace("my run", "my%20run")) == str(file)
+    assert local_path(address) == local_path(address.replace("my run", "my%20run")) == str(file)
     for other in ("/etc/passwd", f"{tmp_path}/../x", "", str(tmp_path), f"{tmp_path}/none", "\x00"):
-        assert uploaded_path(address_of(other, "http://here")) is None
+        assert local_path(address_of(other, "http://here")) is None
     assert resolved(address, gr.File) == {"path": str(file), "meta": META, "url": None}
     assert resolved([address], gr.File)[0]["path"] == str(file)
     given = {"path": address, "meta": META, "url": address, "orig_name": "a"}
@@ -44,10 +37,8 @@ def test_an_upload_is_found_by_its_address_under_any_name(tmp_path: Path, monkey
 
 def test_other_values_stay_as_they_are():
     values: list[Any] = ["http://a.example is a text", 3, None, {"path": "/tmp/x", "meta": {}}, {"path": "http://a"}]
-    assert resolve_uploads([object()] * 5, [*values, "more than there are inputs"]) == [
-        *values,
-        "more than there are inputs",
-    ]
+    values.append("more than there are inputs")
+    assert resolve_uploads([object()] * 5, [*values]) == values
 
 
 @pytest.mark.parametrize("nest", [lambda given: given, lambda given: {"a": [{"b": given}]}])
