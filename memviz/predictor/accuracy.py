@@ -66,14 +66,14 @@ def _measured_peak(row: dict[str, Any]) -> MeasuredPeak:
     return MeasuredPeak(row["name"], row["card"], row["torch"], row["class"], frozenset(row["families"]), **pairs)
 
 
-def is_recorded(card: KnownCard) -> bool:
+def is_like_recorded(card: KnownCard) -> bool:
     """Return whether any recorded card has the same threads and workspaces, the rules' only inputs besides its size."""
-    return _rule_inputs(card) in {
-        _rule_inputs(card_named(one.card)) for one in measured_peaks() if not one.is_published
+    return _threads_and_workspace(card) in {
+        _threads_and_workspace(card_named(one.card)) for one in measured_peaks() if not one.is_published
     }
 
 
-def _rule_inputs(card: KnownCard) -> tuple[int, int]:
+def _threads_and_workspace(card: KnownCard) -> tuple[int, int]:
     return card.threads_per_multiprocessor, card.cublas_workspace_bytes
 
 
@@ -107,7 +107,7 @@ def expected_error(
         not_covered=tuple(sorted(missing - counted)),
         not_counted=tuple(NOT_COUNTED[family] for family in sorted(counted)),
         least_growth=CONVOLUTIONS_GREW_BY if CONVOLUTIONS in counted else 0.0,
-        like_card=is_recorded(card),
+        like_card=is_like_recorded(card),
         uncounted_bytes=sum(sizes) if sizes else None,
         estimates_all=len(sizes) == len(estimates),
     )

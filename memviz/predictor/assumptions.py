@@ -21,12 +21,12 @@ from memviz.predictor.known_values import DEFAULT_NUMBER
 from memviz.predictor.position import (
     ReadingLine,
     current_line,
+    file_and_line_of_caller,
     first_of_library,
     frames,
-    line_of_caller,
+    innermost_place_outside_torch,
     place_of,
-    place_of_caller,
-    place_to_assume,
+    quoted_line_of_caller,
 )
 from memviz.units import count_text
 
@@ -86,7 +86,7 @@ class Stopped(UsageError):
     def __init__(self, what: str) -> None:
         super().__init__(f"{_head()}{what}")
         self.what = what
-        self.where = place_of_caller()
+        self.where = file_and_line_of_caller()
         """The program's line, as 'train.py:12'."""
 
     def was_not_caught(self) -> None:
@@ -142,7 +142,7 @@ def no_such_kernel(why: str) -> NoSuchKernel:
 def data_needed(what: str, remedy: str = REMEDY, *, takes_value: bool = True) -> DataNeeded:
     """Return the error for reading values by `what`, as '.tolist()'; `takes_value` if --assume can answer."""
     asks = "asks for the values of a tensor, and a predicted device computes none."
-    place = place_to_assume() if takes_value else ""
+    place = innermost_place_outside_torch() if takes_value else ""
     return DataNeeded(what, f"{asks} {_state_hint(place, remedy)}", place)
 
 
@@ -223,7 +223,7 @@ def wrong_device_for_rank(index: int, rank: int, own: int) -> NoSuchDevice:
 
 
 def _head() -> str:
-    line = line_of_caller()
+    line = quoted_line_of_caller()
     return f"{line}: " if line else ""
 
 
@@ -397,7 +397,7 @@ class Assumptions:
 
     def state(self, kind: str, number: float | None = None) -> None:
         """Note an assumption at the program's line."""
-        now = Assumption(place_of_caller(), kind, number, number)
+        now = Assumption(file_and_line_of_caller(), kind, number, number)
         before = self._stated.get((now.where, kind))
         self._stated[now.where, kind] = now if before is None else before.and_again(now)
 
@@ -413,7 +413,7 @@ class Assumptions:
     def _answer(self) -> _GivenAnswer | None:
         if not self._given:
             return None
-        self._asked[place_to_assume()] = None
+        self._asked[innermost_place_outside_torch()] = None
         answers = (candidate for frame in frames() for candidate in self._given if candidate.is_of(frame))
         return next(answers, None)
 
@@ -479,7 +479,7 @@ class Assumptions:
         self.state(_DECIDES, number)
 
     def _count_decision(self, line: ReadingLine) -> None:
-        place = place_of_caller()
+        place = file_and_line_of_caller()
         times = self._decisions[place] = self._decisions.get(place, 0) + 1
         if times > _MOST_DECISIONS:
             raise decision_needed(line, without_end=True)

@@ -74,7 +74,7 @@ class Autocast:
         """Weights and their casts: kept until the outermost region ends."""
 
     @property
-    def is_on(self) -> bool:
+    def casts_now(self) -> bool:
         return bool(self._regions) and self._regions[-1] and not self._running
 
     def begin(self, enabled: bool) -> None:
@@ -100,7 +100,7 @@ class Autocast:
         self._wrapped.add(name)
 
         def cast_before(*args: Any, **kwargs: Any) -> Any:
-            if not self.is_on:
+            if not self.casts_now:
                 return kernel(*args, **kwargs)
             with _WithoutFunctionModes():
                 # Backward comes here with them on, and to them our tensors are on the card.
@@ -134,7 +134,7 @@ class Autocast:
     def _typed_norm(self, func: Any, typed: Any) -> Kernel:
         def norm(tensor: Tensor, *args: Any) -> Any:
             with _WithoutFunctionModes():
-                casts = self.is_on and _casts(tensor)
+                casts = self.casts_now and _casts(tensor)
             if casts:
                 return typed(tensor, *args, dtype=torch.float32)
             return func._op_dk(torch._C.DispatchKey.Autograd, tensor, *args)
@@ -217,7 +217,7 @@ def _notice_regions(patches: Patches, autocast: Autocast) -> None:
     region: Any = torch.amp.autocast_mode.autocast
     init, enter, leave = region.__init__, region.__enter__, region.__exit__
 
-    def begins(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+    def init_for_card(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
         init(self, "cuda" if device_type == "meta" else device_type, *args, **kwargs)
 
     def entered(self: Any) -> Any:
@@ -230,5 +230,5 @@ def _notice_regions(patches: Patches, autocast: Autocast) -> None:
             autocast.end()
         return leave(self, *error)
 
-    for name, function in (("__init__", begins), ("__enter__", entered), ("__exit__", left)):
+    for name, function in (("__init__", init_for_card), ("__enter__", entered), ("__exit__", left)):
         patches.replace(region, name, function)

@@ -170,7 +170,7 @@ class PredictedDevice:
         follow_group(patches, recorder, self.rank, self.layout, order)
         follow_files(patches, recorder.host, assumptions, devices)
         patches.enter_context(operators())
-        position.begins()
+        position.skip_earlier_nodes()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

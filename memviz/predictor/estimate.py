@@ -104,9 +104,9 @@ class Estimate:
 
     def common_fits(self) -> dict[str, FitWord]:
         """The verdict on common cards, smallest first; the kernels stay those that were predicted."""
-        return {card.name: self._quick_fit(card) for card in common_cards()}
+        return {card.name: self._fit_word(card) for card in common_cards()}
 
-    def _quick_fit(self, card: KnownCard) -> FitWord:
+    def _fit_word(self, card: KnownCard) -> FitWord:
         doubt = doubt_on(card, self.expected_error)
         if self.peak_reserved <= doubt.surely_usable(card.memory_bytes):
             return "yes"

@@ -29,7 +29,7 @@ from memviz.predictor.known_values import (
     MarkedStorages,
     UniformRouting,
     has_default,
-    may_have_known_result,
+    may_be_known_from_unknown,
 )
 from memviz.predictor.shapes import fills_its_storage, is_on_device, tensors_of, with_each, written_by
 
@@ -341,7 +341,7 @@ _LARGE_FROM_NOTHING = {
 
 def may_say_of_unknown(func: Any) -> bool:
     """Return whether a result may have known values where the arguments have none."""
-    return may_have_known_result(func) or has_default(func) or func in ROUTED_OPERATORS
+    return may_be_known_from_unknown(func) or has_default(func) or func in ROUTED_OPERATORS
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -130,7 +130,7 @@ _QUESTIONS = {
 """Tests of numbers with a certain answer if these are finite."""
 
 
-def may_have_known_result(func: Any) -> bool:
+def may_be_known_from_unknown(func: Any) -> bool:
     """Return whether a result may have known values where the arguments have none."""
     by_name = func.overloadpacket.__name__ in _SHAPE_COUNTS
     return by_name or draws(func) or func in _FILL_ALL or func in _ABSORBING or func in _QUESTIONS

@@ -121,7 +121,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = self._override(func, treatment, args, kwargs)
         if out is not NotImplemented:
             return out
-        if self.autocast.is_on and torch.is_inference_mode_enabled():
+        if self.autocast.casts_now and torch.is_inference_mode_enabled():
             # Without autograd nothing else casts on the way here.
             with self:
                 args, kwargs = self.autocast.cast(func.name().removeprefix("aten::"), args, kwargs)
@@ -273,7 +273,7 @@ class FakeCudaMode(TorchFunctionMode):
         # torch's own code may call an operator with the device of a pretended tensor, which is "meta".
         is_operator = isinstance(func, OpOverload)
         if not is_operator and (nowhere(kwargs.get("device")) or any(map(nowhere, args))):
-            return self._tensors.run_on_meta(func, args, kwargs)
+            return self._tensors.run_for_programs_own_meta(func, args, kwargs)
         try:
             out = self._call(func, args, kwargs)
         except TypeError:

@@ -69,7 +69,7 @@ def frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def line_of_caller() -> str:
+def quoted_line_of_caller() -> str:
     """Return 'train.py, line 12: `if loss < 3:`', with the library in between if any; empty if unknown."""
     own, library = _callers()
     if own is None:
@@ -77,14 +77,14 @@ def line_of_caller() -> str:
     return f"{_line(own)}{'' if library is None else f' (by way of {_line(library)})'}"
 
 
-def place_of_caller() -> str:
+def file_and_line_of_caller() -> str:
     """Return 'train.py:12', as `--assume` takes it."""
     own, library = _callers()
     frame = own or library
     return "" if frame is None else f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
-def place_to_assume() -> str:
+def innermost_place_outside_torch() -> str:
     """Return the innermost line outside torch and Python's own library, as `--assume` takes it.
 
     In an installed library the path begins at its package, which is the same on every machine.
@@ -102,11 +102,11 @@ def place_to_assume() -> str:
 
 
 def current_line() -> ReadingLine:
-    return ReadingLine(line_of_caller(), place_to_assume())
+    return ReadingLine(quoted_line_of_caller(), innermost_place_outside_torch())
 
 
 def place_of(traceback: TracebackType | None) -> str:
-    """Return the program's own line that raised an error, in the form of `place_of_caller`."""
+    """Return the program's own line that raised an error, in the form of `file_and_line_of_caller`."""
     place = ""
     while traceback is not None:
         filename = traceback.tb_frame.f_code.co_filename
@@ -262,7 +262,7 @@ class ProgramPosition:
         """The path of the module that a weight belongs to."""
         self._paths: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
-    def begins(self) -> None:
+    def skip_earlier_nodes(self) -> None:
         """Skip earlier autograd nodes, which belong to no operator of the program."""
         self.here.known_up_to = self._next_number()
 
@@ -362,7 +362,7 @@ class ProgramPosition:
             return otherwise
         return self.here.streams.get(node._sequence_nr(), 0)
 
-    def in_backward(self) -> tuple[int, int, str]:
+    def module_stack_and_node(self) -> tuple[int, int, str]:
         """Return the module, the forward stack and the node of the current operator, if any."""
         node = self._node() if self.task != NO_TASK else None
         if node is None:

@@ -124,8 +124,8 @@ class AllocationRecorder:
         self.position = ProgramPosition(interner)
         self.columns = AllocationColumns()
         self.categories = self.columns.category
-        stacks, in_backward = self.stacks, self.position.in_backward
-        stack_of_free = stacks.here if figures_only else lambda: stacks.here("", in_backward()[2])
+        stacks, module_stack_and_node = self.stacks, self.position.module_stack_and_node
+        stack_of_free = stacks.here if figures_only else lambda: stacks.here("", module_stack_and_node()[2])
         self.ledger = Ledger(settings, stack_of_free, memory)
         self.launched: Callable[[], None] = lambda: None
         """Called for every operator that the card runs."""
@@ -377,7 +377,7 @@ class AllocationRecorder:
     def _describe_next(self, operator: str, category: Category) -> int:
         """Label the next allocation and return its stack."""
         position, columns = self.position, self.columns
-        module, forward_stack, node = position.in_backward()
+        module, forward_stack, node = position.module_stack_and_node()
         phase = position.phase if self.placed is None else Phase.UNKNOWN
         recomputing = position.is_recomputing
         may_be_saved = (phase == Phase.FORWARD or (phase == Phase.UNKNOWN and not position.phases)) or recomputing

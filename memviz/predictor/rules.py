@@ -493,10 +493,10 @@ def all_families() -> frozenset[str]:
 
 def families_of(operators: Iterable[str]) -> frozenset[str]:
     """Return the families of operators, given by their names in stacks: `sum_dim_IntList`."""
-    return frozenset(_FAMILIES.get(operator, operator) for operator in _without_overloads(operators))
+    return frozenset(_FAMILIES.get(operator, operator) for operator in _operators_of_stack_names(operators))
 
 
-def _without_overloads(names: Iterable[str]) -> set[str]:
+def _operators_of_stack_names(names: Iterable[str]) -> set[str]:
     operators = _operators_by_name()
     return {operators[name] for name in names if name in operators}
 
@@ -518,7 +518,7 @@ _ONLY_MEMORY = (
 
 def unseen_by(operators: Iterable[str], card: KnownCard) -> tuple[str, ...]:
     """Return notes on memory that these operators take on a card beyond the prediction."""
-    used = _without_overloads(operators)
+    used = _operators_of_stack_names(operators)
     notes = (rule.note for rule in RULES if rule.note and not used.isdisjoint(rule.operators))
     alone = (_ONLY_MEMORY,) if card.is_only_memory else ()
     return (*notes, *alone, context_sentence(card.name))
@@ -625,7 +625,7 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
         # What we spell out looks itself, where it has to.
         looks=name if _looks(func) and kernel is None else None,
         is_view=not new and not schema.is_mutable,
-        launches=(new or schema.is_mutable) and _has_a_kernel(func),
+        launches=(new or schema.is_mutable) and _launches_kernel(func),
         instead=add_in_place if func is aten.add.Tensor else None,
         sparse=None,
         shape=_shape_of(func, release),
@@ -636,7 +636,7 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
         moves=func in MOVES,
         may_say=may_say_of_unknown(func),
         may_choose=may_return_indices(func),
-        results=ResultCache() if (new or schema.is_mutable) and _repeats(func) else None,
+        results=ResultCache() if (new or schema.is_mutable) and _is_decided_by_shapes(func) else None,
         work={},
     )
 
@@ -651,7 +651,7 @@ def _resizes(func: Operator) -> bool:
     return func.overloadpacket.__name__ in _RESIZING or any(argument.is_out for argument in func._schema.arguments)
 
 
-def _has_a_kernel(func: Operator) -> bool:
+def _launches_kernel(func: Operator) -> bool:
     return func.overloadpacket.__name__ not in _WITHOUT_KERNEL and torch.Tag.inplace_view not in func.tags
 
 
@@ -659,7 +659,7 @@ def _looks(func: Operator) -> bool:
     return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
 
 
-def _repeats(func: Operator) -> bool:
+def _is_decided_by_shapes(func: Operator) -> bool:
     """Return whether the shapes of its arguments, and plain numbers, alone decide the result."""
     changes_shapes = torch.Tag.inplace_view in func.tags or _resizes(func)
     return func.namespace == "aten" and not changes_shapes and (not _looks(func) or func is aten.index.Tensor)

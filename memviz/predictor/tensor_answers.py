@@ -114,7 +114,7 @@ class TensorAnswers:
             Tensor.__deepcopy__: self._deep_copy,
             torch.tensor_split: self._split,
             **{function: self._to_numpy(name) for function, name in _TO_NUMPY.items()},
-            Tensor.__dlpack__: self._no_dlpack,
+            Tensor.__dlpack__: self._stop_at_dlpack,
             Tensor.__dlpack_device__: self._if_there(lambda tensor: (_CUDA_IN_DLPACK, devices.own.index)),
             **{function: self._to_number(*conversion) for function, conversion in _CONVERSIONS.items()},
             **{function: self._from_numbers(function) for function in _MADE_OF_NUMBERS},
@@ -151,7 +151,7 @@ class TensorAnswers:
 
         return convert
 
-    def _no_dlpack(self, args: Any, kwargs: Any) -> Any:
+    def _stop_at_dlpack(self, args: Any, kwargs: Any) -> Any:
         if args[0].is_meta or self._host.is_unknown(args[0]):
             raise data_needed("DLPack", takes_value=False)
         return NotImplemented
@@ -174,14 +174,14 @@ class TensorAnswers:
     def write_out(self, original: Any) -> Any:
         """Return a replacement for `Tensor.__reduce_ex__`, by which torch.save and others write a tensor."""
 
-        def reduced(tensor: Tensor, protocol: Any) -> Any:
+        def reduce_or_stop(tensor: Tensor, protocol: Any) -> Any:
             with torch._C.DisableTorchFunction():
                 is_unknown = self._host.is_unknown(tensor)
-            if is_unknown and not _is_copying():
+            if is_unknown and not _is_called_by_copy():
                 raise data_needed("torch.save, pickling or sending to another process", takes_value=False)
             return original(tensor, protocol)
 
-        return reduced
+        return reduce_or_stop
 
     def _shares(self, shares: Tensor) -> list[Any]:
         """Return the even counts as numbers that decide by their value and print as unknown."""
@@ -249,7 +249,7 @@ class TensorAnswers:
     def _is_pinned(self, args: Any, kwargs: Any) -> bool:
         return args[0] in self._pinned
 
-    def run_on_meta(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def run_for_programs_own_meta(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a function for which the program itself names the `meta` device."""
         self._recorder.making_nowhere = True
         try:
@@ -342,7 +342,7 @@ def _is_on_device(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_meta
 
 
-def _is_copying() -> bool:
+def _is_called_by_copy() -> bool:
     """Return whether `copy.copy` is the caller, which shares the memory."""
     frame = next(frames(), None)
     return frame is not None and frame.f_code.co_filename == _COPY

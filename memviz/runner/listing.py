@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from memviz.predictor.accuracy import is_recorded
+from memviz.predictor.accuracy import is_like_recorded
 from memviz.predictor.cards import CARD_KINDS
 from memviz.runner.knobs import described
 from memviz.runner.workloads import WORKLOADS
@@ -40,7 +40,7 @@ def listing(programs: Sequence[str] = ()) -> dict[str, Any]:
         ],
         "cards": [
             # Unproven: no recording is of a card with the same figures that PyTorch's rules look at.
-            {"name": card.name, "memory_bytes": card.memory_bytes, "kind": kind, "unproven": not is_recorded(card)}
+            {"name": card.name, "memory_bytes": card.memory_bytes, "kind": kind, "unproven": not is_like_recorded(card)}
             for kind, cards in CARD_KINDS.items()
             for card in cards
         ],

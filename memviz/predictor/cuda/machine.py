@@ -291,7 +291,7 @@ class FakeMachine:
         """A child process cannot use the CUDA that its parent began."""
         return os.getpid() != self._process
 
-    def exchange(self, device: int) -> int:
+    def current_if_valid(self, device: int) -> int:
         if device >= 0:
             self.named.check(device)
         return self.current()
@@ -338,8 +338,8 @@ def follow_machine(patches: Patches, machine: FakeMachine, mem_get_info: Callabl
             "_HAS_PYNVML": False,
             "_cudart": runtime,
             "_is_in_bad_fork": machine.is_in_fork,
-            "_exchange_device": machine.exchange,
-            "_maybe_exchange_device": machine.exchange,
+            "_exchange_device": machine.current_if_valid,
+            "_maybe_exchange_device": machine.current_if_valid,
             "_get_device_properties": machine.get_properties,
             "_device_count_nvml": lambda: -1,
             "has_magma": True,

@@ -24,7 +24,7 @@ from memviz.predictor.cards import KnownCard
 from memviz.predictor.compat import Patches
 from memviz.predictor.cuda.machine import NamedDevices
 from memviz.predictor.ledger import HistoryPart, Ledger, LiveAllocation
-from memviz.predictor.position import line_of_caller
+from memviz.predictor.position import quoted_line_of_caller
 from memviz.predictor.recorder import AllocationRecorder
 from memviz.trace.model import ACTION_NAMES, Action, Category, Ints8, Trace
 from memviz.trace.write import snapshot_dict, write_pickle
@@ -66,7 +66,7 @@ class OutOfMemoryReport:
         card, free, limit = self._card, self.free_bytes(allocator), allocator.limit
         requested, allocated, reserved = failure.asked_of_device, failure.allocated, failure.reserved
         self.failures.append(
-            PretendedOutOfMemory(event, line_of_caller(), failure.requested, requested, allocated, reserved)
+            PretendedOutOfMemory(event, quoted_line_of_caller(), failure.requested, requested, allocated, reserved)
         )
         for observer in self.observers:
             observer(0, requested, card.total_bytes if limit is None else limit, free)

@@ -25,7 +25,7 @@ from memviz.predictor.compat import Patches, StandIn, without_functions, without
 from memviz.predictor.cuda.machine import CUDA_0, NamedDevices
 from memviz.predictor.known_values import KnownValues
 from memviz.predictor.ledger import Ledger, Place
-from memviz.predictor.position import NO_TASK, ProgramPosition, ReadingLine, line_of_caller
+from memviz.predictor.position import NO_TASK, ProgramPosition, ReadingLine, quoted_line_of_caller
 
 Moment = dict[int, int]
 """Number of frees ever queued behind each stream that are done at a moment, by stream handle."""
@@ -334,7 +334,7 @@ class FakeEvent(_RealEvent):  # type: ignore[misc]
         if self._moment is None or end_event._moment is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
         self.assumptions.state(_TIMES)
-        return UnknownNumber(ReadingLine(line_of_caller()), False, self.assumptions)
+        return UnknownNumber(ReadingLine(quoted_line_of_caller()), False, self.assumptions)
 
     def ipc_handle(self) -> bytes:
         raise RuntimeError("CUDA error: an event of a card that is not there cannot be shared with another process")

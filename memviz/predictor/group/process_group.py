@@ -58,7 +58,7 @@ def follow_dtensor(patches: Patches, layout: Layout) -> None:
         @wraps(shard)
         def note_parts(length: Any, parts: int, *rest: Any, **named: Any) -> Any:
             if type(length) is int:
-                layout.note_parts(length, parts)
+                layout.note_uneven_parts(length, parts)
             return shard(length, parts, *rest, **named)
 
         patches.replace(Shard, "local_shard_size_and_offset", staticmethod(note_parts))
@@ -69,7 +69,7 @@ def follow_dtensor(patches: Patches, layout: Layout) -> None:
 
         @wraps(chunk)
         def note_chunks(tensor: torch.Tensor, num_chunks: int, dim: int) -> Any:
-            layout.note_parts(tensor.size(dim), num_chunks)
+            layout.note_uneven_parts(tensor.size(dim), num_chunks)
             return chunk(tensor, num_chunks, dim)
 
         patches.replace(parameters, "_chunk_with_empty", note_chunks)

@@ -98,7 +98,7 @@ class Layout:
         if dimension is not None:
             self.chains.add(dimension)
 
-    def note_parts(self, length: int, parts: int) -> None:
+    def note_uneven_parts(self, length: int, parts: int) -> None:
         if parts > 1 and length % parts:
             self.uneven.add((length, parts))
 
