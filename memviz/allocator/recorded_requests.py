@@ -99,7 +99,7 @@ def steps_of(trace: Trace, device: DeviceTrace) -> Steps:
     step = np.zeros(count, dtype=np.uint8)
     for recorded, wanted in _PLAIN.items():
         step[action == recorded] = wanted
-    _join_frees(device, step)
+    _classify_frees(device, step)
     grows = is_among(action, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP))
     grown = _run_before(grows)
     step[grows & ~_leads_to(grows, action == Action.ALLOC)] = ReplayStep.GROW
@@ -128,7 +128,7 @@ _PLAIN = {
 }
 
 
-def _join_frees(device: DeviceTrace, step: Bytes1) -> None:
+def _classify_frees(device: DeviceTrace, step: Bytes1) -> None:
     events, states = device.events, device.blocks.state
     is_request, done = step == ReplayStep.REQUEST_FREE, step == ReplayStep.COMPLETE_FREE
     waiting = (states == State.ACTIVE_PENDING_FREE) | (states == State.ACTIVE_AWAITING_FREE)
@@ -294,12 +294,12 @@ def release_causes(device: DeviceTrace, settings: Settings, steps: Steps, unneed
     peak = int(reserved.max(initial=0))
     collects = settings.garbage_collection_threshold > 0
 
-    def is_unneeded(release: ReleaseBeforeMalloc) -> bool:
+    def was_avoidable(release: ReleaseBeforeMalloc) -> bool:
         there_was_more = 0 < release.grown_bytes <= peak - int(reserved[release.first]) and not collects
         return there_was_more or release.malloc in unneeded
 
     unsure = [free for free in steps.before_mallocs if not free.is_sure]
-    by_program = unsure if any(map(is_unneeded, unsure)) else []
+    by_program = unsure if any(map(was_avoidable, unsure)) else []
     short = [free for free in steps.before_mallocs if free not in by_program]
     emptied = {**steps.emptied, **{free.first: free.pools for free in by_program}}
     memory = None if collects else _memory(device, reserved, short, steps.out_of_memory)

@@ -104,12 +104,12 @@ class Doubt:
     more_bytes: int = 0
     """Bytes that the prediction does not count, at most; `more` holds as well."""
 
-    def surely_usable(self, card_bytes: int) -> int:
+    def surely_fitting_peak(self, card_bytes: int) -> int:
         """Return the usable memory at worst, in bytes of the prediction."""
         left = card_bytes - self.context.most_bytes
         return max(0, int(min(left / (1 + self.more), (left - self.more_bytes) / (1 + self.less))))
 
-    def perhaps_usable(self, card_bytes: int) -> int:
+    def perhaps_fitting_peak(self, card_bytes: int) -> int:
         """Return the usable memory at best, in bytes of the prediction."""
         return max(0, int((card_bytes - self.context.least_bytes) / (1 - self.less)))
 
@@ -125,7 +125,7 @@ class ReplayedEstimate:
     after: Figures
 
     @property
-    def live_change(self) -> int:
+    def requested_change(self) -> int:
         """Change of peak requested."""
         return self.after.peak_requested_bytes - self.before.peak_requested_bytes
 
@@ -191,7 +191,7 @@ class Replayer(Source):
         """
         tell = progress
 
-        def continue_second_half(done: int, total: int) -> None:
+        def show_half_done(done: int, total: int) -> None:
             """How many cards will have to be tried is not known."""
             if tell:
                 tell(total, 2 * total)
@@ -203,7 +203,7 @@ class Replayer(Source):
                 continue
             if card.usable_bytes >= endless.peak_reserved_bytes and wanted.per_process_memory_fraction >= 1:
                 return card
-            if self.figures(wanted, card, afresh=afresh, progress=continue_second_half).oom is None:
+            if self.figures(wanted, card, afresh=afresh, progress=show_half_done).oom is None:
                 return card
         return None
 
@@ -230,7 +230,7 @@ class Replayer(Source):
         progress: Progress | None = None,
     ) -> FitWord:
         """`known` is the same in some memory or without a limit, which often says enough without another replay."""
-        surely, perhaps = doubt.surely_usable(card_bytes), doubt.perhaps_usable(card_bytes)
+        surely, perhaps = doubt.surely_fitting_peak(card_bytes), doubt.perhaps_fitting_peak(card_bytes)
         limit, ends = known.memory, known.oom is not None
 
         def is_within(usable: int) -> bool:

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from memviz.analysis.cache import cached
-from memviz.analysis.lifetimes import clock, has_stamps
+from memviz.analysis.lifetimes import clock, has_times_or_counts
 from memviz.analysis.sums import max_of_ranges
 from memviz.analysis.timeline import timeline
 from memviz.trace.model import Bools, Columns, DeviceTrace, Ints4, Ints8, Stage, Trace
@@ -50,7 +50,7 @@ class Annotated:
 @cached
 def annotated(device: DeviceTrace) -> Annotated:
     rows = device.annotations
-    if len(device.events) and not has_stamps(device):
+    if len(device.events) and not has_times_or_counts(device):
         none = np.zeros(0, dtype=np.int64)
         return Annotated(_intervals(device, none, none), unplaced=len(rows))
     end = np.full(len(rows), -1)

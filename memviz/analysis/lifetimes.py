@@ -280,11 +280,11 @@ def check_event(device: DeviceTrace, event: int) -> None:
 
 def has_times(device: DeviceTrace) -> bool:
     """torch before 2.2 recorded none, and on a predicted device no clock runs."""
-    return device.is_timed and has_stamps(device)
+    return device.is_timed and has_times_or_counts(device)
 
 
 @cached
-def has_stamps(device: DeviceTrace) -> bool:
+def has_times_or_counts(device: DeviceTrace) -> bool:
     """True with times, or counts in their place: enough to place annotations between events."""
     return bool(device.events.time_us.any())
 
@@ -304,7 +304,7 @@ def event_at_time(device: DeviceTrace, time_us: int) -> int:
     return int(np.searchsorted(clock(device), time_us, side="right")) - 1
 
 
-def event_at_seconds(device: DeviceTrace, seconds: float) -> int:
+def event_at_epoch_or_offset(device: DeviceTrace, seconds: float) -> int:
     """Return the event at a time in seconds since the first event, or since 1970."""
     if not isfinite(seconds):
         raise UsageError(f"{seconds} is no time.")

@@ -137,13 +137,13 @@ def printable(text: str) -> str:
 
 
 def print_result_table(table: Table) -> None:
-    print_table(table.head, [[*row.numbers, row.label] for row in table.rows], left=len(table.head) - 1)
+    print_table(table.head, [[*row.numbers, row.label] for row in table.rows], number_columns=len(table.head) - 1)
 
 
-def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int) -> None:
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, number_columns: int) -> None:
     """Columns before `left` are numbers, aligned right; the rest is text."""
     cells = [list(head), *([printable(cell) for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     for row in cells:
-        padded = [row[i].rjust(widths[i]) if i < left else row[i].ljust(widths[i]) for i in range(len(head))]
+        padded = [row[i].rjust(widths[i]) if i < number_columns else row[i].ljust(widths[i]) for i in range(len(head))]
         print("  ".join(padded).rstrip())

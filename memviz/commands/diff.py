@@ -60,12 +60,12 @@ def _peaks(comparison: Changes) -> list[str]:
     return rows
 
 
-def _peak_change(comparison: Changes, number: int) -> str:
-    if number == 0:
+def _peak_change(comparison: Changes, trace_number: int) -> str:
+    if trace_number == 0:
         return "baseline"
     before = comparison.moments[0].live_bytes
-    share = f", {percent_text(comparison.delta(number), before)}" if before else ""
-    return f"{delta_text(comparison.delta(number))}{share}"
+    share = f", {percent_text(comparison.delta(trace_number), before)}" if before else ""
+    return f"{delta_text(comparison.delta(trace_number))}{share}"
 
 
 def _markdown_causes(comparison: Changes, number: int) -> list[str]:
@@ -146,7 +146,7 @@ def _allowed(text: str) -> tuple[float, str]:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a percentage nor a size, such as 5% or 200MiB") from None
 
 
-def _grown(comparison: Changes, allowed: tuple[float, str] | None) -> list[int]:
+def _traces_grown(comparison: Changes, allowed: tuple[float, str] | None) -> list[int]:
     """Numbers of the traces whose peak is higher than the baseline's by more than allowed."""
     if allowed is None:
         return []
@@ -155,7 +155,7 @@ def _grown(comparison: Changes, allowed: tuple[float, str] | None) -> list[int]:
     return [i for i in range(1, len(comparison.moments)) if comparison.delta(i) > most]
 
 
-def _newly_ran_out(comparison: Changes, allowed: tuple[float, str] | None) -> list[int]:
+def _traces_newly_out_of_memory(comparison: Changes, allowed: tuple[float, str] | None) -> list[int]:
     """Numbers of the traces that ran out of memory where the baseline did not: their peaks are no measure."""
     baseline, *others = comparison.moments
     if allowed is None or baseline.ran_out_at is not None:
@@ -203,7 +203,7 @@ def _run(args: argparse.Namespace) -> int:
     traces = [open_trace(path) for path in args.files]
     comparison = comparison_result([(trace, choose_device(trace, args.device)) for trace in traces], args.by)
     changes, top = comparison.found, args.top or None
-    grown, ran_out = _grown(changes, args.max_growth), _newly_ran_out(changes, args.max_growth)
+    grown, ran_out = _traces_grown(changes, args.max_growth), _traces_newly_out_of_memory(changes, args.max_growth)
     if args.json:
         print_json(comparison.as_json(top))
     elif args.markdown:

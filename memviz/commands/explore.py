@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from memviz.analysis.devices import choose_device
 from memviz.analysis.groups import GROUPINGS
-from memviz.analysis.lifetimes import event_at_seconds
+from memviz.analysis.lifetimes import event_at_epoch_or_offset
 from memviz.commands.command import (
     Command,
     add_device,
@@ -98,7 +98,7 @@ def _live(args: argparse.Namespace, *, is_peak: bool) -> int:
     device = choose_device(trace, args.device)
     event = None
     if not is_peak:
-        event = args.event if args.event is not None else event_at_seconds(device, args.time)
+        event = args.event if args.event is not None else event_at_epoch_or_offset(device, args.time)
     live = live_result(trace, device, event, args.by, args.top or None)
     if args.json:
         print_json(live.as_json())
@@ -160,7 +160,7 @@ def _print_findings(result: Findings) -> None:
         print(f"{bytes_text(finding.bytes):>10}  {printable(finding.sentence)}")
         print(f"{'':10}  {printable(finding.remedy)}")
         for offer in result.offers.get(finding.key, ()):
-            live, reserved = delta_text(offer.estimate.live_change), delta_text(offer.estimate.reserved_change)
+            live, reserved = delta_text(offer.estimate.requested_change), delta_text(offer.estimate.reserved_change)
             print(f"{'':10}  {offer.name}, {ESTIMATE}: {live} live, {reserved} reserved at the peaks")
 
 

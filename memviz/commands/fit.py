@@ -338,7 +338,7 @@ def _print_grid(answer: FitAnswer) -> None:
         ]
         for row in answer.grid.rows
     ]
-    print_table(["sequence", *map(count_text, batches), "largest batch"], rows, left=1)
+    print_table(["sequence", *map(count_text, batches), "largest batch"], rows, number_columns=1)
 
 
 def _cell(peak: int | None, fits: bool) -> str:
@@ -362,7 +362,7 @@ def _print_front(answer: FitAnswer) -> None:
     per = cost_unit(trial_json(ways[0]))
     if first:
         print(f"{count_text(first)} that cost less and do not fit are left out")
-    print_table(["reserved", per, "", "configuration, cheapest first"], rows, left=1)
+    print_table(["reserved", per, "", "configuration, cheapest first"], rows, number_columns=1)
     if len(ways) > first + _MOST_ROWS:
         print(f"and {len(ways) - first - _MOST_ROWS} that take less and cost more")
 
@@ -386,7 +386,7 @@ def _print_measured(measured: list[Measurement], plan: Plan) -> None:
     ]
     print()
     heads = ["measured", "on", "reserved", f"predicted for {card}", f"seconds a {plan.unit}"]
-    print_table(heads, rows, left=2)
+    print_table(heads, rows, number_columns=2)
     for each in measured:
         if each.run is None:
             print(f"- {printable(trial_label(each.way))}: {printable(each.why)}")

@@ -74,7 +74,7 @@ def _print_ranks(job: RankSummary, top: int) -> None:
         ran_out = f" (out of memory: {bytes_text(row.ran_out[-1].requested_bytes)} asked)" if row.ran_out else ""
         reserved = reserved_text(row.peak_bytes, row.reserved_peak_bytes)
         rows.append([str(rank.number), bytes_text(row.peak_bytes), reserved, kind, f"{site}{ran_out}"])
-    print_table(["rank", "peak", "reserved", "most of it", "largest site"], rows, left=3)
+    print_table(["rank", "peak", "reserved", "most of it", "largest site"], rows, number_columns=3)
     _print_rest(len(in_order), top, "rank")
     for line in _unlike_others(in_order, top):
         print(printable(line))

@@ -118,7 +118,7 @@ def _print_search(outcome: WhatIf, searched: Search) -> None:
     cells = [[row.reserved, row.retries, row.ends, row.fits_on, row.called] for row in ranked_rows(outcome, searched)]
     where = f"in {bytes_text(card.usable_bytes)}" if card else "end"
     print(f"\n{about_ranked_rows(outcome, searched)}")
-    print_table(["reserved", "retries", where, "smallest card", "settings"], cells, left=4)
+    print_table(["reserved", "retries", where, "smallest card", "settings"], cells, number_columns=4)
     print(f"\n{searched.advice}")
     if not searched.advised.is_recorded and searched.advised.fits:
         print(environment(searched.advised.text))

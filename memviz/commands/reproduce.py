@@ -53,7 +53,7 @@ def _print(seed: Any, rows: list[dict[str, Any]]) -> None:
         ]
         for row in rows
     ]
-    print_table(["case", "figure", "published", "ours", "difference", ""], cells, left=0)
+    print_table(["case", "figure", "published", "ours", "difference", ""], cells, number_columns=0)
     print()
 
 

@@ -246,7 +246,7 @@ def _print_listing(listing: dict[str, Any]) -> None:
             print(f"  {kind['name']}  {kind['title']}. {kind['sentence']}")
             rows = [[f"    {knob['name']}", _default(knob), _help(knob)] for knob in kind["knobs"]]
             if rows:
-                print_table(["    knob", "default", ""], rows, left=0)
+                print_table(["    knob", "default", ""], rows, number_columns=0)
         print()
     print("CARDS")
     print_table(
@@ -255,7 +255,7 @@ def _print_listing(listing: dict[str, Any]) -> None:
             [f"  {card['name']}", f"{bytes_text(card['memory_bytes'])}{', unproven' if card['unproven'] else ''}"]
             for card in listing["cards"]
         ],
-        left=0,
+        number_columns=0,
     )
 
 

@@ -76,7 +76,7 @@ def peak(
         return plot_peak(result, dark=dark)
     trace, chosen = _pair(source, device)
     grouping = by or (result.live.by if isinstance(result, LiveSet) else "site")
-    return plot_peak(at(trace, chosen, _event(source, chosen, event), grouping), dark=dark)
+    return plot_peak(at(trace, chosen, _chosen_event(source, chosen, event), grouping), dark=dark)
 
 
 def icicle(
@@ -84,7 +84,7 @@ def icicle(
 ) -> go.Figure:
     """Plot live memory by call stack, callers on top; by default at the peak."""
     trace, chosen = _pair(source, device)
-    rows = live_rows(chosen, _event(source, chosen, event))
+    rows = live_rows(chosen, _chosen_event(source, chosen, event))
     return plot_icicle(stack_tree(trace, chosen, rows), trace, dark=dark)
 
 
@@ -95,7 +95,7 @@ def segments(
     trace, chosen = _pair(source, device)
     result = getattr(source, "found", None)
     if not isinstance(result, SegmentsAt) or event is not None or device is not None:
-        result = segments_at(trace, chosen, _event(source, chosen, event))
+        result = segments_at(trace, chosen, _chosen_event(source, chosen, event))
     return plot_segments(result, categories=categories(trace, chosen), dark=dark)
 
 
@@ -124,7 +124,7 @@ def _pair(source: Source, device: int | str | None) -> tuple[Trace, DeviceTrace]
     return trace, choose_device(trace, name if isinstance(name, str) else None)
 
 
-def _event(source: Source, device: DeviceTrace, event: int | None) -> int:
+def _chosen_event(source: Source, device: DeviceTrace, event: int | None) -> int:
     """`event` if given, else that of a result for this device, else the peak."""
     if event is None and getattr(source, "device", None) == device.name:
         event = getattr(source, "event", None)

@@ -34,14 +34,14 @@ class PackedTimeline:
     body: bytes
 
 
-def pack_timeline(device: DeviceTrace) -> PackedTimeline:
+def pack_allocations(device: DeviceTrace) -> PackedTimeline:
     """Spans, and the reserved bytes wherever they change."""
     rows = lifetimes(device)
-    return pack_spans(device, rows.start - BEFORE, rows.end - BEFORE, rows.size)
+    return pack_spans_and_reserved(device, rows.start - BEFORE, rows.end - BEFORE, rows.size)
 
 
-def pack_spans(device: DeviceTrace, start: Ints8, end: Ints8, size: Ints8) -> PackedTimeline:
-    """Pack other spans than the device's own allocations, like `pack_timeline`: from `start` on, by start."""
+def pack_spans_and_reserved(device: DeviceTrace, start: Ints8, end: Ints8, size: Ints8) -> PackedTimeline:
+    """Pack other spans than the device's own allocations, like `pack_allocations`: from `start` on, by start."""
     line = timeline(device)
     steps = np.flatnonzero(np.diff(line.reserved, prepend=line.reserved[0] - 1))
     columns = {
@@ -64,7 +64,7 @@ def pack_times(device: DeviceTrace, step_us: int = 1) -> PackedTimeline:
     return pack(columns, start_us=int(device.events.time_us[:1].sum()))
 
 
-def pack_groups(colouring: Colouring) -> PackedTimeline:
+def pack_colouring(colouring: Colouring) -> PackedTimeline:
     """Pack the colour group of each allocation, and a flag where it is only probable."""
     columns: dict[str, npt.NDArray[Any]] = {"group": colouring.group}
     if colouring.probable is not None:
@@ -77,7 +77,7 @@ def pack_sites(code: Ints4, labels: Sequence[str]) -> PackedTimeline:
     return pack({"site": code.astype(np.uint32)}, labels=[label[:_LONGEST] for label in labels])
 
 
-def pack_rows(rows: Ints8, count: int) -> PackedTimeline:
+def pack_selection(rows: Ints8, count: int) -> PackedTimeline:
     """Pack a selection of allocations, one bit each."""
     chosen = np.zeros(count, dtype=np.uint8)
     chosen[rows] = 1

@@ -33,7 +33,7 @@ class MemorySteps:
         self._done = 0
 
     def __enter__(self) -> Self:
-        self.steps.check()
+        self.steps.prepare()
         return self
 
     def __exit__(

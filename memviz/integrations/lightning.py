@@ -24,7 +24,7 @@ class MemoryCallback(Callback):  # type: ignore[misc]
         self.steps = RecordedSteps(path, **how)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self.steps.check()
+        self.steps.prepare()
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         optimizers = [optimizer_itself(optimizer) for optimizer in trainer.optimizers]

@@ -60,7 +60,7 @@ class RecordedSteps:
         self._is_over = False
         atexit.register(_closed_if_there, weakref.ref(self))
 
-    def check(self) -> None:
+    def prepare(self) -> None:
         """Before a training begins, which may take long to come to these steps.
 
         Raises:

@@ -25,7 +25,7 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]
         self.steps = RecordedSteps(path, **how)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.steps.check()
+        self.steps.prepare()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.steps.step_begins(state.global_step + 1, kwargs.get("model"), optimizer_itself(kwargs.get("optimizer")))

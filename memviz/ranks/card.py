@@ -53,21 +53,21 @@ def fit_on_card(ranks: Sequence[Rank], card: CardMemory) -> OnCard:
     close = sorted((rank for rank in ranks if words[rank.number] == "close"), key=_most_reserved)
     out = sorted((rank for rank in ranks if words[rank.number] == "no"), key=lambda rank: _excess_order(rank, card))
     first = next(iter([*out, *close]), None)
-    needs = 0 if first is None else needed_bytes(first.row) if out else first.row.reserved_peak_bytes
+    needs = 0 if first is None else needed_live_bytes(first.row) if out else first.row.reserved_peak_bytes
     return OnCard(
         card=card,
         fits=tuple(rank.number for rank in ranks if words[rank.number] == "yes"),
         close=tuple(sorted(rank.number for rank in close)),
         runs_out=tuple(rank.number for rank in out),
         first=None if first is None else first.number,
-        first_step=step_of(out[0].row, first_excess(out[0].row, card)[0]) if out else None,
+        first_step=step_of(out[0].row, step_of_first_excess(out[0].row, card)[0]) if out else None,
         lacks_bytes=max(needs - card.usable_bytes, 0),
         cut_short=tuple(sorted(rank.number for rank in close if rank.row.ran_out)),
     )
 
 
 def fit(row: RankRow, card: CardMemory) -> FitWord:
-    if needed_bytes(row) > card.usable_bytes:
+    if needed_live_bytes(row) > card.usable_bytes:
         return "no"
     if row.ran_out:
         return "close"
@@ -75,7 +75,7 @@ def fit(row: RankRow, card: CardMemory) -> FitWord:
     return "yes" if is_known and row.reserved_peak_bytes <= card.usable_bytes else "close"
 
 
-def needed_bytes(row: RankRow) -> int:
+def needed_live_bytes(row: RankRow) -> int:
     """The most that was to be live at once, with what was asked for in vain."""
     return max([row.peak_bytes, *(one.live_bytes + one.requested_bytes for one in row.ran_out)])
 
@@ -85,10 +85,10 @@ def _most_reserved(rank: Rank) -> tuple[int, int]:
 
 
 def _excess_order(rank: Rank, card: CardMemory) -> tuple[int, float, int, int]:
-    return (*first_excess(rank.row, card), -needed_bytes(rank.row), rank.number)
+    return (*step_of_first_excess(rank.row, card), -needed_live_bytes(rank.row), rank.number)
 
 
-def first_excess(row: RankRow, card: CardMemory) -> tuple[int, float]:
+def step_of_first_excess(row: RankRow, card: CardMemory) -> tuple[int, float]:
     """The number of the step in which live bytes first go beyond, or would have, and how far into it."""
     curve, usable = row.curve, card.usable_bytes
     live = (at for at, live in enumerate(curve.live) if live > usable)
@@ -96,7 +96,7 @@ def first_excess(row: RankRow, card: CardMemory) -> tuple[int, float]:
         (curve.parts[place // curve.columns].number, place % curve.columns / curve.columns) for place in islice(live, 1)
     ]
     asked = (one.event for one in row.ran_out if one.live_bytes + one.requested_bytes > usable)
-    return min([*times, *(moment_of(row, event) for event in islice(asked, 1))])
+    return min([*times, *(step_and_share_of(row, event) for event in islice(asked, 1))])
 
 
 def step_of(row: RankRow, number: int) -> FirstStep | None:
@@ -112,7 +112,7 @@ def step_of(row: RankRow, number: int) -> FirstStep | None:
     return FirstStep(number, f"{'before' if is_before else 'after'} step {count_text(beside)}")
 
 
-def moment_of(row: RankRow, event: int) -> tuple[int, float]:
+def step_and_share_of(row: RankRow, event: int) -> tuple[int, float]:
     """The number of its step, and how far into it."""
     parts = row.curve.parts
     part = next((part for part in parts if event <= part.last_event), parts[-1])
@@ -158,14 +158,14 @@ def _end(trace: Trace, rank: Rank, card: CardMemory) -> _When | None:
     out = Replayer(trace, device).figures(None, card).oom
     if out is None:
         return None
-    return moment_of(rank.row, out.event)
+    return step_and_share_of(rank.row, out.event)
 
 
 def _with_replays(found: OnCard, ranks: dict[int, Rank], replayed: dict[int, _When | None]) -> OnCard:
     ends = {number: end for number, end in replayed.items() if end is not None}
     out = [*found.runs_out, *ends]
     close = tuple(number for number in found.close if number not in replayed)
-    times = {number: ends.get(number) or first_excess(ranks[number].row, found.card) for number in out}
+    times = {number: ends.get(number) or step_of_first_excess(ranks[number].row, found.card) for number in out}
     in_order = tuple(sorted(out, key=lambda number: (*times[number], number)))
     left = max((ranks[number] for number in close), key=lambda rank: rank.row.reserved_peak_bytes, default=None)
     first = in_order[0] if in_order else None if left is None else left.number
@@ -187,4 +187,4 @@ def _lacks(card: CardMemory, ranks: dict[int, Rank], first: int | None, *, by_re
     if first is None:
         return 0
     row = ranks[first].row
-    return max((row.reserved_peak_bytes if by_replay else needed_bytes(row)) - card.usable_bytes, 0)
+    return max((row.reserved_peak_bytes if by_replay else needed_live_bytes(row)) - card.usable_bytes, 0)

@@ -27,7 +27,7 @@ from typing import Any
 from memviz.dask_client import by_value, dask_client
 from memviz.errors import UsageError, first_line
 from memviz.mesh import sizes_of
-from memviz.ranks.numbers import check_room, sizes_beside, sizes_text
+from memviz.ranks.numbers import check_room, mesh_sizes_in_folders, sizes_text
 from memviz.ranks.places import Place, places_of
 from memviz.ranks.reduce_rank import reduce_rank
 from memviz.ranks.row import FailedFile, Reduced
@@ -55,13 +55,13 @@ class Gathering:
 
 def gather_ranks(wanted: Gathering, *, progress: Progress | None = None) -> RankSummary:
     if len(wanted.places) == 1 and wanted.places[0].endswith(ENDING):
-        table = _table_of(wanted)
+        table = _read_table_file(wanted)
         mesh = wanted.mesh or table.mesh
         return summarize_ranks(table.rows, sizes_of(mesh) if mesh else None)
     table_beside = next((place for place in wanted.places if place.endswith(ENDING)), None)
     if table_beside is not None:
         raise UsageError(f"{table_beside} is a table of ranks. Name it alone, or after -o to go on with it.")
-    sizes = sizes_of(wanted.mesh) if wanted.mesh else sizes_beside(wanted.places)
+    sizes = sizes_of(wanted.mesh) if wanted.mesh else mesh_sizes_in_folders(wanted.places)
     row_file = None if wanted.output is None else RowFile(wanted.output, wanted.device, sizes_text(sizes))
     places = places_of(wanted.places)
     check_room([place.address for place in places], sizes)
@@ -69,7 +69,7 @@ def gather_ranks(wanted: Gathering, *, progress: Progress | None = None) -> Rank
     return summarize_ranks(_counted(rows if row_file is None else row_file.keeping(rows), len(places), progress), sizes)
 
 
-def _table_of(wanted: Gathering) -> RankTable:
+def _read_table_file(wanted: Gathering) -> RankTable:
     table = read_table(Path(wanted.places[0]))
     if wanted.device not in (None, table.device):
         raise UsageError(f"{wanted.places[0]} holds rows of another device. Read the snapshots again for this one.")

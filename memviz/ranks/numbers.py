@@ -67,7 +67,7 @@ def numbers_in(places: Sequence[str]) -> dict[str, int | None]:
     Of several machines that each count their own GPUs from 0, `gpu12` is no rank.
     """
     numbers = {place: rank_in_name(place) for place in places}
-    local = _counted_by_machine(places)
+    local = _places_numbered_per_machine(places)
     rest = [place for place in places if numbers[place] is None]
     differing = _differing([_stem(place) for place in rest])
     for place in rest:
@@ -75,13 +75,13 @@ def numbers_in(places: Sequence[str]) -> dict[str, int | None]:
     return {**numbers, **dict.fromkeys(local)}
 
 
-def _counted_by_machine(places: Sequence[str]) -> list[str]:
+def _places_numbered_per_machine(places: Sequence[str]) -> list[str]:
     """Those with a machine's number and a GPU's, where two machines have the same GPU."""
     machines: dict[int, set[int]] = {}
     found = []
     for place in places:
-        machine, number = _find_number(_NODE, _parts(place)), _find_number(_OTHER, _parts(place)[:1])
-        if machine is not None and number is not None and _find_number(_RANK, _parts(place)) is None:
+        machine, number = _nearest_number(_NODE, _parts(place)), _nearest_number(_OTHER, _parts(place)[:1])
+        if machine is not None and number is not None and _nearest_number(_RANK, _parts(place)) is None:
             found.append(place)
             machines.setdefault(number, set()).add(machine)
     return found if any(len(several) > 1 for several in machines.values()) else []
@@ -90,8 +90,8 @@ def _counted_by_machine(places: Sequence[str]) -> list[str]:
 def rank_in_name(place: str) -> int | None:
     """Only where a word says so: `rank3`, `gpu3`. Of a single file, any other number may be anything."""
     parts = _parts(place)
-    number = _find_number(_RANK, parts)
-    return number if number is not None else _find_number(_OTHER, parts[:1])
+    number = _nearest_number(_RANK, parts)
+    return number if number is not None else _nearest_number(_OTHER, parts[:1])
 
 
 def _parts(place: str) -> list[str]:
@@ -99,7 +99,7 @@ def _parts(place: str) -> list[str]:
     return place.replace("\\", "/").split("/")[: -_LEVELS - 1 : -1]
 
 
-def _find_number(pattern: re.Pattern[str], parts: Sequence[str]) -> int | None:
+def _nearest_number(pattern: re.Pattern[str], parts: Sequence[str]) -> int | None:
     for part in parts:
         hits = pattern.findall(part)
         if hits:
@@ -210,7 +210,7 @@ def sizes_text(sizes: Mapping[str, Any]) -> str:
     return ",".join(f"{axis}={size}" for axis, size in sizes.items())
 
 
-def sizes_beside(places: Sequence[str]) -> dict[str, int]:
+def mesh_sizes_in_folders(places: Sequence[str]) -> dict[str, int]:
     """Read the axis sizes of a `mesh.json` in one of the folders; empty if there is none."""
     files = (Path(place) / FILE for place in places if "://" not in place)
     file = next((file for file in files if file.is_file()), None)

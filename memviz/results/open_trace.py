@@ -32,7 +32,7 @@ from memviz.allocator.replayer import CardMemory
 from memviz.allocator.settings import parse_settings
 from memviz.analysis.comparing.matching import Pair
 from memviz.analysis.devices import choose_device
-from memviz.analysis.lifetimes import event_at_seconds
+from memviz.analysis.lifetimes import event_at_epoch_or_offset
 from memviz.errors import TraceError, UsageError
 from memviz.results.comparison import Comparison, comparison_result
 from memviz.results.headline import Headline
@@ -297,7 +297,7 @@ def _event_of(device: DeviceTrace, event: int | None, time: float | None) -> int
     if (event is None) == (time is None):
         raise UsageError("Name the moment by its event or by its time: event=1000, or time=0.5.")
     if time is not None:
-        return event_at_seconds(device, _seconds(time))
+        return event_at_epoch_or_offset(device, _seconds(time))
     return _parse_event(event)
 
 

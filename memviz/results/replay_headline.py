@@ -13,14 +13,14 @@ _WORDS = {"": "PyTorch's default settings", "expandable_segments:True": "expanda
 
 
 def replay_headline(outcome: WhatIf, searched: Search | None = None) -> Headline:
-    result = _headline_of(outcome, searched)
+    result = _headline_before_device(outcome, searched)
     if outcome.devices == 1:
         return result
     answer = result.answer if result.answer.startswith("PyTorch") else f"{result.answer[0].lower()}{result.answer[1:]}"
     return Headline(f"On device {outcome.device}, {answer}", result.reason)
 
 
-def _headline_of(outcome: WhatIf, searched: Search | None) -> Headline:
+def _headline_before_device(outcome: WhatIf, searched: Search | None) -> Headline:
     if not allocation_count(outcome.recorded):
         only_state = "The file holds no history of allocations, only the state at its end."
         why = "None of its events is an allocation." if outcome.events else only_state
@@ -37,7 +37,7 @@ def _card_headline(outcome: WhatIf, searched: Search | None) -> Headline:
     where, live = bytes_text(outcome.card.usable_bytes), _live_at_once(outcome, searched)
     if outcome.replayed.oom is not None and live > outcome.card.usable_bytes:
         return Headline(f"It does not fit in {where} under any setting: {bytes_text(live)} are live at once.")
-    return Headline(f"In {where} this run stops {event_text(outcome.base.oom)}.", _remedy(outcome, searched))
+    return Headline(f"In {where} this run stops {event_text(outcome.base.oom)}.", _reason_of_oom(outcome, searched))
 
 
 def _with_close_note(outcome: WhatIf, headline: Headline) -> Headline:
@@ -84,7 +84,7 @@ def _spare(bytes_reserved: int, outcome: WhatIf) -> str:
     return bytes_text(outcome.card.usable_bytes - bytes_reserved)
 
 
-def _remedy(outcome: WhatIf, searched: Search | None) -> str:
+def _reason_of_oom(outcome: WhatIf, searched: Search | None) -> str:
     replayed, stopped = outcome.replayed, outcome.base.oom
     assert stopped is not None
     if replayed is not outcome.base:

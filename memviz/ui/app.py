@@ -57,7 +57,7 @@ from memviz.ui.shell.page_frame import (
     actions_html,
     brand_html,
     foot_html,
-    missing_html,
+    missing_trace_html,
     refused_html,
     theme,
     traces_html,
@@ -377,7 +377,7 @@ class _Page:
         is_missing = bool(query.get("trace")) or "traces" in query
         tab = ranks.ID if self.context.given_ranks is not None and not is_missing else None
         values = self._shown(replace(session, home=is_missing or not session.opened), tab=tab)
-        values[3] = missing_html() if is_missing else values[3]
+        values[3] = missing_trace_html() if is_missing else values[3]
         return [*values, gr.skip(), gr.skip()]
 
     def _linked(self, session: Session, query: dict[str, str]) -> Session | None:

@@ -12,7 +12,7 @@ import pytest
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.timeline import timeline
 from memviz.figures.colouring import colouring, pixel_palette
-from memviz.figures.packed_timeline import PackedTimeline, pack_groups, pack_timeline, spans
+from memviz.figures.packed_timeline import PackedTimeline, pack_allocations, pack_colouring, spans
 from memviz.figures.raster import View, allocation_grid, colour_grid, column_instants
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
@@ -65,8 +65,8 @@ def drawn_by_browser(
     return page.evaluate(
         DRAW,
         {
-            "timeline": sent(pack_timeline(device)),
-            "groups": sent(pack_groups(colours)),
+            "timeline": sent(pack_allocations(device)),
+            "groups": sent(pack_colouring(colours)),
             "view": vars(view),
             "palette": pixel_palette(colours, dark=False).reshape(-1).tolist(),
             "dimmed": pixel_palette(colours, dark=False, dimmed=True).reshape(-1).tolist(),

@@ -9,7 +9,7 @@ import numpy as np
 
 from memviz.errors import TraceError
 from memviz.figures.colouring import colouring, pixel_palette
-from memviz.figures.packed_timeline import pack_groups, pack_timeline, pack_times
+from memviz.figures.packed_timeline import pack_allocations, pack_colouring, pack_times
 from memviz.trace.load import read_trace
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.explore.answer import ALL, details
@@ -36,11 +36,11 @@ def look(path: str) -> int:
 
 
 def timelines(trace: Trace, device: DeviceTrace) -> None:
-    pack_timeline(device)
+    pack_allocations(device)
     pack_times(device)
     for meaning in ("category", "size", "site"):
         colours = colouring(trace, device, meaning)
-        pack_groups(colours)
+        pack_colouring(colours)
         pixel_palette(colours, dark=True)
 
 

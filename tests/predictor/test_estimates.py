@@ -80,7 +80,7 @@ def of_kind(trace: Trace, kind: ActionKind) -> tuple[int, int, int]:
     made = proposal(trace, device, chosen, kind)
     assert made is not None
     result = ReplayedEstimate(Replayer(trace).estimate(), Replayer(trace).estimate(made.trace))
-    return result.after.peak_requested_bytes, result.after.peak_reserved_bytes, -result.live_change
+    return result.after.peak_requested_bytes, result.after.peak_reserved_bytes, -result.requested_change
 
 
 def peaks(trace: Trace) -> tuple[int, int]:
@@ -126,4 +126,4 @@ def test_an_output_let_go_earlier_peaks_as_the_program_that_lets_it_go() -> None
 def test_an_estimate_that_changes_nothing_saves_nothing(shape: int) -> None:
     trace = trained(shape)
     result = ReplayedEstimate(Replayer(trace).estimate(), Replayer(trace).estimate(trace))
-    assert (result.live_change, result.reserved_change) == (0, 0)
+    assert (result.requested_change, result.reserved_change) == (0, 0)

@@ -86,7 +86,7 @@ def test_an_error_on_both_sides_stands_beside_nothing_that_is_not_counted() -> N
         least, most = found.reserved_interval(GiB)
         assert most >= GiB + rule.bytes_at_most and least <= GiB
         doubt = doubt_on(CARD, found)
-        assert doubt.surely_usable(CARD.memory_bytes) + rule.bytes_at_most <= CARD.memory_bytes
+        assert doubt.surely_fitting_peak(CARD.memory_bytes) + rule.bytes_at_most <= CARD.memory_bytes
         estimates.append(found.uncounted_bytes)
     assert estimates[0] < GiB < estimates[1]
 

@@ -25,7 +25,7 @@ class Rule:
     certainty: Certainty = Certainty.SURE
 
 
-def _alive_later(e: Evidence) -> Bools:
+def _outlives_next_work(e: Evidence) -> Bools:
     return e.outlives(e.next_work) | e.never_freed
 
 
@@ -38,10 +38,10 @@ def _may_be_temporary(e: Evidence) -> Bools:
     return during & ~e.no_stack & e.freed_within_call
 
 
-def _matches_name(category: Category, *doing: Activity) -> Callable[[Evidence], Bools]:
+def _named_outliving(category: Category, *doing: Activity) -> Callable[[Evidence], Bools]:
     def holds(e: Evidence) -> Bools:
         during = np.logical_or.reduce([e.during(kind) for kind in doing])
-        return np.asarray(during & (e.name == category) & _alive_later(e))
+        return np.asarray(during & (e.name == category) & _outlives_next_work(e))
 
     return holds
 
@@ -55,12 +55,12 @@ RULES = (
     ),
     Rule(Reason.WORKSPACE_SIZE, Category.WORKSPACE, lambda e: e.hopper_workspace, Certainty.PROBABLE),
     Rule(Reason.ZERO_GRAD, Category.GRADIENT, lambda e: e.freed_by_zero_grad & ~e.during(Activity.FORWARD)),
-    Rule(Reason.BUILD_KEPT, Category.PARAMETER, lambda e: e.during(Activity.BUILD) & _alive_later(e)),
+    Rule(Reason.BUILD_KEPT, Category.PARAMETER, lambda e: e.during(Activity.BUILD) & _outlives_next_work(e)),
     Rule(Reason.BUILD_FREED, Category.TEMPORARY, lambda e: e.during(Activity.BUILD)),
     Rule(
         Reason.OPTIMIZER_BUILD_KEPT,
         Category.OPTIMIZER_STATE,
-        lambda e: e.during(Activity.BUILD_OPTIMIZER) & _alive_later(e),
+        lambda e: e.during(Activity.BUILD_OPTIMIZER) & _outlives_next_work(e),
     ),
     Rule(Reason.OPTIMIZER_BUILD_FREED, Category.TEMPORARY, lambda e: e.during(Activity.BUILD_OPTIMIZER)),
     Rule(Reason.STEP_KEPT, Category.OPTIMIZER_STATE, lambda e: e.during(Activity.STEP) & e.outlives(e.step_over)),
@@ -122,7 +122,7 @@ RULES = (
         Certainty.PROBABLE,
     ),
     *(
-        Rule(Reason.NAMED, category, _matches_name(category, Activity.NOTHING, Activity.FORWARD), Certainty.PROBABLE)
+        Rule(Reason.NAMED, category, _named_outliving(category, Activity.NOTHING, Activity.FORWARD), Certainty.PROBABLE)
         for category in (Category.KV_CACHE, Category.GRAPH_POOL, Category.COLLECTIVE)
     ),
     Rule(
@@ -167,7 +167,7 @@ RULES = (
         lambda e: e.during(Activity.NOTHING) & ~e.no_stack & (e.backwards == 1) & e.freed_before(e.next_backward_over),
     ),
     *(
-        Rule(Reason.NAMED, category, _matches_name(category, Activity.NOTHING), Certainty.PROBABLE)
+        Rule(Reason.NAMED, category, _named_outliving(category, Activity.NOTHING), Certainty.PROBABLE)
         for category in (Category.OPTIMIZER_STATE, Category.GRADIENT, Category.INPUT, Category.PARAMETER)
     ),
 )

@@ -13,7 +13,7 @@ from typing import Any
 from memviz.analysis.comparing.matching import Pair, match_allocations
 from memviz.analysis.lifetimes import lifetimes
 from memviz.errors import UsageError
-from memviz.figures.packed_timeline import PackedTimeline, as_sent, pack_rows
+from memviz.figures.packed_timeline import PackedTimeline, as_sent, pack_selection
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.components.component import Component, Find, Panel, Request, requested_trace, served
 from memviz.ui.payloads.event_rows import EventFilter, EventSelection, chosen_events, event_rows
@@ -126,7 +126,7 @@ def rows_server(find: Find) -> Callable[[Any], dict[str, Any]]:
 
 def highlighted_rows(sides: Sequence[Pair], by: str, row: str) -> list[PackedTimeline]:
     alikes = match_allocations(sides, by)
-    return [pack_rows(alikes.rows_of(number, side, row), len(lifetimes(side[1]))) for number, side in enumerate(sides)]
+    return [pack_selection(alikes.rows_of(i, side, row), len(lifetimes(side[1]))) for i, side in enumerate(sides)]
 
 
 def file_server(find: Find, make_file: MakeFile) -> Callable[[Any], dict[str, Any]]:

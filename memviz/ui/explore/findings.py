@@ -33,7 +33,7 @@ class Offer:
     @property
     def saves(self) -> bool:
         """A noticeable part of one peak, and nothing of the other is lost."""
-        before, live, reserved = self.estimate.before, self.estimate.live_change, self.estimate.reserved_change
+        before, live, reserved = self.estimate.before, self.estimate.requested_change, self.estimate.reserved_change
         some = -live >= NOTICEABLE * before.peak_requested_bytes or -reserved >= NOTICEABLE * before.peak_reserved_bytes
         return some and live <= 0 and reserved <= 0 and live + reserved < 0
 
@@ -171,7 +171,7 @@ def _offer_html(finding: Finding, offer: Offer) -> Html:
 
 
 def _saved(offer: Offer) -> str:
-    live, reserved = offer.estimate.live_change, offer.estimate.reserved_change
+    live, reserved = offer.estimate.requested_change, offer.estimate.reserved_change
     if live < 0:
         return delta_text(live)
     return f"{delta_text(reserved)} reserved"

@@ -29,11 +29,11 @@ from memviz.errors import UsageError
 from memviz.figures.colouring import Colouring, SharedHue, colouring, group_colour, largest_of_all, pixel_palette
 from memviz.figures.packed_timeline import (
     PackedTimeline,
-    pack_groups,
-    pack_rows,
+    pack_allocations,
+    pack_colouring,
+    pack_selection,
     pack_sites,
-    pack_spans,
-    pack_timeline,
+    pack_spans_and_reserved,
     pack_times,
 )
 from memviz.results.summary import trace_headline
@@ -94,7 +94,7 @@ def _oom(event: int, requested_bytes: int, device: DeviceTrace) -> dict[str, Any
 def piece(trace: Trace, device: DeviceTrace, request: dict[str, Any]) -> PackedTimeline:
     kind = request.get("piece")
     if kind == "timeline":
-        return pack_timeline(device)
+        return pack_allocations(device)
     if kind == "groups":
         return groups_piece(colouring(trace, device, str(request.get("meaning", "category")), _among(request)))
     if kind == "times":
@@ -103,7 +103,7 @@ def piece(trace: Trace, device: DeviceTrace, request: dict[str, Any]) -> PackedT
         table = sites(trace)
         return pack_sites(table.of_stack[lifetimes(device).stack], [site.label for site in table.sites])
     if kind == "lit":
-        return pack_rows(
+        return pack_selection(
             lit_rows(trace, device, str(request.get("by", "site")), request.get("group")), len(lifetimes(device))
         )
     raise UsageError(f"A timeline has no piece {kind!r}.")
@@ -131,7 +131,7 @@ def lit_rows(trace: Trace, device: DeviceTrace, by: str, group: Any) -> Ints8:
 
 
 def groups_piece(colours: Colouring) -> PackedTimeline:
-    packed = pack_groups(colours)
+    packed = pack_colouring(colours)
     palettes = {
         f"{mode}{'_dimmed' if dimmed else ''}": pixel_palette(colours, dark=mode == "dark", dimmed=dimmed)
         for mode in ("light", "dark")
@@ -254,7 +254,7 @@ def segments_over_time_value(device: DeviceTrace, key: str) -> dict[str, Any]:
 def segments_over_time_piece(trace: Trace, device: DeviceTrace, request: dict[str, Any]) -> PackedTimeline:
     lives, kind = segment_lives(device), request.get("piece")
     if kind == "timeline":
-        return pack_spans(device, lives.start - BEFORE, lives.end - BEFORE, lives.size)
+        return pack_spans_and_reserved(device, lives.start - BEFORE, lives.end - BEFORE, lives.size)
     if kind == "groups":
         return groups_piece(_by_use(lives))
     if kind == "times":
@@ -262,7 +262,7 @@ def segments_over_time_piece(trace: Trace, device: DeviceTrace, request: dict[st
     if kind == "sites":
         return _by_longest_site(trace, device, lives)
     if kind == "lit":
-        return pack_rows(np.zeros(0, dtype=np.int64), len(lives))
+        return pack_selection(np.zeros(0, dtype=np.int64), len(lives))
     raise UsageError(f"Segments over time have no piece {kind!r}.")
 
 

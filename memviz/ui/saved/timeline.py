@@ -20,7 +20,7 @@ from memviz.analysis.purpose.phases import label_of_rows
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import timeline
 from memviz.figures.colouring import MEANINGS, Colouring, colouring
-from memviz.figures.packed_timeline import PackedTimeline, as_sent, pack, pack_spans, pack_times
+from memviz.figures.packed_timeline import PackedTimeline, as_sent, pack, pack_spans_and_reserved, pack_times
 from memviz.text import plain
 from memviz.trace.model import Bools, Bytes1, DeviceTrace, Ints8, Trace
 from memviz.ui.payloads.timelines import groups_piece
@@ -157,7 +157,7 @@ def _size(packed: PackedTimeline) -> int:
 def _needed(trace: Trace, device: DeviceTrace, spans: SavedSpans, colours: Colouring) -> dict[str, PackedTimeline]:
     own = Colouring(colours.meaning, colours.labels, spans.group, colours.colours, _probable(colours, spans))
     return {
-        "timeline": pack_spans(device, spans.start, spans.end, spans.size),
+        "timeline": pack_spans_and_reserved(device, spans.start, spans.end, spans.size),
         "groups category": groups_piece(own),
         "stacks": _stacks(trace, device, spans),
     }

@@ -145,11 +145,11 @@ def actions_html(session: Session, exports: Mapping[str, str]) -> Html:
     ]
     files = [button(label, "export", None, data_kind=kind) for kind, label in exports.items()]
     menu = tag("details", tag("summary", "Export"), tag("div", *pictures, *files), class_="mv-menu")
-    link, timeline_of_it = link_name(current), timeline_key(current)
-    return tag("div", *_share(current), menu, class_="mv-actions", data_mv_link=link, data_mv_explored=timeline_of_it)
+    link, explored = link_name(current), timeline_key(current)
+    return tag("div", *_link_buttons(current), menu, class_="mv-actions", data_mv_link=link, data_mv_explored=explored)
 
 
-def _share(current: Opened) -> tuple[Html, Html]:
+def _link_buttons(current: Opened) -> tuple[Html, Html]:
     """For whom the link of what is seen works; the page's script shows one of them (address.js)."""
     every, own = (
         {"data_mv_share": "all", "hidden": not current.sample},
@@ -208,7 +208,7 @@ def _trace_row(
         if highest:
             bar = tag("i", class_="mv-peakline", style=f"width:{100 * peak / highest:.1f}%")
             ahead = timeline_key(opened) if len(device.events) <= _MOST_AHEAD else None
-    badge = _badge(opened, session)
+    badge = _compare_letter(opened, session)
     label = tag("span", tag("b", name), tag("small", facts), bar)
     return tag(
         "div",
@@ -228,7 +228,7 @@ def _trace_row(
     )
 
 
-def _badge(opened: Opened, session: Session) -> str:
+def _compare_letter(opened: Opened, session: Session) -> str:
     """A lone trace is compared with nothing, so it is no A."""
     is_compared = len(session.compared) > 1 and opened.key in session.compared
     return letter(session.compared.index(opened.key)) if is_compared else ""
@@ -271,6 +271,6 @@ def refused_html(session: Session) -> Html:
     return tag("div", *rows, button("Dismiss", "dismiss", None), class_="mv-band", role="alert")
 
 
-def missing_html() -> Html:
+def missing_trace_html() -> Html:
     text = "This link's trace is not open in your session. Ask the sender for the file."
     return joined(tag("div", tag("p", text), class_="mv-band", role="status"))

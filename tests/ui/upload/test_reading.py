@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from memviz.analysis.timeline import timeline
-from memviz.figures.packed_timeline import PackedTimeline, pack_timeline, unpack
+from memviz.figures.packed_timeline import PackedTimeline, pack_allocations, unpack
 from memviz.ranks.gather import Gathering, gather_ranks
 from memviz.trace.load import read_trace
 from memviz.ui.shell.session import Context, open_trace
@@ -70,7 +70,7 @@ def test_first_the_total_then_every_allocation_then_the_colours():
     line = timeline(trace.devices[0])
     assert max(curve["live"]) == curve["peak_bytes"] == line.peak_bytes
     assert (curve["live"], curve["reserved"]) == (line.live.tolist(), line.reserved.tolist())
-    sent, expected = unpack(PackedTimeline(first["header"], columns)), unpack(pack_timeline(trace.devices[0]))
+    sent, expected = unpack(PackedTimeline(first["header"], columns)), unpack(pack_allocations(trace.devices[0]))
     assert {name: column.tolist() for name, column in sent.items()} == {n: c.tolist() for n, c in expected.items()}
     assert (first["piece"], second["piece"], second["header"]["meaning"]) == ("timeline", "groups", "category")
     assert opened["key"] == f"{opened['stored']}/{trace.devices[0].name}"
