@@ -37,7 +37,7 @@ STEP = ("forward", "backward", "optimizer step")
 def train(steps: RecordedSteps, count: int, width: int = 256, *, fails_at: int = 0) -> None:
     model = torch.nn.Linear(width, width, device="cuda")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    steps.check()
+    steps.prepare()
     for step in range(1, count + 1):
         steps.step_begins(step, model, optimizer)
         model(torch.ones(4, width, device="cuda")).sum().backward()
@@ -88,7 +88,7 @@ def test_memory_that_ran_out_and_was_given_again_has_a_file_of_its_own(tmp_path)
     steps = RecordedSteps(tmp_path / "memory.pickle")
     with memviz.predicting("RTX 4090"):
         model = torch.nn.Linear(8, 8, device="cuda")
-        steps.check()
+        steps.prepare()
         steps.step_begins(1, model)
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(100 << 30, dtype=torch.uint8, device="cuda")
@@ -102,7 +102,7 @@ def test_memory_that_ran_out_and_was_given_again_has_a_file_of_its_own(tmp_path)
 def test_an_error_leaves_what_was_recorded_by_then(tmp_path):
     steps = RecordedSteps(tmp_path / "memory.pickle")
     with memviz.predicting():
-        steps.check()
+        steps.prepare()
         steps.step_begins(1, torch.nn.Linear(8, 8, device="cuda"))
         kept = torch.zeros(1 << 20, device="cuda")
         steps.failed(ValueError("of the training"))
@@ -112,7 +112,7 @@ def test_an_error_leaves_what_was_recorded_by_then(tmp_path):
 def test_a_training_that_begins_anew_ends_what_was_left(tmp_path):
     steps = RecordedSteps(tmp_path / "memory.pickle", last=1, overwrite=True)
     with memviz.predicting():
-        steps.check()
+        steps.prepare()
         steps.step_begins(1, torch.nn.Linear(8, 8, device="cuda"))
         assert is_recording()
         train(steps, 2)
@@ -145,19 +145,19 @@ def test_what_cannot_be_is_said_before_the_training(tmp_path):
             RecordedSteps(tmp_path / "memory.pickle", **wrong)
     (tmp_path / "memory.pickle").touch()
     with memviz.predicting(), pytest.raises(UsageError, match="is there already"):
-        RecordedSteps(tmp_path / "memory.pickle").check()
+        RecordedSteps(tmp_path / "memory.pickle").prepare()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_without_a_gpu_it_says_what_it_needs(tmp_path):
     with pytest.raises(UsageError, match="Recording needs a GPU"):
-        RecordedSteps(tmp_path / "memory.pickle").check()
+        RecordedSteps(tmp_path / "memory.pickle").prepare()
 
 
 def test_after_a_pretended_device_is_gone_nothing_stays_on(tmp_path):
     steps: Any = RecordedSteps(tmp_path / "memory.pickle")
     with memviz.predicting():
-        steps.check()
+        steps.prepare()
         steps.step_begins(1, torch.nn.Linear(8, 8, device="cuda"))
     steps.close()
     with memviz.predicting():
