@@ -50,15 +50,6 @@ from memviz.runner.request import release_of
 from memviz.trace.write import replacing, write_pickle
 from optimizations import OPTIMIZATIONS, Optimization, apply_all, check_together
 
-# Predict a program from Python, or an unmodified script as `python train.py` would run it.
-#
-# with memviz.predicting(card="RTX 4090") as predicted:
-#     train()
-# print(predicted, predicted.fits(), predicted.by_category())
-#
-# Functions that a script registers with `atexit` run when it ends, because this process goes on. Those that libraries
-# register on import stay with the process: torch would take back operators that the next program needs.
-
 
 class EnoughSteps(SystemExit):
     """Ends the program as `sys.exit(0)` does."""
