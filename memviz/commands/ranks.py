@@ -29,7 +29,7 @@ from memviz.ranks.numbers import Rank
 from memviz.ranks.summary import NamedDelta, RankGroup, RankSummary
 from memviz.results.headline import reserved_text
 from memviz.results.ranks import missing_ranks, ranks_headline, ranks_json, spans_text
-from memviz.units import bytes_text, count_text, delta_text, parse_bytes, percent_text
+from memviz.units import bytes_text, count_text, delta_text, percent_text
 
 _TOP = 20
 _MORE = """\
@@ -124,18 +124,12 @@ def _print_differences(rows: Sequence[NamedDelta]) -> None:
 
 def _card(text: str, overhead: int | None) -> CardMemory:
     """Return a card by name, or of any size; raise before a file is read if the overhead leaves no room on it."""
-    card = _parse_card(text, overhead)
+    known = card_named(text)
+    if overhead is None:
+        overhead = OVERHEAD_BYTES if known.is_only_memory else overhead_on(known.name)
+    card = CardMemory(known.memory_bytes, overhead, known.name)
     check_room(card)
     return card
-
-
-def _parse_card(text: str, overhead: int | None) -> CardMemory:
-    try:
-        size = parse_bytes(text)
-    except ValueError:
-        card = card_named(text)
-        return CardMemory(card.memory_bytes, overhead_on(card.name) if overhead is None else overhead, card.name)
-    return CardMemory(size, OVERHEAD_BYTES if overhead is None else overhead, f"a card of {bytes_text(size)}")
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -31,6 +31,8 @@ _MOST_THREADS = 2048
 _NEWEST = (99, 0)
 _AMD = "AMD "
 _ANY = "a card of "
+_LEAST_BYTES = 1 << 30
+"""A smaller number without a unit is part of a name: no card has so little memory."""
 _WITH = " with "
 """Separates a card's name from a stated memory."""
 NATIVE_SINCE = {"bf16": (8, 0), "fp8": (8, 9)}
@@ -238,10 +240,10 @@ def card_named(name: str) -> KnownCard:
 
 
 def _is_size(text: str) -> bool:
-    """'48GiB', and not '4090' or '80GB', which are parts of names."""
+    """'48GiB' and '25769803776', and not '4090' or '80GB', which are parts of names."""
     with suppress(ValueError):
-        parse_bytes(text)
-        return not text.strip()[-1].isdigit() and not any(text.lower() in card.name.lower() for card in CARDS)
+        is_plausible = parse_bytes(text) >= _LEAST_BYTES or not text.strip()[-1].isdigit()
+        return is_plausible and not any(text.lower() in card.name.lower() for card in CARDS)
     return False
 
 

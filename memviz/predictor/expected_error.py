@@ -8,8 +8,6 @@ from typing import Any
 
 from memviz.units import bytes_text
 
-# Expected error of a prediction, from recordings of its class on real cards.
-
 _TRAINING = "training"
 
 

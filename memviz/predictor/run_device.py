@@ -11,8 +11,6 @@ from torch import nn
 
 from memviz.trace.model import Trace
 
-# Device interface of a step, shared by the predictor and the recorder of a real device.
-
 
 class TakesInputs(Protocol):
     """Part of a workload that a device calls for inputs."""

@@ -103,13 +103,18 @@ def fit_cell(trial: Way) -> str:
     return "close" if trial.get("fit") == "close" else "fits" if trial["fits"] else "does not fit"
 
 
-def remaining_text(seconds: float | None) -> str:
-    """ ", about 4 min left", or nothing where too little is known."""
-    if seconds is None:
+def remaining_text(seconds: float | None, most: float | None = None) -> str:
+    """ ", about 4 min left", "at most" where a time limit ends it before, or nothing where too little is known."""
+    is_limit = most is not None and (seconds is None or seconds > most)
+    left = most if is_limit else seconds
+    if left is None:
         return ""
-    if seconds < 90:
-        return f", about {max(10, 10 * round(seconds / 10))} s left"
-    return f", about {round(seconds / 60)} min left"
+    text = _time_text(max(10, 10 * round(left / 10)) if left < 90 else left)
+    return f", {'at most' if is_limit else 'about'} {text} left"
+
+
+def _time_text(seconds: float) -> str:
+    return f"{round(seconds)} s" if seconds < 90 else f"{round(seconds / 60)} min"
 
 
 def stop_text(reason: str, done: int, total: int) -> str:
@@ -123,8 +128,8 @@ def stop_text(reason: str, done: int, total: int) -> str:
 def fit_headline(status: SearchStatus) -> Headline:
     number = cheapest_fitting(status.ways)
     trial = None if number is None else status.ways[number]
-    if status.failed and not status.ways:
-        return Headline("No configuration was tried.", _stop_sentence(status))
+    if not status.ways and (stopped := _stop_sentence(status)):
+        return Headline("No configuration was tried.", stopped)
     answer = "Searching for a configuration that fits." if trial is None else _fit_sentence(status, trial)
     cheaper = "" if trial is None else _cheapest_sentence(status, trial)
     if not status.is_over:
@@ -172,7 +177,10 @@ def _unchanged_trial(status: SearchStatus) -> Way | None:
 
 def _stop_sentence(status: SearchStatus) -> str:
     """Say why and where the search stopped: a way that was not predicted may be better."""
-    return stop_text(status.failed, status.done, status.of) if status.failed else ""
+    by, limit = status.failed, status.time_limit
+    if limit is not None and (status.answer or {}).get("stopped") == "time limit":
+        by = f"Stopped by its limit of {_time_text(limit)}."
+    return stop_text(by, status.done, status.of) if by else ""
 
 
 def _progress_sentence(status: SearchStatus) -> str:
@@ -182,7 +190,8 @@ def _progress_sentence(status: SearchStatus) -> str:
         return f"Trying {status.order.largest or 'sequence'} {count_text(status.value)}."
     if not status.of:
         return "The search begins."
-    left = remaining_text(status.seconds_left)
+    most = None if status.time_limit is None else max(0.0, status.time_limit - status.seconds)
+    left = remaining_text(status.seconds_left, most)
     return f"{count_text(status.done)} of {count_text(status.of)} configurations tried{left}."
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -20,12 +21,15 @@ from memviz.allocator.recorded_requests import AllocatorCalls
 from memviz.errors import UsageError
 from memviz.predictor.device import PredictedDevice
 from memviz.predictor.group.ranks import Layout
+from memviz.predictor.ledger import live_changes
 from memviz.runner.measure.cuda_device import CudaDevice
 from memviz.runner.plan import Plan, command_of
+from memviz.runner.record.log import EventsByAddress
 from memviz.runner.request import Optimizer
 from memviz.runner.run import Run
-from memviz.trace.model import Trace
+from memviz.trace.model import Action, Category, Trace
 from optimizations import OPTIMIZATIONS, Optimization
+from optimizations.weight_offload import host_bytes
 from optimizations.weight_quantization import Quantized
 
 _LIBRARIES = ("torch", "diffusers", "transformers")
@@ -88,6 +92,17 @@ def sizes_of(model: nn.Module) -> dict[str, int]:
         "weights_bytes": own_bytes(model),
         "parameters": sum(weight.numel() for weight in model.parameters()) + sum(each.replaced for each in codes),
     }
+
+
+def weights_at_peak(model: nn.Module, trace: Trace) -> int | None:
+    """Return the bytes of weights on the card at the peak; None where no weight waits in host memory."""
+    events, labels = trace.devices[0].events, trace.devices[0].event_labels
+    if labels is None or not len(events) or not host_bytes(model):
+        return None
+    at = int(np.argmax(np.cumsum(live_changes(events.action, events.size))))
+    weights = np.flatnonzero((events.action == Action.ALLOC) & (labels.category == Category.PARAMETER))
+    live = weights[(weights <= at) & (EventsByAddress(events).next_free(weights) > at)]
+    return int(events.size[live].sum())
 
 
 def check(plan: Plan, model: nn.Module) -> None:

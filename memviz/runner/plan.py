@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
@@ -63,15 +63,8 @@ class Plan:
 
     @property
     def on_host(self) -> tuple[Optimization, ...]:
-        """Optimizations applied before the weights come to the device.
-
-        These are all up to the last that makes weights smaller, or up to the offload, which itself needs the device.
-        """
-        if self.request.load != "host":
-            return ()
-        last = max((at for at, change in enumerate(self.optimizations) if _converts(change)), default=-1)
-        before = self.optimizations[: last + 1]
-        return tuple(one for one in before if one.name not in _OF_THE_CARD and one is not self.offload)
+        """Optimizations applied before the weights come to the device."""
+        return changes_on_host(self.optimizations) if self.request.load == "host" else ()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -106,7 +99,7 @@ class Plan:
         steps = f"{request.steps} {self.unit}{ending}"
         after = f" after {request.warmup} to warm up, which counts too" if request.warmup else ""
         parts = [f"{steps}{after}"]
-        if any(map(_converts, self.optimizations)):
+        if any(map(converts, self.optimizations)):
             where = "on the host" if request.load == "host" else "on the device, where they are whole first"
             parts.append(f"loading counts, and weights are converted {where}")
         parts.append("the warm-up's output stays alive" if request.keep_output and request.warmup else "")
@@ -117,7 +110,15 @@ def weakest(claims: Iterable[Claim]) -> Claim:
     return max(claims, key=get_args(Claim).index, default="bitwise")
 
 
-def _converts(change: Optimization) -> bool:
+def changes_on_host(changes: Sequence[Optimization]) -> tuple[Optimization, ...]:
+    """Return those up to the last that makes weights smaller, or up to the offload, which itself needs the device."""
+    last = max((at for at, change in enumerate(changes) if converts(change)), default=-1)
+    before = changes[: last + 1]
+    return tuple(one for one in before if one.name not in _OF_THE_CARD and not isinstance(one, WeightOffload))
+
+
+def converts(change: Optimization) -> bool:
+    """Return whether it casts, quantizes or offloads weights, which people do before they load them on the card."""
     return isinstance(change, WeightOffload) or getattr(change, "shrinks_weights", False)
 
 

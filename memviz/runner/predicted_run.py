@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -16,15 +15,21 @@ from memviz.memory import without_collection
 from memviz.predictor.accuracy import expected_error, fit_of_replay, fit_on, unproven_sentence
 from memviz.predictor.device import PredictedDevice
 from memviz.predictor.group.ranks import GroupRank
-from memviz.predictor.ledger import live_changes, trains
-from memviz.runner.outcome import Outcome, check, keeping_what_was_recorded, own_bytes, peaks_of, run_with, sizes_of
+from memviz.predictor.ledger import trains
+from memviz.runner.outcome import (
+    Outcome,
+    check,
+    keeping_what_was_recorded,
+    own_bytes,
+    peaks_of,
+    run_with,
+    sizes_of,
+    weights_at_peak,
+)
 from memviz.runner.plan import Plan
 from memviz.runner.run import Run
 from memviz.runner.step import Tell, convert_on_host, kernels_of_its_own, prepare, take_steps
-from memviz.trace.model import Category, Trace
-from optimizations.weight_offload import host_bytes
-
-# A predicted run: the steps of a plan on tensors without data, and whether their memory fits the card.
+from memviz.trace.model import Trace
 
 _OF_WHAT_IT_DOES = (
     *("flops", "bytes_moved", "host_bytes", "weights_bytes", "parameters", "seconds", "expected_error", "notes"),
@@ -79,7 +84,7 @@ def predict(plan: Plan, tell: Tell, rank: GroupRank | None = None, *, figures_on
         "fit": fit,
         "took_seconds": took,
         "expected_error": error,
-        "weights_at_peak_bytes": _weights_at_peak(trace) if host_bytes(model) else None,
+        "weights_at_peak_bytes": weights_at_peak(model, trace),
     }
     run = run_with(plan, "predicted", plan.card.name, results)
     return Outcome(run, trace, device.allocator_calls, device.layout)
@@ -99,15 +104,6 @@ def _record_steps(
     weights_bytes, loaded_bytes = own_bytes(model), device.peak_allocated_bytes
     trace = take_steps(plan, device, model, tell, warmed=warmed, make_passes=passes)
     return trace, weights_bytes, loaded_bytes
-
-
-def _weights_at_peak(trace: Trace) -> int | None:
-    events, labels = trace.devices[0].events, trace.devices[0].event_labels
-    if labels is None or not len(events):
-        return None
-    change = live_changes(events.action, events.size)
-    until = int(np.argmax(np.cumsum(change))) + 1
-    return int(change[:until][labels.category[:until] == Category.PARAMETER].sum())
 
 
 def predict_again(plan: Plan, done: Outcome) -> Run:

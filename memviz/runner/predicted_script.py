@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any, Self
 from weakref import WeakKeyDictionary, WeakSet
 
 from torch import nn
+from torch._C import _nn
 
 from memviz.allocator.context import DEFAULT_CARD
 from memviz.allocator.settings import parse_settings, settings_from_environment
@@ -43,21 +44,13 @@ from memviz.predictor.estimate import Estimate, estimate_of
 from memviz.predictor.group.ranks import GroupRank
 from memviz.predictor.position import is_installed, is_of_python
 from memviz.runner.knobs import parse_name_and_knobs
-from memviz.runner.plan import label_of, optimization_of
+from memviz.runner.plan import changes_on_host, converts, label_of, optimization_of
 from memviz.runner.record.recording import free_path
 from memviz.runner.record.script import Script
 from memviz.runner.request import release_of
 from memviz.trace.write import replacing, write_pickle
 from optimizations import OPTIMIZATIONS, Optimization, apply_all, check_together
-
-# Predict a program from Python, or an unmodified script as `python train.py` would run it.
-#
-# with memviz.predicting(card="RTX 4090") as predicted:
-#     train()
-# print(predicted, predicted.fits(), predicted.by_category())
-#
-# Functions that a script registers with `atexit` run when it ends, because this process goes on. Those that libraries
-# register on import stay with the process: torch would take back operators that the next program needs.
+from optimizations.weight_offload import WeightOffload
 
 
 class EnoughSteps(SystemExit):
@@ -271,7 +264,9 @@ def parse_optimizations(texts: Sequence[str], knobs: Sequence[tuple[str, str]]) 
             raise UsageError(f"--set {knob}={value}: no optimization of --with has this knob.")
         for name in names:
             values_by_name[name] = {**values_by_name[name], knob: value}
-    chosen = tuple(optimization_of(name, values) for name, values in values_by_name.items())
+    in_order = [kind.name for kind in OPTIMIZATIONS]
+    by_name = {name: optimization_of(name, values) for name, values in values_by_name.items()}
+    chosen = tuple(sorted(by_name.values(), key=lambda change: in_order.index(change.name)))
     for change in chosen:
         if getattr(change, "changes_loop", False):
             raise UsageError(f"{change.name} changes a loop and no model: change the script's own, as its file says.")
@@ -282,8 +277,14 @@ def parse_optimizations(texts: Sequence[str], knobs: Sequence[tuple[str, str]]) 
     return chosen
 
 
+_parse_to: Any = _nn._parse_to
+
+
 class ModelChanges:
-    """Applies optimizations to each model once: when it moves to the device, or is first called there."""
+    """Applies optimizations to each model once: when it moves to the device, or is first called there.
+
+    Weights are cast, quantized or offloaded before the move, as people load them.
+    """
 
     def __init__(self, optimizations: Sequence[Optimization], assumptions: Assumptions) -> None:
         # Settings of the environment are the device's own from the start.
@@ -299,22 +300,39 @@ class ModelChanges:
         with Patches() as patches:
             if self._changes:
                 for name in ("to", "cuda", "to_empty"):
-                    patches.replace(nn.Module, name, self._moved(getattr(nn.Module, name)))
+                    patches.replace(nn.Module, name, self._moved(name, getattr(nn.Module, name)))
                 patches.replace(nn.Module, "__call__", self._called(nn.Module.__call__))
             yield
 
-    def _moved(self, move: Any) -> Any:
+    def _moved(self, name: str, move: Any) -> Any:
         def moved(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            is_nested, self._within = self._within, True
+            if self._within:
+                return move(model, *args, **kwargs)
+            self._within = True
             try:
-                out = move(model, *args, **kwargs)
+                done = self._load(model, move, *_target(name, args, kwargs))
+                if not done:
+                    move(model, *args, **kwargs)
             finally:
-                self._within = is_nested
-            if not is_nested:
-                self._arrived(model)
-            return out
+                self._within = False
+            self._arrived(model, done)
+            return model
 
         return moved
+
+    def _load(self, model: nn.Module, move: Any, to_card: bool, dtype: Any) -> set[str]:
+        """Convert weights that are in host memory, and move the rest; return the changes that had their turn."""
+        weight = next(model.parameters(), None)
+        if weight is None or model in self._seen or not to_card or on_card(weight):
+            return set()
+        offloads = [replace(one, onload_device="cuda") for one in self._changes if isinstance(one, WeightOffload)]
+        early = [*changes_on_host(self._changes), *offloads]
+        if early and dtype is not None:
+            move(model, dtype=dtype)
+        done = [change for change in early if self._apply(model, change)]
+        if early and not any(change in offloads for change in done):
+            move(model, "cuda")
+        return {change.name for change in early}
 
     def _called(self, call: Any) -> Any:
         def called(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -329,19 +347,36 @@ class ModelChanges:
 
         return called
 
-    def _arrived(self, model: nn.Module) -> None:
+    def _arrived(self, model: nn.Module, done: Collection[str] = ()) -> None:
         weight = next(model.parameters(), None)
-        if weight is None or model in self._seen or not on_card(weight):
+        if weight is None or model in self._seen or not (done or on_card(weight)):
             return
         self._seen.update(model.modules())
         for change in self._changes:
-            try:
-                change.check(model, training=model.training)
-                apply_all(model, [change])
-            except ValueError as error:
-                self._assumptions.say(f"{label_of((change,))} was not applied to {type(model).__name__}: {error}")
-            else:
-                self.applied[change.name].append(type(model).__name__)
+            if change.name not in done and self._apply(model, change) and converts(change):
+                self._assumptions.say(
+                    f"the script moves {type(model).__name__} to the card before {label_of((change,))} can reach it, "
+                    "so the peak counts it whole"
+                )
+
+    def _apply(self, model: nn.Module, change: Optimization) -> bool:
+        try:
+            change.check(model, training=model.training)
+            apply_all(model, [change])
+        except ValueError as error:
+            self._assumptions.say(f"{label_of((change,))} was not applied to {type(model).__name__}: {error}")
+            return False
+        self.applied[change.name].append(type(model).__name__)
+        return True
+
+
+def _target(name: str, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    """Return whether a method of a module moves it to the card, and to which dtype."""
+    if name != "to":
+        return name == "cuda", None
+    # The pretended card is torch's meta device.
+    device, dtype, *_ = _parse_to(*args, **kwargs)
+    return device is not None and device.type in ("cuda", "meta"), dtype
 
 
 STOPPED = 3

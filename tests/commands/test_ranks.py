@@ -86,7 +86,7 @@ def test_a_smaller_card_names_who_runs_out_first(job: Path) -> None:
     assert answer(job, "--card", "136MiB", "--overhead", 0)["card"]["first"] is None
     words = memviz("ranks", job, "--card", "130MiB", "--overhead", "0").stdout
     assert "On a card of 130 MiB rank 5 runs out first, in step 1, 6.00 MiB short; 1 rank would." in words
-    named = answer(job, "--card", "rtx 4090")
+    named = answer(job, "--card", "4090")
     assert named["card"]["name"] == "NVIDIA GeForce RTX 4090"
     assert "On NVIDIA GeForce RTX 4090 (23.64 GiB) all of them fit" in named["headline"]["reason"]
 

@@ -47,6 +47,7 @@ def test_every_card_is_found_by_its_own_name() -> None:
         ("rtx 6000", "RTX PRO 6000 Blackwell or RTX 6000 Ada Generation or RTX A6000"),
         ("h20o", "No card is known as 'h20o'"),
         ("", "No card"),
+        ("24", "Or state its memory, as in 48GiB"),
     ],
 )
 def test_a_name_that_says_too_little_is_refused(text: str, says: str) -> None:
@@ -86,6 +87,7 @@ def test_a_card_is_stated_by_its_memory_alone_or_with_another_memory() -> None:
     assert (other.memory_bytes, other.model, other.is_only_memory) == (20000 << 20, known.name, False)
     assert (other.capability, other.multiprocessors) == (known.capability, known.multiprocessors)
     assert card_text("T4", "") == "T4" and card_text(None, None) == ""
+    assert card_named(str(48 * GiB)) == alone
 
 
 @pytest.mark.parametrize("text", ["4090", "80GB", "12GB"])

@@ -19,9 +19,12 @@ from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.predictor.accuracy import fit_on
 from memviz.predictor.assumptions import NoSuchKernel
+from memviz.predictor.estimate import Estimate
 from memviz.runner.outcome import Outcome, code_of
 from memviz.runner.plan import Plan, plan_of
 from memviz.runner.predicted_run import predict
+from memviz.runner.predicted_script import ScriptOrder, parse_optimizations, predict_script
+from memviz.runner.record.script import load_script
 from memviz.runner.request import Request
 from memviz.runner.run import run_json
 from memviz.runner.step import convert_on_host
@@ -152,6 +155,38 @@ def test_flux_fits_a_card_of_12_gib_where_its_weights_wait_on_the_host():
     run = predict(plan_of(request), lambda _: None, figures_only=True).run
     assert run.fit is not None and run.fit.word == "yes" and run.weights_bytes > 1.9 * run.fit.usable_bytes
     assert run.peak_reserved_bytes < 2 * GIB
+
+
+_SCRIPT = """
+import torch
+from torch import nn
+
+with torch.device("{made_on}"):
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(1024, 1024), nn.GELU()) for _ in range(8)])
+model.eval().requires_grad_(False){move}
+with torch.no_grad():
+    model(torch.ones(8, 1024, device="cuda"))
+"""
+
+
+@pytest.mark.parametrize("change", ["weight_offload", "layerwise_casting:skip=", "weight_quantization"])
+def test_a_scripts_model_is_converted_before_it_moves_or_its_peak_says_that_it_was_whole(change, tmp_path):
+    whole = 8 * 4 * 1024 * 1025
+
+    def predicted_script(move: str, made_on: str = "cpu") -> Estimate:
+        path = tmp_path / "infer.py"
+        path.write_text(_SCRIPT.format(move=move, made_on=made_on))
+        order = ScriptOrder(optimizations=parse_optimizations([change], []))
+        done = predict_script(load_script(str(path), []), order)
+        assert (done.exit_status, done.applied) == (0, {change.partition(":")[0]: ["Sequential"]})
+        return done.estimate
+
+    for move in (".cuda()", '.to("cuda")', ".to(torch.ones(1, device='cuda'))"):
+        loaded = predicted_script(move)
+        assert loaded.peak_allocated < whole and "moves Sequential" not in str(loaded.notes)
+    there = predicted_script("", made_on="cuda")
+    assert there.peak_allocated >= whole
+    assert "the script moves Sequential to the card before" in str(there.notes)
 
 
 # -- one peak

@@ -63,6 +63,7 @@ class _Driver:
     def search(self, order: Mapping[str, Any]) -> None:
         from memviz.runner.fit.fit import find_fit, fit_json, trial_json
         from memviz.runner.fit.predictions import Predictor
+        from memviz.runner.fit.search import Stop
 
         request = Request.from_json(order["request"])
 
@@ -76,6 +77,7 @@ class _Driver:
                 keep=order["keep"],
                 largest=order["largest"],
                 grid=order["grid"],
+                stop=Stop(order["time_limit"]),
                 tell=tell,
                 tell_largest=lambda value: self.send("value", value=value),
             )

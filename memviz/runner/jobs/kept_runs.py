@@ -19,7 +19,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memviz.errors import MemvizError, UsageError
@@ -30,6 +30,11 @@ _ID = re.compile(r"[0-9]{14}-[0-9a-f]{8}")
 _LONGEST_NAME = 120
 _LARGEST_SUMMARY = 4 << 20
 _DAY = 86_400.0
+_FIGURES = 2
+"""Raise it when figures of a `Run` change their meaning: those of earlier records are not shown then.
+
+1, or none: peaks without loading. 2: one peak, which counts it.
+"""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,8 @@ class KeptRun:
     run: Run
     path: Path
     """Path of the trace."""
+    is_current: bool = True
+    """False if an earlier version made it, whose figures have another meaning."""
 
 
 def default_folder() -> Path:
@@ -101,7 +108,7 @@ class KeptRuns:
         old = self.get(id)
         if not name.strip():
             raise UsageError("A run needs a name.")
-        new = KeptRun(id, _named(name), old.run, old.path)
+        new = replace(old, name=_named(name))
         self._write_summary(new)
         return new
 
@@ -112,7 +119,8 @@ class KeptRuns:
         saved.path.unlink(missing_ok=True)
 
     def _write_summary(self, saved: KeptRun) -> None:
-        text = json.dumps({"name": saved.name, "run": saved.run.as_json()})
+        figures = _FIGURES if saved.is_current else 1
+        text = json.dumps({"name": saved.name, "figures": figures, "run": saved.run.as_json()})
         with replacing(saved.path.with_suffix(".json")) as file:
             file.write(text.encode())
 
@@ -122,7 +130,8 @@ class KeptRuns:
             if not path.exists() or summary.stat().st_size > _LARGEST_SUMMARY:
                 return None
             value = json.loads(summary.read_text())
-            return KeptRun(summary.stem, _named(value["name"]), Run.from_json(value["run"]), path)
+            is_current = value.get("figures") == _FIGURES
+            return KeptRun(summary.stem, _named(value["name"]), Run.from_json(value["run"]), path, is_current)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 

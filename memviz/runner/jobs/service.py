@@ -609,6 +609,8 @@ class Scheduler(Jobs[Order, OrderStatus]):
 
 MODULE = "memviz.runner.fit.driver"
 MOST_AT_ONCE = 8
+TIME_LIMIT = 600.0
+"""Seconds of a search on the page, waiting included, as of `fit --time-limit 10m`."""
 _NEWEST, _LEAST_TIMED = 24, 4
 """Predictions whose pace counts: some of them come in pairs, the second of which is a replay."""
 _LEAST_SECONDS = 2.0
@@ -643,6 +645,8 @@ class SearchStatus:
     seconds: float = 0.0
     seconds_left: float | None = None
     """Until all are predicted, by the pace of the newest; None where too few are."""
+    time_limit: float | None = None
+    """Seconds after which the search ends with what was found."""
 
     @property
     def is_over(self) -> bool:
@@ -669,14 +673,22 @@ class Searches(Jobs["SearchJob", SearchStatus]):
     """One for a page."""
 
     def __init__(
-        self, line: FairLock, *, seconds: float, patience: float, memory: int | None = None, most: int = MOST_AT_ONCE
+        self,
+        line: FairLock,
+        *,
+        seconds: float,
+        patience: float,
+        memory: int | None = None,
+        most: int = MOST_AT_ONCE,
+        time_limit: float = TIME_LIMIT,
     ) -> None:
-        """`seconds` are the limit of one prediction."""
+        """`seconds` are the limit of one prediction, `time_limit` that of the search."""
         super().__init__(patience)
         self._line = line
         self._seconds = seconds
         self._memory = memory or most_bytes()
         self._most = most
+        self._time_limit = time_limit
 
     def submit(self, order: SearchOrder, owner: str) -> SearchStatus:
         """Begin at once, in place of what its owner has under way."""
@@ -689,14 +701,20 @@ class Searches(Jobs["SearchJob", SearchStatus]):
                 raise Crowded(f"{self._most} others search already. Try it again in some minutes.")
             for search in own:
                 search.stop("Another search was begun instead.")
-            search = SearchJob(order, owner, self._line, self._seconds, self._memory)
+            search = SearchJob(
+                SearchStatus(new_id(), order, time_limit=self._time_limit),
+                owner,
+                self._line,
+                self._seconds,
+                self._memory,
+            )
             self._start(search, SearchJob.run)
         return search.status
 
 
 class SearchJob(Job[SearchStatus]):
-    def __init__(self, order: SearchOrder, owner: str, line: FairLock, most_seconds: float, memory: int) -> None:
-        super().__init__(SearchStatus(new_id(), order), owner)
+    def __init__(self, status: SearchStatus, owner: str, line: FairLock, most_seconds: float, memory: int) -> None:
+        super().__init__(status, owner)
         self.began = time.monotonic()
         self._line = line
         self._most_seconds = most_seconds
@@ -732,7 +750,7 @@ class SearchJob(Job[SearchStatus]):
         assert process.stdout is not None
         order = self._status.order
         first = {"request": order.request.as_json(), "keep": order.keep, "largest": order.largest, "grid": order.grid}
-        send_line(process, {**first, "seconds": self._most_seconds})
+        send_line(process, {**first, "seconds": self._most_seconds, "time_limit": self._status.time_limit})
         if self.stopped.is_set():
             return
         for line in process.stdout:

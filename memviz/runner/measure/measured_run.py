@@ -32,6 +32,7 @@ from memviz.runner.outcome import (
     run_with,
     sizes_of,
     torch_warnings,
+    weights_at_peak,
 )
 from memviz.runner.plan import Plan, pieces_of
 from memviz.runner.run import Seconds
@@ -148,6 +149,7 @@ def _recorded(plan: Plan, tell: Tell, accelerator: Accelerator) -> Outcome:
     values = {
         **peaks_of(device, loaded_bytes),
         **sizes_of(model),
+        "weights_at_peak_bytes": weights_at_peak(model, trace),
         **dict.fromkeys(("flops", "bytes_moved", "host_bytes", "seconds", "fit")),
         "notes": tuple(notes),
         "took_seconds": time.perf_counter() - begun,

@@ -292,7 +292,7 @@ class _Columns:
         self.module = np.zeros(count, dtype=np.int32)
         self.phase = np.zeros(count, dtype=np.uint8)
         self.allocs = np.flatnonzero(device.events.action == Action.ALLOC)
-        self.runs = _EventsByAddress(device.events)
+        self.runs = EventsByAddress(device.events)
         self.block_category = np.zeros(len(device.blocks), dtype=np.uint8)
         self.block_module = np.zeros(len(device.blocks), dtype=np.int32)
         self.row_of_block = {address: row for row, address in enumerate(device.blocks.address.tolist())}
@@ -344,7 +344,7 @@ class _Columns:
         return Labels(self.block_category, self.block_module, phase)
 
 
-class _EventsByAddress:
+class EventsByAddress:
     """Allocs and frees in order of address, then time: an address is used again and again."""
 
     def __init__(self, events: Events) -> None:

@@ -129,7 +129,8 @@ class ModelHooks:
         self.failed = failed
         self.models: list[nn.Module] = []
         self.optimizers: list[Optimizer] = []
-        self._hooked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._at_rest: weakref.WeakKeyDictionary[nn.Module, set[int]] = weakref.WeakKeyDictionary()
+        """Addresses of the weights of each module when a phase begins."""
         self._handles: list[RemovableHandle] = []
 
     def model(self, model: nn.Module) -> None:
@@ -160,9 +161,13 @@ class ModelHooks:
         """Also for modules that took another's place in the meantime."""
         for model in self.models:
             for path, module in model.named_modules():
-                if module not in self._hooked:
-                    self._hooked.add(module)
+                if module not in self._at_rest:
                     self._hook(module, path)
+                self._at_rest[module] = self._weights_at(module)
+
+    def _weights_at(self, module: nn.Module) -> set[int]:
+        weights = module.parameters(recurse=False)
+        return {address for weight in weights for address in addresses(weight, self.kind)}
 
     def see_gradients(self) -> None:
         for model in self.models:
@@ -183,7 +188,7 @@ class ModelHooks:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._hooked.clear()
+        self._at_rest.clear()
         self.models.clear()
         self.optimizers.clear()
 
@@ -192,8 +197,12 @@ class ModelHooks:
 
     def _hook(self, module: nn.Module, path: str) -> None:
         def enters(*_: Any) -> None:
-            if not torch.compiler.is_compiling():
-                self.log.enter(path)
+            if torch.compiler.is_compiling():
+                return
+            self.log.enter(path)
+            # An offload brings weights to the device for the call alone.
+            for address in self._weights_at(module) - self._at_rest.get(module, set()):
+                self.log.see(address, Category.PARAMETER, path, self.log.counts())
 
         def leaves(_module: nn.Module, _arguments: Any, output: Any) -> None:
             if torch.compiler.is_compiling():

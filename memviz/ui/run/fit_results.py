@@ -217,7 +217,7 @@ def fit_head_html(status: SearchStatus, usable_bytes: int) -> Html:
 
 def fit_html(status: SearchStatus | None, usable_bytes: int, chosen: int | None, opening: str = "") -> Html:
     """`opening` is the status of the timeline that is being predicted."""
-    if status is None or (status.failed and not status.ways):
+    if status is None or (status.is_over and not status.ways):
         return Html("")
     ways = status.ways
     number = chosen if chosen is not None and 0 <= chosen < len(ways) else _default_point(ways)

@@ -171,11 +171,15 @@ def _classes_text(run: Run) -> str:
 def _class_row(one: RankClass, run: Run, file: Path | None, number: int) -> Html:
     sizes = (one.peak_allocated_bytes, one.peak_reserved_bytes, one.weights_bytes)
     figures = [tag("td", bytes_text(size), class_="mv-number") for size in sizes]
-    mark, label, kind = _FITS.get(one.fit, ("", "", ""))
-    fits = tag("td", tag("b", mark, class_=kind), label) if label else tag("td")
+    fits = _fits_cell(one.fit)
     text = cut(rank_list(one.ranks))
     name = text[:1].upper() + text[1:]
     return tag("tr", tag("th", name, scope="row"), *figures, fits, tag("td", _open_class(one, run, file, number)))
+
+
+def _fits_cell(fit: str) -> Html:
+    mark, words, kind = _FITS.get(fit, ("", "", ""))
+    return tag("td", tag("b", mark, class_=kind), words) if words else tag("td")
 
 
 def _open_class(one: RankClass, run: Run, file: Path | None, number: int) -> Html:
@@ -618,6 +622,7 @@ _KEPT_HEADS = (
     ("Workload", None),
     ("Allocated", "mv-number"),
     ("Reserved", "mv-number"),
+    ("Fits", None),
     (tag("span", "Actions", class_="mv-hidden"), None),
 )
 _ACTS = (("Open", "reopen"), ("Rename", "rename"), ("Delete", "delete"))
@@ -630,7 +635,20 @@ def _kept_run_cells(stored: KeptRun) -> list[Html]:
     return [
         tag("td", name),
         tag("td", f"{run.request.workload}, {where}"),
-        tag("td", rounded(run.peak_allocated_bytes), class_="mv-number"),
-        tag("td", rounded(reserved_bytes(run)), class_="mv-number"),
+        *(_kept_figures(run) if stored.is_current else [tag("td", _EARLIER, colspan=3, class_="mv-soft")]),
         tag("td", *(button(text, act, data_id=stored.id, aria_label=f"{text} {stored.name}") for text, act in _ACTS)),
+    ]
+
+
+_EARLIER = "Made by an earlier version. Open it for its peak."
+
+
+def _kept_figures(run: Run) -> list[Html]:
+    """The peaks of the timeline; beside them what is reserved on the card, where less is."""
+    squeezed = reserved_on_card(run)
+    limited = tag("small", f" on the card {bytes_text(squeezed)}") if squeezed is not None else ""
+    return [
+        tag("td", rounded(run.peak_allocated_bytes), class_="mv-number"),
+        tag("td", rounded(run.peak_reserved_bytes), limited, class_="mv-number"),
+        _fits_cell("" if run.fit is None else run.fit.word),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import threading
 from collections import Counter
@@ -57,6 +58,15 @@ def test_a_name_is_made_of_the_run_and_can_be_changed(folder: Path, made: Path) 
     assert [each.name for each in runs.all()] == ["better [31m name"]
     with pytest.raises(UsageError, match="needs a name"):
         runs.rename(kept.id, " ")
+
+
+def test_a_record_without_the_number_of_its_figures_is_of_an_earlier_version(folder: Path, made: Path) -> None:
+    runs = KeptRuns(folder, "ann")
+    kept = runs.keep(made, run())
+    summary = kept.path.with_suffix(".json")
+    summary.write_text(json.dumps({"name": "old", "run": run().as_json()}))
+    assert kept.is_current and not runs.get(kept.id).is_current
+    assert not runs.rename(kept.id, "older").is_current and not runs.get(kept.id).is_current
 
 
 def test_what_is_deleted_leaves_nothing(folder: Path, made: Path) -> None:

@@ -92,6 +92,17 @@ def test_a_search_that_is_cancelled_leaves_no_process_and_no_turn(searches: Sear
         assert mine
 
 
+@pytest.mark.slow
+def test_the_time_limit_ends_a_search_with_what_was_found(line: FairLock) -> None:
+    searches = Searches(line, seconds=240, patience=240, time_limit=6.0)
+    try:
+        done = over(searches, searches.submit(SearchOrder(LONG), "ann").id)
+        assert not done.failed and done.answer is not None and done.answer["stopped"] == "time limit"
+        assert done.answer["tried"] == done.done < done.answer["planned"] and done.seconds < 30
+    finally:
+        searches.close()
+
+
 def test_one_that_nobody_looks_at_ends(line: FairLock) -> None:
     searches = Searches(line, seconds=240, patience=0.0)
     try:

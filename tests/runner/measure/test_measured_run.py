@@ -21,12 +21,15 @@ from memviz.runner.measure import measured_run as measured
 from memviz.runner.measure.measured_run import drawn_on
 from memviz.runner.outcome import Interrupted
 from memviz.runner.plan import Plan, plan_of
+from memviz.runner.predicted_run import predict
 from memviz.runner.record.memory_history import is_recording
 from memviz.runner.request import Request
 from memviz.runner.step import make_optimizer
+from optimizations import weight_offload
 from tests.runner.failing_gpu import LOST, FailingGpu
 from tests.runner.fake_gpu import FakeGpu, TorchsGpu
 from tests.runner.measured_runs import KIB, OWN, WEIGHT, hooks, is_quiet, plan, run
+from tests.runner.torch_storages import _Storages
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -104,6 +107,26 @@ def test_a_measured_run_with_an_optimization_ends_in_its_verdict(tmp_path):
     assert happened[-1]["run"]["numerics"]["verdict"]["ok"] is True
     assert happened[-1]["run"]["seconds"]["count"] >= 3
     assert is_quiet(gpu)
+
+
+def test_weights_at_the_peak_of_an_offload_are_those_that_a_prediction_counts(monkeypatch):
+    """The fake GPU counts torch's tensors of the processor as its own, except the copies that the offload keeps."""
+    host, meet = {}, _Storages._meet
+
+    def keep(tensor, **_):
+        copied = tensor.numpy().copy()
+        host[copied.ctypes.data] = copied
+        return torch.from_numpy(copied)
+
+    small = {"sequence": "1024", "dim": "64", "layers": "4", "mode": "inference"}
+    request = Request("feed_forward", small, (("weight_offload", {}),), on="cuda", warmup=0, numerics=False)
+    asked = plan_of(request)
+    monkeypatch.setattr(weight_offload, "_on_host", keep)
+    monkeypatch.setattr(_Storages, "_meet", lambda self, one: None if one.data_ptr() in host else meet(self, one))
+    copying = tuple(replace(one, from_host=True) for one in asked.optimizations)
+    there = run(FailingGpu(), replace(asked, optimizations=copying))
+    predicted = predict(asked, lambda _: None).run
+    assert 0 < there.run.weights_at_peak_bytes == predicted.weights_at_peak_bytes < predicted.weights_bytes // 2
 
 
 @pytest.mark.slow

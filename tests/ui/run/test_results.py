@@ -309,6 +309,16 @@ def test_every_state_has_its_row(tmp_path: Path) -> None:
         assert each in html
 
 
+def test_kept_runs_show_the_figures_of_their_files_and_none_of_an_earlier_version() -> None:
+    squeezed = run(fit=Fit(23 * GIB, True, 3 * GIB, None, None, None, -19 * GIB))
+    shown, earlier = (
+        words(kept_runs_value((KeptRun("1", "a", squeezed, Path("x"), is_current),))["html"])
+        for is_current in (True, False)
+    )
+    assert all(each in shown for each in ("3,072 MiB", "4,096 MiB on the card 3,072 MiB", "fits"))
+    assert "Made by an earlier version" in earlier and "MiB" not in earlier
+
+
 def test_what_models_say_never_becomes_markup() -> None:
     bad = "<img src=x onerror=alert(1)>"
     numerics = {"verdict": {"ok": True, "words": bad, "caution": bad}, "on": bad, "outputs": [{"difference": {}}]}
