@@ -233,6 +233,17 @@ _READ = (
         family=ATTENTION,
     ),
     PredictorRule(
+        CUDNN_ATTENTION,
+        Standing.READ,
+        "measured on an H200 with torch 2.11 and cuDNN 9.19",
+        {
+            "_scaled_dot_product_cudnn_attention": taken.cudnn_forward,
+            "_scaled_dot_product_cudnn_attention_backward": taken.cudnn_backward,
+        },
+        Counted.REST,
+        family=CUDNN_ATTENTION,
+    ),
+    PredictorRule(
         "masks of dropout", Standing.READ, "Dropout.cu", _operators("native_dropout"), Counted.REST, family=DROPOUT
     ),
     PredictorRule(
@@ -247,13 +258,13 @@ _READ = (
         family=LAYER_NORM,
     ),
     PredictorRule(
-        "softmax of what is strided",
+        "softmax of what is strided, and gradients of softmax",
         Standing.READ,
         "SoftMax.cu",
-        _operators(
-            *("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data"),
-            temporaries=taken.contiguous_copies,
-        ),
+        {
+            **_operators("_softmax", "_log_softmax", "_log_softmax_backward_data", temporaries=taken.contiguous_copies),
+            "_softmax_backward_data": taken.softmax_backward,
+        },
         family="softmax",
     ),
     PredictorRule(
@@ -379,15 +390,6 @@ _MISSING = (
         note="cuDNN takes a workspace for each convolution, chosen as it runs; it is not predicted, so peaks of "
         "convolutional models are lower bounds.",
         missing_bytes=_convolution_workspace,
-    ),
-    PredictorRule(
-        "cuDNN's attention",
-        Standing.MISSING,
-        "its plan decides on a workspace",
-        _operators("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_cudnn_attention_backward"),
-        family=CUDNN_ATTENTION,
-        not_counted="cuDNN workspaces of attention",
-        note="cuDNN's attention takes a workspace that its plan decides on; it is not predicted.",
     ),
     PredictorRule(
         "cuDNN's batch norm",
@@ -670,7 +672,19 @@ def _formula_of(packet: Any) -> Formula | None:
     from torch.utils.flop_counter import flop_registry
 
     formula: Formula | None = flop_registry.get(packet, _grouped_flops if packet in _GROUPED else None)
-    return formula
+    return _with_equal_heads(formula) if formula is not None and packet.__name__.startswith("_scaled_dot") else formula
+
+
+def _with_equal_heads(formula: Formula) -> Formula:
+    """Give keys and values the heads of the queries: before torch 2.13, formulas of attention refuse fewer."""
+
+    def flops(*args: Any, **kwargs: Any) -> int:
+        shapes = [arg.shape if isinstance(arg, torch.Tensor) and arg.dim() == 4 else arg for arg in args]
+        heads = max((shape[1] for shape in shapes if isinstance(shape, torch.Size)), default=0)
+        equal = (torch.Size((a[0], heads, *a[2:])) if isinstance(a, torch.Size) else a for a in shapes)
+        return int(formula(*equal, **kwargs))
+
+    return flops
 
 
 def _grouped_flops(left: torch.Tensor, right: torch.Tensor, *_: Any, **__: Any) -> int:
