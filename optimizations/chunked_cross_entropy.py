@@ -183,10 +183,7 @@ class _Gradients:
     """Gradients of the summed loss, accumulated piece by piece."""
 
     def __init__(
-        self,
-        given: tuple[Tensor, Tensor, Tensor | None],
-        needs: tuple[bool, ...],
-        accum_dtype: torch.dtype | None,
+        self, given: tuple[Tensor, Tensor, Tensor | None], needs: tuple[bool, ...], accum_dtype: torch.dtype | None
     ) -> None:
         hidden, weight, bias = given
         self.dtypes = [hidden.dtype, weight.dtype, hidden.dtype if bias is None else bias.dtype]

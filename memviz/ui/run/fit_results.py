@@ -237,11 +237,8 @@ def fit_html(status: SearchStatus | None, usable_bytes: int, chosen: int | None,
 
 def _shown(ways: tuple[Mapping[str, Any], ...]) -> int | None:
     """The best, or where nothing fits what takes least of those that nothing is better than."""
-    return (
-        cheapest_fitting(ways)
-        if cheapest_fitting(ways) is not None
-        else next(reversed(front_of_ways(ways).numbers), None)
-    )
+    best = cheapest_fitting(ways)
+    return next(reversed(front_of_ways(ways).numbers), None) if best is None else best
 
 
 def _way(number: int, way: Mapping[str, Any], opening: str) -> Html:
