@@ -47,10 +47,7 @@ class FlatGradients:
     """`FlatGradients(micro_batches=4).apply(model)`, then four times forward and backward, then the optimizer."""
 
     how: str = _knob(
-        "flat",
-        "where micro-batches are added up; the other two are for comparison",
-        choices=_WAYS,
-        says="gradients {}",
+        "flat", "where micro-batches are added up; the other two are for comparison", choices=_WAYS, says="gradients {}"
     )
     micro_batches: int = _knob(4, "backward passes that make one step")
     joined: bool = _knob(True, "join the last micro-batch's own gradients too, as a flat parameter does")

@@ -37,14 +37,7 @@ def peak(trace: Trace, device: DeviceTrace, by: str = "site", *, top: int | None
     return at(trace, device, timeline(device).peak_event, by, top=top)
 
 
-def at(
-    trace: Trace,
-    device: DeviceTrace,
-    event: int,
-    by: str = "site",
-    *,
-    top: int | None = None,
-) -> LiveSet:
+def at(trace: Trace, device: DeviceTrace, event: int, by: str = "site", *, top: int | None = None) -> LiveSet:
     rows, bytes_then = live_rows(device, event), timeline(device)
     return LiveSet(
         device=device.name,

@@ -35,12 +35,7 @@ Source = Trace | HasTrace
 
 
 def timeline(
-    source: Source,
-    *,
-    over: str = "event",
-    columns: int = 1000,
-    device: int | str | None = None,
-    dark: bool = False,
+    source: Source, *, over: str = "event", columns: int = 1000, device: int | str | None = None, dark: bool = False
 ) -> go.Figure:
     """Live and reserved bytes over events, or over the "time" where the trace has one.
 

@@ -513,10 +513,7 @@ class _FlexAttention(torch.autograd.Function):
         return None, *new_gradients
 
 
-_JAGGED_KERNELS = {
-    "can_use_flash_attention": Backend.FLASH,
-    "can_use_efficient_attention": Backend.EFFICIENT,
-}
+_JAGGED_KERNELS = {"can_use_flash_attention": Backend.FLASH, "can_use_efficient_attention": Backend.EFFICIENT}
 
 
 @contextmanager

@@ -33,12 +33,7 @@ from memviz.predictor.cards import KnownCard, dtype_warnings
 from memviz.predictor.compat import Patches
 from memviz.predictor.cuda.machine import CUDA_0, META, NamedDevices
 from memviz.predictor.cuda.memory import HistoryWindow, MemoryHistory, OutOfMemoryReport, PretendedOutOfMemory
-from memviz.predictor.decompositions import (
-    jagged_attention_on,
-    kernels_for,
-    owners_of_a_lone_sum,
-    registered_kernels,
-)
+from memviz.predictor.decompositions import jagged_attention_on, kernels_for, owners_of_a_lone_sum, registered_kernels
 from memviz.predictor.group.process_group import follow_group
 from memviz.predictor.group.ranks import GroupRank, Layout
 from memviz.predictor.hooks import (

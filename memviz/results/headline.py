@@ -65,12 +65,7 @@ def purpose_name(category: str) -> str:
 
 
 def is_plural_purpose(category: str) -> bool:
-    return category in (
-        *_MANY,
-        "temporary",
-        Category.AUTOCAST_WEIGHT_COPIES.label,
-        Category.WEIGHT_COPIES.label,
-    )
+    return category in (*_MANY, "temporary", Category.AUTOCAST_WEIGHT_COPIES.label, Category.WEIGHT_COPIES.label)
 
 
 def reserved_text(live_bytes: int, reserved_bytes: int) -> str:

@@ -68,11 +68,7 @@ class Replay(Result):
             written |= dict.fromkeys(_KEYS_OF_END)
             if outcome.replayed.oom is not None:
                 written |= dict.fromkeys(_KEYS_OF_REPLAY)
-        return {
-            "device": device_number(self.answer.device),
-            **written,
-            **(_search_json(searched) if searched else {}),
-        }
+        return {"device": device_number(self.answer.device), **written, **(_search_json(searched) if searched else {})}
 
     def columns(self) -> Mapping[str, list[Any]]:
         return {name: [getattr(row, name) for row in self.rows] for name in ReplayRow.__annotations__}

@@ -1,9 +1,5 @@
 """Predict a program from Python, or an unmodified script as `python train.py` would run it.
 
-with memviz.predicting(card="RTX 4090") as predicted:
-    train()
-print(predicted, predicted.fits(), predicted.by_category())
-
 Functions that a script registers with `atexit` run when it ends, because this process goes on. Those that libraries
 register on import stay with the process: torch would take back operators that the next program needs.
 """

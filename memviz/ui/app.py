@@ -41,15 +41,7 @@ from memviz.ui.ranks import tab as ranks
 from memviz.ui.run import programs as run_programs
 from memviz.ui.run import tab as run
 from memviz.ui.run.answer import RunState
-from memviz.ui.shell.gradio_events import (
-    IN_PARTS,
-    IN_TURN,
-    NO_PROGRESS,
-    PRIVATE,
-    FairQueueBlocks,
-    QuickBlocks,
-    in_turn,
-)
+from memviz.ui.shell.gradio_events import IN_PARTS, IN_TURN, NO_PROGRESS, PRIVATE, FairQueueBlocks, QuickBlocks, in_turn
 from memviz.ui.shell.housekeeping import Housekeeping, poll_less_when_idle
 from memviz.ui.shell.page_frame import (
     PAGE_READY,
@@ -426,11 +418,7 @@ def launch_options() -> dict[str, Any]:
         # Of all events together. Whoever follows a run keeps one, and a thread is made only when it is needed.
         "max_threads": 2 * run_programs.MOST_WAITING,
         "max_file_size": routes.most_bytes(),
-        "app_kwargs": {
-            "routes": routes.routes(),
-            "middleware": _MIDDLEWARE,
-            "lifespan": _while_up,
-        },
+        "app_kwargs": {"routes": routes.routes(), "middleware": _MIDDLEWARE, "lifespan": _while_up},
         "allowed_paths": [],
     }
 

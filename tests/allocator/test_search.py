@@ -135,13 +135,7 @@ def test_what_gave_memory_back_as_no_settings_would_is_not_called_as_recorded():
             "No settings can make it fit: what the program holds at its peak is more than the 100 MiB there are.",
             None,
         ),
-        (
-            [(200,)],
-            None,
-            "",
-            "Keep the settings: none of those tried reserves noticeably less at its peak.",
-            None,
-        ),
+        ([(200,)], None, "", "Keep the settings: none of those tried reserves noticeably less at its peak.", None),
     ],
 )
 def test_what_fits_comes_first_then_the_lowest_peak(sizes, memory, best, advice, saved_by):

@@ -22,7 +22,6 @@ from tests.replays import replay
 from tests.traces import read
 
 MiB = 1 << 20
-LISTED = "roundup_power2_divisions:[64:8,128:2,256:2,512:2,1024:1,>:1]"
 
 
 def test_everything_that_moves_device_memory_is_read():

@@ -107,7 +107,7 @@ def test_the_order_of_the_two_does_not_matter():
     assert summarize_range(trace.devices[0], 2, 0) == summarize_range(trace.devices[0], 0, 2)
 
 
-def _test_range_summary_test_an_event_that_is_not_there_is_refused():
+def test_a_range_to_an_event_that_is_not_there_is_refused():
     with pytest.raises(UsageError, match="no event 9"):
         summarize_range(trace_of([alloc(1, 10)]).devices[0], 0, 9)
 

@@ -199,11 +199,7 @@ def test_what_is_wrong_is_said(arguments: list[str], words: str, capsys: pytest.
 
 @pytest.mark.parametrize(("fault", "status"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
 def test_a_search_that_is_stopped_prints_what_it_found(
-    fault: BaseException,
-    status: int,
-    fit: Asked,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    fault: BaseException, status: int, fit: Asked, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fit(*EASY)
     told, progress = 0, fit_command.progress

@@ -14,37 +14,19 @@ from memviz.commands import main
 from memviz.results.open_trace import open as open_trace
 from memviz.trace.load import load_trace
 from tests.allocator.driver import MiB
-from tests.allocator.recording import Recorder
 from tests.real import real_files, requires_real
 from tests.second_process import memviz
 from tests.traces import alloc, block, event, segment, snapshot, trace_of
+from tests.ui import asked_trace
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 OOM = SAMPLES / "out-of-memory.pickle.gz"
 TRAINING = SAMPLES / "training.pickle.gz"
-KEYS = [
-    "device",
-    "settings",
-    "exact",
-    "address_mismatches",
-    "first_mismatch",
-    "peak_allocated_bytes",
-    "peak_reserved_bytes",
-    "reserved_end_bytes",
-    "retries",
-    "oom",
-]
+KEYS = ["device", "settings", "exact", "address_mismatches", "first_mismatch", "peak_allocated_bytes"]
+KEYS += ["peak_reserved_bytes", "reserved_end_bytes", "retries", "oom"]
 
 
-@pytest.fixture
-def growing() -> Any:
-    """Sizes that grow; then three are held. Segments that expand need 100 MiB, fixed ones 156."""
-    run = Recorder()
-    for size in (30, 31, 32, 33):
-        run.cached(size * MiB)
-    for size in (4, 33, 60):
-        run.malloc(size * MiB)
-    return run.trace()
+growing = pytest.fixture(asked_trace.growing)
 
 
 def replay(trace: Any, device: str | None = None, **how: Any) -> dict[str, Any]:

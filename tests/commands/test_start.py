@@ -40,11 +40,7 @@ def ours(modules: set[str], *parts: str) -> set[str]:
 def test_help_loads_little_more_than_python() -> None:
     loaded = loaded_by("--help")
     assert not loaded & {"argparse", "re", "typing", "enum", "signal", "shutil", "numpy"}
-    assert ours(loaded, "") == {
-        "memviz.__main__",
-        "memviz.commands",
-        "memviz.commands.help_text",
-    }
+    assert ours(loaded, "") == {"memviz.__main__", "memviz.commands", "memviz.commands.help_text"}
 
 
 def test_a_summary_loads_what_it_needs() -> None:

@@ -89,11 +89,7 @@ TABLES = (
         },
     ),
     Table(
-        "flat-gradients",
-        "transformer_block",
-        {
-            "seed=0": (_joined("plain"), _joined("list_then_cat"), _joined("flat")),
-        },
+        "flat-gradients", "transformer_block", {"seed=0": (_joined("plain"), _joined("list_then_cat"), _joined("flat"))}
     ),
     Table(
         "layerwise-casting",

@@ -173,12 +173,7 @@ def requests() -> dict[str, dict[str, object]]:
         settings = {"mode": "training" if training else "inference", **SETTINGS.get(kind.name, {})}
         chosen = [[kind.name, KNOBS.get(kind.name, {})]]
         optimizer = "adamw" if training else "none"
-        made[kind.name] = {
-            "workload": workload,
-            "settings": settings,
-            "optimizations": chosen,
-            "optimizer": optimizer,
-        }
+        made[kind.name] = {"workload": workload, "settings": settings, "optimizations": chosen, "optimizer": optimizer}
     return made
 
 

@@ -33,7 +33,6 @@ WRAPPED = {
     "gradient_as_bucket_view": {"gradient_as_bucket_view": True},
     "all": {"find_unused_parameters": True, "gradient_as_bucket_view": True, "bucket_cap_mb": 1e-5},
 }
-Losses = Callable[[Tensor], Tensor]
 
 
 class Net(nn.Module):

@@ -86,10 +86,7 @@ def test_releases_and_switches_decide_on_the_kernel() -> None:
         assert backend_for(call(), A100, (2, 13)) is MATH
     with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
         assert backend_for(call(), A100, (2, 13)) is EFFICIENT
-    with (
-        sdpa_kernel(SDPBackend.FLASH_ATTENTION),
-        pytest.raises(UsageError, match=r"\(flash\) can do this on Tesla T4"),
-    ):
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), pytest.raises(UsageError, match=r"\(flash\) can do this on Tesla T4"):
         backend_for(call(HALF), card_named("T4"), (2, 13))
 
 
@@ -196,8 +193,7 @@ def sequences(dtype: torch.dtype) -> Tensor:
 
 @NESTED
 @pytest.mark.parametrize(
-    ("dtype", "kernel"),
-    [(torch.float32, "_efficient_attention"), (torch.bfloat16, "_flash_attention")],
+    ("dtype", "kernel"), [(torch.float32, "_efficient_attention"), (torch.bfloat16, "_flash_attention")]
 )
 def test_the_kernel_of_the_card_works_on_all_rows(dtype: torch.dtype, kernel: str) -> None:
     with PredictedDevice(A100) as device:

@@ -16,14 +16,7 @@ from memviz.results.summary import trace_headline
 from memviz.trace.load import load_trace
 from tests.real import FOLDER, real_files, requires_real
 from tests.results.claims import COUNT, SHARE, SIZE, check_count, check_share, check_size
-from tests.results.raw_counts import (
-    ACTIVE,
-    Allocation,
-    Raw,
-    activations,
-    layers,
-    read_raw,
-)
+from tests.results.raw_counts import ACTIVE, Allocation, Raw, activations, layers, read_raw
 
 FILES = sorted(path.name for path in real_files()) or ["none"]
 

@@ -41,10 +41,7 @@ def _regex(text: str) -> re.Pattern[str]:
 
 
 NAMES = (
-    Name(
-        Category.KV_CACHE,
-        _regex(r"kv_?cache|key_value_cache|init_cache|cache_one_gpu|update_cache|append_kv"),
-    ),
+    Name(Category.KV_CACHE, _regex(r"kv_?cache|key_value_cache|init_cache|cache_one_gpu|update_cache|append_kv")),
     Name(
         Category.KV_CACHE,
         _regex(r"update|append|get_seq|__init__|lazy_init|crop|reorder"),

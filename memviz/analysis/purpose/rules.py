@@ -71,23 +71,12 @@ RULES = (
         lambda e: e.during(Activity.STEP) & e.never_freed & e.begun,
         Certainty.PROBABLE,
     ),
-    Rule(
-        Reason.CALL_FREED,
-        Category.TEMPORARY,
-        lambda e: _may_be_temporary(e) & ~e.recomputed & e.call_goes_on,
-    ),
+    Rule(Reason.CALL_FREED, Category.TEMPORARY, lambda e: _may_be_temporary(e) & ~e.recomputed & e.call_goes_on),
     Rule(Reason.CALL_FREED, Category.TEMPORARY, _may_be_temporary, Certainty.PROBABLE),
-    Rule(
-        Reason.AUTOCAST_KEPT,
-        Category.AUTOCAST_WEIGHT_COPIES,
-        lambda e: e.autocast_weight_copy,
-        Certainty.PROBABLE,
-    ),
+    Rule(Reason.AUTOCAST_KEPT, Category.AUTOCAST_WEIGHT_COPIES, lambda e: e.autocast_weight_copy, Certainty.PROBABLE),
     Rule(Reason.RECOMPUTED, Category.ACTIVATION, lambda e: e.recomputed),
     Rule(
-        Reason.ACCUMULATED,
-        Category.GRADIENT,
-        lambda e: e.accumulated & (e.outlives(e.backward_over) | e.never_freed),
+        Reason.ACCUMULATED, Category.GRADIENT, lambda e: e.accumulated & (e.outlives(e.backward_over) | e.never_freed)
     ),
     Rule(
         Reason.BACKWARD_KEPT,

@@ -673,22 +673,14 @@ class Searches(Jobs["SearchJob", SearchStatus]):
     """One for a page."""
 
     def __init__(
-        self,
-        line: FairLock,
-        *,
-        seconds: float,
-        patience: float,
-        memory: int | None = None,
-        most: int = MOST_AT_ONCE,
-        time_limit: float = TIME_LIMIT,
+        self, line: FairLock, *, seconds: float, patience: float, memory: int | None = None, most: int = MOST_AT_ONCE
     ) -> None:
-        """`seconds` are the limit of one prediction, `time_limit` that of the search."""
+        """`seconds` are the limit of one prediction."""
         super().__init__(patience)
         self._line = line
         self._seconds = seconds
         self._memory = memory or most_bytes()
         self._most = most
-        self._time_limit = time_limit
 
     def submit(self, order: SearchOrder, owner: str) -> SearchStatus:
         """Begin at once, in place of what its owner has under way."""
@@ -701,20 +693,14 @@ class Searches(Jobs["SearchJob", SearchStatus]):
                 raise Crowded(f"{self._most} others search already. Try it again in some minutes.")
             for search in own:
                 search.stop("Another search was begun instead.")
-            search = SearchJob(
-                SearchStatus(new_id(), order, time_limit=self._time_limit),
-                owner,
-                self._line,
-                self._seconds,
-                self._memory,
-            )
+            search = SearchJob(order, owner, self._line, self._seconds, self._memory)
             self._start(search, SearchJob.run)
         return search.status
 
 
 class SearchJob(Job[SearchStatus]):
-    def __init__(self, status: SearchStatus, owner: str, line: FairLock, most_seconds: float, memory: int) -> None:
-        super().__init__(status, owner)
+    def __init__(self, order: SearchOrder, owner: str, line: FairLock, most_seconds: float, memory: int) -> None:
+        super().__init__(SearchStatus(new_id(), order, time_limit=TIME_LIMIT), owner)
         self.began = time.monotonic()
         self._line = line
         self._most_seconds = most_seconds

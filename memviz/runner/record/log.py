@@ -173,13 +173,7 @@ class Log:
             self.annotations.append(AnnotationEnd(counts, self.clock_us(), name, stage))
 
 
-_LAST_WORD = (
-    Category.OUTPUT,
-    Category.INPUT,
-    Category.OPTIMIZER_STATE,
-    Category.GRADIENT,
-    Category.PARAMETER,
-)
+_LAST_WORD = (Category.OUTPUT, Category.INPUT, Category.OPTIMIZER_STATE, Category.GRADIENT, Category.PARAMETER)
 """Precedence of categories: a tensor seen as several of them gets the last."""
 
 

@@ -114,13 +114,7 @@ def _legend(scores: Sequence[Score], order: Sequence[str]) -> Html:
         for kind in order
         if kind in shown
     ]
-    return tag(
-        "div",
-        *keys,
-        _mark("mv-hatched mv-square", "cached"),
-        _mark("mv-rule", "reserved"),
-        class_="mv-legend",
-    )
+    return tag("div", *keys, _mark("mv-hatched mv-square", "cached"), _mark("mv-rule", "reserved"), class_="mv-legend")
 
 
 def _overlay_legend(controls: Controls) -> Html:

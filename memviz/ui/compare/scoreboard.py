@@ -145,10 +145,7 @@ def _figures(score: Score, number: int) -> list[Html]:
 def _reserved(score: Score) -> list[Html]:
     if not score.knows_reserved:
         return [_cell(NOT_IN_FILE, soft=True)] * 2
-    return [
-        _cell(rounded(score.reserved_bytes)),
-        _cell(percent_text(score.gap_bytes, score.reserved_bytes), soft=True),
-    ]
+    return [_cell(rounded(score.reserved_bytes)), _cell(percent_text(score.gap_bytes, score.reserved_bytes), soft=True)]
 
 
 def _against(delta: int, number: int) -> tuple[str | Html, ...]:

@@ -206,11 +206,7 @@ class TableLook:
 
 
 def table_html(
-    breakdown: Breakdown,
-    state: ExploreState,
-    *,
-    look: TableLook = TableLook(),
-    download: dict[str, str] | None = None,
+    breakdown: Breakdown, state: ExploreState, *, look: TableLook = TableLook(), download: dict[str, str] | None = None
 ) -> Html:
     """`download` is the request with which the browser gets the whole table."""
     if not breakdown.groups.count:

@@ -237,11 +237,8 @@ def fit_html(status: SearchStatus | None, usable_bytes: int, chosen: int | None,
 
 def _default_point(ways: tuple[Mapping[str, Any], ...]) -> int | None:
     """Return the cheapest point that fits, or the point of the front with the least memory."""
-    return (
-        cheapest_fitting(ways)
-        if cheapest_fitting(ways) is not None
-        else next(reversed(front_of_trials(ways).numbers), None)
-    )
+    best = cheapest_fitting(ways)
+    return next(reversed(front_of_trials(ways).numbers), None) if best is None else best
 
 
 def _point_details_html(number: int, point: Mapping[str, Any], opening: str) -> Html:

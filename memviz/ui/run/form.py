@@ -130,11 +130,7 @@ SEARCH_KEEPS = (
     ("training", "the model; optimizer and number format may change"),
     ("nothing", "nothing; weights may be stored in fewer bits"),
 )
-SEARCH_LARGEST = (
-    ("", "nothing more"),
-    ("batch", "the largest batch that fits"),
-    ("sequence", "the longest sequence"),
-)
+SEARCH_LARGEST = (("", "nothing more"), ("batch", "the largest batch that fits"), ("sequence", "the longest sequence"))
 MOST_UNASKED = 8
 """More variants than these need a confirmation."""
 MOST_VARIANTS = 32

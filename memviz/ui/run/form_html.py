@@ -274,10 +274,7 @@ def _card_fields(form: FormFields, cards: Sequence[Mapping[str, Any]]) -> Html:
     is_other = form.card not in ("", *(card["name"] for card in cards))
     groups.append(tag("option", "Other: state its memory", value=OTHER_CARD, selected=is_other))
     memory = _Field(
-        "memory",
-        "Memory",
-        help="48GiB, or a card with another memory: RTX 4090, 48GiB",
-        placeholder=FIRST_MEMORY,
+        "memory", "Memory", help="48GiB, or a card with another memory: RTX 4090, 48GiB", placeholder=FIRST_MEMORY
     )
     counts = [(str(count), count_text(count)) for count in _GPU_COUNTS]
     gpus = menu(PREFIX + GPUS, form.parallel.get(GPUS, "1"), counts)

@@ -78,9 +78,7 @@ def test_library_frames_between_make_no_other_stack():
     library = frame("wrap", "/x/site-packages/torch/nn/modules/module.py", 1500)
     model, main = frame("forward", "model.py", 10), frame("main", "train.py", 50)
     first, second = used(
-        "stack",
-        trace_of([alloc(1, 5, frames=[model, main])]),
-        trace_of([alloc(1, 5, frames=[model, library, main])]),
+        "stack", trace_of([alloc(1, 5, frames=[model, main])]), trace_of([alloc(1, 5, frames=[model, library, main])])
     )
     assert first == second
 
@@ -132,10 +130,7 @@ F = "f"
         # The same checkout in two homes.
         ([[("/home/a/p/x.py", F)], [("/home/b/p/x.py", F)]], ["x.py", "x.py"]),
         # One trace has two files of that name, so that more of the path counts everywhere.
-        (
-            [[("/home/a/p/x.py", F), ("/home/a/q/x.py", F)], [("/srv/p/x.py", F)]],
-            ["p/x.py", "q/x.py", "p/x.py"],
-        ),
+        ([[("/home/a/p/x.py", F), ("/home/a/q/x.py", F)], [("/srv/p/x.py", F)]], ["p/x.py", "q/x.py", "p/x.py"]),
         # Another function is another place, and does not count for this one.
         ([[("/a/p/x.py", F), ("/a/q/x.py", "g")], [("/b/p/x.py", F)]], ["x.py", "x.py", "x.py"]),
         # Below Python there is no path.

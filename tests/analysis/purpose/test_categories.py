@@ -45,7 +45,6 @@ WEIGHTS = [t.NATIVE, frame("load_weights", "/p/engine.py", 9), t.MAIN]
 GATHER = [t.NATIVE, frame("all_gather_into_tensor", f"{t.SITE}/torch/distributed/distributed_c10d.py", 9), t.MAIN]
 INNER = [t.NATIVE, frame("forward", "/p/inner.py", 5), t.CALL, frame("forward", "/p/model.py", 14), t.CALL, t.MAIN]
 AFTER = [t.NATIVE, frame("forward", "/p/model.py", 15), t.CALL, t.MAIN]
-LATER = [t.NATIVE, frame("forward", "/p/model.py", 16), t.CALL, t.MAIN]
 
 CAST = [t.NATIVE, frame("at::autocast::cached_cast(c10::ScalarType, at::Tensor const&, c10::DeviceType)", "??", 0)]
 CAST += t.FORWARD[1:]

@@ -52,10 +52,7 @@ def test_each_segment_says_how_full_it_was_and_who_held_it():
     )
     # Of 9 events 10 MiB for 3, 2 MiB for 7, 1 MiB for 2 and for 1.
     used = (10 * 3 + 2 * 7 + 2 + 1) / (20 * 9)
-    assert lives(trace) == [
-        (0, 9, 0, 20 * MiB, round(used, 4), 2 * MiB),
-        (5, 6, 20 * MiB, 4 * MiB, 0.0, None),
-    ]
+    assert lives(trace) == [(0, 9, 0, 20 * MiB, round(used, 4), 2 * MiB), (5, 6, 20 * MiB, 4 * MiB, 0.0, None)]
 
 
 def test_what_was_there_before_and_an_address_that_is_taken_again():
@@ -69,10 +66,7 @@ def test_neighbours_that_come_and_go_at_other_times_stay_apart_and_mapped_pages_
     trace = trace_of([*pages, alloc(BASE, 3 * MiB), event("segment_unmap", BASE + 2 * MiB, 2 * MiB)])
     assert [row[:4] for row in lives(trace)] == [(1, 3, 2 * MiB, 2 * MiB)]
     trace = trace_of([*pages, alloc(BASE, 3 * MiB)], [segment(BASE, 4 * MiB, [], is_expandable=True)])
-    assert lives(trace) == [
-        (0, 3, 0, 2 * MiB, 0.3333, 3 * MiB),
-        (1, 3, 2 * MiB, 2 * MiB, 0.25, 3 * MiB),
-    ]
+    assert lives(trace) == [(0, 3, 0, 2 * MiB, 0.3333, 3 * MiB), (1, 3, 2 * MiB, 2 * MiB, 0.25, 3 * MiB)]
 
 
 @settings(max_examples=60)

@@ -11,6 +11,7 @@ import pytest
 from memviz.fair_lock import FairLock
 from memviz.runner.fit.fit import find_fit, fit_json
 from memviz.runner.fit.predictions import KeptPredictions, Predictor
+from memviz.runner.jobs import service
 from memviz.runner.jobs.service import UNPOLLED, Crowded, Pace, Searches, SearchOrder, SearchStatus
 from memviz.runner.request import Request
 from tests.runner.processes import is_there, wait_until
@@ -93,14 +94,11 @@ def test_a_search_that_is_cancelled_leaves_no_process_and_no_turn(searches: Sear
 
 
 @pytest.mark.slow
-def test_the_time_limit_ends_a_search_with_what_was_found(line: FairLock) -> None:
-    searches = Searches(line, seconds=240, patience=240, time_limit=6.0)
-    try:
-        done = over(searches, searches.submit(SearchOrder(LONG), "ann").id)
-        assert not done.failed and done.answer is not None and done.answer["stopped"] == "time limit"
-        assert done.answer["tried"] == done.done < done.answer["planned"] and done.seconds < 30
-    finally:
-        searches.close()
+def test_the_time_limit_ends_a_search_with_what_was_found(searches: Searches, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "TIME_LIMIT", 6.0)
+    done = over(searches, searches.submit(SearchOrder(LONG), "ann").id)
+    assert not done.failed and done.answer is not None and done.answer["stopped"] == "time limit"
+    assert done.answer["tried"] == done.done < done.answer["planned"] and done.seconds < 30
 
 
 def test_one_that_nobody_looks_at_ends(line: FairLock) -> None:

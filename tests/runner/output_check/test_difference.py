@@ -242,14 +242,7 @@ def test_absmax_has_a_scale_the_largest_of_the_reference():
     assert difference(zero, ours).relative_absmax == math.inf
 
 
-TYPES = [
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-]
+TYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 each_type = pytest.mark.parametrize("dtype", TYPES, ids=str)
 
 

@@ -204,11 +204,7 @@ def build():
 @pytest.mark.parametrize(
     ("forward", "loss", "message"),
     [
-        (
-            "self.line(x)",
-            "",
-            "The model returns nothing (None), with no mean to train on. Return (model",
-        ),
+        ("self.line(x)", "", "The model returns nothing (None), with no mean to train on. Return (model"),
         ("return (self.line(each) for each in x)", "", "The model returns a generator, with no tensor of decimal numb"),
         ("return []", "", "The model returns a list, with no tensor of decimal numbers in it"),
         ("return self.line(x).argmax()", "", "The model returns a Tensor, with no tensor of decimal numbers in it"),

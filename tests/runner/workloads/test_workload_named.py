@@ -110,11 +110,7 @@ def test_an_unknown_one_is_named_with_the_likely_one():
         ),
         ("llama", {"dtype": "fp8"}, "llama: dtype cannot be fp8. There are bf16, fp16, fp32."),
         ("transformer_block", {"parts": "3"}, "transformer_block: 64 heads cannot be cut into 3 equal parts."),
-        (
-            "transformer_block",
-            {"inner": "28674"},
-            "transformer_block: inner 28674 cannot be cut into 4 equal parts.",
-        ),
+        ("transformer_block", {"inner": "28674"}, "transformer_block: inner 28674 cannot be cut into 4 equal parts."),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_built(name, settings, message):

@@ -114,11 +114,7 @@ def test_the_border_is_where_it_stops_fitting_and_not_where_a_colour_ends() -> N
     html = map_html(GRID)
     found = [[element.get("class") for element in elements(f"<tr{row}", "td")] for row in html.split("<tr")[2:]]
     inside, outside = "mv-within", "mv-over"
-    assert found == [
-        [inside, inside, inside, outside, None],
-        [outside] * 4 + [None],
-        [inside] * 4 + [None],
-    ]
+    assert found == [[inside, inside, inside, outside, None], [outside] * 4 + [None], [inside] * 4 + [None]]
     assert [row[-1] for row in rows(html)[1:]] == ["5", "none", "8"]
     assert [row[1:5] for row in rows(html)[1:]] == [
         ["1.0", "3.0", "9.0", "18.0"],
