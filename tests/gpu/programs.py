@@ -204,10 +204,11 @@ def record(program: Program, path: Path, limit: int | None) -> dict[str, Any]:
         kept = run()
     except torch.OutOfMemoryError:
         # What the error frees is still there while it is handled.
-        kept, snapshot = None, cuda.memory._snapshot()
+        kept, snapshot, (now_allocs, now_frees) = None, cuda.memory._snapshot(), _counts()
     cuda.synchronize()
     figures = cuda.memory_stats_as_nested_dict(0)
-    now_allocs, now_frees = _counts()
+    if snapshot is None:
+        now_allocs, now_frees = _counts()
     snapshot = snapshot or cuda.memory._snapshot()
     del kept
     with gzip.open(path, "wb") as file:

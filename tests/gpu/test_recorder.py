@@ -90,6 +90,7 @@ def test_a_recorded_script_begins_with_its_first_allocation(tmp_path, python: Py
 
 def test_out_of_memory_is_reported_while_all_is_still_live():
     total = torch.cuda.get_device_properties(0).total_memory
+    torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.set_per_process_memory_fraction(512 * MiB / total)
     try:
         with CudaDevice(accelerator=find_accelerator()) as device:
