@@ -354,9 +354,9 @@ def _efficient_takes(call: AttentionCall, card: KnownCard) -> bool:
 def _cudnn_takes(call: AttentionCall, card: KnownCard) -> bool:
     if card.architecture < 80 or call.query.dtype not in _HALVES or torch.are_deterministic_algorithms_enabled():
         return False
-    if call.key.size(-2) == 1 or (call.dropout and call.query.size(-2) == 1):
+    if call.dropout * 16 % 1 or call.key.size(-2) == 1 or (call.dropout and call.query.size(-2) == 1):
         return False
-    widest = 256 if card.capability == (9, 0) else 128
+    widest = 256 if card.capability == (9, 0) and not call.trains else 128
     return all(width % 8 == 0 and width <= widest for width in call.widths)
 
 
@@ -415,8 +415,6 @@ def seeds_on_host(func: Any, release: tuple[int, int]) -> Callable[[Any, Any, An
     The efficient kernel's backward reads them there (read), but for graphs that are captured. The flash kernel's are
     one tensor of the card from torch 2.7 on (read; before, none was recorded).
     """
-    if func is aten._scaled_dot_product_cudnn_attention.default:
-        return _cudnn_attention
     places, until = _SEEDS.get(func, ((), _NEVER))
     if release > until:
         return None
@@ -428,14 +426,6 @@ def seeds_on_host(func: Any, release: tuple[int, int]) -> Callable[[Any, Any, An
         return tuple(out)
 
     return run
-
-
-def _cudnn_attention(func: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
-    """Keep no logarithms of sums where none are asked for, unlike torch's shapes (measured)."""
-    out = list(func(*args, **kwargs))
-    if not args[4]:
-        out[1] = None
-    return tuple(out)
 
 
 _NEVER, _EVER = (0, 0), (99, 0)
