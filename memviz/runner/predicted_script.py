@@ -260,9 +260,8 @@ def parse_optimizations(texts: Sequence[str], knobs: Sequence[tuple[str, str]]) 
             raise UsageError(f"--set {knob}={value}: no optimization of --with has this knob.")
         for name in names:
             values_by_name[name] = {**values_by_name[name], knob: value}
-    in_order = [kind.name for kind in OPTIMIZATIONS]
     by_name = {name: optimization_of(name, values) for name, values in values_by_name.items()}
-    chosen = tuple(sorted(by_name.values(), key=lambda change: in_order.index(change.name)))
+    chosen = tuple(by_name[kind.name] for kind in OPTIMIZATIONS if kind.name in by_name)
     for change in chosen:
         if getattr(change, "changes_loop", False):
             raise UsageError(f"{change.name} changes a loop and no model: change the script's own, as its file says.")

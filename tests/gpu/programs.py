@@ -199,17 +199,15 @@ def record(program: Program, path: Path, limit: int | None) -> dict[str, Any]:
     allocs, frees = _counts()
     cuda.memory._record_memory_history("all", context="all", stacks="python", max_entries=500_000)
     cuda.reset_peak_memory_stats(0)
-    snapshot = None
+    ended = None
     try:
         kept = run()
     except torch.OutOfMemoryError:
         # What the error frees is still there while it is handled.
-        kept, snapshot, (now_allocs, now_frees) = None, cuda.memory._snapshot(), _counts()
+        kept, ended = None, (cuda.memory._snapshot(), _counts())
     cuda.synchronize()
     figures = cuda.memory_stats_as_nested_dict(0)
-    if snapshot is None:
-        now_allocs, now_frees = _counts()
-    snapshot = snapshot or cuda.memory._snapshot()
+    snapshot, (now_allocs, now_frees) = ended or (cuda.memory._snapshot(), _counts())
     del kept
     with gzip.open(path, "wb") as file:
         pickle.dump(snapshot, file, protocol=4)

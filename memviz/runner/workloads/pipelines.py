@@ -6,6 +6,7 @@ comparison of quantized pipelines measured: https://huggingface.co/blog/diffuser
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
@@ -69,9 +70,9 @@ class PipelineModel(FromConfiguration):
         names = [field.name for field in fields(self.denoiser) if field.init and field.name in here]
         return self.denoiser(**{**{name: getattr(self, name) for name in names}, **self._denoiser_knobs()})
 
+    @abstractmethod
     def _denoiser_knobs(self) -> dict[str, Any]:
         """Knobs of the denoiser that are not those of the pipeline."""
-        raise NotImplementedError
 
     def small(self) -> Self:
         sides: dict[str, Any] = sides_in_tiles(self, self.reduced_tile, self.denoiser.side)

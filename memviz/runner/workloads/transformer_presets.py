@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -75,8 +76,8 @@ class TransformerPreset(FromConfiguration):
         loss: Tensor = output.loss
         return loss
 
-    def contents_text(self) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def contents_text(self) -> str: ...
 
     def _shapes(self) -> str:
         return f"{getattr(self, 'size', '')}, {plural(self.setting('layers'), 'layer')}, {self.contents_text()}"

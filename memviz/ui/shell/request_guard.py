@@ -297,7 +297,7 @@ def _host_names(headers: Headers) -> Iterator[str]:
 
 
 def _error_response(message: str, status: int) -> JSONResponse:
-    """Return an error under the keys of Gradio's own errors and of ours."""
+    """Return an error with the keys of Gradio's errors and the key of memviz's, `reason`."""
     return JSONResponse({"detail": message, "error": message, "reason": message}, status, _PLAIN)
 
 
