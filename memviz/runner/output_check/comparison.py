@@ -597,10 +597,14 @@ class _Check:
             return "it changes no computation"
         if self.pinned == 0 and getattr(change, "pins_host_memory", False):
             return "the run moved nothing to host memory"
-        try:
-            _applying([*self.applied, reduced])(deepcopy(model))()
-        except ValueError as error:
-            return f"the reduced model does not take it: {error}".rstrip(".")
+        with ExitStack() as undo:
+            copied = deepcopy(model)
+            undo.callback(apply_all(copied, self.applied))
+            try:
+                reduced.check(copied, training=self.twin.training)
+                reduced.apply(copied)()
+            except ValueError as error:
+                return f"the reduced model does not take it: {error}".rstrip(".")
         return ""
 
 

@@ -254,6 +254,8 @@ IDLE: dict[str, tuple[str, dict[str, str], tuple[str, dict[str, str]]]] = {
     "one tile": ("vae", {"height": "512", "width": "512"}, ("vae_tiling", {})),
     "one picture": ("vae", {}, ("vae_slicing", {})),
     "settings": ("llama", TRAIN, ("allocator_settings", {})),
+    "casts of weights that are trained": ("llama", TRAIN, ("layerwise_casting", {})),
+    "whole numbers for weights that are trained": ("llama", TRAIN, ("weight_quantization", {})),
 }
 
 
