@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import one_hot
+from torch.utils.flop_counter import flop_registry
 
 from memviz.errors import UsageError
 from memviz.predictor.cards import card_named
@@ -115,6 +116,25 @@ def test_flash_keeps_a_number_a_row_and_sums_the_queries_gradient_in_fp32() -> N
         (backward, ROW),
         (backward, 2 * IN),
     ]
+
+
+def test_grouped_heads_are_predicted_where_torchs_formula_refuses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As before torch 2.13. Their FLOPs are those of as many heads as the queries have."""
+    packet = torch.ops.aten._scaled_dot_product_flash_attention
+    formula = flop_registry[packet]
+
+    def earlier(*args: Any, **kwargs: Any) -> int:
+        assert len({getattr(arg, "shape", arg)[1] for arg in args[:3]}) == 1
+        return formula(*args, **kwargs)
+
+    def flops(heads: int) -> int:
+        with PredictedDevice(A100) as device:
+            q, k, v = (torch.empty(2, count, 256, 64, dtype=BRAIN, device="cuda") for count in (8, heads, heads))
+            functional.scaled_dot_product_attention(q, k, v, enable_gqa=heads < 8)
+            return device.flops
+
+    monkeypatch.setitem(flop_registry, packet, earlier)
+    assert flops(2) == flops(8) == 2 * 2 * 2 * 8 * 256 * 256 * 64
 
 
 def test_math_keeps_scores_of_every_pair_in_fp32() -> None:
