@@ -57,7 +57,10 @@ SAMPLES = (
 
 
 def trace_of(sample: Recipe) -> Trace:
-    facts = {"what": f"A small GPT in float32 with AdamW: {sample.about}.", "again": "python -m sample_traces.make"}
+    facts = {  # The stacks of the samples hold line numbers of this file: lines that join or split change them.
+        "what": f"A small GPT in float32 with AdamW: {sample.about}.",
+        "again": "python -m sample_traces.make",
+    }
     with PredictedDevice(CARD, release=RELEASE) as device:
         trace = train(sample.lengths, device.finish, checkpointed=sample.checkpointed, step_range=device.phase)
     trace = replace(trace, about=replace(trace.about, facts={**trace.about.facts, **facts}))
