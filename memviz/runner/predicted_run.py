@@ -66,8 +66,7 @@ def predict(
     settings = settings_from_environment(plan.environment)
     release = plan.request.release
     predicted = PredictedDevice(plan.card, settings=settings, release=release, rank=rank, figures_only=figures_only)
-    # The passes of a user's own program may differ from one another.
-    predicted.passes.is_on = repeats and rank is None and isinstance(plan.workload, FromConfiguration)
+    predicted.passes.is_on = repeats and rank is None and _has_equal_passes(plan)
     with kernels_of_its_own(), predicted as device:
         before: dict[str, int] = {}
 
@@ -99,6 +98,12 @@ def predict(
     }
     run = run_with(plan, "predicted", plan.card.name, results)
     return Outcome(run, trace, device.allocator_calls, device.layout)
+
+
+def _has_equal_passes(plan: Plan) -> bool:
+    """Return False for a user's own program, and where a pass prefetches in the order learned from the one before."""
+    learns = any(getattr(optimization, "ahead", False) for optimization in plan.optimizations)
+    return isinstance(plan.workload, FromConfiguration) and not learns
 
 
 def _record_steps(
