@@ -58,7 +58,7 @@ _REASONS = (
     ("logits before the loss", "logits are changed"),
     ("computes no attention", "no attention"),
     ("computes attention by itself", "own attention kernel"),
-    ("cannot take the attention", "kernel not available"),
+    ("kernel does not take", "kernel not available"),
     ("no available kernel", "kernel not available"),
     ("is trained", "needs LoRA"),
     ("are trained", "needs LoRA"),
@@ -195,17 +195,20 @@ def _trains(knobs: Mapping[str, str]) -> bool:
 def price_of(name: str, base_run: Run, run: Run) -> Price:
     """Compare the base with the run in which one optimization was switched."""
     before, after = _cost(base_run), _cost(run)
-    has_seconds = before.seconds_low is not None and after.seconds_low is not None
-    low, high = (after.seconds_low or 0) - (before.seconds_low or 0), (after.seconds_high or 0) - (before.seconds_high or 0)
     return Price(
         name,
         reserved_bytes=run.peak_reserved_bytes - base_run.peak_reserved_bytes,
         allocated_bytes=run.peak_allocated_bytes - base_run.peak_allocated_bytes,
         flops=(run.flops or 0) - (base_run.flops or 0),
-        seconds_low=low if has_seconds else None,
-        seconds_high=high if has_seconds else None,
+        seconds_low=_difference(after.seconds_low, before.seconds_low),
+        seconds_high=_difference(after.seconds_high, before.seconds_high),
         outputs=_outputs(name, base_run, run),
     )
+
+
+def _difference(after: float | None, before: float | None) -> float | None:
+    # Rounded, since machines differ in the last digits.
+    return None if after is None or before is None else round(after - before, 9)
 
 
 def unusable(name: str, reason: str) -> Price:
