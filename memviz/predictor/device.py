@@ -49,6 +49,7 @@ from memviz.predictor.hooks import (
 from memviz.predictor.ledger import HistoryPart, PhaseMark, trace_of
 from memviz.predictor.modes import AllocationMode, follow_cuda
 from memviz.predictor.recorder import AllocationRecorder, MoveTo, move_model
+from memviz.predictor.repetition import PassRepeater
 from memviz.predictor.rules import COLLECTIVES, Unproven, unseen_by
 from memviz.predictor.run_device import TakesInputs
 from memviz.predictor.saved_files import follow_files
@@ -106,8 +107,9 @@ class PredictedDevice:
             release=self.release,
             figures_only=figures_only,
         )
-        self.children = ChildProcesses(self.recorder)
         self._marks: list[PhaseMark] = []
+        self.passes = PassRepeater(self.recorder, self._marks)
+        self.children = ChildProcesses(self.recorder)
         self.limited = limited
         self._patches = Patches()
         self._collected_at = -_EVENTS_BETWEEN_COLLECTIONS - 1
@@ -197,7 +199,9 @@ class PredictedDevice:
             phases.pop()
             self.recorder.label_parameters()
             if not phases:
+                before = len(self.recorder.ledger.history)
                 gc.collect()
+                self.passes.is_on &= len(self.recorder.ledger.history) == before
             self._mark(name, Stage.END)
 
     def _mark(self, name: str, stage: Stage) -> None:

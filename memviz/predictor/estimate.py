@@ -166,6 +166,13 @@ def fingerprint_of(trace: Trace) -> str:
     return hashlib.sha256(events.action.tobytes() + events.size.tobytes()).hexdigest()
 
 
+def requests_of(trace: Trace) -> str:
+    """Hash what a program requests and frees, without the segments that the allocator makes of it."""
+    events = trace.devices[0].events
+    is_request = np.isin(events.action, (Action.ALLOC, Action.FREE_COMPLETED))
+    return hashlib.sha256(events.action[is_request].tobytes() + events.size[is_request].tobytes()).hexdigest()
+
+
 def estimate_of(device: PredictedDevice, trace: Trace, *, steps: int = 0) -> Estimate:
     about_the_card = () if device.limited else (context_sentence(device.card.name),)
     return Estimate(

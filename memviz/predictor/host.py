@@ -42,6 +42,11 @@ class PinnedHost(MarkedStorages):
         self._made: Counter[int] = Counter()
 
     @property
+    def used(self) -> dict[int, int]:
+        """Return the number of blocks in use by size."""
+        return {size: count for size, count in self._used.items() if count}
+
+    @property
     def retained_bytes(self) -> int:
         """Pinned bytes that are allocated and stay allocated."""
         return sum(size * count for size, count in self._made.items())

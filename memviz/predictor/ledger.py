@@ -92,7 +92,7 @@ class Ledger:
         self.closed = False
         self.lock = RLock()
         """Threads of the program take turns; a free may come in the middle of what its own thread does here."""
-        self._stack = number_of_stack
+        self.stack_of_free = number_of_stack
         self._waiting: dict[int, int] = {}
         """Allocations whose free is not complete, by address."""
 
@@ -105,12 +105,16 @@ class Ledger:
         if requested == 0:
             return None
         allocation = self.malloc(requested, stack)
+        self.own(storage, allocation)
+        return allocation
+
+    def own(self, storage: torch.UntypedStorage, allocation: LiveAllocation) -> None:
+        """Let an allocation be freed with its storage."""
         key = storage._cdata
         watched = _Watched(storage, self._gone)
         watched.key = key
         allocation.storage = watched
         self.live[key] = allocation
-        return allocation
 
     def malloc(self, requested: int, stack: int, place: Place | None = None) -> LiveAllocation:
         if self.first_used is not None:
@@ -165,7 +169,7 @@ class Ledger:
             self.history.now = _USERS_CODE
             self.emptied.append(len(self.history))
             self.allocator.empty_cache()
-            self._date(self._stack())
+            self._date(self.stack_of_free())
 
     def note(self, action: Action, size: int) -> None:
         """Record an event that moves no memory."""
@@ -197,7 +201,7 @@ class Ledger:
         allocation = self.live.get(watched.key)  # type: ignore[attr-defined]
         if allocation is not None and allocation.storage is watched:
             del self.live[watched.key]  # type: ignore[attr-defined]
-            self.free(allocation, self._stack())
+            self.free(allocation, self.stack_of_free())
 
     def _date(self, stack: int) -> None:
         for _ in range(len(self.history) - len(self.times)):

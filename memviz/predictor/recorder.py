@@ -89,6 +89,10 @@ class BlasWorkspaces:
         if workspace is not None:
             self._free(workspace)
 
+    @property
+    def live(self) -> Collection[LiveAllocation]:
+        return self._kept.values()
+
     def clear(self) -> None:
         while self._kept:
             self._free(self._kept.popitem()[1])

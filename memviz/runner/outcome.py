@@ -126,8 +126,6 @@ def own_bytes(model: nn.Module) -> int:
 
 
 def run_with(plan: Plan, mode: Any, device: str, values: dict[str, Any]) -> Run:
-    # An offload of a model in host memory names the device that computes.
-    changes = [replace(one, onload_device="cuda") if one is plan.offload else one for one in plan.optimizations]
     return Run(
         request=plan.request,
         label=plan.label,
@@ -138,10 +136,16 @@ def run_with(plan: Plan, mode: Any, device: str, values: dict[str, Any]) -> Run:
         window=plan.window,
         provenance=provenance(plan),
         command=command_of(plan.request),
-        code=code_of(changes, plan.on_host, plan.request.optimizer),
+        code=code_of_plan(plan),
         claim=plan.claim,
         **values,
     )
+
+
+def code_of_plan(plan: Plan) -> str:
+    # An offload of a model in host memory names the device that computes.
+    changes = [replace(one, onload_device="cuda") if one is plan.offload else one for one in plan.optimizations]
+    return code_of(changes, plan.on_host, plan.request.optimizer)
 
 
 def code_of(

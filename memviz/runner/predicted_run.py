@@ -29,6 +29,7 @@ from memviz.runner.outcome import (
 from memviz.runner.plan import Plan
 from memviz.runner.run import Run
 from memviz.runner.step import Tell, convert_on_host, kernels_of_its_own, prepare, take_steps
+from memviz.runner.workloads.workload import FromConfiguration
 from memviz.trace.model import Trace
 
 _OF_WHAT_IT_DOES = (
@@ -40,10 +41,18 @@ _COUNTED = ("flops", "bytes_moved", "host_bytes", "link_bytes")
 """Counts of the steps alone, without warm-up."""
 
 
-def predict(plan: Plan, tell: Tell, rank: GroupRank | None = None, *, figures_only: bool = False) -> Outcome:
+def predict(
+    plan: Plan,
+    tell: Tell,
+    rank: GroupRank | None = None,
+    *,
+    figures_only: bool = False,
+    repeats: bool = True,
+) -> Outcome:
     """Predict the steps of a plan on its card, or on the card of one rank.
 
-    With `figures_only` the trace has no stacks, and the figures are the same.
+    With `figures_only` the trace has no stacks, and the figures are the same. With `repeats`, a pass that is
+    equal to an earlier one is not run again.
     """
     begun = time.perf_counter()
     tell("building the model")
@@ -57,6 +66,7 @@ def predict(plan: Plan, tell: Tell, rank: GroupRank | None = None, *, figures_on
     settings = settings_from_environment(plan.environment)
     release = plan.request.release
     predicted = PredictedDevice(plan.card, settings=settings, release=release, rank=rank, figures_only=figures_only)
+    predicted.passes.is_on = repeats and rank is None and _has_equal_passes(plan)
     with kernels_of_its_own(), predicted as device:
         before: dict[str, int] = {}
 
@@ -90,6 +100,12 @@ def predict(plan: Plan, tell: Tell, rank: GroupRank | None = None, *, figures_on
     return Outcome(run, trace, device.allocator_calls, device.layout)
 
 
+def _has_equal_passes(plan: Plan) -> bool:
+    """Return False for a user's own program, and where a pass prefetches in the order learned from the one before."""
+    learns = any(getattr(optimization, "ahead", False) for optimization in plan.optimizations)
+    return isinstance(plan.workload, FromConfiguration) and not learns
+
+
 def _record_steps(
     plan: Plan, device: PredictedDevice, model: nn.Module, tell: Tell, warmed: Callable[[], None]
 ) -> tuple[Trace, int, int]:
@@ -102,7 +118,7 @@ def _record_steps(
 
         model, passes = prepare_rank(plan, device, model, tell)
     weights_bytes, loaded_bytes = own_bytes(model), device.peak_allocated_bytes
-    trace = take_steps(plan, device, model, tell, warmed=warmed, make_passes=passes)
+    trace = take_steps(plan, device, model, tell, warmed=warmed, make_passes=passes, run_pass=device.passes.run)
     return trace, weights_bytes, loaded_bytes
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memviz.predictor.repetition import RunPass, key_of_inputs
 from memviz.predictor.run_device import RunDevice
 from memviz.runner.plan import Plan, pieces_of
 from memviz.runner.request import Optimizer
@@ -55,6 +56,10 @@ def prepare(plan: Plan, device: RunDevice, model: nn.Module, tell: Tell) -> nn.M
     return model
 
 
+def run_always(key: Hashable, weights: Sequence[torch.Tensor], take: Callable[[], Any]) -> Any:
+    return take()
+
+
 MakePasses = Callable[[nn.Module], Callable[[], Any]]
 """Makes a callable that runs all passes of a step on the model."""
 
@@ -67,6 +72,7 @@ def take_steps(
     *,
     warmed: Callable[[], None] = lambda: None,
     make_passes: MakePasses | None = None,
+    run_pass: RunPass = run_always,
 ) -> Trace:
     """Warm up, call `warmed`, take the steps, and return the trace as it is while everything is still alive."""
     request, workload = plan.request, plan.workload
@@ -74,7 +80,7 @@ def take_steps(
     inputs = device.inputs(workload) if passes is None else {}
     optimizer = make_optimizer(request.optimizer, model)
     pieces = pieces_of(plan.optimizations)
-    step = RunStep(workload, device, model, inputs, optimizer, pieces=pieces, passes=passes)
+    step = RunStep(workload, device, model, inputs, optimizer, pieces=pieces, passes=passes, run_pass=run_pass)
     last_output = None
     for number in range(request.warmup):
         tell(f"warm-up {number + 1} of {request.warmup}")
@@ -106,13 +112,17 @@ class RunStep:
     passes: Callable[[], Any] | None = None
     """Run all passes of a step in another way than one micro-batch after the other."""
 
+    run_pass: RunPass = run_always
+    """Run a pass, or repeat an equal one."""
+
     def __post_init__(self) -> None:
         self.model.train(self.workload.training)
+        self._trained = [weight for weight in self.model.parameters() if weight.requires_grad]
 
     def __call__(self) -> Any:
         if not self.workload.training:
             with self.device.phase("forward"), torch.no_grad():
-                return self.model(**self.inputs)
+                return self.run_pass(key_of_inputs(self.inputs), (), lambda: self.model(**self.inputs))
         output = self._all_batches() if self.passes is None else self.passes()
         if self.optimizer is not None:
             with self.device.phase("optimizer step"):
@@ -136,6 +146,10 @@ class RunStep:
         return output
 
     def _forward_and_backward(self, arguments: dict[str, Any], share: float) -> Any:
+        key = (key_of_inputs(arguments), share == 1) if self.passes is None else None
+        return self.run_pass(key, self._trained, lambda: self._pass(arguments, share))
+
+    def _pass(self, arguments: dict[str, Any], share: float) -> Any:
         with self.device.phase("forward"):
             output = self.model(**arguments)
             loss = self.workload.loss(output)

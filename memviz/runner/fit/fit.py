@@ -278,16 +278,17 @@ def trial_label(trial: Trial, label: Named = label_of) -> str:
 
 
 def short_label(trial: Trial, label: Named = label_of) -> str:
-    """Return a headline: two optimizations added to the request, and the number of other changes."""
+    """Return a headline: two changes of the request and its new optimizer, if any, and the number of other changes."""
     request, original = trial.candidate.request, trial.candidate.asked or trial.candidate.request
     original_names = {name for name, _ in original.optimizations}
     added = [change for change in plan_of(request).optimizations if change.name not in original_names]
     parts = [label((change,)) for change in sorted(added, key=lambda change: change.name in _NAMED_LAST)]
     parts += [trial.candidate.layout] if trial.candidate.layout else []
-    parts += [request.optimizer] if request.optimizer != original.optimizer else []
     parts += [text for name, text in _other_settings(trial).items() if name == "dtype"]
     more = len(parts) - _MOST_NAMED
-    together = " + ".join(parts[:_MOST_NAMED]) or trial_label(trial, label)
+    # Another optimizer is always named: nobody expects it to change.
+    optimizer = [request.optimizer] if request.optimizer != original.optimizer else []
+    together = " + ".join([*parts[:_MOST_NAMED], *optimizer]) or trial_label(trial, label)
     return f"{together} and {more} more" if more > 0 else together
 
 

@@ -53,6 +53,14 @@ class Prediction:
     expected_error: dict[str, Any] | None = None
     """Same form as in `run --json`."""
     warnings: tuple[str, ...] = ()
+    requests: str = ""
+    """Hash of its memory requests, as in `RunEvent`."""
+
+    def is_twin(self, other: Prediction) -> bool:
+        """Return whether both run the same program: the same memory requests and the same work."""
+        work = self.flops, self.bytes_moved, self.host_bytes, self.link_bytes, self.pinned_host_bytes
+        others = other.flops, other.bytes_moved, other.host_bytes, other.link_bytes, other.pinned_host_bytes
+        return bool(self.requests) and self.requests == other.requests and work == others
 
 
 def prediction_of(event: RunEvent) -> Prediction:
@@ -75,6 +83,7 @@ def prediction_of(event: RunEvent) -> Prediction:
         expected_error=run.expected_error.as_json() if run.expected_error else None,
         of_classes=tuple((one.flops, one.bytes_moved, one.host_bytes, one.link_bytes) for one in run.classes),
         warnings=run.warnings,
+        requests=event.requests,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import chain, combinations
 
@@ -21,7 +21,8 @@ from memviz.runner.fit.cost import CardSpeed, Cost, Work, cost_of, speed_of
 from memviz.runner.fit.largest import SearchStopped
 from memviz.runner.fit.predictions import KeptPredictions, Prediction, Predictor, is_cacheable
 from memviz.runner.fit.space import Candidate, Point, Space, changes_at
-from memviz.runner.plan import Plan, plan_of
+from memviz.runner.outcome import code_of_plan
+from memviz.runner.plan import Plan, command_of, plan_of
 from memviz.runner.request import Request
 
 Floats = npt.NDArray[np.float64]
@@ -266,18 +267,24 @@ def search(
     pending: dict[str, Point] = {}
     order = _KeptOrder(space, predictor.kept)
     points = _NextPoints(space, count, order.before)
+    twins = _Twins(space, predictor.kept)
 
     def ask() -> Request | None:
-        place = points.next()
-        if place is None:
-            return None
-        request = candidates[place].request
-        pending[repr(request)] = place
-        return request
+        while (place := points.next()) is not None:
+            request, twin = candidates[place].request, twins.of(place)
+            if twin is None:
+                pending[repr(request)] = place
+                return request
+            predictor.kept.add(request, twin)
+            add(place, twin)
+        return None
 
     def hear(request: Request, prediction: Prediction) -> None:
-        place = pending.pop(repr(request))
+        add(pending.pop(repr(request)), prediction)
+
+    def add(place: Point, prediction: Prediction) -> None:
         candidate, trial = candidates[place], None
+        twins.learn(place, prediction)
         if prediction.refused:
             refused[place] = prediction.refused
         else:
@@ -306,6 +313,62 @@ def search(
     in_order = sorted(refused, key=lambda place: (len(changes_at(place)), place))
     reasons = tuple(refused[place] for place in in_order)
     return Searched(ways, len(tried), possible(), reasons, min(count, possible()), is_stopped)
+
+
+class _Twins:
+    """Predictions of configurations that run the same program as one that was predicted.
+
+    An option is idle if it alone leaves every memory request and all work of the request as they are, such as the
+    attention kernel that PyTorch chooses anyway. With other options it is idle too, on one GPU.
+    """
+
+    def __init__(self, space: Space, kept: KeptPredictions) -> None:
+        self._space = space
+        self._kept = kept
+        self._predictions: dict[Point, Prediction] = {}
+        self._idle: set[tuple[int, int]] = set()
+        self._by_program: dict[Point, Prediction] = {}
+        """By the place without idle options."""
+
+    def learn(self, place: Point, prediction: Prediction) -> None:
+        if prediction.refused:
+            return
+        self._predictions[place] = prediction
+        self._by_program.setdefault(self._without_idle(place), prediction)
+        if len(changes_at(place)) <= 1:
+            self._find_idle()
+
+    def _find_idle(self) -> None:
+        plain = self._predictions.get((0,) * len(self._space.names))
+        if plain is None:
+            return
+        alone = {place: changes_at(place) for place in self._predictions}
+        idle = {
+            changes[0]
+            for place, changes in alone.items()
+            if len(changes) == 1 and self._predictions[place].is_twin(plain)
+        }
+        if idle != self._idle:
+            self._idle = idle
+            self._by_program = {}
+            for place, prediction in self._predictions.items():
+                self._by_program.setdefault(self._without_idle(place), prediction)
+
+    def _without_idle(self, place: Point) -> Point:
+        return tuple(0 if change in self._idle else change[1] for change in enumerate(place))
+
+    def of(self, place: Point) -> Prediction | None:
+        """Return the prediction of a twin, in the words of this place; None where there is none."""
+        if not self._idle:
+            return None
+        program = self._without_idle(place)
+        twin = self._by_program.get(program)
+        if twin is None and program != place and program in self._space.candidates:
+            twin = self._kept.get(self._space.candidates[program].request)
+        if twin is None or twin.refused:
+            return None
+        plan = plan_of(replace(self._space.candidates[place].request, on="predict", numerics=False))
+        return replace(twin, command=command_of(plan.request), code=code_of_plan(plan))
 
 
 class _KeptOrder:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from memviz.runner.outcome import Outcome
     from memviz.runner.plan import Plan
+    from memviz.runner.run import Run
     from memviz.runner.workloads.workload import FromConfiguration
 
 
@@ -42,9 +43,16 @@ class SearchPredictions:
     def __init__(self, send: Callable[..., None]) -> None:
         self._send = send
         self._done: tuple[Request, Outcome] | None = None
+        self.requests = ""
+        """Hash of the memory requests of the last prediction; empty where they were replayed."""
 
     def run(self, number: int, request: Request) -> None:
+        run = self.run_of(request, lambda phase: self._send("phase", number, phase=phase))
+        self._send("done", number, run=run.as_json(), requests=self.requests)
+
+    def run_of(self, request: Request, tell: Callable[[str], None]) -> Run:
         with without_collection():
+            from memviz.predictor.estimate import requests_of
             from memviz.runner.execute import predict_plan
             from memviz.runner.plan import plan_of
             from memviz.runner.predicted_run import predict_again
@@ -53,13 +61,14 @@ class SearchPredictions:
         # Of many GPUs, another rank may reserve most under other settings.
         is_alone = plan.parallel.gpus == 1
         if is_alone and self._done is not None and without_settings(request) == without_settings(self._done[0]):
-            run = predict_again(plan, self._done[1])
-        else:
-            self._done = None
-            refuse_if_too_large(plan, most_bytes())
-            outcome = predict_plan(plan, lambda phase: self._send("phase", number, phase=phase), figures_only=True)
-            self._done, run = (request, outcome), outcome.run
-        self._send("done", number, run=run.as_json())
+            self.requests = ""
+            return predict_again(plan, self._done[1])
+        self._done = None
+        refuse_if_too_large(plan, most_bytes())
+        outcome = predict_plan(plan, tell, figures_only=True)
+        self._done = (request, outcome)
+        self.requests = requests_of(outcome.trace)
+        return outcome.run
 
 
 def without_settings(request: Request) -> Request:

@@ -61,6 +61,8 @@ class RunEvent:
     text: str = ""
     """Message of a failure, or of a problem besides good figures."""
     where: str = ""
+    requests: str = ""
+    """Hash of the memory requests of a prediction for a search; empty where they were replayed."""
 
 
 def event_of(message: Mapping[str, Any], folder: Path) -> RunEvent:
@@ -72,7 +74,14 @@ def event_of(message: Mapping[str, Any], folder: Path) -> RunEvent:
 def message_of(event: RunEvent) -> dict[str, Any]:
     """For `event_of` on another machine, which has no files of this one."""
     run = None if event.run is None else event.run.as_json()
-    return {"kind": event.kind, "number": event.number, "what": event.what, "text": event.text, "run": run}
+    return {
+        "kind": event.kind,
+        "number": event.number,
+        "what": event.what,
+        "text": event.text,
+        "run": run,
+        "requests": event.requests,
+    }
 
 
 def environment_of(request: Request) -> dict[str, str]:

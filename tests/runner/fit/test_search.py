@@ -138,6 +138,32 @@ def test_what_is_refused_is_kept_apart_and_what_was_asked_for_comes_first(tmp_pa
     assert searched.refused[0] == "Not with []."
 
 
+def test_an_option_without_effect_is_predicted_once_and_named_all_the_same(tmp_path: Path) -> None:
+    """Here the flash kernel, which is what PyTorch chooses anyway."""
+
+    class Attentive(Teller):
+        def one(self, request: Request) -> Prediction:
+            self.made += 1
+            others = [(name, knobs) for name, knobs in request.optimizations if knobs.get("backend") != "flash"]
+            state = crc32(repr(others).encode())
+            return Prediction(1 + state % 1000, 1 + state % 1000, flops=1 + state % 997, requests=str(state))
+
+    space = space_of(Request("flux"), "outputs")
+    assert len(space.candidates) <= MOST_ALL
+    teller = Attentive(KeptPredictions(tmp_path), 1)
+    searched = search(space, cast(Predictor, teller))
+    assert len(searched.ways) == searched.tried == len(space.candidates)
+    assert teller.made < 0.75 * len(space.candidates)
+    for trial in searched.ways:
+        expected = teller.one(trial.candidate.request)
+        assert trial.prediction.peak_reserved_bytes == expected.peak_reserved_bytes
+        knobs = dict(trial.candidate.request.optimizations).get("attention_backend", {})
+        if knobs.get("backend") == "flash" and trial.prediction.command:
+            assert "attention_backend:backend=flash" in trial.prediction.command
+            assert "flash" in trial.prediction.code
+    assert any(trial.prediction.command for trial in searched.ways)
+
+
 def test_another_search_has_an_order_of_its_own(tmp_path: Path) -> None:
     kept = KeptPredictions(tmp_path)
     kept.add_to_order("one", (0, 1))
@@ -201,7 +227,9 @@ def test_a_headline_names_two_optimizations_that_were_added_and_counts_the_other
     assert short("checkpointing", optimizer="sgd") == "checkpointing + sgd"
     # Settings of the allocator are the last to be named.
     names = ("allocator_settings", "checkpointing", "chunked_cross_entropy")
-    assert short(*names, optimizer="adamw-fused") == "chunked_cross_entropy + checkpointing and 2 more"
+    assert short(*names) == "chunked_cross_entropy + checkpointing and 1 more"
+    # Another optimizer is named beside them.
+    assert short(*names, optimizer="adamw-fused") == "chunked_cross_entropy + checkpointing + adamw-fused and 1 more"
 
 
 def test_another_optimizer_or_dtype_is_said() -> None:

@@ -1,0 +1,369 @@
+"""Prices of optimizations: what each would change if it alone were switched, as predictions relative to a base.
+
+A page lists them without PyTorch in its own process: `price_requests` names the predictions, workers make them, and
+`price_of` compares two runs. Prices of the presets are in `prices.json`, made by `python -m memviz.runner.prices`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from memviz.errors import MemvizError, UsageError
+from memviz.predictor.cards import card_named, is_native
+from memviz.runner.fit.cost import Cost, Work, cost_of, speed_of
+from memviz.runner.parallel.parallelism import parallel_of
+from memviz.runner.request import Optimizer, Request
+from memviz.runner.run import Run
+
+_FILE = Path(__file__).with_name("prices.json")
+_LIBRARIES = ("torch", "diffusers", "transformers")
+PRESET_OPTIMIZER: Optimizer = "adamw"
+"""Optimizer of the stored prices where a preset trains."""
+
+_TRAINING = (
+    *("allocator_settings", "lora", "checkpointing", "activation_offload", "eight_bit_states", "optimizer_in_backward"),
+    *("weight_quantization", "layerwise_casting", "gradient_accumulation", "chunked_cross_entropy"),
+    *("split_feed_forward", "chunked_feed_forward", "attention_backend", "flat_gradients"),
+)
+_INFERENCE = (
+    *("allocator_settings", "weight_offload", "weight_quantization", "layerwise_casting", "vae_tiling", "kv_cache"),
+    *("vae_slicing", "chunked_feed_forward", "split_feed_forward", "attention_backend"),
+)
+"""Allocator settings first, since a replay of the base answers at once; then what usually saves most."""
+_OUTPUTS = {
+    **dict.fromkeys(("attention_backend", "chunked_cross_entropy", "chunked_feed_forward"), "rounding"),
+    **dict.fromkeys(("gradient_accumulation", "split_feed_forward", "vae_slicing"), "rounding"),
+    **dict.fromkeys(("eight_bit_states", "kv_cache", "layerwise_casting", "lora"), "lossy"),
+    **dict.fromkeys(("vae_tiling", "weight_quantization"), "lossy"),
+}
+"""Effect on the outputs of those that do not keep them to the bit."""
+_OF_CLAIM = {"training": "lossy"}
+"""Weights that train differently are other outputs after a step."""
+NEEDS_OPTIMIZER = ("eight_bit_states", "optimizer_in_backward")
+_NEEDS_CACHE = ("kv_cache",)
+_NEEDS_FROZEN_WEIGHTS = ("layerwise_casting", "weight_quantization")
+_ONE_GPU_WORDS = "one GPU only"
+_REASONS = (
+    ("no feed-forward was recognised", "no known feed-forward"),
+    ("cannot be split", "unknown feed-forward"),
+    ("equal slices", "size not divisible"),
+    ("no blocks were found", "no repeated blocks"),
+    ("no language model with a loss", "language models only"),
+    ("logits before the loss", "logits are changed"),
+    ("computes no attention", "no attention"),
+    ("computes attention by itself", "own attention kernel"),
+    ("kernel does not take", "kernel not available"),
+    ("no available kernel", "kernel not available"),
+    ("is trained", "needs LoRA"),
+    ("are trained", "needs LoRA"),
+    ("no linear layer", "no linear layers"),
+    ("nothing to cast", "nothing to cast"),
+    ("save nothing", "weights small already"),
+    ("pieces", "needs larger batch"),
+    ("autoencoder", "autoencoders only"),
+    ("keeps keys and values", "language models only"),
+    ("on one gpu only", _ONE_GPU_WORDS),
+    ("not installed", "library not installed"),
+    ("does not go with", "conflicts with another"),
+)
+"""Parts of messages of the optimizations, and the same in at most four words."""
+
+
+@dataclass(frozen=True)
+class Price:
+    """Changes relative to the base; all figures are None where the optimization cannot be used."""
+
+    name: str
+    reserved_bytes: int | None = None
+    allocated_bytes: int | None = None
+    flops: int | None = None
+    seconds_low: float | None = None
+    seconds_high: float | None = None
+    """Change of the ends of the estimated interval of a step; None on a card whose speed is unknown."""
+    outputs: str = "bitwise"
+    """"bitwise", "rounding" or "lossy"."""
+    reason: str = ""
+    """Why it cannot be used, in at most four words."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Price:
+        return cls(**value)
+
+
+@dataclass(frozen=True)
+class PriceRequest:
+    name: str
+    request: Request | None
+    """The prediction to make; None where the optimization cannot be used."""
+    reason: str = ""
+    is_on: bool = False
+    """True where the base has the optimization, and the request is without it."""
+
+    @property
+    def price(self) -> Price | None:
+        """The price, where no prediction is needed."""
+        return None if self.request is not None else unusable(self.name, self.reason)
+
+
+def price_requests(base: Request, listing: Mapping[str, Any]) -> list[PriceRequest]:
+    """Return a request or a reason for every optimization of `listing()`, largest expected saving first."""
+    plain = replace(base, on="predict", numerics=False, label="")
+    workload = _row_named(listing["workloads"], base)
+    knobs = _knobs_of(workload, base)
+    order = {name: place for place, name in enumerate(_TRAINING if _trains(knobs) else _INFERENCE)}
+    rows = sorted(listing["optimizations"], key=lambda row: order.get(row["name"], len(order)))
+    return [_price_request(row, rows, workload, knobs, plain) for row in rows]
+
+
+def _price_request(
+    row: Mapping[str, Any],
+    rows: list[Mapping[str, Any]],
+    workload: Mapping[str, Any],
+    knobs: Mapping[str, str],
+    base: Request,
+) -> PriceRequest:
+    name = row["name"]
+    others = tuple((other, values) for other, values in base.optimizations if other != name)
+    if len(others) < len(base.optimizations):
+        return PriceRequest(name, replace(base, optimizations=others), is_on=True)
+    reason = _conflict(row, rows, base) or _reason_by_mode(row, workload, knobs, base)
+    if reason:
+        return PriceRequest(name, None, reason)
+    return PriceRequest(name, replace(base, optimizations=(*others, (name, {}))))
+
+
+def _conflict(row: Mapping[str, Any], rows: list[Mapping[str, Any]], base: Request) -> str:
+    chosen = dict(base.optimizations)
+    for other in rows:
+        if other["name"] in chosen and (other["name"] in row["not_with"] or row["name"] in other["not_with"]):
+            words = other["name"].replace("feed_forward", "feed-forward").replace("_", " ")
+            return f"not with {words.replace('lora', 'LoRA')}"
+    return ""
+
+
+def _reason_by_mode(
+    row: Mapping[str, Any], workload: Mapping[str, Any], knobs: Mapping[str, str], base: Request
+) -> str:
+    name, trains = row["name"], _trains(knobs)
+    if row["needs"] not in ("any", "training" if trains else "inference"):
+        return f"{row['needs']} only"
+    holds = workload.get("holds")
+    if holds is not None and row["only_on"] and row["only_on"] not in holds:
+        return "autoencoders only" if "autoencoder" in row["only_on"] else "language models only"
+    if name in NEEDS_OPTIMIZER and base.optimizer == "none":
+        return "needs an optimizer"
+    if name in _NEEDS_CACHE and knobs.get("cache", "true") == "false":
+        return "needs cache=true"
+    has_adapters = knobs.get("mode") == "lora" or "lora" in dict(base.optimizations)
+    if name in _NEEDS_FROZEN_WEIGHTS and trains and not has_adapters and workload["name"] != "own":
+        return "needs LoRA"
+    if name == "gradient_accumulation" and int(knobs.get("batch", "2")) < 2:
+        return "needs larger batch"
+    return ""
+
+
+def _row_named(rows: list[Mapping[str, Any]], base: Request) -> Mapping[str, Any]:
+    """Return the row of the request's workload; of a config.json, that of configured models."""
+    wanted = "config.json" if base.config else base.workload
+    row = next((row for row in rows if row["name"] == wanted), None)
+    return row or {"name": "own", "knobs": (), "holds": None}
+
+
+def _knobs_of(workload: Mapping[str, Any], base: Request) -> dict[str, str]:
+    defaults = {knob["name"]: _text(knob["default"]) for knob in workload["knobs"]}
+    return {**defaults, **base.settings}
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _trains(knobs: Mapping[str, str]) -> bool:
+    # A preset without this knob has one mode, which is training.
+    return knobs.get("mode", "training") != "inference"
+
+
+def price_of(name: str, base_run: Run, run: Run) -> Price:
+    """Compare the base with the run in which one optimization was switched."""
+    before, after = _cost(base_run), _cost(run)
+    return Price(
+        name,
+        reserved_bytes=run.peak_reserved_bytes - base_run.peak_reserved_bytes,
+        allocated_bytes=run.peak_allocated_bytes - base_run.peak_allocated_bytes,
+        flops=(run.flops or 0) - (base_run.flops or 0),
+        seconds_low=_difference(after.seconds_low, before.seconds_low),
+        seconds_high=_difference(after.seconds_high, before.seconds_high),
+        outputs=_outputs(name, base_run, run),
+    )
+
+
+def _difference(after: float | None, before: float | None) -> float | None:
+    # Rounded, since machines differ in the last digits.
+    return None if after is None or before is None else round(after - before, 9)
+
+
+def unusable(name: str, reason: str) -> Price:
+    return Price(name, outputs=_OUTPUTS.get(name, "bitwise"), reason=reason)
+
+
+def refused_price(name: str, text: str) -> Price:
+    """Return the price of an optimization whose prediction failed with this message."""
+    lowered = text.lower()
+    return unusable(name, next((words for part, words in _REASONS if part in lowered), "not for this model"))
+
+
+def _outputs(name: str, base_run: Run, run: Run) -> str:
+    """Return the effect on outputs; where it is the only optimization, its claim depends on its knobs."""
+    for one in (run, base_run):
+        if [other for other, _ in one.request.optimizations] == [name]:
+            return _OF_CLAIM.get(one.claim, one.claim)
+    return _OUTPUTS.get(name, "bitwise")
+
+
+def _cost(run: Run) -> Cost:
+    card, parallel = card_named(run.request.card), parallel_of(run.request.parallel)
+    dtype = _dtype_of(run.request)
+    work = Work(run.flops or 0, run.bytes_moved or 0, run.host_bytes or 0, run.link_bytes or 0)
+    # Ranks of a pipeline wait for each other, which a price does not count.
+    speed = speed_of(card.model) if parallel.pipeline == 1 else None
+    return cost_of(work, speed, dtype if is_native(dtype, card) else "fp32")
+
+
+def _dtype_of(request: Request) -> str:
+    preset = _presets().get(request.workload, {})
+    return str(request.settings.get("dtype") or preset.get("settings", {}).get("dtype", ""))
+
+
+# -- the stored prices of presets
+
+
+def load_prices(request: Request) -> list[Price] | None:
+    """Return the stored prices of a preset at its default sizes on the default card; None for other requests.
+
+    Prices of another release of PyTorch or of a model's library are not returned.
+    """
+    preset = _presets().get(request.workload)
+    if preset is None or not _is_plain(request, preset) or _stored()["libraries"] != _releases():
+        return None
+    return [Price.from_json(row) for row in preset["prices"]]
+
+
+def _is_plain(request: Request, preset: Mapping[str, Any]) -> bool:
+    settings = preset["settings"]
+    if any(settings.get(name) != text for name, text in request.settings.items()):
+        return False
+    try:
+        card = card_named(request.card).name
+    except UsageError:
+        return False
+    plain = replace(request, settings={}, card="", label="", numerics=False, on="predict")
+    return card == preset["card"] and plain == Request(
+        request.workload, card="", numerics=False, optimizer=preset["optimizer"]
+    )
+
+
+@lru_cache(maxsize=1)
+def _stored() -> dict[str, Any]:
+    try:
+        stored: dict[str, Any] = json.loads(_FILE.read_text(encoding="utf-8"))
+    except OSError:
+        return {"libraries": {}, "presets": {}}
+    return stored
+
+
+def _presets() -> Mapping[str, Any]:
+    presets: dict[str, Any] = _stored()["presets"]
+    return presets
+
+
+def _releases() -> dict[str, str]:
+    return dict(_releases_of(_LIBRARIES))
+
+
+def _releases_of(names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    for name in names:
+        try:
+            yield name, version(name).partition("+")[0]
+        except PackageNotFoundError:
+            continue
+
+
+Predict = Callable[[Request], "Run | str"]
+"""Returns the run, or why there is none."""
+
+
+def preset_entry(row: Mapping[str, Any], listing: Mapping[str, Any], predict: Predict) -> dict[str, Any]:
+    """Predict what `prices.json` holds for one preset."""
+    settings = {knob["name"]: _none_or_text(knob["default"]) for knob in row["knobs"]}
+    optimizer: Optimizer = PRESET_OPTIMIZER if _trains(settings) else "none"
+    base = Request(row["name"], optimizer=optimizer, numerics=False)
+    base_run = predict(base)
+    if isinstance(base_run, str):
+        raise UsageError(f"{row['name']} cannot be predicted: {base_run}")
+    prices = [_predicted_price(request, base_run, predict) for request in price_requests(base, listing)]
+    card = card_named(base.card).name
+    rows = [price.as_json() for price in prices]
+    return {"settings": settings, "card": card, "optimizer": optimizer, "prices": rows}
+
+
+def _none_or_text(value: Any) -> str:
+    return "none" if value is None else _text(value)
+
+
+def _predicted_price(wanted: PriceRequest, base_run: Run, predict: Predict) -> Price:
+    if wanted.request is None:
+        return unusable(wanted.name, wanted.reason)
+    run = predict(wanted.request)
+    return refused_price(wanted.name, run) if isinstance(run, str) else price_of(wanted.name, base_run, run)
+
+
+def predictor_here() -> Predict:
+    """Return what predicts in this process, as a search's worker does."""
+    # The page imports this module, and its process has no PyTorch.
+    from memviz.runner.jobs.worker import SearchPredictions
+    from memviz.runner.outcome import Interrupted
+
+    predictions = SearchPredictions(lambda kind, number, **rest: None)
+
+    def predict(request: Request) -> Run | str:
+        try:
+            return predictions.run_of(request, lambda phase: None)
+        except Interrupted as ended:
+            return str(ended.__cause__)
+        except (MemvizError, ValueError) as error:
+            return str(error)
+
+    return predict
+
+
+def _make(names: list[str]) -> None:
+    from memviz.runner.listing import listing
+
+    rows, predict = listing(), predictor_here()
+    presets = dict(_presets()) if names else {}
+    for row in rows["workloads"]:
+        if row["name"] != "config.json" and (not names or row["name"] in names):
+            presets[row["name"]] = preset_entry(row, rows, predict)
+    stored = {"libraries": _releases(), "presets": presets}
+    _FILE.write_text(_as_lines(stored), encoding="utf-8")
+
+
+def _as_lines(stored: Mapping[str, Any]) -> str:
+    """One line a preset, so that a change of one is seen as one."""
+    presets = ",\n".join(f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in stored["presets"].items())
+    return f'{{"libraries": {json.dumps(stored["libraries"])}, "presets": {{\n{presets}\n}}}}\n'
+
+
+if __name__ == "__main__":
+    import sys
+
+    _make(sys.argv[1:])
