@@ -16,13 +16,11 @@ from memviz.runner.measure.accelerator import find_accelerator
 from memviz.runner.output_check.difference import (
     MARGIN,
     Arithmetic,
-    ComparedLayer,
     Difference,
     Gradients,
     LayerCall,
     LayerComparer,
     LayerDifference,
-    LayerRecorder,
     LossCurve,
     Named,
     Rounding,
@@ -33,10 +31,11 @@ from memviz.runner.output_check.difference import (
     compare_gradients,
     difference,
     differences,
-    expected,
+    expected_rounding,
     in_float64,
     in_order,
     loss_of_weights,
+    recorded_layers,
     unit_roundoff,
     update_difference,
     work_of,
@@ -98,20 +97,6 @@ def _plain(name: str) -> str:
     return adapter_name(name).replace(".base.", ".")
 
 
-def coarsest_stored(types: Types) -> torch.dtype | None:
-    floating = [kind for kind in types.values() if kind.is_floating_point]
-    return max(floating, key=unit_roundoff, default=None)
-
-
-def as_stored(reference: nn.Module, types: Types) -> nn.Module:
-    """A copy whose weights went through these types and back."""
-    rounded = deepcopy(reference)
-    for name, parameter in rounded.named_parameters():
-        if name in types:
-            parameter.data = parameter.data.to(types[name]).to(parameter.dtype)
-    return rounded
-
-
 @contextmanager
 def computing_in(model: nn.Module) -> Iterator[set[torch.dtype]]:
     """Types of what modules are given inside; those that tensors only rest in do not count."""
@@ -121,12 +106,10 @@ def computing_in(model: nn.Module) -> Iterator[set[torch.dtype]]:
         inputs = [tensor.dtype for tensor in flatten((args, kwargs)).values()]
         computing.update(tensor for tensor in inputs if tensor.is_floating_point and tensor.itemsize > 1)
 
-    handles = [module.register_forward_pre_hook(note, with_kwargs=True) for module in model.modules()]
-    try:
+    with ExitStack() as hooks:
+        for module in model.modules():
+            hooks.callback(module.register_forward_pre_hook(note, with_kwargs=True).remove)
         yield computing
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 Progress = Callable[[str], None]
@@ -144,7 +127,7 @@ def compare_outputs(
     loss: Loss | None = None,
     training: bool,
     claim: Claim,
-    progress: Progress | None = None,
+    progress: Progress = lambda phase: None,
     gradients: GradientsOf | None = None,
     optimizer: MakeOptimizer = adamw,
     steps: int = 4,
@@ -170,7 +153,7 @@ def compare_outputs(
     step = ComparedStep([dict(batch) for batch in batches], training, loss or mean_of_output, seed)
     changes = changes or [OperatorChange("", apply, split, lossy=claim == "lossy", in_steps=claim == "training")]
     idle = list(not_exercised(reference, step, changes, optimizer)) if gradients is None else []
-    comparison = _Comparison(reference, step, apply, claim, gradients, progress or _silent, frozenset(withheld), split)
+    comparison = _Comparison(reference, step, apply, claim, gradients, progress, frozenset(withheld), split)
     if trained_beside is not None:
         comparison = replace(comparison, reference=trained_beside(reference), origin=reference)
         idle += comparison.train_adapters(optimizer, steps)
@@ -188,10 +171,6 @@ def mean_of_output(output: Any) -> Tensor:
     if "loss" in tensors:
         return tensors["loss"]
     return max(tensors.values(), key=Tensor.numel).mean()
-
-
-def _silent(_phase: str) -> None:
-    pass
 
 
 @dataclass
@@ -239,7 +218,10 @@ class _Comparison:
             self._changed_step.run(changed, self.gradients)
         # Modules with a compute dtype of their own cannot run in another, not even float64.
         arithmetic = Arithmetic(frozenset(computes), None if computes - usual else double_copy)
-        rounded = as_stored(self.reference, types)
+        rounded = deepcopy(self.reference)
+        for name, parameter in rounded.named_parameters():
+            if name in types:
+                parameter.data = parameter.data.to(types[name]).to(parameter.dtype)
         return replace(
             self,
             reference=rounded,
@@ -298,18 +280,16 @@ class _Comparison:
         losses = None
         if self.step.training and steps:
             self.progress("losses of the reference")
-            first = self._curve(make, steps)
+            first = _trained(deepcopy(self.reference), self.step, steps, make)
             # What two runs agree on to the bit needs no second curve.
-            losses = (first, first if _same(ran, again) else self._curve(make, steps))
+            same = _same(ran, again)
+            losses = first, first if same else _trained(deepcopy(self.reference), self.step, steps, make)
         # Where outputs are claimed to the bit, gradients may still be added up in another type.
         rounds = self.claim in ("rounding", "training") or (self.claim == "bitwise" and self.step.training)
         exact = self._in_float64(self.reference) if rounds else None
         weights = perturbed_weights(self.reference, self.rests) if fits_in_float64(self.reference) else {}
         with with_weights(self.reference, weights):
             return _Baseline(ran, again, exact, losses, weights, self.step.run(self.reference))
-
-    def _curve(self, make: MakeOptimizer, steps: int) -> _Curve:
-        return _trained(deepcopy(self.reference), lambda model: self.step.losses(model, steps, make, None))
 
     @property
     def _changed_step(self) -> ComparedStep:
@@ -335,7 +315,7 @@ class _Comparison:
             outputs = differences(self._given(baseline.ran), self._given(result))
             beyond = baseline.exact is not None and _beyond(baseline.ran, result, outputs, bounds)
             exact = self._in_float64(changed, self._changed_step) if beyond else None
-            stored = coarsest_stored(stored_types(self.reference, changed)) if self.claim == "lossy" else None
+            stored = self._coarsest_stored(changed) if self.claim == "lossy" else None
             gradients = self._gradients(changed, baseline, result, exact)
             later = tuple(self._later(changed, baseline))
             losses = self._losses(changed, baseline, result, make)
@@ -371,6 +351,10 @@ class _Comparison:
                 gap = row.difference.l2 / gradients.size if gradients.size else row.difference.relative_l2
                 yield LaterGap("gradient", row.name, gap)
 
+    def _coarsest_stored(self, changed: nn.Module) -> torch.dtype | None:
+        floating = [kind for kind in stored_types(self.reference, changed).values() if kind.is_floating_point]
+        return max(floating, key=unit_roundoff, default=None)
+
     def _given(self, ran: StepResult) -> dict[str, Tensor]:
         """Return the outputs that both models give."""
         return {name: tensor for name, tensor in ran.outputs.items() if name not in self.withheld}
@@ -381,41 +365,29 @@ class _Comparison:
     def _layers(self, stored: torch.dtype | None) -> tuple[LayerDifference, ...]:
         """On a model changed anew: the reference's layers are recorded while nothing is changed."""
         self.progress("layers")
-        recorder = LayerRecorder(self.reference, self.step.device)
         forward = replace(self.step, training=False)
         alone = LayerComparer(
             self.step.device, exactly=self.claim in ("rounding", "training"), arithmetic=self.arithmetic
         )
-        with recorder.recording():
+        with recorded_layers(self.reference, self.step.device) as calls:
             forward.run(self.reference)
+        compared: list[tuple[LayerCall, LayerDifference, Tensor | None]] = []
         with self._changed() as changed:
-            drift = chained(changed, recorder.calls, lambda: forward.run(changed))
-            compared_layers = [(call, self._alone(changed, call, alone)) for call in in_order(recorder.calls)]
-        rows = [self._row(call, compared, alone, stored) for call, compared in compared_layers if compared is not None]
+            drift = chained(changed, calls, lambda: forward.run(changed))
+            submodules = dict(changed.named_modules())
+            for call in in_order(calls):
+                if call.path not in submodules:
+                    self.notes.append(f"{call.path} is not in the changed model.")
+                elif both := alone.compare(self.reference.get_submodule(call.path), submodules[call.path], call):
+                    compared.append((call, *both))
+        layers = []
+        for call, row, ours in compared:
+            reference = self.reference.get_submodule(call.path)
+            settled = alone.settled(reference, call, row, ours)
+            stored_loss = None if stored is None else loss_of_weights(reference, stored)
+            layers.append(replace(settled, chained=drift.get(call.path), stored_loss=stored_loss))
         self.notes += alone.notes
-        return tuple(replace(row, chained=drift.get(row.path)) for row in rows)
-
-    def _alone(self, changed: nn.Module, call: LayerCall, alone: LayerComparer) -> ComparedLayer | None:
-        submodule = dict(changed.named_modules()).get(call.path)
-        if submodule is None:
-            self.notes.append(f"{call.path} is not in the changed model.")
-            return None
-        return alone.compare(self.reference.get_submodule(call.path), submodule, call)
-
-    def _row(
-        self, call: LayerCall, compared: ComparedLayer, alone: LayerComparer, stored: torch.dtype | None
-    ) -> LayerDifference:
-        reference = self.reference.get_submodule(call.path)
-        compared = alone.settled(reference, call, compared)
-        return LayerDifference(
-            path=call.path,
-            block=call.block,
-            name=compared.name,
-            alone=compared.difference,
-            chained=None,
-            rounding=compared.rounding,
-            stored_loss=None if stored is None else loss_of_weights(reference, stored),
-        )
+        return tuple(layers)
 
     def _gradients(
         self, changed: nn.Module, baseline: _Baseline, result: StepResult, exact: StepResult | None
@@ -431,10 +403,8 @@ class _Comparison:
         rows = max(
             (tensor.numel() // (tensor.shape[-1] if tensor.dim() > 2 else 1) for tensor in self._tensors()), default=1
         )
-        work = (2 * reductions, max(longest, rows))
         dtype = coarsest({*self.arithmetic.computes, *(gradient.dtype for gradient in baseline.ran.gradients.values())})
-        on_cuda = self.step.device.type == "cuda"
-        bounds = Rounding(work[0], expected(dtype, work, on_cuda=on_cuda), expected(torch.float32, work), None, None)
+        bounds = expected_rounding(dtype, (2 * reductions, max(longest, rows)), self.step.device)
         return compare_gradients(
             baseline.ran.gradients, result.gradients, baseline.again.gradients, bounds=bounds, exact=both
         )
@@ -447,8 +417,7 @@ class _Comparison:
             return None
         self.progress("losses of the changed model")
         first, again = baseline.losses
-        steps = len(first.losses)
-        curve = _trained(changed, lambda model: self._changed_step.losses(model, steps, make, self.gradients))
+        curve = _trained(changed, self._changed_step, len(first.losses), make, self.gradients)
         updates = update_difference(first.updates, curve.updates)
         trains = "adapters" if self.adapters else ""
         return LossCurve(first.losses, again.losses, curve.losses, updates, trains)
@@ -461,10 +430,12 @@ class _Curve:
     """Total change of each weight over all steps."""
 
 
-def _trained(model: nn.Module, train: Callable[[nn.Module], list[float]]) -> _Curve:
+def _trained(
+    model: nn.Module, step: ComparedStep, steps: int, make: MakeOptimizer, gradients: GradientsOf | None = None
+) -> _Curve:
     trained = {adapter_name(name): weight for name, weight in model.named_parameters() if weight.requires_grad}
     before = {name: weight.detach().clone() for name, weight in trained.items()}
-    losses = tuple(train(model))
+    losses = tuple(step.losses(model, steps, make, gradients))
     return _Curve(losses, {name: (weight.detach() - before[name]) for name, weight in trained.items()})
 
 
@@ -486,20 +457,15 @@ def _same(one: StepResult, other: StepResult) -> bool:
     return all(torch.equal(tensor, second[name]) for first, second in pairs for name, tensor in first.items())
 
 
-def _relative_distance(reference: Tensor, actual: Tensor) -> float:
-    exact = reference.to(torch.float64)
-    size, distance = float(exact.norm()), float((actual.to(torch.float64) - exact).norm())
-    return distance / size if size else distance
-
-
 def _beyond(ran: StepResult, result: StepResult, outputs: Mapping[str, Difference], bounds: Rounding) -> bool:
     """Return True if any difference exceeds what float32 rounding explains."""
     gaps = [gap.relative_l2 for gap in outputs.values()]
-    gaps += [
-        _relative_distance(gradient, result.gradients[name])
-        for name, gradient in ran.gradients.items()
-        if name in result.gradients and result.gradients[name].shape == gradient.shape
-    ]
+    for name, gradient in ran.gradients.items():
+        ours = result.gradients.get(name)
+        if ours is not None and ours.shape == gradient.shape:
+            exact = gradient.to(torch.float64)
+            size, distance = float(exact.norm()), float((ours.to(torch.float64) - exact).norm())
+            gaps.append(distance / size if size else distance)
     return max(gaps, default=0.0) > MARGIN * bounds.fine
 
 
@@ -652,7 +618,7 @@ def in_proportion(value: int, total: int, reduced: int) -> int:
 
 def _counts(own: Workload, twin: Workload, unit: str) -> tuple[int, int]:
     """Tokens of a batch ("rows") or of a sequence ("sequence"), in the largest input of both."""
-    count = {"rows": _rows, "sequence": _sequence}[unit]
+    count: Callable[[Tensor], int] = _rows if unit == "rows" else lambda one: one.shape[1] if one.dim() > 1 else 1
     meta = torch.device("meta")
     total, reduced = ({name: count(x) for name, x in flatten(one.inputs(meta)).items()} for one in (own, twin))
     name = max(total, key=lambda one: total[one])
@@ -662,10 +628,6 @@ def _counts(own: Workload, twin: Workload, unit: str) -> tuple[int, int]:
 def _rows(tensor: Tensor) -> int:
     """Count rows of a channels-last tensor; of latents count the elements, which grow with the tokens."""
     return tensor.numel() // (tensor.shape[-1] if tensor.dim() == 3 and tensor.is_floating_point() else 1)
-
-
-def _sequence(tensor: Tensor) -> int:
-    return tensor.shape[1] if tensor.dim() > 1 else 1
 
 
 def place_of(mode: str) -> torch.device:

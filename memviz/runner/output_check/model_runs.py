@@ -62,10 +62,6 @@ def cloned(value: Any, dtype: torch.dtype | None = None, device: torch.device | 
         return type(value)(cloned(item, dtype, device) for item in value)
     if type(value) is dict:
         return {key: cloned(item, dtype, device) for key, item in value.items()}
-    return _copied(value)
-
-
-def _copied(value: Any) -> Any:
     try:
         return deepcopy(value)
     except (TypeError, RuntimeError, NotImplementedError):
@@ -258,9 +254,6 @@ MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 GradientsOf = Callable[[nn.Module], Mapping[str, Tensor]]
 """Returns the gradients after backward, by parameter name."""
 
-INPUT = "input "
-"""Prefix of the names of input gradients."""
-
 
 @dataclass(frozen=True)
 class StepResult:
@@ -296,24 +289,34 @@ class ComparedStep:
         self, model: nn.Module, gradients: GradientsOf | None = None, dtype: torch.dtype | None = None
     ) -> StepResult:
         """One forward pass, or in training one step without the optimizer. Gradients afterwards: none."""
+        copied_gradients: dict[str, Tensor] = {}
         with self._repeatable(model), watched_dropout() as dropped:
             before = random_state(self.device)
-            outputs, gradients_copied = (
-                self._forward(model, dtype) if not self.training else self._step(model, gradients, dtype)
-            )
+            if self.training:
+                outputs, copied_gradients = self._step(model, gradients, dtype)
+            else:
+                with torch.no_grad():
+                    outputs = _detached(flatten(model(**cloned(self.inputs[-1], dtype))))
             end = random_state(self.device)
-            return StepResult(outputs, gradients_copied, not same_state(before, end), tuple(dropped), tuple(end))
-
-    def _forward(self, model: nn.Module, dtype: torch.dtype | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        with torch.no_grad():
-            return _detached(flatten(model(**cloned(self.inputs[-1], dtype)))), {}
+            return StepResult(outputs, copied_gradients, not same_state(before, end), tuple(dropped), tuple(end))
 
     def _step(
         self, model: nn.Module, gradients: GradientsOf | None, dtype: torch.dtype | None
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         model.zero_grad(set_to_none=True)
-        outputs, leaves = self._accumulate(model, dtype)
-        all_gradients = {**dict((gradients or named_gradients)(model)), **_input_gradients(leaves)}
+        outputs: dict[str, Tensor] = {}
+        leaves: dict[str, Tensor] = {}
+        for batch in self.inputs:
+            arguments = cloned(batch, dtype)
+            for name, value in arguments.items():
+                if isinstance(value, Tensor) and value.is_floating_point():
+                    leaves[name] = value.requires_grad_()
+                    # A copy: models may work in place, which a leaf that requires a gradient refuses.
+                    arguments[name] = value.clone()
+            outputs, _ = self._backward(model, arguments)
+        # Gradients of inputs see every layer, also one whose parameters have other names in the changed model.
+        of_inputs = {f"input {name}": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+        all_gradients = {**(gradients or named_gradients)(model), **of_inputs}
         copies = {name: gradient.detach().clone() for name, gradient in all_gradients.items()}
         model.zero_grad(set_to_none=True)
         return outputs, copies
@@ -329,8 +332,10 @@ class ComparedStep:
                 for batch in self.inputs:
                     total += self._backward(model, cloned(batch))[1]
                 losses.append(total)
-                if gradients is not None:
-                    _hand_over(model, gradients(model))
+                given = {} if gradients is None else gradients(model)
+                for name, parameter in model.named_parameters():
+                    if name in given:
+                        parameter.grad = given[name].to(parameter.dtype).reshape(parameter.shape)
                 optimizer.step()
         model.zero_grad(set_to_none=True)
         return losses
@@ -339,19 +344,6 @@ class ComparedStep:
     def device(self) -> torch.device:
         places = [tensor.device for batch in self.inputs for tensor in flatten(batch).values()]
         return next((place for place in places if place.type != "cpu"), torch.device("cpu"))
-
-    def _accumulate(self, model: nn.Module, dtype: torch.dtype | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        outputs: dict[str, Tensor] = {}
-        leaves: dict[str, Tensor] = {}
-        for batch in self.inputs:
-            arguments = cloned(batch, dtype)
-            for name, value in arguments.items():
-                if isinstance(value, Tensor) and value.is_floating_point():
-                    leaves[name] = value.requires_grad_()
-                    # A copy: models may work in place, which a leaf that requires a gradient refuses.
-                    arguments[name] = value.clone()
-            outputs, _ = self._backward(model, arguments)
-        return outputs, leaves
 
     def _backward(self, model: nn.Module, arguments: dict[str, Any]) -> tuple[dict[str, Tensor], float]:
         """Through one micro-batch: what it gives, and its part of the loss."""
@@ -392,17 +384,6 @@ def adapter_name(name: str) -> str:
     ):
         name = name.replace(wrapped, common)
     return name
-
-
-def _input_gradients(leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """They see every layer, also one whose parameters have other names in the changed model."""
-    return {f"{INPUT}{name}": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
-
-
-def _hand_over(model: nn.Module, gradients: Mapping[str, Tensor]) -> None:
-    for name, parameter in model.named_parameters():
-        if name in gradients:
-            parameter.grad = gradients[name].to(parameter.dtype).reshape(parameter.shape)
 
 
 def _joined(outputs: Sequence[dict[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
@@ -531,7 +512,10 @@ def not_exercised(
             after = _Traced.of(copy, replace(step, split=change.split), make)
         finally:
             undo()
-        if (change.lossy or after.operators == before.operators) and after.gives_like(before):
+        gives_the_same = all(
+            torch.equal(value, before.results.get(name, value)) for name, value in after.results.items()
+        )
+        if (change.lossy or after.operators == before.operators) and gives_the_same:
             idle.append(NotExercised(change.title, change.reason))
         before = after
     return tuple(idle)
@@ -551,9 +535,6 @@ class _Traced:
             else:
                 results = step.run(model).outputs
         return cls(operators.seen, results)
-
-    def gives_like(self, other: _Traced) -> bool:
-        return all(torch.equal(result, other.results.get(name, result)) for name, result in self.results.items())
 
 
 class MergedAdapter(Adapted):
