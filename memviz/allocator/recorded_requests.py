@@ -87,11 +87,6 @@ class Steps:
     waited: int
     """Frees that another stream delayed."""
 
-    @property
-    def retries(self) -> int:
-        """Mallocs that had to free everything cached first, if every one that can have did."""
-        return len({free.malloc for free in self.before_mallocs}.union(self.out_of_memory))
-
 
 def steps_of(trace: Trace, device: DeviceTrace) -> Steps:
     events = device.events

@@ -150,7 +150,8 @@ def divergence(source: Source, replayed: Replayed, total: int | None = None) -> 
     recorded = reserved_after(source.device)
     ours = reserved_after_events(replayed, len(source.device.events))
     # What a malloc takes and gives back on its way the recording has before it, a replay within it.
-    settled = np.flatnonzero(np.isin(source.steps.step, _SETTLED)[: len(ours) - 1]) + 1
+    passing = [ReplayStep.NOTHING, ReplayStep.RELEASE, ReplayStep.GROW, ReplayStep.COPY, ReplayStep.ANNOTATE]
+    settled = np.flatnonzero(~np.isin(source.steps.step, passing)[: len(ours) - 1]) + 1
     differs = settled[ours[settled] != recorded[settled]]
     if len(differs):
         return _divergence_at(source, _first_release(source, int(differs[0]) - 1))
@@ -195,32 +196,10 @@ def why_diverged(source: Source, recorded: Replayed, base: Replayed, total: int 
 
 
 PLACED_ANEW = "what was cached before its first event is left out of the comparison"
-_SETTLED = np.array(
-    [
-        ReplayStep.MALLOC,
-        ReplayStep.FREE,
-        ReplayStep.REQUEST_FREE,
-        ReplayStep.COMPLETE_FREE,
-        ReplayStep.LET_GO,
-        ReplayStep.OUT_OF_MEMORY,
-    ],
-    np.uint8,
-)
 
 
 class _Diverged(Exception):
     pass
-
-
-_COMPARED = (
-    Action.ALLOC,
-    Action.FREE_REQUESTED,
-    Action.FREE_COMPLETED,
-    Action.SEGMENT_ALLOC,
-    Action.SEGMENT_FREE,
-    Action.SEGMENT_MAP,
-    Action.SEGMENT_UNMAP,
-)
 
 
 class _ComparedReplay(OtherSettings):
@@ -234,7 +213,7 @@ class _ComparedReplay(OtherSettings):
         events = source.device.events
         columns = (events.action, unsigned(events.address), events.size)
         self.entries: list[Entry] = list(zip(*(column.tolist() for column in columns), strict=True))
-        self.compared: list[int] = np.flatnonzero(np.isin(events.action, np.array(_COMPARED, np.uint8))).tolist()
+        self.compared: list[int] = np.flatnonzero(events.action <= Action.SEGMENT_UNMAP).tolist()
         self.reached = 0
 
     def divergence(self) -> Divergence | None:

@@ -47,25 +47,19 @@ def is_out_of_memory(error: BaseException) -> bool:
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
-        if _says_so(cause):
+        message = str(cause).lower() if isinstance(cause, RuntimeError) else ""
+        is_of_the_host = any(host_text in message for host_text in _OF_THE_HOST)
+        if "OutOfMemory" in type(cause).__name__ or _WORDS.search(message) and not is_of_the_host:
             return True
         seen.add(id(cause))
         cause = cause.__cause__
     return False
 
 
-def _says_so(error: BaseException) -> bool:
-    if "OutOfMemory" in type(error).__name__:
-        return True
-    message = str(error).lower() if isinstance(error, RuntimeError) else ""
-    return _WORDS.search(message) is not None and not any(host_text in message for host_text in _OF_THE_HOST)
-
-
 Observer = Callable[[int, int, int, int], None]
 """Called with device, requested bytes, limit and free bytes, just before OutOfMemoryError is raised."""
 
 _OBSERVERS = {"cuda": "_cuda_attach_out_of_memory_observer", "xpu": "_xpu_attachOutOfMemoryObserver"}
-_PREDICT = "`python -m memviz run` predicts a run's memory without one."
 _CANNOT_START = "The GPU that is listed here cannot be used by this PyTorch:"
 _DRIVER = "Driver and PyTorch have to fit: `nvidia-smi` shows the newest CUDA that the driver knows."
 _FULL = "The GPU here has no memory left to start on:"
@@ -146,7 +140,8 @@ def find_accelerator() -> Accelerator:
             asks = _nvidia_smi if kind == "cuda" and _is_built_for_cuda(torch) else _no_driver
             clock = getattr(api.memory, "_pretended_clock_us", None)
             return Accelerator(kind, api, observer, _versions(torch), is_on, clock_us=clock, ask_driver=asks)
-    raise UsageError(f"{_why_none(torch)} Recording needs a GPU. {_PREDICT}")
+    predict = "`python -m memviz run` predicts a run's memory without one."
+    raise UsageError(f"{_why_none(torch)} Recording needs a GPU. {predict}")
 
 
 def records(api: Any) -> bool:

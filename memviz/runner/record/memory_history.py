@@ -174,43 +174,39 @@ class RecordedHistory:
     def _switch(self, enabled: str | None) -> None:
         record = self.accelerator.api.memory._record_memory_history
         names = inspect.signature(record).parameters
-        if "max_entries" not in names:
-            record(**self._legacy(enabled, set(names)))
-        elif enabled is None:
+        is_first_form = "max_entries" not in names
+        if enabled is None and not is_first_form:
             record(enabled=None)
-        else:
-            record(**self._arguments(set(names)))
-
-    def _arguments(self, names: set[str]) -> dict[str, Any]:
-        every = {
-            "enabled": "all",
-            "context": None if self.stacks == "none" else "all",
-            "stacks": "all" if self.stacks == "all" else "python",
+            return
+        has_stacks, has_native = self.stacks != "none", self.stacks == "all"
+        arguments = {
+            "enabled": enabled is not None if is_first_form else "all",
+            "record_context": has_stacks,
+            "record_context_cpp": has_native,
+            "trace_alloc_max_entries": self.max_entries,
+            "trace_alloc_record_context": has_stacks,
+            # Since 2.1
+            "context": "all" if has_stacks else None,
+            "stacks": "all" if has_native else "python",
             "max_entries": self.max_entries,
             "clear_history": True,
             "global_record_annotations": True,
         }
-        return {name: value for name, value in every.items() if name in names}
-
-    def _legacy(self, enabled: str | None, names: set[str]) -> dict[str, Any]:
-        every = {
-            "enabled": enabled is not None,
-            "record_context": self.stacks != "none",
-            "record_context_cpp": self.stacks == "all",
-            "trace_alloc_max_entries": self.max_entries,
-            "trace_alloc_record_context": self.stacks != "none",
-        }
-        return {name: value for name, value in every.items() if name in names}
+        record(**{name: value for name, value in arguments.items() if name in names})
 
     def _observe(self) -> None:
         attach = self.accelerator.attach_observer
         if attach is None:
             return
-        observers = _watched.get(attach)
-        if observers is None:
+        if attach not in _watched:
             observers = _watched[attach] = []
-            attach(lambda device, *_: _tell(observers, device))
-        observers.append(self._ran_out)
+
+            def tell(device: int, *_: int) -> None:
+                for observer in tuple(observers):
+                    observer(device)
+
+            attach(tell)
+        _watched[attach].append(self._ran_out)
 
     def _ran_out(self, device: int | None = None) -> None:
         """Runs inside the failing allocation: an error in here would take the place of OutOfMemoryError."""
@@ -222,11 +218,6 @@ class RecordedHistory:
                 self.when_out_of_memory(self.at_out_of_memory)
         except Exception:
             return
-
-
-def _tell(observers: list[Callable[[int], None]], device: int) -> None:
-    for observer in tuple(observers):
-        observer(device)
 
 
 def _available_bytes() -> int:

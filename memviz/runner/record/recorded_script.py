@@ -150,7 +150,6 @@ def end_by(number: int) -> None:
 
 FACT = "profile"
 """Key of a snapshot's fact that names the profile's file, which lies next to it."""
-_GPUS = ("CUDA", "XPU")
 
 
 class Profile:
@@ -197,7 +196,7 @@ def _profiler() -> Any:
     # Its functions have no types.
     profiler: Any = of_torch
     there = profiler.supported_activities()
-    activities = [getattr(profiler.ProfilerActivity, name, None) for name in ("CPU", *_GPUS)]
+    activities = [getattr(profiler.ProfilerActivity, name, None) for name in ("CPU", "CUDA", "XPU")]
     # Stacks of Python are in the snapshot. Here each call would be an event of its own, and the program far slower.
     return profiler.profile(activities=[kind for kind in activities if kind in there], profile_memory=True)
 
