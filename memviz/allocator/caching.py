@@ -120,15 +120,6 @@ def map_block(allocator: CachingAllocator, block: Block, size: int) -> Block | N
     return merged
 
 
-def unmap_block(allocator: CachingAllocator, block: Block) -> None:
-    """Gives back the whole pages inside a free block; what is left at either side stays cached."""
-    segment = block.expandable
-    assert segment is not None
-    first, last = segment.whole_pages(block.address, block.end)
-    if first < last:
-        unmap_range(allocator, block, first, last)
-
-
 def unmap_range(allocator: CachingAllocator, block: Block, first: int, last: int) -> None:
     pool = block.pool
     pool.remove(block)
@@ -274,7 +265,10 @@ def _release_blocks(allocator: CachingAllocator, pool: BlockPool) -> None:
     for block in blocks:
         # Most free blocks are smaller than a page, and a recording may empty the cache at every other event.
         if block.expandable is not None and block.size >= block.expandable.page:
-            unmap_block(allocator, block)
+            # Whole pages inside go back; what is left at either side stays cached.
+            first, last = block.expandable.whole_pages(block.address, block.end)
+            if first < last:
+                unmap_range(allocator, block, first, last)
 
 
 class CachingAllocator:

@@ -119,17 +119,14 @@ class RecordedReplay(RequestReplay):
         self.allocator.statistics.reset_peak()
         self.allocator.record = self.history.add
         self.run()
-        self._check_end()
-        self.settings = self.source.recorded
-        self.source.set_agreement(self.unneeded_releases, is_exact=self.first is None)
-        return self.finished(Agreement(self.mismatches, self.first), self.source.releases.retries)
-
-    def _check_end(self) -> None:
         reserved, ours = int(self.source.device.segments.size.sum()), self.allocator.statistics.reserved
         if reserved != ours and self.first is None:
             why = "The final segments are not those that the file's own events leave."
             count = len(self.source.device.events)
             self.first = Mismatch(count, f"{reserved} bytes reserved", f"{ours} bytes reserved", why)
+        self.settings = self.source.recorded
+        self.source.set_agreement(self.unneeded_releases, is_exact=self.first is None)
+        return self.finished(Agreement(self.mismatches, self.first), self.source.releases.retries)
 
     def malloc(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
         if address in self.live:
@@ -234,7 +231,8 @@ class RecordedReplay(RequestReplay):
 
     def grow(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
         self._enter_ladder(event)
-        is_map = self._is_map(event)
+        # A number of numpy's looks for arrays in what it is compared with, which takes an enum long.
+        is_map = int(self.source.device.events.action[event]) == Action.SEGMENT_MAP
         large = size % self.settings.large_segment_size == 0 if is_map else size != SMALL_SEGMENT
         pair = self.allocator.pool(pool)
         blocks = pair.large if large else pair.small
@@ -255,10 +253,6 @@ class RecordedReplay(RequestReplay):
         if block.mapped or block.address != address or size > block.size:
             return self._note(event, self._recorded(event, event + 1), [], _ALREADY_THERE)
         map_block(self.allocator, block, size)
-
-    def _is_map(self, event: int) -> bool:
-        # A number of numpy's looks for arrays in what it is compared with, which takes an enum long.
-        return int(self.source.device.events.action[event]) == Action.SEGMENT_MAP
 
     def _containing(self, address: int) -> Block | None:
         """The block of an expandable segment that holds the address."""

@@ -28,7 +28,7 @@ from memviz.errors import UsageError
 from memviz.memory import without_collection
 from memviz.predictor.accuracy import unproven_of
 from memviz.predictor.assumptions import Assumptions, caught_refusal, forget_refusals
-from memviz.predictor.autocast import Autocast, followed
+from memviz.predictor.autocast import Autocast, follow_autocast
 from memviz.predictor.cards import KnownCard, dtype_warnings
 from memviz.predictor.compat import Patches
 from memviz.predictor.cuda.machine import CUDA_0, META, NamedDevices
@@ -154,7 +154,7 @@ class PredictedDevice:
         kernels = kernels_for(self.card, self.release)
         kernels = {name: autocast.around(name, kernel) for name, kernel in kernels.items()}
         patches.enter_context(registered_kernels(kernels))
-        patches.enter_context(followed(autocast))
+        follow_autocast(patches, autocast)
         operators = partial(AllocationMode, recorder, kernels, autocast)
         devices = NamedDevices(self.card.name, self.rank)
         order = follow_cuda(patches, self, devices, report=self._report, history=self._history, operators=operators)

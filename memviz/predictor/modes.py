@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -379,7 +379,9 @@ def follow_cuda(
     follow_threads(patches, operators, mode)
     follow_workers(patches, recorder)
     # Between the host and a card a tensor may take over another's memory; torch would not have it with "meta".
-    patches.replace(torch, "_has_compatible_shallow_copy_type", _take_over(torch._has_compatible_shallow_copy_type))
+    compatible, plain = torch._has_compatible_shallow_copy_type, {Tensor, nn.Parameter}
+    takes_over = lambda one, other: {type(one), type(other)} <= plain or compatible(one, other)  # noqa: E731
+    patches.replace(torch, "_has_compatible_shallow_copy_type", takes_over)
     _follow_wrapper_subclasses(patches, devices)
     _follow_addresses(patches, recorder)
     _follow_dlpack(patches, tensors.answers[Tensor.__dlpack__])
@@ -396,11 +398,6 @@ def _check_memory(recorder: AllocationRecorder, model: nn.Module) -> None:
     nowhere = recorder.host.on_meta
     if len(nowhere) and any(tensor in nowhere for tensor in (*model.parameters(), *model.buffers())):
         raise NotImplementedError(NOTHING_TO_COPY)
-
-
-def _take_over(compatible: Callable[[Tensor, Tensor], bool]) -> Callable[[Tensor, Tensor], bool]:
-    plain = (Tensor, nn.Parameter)
-    return lambda one, other: (type(one) in plain and type(other) in plain) or compatible(one, other)
 
 
 def _follow_addresses(patches: Patches, recorder: AllocationRecorder) -> None:
@@ -473,14 +470,11 @@ def _follow_moves(patches: Patches, recorder: AllocationRecorder, devices: Named
     """Move modules so that tied weights stay tied and optimizers keep their weights."""
     to = nn.Module.to
 
-    def is_own_device(value: Any) -> bool:
-        return devices.is_own(value, numbers=True)
-
     def moved(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         like = kwargs.get("tensor", args[0] if args else None)
         if isinstance(like, Tensor) and on_card(like):
             args, kwargs = (devices.own, like.dtype), {name: kwargs[name] for name in kwargs if name != "tensor"}
-        if not any(map(is_own_device, (*args[:1], kwargs.get("device")))):
+        if not any(devices.is_own(value, numbers=True) for value in (*args[:1], kwargs.get("device"))):
             return to(self, *args, **kwargs)
         _check_memory(recorder, self)
         dtypes = [arg for arg in args if isinstance(arg, torch.dtype)]

@@ -102,10 +102,6 @@ class BlasWorkspaces:
         self._chosen.pop(which, None)
 
 
-_COPY_OVER = "_to_copy"
-"""Outside of models this operator brings inputs from the host; weights are labelled by `placed`."""
-
-
 class AllocationRecorder:
     def __init__(
         self,
@@ -129,7 +125,7 @@ class AllocationRecorder:
         self.ledger = Ledger(settings, stack_of_free, memory)
         self.launched: Callable[[], None] = lambda: None
         """Called for every operator that the card runs."""
-        self.ledger.freed = lambda allocation: self.categories.freed(allocation.number, self.position.calls)
+        self.ledger.freed = lambda allocation: self.categories.freed(allocation.number, self.position.here.calls)
         self.host = Host()
         self.pinned = PinnedHost()
         self.choices = IndexTensors()
@@ -312,7 +308,8 @@ class AllocationRecorder:
         if self._is_nowhere(there, kwargs):
             self.host.on_meta.add(tensor)
             return
-        comes_in = treatment.name == _COPY_OVER and not there and not self.position.modules
+        # Outside of models inputs come from the host so; weights are labelled by `placed`.
+        comes_in = treatment.name == "_to_copy" and not there and not self.position.modules
         self.dtypes.add(tensor.dtype)
         ledger.take(storage, self._describe_next(treatment.name, Category.INPUT if comes_in else Category.UNKNOWN))
 
@@ -384,8 +381,9 @@ class AllocationRecorder:
         if category is Category.UNKNOWN and node == ACCUMULATE:
             category = Category.GRADIENT
         placed = None if category is Category.TEMPORARY else self.placed
+        calls = position.here.calls
         self.categories.allocated(
-            placed or category, may_be_saved=may_be_saved and self.placed is None, call=position.call
+            placed or category, may_be_saved=may_be_saved and self.placed is None, call=calls[-1] if calls else 0
         )
         columns.module.append(module)
         columns.phase.append(phase)
@@ -407,10 +405,6 @@ def cache_tensors(output: Any) -> Iterator[torch.Tensor]:
     cache = next((output[name] for name in ("cache", "past_key_values") if name in names), None)
     for layer in getattr(cache, "layers", ()):
         yield from tensors_among((getattr(layer, "keys", None), getattr(layer, "values", None)))
-
-
-_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-"""Hooks stay with the object when its memory is swapped."""
 
 
 NOTHING_TO_COPY = (
@@ -448,20 +442,16 @@ def move_model(
 
     Weights of `on_host` are in host memory afterwards, without values.
     """
-    with without_functions():
-        return _move(recorder, model, wanted, frozenset(map(id, on_host)))
-
-
-def _move(recorder: AllocationRecorder, model: nn.Module, wanted: MoveTo, on_host: Set[int]) -> nn.Module:
-    names = {id(module): path for path, module in model.named_modules()}
-    recorder.position.name_modules(model)
-    recorder.placed = Category.PARAMETER
-    try:
-        with torch.no_grad():
+    stay = frozenset(map(id, on_host))
+    with without_functions(), torch.no_grad():
+        names = {id(module): path for path, module in model.named_modules()}
+        recorder.position.name_modules(model)
+        recorder.placed = Category.PARAMETER
+        try:
             for module in _children_first(model):
-                _move_own(recorder, module, names[id(module)], wanted, on_host)
-    finally:
-        recorder.placed = None
+                _move_own(recorder, module, names[id(module)], wanted, stay)
+        finally:
+            recorder.placed = None
     return model
 
 
@@ -492,11 +482,9 @@ def _move_own(recorder: AllocationRecorder, module: nn.Module, path: str, wanted
 def _moved_parameter(recorder: AllocationRecorder, parameter: Parameter, wanted: MoveTo) -> Parameter:
     if _is_there(recorder, parameter):
         return parameter
-    data = _copied(parameter, wanted)
-    if parameter.grad is not None and not _is_there(recorder, parameter.grad):
-        gradient = _copied(parameter.grad, wanted)
-    else:
-        gradient = parameter.grad
+    data, gradient = _copied(parameter, wanted), parameter.grad
+    if gradient is not None and not _is_there(recorder, gradient):
+        gradient = _copied(gradient, wanted)
     if parameter.is_meta and not _is_wrapper(parameter):
         parameter.data = data
     elif not swap_data(parameter, data):
@@ -516,7 +504,9 @@ def swap_data(tensor: Any, data: Any) -> bool:
         new = Parameter(data.detach(), tensor.requires_grad)
     if _is_wrapper(tensor) and type(new) is not type(tensor):
         return False
-    hooks = {name: getattr(tensor, name) for name in _HOOKS if getattr(tensor, name, None)}
+    # Hooks stay with the object when its memory is swapped.
+    names = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    hooks = {name: getattr(tensor, name) for name in names if getattr(tensor, name, None)}
     gradient = tensor.grad if tensor.is_leaf else None
     if gradient is not None:
         # Nothing else may hold the gradient while it moves with its weight.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from memviz.predictor.cards import KnownCard, card_named
+from memviz.predictor.cards import card_named
 from memviz.predictor.device import PredictedDevice
 from memviz.runner.output_check.comparison import adamw
 from memviz.runner.output_check.difference import differences
@@ -86,14 +86,10 @@ class Seed:
         }
 
 
-def card() -> KnownCard:
-    return card_named(CARD)
-
-
 @contextmanager
 def predicted_device(*models: nn.Module) -> Iterator[PredictedDevice]:
     """The card of the published runs, with these models on it, an empty cache and fresh peaks."""
-    with PredictedDevice(card(), release=RELEASE) as device:
+    with PredictedDevice(card_named(CARD), release=RELEASE) as device:
         device.place(models[0] if len(models) == 1 else nn.ModuleList(models))
         reset(device)
         yield device

@@ -17,7 +17,6 @@ from typing import Any, Protocol
 from memviz.errors import UsageError
 
 CARDS_OF_A_MACHINE = 8
-_PORT = "29500"
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class GroupRank:
             "ROLE_WORLD_SIZE": str(self.world_size),
             "ROLE_NAME": "default",
             "MASTER_ADDR": "localhost",
-            "MASTER_PORT": _PORT,
+            "MASTER_PORT": "29500",
             "TORCHELASTIC_RUN_ID": "none",
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_MAX_RESTARTS": "0",

@@ -202,7 +202,13 @@ class Difference:
 
 
 def difference(reference: Tensor, actual: Tensor) -> Difference:
-    _check(reference, actual)
+    if reference.shape != actual.shape:
+        raise UsageError(
+            f"The reference has shape {tuple(reference.shape)}, ours {tuple(actual.shape)}; only tensors of one shape "
+            "can be compared."
+        )
+    if reference.is_meta or actual.is_meta:
+        raise UsageError("A tensor on the meta device has no values to compare; run on a real device.")
     first, second = _real(reference.detach()), _real(actual.detach())
     sums = _DifferenceSums(scale=_scale(first, second), tolerance=tolerances(first.dtype, second.dtype))
     for one, other in _pieces(first, second):
@@ -213,25 +219,11 @@ def difference(reference: Tensor, actual: Tensor) -> Difference:
 def differences(reference: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -> dict[str, Difference]:
     """Per name. Both sides must have the same names."""
     if reference.keys() != actual.keys():
+        theirs, ours = (", ".join(tensors) or "no tensor" for tensors in (reference, actual))
         raise UsageError(
-            f"The reference returns {_names_text(reference)}, the changed model {_names_text(actual)}; "
-            "only outputs of the same name can be compared."
+            f"The reference returns {theirs}, the changed model {ours}; only outputs of the same name can be compared."
         )
     return {name: difference(tensor, actual[name]) for name, tensor in reference.items()}
-
-
-def _names_text(tensors: Mapping[str, Tensor]) -> str:
-    return ", ".join(tensors) or "no tensor"
-
-
-def _check(reference: Tensor, actual: Tensor) -> None:
-    if reference.shape != actual.shape:
-        raise UsageError(
-            f"The reference has shape {tuple(reference.shape)}, ours {tuple(actual.shape)}; only tensors of one shape "
-            "can be compared."
-        )
-    if reference.is_meta or actual.is_meta:
-        raise UsageError("A tensor on the meta device has no values to compare; run on a real device.")
 
 
 def _real(values: Tensor) -> Tensor:
