@@ -64,14 +64,11 @@ class HiddenRest(Exception):
         super().__init__(f"event {event}: the block at 0x{address:x} has at least {size} bytes")
 
 
-_MOST_RETRIES = 32
-
-
 def replay_as_recorded(source: Source, progress: Progress | None = None) -> Replayed:
     """Starts again as long as the first disagreement tells more about how memory lay before the first event."""
     sizes: dict[int, int] = {}
     furthest = -1
-    for _ in range(_MOST_RETRIES):
+    for _ in range(32):
         try:
             return RecordedReplay(source, may_restart=True).result(progress)
         except HiddenRest as hint:

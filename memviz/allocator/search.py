@@ -276,8 +276,6 @@ _TRIED: tuple[Mapping[str, Any], ...] = (
 )
 """Changes to the recorded settings: those that helped on real recordings, and the ways back."""
 
-_WORTH_SAYING = 0.01
-
 
 @dataclass(frozen=True)
 class Search:
@@ -365,7 +363,7 @@ def _largest_segment(replayer: Replayer) -> int:
 def _advised(ranked: list[SettingsTrial]) -> SettingsTrial:
     """Fewer keys are easier to explain, to keep and to take out again."""
     best = ranked[0]
-    enough = (1 + _WORTH_SAYING) * best.peak_reserved_bytes
+    enough = 1.01 * best.peak_reserved_bytes
     as_good = [outcome for outcome in ranked if outcome.fits == best.fits and outcome.peak_reserved_bytes <= enough]
     return min(as_good, key=lambda outcome: (not outcome.is_recorded, outcome.text.count(":")))
 

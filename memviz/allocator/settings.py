@@ -278,8 +278,6 @@ def known_release(text: str, oldest: tuple[int, int], newest: tuple[int, int]) -
     return release
 
 
-_UNLIMITED = (-1, 2**64 - 1)
-"""`max_split_size` in snapshots: the pickler of C++ casts to a signed number, the Python binding does not."""
 _RESERVE = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*(g?)\s*", re.IGNORECASE)
 
 
@@ -370,7 +368,8 @@ def settings_from_snapshot(recorded: Mapping[str, Any]) -> Settings:
         # It ran, so the release that wrote it could read it; the values below hold without the text.
         settings = Settings()
     known = {name: value for name, value in _in_force(recorded, settings).items() if value is not None}
-    if recorded.get("max_split_size") in _UNLIMITED:
+    # No limit: the pickler of C++ casts to a signed number, the Python binding does not.
+    if recorded.get("max_split_size") in (-1, 2**64 - 1):
         known["max_split_size"] = None
     return replace(settings, **known)
 

@@ -23,7 +23,6 @@ from memviz.allocator.context import overhead_on
 from memviz.allocator.recorded_requests import AllocatorCalls
 from memviz.allocator.replayer import CardMemory
 from memviz.allocator.settings import Settings, parse_settings
-from memviz.allocator.statistics import Statistics
 from memviz.errors import UsageError
 from memviz.memory import without_collection
 from memviz.predictor.accuracy import unproven_of
@@ -63,6 +62,16 @@ _DTYPES = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8", torch.float8_e5m2
 """Dtypes that some cards have no hardware for."""
 _EVENTS_BETWEEN_COLLECTIONS = 1000
 """Events between collections of cycles, where a program empties the cache; they are slow once libraries are loaded."""
+
+
+class _Counter:
+    """A figure of the allocator's statistics, in bytes."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, device: PredictedDevice, owner: type[PredictedDevice] | None = None) -> int:
+        return int(getattr(device.recorder.ledger.allocator.statistics, self._name))
 
 
 class PredictedDevice:
@@ -233,32 +242,14 @@ class PredictedDevice:
         self.recorder.ledger.allocator.set_settings(settings)
 
     def memory_stats(self) -> dict[str, int]:
-        return self._statistics.as_dict()
+        return self.recorder.ledger.allocator.statistics.as_dict()
 
-    @property
-    def _statistics(self) -> Statistics:
-        return self.recorder.ledger.allocator.statistics
-
-    @property
-    def allocated_bytes(self) -> int:
-        return int(self._statistics.allocated)
-
-    @property
-    def reserved_bytes(self) -> int:
-        return int(self._statistics.reserved)
-
-    @property
-    def peak_allocated_bytes(self) -> int:
-        return int(self._statistics.allocated_bytes.peak[0])
-
-    @property
-    def peak_reserved_bytes(self) -> int:
-        return int(self._statistics.reserved_bytes.peak[0])
-
-    @property
-    def peak_requested_bytes(self) -> int:
-        """Peak of the bytes that tensors requested, before any rounding."""
-        return int(self._statistics.requested_bytes.peak[0])
+    allocated_bytes = _Counter("allocated")
+    reserved_bytes = _Counter("reserved")
+    peak_allocated_bytes = _Counter("peak_allocated")
+    peak_reserved_bytes = _Counter("peak_reserved")
+    peak_requested_bytes = _Counter("peak_requested")
+    """Peak of the bytes that tensors requested, before any rounding."""
 
     @property
     def highest_reserved_bytes(self) -> int:

@@ -27,8 +27,6 @@ from memviz.units import bytes_text
 if TYPE_CHECKING:
     from memviz.predictor.device import PredictedDevice
 
-_CHILDREN = "processes that it started"
-
 
 @dataclass(frozen=True, repr=False)
 class Estimate:
@@ -134,7 +132,7 @@ class Estimate:
         error = expected_error(self.operators, trains=trains(self.trace), card=self.card, unproven=self.unproven)
         if not self.commands and not self.children_used_the_card:
             return error
-        return replace(error, not_counted=(*error.not_counted, _CHILDREN), estimates_all=False)
+        return replace(error, not_counted=(*error.not_counted, "processes that it started"), estimates_all=False)
 
     @property
     def peak_reserved_on_card(self) -> int | None:

@@ -172,7 +172,6 @@ _NO_GRAPHS = (
     'Code compiled with mode="reduce-overhead" or "max-autotune" runs in CUDA graphs, whose memory stays in a pool of '
     "its own between runs: that is not predicted, and may take more than the model without it."
 )
-_FLEX = "torch.nn.attention.flex_attention.flex_attention"
 _NOT_SCRIPTED = (
     "TorchScript (torch.jit.script, torch.jit.trace) is not predicted: what it would compile ran as it stands, "
     "operator by operator. Compiled code keeps less between its operators, so this peak is that of the model as it is."
@@ -192,7 +191,8 @@ def follow_compile(patches: Patches, assumptions: Assumptions) -> None:
     def compile(model: Any = None, **kwargs: Any) -> Any:
         if model is None:
             return lambda function: compile(function, **kwargs)
-        if f"{getattr(model, '__module__', '')}.{getattr(model, '__qualname__', '')}".startswith(_FLEX):
+        path = f"{getattr(model, '__module__', '')}.{getattr(model, '__qualname__', '')}"
+        if path.startswith("torch.nn.attention.flex_attention.flex_attention"):
             # Predicted as its compiled kernels take memory; uncompiled it compiles a function of its own.
             return model
         graphs = (_NO_GRAPHS,) if kwargs.get("mode") in ("reduce-overhead", "max-autotune") else ()

@@ -57,7 +57,7 @@ from memviz.predictor.group.process_group import run_on_shards
 from memviz.predictor.hooks import Mode, follow_threads, follow_triton, follow_workers
 from memviz.predictor.recorder import NOTHING_TO_COPY, AllocationRecorder, MoveTo, move_model
 from memviz.predictor.rules import Operator, Treatment, treatment_of
-from memviz.predictor.shapes import ShapeKey, is_on_device, shape_key, tensors_of
+from memviz.predictor.shapes import ShapeKey, is_on_device, lies_on_device, shape_key, tensors_of
 from memviz.predictor.sparse import Sparse, may_be_sparse, new_of_sparse
 from memviz.predictor.tensor_answers import (
     Answer,
@@ -253,7 +253,7 @@ class FakeCudaMode(TorchFunctionMode):
     def _wait_and_answer(self, func: Any, args: Any, kwargs: Any) -> Any:
         if not self._waiting:
             return self._answer(func, args, kwargs)
-        if func in _HOST_WAITS and _is_on_card(args):
+        if func in _HOST_WAITS and args and lies_on_device(args[0]):
             self._host_waits()
         out = self._answer(func, args, kwargs)
         if func in _COPIES and not (kwargs.get("non_blocking") or True in args[2:]) and _crosses(args, out):
@@ -266,7 +266,8 @@ class FakeCudaMode(TorchFunctionMode):
             out = answer(args, kwargs)
             if out is not NotImplemented:
                 return out
-        if isinstance(func, HigherOrderOperator) and func.__name__ == "flex_attention" and _is_on_card(args):
+        is_flex = isinstance(func, HigherOrderOperator) and func.__name__ == "flex_attention"
+        if is_flex and args and lies_on_device(args[0]):
             self._recorder.assumptions.state(FLEX_ASSUMED)
             return flex_attention(self._tensors.lose, *args[:4])
         nowhere = self._named.is_meta_device
@@ -331,13 +332,9 @@ class FakeCudaMode(TorchFunctionMode):
         self._order.host_waits(self._order.moment(self._order.current))
 
 
-def _is_on_card(values: Any) -> bool:
-    return bool(values) and isinstance(values[0], Tensor) and values[0].is_meta
-
-
 def _crosses(args: Any, out: Any) -> bool:
     source = args[1] if len(args) > 1 and isinstance(out, Tensor) and out is args[0] else args[0]
-    return _is_on_card([source]) != _is_on_card([out])
+    return lies_on_device(source) != lies_on_device(out)
 
 
 def follow_cuda(

@@ -218,7 +218,6 @@ _SPLIT_SECONDS = {
 }
 _OUTPUTS_APART = {"geglu": (0.00015, 0.00003), "swiglu": (0.00014, 0.00003)}
 """absmax and absmean of the outputs; 0.00000 for all others, in five decimals."""
-_ONE_LAYER_APART = (6.7353e-06, 3.3257e-07)
 _SPLITS = 4
 
 
@@ -253,8 +252,8 @@ def _split_outputs(tell: Tell) -> Iterator[PublishedRow]:
     tell("the output of one layer")
     one = one_layer_difference(_SPLITS)
     note = f"{fewer}, summed one product after the other as on a GPU"
-    for place, figure in enumerate(("absmax", "absmean")):
-        yield PublishedRow(f"one layer, gelu, split in {_SPLITS}", figure, _ONE_LAYER_APART[place], one[place], note)
+    for figure, apart, ours in (("absmax", 6.7353e-06, one[0]), ("absmean", 3.3257e-07, one[1])):
+        yield PublishedRow(f"one layer, gelu, split in {_SPLITS}", figure, apart, ours, note)
 
 
 def _split_peaks(activation: str) -> tuple[int, int]:
@@ -323,17 +322,12 @@ SPLIT_FEED_FORWARD = Seed(
 )
 
 
-_CHECKPOINTING_WARM_UP = 2
-_CHECKPOINTING_STEPS = 3
-"""More of them change nothing: the gradients are there after the first."""
 _CHECKPOINTING_CASES = (
     ("none", None, 26.719),
     ("every block", 1, 9.316),
     ("every 2nd block", 2, 17.658),
     ("every 4th block", 4, 22.188),
 )
-_COLD = 26.664
-"""Figure of `none` in the table before its correction, without an earlier backward pass; the others stayed."""
 _PER_SECOND = {
     "none": (1.680, 0.582),
     "every block": (1.358, 1.339),
@@ -351,15 +345,16 @@ def _checkpointing_rows(tell: Tell) -> Iterator[PublishedRow]:
         yield PublishedRow("weights", "reserved GiB", 4.025, gib(device.peak_reserved_bytes))
         step = RunStep(workload, device, model, device.inputs(workload), None)
         tell("none, before any backward pass")
-        for _ in range(_CHECKPOINTING_WARM_UP):
-            step()
+        step()
+        step()
         cold = gib(device.peak_reserved_bytes)
-        yield PublishedRow("none, not warmed up", "reserved GiB", _COLD, cold, "before its correction")
+        # Of all figures this one stood otherwise in the table before its correction.
+        yield PublishedRow("none, not warmed up", "reserved GiB", 26.664, cold, "before its correction")
         for case, every, published in _CHECKPOINTING_CASES:
             tell(case)
             reset(device)
             undo = Checkpointing(every=every).apply(model) if every else None
-            for _ in range(_CHECKPOINTING_STEPS):
+            for _ in range(3):  # more of them change nothing: the gradients are there after the first
                 step()
             yield PublishedRow(case, "reserved GiB", published, gib(device.peak_reserved_bytes))
             if undo is not None:
@@ -384,7 +379,6 @@ _FLAT_GRADIENTS_CASES = (
     ("one flat buffer", "flat", 15.1),
 )
 _LOSS = 10.8708400726318359
-_FLAT_GRADIENTS_STEPS = 5
 _OTHER_LOSS = "a small model of ours: what is compared is that both ways give the same to the last digit"
 _OTHER_MODEL = "another model: its size was not published, so only the pattern can be compared"
 
@@ -418,7 +412,7 @@ def _average_loss(how: str) -> float:
         model = twin.build()
     inputs = [twin.inputs(torch.device("cpu"), number) for number in range(twin.micro_batches)]
     FlatGradients(how=how, micro_batches=len(inputs)).apply(model)
-    losses = ComparedStep(inputs, True, twin.loss).losses(model, _FLAT_GRADIENTS_STEPS, adamw, None)
+    losses = ComparedStep(inputs, True, twin.loss).losses(model, 5, adamw, None)
     return sum(losses) / len(losses)
 
 

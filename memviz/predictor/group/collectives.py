@@ -21,7 +21,6 @@ from memviz.predictor.rules import Instead, Operator, OperatorTotals
 from memviz.predictor.shapes import tensors_of
 from memviz.trace.model import Category
 
-_RECEIVE_OPERATORS = ("recv_", "recv_any_source_")
 _FUNCTIONAL_COLLECTIVES = (
     *("all_gather_into_tensor", "all_gather_into_tensor_coalesced", "all_reduce", "all_reduce_"),
     *("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "all_to_all_single", "broadcast"),
@@ -32,7 +31,7 @@ _FUNCTIONAL_COLLECTIVES = (
 def sent_bytes(func: Operator, args: Any, written: Any, count: int) -> int:
     """Return the bytes sent: all but the own part of what `count` ranks share, and twice that for an all-reduce."""
     name = func._schema.name.partition("::")[2]
-    if name in _RECEIVE_OPERATORS:
+    if name in ("recv_", "recv_any_source_"):
         return 0
     if name == "send":
         return _tensor_bytes(args)

@@ -191,7 +191,6 @@ def _local(value: Any) -> Any:
     return value
 
 
-_STAGE_MODULE = "torch.distributed.pipelining.stage"
 _STAGE_REMEDY = (
     "A stage that is made with PipelineStage(..., input_args=..., output_args=...) needs no message; "
     "give each rank its own, as tensors of one microbatch."
@@ -210,7 +209,7 @@ def no_message(object_list: list[Any], src: int | None = None, *args: Any, **nam
 
 def follow_pipelines(patches: Patches) -> None:
     """Patch pipeline stages if the program uses them; in releases without a vote, static stages exchange nothing."""
-    module: Any = sys.modules.get(_STAGE_MODULE)
+    module: Any = sys.modules.get("torch.distributed.pipelining.stage")
     stage = getattr(module, "PipelineStage", None)
     if stage is None or not hasattr(stage, "_warmup_forward_vote"):
         return
@@ -236,13 +235,10 @@ def follow_pipelines(patches: Patches) -> None:
     patches.replace(stage, "_recv_meta", received)
 
 
-_ZERO_OPTIMIZER = "ZeroRedundancyOptimizer"
-"""Compared by name, because the import is slow and warns."""
-
-
 def follow_zero_optimizer(patches: Patches, layout: Layout) -> None:
     def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if type(optimizer).__name__ != _ZERO_OPTIMIZER:
+        # By its name, because the import is slow and warns.
+        if type(optimizer).__name__ != "ZeroRedundancyOptimizer":
             return
         by_weights: dict[Any, list[int]] = {}
         for rank, groups in enumerate(optimizer._partition_parameters_cache):
@@ -253,7 +249,6 @@ def follow_zero_optimizer(patches: Patches, layout: Layout) -> None:
     patches.callback(register_optimizer_step_post_hook(stepped).remove)
 
 
-_NCCL_VERSION = 2 << 32 | 27 << 16 | 5
 _GROUP_NEEDED = (
     "is one of a group of processes, and it is not said which. Predict one rank with --world-size N [--rank R], as in "
     "--world-size 8."
@@ -321,7 +316,7 @@ def follow_group(
         patches.replace(owner, "recv_object_list", no_message)
         patches.replace(owner, "scatter_object_list", group.scatter_objects)
         patches.replace(owner, "monitored_barrier", lambda *args, **kwargs: None)
-    patches.put(torch._C, "_nccl_version", lambda: _NCCL_VERSION)
+    patches.put(torch._C, "_nccl_version", lambda: 2 << 32 | 27 << 16 | 5)
     patches.put(torch._C, "_nccl_version_suffix", lambda: b"")
     patches.replace(functions, "_NCCL_AVAILABLE", True)
     patches.put(functions, "default_pg_nccl_timeout", timedelta(minutes=10))

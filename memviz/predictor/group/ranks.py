@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, Protocol
+from typing import Any
 
 from memviz.errors import UsageError
 
@@ -156,18 +156,8 @@ def places_of(layout: Layout, dimension: Dimension, *, same_program: bool = Fals
     return tuple(sorted(place for place in places if place < size))
 
 
-class Predicted(Protocol):
-    @property
-    def fingerprint(self) -> str:
-        """Equal for ranks that allocate and free the same bytes in the same order."""
-        ...
-
-    @property
-    def layout(self) -> Layout: ...
-
-
 Run = Callable[[Sequence[int]], Sequence[Any]]
-"""Predicts ranks."""
+"""Predicts ranks: each result has a `fingerprint` and a `layout`."""
 
 
 def classes_of(world_size: int, run: Run, *, same_program: bool = False) -> list[tuple[list[int], Any]]:

@@ -60,10 +60,6 @@ Observer = Callable[[int, int, int, int], None]
 """Called with device, requested bytes, limit and free bytes, just before OutOfMemoryError is raised."""
 
 _OBSERVERS = {"cuda": "_cuda_attach_out_of_memory_observer", "xpu": "_xpu_attachOutOfMemoryObserver"}
-_CANNOT_START = "The GPU that is listed here cannot be used by this PyTorch:"
-_DRIVER = "Driver and PyTorch have to fit: `nvidia-smi` shows the newest CUDA that the driver knows."
-_FULL = "The GPU here has no memory left to start on:"
-_WHOSE = "`nvidia-smi` shows who holds it."
 _PATIENCE_SECONDS = 20.0
 
 
@@ -184,7 +180,10 @@ def _in_words() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        what, remedy = (_FULL, _WHOSE) if is_out_of_memory(error) else (_CANNOT_START, _DRIVER)
+        what = "The GPU that is listed here cannot be used by this PyTorch:"
+        remedy = "Driver and PyTorch have to fit: `nvidia-smi` shows the newest CUDA that the driver knows."
+        if is_out_of_memory(error):
+            what, remedy = "The GPU here has no memory left to start on:", "`nvidia-smi` shows who holds it."
         raise UsageError(f"{what} {first_line(error)} {remedy}") from error
 
 

@@ -58,10 +58,6 @@ class Peaks:
     allocated: Reconciled
     reserved: Reconciled
 
-    @property
-    def agree(self) -> bool:
-        return not (self.allocated.difference or self.reserved.difference)
-
 
 def reconcile(
     trace: Trace, device: DeviceTrace, allocated: int, reserved: int, *, since: int = 0, lost_events: bool

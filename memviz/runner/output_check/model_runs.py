@@ -18,13 +18,13 @@ from torch.utils._pytree import tree_leaves
 
 from optimizations.lora import Adapted, Lora
 
-ONLY_OUTPUT = "output"
-"""Name of a single tensor without a name."""
-
 
 def flatten(output: Any) -> dict[str, Tensor]:
-    """{'sample': ...}, {'0': ..., 'hidden_states.3': ...}; numbers, None and objects such as caches are left out."""
-    return {name or ONLY_OUTPUT: tensor for name, tensor in _walk(output, "")}
+    """{'sample': ...}, {'0': ..., 'hidden_states.3': ...}, of a single tensor {'output': ...}.
+
+    Numbers, None and objects such as caches are left out.
+    """
+    return {name or "output": tensor for name, tensor in _walk(output, "")}
 
 
 def _walk(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:

@@ -72,14 +72,6 @@ class Signal:
     """Norm of what differs between the rows of the output, over its whole norm; 1 where there is one row."""
 
     @property
-    def weak(self) -> bool:
-        return self.varying < HIDDEN_DIGIT or self.shrunk
-
-    @property
-    def shrunk(self) -> bool:
-        return self.input_std is not None and self.output_std < HIDDEN_DIGIT**2 * self.input_std
-
-    @property
     def words(self) -> str:
         """Why equal outputs prove little; nothing where they do."""
         if self.varying < HIDDEN_DIGIT:
@@ -87,7 +79,7 @@ class Signal:
                 f"Only {share_text(self.varying)} of the output varies from row to row, the rest is the same in all "
                 f"of them, as a bias is; equal outputs prove little."
             )
-        if self.shrunk:
+        if self.input_std is not None and self.output_std < HIDDEN_DIGIT**2 * self.input_std:
             return (
                 f"The output's standard deviation is {scientific(self.output_std)}, its input's "
                 f"{scientific(self.input_std)}; what gets so small proves little."

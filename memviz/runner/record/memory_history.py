@@ -12,7 +12,7 @@ import inspect
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +31,7 @@ MOST_EVENTS = 5_000_000
 _TRIES = 3
 _NOTED = "_heard_by_memviz"
 
-_watched: dict[Callable[..., object], list[Callable[[int], None]]] = {}
+_watched: dict[Callable[..., object], list[Callable[[], None]]] = {}
 """Callbacks by the function that attaches observers. Torch never removes an observer, so there is one per
 process and accelerator, and recordings come and go behind it."""
 _on: list[str] = []
@@ -44,8 +44,6 @@ class HistorySnapshot:
     snapshot: dict[str, Any]
     counts: Counts | None
     """None where torch does not count allocations (XPU), or where they went on while it was taken."""
-    ran_out_on: int | None = None
-    """GPU that ran out of memory, if PyTorch's allocator reported it."""
 
 
 def ring_size(available_bytes: int | None = None) -> int:
@@ -201,19 +199,19 @@ class RecordedHistory:
         if attach not in _watched:
             observers = _watched[attach] = []
 
-            def tell(device: int, *_: int) -> None:
+            def tell(*_: int) -> None:
                 for observer in tuple(observers):
-                    observer(device)
+                    observer()
 
             attach(tell)
         _watched[attach].append(self._ran_out)
 
-    def _ran_out(self, device: int | None = None) -> None:
+    def _ran_out(self) -> None:
         """Runs inside the failing allocation: an error in here would take the place of OutOfMemoryError."""
         try:
             self.at_out_of_memory = None
             self._counts_then = self._counts_everywhere()
-            self.at_out_of_memory = replace(self.take(), ran_out_on=device)
+            self.at_out_of_memory = self.take()
             if self.when_out_of_memory is not None:
                 self.when_out_of_memory(self.at_out_of_memory)
         except Exception:

@@ -244,10 +244,6 @@ def _wind_back(layer: Any, before: int, key: Tensor, value: Tensor) -> None:
         layer.cumulative_length = before
 
 
-_LORA_SCALE = 2.0
-"""Common default: alpha is twice the rank."""
-
-
 def add_lora(model: nn.Module, rank: int) -> nn.Module:
     """Targets all linear layers except the output head, like `target_modules="all-linear"` of PEFT."""
     model.requires_grad_(False)
@@ -288,7 +284,8 @@ def _adapt(layer: nn.Module, rank: int) -> None:
 
 def _add_adapter(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
     added: Tensor = layer.lora_up(layer.lora_down(inputs[0]))  # type: ignore[operator]
-    return output + added * _LORA_SCALE
+    # Common default: alpha is twice the rank.
+    return output + added * 2.0
 
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_target_positions")
@@ -382,7 +379,6 @@ def _labels(kind: type[Any], inputs: dict[str, Any], draw: RandomInputs, config:
 _AS_CONFIGURED = "as configured"
 _NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _MODES = {"training": "training step", "lora": "training step of LoRA", "inference": "forward pass"}
-_SMALL_SEQUENCE = 64
 
 
 @dataclass(frozen=True)
@@ -433,8 +429,12 @@ class ConfiguredModel(FromConfiguration):
 
     def small(self) -> Self:
         """The narrowest that can be built, without a cache."""
-        length = min(self._length, _SMALL_SEQUENCE)
-        twin = replace(self, batch=min(self.batch, 2), sequence=length, tokens=0, rank=min(self.rank, 4), dtype="fp32")
+        shapes: dict[str, Any] = {
+            "batch": min(self.batch, 2),
+            "sequence": min(self._length, 64),
+            "rank": min(self.rank, 4),
+        }
+        twin = replace(self, **shapes, tokens=0, dtype="fp32")
         for values in narrowed(self._values):
             narrow = replace(twin, config=json.dumps(values, default=str))
             # Not every model goes together with fewer heads or channels.
