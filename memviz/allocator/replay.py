@@ -154,19 +154,16 @@ def divergence(source: Source, replayed: Replayed, total: int | None = None) -> 
     settled = np.flatnonzero(~np.isin(source.steps.step, passing)[: len(ours) - 1]) + 1
     differs = settled[ours[settled] != recorded[settled]]
     if len(differs):
-        return _divergence_at(source, _first_release(source, int(differs[0]) - 1))
+        # The recording has the releases of a malloc before it.
+        malloc = int(differs[0]) - 1
+        ladders = (ladder for ladder in source.steps.before_mallocs if ladder.malloc not in source.steps.out_of_memory)
+        return _divergence_at(source, next((ladder.first for ladder in ladders if ladder.malloc == malloc), malloc))
     failed = source.steps.out_of_memory
     if replayed.oom is not None and replayed.oom.event not in failed:
         return _divergence_at(source, replayed.oom.event)
     if not source.steps.before_mallocs and not failed and not replayed.retries:
         return None
     return _ComparedReplay(source, replayed.memory, total).divergence()
-
-
-def _first_release(source: Source, malloc: int) -> int:
-    """Return the first release of a malloc in the recording, which comes before it, or else the malloc."""
-    ladders = (ladder for ladder in source.steps.before_mallocs if ladder.malloc not in source.steps.out_of_memory)
-    return next((ladder.first for ladder in ladders if ladder.malloc == malloc), malloc)
 
 
 def _divergence_at(source: Source, event: int) -> Divergence:

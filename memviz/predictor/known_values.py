@@ -23,21 +23,17 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from memviz.predictor.ledger import StorageRef
 from memviz.predictor.shapes import draws, fills_its_storage, tensors_of, with_each, written_by
 
 T = TypeVar("T")
-
-
-class _KeyedRef(weakref.ref["torch.UntypedStorage"]):
-    __slots__ = ("key",)
-    key: int
 
 
 class ByStorage(Generic[T]):
     """One fact a storage, kept by the address of its C++ object while the storage lives, so that views share it."""
 
     def __init__(self) -> None:
-        self._facts: dict[int, tuple[_KeyedRef, T]] = {}
+        self._facts: dict[int, tuple[StorageRef, T]] = {}
 
     def __len__(self) -> int:
         return len(self._facts)
@@ -51,7 +47,7 @@ class ByStorage(Generic[T]):
 
     def put(self, tensor: Tensor, fact: T) -> None:
         storage = tensor.untyped_storage()
-        ref = _KeyedRef(storage, self._gone)
+        ref = StorageRef(storage, self._gone)
         ref.key = storage._cdata
         self._drop(ref.key)
         self._facts[ref.key] = ref, fact
@@ -60,7 +56,7 @@ class ByStorage(Generic[T]):
         self._drop(_storage_key(tensor))
 
     def _gone(self, ref: weakref.ref[torch.UntypedStorage]) -> None:
-        assert isinstance(ref, _KeyedRef)
+        assert isinstance(ref, StorageRef)
         fact = self._facts.get(ref.key)
         if fact is not None and fact[0] is ref:
             self._drop(ref.key)
@@ -215,7 +211,12 @@ class KnownValues:
             values = torch.randint(low, high, tuple(out.shape), dtype=out.dtype, generator=self._draws)
             how = "small whole numbers that are drawn on the card are drawn on the host instead, from seed 0"
             return self.put(out, values, how)
-        knows = self.all_known(args, kwargs) or self._only_shapes_count(func, args, kwargs, writes)
+        knows = self.all_known(args, kwargs)
+        if not knows and writes:
+            fills = func in _FILL_ALL and fills_its_storage(args[0])
+            knows = fills and self.all_known(args[1:], kwargs)
+        elif not knows:
+            knows = func.overloadpacket.__name__ in _SHAPE_COUNTS
         if writes and (draws(func) or not knows):
             self.forget_written(func, args, kwargs)
         if draws(func):
@@ -231,11 +232,6 @@ class KnownValues:
             # The host has no such kernel, or an index is out of bounds there, as it would be on a card.
             if writes:
                 self.forget_written(func, args, kwargs)
-
-    def _only_shapes_count(self, func: Any, args: Any, kwargs: Any, writes: bool) -> bool:
-        if writes:
-            return func in _FILL_ALL and fills_its_storage(args[0]) and self.all_known(args[1:], kwargs)
-        return func.overloadpacket.__name__ in _SHAPE_COUNTS
 
     def _make(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         new = [tensor for tensor in tensors_of(out) if tensor.is_meta and not self._shares(tensor, args)]

@@ -33,7 +33,6 @@ from memviz.predictor.cuda.machine import (
     META,
     FakeMachine,
     NamedDevices,
-    cast_to_type,
     check_generator,
     follow_generators,
     follow_machine,
@@ -116,7 +115,10 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _run_operator(self, func: Any, args: Any, kwargs: Any) -> Any:
         treatment = self._treatments.get(func)
         if treatment is None:
-            treatment = self._treatments[func] = self._treatment_of(func)
+            treatment = treatment_of(func, self._kernels, self.autocast.release)
+            instead = self.recorder.overrides.get(func, treatment.instead)
+            treatment = replace(treatment, sparse=self._sparse.runs.get(func), instead=instead)
+            self._treatments[func] = treatment
         self.recorder.before_op(treatment, args)
         out = self._override(func, treatment, args, kwargs)
         if out is not NotImplemented:
@@ -137,12 +139,6 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if treatment.may_choose:
                 self.recorder.choices.follow(func, args, out)
         return out
-
-    def _treatment_of(self, func: Any) -> Treatment:
-        treatment = treatment_of(func, self._kernels, self.autocast.release)
-        instead = self.recorder.overrides.get(func)
-        treatment = replace(treatment, sparse=self._sparse.runs.get(func))
-        return treatment if instead is None else replace(treatment, instead=instead)
 
     def _override(self, func: Any, treatment: Treatment, args: Any, kwargs: Any) -> Any:
         """Return the result of an operator that is answered without running on the device, or NotImplemented."""
@@ -231,11 +227,9 @@ class FakeCudaMode(TorchFunctionMode):
         self._ledger = recorder.ledger
         self._recorder = recorder
         self._waiting = recorder.ledger.allocator.pending.blocks
-        own = {Tensor.cuda: self._to_the_card, Tensor.record_stream: self._record_stream, Tensor.type: self._type}
-        own[Tensor.new] = new_of_sparse
+        own = {Tensor.cuda: self._to_the_card, Tensor.record_stream: self._record_stream, Tensor.new: new_of_sparse}
         if recorder.release <= SLICES_UNTIL:
             own[Tensor.__getitem__] = index_with_every_slice
-        self._types_of = tensors.answers[Tensor.type]
         self._answers = {**tensors.answers, **own}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -322,10 +316,6 @@ class FakeCudaMode(TorchFunctionMode):
         stream = kwargs.get("s", args[1] if len(args) > 1 else None)
         if args[0].is_meta:
             self._ledger.used_by(args[0].untyped_storage(), stream.lane.handle)
-
-    def _type(self, args: Any, kwargs: Any) -> Any:
-        kind = kwargs.get("dtype", args[1] if len(args) > 1 else None)
-        return self._types_of(args, kwargs) if kind is None else cast_to_type(args[0], kind)
 
     def _host_waits(self) -> None:
         """Complete the frees that wait for the current stream."""

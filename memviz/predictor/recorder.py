@@ -51,19 +51,10 @@ BlasHandle = tuple[bool, int]
 
 
 class BlasWorkspaces:
-    """Workspaces of cuBLAS and cublasLt handles; `take` allocates bytes for an operator by a rule."""
+    """Workspaces of cuBLAS and cublasLt handles."""
 
-    def __init__(
-        self,
-        card: KnownCard,
-        release: tuple[int, int],
-        take: Callable[[int, str, int], LiveAllocation],
-        free: Callable[[LiveAllocation], None],
-    ) -> None:
-        self._card = card
-        self._release = release
-        self._take = take
-        self._free = free
+    def __init__(self, recorder: AllocationRecorder) -> None:
+        self._recorder = recorder
         self._kept: dict[tuple[BlasHandle, bool], LiveAllocation] = {}
         """Live workspaces by handle and library; True is cublasLt."""
         self._chosen: dict[str, Any] = {}
@@ -76,7 +67,7 @@ class BlasWorkspaces:
     @cached_property
     def _from_environment(self) -> WorkspaceSizes:
         # torch reads the environment at the first product, and never again.
-        return workspace_sizes(self._card, self._release, os.environ)
+        return workspace_sizes(self._recorder.card, self._recorder.release, os.environ)
 
     def need(self, handle: BlasHandle, treatment: Treatment, *, is_lt: bool = False) -> None:
         """Allocate the handle's workspace, unless it has one that is large enough."""
@@ -84,14 +75,14 @@ class BlasWorkspaces:
         workspace = self._kept.get((handle, is_lt))
         if not size or (workspace is not None and workspace.requested >= size):
             return
-        rule = treatment.rule if is_lt else CUBLAS_NUMBER
-        self._kept[handle, is_lt] = self._take(size, treatment.name, rule)
+        with self._recorder.by_rule(treatment.rule if is_lt else CUBLAS_NUMBER):
+            self._kept[handle, is_lt] = self._recorder.allocate(Category.WORKSPACE, size, treatment.name)
         if workspace is not None:
-            self._free(workspace)
+            self._recorder.ledger.free(workspace)
 
     def clear(self) -> None:
         while self._kept:
-            self._free(self._kept.popitem()[1])
+            self._recorder.ledger.free(self._kept.popitem()[1])
 
     def set_size(self, which: str, size: int) -> None:
         if size < 0:
@@ -138,7 +129,7 @@ class AllocationRecorder:
         """Hook of each parameter, called when its gradient is done."""
         self.placed: Category | None = None
         """Category of the tensors being moved to the device, during the move."""
-        self.workspaces = BlasWorkspaces(card, release, self._take_workspace, self.ledger.free)
+        self.workspaces = BlasWorkspaces(self)
         self._stack: int | None = None
         """Stack of the running operator."""
         self.missing: dict[int, tuple[int | None, int | None]] = {}
@@ -329,10 +320,6 @@ class AllocationRecorder:
     @property
     def _handle(self) -> BlasHandle:
         return self.position.task != NO_TASK, self.ledger.place()[0]
-
-    def _take_workspace(self, size: int, operator: str, rule: int) -> LiveAllocation:
-        with self.by_rule(rule):
-            return self.allocate(Category.WORKSPACE, size, operator)
 
     def _allocate_temporaries(self, sizes: Any, treatment: Treatment) -> None:
         """Allocate temporaries while the operator runs, and its workspace after them."""

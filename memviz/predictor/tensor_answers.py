@@ -28,7 +28,7 @@ from memviz.predictor.assumptions import (
     not_predicted,
     remedy_for,
 )
-from memviz.predictor.cuda.machine import META, NamedDevices
+from memviz.predictor.cuda.machine import META, NamedDevices, cast_to_type
 from memviz.predictor.known_values import CHOSEN_EVENLY, FIRST_CHOSEN
 from memviz.predictor.position import frames
 from memviz.predictor.recorder import AllocationRecorder, swap_data
@@ -232,6 +232,9 @@ class TensorAnswers:
         return allocation.block.address + tensor.storage_offset() * tensor.element_size()
 
     def _type(self, args: Any, kwargs: Any) -> Any:
+        kind = kwargs.get("dtype", args[1] if len(args) > 1 else None)
+        if kind is not None:
+            return cast_to_type(args[0], kind)
         if not args[0].is_meta or len(args) > 1 or kwargs:
             return NotImplemented
         return args[0].type().replace("torch.meta.", "torch.cuda.")

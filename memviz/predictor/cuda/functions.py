@@ -95,11 +95,12 @@ def _machine_table(machine: FakeMachine) -> dict[str, Any]:
 
 def _memory_table(memory: MemoryFunctions, history: MemoryHistory, checked: Checked) -> dict[str, Any]:
     device, workspaces = memory.device, memory.workspaces
+    statistics = device.recorder.ledger.allocator.statistics
     return {
         "_cuda_memoryStats _accelerator_getDeviceStats": checked(memory.stats),
         "_cuda_hostMemoryStats": memory.host_stats,
         "_cuda_resetPeakMemoryStats _accelerator_resetPeakStats": checked(device.reset_peak),
-        "_cuda_resetAccumulatedMemoryStats _accelerator_resetAccumulatedStats": checked(memory.reset_accumulated),
+        "_cuda_resetAccumulatedMemoryStats _accelerator_resetAccumulatedStats": checked(statistics.reset_accumulated),
         "_cuda_emptyCache _accelerator_emptyCache": device.empty_cache,
         "_cuda_setMemoryFraction": memory.set_fraction,
         "_cuda_getMemoryFraction": lambda index: device.settings.per_process_memory_fraction,

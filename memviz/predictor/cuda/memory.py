@@ -147,9 +147,6 @@ class MemoryFunctions:
         kinds = ("allocations", "active_requests", "segments", "allocated_bytes", "active_bytes", "reserved_bytes")
         return {**dict.fromkeys(kinds, nothing), **counts}
 
-    def reset_accumulated(self) -> None:
-        self._ledger.allocator.statistics.reset_accumulated()
-
     def set_fraction(self, fraction: float, device: int = 0) -> None:
         self._named.check(device)
         memory = self._ledger.allocator.device

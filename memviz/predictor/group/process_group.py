@@ -165,17 +165,13 @@ def _same_placements(first: Any, others: Any) -> bool:
     from torch.distributed.tensor import DTensor
 
     for one, other in zip(first, others, strict=False):
-        if not isinstance(other, DTensor):
-            if isinstance(other, torch.Tensor) and other.is_meta and other.dim():
+        if isinstance(other, DTensor):
+            placements = other._spec.placements
+            same = placements == one._spec.placements and other._spec.mesh is one._spec.mesh
+            same = same and other.shape == one.shape and other.dtype == one.dtype
+            if not same or any(placement.is_partial() for placement in placements):
                 return False
-            continue
-        same = other._spec.placements == one._spec.placements and other._spec.mesh is one._spec.mesh
-        if (
-            not same
-            or other.shape != one.shape
-            or other.dtype != one.dtype
-            or any(placement.is_partial() for placement in other._spec.placements)
-        ):
+        elif isinstance(other, torch.Tensor) and other.is_meta and other.dim():
             return False
     return True
 

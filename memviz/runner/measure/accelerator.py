@@ -136,8 +136,10 @@ def find_accelerator() -> Accelerator:
             asks = _nvidia_smi if kind == "cuda" and _is_built_for_cuda(torch) else _no_driver
             clock = getattr(api.memory, "_pretended_clock_us", None)
             return Accelerator(kind, api, observer, _versions(torch), is_on, clock_us=clock, ask_driver=asks)
-    predict = "`python -m memviz run` predicts a run's memory without one."
-    raise UsageError(f"{_why_none(torch)} Recording needs a GPU. {predict}")
+    why = "PyTorch sees no GPU here (nvidia-smi shows what the driver sees; CUDA_VISIBLE_DEVICES hides some of it)."
+    if not _is_built_for_cuda(torch) and getattr(torch.version, "hip", None) is None:
+        why = f"This PyTorch ({torch.__version__}) is built without CUDA."
+    raise UsageError(f"{why} Recording needs a GPU. `python -m memviz run` predicts a run's memory without one.")
 
 
 def records(api: Any) -> bool:
@@ -158,12 +160,6 @@ def _is_there(torch: Any, api: Any) -> bool:
 
 def _is_built_for_cuda(torch: Any) -> bool:
     return getattr(torch.version, "cuda", None) is not None
-
-
-def _why_none(torch: Any) -> str:
-    if not _is_built_for_cuda(torch) and getattr(torch.version, "hip", None) is None:
-        return f"This PyTorch ({torch.__version__}) is built without CUDA."
-    return "PyTorch sees no GPU here (nvidia-smi shows what the driver sees; CUDA_VISIBLE_DEVICES hides some of it)."
 
 
 def _versions(torch: Any) -> tuple[tuple[str, str], ...]:

@@ -315,7 +315,8 @@ class _Comparison:
             outputs = differences(self._given(baseline.ran), self._given(result))
             beyond = baseline.exact is not None and _beyond(baseline.ran, result, outputs, bounds)
             exact = self._in_float64(changed, self._changed_step) if beyond else None
-            stored = self._coarsest_stored(changed) if self.claim == "lossy" else None
+            types = stored_types(self.reference, changed).values() if self.claim == "lossy" else ()
+            stored = max((kind for kind in types if kind.is_floating_point), key=unit_roundoff, default=None)
             gradients = self._gradients(changed, baseline, result, exact)
             later = tuple(self._later(changed, baseline))
             losses = self._losses(changed, baseline, result, make)
@@ -350,10 +351,6 @@ class _Comparison:
             for row in gradients.parameters:
                 gap = row.difference.l2 / gradients.size if gradients.size else row.difference.relative_l2
                 yield LaterGap("gradient", row.name, gap)
-
-    def _coarsest_stored(self, changed: nn.Module) -> torch.dtype | None:
-        floating = [kind for kind in stored_types(self.reference, changed).values() if kind.is_floating_point]
-        return max(floating, key=unit_roundoff, default=None)
 
     def _given(self, ran: StepResult) -> dict[str, Tensor]:
         """Return the outputs that both models give."""

@@ -429,12 +429,8 @@ class ConfiguredModel(FromConfiguration):
 
     def small(self) -> Self:
         """The narrowest that can be built, without a cache."""
-        shapes: dict[str, Any] = {
-            "batch": min(self.batch, 2),
-            "sequence": min(self._length, 64),
-            "rank": min(self.rank, 4),
-        }
-        twin = replace(self, **shapes, tokens=0, dtype="fp32")
+        length, rank = min(self._length, 64), min(self.rank, 4)
+        twin = replace(self, batch=min(self.batch, 2), sequence=length, tokens=0, rank=rank, dtype="fp32")
         for values in narrowed(self._values):
             narrow = replace(twin, config=json.dumps(values, default=str))
             # Not every model goes together with fewer heads or channels.
