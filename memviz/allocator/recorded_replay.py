@@ -58,10 +58,7 @@ class HiddenRest(Exception):
     """A block that was there before the first event must have been larger than its request shows."""
 
     def __init__(self, event: int, address: int, size: int) -> None:
-        self.event = event
-        self.address = address
-        self.size = size
-        super().__init__(f"event {event}: the block at 0x{address:x} has at least {size} bytes")
+        self.event, self.address, self.size = event, address, size
 
 
 def replay_as_recorded(source: Source, progress: Progress | None = None) -> Replayed:
