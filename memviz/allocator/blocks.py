@@ -276,7 +276,6 @@ class PendingFrees:
         self._finished.clear()
 
     def synchronize(self) -> None:
-        """Waits for all streams."""
         waiting = list(self.blocks)
         self._finished.clear()
         for stream in self._events:

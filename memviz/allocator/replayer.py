@@ -126,12 +126,10 @@ class ReplayedEstimate:
 
     @property
     def requested_change(self) -> int:
-        """Change of peak requested."""
         return self.after.peak_requested_bytes - self.before.peak_requested_bytes
 
     @property
     def reserved_change(self) -> int:
-        """Change of peak reserved."""
         return self.after.peak_reserved_bytes - self.before.peak_reserved_bytes
 
 

@@ -466,11 +466,6 @@ class Assumptions:
         self.state(sentence, int(DEFAULT_NUMBER if default is None else default))
         return UnknownNumber(current_line(), is_whole, self, default)
 
-    def truth(self, default: int) -> bool:
-        """Return the truth assumed for a condition in a tensor."""
-        self.state_a_decision(f"a condition that is not computed is taken to be {bool(default)}")
-        return bool(default)
-
     def state_a_decision(self, what: str) -> None:
         self._count_decision(current_line())
         self.state(what)

@@ -174,7 +174,6 @@ class AllocationRecorder:
         self._rule = NO_RULE
 
     def _allocate_results(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
-        """Allocate the results."""
         if treatment.gives_new:
             there = [arg for arg in tensors_of(args) if arg.is_meta]
             storages = {arg.untyped_storage()._cdata for arg in there if arg.layout is torch.strided}

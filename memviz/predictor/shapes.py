@@ -224,10 +224,7 @@ def convolution_layout(tensor: Tensor, weight: Tensor) -> torch.memory_format:
     if tensor.dim() not in (4, 5) or torch.float64 in (tensor.dtype, weight.dtype):
         return torch.contiguous_format
     layout: torch.memory_format = suggest_memory_format(tensor)
-    if layout is not torch.contiguous_format:
-        return layout
-    layout = suggest_memory_format(weight)
-    return layout
+    return suggest_memory_format(weight) if layout is torch.contiguous_format else layout
 
 
 ShapeRule = Callable[[Any, Any, Any], Any]

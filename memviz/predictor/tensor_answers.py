@@ -77,7 +77,8 @@ def number_for(recorder: AllocationRecorder, tensor: Tensor, as_type: NumberType
     if is_condition and tensor.dtype is torch.bool:
         if default is None:
             raise data_needed(_CONVERSIONS[Tensor.__bool__][1])
-        return assumptions.truth(default)
+        assumptions.state_a_decision(f"a condition that is not computed is taken to be {bool(default)}")
+        return bool(default)
     is_finite = tensor.is_floating_point() and as_type in (bool, float)
     if as_type is not None and default is None and not is_finite:
         raise data_needed(name)

@@ -103,8 +103,6 @@ class TensorSeen:
 
 @dataclass(frozen=True)
 class AnnotationEnd:
-    """One end of an annotation."""
-
     counts: Counts
     time_us: int
     name: str
