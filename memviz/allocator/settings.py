@@ -64,12 +64,8 @@ _FRACTIONS: dict[str, tuple[Callable[[float], bool], str]] = {
 }
 _FLAGS = {"expandable_segments", "throw_on_cudamalloc_oom", "graph_capture_record_stream_reuse"}
 _OTHER_FLAGS = {
-    "release_lock_on_cudamalloc",
-    "release_lock_on_hipmalloc",
-    "pinned_use_cuda_host_register",
-    "pinned_use_hip_host_register",
-    "pinned_use_background_threads",
-    "pinned_free_catch_all",
+    *("release_lock_on_cudamalloc", "release_lock_on_hipmalloc", "pinned_use_cuda_host_register"),
+    *("pinned_use_hip_host_register", "pinned_use_background_threads", "pinned_free_catch_all"),
 }
 _OTHER_SIZES = {"pinned_max_round_threshold_mb", "pinned_max_cached_size_mb"}
 

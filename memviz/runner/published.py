@@ -313,15 +313,6 @@ def _reproducer() -> tuple[int, int]:
     return peaks[0], peaks[1]
 
 
-SPLIT_FEED_FORWARD = Seed(
-    "split-feed-forward",
-    "Feed-forward split as in tensor parallelism, but on one GPU",
-    "diffusers pull request 10623",
-    "Inference in fp32. The whole stack's output is alive while the split one runs, in the order of 2025.",
-    _split_rows,
-)
-
-
 _CHECKPOINTING_CASES = (
     ("none", None, 26.719),
     ("every block", 1, 9.316),
@@ -362,15 +353,6 @@ def _checkpointing_rows(tell: Tell) -> Iterator[PublishedRow]:
     for case, (corrected, before) in _PER_SECOND.items():
         yield PublishedRow(case, "steps a second", corrected, None, ON_A_GPU)
         yield PublishedRow(f"{case}, before its correction", "steps a second", before, None, ON_A_GPU)
-
-
-CHECKPOINTING = Seed(
-    "checkpointing",
-    "Checkpointing with a strategy of one's own, LTX-Video, one training step",
-    "diffusers pull request 10611",
-    "Steps with gradients that are never cleared; the cache is emptied before each case. Reserved, not live, memory.",
-    _checkpointing_rows,
-)
 
 
 _FLAT_GRADIENTS_CASES = (
@@ -426,15 +408,6 @@ def _reserved(how: str) -> tuple[int, int]:
         return device.peak_reserved_bytes, count
 
 
-FLAT_GRADIENTS = Seed(
-    "flat-gradients",
-    "Gradients of micro-batches added up in one flat fp32 buffer",
-    "fairscale pull request 1186",
-    "One step of four micro-batches on one rank. What is reserved: the doubled gradients are live only for a moment.",
-    _flat_gradients_rows,
-)
-
-
 _PICTURES = "published as pictures alone; a small twin of Flux, real numbers on this processor"
 _BEFORE = "published in 9177; 10347, which goes on from it, gives pictures and no figures"
 _DEFAULT = "the default of diffusers today"
@@ -483,15 +456,38 @@ def _allocated(casting: LayerwiseCasting | None) -> int:
         return device.peak_allocated_bytes
 
 
-LAYERWISE_CASTING = Seed(
-    "layerwise-casting",
-    "Weights stored in fp8 and cast up layer by layer, Flux",
-    "diffusers pull requests 10347 and 9177",
-    "One forward pass of the transformer alone, after the weights were cast.",
-    _casting_rows,
+SEEDS = (
+    Seed(
+        "split-feed-forward",
+        "Feed-forward split as in tensor parallelism, but on one GPU",
+        "diffusers pull request 10623",
+        "Inference in fp32. The whole stack's output is alive while the split one runs, in the order of 2025.",
+        _split_rows,
+    ),
+    Seed(
+        "checkpointing",
+        "Checkpointing with a strategy of one's own, LTX-Video, one training step",
+        "diffusers pull request 10611",
+        "Steps with gradients that are never cleared; the cache is emptied before each case. "
+        "Reserved, not live, memory.",
+        _checkpointing_rows,
+    ),
+    Seed(
+        "flat-gradients",
+        "Gradients of micro-batches added up in one flat fp32 buffer",
+        "fairscale pull request 1186",
+        "One step of four micro-batches on one rank. What is reserved: "
+        "the doubled gradients are live only for a moment.",
+        _flat_gradients_rows,
+    ),
+    Seed(
+        "layerwise-casting",
+        "Weights stored in fp8 and cast up layer by layer, Flux",
+        "diffusers pull requests 10347 and 9177",
+        "One forward pass of the transformer alone, after the weights were cast.",
+        _casting_rows,
+    ),
 )
-
-SEEDS: tuple[Seed, ...] = (SPLIT_FEED_FORWARD, CHECKPOINTING, FLAT_GRADIENTS, LAYERWISE_CASTING)
 """In the order of `memviz reproduce`."""
 
 
