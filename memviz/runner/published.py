@@ -394,7 +394,7 @@ def _average_loss(how: str) -> float:
         model = twin.build()
     inputs = [twin.inputs(torch.device("cpu"), number) for number in range(twin.micro_batches)]
     FlatGradients(how=how, micro_batches=len(inputs)).apply(model)
-    losses = ComparedStep(inputs, True, twin.loss).losses(model, 5, adamw, None)
+    losses = ComparedStep(inputs, True, twin.loss).losses(model, 5, adamw)
     return sum(losses) / len(losses)
 
 

@@ -44,7 +44,6 @@ from memviz.runner.output_check.model_runs import (
     SAME_OPERATORS,
     Apply,
     ComparedStep,
-    GradientsOf,
     Inputs,
     Loss,
     MakeOptimizer,
@@ -112,9 +111,6 @@ def computing_in(model: nn.Module) -> Iterator[set[torch.dtype]]:
         yield computing
 
 
-Progress = Callable[[str], None]
-
-
 def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-4)
 
@@ -127,8 +123,6 @@ def compare_outputs(
     loss: Loss | None = None,
     training: bool,
     claim: Claim,
-    progress: Progress = lambda phase: None,
-    gradients: GradientsOf | None = None,
     optimizer: MakeOptimizer = adamw,
     steps: int = 4,
     seed: int = 0,
@@ -139,7 +133,6 @@ def compare_outputs(
 ) -> Numerics:
     """`build` gives a model with its weights; `inputs` are keyword arguments of one call, or of each micro-batch.
 
-    `gradients` returns the changed model's gradients by parameter name, if not stored in the parameters.
     `withheld` are outputs that the changed model omits by declaration: the others are compared.
     `split` is how a changed step takes its batch in pieces, where it does.
     `changes` are those that `apply` consists of, for each to be looked at by itself.
@@ -152,8 +145,8 @@ def compare_outputs(
     reference = build().train(training)
     step = ComparedStep([dict(batch) for batch in batches], training, loss or mean_of_output, seed)
     changes = changes or [OperatorChange("", apply, split, lossy=claim == "lossy", in_steps=claim == "training")]
-    idle = list(not_exercised(reference, step, changes, optimizer)) if gradients is None else []
-    comparison = _Comparison(reference, step, apply, claim, gradients, progress, frozenset(withheld), split)
+    idle = list(not_exercised(reference, step, changes, optimizer))
+    comparison = _Comparison(reference, step, apply, claim, frozenset(withheld), split)
     if trained_beside is not None:
         comparison = replace(comparison, reference=trained_beside(reference), origin=reference)
         idle += comparison.train_adapters(optimizer, steps)
@@ -179,8 +172,6 @@ class _Comparison:
     step: ComparedStep
     apply: Apply
     claim: Claim
-    gradients: GradientsOf | None
-    progress: Progress
     withheld: frozenset[str] = frozenset()
     split: Split | None = None
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
@@ -202,20 +193,18 @@ class _Comparison:
 
     def train_adapters(self, make: MakeOptimizer, steps: int) -> list[NotExercised]:
         """In the reference; a change that has not come to differ from nothing is none to compare."""
-        self.progress("training the adapters")
         before = adapter_weights(self.reference)
-        self.step.losses(self.reference, steps, make, None)
+        self.step.losses(self.reference, steps, make)
         self.adapters = adapter_weights(self.reference)
         still = all(torch.equal(weight, before[name]) for name, weight in self.adapters.items())
         return [NotExercised("adapters", f"{steps} steps of training left them as they were")] if still else []
 
     def _beside_stored(self) -> _Comparison:
-        self.progress("weights as they are stored")
         with computing_in(self.reference) as usual:
             self.step.run(self.reference)
         with self._changed() as changed, computing_in(changed) as computes:
             types = stored_types(self.reference, changed)
-            self._changed_step.run(changed, self.gradients)
+            self._changed_step.run(changed)
         # Modules with a compute dtype of their own cannot run in another, not even float64.
         arithmetic = Arithmetic(frozenset(computes), None if computes - usual else double_copy)
         rounded = deepcopy(self.reference)
@@ -233,7 +222,6 @@ class _Comparison:
         )
 
     def _compared(self, make: MakeOptimizer, steps: int) -> Numerics:
-        self.progress("reference")
         ran = self.step.run(self.reference)
         if not ran.outputs:
             raise UsageError("The model returns no tensor, so there is nothing to compare.")
@@ -262,7 +250,7 @@ class _Comparison:
 
     def _draws_like(self, ran: StepResult) -> bool:
         with self._changed() as changed:
-            return self._changed_step.run(changed, self.gradients).draws_like(ran)
+            return self._changed_step.run(changed).draws_like(ran)
 
     @contextmanager
     def _changed(self) -> Iterator[nn.Module]:
@@ -279,7 +267,6 @@ class _Comparison:
         again = self.step.run(self.reference)
         losses = None
         if self.step.training and steps:
-            self.progress("losses of the reference")
             first = _trained(deepcopy(self.reference), self.step, steps, make)
             # What two runs agree on to the bit needs no second curve.
             same = _same(ran, again)
@@ -297,9 +284,8 @@ class _Comparison:
         return replace(self.step, split=self.split)
 
     def _in_float64(self, model: nn.Module, step: ComparedStep | None = None) -> StepResult | None:
-        if self.arithmetic.in_float64 is None or not fits_in_float64(model) or self.gradients is not None:
+        if self.arithmetic.in_float64 is None or not fits_in_float64(model):
             return None
-        self.progress("float64")
         try:
             with self.arithmetic.in_float64(model) as exact:
                 return (step or self.step).run(exact, dtype=torch.float64)
@@ -308,10 +294,9 @@ class _Comparison:
             return None
 
     def _against(self, baseline: _Baseline, make: MakeOptimizer) -> Numerics:
-        self.progress("changed model")
         bounds = bounds_of(self.reference, self._tensors(), baseline.ran.outputs, self.step.device, self.arithmetic)
         with self._changed() as changed:
-            result = self._changed_step.run(changed, self.gradients)
+            result = self._changed_step.run(changed)
             outputs = differences(self._given(baseline.ran), self._given(result))
             beyond = baseline.exact is not None and _beyond(baseline.ran, result, outputs, bounds)
             exact = self._in_float64(changed, self._changed_step) if beyond else None
@@ -341,7 +326,7 @@ class _Comparison:
         if not baseline.weights or not can_perturb(changed, baseline.weights, self.rests):
             return
         with with_weights(changed, baseline.weights):
-            result = self._changed_step.run(changed, self.gradients)
+            result = self._changed_step.run(changed)
         for name, output_gap in differences(self._given(baseline.later), self._given(result)).items():
             yield LaterGap("output", name, output_gap.relative_l2)
         gradients = self._gradients(
@@ -361,7 +346,6 @@ class _Comparison:
 
     def _layers(self, stored: torch.dtype | None) -> tuple[LayerDifference, ...]:
         """On a model changed anew: the reference's layers are recorded while nothing is changed."""
-        self.progress("layers")
         forward = replace(self.step, training=False)
         alone = LayerComparer(
             self.step.device, exactly=self.claim in ("rounding", "training"), arithmetic=self.arithmetic
@@ -412,9 +396,8 @@ class _Comparison:
         """Last of all: it changes the weights."""
         if baseline.losses is None or _has_no_gradients(changed, result):
             return None
-        self.progress("losses of the changed model")
         first, again = baseline.losses
-        curve = _trained(changed, self._changed_step, len(first.losses), make, self.gradients)
+        curve = _trained(changed, self._changed_step, len(first.losses), make)
         updates = update_difference(first.updates, curve.updates)
         trains = "adapters" if self.adapters else ""
         return LossCurve(first.losses, again.losses, curve.losses, updates, trains)
@@ -427,12 +410,10 @@ class _Curve:
     """Total change of each weight over all steps."""
 
 
-def _trained(
-    model: nn.Module, step: ComparedStep, steps: int, make: MakeOptimizer, gradients: GradientsOf | None = None
-) -> _Curve:
+def _trained(model: nn.Module, step: ComparedStep, steps: int, make: MakeOptimizer) -> _Curve:
     trained = {adapter_name(name): weight for name, weight in model.named_parameters() if weight.requires_grad}
     before = {name: weight.detach().clone() for name, weight in trained.items()}
-    losses = tuple(step.losses(model, steps, make, gradients))
+    losses = tuple(step.losses(model, steps, make))
     return _Curve(losses, {name: (weight.detach() - before[name]) for name, weight in trained.items()})
 
 
@@ -467,7 +448,7 @@ def _beyond(ran: StepResult, result: StepResult, outputs: Mapping[str, Differenc
 
 
 def _has_no_gradients(changed: nn.Module, result: StepResult) -> bool:
-    """Return True if the gradients are not in the parameters and no `gradients` function returns them."""
+    """Return True if the gradients are not in the parameters."""
     parameters = {adapter_name(name): parameter for name, parameter in changed.named_parameters()}
     trained = any(parameter.requires_grad for parameter in parameters.values())
     return trained and not any(name in parameters for name in result.gradients)

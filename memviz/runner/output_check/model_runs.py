@@ -251,8 +251,6 @@ Loss = Callable[[Any], Tensor]
 Split = Callable[[Mapping[str, Any]], Iterable[tuple[Mapping[str, Any], float]]]
 """A batch in pieces, and the share of each."""
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-GradientsOf = Callable[[nn.Module], Mapping[str, Tensor]]
-"""Returns the gradients after backward, by parameter name."""
 
 
 @dataclass(frozen=True)
@@ -285,24 +283,20 @@ class ComparedStep:
     split: Split | None = None
     """How training takes each micro-batch in pieces."""
 
-    def run(
-        self, model: nn.Module, gradients: GradientsOf | None = None, dtype: torch.dtype | None = None
-    ) -> StepResult:
+    def run(self, model: nn.Module, dtype: torch.dtype | None = None) -> StepResult:
         """One forward pass, or in training one step without the optimizer. Gradients afterwards: none."""
-        copied_gradients: dict[str, Tensor] = {}
+        gradients: dict[str, Tensor] = {}
         with self._repeatable(model), watched_dropout() as dropped:
             before = random_state(self.device)
             if self.training:
-                outputs, copied_gradients = self._step(model, gradients, dtype)
+                outputs, gradients = self._step(model, dtype)
             else:
                 with torch.no_grad():
                     outputs = _detached(flatten(model(**cloned(self.inputs[-1], dtype))))
             end = random_state(self.device)
-            return StepResult(outputs, copied_gradients, not same_state(before, end), tuple(dropped), tuple(end))
+            return StepResult(outputs, gradients, not same_state(before, end), tuple(dropped), tuple(end))
 
-    def _step(
-        self, model: nn.Module, gradients: GradientsOf | None, dtype: torch.dtype | None
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _step(self, model: nn.Module, dtype: torch.dtype | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         model.zero_grad(set_to_none=True)
         outputs: dict[str, Tensor] = {}
         leaves: dict[str, Tensor] = {}
@@ -314,14 +308,15 @@ class ComparedStep:
                     # A copy: models may work in place, which a leaf that requires a gradient refuses.
                     arguments[name] = value.clone()
             outputs, _ = self._backward(model, arguments)
+        parameters = {adapter_name(name): parameter for name, parameter in model.named_parameters()}
         # Gradients of inputs see every layer, also one whose parameters have other names in the changed model.
-        of_inputs = {f"input {name}": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
-        all_gradients = {**(gradients or named_gradients)(model), **of_inputs}
-        copies = {name: gradient.detach().clone() for name, gradient in all_gradients.items()}
+        inputs = {f"input {name}": leaf for name, leaf in leaves.items()}
+        every = {name: one.grad for name, one in (*parameters.items(), *inputs.items()) if one.grad is not None}
+        copies = {name: gradient.detach().clone() for name, gradient in every.items()}
         model.zero_grad(set_to_none=True)
         return outputs, copies
 
-    def losses(self, model: nn.Module, steps: int, make: MakeOptimizer, gradients: GradientsOf | None) -> list[float]:
+    def losses(self, model: nn.Module, steps: int, make: MakeOptimizer) -> list[float]:
         """The loss before each of `steps` steps, in float64. Changes the model's weights."""
         optimizer = make([parameter for parameter in model.parameters() if parameter.requires_grad])
         losses = []
@@ -332,10 +327,6 @@ class ComparedStep:
                 for batch in self.inputs:
                     total += self._backward(model, cloned(batch))[1]
                 losses.append(total)
-                given = {} if gradients is None else gradients(model)
-                for name, parameter in model.named_parameters():
-                    if name in given:
-                        parameter.grad = given[name].to(parameter.dtype).reshape(parameter.shape)
                 optimizer.step()
         model.zero_grad(set_to_none=True)
         return losses
@@ -368,11 +359,6 @@ class ComparedStep:
                 with torch.no_grad():
                     for buffer, saved in buffers:
                         buffer.copy_(saved)
-
-
-def named_gradients(model: nn.Module) -> dict[str, Tensor]:
-    parameters = model.named_parameters()
-    return {adapter_name(name): parameter.grad for name, parameter in parameters if parameter.grad is not None}
 
 
 def adapter_name(name: str) -> str:
@@ -530,7 +516,7 @@ class _Traced:
     def of(cls, model: nn.Module, step: ComparedStep, make: MakeOptimizer) -> _Traced:
         with _Operators() as operators:
             if step.training:
-                losses = step.losses(model, 1, make, None)
+                losses = step.losses(model, 1, make)
                 results = {"loss": torch.tensor(losses, dtype=torch.float64)}
             else:
                 results = step.run(model).outputs
