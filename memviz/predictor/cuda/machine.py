@@ -6,11 +6,12 @@ import importlib
 import os
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, Self
-from uuid import NAMESPACE_URL, uuid5
+from uuid import NAMESPACE_URL, UUID, uuid5
 
 import torch
 from torch import Tensor
@@ -195,23 +196,29 @@ _L2_OF_CAPABILITY = {(7, 0): 6, (7, 5): 4, (8, 0): 40, (8, 6): 6, (8, 9): 48, (9
 """Later ones have 64."""
 
 
+@dataclass(frozen=True)
 class CardProperties:
-    """Result of `torch.cuda.get_device_properties`, with torch's names: the same for all cards of a kind."""
+    """Result of `torch.cuda.get_device_properties`, with torch's names."""
 
-    def __init__(self, card: KnownCard) -> None:
-        shared = _SHARED_MEMORY.get(card.capability, 228) * _KiB
-        self.name = card.name
-        self.major, self.minor = card.capability
-        self.total_memory = card.memory_bytes
-        self.multi_processor_count = card.multiprocessors
-        self.uuid = uuid5(NAMESPACE_URL, card.name)
-        self.max_threads_per_multi_processor = card.threads_per_multiprocessor
-        self.max_threads_per_block, self.warp_size, self.regs_per_multiprocessor = 1024, 32, 65_536
-        self.shared_memory_per_multiprocessor, self.shared_memory_per_block = shared, 48 * _KiB
-        self.shared_memory_per_block_optin = shared if self.major == 7 else shared - _KiB
-        self.L2_cache_size = _L2.get(card.name, _L2_OF_CAPABILITY.get(card.capability, 64)) * _MiB
-        self.is_integrated = self.is_multi_gpu_board = 0
-        self.pci_bus_id, self.pci_device_id, self.pci_domain_id = 1, 0, 0
+    name: str
+    major: int
+    minor: int
+    total_memory: int
+    multi_processor_count: int
+    uuid: UUID
+    max_threads_per_multi_processor: int
+    shared_memory_per_multiprocessor: int
+    shared_memory_per_block_optin: int
+    L2_cache_size: int
+    max_threads_per_block: int = 1024
+    warp_size: int = 32
+    regs_per_multiprocessor: int = 65_536
+    shared_memory_per_block: int = 48 * _KiB
+    is_integrated: int = 0
+    is_multi_gpu_board: int = 0
+    pci_bus_id: int = 1
+    pci_device_id: int = 0
+    pci_domain_id: int = 0
 
     def __repr__(self) -> str:
         return (
@@ -220,6 +227,24 @@ class CardProperties:
             f"uuid={self.uuid}, pci_bus_id={self.pci_bus_id}, pci_device_id={self.pci_device_id}, "
             f"pci_domain_id={self.pci_domain_id}, L2_cache_size={self.L2_cache_size // _MiB}MB)"
         )
+
+
+def properties_of(card: KnownCard) -> CardProperties:
+    """Return the same properties for all cards of a kind; even the UUID is made from the name."""
+    major, minor = card.capability
+    shared = _SHARED_MEMORY.get(card.capability, 228) * _KiB
+    return CardProperties(
+        name=card.name,
+        major=major,
+        minor=minor,
+        total_memory=card.memory_bytes,
+        multi_processor_count=card.multiprocessors,
+        uuid=uuid5(NAMESPACE_URL, card.name),
+        max_threads_per_multi_processor=card.threads_per_multiprocessor,
+        shared_memory_per_multiprocessor=shared,
+        shared_memory_per_block_optin=shared if major == 7 else shared - _KiB,
+        L2_cache_size=_L2.get(card.name, _L2_OF_CAPABILITY.get(card.capability, 64)) * _MiB,
+    )
 
 
 _CUDA_VERSIONS = {6: "12.4", 7: "12.6", 8: "12.8", 9: "12.8", 10: "12.8"}
@@ -234,7 +259,7 @@ class FakeMachine:
     def __init__(self, card: KnownCard, named: NamedDevices) -> None:
         self.named = named
         self.sync_debug_mode = 0
-        self.properties = CardProperties(card)
+        self.properties = properties_of(card)
         self.version = _CUDA_VERSIONS.get(int(str(torch.__version__).split(".")[1]), "13.0")
         self._process = os.getpid()
 
