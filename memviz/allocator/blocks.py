@@ -1,4 +1,4 @@
-"""Blocks, their free lists, frees that wait for other streams, device memory, and the state of one allocator."""
+"""Blocks, their free lists, frees that wait for other streams, and device memory."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 
-from memviz.allocator.settings import Settings
-from memviz.allocator.statistics import Statistics
 from memviz.trace.model import Action
 from memviz.trace.rounding import MiB
 
@@ -124,9 +122,6 @@ class FreeList:
         self.keys: list[int] = []
         self.blocks: list[Block] = []
 
-    def __iter__(self) -> Iterator[Block]:
-        return iter(self.blocks)
-
     def first_of_at_least(self, size: int) -> int:
         """Its place, or the list's length."""
         return bisect_left(self.keys, size << ADDRESS_BITS)
@@ -190,7 +185,7 @@ class BlockPool:
 
     def free_blocks(self) -> list[Block]:
         """Return the free blocks by stream, size and address: PyTorch's one order for all of them."""
-        return [block for stream in sorted(self.free) for block in self.free[stream]]
+        return [block for stream in sorted(self.free) for block in self.free[stream].blocks]
 
 
 class PoolPair:
@@ -273,11 +268,14 @@ class PendingFrees:
         """Complete the frees whose streams are done, as malloc does first."""
         for stream, done in list(self._finished.items()):
             for _ in range(done):
-                self._pass_event(stream)
+                block = self._events[stream].popleft()
+                self._passed[stream] = self._passed.get(stream, 0) + 1
+                block.open_events -= 1
+                if block.open_events == 0:
+                    self.complete(block)
         self._finished.clear()
 
     def synchronize(self) -> None:
-        """Waits for all streams."""
         waiting = list(self.blocks)
         self._finished.clear()
         for stream in self._events:
@@ -285,13 +283,6 @@ class PendingFrees:
         self._events.clear()
         for block in waiting:
             block.open_events = 0
-            self.complete(block)
-
-    def _pass_event(self, stream: int) -> None:
-        block = self._events[stream].popleft()
-        self._passed[stream] = self._passed.get(stream, 0) + 1
-        block.open_events -= 1
-        if block.open_events == 0:
             self.complete(block)
 
 
@@ -384,39 +375,3 @@ class SegmentRequest:
     requested: int
     size: int
     asked_of_device: int
-
-
-class AllocatorState:
-    """State of one device's allocator. Sizes and addresses are bytes, streams are handles."""
-
-    limit: int | None = None
-    """Limit of reserved bytes, where the settings allow only a fraction of the card."""
-
-    def __init__(self, settings: Settings, device: DeviceMemory, record: Record, statistics: Statistics) -> None:
-        self.settings = settings
-        self.device = device
-        self.record = record
-        self.statistics = statistics
-        self.default_pool = PoolPair(DEFAULT_POOL)
-        self.private_pools: dict[PoolId, PoolPair] = {}
-        self.pending = PendingFrees(self.complete_free)
-        self.segments: dict[int, Block] = {}
-        """First block of each segment, by the segment's address."""
-        self.expandable_segments: list[ExpandableSegment] = []
-        self.expandable_begins: list[int] = []
-        """Their addresses in order, and those of some that are gone."""
-
-    def complete_free(self, block: Block) -> None:
-        """Merges the block with its free neighbours and caches what comes of it."""
-        pool = block.pool
-        self.record(Action.FREE_COMPLETED, block.address, block.requested, block.stream, pool.owner.id)
-        self.statistics.free_completed(pool.kind, block.size, block.requested)
-        block.in_use = False
-        freed = block.size
-        merged, merges = merge(block)
-        if merged.expandable is None:
-            if merged.prev is not None or merged.next is not None:
-                self.statistics.split_cached(pool.kind, 1 - merges, freed)
-            elif merges:
-                self.statistics.split_cached(pool.kind, -merges, freed - merged.size)
-        pool.add(merged)

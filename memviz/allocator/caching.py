@@ -1,8 +1,8 @@
 """The caching allocator: PyTorch's steps between a tensor and cudaMalloc.
 
 Read `malloc`, then `_take_cached` (best fit among what is cached), `_take_new` (the ladder from a fresh segment to out
-of memory), `_split_and_hand_out` and `AllocatorState.complete_free` in `blocks` (merging). The functions of expandable
-segments come first: address space is reserved once, and memory is put behind it page by page.
+of memory), `_split_and_hand_out` and `complete_free` (merging). The functions of expandable segments come first:
+address space is reserved once, and memory is put behind it page by page.
 `memviz.trace.rounding` rounds whole columns; here sizes come one at a time, where numpy costs more than arithmetic.
 """
 
@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from memviz.allocator.blocks import (
     DEFAULT_POOL,
     AllocationFailed,
-    AllocatorState,
     Block,
     BlockPool,
     DeviceMemory,
     ExpandableSegment,
     FreeList,
+    PendingFrees,
     PoolId,
     PoolPair,
     Record,
@@ -43,7 +43,7 @@ from memviz.trace.rounding import (
 )
 
 
-def allocate_expandable(allocator: AllocatorState, request: SegmentRequest) -> Block | None:
+def allocate_expandable(allocator: CachingAllocator, request: SegmentRequest) -> Block | None:
     """None is out of memory; pieces that were mapped on the way stay mapped, as cached memory."""
     block = _find_run(allocator, request)
     if block is None:
@@ -59,7 +59,7 @@ def allocate_expandable(allocator: AllocatorState, request: SegmentRequest) -> B
     return block
 
 
-def _find_run(allocator: AllocatorState, request: SegmentRequest) -> Block | None:
+def _find_run(allocator: CachingAllocator, request: SegmentRequest) -> Block | None:
     """The lowest run of free and unmapped blocks that is long enough, else a new segment."""
     for unmapped in request.pool.unmapped.get(request.stream, []):
         before = unmapped.prev
@@ -78,8 +78,7 @@ def _find_run(allocator: AllocatorState, request: SegmentRequest) -> Block | Non
     return add_expandable(allocator, segment, request.stream, request.pool)
 
 
-def add_expandable(allocator: AllocatorState, segment: ExpandableSegment, stream: int, pool: BlockPool) -> Block:
-    allocator.expandable_segments.append(segment)
+def add_expandable(allocator: CachingAllocator, segment: ExpandableSegment, stream: int, pool: BlockPool) -> Block:
     insort(allocator.expandable_begins, segment.address)
     block = allocator.segments[segment.address] = Block(segment.address, segment.size, stream, pool)
     block.mapped = False
@@ -101,7 +100,7 @@ def _run_is_long_enough(start: Block, size: int) -> bool:
     return True
 
 
-def map_block(allocator: AllocatorState, block: Block, size: int) -> Block | None:
+def map_block(allocator: CachingAllocator, block: Block, size: int) -> Block | None:
     """Puts whole pages behind the start of an unmapped block; the free block that comes of it."""
     segment, pool, address = block.expandable, block.pool, block.address
     assert segment is not None
@@ -121,16 +120,7 @@ def map_block(allocator: AllocatorState, block: Block, size: int) -> Block | Non
     return merged
 
 
-def unmap_block(allocator: AllocatorState, block: Block) -> None:
-    """Gives back the whole pages inside a free block; what is left at either side stays cached."""
-    segment = block.expandable
-    assert segment is not None
-    first, last = segment.whole_pages(block.address, block.end)
-    if first < last:
-        unmap_range(allocator, block, first, last)
-
-
-def unmap_range(allocator: AllocatorState, block: Block, first: int, last: int) -> None:
+def unmap_range(allocator: CachingAllocator, block: Block, first: int, last: int) -> None:
     pool = block.pool
     pool.remove(block)
     if block.address < first:
@@ -146,16 +136,10 @@ def unmap_range(allocator: AllocatorState, block: Block, first: int, last: int) 
     allocator.statistics.num_device_free += 1
     allocator.record(Action.SEGMENT_UNMAP, first, last - first, block.stream, pool.owner.id)
     if not merged.is_split:
-        _drop_expandable(allocator, merged)
-
-
-def _drop_expandable(allocator: AllocatorState, block: Block) -> None:
-    """Nothing is mapped any more, so the address space goes back too."""
-    assert block.expandable is not None
-    block.pool.remove_unmapped(block)
-    block.pool.owner.segments -= 1
-    allocator.expandable_segments.remove(block.expandable)
-    del allocator.segments[block.address]
+        # Nothing is mapped any more, so the address space goes back too.
+        pool.remove_unmapped(merged)
+        pool.owner.segments -= 1
+        del allocator.segments[merged.address]
 
 
 Rounding = Callable[[int], int]
@@ -202,7 +186,7 @@ def segment_size(rounded: int, large_segment: int = LARGE_SEGMENT) -> int:
     return (rounded + ROUND_LARGE - 1) & -ROUND_LARGE
 
 
-def release_segment(allocator: AllocatorState, block: Block) -> None:
+def release_segment(allocator: CachingAllocator, block: Block) -> None:
     """A cached block that is a whole segment goes back."""
     pool, statistics, most = block.pool, allocator.statistics, allocator.settings.max_split_size
     statistics.num_device_free += 1
@@ -217,7 +201,7 @@ def release_segment(allocator: AllocatorState, block: Block) -> None:
     del allocator.segments[block.address]
 
 
-def collect_garbage(allocator: AllocatorState) -> None:
+def collect_garbage(allocator: CachingAllocator) -> None:
     """Frees what has lain unused longest until reserved memory is below its threshold."""
     assert allocator.limit is not None
     threshold = int(allocator.settings.garbage_collection_threshold * allocator.limit)
@@ -236,7 +220,7 @@ def collect_garbage(allocator: AllocatorState) -> None:
         freed_any = bool(old)
 
 
-def release_enough(allocator: AllocatorState, request: SegmentRequest) -> bool:
+def release_enough(allocator: CachingAllocator, request: SegmentRequest) -> bool:
     """With `max_split_size` set: frees oversize blocks of the stream, only as many as the request needs."""
     least = allocator.settings.max_split_size
     free = request.pool.free.get(request.stream)
@@ -257,7 +241,7 @@ def release_enough(allocator: AllocatorState, request: SegmentRequest) -> bool:
     return released >= wanted
 
 
-def release_cached(allocator: AllocatorState) -> None:
+def release_cached(allocator: CachingAllocator) -> None:
     """`empty_cache`: waits for the other streams, then frees every whole segment and every whole page."""
     allocator.statistics.num_sync_all_streams += 1
     allocator.pending.synchronize()
@@ -272,7 +256,7 @@ def release_cached(allocator: AllocatorState) -> None:
             del allocator.private_pools[pair.id]
 
 
-def _release_blocks(allocator: AllocatorState, pool: BlockPool) -> None:
+def _release_blocks(allocator: CachingAllocator, pool: BlockPool) -> None:
     blocks = pool.free_blocks()
     for block in blocks:
         if block.expandable is None and not block.is_split:
@@ -281,28 +265,39 @@ def _release_blocks(allocator: AllocatorState, pool: BlockPool) -> None:
     for block in blocks:
         # Most free blocks are smaller than a page, and a recording may empty the cache at every other event.
         if block.expandable is not None and block.size >= block.expandable.page:
-            unmap_block(allocator, block)
+            # Whole pages inside go back; what is left at either side stays cached.
+            first, last = block.expandable.whole_pages(block.address, block.end)
+            if first < last:
+                unmap_range(allocator, block, first, last)
 
 
-class CachingAllocator(AllocatorState):
-    """One device's allocator."""
+class CachingAllocator:
+    """One device's allocator. Sizes and addresses are bytes, streams are handles."""
 
     def __init__(
         self,
         settings: Settings | None = None,
         device: DeviceMemory | None = None,
-        record: Record | None = None,
+        record: Record = unrecorded,
         statistics: Statistics | None = None,
     ) -> None:
-        super().__init__(
-            Settings() if settings is None else settings,
-            DeviceMemory() if device is None else device,
-            unrecorded if record is None else record,
-            Statistics() if statistics is None else statistics,
-        )
-        self._apply(self.settings)
+        self.device = DeviceMemory() if device is None else device
+        self.record = record
+        self.statistics = Statistics() if statistics is None else statistics
+        self.default_pool = PoolPair(DEFAULT_POOL)
+        self.private_pools: dict[PoolId, PoolPair] = {}
+        self.pending = PendingFrees(self.complete_free)
+        self.segments: dict[int, Block] = {}
+        """First block of each segment, by the segment's address."""
+        self.expandable_begins: list[int] = []
+        """Addresses of expandable segments in order, and those of some that are gone."""
+        self.limit: int | None = None
+        """Limit of reserved bytes, where the settings allow only a fraction of the card."""
+        self.set_settings(Settings() if settings is None else settings)
 
-    def _apply(self, settings: Settings) -> None:
+    def set_settings(self, settings: Settings) -> None:
+        """Change the settings like `torch.cuda.memory._set_allocator_settings`: existing blocks stay as they are."""
+        self.settings = settings
         if settings.backend != "native":
             raise UsageError(
                 f"backend:{settings.backend} is the driver's own allocator. PyTorch records no history of it, "
@@ -311,20 +306,11 @@ class CachingAllocator(AllocatorState):
         self.round_size = rounding(settings.roundup_power2_divisions)
         self._max_split = settings.max_split_size
         self._expandable = settings.expandable_segments
-        self.limit = self._limit(settings.per_process_memory_fraction)
-        self.counts_age = self.limit is not None and settings.garbage_collection_threshold > 0
-
-    def _limit(self, fraction: float) -> int | None:
-        if fraction >= 1:
-            return None
-        if self.device.total is None:
+        fraction, total = settings.per_process_memory_fraction, self.device.total
+        if fraction < 1 and total is None:
             raise UsageError("per_process_memory_fraction is a share of the card's memory: say how large the card is.")
-        return int(fraction * self.device.total)
-
-    def set_settings(self, settings: Settings) -> None:
-        """Change the settings like `torch.cuda.memory._set_allocator_settings`: existing blocks stay as they are."""
-        self.settings = settings
-        self._apply(settings)
+        self.limit = None if fraction >= 1 or total is None else int(fraction * total)
+        self.counts_age = self.limit is not None and settings.garbage_collection_threshold > 0
 
     def malloc(self, requested: int, stream: int = 0, pool: PoolId | None = None, *, search: bool = True) -> Block:
         """`requested` is at least 1: for zero bytes PyTorch hands out a null pointer before it comes here.
@@ -375,6 +361,21 @@ class CachingAllocator(AllocatorState):
             self.statistics.oversize_allocations.decrease(block.pool.kind, 1)
         self.record(Action.FREE_REQUESTED, block.address, block.requested, block.stream, block.pool.owner.id)
 
+    def complete_free(self, block: Block) -> None:
+        """Merges the block with its free neighbours and caches what comes of it."""
+        pool = block.pool
+        self.record(Action.FREE_COMPLETED, block.address, block.requested, block.stream, pool.owner.id)
+        self.statistics.free_completed(pool.kind, block.size, block.requested)
+        block.in_use = False
+        freed = block.size
+        merged, merges = merge(block)
+        if merged.expandable is None:
+            if merged.is_split:
+                self.statistics.split_cached(pool.kind, 1 - merges, freed)
+            elif merges:
+                self.statistics.split_cached(pool.kind, -merges, freed - merged.size)
+        pool.add(merged)
+
     def record_stream(self, block: Block, stream: int) -> None:
         """Another stream uses it, so its free has to wait for that one."""
         if stream != block.stream:
@@ -382,9 +383,6 @@ class CachingAllocator(AllocatorState):
 
     def empty_cache(self) -> None:
         release_cached(self)
-
-    def collect_garbage(self) -> None:
-        collect_garbage(self)
 
     def _pool_for(self, size: int, pool_id: PoolId | None) -> BlockPool:
         pair = self.default_pool if pool_id is None else self.pool(pool_id)
@@ -466,7 +464,7 @@ class CachingAllocator(AllocatorState):
 
     def _split_and_hand_out(self, block: Block, size: int, requested: int) -> Block:
         pool = block.pool
-        was_split = block.prev is not None or block.next is not None
+        was_split = block.is_split
         if self._should_split(block, size):
             rest = block.cut(size)
             pool.add(rest)

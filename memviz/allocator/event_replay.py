@@ -24,10 +24,7 @@ from memviz.allocator.replay_result import (
     Figures,
     RanOut,
     Replayed,
-    mismatch_notes,
-    settings_notes,
-    start_notes,
-    stream_notes,
+    replay_notes,
 )
 from memviz.allocator.settings import Settings
 from memviz.allocator.start_layout import unsigned
@@ -194,14 +191,7 @@ class RequestReplay(ABC):
 
     def finished(self, agreement: Agreement | None, retries: int) -> Replayed:
         source = self.source
-        notes = [
-            *settings_notes(self.settings, are_inferred=source.settings_are_inferred),
-            *start_notes(source.layout, afresh=self.starts_afresh),
-        ]
-        if agreement is not None:
-            notes += mismatch_notes(agreement.first_mismatch, agreement.address_mismatches)
-        else:
-            notes += stream_notes(source.steps.waited)
+        notes = replay_notes(source, self.settings, agreement, afresh=self.starts_afresh)
         trace = replayed_trace(source.trace, source.device, source.layout, self.allocator, self.history)
         return Replayed(
             **vars(self.figures(retries)),

@@ -37,7 +37,6 @@ from memviz.trace.model import (
 
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]
-_FREED = bytes((Action.FREE_REQUESTED, Action.FREE_COMPLETED))
 
 
 class ModelHistory:
@@ -69,7 +68,7 @@ class ModelHistory:
     def add_free(self, event: int, block: Block) -> None:
         """Asked for, and complete with the next event."""
         pool = block.pool.owner.id
-        self.action.extend(_FREED)
+        self.action.extend((Action.FREE_REQUESTED, Action.FREE_COMPLETED))
         self.address.extend((block.address, block.address))
         self.size.extend((block.requested, block.requested))
         self.stream.extend((block.stream, block.stream))

@@ -58,20 +58,14 @@ class HiddenRest(Exception):
     """A block that was there before the first event must have been larger than its request shows."""
 
     def __init__(self, event: int, address: int, size: int) -> None:
-        self.event = event
-        self.address = address
-        self.size = size
-        super().__init__(f"event {event}: the block at 0x{address:x} has at least {size} bytes")
-
-
-_MOST_RETRIES = 32
+        self.event, self.address, self.size = event, address, size
 
 
 def replay_as_recorded(source: Source, progress: Progress | None = None) -> Replayed:
     """Starts again as long as the first disagreement tells more about how memory lay before the first event."""
     sizes: dict[int, int] = {}
     furthest = -1
-    for _ in range(_MOST_RETRIES):
+    for _ in range(32):
         try:
             return RecordedReplay(source, may_restart=True).result(progress)
         except HiddenRest as hint:
@@ -119,17 +113,14 @@ class RecordedReplay(RequestReplay):
         self.allocator.statistics.reset_peak()
         self.allocator.record = self.history.add
         self.run()
-        self._check_end()
-        self.settings = self.source.recorded
-        self.source.set_agreement(self.unneeded_releases, is_exact=self.first is None)
-        return self.finished(Agreement(self.mismatches, self.first), self.source.releases.retries)
-
-    def _check_end(self) -> None:
         reserved, ours = int(self.source.device.segments.size.sum()), self.allocator.statistics.reserved
         if reserved != ours and self.first is None:
             why = "The final segments are not those that the file's own events leave."
             count = len(self.source.device.events)
             self.first = Mismatch(count, f"{reserved} bytes reserved", f"{ours} bytes reserved", why)
+        self.settings = self.source.recorded
+        self.source.set_agreement(self.unneeded_releases, is_exact=self.first is None)
+        return self.finished(Agreement(self.mismatches, self.first), self.source.releases.retries)
 
     def malloc(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
         if address in self.live:
@@ -234,7 +225,8 @@ class RecordedReplay(RequestReplay):
 
     def grow(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
         self._enter_ladder(event)
-        is_map = self._is_map(event)
+        # A number of numpy's looks for arrays in what it is compared with, which takes an enum long.
+        is_map = int(self.source.device.events.action[event]) == Action.SEGMENT_MAP
         large = size % self.settings.large_segment_size == 0 if is_map else size != SMALL_SEGMENT
         pair = self.allocator.pool(pool)
         blocks = pair.large if large else pair.small
@@ -255,10 +247,6 @@ class RecordedReplay(RequestReplay):
         if block.mapped or block.address != address or size > block.size:
             return self._note(event, self._recorded(event, event + 1), [], _ALREADY_THERE)
         map_block(self.allocator, block, size)
-
-    def _is_map(self, event: int) -> bool:
-        # A number of numpy's looks for arrays in what it is compared with, which takes an enum long.
-        return int(self.source.device.events.action[event]) == Action.SEGMENT_MAP
 
     def _containing(self, address: int) -> Block | None:
         """The block of an expandable segment that holds the address."""

@@ -87,11 +87,6 @@ class Steps:
     waited: int
     """Frees that another stream delayed."""
 
-    @property
-    def retries(self) -> int:
-        """Mallocs that had to free everything cached first, if every one that can have did."""
-        return len({free.malloc for free in self.before_mallocs}.union(self.out_of_memory))
-
 
 def steps_of(trace: Trace, device: DeviceTrace) -> Steps:
     events = device.events
@@ -109,7 +104,7 @@ def steps_of(trace: Trace, device: DeviceTrace) -> Steps:
         step=step,
         grown=grown,
         ladders=_ladders(events, step, within),
-        emptied=_emptied(trace, events, within),
+        emptied={int(run[0]): _pools(trace, events, run) for run in _runs(events, ~within)},
         before_mallocs=tuple(_before_mallocs(trace, events, within)),
         out_of_memory=tuple(np.flatnonzero(action == Action.OOM).tolist()),
         waited=waited,
@@ -183,10 +178,6 @@ def _belongs_to_ladder(events: Events, step: Bytes1, within: Bools, event: int) 
     if Action.SEGMENT_ALLOC <= action <= Action.SEGMENT_UNMAP:
         return bool(step[event] != ReplayStep.RELEASE or within[event])
     return bool(action == Action.FREE_COMPLETED)
-
-
-def _emptied(trace: Trace, events: Events, within: Bools) -> dict[int, frozenset[PoolId]]:
-    return {int(run[0]): _pools(trace, events, run) for run in _runs(events, ~within)}
 
 
 def _runs(events: Events, chosen: Bools) -> list[Ints8]:

@@ -150,22 +150,20 @@ def divergence(source: Source, replayed: Replayed, total: int | None = None) -> 
     recorded = reserved_after(source.device)
     ours = reserved_after_events(replayed, len(source.device.events))
     # What a malloc takes and gives back on its way the recording has before it, a replay within it.
-    settled = np.flatnonzero(np.isin(source.steps.step, _SETTLED)[: len(ours) - 1]) + 1
+    passing = [ReplayStep.NOTHING, ReplayStep.RELEASE, ReplayStep.GROW, ReplayStep.COPY, ReplayStep.ANNOTATE]
+    settled = np.flatnonzero(~np.isin(source.steps.step, passing)[: len(ours) - 1]) + 1
     differs = settled[ours[settled] != recorded[settled]]
     if len(differs):
-        return _divergence_at(source, _first_release(source, int(differs[0]) - 1))
+        # The recording has the releases of a malloc before it.
+        malloc = int(differs[0]) - 1
+        ladders = (ladder for ladder in source.steps.before_mallocs if ladder.malloc not in source.steps.out_of_memory)
+        return _divergence_at(source, next((ladder.first for ladder in ladders if ladder.malloc == malloc), malloc))
     failed = source.steps.out_of_memory
     if replayed.oom is not None and replayed.oom.event not in failed:
         return _divergence_at(source, replayed.oom.event)
     if not source.steps.before_mallocs and not failed and not replayed.retries:
         return None
     return _ComparedReplay(source, replayed.memory, total).divergence()
-
-
-def _first_release(source: Source, malloc: int) -> int:
-    """Return the first release of a malloc in the recording, which comes before it, or else the malloc."""
-    ladders = (ladder for ladder in source.steps.before_mallocs if ladder.malloc not in source.steps.out_of_memory)
-    return next((ladder.first for ladder in ladders if ladder.malloc == malloc), malloc)
 
 
 def _divergence_at(source: Source, event: int) -> Divergence:
@@ -195,32 +193,10 @@ def why_diverged(source: Source, recorded: Replayed, base: Replayed, total: int 
 
 
 PLACED_ANEW = "what was cached before its first event is left out of the comparison"
-_SETTLED = np.array(
-    [
-        ReplayStep.MALLOC,
-        ReplayStep.FREE,
-        ReplayStep.REQUEST_FREE,
-        ReplayStep.COMPLETE_FREE,
-        ReplayStep.LET_GO,
-        ReplayStep.OUT_OF_MEMORY,
-    ],
-    np.uint8,
-)
 
 
 class _Diverged(Exception):
     pass
-
-
-_COMPARED = (
-    Action.ALLOC,
-    Action.FREE_REQUESTED,
-    Action.FREE_COMPLETED,
-    Action.SEGMENT_ALLOC,
-    Action.SEGMENT_FREE,
-    Action.SEGMENT_MAP,
-    Action.SEGMENT_UNMAP,
-)
 
 
 class _ComparedReplay(OtherSettings):
@@ -234,7 +210,7 @@ class _ComparedReplay(OtherSettings):
         events = source.device.events
         columns = (events.action, unsigned(events.address), events.size)
         self.entries: list[Entry] = list(zip(*(column.tolist() for column in columns), strict=True))
-        self.compared: list[int] = np.flatnonzero(np.isin(events.action, np.array(_COMPARED, np.uint8))).tolist()
+        self.compared: list[int] = np.flatnonzero(events.action <= Action.SEGMENT_UNMAP).tolist()
         self.reached = 0
 
     def divergence(self) -> Divergence | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memviz.allocator.recorded_requests import Source
 from memviz.allocator.settings import Settings
 from memviz.allocator.start_layout import StartLayout
 from memviz.trace.model import Action, Ints8, Note, Trace
@@ -122,17 +123,30 @@ _BY_CLASS = (
 )
 
 
-def settings_notes(settings: Settings, *, are_inferred: bool) -> list[Note]:
-    """Return notes on inferred settings, and on settings in force that the model does not follow."""
-    notes = [Note("settings_inferred", _INFERRED)] if are_inferred else []
+def replay_notes(source: Source, settings: Settings, agreement: Agreement | None, *, afresh: bool) -> list[Note]:
+    """Return notes on the settings, on the start, and on where the replay is another than the recording."""
+    notes = [Note("settings_inferred", _INFERRED)] if source.settings_are_inferred else []
     if settings.graph_capture_record_stream_reuse:
         notes.append(Note("settings_not_modelled", _REUSE, level="warning"))
     if any(key == "expandable_segments_reserve_by_class" for key, _ in settings.others):
         notes.append(Note("settings_not_modelled", _BY_CLASS, level="warning"))
+    notes += _start_notes(source.layout, afresh=afresh)
+    if agreement is None and source.steps.waited:
+        frees = counted(source.steps.waited, "free")
+        text = (
+            f"When another stream would have been done is not in the file: {frees} that waited for one complete where "
+            "they did in the recording, or earlier where memory runs out."
+        )
+        notes.append(Note("streams_as_recorded", text))
+    elif agreement is not None and agreement.first_mismatch is not None:
+        first, count = agreement.first_mismatch, agreement.address_mismatches
+        differ = f"{count_text(count)} {'address' if count == 1 else 'addresses'}"
+        text = f"The replay is exact up to event {first.event:,}; off by then or later: {differ}. {first.why}"
+        notes.append(Note("replay_differs", text, level="warning"))
     return notes
 
 
-def start_notes(layout: StartLayout, *, afresh: bool) -> list[Note]:
+def _start_notes(layout: StartLayout, *, afresh: bool) -> list[Note]:
     notes = []
     if layout.segments:
         how = (
@@ -156,22 +170,3 @@ def start_notes(layout: StartLayout, *, afresh: bool) -> list[Note]:
         text = f"What was live before the first event and lies in no segment ({left_out}) was left out."
         notes.append(Note("start_unplaced", text, level="warning"))
     return notes
-
-
-def stream_notes(waited: int) -> list[Note]:
-    if not waited:
-        return []
-    frees = counted(waited, "free")
-    text = (
-        f"When another stream would have been done is not in the file: {frees} that waited for one complete where "
-        "they did in the recording, or earlier where memory runs out."
-    )
-    return [Note("streams_as_recorded", text)]
-
-
-def mismatch_notes(first: Mismatch | None, mismatches: int) -> list[Note]:
-    if first is None:
-        return []
-    differ = f"{count_text(mismatches)} {'address' if mismatches == 1 else 'addresses'}"
-    text = f"The replay is exact up to event {first.event:,}; off by then or later: {differ}. {first.why}"
-    return [Note("replay_differs", text, level="warning")]

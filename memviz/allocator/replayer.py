@@ -126,12 +126,10 @@ class ReplayedEstimate:
 
     @property
     def requested_change(self) -> int:
-        """Change of peak requested."""
         return self.after.peak_requested_bytes - self.before.peak_requested_bytes
 
     @property
     def reserved_change(self) -> int:
-        """Change of peak reserved."""
         return self.after.peak_reserved_bytes - self.before.peak_reserved_bytes
 
 
@@ -189,13 +187,9 @@ class Replayer(Source):
 
         `free` is the same without a memory limit, if the caller has it already.
         """
+        # How many cards will have to be tried is not known.
         tell = progress
-
-        def show_half_done(done: int, total: int) -> None:
-            """How many cards will have to be tried is not known."""
-            if tell:
-                tell(total, 2 * total)
-
+        half_done: Progress | None = None if tell is None else lambda done, total: tell(total, 2 * total)
         wanted = self.recorded if settings is None else settings
         endless = free or self.figures(wanted, afresh=afresh, progress=part_of(progress, 0, 2))
         for card in (CardMemory(size, overhead_bytes) for size in CARD_BYTES):
@@ -203,7 +197,7 @@ class Replayer(Source):
                 continue
             if card.usable_bytes >= endless.peak_reserved_bytes and wanted.per_process_memory_fraction >= 1:
                 return card
-            if self.figures(wanted, card, afresh=afresh, progress=show_half_done).oom is None:
+            if self.figures(wanted, card, afresh=afresh, progress=half_done).oom is None:
                 return card
         return None
 

@@ -276,8 +276,6 @@ _TRIED: tuple[Mapping[str, Any], ...] = (
 )
 """Changes to the recorded settings: those that helped on real recordings, and the ways back."""
 
-_WORTH_SAYING = 0.01
-
 
 @dataclass(frozen=True)
 class Search:
@@ -321,16 +319,14 @@ def search(
         overhead_bytes = card.overhead_bytes if card else OVERHEAD_BYTES
     wanted = list(dict.fromkeys([*settings_to_try(replayer, release), *([also] if also else [])]))
     recorded_peak = int(reserved_after(replayer.device).max())
-    found = try_in_processes(replayer, wanted, card, overhead_bytes, progress)
-    tried = sorted((_held_against(recorded_peak, one) for one in found), key=_rank)
+    tried = try_in_processes(replayer, wanted, card, overhead_bytes, progress)
+    # A program can give memory back where no setting would: then a replay is not what is recorded.
+    differs = [one.peak_reserved_bytes != recorded_peak for one in tried]
+    tried = [replace(one, is_as_recorded=False) if other else one for one, other in zip(tried, differs, strict=True)]
+    tried.sort(key=lambda one: (not one.fits, one.peak_reserved_bytes, not one.is_recorded))
     advised = _advised(tried)
     advice, is_anew = _advice(tried, advised, card), bool(replayer.layout.segments)
     return Search(tuple(tried), advised, advice, is_anew)
-
-
-def _held_against(recorded_peak: int, tried: SettingsTrial) -> SettingsTrial:
-    """A program can give memory back where no setting would: then a replay is not what is recorded."""
-    return tried if tried.peak_reserved_bytes == recorded_peak else replace(tried, is_as_recorded=False)
 
 
 def settings_to_try(replayer: Replayer, release: Release = NEWEST) -> list[Settings]:
@@ -364,14 +360,10 @@ def _largest_segment(replayer: Replayer) -> int:
     return segment_size(round_size(max(requested, there)), settings.large_segment_size)
 
 
-def _rank(tried: SettingsTrial) -> tuple[bool, int, bool]:
-    return not tried.fits, tried.peak_reserved_bytes, not tried.is_recorded
-
-
 def _advised(ranked: list[SettingsTrial]) -> SettingsTrial:
     """Fewer keys are easier to explain, to keep and to take out again."""
     best = ranked[0]
-    enough = (1 + _WORTH_SAYING) * best.peak_reserved_bytes
+    enough = 1.01 * best.peak_reserved_bytes
     as_good = [outcome for outcome in ranked if outcome.fits == best.fits and outcome.peak_reserved_bytes <= enough]
     return min(as_good, key=lambda outcome: (not outcome.is_recorded, outcome.text.count(":")))
 

@@ -64,32 +64,14 @@ _FRACTIONS: dict[str, tuple[Callable[[float], bool], str]] = {
 }
 _FLAGS = {"expandable_segments", "throw_on_cudamalloc_oom", "graph_capture_record_stream_reuse"}
 _OTHER_FLAGS = {
-    "release_lock_on_cudamalloc",
-    "release_lock_on_hipmalloc",
-    "pinned_use_cuda_host_register",
-    "pinned_use_hip_host_register",
-    "pinned_use_background_threads",
-    "pinned_free_catch_all",
+    *("release_lock_on_cudamalloc", "release_lock_on_hipmalloc", "pinned_use_cuda_host_register"),
+    *("pinned_use_hip_host_register", "pinned_use_background_threads", "pinned_free_catch_all"),
 }
 _OTHER_SIZES = {"pinned_max_round_threshold_mb", "pinned_max_cached_size_mb"}
 
 
-def variable_in(environment: Mapping[str, str], release: Release = NEWEST) -> str | None:
-    """The variable that PyTorch would read: the oldest name wins."""
-    names = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"]
-    if release >= _SECOND_READER:
-        names.append("PYTORCH_ALLOC_CONF")
-    return next((name for name in names if name in environment), None)
-
-
-def parsed_values(text: str, release: Release = NEWEST) -> dict[str, Any]:
-    """Fields of `Settings` that the text sets."""
-    named = _NAMED.fullmatch(text)
-    return _Reader(named[3] if named else text, release).read()
-
-
 class _Reader:
-    """Walks the tokens once; `at` stands on the token read last, as in PyTorch."""
+    """Walks the tokens once; `at` stands on the token read last, as in PyTorch. Gives the fields of `Settings`."""
 
     def __init__(self, text: str, release: Release) -> None:
         self.tokens: list[str] = _TOKEN.findall(re.sub(r"\s+", "", text))
@@ -168,8 +150,9 @@ class _Reader:
         elif key == "pinned_reserve_segment_size_mb":
             if self._whole() == 0:
                 raise UsageError("Pinned reserve segment size has to be greater than 0")
-        else:
-            self._skip_list()
+        elif self._next() == "[":
+            while self._next() != "]":
+                pass
         self.others[key] = "".join(self.tokens[first : self.at + 1])
 
     def _read_register_threads(self) -> None:
@@ -216,11 +199,6 @@ class _Reader:
                 first = False
             if self._peek() != "]":
                 self._separator(",")
-
-    def _skip_list(self) -> None:
-        if self._next() == "[":
-            while self._next() != "]":
-                pass
 
     def _peek(self) -> str:
         if self.at + 1 >= len(self.tokens):
@@ -296,8 +274,6 @@ def known_release(text: str, oldest: tuple[int, int], newest: tuple[int, int]) -
     return release
 
 
-_UNLIMITED = (-1, 2**64 - 1)
-"""`max_split_size` in snapshots: the pickler of C++ casts to a signed number, the Python binding does not."""
 _RESERVE = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*(g?)\s*", re.IGNORECASE)
 
 
@@ -334,10 +310,7 @@ class Settings:
             "max_split_size": -1 if self.max_split_size is None else self.max_split_size,
             "garbage_collection_threshold": self.garbage_collection_threshold,
             "expandable_segments": self.expandable_segments,
-            "roundup_power2_divisions": {
-                str(1 << at): roundup_power2_division
-                for at, roundup_power2_division in enumerate(self.roundup_power2_divisions)
-            },
+            "roundup_power2_divisions": {str(1 << at): by for at, by in enumerate(self.roundup_power2_divisions)},
             "graph_capture_record_stream_reuse": self.graph_capture_record_stream_reuse,
         }
 
@@ -372,12 +345,14 @@ def parse_settings(text: str, release: Release = NEWEST) -> Settings:
 
     The text may carry the variable's name, as it stands in a shell.
     """
-    return Settings(**parsed_values(text, release))
+    named = _NAMED.fullmatch(text)
+    return Settings(**_Reader(named[3] if named else text, release).read())
 
 
-def settings_from_environment(environment: Mapping[str, str], release: Release = NEWEST) -> Settings:
-    name = variable_in(environment, release)
-    return parse_settings(environment[name], release) if name else Settings()
+def settings_from_environment(environment: Mapping[str, str]) -> Settings:
+    """Return the settings of the variable that the newest PyTorch would read: the oldest name wins."""
+    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    return parse_settings(next((environment[name] for name in names if name in environment), ""))
 
 
 def settings_from_snapshot(recorded: Mapping[str, Any]) -> Settings:
@@ -389,7 +364,8 @@ def settings_from_snapshot(recorded: Mapping[str, Any]) -> Settings:
         # It ran, so the release that wrote it could read it; the values below hold without the text.
         settings = Settings()
     known = {name: value for name, value in _in_force(recorded, settings).items() if value is not None}
-    if recorded.get("max_split_size") in _UNLIMITED:
+    # No limit: the pickler of C++ casts to a signed number, the Python binding does not.
+    if recorded.get("max_split_size") in (-1, 2**64 - 1):
         known["max_split_size"] = None
     return replace(settings, **known)
 

@@ -106,11 +106,14 @@ def unsigned(column: Ints8) -> npt.NDArray[np.uint64]:
 def _segments_before(trace: Trace, device: DeviceTrace, large_page: int) -> list[StartSegment]:
     whole: dict[int, StartSegment] = {}
     mapped = _Ranges()
-    for segment in _segments_at_end(trace, device):
-        if segment.is_expandable:
+    rows = device.segments
+    columns = (unsigned(rows.address), rows.size, rows.stream, rows.pool, rows.is_large, rows.is_expandable)
+    for address, size, stream, pool, is_large, expands in zip(*(column.tolist() for column in columns), strict=True):
+        segment = StartSegment(address, size, stream, trace.pools[pool], not is_large, expands)
+        if expands:
             mapped.add(segment)
         else:
-            whole[segment.address] = segment
+            whole[address] = segment
     for action, segment in reversed(_segment_events(trace, device, large_page)):
         if action == Action.SEGMENT_ALLOC:
             whole.pop(segment.address, None)
@@ -121,13 +124,6 @@ def _segments_before(trace: Trace, device: DeviceTrace, large_page: int) -> list
         else:
             mapped.add(segment)
     return [*whole.values(), *mapped.joined()]
-
-
-def _segments_at_end(trace: Trace, device: DeviceTrace) -> Iterable[StartSegment]:
-    rows = device.segments
-    columns = (unsigned(rows.address), rows.size, rows.stream, rows.pool, rows.is_large, rows.is_expandable)
-    for address, size, stream, pool, is_large, expands in zip(*(column.tolist() for column in columns), strict=True):
-        yield StartSegment(address, size, stream, trace.pools[pool], not is_large, expands)
 
 
 def _segment_events(trace: Trace, device: DeviceTrace, large_page: int) -> list[tuple[int, StartSegment]]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -57,24 +57,19 @@ class MeasuredPeak:
 
 @cache
 def measured_peaks() -> tuple[MeasuredPeak, ...]:
-    parts = json.loads(DATA.read_text(encoding="utf-8")).values()
-    return tuple(_measured_peak(row) for part in parts for row in part)
-
-
-def _measured_peak(row: dict[str, Any]) -> MeasuredPeak:
-    pairs: dict[str, Any] = {name: row[name] and tuple(row[name]) for name in ("live", "allocated", "reserved")}
-    return MeasuredPeak(row["name"], row["card"], row["torch"], row["class"], frozenset(row["families"]), **pairs)
+    peaks = []
+    for row in (row for part in json.loads(DATA.read_text(encoding="utf-8")).values() for row in part):
+        pairs = (row[name] and tuple(row[name]) for name in ("live", "allocated", "reserved"))
+        families = frozenset(row["families"])
+        peaks.append(MeasuredPeak(row["name"], row["card"], row["torch"], row["class"], families, *pairs))
+    return tuple(peaks)
 
 
 def is_like_recorded(card: KnownCard) -> bool:
     """Return whether any recorded card has the same threads and workspaces, the rules' only inputs besides its size."""
-    return _threads_and_workspace(card) in {
-        _threads_and_workspace(card_named(one.card)) for one in measured_peaks() if not one.is_published
-    }
-
-
-def _threads_and_workspace(card: KnownCard) -> tuple[int, int]:
-    return card.threads_per_multiprocessor, card.cublas_workspace_bytes
+    recorded = [card_named(one.card) for one in measured_peaks() if not one.is_published]
+    alike = {(one.threads_per_multiprocessor, one.cublas_workspace_bytes) for one in recorded}
+    return (card.threads_per_multiprocessor, card.cublas_workspace_bytes) in alike
 
 
 def expected_error(

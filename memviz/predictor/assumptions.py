@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import wraps
+from functools import reduce, wraps
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn, Self
@@ -198,6 +198,15 @@ def not_predicted(operator: str, why: str) -> UsageError:
     return NotPredicted(f"{operator} cannot be predicted: {why}. Leave it out, or write it with other operators.")
 
 
+def refusing(operator: str, why: str) -> Callable[..., None]:
+    """Return a function that raises `not_predicted` when it is called."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise not_predicted(operator, why)
+
+    return refuse
+
+
 def shapes_not_registered(func: Any) -> UsageError:
     """Return the error for a custom operator without registered shapes."""
     name = func.name()
@@ -227,7 +236,6 @@ def _head() -> str:
     return f"{line}: " if line else ""
 
 
-_NUMBER_FIELD = "{number}"
 _MOST_PLACES = 3
 """That one sentence names."""
 
@@ -248,7 +256,7 @@ class Assumption:
     @property
     def what(self) -> str:
         number = f"{self.least}" if self.least == self.most else f"{self.least} to {self.most}"
-        return self.kind.replace(_NUMBER_FIELD, number)
+        return self.kind.replace("{number}", number)
 
     def and_again(self, other: Assumption) -> Assumption:
         """Merge with another assumption of the same kind."""
@@ -269,9 +277,7 @@ def sentences_of(stated: Iterable[Assumption]) -> list[str]:
 
 
 def _assumption_sentence(same_kind: list[Assumption]) -> str:
-    total = same_kind[0]
-    for other in same_kind[1:]:
-        total = total.and_again(other)
+    total = reduce(Assumption.and_again, same_kind)
     places = [one.where for one in same_kind if one.where]
     often = f" ({count_text(total.times)} times)" if total.times > len(same_kind) else ""
     return f"{_places_text(places)}{often}: {total.what}." if places else f"{total.what}."
@@ -332,8 +338,6 @@ _LIBRARY_RULES = (
 
 
 _WORD = "unknown"
-_KEEP_UNKNOWN = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
-_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _TAKEN = (
     "taken from a tensor is not computed: it prints as unknown, and counts as {number} where it decides and where math "
     "or numpy take it"
@@ -342,8 +346,6 @@ _TAKEN_AND_NO_SIZE = (
     "taken from a tensor is not computed: it prints as unknown, counts as {number} where it is compared and where math "
     "or numpy take it, and cannot be a size or an index"
 )
-_DECIDES = "a number that is not computed decides here, as if it were {number}"
-_TAKEN_AS = "a number that is not computed is taken as {number}"
 _MOST_DECISIONS = 100_000
 """Limit per line: a loop that waits for a number to change would never end."""
 NOT_STATED = object()
@@ -464,11 +466,6 @@ class Assumptions:
         self.state(sentence, int(DEFAULT_NUMBER if default is None else default))
         return UnknownNumber(current_line(), is_whole, self, default)
 
-    def truth(self, default: int) -> bool:
-        """Return the truth assumed for a condition in a tensor."""
-        self.state_a_decision(f"a condition that is not computed is taken to be {bool(default)}")
-        return bool(default)
-
     def state_a_decision(self, what: str) -> None:
         self._count_decision(current_line())
         self.state(what)
@@ -476,7 +473,7 @@ class Assumptions:
     def decide(self, line: ReadingLine, number: float) -> None:
         """Note a comparison with a number that is not computed."""
         self._count_decision(line)
-        self.state(_DECIDES, number)
+        self.state("a number that is not computed decides here, as if it were {number}", number)
 
     def _count_decision(self, line: ReadingLine) -> None:
         place = file_and_line_of_caller()
@@ -532,13 +529,8 @@ class UnknownNumber(float):
         drawn: bool = False,
     ) -> Self:
         number = super().__new__(cls, DEFAULT_NUMBER if default is None else default)
-        number.asked, number.whole, number.assumptions, number.default, number.drawn = (
-            asked,
-            whole,
-            assumptions,
-            default,
-            drawn,
-        )
+        number.asked, number.whole, number.assumptions = asked, whole, assumptions
+        number.default, number.drawn = default, drawn
         return number
 
     def __repr__(self) -> str:
@@ -554,16 +546,10 @@ class UnknownNumber(float):
     def __round__(self, digits: Any = None) -> Any:
         return self._as_integer() if digits is None else self
 
-    def __neg__(self) -> UnknownNumber:
+    def _itself(self, *_: Any) -> UnknownNumber:
         return self
 
-    __pos__ = __abs__ = __neg__
-
-    def __copy__(self) -> UnknownNumber:
-        return self
-
-    def __deepcopy__(self, memo: Any) -> UnknownNumber:
-        return self
+    __neg__ = __pos__ = __abs__ = __copy__ = __deepcopy__ = _itself
 
     def __reduce__(self) -> Any:
         return UnknownNumber, (self.asked, self.whole, None, self.default, self.drawn)
@@ -596,7 +582,7 @@ class UnknownNumber(float):
 
     def __float__(self) -> float:
         if self.assumptions is not None:
-            self.assumptions.state(_TAKEN_AS, int(self._value))
+            self.assumptions.state("a number that is not computed is taken as {number}", int(self._value))
         return float(self._value)
 
     def is_integer(self) -> bool:
@@ -649,8 +635,8 @@ def _comparison(own: str) -> Callable[..., Any]:
     return comparison
 
 
-for _name in _KEEP_UNKNOWN:
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
     for _own in (f"__{_name}__", f"__r{_name}__"):
         setattr(UnknownNumber, _own, _unknown_result(_own))
-for _name in _COMPARISONS:
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
     setattr(UnknownNumber, f"__{_name}__", _comparison(f"__{_name}__"))

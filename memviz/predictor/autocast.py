@@ -122,24 +122,20 @@ class Autocast:
 
     def _kernel_with_casts(self, name: str) -> Kernel:
         """Wrap torch's own kernel, which ours replaces, in the casts of autocast."""
-        func = _operator(name)
-        if name in _NORMS:
-            typed = getattr(aten.norm, _NORMS[name])
-            return self._typed_norm(func, typed)
-        composed = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
-        keys = torch._C.DispatchKey
-        key = keys.CompositeImplicitAutograd if composed else keys.Autograd
-        return self.around(name, lambda *args, **kwargs: func._op_dk(key, *args, **kwargs))
+        func, keys = _operator(name), torch._C.DispatchKey
 
-    def _typed_norm(self, func: Any, typed: Any) -> Kernel:
         def norm(tensor: Tensor, *args: Any) -> Any:
             with _WithoutFunctionModes():
                 casts = self.casts_now and _casts(tensor)
             if casts:
-                return typed(tensor, *args, dtype=torch.float32)
-            return func._op_dk(torch._C.DispatchKey.Autograd, tensor, *args)
+                return getattr(aten.norm, _NORMS[name])(tensor, *args, dtype=torch.float32)
+            return func._op_dk(keys.Autograd, tensor, *args)
 
-        return norm
+        if name in _NORMS:
+            return norm
+        composed = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+        key = keys.CompositeImplicitAutograd if composed else keys.Autograd
+        return self.around(name, lambda *args, **kwargs: func._op_dk(key, *args, **kwargs))
 
     def cast(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Return the arguments with autocast's casts."""
@@ -190,30 +186,19 @@ def _casts(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_meta and value.is_floating_point() and value.dtype != torch.float64
 
 
-@contextmanager
-def followed(autocast: Autocast) -> Iterator[None]:
+def follow_autocast(patches: Patches, autocast: Autocast) -> None:
     """Follow autocast regions of "cuda" and "meta"."""
-    with Patches() as patches:
-        patches.callback(autocast.close)
-        _answer_for_our_device(patches)
-        _notice_regions(patches, autocast)
-        yield
 
+    def with_device_renamed(function: Kernel) -> Kernel:
+        return lambda *args: function(*("cuda" if arg == "meta" else arg for arg in args))
 
-def _answer_for_our_device(patches: Patches) -> None:
+    patches.callback(autocast.close)
     for owner in (torch, torch.amp, torch.amp.autocast_mode):
         for name in ("is_autocast_enabled", "get_autocast_dtype", "is_autocast_available", "set_autocast_dtype"):
             function = vars(owner).get(name)
             if function is not None:
-                patches.replace(owner, name, _with_device_renamed(function))
+                patches.replace(owner, name, with_device_renamed(function))
     patches.replace(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
-
-
-def _with_device_renamed(function: Kernel) -> Kernel:
-    return lambda *args: function(*("cuda" if arg == "meta" else arg for arg in args))
-
-
-def _notice_regions(patches: Patches, autocast: Autocast) -> None:
     region: Any = torch.amp.autocast_mode.autocast
     init, enter, leave = region.__init__, region.__enter__, region.__exit__
 
@@ -230,5 +215,5 @@ def _notice_regions(patches: Patches, autocast: Autocast) -> None:
             autocast.end()
         return leave(self, *error)
 
-    for name, function in (("__init__", init_for_card), ("__enter__", entered), ("__exit__", left)):
-        patches.replace(region, name, function)
+    for name, method in (("__init__", init_for_card), ("__enter__", entered), ("__exit__", left)):
+        patches.replace(region, name, method)

@@ -23,12 +23,11 @@ from memviz.allocator.context import overhead_on
 from memviz.allocator.recorded_requests import AllocatorCalls
 from memviz.allocator.replayer import CardMemory
 from memviz.allocator.settings import Settings, parse_settings
-from memviz.allocator.statistics import Statistics
 from memviz.errors import UsageError
 from memviz.memory import without_collection
 from memviz.predictor.accuracy import unproven_of
 from memviz.predictor.assumptions import Assumptions, caught_refusal, forget_refusals
-from memviz.predictor.autocast import Autocast, followed
+from memviz.predictor.autocast import Autocast, follow_autocast
 from memviz.predictor.cards import KnownCard, dtype_warnings
 from memviz.predictor.compat import Patches
 from memviz.predictor.cuda.machine import CUDA_0, META, NamedDevices
@@ -64,6 +63,16 @@ _DTYPES = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8", torch.float8_e5m2
 """Dtypes that some cards have no hardware for."""
 _EVENTS_BETWEEN_COLLECTIONS = 1000
 """Events between collections of cycles, where a program empties the cache; they are slow once libraries are loaded."""
+
+
+class _Counter:
+    """A figure of the allocator's statistics, in bytes."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, device: PredictedDevice, owner: type[PredictedDevice] | None = None) -> int:
+        return int(getattr(device.recorder.ledger.allocator.statistics, self._name))
 
 
 class PredictedDevice:
@@ -156,7 +165,7 @@ class PredictedDevice:
         kernels = kernels_for(self.card, self.release)
         kernels = {name: autocast.around(name, kernel) for name, kernel in kernels.items()}
         patches.enter_context(registered_kernels(kernels))
-        patches.enter_context(followed(autocast))
+        follow_autocast(patches, autocast)
         operators = partial(AllocationMode, recorder, kernels, autocast)
         devices = NamedDevices(self.card.name, self.rank)
         order = follow_cuda(patches, self, devices, report=self._report, history=self._history, operators=operators)
@@ -237,32 +246,14 @@ class PredictedDevice:
         self.recorder.ledger.allocator.set_settings(settings)
 
     def memory_stats(self) -> dict[str, int]:
-        return self._statistics.as_dict()
+        return self.recorder.ledger.allocator.statistics.as_dict()
 
-    @property
-    def _statistics(self) -> Statistics:
-        return self.recorder.ledger.allocator.statistics
-
-    @property
-    def allocated_bytes(self) -> int:
-        return int(self._statistics.allocated)
-
-    @property
-    def reserved_bytes(self) -> int:
-        return int(self._statistics.reserved)
-
-    @property
-    def peak_allocated_bytes(self) -> int:
-        return int(self._statistics.allocated_bytes.peak[0])
-
-    @property
-    def peak_reserved_bytes(self) -> int:
-        return int(self._statistics.reserved_bytes.peak[0])
-
-    @property
-    def peak_requested_bytes(self) -> int:
-        """Peak of the bytes that tensors requested, before any rounding."""
-        return int(self._statistics.requested_bytes.peak[0])
+    allocated_bytes = _Counter("allocated")
+    reserved_bytes = _Counter("reserved")
+    peak_allocated_bytes = _Counter("peak_allocated")
+    peak_reserved_bytes = _Counter("peak_reserved")
+    peak_requested_bytes = _Counter("peak_requested")
+    """Peak of the bytes that tensors requested, before any rounding."""
 
     @property
     def highest_reserved_bytes(self) -> int:

@@ -21,13 +21,11 @@ from memviz.predictor.expected_error import ExpectedError, Fit
 from memviz.predictor.group.ranks import GroupRank, Layout
 from memviz.predictor.ledger import live_changes, trains
 from memviz.predictor.rules import Unproven
-from memviz.trace.model import Action, Category, DeviceTrace, Trace
+from memviz.trace.model import Action, Category, Trace
 from memviz.units import bytes_text
 
 if TYPE_CHECKING:
     from memviz.predictor.device import PredictedDevice
-
-_CHILDREN = "processes that it started"
 
 
 @dataclass(frozen=True, repr=False)
@@ -134,7 +132,7 @@ class Estimate:
         error = expected_error(self.operators, trains=trains(self.trace), card=self.card, unproven=self.unproven)
         if not self.commands and not self.children_used_the_card:
             return error
-        return replace(error, not_counted=(*error.not_counted, _CHILDREN), estimates_all=False)
+        return replace(error, not_counted=(*error.not_counted, "processes that it started"), estimates_all=False)
 
     @property
     def peak_reserved_on_card(self) -> int | None:
@@ -158,7 +156,23 @@ class Estimate:
 
     def by_category(self) -> dict[str, int]:
         """Return the live bytes at the peak by category; their sum is `peak_requested`."""
-        return _by_category(self.trace.devices[0])
+        events, labels = self.trace.devices[0].events, self.trace.devices[0].event_labels
+        change = live_changes(events.action, events.size)
+        if not len(change):
+            return {}
+        until = int(np.cumsum(change).argmax()) + 1
+        category = np.zeros(until, dtype=np.uint8) if labels is None else labels.category[:until]
+        columns = (events.action[:until], events.address[:until], category, events.size[:until])
+        live: dict[int, tuple[int, int]] = {}
+        for action, address, number, size in zip(*(column.tolist() for column in columns), strict=True):
+            if action == Action.ALLOC:
+                live[address] = number, size
+            elif action == Action.FREE_COMPLETED:
+                live.pop(address, None)
+        bytes_of: Counter[str] = Counter()
+        for number, size in live.values():
+            bytes_of[Category(number).name.lower()] += size
+        return dict(bytes_of.most_common())
 
 
 def fingerprint_of(trace: Trace) -> str:
@@ -198,23 +212,3 @@ def estimate_of(device: PredictedDevice, trace: Trace, *, steps: int = 0) -> Est
         commands=dict(device.children.commands),
         children_used_the_card=device.children.used_the_card,
     )
-
-
-def _by_category(device: DeviceTrace) -> dict[str, int]:
-    events, labels = device.events, device.event_labels
-    change = live_changes(events.action, events.size)
-    if not len(change):
-        return {}
-    until = int(np.cumsum(change).argmax()) + 1
-    category = np.zeros(until, dtype=np.uint8) if labels is None else labels.category[:until]
-    columns = (events.action[:until], events.address[:until], category, events.size[:until])
-    live: dict[int, tuple[int, int]] = {}
-    for action, address, number, size in zip(*(column.tolist() for column in columns), strict=True):
-        if action == Action.ALLOC:
-            live[address] = number, size
-        elif action == Action.FREE_COMPLETED:
-            live.pop(address, None)
-    bytes_of: Counter[str] = Counter()
-    for number, size in live.values():
-        bytes_of[Category(number).name.lower()] += size
-    return dict(bytes_of.most_common())

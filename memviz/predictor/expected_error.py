@@ -8,8 +8,6 @@ from typing import Any
 
 from memviz.units import bytes_text
 
-_TRAINING = "training"
-
 
 @dataclass(frozen=True)
 class ExpectedError:
@@ -94,8 +92,8 @@ class ExpectedError:
 
     @property
     def _steps(self) -> str:
-        word = "training step" if self.kind == _TRAINING else "forward pass"
-        return word if self.recordings == 1 else {"training step": "training steps"}.get(word, "forward passes")
+        one, several = ("step", "steps") if self.kind == "training" else ("pass", "passes")
+        return f"{'training' if self.kind == 'training' else 'forward'} {one if self.recordings == 1 else several}"
 
     def as_json(self) -> dict[str, Any]:
         as_dict = asdict(self)

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from memviz.predictor.assumptions import Assumptions, data_needed, not_predicted
+from memviz.predictor.assumptions import Assumptions, data_needed, not_predicted, refusing
 from memviz.predictor.compat import Patches, without_functions, without_modes
 from memviz.predictor.cuda.machine import on_card
 from memviz.predictor.position import NO_TASK, ProgramPosition, frames
@@ -52,7 +52,6 @@ _NOT_COMPILED = (
 _COMPILED = "OptimizedModule"
 """Class of a compiled module, by name because its import takes seconds."""
 _STEP = "optimizer step"
-_YOUNG = 1
 _PHASES_BETWEEN_FULL_COLLECTIONS = 64
 
 
@@ -77,7 +76,8 @@ class ProgramPhases:
         if self._open != name:
             return
         self._ended += 1
-        gc.collect() if self._ended % _PHASES_BETWEEN_FULL_COLLECTIONS == 0 else gc.collect(_YOUNG)
+        # Most of what a step leaves behind is young.
+        gc.collect(2 if self._ended % _PHASES_BETWEEN_FULL_COLLECTIONS == 0 else 1)
         self._mark(name, Stage.END)
         self._open = ""
 
@@ -172,8 +172,6 @@ _NO_GRAPHS = (
     'Code compiled with mode="reduce-overhead" or "max-autotune" runs in CUDA graphs, whose memory stays in a pool of '
     "its own between runs: that is not predicted, and may take more than the model without it."
 )
-_GRAPH_MODES = ("reduce-overhead", "max-autotune")
-_FLEX = "torch.nn.attention.flex_attention.flex_attention"
 _NOT_SCRIPTED = (
     "TorchScript (torch.jit.script, torch.jit.trace) is not predicted: what it would compile ran as it stands, "
     "operator by operator. Compiled code keeps less between its operators, so this peak is that of the model as it is."
@@ -193,10 +191,11 @@ def follow_compile(patches: Patches, assumptions: Assumptions) -> None:
     def compile(model: Any = None, **kwargs: Any) -> Any:
         if model is None:
             return lambda function: compile(function, **kwargs)
-        if f"{getattr(model, '__module__', '')}.{getattr(model, '__qualname__', '')}".startswith(_FLEX):
+        path = f"{getattr(model, '__module__', '')}.{getattr(model, '__qualname__', '')}"
+        if path.startswith("torch.nn.attention.flex_attention.flex_attention"):
             # Predicted as its compiled kernels take memory; uncompiled it compiles a function of its own.
             return model
-        graphs = (_NO_GRAPHS,) if kwargs.get("mode") in _GRAPH_MODES else ()
+        graphs = (_NO_GRAPHS,) if kwargs.get("mode") in ("reduce-overhead", "max-autotune") else ()
         return assumptions.when_called(model, _NOT_COMPILED, *graphs)
 
     def compile_in_place(self: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -246,21 +245,17 @@ def follow_torchscript(patches: Patches, assumptions: Assumptions) -> None:
             raise not_predicted("torch.jit.load", _INTERPRETS)
         return load(f, map_location, **kwargs)
 
-    def refuse_export(*_: Any, **__: Any) -> None:
-        raise not_predicted("torch.export.export", _EXPORT_TRACES)
-
     functions = {"script": scripted, "freeze": uncompiled, "optimize_for_inference": uncompiled, "trace": traced}
     functions |= {"trace_module": traced_methods, "save": not_written, "load": loaded}
     for name, function in functions.items():
         patches.replace(torch.jit, name, function)
-    patches.replace(torch.export, "export", refuse_export)
+    patches.replace(torch.export, "export", refusing("torch.export.export", _EXPORT_TRACES))
 
 
 TRITON_NOT_RUN = (
     "Kernels written in Triton did not run: they write into tensors that are there, so their memory is predicted, and "
     "what they read and write is not counted as work."
 )
-_TRITON_LAUNCHERS = (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", "Autotuner"))
 
 
 def follow_triton(patches: Patches, forget_values: Callable[[Any], None], assumptions: Assumptions) -> None:
@@ -279,7 +274,7 @@ def follow_triton(patches: Patches, forget_values: Callable[[Any], None], assump
 
         return launched
 
-    for module, name in _TRITON_LAUNCHERS:
+    for module, name in (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", "Autotuner")):
         kind = getattr(sys.modules.get(module), name, None)
         if kind is not None:
             patches.replace(kind, "run", skipping(kind.run))
@@ -331,8 +326,11 @@ class ChildProcesses:
             self._note_command(args)
             begin(self_, args, *more, **kwargs)
 
-        def started(process: BaseProcess) -> None:
-            self._note_process(process)
+        def started(process: Any) -> None:
+            method = process._start_method or multiprocessing.get_start_method()
+            module = str(getattr(process._target, "__module__", ""))
+            if method != "fork" and not module.startswith(_NEVER_ON_A_CARD):
+                self._count(f"{method}: {getattr(process._target, '__qualname__', type(process).__qualname__)}")
             start(process)
 
         def system(command: Any) -> int:
@@ -366,12 +364,6 @@ class ChildProcesses:
             parts = text.split()
         if any(_RUNS_PYTHON.fullmatch(os.path.basename(part)) for part in parts):
             self._count(text)
-
-    def _note_process(self, process: Any) -> None:
-        method = process._start_method or multiprocessing.get_start_method()
-        module = str(getattr(process._target, "__module__", ""))
-        if method != "fork" and not module.startswith(_NEVER_ON_A_CARD):
-            self._count(f"{method}: {getattr(process._target, '__qualname__', type(process).__qualname__)}")
 
     def _count(self, command: str) -> None:
         text = " ".join(command.split())

@@ -31,7 +31,14 @@ from memviz.predictor.known_values import (
     has_default,
     may_be_known_from_unknown,
 )
-from memviz.predictor.shapes import fills_its_storage, is_on_device, tensors_of, with_each, written_by
+from memviz.predictor.shapes import (
+    fills_its_storage,
+    is_on_device,
+    lies_on_device,
+    tensors_of,
+    with_each,
+    written_by,
+)
 
 
 class PinnedHost(MarkedStorages):
@@ -69,8 +76,6 @@ def _pinned_block_size(size: int) -> int:
 
 
 aten = torch.ops.aten
-_UNRESERVED = getattr(mmap, "MAP_NORESERVE", 0)
-"""No swap space is reserved for memory that is never written."""
 _SMALL = 1 << 20
 """Bytes that are filled with zeros at once; larger memory comes from the system as zeros when first touched."""
 _FILLERS = {
@@ -78,11 +83,8 @@ _FILLERS = {
     *(aten.normal_.default, aten.uniform_.default, aten.random_.default, aten.exponential_.default),
 }
 """Operators that write every element and read none."""
-_PACK = aten._pack_padded_sequence.default
 _FROM_ONE_NUMBER = {aten.fill_.Tensor, aten.index_put_.default, aten.masked_fill_.Tensor}
 """Operators on the host that may read one number from the device."""
-_SIZED_BY_LARGE = "the size of its result depends on the values of a large tensor, which are not computed"
-_WHOLE = (torch.long, torch.int)
 
 
 class Host:
@@ -111,7 +113,13 @@ class Host:
         if may_say and func in INTEGER_ARITHMETIC:
             # Nothing times a whole number is nothing, and counts are added up; of others nothing follows.
             may_say = not out.is_floating_point()
-        if not may_say and self.known.is_unknown_first(args) and not self.stand_ins.has_draws:
+        if (
+            not may_say
+            and args
+            and is_on_device(args[0])
+            and args[0] not in self.known
+            and not self.stand_ins.has_draws
+        ):
             # The usual case: unknown values become others.
             if writes:
                 self.known.forget_written(func, args, kwargs)
@@ -243,8 +251,9 @@ class Host:
     def _refuse_to_read(self, func: Any, args: Any) -> None:
         """Stop the program if unknown values decide the size of the result; unknown indices do not."""
         if func is aten.index.Tensor:
-            reads = any(index in self.unknown and index.dtype not in _WHOLE for index in args[1])
-        elif func is _PACK:
+            whole = (torch.long, torch.int)
+            reads = any(index in self.unknown and index.dtype not in whole for index in args[1])
+        elif func is aten._pack_padded_sequence.default:
             reads = args[1] in self.unknown
         else:
             reads = torch.Tag.dynamic_output_shape in func.tags and any(
@@ -264,13 +273,14 @@ class Host:
                 twins[id(value)], originals[id(twin)] = twin, value
             return twin
 
-        shape_kwargs = {
-            key: "meta" if key == "device" else value for key, value in kwargs.items() if key not in _NOT_SHAPES
-        }
+        shape_kwargs = {key: value for key, value in kwargs.items() if key not in ("pin_memory", "generator")}
+        if "device" in shape_kwargs:
+            shape_kwargs["device"] = "meta"
         try:
             out = func(*with_each(shape_of, args), **with_each(shape_of, shape_kwargs))
         except NotImplementedError as error:
-            raise not_predicted(name_for_users(func), _SIZED_BY_LARGE) from error
+            why = "the size of its result depends on the values of a large tensor, which are not computed"
+            raise not_predicted(name_for_users(func), why) from error
         for written in written_by(func, args, kwargs):
             if written.shape != twins[id(written)].shape:
                 written.resize_(twins[id(written)].shape)
@@ -293,7 +303,7 @@ class Host:
     def to_host(self, func: Any, args: Any, kwargs: Any) -> Any:
         """`tensor.to("cpu")`."""
         device = kwargs.get("device")
-        if device is None or device.type != "cpu" or not _lies_there(args[0]):
+        if device is None or device.type != "cpu" or not lies_on_device(args[0]):
             return NotImplemented
         self.arrived_bytes += _bytes(args[0])
         changes = {key: value for key, value in kwargs.items() if key != "pin_memory"}
@@ -309,7 +319,7 @@ class Host:
 
     def into_host(self, func: Any, args: Any, kwargs: Any) -> Any:
         """`host_tensor.copy_(device_tensor)`."""
-        if _lies_there(args[0]) or not _lies_there(args[1]):
+        if lies_on_device(args[0]) or not lies_on_device(args[1]):
             return NotImplemented
         self.arrived_bytes += _bytes(args[1])
         values = self.known.of(args[1])
@@ -322,12 +332,19 @@ class Host:
 
     def all_into_host(self, func: Any, args: Any, kwargs: Any) -> Any:
         """`torch._foreach_copy_(host_tensors, device_tensors)`."""
-        if not args[0] or _lies_there(args[0][0]) or not _lies_there(args[1][0]):
+        if not args[0] or lies_on_device(args[0][0]) or not lies_on_device(args[1][0]):
             return NotImplemented
         self.arrived_bytes += sum(map(_bytes, args[1]))
         for tensor in args[0]:
             self._lose(tensor)
         return None
+
+    def forget_values(self, tensor: Tensor) -> None:
+        """Note that the values of a tensor of the host or the device are not known any more."""
+        if tensor.is_meta:
+            self.known.forget(tensor)
+        else:
+            self.unknown.add(tensor)
 
     def _lose(self, tensor: Tensor) -> None:
         if tensor.untyped_storage().nbytes() <= _SMALL:
@@ -335,7 +352,6 @@ class Host:
         self.unknown.add(tensor)
 
 
-_NOT_SHAPES = ("pin_memory", "generator")
 _LARGE_FROM_NOTHING = {
     *(aten.randn.default, aten.randn.generator, aten.rand.default, aten.rand.generator, aten.ones.default),
     *(aten.zeros.default, aten.full.default, aten.normal.float_float, aten.linspace.default),
@@ -357,26 +373,23 @@ def _is_large(tensor: Tensor) -> bool:
     return (tensor.is_floating_point() or tensor.is_complex()) and _bytes(tensor) > _SMALL
 
 
-def _lies_there(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_meta
-
-
 def _zeros(count: int) -> torch.UntypedStorage:
     if count <= _SMALL:
         return torch.zeros(count, dtype=torch.uint8, device="cpu").untyped_storage()
     if sys.platform == "win32":
         return torch.from_numpy(np.zeros(count, dtype=np.uint8)).untyped_storage()
     # Not from the C library: where its heap has a hole of that size, it fills the hole with zeros, gigabytes of them.
-    mapped = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _UNRESERVED)
+    # No swap space is reserved for memory that is never written.
+    unreserved = getattr(mmap, "MAP_NORESERVE", 0)
+    mapped = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | unreserved)
     return torch.from_numpy(np.frombuffer(mapped, dtype=np.uint8)).untyped_storage()
 
 
 def _only_its_shape_counts(func: Any, args: Any) -> bool:
     """`zeros_like(unknown)` is known; and a change of shape in place leaves the memory what it was."""
     name: str = func.overloadpacket.__name__
-    if torch.Tag.inplace_view in func.tags:
-        return True
-    return name.startswith("new_") or name.endswith("_like") and args[0].untyped_storage().nbytes() <= _SMALL
+    is_small_like = name.endswith("_like") and args[0].untyped_storage().nbytes() <= _SMALL
+    return torch.Tag.inplace_view in func.tags or name.startswith("new_") or is_small_like
 
 
 def _goes_to_device(kwargs: Any) -> bool:

@@ -23,21 +23,17 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from memviz.predictor.shapes import draws, fills_its_storage, is_on_device, tensors_of, with_each, written_by
+from memviz.predictor.ledger import StorageRef
+from memviz.predictor.shapes import draws, fills_its_storage, tensors_of, with_each, written_by
 
 T = TypeVar("T")
-
-
-class _KeyedRef(weakref.ref["torch.UntypedStorage"]):
-    __slots__ = ("key",)
-    key: int
 
 
 class ByStorage(Generic[T]):
     """One fact a storage, kept by the address of its C++ object while the storage lives, so that views share it."""
 
     def __init__(self) -> None:
-        self._facts: dict[int, tuple[_KeyedRef, T]] = {}
+        self._facts: dict[int, tuple[StorageRef, T]] = {}
 
     def __len__(self) -> int:
         return len(self._facts)
@@ -51,7 +47,7 @@ class ByStorage(Generic[T]):
 
     def put(self, tensor: Tensor, fact: T) -> None:
         storage = tensor.untyped_storage()
-        ref = _KeyedRef(storage, self._gone)
+        ref = StorageRef(storage, self._gone)
         ref.key = storage._cdata
         self._drop(ref.key)
         self._facts[ref.key] = ref, fact
@@ -60,7 +56,7 @@ class ByStorage(Generic[T]):
         self._drop(_storage_key(tensor))
 
     def _gone(self, ref: weakref.ref[torch.UntypedStorage]) -> None:
-        assert isinstance(ref, _KeyedRef)
+        assert isinstance(ref, StorageRef)
         fact = self._facts.get(ref.key)
         if fact is not None and fact[0] is ref:
             self._drop(ref.key)
@@ -107,8 +103,6 @@ _FROM_ZERO = {aten.randint.default, aten.randint.generator}
 _WHOLE_DRAWS = _FROM_ZERO | {aten.randint.low, aten.randint.low_generator}
 _MOST_DRAWN = 256
 """Elements: offsets, lengths and steps, and not whole batches of tokens."""
-_DRAWN = "small whole numbers that are drawn on the card are drawn on the host instead, from seed 0"
-_FINITE = "numbers that nobody computes are taken to be finite"
 _FILL_ALL = {aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten.copy_.default}
 _UNIFORM_REDUCTIONS = {
     *(aten.all.default, aten.all.dim, aten.all.dims, aten.any.default, aten.any.dim, aten.any.dims),
@@ -121,9 +115,6 @@ _ABSORBING = {
 }
 _SHAPE_COUNTS = ("empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full")
 """Operators whose result depends on the argument's shape and not on its values."""
-_EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
-
-
 _QUESTIONS = {
     *(aten.isnan.default, aten.isinf.default, aten.eq.Tensor, aten.ne.Tensor, aten.eq.Scalar, aten.ne.Scalar),
 }
@@ -181,15 +172,6 @@ class KnownValues:
     def forget(self, tensor: Tensor) -> None:
         self._entries.remove(tensor)
 
-    def _entry(self, tensor: Tensor) -> _Values:
-        entry = self._entries.of(tensor)
-        assert entry is not None
-        return entry
-
-    def is_unknown_first(self, args: Any) -> bool:
-        """Check quickly the most frequent case, that the first argument is a tensor of the device without values."""
-        return bool(args) and is_on_device(args[0]) and args[0] not in self._entries
-
     def forget_written(self, func: Any, args: Any, kwargs: Any) -> None:
         if self._entries:
             for tensor in written_by(func, args, kwargs):
@@ -227,8 +209,14 @@ class KnownValues:
         if func in _WHOLE_DRAWS and out.is_meta and 0 < out.numel() <= _MOST_DRAWN:
             low, high = (0, args[0]) if func in _FROM_ZERO else args[:2]
             values = torch.randint(low, high, tuple(out.shape), dtype=out.dtype, generator=self._draws)
-            return self.put(out, values, _DRAWN)
-        knows = self.all_known(args, kwargs) or self._only_shapes_count(func, args, kwargs, writes)
+            how = "small whole numbers that are drawn on the card are drawn on the host instead, from seed 0"
+            return self.put(out, values, how)
+        knows = self.all_known(args, kwargs)
+        if not knows and writes:
+            fills = func in _FILL_ALL and fills_its_storage(args[0])
+            knows = fills and self.all_known(args[1:], kwargs)
+        elif not knows:
+            knows = func.overloadpacket.__name__ in _SHAPE_COUNTS
         if writes and (draws(func) or not knows):
             self.forget_written(func, args, kwargs)
         if draws(func):
@@ -245,11 +233,6 @@ class KnownValues:
             if writes:
                 self.forget_written(func, args, kwargs)
 
-    def _only_shapes_count(self, func: Any, args: Any, kwargs: Any, writes: bool) -> bool:
-        if writes:
-            return func in _FILL_ALL and fills_its_storage(args[0]) and self.all_known(args[1:], kwargs)
-        return func.overloadpacket.__name__ in _SHAPE_COUNTS
-
     def _make(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         new = [tensor for tensor in tensors_of(out) if tensor.is_meta and not self._shares(tensor, args)]
         if not new:
@@ -257,7 +240,8 @@ class KnownValues:
         reason = self.reason_of(args, kwargs)
         if len(new) == 1 and new[0].numel() > _MOST_SPELLED_OUT:
             one = self._uniform_number(func, args, kwargs)
-            if one is None and _is_small(new[0]) and func.overloadpacket.__name__ in _EMPTY:
+            empty = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+            if one is None and _is_small(new[0]) and func.overloadpacket.__name__ in empty:
                 one = 0
             if one is not None:
                 return self.put_uniform(new[0], one, reason)
@@ -299,34 +283,31 @@ class KnownValues:
             number = self._uniform_number(func, args, kwargs)
             if number is not None:
                 return self.put_uniform(target, number, reason)
-        if target not in self._entries:
+        entry = self._entries.of(target)
+        if entry is None:
             self.put(target, torch.zeros((), dtype=target.dtype))
-        elif self._stays_uniform(func, args):
-            return
-        else:
-            self._spell_out(target)
+        elif entry.number is not None:
+            if self._writes_again(func, args, entry.number):
+                return
+            # Elements that were stored as one number are written out.
+            number, entry.number = entry.number, None
+            entry.bytes = _zeros_like_storage(target)
+            torch.empty(0, dtype=number.dtype, device=_HOST).set_(entry.bytes).fill_(number)
         if sum(tensor.numel() for tensor in tensors_of((args, kwargs))) > _MOST_ELEMENTS:
             return self.forget_written(func, args, kwargs)
         self.reads(func, args, kwargs)
-        if reason:
-            self._entry(target).reason = reason
+        written = self._entries.of(target)
+        if reason and written is not None:
+            written.reason = reason
 
-    def _stays_uniform(self, func: Any, args: Any) -> bool:
+    def _writes_again(self, func: Any, args: Any, uniform: Tensor) -> bool:
         """Return whether a uniform tensor gets its own number written again."""
-        entry = self._entry(args[0])
-        if entry.number is None or func not in _FILL_ALL or func is aten.zero_.default:
-            return entry.number is not None and func is aten.zero_.default and not entry.number.item()
+        if func is aten.zero_.default:
+            return not uniform.item()
+        if func not in _FILL_ALL:
+            return False
         number = self._number(args[1]) if isinstance(args[1], Tensor) else torch.tensor(args[1])
-        return number is not None and bool(number == entry.number)
-
-    def _spell_out(self, tensor: Tensor) -> None:
-        """Write out elements that were stored as a single number."""
-        entry = self._entry(tensor)
-        if entry.number is None:
-            return
-        number, entry.number = entry.number, None
-        entry.bytes = _zeros_like_storage(tensor)
-        torch.empty(0, dtype=number.dtype, device=_HOST).set_(entry.bytes).fill_(number)
+        return number is not None and bool(number == uniform)
 
     def _uniform_number(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return the number that all elements of the result equal, if it follows from uniform arguments, or None."""
@@ -337,7 +318,8 @@ class KnownValues:
             return 1
         if name in ("full", "full_like", "new_full", "fill_"):
             number = args[1] if name != "new_full" else args[2]
-            return self._single(number)
+            values = self.of(number) if isinstance(number, Tensor) and number.is_meta else number
+            return values.item() if isinstance(values, Tensor) else values
         pointwise = torch.Tag.pointwise in func.tags or func in (aten._to_copy.default, aten.copy_.default)
         if not pointwise and func not in _UNIFORM_REDUCTIONS and name != "clone":
             return None
@@ -349,12 +331,6 @@ class KnownValues:
         ones = with_each(lambda tensor: next(rest).expand([1] * tensor.dim()).clone(), (args, kwargs))
         result: Tensor = func(*ones[0], **_on_host(ones[1]))
         return result.reshape(-1)[0].item() if isinstance(result, Tensor) else None
-
-    def _single(self, number: Any) -> Any:
-        if not isinstance(number, Tensor):
-            return number
-        values = self.of(number) if number.is_meta else number
-        return None if values is None else values.item()
 
     def _number(self, tensor: Tensor) -> Tensor | None:
         if not tensor.is_meta:
@@ -369,20 +345,15 @@ class KnownValues:
 
     def _assume(self, func: Any, args: Any, out: Any) -> None:
         """Assume that unknown numbers are finite."""
-        if self._is_absorbed(func, args, out):
-            return
-        if not isinstance(out, Tensor) or not out.is_meta:
-            return
-        number = _if_finite(func, args)
-        if number is not None:
-            self.put_uniform(out, number, _FINITE)
+        if not self._is_absorbed(func, args, out) and isinstance(out, Tensor) and out.is_meta:
+            number = _if_finite(func, args)
+            if number is not None:
+                self.put_uniform(out, number, "numbers that nobody computes are taken to be finite")
 
     def _is_absorbed(self, func: Any, args: Any, out: Any) -> bool:
         """True or anything is true, false and anything is false, and zero times a whole number is zero."""
         absorbing = _ABSORBING.get(func)
-        if absorbing is None or out.is_floating_point() or out.is_complex():
-            return False
-        if absorbing and out.dtype is not torch.bool:
+        if absorbing is None or out.is_floating_point() or out.is_complex() or absorbing and out.dtype != torch.bool:
             return False
         for tensor in args[:2]:
             values = self.of(tensor) if isinstance(tensor, Tensor) and tensor.is_meta else None
@@ -433,7 +404,6 @@ def _on_host(kwargs: Any) -> Any:
     return {key: _HOST if key == "device" else value for key, value in kwargs.items()}
 
 
-FIRST_INDEX = 0
 FIRST_CHOSEN = "which of several it is, nobody computes; it is taken to be the first"
 CHOSEN_EVENLY = "which of several it is, nobody computes; each is taken to be chosen equally often"
 _ARG_EXTREMES = {
@@ -472,8 +442,6 @@ class IndexTensors(MarkedStorages):
 
 
 _IS_ONE = {(aten.eq.Scalar, 1), (aten.gt.Scalar, 0), (aten.ne.Scalar, 0)}
-_MOST_COUNTS = 1 << 16
-"""Elements that are spelled out."""
 
 
 class UniformRouting:
@@ -548,13 +516,11 @@ class UniformRouting:
     def _compare(self, func: Any, args: Any, out: Tensor) -> None:
         one, other = args[0], args[1]
         share, many = self._marks.of(one), self._places.of(one)
+        is_known = type(other) is int or isinstance(other, Tensor) and self._values(other) is not None
         if share is not None and (func, other) in _IS_ONE:
             self._marks.put(out, share)
-        elif many and func in (aten.eq.Tensor, aten.eq.Scalar) and self._is_known(other):
+        elif many and func in (aten.eq.Tensor, aten.eq.Scalar) and is_known:
             self._marks.put(out, Fraction(1, many))
-
-    def _is_known(self, value: Any) -> bool:
-        return type(value) is int or isinstance(value, Tensor) and self._values(value) is not None
 
 
 _ROUTING_TRANSFERS: dict[Any, Callable[[UniformRouting, Any, Any, Any], Tensor | None]] = {
@@ -584,7 +550,7 @@ def _chosen_dim(func: Any, args: Any) -> int | None:
 
 
 def _even_counts(count: int, over: Tensor) -> Tensor | None:
-    if not 0 < over.numel() <= _MOST_COUNTS:
+    if not 0 < over.numel() <= 1 << 16:
         return None
     share, left = divmod(count, over.numel())
     return (torch.arange(over.numel()) < left).add(share).to(over.dtype).view(over.shape)

@@ -48,18 +48,18 @@ Place = tuple[int, PoolId | None]
 """A stream's handle, and the pool that memory comes from; None is the default one."""
 
 
+@dataclass(slots=True, eq=False)
 class LiveAllocation:
-    __slots__ = ("block", "number", "requested", "storage")
-
-    def __init__(self, number: int, requested: int, block: Block) -> None:
-        self.number = number
-        """Counts all allocations of the run."""
-        self.requested = requested
-        self.block = block
-        self.storage: weakref.ref[torch.UntypedStorage] | None = None
+    number: int
+    """Counts all allocations of the run."""
+    requested: int
+    block: Block
+    storage: weakref.ref[torch.UntypedStorage] | None = None
 
 
-class _Watched(weakref.ref["torch.UntypedStorage"]):
+class StorageRef(weakref.ref["torch.UntypedStorage"]):
+    """A weak reference with the address of the storage's C++ object."""
+
     __slots__ = ("key",)
     key: int
 
@@ -111,7 +111,7 @@ class Ledger:
     def own(self, storage: torch.UntypedStorage, allocation: LiveAllocation) -> None:
         """Let an allocation be freed with its storage."""
         key = storage._cdata
-        watched = _Watched(storage, self._gone)
+        watched = StorageRef(storage, self._gone)
         watched.key = key
         allocation.storage = watched
         self.live[key] = allocation

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +33,6 @@ from memviz.predictor.cuda.machine import (
     META,
     FakeMachine,
     NamedDevices,
-    cast_to_type,
     check_generator,
     follow_generators,
     follow_machine,
@@ -57,7 +56,7 @@ from memviz.predictor.group.process_group import run_on_shards
 from memviz.predictor.hooks import Mode, follow_threads, follow_triton, follow_workers
 from memviz.predictor.recorder import NOTHING_TO_COPY, AllocationRecorder, MoveTo, move_model
 from memviz.predictor.rules import Operator, Treatment, treatment_of
-from memviz.predictor.shapes import ShapeKey, is_on_device, shape_key, tensors_of
+from memviz.predictor.shapes import ShapeKey, is_on_device, lies_on_device, shape_key, tensors_of
 from memviz.predictor.sparse import Sparse, may_be_sparse, new_of_sparse
 from memviz.predictor.tensor_answers import (
     Answer,
@@ -116,7 +115,10 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _run_operator(self, func: Any, args: Any, kwargs: Any) -> Any:
         treatment = self._treatments.get(func)
         if treatment is None:
-            treatment = self._treatments[func] = self._treatment_of(func)
+            treatment = treatment_of(func, self._kernels, self.autocast.release)
+            instead = self.recorder.overrides.get(func, treatment.instead)
+            treatment = replace(treatment, sparse=self._sparse.runs.get(func), instead=instead)
+            self._treatments[func] = treatment
         self.recorder.before_op(treatment, args)
         out = self._override(func, treatment, args, kwargs)
         if out is not NotImplemented:
@@ -137,12 +139,6 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if treatment.may_choose:
                 self.recorder.choices.follow(func, args, out)
         return out
-
-    def _treatment_of(self, func: Any) -> Treatment:
-        treatment = treatment_of(func, self._kernels, self.autocast.release)
-        instead = self.recorder.overrides.get(func)
-        treatment = replace(treatment, sparse=self._sparse.runs.get(func))
-        return treatment if instead is None else replace(treatment, instead=instead)
 
     def _override(self, func: Any, treatment: Treatment, args: Any, kwargs: Any) -> Any:
         """Return the result of an operator that is answered without running on the device, or NotImplemented."""
@@ -231,11 +227,9 @@ class FakeCudaMode(TorchFunctionMode):
         self._ledger = recorder.ledger
         self._recorder = recorder
         self._waiting = recorder.ledger.allocator.pending.blocks
-        own = {Tensor.cuda: self._to_the_card, Tensor.record_stream: self._record_stream, Tensor.type: self._type}
-        own[Tensor.new] = new_of_sparse
+        own = {Tensor.cuda: self._to_the_card, Tensor.record_stream: self._record_stream, Tensor.new: new_of_sparse}
         if recorder.release <= SLICES_UNTIL:
             own[Tensor.__getitem__] = index_with_every_slice
-        self._types_of = tensors.answers[Tensor.type]
         self._answers = {**tensors.answers, **own}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -253,7 +247,7 @@ class FakeCudaMode(TorchFunctionMode):
     def _wait_and_answer(self, func: Any, args: Any, kwargs: Any) -> Any:
         if not self._waiting:
             return self._answer(func, args, kwargs)
-        if func in _HOST_WAITS and _is_on_card(args):
+        if func in _HOST_WAITS and args and lies_on_device(args[0]):
             self._host_waits()
         out = self._answer(func, args, kwargs)
         if func in _COPIES and not (kwargs.get("non_blocking") or True in args[2:]) and _crosses(args, out):
@@ -266,7 +260,8 @@ class FakeCudaMode(TorchFunctionMode):
             out = answer(args, kwargs)
             if out is not NotImplemented:
                 return out
-        if isinstance(func, HigherOrderOperator) and func.__name__ == "flex_attention" and _is_on_card(args):
+        is_flex = isinstance(func, HigherOrderOperator) and func.__name__ == "flex_attention"
+        if is_flex and args and lies_on_device(args[0]):
             self._recorder.assumptions.state(FLEX_ASSUMED)
             return flex_attention(self._tensors.lose, *args[:4])
         nowhere = self._named.is_meta_device
@@ -322,22 +317,14 @@ class FakeCudaMode(TorchFunctionMode):
         if args[0].is_meta:
             self._ledger.used_by(args[0].untyped_storage(), stream.lane.handle)
 
-    def _type(self, args: Any, kwargs: Any) -> Any:
-        kind = kwargs.get("dtype", args[1] if len(args) > 1 else None)
-        return self._types_of(args, kwargs) if kind is None else cast_to_type(args[0], kind)
-
     def _host_waits(self) -> None:
         """Complete the frees that wait for the current stream."""
         self._order.host_waits(self._order.moment(self._order.current))
 
 
-def _is_on_card(values: Any) -> bool:
-    return bool(values) and isinstance(values[0], Tensor) and values[0].is_meta
-
-
 def _crosses(args: Any, out: Any) -> bool:
     source = args[1] if len(args) > 1 and isinstance(out, Tensor) and out is args[0] else args[0]
-    return _is_on_card([source]) != _is_on_card([out])
+    return lies_on_device(source) != lies_on_device(out)
 
 
 def follow_cuda(
@@ -379,7 +366,9 @@ def follow_cuda(
     follow_threads(patches, operators, mode)
     follow_workers(patches, recorder)
     # Between the host and a card a tensor may take over another's memory; torch would not have it with "meta".
-    patches.replace(torch, "_has_compatible_shallow_copy_type", _take_over(torch._has_compatible_shallow_copy_type))
+    compatible, plain = torch._has_compatible_shallow_copy_type, {Tensor, nn.Parameter}
+    takes_over = lambda one, other: {type(one), type(other)} <= plain or compatible(one, other)  # noqa: E731
+    patches.replace(torch, "_has_compatible_shallow_copy_type", takes_over)
     _follow_wrapper_subclasses(patches, devices)
     _follow_addresses(patches, recorder)
     _follow_dlpack(patches, tensors.answers[Tensor.__dlpack__])
@@ -396,11 +385,6 @@ def _check_memory(recorder: AllocationRecorder, model: nn.Module) -> None:
     nowhere = recorder.host.on_meta
     if len(nowhere) and any(tensor in nowhere for tensor in (*model.parameters(), *model.buffers())):
         raise NotImplementedError(NOTHING_TO_COPY)
-
-
-def _take_over(compatible: Callable[[Tensor, Tensor], bool]) -> Callable[[Tensor, Tensor], bool]:
-    plain = (Tensor, nn.Parameter)
-    return lambda one, other: (type(one) in plain and type(other) in plain) or compatible(one, other)
 
 
 def _follow_addresses(patches: Patches, recorder: AllocationRecorder) -> None:
@@ -473,14 +457,11 @@ def _follow_moves(patches: Patches, recorder: AllocationRecorder, devices: Named
     """Move modules so that tied weights stay tied and optimizers keep their weights."""
     to = nn.Module.to
 
-    def is_own_device(value: Any) -> bool:
-        return devices.is_own(value, numbers=True)
-
     def moved(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         like = kwargs.get("tensor", args[0] if args else None)
         if isinstance(like, Tensor) and on_card(like):
             args, kwargs = (devices.own, like.dtype), {name: kwargs[name] for name in kwargs if name != "tensor"}
-        if not any(map(is_own_device, (*args[:1], kwargs.get("device")))):
+        if not any(devices.is_own(value, numbers=True) for value in (*args[:1], kwargs.get("device"))):
             return to(self, *args, **kwargs)
         _check_memory(recorder, self)
         dtypes = [arg for arg in args if isinstance(arg, torch.dtype)]

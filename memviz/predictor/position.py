@@ -48,8 +48,6 @@ _LONGEST_LINE = 80
 _ENGINE = "_engine_run_backward"
 """On a card backward runs in a thread of its own, whose stacks end there, at the node."""
 _SKIPPED, _LAST = -2, -3
-_NO_FILE = "??"
-"""File name of C++ frames in recorded stacks."""
 
 
 class ReadingLine(NamedTuple):
@@ -212,8 +210,8 @@ class StackTable:
     def _native_frame(self, name: str) -> int:
         number = self._native.get(name)
         if number is None:
-            number = self._interner.frame({"name": name, "filename": _NO_FILE, "line": 0})
-            self._native[name] = number
+            # As recorded stacks name the file of C++ frames.
+            number = self._native[name] = self._interner.frame({"name": name, "filename": "??", "line": 0})
         return number
 
 
@@ -235,7 +233,7 @@ class _InThread(threading.local):
     def __init__(self, next_number: Callable[[], int]) -> None:
         self.modules: list[int] = []
         self.calls: list[int] = []
-        """Number of the call of each module."""
+        """Number of the call of each module that is entered; no number comes twice."""
         self.steps = 0
         self.task = NO_TASK
         self.known_up_to = next_number()
@@ -270,17 +268,6 @@ class ProgramPosition:
     def modules(self) -> list[int]:
         """Paths of the modules entered, as numbers of texts."""
         return self.here.modules
-
-    @property
-    def calls(self) -> list[int]:
-        """Numbers of the calls of modules that go on; no number comes twice."""
-        return self.here.calls
-
-    @property
-    def call(self) -> int:
-        """Number of the innermost module's call, 0 outside all modules."""
-        calls = self.here.calls
-        return calls[-1] if calls else 0
 
     @property
     def task(self) -> int:

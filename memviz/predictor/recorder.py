@@ -51,19 +51,10 @@ BlasHandle = tuple[bool, int]
 
 
 class BlasWorkspaces:
-    """Workspaces of cuBLAS and cublasLt handles; `take` allocates bytes for an operator by a rule."""
+    """Workspaces of cuBLAS and cublasLt handles."""
 
-    def __init__(
-        self,
-        card: KnownCard,
-        release: tuple[int, int],
-        take: Callable[[int, str, int], LiveAllocation],
-        free: Callable[[LiveAllocation], None],
-    ) -> None:
-        self._card = card
-        self._release = release
-        self._take = take
-        self._free = free
+    def __init__(self, recorder: AllocationRecorder) -> None:
+        self._recorder = recorder
         self._kept: dict[tuple[BlasHandle, bool], LiveAllocation] = {}
         """Live workspaces by handle and library; True is cublasLt."""
         self._chosen: dict[str, Any] = {}
@@ -76,7 +67,7 @@ class BlasWorkspaces:
     @cached_property
     def _from_environment(self) -> WorkspaceSizes:
         # torch reads the environment at the first product, and never again.
-        return workspace_sizes(self._card, self._release, os.environ)
+        return workspace_sizes(self._recorder.card, self._recorder.release, os.environ)
 
     def need(self, handle: BlasHandle, treatment: Treatment, *, is_lt: bool = False) -> None:
         """Allocate the handle's workspace, unless it has one that is large enough."""
@@ -84,10 +75,10 @@ class BlasWorkspaces:
         workspace = self._kept.get((handle, is_lt))
         if not size or (workspace is not None and workspace.requested >= size):
             return
-        rule = treatment.rule if is_lt else CUBLAS_NUMBER
-        self._kept[handle, is_lt] = self._take(size, treatment.name, rule)
+        with self._recorder.by_rule(treatment.rule if is_lt else CUBLAS_NUMBER):
+            self._kept[handle, is_lt] = self._recorder.allocate(Category.WORKSPACE, size, treatment.name)
         if workspace is not None:
-            self._free(workspace)
+            self._recorder.ledger.free(workspace)
 
     @property
     def live(self) -> Collection[LiveAllocation]:
@@ -95,7 +86,7 @@ class BlasWorkspaces:
 
     def clear(self) -> None:
         while self._kept:
-            self._free(self._kept.popitem()[1])
+            self._recorder.ledger.free(self._kept.popitem()[1])
 
     def set_size(self, which: str, size: int) -> None:
         if size < 0:
@@ -104,10 +95,6 @@ class BlasWorkspaces:
 
     def reset_size(self, which: str) -> None:
         self._chosen.pop(which, None)
-
-
-_COPY_OVER = "_to_copy"
-"""Outside of models this operator brings inputs from the host; weights are labelled by `placed`."""
 
 
 class AllocationRecorder:
@@ -133,7 +120,7 @@ class AllocationRecorder:
         self.ledger = Ledger(settings, stack_of_free, memory)
         self.launched: Callable[[], None] = lambda: None
         """Called for every operator that the card runs."""
-        self.ledger.freed = lambda allocation: self.categories.freed(allocation.number, self.position.calls)
+        self.ledger.freed = lambda allocation: self.categories.freed(allocation.number, self.position.here.calls)
         self.host = Host()
         self.pinned = PinnedHost()
         self.choices = IndexTensors()
@@ -146,7 +133,7 @@ class AllocationRecorder:
         """Hook of each parameter, called when its gradient is done."""
         self.placed: Category | None = None
         """Category of the tensors being moved to the device, during the move."""
-        self.workspaces = BlasWorkspaces(card, release, self._take_workspace, self.ledger.free)
+        self.workspaces = BlasWorkspaces(self)
         self._stack: int | None = None
         """Stack of the running operator."""
         self.missing: dict[int, tuple[int | None, int | None]] = {}
@@ -191,7 +178,6 @@ class AllocationRecorder:
         self._rule = NO_RULE
 
     def _allocate_results(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
-        """Allocate the results."""
         if treatment.gives_new:
             there = [arg for arg in tensors_of(args) if arg.is_meta]
             storages = {arg.untyped_storage()._cdata for arg in there if arg.layout is torch.strided}
@@ -316,7 +302,8 @@ class AllocationRecorder:
         if self._is_nowhere(there, kwargs):
             self.host.on_meta.add(tensor)
             return
-        comes_in = treatment.name == _COPY_OVER and not there and not self.position.modules
+        # Outside of models inputs come from the host so; weights are labelled by `placed`.
+        comes_in = treatment.name == "_to_copy" and not there and not self.position.modules
         self.dtypes.add(tensor.dtype)
         ledger.take(storage, self._describe_next(treatment.name, Category.INPUT if comes_in else Category.UNKNOWN))
 
@@ -336,10 +323,6 @@ class AllocationRecorder:
     @property
     def _handle(self) -> BlasHandle:
         return self.position.task != NO_TASK, self.ledger.place()[0]
-
-    def _take_workspace(self, size: int, operator: str, rule: int) -> LiveAllocation:
-        with self.by_rule(rule):
-            return self.allocate(Category.WORKSPACE, size, operator)
 
     def _allocate_temporaries(self, sizes: Any, treatment: Treatment) -> None:
         """Allocate temporaries while the operator runs, and its workspace after them."""
@@ -388,8 +371,9 @@ class AllocationRecorder:
         if category is Category.UNKNOWN and node == ACCUMULATE:
             category = Category.GRADIENT
         placed = None if category is Category.TEMPORARY else self.placed
+        calls = position.here.calls
         self.categories.allocated(
-            placed or category, may_be_saved=may_be_saved and self.placed is None, call=position.call
+            placed or category, may_be_saved=may_be_saved and self.placed is None, call=calls[-1] if calls else 0
         )
         columns.module.append(module)
         columns.phase.append(phase)
@@ -411,10 +395,6 @@ def cache_tensors(output: Any) -> Iterator[torch.Tensor]:
     cache = next((output[name] for name in ("cache", "past_key_values") if name in names), None)
     for layer in getattr(cache, "layers", ()):
         yield from tensors_among((getattr(layer, "keys", None), getattr(layer, "values", None)))
-
-
-_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-"""Hooks stay with the object when its memory is swapped."""
 
 
 NOTHING_TO_COPY = (
@@ -452,20 +432,16 @@ def move_model(
 
     Weights of `on_host` are in host memory afterwards, without values.
     """
-    with without_functions():
-        return _move(recorder, model, wanted, frozenset(map(id, on_host)))
-
-
-def _move(recorder: AllocationRecorder, model: nn.Module, wanted: MoveTo, on_host: Set[int]) -> nn.Module:
-    names = {id(module): path for path, module in model.named_modules()}
-    recorder.position.name_modules(model)
-    recorder.placed = Category.PARAMETER
-    try:
-        with torch.no_grad():
+    stay = frozenset(map(id, on_host))
+    with without_functions(), torch.no_grad():
+        names = {id(module): path for path, module in model.named_modules()}
+        recorder.position.name_modules(model)
+        recorder.placed = Category.PARAMETER
+        try:
             for module in _children_first(model):
-                _move_own(recorder, module, names[id(module)], wanted, on_host)
-    finally:
-        recorder.placed = None
+                _move_own(recorder, module, names[id(module)], wanted, stay)
+        finally:
+            recorder.placed = None
     return model
 
 
@@ -496,11 +472,9 @@ def _move_own(recorder: AllocationRecorder, module: nn.Module, path: str, wanted
 def _moved_parameter(recorder: AllocationRecorder, parameter: Parameter, wanted: MoveTo) -> Parameter:
     if _is_there(recorder, parameter):
         return parameter
-    data = _copied(parameter, wanted)
-    if parameter.grad is not None and not _is_there(recorder, parameter.grad):
-        gradient = _copied(parameter.grad, wanted)
-    else:
-        gradient = parameter.grad
+    data, gradient = _copied(parameter, wanted), parameter.grad
+    if gradient is not None and not _is_there(recorder, gradient):
+        gradient = _copied(gradient, wanted)
     if parameter.is_meta and not _is_wrapper(parameter):
         parameter.data = data
     elif not swap_data(parameter, data):
@@ -520,7 +494,9 @@ def swap_data(tensor: Any, data: Any) -> bool:
         new = Parameter(data.detach(), tensor.requires_grad)
     if _is_wrapper(tensor) and type(new) is not type(tensor):
         return False
-    hooks = {name: getattr(tensor, name) for name in _HOOKS if getattr(tensor, name, None)}
+    # Hooks stay with the object when its memory is swapped.
+    names = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    hooks = {name: getattr(tensor, name) for name in names if getattr(tensor, name, None)}
     gradient = tensor.grad if tensor.is_leaf else None
     if gradient is not None:
         # Nothing else may hold the gradient while it moves with its weight.

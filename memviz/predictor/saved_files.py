@@ -86,10 +86,6 @@ def _safetensors_header(tensors: dict[str, Tensor], metadata: dict[str, str] | N
     return struct.pack("<Q", len(text)) + text
 
 
-_SAFETENSORS_FUNCTIONS = ("safe_open", "save_file", "safe_save_file")
-_SAFETENSORS_USERS = ("safetensors", "transformers", "diffusers", "accelerate", "peft")
-
-
 _files_in_use: list[SavedFiles] = []
 """One, while a device is in use. A global, because libraries imported in that time keep our functions."""
 
@@ -101,9 +97,10 @@ def _follow_safetensors(patches: Patches, files: SavedFiles) -> None:
     _files_in_use.append(files)
     patches.callback(_files_in_use.clear)
     # Libraries that are imported already have the functions under names of their own.
+    users = ("safetensors", "transformers", "diffusers", "accelerate", "peft")
     for name, module in list(sys.modules.items()):
-        if module is not None and name.partition(".")[0] in _SAFETENSORS_USERS:
-            for attribute in _SAFETENSORS_FUNCTIONS:
+        if module is not None and name.partition(".")[0] in users:
+            for attribute in ("safe_open", "save_file", "safe_save_file"):
                 for original, replacement in functions:
                     if vars(module).get(attribute) is original:
                         patches.replace(module, attribute, replacement)

@@ -8,7 +8,7 @@ decide; a test compares them. cuDNN works channels last where the input or the w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any
@@ -66,6 +66,11 @@ def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
 
 def fills_its_storage(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
+
+
+def lies_on_device(value: Any) -> bool:
+    """Return whether a value is a tensor on the device, of any class."""
+    return isinstance(value, Tensor) and value.is_meta
 
 
 def is_on_device(value: Any) -> bool:
@@ -162,9 +167,9 @@ def _maker(out: Any, args: Any, kwargs: Any) -> Make | None:
     An argument written in place is returned as it is: operators that change shapes do not come here.
     """
     if out is None:
-        return _make_none
+        return lambda args: None
     if args and out is args[0]:
-        return _make_first
+        return lambda args: args[0]
     storages = {tensor.untyped_storage()._cdata for tensor in tensors_of((args, kwargs))}
     if type(out) is Tensor:
         return _maker_of_one(out, storages)
@@ -177,14 +182,6 @@ def _maker(out: Any, args: Any, kwargs: Any) -> Make | None:
             return None
     kind, usable = type(out), [make for make in makers if make is not None]
     return lambda args: kind([make(args) for make in usable])
-
-
-def _make_none(args: Any) -> None:
-    return None
-
-
-def _make_first(args: Any) -> Any:
-    return args[0]
 
 
 def _make_same(item: Any) -> Make | None:
@@ -227,10 +224,7 @@ def convolution_layout(tensor: Tensor, weight: Tensor) -> torch.memory_format:
     if tensor.dim() not in (4, 5) or torch.float64 in (tensor.dtype, weight.dtype):
         return torch.contiguous_format
     layout: torch.memory_format = suggest_memory_format(tensor)
-    if layout is not torch.contiguous_format:
-        return layout
-    layout = suggest_memory_format(weight)
-    return layout
+    return suggest_memory_format(weight) if layout is torch.contiguous_format else layout
 
 
 ShapeRule = Callable[[Any, Any, Any], Any]
@@ -266,24 +260,21 @@ def _broadcast(func: Any, args: Any, kwargs: Any) -> Any:
     one, other = args[0], args[1]
     if len(args) > 2 or not isinstance(other, Tensor):
         return NotImplemented
-    if other.dim() == 0 and _is_number(other) and _is_plain(one) and one.dim():
+    if other.dim() == 0 and not other.is_complex() and _is_plain(one) and one.dim():
         return _new(one.shape, one.dtype)
-    if one.dim() == 0 and _is_number(one) and _is_plain(other) and other.dim():
+    if one.dim() == 0 and not one.is_complex() and _is_plain(other) and other.dim():
         return _new(other.shape, other.dtype)
     if not (_is_plain(one) and _is_plain(other)) or one.dtype != other.dtype or not one.dim() or not other.dim():
         return NotImplemented
-    if one.shape == other.shape or _stretches_to(other, one):
+    if one.shape == other.shape or _stretches(other.shape, one.shape):
         return _new(one.shape, one.dtype)
-    return _new(other.shape, other.dtype) if _stretches_to(one, other) else NotImplemented
+    return _new(other.shape, other.dtype) if _stretches(one.shape, other.shape) else NotImplemented
 
 
-def _is_number(tensor: Tensor) -> bool:
-    return not tensor.is_complex()
-
-
-def _stretches_to(small: Tensor, large: Tensor) -> bool:
-    missing = large.dim() - small.dim()
-    return missing >= 0 and all(a in (1, b) for a, b in zip(small.shape, large.shape[missing:], strict=True))
+def _stretches(small: Sequence[int], large: Sequence[int]) -> bool:
+    """Return whether one shape broadcasts to another."""
+    sides = zip(reversed(small), reversed(large), strict=False)
+    return len(small) <= len(large) and all(side in (1, wanted) for side, wanted in sides)
 
 
 def _reduced(func: Any, args: Any, kwargs: Any) -> Any:
@@ -305,13 +296,7 @@ def _addmm(func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     size = (left.size(0), right.size(1))
     fits = left.size(1) == right.size(0) and left.dtype == right.dtype == bias.dtype
-    if not fits or bias.dim() > 2 or not _stretches(bias.shape, size):
-        return NotImplemented
-    return _new(size, left.dtype)
-
-
-def _stretches(small: Any, large: Any) -> bool:
-    return all(a in (1, b) for a, b in zip(reversed(small), reversed(large), strict=False))
+    return _new(size, left.dtype) if fits and _stretches(bias.shape, size) else NotImplemented
 
 
 def _layer_norm(func: Any, args: Any, kwargs: Any) -> Any:
@@ -392,31 +377,14 @@ def _masked_fill(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 _ONE_TO_ONE = (
-    aten.gelu.default,
-    aten.gelu_backward.default,
-    aten.neg.default,
-    aten.rsqrt.default,
-    aten.sqrt.default,
-    aten.exp.default,
-    aten.tanh.default,
-    aten.sigmoid.default,
-    aten.sin.default,
-    aten.cos.default,
-    aten.relu.default,
-    aten.pow.Tensor_Scalar,
-    aten.mul.Scalar,
-    aten.div.Scalar,
-    aten.add.Scalar,
-    aten.threshold_backward.default,
+    *(aten.gelu.default, aten.gelu_backward.default, aten.relu.default, aten.threshold_backward.default),
+    *(aten.neg.default, aten.rsqrt.default, aten.sqrt.default, aten.exp.default, aten.tanh.default),
+    *(aten.sigmoid.default, aten.sin.default, aten.cos.default),
+    *(aten.pow.Tensor_Scalar, aten.mul.Scalar, aten.div.Scalar, aten.add.Scalar),
 )
 _FOREACH_IN_PLACE = (
-    aten._foreach_add_.List,
-    aten._foreach_add_.Scalar,
-    aten._foreach_mul_.Scalar,
-    aten._foreach_lerp_.Scalar,
-    aten._foreach_addcmul_.Scalar,
-    aten._foreach_addcdiv_.ScalarList,
-    aten._foreach_div_.ScalarList,
+    *(aten._foreach_add_.List, aten._foreach_add_.Scalar, aten._foreach_mul_.Scalar, aten._foreach_lerp_.Scalar),
+    *(aten._foreach_addcmul_.Scalar, aten._foreach_addcdiv_.ScalarList, aten._foreach_div_.ScalarList),
 )
 _FUSED = [getattr(aten, name) for name in ("_fused_sgd_", "_fused_adagrad_") if hasattr(aten, name)]
 SHAPE_RULES: dict[Any, ShapeRule] = {

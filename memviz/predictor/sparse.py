@@ -27,7 +27,6 @@ _COPY = aten._to_copy.default
 _ALWAYS = {_MAKE, _BAGS, _COPY}
 """Operators whose arguments do not show whether the result is sparse."""
 _COMPOSED = torch._C.DispatchKey.CompositeImplicitAutograd
-_NO_WORKSPACE = "cuSPARSE takes a workspace for products of sparse tensors; it is not predicted."
 ALL_DIFFERENT = "indices that are not computed are taken to be all different, which takes most"
 
 
@@ -143,8 +142,7 @@ class Sparse:
         indices, values = parts_of(mask)
         ones = values.new_ones(1).expand_as(values)
         gathered = dense[tuple(indices.unbind(0))]
-        new_indices = indices.clone()
-        return _like(mask, new_indices, gathered.mul(ones))
+        return _like(mask, indices.clone(), gathered.mul(ones))
 
     def _dense(self, tensor: Tensor, dtype: Any = None, masked_grad: Any = None) -> Any:
         if not is_sparse(tensor):
@@ -170,7 +168,9 @@ class Sparse:
         """Follow cuSPARSE's layout: CSR row offsets, 32-bit column indices, and column-major results."""
         if not is_sparse(tensor) or is_sparse(dense):
             return NotImplemented
-        self._recorder.assumptions.say(_NO_WORKSPACE)
+        self._recorder.assumptions.say(
+            "cuSPARSE takes a workspace for products of sparse tensors; it is not predicted."
+        )
         self._recorder.operators.add(SPARSE_PRODUCT)
         self._recorder.missing[rule_of(SPARSE_PRODUCT)] = (None, None)
         out = dense.new_empty(tensor.size(0), dense.size(1))

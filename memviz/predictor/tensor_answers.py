@@ -28,12 +28,12 @@ from memviz.predictor.assumptions import (
     not_predicted,
     remedy_for,
 )
-from memviz.predictor.cuda.machine import META, NamedDevices
-from memviz.predictor.known_values import CHOSEN_EVENLY, FIRST_CHOSEN, FIRST_INDEX
+from memviz.predictor.cuda.machine import META, NamedDevices, cast_to_type
+from memviz.predictor.known_values import CHOSEN_EVENLY, FIRST_CHOSEN
 from memviz.predictor.position import frames
 from memviz.predictor.recorder import AllocationRecorder, swap_data
 from memviz.predictor.rules import Treatment
-from memviz.predictor.shapes import leaves_of, tensors_among, tensors_of, with_each
+from memviz.predictor.shapes import leaves_of, lies_on_device, tensors_among, tensors_of, with_each
 
 aten = torch.ops.aten
 Answer = Callable[[Any, Any], Any]
@@ -49,10 +49,8 @@ _CONVERSIONS: dict[Any, tuple[NumberType, str]] = {
     Tensor.__index__: (operator.index, "An index or a size"),
     Tensor.__complex__: (complex, "complex()"),
 }
-_TO_NUMPY: dict[Any, str] = {Tensor.numpy: ".numpy()", Tensor.__array__: "numpy"}
 _MADE_OF_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)
 _SIZED_BY_NUMBERS = (torch.arange, torch.range, torch.nn.functional.interpolate)
-_COPY = copy.__file__
 _CUDA_IN_DLPACK = 2
 
 
@@ -75,11 +73,12 @@ def number_for(recorder: AllocationRecorder, tensor: Tensor, as_type: NumberType
         raise data_needed(f"{name} of values that are drawn at random" if as_type is None else name)
     if tensor in recorder.choices and not is_condition:
         assumptions.state_a_decision(FIRST_CHOSEN)
-        return FIRST_INDEX if as_type is None else as_type(FIRST_INDEX)
+        return 0 if as_type is None else as_type(0)
     if is_condition and tensor.dtype is torch.bool:
         if default is None:
             raise data_needed(_CONVERSIONS[Tensor.__bool__][1])
-        return assumptions.truth(default)
+        assumptions.state_a_decision(f"a condition that is not computed is taken to be {bool(default)}")
+        return bool(default)
     is_finite = tensor.is_floating_point() and as_type in (bool, float)
     if as_type is not None and default is None and not is_finite:
         raise data_needed(name)
@@ -105,7 +104,7 @@ class TensorAnswers:
             Tensor.type: self._type,
             Tensor.data_ptr: self._address,
             Tensor.pin_memory: self._pin,
-            Tensor.is_pinned: self._is_pinned,
+            Tensor.is_pinned: lambda args, kwargs: args[0] in self._pinned,
             Tensor.is_shared: self._if_there(lambda tensor: True),
             Tensor.share_memory_: self._if_there(lambda tensor: tensor),
             Tensor.tolist: self._to_list,
@@ -113,7 +112,8 @@ class TensorAnswers:
             Tensor.__format__: self._repr,
             Tensor.__deepcopy__: self._deep_copy,
             torch.tensor_split: self._split,
-            **{function: self._to_numpy(name) for function, name in _TO_NUMPY.items()},
+            Tensor.numpy: self._to_numpy(".numpy()"),
+            Tensor.__array__: self._to_numpy("numpy"),
             Tensor.__dlpack__: self._stop_at_dlpack,
             Tensor.__dlpack_device__: self._if_there(lambda tensor: (_CUDA_IN_DLPACK, devices.own.index)),
             **{function: self._to_number(*conversion) for function, conversion in _CONVERSIONS.items()},
@@ -177,7 +177,9 @@ class TensorAnswers:
         def reduce_or_stop(tensor: Tensor, protocol: Any) -> Any:
             with torch._C.DisableTorchFunction():
                 is_unknown = self._host.is_unknown(tensor)
-            if is_unknown and not _is_called_by_copy():
+            caller = next(frames(), None)
+            # `copy.copy` shares the memory.
+            if is_unknown and (caller is None or caller.f_code.co_filename != copy.__file__):
                 raise data_needed("torch.save, pickling or sending to another process", takes_value=False)
             return original(tensor, protocol)
 
@@ -231,6 +233,9 @@ class TensorAnswers:
         return allocation.block.address + tensor.storage_offset() * tensor.element_size()
 
     def _type(self, args: Any, kwargs: Any) -> Any:
+        kind = kwargs.get("dtype", args[1] if len(args) > 1 else None)
+        if kind is not None:
+            return cast_to_type(args[0], kind)
         if not args[0].is_meta or len(args) > 1 or kwargs:
             return NotImplemented
         return args[0].type().replace("torch.meta.", "torch.cuda.")
@@ -242,12 +247,7 @@ class TensorAnswers:
             raise RuntimeError("cannot pin 'torch.cuda' tensors: only dense CPU tensors can be pinned")
         if tensor in self._pinned:
             return tensor
-        pinned = tensor.clone()
-        self._pinned.add(pinned)
-        return pinned
-
-    def _is_pinned(self, args: Any, kwargs: Any) -> bool:
-        return args[0] in self._pinned
+        return self.mark_pinned(tensor.clone())
 
     def run_for_programs_own_meta(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a function for which the program itself names the `meta` device."""
@@ -264,10 +264,7 @@ class TensorAnswers:
     def lose(self, value: Any) -> None:
         """Mark tensors as unknown that a function wrote an unknown number to, or made with one."""
         for tensor in tensors_among(value):
-            if tensor.is_meta:
-                self._host.known.forget(tensor)
-            else:
-                self._host.unknown.add(tensor)
+            self._host.forget_values(tensor)
 
     def mark_pinned(self, result: Any) -> Any:
         """Mark the result of a torch function as pinned, if it is on the host."""
@@ -294,7 +291,7 @@ class TensorAnswers:
 
         def create(args: Any, kwargs: Any) -> Any:
             lists = [value for value in (*args, *kwargs.values()) if isinstance(value, list | tuple)]
-            if any(self._host.is_unknown(leaf) or _is_on_device(leaf) for leaf in leaves_of(lists)):
+            if any(self._host.is_unknown(leaf) or lies_on_device(leaf) for leaf in leaves_of(lists)):
                 lost: list[Any] = []
                 args = tuple(self._stand_in(arg, lost) if isinstance(arg, list | tuple) else arg for arg in args)
                 if "data" in kwargs:
@@ -319,7 +316,7 @@ class TensorAnswers:
         if isinstance(value, list | tuple):
             return [self._stand_in(item, lost) for item in value]
         if not self._host.is_unknown(value):
-            return self._host.known.of(value) if _is_on_device(value) else value
+            return self._host.known.of(value) if lies_on_device(value) else value
         stated = self._assumptions.stated_answer()
         if stated is NOT_STATED:
             lost.append(value)
@@ -336,16 +333,6 @@ class TensorAnswers:
         if has_unknown_numbers(args, kwargs):
             self._host.known.forget(there)
         return there.requires_grad_() if asks_gradient else there
-
-
-def _is_on_device(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_meta
-
-
-def _is_called_by_copy() -> bool:
-    """Return whether `copy.copy` is the caller, which shares the memory."""
-    frame = next(frames(), None)
-    return frame is not None and frame.f_code.co_filename == _COPY
 
 
 def _getter(name: str) -> Any:
@@ -392,9 +379,6 @@ def _nested(shape: Any, numbers: Iterator[Any]) -> Any:
     return [_nested(shape[1:], numbers) for _ in range(shape[0])]
 
 
-BELOW_MINLENGTH = "values that are not computed are taken to be below minlength where they are counted"
-
-
 def result_of_unknown_length(func: Any, args: Any, kwargs: Any, assumptions: Assumptions) -> Any:
     """Return results as tensors without data, or NotImplemented without a stated length or minlength."""
     make = _SHAPES_OF_LENGTH.get(func)
@@ -406,16 +390,11 @@ def result_of_unknown_length(func: Any, args: Any, kwargs: Any, assumptions: Ass
         least = arguments.get("minlength", 0)
         if not least:
             return NotImplemented
-        assumptions.state(BELOW_MINLENGTH)
+        assumptions.state("values that are not computed are taken to be below minlength where they are counted")
         length = least
     if type(length) is not int or length < 0:
         raise UsageError(f"--assume takes a whole number here, of what the result has; not {length!r}.")
     return make(length, **arguments)
-
-
-def has_length(func: Any) -> bool:
-    """Return whether a stated length determines the result."""
-    return func in _SHAPES_OF_LENGTH
 
 
 def _bincount(count: int, self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
@@ -436,27 +415,20 @@ def _unique(
     return unique, _empty(*inverse_shape if return_inverse else (0,)), _empty(count if return_counts else 0)
 
 
-def _repeat_interleave(count: int, repeats: Tensor, output_size: int | None = None) -> Tensor:
-    return _empty(count)
-
-
 def _empty(*shape: int, kind: torch.dtype = torch.long) -> Tensor:
     return torch.empty(shape, dtype=kind, device="meta")
 
 
 _SHAPES_OF_LENGTH: dict[Any, Callable[..., Any]] = {
     aten.bincount.default: _bincount,
-    aten.repeat_interleave.Tensor: _repeat_interleave,
+    aten.repeat_interleave.Tensor: lambda count, **arguments: _empty(count),
     **dict.fromkeys((aten._unique2.default, aten.unique_consecutive.default), _unique),
     **dict.fromkeys((aten.unique_dim.default, aten.unique_dim_consecutive.default), _unique),
 }
 
 
 _MASKS = (torch.bool, torch.uint8)
-_MOST_PLACES = 1 << 22
-"""Bytes."""
-_ARE_EQUAL = (aten.equal.default, aten.allclose.default)
-_TAKEN_AS_EQUAL = "tensors that are not computed are taken to be equal"
+_MOST_PLACES_BYTES = 1 << 22
 _TAKEN_AS_TRUE = "a mask that is not computed is taken to be true everywhere"
 
 
@@ -478,11 +450,10 @@ class ValueReads:
         values = self._host.known
         reason = values.reason_of(args, kwargs)
         if reason:
-            stated = (
-                self._recorder.assumptions.stated_answer() if func is aten._local_scalar_dense.default else NOT_STATED
-            )
-            if stated is not NOT_STATED:
-                return stated
+            if func is aten._local_scalar_dense.default:
+                stated = self._recorder.assumptions.stated_answer()
+                if stated is not NOT_STATED:
+                    return stated
             self._recorder.assumptions.state_a_decision(reason)
         out = values.on_device(values.reads(func, args, kwargs), reason)
         self._recorder.after_op(treatment, args, kwargs, out)
@@ -507,12 +478,13 @@ class ValueReads:
         if func is aten.linalg_lstsq.default:
             raise not_predicted(name_for_users(func), "no rule says what its solver takes")
         stated = self._recorder.assumptions.stated_answer()
-        if stated is NOT_STATED and func in _ARE_EQUAL:
-            self._recorder.assumptions.state_a_decision(_TAKEN_AS_EQUAL)
+        if stated is NOT_STATED and func in (aten.equal.default, aten.allclose.default):
+            self._recorder.assumptions.state_a_decision("tensors that are not computed are taken to be equal")
             return bool(args[0].shape == args[1].shape)
         decides = torch.Tag.data_dependent_output in func.tags
         if stated is NOT_STATED or not decides:
-            raise data_needed(name_for_users(func), remedy_for(func), takes_value=decides or has_length(func))
+            takes_value = decides or func in _SHAPES_OF_LENGTH
+            raise data_needed(name_for_users(func), remedy_for(func), takes_value=takes_value)
         return stated
 
     def _without_values(self, func: Any, treatment: Treatment, args: Any, kwargs: Any, shapes: Any) -> Any:
@@ -567,7 +539,7 @@ class ValueReads:
             return places
         if not tensor.is_meta:
             return places.copy_(first)
-        if places.nbytes <= _MOST_PLACES:
+        if places.nbytes <= _MOST_PLACES_BYTES:
             self._host.known.put(places, first, _TAKEN_AS_TRUE)
         return places
 

@@ -198,31 +198,18 @@ def device_for(
     )
 
 
-_MODULE_CODE = "<module>"
-"""The name of the code that runs when a module is imported."""
-
-
-class ExitFunctions:
-    """`atexit` functions of one program."""
-
-    def __init__(self) -> None:
-        self._functions: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+class ExitFunctions(list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]):
+    """`atexit` functions of one program, with their arguments."""
 
     def run(self) -> None:
         """Run them, the last first; one that fails stops no other."""
-        while self._functions:
-            function, args, kwargs = self._functions.pop()
+        while self:
+            function, args, kwargs = self.pop()
             try:
                 function(*args, **kwargs)
             except (Exception, SystemExit) as error:
                 sys.stderr.write(f"Exception ignored in atexit callback {function!r}:\n")
                 traceback.print_exception(error)
-
-    def register(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._functions.append((function, args, kwargs))
-
-    def unregister(self, function: Callable[..., Any]) -> None:
-        self._functions = [entry for entry in self._functions if entry[0] != function]
 
 
 @contextmanager
@@ -233,15 +220,15 @@ def exit_functions() -> Iterator[ExitFunctions]:
 
     def registered(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         code = sys._getframe(1).f_code
-        stays = is_of_python(code.co_filename) or (code.co_name == _MODULE_CODE and is_installed(code.co_filename))
-        if stays:
+        is_import = code.co_name == "<module>"
+        if is_of_python(code.co_filename) or (is_import and is_installed(code.co_filename)):
             register(func, *args, **kwargs)
         else:
-            functions.register(func, args, kwargs)
+            functions.append((func, args, kwargs))
         return func
 
     def unregistered(func: Callable[..., Any], /) -> None:
-        functions.unregister(func)
+        functions[:] = [entry for entry in functions if entry[0] != func]
         unregister(func)
 
     with Patches() as patches:

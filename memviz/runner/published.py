@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from memviz.predictor.cards import KnownCard, card_named
+from memviz.predictor.cards import card_named
 from memviz.predictor.device import PredictedDevice
 from memviz.runner.output_check.comparison import adamw
 from memviz.runner.output_check.difference import differences
@@ -86,14 +86,10 @@ class Seed:
         }
 
 
-def card() -> KnownCard:
-    return card_named(CARD)
-
-
 @contextmanager
 def predicted_device(*models: nn.Module) -> Iterator[PredictedDevice]:
     """The card of the published runs, with these models on it, an empty cache and fresh peaks."""
-    with PredictedDevice(card(), release=RELEASE) as device:
+    with PredictedDevice(card_named(CARD), release=RELEASE) as device:
         device.place(models[0] if len(models) == 1 else nn.ModuleList(models))
         reset(device)
         yield device
@@ -222,7 +218,6 @@ _SPLIT_SECONDS = {
 }
 _OUTPUTS_APART = {"geglu": (0.00015, 0.00003), "swiglu": (0.00014, 0.00003)}
 """absmax and absmean of the outputs; 0.00000 for all others, in five decimals."""
-_ONE_LAYER_APART = (6.7353e-06, 3.3257e-07)
 _SPLITS = 4
 
 
@@ -257,8 +252,8 @@ def _split_outputs(tell: Tell) -> Iterator[PublishedRow]:
     tell("the output of one layer")
     one = one_layer_difference(_SPLITS)
     note = f"{fewer}, summed one product after the other as on a GPU"
-    for place, figure in enumerate(("absmax", "absmean")):
-        yield PublishedRow(f"one layer, gelu, split in {_SPLITS}", figure, _ONE_LAYER_APART[place], one[place], note)
+    for figure, apart, ours in (("absmax", 6.7353e-06, one[0]), ("absmean", 3.3257e-07, one[1])):
+        yield PublishedRow(f"one layer, gelu, split in {_SPLITS}", figure, apart, ours, note)
 
 
 def _split_peaks(activation: str) -> tuple[int, int]:
@@ -318,26 +313,12 @@ def _reproducer() -> tuple[int, int]:
     return peaks[0], peaks[1]
 
 
-SPLIT_FEED_FORWARD = Seed(
-    "split-feed-forward",
-    "Feed-forward split as in tensor parallelism, but on one GPU",
-    "diffusers pull request 10623",
-    "Inference in fp32. The whole stack's output is alive while the split one runs, in the order of 2025.",
-    _split_rows,
-)
-
-
-_CHECKPOINTING_WARM_UP = 2
-_CHECKPOINTING_STEPS = 3
-"""More of them change nothing: the gradients are there after the first."""
 _CHECKPOINTING_CASES = (
     ("none", None, 26.719),
     ("every block", 1, 9.316),
     ("every 2nd block", 2, 17.658),
     ("every 4th block", 4, 22.188),
 )
-_COLD = 26.664
-"""Figure of `none` in the table before its correction, without an earlier backward pass; the others stayed."""
 _PER_SECOND = {
     "none": (1.680, 0.582),
     "every block": (1.358, 1.339),
@@ -355,15 +336,16 @@ def _checkpointing_rows(tell: Tell) -> Iterator[PublishedRow]:
         yield PublishedRow("weights", "reserved GiB", 4.025, gib(device.peak_reserved_bytes))
         step = RunStep(workload, device, model, device.inputs(workload), None)
         tell("none, before any backward pass")
-        for _ in range(_CHECKPOINTING_WARM_UP):
-            step()
+        step()
+        step()
         cold = gib(device.peak_reserved_bytes)
-        yield PublishedRow("none, not warmed up", "reserved GiB", _COLD, cold, "before its correction")
+        # Of all figures this one stood otherwise in the table before its correction.
+        yield PublishedRow("none, not warmed up", "reserved GiB", 26.664, cold, "before its correction")
         for case, every, published in _CHECKPOINTING_CASES:
             tell(case)
             reset(device)
             undo = Checkpointing(every=every).apply(model) if every else None
-            for _ in range(_CHECKPOINTING_STEPS):
+            for _ in range(3):  # more of them change nothing: the gradients are there after the first
                 step()
             yield PublishedRow(case, "reserved GiB", published, gib(device.peak_reserved_bytes))
             if undo is not None:
@@ -373,22 +355,12 @@ def _checkpointing_rows(tell: Tell) -> Iterator[PublishedRow]:
         yield PublishedRow(f"{case}, before its correction", "steps a second", before, None, ON_A_GPU)
 
 
-CHECKPOINTING = Seed(
-    "checkpointing",
-    "Checkpointing with a strategy of one's own, LTX-Video, one training step",
-    "diffusers pull request 10611",
-    "Steps with gradients that are never cleared; the cache is emptied before each case. Reserved, not live, memory.",
-    _checkpointing_rows,
-)
-
-
 _FLAT_GRADIENTS_CASES = (
     ("one cat a micro-batch (baseline)", "plain", 15.1),
     ("a list, then one cat", "list_then_cat", 17.4),
     ("one flat buffer", "flat", 15.1),
 )
 _LOSS = 10.8708400726318359
-_FLAT_GRADIENTS_STEPS = 5
 _OTHER_LOSS = "a small model of ours: what is compared is that both ways give the same to the last digit"
 _OTHER_MODEL = "another model: its size was not published, so only the pattern can be compared"
 
@@ -422,7 +394,7 @@ def _average_loss(how: str) -> float:
         model = twin.build()
     inputs = [twin.inputs(torch.device("cpu"), number) for number in range(twin.micro_batches)]
     FlatGradients(how=how, micro_batches=len(inputs)).apply(model)
-    losses = ComparedStep(inputs, True, twin.loss).losses(model, _FLAT_GRADIENTS_STEPS, adamw, None)
+    losses = ComparedStep(inputs, True, twin.loss).losses(model, 5, adamw)
     return sum(losses) / len(losses)
 
 
@@ -434,15 +406,6 @@ def _reserved(how: str) -> tuple[int, int]:
         FlatGradients(how=how, micro_batches=workload.micro_batches).apply(model)
         RunStep(workload, device, model, device.inputs(workload), None)()
         return device.peak_reserved_bytes, count
-
-
-FLAT_GRADIENTS = Seed(
-    "flat-gradients",
-    "Gradients of micro-batches added up in one flat fp32 buffer",
-    "fairscale pull request 1186",
-    "One step of four micro-batches on one rank. What is reserved: the doubled gradients are live only for a moment.",
-    _flat_gradients_rows,
-)
 
 
 _PICTURES = "published as pictures alone; a small twin of Flux, real numbers on this processor"
@@ -493,15 +456,38 @@ def _allocated(casting: LayerwiseCasting | None) -> int:
         return device.peak_allocated_bytes
 
 
-LAYERWISE_CASTING = Seed(
-    "layerwise-casting",
-    "Weights stored in fp8 and cast up layer by layer, Flux",
-    "diffusers pull requests 10347 and 9177",
-    "One forward pass of the transformer alone, after the weights were cast.",
-    _casting_rows,
+SEEDS = (
+    Seed(
+        "split-feed-forward",
+        "Feed-forward split as in tensor parallelism, but on one GPU",
+        "diffusers pull request 10623",
+        "Inference in fp32. The whole stack's output is alive while the split one runs, in the order of 2025.",
+        _split_rows,
+    ),
+    Seed(
+        "checkpointing",
+        "Checkpointing with a strategy of one's own, LTX-Video, one training step",
+        "diffusers pull request 10611",
+        "Steps with gradients that are never cleared; the cache is emptied before each case. "
+        "Reserved, not live, memory.",
+        _checkpointing_rows,
+    ),
+    Seed(
+        "flat-gradients",
+        "Gradients of micro-batches added up in one flat fp32 buffer",
+        "fairscale pull request 1186",
+        "One step of four micro-batches on one rank. What is reserved: "
+        "the doubled gradients are live only for a moment.",
+        _flat_gradients_rows,
+    ),
+    Seed(
+        "layerwise-casting",
+        "Weights stored in fp8 and cast up layer by layer, Flux",
+        "diffusers pull requests 10347 and 9177",
+        "One forward pass of the transformer alone, after the weights were cast.",
+        _casting_rows,
+    ),
 )
-
-SEEDS: tuple[Seed, ...] = (SPLIT_FEED_FORWARD, CHECKPOINTING, FLAT_GRADIENTS, LAYERWISE_CASTING)
 """In the order of `memviz reproduce`."""
 
 

@@ -41,8 +41,9 @@ def check_lists(allocator: CachingAllocator, blocks: list[Block]) -> None:
     assert {*unmapped} == {block for block in blocks if not block.mapped}
     for pool in both:
         for stream, each in pool.free.items():
-            assert [(block.size, block.address) for block in each] == sorted((b.size, b.address) for b in each)
-            assert all(block.stream == stream and block.pool is pool for block in each)
+            places = [(block.size, block.address) for block in each.blocks]
+            assert places == sorted(places)
+            assert all(block.stream == stream and block.pool is pool for block in each.blocks)
 
 
 def check_statistics(allocator: CachingAllocator, blocks: list[Block]) -> None:

@@ -64,7 +64,7 @@ def test_each_counted_allocation_has_an_event_on_every_thread_and_stream():
     assert before is not None and after is not None and device.peaks is not None
     assert event_count(trace, Action.ALLOC) == after.allocs - before.allocs
     assert event_count(trace, Action.FREE_REQUESTED) == after.frees - before.frees
-    assert device.peaks.agree, device.peaks
+    assert not (device.peaks.allocated.difference or device.peaks.reserved.difference), device.peaks
     events, labels = gpu_of(trace).events, gpu_of(trace).event_labels
     assert labels is not None
     assert (labels.category[events.action == Action.ALLOC] == Category.UNKNOWN).mean() < 0.2

@@ -7,11 +7,12 @@ They are supplied here, so every release's own Python runs above them, with its 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from memviz.predictor.assumptions import not_predicted
+from memviz.predictor.assumptions import not_predicted, refusing
 from memviz.predictor.compat import Patches
 from memviz.predictor.cuda.machine import FakeMachine
 from memviz.predictor.cuda.memory import MemoryFunctions, MemoryHistory
@@ -58,7 +59,7 @@ def pretended_functions(
     }
     return {
         **dict.fromkeys(_WITHOUT_EFFECT, lambda *args: None),
-        **{name: _refusing(*reason) for name, reason in _UNSUPPORTED.items()},
+        **{name: refusing(*reason) for name, reason in _UNSUPPORTED.items()},
         **{name: answer for names, answer in table.items() for name in names.split()},
     }
 
@@ -84,7 +85,7 @@ def _machine_table(machine: FakeMachine) -> dict[str, Any]:
         "_cuda_getArchFlags": lambda: machine.architectures,
         "_cuda_getCompiledVersion": lambda: int(machine.version.replace(".", "0")) * 10,
         "_cuda_get_sync_debug_mode": lambda: machine.sync_debug_mode,
-        "_cuda_set_sync_debug_mode": machine.set_sync_debug_mode,
+        "_cuda_set_sync_debug_mode": partial(setattr, machine, "sync_debug_mode"),
         "_cuda_getCurrentBlasHandle _cuda_getCurrentSolverHandle": lambda: 0x1,
         "_cuda_get_cudnn_benchmark_limit": lambda: 10,
         "_cuda_tunableop_enable": enable_tuning,
@@ -94,11 +95,12 @@ def _machine_table(machine: FakeMachine) -> dict[str, Any]:
 
 def _memory_table(memory: MemoryFunctions, history: MemoryHistory, checked: Checked) -> dict[str, Any]:
     device, workspaces = memory.device, memory.workspaces
+    statistics = device.recorder.ledger.allocator.statistics
     return {
         "_cuda_memoryStats _accelerator_getDeviceStats": checked(memory.stats),
         "_cuda_hostMemoryStats": memory.host_stats,
         "_cuda_resetPeakMemoryStats _accelerator_resetPeakStats": checked(device.reset_peak),
-        "_cuda_resetAccumulatedMemoryStats _accelerator_resetAccumulatedStats": checked(memory.reset_accumulated),
+        "_cuda_resetAccumulatedMemoryStats _accelerator_resetAccumulatedStats": checked(statistics.reset_accumulated),
         "_cuda_emptyCache _accelerator_emptyCache": device.empty_cache,
         "_cuda_setMemoryFraction": memory.set_fraction,
         "_cuda_getMemoryFraction": lambda index: device.settings.per_process_memory_fraction,
@@ -108,7 +110,7 @@ def _memory_table(memory: MemoryFunctions, history: MemoryHistory, checked: Chec
         "_cuda_cudaCachingAllocator_set_allocator_settings": device.set_allocator_settings,
         "_accelerator_setAllocatorSettings": device.set_allocator_settings,
         "_cuda_getAllocatorBackend": lambda: "native",
-        "_cuda_setMemoryMetadata": memory.set_metadata,
+        "_cuda_setMemoryMetadata": partial(setattr, memory, "metadata"),
         "_cuda_getMemoryMetadata": lambda: memory.metadata,
         "_cuda_attach_out_of_memory_observer": memory.report.observers.append,
         "_accelerator_getMemoryInfo": lambda index: memory.get_info(),
@@ -147,13 +149,6 @@ def _stream_table(pools: GraphPools, stream: type[FakeStream], checked: Checked)
         "_cuda_beginAllocateCurrentStreamToPool": pools.enter,
         "_cuda_endAllocateToPool _cuda_endAllocateCurrentStreamToPool": pools.leave,
     }
-
-
-def _refusing(what: str, why: str) -> Callable[..., None]:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise not_predicted(what, why)
-
-    return refuse
 
 
 def follow_functions(patches: Patches, functions: dict[str, Any]) -> None:

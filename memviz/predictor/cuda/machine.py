@@ -78,9 +78,7 @@ def on_card(tensor: torch.Tensor) -> bool:
 _RealGenerator: Any = torch._C.Generator
 _FIRST_SEED = 67280421310721
 """Seed of a generator that was never seeded."""
-_STATE_BYTES = 16
 _SEED_BITS = 64
-_SAMPLER = "torch/utils/data/sampler.py"
 IN_ORDER = "data that a generator of the card shuffles are taken in their order"
 
 
@@ -122,7 +120,7 @@ class CardGenerator(_RealGenerator):  # type: ignore[misc]
     def set_state(self, new_state: Tensor) -> Self:
         if new_state.dtype != torch.uint8 or new_state.device.type != "cpu":
             raise TypeError("RNG state must be a torch.ByteTensor")
-        if new_state.numel() != _STATE_BYTES:
+        if new_state.numel() != 16:
             raise RuntimeError("RNG state is wrong size")
         whole = bytes(new_state.tolist())
         self._seed, self._offset = (int.from_bytes(part, "little") for part in (whole[:8], whole[8:]))
@@ -173,7 +171,7 @@ def follow_generators(patches: Patches, named: NamedDevices) -> Callable[[], Non
 def is_for_a_sampler() -> bool:
     """Return whether one of torch's samplers draws the order of its data."""
     frame = first_of_library()
-    return frame is not None and Path(frame.f_code.co_filename).as_posix().endswith(_SAMPLER)
+    return frame is not None and Path(frame.f_code.co_filename).as_posix().endswith("torch/utils/data/sampler.py")
 
 
 def check_generator(generator: Any, out_is_ours: bool) -> None:
@@ -186,8 +184,7 @@ def check_generator(generator: Any, out_is_ours: bool) -> None:
 
 _KiB, _MiB = 1 << 10, 1 << 20
 _SHARED_MEMORY = {(7, 0): 96, (7, 5): 64, (8, 0): 164, (8, 6): 100, (8, 9): 100, (12, 0): 100}
-"""KiB of a multiprocessor; later ones of data centres have more."""
-_LATEST_SHARED_MEMORY = 228
+"""KiB of a multiprocessor; later ones of data centres have 228."""
 _L2 = {
     "NVIDIA L40S": 96,
     "NVIDIA GeForce RTX 5090": 96,
@@ -196,7 +193,7 @@ _L2 = {
 }
 """MiB of second-level cache, where it is not that of most cards of its capability."""
 _L2_OF_CAPABILITY = {(7, 0): 6, (7, 5): 4, (8, 0): 40, (8, 6): 6, (8, 9): 48, (9, 0): 50, (9, 4): 4, (10, 0): 126}
-_LATER_L2 = 64
+"""Later ones have 64."""
 
 
 @dataclass(frozen=True)
@@ -235,8 +232,7 @@ class CardProperties:
 def properties_of(card: KnownCard) -> CardProperties:
     """Return the same properties for all cards of a kind; even the UUID is made from the name."""
     major, minor = card.capability
-    shared = _SHARED_MEMORY.get(card.capability, _LATEST_SHARED_MEMORY) * _KiB
-    is_old = major == 7
+    shared = _SHARED_MEMORY.get(card.capability, 228) * _KiB
     return CardProperties(
         name=card.name,
         major=major,
@@ -246,21 +242,15 @@ def properties_of(card: KnownCard) -> CardProperties:
         uuid=uuid5(NAMESPACE_URL, card.name),
         max_threads_per_multi_processor=card.threads_per_multiprocessor,
         shared_memory_per_multiprocessor=shared,
-        shared_memory_per_block_optin=shared if is_old else shared - _KiB,
-        L2_cache_size=_L2.get(card.name, _L2_OF_CAPABILITY.get(card.capability, _LATER_L2)) * _MiB,
+        shared_memory_per_block_optin=shared if major == 7 else shared - _KiB,
+        L2_cache_size=_L2.get(card.name, _L2_OF_CAPABILITY.get(card.capability, 64)) * _MiB,
     )
 
 
 _CUDA_VERSIONS = {6: "12.4", 7: "12.6", 8: "12.8", 9: "12.8", 10: "12.8"}
-"""CUDA versions in pip's wheels, by the minor version of torch 2.x."""
-_LATEST_CUDA_VERSION = "13.0"
+"""CUDA versions in pip's wheels, by the minor version of torch 2.x; later ones have 13.0."""
 _CUDNN = {"12.4": 90100, "12.6": 90501, "12.8": 91002, "13.0": 91501}
 _ARCHITECTURES = {"12": "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90", "13": "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"}
-_MOST_FFT_PLANS = 4096
-"""Limit of cuFFT's plan cache."""
-_NO_CARD = (
-    "No CUDA GPUs are available: CUDA_VISIBLE_DEVICES hides the one that is pretended. Leave it out, or set it to 0."
-)
 
 
 class FakeMachine:
@@ -270,7 +260,7 @@ class FakeMachine:
         self.named = named
         self.sync_debug_mode = 0
         self.properties = properties_of(card)
-        self.version = _CUDA_VERSIONS.get(int(str(torch.__version__).split(".")[1]), _LATEST_CUDA_VERSION)
+        self.version = _CUDA_VERSIONS.get(int(str(torch.__version__).split(".")[1]), "13.0")
         self._process = os.getpid()
 
     @property
@@ -285,7 +275,10 @@ class FakeMachine:
 
     def begin(self) -> None:
         if not self.count():
-            raise RuntimeError(_NO_CARD)
+            raise RuntimeError(
+                "No CUDA GPUs are available: CUDA_VISIBLE_DEVICES hides the one that is pretended. Leave it out, or "
+                "set it to 0."
+            )
 
     def is_in_fork(self) -> bool:
         """A child process cannot use the CUDA that its parent began."""
@@ -308,25 +301,20 @@ class FakeMachine:
         self.named.exists(device)
         return {"supported_dtypes": {kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}}
 
-    def set_sync_debug_mode(self, mode: int) -> None:
-        self.sync_debug_mode = mode
-
-
-_RUNTIME_CALLS = (
-    *("cudaProfilerStart", "cudaProfilerStop", "cudaHostRegister", "cudaHostUnregister"),
-    *("cudaStreamCreate", "cudaStreamDestroy", "cudaDeviceSynchronize"),
-)
-
 
 def follow_machine(patches: Patches, machine: FakeMachine, mem_get_info: Callable[[], tuple[int, int]]) -> None:
     # We use it; a build for CUDA would complain of what it misses, and a profile with stacks of its being imported.
     importlib.import_module("torch.utils.flop_counter")
     cuda: Any = torch.cuda
+    without_effect = (
+        *("cudaProfilerStart", "cudaProfilerStop", "cudaHostRegister", "cudaHostUnregister"),
+        *("cudaStreamCreate", "cudaStreamDestroy", "cudaDeviceSynchronize"),
+    )
     runtime = SimpleNamespace(
         cudaError=IntEnum("cudaError", {"success": 0}),
         cudaGetErrorString=lambda code: "no error",
         cudaMemGetInfo=lambda device: mem_get_info(),
-        **dict.fromkeys(_RUNTIME_CALLS, lambda *args: 0),
+        **dict.fromkeys(without_effect, lambda *args: 0),
     )
     patches.put_all(
         cuda,
@@ -350,7 +338,7 @@ def follow_machine(patches: Patches, machine: FakeMachine, mem_get_info: Callabl
     patches.put(cudnn, "version", lambda: _CUDNN[machine.version])
     # Without one there would be a warning; recurrent layers are predicted step by step.
     patches.put(cudnn, "is_acceptable", lambda tensor: False)
-    patches.put_all(torch.backends.cuda.cuFFTPlanCache, {"size": 0, "max_size": _MOST_FFT_PLANS})
+    patches.put_all(torch.backends.cuda.cuFFTPlanCache, {"size": 0, "max_size": 4096})
     patches.put(torch, "_cufft_clear_plan_cache", lambda *args: None)
 
 
@@ -438,13 +426,9 @@ def _follow_default_device(patches: Patches, named: NamedDevices) -> None:
     def get_default_device() -> torch.device:
         return named.own if chosen else get_device()
 
-    def take_back() -> None:
-        if chosen:
-            set_device(None)
-
     patches.put(torch, "set_default_device", set_default_device)
     patches.put(torch, "get_default_device", get_default_device)
-    patches.callback(take_back)
+    patches.callback(lambda: set_device(None) if chosen else None)
 
 
 def follow_profilers(patches: Patches) -> None:

@@ -32,7 +32,6 @@ from memviz.trace.write import snapshot_dict, write_pickle
 OutOfMemoryError: type[RuntimeError] = torch.OutOfMemoryError
 Observer = Callable[[int, int, int, int], Any]
 """Device, bytes wanted, bytes the program may have, bytes free."""
-_MAGNITUDES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class OutOfMemoryReport:
 
 def size_text(count: int) -> str:
     """Format a size as torch's messages do."""
-    for size, unit in _MAGNITUDES:
+    for size, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if count > size:
             return f"{count / size:.2f} {unit}"
     return f"{count} bytes"
@@ -93,9 +92,6 @@ def without_own_frames(error: BaseException) -> BaseException:
     """Return the error without anything that keeps the operator's tensors alive."""
     error.__context__ = error.__cause__ = None
     return error.with_traceback(None)
-
-
-_HOST_KINDS = ("allocations", "active_requests", "segments", "allocated_bytes", "active_bytes", "reserved_bytes")
 
 
 class MemoryDevice(Protocol):
@@ -148,10 +144,8 @@ class MemoryFunctions:
         nothing = dict.fromkeys(("current", "peak", "allocated", "freed"), 0)
         times = dict.fromkeys(("total", "max", "min", "count", "avg"), 0)
         counts = {"num_host_alloc": 0, "num_host_free": 0, "host_alloc_time": times, "host_free_time": times}
-        return {**{kind: nothing for kind in _HOST_KINDS}, **counts}
-
-    def reset_accumulated(self) -> None:
-        self._ledger.allocator.statistics.reset_accumulated()
+        kinds = ("allocations", "active_requests", "segments", "allocated_bytes", "active_bytes", "reserved_bytes")
+        return {**dict.fromkeys(kinds, nothing), **counts}
 
     def set_fraction(self, fraction: float, device: int = 0) -> None:
         self._named.check(device)
@@ -174,9 +168,6 @@ class MemoryFunctions:
             self._ledger.free(taken)
         elif address:
             raise RuntimeError(f"invalid device pointer: {address:#x}")
-
-    def set_metadata(self, text: str) -> None:
-        self.metadata = text
 
 
 _RELEASES = {Action.FREE_REQUESTED, Action.FREE_COMPLETED, Action.SEGMENT_FREE, Action.SEGMENT_UNMAP}

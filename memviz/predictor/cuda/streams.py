@@ -40,7 +40,6 @@ _FREED_ON_WAIT = (
     "copy to the host or from it) or has launched 1,024 kernels more there; a card gives it back as soon as the stream "
     "is done, which is no later."
 )
-_TAKEN_AS_DONE = "A stream or an event that is asked whether its work is done is taken to be done."
 
 
 @dataclass(eq=False)
@@ -147,7 +146,7 @@ class StreamOrder:
 
     def host_asks(self, moment: Moment) -> bool:
         """Report the work as done: a program that polls until then would otherwise never end."""
-        self._assumptions.say(_TAKEN_AS_DONE)
+        self._assumptions.say("A stream or an event that is asked whether its work is done is taken to be done.")
         self.host_waits(moment)
         return True
 
@@ -158,7 +157,6 @@ class StreamOrder:
 
 _HOST, _CUDA = 0, 1
 """Kinds of devices, in C++."""
-_TIMES = "the time between two events is not known: it prints as unknown"
 _RealStream: Any = torch.Stream
 _RealEvent: Any = torch.Event
 
@@ -333,7 +331,7 @@ class FakeEvent(_RealEvent):  # type: ignore[misc]
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._moment is None or end_event._moment is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
-        self.assumptions.state(_TIMES)
+        self.assumptions.state("the time between two events is not known: it prints as unknown")
         return UnknownNumber(ReadingLine(quoted_line_of_caller()), False, self.assumptions)
 
     def ipc_handle(self) -> bytes:

@@ -21,7 +21,6 @@ from memviz.predictor.rules import Instead, Operator, OperatorTotals
 from memviz.predictor.shapes import tensors_of
 from memviz.trace.model import Category
 
-_RECEIVE_OPERATORS = ("recv_", "recv_any_source_")
 _FUNCTIONAL_COLLECTIVES = (
     *("all_gather_into_tensor", "all_gather_into_tensor_coalesced", "all_reduce", "all_reduce_"),
     *("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "all_to_all_single", "broadcast"),
@@ -32,7 +31,7 @@ _FUNCTIONAL_COLLECTIVES = (
 def sent_bytes(func: Operator, args: Any, written: Any, count: int) -> int:
     """Return the bytes sent: all but the own part of what `count` ranks share, and twice that for an all-reduce."""
     name = func._schema.name.partition("::")[2]
-    if name in _RECEIVE_OPERATORS:
+    if name in ("recv_", "recv_any_source_"):
         return 0
     if name == "send":
         return _tensor_bytes(args)
@@ -42,24 +41,17 @@ def sent_bytes(func: Operator, args: Any, written: Any, count: int) -> int:
 
 def counting_functions(totals: OperatorTotals) -> dict[Operator, Instead]:
     """Return functions that count the bytes sent, and let the operators run."""
-    there: Any = torch.ops._c10d_functional
-    return {
-        getattr(there, name).default: _counting(totals, name)
-        for name in _FUNCTIONAL_COLLECTIVES
-        if hasattr(there, name)
-    }
 
-
-def _counting(totals: OperatorTotals, name: str) -> Callable[[Operator, Any, Any], Any]:
     def count(func: Operator, args: Any, kwargs: Any) -> Any:
         group: Any = [value for value in (*args, *kwargs.values()) if isinstance(value, str)][-1]
         ranks = c10d._resolve_process_group(group).size()
-        times = {"all_gather": ranks, "all_reduce": 2}.get(name[:10], 1)
+        times = {"all_gather": ranks, "all_reduce": 2}.get(func.overloadpacket.__name__[:10], 1)
         if any(tensor.is_meta for tensor in tensors_of(args[0])):
             totals.link_bytes += times * _tensor_bytes(args[0]) * (ranks - 1) // ranks
         return NotImplemented
 
-    return count
+    there: Any = torch.ops._c10d_functional
+    return {getattr(there, name).default: count for name in _FUNCTIONAL_COLLECTIVES if hasattr(there, name)}
 
 
 def _tensor_bytes(value: Any) -> int:
@@ -158,9 +150,6 @@ class PretendedWork(_BASE):  # type: ignore[misc]
 
 aten = torch.ops.aten
 _ALIKE = "What other ranks send is taken to be what this rank would send them."
-_BARRIER_BYTES = 4
-"""NCCL has none: a number is summed."""
-_SUMS = ("SUM", "PREMUL_SUM")
 Collective = Callable[[Any, Any], tuple[Any, list[Tensor]]]
 """From named arguments and the group to the operator's result besides its work, and the tensors written."""
 
@@ -254,7 +243,7 @@ class Collectives:
         """Fill one list per rank, each with a part of every input."""
         for outputs in args["output_lists"]:
             for output, sent in zip(outputs, args["input_list"], strict=True):
-                self._copy(output, sent, group)
+                self._copy(output, sent)
         return args["output_lists"], [*tensors_of(args["output_lists"])]
 
     def _gather_list(self, outputs: list[Tensor], sent: Tensor, group: Any) -> None:
@@ -272,18 +261,18 @@ class Collectives:
 
     def _copy_to_all(self, outputs: list[Tensor], sent: Tensor, group: Any) -> None:
         for output in outputs:
-            self._copy(output, sent, group)
+            self._copy(output, sent)
 
     def _copy_own(self, output: Tensor, sent: list[Tensor], group: Any) -> None:
-        self._copy(output, sent[group.rank()], group)
+        self._copy(output, sent[group.rank()])
 
     def _exchange(self, args: Any, group: Any) -> Any:
         mine = args["input_tensors"][group.rank()]
         for output in args["output_tensors"]:
             if output.shape == mine.shape:
-                self._copy(output, mine, group)
+                self._copy(output, mine)
             else:
-                self._lose(output)
+                self._host.forget_values(output)
         return args["output_tensors"], list(args["output_tensors"])
 
     def _exchange_base(self, args: Any, group: Any) -> Any:
@@ -293,13 +282,14 @@ class Collectives:
             mine = sent.view(size, -1, *sent.shape[1:])[group.rank()]
             self._spread(output, mine, group)
         else:
-            self._lose(output)
+            self._host.forget_values(output)
         return None, [output]
 
     def _barrier(self, args: Any, group: Any) -> Any:
         self.works.end_all()
         if group.name() == "nccl":
-            self._recorder.allocate_temporary(_BARRIER_BYTES, "barrier")
+            # NCCL has no barrier: a number is summed.
+            self._recorder.allocate_temporary(4, "barrier")
         return None, []
 
     def _are_gradients(self, tensors: list[Tensor]) -> None:
@@ -315,27 +305,27 @@ class Collectives:
                 self._recorder.allocate_temporary(size, operator)
 
     def _sum(self, tensor: Tensor, count: int) -> None:
-        if self.reduced_by in _SUMS and tensor.dtype != torch.bool:
+        if self.reduced_by in ("SUM", "PREMUL_SUM") and tensor.dtype != torch.bool:
             self._write(aten.mul_.Tensor, tensor, torch.tensor(count, dtype=tensor.dtype))
         elif self.reduced_by == "PRODUCT":
             self._write(aten.pow_.Scalar, tensor, count)
 
     def _reduce_part(self, output: Tensor, sent: Tensor, group: Any) -> None:
         if sent.is_contiguous() and sent.numel() == output.numel() * group.size():
-            self._copy(output, sent.view(group.size(), -1)[group.rank()].view(output.shape), group)
+            self._copy(output, sent.view(group.size(), -1)[group.rank()].view(output.shape))
             self._sum(output, group.size())
         else:
-            self._lose(output)
+            self._host.forget_values(output)
 
     def _spread(self, output: Tensor, sent: Tensor, group: Any) -> None:
         if output.is_contiguous() and output.numel() == sent.numel() * group.size():
-            self._copy(output.view(group.size(), *sent.shape), sent, group)
+            self._copy(output.view(group.size(), *sent.shape), sent)
         else:
-            self._lose(output)
+            self._host.forget_values(output)
 
-    def _copy(self, output: Tensor, sent: Tensor, group: Any) -> None:
+    def _copy(self, output: Tensor, sent: Tensor) -> None:
         if output.shape != sent.shape and output.dim() == sent.dim():
-            self._lose(output)
+            self._host.forget_values(output)
         else:
             self._write(aten.copy_.default, output, sent)
 
@@ -343,16 +333,10 @@ class Collectives:
         host = self._host
         known = isinstance(other, Tensor) and host.is_unknown(other)
         if known or (func is not aten.copy_.default and host.is_unknown(output)):
-            return self._lose(output)
+            return host.forget_values(output)
         self._recorder.assumptions.say(_ALIKE)
         if output.is_meta:
             host.known.follow(func, (output, other), {}, output, writes=True)
         else:
             with torch.no_grad():
                 func(output, other)
-
-    def _lose(self, output: Tensor) -> None:
-        if output.is_meta:
-            self._host.known.forget(output)
-        else:
-            self._host.unknown.add(output)

@@ -165,17 +165,13 @@ def _same_placements(first: Any, others: Any) -> bool:
     from torch.distributed.tensor import DTensor
 
     for one, other in zip(first, others, strict=False):
-        if not isinstance(other, DTensor):
-            if isinstance(other, torch.Tensor) and other.is_meta and other.dim():
+        if isinstance(other, DTensor):
+            placements = other._spec.placements
+            same = placements == one._spec.placements and other._spec.mesh is one._spec.mesh
+            same = same and other.shape == one.shape and other.dtype == one.dtype
+            if not same or any(placement.is_partial() for placement in placements):
                 return False
-            continue
-        same = other._spec.placements == one._spec.placements and other._spec.mesh is one._spec.mesh
-        if (
-            not same
-            or other.shape != one.shape
-            or other.dtype != one.dtype
-            or any(placement.is_partial() for placement in other._spec.placements)
-        ):
+        elif isinstance(other, torch.Tensor) and other.is_meta and other.dim():
             return False
     return True
 
@@ -191,7 +187,6 @@ def _local(value: Any) -> Any:
     return value
 
 
-_STAGE_MODULE = "torch.distributed.pipelining.stage"
 _STAGE_REMEDY = (
     "A stage that is made with PipelineStage(..., input_args=..., output_args=...) needs no message; "
     "give each rank its own, as tensors of one microbatch."
@@ -210,7 +205,7 @@ def no_message(object_list: list[Any], src: int | None = None, *args: Any, **nam
 
 def follow_pipelines(patches: Patches) -> None:
     """Patch pipeline stages if the program uses them; in releases without a vote, static stages exchange nothing."""
-    module: Any = sys.modules.get(_STAGE_MODULE)
+    module: Any = sys.modules.get("torch.distributed.pipelining.stage")
     stage = getattr(module, "PipelineStage", None)
     if stage is None or not hasattr(stage, "_warmup_forward_vote"):
         return
@@ -236,13 +231,10 @@ def follow_pipelines(patches: Patches) -> None:
     patches.replace(stage, "_recv_meta", received)
 
 
-_ZERO_OPTIMIZER = "ZeroRedundancyOptimizer"
-"""Compared by name, because the import is slow and warns."""
-
-
 def follow_zero_optimizer(patches: Patches, layout: Layout) -> None:
     def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if type(optimizer).__name__ != _ZERO_OPTIMIZER:
+        # By its name, because the import is slow and warns.
+        if type(optimizer).__name__ != "ZeroRedundancyOptimizer":
             return
         by_weights: dict[Any, list[int]] = {}
         for rank, groups in enumerate(optimizer._partition_parameters_cache):
@@ -253,9 +245,6 @@ def follow_zero_optimizer(patches: Patches, layout: Layout) -> None:
     patches.callback(register_optimizer_step_post_hook(stepped).remove)
 
 
-_TIMEOUT = timedelta(minutes=10)
-_NCCL_VERSION = 2 << 32 | 27 << 16 | 5
-_DEVICES = ("cuda", "cpu")
 _GROUP_NEEDED = (
     "is one of a group of processes, and it is not said which. Predict one rank with --world-size N [--rank R], as in "
     "--world-size 8."
@@ -318,14 +307,15 @@ def follow_group(
         for name in ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single"):
             if name in vars(owner):
                 patches.replace(owner, name, group.noting_reduction(vars(owner)[name]))
-        patches.replace(owner, "broadcast_object_list", group.broadcast_objects)
+        # Objects of another rank are unknown, so all stay as they are.
+        patches.replace(owner, "broadcast_object_list", lambda *args, **kwargs: None)
         patches.replace(owner, "recv_object_list", no_message)
         patches.replace(owner, "scatter_object_list", group.scatter_objects)
         patches.replace(owner, "monitored_barrier", lambda *args, **kwargs: None)
-    patches.put(torch._C, "_nccl_version", lambda: _NCCL_VERSION)
+    patches.put(torch._C, "_nccl_version", lambda: 2 << 32 | 27 << 16 | 5)
     patches.put(torch._C, "_nccl_version_suffix", lambda: b"")
     patches.replace(functions, "_NCCL_AVAILABLE", True)
-    patches.put(functions, "default_pg_nccl_timeout", _TIMEOUT)
+    patches.put(functions, "default_pg_nccl_timeout", timedelta(minutes=10))
     for name in ("_set_sequence_number_for_group", "eager_connect_single_device", "abort", "shutdown"):
         patches.put(c10d.FakeProcessGroup, name, lambda *args, **kwargs: None)
     # The overrides would leave our mode before they pass "cuda".
@@ -337,8 +327,12 @@ def follow_group(
     # torch.get_device_module("meta") must return torch.cuda.
     patches.put(torch, "meta", torch.cuda)
     _follow_processes(patches, rank)
-    if rank is not None:
-        _set_environment(patches, rank)
+    for name, value in rank.environment.items() if rank is not None else ():
+        if name in os.environ:
+            patches.callback(os.environ.__setitem__, name, os.environ[name])
+        else:
+            patches.callback(os.environ.pop, name, None)
+        os.environ[name] = value
     patches.callback(_leave, sys.excepthook)
 
 
@@ -379,7 +373,7 @@ class _Group:
             ranks = args[2] if len(args) > 2 else kwargs.get("global_ranks_in_group")
             if isinstance(group, dist.ProcessGroup):
                 self._layout.note_group(ranks or range(group.size()))
-                for device in _DEVICES:
+                for device in ("cuda", "cpu"):
                     try:
                         backend = group._get_backend(torch.device(device))
                     except RuntimeError:
@@ -405,9 +399,6 @@ class _Group:
                 self._collectives.reduced_by = "SUM"
 
         return noted
-
-    def broadcast_objects(self, object_list: list[Any], src: int | None = None, *args: Any, **named: Any) -> None:
-        """Keep the objects as they are: those of another rank are unknown."""
 
     def scatter_objects(
         self,
@@ -448,20 +439,6 @@ def _follow_processes(patches: Patches, rank: GroupRank | None) -> None:
     for owner in (multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
         patches.replace(owner, "spawn", spawn)
         patches.replace(owner, "start_processes", spawn)
-
-
-def _set_environment(patches: Patches, rank: GroupRank) -> None:
-    before = dict(os.environ)
-
-    def put_back() -> None:
-        for name in rank.environment:
-            if name in before:
-                os.environ[name] = before[name]
-            else:
-                os.environ.pop(name, None)
-
-    os.environ.update(rank.environment)
-    patches.callback(put_back)
 
 
 def _leave(hook: Any) -> None:

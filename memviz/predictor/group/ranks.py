@@ -12,12 +12,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, Protocol
+from typing import Any
 
 from memviz.errors import UsageError
 
 CARDS_OF_A_MACHINE = 8
-_PORT = "29500"
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class GroupRank:
             "ROLE_WORLD_SIZE": str(self.world_size),
             "ROLE_NAME": "default",
             "MASTER_ADDR": "localhost",
-            "MASTER_PORT": _PORT,
+            "MASTER_PORT": "29500",
             "TORCHELASTIC_RUN_ID": "none",
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_MAX_RESTARTS": "0",
@@ -157,18 +156,8 @@ def places_of(layout: Layout, dimension: Dimension, *, same_program: bool = Fals
     return tuple(sorted(place for place in places if place < size))
 
 
-class Predicted(Protocol):
-    @property
-    def fingerprint(self) -> str:
-        """Equal for ranks that allocate and free the same bytes in the same order."""
-        ...
-
-    @property
-    def layout(self) -> Layout: ...
-
-
 Run = Callable[[Sequence[int]], Sequence[Any]]
-"""Predicts ranks."""
+"""Predicts ranks: each result has a `fingerprint` and a `layout`."""
 
 
 def classes_of(world_size: int, run: Run, *, same_program: bool = False) -> list[tuple[list[int], Any]]:

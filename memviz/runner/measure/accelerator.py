@@ -47,29 +47,19 @@ def is_out_of_memory(error: BaseException) -> bool:
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
-        if _says_so(cause):
+        message = str(cause).lower() if isinstance(cause, RuntimeError) else ""
+        is_of_the_host = any(host_text in message for host_text in _OF_THE_HOST)
+        if "OutOfMemory" in type(cause).__name__ or _WORDS.search(message) and not is_of_the_host:
             return True
         seen.add(id(cause))
         cause = cause.__cause__
     return False
 
 
-def _says_so(error: BaseException) -> bool:
-    if "OutOfMemory" in type(error).__name__:
-        return True
-    message = str(error).lower() if isinstance(error, RuntimeError) else ""
-    return _WORDS.search(message) is not None and not any(host_text in message for host_text in _OF_THE_HOST)
-
-
 Observer = Callable[[int, int, int, int], None]
 """Called with device, requested bytes, limit and free bytes, just before OutOfMemoryError is raised."""
 
 _OBSERVERS = {"cuda": "_cuda_attach_out_of_memory_observer", "xpu": "_xpu_attachOutOfMemoryObserver"}
-_PREDICT = "`python -m memviz run` predicts a run's memory without one."
-_CANNOT_START = "The GPU that is listed here cannot be used by this PyTorch:"
-_DRIVER = "Driver and PyTorch have to fit: `nvidia-smi` shows the newest CUDA that the driver knows."
-_FULL = "The GPU here has no memory left to start on:"
-_WHOSE = "`nvidia-smi` shows who holds it."
 _PATIENCE_SECONDS = 20.0
 
 
@@ -146,7 +136,10 @@ def find_accelerator() -> Accelerator:
             asks = _nvidia_smi if kind == "cuda" and _is_built_for_cuda(torch) else _no_driver
             clock = getattr(api.memory, "_pretended_clock_us", None)
             return Accelerator(kind, api, observer, _versions(torch), is_on, clock_us=clock, ask_driver=asks)
-    raise UsageError(f"{_why_none(torch)} Recording needs a GPU. {_PREDICT}")
+    why = "PyTorch sees no GPU here (nvidia-smi shows what the driver sees; CUDA_VISIBLE_DEVICES hides some of it)."
+    if not _is_built_for_cuda(torch) and getattr(torch.version, "hip", None) is None:
+        why = f"This PyTorch ({torch.__version__}) is built without CUDA."
+    raise UsageError(f"{why} Recording needs a GPU. `python -m memviz run` predicts a run's memory without one.")
 
 
 def records(api: Any) -> bool:
@@ -169,12 +162,6 @@ def _is_built_for_cuda(torch: Any) -> bool:
     return getattr(torch.version, "cuda", None) is not None
 
 
-def _why_none(torch: Any) -> str:
-    if not _is_built_for_cuda(torch) and getattr(torch.version, "hip", None) is None:
-        return f"This PyTorch ({torch.__version__}) is built without CUDA."
-    return "PyTorch sees no GPU here (nvidia-smi shows what the driver sees; CUDA_VISIBLE_DEVICES hides some of it)."
-
-
 def _versions(torch: Any) -> tuple[tuple[str, str], ...]:
     versions = (
         ("torch", torch.__version__),
@@ -189,7 +176,10 @@ def _in_words() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        what, remedy = (_FULL, _WHOSE) if is_out_of_memory(error) else (_CANNOT_START, _DRIVER)
+        what = "The GPU that is listed here cannot be used by this PyTorch:"
+        remedy = "Driver and PyTorch have to fit: `nvidia-smi` shows the newest CUDA that the driver knows."
+        if is_out_of_memory(error):
+            what, remedy = "The GPU here has no memory left to start on:", "`nvidia-smi` shows who holds it."
         raise UsageError(f"{what} {first_line(error)} {remedy}") from error
 
 

@@ -58,10 +58,6 @@ class Peaks:
     allocated: Reconciled
     reserved: Reconciled
 
-    @property
-    def agree(self) -> bool:
-        return not (self.allocated.difference or self.reserved.difference)
-
 
 def reconcile(
     trace: Trace, device: DeviceTrace, allocated: int, reserved: int, *, since: int = 0, lost_events: bool
@@ -215,15 +211,14 @@ _SWITCHED_OFF = (
 )
 
 
-@dataclass(frozen=True)
-class _Books:
-    """Counters of PyTorch's allocator."""
+class _Counter:
+    """A counter of PyTorch's allocator, in bytes; after the end of a recording, as it was then."""
 
-    allocated: int
-    reserved: int
-    peak_allocated: int
-    peak_reserved: int
-    peak_requested: int
+    def __init__(self, name: str, when: str) -> None:
+        self._name, self._when = f"{name}_bytes", when
+
+    def __get__(self, device: CudaDevice, owner: type[CudaDevice] | None = None) -> int:
+        return int(device.counters().get(self._name, {}).get("all", {}).get(self._when, 0))
 
 
 class CudaDevice:
@@ -248,7 +243,7 @@ class CudaDevice:
         self._records = record
         self._recording = Recording(self.history, index, {}, follow_phases=False)
         self._reset_at: Counts | None = None
-        self._final: _Books | None = None
+        self._final: dict[str, Any] | None = None
         self._is_broken = False
 
     def __enter__(self) -> Self:
@@ -329,26 +324,19 @@ class CudaDevice:
         self.accelerator.api.memory.reset_peak_memory_stats(self.index)
         self._reset_at = self.history.counts()
 
-    @property
-    def allocated_bytes(self) -> int:
-        return self._books().allocated
+    allocated_bytes = _Counter("allocated", "current")
+    reserved_bytes = _Counter("reserved", "current")
+    peak_allocated_bytes = _Counter("allocated", "peak")
+    peak_reserved_bytes = _Counter("reserved", "peak")
+    peak_requested_bytes = _Counter("requested", "peak")
+    """Peak of requested bytes, before rounding to blocks."""
 
-    @property
-    def reserved_bytes(self) -> int:
-        return self._books().reserved
-
-    @property
-    def peak_allocated_bytes(self) -> int:
-        return self._books().peak_allocated
-
-    @property
-    def peak_reserved_bytes(self) -> int:
-        return self._books().peak_reserved
-
-    @property
-    def peak_requested_bytes(self) -> int:
-        """Peak of requested bytes, before rounding to blocks."""
-        return self._books().peak_requested
+    def counters(self) -> dict[str, Any]:
+        """Return PyTorch's counters, nested; those of the end once the recording is finished."""
+        if self._final is not None:
+            return self._final
+        counters: dict[str, Any] = self.accelerator.api.memory.memory_stats_as_nested_dict(self.index)
+        return counters
 
     @property
     def retries(self) -> int:
@@ -373,7 +361,7 @@ class CudaDevice:
         if self.accelerator.history_is_on is not None and not self.accelerator.history_is_on():
             self.notes = (_SWITCHED_OFF,)
         self._recording.look()
-        final = self._books()
+        final = self.counters()
         taken, trace = self._recording.finish()
         self._final = final
         gpus = (device for device in trace.devices if (device.kind, device.device) == ("gpu", self.index))
@@ -383,8 +371,8 @@ class CudaDevice:
         since = 0
         if taken.counts is not None and self._reset_at is not None and comparable([self._reset_at], taken.counts).stop:
             since = int(event_indices(device.events, taken.counts, [self._reset_at])[0])
-        lost = bool(self.history.lost(taken))
-        self.peaks = reconcile(trace, device, final.peak_allocated, final.peak_reserved, since=since, lost_events=lost)
+        peak_bytes, lost = (self.peak_allocated_bytes, self.peak_reserved_bytes), bool(self.history.lost(taken))
+        self.peaks = reconcile(trace, device, *peak_bytes, since=since, lost_events=lost)
         peaks = {"peak allocated": self.peaks.allocated.text, "peak reserved": self.peaks.reserved.text}
         about = replace(trace.about, facts={**trace.about.facts, **peaks})
         return replace(trace, devices=(device,), about=about)
@@ -395,19 +383,3 @@ class CudaDevice:
             self._is_broken = True
             self.accelerator.api.synchronize()
             self._is_broken = False
-
-    def _books(self) -> _Books:
-        if self._final is not None:
-            return self._final
-        figures = self.accelerator.api.memory.memory_stats_as_nested_dict(self.index)
-
-        def bytes_of(name: str, when: str) -> int:
-            return int(figures.get(f"{name}_bytes", {}).get("all", {}).get(when, 0))
-
-        return _Books(
-            bytes_of("allocated", "current"),
-            bytes_of("reserved", "current"),
-            bytes_of("allocated", "peak"),
-            bytes_of("reserved", "peak"),
-            bytes_of("requested", "peak"),
-        )

@@ -70,13 +70,13 @@ def settings_text(plan: Plan, trace: Trace, environment: Mapping[str, str] = os.
         yield f"The allocator had the settings {inherited}, which this run did not choose."
 
 
-def limit_text(plan: Plan, api: Any, index: int = 0) -> str:
+def limit_text(plan: Plan, api: Any) -> str:
     """Why a run with limited memory has no seconds; empty where nothing limits it."""
     chosen = _chosen_settings(plan)
     fraction_of = getattr(api.memory, "get_per_process_memory_fraction", None)
     fractions = [
         1.0 if chosen is None else chosen.per_process_memory_fraction,
-        1.0 if fraction_of is None else fraction_of(index),
+        1.0 if fraction_of is None else fraction_of(0),
     ]
     if min(fractions) >= 1:
         return ""
@@ -141,8 +141,7 @@ def _recorded(plan: Plan, tell: Tell, accelerator: Accelerator) -> Outcome:
             error.add_note(reasons)
         raise
     notes = list(settings_text(plan, trace))
-    peaks = {} if device.peaks is None else {"allocated": device.peaks.allocated, "reserved": device.peaks.reserved}
-    for name, peak in peaks.items():
+    for name, peak in vars(device.peaks).items() if device.peaks is not None else ():
         if peak.difference:
             notes.append(f"PyTorch's own {name} peak differs: {peak.difference:+,} bytes. {peak.reason}")
     notes += [*device.notes, *warned.notes()]

@@ -16,13 +16,11 @@ from memviz.runner.measure.accelerator import find_accelerator
 from memviz.runner.output_check.difference import (
     MARGIN,
     Arithmetic,
-    ComparedLayer,
     Difference,
     Gradients,
     LayerCall,
     LayerComparer,
     LayerDifference,
-    LayerRecorder,
     LossCurve,
     Named,
     Rounding,
@@ -33,10 +31,11 @@ from memviz.runner.output_check.difference import (
     compare_gradients,
     difference,
     differences,
-    expected,
+    expected_rounding,
     in_float64,
     in_order,
     loss_of_weights,
+    recorded_layers,
     unit_roundoff,
     update_difference,
     work_of,
@@ -45,7 +44,6 @@ from memviz.runner.output_check.model_runs import (
     SAME_OPERATORS,
     Apply,
     ComparedStep,
-    GradientsOf,
     Inputs,
     Loss,
     MakeOptimizer,
@@ -98,20 +96,6 @@ def _plain(name: str) -> str:
     return adapter_name(name).replace(".base.", ".")
 
 
-def coarsest_stored(types: Types) -> torch.dtype | None:
-    floating = [kind for kind in types.values() if kind.is_floating_point]
-    return max(floating, key=unit_roundoff, default=None)
-
-
-def as_stored(reference: nn.Module, types: Types) -> nn.Module:
-    """A copy whose weights went through these types and back."""
-    rounded = deepcopy(reference)
-    for name, parameter in rounded.named_parameters():
-        if name in types:
-            parameter.data = parameter.data.to(types[name]).to(parameter.dtype)
-    return rounded
-
-
 @contextmanager
 def computing_in(model: nn.Module) -> Iterator[set[torch.dtype]]:
     """Types of what modules are given inside; those that tensors only rest in do not count."""
@@ -121,15 +105,10 @@ def computing_in(model: nn.Module) -> Iterator[set[torch.dtype]]:
         inputs = [tensor.dtype for tensor in flatten((args, kwargs)).values()]
         computing.update(tensor for tensor in inputs if tensor.is_floating_point and tensor.itemsize > 1)
 
-    handles = [module.register_forward_pre_hook(note, with_kwargs=True) for module in model.modules()]
-    try:
+    with ExitStack() as hooks:
+        for module in model.modules():
+            hooks.callback(module.register_forward_pre_hook(note, with_kwargs=True).remove)
         yield computing
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-Progress = Callable[[str], None]
 
 
 def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -144,8 +123,6 @@ def compare_outputs(
     loss: Loss | None = None,
     training: bool,
     claim: Claim,
-    progress: Progress | None = None,
-    gradients: GradientsOf | None = None,
     optimizer: MakeOptimizer = adamw,
     steps: int = 4,
     seed: int = 0,
@@ -156,7 +133,6 @@ def compare_outputs(
 ) -> Numerics:
     """`build` gives a model with its weights; `inputs` are keyword arguments of one call, or of each micro-batch.
 
-    `gradients` returns the changed model's gradients by parameter name, if not stored in the parameters.
     `withheld` are outputs that the changed model omits by declaration: the others are compared.
     `split` is how a changed step takes its batch in pieces, where it does.
     `changes` are those that `apply` consists of, for each to be looked at by itself.
@@ -169,8 +145,8 @@ def compare_outputs(
     reference = build().train(training)
     step = ComparedStep([dict(batch) for batch in batches], training, loss or mean_of_output, seed)
     changes = changes or [OperatorChange("", apply, split, lossy=claim == "lossy", in_steps=claim == "training")]
-    idle = list(not_exercised(reference, step, changes, optimizer)) if gradients is None else []
-    comparison = _Comparison(reference, step, apply, claim, gradients, progress or _silent, frozenset(withheld), split)
+    idle = list(not_exercised(reference, step, changes, optimizer))
+    comparison = _Comparison(reference, step, apply, claim, frozenset(withheld), split)
     if trained_beside is not None:
         comparison = replace(comparison, reference=trained_beside(reference), origin=reference)
         idle += comparison.train_adapters(optimizer, steps)
@@ -190,18 +166,12 @@ def mean_of_output(output: Any) -> Tensor:
     return max(tensors.values(), key=Tensor.numel).mean()
 
 
-def _silent(_phase: str) -> None:
-    pass
-
-
 @dataclass
 class _Comparison:
     reference: nn.Module
     step: ComparedStep
     apply: Apply
     claim: Claim
-    gradients: GradientsOf | None
-    progress: Progress
     withheld: frozenset[str] = frozenset()
     split: Split | None = None
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
@@ -223,23 +193,24 @@ class _Comparison:
 
     def train_adapters(self, make: MakeOptimizer, steps: int) -> list[NotExercised]:
         """In the reference; a change that has not come to differ from nothing is none to compare."""
-        self.progress("training the adapters")
         before = adapter_weights(self.reference)
-        self.step.losses(self.reference, steps, make, None)
+        self.step.losses(self.reference, steps, make)
         self.adapters = adapter_weights(self.reference)
         still = all(torch.equal(weight, before[name]) for name, weight in self.adapters.items())
         return [NotExercised("adapters", f"{steps} steps of training left them as they were")] if still else []
 
     def _beside_stored(self) -> _Comparison:
-        self.progress("weights as they are stored")
         with computing_in(self.reference) as usual:
             self.step.run(self.reference)
         with self._changed() as changed, computing_in(changed) as computes:
             types = stored_types(self.reference, changed)
-            self._changed_step.run(changed, self.gradients)
+            self._changed_step.run(changed)
         # Modules with a compute dtype of their own cannot run in another, not even float64.
         arithmetic = Arithmetic(frozenset(computes), None if computes - usual else double_copy)
-        rounded = as_stored(self.reference, types)
+        rounded = deepcopy(self.reference)
+        for name, parameter in rounded.named_parameters():
+            if name in types:
+                parameter.data = parameter.data.to(types[name]).to(parameter.dtype)
         return replace(
             self,
             reference=rounded,
@@ -251,7 +222,6 @@ class _Comparison:
         )
 
     def _compared(self, make: MakeOptimizer, steps: int) -> Numerics:
-        self.progress("reference")
         ran = self.step.run(self.reference)
         if not ran.outputs:
             raise UsageError("The model returns no tensor, so there is nothing to compare.")
@@ -280,7 +250,7 @@ class _Comparison:
 
     def _draws_like(self, ran: StepResult) -> bool:
         with self._changed() as changed:
-            return self._changed_step.run(changed, self.gradients).draws_like(ran)
+            return self._changed_step.run(changed).draws_like(ran)
 
     @contextmanager
     def _changed(self) -> Iterator[nn.Module]:
@@ -297,10 +267,10 @@ class _Comparison:
         again = self.step.run(self.reference)
         losses = None
         if self.step.training and steps:
-            self.progress("losses of the reference")
-            first = self._curve(make, steps)
+            first = _trained(deepcopy(self.reference), self.step, steps, make)
             # What two runs agree on to the bit needs no second curve.
-            losses = (first, first if _same(ran, again) else self._curve(make, steps))
+            same = _same(ran, again)
+            losses = first, first if same else _trained(deepcopy(self.reference), self.step, steps, make)
         # Where outputs are claimed to the bit, gradients may still be added up in another type.
         rounds = self.claim in ("rounding", "training") or (self.claim == "bitwise" and self.step.training)
         exact = self._in_float64(self.reference) if rounds else None
@@ -308,18 +278,14 @@ class _Comparison:
         with with_weights(self.reference, weights):
             return _Baseline(ran, again, exact, losses, weights, self.step.run(self.reference))
 
-    def _curve(self, make: MakeOptimizer, steps: int) -> _Curve:
-        return _trained(deepcopy(self.reference), lambda model: self.step.losses(model, steps, make, None))
-
     @property
     def _changed_step(self) -> ComparedStep:
         """The step with the split of the changed model."""
         return replace(self.step, split=self.split)
 
     def _in_float64(self, model: nn.Module, step: ComparedStep | None = None) -> StepResult | None:
-        if self.arithmetic.in_float64 is None or not fits_in_float64(model) or self.gradients is not None:
+        if self.arithmetic.in_float64 is None or not fits_in_float64(model):
             return None
-        self.progress("float64")
         try:
             with self.arithmetic.in_float64(model) as exact:
                 return (step or self.step).run(exact, dtype=torch.float64)
@@ -328,14 +294,14 @@ class _Comparison:
             return None
 
     def _against(self, baseline: _Baseline, make: MakeOptimizer) -> Numerics:
-        self.progress("changed model")
         bounds = bounds_of(self.reference, self._tensors(), baseline.ran.outputs, self.step.device, self.arithmetic)
         with self._changed() as changed:
-            result = self._changed_step.run(changed, self.gradients)
+            result = self._changed_step.run(changed)
             outputs = differences(self._given(baseline.ran), self._given(result))
             beyond = baseline.exact is not None and _beyond(baseline.ran, result, outputs, bounds)
             exact = self._in_float64(changed, self._changed_step) if beyond else None
-            stored = coarsest_stored(stored_types(self.reference, changed)) if self.claim == "lossy" else None
+            types = stored_types(self.reference, changed).values() if self.claim == "lossy" else ()
+            stored = max((kind for kind in types if kind.is_floating_point), key=unit_roundoff, default=None)
             gradients = self._gradients(changed, baseline, result, exact)
             later = tuple(self._later(changed, baseline))
             losses = self._losses(changed, baseline, result, make)
@@ -360,7 +326,7 @@ class _Comparison:
         if not baseline.weights or not can_perturb(changed, baseline.weights, self.rests):
             return
         with with_weights(changed, baseline.weights):
-            result = self._changed_step.run(changed, self.gradients)
+            result = self._changed_step.run(changed)
         for name, output_gap in differences(self._given(baseline.later), self._given(result)).items():
             yield LaterGap("output", name, output_gap.relative_l2)
         gradients = self._gradients(
@@ -380,42 +346,29 @@ class _Comparison:
 
     def _layers(self, stored: torch.dtype | None) -> tuple[LayerDifference, ...]:
         """On a model changed anew: the reference's layers are recorded while nothing is changed."""
-        self.progress("layers")
-        recorder = LayerRecorder(self.reference, self.step.device)
         forward = replace(self.step, training=False)
         alone = LayerComparer(
             self.step.device, exactly=self.claim in ("rounding", "training"), arithmetic=self.arithmetic
         )
-        with recorder.recording():
+        with recorded_layers(self.reference, self.step.device) as calls:
             forward.run(self.reference)
+        compared: list[tuple[LayerCall, LayerDifference, Tensor | None]] = []
         with self._changed() as changed:
-            drift = chained(changed, recorder.calls, lambda: forward.run(changed))
-            compared_layers = [(call, self._alone(changed, call, alone)) for call in in_order(recorder.calls)]
-        rows = [self._row(call, compared, alone, stored) for call, compared in compared_layers if compared is not None]
+            drift = chained(changed, calls, lambda: forward.run(changed))
+            submodules = dict(changed.named_modules())
+            for call in in_order(calls):
+                if call.path not in submodules:
+                    self.notes.append(f"{call.path} is not in the changed model.")
+                elif both := alone.compare(self.reference.get_submodule(call.path), submodules[call.path], call):
+                    compared.append((call, *both))
+        layers = []
+        for call, row, ours in compared:
+            reference = self.reference.get_submodule(call.path)
+            settled = alone.settled(reference, call, row, ours)
+            stored_loss = None if stored is None else loss_of_weights(reference, stored)
+            layers.append(replace(settled, chained=drift.get(call.path), stored_loss=stored_loss))
         self.notes += alone.notes
-        return tuple(replace(row, chained=drift.get(row.path)) for row in rows)
-
-    def _alone(self, changed: nn.Module, call: LayerCall, alone: LayerComparer) -> ComparedLayer | None:
-        submodule = dict(changed.named_modules()).get(call.path)
-        if submodule is None:
-            self.notes.append(f"{call.path} is not in the changed model.")
-            return None
-        return alone.compare(self.reference.get_submodule(call.path), submodule, call)
-
-    def _row(
-        self, call: LayerCall, compared: ComparedLayer, alone: LayerComparer, stored: torch.dtype | None
-    ) -> LayerDifference:
-        reference = self.reference.get_submodule(call.path)
-        compared = alone.settled(reference, call, compared)
-        return LayerDifference(
-            path=call.path,
-            block=call.block,
-            name=compared.name,
-            alone=compared.difference,
-            chained=None,
-            rounding=compared.rounding,
-            stored_loss=None if stored is None else loss_of_weights(reference, stored),
-        )
+        return tuple(layers)
 
     def _gradients(
         self, changed: nn.Module, baseline: _Baseline, result: StepResult, exact: StepResult | None
@@ -431,10 +384,8 @@ class _Comparison:
         rows = max(
             (tensor.numel() // (tensor.shape[-1] if tensor.dim() > 2 else 1) for tensor in self._tensors()), default=1
         )
-        work = (2 * reductions, max(longest, rows))
         dtype = coarsest({*self.arithmetic.computes, *(gradient.dtype for gradient in baseline.ran.gradients.values())})
-        on_cuda = self.step.device.type == "cuda"
-        bounds = Rounding(work[0], expected(dtype, work, on_cuda=on_cuda), expected(torch.float32, work), None, None)
+        bounds = expected_rounding(dtype, (2 * reductions, max(longest, rows)), self.step.device)
         return compare_gradients(
             baseline.ran.gradients, result.gradients, baseline.again.gradients, bounds=bounds, exact=both
         )
@@ -445,10 +396,8 @@ class _Comparison:
         """Last of all: it changes the weights."""
         if baseline.losses is None or _has_no_gradients(changed, result):
             return None
-        self.progress("losses of the changed model")
         first, again = baseline.losses
-        steps = len(first.losses)
-        curve = _trained(changed, lambda model: self._changed_step.losses(model, steps, make, self.gradients))
+        curve = _trained(changed, self._changed_step, len(first.losses), make)
         updates = update_difference(first.updates, curve.updates)
         trains = "adapters" if self.adapters else ""
         return LossCurve(first.losses, again.losses, curve.losses, updates, trains)
@@ -461,10 +410,10 @@ class _Curve:
     """Total change of each weight over all steps."""
 
 
-def _trained(model: nn.Module, train: Callable[[nn.Module], list[float]]) -> _Curve:
+def _trained(model: nn.Module, step: ComparedStep, steps: int, make: MakeOptimizer) -> _Curve:
     trained = {adapter_name(name): weight for name, weight in model.named_parameters() if weight.requires_grad}
     before = {name: weight.detach().clone() for name, weight in trained.items()}
-    losses = tuple(train(model))
+    losses = tuple(step.losses(model, steps, make))
     return _Curve(losses, {name: (weight.detach() - before[name]) for name, weight in trained.items()})
 
 
@@ -486,25 +435,20 @@ def _same(one: StepResult, other: StepResult) -> bool:
     return all(torch.equal(tensor, second[name]) for first, second in pairs for name, tensor in first.items())
 
 
-def _relative_distance(reference: Tensor, actual: Tensor) -> float:
-    exact = reference.to(torch.float64)
-    size, distance = float(exact.norm()), float((actual.to(torch.float64) - exact).norm())
-    return distance / size if size else distance
-
-
 def _beyond(ran: StepResult, result: StepResult, outputs: Mapping[str, Difference], bounds: Rounding) -> bool:
     """Return True if any difference exceeds what float32 rounding explains."""
     gaps = [gap.relative_l2 for gap in outputs.values()]
-    gaps += [
-        _relative_distance(gradient, result.gradients[name])
-        for name, gradient in ran.gradients.items()
-        if name in result.gradients and result.gradients[name].shape == gradient.shape
-    ]
+    for name, gradient in ran.gradients.items():
+        ours = result.gradients.get(name)
+        if ours is not None and ours.shape == gradient.shape:
+            exact = gradient.to(torch.float64)
+            size, distance = float(exact.norm()), float((ours.to(torch.float64) - exact).norm())
+            gaps.append(distance / size if size else distance)
     return max(gaps, default=0.0) > MARGIN * bounds.fine
 
 
 def _has_no_gradients(changed: nn.Module, result: StepResult) -> bool:
-    """Return True if the gradients are not in the parameters and no `gradients` function returns them."""
+    """Return True if the gradients are not in the parameters."""
     parameters = {adapter_name(name): parameter for name, parameter in changed.named_parameters()}
     trained = any(parameter.requires_grad for parameter in parameters.values())
     return trained and not any(name in parameters for name in result.gradients)
@@ -652,7 +596,7 @@ def in_proportion(value: int, total: int, reduced: int) -> int:
 
 def _counts(own: Workload, twin: Workload, unit: str) -> tuple[int, int]:
     """Tokens of a batch ("rows") or of a sequence ("sequence"), in the largest input of both."""
-    count = {"rows": _rows, "sequence": _sequence}[unit]
+    count: Callable[[Tensor], int] = _rows if unit == "rows" else lambda one: one.shape[1] if one.dim() > 1 else 1
     meta = torch.device("meta")
     total, reduced = ({name: count(x) for name, x in flatten(one.inputs(meta)).items()} for one in (own, twin))
     name = max(total, key=lambda one: total[one])
@@ -662,10 +606,6 @@ def _counts(own: Workload, twin: Workload, unit: str) -> tuple[int, int]:
 def _rows(tensor: Tensor) -> int:
     """Count rows of a channels-last tensor; of latents count the elements, which grow with the tokens."""
     return tensor.numel() // (tensor.shape[-1] if tensor.dim() == 3 and tensor.is_floating_point() else 1)
-
-
-def _sequence(tensor: Tensor) -> int:
-    return tensor.shape[1] if tensor.dim() > 1 else 1
 
 
 def place_of(mode: str) -> torch.device:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,6 @@ from memviz.runner.output_check.model_runs import (
 
 MARGIN = 8.0
 
-_EXACT = (0.0, 0.0)
 _TOLERANCES = {
     torch.float16: (1e-3, 1e-5),
     torch.bfloat16: (1.6e-2, 1e-5),
@@ -39,7 +39,7 @@ _TF32 = 2.0**-11
 
 def tolerances(*dtypes: torch.dtype) -> tuple[float, float]:
     """rtol and atol of torch.testing.assert_close; of two types the larger, types it holds to equality have none."""
-    pairs = [_TOLERANCES.get(dtype, _EXACT) for dtype in dtypes]
+    pairs = [_TOLERANCES.get(dtype, (0.0, 0.0)) for dtype in dtypes]
     return max(rtol for rtol, _ in pairs), max(atol for _, atol in pairs)
 
 
@@ -202,7 +202,13 @@ class Difference:
 
 
 def difference(reference: Tensor, actual: Tensor) -> Difference:
-    _check(reference, actual)
+    if reference.shape != actual.shape:
+        raise UsageError(
+            f"The reference has shape {tuple(reference.shape)}, ours {tuple(actual.shape)}; only tensors of one shape "
+            "can be compared."
+        )
+    if reference.is_meta or actual.is_meta:
+        raise UsageError("A tensor on the meta device has no values to compare; run on a real device.")
     first, second = _real(reference.detach()), _real(actual.detach())
     sums = _DifferenceSums(scale=_scale(first, second), tolerance=tolerances(first.dtype, second.dtype))
     for one, other in _pieces(first, second):
@@ -213,25 +219,11 @@ def difference(reference: Tensor, actual: Tensor) -> Difference:
 def differences(reference: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -> dict[str, Difference]:
     """Per name. Both sides must have the same names."""
     if reference.keys() != actual.keys():
+        theirs, ours = (", ".join(tensors) or "no tensor" for tensors in (reference, actual))
         raise UsageError(
-            f"The reference returns {_names_text(reference)}, the changed model {_names_text(actual)}; "
-            "only outputs of the same name can be compared."
+            f"The reference returns {theirs}, the changed model {ours}; only outputs of the same name can be compared."
         )
     return {name: difference(tensor, actual[name]) for name, tensor in reference.items()}
-
-
-def _names_text(tensors: Mapping[str, Tensor]) -> str:
-    return ", ".join(tensors) or "no tensor"
-
-
-def _check(reference: Tensor, actual: Tensor) -> None:
-    if reference.shape != actual.shape:
-        raise UsageError(
-            f"The reference has shape {tuple(reference.shape)}, ours {tuple(actual.shape)}; only tensors of one shape "
-            "can be compared."
-        )
-    if reference.is_meta or actual.is_meta:
-        raise UsageError("A tensor on the meta device has no values to compare; run on a real device.")
 
 
 def _real(values: Tensor) -> Tensor:
@@ -458,12 +450,11 @@ def parts_of(model: nn.Module, block: str) -> list[str]:
     inside = model.get_submodule(block)
     if isinstance(inside, nn.ModuleList):
         return []
-    composed = [
-        name
+    return [
+        f"{block}.{name}"
         for name, child in inside.named_children()
         if any(True for _ in child.children()) and not isinstance(child, nn.ModuleList)
     ]
-    return [f"{block}.{name}" for name in composed]
 
 
 @dataclass(frozen=True)
@@ -477,47 +468,33 @@ class LayerCall:
     outputs: dict[str, Tensor]
 
 
-class LayerRecorder:
-    """Records the inputs and outputs of each layer of the reference, before anything is changed.
+@contextmanager
+def recorded_layers(model: nn.Module, device: torch.device) -> Iterator[dict[str, LayerCall]]:
+    """Record the inputs and outputs of each layer of the reference, before anything is changed.
 
     A change may reach beyond its model, as a backend of attention does that is set for the whole process; so the
     changed layers are run later, from these records.
     """
+    begun: dict[str, tuple[Any, list[Tensor]]] = {}
+    calls: dict[str, LayerCall] = {}
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self._model, self._device = model, device
-        self._begun: dict[str, tuple[Any, list[Tensor]]] = {}
-        self.calls: dict[str, LayerCall] = {}
+    def before(path: str, _module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if path not in calls:
+            begun[path] = (cloned((args, kwargs), device=torch.device("cpu")), random_state(device))
 
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        handles = []
-        try:
-            for block in blocks_of(self._model):
-                for path in (block, *parts_of(self._model, block)):
-                    module = self._model.get_submodule(path)
-                    handles.append(module.register_forward_pre_hook(self._before(path), with_kwargs=True, prepend=True))
-                    handles.append(module.register_forward_hook(self._after(path, path == block)))
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+    def after(path: str, block: bool, _module: nn.Module, _args: Any, output: Any) -> None:
+        if path in begun:
+            outputs = {name: tensor.detach().cpu() for name, tensor in flatten(output).items()}
+            calls[path] = LayerCall(path, block, *begun.pop(path), outputs)
 
-    def _before(self, path: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-            if path not in self.calls:
-                self._begun[path] = (cloned((args, kwargs), device=torch.device("cpu")), random_state(self._device))
-
-        return hook
-
-    def _after(self, path: str, block: bool) -> Callable[..., None]:
-        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-            begun = self._begun.pop(path, None)
-            if begun is not None:
-                outputs = {name: tensor.detach().cpu() for name, tensor in flatten(output).items()}
-                self.calls[path] = LayerCall(path, block, *begun, outputs)
-
-        return hook
+    with ExitStack() as hooks:
+        for block in blocks_of(model):
+            for path in (block, *parts_of(model, block)):
+                module = model.get_submodule(path)
+                first = module.register_forward_pre_hook(partial(before, path), with_kwargs=True, prepend=True)
+                hooks.callback(first.remove)
+                hooks.callback(module.register_forward_hook(partial(after, path, path == block)).remove)
+        yield calls
 
 
 def in_order(calls: Mapping[str, LayerCall]) -> list[LayerCall]:
@@ -527,18 +504,6 @@ def in_order(calls: Mapping[str, LayerCall]) -> list[LayerCall]:
     return [call for block in blocks for call in (block, *(p for p in parts if p.path.startswith(f"{block.path}.")))]
 
 
-@dataclass(frozen=True)
-class ComparedLayer:
-    """One layer of the changed model on what the reference's got."""
-
-    name: str
-    """Name of the worst output."""
-    difference: Difference
-    rounding: Rounding
-    ours: Tensor | None
-    """That output in float64, where more than float32 explains is to be explained."""
-
-
 class LayerComparer:
     """Runs single layers: the changed model's while it is changed, and later the reference's in float64."""
 
@@ -546,8 +511,13 @@ class LayerComparer:
         self._device, self._exactly, self._arithmetic = device, exactly, arithmetic
         self.notes: list[str] = []
 
-    def compare(self, reference: nn.Module, changed: nn.Module, call: LayerCall) -> ComparedLayer | None:
-        """None, with a note, where the layer cannot be called by itself."""
+    def compare(
+        self, reference: nn.Module, changed: nn.Module, call: LayerCall
+    ) -> tuple[LayerDifference, Tensor | None] | None:
+        """The difference, and the worst output in float64 where more than float32 explains is to be explained.
+
+        None, with a note, where the layer cannot be called by itself.
+        """
         try:
             name, worst = worst_of(call.outputs, self._run(changed, call))
         except Exception as error:  # foreign layers may raise anything when called alone
@@ -557,15 +527,17 @@ class LayerComparer:
             reference, list(flatten(call.arguments).values()), call.outputs, self._device, self._arithmetic
         )
         beyond = self._exactly and worst.relative_l2 > MARGIN * bounds.fine
-        return ComparedLayer(name, worst, bounds, self._in_float64(changed, call, name) if beyond else None)
+        row = LayerDifference(call.path, call.block, name, worst, None, bounds, None)
+        return row, self._in_float64(changed, call, name) if beyond else None
 
-    def settled(self, reference: nn.Module, call: LayerCall, compared: ComparedLayer) -> ComparedLayer:
+    def settled(
+        self, reference: nn.Module, call: LayerCall, row: LayerDifference, ours: Tensor | None
+    ) -> LayerDifference:
         """Add the float64 result of the reference; call after the changes are undone."""
-        exact = None if compared.ours is None else self._in_float64(reference, call, compared.name)
+        exact = None if ours is None else self._in_float64(reference, call, row.name)
         if exact is None:
-            return compared
-        rounding = in_float64(compared.rounding, call.outputs[compared.name], exact, compared.ours)
-        return replace(compared, rounding=rounding)
+            return row
+        return replace(row, rounding=in_float64(row.rounding, call.outputs[row.name], exact, ours))
 
     def _in_float64(self, module: nn.Module, call: LayerCall, name: str) -> Tensor | None:
         if self._arithmetic.in_float64 is None or not fits_in_float64(module):
@@ -597,11 +569,13 @@ def worst_of(reference: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -> t
 def bounds_of(
     module: nn.Module, inputs: list[Tensor], outputs: Mapping[str, Tensor], device: torch.device, arithmetic: Arithmetic
 ) -> Rounding:
-    work = work_of(module, inputs)
     dtype = coarsest({*arithmetic.computes, *(tensor.dtype for tensor in (*inputs, *outputs.values()))})
-    return Rounding(
-        work[0], expected(dtype, work, on_cuda=device.type == "cuda"), expected(torch.float32, work), None, None
-    )
+    return expected_rounding(dtype, work_of(module, inputs), device)
+
+
+def expected_rounding(dtype: torch.dtype, work: tuple[int, int], device: torch.device) -> Rounding:
+    of_type = expected(dtype, work, on_cuda=device.type == "cuda")
+    return Rounding(work[0], of_type, expected(torch.float32, work), None, None)
 
 
 def in_float64(bounds: Rounding, reference: Tensor, exact: Tensor, actual: Tensor | None) -> Rounding:
@@ -624,26 +598,19 @@ def chained(changed: nn.Module, calls: Mapping[str, LayerCall], run: Callable[[]
     """The blocks' outputs while the changed model runs through, against the reference's."""
     gaps: dict[str, Difference] = {}
 
-    def watch(call: LayerCall) -> Callable[..., None]:
-        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-            actual = {name: tensor.detach().cpu() for name, tensor in flatten(output).items()}
-            shapes = {name: tensor.shape for name, tensor in call.outputs.items()}
-            same = {name: tensor for name, tensor in actual.items() if shapes.get(name) == tensor.shape}
-            if call.path not in gaps and same:
-                gaps[call.path] = worst_of(call.outputs, same)[1]
-
-        return hook
+    def watch(call: LayerCall, _module: nn.Module, _args: Any, output: Any) -> None:
+        actual = {name: tensor.detach().cpu() for name, tensor in flatten(output).items()}
+        shapes = {name: tensor.shape for name, tensor in call.outputs.items()}
+        same = {name: tensor for name, tensor in actual.items() if shapes.get(name) == tensor.shape}
+        if call.path not in gaps and same:
+            gaps[call.path] = worst_of(call.outputs, same)[1]
 
     modules = dict(changed.named_modules())
-    handles = []
-    try:
+    with ExitStack() as hooks:
         for call in calls.values():
             if call.block and call.path in modules:
-                handles.append(modules[call.path].register_forward_hook(watch(call)))
+                hooks.callback(modules[call.path].register_forward_hook(partial(watch, call)).remove)
         run()
-    finally:
-        for handle in handles:
-            handle.remove()
     return gaps
 
 
@@ -682,39 +649,29 @@ def compare_gradients(
 
     `bounds` is what rounding may do to the gradients of this model; `exact` both models' gradients in float64.
     """
-    rows = tuple(
-        _compare_gradient(name, (gradient, _gradient_shapes(name, actual[name], gradient), again[name]), bounds, exact)
-        for name, gradient in reference.items()
-        if name in actual
-    )
+    rows = []
+    for name, gradient in reference.items():
+        if name not in actual:
+            continue
+        ours, rounding = actual[name], bounds
+        if ours.numel() != gradient.numel():
+            raise UsageError(
+                f"The gradient of {name} has {ours.numel()} elements, the reference's {gradient.numel()}; "
+                "only gradients of the same parameter can be compared."
+            )
+        gap = difference(gradient, ours.reshape(gradient.shape))
+        noise = 0.0 if torch.equal(gradient, again[name]) else difference(gradient, again[name]).relative_l2
+        if exact is not None and name in exact[0] and name in exact[1]:
+            rounding = in_float64(bounds, gradient, exact[0][name], exact[1][name])
+        rows.append(GradientDifference(name, gap, noise, rounding))
     gaps = math.sqrt(math.fsum(row.difference.l2**2 for row in rows))
     total = math.sqrt(math.fsum(row.difference.reference_l2**2 for row in rows))
     return Gradients(
-        parameters=rows,
+        parameters=tuple(rows),
         only_reference=tuple(name for name in reference if name not in actual),
         only_ours=tuple(name for name in actual if name not in reference),
-        relative_l2=gaps / total if total else math.inf if gaps else 0.0,
+        relative_l2=_ratio(gaps, total),
     )
-
-
-def _gradient_shapes(name: str, gradient: Tensor, like: Tensor) -> Tensor:
-    if gradient.numel() != like.numel():
-        raise UsageError(
-            f"The gradient of {name} has {gradient.numel()} elements, the reference's {like.numel()}; "
-            "only gradients of the same parameter can be compared."
-        )
-    return gradient.reshape(like.shape)
-
-
-def _compare_gradient(
-    name: str, pair: tuple[Tensor, Tensor, Tensor], bounds: Rounding, exact: tuple[Named, Named] | None
-) -> GradientDifference:
-    reference, actual, again = pair
-    gap = difference(reference, actual)
-    noise = 0.0 if torch.equal(reference, again) else difference(reference, again).relative_l2
-    if exact is not None and name in exact[0] and name in exact[1]:
-        bounds = in_float64(bounds, reference, exact[0][name], exact[1][name])
-    return GradientDifference(name, gap, noise, bounds)
 
 
 @dataclass(frozen=True)
@@ -739,7 +696,8 @@ class LossCurve:
     @property
     def finite(self) -> bool:
         """Ours is finite wherever the reference is."""
-        return all(math.isfinite(our) or not math.isfinite(one) for one, our in self._pairs(self.ours))
+        pairs = zip(self.reference, self.ours, strict=True)
+        return all(math.isfinite(our) or not math.isfinite(one) for one, our in pairs)
 
     @property
     def worst(self) -> float:
@@ -749,9 +707,6 @@ class LossCurve:
     @property
     def noise(self) -> float:
         return max(map(_relative_difference, self.reference, self.again), default=0.0)
-
-    def _pairs(self, other: tuple[float, ...]) -> zip[tuple[float, float]]:
-        return zip(self.reference, other, strict=True)
 
 
 def update_difference(reference: Named, actual: Named) -> float | None:

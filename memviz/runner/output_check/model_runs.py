@@ -18,13 +18,13 @@ from torch.utils._pytree import tree_leaves
 
 from optimizations.lora import Adapted, Lora
 
-ONLY_OUTPUT = "output"
-"""Name of a single tensor without a name."""
-
 
 def flatten(output: Any) -> dict[str, Tensor]:
-    """{'sample': ...}, {'0': ..., 'hidden_states.3': ...}; numbers, None and objects such as caches are left out."""
-    return {name or ONLY_OUTPUT: tensor for name, tensor in _walk(output, "")}
+    """{'sample': ...}, {'0': ..., 'hidden_states.3': ...}, of a single tensor {'output': ...}.
+
+    Numbers, None and objects such as caches are left out.
+    """
+    return {name or "output": tensor for name, tensor in _walk(output, "")}
 
 
 def _walk(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
@@ -62,10 +62,6 @@ def cloned(value: Any, dtype: torch.dtype | None = None, device: torch.device | 
         return type(value)(cloned(item, dtype, device) for item in value)
     if type(value) is dict:
         return {key: cloned(item, dtype, device) for key, item in value.items()}
-    return _copied(value)
-
-
-def _copied(value: Any) -> Any:
     try:
         return deepcopy(value)
     except (TypeError, RuntimeError, NotImplementedError):
@@ -255,11 +251,6 @@ Loss = Callable[[Any], Tensor]
 Split = Callable[[Mapping[str, Any]], Iterable[tuple[Mapping[str, Any], float]]]
 """A batch in pieces, and the share of each."""
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-GradientsOf = Callable[[nn.Module], Mapping[str, Tensor]]
-"""Returns the gradients after backward, by parameter name."""
-
-INPUT = "input "
-"""Prefix of the names of input gradients."""
 
 
 @dataclass(frozen=True)
@@ -292,55 +283,21 @@ class ComparedStep:
     split: Split | None = None
     """How training takes each micro-batch in pieces."""
 
-    def run(
-        self, model: nn.Module, gradients: GradientsOf | None = None, dtype: torch.dtype | None = None
-    ) -> StepResult:
+    def run(self, model: nn.Module, dtype: torch.dtype | None = None) -> StepResult:
         """One forward pass, or in training one step without the optimizer. Gradients afterwards: none."""
+        gradients: dict[str, Tensor] = {}
         with self._repeatable(model), watched_dropout() as dropped:
             before = random_state(self.device)
-            outputs, gradients_copied = (
-                self._forward(model, dtype) if not self.training else self._step(model, gradients, dtype)
-            )
+            if self.training:
+                outputs, gradients = self._step(model, dtype)
+            else:
+                with torch.no_grad():
+                    outputs = _detached(flatten(model(**cloned(self.inputs[-1], dtype))))
             end = random_state(self.device)
-            return StepResult(outputs, gradients_copied, not same_state(before, end), tuple(dropped), tuple(end))
+            return StepResult(outputs, gradients, not same_state(before, end), tuple(dropped), tuple(end))
 
-    def _forward(self, model: nn.Module, dtype: torch.dtype | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        with torch.no_grad():
-            return _detached(flatten(model(**cloned(self.inputs[-1], dtype)))), {}
-
-    def _step(
-        self, model: nn.Module, gradients: GradientsOf | None, dtype: torch.dtype | None
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _step(self, model: nn.Module, dtype: torch.dtype | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         model.zero_grad(set_to_none=True)
-        outputs, leaves = self._accumulate(model, dtype)
-        all_gradients = {**dict((gradients or named_gradients)(model)), **_input_gradients(leaves)}
-        copies = {name: gradient.detach().clone() for name, gradient in all_gradients.items()}
-        model.zero_grad(set_to_none=True)
-        return outputs, copies
-
-    def losses(self, model: nn.Module, steps: int, make: MakeOptimizer, gradients: GradientsOf | None) -> list[float]:
-        """The loss before each of `steps` steps, in float64. Changes the model's weights."""
-        optimizer = make([parameter for parameter in model.parameters() if parameter.requires_grad])
-        losses = []
-        with self._repeatable(model):
-            for _ in range(steps):
-                model.zero_grad(set_to_none=True)
-                total = 0.0
-                for batch in self.inputs:
-                    total += self._backward(model, cloned(batch))[1]
-                losses.append(total)
-                if gradients is not None:
-                    _hand_over(model, gradients(model))
-                optimizer.step()
-        model.zero_grad(set_to_none=True)
-        return losses
-
-    @property
-    def device(self) -> torch.device:
-        places = [tensor.device for batch in self.inputs for tensor in flatten(batch).values()]
-        return next((place for place in places if place.type != "cpu"), torch.device("cpu"))
-
-    def _accumulate(self, model: nn.Module, dtype: torch.dtype | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         outputs: dict[str, Tensor] = {}
         leaves: dict[str, Tensor] = {}
         for batch in self.inputs:
@@ -351,7 +308,33 @@ class ComparedStep:
                     # A copy: models may work in place, which a leaf that requires a gradient refuses.
                     arguments[name] = value.clone()
             outputs, _ = self._backward(model, arguments)
-        return outputs, leaves
+        parameters = {adapter_name(name): parameter for name, parameter in model.named_parameters()}
+        # Gradients of inputs see every layer, also one whose parameters have other names in the changed model.
+        inputs = {f"input {name}": leaf for name, leaf in leaves.items()}
+        every = {name: one.grad for name, one in (*parameters.items(), *inputs.items()) if one.grad is not None}
+        copies = {name: gradient.detach().clone() for name, gradient in every.items()}
+        model.zero_grad(set_to_none=True)
+        return outputs, copies
+
+    def losses(self, model: nn.Module, steps: int, make: MakeOptimizer) -> list[float]:
+        """The loss before each of `steps` steps, in float64. Changes the model's weights."""
+        optimizer = make([parameter for parameter in model.parameters() if parameter.requires_grad])
+        losses = []
+        with self._repeatable(model):
+            for _ in range(steps):
+                model.zero_grad(set_to_none=True)
+                total = 0.0
+                for batch in self.inputs:
+                    total += self._backward(model, cloned(batch))[1]
+                losses.append(total)
+                optimizer.step()
+        model.zero_grad(set_to_none=True)
+        return losses
+
+    @property
+    def device(self) -> torch.device:
+        places = [tensor.device for batch in self.inputs for tensor in flatten(batch).values()]
+        return next((place for place in places if place.type != "cpu"), torch.device("cpu"))
 
     def _backward(self, model: nn.Module, arguments: dict[str, Any]) -> tuple[dict[str, Tensor], float]:
         """Through one micro-batch: what it gives, and its part of the loss."""
@@ -378,11 +361,6 @@ class ComparedStep:
                         buffer.copy_(saved)
 
 
-def named_gradients(model: nn.Module) -> dict[str, Tensor]:
-    parameters = model.named_parameters()
-    return {adapter_name(name): parameter.grad for name, parameter in parameters if parameter.grad is not None}
-
-
 def adapter_name(name: str) -> str:
     """The name that `optimizations.lora` gives to a parameter that peft has wrapped or made."""
     for wrapped, common in (
@@ -392,17 +370,6 @@ def adapter_name(name: str) -> str:
     ):
         name = name.replace(wrapped, common)
     return name
-
-
-def _input_gradients(leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """They see every layer, also one whose parameters have other names in the changed model."""
-    return {f"{INPUT}{name}": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
-
-
-def _hand_over(model: nn.Module, gradients: Mapping[str, Tensor]) -> None:
-    for name, parameter in model.named_parameters():
-        if name in gradients:
-            parameter.grad = gradients[name].to(parameter.dtype).reshape(parameter.shape)
 
 
 def _joined(outputs: Sequence[dict[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
@@ -531,7 +498,10 @@ def not_exercised(
             after = _Traced.of(copy, replace(step, split=change.split), make)
         finally:
             undo()
-        if (change.lossy or after.operators == before.operators) and after.gives_like(before):
+        gives_the_same = all(
+            torch.equal(value, before.results.get(name, value)) for name, value in after.results.items()
+        )
+        if (change.lossy or after.operators == before.operators) and gives_the_same:
             idle.append(NotExercised(change.title, change.reason))
         before = after
     return tuple(idle)
@@ -546,14 +516,11 @@ class _Traced:
     def of(cls, model: nn.Module, step: ComparedStep, make: MakeOptimizer) -> _Traced:
         with _Operators() as operators:
             if step.training:
-                losses = step.losses(model, 1, make, None)
+                losses = step.losses(model, 1, make)
                 results = {"loss": torch.tensor(losses, dtype=torch.float64)}
             else:
                 results = step.run(model).outputs
         return cls(operators.seen, results)
-
-    def gives_like(self, other: _Traced) -> bool:
-        return all(torch.equal(result, other.results.get(name, result)) for name, result in self.results.items())
 
 
 class MergedAdapter(Adapted):

@@ -72,14 +72,6 @@ class Signal:
     """Norm of what differs between the rows of the output, over its whole norm; 1 where there is one row."""
 
     @property
-    def weak(self) -> bool:
-        return self.varying < HIDDEN_DIGIT or self.shrunk
-
-    @property
-    def shrunk(self) -> bool:
-        return self.input_std is not None and self.output_std < HIDDEN_DIGIT**2 * self.input_std
-
-    @property
     def words(self) -> str:
         """Why equal outputs prove little; nothing where they do."""
         if self.varying < HIDDEN_DIGIT:
@@ -87,7 +79,7 @@ class Signal:
                 f"Only {share_text(self.varying)} of the output varies from row to row, the rest is the same in all "
                 f"of them, as a bias is; equal outputs prove little."
             )
-        if self.shrunk:
+        if self.input_std is not None and self.output_std < HIDDEN_DIGIT**2 * self.input_std:
             return (
                 f"The output's standard deviation is {scientific(self.output_std)}, its input's "
                 f"{scientific(self.input_std)}; what gets so small proves little."
@@ -228,7 +220,7 @@ class _Finding:
     title: str
     """'layer 0', 'the output', 'the gradient of proj.weight'."""
     difference: Difference
-    rounding: Rounding | None
+    rounding: Rounding
     noise: float
     """Relative L2 between two runs of the reference."""
 
@@ -275,10 +267,9 @@ def _places(numerics: Numerics) -> Iterator[_Finding]:
 def _broken(numerics: Numerics, places: list[_Finding]) -> Verdict | None:
     """Return a verdict on differences that no claim allows."""
     for place in places:
-        count = place.difference.nonfinite_differ
-        if count:
-            what = f"{count:,} values of {place.title} are finite on one side only"
-            return _suspicious(numerics, place.place, f"{what}.")
+        if count := place.difference.nonfinite_differ:
+            what = f"{count:,} values of {place.title} are finite on one side only."
+            return _suspicious(numerics, place.place, what)
     if numerics.losses is not None and not numerics.losses.finite:
         return _suspicious(numerics, "loss", "the loss is not finite where the reference's is.")
     missing = numerics.gradients.only_reference if numerics.gradients else ()
@@ -294,8 +285,7 @@ def _of_before(numerics: Numerics, places: list[_Finding]) -> Verdict | None:
         place = before.get((later.kind, later.name))
         if place is None:
             continue
-        allowed = max(place.rounding.expected if place.rounding else 0.0, _gap(place, numerics), place.noise)
-        if later.gap > MARGIN * allowed:
+        if later.gap > MARGIN * max(place.rounding.expected, _gap(place, numerics), place.noise):
             of = " of all gradients" if later.kind == "gradient" else ""
             what = f"once the weights have changed, {place.title} differs by {share_text(later.gap)}{of}"
             return _suspicious(numerics, later.name, f"{what}: something of before is still in it. {BUG}")
@@ -307,7 +297,9 @@ def _bitwise(numerics: Numerics, places: list[_Finding]) -> Verdict:
     noisy = any(place.noise > 0 for place in places)
     rounded = False
     for place in places:
-        if place.difference.bitwise or _within_noise(place, noisy=noisy):
+        # Layers run once only; where outputs are not the same twice, theirs need not be.
+        within_noise = place.gap <= MARGIN * place.noise or (noisy and place.kind == "layer")
+        if place.difference.bitwise or within_noise:
             continue
         if _is_wrong(place, numerics):
             return _suspicious(numerics, place.place, f"{place.title} differs by {_size(place)}. {BUG}")
@@ -326,11 +318,6 @@ def _bitwise(numerics: Numerics, places: list[_Finding]) -> Verdict:
     largest = max(place.noise for place in places)
     text = f"as equal as the same run twice, which differs by up to {scientific(largest)}"
     return _fine(numerics, text, short="as equal as the same run twice")
-
-
-def _within_noise(place: _Finding, *, noisy: bool) -> bool:
-    """Layers run once only; where outputs are not the same twice, theirs need not be."""
-    return place.gap <= MARGIN * place.noise or (noisy and place.kind == "layer")
 
 
 def _rounding(numerics: Numerics, places: list[_Finding]) -> Verdict:
@@ -377,8 +364,9 @@ def _beyond_rounding(numerics: Numerics, places: list[_Finding]) -> _Beyond | No
         first = _innermost(wrong)
         return _Beyond(first.place, f"{first.title} differs by {_size(first)}", f". {BUG}", ok=False)
     for place in places:
-        if _is_unstable(place):
-            floor = max(place.rounding.floor or 0.0, _one_rounding(place)) if place.rounding else 0.0
+        rounding, floor = place.rounding, max(place.rounding.floor or 0.0, _one_rounding(place))
+        beyond_noise = place.gap > MARGIN * max(rounding.fine, place.noise)
+        if rounding.exact is not None and beyond_noise and place.gap > MARGIN * floor:
             what = f"{place.title} loses {place.gap / floor:.0f} times what the reference loses to rounding"
             return _Beyond(place.place, what, "; in float64 both agree.", ok=None)
     return None
@@ -387,7 +375,7 @@ def _beyond_rounding(numerics: Numerics, places: list[_Finding]) -> _Beyond | No
 def _is_wrong(place: _Finding, numerics: Numerics) -> bool:
     """Further apart than rounding explains, and still so in float64 where that could be tried."""
     rounding = place.rounding
-    if rounding is None or place.gap <= MARGIN * max(rounding.fine, place.noise):
+    if place.gap <= MARGIN * max(rounding.fine, place.noise):
         return False
     if rounding.exact is not None:
         return rounding.exact > MARGIN * rounding.fine
@@ -398,13 +386,6 @@ def _gap(place: _Finding, numerics: Numerics) -> float:
     """Relative difference, for gradients to the norm of all: one that is zero up to rounding has no scale."""
     total = numerics.gradients.size if place.kind == "gradient" and numerics.gradients else 0.0
     return place.difference.l2 / total if total else place.gap
-
-
-def _is_unstable(place: _Finding) -> bool:
-    rounding = place.rounding
-    if rounding is None or rounding.exact is None or place.gap <= MARGIN * max(rounding.fine, place.noise):
-        return False
-    return place.gap > MARGIN * max(rounding.floor or 0.0, _one_rounding(place))
 
 
 def _one_rounding(place: _Finding) -> float:

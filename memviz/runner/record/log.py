@@ -103,8 +103,6 @@ class TensorSeen:
 
 @dataclass(frozen=True)
 class AnnotationEnd:
-    """One end of an annotation."""
-
     counts: Counts
     time_us: int
     name: str
@@ -179,22 +177,20 @@ _LAST_WORD = (Category.OUTPUT, Category.INPUT, Category.OPTIMIZER_STATE, Categor
 
 def labelled(trace: Trace, number: int, log: Log, end: Counts | None) -> Trace:
     """The trace with the log's labels and annotations on one of its GPUs."""
-    names = _Names(trace.strings)
+    numbers = {text: number for number, text in enumerate(trace.strings)}
+
+    def names(text: str) -> int:
+        return numbers.setdefault(text, len(numbers))
+
     devices = tuple(
         _with_labels(device, log, end, names) if (device.kind, device.device) == ("gpu", number) else device
         for device in trace.devices
     )
-    return replace(trace, devices=devices, strings=tuple(names.numbers))
+    return replace(trace, devices=devices, strings=tuple(numbers))
 
 
-class _Names:
-    """The trace's texts, and those that labels add."""
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        self.numbers = {text: number for number, text in enumerate(texts)}
-
-    def __call__(self, text: str) -> int:
-        return self.numbers.setdefault(text, len(self.numbers))
+_Names = Callable[[str], int]
+"""Number of a text among the trace's, to which labels add their own."""
 
 
 def _with_labels(device: DeviceTrace, log: Log, end: Counts | None, names: _Names) -> DeviceTrace:
@@ -215,7 +211,7 @@ def _with_labels(device: DeviceTrace, log: Log, end: Counts | None, names: _Name
     return replace(
         device,
         annotations=_annotations(device, log, end, names),
-        event_labels=labels.of_events(),
+        event_labels=Labels(labels.category, labels.module, labels.phase),
         block_labels=labels.of_blocks(),
     )
 
@@ -323,9 +319,6 @@ class _Columns:
         self.category[rest[in_product & (phase != Phase.UNKNOWN)]] = Category.TEMPORARY
         self.category[rest[labelled]] = Category.ACTIVATION
 
-    def of_events(self) -> Labels:
-        return Labels(self.category, self.module, self.phase)
-
     def of_blocks(self) -> Labels:
         """A block's label is that of its allocation, where that is among the events."""
         blocks, phase = self.device.blocks, np.zeros(len(self.device.blocks), dtype=np.uint8)
@@ -391,14 +384,9 @@ def _annotations(device: DeviceTrace, log: Log, end: Counts | None, names: _Name
         stage=np.array([entry.stage for entry in entries], dtype=np.uint8),
         time_us=np.maximum.accumulate(time_us),
     )
-    recorded = _without_phases(device, names)
-    both = {name: np.concatenate([column, getattr(own, name)]) for name, column in recorded.items()}
+    # A device that is pretended names phases by itself, as far as it sees them; the log has them all.
+    rows = device.annotations
+    stays = ~(np.isin(rows.name, [names(phase) for phase in PHASES]) & (not device.is_timed))
+    both = {name: np.concatenate([column[stays], getattr(own, name)]) for name, column in rows.columns()}
     order = np.argsort(both["time_us"], kind="stable")
     return Annotations(**{name: column[order] for name, column in both.items()})
-
-
-def _without_phases(device: DeviceTrace, names: _Names) -> dict[str, npt.NDArray[Any]]:
-    """A device that is pretended names phases by itself, as far as it sees them; the log has them all."""
-    rows = device.annotations
-    is_phase = np.isin(rows.name, [names(phase) for phase in PHASES]) & (not device.is_timed)
-    return {name: column[~is_phase] for name, column in rows.columns()}

@@ -12,7 +12,7 @@ import inspect
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +31,7 @@ MOST_EVENTS = 5_000_000
 _TRIES = 3
 _NOTED = "_heard_by_memviz"
 
-_watched: dict[Callable[..., object], list[Callable[[int], None]]] = {}
+_watched: dict[Callable[..., object], list[Callable[[], None]]] = {}
 """Callbacks by the function that attaches observers. Torch never removes an observer, so there is one per
 process and accelerator, and recordings come and go behind it."""
 _on: list[str] = []
@@ -44,8 +44,6 @@ class HistorySnapshot:
     snapshot: dict[str, Any]
     counts: Counts | None
     """None where torch does not count allocations (XPU), or where they went on while it was taken."""
-    ran_out_on: int | None = None
-    """GPU that ran out of memory, if PyTorch's allocator reported it."""
 
 
 def ring_size(available_bytes: int | None = None) -> int:
@@ -174,59 +172,50 @@ class RecordedHistory:
     def _switch(self, enabled: str | None) -> None:
         record = self.accelerator.api.memory._record_memory_history
         names = inspect.signature(record).parameters
-        if "max_entries" not in names:
-            record(**self._legacy(enabled, set(names)))
-        elif enabled is None:
+        is_first_form = "max_entries" not in names
+        if enabled is None and not is_first_form:
             record(enabled=None)
-        else:
-            record(**self._arguments(set(names)))
-
-    def _arguments(self, names: set[str]) -> dict[str, Any]:
-        every = {
-            "enabled": "all",
-            "context": None if self.stacks == "none" else "all",
-            "stacks": "all" if self.stacks == "all" else "python",
+            return
+        has_stacks, has_native = self.stacks != "none", self.stacks == "all"
+        arguments = {
+            "enabled": enabled is not None if is_first_form else "all",
+            "record_context": has_stacks,
+            "record_context_cpp": has_native,
+            "trace_alloc_max_entries": self.max_entries,
+            "trace_alloc_record_context": has_stacks,
+            # Since 2.1
+            "context": "all" if has_stacks else None,
+            "stacks": "all" if has_native else "python",
             "max_entries": self.max_entries,
             "clear_history": True,
             "global_record_annotations": True,
         }
-        return {name: value for name, value in every.items() if name in names}
-
-    def _legacy(self, enabled: str | None, names: set[str]) -> dict[str, Any]:
-        every = {
-            "enabled": enabled is not None,
-            "record_context": self.stacks != "none",
-            "record_context_cpp": self.stacks == "all",
-            "trace_alloc_max_entries": self.max_entries,
-            "trace_alloc_record_context": self.stacks != "none",
-        }
-        return {name: value for name, value in every.items() if name in names}
+        record(**{name: value for name, value in arguments.items() if name in names})
 
     def _observe(self) -> None:
         attach = self.accelerator.attach_observer
         if attach is None:
             return
-        observers = _watched.get(attach)
-        if observers is None:
+        if attach not in _watched:
             observers = _watched[attach] = []
-            attach(lambda device, *_: _tell(observers, device))
-        observers.append(self._ran_out)
 
-    def _ran_out(self, device: int | None = None) -> None:
+            def tell(*_: int) -> None:
+                for observer in tuple(observers):
+                    observer()
+
+            attach(tell)
+        _watched[attach].append(self._ran_out)
+
+    def _ran_out(self) -> None:
         """Runs inside the failing allocation: an error in here would take the place of OutOfMemoryError."""
         try:
             self.at_out_of_memory = None
             self._counts_then = self._counts_everywhere()
-            self.at_out_of_memory = replace(self.take(), ran_out_on=device)
+            self.at_out_of_memory = self.take()
             if self.when_out_of_memory is not None:
                 self.when_out_of_memory(self.at_out_of_memory)
         except Exception:
             return
-
-
-def _tell(observers: list[Callable[[int], None]], device: int) -> None:
-    for observer in tuple(observers):
-        observer(device)
 
 
 def _available_bytes() -> int:

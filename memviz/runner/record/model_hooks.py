@@ -66,30 +66,21 @@ def paths_of(model: nn.Module, prefix: str = "") -> dict[int, str]:
 
 def see_everything_alive(log: Log, kind: str) -> None:
     """Log every model and optimizer that Python holds, for a program that named none."""
-    models, optimizers = _alive()
+    # By their types: `isinstance` reads `__class__` and may run code of the program.
+    every = gc.get_objects()
+    modules: list[nn.Module] = [thing for thing in every if issubclass(type(thing), nn.Module)]
+    optimizers: list[Optimizer] = [thing for thing in every if issubclass(type(thing), Optimizer)]
+    inside = {id(child) for module in modules for child in module.children()}
+    outermost = [module for module in modules if id(module) not in inside]
+    models = [model for model in outermost if next(model.parameters(), None) is not None]
     paths: dict[int, str] = {}
-    for prefix, model in _named(models):
+    for model in models:
+        prefix = "" if len(models) == 1 else type(model).__name__
         see_model(log, model, kind, prefix)
         see_gradients(log, model, kind, prefix)
         paths.update(paths_of(model, prefix))
     for optimizer in optimizers:
         see_optimizer(log, optimizer, kind, paths)
-
-
-def _alive() -> tuple[list[nn.Module], list[Optimizer]]:
-    """Find objects by type: `isinstance` reads `__class__` and may run code of the program."""
-    every = gc.get_objects()
-    modules: list[nn.Module] = [thing for thing in every if issubclass(type(thing), nn.Module)]
-    optimizers: list[Optimizer] = [thing for thing in every if issubclass(type(thing), Optimizer)]
-    inside = {id(child) for module in modules for child in module.children()}
-    return [module for module in modules if id(module) not in inside], optimizers
-
-
-def _named(models: list[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """Yield models with a path prefix: the class name if there are several, empty for a single one."""
-    holding = [model for model in models if next(model.parameters(), None) is not None]
-    for model in holding:
-        yield ("" if len(holding) == 1 else type(model).__name__), model
 
 
 def addresses(tensor: Tensor, kind: str) -> Iterator[int]:
@@ -121,7 +112,7 @@ class ModelHooks:
     before the program sees it."""
 
     def __init__(
-        self, log: Log, kind: str, *, follow_phases: bool, failed: Callable[[BaseException], None] | None = None
+        self, log: Log, kind: str, *, follow_phases: bool, failed: Callable[[BaseException], None] = lambda error: None
     ) -> None:
         self.log = log
         self.kind = kind
@@ -207,19 +198,15 @@ class ModelHooks:
         def leaves(_module: nn.Module, _arguments: Any, output: Any) -> None:
             if torch.compiler.is_compiling():
                 return
-            if output is None:
-                self._hear_of_errors()
+            # Torch calls such a hook without an output while the module's error is on its way.
+            error = sys.exc_info()[1] if output is None else None
+            if error is not None:
+                self.failed(error)
             self.log.leave()
 
         if path:
             self._keep(module.register_forward_pre_hook(enters))
             self._keep(module.register_forward_hook(leaves, always_call=True))
-
-    def _hear_of_errors(self) -> None:
-        """Torch calls such a hook without an output while the module's error is on its way."""
-        error = sys.exc_info()[1]
-        if error is not None and self.failed is not None:
-            self.failed(error)
 
     def _forward_begins(self, _module: nn.Module, arguments: Any, keywords: Any) -> None:
         if torch.compiler.is_compiling():
@@ -233,9 +220,11 @@ class ModelHooks:
             return
         see_all(self.log, output, Category.OUTPUT, self.kind)
         self.log.end("forward")
-        on_backward(output, self._backward_begins)
+        for tensor in tensors_in(output):
+            if tensor.requires_grad:
+                tensor.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
 
-    def _backward_begins(self) -> None:
+    def _backward_begins(self, _gradient: Tensor) -> None:
         """In autograd's own thread, with the first gradient that reaches the model."""
         if self.log.phase != Phase.BACKWARD:
             self.log.begin("backward", Phase.BACKWARD)
@@ -254,14 +243,3 @@ class ModelHooks:
         if self.follow_phases:
             self.log.end("optimizer step")
         self.see_all()
-
-
-def on_backward(output: Any, call: Callable[[], None]) -> None:
-    """Calls as soon as a gradient reaches any of the tensors in there."""
-
-    def hook(_gradient: Tensor) -> None:
-        call()
-
-    for tensor in tensors_in(output):
-        if tensor.requires_grad:
-            tensor.register_hook(hook)  # type: ignore[no-untyped-call]

@@ -150,7 +150,6 @@ def end_by(number: int) -> None:
 
 FACT = "profile"
 """Key of a snapshot's fact that names the profile's file, which lies next to it."""
-_GPUS = ("CUDA", "XPU")
 
 
 class Profile:
@@ -197,7 +196,7 @@ def _profiler() -> Any:
     # Its functions have no types.
     profiler: Any = of_torch
     there = profiler.supported_activities()
-    activities = [getattr(profiler.ProfilerActivity, name, None) for name in ("CPU", *_GPUS)]
+    activities = [getattr(profiler.ProfilerActivity, name, None) for name in ("CPU", "CUDA", "XPU")]
     # Stacks of Python are in the snapshot. Here each call would be an event of its own, and the program far slower.
     return profiler.profile(activities=[kind for kind in activities if kind in there], profile_memory=True)
 
@@ -373,34 +372,25 @@ class _Interrupted:
             end_by(signal.SIGINT)
 
 
+@dataclass(eq=False)
 class _RecordingWriter:
     """Takes snapshots and writes them, one at a time, from any thread."""
 
-    def __init__(
-        self,
-        history: RecordedHistory,
-        path: Path,
-        script: str,
-        position: RankPosition | None,
-        *,
-        is_wanted: bool,
-        profile: Profile | None = None,
-    ) -> None:
-        self.history = history
-        self.path = path
-        self.script = script
-        self.position = position
-        self.profile = profile
-        self.is_profiled = False
-        self.is_wanted = is_wanted
-        """Its end, where it does not fail."""
-        self.lock = threading.RLock()
-        self.signals = 0
-        self.out_of_memory = 0
-        self.oom_path: Path | None = None
-        self.has_started = False
-        self.is_over = False
-        self.why_not = ""
+    history: RecordedHistory
+    path: Path
+    script: str
+    position: RankPosition | None
+    is_wanted: bool
+    """Its end, where it does not fail."""
+    profile: Profile | None = None
+    is_profiled: bool = False
+    lock: Any = field(default_factory=threading.RLock)
+    signals: int = 0
+    out_of_memory: int = 0
+    oom_path: Path | None = None
+    has_started: bool = False
+    is_over: bool = False
+    why_not: str = ""
 
     def start(self) -> None:
         """Called when the GPU's driver is up and nothing is allocated yet."""

@@ -31,14 +31,12 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-_PROTOCOL = 4
-"""The newest that the reader inside PyTorch's own page knows."""
-
 
 def write_snapshot(path: Path, snapshot: dict[str, Any]) -> None:
     """Whole or not at all."""
     with replacing(path) as file:
-        pickle.dump(snapshot, file, protocol=_PROTOCOL)
+        # The newest protocol that the reader inside PyTorch's own page knows.
+        pickle.dump(snapshot, file, protocol=4)
 
 
 def with_labels(snapshot: dict[str, Any], trace: Trace) -> dict[str, Any]:
@@ -54,12 +52,10 @@ def with_labels(snapshot: dict[str, Any], trace: Trace) -> dict[str, Any]:
 
 def without_stacks(snapshot: dict[str, Any]) -> dict[str, Any]:
     """Keep only the fields that labels need, which are read several times as fast."""
+    needed = ("action", "addr", "size", "device_free")
     traces: list[list[dict[str, Any]]] = snapshot.get("device_traces", [])
-    needed = [[{key: event[key] for key in _NEEDED if key in event} for event in events] for events in traces]
-    return {**snapshot, "device_traces": needed}
-
-
-_NEEDED = ("action", "addr", "size", "device_free")
+    shorter = [[{key: event[key] for key in needed if key in event} for event in events] for events in traces]
+    return {**snapshot, "device_traces": shorter}
 
 
 def _annotations(trace: Trace, device: DeviceTrace) -> list[dict[str, Any]]:
@@ -69,9 +65,6 @@ def _annotations(trace: Trace, device: DeviceTrace) -> list[dict[str, Any]]:
         {"name": trace.strings[name], "stage": Stage(stage).name, "device": device.device, "time_us": time}
         for name, stage, time in zip(*columns, strict=True)
     ]
-
-
-_NO_LIMIT = 2**62
 
 
 class Recording:
@@ -258,9 +251,11 @@ def free_path(path: Path, *, overwrite: bool) -> Path:
 
 def trace_of(snapshot: dict[str, Any], about: About) -> Trace:
     """Read torch's own snapshot without limits of size, as it is no untrusted file."""
-    unlimited = Limits(memory_bytes=_NO_LIMIT, events=_NO_LIMIT, items=_NO_LIMIT)
+    no_limit = 2**62
     try:
-        return read_snapshot(snapshot, about, Interner(), unlimited)
+        return read_snapshot(
+            snapshot, about, Interner(), Limits(memory_bytes=no_limit, events=no_limit, items=no_limit)
+        )
     except MemvizError as error:
         raise UsageError(f"Nothing was allocated on the GPU while it was recorded ({error})") from None
 

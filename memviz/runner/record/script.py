@@ -61,14 +61,11 @@ class Script:
 
     def show(self, error: BaseException) -> None:
         """Print an uncaught error as Python does, without frames before the program or of ours within it."""
-        stripped = error.with_traceback(self._own_frames(error.__traceback__))
-        sys.excepthook(type(stripped), stripped, stripped.__traceback__)
-
-    def _own_frames(self, at: TracebackType | None) -> TracebackType | None:
-        first = at
+        first = error.__traceback__
         while first is not None and first.tb_frame.f_code is not self.code:
             first = first.tb_next
-        return _without_own_frames(first or at)
+        stripped = error.with_traceback(_without_own_frames(first or error.__traceback__))
+        sys.excepthook(type(stripped), stripped, stripped.__traceback__)
 
 
 def _without_own_frames(at: TracebackType | None) -> TracebackType | None:
@@ -112,8 +109,11 @@ def load_script(path: str, arguments: Sequence[str]) -> Script:
         "__package__": None,
         "__cached__": None,
     }
-    folder = str(Path(path).resolve().parent)
-    return Script(_compiled(source, path_in_full), (path, *arguments), folder, attributes)
+    try:
+        code = compile(source, path_in_full, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"{path_in_full} is not Python: {error}.") from None
+    return Script(code, (path, *arguments), str(Path(path).resolve().parent), attributes)
 
 
 def load_module(name: str, arguments: Sequence[str]) -> Script:
@@ -121,7 +121,7 @@ def load_module(name: str, arguments: Sequence[str]) -> Script:
     spec = _spec_of(name)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = _spec_of(f"{name}.__main__")
-    code = getattr(spec.loader, "get_code", _no_code)(spec.name) if spec is not None else None
+    code = getattr(spec.loader, "get_code", lambda name: None)(spec.name) if spec is not None else None
     if spec is None or code is None:
         raise UsageError(f"There is no module {name} that can be run here.")
     path = str(spec.origin)
@@ -146,14 +146,3 @@ def _spec_of(name: str) -> ModuleSpec | None:
             return None
         cause = f"{type(error).__name__}: {error}"
         raise UsageError(f"The package of {name} cannot be imported: {cause}.") from error
-
-
-def _no_code(_name: str) -> None:
-    return None
-
-
-def _compiled(source: bytes, path: str) -> CodeType:
-    try:
-        return compile(source, path, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError) as error:
-        raise UsageError(f"{path} is not Python: {error}.") from None

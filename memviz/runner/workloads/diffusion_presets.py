@@ -21,9 +21,6 @@ from memviz.runner.workloads.workload import (
     size_knob,
 )
 
-_MOST_TILES = 2.5
-"""Tiles along a side of a reduced picture that is larger than one tile."""
-
 
 def images_knob() -> Any:
     return knob(1, "pictures at once", least=1)
@@ -265,7 +262,6 @@ class Sdxl(DiffusionModel):
 
 
 _VAE_CHANNELS = 4
-_REDUCED_TILE = 64
 
 
 def autoencoder_configuration(*, channels: int, latent_channels: int, tile: int) -> dict[str, Any]:
@@ -288,11 +284,9 @@ def sides_in_tiles(model: Any, reduced_tile: int, multiple: int) -> dict[str, in
     sides = {"tile": reduced_tile}
     for name in ("height", "width"):
         side = getattr(model, name)
-        reduced = round(min(side / model.tile, _MOST_TILES) * reduced_tile / multiple) * multiple
-        is_one_tile = side <= model.tile
-        sides[name] = (
-            min(max(reduced, multiple), reduced_tile) if is_one_tile else max(reduced, reduced_tile + multiple)
-        )
+        reduced = round(min(side / model.tile, 2.5) * reduced_tile / multiple) * multiple
+        least, most = (multiple, reduced_tile) if side <= model.tile else (reduced_tile + multiple, reduced)
+        sides[name] = max(min(reduced, most), least)
     return sides
 
 
@@ -343,15 +337,11 @@ class Vae(DiffusionModel):
         return mean
 
     def small(self) -> Self:
-        sides: dict[str, Any] = sides_in_tiles(self, _REDUCED_TILE, self.side)
+        sides: dict[str, Any] = sides_in_tiles(self, 64, self.side)
         return replace(super().small(), **sides)
 
     def _shapes(self) -> str:
         return f"{self.part}, {self.contents_text()}"
-
-
-_COGVIDEOX_CHANNELS = 16
-_SMALL_HEADS = 16
 
 
 @dataclass(frozen=True)
@@ -408,7 +398,7 @@ class CogVideoX(VideoModel):
     def _inputs(self, draw: RandomInputs) -> dict[str, Any]:
         frames, height, width = self.latents
         arguments: dict[str, Any] = {
-            "hidden_states": draw.normal(self.batch, frames, _COGVIDEOX_CHANNELS, height, width),
+            "hidden_states": draw.normal(self.batch, frames, 16, height, width),
             "encoder_hidden_states": draw.normal(self.batch, self.text_tokens, self.text_width),
             "timestep": draw.integers(1000, self.batch),
         }
@@ -431,7 +421,7 @@ class CogVideoX(VideoModel):
     def small(self) -> Self:
         """Heads are halved, so that what divided the inner size still does."""
         heads = self.setting("heads")
-        while heads > _SMALL_HEADS and heads % 2 == 0:
+        while heads > 16 and heads % 2 == 0:
             heads //= 2
         return replace(super().small(), heads=heads)
 

@@ -27,9 +27,6 @@ from memviz.runner.workloads.workload import (
 
 ACTIVATIONS = ("gelu", "gelu-approximate", "geglu", "geglu-approximate", "swiglu", "linear-silu")
 
-_SMALL_DIM = 256
-_PROBES = 2**16
-
 
 @dataclass(frozen=True)
 class FeedForwardStack(FromConfiguration):
@@ -92,9 +89,10 @@ class FeedForwardStack(FromConfiguration):
 
     def small(self) -> Self:
         """Widths are halved, so that what divided the inner size still does."""
-        halvings = _halvings(self.dim)
-        dim_out = self.dim_out and max(self.dim_out >> halvings, 1)
-        return replace(super().small(), dim=self.dim >> halvings, dim_out=dim_out)
+        dim, dim_out = self.dim, self.dim_out
+        while dim > 256 and dim % 2 == 0:
+            dim, dim_out = dim // 2, dim_out and max(dim_out // 2, 1)
+        return replace(super().small(), dim=dim, dim_out=dim_out)
 
     def _shapes(self) -> str:
         layers = plural(self.layers, "layer")
@@ -124,21 +122,13 @@ class _FeedForwards(nn.Module):
         if first.device.type == "meta":
             return
         self.eval()
-        tokens = max(_PROBES // first.shape[1], 64)
+        tokens = max(2**16 // first.shape[1], 64)
         x = torch.randn(tokens, first.shape[1], dtype=first.dtype, device=first.device)
         for block in self.blocks:
             before = block(x).std(dim=-1).median()
             for weight in block.net[2].parameters():  # type: ignore[index, union-attr]
                 weight.div_(before)
             x = x + block(x) if self.residual else block(x)
-
-
-def _halvings(dim: int) -> int:
-    count = 0
-    while dim > _SMALL_DIM and dim % 2 == 0:
-        dim //= 2
-        count += 1
-    return count
 
 
 _HEAD = 128

@@ -261,7 +261,6 @@ _SMALLER_ENCODER_WIDTH, _LARGER_ENCODER_WIDTH = 768, 1280
 _SDXL_HEAD = 64
 _SDXL_SCALE = 0.13025
 """Scale of the latents that the autoencoder is given."""
-_SDXL_GUIDANCE = 5.0
 
 
 @dataclass(frozen=True)
@@ -335,7 +334,7 @@ class SdxlModules(PipelineModules):
             )[0]
             if self.guided:
                 without, prompted = noise.chunk(2)
-                noise = without + _SDXL_GUIDANCE * (prompted - without)
+                noise = without + 5.0 * (prompted - without)
             latents = latents - noise / self.steps
         picture: Tensor = self.vae(latents / _SDXL_SCALE)
         return picture
@@ -343,7 +342,6 @@ class SdxlModules(PipelineModules):
 
 _LTX_TILE_OVERLAP = 64
 """Pixels that tiles share, as diffusers has them."""
-_LTX_GUIDANCE = 3.0
 
 
 @dataclass(frozen=True)
@@ -419,14 +417,11 @@ class LtxModules(PipelineModules):
             )[0].float()
             if self.guided:
                 without, prompted = velocity.chunk(2)
-                velocity = without + _LTX_GUIDANCE * (prompted - without)
+                velocity = without + 3.0 * (prompted - without)
             latents = latents - velocity / self.steps
         squares = latents.view(len(latents), *self.sides, -1).permute(0, 4, 1, 2, 3)
         video: Tensor = self.vae(squares.to(text.dtype))
         return video
-
-
-_WAN_GUIDANCE = 5.0
 
 
 @dataclass(frozen=True)
@@ -490,7 +485,7 @@ class WanModules(PipelineModules):
             velocity = self.transformer(model_input, time, texts[0], return_dict=False)[0]
             if self.guided:
                 without = self.transformer(model_input, time, texts[1], return_dict=False)[0]
-                velocity = without + _WAN_GUIDANCE * (velocity - without)
+                velocity = without + 5.0 * (velocity - without)
             latents = latents - velocity / self.steps
         video: Tensor = self.vae(latents.to(texts[0].dtype))
         return video

@@ -244,9 +244,6 @@ class CausalModel(LanguageModel):
         return model
 
 
-_GPT2_REDUCED_WORDS = 2**14
-
-
 @dataclass(frozen=True)
 class Gpt2(CausalModel):
     name = "gpt2"
@@ -283,7 +280,7 @@ class Gpt2(CausalModel):
 
     @property
     def vocabulary(self) -> int:
-        return self.words if self.narrow == 1 else _GPT2_REDUCED_WORDS // self.narrow
+        return self.words if self.narrow == 1 else 2**14 // self.narrow
 
     def _configuration(self) -> dict[str, Any]:
         width = self.heads * _HEAD
@@ -388,10 +385,6 @@ class Decoder(CausalModel):
         return super().contents_text() + (f" and {self.new_tokens} one by one" if self.new_tokens else "")
 
 
-_LLAMA_ROPE_FACTORS = {"1b": 32.0, "3b": 32.0, "8b": 8.0}
-"""Positions of the model over those that it was first trained on."""
-
-
 @dataclass(frozen=True)
 class Llama(Decoder):
     name = "llama"
@@ -419,7 +412,8 @@ class Llama(Decoder):
         rope = {
             "rope_type": "llama3",
             "rope_theta": self.rope_theta,
-            "factor": _LLAMA_ROPE_FACTORS[self.size],
+            # Positions of the model over those that it was first trained on.
+            "factor": 8.0 if self.size == "8b" else 32.0,
             "low_freq_factor": 1.0,
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8192,

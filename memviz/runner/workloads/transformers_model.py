@@ -26,14 +26,8 @@ from optimizations.kv_cache import cache_argument
 
 _CLASS = re.compile(r"[A-Z]\w{0,120}")
 _KINDS = (
-    "AutoModelForSeq2SeqLM",
-    "AutoModelForMaskedLM",
-    "AutoModelForCausalLM",
-    "AutoModelForImageTextToText",
-    "AutoModelForSpeechSeq2Seq",
-    "AutoModelForImageClassification",
-    "AutoModelForCTC",
-    "AutoModel",
+    *("AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForCausalLM", "AutoModelForImageTextToText"),
+    *("AutoModelForSpeechSeq2Seq", "AutoModelForImageClassification", "AutoModelForCTC", "AutoModel"),
 )
 """Auto classes to try in this order, for a configuration that names no class."""
 _NOT_THE_MODEL = ("dtype", "quantization_config")
@@ -130,39 +124,17 @@ def _words(error: Exception | None) -> str:
 
 
 _LAYERS = (
-    "num_hidden_layers",
-    "n_layer",
-    "n_layers",
-    "num_layers",
-    "encoder_layers",
-    "decoder_layers",
-    "num_decoder_layers",
-    "depth",
+    *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth"),
+    *("encoder_layers", "decoder_layers", "num_decoder_layers"),
 )
 _HEADS = (
-    "num_attention_heads",
-    "num_key_value_heads",
-    "n_head",
-    "n_heads",
-    "num_heads",
-    "encoder_attention_heads",
-    "decoder_attention_heads",
+    *("num_attention_heads", "num_key_value_heads", "n_head", "n_heads", "num_heads"),
+    *("encoder_attention_heads", "decoder_attention_heads"),
 )
 _WIDTHS = (
-    "hidden_size",
-    "d_model",
-    "n_embd",
-    "intermediate_size",
-    "n_inner",
-    "d_ff",
-    "ffn_dim",
-    "moe_intermediate_size",
-    "encoder_ffn_dim",
-    "decoder_ffn_dim",
-    "word_embed_proj_dim",
-    "dim",
-    "hidden_dim",
-    "embed_dim",
+    *("hidden_size", "d_model", "n_embd", "dim", "hidden_dim", "embed_dim", "word_embed_proj_dim"),
+    *("intermediate_size", "n_inner", "d_ff", "ffn_dim"),
+    *("moe_intermediate_size", "encoder_ffn_dim", "decoder_ffn_dim"),
 )
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _FEW_LAYERS, _FEW_EXPERTS, _FEW_TOKENS = 4, 16, 2048
@@ -171,10 +143,8 @@ _DIVISORS = (16, 14, 12, 10, 9, 8, 7, 6, 5, 4, 3, 2)
 
 def narrowed(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return reduced configurations, from the narrowest to the one that has fewer layers alone."""
-    full = {**config_of(values).to_dict(), **values}
-    shallow = _shallow(full)
-    ways = [_divided(shallow, by) for by in _DIVISORS if _divides(shallow, by)]
-    return [*ways, shallow]
+    shallow = _shallow({**config_of(values).to_dict(), **values})
+    return [*(_divided(shallow, by) for by in _DIVISORS if _divides(shallow, by)), shallow]
 
 
 def _shallow(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -274,10 +244,6 @@ def _wind_back(layer: Any, before: int, key: Tensor, value: Tensor) -> None:
         layer.cumulative_length = before
 
 
-_LORA_SCALE = 2.0
-"""Common default: alpha is twice the rank."""
-
-
 def add_lora(model: nn.Module, rank: int) -> nn.Module:
     """Targets all linear layers except the output head, like `target_modules="all-linear"` of PEFT."""
     model.requires_grad_(False)
@@ -318,7 +284,8 @@ def _adapt(layer: nn.Module, rank: int) -> None:
 
 def _add_adapter(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
     added: Tensor = layer.lora_up(layer.lora_down(inputs[0]))  # type: ignore[operator]
-    return output + added * _LORA_SCALE
+    # Common default: alpha is twice the rank.
+    return output + added * 2.0
 
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_target_positions")
@@ -412,7 +379,6 @@ def _labels(kind: type[Any], inputs: dict[str, Any], draw: RandomInputs, config:
 _AS_CONFIGURED = "as configured"
 _NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _MODES = {"training": "training step", "lora": "training step of LoRA", "inference": "forward pass"}
-_SMALL_SEQUENCE = 64
 
 
 @dataclass(frozen=True)
@@ -463,8 +429,8 @@ class ConfiguredModel(FromConfiguration):
 
     def small(self) -> Self:
         """The narrowest that can be built, without a cache."""
-        length = min(self._length, _SMALL_SEQUENCE)
-        twin = replace(self, batch=min(self.batch, 2), sequence=length, tokens=0, rank=min(self.rank, 4), dtype="fp32")
+        length, rank = min(self._length, 64), min(self.rank, 4)
+        twin = replace(self, batch=min(self.batch, 2), sequence=length, tokens=0, rank=rank, dtype="fp32")
         for values in narrowed(self._values):
             narrow = replace(twin, config=json.dumps(values, default=str))
             # Not every model goes together with fewer heads or channels.

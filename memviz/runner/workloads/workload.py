@@ -20,9 +20,6 @@ from torch import Tensor, nn
 from memviz.errors import UsageError
 from memviz.runner.knobs import check_knobs, knob
 
-_BIAS_STD = 0.1
-_EMBEDDING_STD = 0.5
-
 
 def scale_weights(model: nn.Module) -> None:
     """Draws all matrices with a gain of one, from the current seed. On meta there is nothing to draw."""
@@ -36,12 +33,12 @@ def scale_weights(model: nn.Module) -> None:
 def _draw(module: nn.Module, name: str, weight: nn.Parameter) -> None:
     if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
         fan_in = module.weight[0].numel()
-        weight.normal_(std=_BIAS_STD if name == "bias" else 1 / math.sqrt(fan_in))
+        weight.normal_(std=0.1 if name == "bias" else 1 / math.sqrt(fan_in))
     elif isinstance(module, nn.Embedding):
         weight.normal_()
     elif weight.ndim > 1:
         # Tables added to shifts, scales and gates, such as LTX-Video's.
-        weight.normal_(std=_EMBEDDING_STD)
+        weight.normal_(std=0.5)
 
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

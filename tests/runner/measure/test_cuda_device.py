@@ -127,7 +127,7 @@ def test_peaks_count_from_the_last_reset_and_agree_with_the_trace():
         assert (device.peak_allocated_bytes, device.peak_reserved_bytes) == (14 * MiB, 40 * MiB)
         assert device.peak_requested_bytes == 14 * MiB
     assert device.peaks is not None
-    assert device.peaks.agree
+    assert not (device.peaks.allocated.difference or device.peaks.reserved.difference)
     assert (device.peaks.allocated.from_trace, device.peaks.reserved.from_trace) == (14 * MiB, 40 * MiB)
 
 
@@ -139,7 +139,7 @@ def test_what_was_there_before_the_recording_counts_too():
         device.finish()
     gpu.free(workspace)
     assert device.peaks is not None
-    assert device.peaks.agree
+    assert not (device.peaks.allocated.difference or device.peaks.reserved.difference)
     assert device.peaks.allocated.from_trace == 8_519_680 + 5 * MiB
 
 

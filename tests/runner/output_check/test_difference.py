@@ -17,7 +17,6 @@ from memviz.runner.output_check.comparison import compare_outputs
 from memviz.runner.output_check.difference import (
     MARGIN,
     Difference,
-    LayerRecorder,
     LossCurve,
     Rounding,
     UlpCounts,
@@ -32,6 +31,7 @@ from memviz.runner.output_check.difference import (
     loss_of_weights,
     one_rounding,
     parts_of,
+    recorded_layers,
     tolerances,
     ulps_between,
     unit_roundoff,
@@ -446,20 +446,18 @@ def test_alone_is_what_the_layer_gives_on_the_same_input():
 
 def test_recording_leaves_no_hook_behind():
     model = stack(count=2, residual=True)()
-    recorder = LayerRecorder(model, torch.device("cpu"))
-    with pytest.raises(ZeroDivisionError), recorder.recording():
+    with pytest.raises(ZeroDivisionError), recorded_layers(model, torch.device("cpu")) as calls:
         model(**tokens())
         raise ZeroDivisionError
-    assert list(recorder.calls) == ["layers.0.ff", "layers.0", "layers.1.ff", "layers.1"]
+    assert list(calls) == ["layers.0.ff", "layers.0", "layers.1.ff", "layers.1"]
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
 def test_keyword_arguments_and_tuples_are_recorded():
     model = stack(count=1, residual=True)()
-    recorder = LayerRecorder(model, torch.device("cpu"))
-    with recorder.recording():
+    with recorded_layers(model, torch.device("cpu")) as calls:
         model(**tokens())
-    call = recorder.calls["layers.0"]
+    call = calls["layers.0"]
     assert call.arguments[1] == {"scale": 1.0}
     assert list(call.outputs) == ["0"]
 

@@ -81,7 +81,7 @@ def test_gradients_of_micro_batches_add_up_to_those_of_the_whole():
 
 def test_losses_fall_and_change_the_model():
     model = stack(count=1)()
-    losses = step(training=True).losses(model, 3, adamw, None)
+    losses = step(training=True).losses(model, 3, adamw)
     assert losses == sorted(losses, reverse=True)
     assert len(set(losses)) == 3
 

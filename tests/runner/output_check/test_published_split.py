@@ -55,7 +55,7 @@ def test_the_first_version_hides_in_plain_layers():
     assert output.absmax < 3e-3
     assert output.relative_l2 < 0.05
     assert hidden.layers[0].alone.relative_l2 > 1.3
-    assert hidden.signal is not None and hidden.signal.weak
+    assert hidden.signal is not None and hidden.signal.words
 
 
 @pytest.mark.slow
