@@ -36,6 +36,17 @@ export function shape(tag, attributes, text) {
  * @param {string} sign @param {string} label @param {() => void} act */
 export const button = (sign, label, act) => el("button", { type: "button", class: "mvt-button", "aria-label": label, title: label, onclick: act }, sign);
 
+/** Buttons of which one is chosen: the first one, until `show` says another.
+ * @param {string} label @param {Record<string, string>} texts by choice @param {(choice: any) => void} choose */
+export function switchOf(label, texts, choose) {
+  const buttons = Object.fromEntries(Object.entries(texts).map(([choice, text]) => [choice, el("button", { type: "button", onclick: () => choose(choice) }, text)]));
+  const show = (/** @type {string} */ chosen) => {
+    for (const [choice, node] of Object.entries(buttons)) node.setAttribute("aria-pressed", String(choice === chosen));
+  };
+  show(Object.keys(texts)[0]);
+  return { node: el("div", { class: "mvt-switch", role: "group", "aria-label": label }, ...Object.values(buttons)), buttons, show };
+}
+
 /** @param {number} value @param {number} low @param {number} high */
 export const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
@@ -60,6 +71,15 @@ export const isTyping = (node) => node instanceof HTMLElement && (node.isContent
 export function plainKey(event) {
   if (event.ctrlKey || event.metaKey || event.altKey) return "";
   return event.key.length === 1 ? event.key.toLowerCase() : event.key;
+}
+
+/** Does what its key stands for; the browser leaves that key alone then.
+ * @param {KeyboardEvent} event @param {Record<string, () => void>} acts by key */
+export function actOnKey(event, acts) {
+  const act = acts[plainKey(event)];
+  if (!act) return;
+  event.preventDefault();
+  act();
 }
 
 // -- what is told to Python

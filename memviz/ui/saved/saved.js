@@ -23,7 +23,10 @@ const traces = Object.fromEntries(Object.entries(saved.traces || {}).map(([key, 
 /** @type {Gradio["server"]} */
 const server = {
   timeline_piece: async (request) => traces[request.key].piece(request),
-  compared_rows: async ({ sides, by, row }) => ({ lit: await Promise.all(sides.map((/** @type {string} */ key) => traces[key].comparedBits(by, row))) }),
+  compared_rows: async ({ sides, by, row }) => {
+    const trace = (/** @type {string} */ key) => traces[key];
+    return { lit: await Promise.all(sides.map(trace).map(async (/** @type {SavedTrace} */ side) => ({ bits: await side.bits(side.data.compared, by, row) }))) };
+  },
   segment_map: async ({ key }) => saved.maps[key],
 };
 
