@@ -127,11 +127,7 @@ def of_devices(rows: AnnotationRows) -> list[tuple[int, AnnotationRows]]:
     """Each device's own."""
     if len(rows) and (rows.device == rows.device[0]).all():
         return [(int(rows.device[0]), rows)]
-    return [(number, _chosen(rows, rows.device == number)) for number in np.unique(rows.device).tolist()]
-
-
-def _chosen(rows: AnnotationRows, mask: Any) -> AnnotationRows:
-    return AnnotationRows(**{name: column[mask] for name, column in rows.columns()})
+    return [(number, rows.select(rows.device == number)) for number in np.unique(rows.device).tolist()]
 
 
 def _from_rows(rows: AnnotationRows, interner: Interner) -> tuple[Ints4, Ints8, Ints8]:

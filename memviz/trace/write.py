@@ -156,7 +156,7 @@ class _Writer:
 
     def chunks(self, events: Events) -> Iterator[list[dict[str, Any]]]:
         for first in range(0, len(events), _CHUNK):
-            yield self._rows(Events(**{name: column[first : first + _CHUNK] for name, column in events.columns()}))
+            yield self._rows(events.select(slice(first, first + _CHUNK)))
 
     def _rows(self, events: Events) -> list[dict[str, Any]]:
         strings, streams, pools = self.trace.strings, self.trace.streams, self.trace.pools
@@ -348,7 +348,7 @@ def _stack(cells: Cells, number: int) -> Table:
 
 
 def _events(cells: Cells, device: DeviceTrace, rows: slice) -> Table:
-    events = Events(**{name: column[rows] for name, column in device.events.columns()})
+    events = device.events.select(rows)
     is_oom = events.action == Action.OOM
     return {
         "device": [device.name] * len(events),
