@@ -16,9 +16,12 @@ from memviz.trace.model import Action, DeviceTrace, Ints8, Trace
 
 def never_freed(trace: Trace, device: DeviceTrace, by: str = "site", *, top: int | None = None) -> Groups:
     """Allocations of the trace whose free was not requested before its end."""
+    return group_rows(trace, device, never_freed_rows(device), by, top=top)
+
+
+def never_freed_rows(device: DeviceTrace) -> Ints8:
     rows, count = lifetimes(device), len(device.events)
-    leaked = np.flatnonzero((rows.start >= 0) & (rows.end == count) & (rows.free_requested == count))
-    return group_rows(trace, device, leaked, by, top=top)
+    return np.flatnonzero((rows.start >= 0) & (rows.end == count) & (rows.free_requested == count))
 
 
 @dataclass(frozen=True)

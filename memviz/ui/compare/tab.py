@@ -34,7 +34,7 @@ def comparison_file(sides: Sequence[Pair], kind: str, by: str) -> dict[str, Any]
 
 def changes_csv(comparison: Changes) -> str:
     """Every row, every trace, all digits, and the peaks they add up to."""
-    rows, others = comparison.rows, range(1, len(comparison.moments))
+    rows = comparison.rows
     peaks = [moment.live_bytes for moment in comparison.moments]
     columns: dict[str, list[Any]] = {
         comparison.by: [*(safe(row.thing.label) for row in rows), "peak"],
@@ -44,19 +44,13 @@ def changes_csv(comparison: Changes) -> str:
     }
     for number, peak in enumerate(peaks):
         columns[f"{LETTERS[number]}_bytes"] = [*(row.bytes[number] for row in rows), peak]
-        columns[f"{LETTERS[number]}_allocations"] = [
-            *(row.counts[number] for row in rows),
-            _sum_cell(comparison, number),
-        ]
-    for other in others:
+        counts = [row.counts[number] for row in rows]
+        columns[f"{LETTERS[number]}_allocations"] = [*counts, sum(counts)]
+    for other in range(1, len(peaks)):
         columns[f"{LETTERS[other]}_minus_A_bytes"] = [*(row.delta(other) for row in rows), comparison.delta(other)]
     file = StringIO(newline="")
     write_tables(file, [columns])
     return file.getvalue()
-
-
-def _sum_cell(comparison: Changes, number: int) -> int:
-    return sum(row.counts[number] for row in comparison.rows)
 
 
 ID, LABEL = "compare", "Compare"

@@ -16,6 +16,7 @@ from memviz.figures.theme import DARK, LIGHT, mixed, text_on
 from memviz.text import Html, allocations, cut, joined, tag
 from memviz.trace.model import Trace
 from memviz.ui.explore.live_set import BYTES, CATEGORIES, Measure, Paint
+from memviz.ui.html.elements import button
 from memviz.ui.html.labels import FrameWords, frame_text
 from memviz.units import percent_text
 
@@ -65,15 +66,12 @@ def icicle_html(
 
 def crumbs_html(trace: Trace, path: Path) -> Html:
     """The way back out."""
-    steps = [_crumb("all", "")]
-    steps += [_crumb(_short(frame_text(trace, frame)), path_text(path[: i + 1])) for i, frame in enumerate(path[:-1])]
-    here = tag("b", _short(frame_text(trace, path[-1])), aria_current="true")
-    separated = [piece for step in steps for piece in (step, " › ")]
+    names = [_short(frame_text(trace, frame)) for frame in path]
+    separated: list[object] = []
+    for i, name in enumerate(["all", *names[:-1]]):
+        separated += [button(name, "zoom", None, data_value=path_text(path[:i])), " › "]
+    here = tag("b", names[-1], aria_current="true")
     return tag("nav", *separated, here, class_="mv-crumbs", aria_label="Zoomed into")
-
-
-def _crumb(label: str, path: str) -> Html:
-    return tag("button", label, type="button", data_act="zoom", data_value=path)
 
 
 def boxes(breakdown: StackBreakdown) -> Iterator[Box]:
@@ -149,16 +147,14 @@ def _box_html(drawing: _Drawing, box: Box, total: int) -> Html:
     look, fill = _fill(box, drawing.paint)
     # The topmost box leads back out.
     back = {"data_value": path_text(box.path[:-1])} if box.row == 0 else {}
-    return tag(
-        "button",
+    return button(
         label,
-        type="button",
-        class_=look,
+        "zoom",
+        look,
         style=f"{fill}{place}",
         title=title,
         aria_label=None if label else name,
         tabindex="0" if box.row == 0 else "-1",
-        data_act="zoom",
         **lights,
         **back,
     )
