@@ -14,12 +14,11 @@ from typing import Any, ParamSpec
 from weakref import WeakKeyDictionary
 
 import gradio as gr
-from gradio.context import LocalContext
 
 from memviz.errors import MemvizError
 from memviz.fair_lock import FairLock
 from memviz.ui.shell.programs import with_worded_errors
-from memviz.ui.shell.visitors import presence
+from memviz.ui.shell.visitors import current_session, presence
 
 Params = ParamSpec("Params")
 
@@ -71,7 +70,7 @@ def in_turn(answer: Callable[..., Any], line: FairLock = _lock) -> Callable[...,
     @wraps(answer)
     async def wait_and_answer(*args: Any, **kwargs: Any) -> Any:
         is_there = presence()
-        turn = line.of(_visitor())
+        turn = line.of(current_session())
         with with_worded_errors():
             if line.waiting(turn.key) >= _MOST_OF_ONE:
                 raise MemvizError(
@@ -88,11 +87,6 @@ def in_turn(answer: Callable[..., Any], line: FairLock = _lock) -> Callable[...,
             line.leave(turn)
 
     return wait_and_answer
-
-
-def _visitor() -> str:
-    """Return Gradio's name of the window or program whose event this is."""
-    return getattr(LocalContext.request.get(None), "session_hash", None) or ""
 
 
 class FairQueueBlocks(gr.Blocks):
