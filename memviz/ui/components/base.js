@@ -62,6 +62,10 @@ export const onSaid = (name, hear) => window.addEventListener(name, (event) => h
  * @param {Event} event @param {string} selector @returns {HTMLElement | null} */
 export const nearest = (event, selector) => (event.target instanceof Element ? event.target.closest(selector) : null);
 
+/** Every element that fits.
+ * @param {string} selector @param {ParentNode} [within] @returns {HTMLElement[]} */
+export const all = (selector, within = document) => [.../** @type {NodeListOf<HTMLElement>} */ (within.querySelectorAll(selector))];
+
 /** What is pressed there is text.
  * @param {EventTarget | null} node */
 export const isTyping = (node) => node instanceof HTMLElement && (node.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(node.tagName));
@@ -187,6 +191,10 @@ export function showTip(tip, at, room, lines) {
   tip.style.left = `${beside(at.x, tip.offsetWidth, room.width)}px`;
   tip.style.top = `${beside(at.y, tip.offsetHeight, room.height)}px`;
 }
+
+/** Of what the server was asked and did not give.
+ * @param {string} what @param {unknown} error */
+export const refusalWords = (what, error) => `${what} (${error instanceof Error ? error.message : error}). Open the trace again.`;
 
 // -- files
 

@@ -1,6 +1,6 @@
 // @ts-check
 // A saved page: the page's own components, with everything that they would ask a server for in this very file.
-import { onModeChange } from "../components/base.js";
+import { all, onModeChange } from "../components/base.js";
 import { mount as mountLitPanel } from "../components/lit_panel/lit_panel.js";
 import { mount as mountTimeline } from "../components/memory_timeline/timeline.js";
 import { mount as mountOverlay } from "../components/overlay/overlay.js";
@@ -58,7 +58,7 @@ function offerWhatIsKept(key) {
   for (const option of place("timeline").querySelectorAll("option")) {
     if (option.closest("select")?.getAttribute("aria-label") === "Colour") option.hidden = !pieces[`groups ${option.value}`];
   }
-  for (const choice of /** @type {NodeListOf<HTMLElement>} */ (place("timeline").querySelectorAll('[aria-label="Axis"]'))) choice.hidden = !value.has_times;
+  for (const choice of all('[aria-label="Axis"]', place("timeline"))) choice.hidden = !value.has_times;
 }
 
 /** @param {string} key @param {number} row */

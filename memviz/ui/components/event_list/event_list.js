@@ -1,7 +1,7 @@
 // @ts-check
 // Every event of one device as a list that stays fluid: only the rows in sight are in the page, their texts come a
 // page at a time. README.md beside this file says what comes in and what goes out.
-import { actOnKey, clamp, Component, el, mounting, nearest, onSaid, say } from "../base.js";
+import { actOnKey, clamp, Component, el, mounting, nearest, onSaid, refusalWords, say } from "../base.js";
 import { grouped } from "../words.js";
 import { columnsWithin, emptyCell, eventOf, headerCell, lookOf, write, writeWaiting } from "./columns.js";
 import { Scale } from "./scale.js";
@@ -184,7 +184,7 @@ class EventList extends Component {
 
   /** @param {unknown} error */
   refused(error) {
-    this.total.textContent = `The events could not be read (${error instanceof Error ? error.message : error}). Open the trace again.`;
+    this.total.textContent = refusalWords("The events could not be read", error);
   }
 
   /** Another list: other rows under the same numbers.

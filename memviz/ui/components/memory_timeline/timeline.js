@@ -1,7 +1,7 @@
 // @ts-check
 // One device's memory timeline: what it shows, what is chosen in it, and what it says to the rest of the page. Its parts
 // lie beside this file; README.md says which, what comes in and what goes out.
-import { Component, el, mounting, onModeChange, onSaid, say, token, isDark } from "../base.js";
+import { Component, el, mounting, onModeChange, onSaid, refusalWords, say, token, isDark } from "../base.js";
 import { cutMiddle } from "../words.js";
 import { Ahead } from "./ahead.js";
 import { PlotCanvas } from "./canvas.js";
@@ -163,7 +163,7 @@ export class MemoryTimeline extends Component {
       this.waiting.textContent = "";
       this.start(value, data);
     } catch (error) {
-      if (ticket === this.ticket) this.waiting.textContent = `The timeline could not be drawn (${error instanceof Error ? error.message : error}). Open the trace again.`;
+      if (ticket === this.ticket) this.waiting.textContent = refusalWords("The timeline could not be drawn", error);
     }
   }
 

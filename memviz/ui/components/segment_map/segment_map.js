@@ -1,7 +1,7 @@
 // @ts-check
 // The allocator's map at one moment: what is asked for, the slider, the tooltip, the keys, figures and table.
 // README.md beside this file says what its parts are, what comes in and what goes out.
-import { actOnKey, button, clamp, Component, el, mounting, newTip, onModeChange, onSaid, say, showTip, switchOf, tipLines } from "../base.js";
+import { actOnKey, button, clamp, Component, el, mounting, newTip, onModeChange, onSaid, refusalWords, say, showTip, switchOf, tipLines } from "../base.js";
 import { bytesText, eventText, grouped } from "../words.js";
 import { MapCanvas } from "./canvas.js";
 import { chooseRowLength, drawingOrder, MOST_ROWS, placesOf, shelveWithin, sum, tilesIn } from "./layout.js";
@@ -149,7 +149,7 @@ export class SegmentMap extends Component {
       const moment = await Moment.of(answer);
       if (request.key === this.key) this.take(answer, moment, started);
     } catch (error) {
-      this.title.textContent = `The map could not be drawn (${error instanceof Error ? error.message : error}). Open the trace again.`;
+      this.title.textContent = refusalWords("The map could not be drawn", error);
     } finally {
       this.answered = words;
       this.isAsking = false;
