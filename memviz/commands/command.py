@@ -100,6 +100,12 @@ def add_optimizer(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def add_script(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-m", "--module", action="store_true", help="run a module instead of a file")
+    parser.add_argument("script", metavar="SCRIPT", help="the script, or with -m the module")
+    parser.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="given to it")
+
+
 def request_of(args: argparse.Namespace, **more: Any) -> Request:
     """The request of `run` or `fit`; `more` are options that only one of them has."""
     from memviz.allocator.context import DEFAULT_CARD

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memviz.commands.command import Command, add_json, add_memory, pair, positive
+from memviz.commands.command import Command, add_json, add_memory, add_script, pair, positive
 from memviz.commands.terminal import print_line, progress
 from memviz.errors import UsageError
 from memviz.memory import without_collection
@@ -99,9 +99,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.pickle", help="the snapshot; .gz packs it")
     parser.add_argument("--overwrite", action="store_true", help="replace FILE if it is there already")
     add_json(parser)
-    parser.add_argument("-m", "--module", action="store_true", help="run a module instead of a file")
-    parser.add_argument("script", metavar="SCRIPT", help="the script, or with -m the module")
-    parser.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="given to it")
+    add_script(parser)
 
 
 def _predict(args: argparse.Namespace) -> int:

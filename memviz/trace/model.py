@@ -282,6 +282,10 @@ class DeviceTrace:
     def name(self) -> str:
         return f"{self.device}" if self.kind == "gpu" else f"host{self.device}"
 
+    @property
+    def labels(self) -> list[Labels]:
+        return [labels for labels in (self.event_labels, self.block_labels) if labels is not None]
+
 
 @dataclass(frozen=True, eq=False)
 class Frames(Columns):

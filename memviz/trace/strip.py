@@ -136,17 +136,13 @@ def _kept_texts(trace: Trace, interner: Interner) -> Ints4:
     """New number of each text that anything but a frame refers to."""
     used = [device.annotations.name for device in trace.devices]
     used += [column for device in trace.devices for column in (device.events.context, device.events.metadata)]
-    used += [label.module for device in trace.devices for label in _labels(device)]
+    used += [label.module for device in trace.devices for label in device.labels]
     table = np.zeros(len(trace.strings), dtype=np.int32)
     for code in np.unique(np.concatenate(used)).tolist():
         table[code] = interner.string(trace.strings[code])
     for name in trace.other_actions:
         interner.string(name)
     return table
-
-
-def _labels(device: DeviceTrace) -> list[Labels]:
-    return [labels for labels in (device.event_labels, device.block_labels) if labels is not None]
 
 
 def _device(device: DeviceTrace, stacks: Ints4, texts: Ints4) -> DeviceTrace:

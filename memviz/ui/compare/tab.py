@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
 from typing import Any
 
@@ -19,7 +20,7 @@ from memviz.ui.components.component import Panel, clicked
 from memviz.ui.components.plots import MemoryTimeline, Overlay
 from memviz.ui.components.tables import WaterfallTable
 from memviz.ui.saved.report import report_page
-from memviz.ui.shell.gradio_events import PRIVATE
+from memviz.ui.shell.gradio_events import PRIVATE, while_seen
 from memviz.ui.shell.session import Context, Session
 
 
@@ -123,7 +124,8 @@ def build(context: Context, session: gr.State, tabs: gr.Tabs, tab: gr.Tab) -> Co
         drawn=gr.State(()),
     )
     _wire(context, session, parts)
-    _watch(context, session, parts, tabs=tabs, tab=tab)
+    inputs = [session, parts.state, parts.drawn]
+    while_seen(tabs, tab, parts.traces, parts.looked_at, partial(draw, context), inputs, parts.drawing)
     return parts
 
 
@@ -139,24 +141,6 @@ def _wire(context: Context, session: gr.State, parts: CompareTab) -> None:
 
     for panel in (parts.empty, parts.top, parts.controls, parts.differences):
         panel.click(act, [session, parts.state], [session, parts.traces, parts.state, *parts.drawing], **PRIVATE)
-
-
-def _watch(context: Context, session: gr.State, parts: CompareTab, *, tabs: gr.Tabs, tab: gr.Tab) -> None:
-    """Draw the tab only while it is visible. Gradio reports leaving it only through `tabs`."""
-
-    def follow(current: Session, state: CompareState, looked_at: bool, drawn: tuple[Any, ...]) -> list[Any]:
-        return draw(context, current, state, drawn) if looked_at else [gr.skip()] * len(_PARTS)
-
-    def arrive(current: Session, state: CompareState, drawn: tuple[Any, ...]) -> list[Any]:
-        return [True, *draw(context, current, state, drawn)]
-
-    def leave(event: gr.SelectData) -> Any:
-        return gr.skip() if event.value == LABEL else False
-
-    inputs = [session, parts.state]
-    parts.traces.change(follow, [*inputs, parts.looked_at, parts.drawn], parts.drawing, **PRIVATE)
-    tab.select(arrive, [*inputs, parts.drawn], [parts.looked_at, *parts.drawing], **PRIVATE)
-    tabs.select(leave, None, [parts.looked_at], **PRIVATE)
 
 
 def _session_after(session: Session, data: Mapping[str, str]) -> Session:

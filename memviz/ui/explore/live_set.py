@@ -187,7 +187,7 @@ def table_html(
     rest = groups[len(shown) :]
     if rest:
         label = f"everything else, {count_text(len(rest))} more"
-        name = label if state.is_long else link(label, data_act="more")
+        name = label if state.is_long else button(label, "more", "mv-link")
         size, count = sum(group.bytes for group in rest), sum(group.count for group in rest)
         share = percent_text(sum(map(look.measure.share_of, rest)), _total_of(breakdown, look.measure))
         rows.append(_sum_row(name, count, look.measure.cell.html(size), share, by))

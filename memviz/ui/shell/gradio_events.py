@@ -36,6 +36,29 @@ IN_PARTS: dict[str, Any] = {**PRIVATE, "trigger_mode": "multiple"}
 """For answers that come in parts, and for what must not be dropped: one is sent while the one before still runs."""
 
 
+def while_seen(
+    tabs: gr.Tabs, tab: gr.Tab, changed: gr.State, looked_at: gr.State, draw: Callable[..., list[Any]],
+    inputs: list[Any], outputs: list[Any],
+) -> None:  # fmt: skip
+    """Draw a tab when it is turned to, and when what it shows has `changed` meanwhile.
+
+    Gradio reports leaving it only through `tabs`.
+    """
+
+    def follow(is_looked_at: bool, *values: Any) -> list[Any]:
+        return draw(*values) if is_looked_at else [gr.skip()] * len(outputs)
+
+    def arrive(*values: Any) -> list[Any]:
+        return [True, *draw(*values)]
+
+    def leave(event: gr.SelectData) -> Any:
+        return gr.skip() if event.value == tab.label else False
+
+    changed.change(follow, [looked_at, *inputs], outputs, **PRIVATE)
+    tab.select(arrive, inputs, [looked_at, *outputs], **PRIVATE)
+    tabs.select(leave, None, [looked_at], **PRIVATE)
+
+
 def in_parts(answer: Callable[Params, Iterator[list[Any]]]) -> Callable[Params, Iterator[list[Any]]]:
     """End an answer in parts with a part that changes nothing.
 
