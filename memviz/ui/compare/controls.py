@@ -36,63 +36,43 @@ class Controls:
 
 def controls_html(controls: Controls) -> Html:
     state = controls.state
+    layout = "overlay" if state.overlay else "side"
+    if state.overlay:
+        legend = _overlay_legend(controls)
+    elif state.colour != "category":
+        legend = _shared_legend(controls.hues)
+    else:
+        legend = _legend(controls.scores, controls.order)
+    meanings = {meaning: meaning.capitalize() for meaning in COLOURS}
+    no_modules = {} if controls.has_modules else NO_MODULES
     axis = state.axis if controls.has_times else "event"
-    why = {} if controls.has_times else {"time": "Not all of these traces have times"}
+    no_times = {} if controls.has_times else {"time": "Not all of these traces have times"}
     return tag(
         "div",
-        _legend_of(controls),
+        legend,
         tag(
             "div",
-            *(() if state.overlay else (_colours(controls),)),
+            "" if state.overlay else switch("colour", "Colours", meanings, state.colour, "mvt-switch", no_modules),
             _align(controls),
-            switch("overlay", "Layout", {"side": "Side by side", "overlay": "Overlay"}, _layout(state), "mvt-switch"),
-            switch("axis", "Axis", {"event": "Event", "time": "Time"}, axis, "mvt-switch", why),
+            switch("overlay", "Layout", {"side": "Side by side", "overlay": "Overlay"}, layout, "mvt-switch"),
+            switch("axis", "Axis", {"event": "Event", "time": "Time"}, axis, "mvt-switch", no_times),
             class_="mv-controls",
         ),
         class_="mv-comparebar",
         data_count=len(controls.scores),
         data_many="yes" if len(controls.scores) > 3 else None,
-        data_mode=_layout(state),
+        data_mode=layout,
     )
-
-
-def _layout(state: CompareState) -> str:
-    return "overlay" if state.overlay else "side"
-
-
-def _legend_of(controls: Controls) -> Html:
-    if controls.state.overlay:
-        return _overlay_legend(controls)
-    if controls.state.colour != "category":
-        return _shared_legend(controls.hues)
-    return _legend(controls.scores, controls.order)
-
-
-def _colours(controls: Controls) -> Html:
-    choices = {meaning: meaning.capitalize() for meaning in COLOURS}
-    why = {} if controls.has_modules else NO_MODULES
-    return switch("colour", "Colours", choices, controls.state.colour, "mvt-switch", why)
 
 
 def _shared_legend(hues: Sequence[SharedHue]) -> Html:
-    keys = [
-        tag(
-            "span",
-            tag("i", class_="mv-kind mv-square", style=style_of(hue.shades), aria_hidden="true"),
-            cut_middle(hue.label, _MOST_LABEL),
-            class_="mv-key",
-            title=hue.label,
-        )
-        for hue in hues
-    ]
-    rest = tag("i", class_="mv-kind mv-square", style=colour_style("unknown"), aria_hidden="true")
-    return tag(
-        "div",
-        *keys,
-        tag("span", rest, "other", class_="mv-key"),
-        *_RESERVED,
-        class_="mv-legend",
-    )
+
+    def key(style: str, words: str, title: str | None = None) -> Html:
+        square = tag("i", class_="mv-kind mv-square", style=style, aria_hidden="true")
+        return tag("span", square, words, class_="mv-key", title=title)
+
+    keys = [key(style_of(hue.shades), cut_middle(hue.label, _MOST_LABEL), hue.label) for hue in hues]
+    return tag("div", *keys, key(colour_style("unknown"), "other"), *_RESERVED, class_="mv-legend")
 
 
 def _legend(scores: Sequence[Score], order: Sequence[str]) -> Html:

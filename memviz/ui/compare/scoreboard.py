@@ -50,19 +50,18 @@ def scoreboard_html(board: Board) -> Html:
         tag("th", tag("span", "Remove", class_="mv-hidden"), scope="col"),
     ]
     scale = max(max(score.reserved_bytes, score.live_bytes) for score in board.scores) or 1
-    rows = [
-        tag(
-            "tr",
+    rows = []
+    for i, (side, score) in enumerate(zip(board.sides, board.scores, strict=True)):
+        out = f"Take {side.name} out of the comparison"
+        cells = [
             _name(board, i),
-            tag("td", _bar(board.scores[i], board.order, scale), class_="mv-scorebar"),
-            *_figures(board.scores[i], i),
-            *([_duration(board.scores[i], side)] if timed else []),
+            tag("td", _bar(score, board.order, scale), class_="mv-scorebar"),
+            *_figures(score, i),
+            *([_duration(score, side)] if timed else []),
             *(number(side.trace.about.facts.get(key, NOT_IN_FILE), more="mv-soft") for key, _ in facts),
-            _remove(side),
-            class_="mv-to" if i == board.other and len(board.sides) > 2 else None,
-        )
-        for i, side in enumerate(board.sides)
-    ]
+            number(_button("×", "toggle", side, "mv-out", title=out, aria_label=out)),
+        ]
+        rows.append(tag("tr", *cells, class_="mv-to" if i == board.other and len(board.sides) > 2 else None))
     table = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *rows), class_="mv-table mv-scores")
     return tag("section", table, _also(board), aria_label="The traces compared")
 
@@ -146,21 +145,14 @@ def _figures(score: Score, place: int) -> list[Html]:
 
 
 def _duration(score: Score, side: Side) -> Html:
-    if not _ran(side):
-        return number("no clock ran", more="mv-soft")
-    if score.duration_us is None:
-        return number(NOT_IN_FILE, more="mv-soft")
-    return number(duration_text(score.duration_us))
+    if _ran(side) and score.duration_us is not None:
+        return number(duration_text(score.duration_us))
+    return number(NOT_IN_FILE if _ran(side) else "no clock ran", more="mv-soft")
 
 
 def _ran(side: Side) -> bool:
     """A replay and an estimate have the times of their events from the recording, and took none of their own."""
     return side.device.is_timed and side.trace.about.origin != "replayed"
-
-
-def _remove(side: Side) -> Html:
-    label = f"Take {side.name} out of the comparison"
-    return number(_button("×", "toggle", side, "mv-out", title=label, aria_label=label))
 
 
 def _also(board: Board) -> Html:

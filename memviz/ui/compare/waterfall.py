@@ -118,9 +118,11 @@ def waterfall_html(fall: Waterfall, around: Surroundings) -> Html:
     letter = LETTERS[fall.other]
     scale = _ChangeScale(fall)
     rows = [_row(step, fall.by, scale) for step in fall.steps]
+    sorts = ((_FIRST_HEAD[fall.by], "name"), ("A", "a"), (letter, "b"), ("Change", "change"))
+    heads = [_head(text, sort, chosen=fall.sort == sort) for text, sort in sorts]
     table = tag(
         "table",
-        tag("thead", tag("tr", *_heads(fall, letter), tag("th", _ends(fall, letter, scale), class_="mv-fall"))),
+        tag("thead", tag("tr", *heads, tag("th", _ends(fall, letter, scale), class_="mv-fall"))),
         tag("tbody", *rows),
         tag("tfoot", _total(fall, scale)),
         class_="mv-table mv-changes",
@@ -151,11 +153,6 @@ def _title(fall: Waterfall, letter: str, around: Surroundings) -> Html:
         switch("by", "Rows by", _CHOICES, fall.by, "mvt-switch", why),
         class_="mv-falltitle",
     )
-
-
-def _heads(fall: Waterfall, letter: str) -> list[Html]:
-    heads = ((_FIRST_HEAD[fall.by], "name"), ("A", "a"), (letter, "b"), ("Change", "change"))
-    return [_head(text, sort, chosen=fall.sort == sort) for text, sort in heads]
 
 
 def _head(text: str, sort: str, *, chosen: bool) -> Html:

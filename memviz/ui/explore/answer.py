@@ -193,10 +193,14 @@ def details(
     elif "inspector" in parts:
         at = event_state(trace, device, view.event)
         inspector = moment_html(at, of_range=during is not None, is_still=view.is_still)
+    live = None
+    if "live" in parts and (state.tab != "never" or "end" in parts):
+        views = {"live": _live_set, "never": _never_freed}
+        live = tag("div", *(views[state.tab](view) if state.tab in views else ()), data_trace=chosen.key)
     return Details(
         head=_head(view) if "head" in parts else None,
         found=_matches(view) if "found" in parts else None,
-        live=_live(view, parts) if "live" in parts else None,
+        live=live,
         inspector=inspector,
     )
 
@@ -231,14 +235,6 @@ def _matches(view: _View) -> Html:
         return matches_html(find_sites(view.trace, view.device, view.state.query, view.event), view.state.query)
     except UsageError as error:
         return refused_query_html(str(error))
-
-
-def _live(view: _View, parts: frozenset[str]) -> Html | None:
-    if view.state.tab == "never" and "end" not in parts:
-        return None
-    views = {"live": _live_set, "never": _never_freed}
-    shown = views[view.state.tab](view) if view.state.tab in views else []
-    return tag("div", *shown, data_trace=view.chosen.key)
 
 
 def _live_set(view: _View) -> list[Html]:

@@ -95,7 +95,10 @@ def draw(context: Context, session: Session, chosen: int | None) -> list[Any]:
     if shown is None:
         return ["", {}, "", "", "", None]
     job = shown.job
-    rank = chosen if chosen is not None and job.of(chosen) is not None else _first(shown)
+    rank = chosen
+    if rank is None or job.of(rank) is None:
+        # On the first visit the largest outlier.
+        rank = job.outliers[0].rank if job.outliers else job.highest.number
     return [
         ranks_verdict_html(job),
         rank_map_value(job, rank),
@@ -109,11 +112,6 @@ def draw(context: Context, session: Session, chosen: int | None) -> list[Any]:
 def one_rank(context: Context, session: Session, rank: int | None) -> str:
     shown = shown_ranks(context, session)
     return "" if shown is None else _one(shown, rank)
-
-
-def _first(shown: ShownRanks) -> int:
-    """Select the largest outlier on the first visit."""
-    return shown.job.outliers[0].rank if shown.job.outliers else shown.job.highest.number
 
 
 def _one(shown: ShownRanks, rank: int | None) -> str:

@@ -84,12 +84,14 @@ def saved_trace(trace: Trace, device: DeviceTrace, name: str, texts: Texts, budg
     panels = views.panels()
     value = timeline_value(trace, device, name)
     start = _SavedView("live", "stack", "", views.moments[0])
+    groupings = ("site", "line", "module") if "modules" in saved.pieces else ("site", "line")
     data = {
         "value": {**value, "has_times": saved.has_times},
         "pieces": saved.pieces,
         "sites": site_labels(trace, device),
         "stacks": saved_stacks(trace, device, texts, budget.stacks),
-        "lights": _lights(trace, device, views.lights, has_modules="modules" in saved.pieces),
+        # The highlights of the saved tables' rows, by grouping.
+        "lights": {by: light_by(trace, device, by, views.lights[by]) for by in groupings if by in views.lights},
         "moments": views.moments,
     }
     with SavedLinks():
@@ -182,12 +184,6 @@ def _moments_html(moments: list[int], at: int) -> Html:
         buttons.append(button(words, "moment", None, aria_pressed=pressed, data_mv_at=moment, data_set=change))
     switch = tag("div", *buttons, class_="mv-switch", role="group", aria_label="Moments that are kept in this file")
     return tag("div", tag("span", "Kept in this file"), switch, class_="mv-kept-moments")
-
-
-def _lights(trace: Trace, device: DeviceTrace, wanted: Mapping[str, set[str]], *, has_modules: bool) -> dict[str, Any]:
-    """Return the highlights of the saved tables' rows, by grouping."""
-    groupings = ("site", "line", "module") if has_modules else ("site", "line")
-    return {by: light_by(trace, device, by, wanted[by]) for by in groupings if by in wanted}
 
 
 def explore_panels(saved: list[SavedTrace]) -> list[SavedPanel]:
