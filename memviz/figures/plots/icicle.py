@@ -9,9 +9,8 @@ import plotly.graph_objects as go
 from memviz.analysis.callstacks.sites import LAST_PYTHON_KIND, FrameKind, frame_kinds, short_native
 from memviz.analysis.callstacks.stack_tree import OTHER, ROOT, StackTree, frame_name
 from memviz.figures.theme import HOVER_TEXT, Palette, figure, lines, mixed, nothing_to_show, palette, plain, text_on
-from memviz.text import allocations
 from memviz.trace.model import Trace
-from memviz.units import bytes_text, percent_text
+from memviz.units import bytes_text, counted, percent_text
 
 _ROW_HEIGHT = 23
 
@@ -82,7 +81,7 @@ def _is_python(trace: Trace, frame: int) -> bool:
 
 
 def _detail(own: int, count: int) -> str:
-    count_of = allocations(count)
+    count_of = counted(count, "allocation")
     return f"{count_of}, {bytes_text(own)} of it taken here" if own else count_of
 
 

@@ -26,9 +26,8 @@ from memviz.figures.theme import (
     rows_axis,
 )
 from memviz.results.headline import letter
-from memviz.text import allocations
 from memviz.trace.model import Category
-from memviz.units import bytes_text, count_text, delta_text, percent_text
+from memviz.units import bytes_text, count_text, counted, delta_text, percent_text
 
 MOST_ROWS = 30
 _ROW_HEIGHT = 24
@@ -103,7 +102,7 @@ def _hover(row: _Bar, total: int) -> str:
     return lines(
         plain(row.label, 160),
         f"{bytes_text(row.bytes)} ({count_text(row.bytes)} B), {percent_text(row.bytes, total)}",
-        allocations(row.count),
+        counted(row.count, "allocation"),
     )
 
 
