@@ -15,7 +15,7 @@ from memviz.analysis.purpose.phases import label_of_rows, phases
 from memviz.analysis.purpose.reasons import REASON_TEXTS, Certainty
 from memviz.analysis.segments import segments_at
 from memviz.errors import UsageError
-from memviz.trace.model import NO_STACK, Action, Bools, Category, DeviceTrace, Labels, Phase, Trace
+from memviz.trace.model import NO_STACK, Action, Category, DeviceTrace, Phase, Trace
 from memviz.trace.rounding import SMALL_SIZE, divisions_of, round_sizes
 from memviz.trace.write import Cells, Table, hexadecimal, slices, where, write_tables
 
@@ -82,8 +82,10 @@ def allocation(trace: Trace, device: DeviceTrace, row: int) -> Allocation:
         raise UsageError(f"Device {device.name} has no allocation {row}: there are {len(rows)}.")
     kinds, events, start = categories(trace, device), device.events, int(rows.start[row])
     block_bytes, rounded, block_source = _block(trace, device, row)
-    label, place = _label(device, rows, row)
     begun = start > BEFORE
+    # The table of labels that has this row, and its index there.
+    labels, place = (device.event_labels, start) if begun else (device.block_labels, int(rows.block[row]))
+    label = labels if labels is not None and 0 <= place < len(labels) else None
     return Allocation(
         row=row,
         requested_bytes=int(rows.size[row]),
@@ -131,13 +133,6 @@ def _span(device: DeviceTrace, rows: Lifetimes, row: int) -> Span:
     return Span(start, int(rows.free_requested[row]), end, never, microseconds)
 
 
-def _label(device: DeviceTrace, rows: Lifetimes, row: int) -> tuple[Labels | None, int]:
-    """The table of labels that has this row, and its index there."""
-    start = int(rows.start[row])
-    labels, place = (device.event_labels, start) if start > BEFORE else (device.block_labels, int(rows.block[row]))
-    return (labels, place) if labels is not None and 0 <= place < len(labels) else (None, 0)
-
-
 def write_allocations(trace: Trace, file: TextIO) -> None:
     """One row per allocation. Event -1 is before the first event; an empty one never came."""
     cells = Cells(trace)
@@ -146,12 +141,14 @@ def write_allocations(trace: Trace, file: TextIO) -> None:
 
 
 def _allocations(cells: Cells, trace: Trace, device: DeviceTrace, rows: slice) -> Table:
-    lives = Lifetimes(**{name: column[rows] for name, column in lifetimes(device).columns()})
-    never = len(device.events)
+    lives, never = lifetimes(device).select(rows), len(device.events)
+    # Where only the end is on record, a lifetime has it for both.
+    action = np.append(device.events.action, Action.OTHER)
+    was_requested = (lives.free_requested < 0) | (action[lives.free_requested] == Action.FREE_REQUESTED)
     return {
         "device": [device.name] * len(lives),
         "start_event": lives.start.tolist(),
-        "free_requested_event": where(_was_requested(device, lives), lives.free_requested.tolist()),
+        "free_requested_event": where(was_requested, lives.free_requested.tolist()),
         "end_event": where(lives.end < never, lives.end.tolist()),
         "start_us": _times(device, lives.start),
         "end_us": _times(device, lives.end),
@@ -162,13 +159,6 @@ def _allocations(cells: Cells, trace: Trace, device: DeviceTrace, rows: slice) -
         "stack": where(lives.stack >= 0, lives.stack.tolist()),
         **_purpose(cells, trace, device, rows),
     }
-
-
-def _was_requested(device: DeviceTrace, lives: Lifetimes) -> Bools:
-    """Not where only the end is on record: then a lifetime has it for both."""
-    action = np.append(device.events.action, Action.OTHER)
-    inside = lives.free_requested >= 0
-    return np.asarray(~inside | (action[lives.free_requested] == Action.FREE_REQUESTED), dtype=np.bool_)
 
 
 def _times(device: DeviceTrace, events: Any) -> list[Any]:

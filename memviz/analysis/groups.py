@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memviz.analysis.annotations import annotated, annotation_of_events
-from memviz.analysis.callstacks.sites import Site, sites, with_line
+from memviz.analysis.callstacks.sites import sites, with_line
 from memviz.analysis.lifetimes import BEFORE, lifetimes
 from memviz.analysis.purpose.categories import KINDS, kinds
 from memviz.analysis.purpose.phases import label_of_rows, phases
@@ -110,17 +110,16 @@ def _by_site(trace: Trace, device: DeviceTrace, rows: Ints8) -> GroupCodes:
 def _by_line(trace: Trace, device: DeviceTrace, rows: Ints8) -> GroupCodes:
     """Sites of one line are one group, whichever function's they are: nested functions share lines."""
     table = sites(trace)
-    lines = [_line_of(site) for site in table.sites]
+    lines = [
+        (with_line(site.path, site.line), site.label.removesuffix(f" {site.function}"))
+        if site.path
+        else (site.key, site.label)
+        for site in table.sites
+    ]
     numbers = {line: i for i, line in enumerate(dict.fromkeys(lines))}
     code_of_site = np.array([numbers[line] for line in lines])
     names = list(numbers)
     return GroupCodes(code_of_site[table.of_stack[lifetimes(device).stack[rows]]], names.__getitem__)
-
-
-def _line_of(site: Site) -> tuple[str, str]:
-    if not site.path:
-        return site.key, site.label
-    return with_line(site.path, site.line), site.label.removesuffix(f" {site.function}")
 
 
 def _by_module(trace: Trace, device: DeviceTrace, rows: Ints8) -> GroupCodes:

@@ -15,7 +15,7 @@ from memviz.analysis.lifetimes import BEFORE, lifetimes, matched
 from memviz.analysis.segments import TileKind, fragmentation_at, fragmentation_of, segments_at
 from memviz.analysis.timeline import has_reserved, timeline
 from memviz.trace.distinct import distinct, is_among
-from memviz.trace.model import NO_STACK, Action, Bools, DeviceTrace, Ints8, Note, Trace, driver_free
+from memviz.trace.model import NO_STACK, Action, Bools, DeviceTrace, Note, Trace, driver_free
 from memviz.trace.profile import is_profiled
 from memviz.trace.rounding import LARGE_SEGMENT
 from memviz.units import bytes_text, count_text, counted, percent_text
@@ -47,7 +47,15 @@ def history(device: DeviceTrace) -> History:
 
 def health(trace: Trace) -> tuple[Note, ...]:
     """Notes on the whole trace first, then device by device."""
-    return (*_on_trace(trace), *(note for device in trace.devices for note in _on_device(trace, device)))
+    notes = list(_on_trace(trace))
+    for device in trace.devices:
+        where = f"Device {device.name}. " if len(trace.devices) > 1 else ""
+        for about in _CONCERNS:
+            notes += (
+                Note(note.code, where + note.text, note.remedy, note.level, device.name)
+                for note in about(trace, device)
+            )
+    return tuple(notes)
 
 
 _PROFILED = (
@@ -79,13 +87,6 @@ def _on_trace(trace: Trace) -> Iterator[Note]:
         "own and other programs use the device too and are not in it."
     )
     yield Note("unseen_memory", text, "Compare with nvidia-smi to see how much that is.")
-
-
-def _on_device(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
-    where = f"Device {device.name}. " if len(trace.devices) > 1 else ""
-    for about in _CONCERNS:
-        for note in about(trace, device):
-            yield Note(note.code, where + note.text, note.remedy, note.level, device.name)
 
 
 def _no_history(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
@@ -269,7 +270,9 @@ def _released_memory(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     if not len(index):
         return
     ends = index[np.append(np.diff(index) > 1, True)]
-    forced = _before_a_new_segment(device, ends)
+    # Releases for a new segment: the allocator frees cached segments, then reserves at once.
+    following = action[ends[ends + 1 < len(action)] + 1]
+    forced = int(is_among(following, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP, Action.OOM)).sum())
     text = (
         f"{bytes_text(int(size[index].sum()))} went back to the device on {counted(len(ends), 'occasion')}, by "
         f"empty_cache() or by the allocator itself; {count_text(forced)} of these just before it asked for new memory."
@@ -278,13 +281,6 @@ def _released_memory(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
         "Those were most likely close to running out (or garbage_collection_threshold); each one waits for the device."
     )
     yield Note("memory_given_back", text, remedy if forced else "", "warning" if forced else "info")
-
-
-def _before_a_new_segment(device: DeviceTrace, ends: Ints8) -> int:
-    """Count releases for a new segment: the allocator frees cached segments, then reserves at once."""
-    action = device.events.action
-    following = action[ends[ends + 1 < len(action)] + 1]
-    return int(is_among(following, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP, Action.OOM)).sum())
 
 
 def _contradictions(trace: Trace, device: DeviceTrace) -> Iterator[Note]:

@@ -16,9 +16,12 @@ from memviz.trace.model import Action, DeviceTrace, Ints8, Trace
 
 def never_freed(trace: Trace, device: DeviceTrace, by: str = "site", *, top: int | None = None) -> Groups:
     """Allocations of the trace whose free was not requested before its end."""
+    return group_rows(trace, device, never_freed_rows(device), by, top=top)
+
+
+def never_freed_rows(device: DeviceTrace) -> Ints8:
     rows, count = lifetimes(device), len(device.events)
-    leaked = np.flatnonzero((rows.start >= 0) & (rows.end == count) & (rows.free_requested == count))
-    return group_rows(trace, device, leaked, by, top=top)
+    return np.flatnonzero((rows.start >= 0) & (rows.end == count) & (rows.free_requested == count))
 
 
 @dataclass(frozen=True)
@@ -78,12 +81,9 @@ def _live_per_step(codes: Ints8, span: tuple[Ints8, Ints8], size: Ints8, shape: 
 
 def freed_at_once(trace: Trace, device: DeviceTrace, by: str = "site", *, top: int | None = None) -> Groups:
     """Bytes are summed over all such allocations: traffic, never live together."""
-    return group_rows(trace, device, _rows_freed_at_once(device), by, top=top)
-
-
-def _rows_freed_at_once(device: DeviceTrace) -> Ints8:
     rows, count = lifetimes(device), len(device.events)
     # The order among allocs and frees alone: a segment may be made in between.
     order = np.append(np.cumsum(device.events.action <= Action.FREE_COMPLETED), count + 1)
     freed = np.minimum(rows.free_requested, rows.end)
-    return np.flatnonzero((rows.start >= 0) & (freed < count) & (order[freed] == order[rows.start] + 1))
+    at_once = np.flatnonzero((rows.start >= 0) & (freed < count) & (order[freed] == order[rows.start] + 1))
+    return group_rows(trace, device, at_once, by, top=top)

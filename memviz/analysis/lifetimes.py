@@ -80,7 +80,7 @@ def lifetimes(device: DeviceTrace) -> Lifetimes:
 def matched(device: DeviceTrace) -> Matched:
     events, count = device.events, len(device.events)
     runs = _Runs.of(device).by_start(count)
-    blocks = _active_blocks(device)
+    blocks = np.flatnonzero(device.blocks.state != State.INACTIVE)
     block = _block_of(runs, blocks, device)
 
     end = runs.completed.copy()
@@ -118,7 +118,12 @@ def matched(device: DeviceTrace) -> Matched:
         lost_blocks=int(lost.sum()),
         lost_bytes=int(events.size[source][lost].sum()),
     )
-    return Matched(_by_start(rows), faults)
+    before = np.flatnonzero(rows.start == BEFORE)
+    if len(before):
+        # Those from before the first event go by address; the others are sorted already.
+        begun = np.flatnonzero(rows.start != BEFORE)
+        rows = rows.select(np.concatenate([before[np.argsort(rows.address[before], kind="stable")], begun]))
+    return Matched(rows, faults)
 
 
 @dataclass(frozen=True)
@@ -187,10 +192,6 @@ class _Runs:
         )
 
 
-def _active_blocks(device: DeviceTrace) -> Ints8:
-    return np.flatnonzero(device.blocks.state != State.INACTIVE)
-
-
 def _block_of(runs: _Runs, blocks: Ints8, device: DeviceTrace) -> Ints8:
     """The final block of each run that is still open at the end of its address."""
     block_of = np.full(len(runs.first), -1)
@@ -216,16 +217,6 @@ def _stacks(device: DeviceTrace, started: Bools, source: Ints8, block: Ints8) ->
 
 def _with(first: npt.NDArray[Whole], second: npt.NDArray[Any]) -> npt.NDArray[Whole]:
     return np.concatenate([first, second.astype(first.dtype, copy=False)])
-
-
-def _by_start(rows: Lifetimes) -> Lifetimes:
-    """Sort by start: rows from before the first event first, by address; the others are sorted already."""
-    before = np.flatnonzero(rows.start == BEFORE)
-    if not len(before):
-        return rows
-    begun = np.flatnonzero(rows.start != BEFORE)
-    order = np.concatenate([before[np.argsort(rows.address[before], kind="stable")], begun])
-    return Lifetimes(**{name: column[order] for name, column in rows.columns()})
 
 
 def _by_address(address: Ints8) -> tuple[Ints8, Bools]:

@@ -117,7 +117,11 @@ def _step(trace: Trace, device: DeviceTrace, event: int) -> str:
     if event < 0:
         return ""
     if place < 0:
-        return noted_step(trace, device, event) or _counted_step(trace, device, event)
+        if noted := noted_step(trace, device, event):
+            return noted
+        # The step between two annotated optimizer steps, where no stack shows a phase.
+        around = [step.name for step in steps(trace, device) if step.start_event <= event <= step.end_event]
+        return f"{'recorded ' if history(device) == 'late' else ''}{around[0]}" if around else ""
     span = phases.spans[place]
     step = step_name(trace, device, span)
     if not phases.is_training:
@@ -129,13 +133,6 @@ def _step(trace: Trace, device: DeviceTrace, event: int) -> str:
     return f"the {span.kind} of {step}"
 
 
-def _counted_step(trace: Trace, device: DeviceTrace, event: int) -> str:
-    """Return the step between two annotated optimizer steps, where no stack shows a phase."""
-    around = [step.name for step in steps(trace, device) if step.start_event <= event <= step.end_event]
-    recorded = "recorded " if history(device) == "late" else ""
-    return f"{recorded}{around[0]}" if around else ""
-
-
 def _most_of_it(trace: Trace, device: DeviceTrace) -> MostOfIt | None:
     for group in peak(trace, device, "category", top=1).live.groups:
         if group.key not in SAYS_NOTHING and group.bytes > _LEAST_SHARE * timeline(device).peak_bytes:
@@ -143,7 +140,11 @@ def _most_of_it(trace: Trace, device: DeviceTrace) -> MostOfIt | None:
             totals = [part for part in purpose_totals(trace, device, rows) if part.kind == group.key]
             probable = sum(part.bytes for part in totals if part.certainty == Certainty.PROBABLE)
             keeps = sites_holding_activations(trace, device, rows) if group.key == Category.ACTIVATION.label else None
-            layers = _layers(trace, device, keeps) if keeps is not None else ""
+            layers = ""
+            if keeps is not None:
+                holding = layers_holding(Facts(trace, device), keeps.rows, timeline(device).peak_event)
+                if holding is not None and len(holding.rows) == len(keeps.rows):
+                    layers = holding.description
             return MostOfIt(group.label, group.bytes, 2 * probable > group.bytes, keeps, layers)
     return None
 
@@ -162,8 +163,3 @@ def sites_holding_activations(trace: Trace, device: DeviceTrace, rows: Ints8) ->
     if needed > _MOST_PLACES or any(site.kind not in (SiteKind.USER, SiteKind.LIBRARY) for site in chosen):
         return None
     return KeptBy(tuple(chosen), int(sums[order[:needed]].sum()), rows[np.isin(place, order[:needed])])
-
-
-def _layers(trace: Trace, device: DeviceTrace, keeps: KeptBy) -> str:
-    holding = layers_holding(Facts(trace, device), keeps.rows, timeline(device).peak_event)
-    return holding.description if holding is not None and len(holding.rows) == len(keeps.rows) else ""

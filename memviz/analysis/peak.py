@@ -12,9 +12,7 @@ from memviz.analysis.groups import Groups, group_rows
 from memviz.analysis.lifetimes import BEFORE, check_event, clock, has_times, lifetimes, live_rows, time_of_event
 from memviz.analysis.segments import Fragmentation, TileKind, fragmentation_at, segments_at
 from memviz.analysis.timeline import has_reserved, timeline
-from memviz.trace.model import NO_STACK, Action, Bools, DeviceTrace, Ints8, Trace, driver_free
-
-# Live set at the peak and at any other event, and the requests that failed.
+from memviz.trace.model import Action, Bools, DeviceTrace, Ints8, Trace, driver_free
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,6 @@ def failed_requests(trace: Trace, device: DeviceTrace, chosen: slice = slice(Non
 
 def failed_request(trace: Trace, device: DeviceTrace, event: int) -> FailedRequest:
     events, line = device.events, timeline(device)
-    site = sites(trace).of(int(events.stack[event]))
     return FailedRequest(
         event=event,
         time_us=time_of_event(device, event),
@@ -82,8 +79,14 @@ def failed_request(trace: Trace, device: DeviceTrace, event: int) -> FailedReque
         device_free_bytes=driver_free(events, event),
         live_bytes=int(line.live[event + 1]),
         reserved_bytes=int(line.reserved[event + 1]),
-        site="" if site is NO_SITE else site.label,
+        site=site_label(trace, int(events.stack[event])),
     )
+
+
+def site_label(trace: Trace, stack: int) -> str:
+    """Label of a stack's site; empty where no stack was recorded."""
+    site = sites(trace).of(stack)
+    return "" if site is NO_SITE else site.label
 
 
 # State after an event: use of reserved bytes and neighbouring events; and a summary of the events between two.
@@ -119,34 +122,31 @@ class EventState:
 
 def event_state(trace: Trace, device: DeviceTrace, event: int, *, around: int = 2) -> EventState:
     check_event(device, event)
-    tiles = segments_at(trace, device, event).tiles
-    near = range(max(event - around, 0), min(event + around + 1, len(device.events)))
+    events, tiles = device.events, segments_at(trace, device, event).tiles
+    near = range(max(event - around, 0), min(event + around + 1, len(events)))
     times = clock(device) if has_times(device) else None
-    is_failure = event > BEFORE and device.events.action[event] == Action.OOM
+    is_failure = event > BEFORE and events.action[event] == Action.OOM
+    annotation = NO_INTERVAL if event == BEFORE else int(annotation_of_events(device, np.array([event]))[0])
+    names = annotated(device).intervals.name
     return EventState(
         event=event,
         microseconds=None if times is None else int(times[max(event, 0)] - times[0]),
         count=len(live_rows(device, event)),
         bytes=fragmentation_at(trace, device, event),
         largest_free=int(tiles.size[tiles.kind == TileKind.FREE].max(initial=0)),
-        annotation=_annotation(trace, device, event),
-        around=tuple(_event_summary(trace, device, neighbour) for neighbour in near),
+        annotation="" if annotation == NO_INTERVAL else trace.strings[names[annotation]],
+        around=tuple(
+            EventSummary(
+                event=neighbour,
+                action=trace.action_name(int(events.action[neighbour])),
+                bytes=int(events.size[neighbour]),
+                site=site_label(trace, int(events.stack[neighbour])),
+            )
+            for neighbour in near
+        ),
         failed=failed_request(trace, device, event) if is_failure else None,
         is_reserved_known=has_reserved(device),
     )
-
-
-def _annotation(trace: Trace, device: DeviceTrace, event: int) -> str:
-    if event == BEFORE:
-        return ""
-    interval = int(annotation_of_events(device, np.array([event]))[0])
-    return "" if interval == NO_INTERVAL else trace.strings[annotated(device).intervals.name[interval]]
-
-
-def _event_summary(trace: Trace, device: DeviceTrace, event: int) -> EventSummary:
-    events, stack = device.events, int(device.events.stack[event])
-    site = "" if stack == NO_STACK else sites(trace).of(stack).label
-    return EventSummary(event, trace.action_name(int(events.action[event])), int(events.size[event]), site)
 
 
 @dataclass(frozen=True)

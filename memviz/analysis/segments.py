@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memviz.analysis.cache import cached
-from memviz.analysis.lifetimes import BEFORE, Lifetimes, lifetimes
+from memviz.analysis.lifetimes import BEFORE, lifetimes
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.trace.distinct import distinct, is_among
@@ -201,7 +201,7 @@ def _merge_neighbours(rows: Segments, source: Ints8, final_count: int) -> Segmen
     starts[1:] = ~(touching & (mapped | _equal_neighbours(source)))
     first = np.flatnonzero(starts)
     last = np.append(first[1:], len(rows))[: len(first)] - 1
-    merged = Segments(**{name: column[first] for name, column in rows.columns()})
+    merged = rows.select(first)
     return replace(merged, address=in_order(merged.address), size=high[last] - merged.address)
 
 
@@ -373,17 +373,12 @@ def _blocks(trace: Trace, device: DeviceTrace, segments: Segments, rows: Ints8, 
         segment=segment.astype(np.int32),
         address=lives.address[rows],
         size=size,
-        kind=_kinds(lives, rows, event),
+        kind=np.where(lives.free_requested[rows] <= event, TileKind.WAITING, TileKind.LIVE).astype(np.uint8),
         requested=np.minimum(lives.size[rows], size),
         row=rows,
     )
     # Two allocations at one address leave no room for the first; its bytes count as outside.
-    return _select_tiles(tiles, np.flatnonzero(size > 0))
-
-
-def _kinds(lives: Lifetimes, rows: Ints8, event: int) -> Bytes1:
-    waits = lives.free_requested[rows] <= event
-    return np.where(waits, TileKind.WAITING, TileKind.LIVE).astype(np.uint8)
+    return tiles.select(np.flatnonzero(size > 0))
 
 
 def _with_gaps(segments: Segments, blocks: Tiles) -> Tiles:
@@ -408,11 +403,7 @@ def _with_gaps(segments: Segments, blocks: Tiles) -> Tiles:
         row=np.full(len(gaps), -1, dtype=np.int64),
     )
     both = Tiles(**{name: np.concatenate([column, getattr(free, name)]) for name, column in blocks.columns()})
-    return _select_tiles(both, np.argsort(in_order(both.address), kind="stable"))
-
-
-def _select_tiles(tiles: Tiles, rows: Ints8) -> Tiles:
-    return Tiles(**{name: column[rows] for name, column in tiles.columns()})
+    return both.select(np.argsort(in_order(both.address), kind="stable"))
 
 
 # Lives of segments. A segment here is a stretch of addresses that was taken from the device and given back in one
@@ -461,8 +452,7 @@ def segment_lives(device: DeviceTrace) -> SegmentLives:
         used=np.add.reduceat(share * width, first) / size,
         longest=longest[order][first],
     )
-    by_start = np.lexsort((in_order(lives.address), lives.start))
-    return SegmentLives(**{name: column[by_start] for name, column in lives.columns()})
+    return lives.select(np.lexsort((in_order(lives.address), lives.start)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -492,8 +482,7 @@ def _pieces(history: RangeHistory, count: int) -> _Pieces:
         start=np.concatenate([before[released], newest[final]]),
         end=np.concatenate([history.index[event][released], np.full(len(final), count)]),
     )
-    order_by_start = np.lexsort((pieces.range, pieces.end, pieces.start))
-    return _Pieces(**{name: column[order_by_start] for name, column in pieces.columns()})
+    return pieces.select(np.lexsort((pieces.range, pieces.end, pieces.start)))
 
 
 def _begins(history: RangeHistory, pieces: _Pieces, count: int) -> Bools:

@@ -151,22 +151,19 @@ def by_event(device: DeviceTrace, columns: int, *, first: int = BEFORE, last: in
     return _reduce_to_columns(timeline(device), bounds)
 
 
-def by_time(
-    device: DeviceTrace, columns: int, *, start_us: int | None = None, end_us: int | None = None
-) -> DecimatedTimeline:
-    """Spans of equal time between the two, which default to the first and last event's."""
+def by_time(device: DeviceTrace, columns: int) -> DecimatedTimeline:
+    """Spans of equal time from the first event to the last."""
     if not has_times(device):
         raise UsageError(f"The events of device {device.name} have no times. Draw its timeline by event.")
     times = clock(device)
-    begin = int(times[0]) if start_us is None else start_us
-    end = int(times[-1]) if end_us is None else end_us
-    if columns < 1 or end < begin:
+    begin, end = int(times[0]), int(times[-1])
+    if columns < 1:
         raise UsageError(f"No timeline of {columns} columns from {begin} to {end} µs in device {device.name}.")
     # In Python's integers: a damaged file may have times whose product leaves an int64.
     edges = np.array([begin + (end - begin) * i // columns for i in range(columns)])
     bounds = np.append(np.searchsorted(times, edges, side="left"), np.searchsorted(times, end, side="right")) + 1
-    if start_us is None:
-        bounds[0] = 0
+    # The state before the first event belongs to the first column.
+    bounds[0] = 0
     return _reduce_to_columns(timeline(device), bounds)
 
 
@@ -174,9 +171,7 @@ def _reduce_to_columns(rows: Timeline, bounds: Ints8) -> DecimatedTimeline:
     """Rows `bounds[i]` to `bounds[i + 1] - 1` for column i; where that is none, the row before."""
     count = np.diff(bounds)
     first = np.where(count > 0, bounds[:-1], bounds[:-1] - 1)
-    spans = [
-        slice(begin, end) for begin, end in zip(first.tolist(), (first + np.maximum(count, 1)).tolist(), strict=True)
-    ]
+    spans = _spans(first, count)
     peak = first + np.array([rows.live[span].argmax() for span in spans], dtype=np.int64)
     return DecimatedTimeline(
         first_event=first - 1,
@@ -187,6 +182,11 @@ def _reduce_to_columns(rows: Timeline, bounds: Ints8) -> DecimatedTimeline:
         waiting_max=np.array([rows.waiting[span].max() for span in spans], dtype=np.int64),
         reserved_max=np.array([rows.reserved[span].max() for span in spans], dtype=np.int64),
     )
+
+
+def _spans(first: Ints8, count: Ints8) -> list[slice]:
+    """Rows of each column, of which there is at least one."""
+    return [slice(begin, begin + max(rows, 1)) for begin, rows in zip(first.tolist(), count.tolist(), strict=True)]
 
 
 PAST_END = -1
@@ -232,7 +232,7 @@ def reserved_lines(
 
 def _reserved_line(columns: DecimatedTimeline, replay: ReplayedBytes) -> ReservedLine:
     first = columns.first_event + 1
-    spans = zip(first.tolist(), (first + np.maximum(columns.event_count, 1)).tolist(), strict=True)
-    reserved = np.array([replay.reserved[begin:end].max(initial=PAST_END) for begin, end in spans], dtype=np.int64)
+    spans = _spans(first, columns.event_count)
+    reserved = np.array([replay.reserved[span].max(initial=PAST_END) for span in spans], dtype=np.int64)
     last = max(int(np.searchsorted(first, len(replay.reserved))) - 1, 0)
     return ReservedLine(replay.name, reserved, replay.last_event if replay.stopped else None, last)

@@ -20,6 +20,7 @@ from memviz.units import parse_bytes
 
 if TYPE_CHECKING:
     from memviz.results.result import Table
+    from memviz.runner.request import Request
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,14 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="write JSON instead of text")
 
 
-def add_grouping(parser: argparse.ArgumentParser, groupings: Sequence[str], *, top: int) -> None:
+def add_grouping(parser: argparse.ArgumentParser, groupings: Sequence[str]) -> None:
     parser.add_argument("--by", choices=groupings, default="site", help="what a row is (default: %(default)s)")
+    add_top(parser)
+
+
+def add_top(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--top", type=count, default=top, metavar="N", help="rows to show, 0 for all (default: %(default)s)"
+        "--top", type=count, default=20, metavar="N", help="rows to show, 0 for all (default: %(default)s)"
     )
 
 
@@ -80,10 +85,46 @@ def add_parallel(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def parallel_texts(args: argparse.Namespace) -> dict[str, str]:
-    """Return the parallel axes as a request has them; a single GPU is left out."""
+def add_knobs(parser: argparse.ArgumentParser, help_with: str) -> None:
+    parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", help="a knob of the workload")
+    metavar = "NAME[:KNOB=VALUE,...]"
+    parser.add_argument(
+        "--with", dest="optimizations", action="append", default=[], metavar=metavar, help=help_with
+    )  # fmt: skip
+
+
+def add_optimizer(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--optimizer", choices=("none", "sgd", "adamw", "adamw-fused", "adamw-for-loop"), default="none",
+        help="that steps after backward (default: %(default)s, gradients add up)",
+    )  # fmt: skip
+
+
+def add_script(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-m", "--module", action="store_true", help="run a module instead of a file")
+    parser.add_argument("script", metavar="SCRIPT", help="the script, or with -m the module")
+    parser.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="given to it")
+
+
+def request_of(args: argparse.Namespace, **more: Any) -> Request:
+    """The request of `run` or `fit`; `more` are options that only one of them has."""
+    from memviz.allocator.context import DEFAULT_CARD
+    from memviz.predictor.cards import card_text
+    from memviz.runner.config_source import with_config
+    from memviz.runner.knobs import parse_name_and_knobs
+    from memviz.runner.request import Request
+
     axes = dict(pair(text, "--parallel takes AXIS=N, as in --parallel tensor=2") for text in args.parallel)
-    return {**({"gpus": str(args.gpus)} if args.gpus > 1 else {}), **axes}
+    request = Request(
+        workload=args.workload,
+        settings=dict(map(pair, args.set)),
+        optimizations=tuple(map(parse_name_and_knobs, args.optimizations)),
+        card=card_text(args.card, args.memory) or DEFAULT_CARD,
+        optimizer=args.optimizer,
+        parallel={**({"gpus": str(args.gpus)} if args.gpus > 1 else {}), **axes},
+        **more,
+    )
+    return with_config(request)
 
 
 def pair(text: str, how: str = "--set takes KNOB=VALUE, as in --set batch=2") -> tuple[str, str]:

@@ -146,23 +146,6 @@ def _allowed(text: str) -> tuple[float, str]:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a percentage nor a size, such as 5% or 200MiB") from None
 
 
-def _traces_grown(comparison: Changes, allowed: tuple[float, str] | None) -> list[int]:
-    """Numbers of the traces whose peak is higher than the baseline's by more than allowed."""
-    if allowed is None:
-        return []
-    number, kind = allowed
-    most = number * comparison.moments[0].live_bytes if kind == "share" else number
-    return [i for i in range(1, len(comparison.moments)) if comparison.delta(i) > most]
-
-
-def _traces_newly_out_of_memory(comparison: Changes, allowed: tuple[float, str] | None) -> list[int]:
-    """Numbers of the traces that ran out of memory where the baseline did not: their peaks are no measure."""
-    baseline, *others = comparison.moments
-    if allowed is None or baseline.ran_out_at is not None:
-        return []
-    return [i for i, moment in enumerate(others, 1) if moment.ran_out_at is not None]
-
-
 def _report_exceeded(comparison: Changes, grown: Sequence[int], ran_out: Sequence[int]) -> None:
     for i in grown:
         grew = f"the peak of {comparison.moments[i].source} grew by {_change(comparison, i)}"
@@ -183,7 +166,7 @@ def _link(text: str) -> str:
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file(parser, many="+")
     add_device(parser)
-    add_grouping(parser, GROUPINGS, top=20)
+    add_grouping(parser, GROUPINGS)
     parser.add_argument(
         "--max-growth",
         type=_allowed,
@@ -203,7 +186,14 @@ def _run(args: argparse.Namespace) -> int:
     traces = [open_trace(path) for path in args.files]
     comparison = comparison_result([(trace, choose_device(trace, args.device)) for trace in traces], args.by)
     changes, top = comparison.found, args.top or None
-    grown, ran_out = _traces_grown(changes, args.max_growth), _traces_newly_out_of_memory(changes, args.max_growth)
+    grown = ran_out = []
+    if args.max_growth is not None:
+        number, kind = args.max_growth
+        most = number * changes.moments[0].live_bytes if kind == "share" else number
+        grown = [i for i in range(1, len(changes.moments)) if changes.delta(i) > most]
+        # The peak of a trace that ran out of memory is no measure.
+        refused = [i for i, moment in enumerate(changes.moments) if moment.ran_out_at is not None]
+        ran_out = refused if 0 not in refused else []
     if args.json:
         print_json(comparison.as_json(top))
     elif args.markdown:

@@ -79,7 +79,7 @@ def _print_device(device: DeviceSummary) -> None:
 def _add_peak_arguments(parser: argparse.ArgumentParser) -> None:
     add_file(parser)
     add_device(parser)
-    add_grouping(parser, list(GROUPINGS), top=20)
+    add_grouping(parser, list(GROUPINGS))
     add_json(parser)
 
 
@@ -89,7 +89,7 @@ def _add_at_arguments(parser: argparse.ArgumentParser) -> None:
     moment.add_argument("--event", type=int, metavar="N", help="after this event; -1 is before the first")
     moment.add_argument("--time", type=float, metavar="SECONDS", help="since the first event, or since 1970")
     add_device(parser)
-    add_grouping(parser, list(GROUPINGS), top=20)
+    add_grouping(parser, list(GROUPINGS))
     add_json(parser)
 
 

@@ -26,9 +26,6 @@ _TABLES: dict[str, Callable[[Trace, TextIO], None]] = {
 _USUAL_TABLE = "allocations"
 
 
-_FORMATS_OF_RECORDINGS = ("pickle", "pkl", "json", "csv")
-
-
 def _export(args: argparse.Namespace) -> int:
     kind = args.format or _format_of(args.output)
     if args.table is not None and kind != "csv":
@@ -102,7 +99,7 @@ def _check_place(output: Path, files: Sequence[Path]) -> None:
     """Refuse to replace a recording by a page."""
     if any(output.exists() and file.exists() and output.samefile(file) for file in files):
         raise UsageError(f"{output.name} is the recording itself. Name another file, such as report.html.")
-    if output.name.removesuffix(".gz").rpartition(".")[2].lower() in _FORMATS_OF_RECORDINGS:
+    if output.name.removesuffix(".gz").rpartition(".")[2].lower() in _FORMATS:
         raise UsageError(f"{output.name}: a report is a page. Name it .html.")
 
 

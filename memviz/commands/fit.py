@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 from memviz.commands.command import (
     Command,
     add_json,
+    add_knobs,
     add_memory,
+    add_optimizer,
     add_parallel,
-    pair,
-    parallel_texts,
     positive,
     print_json,
     print_table,
     printable,
+    request_of,
 )
 from memviz.commands.terminal import progress
 from memviz.errors import UsageError
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from memviz.runner.fit.predictions import Predictor
     from memviz.runner.fit.search import Searched, Trial
     from memviz.runner.plan import Plan
-    from memviz.runner.request import Request
 
 _KEEPS = ("outputs", "training", "nothing")
 _MOST_ROWS = 12
@@ -44,11 +44,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("workload", help="a name from `run --list`, a config.json, or FILE.py:function")
     parser.add_argument("--card", help="the card it is to fit on, by a part of its name (default: RTX 4090)")
     add_memory(parser)
-    parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", help="a knob of the workload")
-    parser.add_argument(
-        "--with", dest="optimizations", action="append", default=[], metavar="NAME[:KNOB=VALUE,...]",
-        help="an optimization that is on in every configuration; --keep is relative to it",
-    )  # fmt: skip
+    add_knobs(parser, "an optimization that is on in every configuration; --keep is relative to it")
     parser.add_argument(
         "--keep", choices=_KEEPS, default="outputs",
         help="what must stay as without the changes: outputs to rounding; the model, trained with another optimizer or "
@@ -63,10 +59,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--time-limit", type=_seconds, metavar="TIME", help="stop then, as in 90s, 10m or 2h, and show what was found"
     )
     parser.add_argument("--tries", type=positive, metavar="N", help="predict at most N (default: 300, or all of fewer)")
-    parser.add_argument(
-        "--optimizer", choices=("none", "sgd", "adamw", "adamw-fused", "adamw-for-loop"), default="none",
-        help="that steps after backward (default: %(default)s, gradients add up)",
-    )  # fmt: skip
+    add_optimizer(parser)
     add_parallel(parser)
     parser.add_argument(
         "--scheduler", metavar="ADDRESS", help="of Dask, whose workers predict; they need the same memviz and PyTorch"
@@ -97,7 +90,7 @@ def _run(args: argparse.Namespace) -> int:
     from memviz.runner.fit.fit import find_fit, fit_json, trial_label
     from memviz.runner.fit.search import Stop
 
-    request, progress_line, stop = _request(args), _Progress(), Stop(args.time_limit)
+    request, progress_line, stop = request_of(args), _Progress(), Stop(args.time_limit)
     if args.measure:
         from memviz.runner.fit.measurement import check_can_be_measured
 
@@ -129,7 +122,11 @@ def _run(args: argparse.Namespace) -> int:
     if answer.stopped and (args.json or not ways):
         print(f"memviz: {_stop_sentence(answer)}", file=sys.stderr)
     if not ways and not answer.stopped:
-        raise UsageError(_refused_sentence(answer.searched.refused))
+        reasons = answer.searched.refused
+        refused = "The only configuration that was tried could not be predicted"
+        if len(reasons) > 1:
+            refused = f"None of the {count_text(len(reasons))} configurations that were tried could be predicted"
+        raise UsageError(f"{refused}. {reasons[0]}")
     return stop.status if answer.stopped else 0
 
 
@@ -147,13 +144,6 @@ def _stop_sentence(answer: FitAnswer) -> str:
     searched = answer.searched
     sentence = stop_text(_STOPPED_BY[answer.stopped], searched.tried, searched.planned)
     return f"{sentence} The same command continues from there." if is_cacheable(answer.request) else sentence
-
-
-def _refused_sentence(reasons: tuple[str, ...]) -> str:
-    many = len(reasons)
-    tried = f"None of the {count_text(many)} configurations that were tried"
-    ways = "The only configuration that was tried" if many == 1 else tried
-    return f"{ways} could {'not ' if many == 1 else ''}be predicted. {reasons[0]}"
 
 
 @contextmanager
@@ -191,24 +181,6 @@ def _measured(answer: FitAnswer, gpus: list[Gpu], count: int) -> list[Measuremen
     used = select_gpus(gpus, plan_of(answer.request).card.model)
     progress(f"measuring {count_text(len(ways))} ways on {count_text(len(used))} GPUs ...")
     return measured(ways, used, lambda done: progress(f"{done} of {len(ways)} ways measured ..."))
-
-
-def _request(args: argparse.Namespace) -> Request:
-    from memviz.allocator.context import DEFAULT_CARD
-    from memviz.predictor.cards import card_text
-    from memviz.runner.config_source import with_config
-    from memviz.runner.knobs import parse_name_and_knobs
-    from memviz.runner.request import Request
-
-    request = Request(
-        workload=args.workload,
-        settings=dict(map(pair, args.set)),
-        optimizations=tuple(parse_name_and_knobs(text) for text in args.optimizations),
-        card=card_text(args.card, args.memory) or DEFAULT_CARD,
-        optimizer=args.optimizer,
-        parallel=parallel_texts(args),
-    )
-    return with_config(request)
 
 
 class _Progress:
@@ -330,19 +302,12 @@ def _print_grid(answer: FitAnswer) -> None:
         "\nGiB reserved without a limit, by sequence and batch; with ! it does not fit. The last column is the border."
     )
     batches = answer.grid.batches
-    rows = [
-        [
-            count_text(row.sequence),
-            *(_cell(row.peaks.get(batch), batch <= row.largest) for batch in batches),
-            count_text(row.largest),
-        ]
-        for row in answer.grid.rows
-    ]
+    rows = []
+    for row in answer.grid.rows:
+        peaks = ((row.peaks.get(batch), "" if batch <= row.largest else "!") for batch in batches)
+        cells = ("" if peak is None else f"{peak / (1 << 30):.1f}{mark}" for peak, mark in peaks)
+        rows.append([count_text(row.sequence), *cells, count_text(row.largest)])
     print_table(["sequence", *map(count_text, batches), "largest batch"], rows, number_columns=1)
-
-
-def _cell(peak: int | None, fits: bool) -> str:
-    return "" if peak is None else f"{peak / (1 << 30):.1f}{'' if fits else '!'}"
 
 
 def _print_front(answer: FitAnswer) -> None:
@@ -374,16 +339,13 @@ def _print_measured(measured: list[Measurement], plan: Plan) -> None:
         print("\nNothing fits as predicted, so nothing was measured.")
         return
     card = plan.card.model
-    rows = [
-        [
-            printable(trial_label(each.way)),
-            printable(each.gpu),
-            "not measured" if each.run is None else bytes_text(each.run.peak_reserved_bytes),
-            bytes_text(each.way.prediction.peak_reserved_bytes),
-            _seconds_cell(each),
-        ]
-        for each in measured
-    ]
+    rows = []
+    for each in measured:
+        reserved = "not measured" if each.run is None else bytes_text(each.run.peak_reserved_bytes)
+        seconds = None if each.run is None else each.run.seconds
+        time_text = f"{duration_text(round(seconds.median * 1e6))}, {seconds.spread_words}" if seconds else ""
+        predicted = bytes_text(each.way.prediction.peak_reserved_bytes)
+        rows.append([trial_label(each.way), each.gpu, reserved, predicted, time_text])
     print()
     heads = ["measured", "on", "reserved", f"predicted for {card}", f"seconds a {plan.unit}"]
     print_table(heads, rows, number_columns=2)
@@ -392,11 +354,6 @@ def _print_measured(measured: list[Measurement], plan: Plan) -> None:
             print(f"- {printable(trial_label(each.way))}: {printable(each.why)}")
     if not all(each.gpu.startswith(card) for each in measured):
         print(f"Where the GPU is no {card}, it may choose other kernels, and its seconds are its own.")
-
-
-def _seconds_cell(each: Measurement) -> str:
-    seconds = None if each.run is None else each.run.seconds
-    return "" if seconds is None else f"{duration_text(round(seconds.median * 1e6))}, {seconds.spread_words}"
 
 
 COMMANDS = {"fit": Command(_add_arguments, _run)}

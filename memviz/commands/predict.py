@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memviz.commands.command import Command, add_json, add_memory, pair, positive
+from memviz.commands.command import Command, add_json, add_memory, add_script, pair, positive
 from memviz.commands.terminal import print_line, progress
 from memviz.errors import UsageError
 from memviz.memory import without_collection
@@ -68,6 +68,7 @@ it gets a natural answer, which is noted, or is stopped with exit status 3: stat
 Exit status 4 says that the memory is not known, as processes that the script started had the card, if anything did.
 """
 _RARELY_A_SCRIPTS = ("--card", "--assume", "--settings", "--with", "--torch")
+"""Options of memviz that are reported among the script's arguments, as scripts seldom have one of that name."""
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,9 +99,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.pickle", help="the snapshot; .gz packs it")
     parser.add_argument("--overwrite", action="store_true", help="replace FILE if it is there already")
     add_json(parser)
-    parser.add_argument("-m", "--module", action="store_true", help="run a module instead of a file")
-    parser.add_argument("script", metavar="SCRIPT", help="the script, or with -m the module")
-    parser.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="given to it")
+    add_script(parser)
 
 
 def _predict(args: argparse.Namespace) -> int:
@@ -116,7 +115,8 @@ def _predict(args: argparse.Namespace) -> int:
         from memviz.commands.predict_ranks import predict_all_ranks
 
         return predict_all_ranks(args)
-    if misplaced := _misplaced(args.arguments):
+    names = (argument.partition("=")[0] for argument in args.arguments)
+    if misplaced := next((name for name in names if name in _RARELY_A_SCRIPTS), ""):
         print_line(
             f"{misplaced} stands after {args.script} and went to it; what is for memviz stands before the script"
         )
@@ -143,12 +143,6 @@ def _predict(args: argparse.Namespace) -> int:
 
         stdout.write(json.dumps(script_json(done, args.output)))
     return done.exit_status
-
-
-def _misplaced(arguments: list[str]) -> str:
-    """Return an option of memviz that stands among the script's arguments, if scripts seldom have its name."""
-    names = (argument.partition("=")[0] for argument in arguments)
-    return next((name for name in names if name in _RARELY_A_SCRIPTS), "")
 
 
 def _group_rank(args: argparse.Namespace) -> GroupRank | None:
@@ -218,8 +212,15 @@ def _print_figures(done: ScriptPrediction) -> None:
     card = estimate.card.name
     kernels = f"for {card} with the kernels" if estimate.limited else f"with the kernels of {card} and"
     print_line(f"predicted {kernels} of torch {estimate.torch}{rank}{steps}{until}:")
-    print_line(f"  live       {bytes_text(estimate.peak_requested)} at the highest moment, {_blocks_text(estimate)}")
-    print_line(f"  reserved   {bytes_text(estimate.peak_reserved)} at most{_unlimited_text(estimate)}")
+    blocks = f"in blocks of {bytes_text(estimate.peak_allocated)}"
+    if estimate.peak_allocated < estimate.peak_requested:
+        blocks += " as torch counts, which leaves out what is freed and waits for a stream"
+    print_line(f"  live       {bytes_text(estimate.peak_requested)} at the highest moment, {blocks}")
+    free, squeezed = estimate.peak_reserved_without_limit, estimate.peak_reserved_on_card
+    unlimited = ""
+    if free is not None and squeezed is not None and squeezed < free:
+        unlimited = f" on the card, {bytes_text(free)} without a limit"
+    print_line(f"  reserved   {bytes_text(estimate.peak_reserved)} at most{unlimited}")
     if estimate.limited:
         print_line(f"  beside it  {estimate.context.interval} for the CUDA context, {estimate.context.source}")
     if estimate.peak_host:
@@ -232,21 +233,6 @@ def _print_figures(done: ScriptPrediction) -> None:
         print_line(f"  {_fit_text(done)}")
     elif not done.not_known:
         print_line(f"  {_common_text(estimate)}")
-
-
-def _blocks_text(estimate: Estimate) -> str:
-    blocks = bytes_text(estimate.peak_allocated)
-    if estimate.peak_allocated >= estimate.peak_requested:
-        return f"in blocks of {blocks}"
-    return f"in blocks of {blocks} as torch counts, which leaves out what is freed and waits for a stream"
-
-
-def _unlimited_text(estimate: Estimate) -> str:
-    """Name the peak without a limit, where it differs from the one on the card."""
-    free, squeezed = estimate.peak_reserved_without_limit, estimate.peak_reserved_on_card
-    if free is None or squeezed is None or squeezed >= free:
-        return ""
-    return f" on the card, {bytes_text(free)} without a limit"
 
 
 def _common_text(estimate: Estimate) -> str:

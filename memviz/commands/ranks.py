@@ -14,8 +14,8 @@ from memviz.commands.command import (
     Command,
     add_device,
     add_json,
+    add_top,
     byte_count,
-    count,
     positive,
     print_json,
     print_table,
@@ -26,12 +26,11 @@ from memviz.predictor.cards import card_named
 from memviz.ranks.card import OnCard, fit_on_card, replay_close_ranks
 from memviz.ranks.gather import Gathering, gather_ranks
 from memviz.ranks.numbers import Rank
-from memviz.ranks.summary import NamedDelta, RankGroup, RankSummary
-from memviz.results.headline import reserved_text
+from memviz.ranks.summary import NamedDelta, RankSummary
+from memviz.results.headline import consecutive_spans, reserved_text
 from memviz.results.ranks import missing_ranks, ranks_headline, ranks_json, spans_text
-from memviz.units import bytes_text, count_text, delta_text, percent_text
+from memviz.units import bytes_text, count_text, counted, delta_text, percent_text
 
-_TOP = 20
 _MORE = """\
 PLACE is a folder, a glob, one or several files, or any of these where fsspec reaches (s3://, hf://, ssh://);
 or the table that -o wrote before: then no snapshot is read.
@@ -45,7 +44,11 @@ def _print(job: RankSummary, card: OnCard | None, top: int) -> None:
     if len(job.groups) > 1:
         print(f"\nGroups of ranks that {'reached' if job.ran_out else 'need'} the same:")
         for group in job.usual_groups[: top or None]:
-            print(f"  {_group_text(group)}")
+            peaks = bytes_text(group.peak_bytes)
+            if group.least_bytes != group.most_bytes:
+                peaks += f" ({bytes_text(group.least_bytes)} to {bytes_text(group.most_bytes)})"
+            spans = spans_text(consecutive_spans(group.ranks))
+            print(f"  {peaks}: {counted(len(group.ranks), 'rank')}, {spans}")
         _print_rest(len(job.usual_groups), top, "group")
     for one in job.outliers[: top or None]:
         against = f"rank {one.against}, the median beside it"
@@ -98,25 +101,6 @@ def _print_rest(many: int, top: int, noun: str) -> None:
         print(f"... and {count_text(left)} more {noun}{'' if left == 1 or noun.endswith('line') else 's'} (--top 0)")
 
 
-def _group_text(group: RankGroup) -> str:
-    spread = ""
-    if group.least_bytes != group.most_bytes:
-        spread = f" ({bytes_text(group.least_bytes)} to {bytes_text(group.most_bytes)})"
-    noun = "rank" if len(group.ranks) == 1 else "ranks"
-    return f"{bytes_text(group.peak_bytes)}{spread}: {count_text(len(group.ranks))} {noun}, {_spans(group.ranks)}"
-
-
-def _spans(numbers: Sequence[int]) -> str:
-    """'0-3, 8-11'."""
-    spans: list[tuple[int, int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1] = spans[-1][0], number
-        else:
-            spans.append((number, number))
-    return spans_text(spans)
-
-
 def _print_differences(rows: Sequence[NamedDelta]) -> None:
     for row in rows:
         print(f"  {delta_text(row.delta_bytes):>12}  {printable(row.words)}")
@@ -147,9 +131,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--card", metavar="CARD", help="a smaller card, by name or size: who would run out first?")
     parser.add_argument("--overhead", type=byte_count, metavar="SIZE", help="of that card, for the CUDA context")
-    parser.add_argument(
-        "--top", type=count, default=_TOP, metavar="N", help="rows to show, 0 for all (default: %(default)s)"
-    )
+    add_top(parser)
     add_json(parser)
 
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memviz.commands.command import Command, positive
+from memviz.commands.command import Command, add_script, positive
 
 if TYPE_CHECKING:
     from memviz.runner.measure.accelerator import Accelerator
@@ -56,9 +56,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZES",
         help="what the ranks are, the outermost axis first, for their files' names: pp=2,dp=4",
     )
-    parser.add_argument("-m", "--module", action="store_true", help="run a module instead of a file")
-    parser.add_argument("script", metavar="SCRIPT", help="the script, or with -m the module")
-    parser.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="given to it")
+    add_script(parser)
 
 
 def record(args: argparse.Namespace, accelerator: Accelerator | None = None) -> int:

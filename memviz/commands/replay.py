@@ -35,14 +35,6 @@ from memviz.units import bytes_text, count_text, percent_text
 _SNAPSHOT = ("pickle", "pkl")
 
 
-def _print_smallest(outcome: WhatIf, overhead: int) -> None:
-    overhead_note = f", of which {bytes_text(overhead)} are set aside" if overhead else ""
-    if outcome.smallest_card is None:
-        print("  fits on    no card that is sold")
-    else:
-        print(f"  fits on    a card of {outcome.smallest_card.name} or more{overhead_note}")
-
-
 def _print(answer: ReplayAnswer, overhead: int) -> None:
     outcome, searched, replayed = answer.found, answer.searched, answer.found.replayed
     print(replay_headline(outcome, searched))
@@ -67,8 +59,13 @@ def _print(answer: ReplayAnswer, overhead: int) -> None:
         _print_oom(replayed)
     if outcome.context is not None:
         print(f"  context    {outcome.context.interval} beside it, {outcome.context.source}")
-    _print_smallest(outcome, overhead)
-    print(f"\n{_capital(exactness(outcome.recorded))}.".replace("..", "."))
+    fits_on = "no card that is sold"
+    if outcome.smallest_card is not None:
+        set_aside = f", of which {bytes_text(overhead)} are set aside" if overhead else ""
+        fits_on = f"a card of {outcome.smallest_card.name} or more{set_aside}"
+    print(f"  fits on    {fits_on}")
+    exact = exactness(outcome.recorded)
+    print(f"\n{exact[0].upper()}{exact[1:]}.".replace("..", "."))
     for note in replayed.trace.notes:
         print(f"{'!' if note.level == 'warning' else '-'} {printable(note.text)}")
     if searched is not None:
@@ -95,12 +92,9 @@ def _card_text(card: CardMemory | None) -> str:
     usable = bytes_text(card.usable_bytes)
     if not card.overhead_bytes:
         return f", in {usable}"
-    overhead = f"{bytes_text(card.overhead_bytes)} are taken to go to the CUDA context and libraries, {_assumed(card)}"
+    source = "an assumption" if card.overhead_bytes == OVERHEAD_BYTES else "as you said"
+    overhead = f"{bytes_text(card.overhead_bytes)} are taken to go to the CUDA context and libraries, {source}"
     return f", in {usable} of a card of {card.name}: {overhead}"
-
-
-def _assumed(card: CardMemory) -> str:
-    return "an assumption" if card.overhead_bytes == OVERHEAD_BYTES else "as you said"
 
 
 def _print_oom(replayed: Replayed) -> None:
@@ -122,10 +116,6 @@ def _print_search(outcome: WhatIf, searched: Search) -> None:
     print(f"\n{searched.advice}")
     if not searched.advised.is_recorded and searched.advised.fits:
         print(environment(searched.advised.text))
-
-
-def _capital(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}"
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

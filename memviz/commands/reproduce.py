@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from typing import Any
 
 from memviz.commands.command import Command, add_json, print_json, print_table
@@ -26,17 +25,17 @@ def _run(args: argparse.Namespace) -> int:
     everything: list[dict[str, Any]] = []
     for seed in SEEDS:
         if args.seed in (None, seed.name):
-            rows = [seed.as_json(row) for row in seed.rows(partial(_show_case, seed.title))]
+
+            def show(case: str, title: str = seed.title) -> None:
+                progress(f"{title}: {case} ...")
+
+            rows = [seed.as_json(row) for row in seed.rows(show)]
             everything += rows
             if not args.json:
                 _print(seed, rows)
     if args.json:
         print_json(everything)
     return 0
-
-
-def _show_case(title: str, case: str) -> None:
-    progress(f"{title}: {case} ...")
 
 
 def _print(seed: Any, rows: list[dict[str, Any]]) -> None:

@@ -14,13 +14,14 @@ from memviz.allocator.context import context_on
 from memviz.commands.command import (
     Command,
     add_json,
+    add_knobs,
     add_memory,
+    add_optimizer,
     add_parallel,
-    pair,
-    parallel_texts,
     print_json,
     print_table,
     printable,
+    request_of,
 )
 from memviz.commands.terminal import progress
 from memviz.errors import UsageError
@@ -35,18 +36,11 @@ if TYPE_CHECKING:
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("workload", nargs="?", help="a name from --list, a config.json, or FILE.py[:function]")
     parser.add_argument("--list", action="store_true", help="show the workloads, optimizations and cards there are")
-    parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", help="a knob of the workload")
-    parser.add_argument(
-        "--with", dest="optimizations", action="append", default=[], metavar="NAME[:KNOB=VALUE,...]",
-        help="an optimization; may be given several times",
-    )  # fmt: skip
+    add_knobs(parser, "an optimization; may be given several times")
     parser.add_argument("--on", choices=("auto", "predict", "cuda"), default="auto", help="(default: %(default)s)")
     parser.add_argument("--card", help="the card to predict for, by a part of its name")
     add_memory(parser)
-    parser.add_argument(
-        "--optimizer", choices=("none", "sgd", "adamw", "adamw-fused", "adamw-for-loop"), default="none",
-        help="that steps after backward (default: %(default)s, gradients add up)",
-    )  # fmt: skip
+    add_optimizer(parser)
     parser.add_argument("--warmup", type=int, default=1, metavar="N", help="steps before (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=1, metavar="N", help="(default: %(default)s)")
     parser.add_argument(
@@ -91,28 +85,18 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _request(args: argparse.Namespace) -> Request:
-    from memviz.allocator.context import DEFAULT_CARD
-    from memviz.predictor.cards import card_text
-    from memviz.runner.config_source import with_config
-    from memviz.runner.knobs import parse_name_and_knobs
-    from memviz.runner.request import Request, load_of
+    from memviz.runner.request import load_of
 
-    request = Request(
-        workload=args.workload,
-        settings=dict(map(pair, args.set)),
-        optimizations=tuple(map(parse_name_and_knobs, args.optimizations)),
+    return request_of(
+        args,
         on=args.on,
-        card=card_text(args.card, args.memory) or DEFAULT_CARD,
-        optimizer=args.optimizer,
         warmup=args.warmup,
         steps=args.steps,
         load=args.load if args.conversion is None else load_of(args.conversion),
         keep_output=args.keep_output,
         numerics=not args.no_numerics,
         torch=args.torch,
-        parallel=parallel_texts(args),
     )
-    return with_config(request)
 
 
 def _seconds(text: str) -> float:
@@ -126,15 +110,19 @@ def run_one(request: Request, *, keep: Path | None = None, timeout: float | None
     """Return the run, and the path of its trace where that is kept. Progress goes to a terminal only."""
     from memviz.runner.jobs.limits import most_seconds
     from memviz.runner.jobs.worker_process import RunError, Worker, environment_of
+    from memviz.trace.write import replacing
 
     timeout = timeout or most_seconds()
     with tempfile.TemporaryDirectory(prefix="memviz-") as folder:
         with Worker(Path(folder), timeout=timeout, environment=environment_of(request)) as worker:
             last = _last_event(worker.run([request]))
         if last.kind == "failed" or last.run is None:
-            raise RunError(_failure_message(last))
+            where = f"\n  at {last.where}" if last.where and last.what == "exception" else ""
+            last_output = f"\nIts last words:\n{last.where}" if last.where and last.what == "killed" else ""
+            raise RunError(f"{last.text}{where}{last_output}")
         if keep is not None and last.file is not None:
-            _move(last.file, keep)
+            with last.file.open("rb") as written, replacing(keep) as target:
+                shutil.copyfileobj(written, target)
         return last.run, keep
 
 
@@ -149,19 +137,6 @@ def _last_event(events: Iterator[RunEvent]) -> RunEvent:
         progress("")
     assert last is not None
     return last
-
-
-def _failure_message(last: RunEvent) -> str:
-    where = f"\n  at {last.where}" if last.where and last.what == "exception" else ""
-    last_output = f"\nIts last words:\n{last.where}" if last.where and last.what == "killed" else ""
-    return f"{last.text}{where}{last_output}"
-
-
-def _move(written: Path, target_path: Path) -> None:
-    from memviz.trace.write import replacing
-
-    with written.open("rb") as source_file, replacing(target_path) as target:
-        shutil.copyfileobj(source_file, target)
 
 
 def _print(run: Run, path: Path | None) -> None:
@@ -244,28 +219,20 @@ def _print_listing(listing: dict[str, Any]) -> None:
         print(group.upper())
         for kind in listing[group]:
             print(f"  {kind['name']}  {kind['title']}. {kind['sentence']}")
-            rows = [[f"    {knob['name']}", _default(knob), _help(knob)] for knob in kind["knobs"]]
+            rows = []
+            for knob in kind["knobs"]:
+                default = json.dumps(knob["default"]) if isinstance(knob["default"], bool) else str(knob["default"])
+                choices = f" ({', '.join(map(str, knob['choices']))})" if knob["choices"] else ""
+                rows.append([f"    {knob['name']}", default, f"{knob['help']}{choices}"])
             if rows:
                 print_table(["    knob", "default", ""], rows, number_columns=0)
         print()
     print("CARDS")
-    print_table(
-        ["  name", "memory"],
-        [
-            [f"  {card['name']}", f"{bytes_text(card['memory_bytes'])}{', unproven' if card['unproven'] else ''}"]
-            for card in listing["cards"]
-        ],
-        number_columns=0,
-    )
-
-
-def _default(knob: dict[str, Any]) -> str:
-    return json.dumps(knob["default"]) if isinstance(knob["default"], bool) else str(knob["default"])
-
-
-def _help(knob: dict[str, Any]) -> str:
-    choices = f" ({', '.join(map(str, knob['choices']))})" if knob["choices"] else ""
-    return f"{knob['help']}{choices}"
+    cards = [
+        [f"  {card['name']}", f"{bytes_text(card['memory_bytes'])}{', unproven' if card['unproven'] else ''}"]
+        for card in listing["cards"]
+    ]
+    print_table(["  name", "memory"], cards, number_columns=0)
 
 
 COMMANDS = {"run": Command(_add_arguments, _run)}

@@ -134,17 +134,16 @@ def text_on(fill: str) -> str:
 
 def luminance(colour: str) -> float:
     """Relative luminance as WCAG defines it, 0 to 1."""
-    red, green, blue = (_linear(part) for part in _rgb(colour))
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    shares = (part / 255 for part in _rgb(colour))
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in shares)
+    return float(0.2126 * red + 0.7152 * green + 0.0722 * blue)
 
 
 @lru_cache(4096)
 def mixed(colour: str, other: str, share: float) -> str:
     """Mix a `share` of the other colour into the first."""
     pairs = zip(_rgb(colour), _rgb(other), strict=True)
-    return "#" + "".join(
-        f"{round(channel + (other_channel - channel) * share):02x}" for channel, other_channel in pairs
-    )
+    return "#" + "".join(f"{round(channel + (towards - channel) * share):02x}" for channel, towards in pairs)
 
 
 def hatched(colours: Palette, shape: str = "/") -> dict[str, Any]:
@@ -154,11 +153,6 @@ def hatched(colours: Palette, shape: str = "/") -> dict[str, Any]:
 
 def _rgb(colour: str) -> tuple[int, ...]:
     return tuple(int(colour[at : at + 2], 16) for at in (1, 3, 5))
-
-
-def _linear(part: int) -> float:
-    value = part / 255
-    return value / 12.92 if value <= 0.04045 else float(((value + 0.055) / 1.055) ** 2.4)
 
 
 def figure(*, dark: bool, title: str = "", **layout: Any) -> go.Figure:
@@ -257,9 +251,13 @@ def moment(event: int) -> str:
 
 def byte_axis(top: int, bottom: int = 0) -> dict[str, Any]:
     """Ticks at round multiples of one unit; only the top tick names the unit."""
-    unit = _unit(max(top, -bottom, 1))
+    # The unit that `bytes_text` uses; except that 1.5 KiB is read more easily as 1,500 B.
+    limits = ((2 << 10, 1), (2 << 20, 1 << 10), (10 << 30, 1 << 20), (10 << 40, 1 << 30))
+    unit = next((unit for limit, unit in limits if max(top, -bottom, 1) < limit), 1 << 40)
     # There are no half bytes; of larger units there are.
-    step = _round_step((top - bottom) / unit, 1 if unit == 1 else 0.1)
+    rough = max((top - bottom) / unit / _TICKS, 1 if unit == 1 else 0.1)
+    scale = 10.0 ** math.floor(math.log10(rough))
+    step = next(step * scale for step in _STEPS if step * scale >= rough)
     first, last = int(bottom / unit / step), int(top / unit / step)
     values = [number * step for number in range(first, last + 1)]
     texts = [f"{value:,g}".replace("-", "−") for value in values]
@@ -277,15 +275,3 @@ def rows_axis(labels: Sequence[str]) -> dict[str, Any]:
         "range": [max(len(labels), 1) - 0.5, -0.5],
         "showgrid": False,
     }
-
-
-def _unit(size: int) -> int:
-    """Return the unit that `bytes_text` uses; except that 1.5 KiB is read more easily as 1,500 B."""
-    limits = ((2 << 10, 1), (2 << 20, 1 << 10), (10 << 30, 1 << 20), (10 << 40, 1 << 30))
-    return next((unit for limit, unit in limits if size < limit), 1 << 40)
-
-
-def _round_step(span: float, least: float) -> float:
-    rough = max(span / _TICKS, least)
-    scale = 10.0 ** math.floor(math.log10(rough))
-    return next(step * scale for step in _STEPS if step * scale >= rough)

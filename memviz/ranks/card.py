@@ -50,8 +50,10 @@ class OnCard:
 
 def fit_on_card(ranks: Sequence[Rank], card: CardMemory) -> OnCard:
     words = {rank.number: fit(rank.row, card) for rank in ranks}
-    close = sorted((rank for rank in ranks if words[rank.number] == "close"), key=_most_reserved)
-    out = sorted((rank for rank in ranks if words[rank.number] == "no"), key=lambda rank: _excess_order(rank, card))
+    close = [rank for rank in ranks if words[rank.number] == "close"]
+    close.sort(key=lambda rank: (-rank.row.reserved_peak_bytes, rank.number))
+    out = [rank for rank in ranks if words[rank.number] == "no"]
+    out.sort(key=lambda rank: (*step_of_first_excess(rank.row, card), -needed_live_bytes(rank.row), rank.number))
     first = next(iter([*out, *close]), None)
     needs = 0 if first is None else needed_live_bytes(first.row) if out else first.row.reserved_peak_bytes
     return OnCard(
@@ -78,14 +80,6 @@ def fit(row: RankRow, card: CardMemory) -> FitWord:
 def needed_live_bytes(row: RankRow) -> int:
     """The most that was to be live at once, with what was asked for in vain."""
     return max([row.peak_bytes, *(one.live_bytes + one.requested_bytes for one in row.ran_out)])
-
-
-def _most_reserved(rank: Rank) -> tuple[int, int]:
-    return -rank.row.reserved_peak_bytes, rank.number
-
-
-def _excess_order(rank: Rank, card: CardMemory) -> tuple[int, float, int, int]:
-    return (*step_of_first_excess(rank.row, card), -needed_live_bytes(rank.row), rank.number)
 
 
 def step_of_first_excess(row: RankRow, card: CardMemory) -> tuple[int, float]:
@@ -135,7 +129,8 @@ def replay_close_ranks(ranks: Sequence[Rank], found: OnCard) -> OnCard:
         if alike not in end_of_row:
             if len(end_of_row) == MOST or (trace := _trace_of(rank)) is None:
                 continue
-            end_of_row[alike] = _end(trace, rank, found.card)
+            out = Replayer(trace, choose_device(trace, rank.row.device)).figures(None, found.card).oom
+            end_of_row[alike] = None if out is None else step_and_share_of(rank.row, out.event)
         replayed[rank.number] = end_of_row[alike]
     return _with_replays(found, by_number, replayed) if replayed else found
 
@@ -152,15 +147,6 @@ def _trace_of(rank: Rank) -> Trace | None:
         return None
 
 
-def _end(trace: Trace, rank: Rank, card: CardMemory) -> _When | None:
-    """The step in which it runs out there, and how far into it."""
-    device = choose_device(trace, rank.row.device)
-    out = Replayer(trace, device).figures(None, card).oom
-    if out is None:
-        return None
-    return step_and_share_of(rank.row, out.event)
-
-
 def _with_replays(found: OnCard, ranks: dict[int, Rank], replayed: dict[int, _When | None]) -> OnCard:
     ends = {number: end for number, end in replayed.items() if end is not None}
     out = [*found.runs_out, *ends]
@@ -168,23 +154,20 @@ def _with_replays(found: OnCard, ranks: dict[int, Rank], replayed: dict[int, _Wh
     times = {number: ends.get(number) or step_of_first_excess(ranks[number].row, found.card) for number in out}
     in_order = tuple(sorted(out, key=lambda number: (*times[number], number)))
     left = max((ranks[number] for number in close), key=lambda rank: rank.row.reserved_peak_bytes, default=None)
-    first = in_order[0] if in_order else None if left is None else left.number
+    first = ranks[in_order[0]] if in_order else left
+    lacks_bytes = 0
+    if first is not None:
+        decided_by_replay = first.number in ends or not in_order
+        needs = first.row.reserved_peak_bytes if decided_by_replay else needed_live_bytes(first.row)
+        lacks_bytes = max(needs - found.card.usable_bytes, 0)
     return replace(
         found,
         fits=tuple(sorted((*found.fits, *(number for number, end in replayed.items() if end is None)))),
         close=close,
         runs_out=in_order,
-        first=first,
+        first=None if first is None else first.number,
         first_step=step_of(ranks[in_order[0]].row, times[in_order[0]][0]) if in_order else None,
-        lacks_bytes=_lacks(found.card, ranks, first, by_replay=first in ends or not in_order),
+        lacks_bytes=lacks_bytes,
         replayed=tuple(sorted(replayed)),
         cut_short=tuple(number for number in found.cut_short if number in close),
     )
-
-
-def _lacks(card: CardMemory, ranks: dict[int, Rank], first: int | None, *, by_replay: bool) -> int:
-    """Return the bytes that a rank needs beyond the card: live ones, or reserved ones where a replay decides."""
-    if first is None:
-        return 0
-    row = ranks[first].row
-    return max((row.reserved_peak_bytes if by_replay else needed_live_bytes(row)) - card.usable_bytes, 0)

@@ -264,7 +264,9 @@ def _our_code(client: Any) -> Iterator[None]:
     name = f"memviz-{digest}"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.zip"
-        _pack(path, files)
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+            for file_name, content in files:
+                packed.writestr(file_name, content)
         try:
             client.register_plugin(UploadFile(str(path)), name=name)
         except Exception as error:
@@ -296,9 +298,3 @@ def _light_files() -> list[tuple[str, bytes]]:
     package = Path(__file__).parents[1]
     files = [path for part in _PARTS for path in sorted([package / part, *(package / part).rglob("*.py")])]
     return [(path.relative_to(package.parent).as_posix(), path.read_bytes()) for path in files if path.suffix == ".py"]
-
-
-def _pack(path: Path, files: Sequence[tuple[str, bytes]]) -> None:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
-        for name, content in files:
-            packed.writestr(name, content)

@@ -147,14 +147,10 @@ def missing(ranks: Sequence[Rank], failed: Sequence[FailedFile]) -> tuple[Span, 
     by_name = numbers_in([*(rank.row.place for rank in ranks), *(one.place for one in failed)])
     told = (by_name[one.place] for one in failed)
     there = sorted({rank.number for rank in ranks} | {number for number in told if number is not None})
-    if all(map(_is_called_one, ranks)):
+    if all(rank.row.said_rank is not None or rank_in_name(rank.row.place) is not None for rank in ranks):
         return tuple(_gaps(there))
     inner = tuple(_gaps(there, there[0]))
     return inner if sum(last - first + 1 for first, last in inner) <= len(there) else ()
-
-
-def _is_called_one(rank: Rank) -> bool:
-    return rank.row.said_rank is not None or rank_in_name(rank.row.place) is not None
 
 
 def _gaps(numbers: Iterable[int], first: int = 0) -> Iterable[Span]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -100,22 +100,17 @@ def _local(text: str) -> Iterator[Place]:
 def _snapshots_in(folder: Path) -> list[Path]:
     """Those with a snapshot's ending; of one folder a level below where there are none (`rank_3/snapshot.pickle`)."""
     files = sorted(file for file in folder.iterdir() if not file.is_dir())
-    mine = _chosen(files)
+    mine = [file for file in files if _is_snapshot(file.name)]
     if mine:
         return mine
     folders = sorted(file for file in folder.iterdir() if file.is_dir() and not file.name.startswith("."))
     closed = {one for one in folders if not os.access(one, os.R_OK | os.X_OK)}
-    below = _chosen(
-        [file for one in folders if one not in closed for file in sorted(one.iterdir()) if not file.is_dir()]
-    )
+    in_folders = (file for one in folders if one not in closed for file in sorted(one.iterdir()))
+    below = [file for file in in_folders if not file.is_dir() and _is_snapshot(file.name)]
     if below:
         # What may not be looked into is a row of its own: a rank may be in there.
         return [*below, *sorted(closed)]
     return [file for file in files if not file.name.startswith(".") and file.suffix != ".parquet"]
-
-
-def _chosen(files: Iterable[Path]) -> list[Path]:
-    return [file for file in files if _is_snapshot(file.name)]
 
 
 def _is_snapshot(name: str) -> bool:
@@ -150,7 +145,8 @@ def _remote(text: str) -> Iterator[Place]:
         raise UsageError(f"{text} cannot be listed ({first_line(error)}).") from None
     for name, row in sorted(listed.items()):
         if row.get("type") != "directory":
-            yield Place(system.unstrip_protocol(name), _tag(row), int(row.get("size") or 0))
+            tag = next((str(row[name]) for name in _TAGS if row.get(name)), "")
+            yield Place(system.unstrip_protocol(name), tag, int(row.get("size") or 0))
 
 
 def _listed_in(system: Any, folder: str) -> dict[str, Mapping[str, Any]]:
@@ -179,7 +175,3 @@ def file_system(address: str) -> tuple[Any, str]:
         # A protocol nobody knows, or one whose package is missing: fsspec's own words say which.
         raise UsageError(f"{address} cannot be opened ({first_line(error)}).") from None
     return system, path
-
-
-def _tag(row: Mapping[str, Any]) -> str:
-    return next((str(row[name]) for name in _TAGS if row.get(name)), "")

@@ -20,11 +20,10 @@ import numpy as np
 
 from memviz.analysis.annotations import steps
 from memviz.analysis.breakdown import purpose_totals
-from memviz.analysis.callstacks.sites import NO_SITE, sites
 from memviz.analysis.devices import choose_device
 from memviz.analysis.health import history
 from memviz.analysis.lifetimes import live_rows
-from memviz.analysis.peak import peak
+from memviz.analysis.peak import failed_requests, peak
 from memviz.analysis.purpose.phases import phase_spans
 from memviz.analysis.purpose.reasons import Certainty
 from memviz.analysis.timeline import by_event, timeline
@@ -70,13 +69,9 @@ def step_parts(trace: Trace, device: DeviceTrace) -> tuple[StepPart, ...]:
         parts.append(StepPart(end.number + 1, "", end.last_event + 1, last))
     else:
         parts[-1] = StepPart(end.number, end.name, end.first_event, last)
-    return _shortened(parts)
-
-
-def _shortened(parts: list[StepPart]) -> tuple[StepPart, ...]:
-    """Merge the parts before the last steps into one, so that the peak is kept."""
     if len(parts) <= MOST_PARTS:
         return tuple(parts)
+    # The parts before the last steps become one, so that the peak is kept.
     kept = parts[-(MOST_PARTS - 1) :]
     return (StepPart(kept[0].number - 1, "", parts[0].first_event, kept[0].first_event - 1), *kept)
 
@@ -122,13 +117,9 @@ def reduce_rank(place: Place, device: str | None = None) -> Reduced:
     try:
         return row_of(trace_at(place), place, device)
     except MemvizError as error:
-        return FailedFile(place.address, _without_name(str(error), place), place.etag, place.size)
+        return FailedFile(place.address, str(error).removeprefix(f"{place.name}: "), place.etag, place.size)
     except MemoryError:
         return FailedFile(place.address, "Reading it needs more memory than this machine has free.")
-
-
-def _without_name(reason: str, place: Place) -> str:
-    return reason.removeprefix(f"{place.name}: ")
 
 
 def trace_at(place: Place) -> Trace:
@@ -181,9 +172,10 @@ def _copied(place: Place, file: IO[bytes]) -> int:
 def row_of(trace: Trace, place: Place, device: str | None = None) -> RankRow:
     chosen = choose_device(trace, device)
     line = timeline(chosen)
-    kept, rest = _sites(trace, chosen)
+    live_sites = peak(trace, chosen, "site", top=MOST_SITES).live
+    kept = (SiteBytes(group.key[-_LONGEST:], group.label[-_LONGEST:], group.bytes) for group in live_sites.groups)
     said = trace.about.facts.get(RANK_FACT, "")
-    failed = np.flatnonzero(chosen.events.action == Action.OOM)
+    failed = failed_requests(trace, chosen, slice(-MOST_RAN_OUT, None))
     return RankRow(
         place=place.address,
         etag=place.etag,
@@ -202,10 +194,13 @@ def row_of(trace: Trace, place: Place, device: str | None = None) -> RankRow:
         reserved_peak_bytes=line.reserved_peak_bytes,
         reserved_end_bytes=int(line.reserved[-1]),
         categories=_categories(trace, chosen),
-        sites=kept,
-        other_sites_bytes=rest,
-        ran_out=tuple(_ran_out(trace, chosen, int(event)) for event in failed[-MOST_RAN_OUT:]),
-        ran_out_count=len(failed),
+        sites=tuple(kept),
+        other_sites_bytes=live_sites.rest_bytes,
+        ran_out=tuple(
+            RankRanOut(one.event, one.requested_bytes, one.live_bytes, one.reserved_bytes, one.site[-_LONGEST:])
+            for one in failed
+        ),
+        ran_out_count=int((chosen.events.action == Action.OOM).sum()),
         curve=curve(trace, chosen),
     )
 
@@ -216,21 +211,3 @@ def _categories(trace: Trace, device: DeviceTrace) -> tuple[KindBytes, ...]:
         probable[part.kind] += part.bytes if part.certainty == Certainty.PROBABLE else 0
     groups = peak(trace, device, "category").live.groups
     return tuple(KindBytes(group.label, group.bytes, probable[group.label]) for group in groups)
-
-
-def _sites(trace: Trace, device: DeviceTrace) -> tuple[tuple[SiteBytes, ...], int]:
-    live = peak(trace, device, "site", top=MOST_SITES).live
-    kept = tuple(SiteBytes(group.key[-_LONGEST:], group.label[-_LONGEST:], group.bytes) for group in live.groups)
-    return kept, live.rest_bytes
-
-
-def _ran_out(trace: Trace, device: DeviceTrace, event: int) -> RankRanOut:
-    line = timeline(device)
-    site = sites(trace).of(int(device.events.stack[event]))
-    return RankRanOut(
-        event=event,
-        requested_bytes=int(device.events.size[event]),
-        live_bytes=int(line.live[event + 1]),
-        reserved_bytes=int(line.reserved[event + 1]),
-        site="" if site is NO_SITE else site.label[-_LONGEST:],
-    )

@@ -204,7 +204,6 @@ def _far(part: Sequence[Rank], norms: Sequence[Sequence[Rank]]) -> list[Outlier]
     """Those of a part that no norm's own differences explain; against the first of them."""
     median = _median(norms[0])
     measured = [_Spread(norm) for norm in norms]
-    far = [rank for rank in part if all(spread.is_far(rank) for spread in measured)]
     return [
         Outlier(
             rank=rank.number,
@@ -213,7 +212,8 @@ def _far(part: Sequence[Rank], norms: Sequence[Sequence[Rank]]) -> list[Outlier]
             because=by_site(rank.row, median.row, _GROUP_CAUSES),
             categories=by_category(rank.row, median.row),
         )
-        for rank in far
+        for rank in part
+        if all(spread.is_far(rank) for spread in measured)
     ]
 
 
@@ -242,14 +242,12 @@ def _median(ranks: Sequence[Rank]) -> Rank:
 
 
 def _in_order(parts: Sequence[Sequence[Rank]]) -> tuple[RankGroup, ...]:
-    groups = [_group(part) for part in parts]
+    groups = []
+    for part in parts:
+        median, peaks = _median(part), [rank.row.peak_bytes for rank in part]
+        numbers = tuple(sorted(rank.number for rank in part))
+        groups.append(RankGroup(numbers, median.number, median.row.peak_bytes, min(peaks), max(peaks)))
     return tuple(sorted(groups, key=lambda group: (-len(group.ranks), -group.peak_bytes, group.ranks)))
-
-
-def _group(part: Sequence[Rank]) -> RankGroup:
-    median, peaks = _median(part), [rank.row.peak_bytes for rank in part]
-    numbers = tuple(sorted(rank.number for rank in part))
-    return RankGroup(numbers, median.number, median.row.peak_bytes, min(peaks), max(peaks))
 
 
 def _causes_by_size(outliers: Sequence[Outlier]) -> tuple[Outlier, ...]:

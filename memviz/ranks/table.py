@@ -71,13 +71,10 @@ def check_output(path: Path) -> None:
     if path.suffix != ENDING:
         raise UsageError(f"{path} has no name of a table. Rows are written as {ENDING}, such as ranks{ENDING}.")
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise UsageError(f"{path} cannot be written: {'it' if path.is_dir() else 'its place'} is {_what(path)}.")
+        what = "it is a folder" if path.is_dir() else "its place is no folder"
+        raise UsageError(f"{path} cannot be written: {what}.")
     if not os.access(path.absolute().parent, os.W_OK):
         raise UsageError(f"{path} cannot be written: this user may not. Name a file in a folder of your own.")
-
-
-def _what(path: Path) -> str:
-    return "a folder" if path.is_dir() else "no folder"
 
 
 @dataclass(frozen=True)
@@ -177,8 +174,11 @@ def _checked_row(values: Mapping[str, Any]) -> Reduced:
     if values["failed"] is not None:
         place, reason, etag = (_text(values[name]) for name in ("place", "failed", "etag"))
         return FailedFile(place, reason, etag, _whole(values["file_bytes"]))
+    for name, (_, most) in _LISTS.items():
+        if type(values[name]) is not list or len(values[name]) > most:
+            raise InvalidRow(f"a rank has more {name} than are written")
     lists: dict[str, Any] = {
-        name: tuple(_part(kind, part) for part in _few(values, name, most)) for name, (kind, most) in _LISTS.items()
+        name: tuple(_part(kind, part) for part in values[name]) for name, (kind, _) in _LISTS.items()
     }
     parts, columns, live = lists.pop("parts"), _whole(values["columns"], "columns"), values["live"]
     if type(live) is not list or not parts or not columns or len(live) != columns * len(parts):
@@ -190,13 +190,6 @@ def _checked_row(values: Mapping[str, Any]) -> Reduced:
     if any(total != row.peak_bytes for total in (*sums, max(live))):
         raise InvalidRow("a rank's bytes do not add up to its peak")
     return row
-
-
-def _few(values: Mapping[str, Any], name: str, most: int) -> list[Any]:
-    rows = values[name]
-    if type(rows) is not list or len(rows) > most:
-        raise InvalidRow(f"a rank has more {name} than are written")
-    return rows
 
 
 def _part(kind: type[Any], values: Mapping[str, Any]) -> Any:
@@ -248,7 +241,9 @@ class RowFile:
         self._rows: list[Reduced] = []
         self._saved = 0
         """Rows of this question that the file holds."""
-        self._before = _usable(path, device)
+        self._before: dict[str, RankRow] = {}
+        if path.exists() and (table := read_table(path)).device == device:
+            self._before = {row.place: row for row in table.rows if isinstance(row, RankRow)}
 
     def known(self, place: Place) -> RankRow | None:
         """Read before, and the same file since. A file that failed is tried again."""
@@ -281,13 +276,6 @@ class RowFile:
         in_order = sorted(self._rows, key=lambda row: natural(row.place))
         write_rows(self._path, in_order, self._device, self._mesh)
         self._saved = len(self._rows)
-
-
-def _usable(path: Path, device: str | None) -> dict[str, RankRow]:
-    if not path.exists():
-        return {}
-    table = read_table(path)
-    return {row.place: row for row in table.rows if isinstance(row, RankRow)} if table.device == device else {}
 
 
 MOST_ROWS = 16_384
@@ -391,14 +379,11 @@ def _read_in_process(path: Path, name: str, out: IO[bytes]) -> None:
             raise TraceError(f"It took longer than {_MOST_SECONDS} seconds to read.", source=name) from None
         if done.returncode == _REFUSED:
             # It names the file, which lies somewhere else here than where it came from.
-            raise TraceError(_text_of_file(errors).replace(path.name, "It", 1), source=name)
+            errors.seek(0)
+            reason = errors.read(_LONGEST_LINE).decode("utf-8", "replace").strip()
+            raise TraceError(reason.replace(path.name, "It", 1), source=name)
         if done.returncode:
             raise TraceError("It is damaged, or made to take more than a table may.", source=name, remedy=_HOW_TO_WRITE)
-
-
-def _text_of_file(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read(_LONGEST_LINE).decode("utf-8", "replace").strip()
 
 
 if __name__ == "__main__":

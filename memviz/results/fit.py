@@ -43,7 +43,9 @@ def cheapest_fitting(trials: Sequence[Way]) -> int | None:
     for keeps in _KEEPS:
         fitting = [number for number, trial in enumerate(trials) if trial["fits"] and trial["keeps"] == keeps]
         if fitting:
-            return min(fitting, key=lambda number: (*_simplicity_order(trials[number]), number))
+            return min(
+                fitting, key=lambda n: (cost_rank(trials[n]), _changes(trials[n]), trials[n]["peak_reserved_bytes"], n)
+            )
     return None
 
 
@@ -54,18 +56,14 @@ def front_of_trials(trials: Sequence[Way]) -> ParetoFront:
     keeps = weakest if number is None else trials[number]["keeps"]
     eligible = (n for n, trial in enumerate(trials) if trial["keeps"] == keeps)
     front: list[int] = []
-    for n in sorted(eligible, key=lambda n: (*_cost_order(trials[n]), n)):
+
+    def cost_order(n: int) -> tuple[float, int, int, int]:
+        return cost_rank(trials[n]), trials[n]["peak_reserved_bytes"], _changes(trials[n]), n
+
+    for n in sorted(eligible, key=cost_order):
         if not front or trials[n]["peak_reserved_bytes"] < trials[front[-1]]["peak_reserved_bytes"]:
             front.append(n)
     return ParetoFront(str(keeps), tuple(front))
-
-
-def _cost_order(trial: Way) -> tuple[float, int, int]:
-    return cost_rank(trial), trial["peak_reserved_bytes"], _changes(trial)
-
-
-def _simplicity_order(trial: Way) -> tuple[float, int, int]:
-    return cost_rank(trial), _changes(trial), trial["peak_reserved_bytes"]
 
 
 def _changes(trial: Way) -> int:

@@ -76,12 +76,21 @@ def count_word(count: int) -> str:
     return _NUMBERS[count] if count < len(_NUMBERS) else count_text(count)
 
 
-def shorten(text: str, longest: int = LONGEST_NAME) -> str:
+def shorten(text: str) -> str:
     """Cut in the middle: long names tend to begin alike and to differ at their ends."""
-    if len(text) <= longest:
-        return text
-    end = (longest - 1) // 2
-    return f"{text[: longest - 1 - end]}…{text[-end:]}"
+    end = (LONGEST_NAME - 1) // 2
+    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1 - end]}…{text[-end:]}"
+
+
+def consecutive_spans(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """First and last of each run of consecutive numbers, which are in ascending order."""
+    spans: list[tuple[int, int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1] = spans[-1][0], number
+        else:
+            spans.append((number, number))
+    return spans
 
 
 def trace_name(source: str) -> str:

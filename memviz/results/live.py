@@ -176,7 +176,13 @@ def live_result(
 def live_headline(live: LiveSet, which: DeviceName, event_count: int) -> Headline:
     """`event_count` is the device's: without a history the only moment is the end."""
     where = moment_text(which, live.event, event_count)
-    answer = f"{bytes_text(live.live_bytes)} are live{where}{_largest_group(live)}."
+    largest = ""
+    if live.live.groups:
+        first = live.live.groups[0]
+        name = purpose_name(first.label) if live.live.by == "category" else first.label
+        joint = _JOINTS.get(live.live.by, "in")
+        largest = f", {percent_text(first.bytes, live.live_bytes)} of it {joint} {shorten(name)}"
+    answer = f"{bytes_text(live.live_bytes)} are live{where}{largest}."
     if live.reserved_bytes < live.live_bytes:
         # The file says less of its segments than of its tensors.
         return Headline(answer)
@@ -189,14 +195,6 @@ def moment_text(which: DeviceName, event: int, event_count: int) -> str:
     if not event_count:
         return f"{device} at the end"
     return f"{device} after event {count_text(event)}" if event >= 0 else f"{device} before the first event"
-
-
-def _largest_group(live: LiveSet) -> str:
-    if not live.live.groups:
-        return ""
-    first = live.live.groups[0]
-    name = purpose_name(first.label) if live.live.by == "category" else first.label
-    return f", {percent_text(first.bytes, live.live_bytes)} of it {_JOINTS.get(live.live.by, 'in')} {shorten(name)}"
 
 
 def find_json(device: DeviceTrace, result: FindResult, top: int | None = None) -> dict[str, Any]:

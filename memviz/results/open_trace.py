@@ -30,7 +30,6 @@ from memviz.allocator.context import OVERHEAD_BYTES
 from memviz.allocator.replay_answer import ReplayQuestion
 from memviz.allocator.replayer import CardMemory
 from memviz.allocator.settings import parse_settings
-from memviz.analysis.comparing.matching import Pair
 from memviz.analysis.devices import choose_device
 from memviz.analysis.lifetimes import event_at_epoch_or_offset
 from memviz.errors import TraceError, UsageError
@@ -106,18 +105,14 @@ def _check(address: str) -> None:
         raise UsageError("Only addresses that begin with http:// or https:// are opened; download the file first.")
 
 
-def _opener() -> OpenerDirector:
-    """Return an opener that follows redirects and knows no protocol but http and https."""
+def _fetch(address: str, file: IO[bytes], limits: Limits) -> int:
+    until, size = time.monotonic() + limits.seconds, 0
+    # It follows redirects and knows no protocol but http and https.
     opener = OpenerDirector()
     for handler in _HANDLERS:
         opener.add_handler(handler())
-    return opener
-
-
-def _fetch(address: str, file: IO[bytes], limits: Limits) -> int:
-    until, size = time.monotonic() + limits.seconds, 0
     request = Request(address, headers={"User-Agent": "memviz", "Accept-Encoding": "identity"})
-    with _opener().open(request, timeout=min(_SILENCE_SECONDS, limits.seconds)) as answer:
+    with opener.open(request, timeout=min(_SILENCE_SECONDS, limits.seconds)) as answer:
         # One read is one arrival, so that a server which sends a byte now and then is noticed.
         while piece := answer.read1(_PIECE):
             size += len(piece)
@@ -192,8 +187,8 @@ class OpenTrace(Result):
         """From this trace's peak to those of the others, which may be open traces, files or addresses."""
         if not others:
             raise UsageError("compare takes one other trace or more.")
-        opened = [self, *map(_open_other, others)]
-        return comparison_result([one._side(device) for one in opened], by)
+        opened = [self, *(other if isinstance(other, OpenTrace) else open(other) for other in others)]
+        return comparison_result([(one.trace, one._device(device)) for one in opened], by)
 
     def replay(
         self,
@@ -244,9 +239,6 @@ class OpenTrace(Result):
     def _device(self, device: int | str | None) -> DeviceTrace:
         return choose_device(self.trace, self.device if device is None else str(device))
 
-    def _side(self, device: int | str | None) -> Pair:
-        return self.trace, self._device(device)
-
 
 def open(source: str | os.PathLike[str] | Trace | HasTrace, *, device: int | str | None = None) -> OpenTrace:
     """Opens a snapshot of any PyTorch release, as data: nothing in it is run.
@@ -269,17 +261,13 @@ def open(source: str | os.PathLike[str] | Trace | HasTrace, *, device: int | str
 def _trace_of(source: str | os.PathLike[str] | Trace | HasTrace) -> Trace:
     if isinstance(source, Trace):
         return source
-    if not isinstance(source, str | os.PathLike):
-        return _trace_of_result(source)
     if isinstance(source, str) and is_address(source):
         limits = Limits.from_environment()
         with download(source, limits) as (file, size):
             return read_trace(file, file_name(source), size, limits=limits)
-    return load_trace(source)
-
-
-def _trace_of_result(source: Any) -> Trace:
-    """Return the trace of a recording, a prediction or a replay."""
+    if isinstance(source, str | os.PathLike):
+        return load_trace(source)
+    # A recording, a prediction or a replay.
     trace = getattr(source, "trace", None)
     if isinstance(trace, Trace):
         return trace
@@ -289,32 +277,21 @@ def _trace_of_result(source: Any) -> Trace:
     raise UsageError(f"A trace is opened by the name of its file or by its address, not from this {kind}.")
 
 
-def _open_other(other: Any) -> OpenTrace:
-    return other if isinstance(other, OpenTrace) else open(other)
-
-
-def _event_of(device: DeviceTrace, event: int | None, time: float | None) -> int:
+def _event_of(device: DeviceTrace, event: Any, time: Any) -> int:
     if (event is None) == (time is None):
         raise UsageError("Name the moment by its event or by its time: event=1000, or time=0.5.")
     if time is not None:
-        return event_at_epoch_or_offset(device, _seconds(time))
-    return _parse_event(event)
-
-
-def _parse_event(event: Any) -> int:
-    """A float too where it is whole: a pandas frame makes such of its numbers where one is missing."""
+        try:
+            # As text it would be read too, where an event given as text is not.
+            seconds = float(time + 0)
+        except (TypeError, ValueError):
+            raise UsageError(f"time is a number of seconds, such as 0.5, and not {time!r}.") from None
+        return event_at_epoch_or_offset(device, seconds)
     try:
+        # A float too where it is whole: a pandas frame makes such of its numbers where one is missing.
         return int(event) if isinstance(event, float) and event.is_integer() else index(event)
     except TypeError:
         raise UsageError(f"event is a whole number, such as 1000, and not {event!r}.") from None
-
-
-def _seconds(time: Any) -> float:
-    try:
-        # As text it would be read too, where an event given as text is not.
-        return float(time + 0)
-    except (TypeError, ValueError):
-        raise UsageError(f"time is a number of seconds, such as 0.5, and not {time!r}.") from None
 
 
 def _size(name: str, value: int | str) -> int:

@@ -23,9 +23,11 @@ def ranks_headline(job: RankSummary, card: OnCard | None = None) -> Headline:
     if job.ran_out:
         ran_out = _rank_names([rank.number for rank in job.ran_out])
         answer = f"{ran_out[0].upper()}{ran_out[1:]} ran out of memory. {answer}"
-    sentences = [_group_sentence(job), _outlier_sentence(job), _imbalance_sentence(job), _failed_sentence(job)]
-    if card is not None:
-        sentences.insert(0, card_sentence(card))
+    sentences = ["" if card is None else card_sentence(card), _group_sentence(job), _outlier_sentence(job)]
+    if gap := job.imbalance.bytes:
+        sentences.append(f"The lowest peak, on rank {job.imbalance.lowest}, is {bytes_text(gap)} under the highest.")
+    if many := len(job.failed):
+        sentences.append(f"{counted(many, 'file')} {'is' if many == 1 else 'are'} left out.")
     return Headline(answer, " ".join(filter(None, sentences)))
 
 
@@ -69,18 +71,6 @@ def _share_text(of_cause: int, total: int) -> str:
     return "most of it" if 2 * abs(of_cause) > abs(total) else "the largest part of it"
 
 
-def _imbalance_sentence(job: RankSummary) -> str:
-    imbalance = job.imbalance
-    if not imbalance.bytes:
-        return ""
-    return f"The lowest peak, on rank {imbalance.lowest}, is {bytes_text(imbalance.bytes)} under the highest."
-
-
-def _failed_sentence(job: RankSummary) -> str:
-    many = len(job.failed)
-    return f"{counted(many, 'file')} {'is' if many == 1 else 'are'} left out." if many else ""
-
-
 def missing_ranks(job: RankSummary, before: str = "No file of") -> str:
     """Return 'No file of ranks 3, 8-11.', or nothing where none is missing."""
     if not job.missing:
@@ -106,13 +96,13 @@ def card_sentence(answer: OnCard) -> str:
         )
         return f"{where} all of them fit{by_replay}."
     if not answer.runs_out:
-        if not answer.lacks_bytes and answer.cut_short:
-            unknown = f"{_rank_names(answer.cut_short)} ran out when recorded, and what was still to come is not known"
-            return f"{where} it is close for {_rank_names(answer.close)}: {unknown}."
+        why = f"rank {answer.first} is over by {bytes_text(answer.lacks_bytes)} of reserved memory"
         if not answer.lacks_bytes:
-            return f"{where} it is close for {_rank_names(answer.close)}: what they reserve is not in their files."
-        least = f"by {bytes_text(answer.lacks_bytes)} of reserved memory"
-        return f"{where} it is close for {_rank_names(answer.close)}: rank {answer.first} is over {least}."
+            why = "what they reserve is not in their files"
+            if answer.cut_short:
+                ran_out = f"{_rank_names(answer.cut_short)} ran out when recorded"
+                why = f"{ran_out}, and what was still to come is not known"
+        return f"{where} it is close for {_rank_names(answer.close)}: {why}."
     step = "" if answer.first_step is None else f", {answer.first_step.words}"
     rank = f"{where} rank {answer.first} runs out first"
     would = f"{counted(len(answer.runs_out), 'rank')} would."
@@ -177,21 +167,18 @@ def _deltas_json(rows: Iterable[NamedDelta], name: str) -> list[dict[str, Any]]:
 
 
 def _card_json(answer: OnCard) -> dict[str, Any]:
+    step = answer.first_step
     return {
         "name": answer.card.name,
         "card_bytes": answer.card.total_bytes,
         "overhead_bytes": answer.card.overhead_bytes,
         "replayed": list(answer.replayed),
-        "first": None if answer.first is None else {"rank": answer.first, "step": _step_number(answer)},
+        "first": None if answer.first is None else {"rank": answer.first, "step": step and step.number},
         "lacks_bytes": answer.lacks_bytes,
         "runs_out": list(answer.runs_out),
         "close": list(answer.close),
         "fits": list(answer.fits),
     }
-
-
-def _step_number(answer: OnCard) -> int | None:
-    return None if answer.first_step is None else answer.first_step.number
 
 
 def _rank_json(rank: Rank, group: int) -> dict[str, Any]:

@@ -97,22 +97,22 @@ def replay_result(
 ) -> Replay:
     answer = replay_answer(trace, device, question, progress)
     outcome = answer.found
-    rows = [_replay_row("recorded", outcome.compared_with.settings.to_text(), outcome.compared_with)]
+    named: list[tuple[str, Replayed | SettingsTrial]] = [("recorded", outcome.compared_with)]
     if outcome.replayed is not outcome.compared_with:
-        rows.append(_replay_row("replayed", outcome.replayed.settings.to_text(), outcome.replayed))
-    trials = answer.searched.tried if answer.searched else ()
-    return Replay(answer, (*rows, *(_replay_row("tried", trial.text, trial) for trial in trials)))
-
-
-def _replay_row(name: str, settings: str, replayed: Replayed | SettingsTrial) -> ReplayRow:
-    return ReplayRow(
-        name=name,
-        settings=settings,
-        peak_allocated_bytes=replayed.peak_allocated_bytes,
-        peak_reserved_bytes=replayed.peak_reserved_bytes,
-        retries=replayed.retries,
-        oom_event=None if replayed.oom is None else replayed.oom.event,
+        named.append(("replayed", outcome.replayed))
+    named += [("tried", trial) for trial in (answer.searched.tried if answer.searched else ())]
+    rows = (
+        ReplayRow(
+            name=name,
+            settings=replayed.settings.to_text(),
+            peak_allocated_bytes=replayed.peak_allocated_bytes,
+            peak_reserved_bytes=replayed.peak_reserved_bytes,
+            retries=replayed.retries,
+            oom_event=None if replayed.oom is None else replayed.oom.event,
+        )
+        for name, replayed in named
     )
+    return Replay(answer, tuple(rows))
 
 
 _KEYS_OF_END = ("as_recorded", "oom", "fit", "smallest_card_bytes", "change_bytes")
@@ -129,11 +129,7 @@ def _outcome_json(outcome: WhatIf, headline: Headline) -> dict[str, Any]:
     return {
         "settings": replayed.settings.to_text(),
         **_agreement_json(outcome.recorded),
-        "peak_allocated_bytes": replayed.peak_allocated_bytes,
-        "peak_reserved_bytes": replayed.peak_reserved_bytes,
-        "reserved_end_bytes": replayed.reserved_end_bytes,
-        "retries": replayed.retries,
-        "oom": _oom_json(replayed),
+        **_figures_json(replayed),
         "verdict": str(headline),
         "provenance": replayed.trace.about.label,
         "recorded_settings": outcome.recorded.settings.to_text(),
@@ -187,15 +183,8 @@ def _agreement_json(recorded: Replayed) -> dict[str, Any]:
 
 
 def _oom_json(replayed: Figures | SettingsTrial) -> dict[str, int] | None:
-    oom = replayed.oom
-    if oom is None:
-        return None
-    return {
-        "event": oom.event,
-        "requested_bytes": oom.requested_bytes,
-        "allocated_bytes": oom.allocated_bytes,
-        "reserved_bytes": oom.reserved_bytes,
-    }
+    names = ("event", "requested_bytes", "allocated_bytes", "reserved_bytes")
+    return None if replayed.oom is None else {name: getattr(replayed.oom, name) for name in names}
 
 
 def _search_json(searched: Search) -> dict[str, Any]:

@@ -57,21 +57,17 @@ def _table_html(table: Table) -> Html:
 def _table_row(row: TableRow, *, has_bars: bool) -> Html:
     cells = [tag("td", number, style=_NUMBER) for number in row.numbers]
     label = row.label if len(row.label) <= _LONGEST else f"…{row.label[1 - _LONGEST :]}"
-    bars = tag("td", _bars(row.bars), style=_BAR_CELL) if has_bars else ""
-    return tag("tr", *cells, tag("td", label, style=_TEXT), bars)
+    cells.append(tag("td", label, style=_TEXT))
+    if has_bars:
+        pieces = [tag("i", style=_bar_style(bar)) for bar in row.bars if bar.end > bar.start]
+        bars = tag("div", *pieces, style="position:relative;height:0.8em", aria_hidden="true")
+        cells.append(tag("td", bars, style=_BAR_CELL))
+    return tag("tr", *cells)
 
 
-def _bars(bars: Sequence[Bar]) -> Html:
-    pieces = [tag("i", style=_piece(bar)) for bar in bars if bar.end > bar.start]
-    return tag("div", *pieces, style="position:relative;height:0.8em", aria_hidden="true")
-
-
-def _piece(bar: Bar) -> str:
-    start, width = 100 * bar.start, 100 * (bar.end - bar.start)
-    return (
-        f"position:absolute;top:0;bottom:0;left:{start:.2f}%;width:{width:.2f}%;"
-        f"background:currentColor;opacity:{bar.opacity}"
-    )
+def _bar_style(bar: Bar) -> str:
+    place = f"position:absolute;top:0;bottom:0;left:{100 * bar.start:.2f}%;width:{100 * (bar.end - bar.start):.2f}%"
+    return f"{place};background:currentColor;opacity:{bar.opacity}"
 
 
 def share(part: int, total: int) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from memviz.predictor.expected_error import Fit
-from memviz.results.headline import Headline
+from memviz.results.headline import Headline, consecutive_spans
 from memviz.runner.jobs.service import Variant
 from memviz.runner.parallel.parallelism import RankClass
 from memviz.runner.run import Run, Seconds
@@ -46,16 +46,14 @@ def rank_list(ranks: Sequence[int]) -> str:
     """'ranks 0 to 6, 8', or with a distance: 'ranks 0, 4, ... 28'."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
+    spans = consecutive_spans(ranks)
     distances = {after - before for before, after in zip(ranks, ranks[1:], strict=False)}
-    if len(runs) > 3 and len(distances) == 1:
+    if len(spans) > 3 and len(distances) == 1:
         return f"ranks {ranks[0]}, {ranks[1]}, ... {ranks[-1]}"
-    parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    parts = (
+        f"{first} to {last}" if last - first > 1 else ", ".join(map(str, range(first, last + 1)))
+        for first, last in spans
+    )
     return f"ranks {', '.join(parts)}"
 
 
@@ -91,9 +89,9 @@ def variants_headline(variants: Sequence[Variant]) -> RunHeadline:
     for number in finished:
         bad = variants[number].run
         if bad is not None and is_bug(bad):
-            return RunHeadline(
-                Headline(f"{variants[number].label} does not keep its word.", _bug_sentence(bad)), number
-            )
+            verdict = (bad.numerics or {}).get("verdict", {})
+            reason = f"It {verdict['finding']}" if verdict.get("finding") else f"{verdict.get('words', '')}."
+            return RunHeadline(Headline(f"{variants[number].label} does not keep its word.", reason), number)
     if not finished:
         failed = [variant for variant in variants if variant.state == "failed"]
         return RunHeadline(_failure_headline(failed), 0)
@@ -125,7 +123,8 @@ def _best_saving(pairs: Sequence[_Pair]) -> RunHeadline:
     share = percent_text(best.saved, best.base.peak_reserved_bytes)
     of = f"of what is reserved{location_text(best.run)}{_with_any_optimizer(best.base)}"
     answer = f"{best.label} saves {bytes_text(best.saved)}, {share} {of}."
-    return RunHeadline(Headline(answer, _cost_sentence(best.base, best.run)), best.number)
+    cost = _cost_clause(best.base, best.run)
+    return RunHeadline(Headline(answer, f"It costs{cost.removeprefix(' for')}." if cost else ""), best.number)
 
 
 def is_training(run: Run) -> bool:
@@ -268,11 +267,6 @@ def _nothing_fits(pairs: Sequence[_Pair], *, others_fit: bool) -> RunHeadline:
     )
 
 
-def _cost_sentence(base: Run, run: Run) -> str:
-    clause = _cost_clause(base, run)
-    return f"It costs{clause.removeprefix(' for')}." if clause else ""
-
-
 def _cost_clause(base: Run, run: Run) -> str:
     change = _cost_change(base, run)
     if change is None:
@@ -323,8 +317,3 @@ def _middle_half(seconds: Seconds) -> tuple[float, float]:
 def is_bug(run: Run | None) -> bool:
     verdict = (run.numerics or {}).get("verdict") if run is not None else None
     return isinstance(verdict, dict) and verdict.get("ok") is False
-
-
-def _bug_sentence(run: Run) -> str:
-    verdict = (run.numerics or {}).get("verdict", {})
-    return f"It {verdict['finding']}" if verdict.get("finding") else f"{verdict.get('words', '')}."

@@ -91,7 +91,11 @@ class SegmentMapResult(Result):
 
     def table(self, most: int | None = None) -> Table:
         largest = sorted(self.segments, key=lambda segment: -segment.bytes)
-        rows = [_segment_row(segment, largest[0].bytes) for segment in largest[:most]]
+        rows = []
+        for segment in largest[:most]:
+            numbers = tuple(map(bytes_text, (segment.bytes, *_parts(segment))))
+            bars = stacked_bars(_parts(segment), largest[0].bytes, _OPACITIES)
+            rows.append(TableRow(numbers, address_text(segment.address), bars))
         if rest := largest[len(rows) :]:
             parts = [sum(part) for part in zip(*map(_parts, rest), strict=True)]
             rows.append(TableRow(tuple(map(bytes_text, (sum(parts), *parts))), f"(all {len(rest):,} others)"))
@@ -100,11 +104,6 @@ class SegmentMapResult(Result):
 
 def _parts(segment: SegmentUse) -> tuple[int, int, int]:
     return segment.live_bytes, segment.waiting_bytes, segment.free_bytes
-
-
-def _segment_row(segment: SegmentUse, largest: int) -> TableRow:
-    numbers = tuple(map(bytes_text, (segment.bytes, *_parts(segment))))
-    return TableRow(numbers, address_text(segment.address), stacked_bars(_parts(segment), largest, _OPACITIES))
 
 
 def segments_result(trace: Trace, device: DeviceTrace, event: int) -> SegmentMapResult:
@@ -131,7 +130,6 @@ def segments_result(trace: Trace, device: DeviceTrace, event: int) -> SegmentMap
 
 
 def segments_headline(moment: SegmentsAt, which: DeviceName, event_count: int, *, is_reserved_known: bool) -> Headline:
-    """`is_known`: the file says how much was reserved."""
     reserved, segments = moment.reserved_bytes, counted(len(moment.segments), "segment")
     where = moment_text(which, moment.event, event_count)
     if not is_reserved_known:

@@ -31,6 +31,7 @@ from memviz.trace.model import DeviceTrace, Note, Trace
 from memviz.units import bytes_text, count_text, counted, percent_text
 
 _COLUMNS = 300
+_OOM_FIELDS = ("event", "requested_bytes", "device_free_bytes", "live_bytes", "reserved_bytes")
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,12 @@ class Summary(Result):
 
     def table(self, most: int | None = None) -> Table:
         head = ("events", "at the start", "at the peak", "at the end", "reserved at most", "device")
-        return Table(head, tuple(map(_device_row, self.devices)))
+        rows = []
+        for device in self.devices:
+            sizes = (device.start_bytes, device.peak_bytes, device.end_bytes)
+            reserved = reserved_text(device.peak_bytes, device.reserved_peak_bytes)
+            rows.append(TableRow((count_text(device.events), *map(bytes_text, sizes), reserved), device.device))
+        return Table(head, tuple(rows))
 
     def _above_table(self) -> Html:
         about = self.trace.about
@@ -125,12 +131,6 @@ class Summary(Result):
         line = by_event(choose_device(self.trace, device.device), _COLUMNS)
         label = f"Live and reserved bytes of device {device.device}"
         return area(line.live_max.tolist(), line.reserved_max.tolist(), label=label)
-
-
-def _device_row(device: DeviceSummary) -> TableRow:
-    sizes = (device.start_bytes, device.peak_bytes, device.end_bytes)
-    reserved = reserved_text(device.peak_bytes, device.reserved_peak_bytes)
-    return TableRow((count_text(device.events), *map(bytes_text, sizes), reserved), device.device)
 
 
 def summary_result(trace: Trace, device: str | None = None) -> Summary:
@@ -158,7 +158,7 @@ def _device_summary(trace: Trace, device: DeviceTrace) -> DeviceSummary:
         reserved_is_known=has_reserved(device),
         history=history(device),
         actions={trace.action_name(int(code)): int(count) for code, count in zip(codes, counts, strict=True)},
-        oom=[_oom_json(failed) for failed in failed_requests(trace, device)],
+        oom=[{name: getattr(failed, name) for name in _OOM_FIELDS} for failed in failed_requests(trace, device)],
         streams=sorted(trace.streams[code] for code in _distinct_codes(events.stream, device.segments.stream)),
         pools=sorted(list(trace.pools[code]) for code in _distinct_codes(events.pool, device.segments.pool)),
         annotations=sorted({trace.strings[code] for code in distinct(device.annotations.name)}),
@@ -169,21 +169,17 @@ def _distinct_codes(first: Any, second: Any) -> list[int]:
     return [int(code) for code in distinct(np.append(distinct(first), distinct(second)))]
 
 
-def _oom_json(failed: FailedRequest) -> dict[str, int | None]:
-    names = ("event", "requested_bytes", "device_free_bytes", "live_bytes", "reserved_bytes")
-    return {name: getattr(failed, name) for name in names}
-
-
 def trace_headline(overview: Overview) -> Headline:
-    headline = _headline_of(overview)
+    if overview.ran_out is not None:
+        headline = _ran_out(overview, overview.ran_out)
+    elif not overview.event_count:
+        headline = _only_the_end(overview)
+    else:
+        headline = _peak_headline(overview)
     return headline.as_estimate(overview.limit_of_start) if overview.is_estimate else headline
 
 
-def _headline_of(overview: Overview) -> Headline:
-    if overview.ran_out is not None:
-        return _ran_out(overview, overview.ran_out)
-    if not overview.event_count:
-        return _only_the_end(overview)
+def _peak_headline(overview: Overview) -> Headline:
     main_part = ""
     if overview.most_of_it is not None:
         share = percent_text(overview.most_of_it.bytes, overview.peak_bytes)

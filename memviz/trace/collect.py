@@ -57,7 +57,10 @@ class EventCollector:
 
     def finish(self) -> tuple[Events, npt.NDArray[np.uint8] | None]:
         """All events, and their categories if the file names any."""
-        events = _joined(self._parts)
+        events = self._parts[0] if len(self._parts) == 1 else no_events()
+        if len(self._parts) > 1:
+            names = (field.name for field in fields(Events))
+            events = Events(**{name: one_column([getattr(part, name) for part in self._parts]) for name in names})
         # What could not be had is no part of any sum.
         moved = events.size[events.action != Action.OOM]
         if (events.size < 0).any() or float(moved.sum(dtype=np.float64)) >= LARGEST_SUM:
@@ -130,19 +133,15 @@ def text_of(value: Any) -> str:
     if value is None:
         return ""
     if type(value) is dict and all(type(key) is str and type(value) in _SCALARS for key, value in value.items()):
-        return _written_out(value)
+        # A few bytes can name one long text under many keys.
+        size = sum(len(key) + (len(text) if type(text) is str else 0) for key, text in value.items())
+        if size > _MOST_WRITTEN_OUT:
+            raise TraceError(f"The metadata of an event is a table with texts of {size:,} characters.")
+        return json.dumps(value, separators=(",", ":"))
     if type(value) in _SCALARS:
         return json.dumps(value)
     # Nested values are not written out: a few bytes of references can name a text larger than any memory.
     raise TraceError(f"A text was expected, found {type(value).__name__}.")
-
-
-def _written_out(table: dict[str, Any]) -> str:
-    """A few bytes can name one long text under many keys."""
-    size = sum(len(key) + (len(value) if type(value) is str else 0) for key, value in table.items())
-    if size > _MOST_WRITTEN_OUT:
-        raise TraceError(f"The metadata of an event is a table with texts of {size:,} characters.")
-    return json.dumps(table, separators=(",", ":"))
 
 
 def name_of(key: Any) -> str:
@@ -164,14 +163,6 @@ def no_events() -> Events:
         metadata=empty4,
         pool=empty4,
     )
-
-
-def _joined(parts: list[Events]) -> Events:
-    if not parts:
-        return no_events()
-    if len(parts) == 1:
-        return parts[0]
-    return Events(**{field.name: one_column([getattr(part, field.name) for part in parts]) for field in fields(Events)})
 
 
 def one_column(pieces: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:

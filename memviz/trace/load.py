@@ -8,10 +8,10 @@ import json
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from memviz.errors import TraceError
 from memviz.memory import trim_heap_if_large
@@ -104,9 +104,9 @@ def read_trace(
         if size is not None and size > limits.file_bytes:
             reason = f"It has {size:,} bytes, more than the {limits.file_bytes:,} allowed here."
             raise TraceError(reason, remedy="If you trust the file, raise MEMVIZ_MAX_FILE_BYTES.")
-        source = _Source(file, size or 0, Budget(limits, size, is_wanted), progress, watch)
-        root, format, interner = source.read()
-        del source
+        # The reader behind a decompressor does not know how far the file itself is read.
+        tell = None if progress is None else lambda _done, _total: progress(file.tell(), size or 0)
+        root, format, interner = _read(file, Budget(limits, size, is_wanted), tell, watch)
         about = About("measured", source=name, format=format)
         trace = read_profile(root, about, interner) if is_profile(root) else read_snapshot(root, about, interner)
         del root, interner
@@ -128,51 +128,35 @@ def _refusals(name: str) -> Iterator[None]:
         raise TraceError(reason, remedy="Record fewer events (max_entries).", source=name) from None
 
 
-class _Source:
-    """One open file, looked into and read, from the start again if need be."""
-
-    def __init__(
-        self, file: BinaryIO, size: int, budget: Budget, progress: Progress | None, watch: Watch | None
-    ) -> None:
-        self.file = file
-        self.budget = budget
-        self.watch = watch
-        self.progress: Callable[[int, int], None] | None = None
-        if progress is not None:
-            # The reader behind a decompressor does not know how far the file itself is read.
-            self.progress = lambda _done, _total: progress(file.tell(), size)
-
-    def read(self) -> tuple[Any, str, Interner]:
-        self.file.seek(0)
-        head = self.file.read(4)
-        self.file.seek(0)
-        if head.startswith(_ZIP):
-            raise _zip_error(self.file)
-        if head.startswith(_GZIP):
-            return self._read(_Bounded(self.file, self.budget), ", gzip")
-        return self._read(self.file, "")
-
-    def _read(self, stream: BinaryIO | _Bounded, packed: str) -> tuple[Any, str, Interner]:
-        head = stream.read(64)
+def _read(file: BinaryIO, budget: Budget, progress: Progress | None, watch: Watch | None) -> tuple[Any, str, Interner]:
+    """Look into an open file and read it, from the start again if need be."""
+    file.seek(0)
+    head, stream, packed = file.read(4), file, ""
+    file.seek(0)
+    if head.startswith(_ZIP):
+        raise _zip_error(file)
+    if head.startswith(_GZIP):
+        stream, packed = cast(BinaryIO, _Bounded(file, budget)), ", gzip"
+    head = stream.read(64)
+    stream.seek(0)
+    first = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+    if first in (b"{", b"["):
+        return _json(stream, budget), f"JSON{packed}", Interner(budget)
+    for first_bytes, how in _PACKED.items():
+        if head.startswith(first_bytes):
+            raise TraceError(f"It is packed with {how}{' once more' if packed else ''}.", remedy=_UNPACK)
+    if not head or head[0] not in _FIRST_BYTES_OF_PICKLES:
+        raise TraceError("It is neither a pickle nor JSON.", remedy=_RECORD)
+    protocol = f"protocol {head[1]}" if head[0] == 0x80 and len(head) > 1 else "protocol 0 or 1"
+    interner = Interner(budget)
+    try:
+        root = unpickle(stream, interner, progress, watch=watch)
+    except RefersToRow:
+        budget.spent = 0
+        interner = Interner(budget)
         stream.seek(0)
-        first = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
-        if first in (b"{", b"["):
-            return _json(stream, self.budget), f"JSON{packed}", Interner(self.budget)
-        for first_bytes, how in _PACKED.items():
-            if head.startswith(first_bytes):
-                raise TraceError(f"It is packed with {how}{' once more' if packed else ''}.", remedy=_UNPACK)
-        if not head or head[0] not in _FIRST_BYTES_OF_PICKLES:
-            raise TraceError("It is neither a pickle nor JSON.", remedy=_RECORD)
-        protocol = f"protocol {head[1]}" if head[0] == 0x80 and len(head) > 1 else "protocol 0 or 1"
-        interner = Interner(self.budget)
-        try:
-            root = unpickle(stream, interner, self.progress, watch=self.watch)
-        except RefersToRow:
-            self.budget.spent = 0
-            interner = Interner(self.budget)
-            stream.seek(0)
-            root = unpickle(stream, interner, self.progress, runs=False)
-        return root, f"pickle, {protocol}{packed}", interner
+        root = unpickle(stream, interner, progress, runs=False)
+    return root, f"pickle, {protocol}{packed}", interner
 
 
 _BAD_GZIP = "Its gzip is damaged, or something else follows it in the file."
@@ -197,24 +181,22 @@ class _Bounded(gzip.GzipFile):
         return piece
 
 
-def _json(stream: BinaryIO | _Bounded, budget: Budget) -> Any:
+def _json(stream: BinaryIO, budget: Budget) -> Any:
     try:
         text = _json_text(stream, budget)
         parse_int = _short_number if len(text) > _LONG_JSON else None
         once = _Frames(budget).once
         return json.loads(text, parse_constant=_no_constant, parse_int=parse_int, object_hook=once)
-    except (ValueError, RecursionError) as error:
-        raise TraceError(f"It starts like JSON but is not sound JSON ({_fault(error)}).", remedy=AGAIN) from None
+    except RecursionError:
+        fault = "nested too deep"
+    except ValueError as error:
+        # Python's own words are for whoever may change its limit.
+        is_long = "set_int_max_str_digits" in str(error)
+        fault = "a number has thousands of digits" if is_long else str(error)[:200]
+    raise TraceError(f"It starts like JSON but is not sound JSON ({fault}).", remedy=AGAIN)
 
 
-def _fault(error: Exception) -> str:
-    if isinstance(error, RecursionError):
-        return "nested too deep"
-    # Python's own words are for whoever may change its limit.
-    return "a number has thousands of digits" if "set_int_max_str_digits" in str(error) else str(error)[:200]
-
-
-def _json_text(stream: BinaryIO | _Bounded, budget: Budget) -> str:
+def _json_text(stream: BinaryIO, budget: Budget) -> str:
     """The whole file, decoded while it is read: its bytes are never there beside its text."""
     most = budget.limits.json_bytes
     texts: list[str] = []

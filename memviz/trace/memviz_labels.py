@@ -146,11 +146,11 @@ def apply(trace: Trace, value: Any, interner: Interner) -> Trace:
 
 def dump(trace: Trace) -> dict[str, Any] | None:
     """The value of KEY for this trace, or None where there is nothing to say."""
-    labelled = [device for device in trace.devices if _both(device) or device.taken_over is not None]
+    labelled = [device for device in trace.devices if device.labels or device.taken_over is not None]
     about = trace.about
     if not labelled and about.origin == "measured" and not about.on and not about.facts:
         return None
-    modules = [labels.module for device_labels in labelled for labels in _both(device_labels)]
+    modules = [labels.module for device in labelled for labels in device.labels]
     used = np.unique(np.concatenate([*modules, np.zeros(1, dtype=np.int32)]))
     return {
         "version": _VERSION,
@@ -158,10 +158,6 @@ def dump(trace: Trace) -> dict[str, Any] | None:
         "modules": [trace.strings[code] for code in used],
         "devices": [_dump_device(device_labels, used) for device_labels in labelled],
     }
-
-
-def _both(device: DeviceTrace) -> list[Labels]:
-    return [labels for labels in (device.event_labels, device.block_labels) if labels is not None]
 
 
 def _dump_device(device: DeviceTrace, used: Ints4) -> dict[str, Any]:

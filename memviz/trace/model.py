@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from functools import cached_property
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -117,6 +117,10 @@ class Columns:
     def columns(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
         for column in fields(self):
             yield column.name, getattr(self, column.name)
+
+    def select(self, rows: slice | npt.NDArray[Any]) -> Self:
+        """Return these rows: indices that are not negative, or a mask."""
+        return type(self)(**{name: column[rows] for name, column in self.columns()})
 
     def __len__(self) -> int:
         return len(getattr(self, fields(self)[0].name))
@@ -277,6 +281,10 @@ class DeviceTrace:
     @property
     def name(self) -> str:
         return f"{self.device}" if self.kind == "gpu" else f"host{self.device}"
+
+    @property
+    def labels(self) -> list[Labels]:
+        return [labels for labels in (self.event_labels, self.block_labels) if labels is not None]
 
 
 @dataclass(frozen=True, eq=False)

@@ -146,7 +146,8 @@ def is_profiled(trace: Trace) -> bool:
 def read_profile(root: Any, about: About, interner: Interner) -> Trace:
     rows = root if type(root) is list else root[_EVENTS]
     rows = [row for row in rows if type(row) is dict]
-    begin_us = _begin_us(root)
+    begin = root.get("baseTimeNanoseconds", 0) if type(root) is dict else 0
+    begin_us = begin // 1000 if type(begin) is int and 0 <= begin < _LARGEST else 0
     kind, moments, left_aside = _moments(rows, interner.budget)
     calls = RunningCalls(rows, interner, {moment.thread for moment in moments})
     histories: dict[int, _History] = {}
@@ -211,6 +212,11 @@ def _moment(row: dict[str, Any]) -> _Moment:
     device, order = told.get("Device Id", -1), told.get("Ev Idx", 0)
     if type(device) is not int or not -1 <= device < _MOST_DEVICES:
         raise TraceError("A device's number is beyond any machine.")
+
+    def total(what: str) -> int | None:
+        value = told.get(what)
+        return None if value is None else max(_whole(value, what), 0)
+
     return _Moment(
         at=_time(row.get("ts")),
         order=order if type(order) is int else 0,
@@ -218,8 +224,8 @@ def _moment(row: dict[str, Any]) -> _Moment:
         thread=thread_of(row),
         address=_whole(told.get("Addr", 0), "Addr"),
         bytes=_whole(told.get("Bytes"), "Bytes"),
-        allocated=_known(told.get("Total Allocated"), "Total Allocated"),
-        reserved=_known(told.get("Total Reserved"), "Total Reserved"),
+        allocated=total("Total Allocated"),
+        reserved=total("Total Reserved"),
         ran_out=row["name"] == _OUT_OF_MEMORY,
     )
 
@@ -235,21 +241,12 @@ def _time(value: Any) -> float:
     return float(value)
 
 
-def _known(value: Any, what: str) -> int | None:
-    return None if value is None else max(_whole(value, what), 0)
-
-
 def _whole(value: Any, what: str) -> int:
     if type(value) is float and value.is_integer():
         value = int(value)
     if type(value) is not int or not -_LARGEST < value < 2**64:
         raise TraceError(f"A value of {what!r} is not a whole number of 64 bits.")
     return value
-
-
-def _begin_us(root: Any) -> int:
-    begin = root.get("baseTimeNanoseconds", 0) if type(root) is dict else 0
-    return begin // 1000 if type(begin) is int and 0 <= begin < _LARGEST else 0
 
 
 class _History:
@@ -307,12 +304,11 @@ class _History:
     def segments(self, device: int, before: StackNumber) -> list[dict[str, Any]]:
         """The state at the end, with sums that are true: everything has a segment of its own, what is reserved and not
         allocated too."""
-        rows = [
-            _segment(device, address, size, "active_allocated", stack) for address, (size, stack) in self._live.items()
-        ]
-        unused = self._reserved - sum(size for size, _ in self._live.values()) - self.before
         if not (self.before or self._reserved):
             return []
+        live = self._live.items()
+        rows = [_segment(device, address, size, "active_allocated", stack) for address, (size, stack) in live]
+        unused = self._reserved - sum(size for size, _ in self._live.values()) - self.before
         if self.before:
             rows.append(_segment(device, _NOWHERE, self.before, "active_allocated", before))
         if unused > 0:
@@ -351,16 +347,12 @@ def _annotations(
 def _notes(kind: int, left_aside: int, histories: dict[int, _History], calls: RunningCalls) -> Iterator[Note]:
     if calls.has_any:
         text = "Stacks are inferred: what ran on the same thread when an allocation was made"
-        more = (
-            "."
-            if calls.has_python
-            else ", operators alone, since Python's functions are in the file only with with_stack=True."
-        )
-        yield Note("inferred_stacks", text + more)
+        if not calls.has_python:
+            text += ", operators alone, since Python's functions are in the file only with with_stack=True"
+        yield Note("inferred_stacks", f"{text}.")
     if kind == _PROCESSOR:
-        yield Note(
-            "processor", "It is the processor's memory: no GPU allocated while this was profiled.", level="warning"
-        )
+        text = "It is the processor's memory: no GPU allocated while this was profiled."
+        yield Note("processor", text, level="warning")
     elif left_aside:
         text = f"{left_aside:,} events of other memory, such as the processor's, are left aside."
         yield Note("other_memory", text)

@@ -113,10 +113,12 @@ def annotations_of(rows: Iterable[Any], interner: Interner) -> Annotations:
     """`rows`: of one device, in the order of the file."""
     parts: list[tuple[Ints4, Ints8, Ints8]] = []
     for kind, group in groupby(rows, key=type):
-        same = list(group)
-        parts += (
-            [_from_rows(rows, interner) for rows in same] if kind is AnnotationRows else [_from_dicts(same, interner)]
-        )
+        if kind is not AnnotationRows:
+            parts.append(_from_dicts(list(group), interner))
+            continue
+        for same in group:
+            stage = translated(same.stage.astype(np.int64), lambda text: _stage(interner.text(text)))
+            parts.append((same.name, stage, same.time_us))
     empty = (np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
     name, stage, time_us = (np.concatenate(parts_of_column) for parts_of_column in zip(empty, *parts, strict=True))
     order = np.argsort(time_us, kind="stable")
@@ -127,16 +129,7 @@ def of_devices(rows: AnnotationRows) -> list[tuple[int, AnnotationRows]]:
     """Each device's own."""
     if len(rows) and (rows.device == rows.device[0]).all():
         return [(int(rows.device[0]), rows)]
-    return [(number, _chosen(rows, rows.device == number)) for number in np.unique(rows.device).tolist()]
-
-
-def _chosen(rows: AnnotationRows, mask: Any) -> AnnotationRows:
-    return AnnotationRows(**{name: column[mask] for name, column in rows.columns()})
-
-
-def _from_rows(rows: AnnotationRows, interner: Interner) -> tuple[Ints4, Ints8, Ints8]:
-    stage = translated(rows.stage.astype(np.int64), lambda text: _stage(interner.text(text)))
-    return rows.name, stage, rows.time_us
+    return [(number, rows.select(rows.device == number)) for number in np.unique(rows.device).tolist()]
 
 
 def _from_dicts(rows: list[Any], interner: Interner) -> tuple[Ints4, Ints8, Ints8]:
@@ -156,8 +149,6 @@ def _stage(name: Any) -> Stage:
 
 
 _STATES = {state.name.lower(): state for state in State}
-_Row = tuple[int, int, int, int, int, int]
-"""Segment, address, size, requested, state, stack: as in `Blocks`."""
 _NO_SIZE = "A block's size is not a number of bytes."
 
 
@@ -169,7 +160,8 @@ class BlockCollector:
         self.unknown_states: set[str] = set()
         self.untiled_bytes = 0
         self._parts: list[list[Ints8]] = []
-        self._rows: list[_Row] = []
+        self._rows: list[tuple[int, ...]] = []
+        """Segment, address, size, requested, state, stack: as in `Blocks`."""
         self._categories: list[Category] = []
 
     def add(self, number: int, segment: dict[str, Any]) -> None:
@@ -188,15 +180,21 @@ class BlockCollector:
         columns = [np.concatenate(columns) for columns in zip(empty, *self._parts, strict=True)]
         if any(float(column.sum(dtype=np.float64)) >= LARGEST_SUM for column in columns[2:4]):
             raise TraceError("The sizes of its blocks are beyond any real memory.")
-        categories = self._categories if any(self._categories) else []
-        return _blocks(columns), categories
+        segment, address, size, requested, state, stack = columns
+        blocks = Blocks(
+            segment=segment.astype(np.int32),
+            address=address,
+            size=size,
+            requested=requested,
+            state=state.astype(np.uint8),
+            stack=stack.astype(np.int32),
+        )
+        return blocks, self._categories if any(self._categories) else []
 
     def _flush(self) -> None:
         if self._rows:
-            of_column = zip(*self._rows, strict=True)
-            self._parts.append(
-                [integers(list(column), "address" if i == 1 else "size") for i, column in enumerate(of_column)]
-            )
+            columns = [list(column) for column in zip(*self._rows, strict=True)]
+            self._parts.append([integers(column, "address" if i == 1 else "size") for i, column in enumerate(columns)])
             self._rows = []
 
     def _add_rows(self, rows: BlockRows, segment: int) -> int:
@@ -212,12 +210,6 @@ class BlockCollector:
         return int(rows.address[-1]) + int(rows.size[-1])
 
     def _add_dict(self, block: Any, segment: int, expected_address: int) -> int:
-        row = self._row(block, segment, expected_address)
-        self._rows.append(row)
-        self._categories.append(category_of(block.get("category")))
-        return row[1] + row[2]
-
-    def _row(self, block: Any, segment: int, expected_address: int) -> _Row:
         if type(block) is not dict:
             raise TraceError(f"A block is {kind_text(block)}, not a dict.")
         size = whole_of(block, "size")
@@ -230,7 +222,10 @@ class BlockCollector:
             raise TraceError(_NO_SIZE)
         frames = block.get("frames", newest.get("frames"))
         stack = self.interner.stack(frames) if state else NO_STACK
-        return segment, whole_of(block, "address", expected_address), size, requested, state, stack
+        address = whole_of(block, "address", expected_address)
+        self._rows.append((segment, address, size, requested, state, stack))
+        self._categories.append(category_of(block.get("category")))
+        return address + size
 
     def _state(self, name: Any) -> State:
         known = _STATES.get(name) if type(name) is str else None
@@ -238,17 +233,6 @@ class BlockCollector:
             self.unknown_states.add(name_of(name))
             return State.INACTIVE
         return known
-
-
-def _blocks(columns: list[Ints8]) -> Blocks:
-    return Blocks(
-        segment=columns[0].astype(np.int32),
-        address=columns[1],
-        size=columns[2],
-        requested=columns[3],
-        state=columns[4].astype(np.uint8),
-        stack=columns[5].astype(np.int32),
-    )
 
 
 _TOP_KEYS = {
@@ -449,13 +433,18 @@ def _settings(value: Any, *, tables: bool = True) -> dict[str, Any]:
             kept[name_of(key)] = _settings(setting, tables=False)
         elif type(setting) is str:
             kept[name_of(key)] = bounded(valid_unicode(setting))
-        elif type(setting) is bool or (type(setting) is int and abs(setting) < 2**64) or _is_finite(setting):
+        elif (
+            type(setting) is bool
+            or (type(setting) is int and abs(setting) < 2**64)
+            or type(setting) is float
+            and isfinite(setting)
+        ):
             kept[name_of(key)] = setting
     return kept
 
 
-def _is_finite(value: Any) -> bool:
-    return type(value) is float and isfinite(value)
+def _is_number(value: Any) -> bool:
+    return abs(value) < 2**64 if type(value) is int else type(value) is float and isfinite(value)
 
 
 def _labels(categories: Any) -> Labels | None:

@@ -49,7 +49,8 @@ def strip_paths(trace: Trace) -> Trace:
     interner = Interner()
     stacks = _stacks(trace, short, interner)
     texts = _kept_texts(trace, interner)
-    about = replace(trace.about, source=_base(trace.about.source), facts=_facts(trace.about.facts))
+    facts = {key: _without_folders(text) for key, text in trace.about.facts.items()}
+    about = replace(trace.about, source=_base(trace.about.source), facts=facts)
     devices = tuple(_device(device, stacks, texts) for device in trace.devices)
     frozen = interner.frozen_stacks()
     return replace(trace, devices=devices, stacks=frozen, strings=tuple(interner.strings), about=about)
@@ -121,37 +122,27 @@ def _distinct(own: Mapping[str, list[str]], taken: set[str]) -> dict[str, str]:
 
 def _stacks(trace: Trace, short: Mapping[str, str], interner: Interner) -> Ints4:
     """New number of each stack, with room for NO_STACK at the end. Stacks that now read alike become one."""
-    strings, frames = trace.strings, trace.stacks.frames
-    columns = (frames.name.tolist(), frames.filename.tolist(), frames.line.tolist())
-    numbers = [
-        interner.frame({"name": _renamed(strings[name], short), "filename": short[strings[filename]], "line": line})
-        for name, filename, line in zip(*columns, strict=True)
-    ]
-    stack_codes = [
-        interner.stack_of([numbers[k] for k in trace.stacks.of(i).tolist()]) for i in range(len(trace.stacks))
-    ]
-    return np.array([*stack_codes, -1], dtype=np.int32)
-
-
-def _renamed(name: str, short: Mapping[str, str]) -> str:
-    return _TRACEBACK_FILE.sub(lambda match: short[match[0]], name) if 'File "' in name else name
+    strings, frames, numbers = trace.strings, trace.stacks.frames, []
+    for name_code, file, line in zip(frames.name.tolist(), frames.filename.tolist(), frames.line.tolist(), strict=True):
+        name = strings[name_code]
+        if 'File "' in name:
+            name = _TRACEBACK_FILE.sub(lambda match: short[match[0]], name)
+        numbers.append(interner.frame({"name": name, "filename": short[strings[file]], "line": line}))
+    stacks = (trace.stacks.of(i).tolist() for i in range(len(trace.stacks)))
+    return np.array([*(interner.stack_of([numbers[k] for k in stack]) for stack in stacks), -1], dtype=np.int32)
 
 
 def _kept_texts(trace: Trace, interner: Interner) -> Ints4:
     """New number of each text that anything but a frame refers to."""
     used = [device.annotations.name for device in trace.devices]
     used += [column for device in trace.devices for column in (device.events.context, device.events.metadata)]
-    used += [label.module for device in trace.devices for label in _labels(device)]
+    used += [label.module for device in trace.devices for label in device.labels]
     table = np.zeros(len(trace.strings), dtype=np.int32)
     for code in np.unique(np.concatenate(used)).tolist():
         table[code] = interner.string(trace.strings[code])
     for name in trace.other_actions:
         interner.string(name)
     return table
-
-
-def _labels(device: DeviceTrace) -> list[Labels]:
-    return [labels for labels in (device.event_labels, device.block_labels) if labels is not None]
 
 
 def _device(device: DeviceTrace, stacks: Ints4, texts: Ints4) -> DeviceTrace:
@@ -175,10 +166,6 @@ def _device(device: DeviceTrace, stacks: Ints4, texts: Ints4) -> DeviceTrace:
         event_labels=relabelled(device.event_labels),
         block_labels=relabelled(device.block_labels),
     )
-
-
-def _facts(facts: Mapping[str, str]) -> dict[str, str]:
-    return {key: _without_folders(text) for key, text in facts.items()}
 
 
 def _without_folders(text: str) -> str:

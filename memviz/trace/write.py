@@ -57,7 +57,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with _whole(path.resolve() if path.is_symlink() else path) as whole, _packed(path, whole) as file:
             yield file
     except OSError as error:
-        raise UsageError(f"{path} cannot be written ({error.strerror or error}).{_remedy(path, error)}") from None
+        is_folder_missing = isinstance(error, FileNotFoundError) and not path.parent.exists()
+        remedy = f" Make the folder {path.parent} first." if is_folder_missing else ""
+        raise UsageError(f"{path} cannot be written ({error.strerror or error}).{remedy}") from None
 
 
 @contextmanager
@@ -79,12 +81,6 @@ def _packed(path: Path, plain: BinaryIO) -> Iterator[BinaryIO]:
         return
     with gzip.GzipFile(fileobj=plain, mode="wb", filename="", mtime=0) as packed:
         yield cast(BinaryIO, packed)
-
-
-def _remedy(path: Path, error: OSError) -> str:
-    if isinstance(error, FileNotFoundError) and not path.parent.exists():
-        return f" Make the folder {path.parent} first."
-    return ""
 
 
 _PROTOCOL = 4
@@ -156,7 +152,7 @@ class _Writer:
 
     def chunks(self, events: Events) -> Iterator[list[dict[str, Any]]]:
         for first in range(0, len(events), _CHUNK):
-            yield self._rows(Events(**{name: column[first : first + _CHUNK] for name, column in events.columns()}))
+            yield self._rows(events.select(slice(first, first + _CHUNK)))
 
     def _rows(self, events: Events) -> list[dict[str, Any]]:
         strings, streams, pools = self.trace.strings, self.trace.streams, self.trace.pools
@@ -179,12 +175,12 @@ class _Writer:
             if free is not None:
                 rows[place]["device_free"] = free
         for place in np.flatnonzero(events.forward_stack != NO_STACK).tolist():
-            rows[place]["forward_frames"] = self._forward(int(events.forward_stack[place]))
+            # Torch writes these frames as texts; they have neither file nor line.
+            frames = self.stacks[int(events.forward_stack[place])]
+            rows[place]["forward_frames"] = [
+                frame if frame["filename"] or frame["line"] else frame["name"] for frame in frames
+            ]
         return rows
-
-    def _forward(self, stack: int) -> list[Any]:
-        """Torch writes these frames as texts; they have neither file nor line."""
-        return [frame if frame["filename"] or frame["line"] else frame["name"] for frame in self.stacks[stack]]
 
     def _segments(self, kind: str) -> list[dict[str, Any]]:
         return [row for device in self.trace.devices if device.kind == kind for row in self._device_segments(device)]
@@ -261,7 +257,6 @@ def _unsigned(addresses: Ints8) -> list[int]:
     return numbers
 
 
-_TABLE_CHUNK = 65_536
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 Table = Mapping[str, Iterable[Any]]
@@ -295,8 +290,8 @@ def write_tables(file: TextIO, tables: Iterable[Table]) -> None:
 
 def slices(columns: Columns) -> Iterator[slice]:
     """At least one, so that an empty table still has its header."""
-    for first in range(0, max(len(columns), 1), _TABLE_CHUNK):
-        yield slice(first, first + _TABLE_CHUNK)
+    for first in range(0, max(len(columns), 1), _CHUNK):
+        yield slice(first, first + _CHUNK)
 
 
 class Cells:
@@ -327,7 +322,7 @@ def safe(text: str) -> str:
 
 
 def hexadecimal(addresses: Ints8) -> list[str]:
-    return [hex(address) for address in np.ascontiguousarray(addresses).view(np.uint64).tolist()]
+    return list(map(hex, _unsigned(addresses)))
 
 
 def where(known: Any, values: Iterable[Any]) -> list[Any]:
@@ -348,7 +343,7 @@ def _stack(cells: Cells, number: int) -> Table:
 
 
 def _events(cells: Cells, device: DeviceTrace, rows: slice) -> Table:
-    events = Events(**{name: column[rows] for name, column in device.events.columns()})
+    events = device.events.select(rows)
     is_oom = events.action == Action.OOM
     return {
         "device": [device.name] * len(events),

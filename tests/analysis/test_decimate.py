@@ -20,7 +20,7 @@ from memviz.analysis.timeline import (
 from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace
 from tests.analysis.replays import sound_traces
-from tests.traces import alloc, block, free, segment, trace_of
+from tests.traces import alloc, free, segment, trace_of
 
 
 def device_of(*events, segments=None) -> DeviceTrace:
@@ -61,12 +61,6 @@ def test_by_time_a_column_stands_for_its_span():
     assert found.first_event.tolist() == [-1, 2, 2, 3]
     assert found.event_count.tolist() == [4, 0, 0, 2]
     assert found.live_max.tolist() == [3, 3, 3, 5]
-
-
-def test_a_window_of_time_may_begin_before_the_first_event_and_end_after_the_last():
-    device = device_of(alloc(1, 5, time_us=100), segments=[segment(0, 512, [block(0x100, 100, 70), block(1, 5, 5)])])
-    found = by_time(device, 3, start_us=0, end_us=299)
-    assert (found.live_max.tolist(), found.event_count.tolist()) == ([70, 75, 75], [0, 1, 0])
 
 
 @pytest.mark.parametrize("window", [{"columns": 0}, {"columns": 5, "first": -2}, {"columns": 5, "first": 2, "last": 1}])

@@ -132,7 +132,13 @@ def apply_edit(trace: Trace, device: DeviceTrace, edit: Edit) -> Trace:
     sizes[edit.halved] = (sizes[edit.halved] + 1) // 2
     parts = (
         _recorded_entries(device, rows, sizes, edit.earlier.row),
-        _ended(rows, sizes, edit.earlier, starts),
+        _freed(
+            rows.start[edit.earlier.row],
+            starts[edit.earlier.before],
+            np.arange(len(edit.earlier)),
+            rows.address[edit.earlier.row],
+            sizes[edit.earlier.row],
+        ),
         *_added_entries(device, rows, sizes, edit.again, starts),
     )
     entries = _Entries(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0])})
@@ -194,21 +200,12 @@ def _recorded_entries(device: DeviceTrace, rows: Lifetimes, sizes: Ints8, ended:
     return _Entries(indices, indices, order, events.action[indices], events.address[indices], size[indices], indices)
 
 
-def _ended(rows: Lifetimes, sizes: Ints8, earlier: Earlier, starts: Ints8) -> _Entries:
-    return _freed(
-        rows.start[earlier.row],
-        starts[earlier.before],
-        np.arange(len(earlier)),
-        rows.address[earlier.row],
-        sizes[earlier.row],
-    )
-
-
 def _added_entries(
     device: DeviceTrace, rows: Lifetimes, sizes: Ints8, again: Again, starts: Ints8
 ) -> tuple[_Entries, _Entries]:
     row, begin, end = again.row, starts[again.begin], starts[again.end]
-    address, size = _unused_addresses(device.events.address, len(again)), sizes[row] // again.divisor
+    used, size = np.unique(device.events.address), sizes[row] // again.divisor
+    address = np.setdiff1d(np.arange(1, len(again) + len(used) + 1), used)[: len(again)]
     # Frees that follow from what was recorded come before anything that is made at the same place.
     freed_at = np.where(begin == end, again.end_order, np.arange(len(again)) - len(again))
     allocs = _Entries(
@@ -229,11 +226,6 @@ def _freed(source: Ints8, place: Ints8, order: Ints8, address: Ints8, size: Ints
     actions = np.tile(np.array([Action.FREE_REQUESTED, Action.FREE_COMPLETED], dtype=np.uint8), len(source))
     none = np.full(len(twice), -1)
     return _Entries(source[twice], place[twice], order[twice], actions, address[twice], size[twice], none)
-
-
-def _unused_addresses(addresses: Ints8, count: int) -> Ints8:
-    used = np.unique(addresses)
-    return np.setdiff1d(np.arange(1, count + len(used) + 1), used)[:count]
 
 
 def _starts_of_groups(events: Events) -> Ints8:

@@ -134,17 +134,17 @@ def _repeated(facts: Facts, saved: Ints8) -> tuple[int, Ints8]:
     times, bytes_per_stack = np.bincount(code), sum_by(code, rows.size[saved], len(stacks))
     in_a_row = np.bincount(code[np.append(True, code[1:] != code[:-1])])
     counts = [count for count in distinct(in_a_row)[::-1].tolist() if count >= _FEWEST]
-    periodic = [count for count in counts if _is_periodic(code[(times % count == 0)[code]], count)]
+    periodic = []
+    for count in counts:
+        # The same sequence of stacks comes so many times.
+        part = code[(times % count == 0)[code]]
+        if len(part) and (part.reshape(count, -1) == part[: len(part) // count]).all():
+            periodic.append(count)
     sums = {count: int(bytes_per_stack[times % count == 0].sum()) for count in periodic}
     for count in periodic:
         if sums[count] >= _NEARLY_ALL * max(sums.values()):
             return count, saved[(times % count == 0)[code]]
     return 0, saved[:0]
-
-
-def _is_periodic(code: Ints8, count: int) -> bool:
-    """The same sequence of stacks comes so many times."""
-    return len(code) > 0 and bool((code.reshape(count, -1) == code[: len(code) // count]).all())
 
 
 def _layer(facts: Facts, allocated: Ints8, saved: Ints8, first: int, past: int) -> Layer | None:

@@ -87,7 +87,11 @@ def align(sides: Sequence[Pair], alignment: Alignment = START, axis: Axis = "eve
         return Aligned(axis, tuple((0.0, length) for length in lengths), (0.0, 1.0), (0.0, 1.0))
     if alignment.kind in ("scale", "peak"):
         longest = max(lengths)
-        begins = [_peak(device, axis) if alignment.kind == "peak" else 0.0 for device in devices]
+        begins = [0.0] * len(devices)
+        if alignment.kind == "peak":
+            peaks = [timeline(device).peak_event for device in devices]
+            in_time = (_time(device, event) for device, event in zip(devices, peaks, strict=True))
+            begins = [float(event + 1) for event in peaks] if axis == "event" else list(in_time)
         spans = [(begin, begin + longest) for begin in begins]
         extent = _extent(spans, lengths)
         return Aligned(axis, tuple(spans), extent, extent)
@@ -123,11 +127,6 @@ def _length(device: DeviceTrace, axis: Axis) -> float:
         return float(len(device.events) + 1)
     times = clock(device)
     return float(max(int(times[-1]) - int(times[0]), 1))
-
-
-def _peak(device: DeviceTrace, axis: Axis) -> float:
-    event = timeline(device).peak_event
-    return float(event + 1) if axis == "event" else _time(device, event)
 
 
 def _placed(device: DeviceTrace, events: tuple[int, int], axis: Axis) -> Span:

@@ -128,7 +128,10 @@ def changes(sides: Sequence[Pair], by: str = "site", *, with_kinds: bool = True)
         Change(matched.things[i], KINDS[kind[i]], tuple(totals[i].tolist()), tuple(counts[i].tolist()))
         for i in np.flatnonzero(counts.any(axis=1)).tolist()
     ]
-    return Changes(by, moments, tuple(sorted(rows_changed, key=_by_difference)))
+    rows_changed.sort(
+        key=lambda row: (-max(abs(size - row.bytes[0]) for size in row.bytes), row.thing.label, row.thing.key)
+    )
+    return Changes(by, moments, tuple(rows_changed))
 
 
 def _moment(side: Pair) -> Moment:
@@ -146,11 +149,6 @@ def _moment(side: Pair) -> Moment:
         limit_of_start=limit_of_start(Facts(trace, device)) if trace.is_estimate else "",
         ran_out_at=int(refused[-1]) if len(refused) else None,
     )
-
-
-def _by_difference(row: Change) -> tuple[int, str, str]:
-    largest = max(abs(size - row.bytes[0]) for size in row.bytes)
-    return -largest, row.thing.label, row.thing.key
 
 
 def best_grouping(sides: Sequence[Pair], other: int = 1) -> str:
@@ -184,8 +182,8 @@ class ComparisonSummary:
         return self.found if self.found.by == "category" else changes(self.sides, "category")
 
 
-def summarize_comparison(sides: Sequence[Pair], other: int = 1) -> ComparisonSummary:
-    return ComparisonSummary(changes(sides, best_grouping(sides, other), with_kinds=False), sides)
+def summarize_comparison(sides: Sequence[Pair]) -> ComparisonSummary:
+    return ComparisonSummary(changes(sides, best_grouping(sides), with_kinds=False), sides)
 
 
 def _places(rows: Sequence[Change]) -> list[tuple[int, int, bool]]:
@@ -232,7 +230,7 @@ def scores(sides: Sequence[Pair]) -> tuple[Score, ...]:
 
 def _score(side: Pair, baseline: int) -> Score:
     device = side[1]
-    line = timeline(device)
+    line, times = timeline(device), clock(device)
     rows = live_rows(device, line.peak_event)
     live = sum_by(kinds(*side, rows), lifetimes(device).size[rows], len(KINDS)).tolist()
     return Score(
@@ -241,7 +239,7 @@ def _score(side: Pair, baseline: int) -> Score:
         live_bytes=line.peak_bytes,
         reserved_bytes=line.reserved_peak_bytes,
         delta_bytes=line.peak_bytes - baseline,
-        duration_us=_duration(device),
+        duration_us=int(times[-1]) - int(times[0]) if has_times(device) else None,
     )
 
 
@@ -254,10 +252,3 @@ def _highest(trace: Trace, device: DeviceTrace) -> dict[str, int]:
         live = sum_of_spans(rows.start[chosen], rows.end[chosen], rows.size[chosen], count)
         highest[KINDS[code]] = int(live.max())
     return highest
-
-
-def _duration(device: DeviceTrace) -> int | None:
-    if not has_times(device):
-        return None
-    times = clock(device)
-    return int(times[-1]) - int(times[0])

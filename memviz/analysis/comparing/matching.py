@@ -241,7 +241,10 @@ def _match_sites(sides: Sequence[Pair]) -> list[Numbered]:
         if not site.path:
             return MatchKey(f"{site.key}\n{operator}", site.label, "" if operator in site.label else operator)
         home = path, function = home_of(site)
-        lines = _lines_text(moved[home]) if home in moved else str(site.line)
+        lines = str(site.line)
+        if home in moved:
+            ordered = sorted(moved[home])
+            lines = ", ".join(map(str, ordered)) if len(ordered) <= 3 else f"{ordered[0]}-{ordered[-1]}"
         key = f"{path} {function}" if home in moved else f"{path}:{lines} {function}"
         return MatchKey(f"{key}\n{operator}", f"{path}:{lines}", operator, function)
 
@@ -257,11 +260,6 @@ def _match_sites(sides: Sequence[Pair]) -> list[Numbered]:
         ]
         numbered.append((number_of_stack, keys))
     return numbered
-
-
-def _lines_text(lines: Collection[int]) -> str:
-    ordered = sorted(lines)
-    return ", ".join(map(str, ordered)) if len(ordered) <= 3 else f"{ordered[0]}-{ordered[-1]}"
 
 
 def _used_sites(trace: Trace, device: DeviceTrace) -> list[Site]:

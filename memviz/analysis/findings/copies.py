@@ -64,7 +64,8 @@ def _longest_repeat(facts: Facts, rows: Ints8) -> tuple[Ints8, Ints8]:
         begin, length = _longest_run(same)
         length = min(length, distance)
         stretch = np.arange(begin, begin + length)
-        if length < _FEWEST_WEIGHTS or not _has_one_of_a_kind(size[stretch]):
+        # Equal layers one after another have none of a kind: each half of four of them is the other's copy.
+        if length < _FEWEST_WEIGHTS or not (np.unique(size[stretch], return_counts=True)[1] == 1).any():
             continue
         if size[stretch].sum() > facts.rows.size[best[0]].sum():
             best = rows[stretch], rows[stretch + distance]
@@ -87,11 +88,6 @@ def _longest_run(same: Bools) -> tuple[int, int]:
         return 0, 0
     longest = int((ends - begins).argmax())
     return int(begins[longest]), int((ends - begins)[longest])
-
-
-def _has_one_of_a_kind(size: Ints8) -> bool:
-    """Equal layers one after another have none: each half of four of them is the other's copy."""
-    return bool((np.unique(size, return_counts=True)[1] == 1).any())
 
 
 # Copies from half into single precision. A trace does not record what an operator read. So C++ frames must name an
@@ -138,7 +134,9 @@ def _pairs_of_copies(facts: Facts) -> tuple[Ints8, Ints8]:
     fits = (source >= 0) & (rows.end[source] > rows.start[wide]) & (rows.start[source] >= begin)
     wide, source = wide[fits], source[fits]
     narrower = _live_then(facts, 2 * facts.rows.size[wide], rows.start[wide]) > 0
-    likely = _copying(facts)[rows.stack[wide]] & ~narrower
+    texts = operators(facts.trace)
+    copying = [text for text in np.unique(texts).tolist() if operator_name(facts.trace, text) in _COPY_OPERATORS]
+    likely = np.isin(texts[rows.stack[wide]], copying) & ~narrower
     return wide[likely], source[likely]
 
 
@@ -167,10 +165,3 @@ def _latest(facts: Facts, size: Ints8, before: Ints8) -> Ints8:
     place = np.searchsorted((code * width + rows.start + 1)[order], wanted * width + before + 1) - 1
     row = order[np.maximum(place, 0)] if len(order) else place
     return np.where(has_size & (place >= 0) & (rows.size[row] == size), row, -1)
-
-
-def _copying(facts: Facts) -> Bools:
-    """Per stack, and one more for none: its operator makes the same values in another precision."""
-    texts = operators(facts.trace)
-    copying = [text for text in np.unique(texts).tolist() if operator_name(facts.trace, text) in _COPY_OPERATORS]
-    return np.isin(texts, copying)

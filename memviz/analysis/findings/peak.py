@@ -46,13 +46,16 @@ def out_of_memory(facts: Facts) -> Iterator[Finding]:
     times = f" (the last of {count_text(count)})" if count > 1 else ""
     site = short_label(failed.site)
     most, largest, category_text = _largest_category(facts, rows)
+    remedy = _ANY_REMEDY if most is None else _REMEDIES.get(most, _ANY_REMEDY)
+    if missing <= 0:
+        remedy = f"Set expandable_segments:True, or free {bytes_text(requested)} in one piece before it."
     yield Finding(
         FindingKind.OUT_OF_MEMORY,
         max(missing, 0) or requested,
         f"Out of memory at event {count_text(event)}{times}: {bytes_text(requested)} requested"
         f"{f' by {site}' if site else ''}, with {bytes_text(live)} live, {bytes_text(unused)} reserved but unused"
         f"{on_device}. {_missing(missing, requested, live, free)}{category_text}",
-        _remedy_for_oom(missing, most, requested),
+        remedy,
         largest,
         event,
         site_name(facts.largest_site(largest)) if len(largest) else "",
@@ -91,12 +94,6 @@ def _largest_category(facts: Facts, rows: Ints8) -> tuple[Category | None, Ints8
     return Category(code), largest, f" Largest category: {probably}{KINDS[code]}, {share}."
 
 
-def _remedy_for_oom(missing: int, most: Category | None, requested: int) -> str:
-    if missing <= 0:
-        return f"Set expandable_segments:True, or free {bytes_text(requested)} in one piece before it."
-    return _REMEDIES.get(most, _ANY_REMEDY) if most is not None else _ANY_REMEDY
-
-
 # Activations saved for the backward at the peak. Remedies: gradient checkpointing and half precision.
 
 _ACTIVATION_SHARE = 0.2
@@ -121,7 +118,10 @@ def activations(facts: Facts) -> Iterator[Finding]:
         return
     certainty = facts.certainty(rows)
     probably = "probably " if certainty is Certainty.PROBABLE else ""
-    layers = _in_layers(facts, rows)
+    holding = layers_holding(facts, rows, event)
+    layers = ""
+    if holding is not None:
+        layers = f", {bytes_text(int(facts.rows.size[holding.rows].sum()))} of it in {holding.description}"
     yield Finding(
         FindingKind.ACTIVATIONS,
         size,
@@ -148,13 +148,6 @@ def _remedy_for_activations(facts: Facts, has_layers: bool) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _in_layers(facts: Facts, live: Ints8) -> str:
-    layers = layers_holding(facts, live, facts.line.peak_event)
-    if layers is None:
-        return ""
-    return f", {bytes_text(int(facts.rows.size[layers.rows].sum()))} of it in {layers.description}"
-
-
 # A spike that makes the allocator reserve memory which nothing needs afterwards.
 
 _SPIKE_SHARE = 0.05
@@ -177,12 +170,17 @@ def spike(facts: Facts) -> Iterator[Finding]:
     needed = int(later[valley])
     if needed > (1 - _SPIKE_HEIGHT) * live[top]:
         return
-    before = np.flatnonzero(live[:top] <= needed)
-    begin = _before_growth(facts, int(before[-1])) if len(before) else 0
+    before, begin = np.flatnonzero(live[:top] <= needed), 0
+    if len(before):
+        # The moment before the segments of an alloc are reserved, which happens just before it.
+        others = np.flatnonzero(facts.device.events.action[: before[-1]] < Action.SEGMENT_ALLOC)
+        begin = int(others[-1]) + 1 if len(others) else 0
     unused = min(int(reserved[valley:].min()) - needed, int(reserved[top : valley + 1].max() - reserved[begin]))
     if unused < max(_SPIKE_SHARE * int(reserved.max()), 1) or not _is_work_left(facts, valley - 1):
         return
-    rows = _of_the_spike(facts, begin, top, valley)
+    # Live at the top, not before, and freed before live bytes rise again. Moments, not events.
+    start, end = facts.rows.start, facts.rows.end
+    rows = np.flatnonzero((start < top) & (end > top - 1) & (start >= begin) & (end < valley))
     if not len(rows):
         return
     site = site_name(facts.largest_site(rows))
@@ -197,19 +195,6 @@ def spike(facts: Facts) -> Iterator[Finding]:
         top - 1,
         site,
     )
-
-
-def _before_growth(facts: Facts, moment: int) -> int:
-    """Return the moment before the segments of an alloc are reserved, which happens just before it."""
-    others = np.flatnonzero(facts.device.events.action[:moment] < Action.SEGMENT_ALLOC)
-    return int(others[-1]) + 1 if len(others) else 0
-
-
-def _of_the_spike(facts: Facts, begin: int, top: int, valley: int) -> Ints8:
-    """Return the rows live at the top, not before, and freed before live bytes rise again. Moments, not events."""
-    rows = facts.rows
-    at_top = (rows.start < top) & (rows.end > top - 1)
-    return np.flatnonzero(at_top & (rows.start >= begin) & (rows.end < valley))
 
 
 def _is_work_left(facts: Facts, event: int) -> bool:
@@ -242,7 +227,10 @@ def large_temporary(facts: Facts) -> Iterator[Finding]:
     at_peak = large[(rows.start[large] <= event) & (rows.end[large] > event)]
     parts = [(site, part) for site, part in facts.by_site(large) if np.isin(part, at_peak).any()]
     for site, part in sorted(parts, key=lambda pair: -int(rows.size[pair[1]].max()))[:_MOST_SITES]:
-        lower = line.peak_bytes - _peak_without(facts, part)
+        change = np.zeros(facts.count + 1, dtype=np.int64)
+        change[rows.start[part] + 1] = rows.size[part]
+        change[rows.end[part] + 1] -= rows.size[part]
+        lower = line.peak_bytes - int((line.live - np.cumsum(change)).max())
         if lower < max(_LOWERS * line.peak_bytes, 1):
             continue
         # The same site may allocate larger ones at other times, without a peak.
@@ -274,10 +262,3 @@ def _brief(facts: Facts) -> Ints8:
     freed = np.minimum(rows.free_requested, rows.end)
     ended &= ~facts.has_purpose(Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE, Category.INPUT)
     return np.flatnonzero(ended & (number[np.minimum(freed, facts.count)] - number[rows.start] <= _MOMENT))
-
-
-def _peak_without(facts: Facts, part: Ints8) -> int:
-    change = np.zeros(facts.count + 1, dtype=np.int64)
-    change[facts.rows.start[part] + 1] = facts.rows.size[part]
-    change[facts.rows.end[part] + 1] -= facts.rows.size[part]
-    return int((facts.line.live - np.cumsum(change)).max())

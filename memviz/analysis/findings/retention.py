@@ -9,7 +9,7 @@ import numpy as np
 
 from memviz.analysis.annotations import ended_steps
 from memviz.analysis.callstacks.sites import Site
-from memviz.analysis.findings.finding import NOTICEABLE, Facts, Finding, FindingKind, origin_text, site_name
+from memviz.analysis.findings.finding import NOTICEABLE, Facts, Finding, FindingKind, site_name
 from memviz.analysis.lifetimes import BEFORE
 from memviz.analysis.purpose.activity import Activity
 from memviz.analysis.purpose.phases import PhaseSpan, activity_of_rows, step_name
@@ -39,14 +39,16 @@ def growing(facts: Facts) -> Iterator[Finding]:
     ]
     for growth in _by_cause(facts, grown_at):
         site = site_name(growth.sites[0])
-        origin = _origin_clause(origin_text(growth.sites[0]))
+        origin = f" is made by {site} and" if site else ""
         if len(growth.sites) > 1:
             site_text = f", mostly {site}," if site else ""
             origin = f" is made in forwards at {count_text(len(growth.sites))} places{site_text} and"
+        least, most = int(growth.bytes.min()), int(growth.bytes.max())
+        each_step = f"{'' if least == most else f'{bytes_text(least)} to '}{bytes_text(most)} each step"
         yield Finding(
             FindingKind.GROWING,
             int(growth.bytes.sum()),
-            f"What{origin} lives on grows by {_each_step(growth.bytes)}: {bytes_text(int(growth.bytes.sum()))} in "
+            f"What{origin} lives on grows by {each_step}: {bytes_text(int(growth.bytes.sum()))} in "
             f"{count_text(len(growth.bytes))} steps.",
             "If it is not meant to be collected, look for a list, a cache or a sum of losses that keeps it: "
             ".item() or .detach() lets go of what hangs on it.",
@@ -85,17 +87,6 @@ def _by_cause(facts: Facts, growths: list[_Growth]) -> list[_Growth]:
         np.sort(np.concatenate([one.added for one in graph])),
     )
     return [together, *(one for one in growths if one not in graph)]
-
-
-def _origin_clause(who: str) -> str:
-    return f" is{who} and" if who else ""
-
-
-def _each_step(grown: Ints8) -> str:
-    least, most = int(grown.min()), int(grown.max())
-    if least == most:
-        return f"{bytes_text(most)} each step"
-    return f"{bytes_text(least)} to {bytes_text(most)} each step"
 
 
 def _attributable_moments(facts: Facts, moments: Ints8) -> Ints8:
@@ -163,23 +154,22 @@ def kept_too_long(facts: Facts) -> Iterator[Finding]:
         if places > 1:
             by = f" at {count_text(places)} places{f', mostly {who},' if who else ''}"
         rows = np.sort(np.concatenate(groups))
+        remedy = f"If nothing reads it there, delete it (del) before the {following}."
+        if places >= _GRAPH:
+            remedy = (
+                f"Probably one output or loss holds its whole graph: delete (del) or detach it before the {following}."
+            )
         yield Finding(
             FindingKind.KEPT_TOO_LONG,
             size,
             f"{bytes_text(size)} made in {name}{by} are live for most of the {following}, and freed only then"
             f"{', all at once' if places > 1 else ''}.",
-            _remedy(following, places),
+            remedy,
             rows,
             facts.forwards[step + 1].first,
             who,
             facts.certainty(rows),
         )
-
-
-def _remedy(following: str, places: int) -> str:
-    if places < _GRAPH:
-        return f"If nothing reads it there, delete it (del) before the {following}."
-    return f"Probably one output or loss holds its whole graph: delete (del) or detach it before the {following}."
 
 
 def _causes(facts: Facts, late: Ints8) -> dict[Site, list[Ints8]]:

@@ -96,13 +96,10 @@ def assign_annotations(inference: Inference, trace: Trace, device: DeviceTrace) 
 def _assign_texts(inference: Inference, trace: Trace, texts: Ints4, reason: Reason, certainty: Certainty) -> None:
     is_open = inference.open
     for code in distinct(texts[texts != EMPTY_TEXT]).tolist():
-        category = _meaning(trace.strings[code])
-        if category is not Category.UNKNOWN:
-            inference.assign(is_open & (texts == code), category, reason, certainty)
-
-
-def _meaning(text: str) -> Category:
-    return next((category for category, pattern in _PATTERNS if pattern.search(text)), Category.UNKNOWN)
+        for category, pattern in _PATTERNS:
+            if pattern.search(trace.strings[code]):
+                inference.assign(is_open & (texts == code), category, reason, certainty)
+                break
 
 
 # Allocations from before the recording, without a stack. Blocks that stay to the end are weights, unless the events

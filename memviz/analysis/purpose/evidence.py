@@ -217,6 +217,20 @@ class Evidence:
     def during(self, doing: Activity) -> Bools:
         return np.asarray(self._doing == doing)
 
+    @property
+    def in_forward(self) -> Bools:
+        """A forward of the trace made it."""
+        return self.during(Activity.FORWARD) & self.begun
+
+    @property
+    def in_backward(self) -> Bools:
+        return self.during(Activity.BACKWARD)
+
+    @property
+    def outside(self) -> Bools:
+        """Neither a model nor an optimizer made it."""
+        return self.during(Activity.NOTHING)
+
     @cached_property
     def begun(self) -> Bools:
         """Its alloc is in the trace."""
@@ -355,14 +369,11 @@ class Evidence:
     @cached_property
     def call_goes_on(self) -> Bools:
         """The stack of its free, or the next alloc after it, shows that the call went on that made it."""
-        return np.asarray((self.free_stack != NO_STACK) | (self._alloc_from()[self.end] < self._call_over))
-
-    def _alloc_from(self) -> Ints4:
-        """Return the alloc at or after each event, faster than searches in any order. Long and used once, so not
-        cached."""
+        # The alloc at or after each event, faster than searches in any order.
         first = np.full(self._count + 1, self._never, dtype=np.int32)
         first[self._allocs] = self._allocs
-        return np.asarray(np.minimum.accumulate(first[::-1])[::-1])
+        following = np.minimum.accumulate(first[::-1])[::-1]
+        return np.asarray((self.free_stack != NO_STACK) | (following[self.end] < self._call_over))
 
     @cached_property
     def free_stack(self) -> Ints4:

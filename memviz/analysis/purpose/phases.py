@@ -28,7 +28,6 @@ from memviz.trace.model import (
     Labels,
     Phase,
     Purposes,
-    Spans,
     Trace,
     first_or_second,
     take_rows,
@@ -246,8 +245,13 @@ class PhaseSpans:
 @cached
 def phase_spans(trace: Trace, device: DeviceTrace) -> PhaseSpans:
     if device.taken_over is not None:
-        return _inherited_spans(device.taken_over.spans, len(device.events))
-    at, doing = _runs(*_without_blips(*_work(trace, device)))
+        # Phases of the recording, at their events in the edited trace.
+        inherited = device.taken_over.spans
+        doing = np.array(ACTIVITIES, dtype=np.uint8)[inherited.phase]
+        return _spans(doing, inherited.step, inherited.first, len(device.events))
+    events, of_event = _without_blips(*_work(trace, device))
+    begins = np.flatnonzero(of_event != np.append(Activity.NOTHING, of_event[:-1]))
+    at, doing = events[begins].astype(np.int64), of_event[begins]
     is_training = bool(is_among(doing, (Activity.BACKWARD, Activity.STEP)).any())
     if not is_training:
         at = _of_models(trace, device, forward_passes(trace, device).first)
@@ -263,11 +267,6 @@ def _of_models(trace: Trace, device: DeviceTrace, at: Ints8) -> Ints8:
     ]
     is_model = np.array([_CRITERION.search(path) is None for path in paths], dtype=np.bool_)
     return at[is_model] if is_model.any() else at
-
-
-def _inherited_spans(spans: Spans, count: int) -> PhaseSpans:
-    """Phases of the recording, at their events in the edited trace."""
-    return _spans(np.array(ACTIVITIES, dtype=np.uint8)[spans.phase], spans.step, spans.first, count)
 
 
 def _spans(doing: Bytes1, step: Ints4 | Ints8, at: Ints8, count: int) -> PhaseSpans:
@@ -301,11 +300,6 @@ def _without_blips(at: Ints4, doing: Bytes1) -> tuple[Ints4, Bytes1]:
     between[1:-1] = (kind[:-2] == kind[2:]) & (length[1:-1] <= _BLIP) & (length[:-2] > _BLIP) & (length[2:] > _BLIP)
     stays = np.repeat(~between, length)
     return at[stays], doing[stays]
-
-
-def _runs(at: Ints4, doing: Bytes1) -> tuple[Ints8, Bytes1]:
-    begins = np.flatnonzero(doing != np.append(Activity.NOTHING, doing[:-1]))
-    return at[begins].astype(np.int64), doing[begins]
 
 
 def _numbers(doing: Bytes1) -> Ints8:

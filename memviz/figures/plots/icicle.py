@@ -10,7 +10,7 @@ from memviz.analysis.callstacks.sites import LAST_PYTHON_KIND, FrameKind, frame_
 from memviz.analysis.callstacks.stack_tree import OTHER, ROOT, StackTree, frame_name
 from memviz.figures.theme import HOVER_TEXT, Palette, figure, lines, mixed, nothing_to_show, palette, plain, text_on
 from memviz.trace.model import Trace
-from memviz.units import bytes_text, count_text, percent_text
+from memviz.units import bytes_text, counted, percent_text
 
 _ROW_HEIGHT = 23
 
@@ -32,15 +32,11 @@ def plot_icicle(result: StackTree, trace: Trace, *, dark: bool = False) -> go.Fi
     )
     # A label that does not fit is left out: shrunk, it would be unreadable.
     drawing.update_layout(uniformtext={"minsize": 9, "mode": "hide"})
-    drawing.update_layout(height=70 + _ROW_HEIGHT * _height(result), margin={"l": 8, "r": 8, "b": 8})
-    return drawing
-
-
-def _height(tree: StackTree) -> int:
     heights = [1]
-    for parent in tree.parent[1:].tolist():
+    for parent in result.parent[1:].tolist():
         heights.append(heights[parent] + 1)
-    return max(heights)
+    drawing.update_layout(height=70 + _ROW_HEIGHT * max(heights), margin={"l": 8, "r": 8, "b": 8})
+    return drawing
 
 
 def _columns(tree: StackTree, trace: Trace) -> dict[str, Any]:
@@ -70,27 +66,23 @@ def _label(trace: Trace, frame: int) -> str:
     if not _is_python(trace, frame):
         return plain(short_native(frame_name(trace, frame)), 50)
     path = trace.strings[trace.stacks.frames.filename[frame]].replace("\\", "/")
-    return f"{name} {plain(path.rpartition('/')[2], 40)}:{_line(trace, frame)}"
+    return f"{name} {plain(path.rpartition('/')[2], 40)}:{trace.stacks.frames.line[frame]}"
 
 
 def _place(trace: Trace, frame: int) -> str:
-    name = plain(frame_name(trace, frame))
+    name, frames = plain(frame_name(trace, frame)), trace.stacks.frames
     if not _is_python(trace, frame):
         return name
-    return lines(name, f"{plain(trace.strings[trace.stacks.frames.filename[frame]])}:{_line(trace, frame)}")
+    return lines(name, f"{plain(trace.strings[frames.filename[frame]])}:{frames.line[frame]}")
 
 
 def _is_python(trace: Trace, frame: int) -> bool:
     return frame >= 0 and bool(frame_kinds(trace)[frame] <= LAST_PYTHON_KIND)
 
 
-def _line(trace: Trace, frame: int) -> int:
-    return int(trace.stacks.frames.line[frame])
-
-
 def _detail(own: int, count: int) -> str:
-    allocations = f"{count_text(count)} allocation{'s' if count != 1 else ''}"
-    return f"{allocations}, {bytes_text(own)} of it taken here" if own else allocations
+    count_of = counted(count, "allocation")
+    return f"{count_of}, {bytes_text(own)} of it taken here" if own else count_of
 
 
 def _fill(frame: int, trace: Trace, colours: Palette) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from memviz.analysis.comparing.changes import Change, Changes
+from memviz.analysis.comparing.changes import Changes
 from memviz.analysis.groups import Group
 from memviz.analysis.peak import LiveSet
 from memviz.analysis.purpose.categories import BEFORE_RECORDING
@@ -27,7 +27,7 @@ from memviz.figures.theme import (
 )
 from memviz.results.headline import letter
 from memviz.trace.model import Category
-from memviz.units import bytes_text, count_text, delta_text, percent_text
+from memviz.units import bytes_text, count_text, counted, delta_text, percent_text
 
 MOST_ROWS = 30
 _ROW_HEIGHT = 24
@@ -80,10 +80,8 @@ def plot_peak(result: LiveSet, *, dark: bool = False) -> go.Figure:
 
 def _bars(result: LiveSet, colours: Palette) -> list[_Bar]:
     live = result.live
-    rows = [
-        _Bar(group.label, group.bytes, group.count, _colour(group, live.by, colours))
-        for group in live.groups[:MOST_ROWS]
-    ]
+    groups = live.groups[:MOST_ROWS]
+    rows = [_Bar(group.label, group.bytes, group.count, _colour(group, live.by, colours)) for group in groups]
     count = live.count - sum(row.count for row in rows)
     if count:
         left = live.bytes - sum(row.bytes for row in rows)
@@ -104,7 +102,7 @@ def _hover(row: _Bar, total: int) -> str:
     return lines(
         plain(row.label, 160),
         f"{bytes_text(row.bytes)} ({count_text(row.bytes)} B), {percent_text(row.bytes, total)}",
-        f"{count_text(row.count)} allocation{'s' if row.count != 1 else ''}",
+        counted(row.count, "allocation"),
     )
 
 
@@ -168,12 +166,9 @@ def _steps(result: Changes, other: int) -> list[_Step]:
         _Step(row.thing.name, (row.bytes[0], row.counts[0]), (row.bytes[other], row.counts[other])) for row in selected
     ]
     left = [row for row in result.rows if row not in selected]
-    rest = _Step("everything else", *(_sums(left, side) for side in (0, other)))
+    sums = ((sum(row.bytes[side] for row in left), sum(row.counts[side] for row in left)) for side in (0, other))
+    rest = _Step("everything else", *sums)
     return [*steps, rest] if rest.change else steps
-
-
-def _sums(rows: list[Change], side: int) -> tuple[int, int]:
-    return sum(row.bytes[side] for row in rows), sum(row.counts[side] for row in rows)
 
 
 def _mark_peaks(drawing: go.Figure, result: Changes, other: int, colours: Palette) -> None:

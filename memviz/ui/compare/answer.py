@@ -23,9 +23,10 @@ from memviz.results.comparison import comparison_headline
 from memviz.results.headline import Headline
 from memviz.text import Html, cut, tag
 from memviz.ui.compare.controls import Controls, controls_html
-from memviz.ui.compare.scoreboard import Board, scoreboard_html
+from memviz.ui.compare.scoreboard import Board, add_button, scoreboard_html
 from memviz.ui.compare.state import LETTERS, CompareState, Side, compare_query, sides_of
 from memviz.ui.compare.waterfall import Surroundings, waterfall, waterfall_html
+from memviz.ui.html.elements import button
 from memviz.ui.html.labels import headline_html
 from memviz.ui.payloads.timelines import linked_name, linked_values, shared_hues
 from memviz.ui.shell.session import Context, Opened, Session
@@ -43,53 +44,34 @@ def compare_empty_html(opened: Sequence[Opened], compared: Sequence[str]) -> Htm
         "Drop another snapshot on the left: of the same program with another setting, or of another day. "
         "Two to eight stand side by side on one scale, with what makes the difference to the byte."
     )
+    also = [add_button(trace, cut(trace.name, 48)) for trace in others]
     return tag(
         "div",
         tag("h1", title, class_="mv-verdict"),
         tag("p", text, class_="mv-lead"),
-        tag("p", tag("span", "Open already"), *map(_add_button, others), class_="mv-also") if others else "",
+        tag("p", tag("span", "Open already"), *also, class_="mv-also") if others else "",
         class_="mv-compare-empty",
     )
 
 
 def offer_html() -> Html:
     """One button that shows how it looks."""
-    button = tag(
-        "button", "Open a pair of samples", type="button", class_="mv-primary", data_act="sample", data_sample=SAMPLE
-    )
+    sample = button("Open a pair of samples", "sample", "mv-primary", data_sample=SAMPLE)
     label = "What does checkpointing save? The same steps without it and with it."
-    return tag("p", button, tag("span", label, class_="mv-soft"), class_="mv-offer")
-
-
-def _add_button(opened: Opened) -> Html:
-    return tag(
-        "button",
-        tag("i", aria_hidden="true"),
-        cut(opened.name, 48),
-        type="button",
-        role="checkbox",
-        aria_checked="false",
-        data_act="toggle",
-        data_key=opened.key,
-    )
+    return tag("p", sample, tag("span", label, class_="mv-soft"), class_="mv-offer")
 
 
 _MOST_SETTINGS = 4
 
 
 def compare_verdict_html(headline: Headline, settings: Sequence[Setting]) -> Html:
-    return tag("header", headline_html(headline), _settings(settings), class_="mv-answer")
-
-
-def _settings(settings: Sequence[Setting]) -> Html | str:
-    """List differing allocator settings next to the figures, since they change reserved memory."""
+    """With the allocator settings that differ next to the figures, since they change reserved memory."""
     differ = [setting for setting in settings if setting.is_known_to_differ]
-    if not differ:
-        return ""
     text = "; ".join(map(_setting, differ[:_MOST_SETTINGS]))
     more = len(differ) - _MOST_SETTINGS
     rest = f"; and {more} more" if more > 0 else ""
-    return tag("p", tag("b", "Their allocator settings differ."), f" {text}{rest}.", class_="mv-note")
+    note = tag("p", tag("b", "Their allocator settings differ."), f" {text}{rest}.", class_="mv-note")
+    return tag("header", headline_html(headline), note if differ else "", class_="mv-answer")
 
 
 def _setting(setting: Setting) -> str:
@@ -105,14 +87,18 @@ def _setting(setting: Setting) -> str:
 _CATEGORY_FIRST = "by category, because most of it sits in sites that only one of them has"
 
 
-def comparison_parts(context: Context, session: Session, state: CompareState) -> list[Any]:
+def comparison_parts(context: Context, session: Session, asked: CompareState) -> list[Any]:
     """Return the empty state, offer, top, controls, one timeline per letter, overlay, differences and the link."""
     sides = sides_of(context, session)
     if len(sides) < 2:
         text = compare_empty_html(session.opened, session.compared)
         return [text, offer_html(), "", "", *[{}] * len(LETTERS), {}, "", ""]
-    comparison = TabComparison.of(sides, state)
-    timelines = linked_values(sides, comparison.state.way, comparison.state.axis, colour=state.colour)
+    other, pairs = asked.number_of_other(sides), [side.pair for side in sides]
+    best = best_grouping(pairs, other)
+    # Other traces may not have the step or annotation that the last ones were aligned by.
+    state = asked if asked.way in list_alignments(pairs) else replace(asked, way=START)
+    comparison = TabComparison(sides, state, other, best, changes(pairs, state.by or best))
+    timelines = linked_values(sides, state.way, state.axis, colour=state.colour)
     return [
         "",
         "",
@@ -120,9 +106,9 @@ def comparison_parts(context: Context, session: Session, state: CompareState) ->
         comparison.controls(),
         *timelines,
         *[{}] * (len(LETTERS) - len(timelines)),
-        overlay_value(sides, comparison.state),
+        overlay_value(sides, state),
         comparison.differences(),
-        tag("i", data_mv_query=compare_query(sides, state)),
+        tag("i", data_mv_query=compare_query(sides, asked)),
     ]
 
 
@@ -137,36 +123,25 @@ class TabComparison:
     """The grouping that explains most of the difference."""
     changes: Changes
 
-    @staticmethod
-    def of(sides: tuple[Side, ...], state: CompareState) -> TabComparison:
-        pairs = [side.pair for side in sides]
-        other = state.number_of_other(sides)
-        best = best_grouping(pairs, other)
-        return TabComparison(sides, _sound(state, sides), other, best, changes(pairs, state.by or best))
-
     def top(self, session: Session) -> str:
         pairs = [side.pair for side in self.sides]
         main = self.changes if self.changes.by == self.best else changes(pairs, self.best)
         settings = setting_differences([side.trace for side in self.sides])
         also = tuple(trace for trace in session.opened if trace.key not in session.compared)
         board = Board(self.sides, scores(pairs), self._order(), self.other, also)
-        names = [side.name for side in self.sides]
-        return compare_verdict_html(
-            comparison_headline(ComparisonSummary(main, pairs), names), settings
-        ) + scoreboard_html(board)
+        headline = comparison_headline(ComparisonSummary(main, pairs), [side.name for side in self.sides])
+        return compare_verdict_html(headline, settings) + scoreboard_html(board)
 
     def controls(self) -> str:
         pairs = [side.pair for side in self.sides]
-        timed = all(has_times(side.device) for side in self.sides)
-        names = tuple(side.name for side in self.sides)
         return controls_html(
             Controls(
                 self.state,
                 scores(pairs),
                 self._order(),
                 list_alignments(pairs),
-                has_times=timed,
-                names=names,
+                has_times=all(has_times(side.device) for side in self.sides),
+                names=tuple(side.name for side in self.sides),
                 other=self.other,
                 hues=tuple(shared_hues(self.sides, self.state.colour)),
                 has_modules=any(map(has_modules, pairs)),
@@ -187,11 +162,6 @@ class TabComparison:
     def _order(self) -> tuple[str, ...]:
         """Categories from the bottom up, as the timelines stack them."""
         return colouring(*self.sides[0].pair).labels
-
-
-def _sound(state: CompareState, sides: tuple[Side, ...]) -> CompareState:
-    """Another set of traces may not have the step or annotation that the last one was aligned by."""
-    return state if state.way in list_alignments([side.pair for side in sides]) else replace(state, way=START)
 
 
 def overlay_value(sides: tuple[Side, ...], state: CompareState) -> dict[str, Any]:

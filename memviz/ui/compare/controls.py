@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from memviz.analysis.comparing.align import Alignment
 from memviz.analysis.comparing.changes import Score
 from memviz.figures.colouring import SharedHue
 from memviz.text import Html, cut, cut_middle, joined, tag
 from memviz.ui.compare.state import COLOURS, LETTERS, CompareState
+from memviz.ui.html.elements import button, switch
 from memviz.ui.html.labels import colour_style, style_of, swatch
 
+NO_MODULES = {"module": "None of these files says which module made what"}
+"""Why rows and colours cannot be modules."""
 _LEAST_SHARE = 0.002
 _MOST_NAME = 44
 _MOST_LABEL = 34
@@ -34,62 +36,43 @@ class Controls:
 
 def controls_html(controls: Controls) -> Html:
     state = controls.state
+    layout = "overlay" if state.overlay else "side"
+    if state.overlay:
+        legend = _overlay_legend(controls)
+    elif state.colour != "category":
+        legend = _shared_legend(controls.hues)
+    else:
+        legend = _legend(controls.scores, controls.order)
+    meanings = {meaning: meaning.capitalize() for meaning in COLOURS}
+    no_modules = {} if controls.has_modules else NO_MODULES
+    axis = state.axis if controls.has_times else "event"
+    no_times = {} if controls.has_times else {"time": "Not all of these traces have times"}
     return tag(
         "div",
-        _legend_of(controls),
+        legend,
         tag(
             "div",
-            *(() if state.overlay else (_colours(controls),)),
+            "" if state.overlay else switch("colour", "Colours", meanings, state.colour, "mvt-switch", no_modules),
             _align(controls),
-            switch_html("overlay", "Layout", (("side", "Side by side"), ("overlay", "Overlay")), _layout(state)),
-            _axis(controls),
+            switch("overlay", "Layout", {"side": "Side by side", "overlay": "Overlay"}, layout, "mvt-switch"),
+            switch("axis", "Axis", {"event": "Event", "time": "Time"}, axis, "mvt-switch", no_times),
             class_="mv-controls",
         ),
         class_="mv-comparebar",
         data_count=len(controls.scores),
         data_many="yes" if len(controls.scores) > 3 else None,
-        data_mode=_layout(state),
+        data_mode=layout,
     )
-
-
-def _layout(state: CompareState) -> str:
-    return "overlay" if state.overlay else "side"
-
-
-def _legend_of(controls: Controls) -> Html:
-    if controls.state.overlay:
-        return _overlay_legend(controls)
-    if controls.state.colour != "category":
-        return _shared_legend(controls.hues)
-    return _legend(controls.scores, controls.order)
-
-
-def _colours(controls: Controls) -> Html:
-    choices = tuple((meaning, meaning.capitalize()) for meaning in COLOURS)
-    why = {} if controls.has_modules else {"module": "None of these files says which module made what"}
-    return switch_html("colour", "Colours", choices, controls.state.colour, disabled=why)
 
 
 def _shared_legend(hues: Sequence[SharedHue]) -> Html:
-    keys = [
-        tag(
-            "span",
-            tag("i", class_="mv-kind mv-square", style=style_of(hue.shades), aria_hidden="true"),
-            cut_middle(hue.label, _MOST_LABEL),
-            class_="mv-key",
-            title=hue.label,
-        )
-        for hue in hues
-    ]
-    rest = tag("i", class_="mv-kind mv-square", style=colour_style("unknown"), aria_hidden="true")
-    return tag(
-        "div",
-        *keys,
-        tag("span", rest, "other", class_="mv-key"),
-        _mark("mv-hatched mv-square", "cached"),
-        _mark("mv-rule", "reserved"),
-        class_="mv-legend",
-    )
+
+    def key(style: str, words: str, title: str | None = None) -> Html:
+        square = tag("i", class_="mv-kind mv-square", style=style, aria_hidden="true")
+        return tag("span", square, words, class_="mv-key", title=title)
+
+    keys = [key(style_of(hue.shades), cut_middle(hue.label, _MOST_LABEL), hue.label) for hue in hues]
+    return tag("div", *keys, key(colour_style("unknown"), "other"), *_RESERVED, class_="mv-legend")
 
 
 def _legend(scores: Sequence[Score], order: Sequence[str]) -> Html:
@@ -100,36 +83,20 @@ def _legend(scores: Sequence[Score], order: Sequence[str]) -> Html:
         for kind, count in score.highest.items()
         if count > _LEAST_SHARE * max(score.live_bytes, 1)
     }
-    keys = [
-        tag(
-            "button",
-            swatch(kind),
-            kind,
-            type="button",
-            class_="mv-key",
-            data_compare_by="category",
-            data_compare_row=kind,
-            aria_pressed="false",
-        )
-        for kind in order
-        if kind in shown
-    ]
-    return tag("div", *keys, _mark("mv-hatched mv-square", "cached"), _mark("mv-rule", "reserved"), class_="mv-legend")
+    keys = []
+    for kind in (kind for kind in order if kind in shown):
+        lights = {"data_compare_by": "category", "data_compare_row": kind}
+        keys.append(button(joined(swatch(kind), kind), None, "mv-key", **lights, aria_pressed="false"))
+    return tag("div", *keys, *_RESERVED, class_="mv-legend")
 
 
 def _overlay_legend(controls: Controls) -> Html:
     letter = LETTERS[controls.other]
-    others = [
-        _mark(
-            "mv-rule" if number == controls.other else "mv-rule mv-faint", f"{LETTERS[number]} {cut(name, _MOST_NAME)}"
-        )
-        for number, name in enumerate(controls.names)
-        if number
-    ]
+    first, *others = (f"{LETTERS[i]} {cut(name, _MOST_NAME)}" for i, name in enumerate(controls.names))
     return tag(
         "div",
-        _mark("mv-square mv-silhouette", f"A {cut(controls.names[0], _MOST_NAME)}"),
-        *others,
+        _mark("mv-square mv-silhouette", first),
+        *(_mark("mv-rule" if i == controls.other else "mv-rule mv-faint", name) for i, name in enumerate(others, 1)),
         _mark("mv-square mv-grown", f"{letter} above A"),
         _mark("mv-square mv-shrunk", f"{letter} below A"),
         class_="mv-legend",
@@ -140,6 +107,9 @@ def _mark(look: str, text: str) -> Html:
     return tag("span", tag("i", class_=look, aria_hidden="true"), text, class_="mv-key")
 
 
+_RESERVED = (_mark("mv-hatched mv-square", "cached"), _mark("mv-rule", "reserved"))
+
+
 def _align(controls: Controls) -> Html:
     axis = "time" if controls.state.axis == "time" else "event"
     options = [_option(alignment, axis, alignment == controls.state.way) for alignment in controls.ways]
@@ -148,12 +118,18 @@ def _align(controls: Controls) -> Html:
 
 
 def _option(alignment: Alignment, axis: str, chosen: bool) -> Html:
-    return tag(
-        "button",
-        alignment_text(alignment, axis),
-        joined(" ", tag("small", _alignment_reason(alignment, axis))),
-        type="button",
-        data_act="align",
+    unit = "µs" if axis == "time" else "events"
+    reasons = {
+        "start": "each whole run, beginning over beginning",
+        "scale": f"as many {unit} to the inch",
+        "peak": "the same, peak over peak",
+        "step": "the same step, at one width",
+        "annotation": "where it comes first",
+    }
+    return button(
+        joined(alignment_text(alignment, axis), " ", tag("small", reasons[alignment.kind])),
+        "align",
+        None,
         data_value=alignment.kind,
         data_number=alignment.number if alignment.kind == "step" else None,
         data_name=alignment.name or None,
@@ -167,48 +143,3 @@ def alignment_text(alignment: Alignment, axis: str) -> str:
     if alignment.kind == "step":
         return f"step {alignment.number + 1}"
     return cut(alignment.name, _MOST_NAME) if alignment.kind == "annotation" else alignment.kind
-
-
-def _alignment_reason(alignment: Alignment, axis: str) -> str:
-    unit = "µs" if axis == "time" else "events"
-    reasons = {
-        "start": "each whole run, beginning over beginning",
-        "scale": f"as many {unit} to the inch",
-        "peak": "the same, peak over peak",
-        "step": "the same step, at one width",
-        "annotation": "where it comes first",
-    }
-    return reasons[alignment.kind]
-
-
-def _axis(controls: Controls) -> Html:
-    axis = controls.state.axis if controls.has_times else "event"
-    why = None if controls.has_times else "Not all of these traces have times"
-    return switch_html(
-        "axis", "Axis", (("event", "Event"), ("time", "Time")), axis, disabled={"time": why} if why else {}
-    )
-
-
-def switch_html(
-    act: str,
-    label: str,
-    choices: Sequence[tuple[str, str]],
-    chosen: str,
-    *,
-    disabled: Mapping[str, str] = MappingProxyType({}),
-) -> Html:
-    """Buttons of which one is pressed; a disabled one gives its reason."""
-    buttons = [
-        tag(
-            "button",
-            text,
-            type="button",
-            data_act=act if value not in disabled else None,
-            data_value=value,
-            aria_pressed="true" if value == chosen else "false",
-            aria_disabled="true" if value in disabled else None,
-            title=disabled.get(value),
-        )
-        for value, text in choices
-    ]
-    return tag("div", *buttons, class_="mvt-switch", role="group", aria_label=label)

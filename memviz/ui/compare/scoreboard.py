@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memviz.analysis.comparing.changes import Score
-from memviz.text import Html, distinct_labels, esc, rounded, tag
+from memviz.text import Html, distinct_labels, esc, joined, rounded, tag
 from memviz.ui.compare.state import LETTERS, Side
+from memviz.ui.html.elements import button, number
 from memviz.ui.html.labels import colour_style
 from memviz.ui.shell.session import Opened
 from memviz.units import bytes_text, duration_text, percent_text
@@ -49,19 +50,18 @@ def scoreboard_html(board: Board) -> Html:
         tag("th", tag("span", "Remove", class_="mv-hidden"), scope="col"),
     ]
     scale = max(max(score.reserved_bytes, score.live_bytes) for score in board.scores) or 1
-    rows = [
-        tag(
-            "tr",
-            _name(board, number),
-            tag("td", _bar(board.scores[number], board.order, scale), class_="mv-scorebar"),
-            *_figures(board.scores[number], number),
-            *([_duration(board.scores[number], side)] if timed else []),
-            *(_cell(side.trace.about.facts.get(key, NOT_IN_FILE), soft=True) for key, _ in facts),
-            _remove(side),
-            class_="mv-to" if number == board.other and len(board.sides) > 2 else None,
-        )
-        for number, side in enumerate(board.sides)
-    ]
+    rows = []
+    for i, (side, score) in enumerate(zip(board.sides, board.scores, strict=True)):
+        out = f"Take {side.name} out of the comparison"
+        cells = [
+            _name(board, i),
+            tag("td", _bar(score, board.order, scale), class_="mv-scorebar"),
+            *_figures(score, i),
+            *([_duration(score, side)] if timed else []),
+            *(number(side.trace.about.facts.get(key, NOT_IN_FILE), more="mv-soft") for key, _ in facts),
+            number(_button("×", "toggle", side, "mv-out", title=out, aria_label=out)),
+        ]
+        rows.append(tag("tr", *cells, class_="mv-to" if i == board.other and len(board.sides) > 2 else None))
     table = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *rows), class_="mv-table mv-scores")
     return tag("section", table, _also(board), aria_label="The traces compared")
 
@@ -78,19 +78,19 @@ def _head(text: str, title: str) -> Html:
     return tag("th", text, scope="col", class_="mv-number", title=title)
 
 
-def _name(board: Board, number: int) -> Html:
-    side, shown = board.sides[number], board.names[number]
+def _name(board: Board, place: int) -> Html:
+    side, shown = board.sides[place], board.names[place]
     name: Html = tag("span", shown, class_="mv-whose", title=side.name)
-    if len(board.sides) > 2 and number:
+    if len(board.sides) > 2 and place:
         text = f"Show the way from A to {side.letter} below"
-        pressed = "true" if number == board.other else "false"
-        name = _button(shown, "other", side, class_="mv-whose", title=text, aria_pressed=pressed)
-    title = "The baseline" if number == 0 else f"Make {side.letter} the baseline (Shift+{side.letter})"
+        pressed = "true" if place == board.other else "false"
+        name = _button(shown, "other", side, "mv-whose", title=text, aria_pressed=pressed)
+    title = "The baseline" if place == 0 else f"Make {side.letter} the baseline (Shift+{side.letter})"
     badge = _button(
         side.letter,
         "baseline",
         side,
-        class_="mv-letter",
+        "mv-letter",
         title=title,
         aria_label=f"{side.letter}, {title[0].lower()}{title[1:]}",
         data_letter=side.letter,
@@ -100,8 +100,8 @@ def _name(board: Board, number: int) -> Html:
     return tag("th", tag("div", badge, name, tag("small", where, title=where), class_="mv-who"), scope="row")
 
 
-def _button(text: str, act: str, side: Side, **attributes: str) -> Html:
-    return tag("button", text, type="button", data_act=act, data_key=side.opened.key, **attributes)
+def _button(text: str, act: str, side: Side, kind: str, **attributes: str) -> Html:
+    return button(text, act, kind, data_key=side.opened.key, **attributes)
 
 
 def _bar(score: Score, order: Sequence[str], scale: int) -> Html:
@@ -121,60 +121,38 @@ def _bar(score: Score, order: Sequence[str], scale: int) -> Html:
         label = f"{bytes_text(score.live_bytes)} live, reserved {NOT_IN_FILE}"
         return tag("div", *parts, class_="mv-peakbar", role="img", aria_label=label)
     label = f"{bytes_text(score.live_bytes)} live of {bytes_text(score.reserved_bytes)} reserved"
-    hatch = tag("i", class_="mv-hatched", style=f"width:{_share(max(score.gap_bytes, 0), scale)}", title=_gap(score))
+    gap = f"reserved and not live {bytes_text(score.gap_bytes)}"
+    hatch = tag("i", class_="mv-hatched", style=f"width:{_share(max(score.gap_bytes, 0), scale)}", title=gap)
     tick = tag("i", class_="mv-tick", style=f"left:{_share(score.reserved_bytes, scale)}")
     return tag("div", *parts, hatch, tick, class_="mv-peakbar", role="img", aria_label=label)
-
-
-def _gap(score: Score) -> str:
-    return f"reserved and not live {bytes_text(score.gap_bytes)}"
 
 
 def _share(part: int, total: int) -> str:
     return f"{100 * part / total:.3f}%"
 
 
-def _figures(score: Score, number: int) -> list[Html]:
-    return [
-        _cell(tag("b", rounded(score.live_bytes))),
-        *_reserved(score),
-        _cell(*_against(score.delta_bytes, number), soft=not score.delta_bytes),
-    ]
-
-
-def _reserved(score: Score) -> list[Html]:
-    if not score.knows_reserved:
-        return [_cell(NOT_IN_FILE, soft=True)] * 2
-    return [_cell(rounded(score.reserved_bytes)), _cell(percent_text(score.gap_bytes, score.reserved_bytes), soft=True)]
-
-
-def _against(delta: int, number: int) -> tuple[str | Html, ...]:
-    if not number:
-        return ("baseline",)
-    if not delta:
-        return ("as high",)
-    arrow, look = ("▲", "mv-grew") if delta > 0 else ("▼", "mv-shrank")
-    return (tag("b", arrow, " ", rounded(abs(delta)), class_=look),)
+def _figures(score: Score, place: int) -> list[Html]:
+    reserved = [number(NOT_IN_FILE, more="mv-soft")] * 2
+    if score.knows_reserved:
+        gap = percent_text(score.gap_bytes, score.reserved_bytes)
+        reserved = [number(rounded(score.reserved_bytes)), number(gap, more="mv-soft")]
+    arrow, look = ("▲", "mv-grew") if score.delta_bytes > 0 else ("▼", "mv-shrank")
+    against: Html | str = tag("b", arrow, " ", rounded(abs(score.delta_bytes)), class_=look)
+    if not score.delta_bytes:
+        against = "as high" if place else "baseline"
+    soft = "" if score.delta_bytes else "mv-soft"
+    return [number(tag("b", rounded(score.live_bytes))), *reserved, number(against, more=soft)]
 
 
 def _duration(score: Score, side: Side) -> Html:
-    if not _ran(side):
-        return _cell("no clock ran", soft=True)
-    return _cell(duration_text(score.duration_us)) if score.duration_us is not None else _cell(NOT_IN_FILE, soft=True)
+    if _ran(side) and score.duration_us is not None:
+        return number(duration_text(score.duration_us))
+    return number(NOT_IN_FILE if _ran(side) else "no clock ran", more="mv-soft")
 
 
 def _ran(side: Side) -> bool:
     """A replay and an estimate have the times of their events from the recording, and took none of their own."""
     return side.device.is_timed and side.trace.about.origin != "replayed"
-
-
-def _cell(*children: object, soft: bool = False) -> Html:
-    return tag("td", *children, class_="mv-number mv-soft" if soft else "mv-number")
-
-
-def _remove(side: Side) -> Html:
-    label = f"Take {side.name} out of the comparison"
-    return tag("td", _button("×", "toggle", side, class_="mv-out", title=label, aria_label=label), class_="mv-number")
 
 
 def _also(board: Board) -> Html:
@@ -183,17 +161,13 @@ def _also(board: Board) -> Html:
     if len(board.sides) == len(LETTERS):
         return tag("p", "Eight are the most that can be compared. Take one out to add another.", class_="mv-also")
     boxes = [
-        tag(
-            "button",
-            tag("i", aria_hidden="true"),
-            name,
-            type="button",
-            role="checkbox",
-            aria_checked="false",
-            data_act="toggle",
-            data_key=trace.key,
-            title=f"Compare {trace.name} too",
-        )
+        add_button(trace, name, title=f"Compare {trace.name} too")
         for trace, name in zip(board.also_open, board.names[len(board.sides) :], strict=True)
     ]
     return tag("p", "Also open", *boxes, class_="mv-also")
+
+
+def add_button(opened: Opened, name: str, title: str | None = None) -> Html:
+    """A box that adds the trace to the comparison."""
+    words, checked = joined(tag("i", aria_hidden="true"), name), {"role": "checkbox", "aria_checked": "false"}
+    return button(words, "toggle", None, **checked, data_key=opened.key, title=title)

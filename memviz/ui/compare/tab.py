@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
 from typing import Any
 
@@ -19,7 +20,7 @@ from memviz.ui.components.component import Panel, clicked
 from memviz.ui.components.plots import MemoryTimeline, Overlay
 from memviz.ui.components.tables import WaterfallTable
 from memviz.ui.saved.report import report_page
-from memviz.ui.shell.gradio_events import PRIVATE
+from memviz.ui.shell.gradio_events import PRIVATE, while_seen
 from memviz.ui.shell.session import Context, Session
 
 
@@ -34,7 +35,7 @@ def comparison_file(sides: Sequence[Pair], kind: str, by: str) -> dict[str, Any]
 
 def changes_csv(comparison: Changes) -> str:
     """Every row, every trace, all digits, and the peaks they add up to."""
-    rows, others = comparison.rows, range(1, len(comparison.moments))
+    rows = comparison.rows
     peaks = [moment.live_bytes for moment in comparison.moments]
     columns: dict[str, list[Any]] = {
         comparison.by: [*(safe(row.thing.label) for row in rows), "peak"],
@@ -44,19 +45,13 @@ def changes_csv(comparison: Changes) -> str:
     }
     for number, peak in enumerate(peaks):
         columns[f"{LETTERS[number]}_bytes"] = [*(row.bytes[number] for row in rows), peak]
-        columns[f"{LETTERS[number]}_allocations"] = [
-            *(row.counts[number] for row in rows),
-            _sum_cell(comparison, number),
-        ]
-    for other in others:
+        counts = [row.counts[number] for row in rows]
+        columns[f"{LETTERS[number]}_allocations"] = [*counts, sum(counts)]
+    for other in range(1, len(peaks)):
         columns[f"{LETTERS[other]}_minus_A_bytes"] = [*(row.delta(other) for row in rows), comparison.delta(other)]
     file = StringIO(newline="")
     write_tables(file, [columns])
     return file.getvalue()
-
-
-def _sum_cell(comparison: Changes, number: int) -> int:
-    return sum(row.counts[number] for row in comparison.rows)
 
 
 ID, LABEL = "compare", "Compare"
@@ -129,7 +124,8 @@ def build(context: Context, session: gr.State, tabs: gr.Tabs, tab: gr.Tab) -> Co
         drawn=gr.State(()),
     )
     _wire(context, session, parts)
-    _watch(context, session, parts, tabs=tabs, tab=tab)
+    inputs = [session, parts.state, parts.drawn]
+    while_seen(tabs, tab, parts.traces, parts.looked_at, partial(draw, context), inputs, parts.drawing)
     return parts
 
 
@@ -145,24 +141,6 @@ def _wire(context: Context, session: gr.State, parts: CompareTab) -> None:
 
     for panel in (parts.empty, parts.top, parts.controls, parts.differences):
         panel.click(act, [session, parts.state], [session, parts.traces, parts.state, *parts.drawing], **PRIVATE)
-
-
-def _watch(context: Context, session: gr.State, parts: CompareTab, *, tabs: gr.Tabs, tab: gr.Tab) -> None:
-    """Draw the tab only while it is visible. Gradio reports leaving it only through `tabs`."""
-
-    def follow(current: Session, state: CompareState, looked_at: bool, drawn: tuple[Any, ...]) -> list[Any]:
-        return draw(context, current, state, drawn) if looked_at else [gr.skip()] * len(_PARTS)
-
-    def arrive(current: Session, state: CompareState, drawn: tuple[Any, ...]) -> list[Any]:
-        return [True, *draw(context, current, state, drawn)]
-
-    def leave(event: gr.SelectData) -> Any:
-        return gr.skip() if event.value == LABEL else False
-
-    inputs = [session, parts.state]
-    parts.traces.change(follow, [*inputs, parts.looked_at, parts.drawn], parts.drawing, **PRIVATE)
-    tab.select(arrive, [*inputs, parts.drawn], [parts.looked_at, *parts.drawing], **PRIVATE)
-    tabs.select(leave, None, [parts.looked_at], **PRIVATE)
 
 
 def _session_after(session: Session, data: Mapping[str, str]) -> Session:

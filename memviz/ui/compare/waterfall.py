@@ -11,16 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from memviz.analysis.comparing.changes import Change, Changes
-from memviz.text import Html, cut, esc, exact, rounded, tag
-from memviz.ui.compare.controls import switch_html
+from memviz.text import Html, cut, exact, joined, rounded, tag
+from memviz.ui.compare.controls import NO_MODULES
 from memviz.ui.compare.state import LETTERS
+from memviz.ui.html.elements import button, number, switch
 from memviz.ui.html.labels import swatch
 from memviz.units import bytes_text, count_text, delta_text
 
 FEW_ROWS = 8
 MOST_ROWS = 200
 _LONGEST_KEY = 2000
-_CHOICES = (("site", "Site"), ("category", "Category"), ("module", "Module"), ("stack", "Stack"))
+_CHOICES = {"site": "Site", "category": "Category", "module": "Module", "stack": "Stack"}
 _FIRST_HEAD = {
     "site": "Site and operator",
     "category": "Category",
@@ -117,9 +118,11 @@ def waterfall_html(fall: Waterfall, around: Surroundings) -> Html:
     letter = LETTERS[fall.other]
     scale = _ChangeScale(fall)
     rows = [_row(step, fall.by, scale) for step in fall.steps]
+    sorts = ((_FIRST_HEAD[fall.by], "name"), ("A", "a"), (letter, "b"), ("Change", "change"))
+    heads = [_head(text, sort, chosen=fall.sort == sort) for text, sort in sorts]
     table = tag(
         "table",
-        tag("thead", tag("tr", *_heads(fall, letter), tag("th", _ends(fall, letter, scale), class_="mv-fall"))),
+        tag("thead", tag("tr", *heads, tag("th", _ends(fall, letter, scale), class_="mv-fall"))),
         tag("tbody", *rows),
         tag("tfoot", _total(fall, scale)),
         class_="mv-table mv-changes",
@@ -141,20 +144,15 @@ def _title(fall: Waterfall, letter: str, around: Surroundings) -> Html:
     count = len(fall.steps)
     verb = "row adds" if count == 1 else "rows add"
     text = f"{count_text(count)} {verb} up to {_exact_change(fall.delta)}, to the byte"
-    why = {} if around.has_modules else {"module": "None of these files says which module made what"}
+    why = {} if around.has_modules else NO_MODULES
     return tag(
         "div",
         tag("h2", f"From peak A to peak {letter}"),
         tag("span", text, class_="mv-soft"),
         tag("span", around.why_by, class_="mv-why") if around.why_by else "",
-        switch_html("by", "Rows by", _CHOICES, fall.by, disabled=why),
+        switch("by", "Rows by", _CHOICES, fall.by, "mvt-switch", why),
         class_="mv-falltitle",
     )
-
-
-def _heads(fall: Waterfall, letter: str) -> list[Html]:
-    heads = ((_FIRST_HEAD[fall.by], "name"), ("A", "a"), (letter, "b"), ("Change", "change"))
-    return [_head(text, sort, chosen=fall.sort == sort) for text, sort in heads]
 
 
 def _head(text: str, sort: str, *, chosen: bool) -> Html:
@@ -164,7 +162,7 @@ def _head(text: str, sort: str, *, chosen: bool) -> Html:
     title = "Largest change first, up or down" if sort == "change" else None
     return tag(
         "th",
-        tag("button", text, arrow, type="button", data_act="sort", data_value=sort, title=title),
+        button(text + arrow, "sort", None, data_value=sort, title=title),
         scope="col",
         class_=None if sort == "name" else "mv-number",
         aria_sort=falls if chosen else None,
@@ -178,45 +176,29 @@ def _row(step: WaterfallRow, by: str, scale: _ChangeScale) -> Html:
         name = tag("th", text, scope="row", class_="mv-rest")
     else:
         name = tag("th", _name_button(change, by), scope="row")
+    lights = {}
+    # Longer keys cannot be highlighted; only generated code has such names.
+    if change is not None and len(change.thing.key) <= _LONGEST_KEY:
+        lights = {"data_compare_by": by, "data_compare_row": change.thing.key}
+    delta = tag("span", change_text(step.delta), title=_exact_change(step.delta)) if step.delta else "0"
     return tag(
         "tr",
         name,
-        _bytes(step.before, step.in_before),
-        _bytes(step.after, step.in_after),
-        tag("td", _change(step.delta), class_=f"mv-number {_look(step.delta)}"),
+        number(rounded(step.before) if step.in_before else "–"),
+        number(rounded(step.after) if step.in_after else "–"),
+        number(delta, more=_look(step.delta)),
         scale.cell(step),
-        **_lights(change, by),
+        **lights,
     )
-
-
-def _lights(change: Change | None, by: str) -> dict[str, str]:
-    """Longer keys cannot be highlighted; only generated code has such names."""
-    if change is None or len(change.thing.key) > _LONGEST_KEY:
-        return {}
-    return {"data_compare_by": by, "data_compare_row": change.thing.key}
 
 
 def _name_button(change: Change, by: str) -> Html:
     thing = change.thing
     look = "mv-code" if by in ("site", "stack", "module") else None
-    return tag(
-        "button",
-        swatch(change.kind),
-        tag("span", cut(thing.label), class_=look),
-        tag("span", cut(thing.detail), class_="mv-code mv-detail") if thing.detail else "",
-        type="button",
-        class_="mv-rowname",
-        aria_pressed="false",
-        title=f"{cut(thing.label)} {cut(thing.detail)}\nmostly {change.kind}. Click keeps it lit.",
-    )
-
-
-def _bytes(count: int, there: bool) -> Html:
-    return tag("td", rounded(count) if there else "–", class_="mv-number")
-
-
-def _change(delta: int) -> Html:
-    return tag("span", change_text(delta), title=_exact_change(delta)) if delta else esc("0")
+    detail = tag("span", cut(thing.detail), class_="mv-code mv-detail") if thing.detail else ""
+    words = joined(swatch(change.kind), tag("span", cut(thing.label), class_=look), detail)
+    title = f"{cut(thing.label)} {cut(thing.detail)}\nmostly {change.kind}. Click keeps it lit."
+    return button(words, None, "mv-rowname", aria_pressed="false", title=title)
 
 
 def change_text(delta: int) -> str:
@@ -232,23 +214,17 @@ def _look(delta: int) -> str:
 
 
 def _total(fall: Waterfall, scale: _ChangeScale) -> Html:
-    cells = [
-        tag("td", tag("b", bytes_text(peak)), tag("small", exact(peak)), class_="mv-number") for peak in fall.peaks
-    ]
-    delta = tag("td", tag("b", change_text(fall.delta)), tag("small", _exact_change(fall.delta)), class_="mv-number")
+    cells = [number(tag("b", bytes_text(peak)), tag("small", exact(peak))) for peak in fall.peaks]
+    delta = number(tag("b", change_text(fall.delta)), tag("small", _exact_change(fall.delta)))
     return tag("tr", tag("th", "Peak", scope="row"), *cells, delta, scale.cell())
 
 
 def _table_buttons(fall: Waterfall) -> Html:
     shown = f"Only the first {FEW_ROWS}" if fall.every_row else f"{count_text(fall.more)} more rows"
-    rows = tag("button", shown, type="button", data_act="rows") if fall.more else ""
-    return tag(
-        "p",
-        rows,
-        tag("button", "Table as CSV", type="button", data_take="csv"),
-        tag("button", "Comparison as one HTML page", type="button", data_take="html"),
-        class_="mv-take",
-    )
+    rows = button(shown, "rows", None) if fall.more else ""
+    csv = button("Table as CSV", None, None, data_take="csv")
+    page = button("Comparison as one HTML page", None, None, data_take="html")
+    return tag("p", rows, csv, page, class_="mv-take")
 
 
 class _ChangeScale:

@@ -36,6 +36,17 @@ export function shape(tag, attributes, text) {
  * @param {string} sign @param {string} label @param {() => void} act */
 export const button = (sign, label, act) => el("button", { type: "button", class: "mvt-button", "aria-label": label, title: label, onclick: act }, sign);
 
+/** Buttons of which one is chosen: the first one, until `show` says another.
+ * @param {string} label @param {Record<string, string>} texts by choice @param {(choice: any) => void} choose */
+export function switchOf(label, texts, choose) {
+  const buttons = Object.fromEntries(Object.entries(texts).map(([choice, text]) => [choice, el("button", { type: "button", onclick: () => choose(choice) }, text)]));
+  const show = (/** @type {string} */ chosen) => {
+    for (const [choice, node] of Object.entries(buttons)) node.setAttribute("aria-pressed", String(choice === chosen));
+  };
+  show(Object.keys(texts)[0]);
+  return { node: el("div", { class: "mvt-switch", role: "group", "aria-label": label }, ...Object.values(buttons)), buttons, show };
+}
+
 /** @param {number} value @param {number} low @param {number} high */
 export const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
@@ -51,6 +62,10 @@ export const onSaid = (name, hear) => window.addEventListener(name, (event) => h
  * @param {Event} event @param {string} selector @returns {HTMLElement | null} */
 export const nearest = (event, selector) => (event.target instanceof Element ? event.target.closest(selector) : null);
 
+/** Every element that fits.
+ * @param {string} selector @param {ParentNode} [within] @returns {HTMLElement[]} */
+export const all = (selector, within = document) => [.../** @type {NodeListOf<HTMLElement>} */ (within.querySelectorAll(selector))];
+
 /** What is pressed there is text.
  * @param {EventTarget | null} node */
 export const isTyping = (node) => node instanceof HTMLElement && (node.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(node.tagName));
@@ -60,6 +75,15 @@ export const isTyping = (node) => node instanceof HTMLElement && (node.isContent
 export function plainKey(event) {
   if (event.ctrlKey || event.metaKey || event.altKey) return "";
   return event.key.length === 1 ? event.key.toLowerCase() : event.key;
+}
+
+/** Does what its key stands for; the browser leaves that key alone then.
+ * @param {KeyboardEvent} event @param {Record<string, () => void>} acts by key */
+export function actOnKey(event, acts) {
+  const act = acts[plainKey(event)];
+  if (!act) return;
+  event.preventDefault();
+  act();
 }
 
 // -- what is told to Python
@@ -167,6 +191,10 @@ export function showTip(tip, at, room, lines) {
   tip.style.left = `${beside(at.x, tip.offsetWidth, room.width)}px`;
   tip.style.top = `${beside(at.y, tip.offsetHeight, room.height)}px`;
 }
+
+/** Of what the server was asked and did not give.
+ * @param {string} what @param {unknown} error */
+export const refusalWords = (what, error) => `${what} (${error instanceof Error ? error.message : error}). Open the trace again.`;
 
 // -- files
 

@@ -59,13 +59,10 @@ def place_server(find: Find) -> Callable[[Any], dict[str, Any]]:
 
 def _chosen_events(find: Find, request: Request) -> tuple[Trace, DeviceTrace, EventSelection]:
     trace, device = requested_trace(find, request)
-    return trace, device, chosen_events(trace, device, _event_filter(request))
-
-
-def _event_filter(request: Request) -> EventFilter:
     actions = request.get("actions")
     numbers = tuple(sorted({_integer(action) for action in actions[:256]})) if isinstance(actions, list) else ()
-    return EventFilter(numbers, str(request.get("text") or "").strip()[:_LONGEST_TEXT])
+    wanted = EventFilter(numbers, str(request.get("text") or "").strip()[:_LONGEST_TEXT])
+    return trace, device, chosen_events(trace, device, wanted)
 
 
 def _integer(value: Any) -> int:

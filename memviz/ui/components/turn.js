@@ -1,6 +1,6 @@
 // @ts-check
 // Turns to the tab that an answer asks for, if its visitor has turned to none since asking; turn.py says why.
-import { nearest } from "./base.js";
+import { all, nearest } from "./base.js";
 
 /** @typedef {import("./base.js").Gradio} Gradio */
 
@@ -30,7 +30,7 @@ export function mount(_element, { props, watch, tell }) {
     wanted = String(props.value || "").split(" ")[0];
     if (!wanted) return;
     if (!hasTurned) return tell.submit({});
-    const tabs = [.../** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll(TAB))];
+    const tabs = all(TAB);
     const index = tabs.findIndex((tab) => tab.getAttribute("aria-selected") === "true");
     tell.select({ index, value: tabs[index]?.textContent?.trim() });
   });

@@ -70,10 +70,6 @@ export function roundStep(rough, least) {
   return steps.find((step) => step >= wanted && (least < 1 || Number.isInteger(step))) ?? 10 * scale;
 }
 
-/** Round multiples (1, 2, 2.5, 5 x 10^n) of one unit; the unit stands on the top tick only.
- * @param {number} top @returns {{ value: number, text: string }[]} */
-export const byteTicks = (top) => ticksOf(0, top, byteUnit(top));
-
 /** Of what lies between two heights. Where neighbours would differ in more digits than there is room for, they count
  * from a round height below them, which is then said by itself.
  * @param {number} bottom @param {number} top @returns {{ from: number, ticks: { value: number, text: string }[] }} */
@@ -94,7 +90,8 @@ function byteUnit(top) {
   return { power, bytes: 1024 ** power, name: ["B", "KiB", "MiB", "GiB", "TiB", "PiB"][power] };
 }
 
-/** @param {number} bottom @param {number} top @param {{ power: number, bytes: number, name: string }} unit */
+/** Round multiples (1, 2, 2.5, 5 x 10^n) of one unit; the unit stands on the top tick only.
+ * @param {number} bottom @param {number} top @param {{ power: number, bytes: number, name: string }} unit */
 function ticksOf(bottom, top, { power, bytes, name }) {
   const rough = roundStep((top - bottom) / bytes / 5, power ? LEAST_STEP : 1);
   // One digit behind the point is all there is room for.

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from memviz.analysis.allocations import allocation
 from memviz.analysis.breakdown import (
@@ -23,8 +22,8 @@ from memviz.analysis.breakdown import (
 from memviz.analysis.devices import others_out_of_memory
 from memviz.analysis.find import find_sites
 from memviz.analysis.health import health, history
-from memviz.analysis.leaks import freed_at_once, growth
-from memviz.analysis.lifetimes import BEFORE, lifetimes, live_rows
+from memviz.analysis.leaks import freed_at_once, growth, never_freed_rows
+from memviz.analysis.lifetimes import lifetimes, live_rows
 from memviz.analysis.overview import overview
 from memviz.analysis.peak import RangeSummary, Total, event_state, summarize_range
 from memviz.analysis.segments import fragmentation_at
@@ -32,8 +31,8 @@ from memviz.analysis.timeline import has_reserved, timeline
 from memviz.errors import UsageError
 from memviz.figures.colouring import Colouring
 from memviz.results.summary import trace_headline
-from memviz.text import Html, esc, joined, tag
-from memviz.trace.model import DeviceTrace, Ints8, Note, Trace
+from memviz.text import Html, joined, tag
+from memviz.trace.model import DeviceTrace, Note, Trace
 from memviz.ui.explore.icicle import icicle_html
 from memviz.ui.explore.inspector import allocation_html, moment_html, source_line
 from memviz.ui.explore.live_set import (
@@ -56,6 +55,7 @@ from memviz.ui.explore.live_set import (
 )
 from memviz.ui.explore.never_freed import CHURN_ROWS, never_freed_html
 from memviz.ui.explore.state import Chosen, ExploreState, chosen_of
+from memviz.ui.html.elements import button, facts_html
 from memviz.ui.html.labels import headline_html
 from memviz.ui.payloads.event_rows import list_value
 from memviz.ui.payloads.segment_view import map_value
@@ -70,9 +70,7 @@ def verdict_html(trace: Trace, device: DeviceTrace, key: str = "") -> Html:
     return tag(
         "header",
         headline_html(trace_headline(overview(trace, device))),
-        tag(
-            "p", *(tag("span", label, " ", tag("b", value)) for label, value in facts(trace, device)), class_="mv-facts"
-        ),
+        facts_html(facts(trace, device)),
         notes_html((*health(trace), *trace.notes), trace, device, key),
     )
 
@@ -120,15 +118,9 @@ def _note(note: Note, key: str) -> Html:
     """With a way to its device, where that is another one: `key` is the open trace's then."""
     head, dot, tail = note.text.partition(": " if ": " in note.text[:90] else ". ")
     body = joined(tag("b", head + dot.strip()), " ", tail) if tail else tag("b", head)
-    remedy = joined(" ", tag("span", note.remedy, class_="mv-remedy")) if note.remedy else esc("")
-    label = f"Look at device {note.device}"
-    link = _device_button(label, key, note.device) if key else esc("")
-    return tag("p", body, remedy, link, class_=f"mv-note mv-{note.level}")
-
-
-def _device_button(label: str, key: str, device: str) -> Html:
-    act = {"data_act": "device", "data_key": key, "data_device": device}
-    return joined(" ", tag("button", label, type="button", class_="mv-quiet", **act))
+    remedy = joined(" ", tag("span", note.remedy, class_="mv-remedy")) if note.remedy else ""
+    look = button(f"Look at device {note.device}", "device", data_key=key, data_device=note.device)
+    return tag("p", body, remedy, joined(" ", look) if key else "", class_=f"mv-note mv-{note.level}")
 
 
 MOMENT = frozenset({"head", "found", "live", "inspector"})
@@ -195,11 +187,21 @@ def details(
     chosen = chosen_of(selection, key, device)
     during = summarize_range(device, *chosen.range) if chosen.range else None
     view = _View(trace, device, state, chosen, during)
+    inspector = None
+    if "inspector" in parts and chosen.pin >= 0:
+        inspector = allocation_html(trace, allocation(trace, device, chosen.pin), source_line)
+    elif "inspector" in parts:
+        at = event_state(trace, device, view.event)
+        inspector = moment_html(at, of_range=during is not None, is_still=view.is_still)
+    live = None
+    if "live" in parts and (state.tab != "never" or "end" in parts):
+        views = {"live": _live_set, "never": _never_freed}
+        live = tag("div", *(views[state.tab](view) if state.tab in views else ()), data_trace=chosen.key)
     return Details(
         head=_head(view) if "head" in parts else None,
         found=_matches(view) if "found" in parts else None,
-        live=_live(view, parts) if "live" in parts else None,
-        inspector=_inspector(view) if "inspector" in parts else None,
+        live=live,
+        inspector=inspector,
     )
 
 
@@ -235,19 +237,15 @@ def _matches(view: _View) -> Html:
         return refused_query_html(str(error))
 
 
-def _live(view: _View, parts: frozenset[str]) -> Html | None:
-    if view.state.tab == "live":
-        return tag("div", *_live_set(view), data_trace=view.chosen.key)
-    if view.state.tab == "never":
-        return tag("div", _never_freed(view), data_trace=view.chosen.key) if "end" in parts else None
-    return tag("div", data_trace=view.chosen.key)
-
-
 def _live_set(view: _View) -> list[Html]:
     """Return the table grouped by the state's choice, below an icicle for stacks, in the timeline's colours."""
     trace, device, state, key = view.trace, view.device, view.state, view.chosen.key
     by = "site" if state.by == "stack" else state.by
-    path = _path(trace, state.path_of(key)) if state.by == "stack" else ()
+    path: Path = ()
+    if state.by == "stack":
+        # A path that this trace does not have leads nowhere: all is shown.
+        with suppress(UsageError):
+            path = parse_path(trace, state.path_of(key))
     rows = live_rows(device, view.event)
     weights, measure = weights_by_bytes(device, rows, view.colours("category")), Measure(state.weight)
     request = {"key": key, "what": "live", "by": by, "event": str(view.event), "path": path_text(path)}
@@ -257,18 +255,15 @@ def _live_set(view: _View) -> list[Html]:
         first, last = view.span
         request |= {"what": "lifetime", "first": str(first), "last": str(last)}
         name = f"lifetime-{max(first, 0)}-to-{last}-by-{by}.csv"
-    table = _table(view, weights.below(trace, device, path), by, measure, {**request, "name": name})
+    below = weights.below(trace, device, path)
+    look, download = _look(view, below, by, measure), {**request, "name": name}
+    table = table_html(weighted_breakdown(trace, device, below, by), state, look=look, download=download)
     if state.by != "stack":
         return [table]
     icicle_weights = weights_by_count(rows, view.colours("category")) if state.weight == "count" else weights
     colours = view.colours(view.chosen.colour)
     stacks = weighted_stacks(trace, device, recoloured(icicle_weights, colours), path)
     return [icicle_html(trace, stacks, paint=paint_of(colours), measure=measure), table]
-
-
-def _table(view: _View, weights: WeightedRows, by: str, measure: Measure, download: dict[str, str]) -> Html:
-    breakdown = weighted_breakdown(view.trace, view.device, weights, by)
-    return table_html(breakdown, view.state, look=_look(view, weights, by, measure), download=download)
 
 
 def _look(view: _View, weights: WeightedRows, by: str, measure: Measure = BYTES) -> TableLook:
@@ -280,35 +275,14 @@ def _look(view: _View, weights: WeightedRows, by: str, measure: Measure = BYTES)
     return TableLook(paint_of(colours), colour, measure, total)
 
 
-def _path(trace: Trace, text: str) -> Path:
-    """A path that this trace does not have leads nowhere: all is shown."""
-    try:
-        return parse_path(trace, text)
-    except UsageError:
-        return ()
-
-
-def _never_freed(view: _View) -> Html:
+def _never_freed(view: _View) -> list[Html]:
     trace, device = view.trace, view.device
     weights = weights_by_bytes(device, never_freed_rows(device), view.colours("category"))
     never_freed = weighted_breakdown(trace, device, weights, "site")
     churn = freed_at_once(trace, device, top=CHURN_ROWS)
     download = {"key": view.chosen.key, "what": "never", "by": "site", "name": "never-freed.csv"}
     look = _look(view, weights, "site")
-    return never_freed_html(never_freed, growth(trace, device), churn, view.state, look=look, download=download)
-
-
-def never_freed_rows(device: DeviceTrace) -> Ints8:
-    """Those of `leaks.never_freed`."""
-    rows, count = lifetimes(device), len(device.events)
-    return np.flatnonzero((rows.start > BEFORE) & (rows.end == count) & (rows.free_requested == count))
-
-
-def _inspector(view: _View) -> Html:
-    if view.chosen.pin >= 0:
-        return allocation_html(view.trace, allocation(view.trace, view.device, view.chosen.pin), source_line)
-    at = event_state(view.trace, view.device, view.event)
-    return moment_html(at, of_range=view.during is not None, is_still=view.is_still)
+    return [never_freed_html(never_freed, growth(trace, device), churn, view.state, look=look, download=download)]
 
 
 def full_table(trace: Trace, device: DeviceTrace, request: Mapping[str, str]) -> Breakdown:

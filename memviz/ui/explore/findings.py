@@ -16,6 +16,7 @@ from memviz.results.headline import trace_name
 from memviz.text import Html, cut, rounded, tag
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.explore.live_set import lights
+from memviz.ui.html.elements import button
 from memviz.ui.shell.session import Context, Session, estimate_name, open_derived_trace
 from memviz.units import count_text, delta_text
 
@@ -72,9 +73,8 @@ def _make_offer(replayer: Replayer, before: Figures, finding: Finding, kind: Act
     what = proposal(replayer.trace, replayer.device, finding, kind)
     if what is None:
         return None
-    is_expandable = kind is ActionKind.EXPANDABLE_SEGMENTS
-    result = ReplayedEstimate(before, replayer.estimate(what.trace, expandable=is_expandable))
-    return Offer(kind, what.name, what.assumptions, result)
+    after = replayer.estimate(what.trace, expandable=kind is ActionKind.EXPANDABLE_SEGMENTS)
+    return Offer(kind, what.name, what.assumptions, ReplayedEstimate(before, after))
 
 
 def with_estimate(context: Context, session: Session, data: Mapping[str, str]) -> Session:
@@ -84,25 +84,18 @@ def with_estimate(context: Context, session: Session, data: Mapping[str, str]) -
         return session
     kind = ActionKind(data["kind"])
     try:
-        offer = finding_by_key(*current, data.get("finding", ""))
-        estimates = _edited_trace(Replayer(*current), offer, kind)
+        finding = finding_by_key(*current, data.get("finding", ""))
+        what = proposal(*current, finding, kind)
+        if what is None:
+            return session
+        is_expandable = kind is ActionKind.EXPANDABLE_SEGMENTS
+        made = Replayer(*current).estimated_trace(what.trace, what.name, what.assumptions, expandable=is_expandable)
     except UsageError:
         # Of another trace than the one that is open now.
         return session
-    if estimates is None:
-        return session
-    sample = estimate_name(session.current.sample, offer.key, kind)
-    return open_derived_trace(context.store, session, session.current.key, estimates, compared=True, sample=sample)
-
-
-def _edited_trace(replayer: Replayer, finding: Finding, kind: ActionKind) -> Trace | None:
-    what = proposal(replayer.trace, replayer.device, finding, kind)
-    if what is None:
-        return None
-    is_expandable = kind is ActionKind.EXPANDABLE_SEGMENTS
-    made = replayer.estimated_trace(what.trace, what.name, what.assumptions, expandable=is_expandable)
-    name = f"{trace_name(replayer.trace.about.source)}, {what.name}"
-    return replace(made, about=replace(made.about, source=name))
+    estimate = replace(made, about=replace(made.about, source=f"{trace_name(current[0].about.source)}, {what.name}"))
+    sample = estimate_name(session.current.sample, finding.key, kind)
+    return open_derived_trace(context.store, session, session.current.key, estimate, compared=True, sample=sample)
 
 
 FEW = 5
@@ -156,31 +149,20 @@ def _item(finding: Finding, key: str, offers: Sequence[Offer]) -> Html:
     size = tag("b", rounded(finding.bytes), class_="mv-number")
     if not key:
         return tag("li", size, tag("p", label, " ", remedy))
-    said = tag("button", label, type="button", class_="mv-finding", data_keep="")
+    said = button(label, None, "mv-finding", data_keep="")
     ways = tag("div", *(_offer_html(finding, offer) for offer in offers), _tab_button(finding), class_="mv-ways")
     return tag("li", size, tag("p", said, " ", remedy), ways, **lights("finding", finding.key))
 
 
 def _offer_html(finding: Finding, offer: Offer) -> Html:
     """Open the estimate next to the recording."""
-    data = {"data_act": "estimate", "data_finding": finding.key, "data_kind": str(offer.kind)}
     title = " ".join(("An estimate from the trace, which assumes:", *offer.assumptions))
-    return tag(
-        "button", f"estimate, {offer.name}: {_saved(offer)}", type="button", class_="mv-quiet", title=title, **data
-    )
-
-
-def _saved(offer: Offer) -> str:
     live, reserved = offer.estimate.requested_change, offer.estimate.reserved_change
-    if live < 0:
-        return delta_text(live)
-    return f"{delta_text(reserved)} reserved"
+    saved = delta_text(live) if live < 0 else f"{delta_text(reserved)} reserved"
+    words = f"estimate, {offer.name}: {saved}"
+    return button(words, "estimate", title=title, data_finding=finding.key, data_kind=str(offer.kind))
 
 
 def _tab_button(finding: Finding) -> Html:
     tab, words = _TABS.get(finding.kind, ("", ""))
-    if not tab:
-        return Html("")
-    return tag(
-        "button", words, type="button", class_="mv-quiet", data_act="turn", data_tab=tab, data_finding=finding.key
-    )
+    return button(words, "turn", data_tab=tab, data_finding=finding.key) if tab else Html("")

@@ -16,6 +16,7 @@ from memviz.figures.theme import DARK, LIGHT, mixed, text_on
 from memviz.text import Html, allocations, cut, joined, tag
 from memviz.trace.model import Trace
 from memviz.ui.explore.live_set import BYTES, CATEGORIES, Measure, Paint
+from memviz.ui.html.elements import button
 from memviz.ui.html.labels import FrameWords, frame_text
 from memviz.units import percent_text
 
@@ -51,7 +52,6 @@ class Box:
 def icicle_html(
     trace: Trace, breakdown: StackBreakdown, *, paint: Paint = CATEGORIES, measure: Measure = BYTES
 ) -> Html:
-    drawing = _Drawing(trace, paint, measure)
     total = int(breakdown.tree.bytes[breakdown.node])
     crumbs = crumbs_html(trace, breakdown.path) if breakdown.path else ""
     if not total:
@@ -59,21 +59,18 @@ def icicle_html(
     drawn = list(boxes(breakdown))
     height = ROW_HEIGHT * (1 + max(box.row for box in drawn))
     label = f"{_WORDS[measure.kind]} by stack, callers on top. Arrow keys walk, Enter zooms in."
-    nodes = tag("div", *(_box_html(drawing, box, total) for box in drawn), style=f"height:{height}px")
+    nodes = tag("div", *(_box_html(trace, box, total, paint, measure) for box in drawn), style=f"height:{height}px")
     return joined(crumbs, tag("div", nodes, class_="mv-icicle", role="group", aria_label=label))
 
 
 def crumbs_html(trace: Trace, path: Path) -> Html:
     """The way back out."""
-    steps = [_crumb("all", "")]
-    steps += [_crumb(_short(frame_text(trace, frame)), path_text(path[: i + 1])) for i, frame in enumerate(path[:-1])]
-    here = tag("b", _short(frame_text(trace, path[-1])), aria_current="true")
-    separated = [piece for step in steps for piece in (step, " › ")]
+    names = [_short(frame_text(trace, frame)) for frame in path]
+    separated: list[object] = []
+    for i, name in enumerate(["all", *names[:-1]]):
+        separated += [button(name, "zoom", None, data_value=path_text(path[:i])), " › "]
+    here = tag("b", names[-1], aria_current="true")
     return tag("nav", *separated, here, class_="mv-crumbs", aria_label="Zoomed into")
-
-
-def _crumb(label: str, path: str) -> Html:
-    return tag("button", label, type="button", data_act="zoom", data_value=path)
 
 
 def boxes(breakdown: StackBreakdown) -> Iterator[Box]:
@@ -130,43 +127,30 @@ def _box(breakdown: StackBreakdown, chain: list[int], path: Path, *, left: float
     )
 
 
-@dataclass(frozen=True)
-class _Drawing:
-    trace: Trace
-    paint: Paint
-    measure: Measure
-
-
-def _box_html(drawing: _Drawing, box: Box, total: int) -> Html:
-    text = [frame_text(drawing.trace, frame) for frame in box.frames]
+def _box_html(trace: Trace, box: Box, total: int, paint: Paint, measure: Measure) -> Html:
+    text = [frame_text(trace, frame) for frame in box.frames]
     place = f"left:{100 * box.left:.3f}%;width:{100 * box.width:.3f}%;top:{ROW_HEIGHT * box.row}px"
-    name = _label(text, box, drawing.measure)
+    named = text if box.width >= _CHAIN_SHARE else text[-1:]
+    name = f"{' › '.join(map(_short, named))} {measure.text(box.bytes)}"
     label = name if box.width >= _LABEL_SHARE else ""
-    title = _title(text, box, total, drawing.measure)
+    title = _title(text, box, total, measure)
     if box.path is None or box.dominant is None:
         return tag("span", label, class_="mv-node mv-is-other", style=place, title=title)
     lights = {"data_light_by": "path", "data_light_group": path_text(box.path)} if box.path else {}
-    look, fill = _fill(box, drawing.paint)
+    look, fill = _fill(box, paint)
     # The topmost box leads back out.
     back = {"data_value": path_text(box.path[:-1])} if box.row == 0 else {}
-    return tag(
-        "button",
+    return button(
         label,
-        type="button",
-        class_=look,
+        "zoom",
+        look,
         style=f"{fill}{place}",
         title=title,
         aria_label=None if label else name,
         tabindex="0" if box.row == 0 else "-1",
-        data_act="zoom",
         **lights,
         **back,
     )
-
-
-def _label(text: list[FrameWords], box: Box, measure: Measure) -> str:
-    named = text if box.width >= _CHAIN_SHARE else text[-1:]
-    return f"{' › '.join(_short(node) for node in named)} {measure.text(box.bytes)}"
 
 
 def _short(text: FrameWords) -> str:

@@ -18,8 +18,9 @@ from memviz.analysis.purpose.reasons import Certainty
 from memviz.text import Html, allocations, cut, exact, joined, tag, when
 from memviz.trace.model import DEFAULT_POOL, NO_STACK, Phase, Trace
 from memviz.trace.profile import is_profiled
+from memviz.ui.html.elements import button, link
 from memviz.ui.html.labels import FrameWords, frame_text, swatch
-from memviz.units import bytes_text, count_text, duration_text
+from memviz.units import bytes_text, count_text, counted, duration_text
 
 SOURCES_SETTING = "MEMVIZ_SOURCE_ROOT"
 _MOST_SOURCE_BYTES = 4 << 20
@@ -66,27 +67,24 @@ def no_source(path: str, line: int) -> str:
 
 
 def allocation_html(trace: Trace, allocation: Allocation, source: SourceLine = no_source) -> Html:
-    unpin = tag("button", "Unpin ", tag("kbd", "Esc"), type="button", class_="mv-link", data_mv_pin=allocation.row)
+    unpin = link(joined("Unpin ", tag("kbd", "Esc")), data_mv_pin=allocation.row)
     head = tag("div", tag("h2", "Pinned allocation"), unpin, class_="mv-aside-head")
     # Seen on a narrow screen only, where this is a sheet at the bottom.
-    handle = tag("button", type="button", class_="mv-handle", data_mv_sheet=True, aria_label="Taller or smaller")
+    handle = button("", None, "mv-handle", data_mv_sheet=True, aria_label="Taller or smaller")
+    where, place = allocation.site, allocation.site.rpartition(" ")[0]
+    if allocation.stack != NO_STACK:
+        where = f"in {cut(place if ':' in place else allocation.site, 80)}"
+    has_forward = allocation.forward_stack != NO_STACK
     return tag(
         "section",
         handle,
         head,
-        tag("p", tag("b", bytes_text(allocation.requested_bytes)), f" {_where(allocation)}", class_="mv-figure"),
+        tag("p", tag("b", bytes_text(allocation.requested_bytes)), f" {where}", class_="mv-figure"),
         _facts(_allocation_facts(allocation, is_profiled(trace))),
         stack_html(trace, allocation.stack, "Stack, our frames first", source),
-        _forward_html(trace, allocation.forward_stack, source),
+        stack_html(trace, allocation.forward_stack, "Where its forward was called", source) if has_forward else "",
         class_="mv-pinned",
     )
-
-
-def _where(allocation: Allocation) -> str:
-    if allocation.stack == NO_STACK:
-        return allocation.site
-    place, _, _ = allocation.site.rpartition(" ")
-    return f"in {cut(place if ':' in place else allocation.site, 80)}"
 
 
 def _allocation_facts(allocation: Allocation, of_profile: bool) -> Iterable[tuple[str, object]]:
@@ -96,15 +94,17 @@ def _allocation_facts(allocation: Allocation, of_profile: bool) -> Iterable[tupl
         yield "Block", joined(exact(allocation.block_bytes), _secondary(_block_text(allocation)))
     else:
         yield "Bytes", joined(exact(allocation.requested_bytes), _secondary("as the profiler counts them"))
-    yield (
-        "Category",
-        joined(swatch(allocation.category.label), " ", _category_text(allocation), _secondary(allocation.reason)),
-    )
+    category = allocation.category.label
+    probably = "probably " if allocation.certainty is Certainty.PROBABLE else ""
+    yield "Category", joined(swatch(category), f" {probably}{category}", _secondary(allocation.reason))
     if allocation.operator:
         yield "Operator", tag("span", cut(allocation.operator), class_="mv-code")
     yield "Lifetime", _lifetime(allocation.span)
     if not of_profile:
-        yield "Pool", " · ".join(_pool_text(allocation))
+        pool = [] if allocation.is_large is None else ["large" if allocation.is_large else "small"]
+        if allocation.pool != DEFAULT_POOL:
+            pool.append(f"private pool {allocation.pool[0]}, {allocation.pool[1]}")
+        yield "Pool", " · ".join([*pool, f"stream {allocation.stream}"])
     if allocation.module:
         yield "Module", tag("span", cut(allocation.module), class_="mv-code")
     if allocation.phase is not Phase.UNKNOWN:
@@ -115,21 +115,10 @@ def _allocation_facts(allocation: Allocation, of_profile: bool) -> Iterable[tupl
         yield "Compiled", tag("span", cut(allocation.compile_context, _LONGEST_TEXT), class_="mv-code")
 
 
-def _category_text(allocation: Allocation) -> str:
-    return (
-        f"probably {allocation.category.label}"
-        if allocation.certainty is Certainty.PROBABLE
-        else allocation.category.label
-    )
-
-
 def _block_text(allocation: Allocation) -> str:
     if allocation.block_bytes == allocation.rounded_bytes:
-        return (
-            "rounded to 512"
-            if allocation.block_known is BlockKnown.ROUNDED or allocation.block_bytes % 512 == 0
-            else ""
-        )
+        is_rounded = allocation.block_known is BlockKnown.ROUNDED or allocation.block_bytes % 512 == 0
+        return "rounded to 512" if is_rounded else ""
     rest = "with a rest that was not worth a split"
     return rest if allocation.block_known is BlockKnown.RECORDED else f"{rest}, as the layout around it shows"
 
@@ -147,15 +136,7 @@ def _lifetime(span: Span) -> Html:
 
 
 def _event_link(event: int) -> Html:
-    return tag("button", count_text(event), type="button", class_="mv-link", data_mv_at=event, title="Go to this event")
-
-
-def _pool_text(allocation: Allocation) -> Iterable[str]:
-    if allocation.is_large is not None:
-        yield "large" if allocation.is_large else "small"
-    if allocation.pool != DEFAULT_POOL:
-        yield f"private pool {allocation.pool[0]}, {allocation.pool[1]}"
-    yield f"stream {allocation.stream}"
+    return link(count_text(event), data_mv_at=event, title="Go to this event")
 
 
 def stack_html(trace: Trace, stack: int, title: str, source: SourceLine = no_source) -> Html:
@@ -166,21 +147,16 @@ def stack_html(trace: Trace, stack: int, title: str, source: SourceLine = no_sou
         return tag("p", text, class_="mv-soft")
     frames = [frame_text(trace, frame) for frame in numbers[:MOST_FRAMES]]
     copied = "\n".join(cut(f"{frame.function} {frame.path}", _LONGEST_TEXT) for frame in frames)
-    copy = tag("button", "Copy", type="button", class_="mv-link", data_mv_copy=copied)
     parts: list[Html] = []
-    place = 0
-    for is_own, run in groupby(frames, key=lambda frame: frame.is_own):
-        some = list(run)
+    for is_own, run in groupby(zip(frames, numbers, strict=False), key=lambda pair: pair[0].is_own):
         if is_own:
-            parts += [_own_frame(trace, frame, numbers[place + i], source) for i, frame in enumerate(some)]
+            parts += [_own_frame(trace, frame, number, source) for frame, number in run]
         else:
-            parts.append(_library_frames(some))
-        place += len(some)
+            parts.append(_library_frames([frame for frame, _ in run]))
     if len(numbers) > MOST_FRAMES:
-        parts.append(
-            tag("div", f"{count_text(len(numbers) - MOST_FRAMES)} outer frames are not shown", class_="mv-soft")
-        )
-    return tag("section", tag("h3", title, " ", copy), *parts, class_="mv-stack")
+        rest = f"{count_text(len(numbers) - MOST_FRAMES)} outer frames are not shown"
+        parts.append(tag("div", rest, class_="mv-soft"))
+    return tag("section", tag("h3", title, " ", link("Copy", data_mv_copy=copied)), *parts, class_="mv-stack")
 
 
 def _own_frame(trace: Trace, words: FrameWords, frame: int, source: SourceLine) -> Html:
@@ -192,34 +168,30 @@ def _own_frame(trace: Trace, words: FrameWords, frame: int, source: SourceLine) 
 
 
 def _library_frames(text: list[FrameWords]) -> Html:
-    count = f"{count_text(len(text))} library frame{'' if len(text) == 1 else 's'}"
-    frames = [
-        tag(
-            "div",
-            joined(cut(frame.function, 120), " ", tag("span", cut(frame.place, 80), class_="mv-soft")),
-            title=cut(frame.path, 300),
-        )
-        for frame in text
-    ]
-    return tag("details", tag("summary", count), *frames)
-
-
-def _forward_html(trace: Trace, stack: int, source: SourceLine) -> Html:
-    if stack == NO_STACK:
-        return Html("")
-    return stack_html(trace, stack, "Where its forward was called", source)
+    frames = []
+    for frame in text:
+        place = tag("span", cut(frame.place, 80), class_="mv-soft")
+        frames.append(tag("div", cut(frame.function, 120), " ", place, title=cut(frame.path, 300)))
+    return tag("details", tag("summary", counted(len(text), "library frame")), *frames)
 
 
 def moment_html(moment: EventState, *, of_range: bool = False, is_still: bool = False) -> Html:
     title = when(moment.event, is_still=is_still).capitalize() + (", the range’s peak" if of_range else "")
+    circumstances = [allocations(moment.count)]
+    if moment.microseconds and moment.event > BEFORE:
+        circumstances.append(f"{duration_text(moment.microseconds)} after the first event")
+    if moment.annotation:
+        circumstances.append(f"in {cut(moment.annotation, 80)}")
+    rows = [_allocation_and_free(event, is_now=event.event == moment.event) for event in moment.around]
+    around = tag("section", tag("h3", "Events around"), tag("ol", *rows, class_="mv-around"), class_="mv-stack")
     return tag(
         "section",
         tag("div", tag("h2", title), class_="mv-aside-head"),
         _failed_html(moment),
         tag("p", tag("b", bytes_text(_live(moment))), " live", class_="mv-figure"),
-        tag("p", ", ".join(_circumstances(moment)), class_="mv-soft"),
+        tag("p", ", ".join(circumstances), class_="mv-soft"),
         _facts(_moment_facts(moment)),
-        _around_html(moment),
+        around if moment.around else "",
         class_="mv-instant",
     )
 
@@ -228,24 +200,14 @@ def _live(moment: EventState) -> int:
     return moment.bytes.live + moment.bytes.waiting + moment.bytes.outside
 
 
-def _circumstances(moment: EventState) -> Iterable[str]:
-    yield allocations(moment.count)
-    if moment.microseconds and moment.event > BEFORE:
-        yield f"{duration_text(moment.microseconds)} after the first event"
-    if moment.annotation:
-        yield f"in {cut(moment.annotation, 80)}"
-
-
 def _failed_html(moment: EventState) -> Html:
     if moment.failed is None:
         return Html("")
-    failure = tag(
-        "b", f"✗ {bytes_text(moment.failed.requested_bytes)} did not fit.", title=exact(moment.failed.requested_bytes)
-    )
-    free = moment.failed.device_free_bytes
-    if free is None:
-        return tag("p", failure, " What the device had free is not known.", class_="mv-oom")
-    return tag("p", failure, f" The device had {bytes_text(free)} free, for all programs together.", class_="mv-oom")
+    size, free = moment.failed.requested_bytes, moment.failed.device_free_bytes
+    device = " What the device had free is not known."
+    if free is not None:
+        device = f" The device had {bytes_text(free)} free, for all programs together."
+    return tag("p", tag("b", f"✗ {bytes_text(size)} did not fit.", title=exact(size)), device, class_="mv-oom")
 
 
 def _moment_facts(moment: EventState) -> Iterable[tuple[str, object]]:
@@ -275,18 +237,11 @@ def _moment_facts(moment: EventState) -> Iterable[tuple[str, object]]:
     yield "Largest free", joined(exact(moment.largest_free), _secondary("in one piece"))
 
 
-def _around_html(moment: EventState) -> Html:
-    if not moment.around:
-        return Html("")
-    rows = [_allocation_and_free(event, is_now=event.event == moment.event) for event in moment.around]
-    return tag("section", tag("h3", "Events around"), tag("ol", *rows, class_="mv-around"), class_="mv-stack")
-
-
 _FREES = ("free", "free_requested", "free_completed")
 
 
 def _allocation_and_free(event: EventSummary, *, is_now: bool) -> Html:
-    number = tag("button", count_text(event.event), type="button", class_="mv-link", data_mv_at=event.event)
+    number = link(count_text(event.event), data_mv_at=event.event)
     size = bytes_text(event.bytes) if event.bytes else ""
     text = f" {event.action.replace('_', ' ')} {size} "
     # The event list shows where a freed block was allocated; this is where it was freed.

@@ -9,7 +9,7 @@ import numpy as np
 
 from memviz.analysis.breakdown import Breakdown, Dominant, WeightedRows, rows_in_range
 from memviz.analysis.cache import cached_on
-from memviz.analysis.find import FindResult, FoundSite
+from memviz.analysis.find import FindResult
 from memviz.analysis.groups import Group
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.peak import RangeSummary, Total
@@ -19,6 +19,7 @@ from memviz.figures.colouring import MEANINGS, Colouring, colouring, group_colou
 from memviz.text import Html, allocations, cut, exact, joined, rounded, tag, when
 from memviz.trace.model import DeviceTrace, Ints8, Trace
 from memviz.ui.explore.state import GROUPINGS, TABS, WEIGHTS, ExploreState
+from memviz.ui.html.elements import button, link, number, switch, table
 from memviz.ui.html.labels import shades_of, style_of, swatch
 from memviz.units import bytes_text, count_text, counted, percent_text
 
@@ -123,26 +124,17 @@ _LINE_END = 8
 _NAMES = {"site": "Site", "category": "Category", "module": "Module", "line": "Line"}
 
 
-def tabs_html(state: ExploreState) -> Html:
-    tabs = [
-        tag(
-            "button",
-            label,
-            type="button",
-            role="tab",
-            data_act="tab",
-            data_value=name,
-            aria_selected="true" if name == state.tab else "false",
-        )
-        for name, label in TABS.items()
-    ]
-    return tag("div", *tabs, class_="mv-tabs", role="tablist", aria_label="Views of this moment")
-
-
 def head_html(state: ExploreState, moment: Html | str = "", facts: Html | str = "") -> Html:
     """Moment and switch belong to the live set; the other tabs have their own."""
-    switches = joined(switch_html(state), weights_html(state)) if state.tab == "live" else ""
-    return joined(tag("div", tabs_html(state), moment, switches, class_="mv-head"), facts)
+    tabs = []
+    for name, label in TABS.items():
+        is_selected = "true" if name == state.tab else "false"
+        tabs.append(button(label, "tab", None, role="tab", data_value=name, aria_selected=is_selected))
+    tab_list = tag("div", *tabs, class_="mv-tabs", role="tablist", aria_label="Views of this moment")
+    groupings = switch("by", "What a row is", GROUPINGS, state.by)
+    weights = switch("weight", "What is counted", WEIGHTS, state.weight)
+    switches = joined(groupings, weights) if state.tab == "live" else ""
+    return joined(tag("div", tab_list, moment, switches, class_="mv-head"), facts)
 
 
 def moment_total_html(event: int, live: Total, *, of_range: bool = False, is_still: bool = False) -> Html:
@@ -157,29 +149,6 @@ def lifetime_total_html(span: tuple[int, int], weights: WeightedRows, measure: M
     text = f"events {count_text(max(span[0], 0))} to {count_text(span[1])} · {allocations(len(weights.rows))} · "
     mean = measure.html(int(weights.weight.sum()))
     return tag("p", text, mean, " on average", class_="mv-moment", aria_live="polite")
-
-
-def switch_html(state: ExploreState) -> Html:
-    return _switch("by", GROUPINGS, state.by, "What a row is")
-
-
-def weights_html(state: ExploreState) -> Html:
-    return _switch("weight", WEIGHTS, state.weight, "What is counted")
-
-
-def _switch(act: str, choices: Mapping[str, str], chosen: str, label: str) -> Html:
-    buttons = [
-        tag(
-            "button",
-            words,
-            type="button",
-            data_act=act,
-            data_value=name,
-            aria_pressed="true" if name == chosen else "false",
-        )
-        for name, words in choices.items()
-    ]
-    return tag("div", *buttons, class_="mv-switch", role="group", aria_label=label)
 
 
 def range_html(during: RangeSummary) -> Html:
@@ -217,7 +186,11 @@ def table_html(
     rows = [_row(group, breakdown, look, largest=largest) for group in shown]
     rest = groups[len(shown) :]
     if rest:
-        rows.append(_rest_row(rest, breakdown, look.measure, can_grow=not state.is_long))
+        label = f"everything else, {count_text(len(rest))} more"
+        name = label if state.is_long else button(label, "more", "mv-link")
+        size, count = sum(group.bytes for group in rest), sum(group.count for group in rest)
+        share = percent_text(sum(map(look.measure.share_of, rest)), _total_of(breakdown, look.measure))
+        rows.append(_sum_row(name, count, look.measure.cell.html(size), share, by))
     return tag(
         "table",
         tag("thead", tag("tr", *_heads(by, state, breakdown, look.measure))),
@@ -256,9 +229,9 @@ def _heads(by: str, state: ExploreState, breakdown: Breakdown, measure: Measure)
 def _head(words: str, sort: str, state: ExploreState, class_: str = "") -> Html:
     is_sorted = state.sort == sort
     arrow = (" ↑" if state.is_rising else " ↓") if is_sorted else ""
-    button = tag("button", words, arrow, type="button", data_act="sort", data_value=sort)
+    sorts = button(words + arrow, "sort", None, data_value=sort)
     direction = ("ascending" if state.is_rising else "descending") if is_sorted else None
-    return tag("th", button, class_=class_ or None, scope="col", aria_sort=direction)
+    return tag("th", sorts, class_=class_ or None, scope="col", aria_sort=direction)
 
 
 def _row(group: Group, breakdown: Breakdown, look: TableLook, *, largest: int) -> Html:
@@ -277,9 +250,9 @@ def _row(group: Group, breakdown: Breakdown, look: TableLook, *, largest: int) -
         "tr",
         *cells,
         tag("td", tag("i", class_="mv-kind", style=bar), class_="mv-bar mv-wide"),
-        tag("td", count_text(group.count), class_="mv-number"),
-        tag("td", measure.cell.html(group.bytes), class_="mv-number"),
-        tag("td", percent_text(share, _total_of(breakdown, measure)), class_="mv-number mv-soft mv-wide"),
+        number(count_text(group.count)),
+        number(measure.cell.html(group.bytes)),
+        number(percent_text(share, _total_of(breakdown, measure)), more="mv-soft mv-wide"),
         **lights(breakdown.groups.by, group.key),
     )
 
@@ -292,9 +265,11 @@ def name_html(label: str, by: str) -> Html:
     inside: object = _site(place, space, function) if has_function else text
     spoken = text if has_function else None
     if by in _DIFFER_AT_THE_END:
-        inside, spoken = _both_ends(text), text
-    title = cut(label, 600)
-    return tag("button", inside, type="button", class_="mv-name mv-code", title=title, aria_label=spoken, data_keep="")
+        inside, spoken = tag("span", text), text
+        if len(text) >= 2 * _END:
+            # Where it is cut, its middle goes.
+            inside = tag("span", tag("span", text[:-_END]), tag("span", text[-_END:]), class_="mv-middle-cut")
+    return button(inside, None, "mv-name mv-code", title=cut(label, 600), aria_label=spoken, data_keep="")
 
 
 def _site(place: str, space: str, function: str) -> Html:
@@ -310,13 +285,6 @@ def _site(place: str, space: str, function: str) -> Html:
     )
 
 
-def _both_ends(text: str) -> Html:
-    """Return the text; where it is cut, its middle goes, since modules and lines differ at their ends."""
-    if len(text) < 2 * _END:
-        return tag("span", text)
-    return tag("span", tag("span", text[:-_END]), tag("span", text[-_END:]), class_="mv-middle-cut")
-
-
 def lights(by: str, key: str) -> dict[str, str]:
     return {"data_light_by": by, "data_light_group": key} if len(key) <= _LONGEST_KEY else {}
 
@@ -330,33 +298,21 @@ def category_html(mostly: Dominant, total: int, *, has_swatch: bool = True) -> H
     return joined(swatch(mostly.kind) if has_swatch else "", " ", kind, mixed)
 
 
-def _rest_row(rest: list[Group], breakdown: Breakdown, measure: Measure, *, can_grow: bool) -> Html:
-    size, count = sum(group.bytes for group in rest), sum(group.count for group in rest)
-    label = f"everything else, {count_text(len(rest))} more"
-    name = tag("button", label, type="button", class_="mv-link", data_act="more") if can_grow else label
-    share = percent_text(sum(measure.share_of(group) for group in rest), _total_of(breakdown, measure))
-    return _sum_row(name, count, measure.cell.html(size), share, breakdown.groups.by)
-
-
 def _total_row(breakdown: Breakdown, look: TableLook, download: dict[str, str] | None) -> Html:
-    groups, link = breakdown.groups, Html("")
+    groups, csv = breakdown.groups, Html("")
     if download is not None:
         data = {f"data_{name}": value for name, value in download.items()}
-        link = tag(
-            "button", "CSV", type="button", class_="mv-link", title="The whole table as CSV", data_csv="", **data
-        )
-    whole = percent_text(1, 1)
+        csv = link("CSV", title="The whole table as CSV", data_csv="", **data)
     measure = look.measure.cell
     # Bytes × lifetime is shown as a mean here too; the exact sum has twenty digits.
     total = measure.html(groups.bytes) if measure.kind == "lifetime" else measure.exact(groups.bytes)
-    return _sum_row(joined(f"{look.total} ", link), groups.count, total, whole, groups.by)
+    return _sum_row(joined(f"{look.total} ", csv), groups.count, total, percent_text(1, 1), groups.by)
 
 
 def _sum_row(name: object, count: int, size: object, share: str, by: str) -> Html:
     wide = [tag("td", class_="mv-wide")] * (1 if by == "category" else 2)
-    figures = (count_text(count), size)
-    cells = [tag("td", figure, class_="mv-number") for figure in figures]
-    return tag("tr", tag("td", name), *wide, *cells, tag("td", share, class_="mv-number mv-soft mv-wide"))
+    figures = number(count_text(count)), number(size), number(share, more="mv-soft mv-wide")
+    return tag("tr", tag("td", name), *wide, *figures)
 
 
 MOST_FOUND = 20
@@ -368,8 +324,8 @@ def matches_html(result: FindResult, query: str) -> Html:
         return _matches_section(
             tag("p", tag("b", "Nothing"), f" in this trace is found by {cut(query)}", class_="mv-soft")
         )
-    sites = f"{count_text(len(result.sites))} site{'' if len(result.sites) == 1 else 's'}"
     now = f"{bytes_text(result.live_bytes)} live at {when(result.event)}" if result.event >= 0 else when(result.event)
+    sites = counted(len(result.sites), "site")
     head = tag("h3", f"{allocations(result.count)} at {sites}", tag("span", f" {now}", class_="mv-soft"))
     return _matches_section(head, _matches_table(result), data_light_rest="find", data_light_rest_group=query)
 
@@ -383,7 +339,11 @@ def _matches_section(*content: Html, **attributes: str) -> Html:
 
 
 def _matches_table(result: FindResult) -> Html:
-    rows = [_match_row(site) for site in result.sites[:MOST_FOUND]]
+    rows = []
+    for site in result.sites[:MOST_FOUND]:
+        title = f"{exact(site.bytes)} over the whole trace, never live together"
+        cells = _match_cells(site.live_count, rounded(site.live_bytes), site.count, title=title)
+        rows.append(tag("tr", tag("td", name_html(site.label, "site")), *cells, **lights("site", site.key)))
     rest = result.sites[MOST_FOUND:]
     foot = []
     if rest:
@@ -391,26 +351,14 @@ def _matches_table(result: FindResult) -> Html:
         sums = (sum(e.live_count for e in rest), sum(e.live_bytes for e in rest), sum(e.count for e in rest))
         foot.append(tag("tr", tag("td", name), *_match_cells(sums[0], rounded(sums[1]), sums[2])))
     foot.append(tag("tr", tag("td", "Found"), *_match_cells(result.live_count, exact(result.live_bytes), result.count)))
-    names = (
-        ("Site", ""),
+    heads = (
+        ("Site", None),
         ("Blocks now", "mv-number mv-wide"),
         ("Bytes now", "mv-number"),
         ("In the whole trace", "mv-number"),
     )
-    heads = [tag("th", label, class_=kind or None, scope="col") for label, kind in names]
-    body = joined(tag("thead", tag("tr", *heads)), tag("tbody", *rows), tag("tfoot", *foot))
-    return tag("table", body, class_="mv-table mv-groups")
-
-
-def _match_row(site: FoundSite) -> Html:
-    title = f"{exact(site.bytes)} over the whole trace, never live together"
-    cells = _match_cells(site.live_count, rounded(site.live_bytes), site.count, title=title)
-    return tag("tr", tag("td", name_html(site.label, "site")), *cells, **lights("site", site.key))
+    return table(heads, rows, "mv-table mv-groups", foot)
 
 
 def _match_cells(live: int, size: object, count: int, title: str | None = None) -> tuple[Html, ...]:
-    return (
-        tag("td", count_text(live), class_="mv-number mv-wide"),
-        tag("td", size, class_="mv-number"),
-        tag("td", count_text(count), class_="mv-number", title=title),
-    )
+    return number(count_text(live), more="mv-wide"), number(size), number(count_text(count), title=title)

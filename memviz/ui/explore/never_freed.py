@@ -10,6 +10,7 @@ from memviz.analysis.leaks import Growth, GrowthRow
 from memviz.text import Html, allocations, cut, exact, joined, rounded, tag
 from memviz.ui.explore.live_set import TableLook, lights, name_html, table_html
 from memviz.ui.explore.state import ExploreState
+from memviz.ui.html.elements import number, table
 from memviz.units import bytes_text, count_text, delta_text
 
 CHURN_ROWS = 12
@@ -27,8 +28,8 @@ def never_freed_html(
     look: TableLook = _LOOK,
     download: dict[str, str] | None = None,
 ) -> Html:
-    table = replace(look, total=_LOOK.total)
-    return joined(sites_html(kept, state, download, table), growth_html(grown), churn_html(churn))
+    look = replace(look, total=_LOOK.total)
+    return joined(sites_html(kept, state, download, look), growth_html(grown), churn_html(churn))
 
 
 def sites_html(kept: Breakdown, state: ExploreState, download: dict[str, str] | None, look: TableLook = _LOOK) -> Html:
@@ -52,28 +53,26 @@ def growth_html(grown: Growth) -> Html:
     head = f"{change} from the end of {cut(grown.steps[0])} to the end of {cut(grown.steps[-1])}"
     if not grown.rows:
         return _section(head, "No site holds more at the end of the last step than at the end of the first.")
-    rows = [_growth_row(row, grown.by, spans) for row in grown.rows]
+    rows = []
+    for row in grown.rows:
+        name = tag("td", name_html(row.label, grown.by))
+        rows.append(tag("tr", name, *_cells(row, spans), **lights(grown.by, row.key)))
     rest = GrowthRow("", "everything else", grown.rest_bytes)
     live = GrowthRow("", "Live", grown.live_bytes)
     foot = [tag("tr", tag("td", row.label), *_cells(row, spans, is_exact=row is live)) for row in (rest, live)]
-    names = ("Site", f"After {cut(grown.steps[0], 40)}", f"After {cut(grown.steps[-1], 40)}", "Change", "A step")
-    return _section(head, "", _table(names, rows, foot))
-
-
-def _growth_row(row: GrowthRow, by: str, spans: int) -> Html:
-    return tag("tr", tag("td", name_html(row.label, by)), *_cells(row, spans), **lights(by, row.key))
+    heads = [(f"After {cut(step, 40)}", "mv-number mv-wide") for step in (grown.steps[0], grown.steps[-1])]
+    heads += [("Change", "mv-number"), ("A step", "mv-number")]
+    return _section(head, "", table([("Site", None), *heads], rows, "mv-table mv-groups", foot))
 
 
 def _cells(row: GrowthRow, spans: int, *, is_exact: bool = False) -> tuple[Html, ...]:
-    change = row.grown_bytes
-    last = exact(row.bytes[-1]) if is_exact else rounded(row.bytes[-1])
-    first = exact(row.bytes[0]) if is_exact else rounded(row.bytes[0])
+    change, text = row.grown_bytes, exact if is_exact else rounded
     kind = "mv-grew" if change > 0 else "mv-shrank" if change < 0 else ""
     return (
-        tag("td", first, class_="mv-number mv-wide"),
-        tag("td", last, class_="mv-number mv-wide"),
-        tag("td", _change(change), class_=f"mv-number {kind}", title=exact(change)),
-        tag("td", _change(round(change / spans)), class_="mv-number"),
+        number(text(row.bytes[0]), more="mv-wide"),
+        number(text(row.bytes[-1]), more="mv-wide"),
+        number(_change(change), more=kind, title=exact(change)),
+        number(_change(round(change / spans))),
     )
 
 
@@ -87,39 +86,18 @@ def churn_html(churn: Groups) -> Html:
         return _section("Nothing was freed at once", "No allocation was freed by the very next alloc or free.")
     head = f"{allocations(churn.count)} freed at once"
     soft = f"{bytes_text(churn.bytes)} passed through, never live together. They cost time, not room."
+
+    def row(name: object, count: int, size: object, **attributes: str) -> Html:
+        return tag("tr", tag("td", name), number(count_text(count)), number(size), **attributes)
+
     rows = [
-        tag(
-            "tr",
-            tag("td", name_html(group.label, churn.by)),
-            tag("td", count_text(group.count), class_="mv-number"),
-            tag("td", rounded(group.bytes), class_="mv-number"),
-            **lights(churn.by, group.key),
-        )
+        row(name_html(group.label, churn.by), group.count, rounded(group.bytes), **lights(churn.by, group.key))
         for group in churn.groups
     ]
-    foot = [_churn_sum("everything else", churn.rest_count, churn.rest_bytes)] if churn.rest_count else []
-    foot.append(_churn_sum("Together", churn.count, churn.bytes, is_exact=True))
-    return _section(head, soft, _table(("Site", "Times", "Bytes"), rows, foot))
-
-
-def _churn_sum(name: str, count: int, size: int, *, is_exact: bool = False) -> Html:
-    bytes_cell = tag("td", exact(size) if is_exact else rounded(size), class_="mv-number")
-    return tag("tr", tag("td", name), tag("td", count_text(count), class_="mv-number"), bytes_cell)
-
-
-def _table(names: tuple[str, ...], rows: list[Html], foot: list[Html]) -> Html:
-    wide = ("After",)
-    heads = [
-        tag(
-            "th",
-            header,
-            scope="col",
-            class_=("mv-number" + (" mv-wide" if header.startswith(wide) else "")) if i else None,
-        )
-        for i, header in enumerate(names)
-    ]
-    body = (tag("thead", tag("tr", *heads)), tag("tbody", *rows), tag("tfoot", *foot))
-    return tag("table", *body, class_="mv-table mv-groups")
+    foot = [row("everything else", churn.rest_count, rounded(churn.rest_bytes))] if churn.rest_count else []
+    foot.append(row("Together", churn.count, exact(churn.bytes)))
+    heads = (("Site", None), ("Times", "mv-number"), ("Bytes", "mv-number"))
+    return _section(head, soft, table(heads, rows, "mv-table mv-groups", foot))
 
 
 def _section(head: str, soft: str = "", *content: Html) -> Html:

@@ -153,11 +153,7 @@ def report(files: list[str]) -> str:
         files: Snapshots.
     """
     with with_worded_errors():
-        return _report(files)
-
-
-def _report(files: object) -> str:
-    if not isinstance(files, list) or not files:
-        raise UsageError("files are a list of snapshots, one at least.")
-    check_count(len(files))
-    return page_file("report.html", report_page([open_upload(file) for file in files]))
+        if not isinstance(files, list) or not files:
+            raise UsageError("files are a list of snapshots, one at least.")
+        check_count(len(files))
+        return page_file("report.html", report_page([open_upload(file) for file in files]))

@@ -34,7 +34,7 @@ from memviz.units import bytes_text
 MOST_CACHED = 4
 _NOTHING = -1
 
-_SIGNS = {
+_SIGNS: dict[int, str] = {
     Action.ALLOC: "+",
     Action.SEGMENT_ALLOC: "+",
     Action.SEGMENT_MAP: "+",
@@ -72,13 +72,6 @@ class EventRow:
     annotation: str
     look: str
     """'grew' or 'shrank' where live bytes change, the same after 'device-' where reserved ones do, 'oom' or 'plain'."""
-
-
-@dataclass(frozen=True)
-class ActionCount:
-    action: int
-    name: str
-    count: int
 
 
 @dataclass(frozen=True)
@@ -188,56 +181,42 @@ def _counts(device: DeviceTrace) -> Ints8:
     return np.bincount(device.events.action, minlength=1)
 
 
-def action_counts(trace: Trace, device: DeviceTrace) -> tuple[ActionCount, ...]:
-    """The kinds of event that occur, by their number in the file's format."""
-    counts = _counts(device)
-    return tuple(
-        ActionCount(code, action_text(trace, code), int(counts[code])) for code in counts.nonzero()[0].tolist()
-    )
-
-
 def action_text(trace: Trace, action: int) -> str:
     """PyTorch's own names, with spaces; the one that people search for is spelled out."""
     return "out of memory" if action == Action.OOM else plain(trace.action_name(action).replace("_", " "))
 
 
-def _address_text(action: int, address: int) -> str:
-    if action != Action.OOM:
-        return address_text(address)
-    return "" if address == FREE_UNKNOWN else f"{bytes_text(address)} free"
-
-
 def event_rows(trace: Trace, device: DeviceTrace, events: Ints8) -> tuple[EventRow, ...]:
     """A page of them: this is a loop over its rows."""
-    table, rows, names = device.events, row_of_events(device)[events], _annotation_names(trace, device, events)
-    times = _times(device, events)
-    stacks = stack_of_events(device)[events]
-    return tuple(
-        EventRow(
-            event=event,
-            time=times[i],
-            action=action_text(trace, action),
-            bytes=_bytes_cell(action, size),
-            exact=exact(size),
-            address=_address_text(action, address),
-            stream=str(trace.streams[stream]),
-            pool=_pool_text(trace.pools[pool]),
-            site=_site_text(trace, device, action, int(rows[i]), int(stacks[i])),
-            annotation=names[i],
-            look=_look(action),
-        )
-        for i, (event, action, size, address, stream, pool) in enumerate(
-            zip(
-                events.tolist(),
-                table.action[events].tolist(),
-                table.size[events].tolist(),
-                table.address[events].tolist(),
-                table.stream[events].tolist(),
-                table.pool[events].tolist(),
-                strict=True,
+    table = device.events
+    columns = (table.action, table.size, table.address, table.stream, table.pool)
+    found = (column[events].tolist() for column in (*columns, row_of_events(device), stack_of_events(device)))
+    texts = _times(device, events), _annotation_names(trace, device, events)
+    rows = []
+    for event, action, size, address, stream, pool, row, stack, time, name in zip(
+        events.tolist(), *found, *texts, strict=True
+    ):
+        place = address_text(address)
+        if action == Action.OOM:
+            place = "" if address == FREE_UNKNOWN else f"{bytes_text(address)} free"
+        first, second = trace.pools[pool]
+        sign = _SIGNS.get(action, "")
+        rows.append(
+            EventRow(
+                event=event,
+                time=time,
+                action=action_text(trace, action),
+                bytes=f"{sign}{bytes_text(size)}" if size or sign else "",
+                exact=exact(size),
+                address=place,
+                stream=str(trace.streams[stream]),
+                pool="default" if (first, second) == DEFAULT_POOL else f"{first}, {second}",
+                site=_site_text(trace, device, action, row, stack),
+                annotation=name,
+                look=_look(action),
             )
         )
-    )
+    return tuple(rows)
 
 
 def _times(device: DeviceTrace, events: Ints8) -> Sequence[str]:
@@ -258,21 +237,11 @@ def _annotation_names(trace: Trace, device: DeviceTrace, events: Ints8) -> list[
     ]
 
 
-def _bytes_cell(action: int, size: int) -> str:
-    sign = _SIGNS.get(Action(action), "") if action < Action.OTHER else ""
-    return f"{sign}{bytes_text(size)}" if size or sign else ""
-
-
 def _look(action: int) -> str:
-    cached = Action(action) if action < Action.OTHER else Action.OTHER
-    if cached is Action.OOM:
+    if action == Action.OOM:
         return "oom"
-    change = {"+": "grew", "−": "shrank"}.get(_SIGNS.get(cached, ""), "plain")
-    return f"device-{change}" if cached in _OF_THE_DEVICE else change
-
-
-def _pool_text(pool: tuple[int, int]) -> str:
-    return "default" if pool == DEFAULT_POOL else f"{pool[0]}, {pool[1]}"
+    change = {"+": "grew", "−": "shrank"}.get(_SIGNS.get(action, ""), "plain")
+    return f"device-{change}" if action in _OF_THE_DEVICE else change
 
 
 def _site_text(trace: Trace, device: DeviceTrace, action: int, row: int, stack: int) -> str:
@@ -286,14 +255,13 @@ def _site_text(trace: Trace, device: DeviceTrace, action: int, row: int, stack: 
 
 def list_value(trace: Trace, device: DeviceTrace, key: str, at: int) -> dict[str, object]:
     """Return the list's value apart from its pages: length, kinds of event, and the columns that have content."""
+    counts = _counts(device)
     return {
         "key": key,
         "at": at,
         "count": len(device.events),
-        "actions": [
-            [action_count.action, action_count.name, action_count.count]
-            for action_count in action_counts(trace, device)
-        ],
+        # The kinds of event that occur, by their number in the file's format.
+        "actions": [[code, action_text(trace, code), int(counts[code])] for code in counts.nonzero()[0].tolist()],
         "has_times": has_times(device),
         "has_annotations": bool(len(annotated(device).intervals)),
         "many_streams": len(trace.streams) > 1,

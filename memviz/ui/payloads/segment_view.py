@@ -17,8 +17,9 @@ from memviz.analysis.timeline import has_reserved, timeline
 from memviz.figures.colouring import Colouring, colouring, pixel_palette
 from memviz.figures.packed_timeline import PackedTimeline, as_sent, pack
 from memviz.text import Html, exact, joined, plain, tag, when
-from memviz.trace.model import DEFAULT_POOL, Bools, DeviceTrace, Ints8, Segments, Trace, address_text
+from memviz.trace.model import DEFAULT_POOL, DeviceTrace, Ints8, Segments, Trace, address_text
 from memviz.trace.profile import is_profiled
+from memviz.ui.html.elements import number, table
 from memviz.units import bytes_text, count_text, counted, percent_text
 
 MOST_ROWS = 200
@@ -142,6 +143,9 @@ def packed_map(trace: Trace, device: DeviceTrace, moment: SegmentsAt, *, meaning
     labels, site = _sites(trace, device, tiles.row)
     row = np.where(tiles.row >= 0, tiles.row, 0)
     held = tiles.row >= 0
+    probable = {}
+    if colours.probable is not None:
+        probable = {"probable": (held & _take_or_zero(colours.probable, row)).astype(np.uint8)}
     columns = {
         **_halves("segment_size", segments.size),
         **_halves("segment_address", segments.address),
@@ -153,7 +157,7 @@ def packed_map(trace: Trace, device: DeviceTrace, moment: SegmentsAt, *, meaning
         "kind": tiles.kind,
         "row": (tiles.row + 1).astype(np.uint32),
         "group": np.where(held, _take_or_zero(colours.group, row), 0).astype(np.uint8),
-        **_probable(colours, held, row),
+        **probable,
         "start": np.where(held, _take_or_zero(lifetimes(device).start, row) + 1, 0).astype(np.uint32),
         "site": site.astype(np.uint32),
         **_ages(device, moment),
@@ -202,13 +206,6 @@ def _ages(device: DeviceTrace, moment: SegmentsAt) -> dict[str, npt.NDArray[Any]
     return _halves("age", np.where(start >= 0, times[moment.event] - times[np.maximum(start, 0)], 0))
 
 
-def _probable(colours: Colouring, held: Bools, row: Ints8) -> dict[str, npt.NDArray[Any]]:
-    """Return a flag per tile that marks groups which are only probable."""
-    return (
-        {} if colours.probable is None else {"probable": (held & _take_or_zero(colours.probable, row)).astype(np.uint8)}
-    )
-
-
 def _take_or_zero(values: npt.NDArray[Any], rows: Ints8) -> npt.NDArray[Any]:
     """`values[rows]`; where nothing was ever allocated any value does, but there must be one."""
     return values[rows] if len(values) else np.zeros(len(rows), dtype=np.int64)
@@ -228,51 +225,28 @@ def figures_html(free: FreeSpace) -> Html:
         ("free pieces", count_text(free.pieces), None),
         ("whole segments free", count_text(free.whole_segments), "empty_cache() gives them back"),
     )
-    return tag(
-        "p", *(tag("span", f"{name} ", tag("b", text), title=more) for name, text, more in facts), class_="mv-facts"
-    )
+    spans = [tag("span", f"{name} ", tag("b", text), title=more) for name, text, more in facts]
+    return tag("p", *spans, class_="mv-facts")
 
 
 def fragmentation_html(parts: Fragmentation) -> Html:
     """One bar and one sum: the parts add up to what is reserved, to the byte."""
-    shown = {name: getattr(parts, name) for name in _PARTS if name in _ALWAYS or getattr(parts, name)}
-    bar = [
-        tag(
-            "i",
-            class_=f"mvs-part mvs-{part.replace('_', '-')}",
-            style=f"flex-grow:{size}",
-            title=_exact(part, size, parts),
-        )
-        for part, size in shown.items()
-        if size > 0
-    ]
-    terms = [
-        tag(
-            "span",
-            tag("i", class_=f"mvs-part mvs-{part.replace('_', '-')}"),
-            f"{_PARTS[part]} ",
-            tag("b", bytes_text(size)),
-            title=_exact(part, size, parts),
-        )
-        for part, size in shown.items()
-    ]
+    bar, terms = [], []
+    for part, words in _PARTS.items():
+        size, look = getattr(parts, part), f"mvs-part mvs-{part.replace('_', '-')}"
+        if not size and part not in _ALWAYS:
+            continue
+        title = f"{words}: {exact(size)}, {percent_text(size, parts.reserved)} of what is reserved"
+        if size > 0:
+            bar.append(tag("i", class_=look, style=f"flex-grow:{size}", title=title))
+        terms.append(tag("span", tag("i", class_=look), f"{words} ", tag("b", bytes_text(size)), title=title))
     total = tag("span", "reserved ", tag("b", bytes_text(parts.reserved)), " =", title=exact(parts.reserved))
+    outside = f"{bytes_text(parts.outside)} live lie in no segment known at this moment, and are in none of these sums."
     return joined(
         tag("div", *bar, class_="mvs-whole", aria_hidden="true"),
         tag("p", total, *terms, class_="mvs-terms"),
-        _outside_html(parts),
+        tag("p", outside, class_="mv-soft") if parts.outside else "",
     )
-
-
-def _exact(part: str, size: int, parts: Fragmentation) -> str:
-    return f"{_PARTS[part]}: {exact(size)}, {percent_text(size, parts.reserved)} of what is reserved"
-
-
-def _outside_html(parts: Fragmentation) -> Html:
-    if not parts.outside:
-        return Html("")
-    text = f"{bytes_text(parts.outside)} live lie in no segment known at this moment, and are in none of these sums."
-    return tag("p", text, class_="mv-soft")
 
 
 _HEAD = ("Segment", "Pool", "Blocks", "Live", "Rounding", "Free", "Largest free", "Size")
@@ -288,19 +262,18 @@ def table_html(trace: Trace, moment: SegmentsAt, most: int = MOST_ROWS) -> Html:
     order = np.argsort(-segments.size, kind="stable")
     rows = [
         _table_row(
-            tag("td", address_text(int(segments.address[number])), class_="mv-code"),
-            f"{groups[group_of[number]].name}, {'large' if segments.is_large[number] else 'small'}",
-            figures[number],
+            tag("td", address_text(int(segments.address[i])), class_="mv-code"),
+            f"{groups[group_of[i]].name}, {'large' if segments.is_large[i] else 'small'}",
+            figures[i],
         )
-        for number in order[:most].tolist()
+        for i in order[:most].tolist()
     ]
     rest = order[most:]
     if len(rest):
         name = f"{count_text(len(rest))} smaller segments"
         rows.append(_table_row(tag("td", name), "", _together(figures[rest])))
     total = _table_row(tag("td", f"all {count_text(len(segments))}"), "", _together(figures), to_the_byte=True)
-    head = [tag("th", name, scope="col", class_="mv-number" if i > 1 else None) for i, name in enumerate(_HEAD)]
-    return tag("table", tag("thead", tag("tr", *head)), tag("tbody", *rows), tag("tfoot", total), class_="mv-table")
+    return table(((name, "mv-number" if i > 1 else None) for i, name in enumerate(_HEAD)), rows, foot=[total])
 
 
 def _by_segment(moment: SegmentsAt) -> Ints8:
@@ -330,8 +303,8 @@ def _together(figures: Ints8) -> Ints8:
 def _table_row(name: Html, pool: str, figures: Ints8, *, to_the_byte: bool = False) -> Html:
     blocks, *sizes = figures.tolist()
     text = exact if to_the_byte else bytes_text
-    cells = [tag("td", text(size), class_="mv-number", title=exact(size)) for size in sizes]
-    return tag("tr", name, tag("td", pool), tag("td", count_text(blocks), class_="mv-number"), *cells)
+    cells = [number(text(size), title=exact(size)) for size in sizes]
+    return tag("tr", name, tag("td", pool), number(count_text(blocks)), *cells)
 
 
 def moment_of(trace: Trace, device: DeviceTrace, request: dict[str, Any]) -> dict[str, Any]:

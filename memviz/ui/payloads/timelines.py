@@ -50,13 +50,19 @@ _NOTED_BY_TORCH = ("Optimizer.", "ProfilerStep#")
 def timeline_value(
     trace: Trace, device: DeviceTrace, key: str, *, state: dict[str, Any] | None = None
 ) -> dict[str, Any]:
+    reserved, failed = timeline(device).reserved, failed_requests(trace, device, slice(_MOST_OOM))
     return {
         "key": key,
         "label": str(trace_headline(overview(trace, device))),
         "has_times": has_times(device),
         "phases": phase_bands(trace, device),
         "ooms": [
-            _oom(oom.event, oom.requested_bytes, device) for oom in failed_requests(trace, device, slice(_MOST_OOM))
+            {
+                "event": oom.event,
+                "reserved": int(reserved[oom.event + 1]),
+                "text": f"{bytes_text(oom.requested_bytes)} did not fit",
+            }
+            for oom in failed
         ],
         "state": state or {},
     }
@@ -69,14 +75,9 @@ def phase_bands(trace: Trace, device: DeviceTrace) -> list[list[Any]]:
     """
     intervals = annotated(device).intervals
     rows = ((intervals.depth == 0) & (intervals.end_event >= intervals.start_event)).nonzero()[0][:_MOST_PHASES]
-    noted = [
-        [
-            plain(trace.strings[intervals.name[row]]),
-            int(intervals.start_event[row]) + 1,
-            int(intervals.end_event[row]) + 2,
-        ]
-        for row in rows
-    ]
+    names = [plain(trace.strings[code]) for code in intervals.name[rows]]
+    ends = (intervals.start_event[rows] + 1).tolist(), (intervals.end_event[rows] + 2).tolist()
+    noted = [list(band) for band in zip(names, *ends, strict=True)]
     phases = phase_spans(trace, device)
     if phases.spans and all(str(name).startswith(_NOTED_BY_TORCH) for name, _, _ in noted):
         return [
@@ -86,33 +87,24 @@ def phase_bands(trace: Trace, device: DeviceTrace) -> list[list[Any]]:
     return noted
 
 
-def _oom(event: int, requested_bytes: int, device: DeviceTrace) -> dict[str, Any]:
-    reserved = int(timeline(device).reserved[event + 1])
-    return {"event": event, "reserved": reserved, "text": f"{bytes_text(requested_bytes)} did not fit"}
-
-
 def piece(trace: Trace, device: DeviceTrace, request: dict[str, Any]) -> PackedTimeline:
     kind = request.get("piece")
     if kind == "timeline":
         return pack_allocations(device)
     if kind == "groups":
-        return groups_piece(colouring(trace, device, str(request.get("meaning", "category")), _among(request)))
+        # The keys of traces that share their colours. The request comes from a browser, so it is checked.
+        keys = request.get("among")
+        among = tuple(key for key in keys if isinstance(key, str)) if isinstance(keys, list) else ()
+        return groups_piece(colouring(trace, device, str(request.get("meaning", "category")), among))
     if kind == "times":
         return pack_times(device)
     if kind == "sites":
         table = sites(trace)
         return pack_sites(table.of_stack[lifetimes(device).stack], [site.label for site in table.sites])
     if kind == "lit":
-        return pack_selection(
-            lit_rows(trace, device, str(request.get("by", "site")), request.get("group")), len(lifetimes(device))
-        )
+        lit = lit_rows(trace, device, str(request.get("by", "site")), request.get("group"))
+        return pack_selection(lit, len(lifetimes(device)))
     raise UsageError(f"A timeline has no piece {kind!r}.")
-
-
-def _among(request: dict[str, Any]) -> tuple[str, ...]:
-    """Return the keys of traces that share their colours. The request comes from a browser, so it is checked."""
-    keys = request.get("among")
-    return tuple(key for key in keys if isinstance(key, str)) if isinstance(keys, list) else ()
 
 
 def lit_rows(trace: Trace, device: DeviceTrace, by: str, group: Any) -> Ints8:
@@ -256,7 +248,8 @@ def segments_over_time_piece(trace: Trace, device: DeviceTrace, request: dict[st
     if kind == "timeline":
         return pack_spans_and_reserved(device, lives.start - BEFORE, lives.end - BEFORE, lives.size)
     if kind == "groups":
-        return groups_piece(_by_use(lives))
+        group = np.searchsorted(-np.array(_BOUNDS), -lives.used, side="left").astype(np.uint8)
+        return groups_piece(Colouring("use", _LABELS, group, _SHADES))
     if kind == "times":
         return pack_times(device)
     if kind == "sites":
@@ -264,11 +257,6 @@ def segments_over_time_piece(trace: Trace, device: DeviceTrace, request: dict[st
     if kind == "lit":
         return pack_selection(np.zeros(0, dtype=np.int64), len(lives))
     raise UsageError(f"Segments over time have no piece {kind!r}.")
-
-
-def _by_use(lives: SegmentLives) -> Colouring:
-    group = np.searchsorted(-np.array(_BOUNDS), -lives.used, side="left").astype(np.uint8)
-    return Colouring("use", _LABELS, group, _SHADES)
 
 
 def _by_longest_site(trace: Trace, device: DeviceTrace, lives: SegmentLives) -> PackedTimeline:

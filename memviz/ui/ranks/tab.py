@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import gradio as gr
@@ -21,11 +22,10 @@ from memviz.ui.ranks.views import (
     outliers_html,
     ranks_verdict_html,
 )
-from memviz.ui.shell.gradio_events import PRIVATE
+from memviz.ui.shell.gradio_events import PRIVATE, while_seen
 from memviz.ui.shell.session import Context, Session, open_trace
 
 ID, LABEL = "ranks", "Ranks"
-_PARTS = 6
 
 
 @dataclass(frozen=True)
@@ -69,27 +69,16 @@ def build(context: Context, session: gr.State, tabs: gr.Tabs, tab: gr.Tab) -> Ra
 
 
 def _wire(context: Context, session: gr.State, tabs: gr.Tabs, parts: RanksTab) -> None:
-    def follow(current: Session, chosen: int | None, looked_at: bool) -> list[Any]:
-        return draw(context, current, chosen) if looked_at else [gr.skip()] * _PARTS
-
-    def arrive(current: Session, chosen: int | None) -> list[Any]:
-        return [True, *draw(context, current, chosen)]
-
-    def leave(event: gr.SelectData) -> Any:
-        return gr.skip() if event.value == LABEL else False
-
     def choose(current: Session, event: gr.EventData) -> list[Any]:
         """In the map, which has marked it already."""
         rank = _rank(clicked(event))
         return [one_rank(context, current, rank), rank]
 
     def jump(current: Session, event: gr.EventData) -> list[Any]:
-        rank = _rank(clicked(event))
-        return draw(context, current, rank)
+        return draw(context, current, _rank(clicked(event)))
 
-    parts.shown.change(follow, [session, parts.chosen, parts.looked_at], parts.drawing, **PRIVATE)
-    parts.tab.select(arrive, [session, parts.chosen], [parts.looked_at, *parts.drawing], **PRIVATE)
-    tabs.select(leave, None, [parts.looked_at], **PRIVATE)
+    inputs = [session, parts.chosen]
+    while_seen(tabs, parts.tab, parts.shown, parts.looked_at, partial(draw, context), inputs, parts.drawing)
     parts.picture.select(choose, [session], [parts.one, parts.chosen], **PRIVATE)
     parts.lists.click(jump, [session], parts.drawing, **PRIVATE)
 
@@ -106,7 +95,10 @@ def draw(context: Context, session: Session, chosen: int | None) -> list[Any]:
     if shown is None:
         return ["", {}, "", "", "", None]
     job = shown.job
-    rank = chosen if chosen is not None and job.of(chosen) is not None else _first(shown)
+    rank = chosen
+    if rank is None or job.of(rank) is None:
+        # On the first visit the largest outlier.
+        rank = job.outliers[0].rank if job.outliers else job.highest.number
     return [
         ranks_verdict_html(job),
         rank_map_value(job, rank),
@@ -120,11 +112,6 @@ def draw(context: Context, session: Session, chosen: int | None) -> list[Any]:
 def one_rank(context: Context, session: Session, rank: int | None) -> str:
     shown = shown_ranks(context, session)
     return "" if shown is None else _one(shown, rank)
-
-
-def _first(shown: ShownRanks) -> int:
-    """Select the largest outlier on the first visit."""
-    return shown.job.outliers[0].rank if shown.job.outliers else shown.job.highest.number
 
 
 def _one(shown: ShownRanks, rank: int | None) -> str:

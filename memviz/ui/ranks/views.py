@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 from memviz.ranks.numbers import Rank, mesh_of, mesh_text
 from memviz.ranks.row import Curve
-from memviz.ranks.summary import NamedDelta, Outlier, RankGroup, RankSummary, by_category, by_site
+from memviz.ranks.summary import Outlier, RankGroup, RankSummary, by_category, by_site
+from memviz.results.headline import consecutive_spans
 from memviz.results.ranks import missing_ranks, ranks_headline
 from memviz.text import Html, cut, cut_middle, rounded, tag
 from memviz.trace.model import is_reserved_known
+from memviz.ui.html.elements import button, facts_html, number
 from memviz.ui.html.labels import headline_html
-from memviz.units import bytes_text, count_text, delta_text
+from memviz.units import bytes_text, count_text, counted, delta_text
 
 _MOST = 20
 _LONGEST = 60
@@ -81,8 +83,7 @@ def groups_html(job: RankSummary) -> Html:
     usual = job.usual_groups
     rows = [_group_row(job, group) for group in usual[:MOST_ROWS]]
     need = "reached" if job.ran_out else "need"
-    head = tag("h2", f"Groups of ranks that {need} the same ", tag("span", count_text(len(usual))))
-    return tag("section", head, _table(("", "Ranks", "Peak", ""), rows), _more(len(usual), "groups"))
+    return _section(f"Groups of ranks that {need} the same", ("", "Ranks", "Peak", ""), rows, len(usual), "groups")
 
 
 def _group_row(job: RankSummary, group: RankGroup) -> Html:
@@ -91,12 +92,11 @@ def _group_row(job: RankSummary, group: RankGroup) -> Html:
     if group.least_bytes != group.most_bytes:
         spread = f"{bytes_text(group.least_bytes)} to {bytes_text(group.most_bytes)}"
     picture = "" if median is None else sparkline(median.row.curve, job.highest.row.peak_bytes)
-    many = count_text(len(group.ranks))
     return tag(
         "tr",
         tag("td", picture),
-        tag("th", _choosing(group.median_rank, f"{many} {'rank' if many == '1' else 'ranks'}"), scope="row"),
-        tag("td", rounded(group.peak_bytes), class_="mv-number"),
+        tag("th", _choosing(group.median_rank, counted(len(group.ranks), "rank")), scope="row"),
+        number(rounded(group.peak_bytes)),
         tag("td", spans_text(group.ranks), tag("small", spread) if spread else "", class_="mv-soft"),
     )
 
@@ -105,9 +105,8 @@ def outliers_html(job: RankSummary) -> Html:
     if not job.outliers:
         return Html("")
     rows = [_outlier_row(job, one) for one in job.outliers[:MOST_ROWS]]
-    head = tag("h2", "Ranks that stand out ", tag("span", count_text(len(job.outliers))))
     names = ("", "Rank", "More or less", "Largest parts")
-    return tag("section", head, _table(names, rows), _more(len(job.outliers), "ranks"))
+    return _section("Ranks that stand out", names, rows, len(job.outliers), "ranks")
 
 
 def _outlier_row(job: RankSummary, one: Outlier) -> Html:
@@ -115,51 +114,35 @@ def _outlier_row(job: RankSummary, one: Outlier) -> Html:
     picture: Html | str = ""
     if rank is not None and against is not None:
         picture = sparkline(rank.row.curve, job.highest.row.peak_bytes, against.row.curve)
-    look = "mv-grew" if one.delta_bytes > 0 else "mv-shrank"
+    # The category first, and a site where one is the largest.
+    category, site = one.chief_category, one.chief_site
+    causes = [f"{category.words} ({delta_text(category.delta_bytes)})"] if category is not None else []
+    causes += [f"{cut(site.name)} ({delta_text(site.delta_bytes)})"] if site is not None else []
     return tag(
         "tr",
         tag("td", picture),
         tag("th", _choosing(one.rank, f"rank {one.rank}"), scope="row"),
-        tag("td", tag("b", delta_text(one.delta_bytes), class_=look), class_="mv-number"),
-        tag("td", *_causes(one), tag("small", f"against rank {one.against}"), class_="mv-code"),
+        number(tag("b", delta_text(one.delta_bytes), class_=_look(one.delta_bytes))),
+        tag("td", ", ".join(causes), tag("small", f"against rank {one.against}"), class_="mv-code"),
     )
 
 
-def _causes(one: Outlier) -> list[Html | str]:
-    """The category first, and a site where one is the largest."""
-    category, site = one.chief_category, one.chief_site
-    text = [f"{category.words} ({delta_text(category.delta_bytes)})"] if category is not None else []
-    if site is not None:
-        text.append(cause_text(site))
-    return [", ".join(text)]
-
-
-def cause_text(cause: NamedDelta | None) -> str:
-    return "" if cause is None else f"{cut(cause.name)} ({delta_text(cause.delta_bytes)})"
-
-
 def _choosing(rank: int, text: str) -> Html:
-    return tag("button", text, type="button", data_act="rank", data_rank=rank, class_="mv-link")
+    return button(text, "rank", "mv-link", data_rank=rank)
 
 
-def _table(names: Sequence[str], rows: Sequence[Html]) -> Html:
+def _section(title: str, names: Sequence[str], rows: Sequence[Html], many: int, what: str) -> Html:
+    """`rows` are the first of `many`."""
     head = tag("tr", *(tag("th", name, scope="col") if name else tag("td") for name in names))
-    return tag("table", tag("thead", head), tag("tbody", *rows), class_="mv-table mv-ranktable")
-
-
-def _more(many: int, what: str) -> Html | str:
+    table = tag("table", tag("thead", head), tag("tbody", *rows), class_="mv-table mv-ranktable")
     left = many - MOST_ROWS
-    return tag("p", f"and {count_text(left)} more {what}", class_="mv-soft") if left > 0 else ""
+    more = tag("p", f"and {count_text(left)} more {what}", class_="mv-soft") if left > 0 else ""
+    return tag("section", tag("h2", f"{title} ", tag("span", count_text(many))), table, more)
 
 
 def spans_text(numbers: Sequence[int]) -> str:
     """'0-3, 8-11'."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
+    spans = consecutive_spans(numbers)
     text = [f"{first}" if first == last else f"{first}–{last}" for first, last in spans[:_MOST_SPANS]]
     return ", ".join([*text, *(["…"] if len(spans) > _MOST_SPANS else [])])
 
@@ -176,30 +159,21 @@ def one_rank_html(job: RankSummary, number: int | None, *, can_open: bool) -> Ht
     where = mesh_text(mesh_of(rank))
     title = tag("h2", f"Rank {rank.number}", tag("span", f" {where}") if where else "")
     picture = sparkline(rank.row.curve, job.highest.row.peak_bytes, None if other is None else other.row.curve)
-    parts = [tag("header", title, picture, *_buttons(rank, other, can_open=can_open)), _facts(rank)]
+    buttons = [button("Open in Explore", "open-rank", "mv-button", data_rank=rank.number)]
+    if other is not None:
+        label = f"Compare with rank {other.number}"
+        buttons.append(button(label, "compare-rank", "mv-button", data_rank=rank.number))
+    parts = [tag("header", title, picture, *(buttons if can_open else ())), _facts(rank)]
     if other is not None:
         parts.append(_differences(rank, other))
     return tag("section", *parts, class_="mv-onerank", aria_label=f"Rank {rank.number}")
-
-
-def _buttons(rank: Rank, other: Rank | None, *, can_open: bool) -> list[Html]:
-    if not can_open:
-        return []
-    shown = [_button("Open in Explore", "open-rank", rank.number)]
-    if other is not None:
-        shown.append(_button(f"Compare with rank {other.number}", "compare-rank", rank.number))
-    return shown
-
-
-def _button(label: str, act: str, rank: int) -> Html:
-    return tag("button", label, type="button", data_act=act, data_rank=rank, class_="mv-button")
 
 
 def _facts(rank: Rank) -> Html:
     row = rank.row
     is_known = is_reserved_known(row.peak_bytes, row.reserved_peak_bytes)
     device = [("device", f"{row.device}, one of {count_text(row.device_count)}")] if row.device_count > 1 else []
-    facts = [
+    facts: list[tuple[str, object]] = [
         ("", row.origin),
         *device,
         ("peak", rounded(row.peak_bytes)),
@@ -210,7 +184,7 @@ def _facts(rank: Rank) -> Html:
     if row.ran_out:
         last = row.ran_out[-1]
         facts.append(("out of memory, asked", f"{bytes_text(last.requested_bytes)} {cut(last.site, 60)}".strip()))
-    return tag("p", *(tag("span", text, " ", tag("b", value)) for text, value in facts), class_="mv-facts")
+    return facts_html(facts)
 
 
 def _differences(rank: Rank, other: Rank) -> Html:

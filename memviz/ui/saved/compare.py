@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -64,15 +64,15 @@ class _Choices:
         return tuple(state[field] for field in fields)
 
     def links(self, view: CompareState) -> SavedLinks:
-        return SavedLinks(lambda data: self.changes_of(view, data))
+        def follow(data: Mapping[str, str]) -> State | None:
+            if data.get("act") not in ("other", "by", "sort", "rows", "align", "axis", "overlay"):
+                return None
+            before, after = self.state_of(view), self.state_of(changed(view, data))
+            if before is None or after is None:
+                return None
+            return {field: word for field, word in after.items() if before[field] != word}
 
-    def changes_of(self, view: CompareState, data: Mapping[str, str]) -> State | None:
-        if data.get("act") not in ("other", "by", "sort", "rows", "align", "axis", "overlay"):
-            return None
-        before, after = self.state_of(view), self.state_of(changed(view, data))
-        if before is None or after is None:
-            return None
-        return {field: word for field, word in after.items() if before[field] != word}
+        return SavedLinks(follow)
 
 
 def _yes_or_no(truth: bool) -> str:
@@ -108,14 +108,13 @@ def saved_comparison(sides: tuple[Side, ...], by: str, budget: SizeBudget, *, ha
     panels = [_top(choices), _controls(choices, first), differences]
     data = {
         "sides": [{**value, "align": {}} for value in linked_values(sides, first.way, first.axis)],
-        "aligned": [[placed(aligned, i) for i in range(len(sides))] for aligned in _alignments(choices)],
+        "aligned": [
+            [placed(aligned, i) for i in range(len(sides))]
+            for aligned in (alignments(sides, way) for way in choices.ways)
+        ],
         "overlay": overlay_value(sides, first),
     }
     return SavedComparison(panels, start, data, _lights(pairs, rows))
-
-
-def _alignments(choices: _Choices) -> Iterator[Any]:
-    return (alignments(choices.sides, alignment) for alignment in choices.ways)
 
 
 def _view(choices: _Choices, view: CompareState, other: int) -> CompareState:

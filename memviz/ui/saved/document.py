@@ -173,13 +173,18 @@ class Document:
 
 def html_text(document: Document) -> str:
     script = _script()
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
     foot = "Made with memviz. Nothing on this page was loaded from elsewhere."
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
 <title>{esc(document.title)}</title>
 <style>{_style()}</style>
 </head>
@@ -196,26 +201,14 @@ def html_text(document: Document) -> str:
 """
 
 
-def _policy(script: str) -> str:
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
-    return (
-        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
 @cache
 def _style() -> str:
-    return "\n".join(_read(name) for name in _STYLES)
+    return "\n".join((_UI / name).read_text(encoding="utf-8") for name in _STYLES)
 
 
 @cache
 def _script() -> str:
     return bundle(*_SCRIPTS)
-
-
-def _read(name: str) -> str:
-    return (_UI / name).read_text(encoding="utf-8")
 
 
 def _json(document: Document) -> str:

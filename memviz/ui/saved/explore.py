@@ -84,12 +84,14 @@ def saved_trace(trace: Trace, device: DeviceTrace, name: str, texts: Texts, budg
     panels = views.panels()
     value = timeline_value(trace, device, name)
     start = _SavedView("live", "stack", "", views.moments[0])
+    groupings = ("site", "line", "module") if "modules" in saved.pieces else ("site", "line")
     data = {
         "value": {**value, "has_times": saved.has_times},
         "pieces": saved.pieces,
         "sites": site_labels(trace, device),
         "stacks": saved_stacks(trace, device, texts, budget.stacks),
-        "lights": _lights(trace, device, views.lights, has_modules="modules" in saved.pieces),
+        # The highlights of the saved tables' rows, by grouping.
+        "lights": {by: light_by(trace, device, by, views.lights[by]) for by in groupings if by in views.lights},
         "moments": views.moments,
     }
     with SavedLinks():
@@ -175,25 +177,13 @@ def _moments_html(moments: list[int], at: int) -> Html:
     """Return buttons for the saved moments, if there are more than the peak."""
     if len(moments) < 2:
         return Html("")
-    buttons = [
-        button(
-            f"the peak, {when(moment)}" if moment == moments[0] else f"out of memory, {when(moment)}",
-            "moment",
-            None,
-            aria_pressed="true" if moment == at else "false",
-            data_mv_at=moment,
-            data_set=json.dumps({"at": str(moment), "path": ""}),
-        )
-        for moment in moments
-    ]
+    buttons = []
+    for moment in moments:
+        words = f"{'the peak' if moment == moments[0] else 'out of memory'}, {when(moment)}"
+        change, pressed = json.dumps({"at": str(moment), "path": ""}), "true" if moment == at else "false"
+        buttons.append(button(words, "moment", None, aria_pressed=pressed, data_mv_at=moment, data_set=change))
     switch = tag("div", *buttons, class_="mv-switch", role="group", aria_label="Moments that are kept in this file")
     return tag("div", tag("span", "Kept in this file"), switch, class_="mv-kept-moments")
-
-
-def _lights(trace: Trace, device: DeviceTrace, wanted: Mapping[str, set[str]], *, has_modules: bool) -> dict[str, Any]:
-    """Return the highlights of the saved tables' rows, by grouping."""
-    groupings = ("site", "line", "module") if has_modules else ("site", "line")
-    return {by: light_by(trace, device, by, wanted[by]) for by in groupings if by in wanted}
 
 
 def explore_panels(saved: list[SavedTrace]) -> list[SavedPanel]:
@@ -209,10 +199,7 @@ def explore_html(saved: SavedTrace) -> Html:
     """Return the first view, so that the page can be read and searched before any script has run."""
     start = tuple(saved.start[field] for field in FIELDS)
     start_views = {place: views[start[:1] if place == "verdict" else start] for place, views in saved.panels.items()}
-    main = tag("div", _place("lower-head", start_views), _place("live-set", start_views), id="lower-main")
-    lower = tag("div", main, _place("inspector", start_views), id="lower")
-    return joined(_place("verdict", start_views), tag("div", id="timeline"), lower)
-
-
-def _place(name: str, start_views: Mapping[str, Html]) -> Html:
-    return tag("div", start_views[name], id=name)
+    places = {name: tag("div", html, id=name) for name, html in start_views.items()}
+    main = tag("div", places["lower-head"], places["live-set"], id="lower-main")
+    lower = tag("div", main, places["inspector"], id="lower")
+    return joined(places["verdict"], tag("div", id="timeline"), lower)

@@ -1,6 +1,6 @@
 // @ts-check
 // Panels turn to other views by buttons with [data-set], the words of the state that they change; views.py makes both.
-import { nearest } from "../components/base.js";
+import { all, nearest } from "../components/base.js";
 import { bytesOf } from "../components/memory_timeline/packed.js";
 import { sortBy } from "./tables.js";
 
@@ -43,8 +43,8 @@ export function draw(anew) {
     followers.get(panel.place)?.();
   }
   const shown = state.shown === "compare" ? "compare" : state.trace;
-  for (const part of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("[data-shown]"))) part.hidden = part.dataset.shown !== state.shown;
-  for (const tab of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("[data-tab]"))) tab.setAttribute("aria-selected", String(tab.dataset.tab === shown));
+  for (const part of all("[data-shown]")) part.hidden = part.dataset.shown !== state.shown;
+  for (const tab of all("[data-tab]")) tab.setAttribute("aria-selected", String(tab.dataset.tab === shown));
 }
 
 /** @param {(before: State) => void} turned */
@@ -66,6 +66,5 @@ export function listenToButtons(turned) {
 /** What was pressed is drawn anew; the keyboard stays with it.
  * @param {HTMLElement} button @param {Element} panel */
 function standOnSame(button, panel) {
-  const buttons = /** @type {HTMLElement[]} */ ([...panel.querySelectorAll("[data-set]")]);
-  buttons.find((other) => other.dataset.act === button.dataset.act && other.dataset.value === button.dataset.value)?.focus();
+  all("[data-set]", panel).find((other) => other.dataset.act === button.dataset.act && other.dataset.value === button.dataset.value)?.focus();
 }

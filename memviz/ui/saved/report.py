@@ -12,7 +12,7 @@ from memviz.analysis.health import health
 from memviz.analysis.overview import overview
 from memviz.errors import UsageError
 from memviz.results.comparison import comparison_headline
-from memviz.results.headline import Headline, letter, trace_name
+from memviz.results.headline import letter, trace_name
 from memviz.results.summary import trace_headline
 from memviz.text import Html, cut, joined, tag
 from memviz.trace.model import DeviceTrace, Note, Trace
@@ -48,10 +48,16 @@ def report_page(sides: Sequence[Pair], by: str = "") -> str:
 
 def _page(sides: Sequence[Pair], by: str, budget: SizeBudget) -> str:
     texts = Texts()
-    lettered = [_side(number, *side) for number, side in enumerate(sides)]
+    lettered = []
+    for name, (trace, device) in zip(LETTERS, sides, strict=False):
+        opened = Opened(name, trace_name(trace.about.source), device.name, (device.name,))
+        lettered.append(side_of(name, opened, trace, device))
     share = replace(budget, columns=budget.columns // len(sides), stacks=budget.stacks // len(sides))
     saved = [saved_trace(*side.pair, side.key, texts, share) for side in lettered]
-    title = str(_title(sides).answer)
+    headline = (
+        comparison_headline(summarize_comparison(sides)) if len(sides) > 1 else trace_headline(overview(*sides[0]))
+    )
+    title = str(headline.answer)
     data: dict[str, Any] = {"traces": {view.name: view.data for view in saved}}
     if len(sides) == 1:
         body = joined(_facts(sides), explore_html(saved[0]))
@@ -64,15 +70,6 @@ def _page(sides: Sequence[Pair], by: str, budget: SizeBudget) -> str:
     start = {"shown": "compare", **saved[0].start, **compared.start}
     body = joined(_tabs(lettered, saved), _compare_html(sides, compared, len(lettered)), _explores(saved))
     return html_text(Document(title, body, panels, start, texts, {**data, "compare": compared.data}))
-
-
-def _side(number: int, trace: Trace, device: DeviceTrace) -> Side:
-    name = LETTERS[number]
-    return side_of(name, Opened(name, trace_name(trace.about.source), device.name, (device.name,)), trace, device)
-
-
-def _title(sides: Sequence[Pair]) -> Headline:
-    return comparison_headline(summarize_comparison(sides)) if len(sides) > 1 else trace_headline(overview(*sides[0]))
 
 
 def _facts(sides: Sequence[Pair]) -> Html:

@@ -1,6 +1,6 @@
 // @ts-check
 // A saved page: the page's own components, with everything that they would ask a server for in this very file.
-import { onModeChange } from "../components/base.js";
+import { all, onModeChange } from "../components/base.js";
 import { mount as mountLitPanel } from "../components/lit_panel/lit_panel.js";
 import { mount as mountTimeline } from "../components/memory_timeline/timeline.js";
 import { mount as mountOverlay } from "../components/overlay/overlay.js";
@@ -23,7 +23,10 @@ const traces = Object.fromEntries(Object.entries(saved.traces || {}).map(([key, 
 /** @type {Gradio["server"]} */
 const server = {
   timeline_piece: async (request) => traces[request.key].piece(request),
-  compared_rows: async ({ sides, by, row }) => ({ lit: await Promise.all(sides.map((/** @type {string} */ key) => traces[key].comparedBits(by, row))) }),
+  compared_rows: async ({ sides, by, row }) => {
+    const trace = (/** @type {string} */ key) => traces[key];
+    return { lit: await Promise.all(sides.map(trace).map(async (/** @type {SavedTrace} */ side) => ({ bits: await side.bits(side.data.compared, by, row) }))) };
+  },
   segment_map: async ({ key }) => saved.maps[key],
 };
 
@@ -55,7 +58,7 @@ function offerWhatIsKept(key) {
   for (const option of place("timeline").querySelectorAll("option")) {
     if (option.closest("select")?.getAttribute("aria-label") === "Colour") option.hidden = !pieces[`groups ${option.value}`];
   }
-  for (const choice of /** @type {NodeListOf<HTMLElement>} */ (place("timeline").querySelectorAll('[aria-label="Axis"]'))) choice.hidden = !value.has_times;
+  for (const choice of all('[aria-label="Axis"]', place("timeline"))) choice.hidden = !value.has_times;
 }
 
 /** @param {string} key @param {number} row */

@@ -22,8 +22,7 @@ export class SavedTrace {
   /** Unpacked once.
    * @param {string} name @returns {Promise<any>} */
   columns(name) {
-    if (!this.known.has(name)) this.known.set(name, columnsOf(this.data.pieces[name]));
-    return this.known.get(name);
+    return this.once(`columns ${name}`, () => columnsOf(this.data.pieces[name]));
   }
 
   /** @param {string} name @param {() => Promise<any>} make */
@@ -46,12 +45,6 @@ export class SavedTrace {
       const [{ site }, { stack }] = await Promise.all([columnsOf(code), this.columns("stacks")]);
       return { header: { labels, columns: [] }, columns: { site: stack.map((/** @type {number} */ number) => site[number]) } };
     });
-  }
-
-  /** For a row of the comparison.
-   * @param {string} by @param {string} row */
-  async comparedBits(by, row) {
-    return { bits: await this.bits(this.data.compared, by, row) };
   }
 
   /** One bit per allocation: those of a group.

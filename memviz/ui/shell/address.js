@@ -1,7 +1,7 @@
 // @ts-check
 // The address is a link to what is seen; steps.js makes entries of it that the back button comes to: to the one trace that is explored, or to what a tab
 // says of itself in [data-mv-query], whose trace is the open one unless it names several.
-import { onSaid } from "../components/base.js";
+import { all, onSaid } from "../components/base.js";
 import { followTab } from "./focus.js";
 import { noteAddress, notePlace } from "./steps.js";
 
@@ -26,15 +26,12 @@ let explored = { key: "", said: null };
  * @param {string[]} names */
 function sayForWhom(names) {
   const whom = names.every((name) => name.startsWith(SAMPLE)) ? "all" : "own";
-  for (const button of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("[data-mv-share]"))) {
-    button.hidden = button.dataset.mvShare !== whom;
-  }
+  for (const button of all("[data-mv-share]")) button.hidden = button.dataset.mvShare !== whom;
 }
 
 /** @param {boolean} [isAsked] by somebody who wants to share what is seen */
 export function followView(isAsked = false) {
-  const tabs = /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("[data-mv-query]"));
-  const seen = [...tabs].find((tab) => tab.parentElement?.offsetParent);
+  const seen = all("[data-mv-query]").find((tab) => tab.parentElement?.offsetParent);
   const { mvLink: link, mvExplored: key } = /** @type {HTMLElement | null} */ (document.querySelector("[data-mv-link]"))?.dataset || {};
   const query = new URLSearchParams(location.search);
   const named = query.get("trace");
@@ -77,7 +74,7 @@ onSaid("memviz:joined", onceQuiet(() => followView(), JOINED_MS));
 /** How many are compared stands on that tab. */
 function countCompared() {
   const compared = document.querySelectorAll("#traces .mv-badge").length;
-  for (const tab of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll('#tabs [role="tab"]'))) {
+  for (const tab of all('#tabs [role="tab"]')) {
     if (!tab.textContent?.trim().startsWith(COMPARE)) continue;
     if (compared > 1) tab.dataset.count = String(compared);
     else delete tab.dataset.count;

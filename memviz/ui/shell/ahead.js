@@ -2,7 +2,7 @@
 // Of many open traces, as of ranks, a click on one marks it and shows its timeline before the server has answered:
 // [data-mv-timeline] is a row's control, and names the timeline. What the mouse rests on is asked for before it is
 // clicked, and after a click those beside it: who goes through ranks goes to the next one.
-import { nearest, onSaid, say } from "../components/base.js";
+import { all, nearest, onSaid, say } from "../components/base.js";
 
 const ROWS = "#traces [data-mv-timeline]";
 const EXPLORED = "#timeline .mvt";
@@ -12,7 +12,7 @@ let resting = 0;
 /** A row was clicked, whose trace is not there yet. */
 let isGoing = false;
 
-const rows = () => [.../** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll(ROWS))];
+const rows = () => all(ROWS);
 
 /** Of the timeline that is seen.
  * @param {{ show?: string, expect?: string[] }} detail */

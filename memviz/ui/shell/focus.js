@@ -2,7 +2,7 @@
 // Whoever works by keys stands somewhere. When what they pressed goes away with its answer (a row that was closed, a view that
 // gave way to another), a browser leaves them nowhere: nothing is marked, and a screen reader is silent. So they stand on what
 // took its place in the same part of the page, else on the tab that is shown.
-import { clamp } from "../components/base.js";
+import { all, clamp } from "../components/base.js";
 
 const STOPS = "a[href], button, input, select, textarea, summary, [tabindex]";
 const TABS = '#tabs [role="tablist"] [data-tab-id]';
@@ -28,8 +28,7 @@ const isSeen = (node) => node.isConnected && node.getClientRects().length > 0;
 /** What Tab comes to there.
  * @param {Element | null} area */
 function stopsIn(area) {
-  const found = /** @type {HTMLElement[]} */ ([...(area?.querySelectorAll(STOPS) || [])]);
-  return found.filter((node) => node.tabIndex >= 0 && !(/** @type {HTMLButtonElement} */ (node).disabled) && isSeen(node));
+  return (area ? all(STOPS, area) : []).filter((node) => node.tabIndex >= 0 && !(/** @type {HTMLButtonElement} */ (node).disabled) && isSeen(node));
 }
 
 /** What a press on it does, as its data says; empty where they say nothing.
@@ -50,8 +49,7 @@ function stand({ target }) {
 }
 
 function shownTab() {
-  const tabs = /** @type {HTMLElement[]} */ ([...document.querySelectorAll(TABS)]);
-  const shown = tabs.find((tab) => tab.getAttribute("aria-selected") === "true" && isSeen(tab));
+  const shown = all(TABS).find((tab) => tab.getAttribute("aria-selected") === "true" && isSeen(tab));
   return shown || /** @type {HTMLElement | null} */ (document.querySelector(MORE_TABS));
 }
 

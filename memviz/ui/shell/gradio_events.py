@@ -14,12 +14,11 @@ from typing import Any, ParamSpec
 from weakref import WeakKeyDictionary
 
 import gradio as gr
-from gradio.context import LocalContext
 
 from memviz.errors import MemvizError
 from memviz.fair_lock import FairLock
 from memviz.ui.shell.programs import with_worded_errors
-from memviz.ui.shell.visitors import presence
+from memviz.ui.shell.visitors import current_session, presence
 
 Params = ParamSpec("Params")
 
@@ -35,6 +34,29 @@ PRIVATE: dict[str, Any] = {
 answer before is on its way is answered after it (Gradio's `once` would drop it); `inTurn` in base.js sees to that."""
 IN_PARTS: dict[str, Any] = {**PRIVATE, "trigger_mode": "multiple"}
 """For answers that come in parts, and for what must not be dropped: one is sent while the one before still runs."""
+
+
+def while_seen(
+    tabs: gr.Tabs, tab: gr.Tab, changed: gr.State, looked_at: gr.State, draw: Callable[..., list[Any]],
+    inputs: list[Any], outputs: list[Any],
+) -> None:  # fmt: skip
+    """Draw a tab when it is turned to, and when what it shows has `changed` meanwhile.
+
+    Gradio reports leaving it only through `tabs`.
+    """
+
+    def follow(is_looked_at: bool, *values: Any) -> list[Any]:
+        return draw(*values) if is_looked_at else [gr.skip()] * len(outputs)
+
+    def arrive(*values: Any) -> list[Any]:
+        return [True, *draw(*values)]
+
+    def leave(event: gr.SelectData) -> Any:
+        return gr.skip() if event.value == tab.label else False
+
+    changed.change(follow, [looked_at, *inputs], outputs, **PRIVATE)
+    tab.select(arrive, inputs, [looked_at, *outputs], **PRIVATE)
+    tabs.select(leave, None, [looked_at], **PRIVATE)
 
 
 def in_parts(answer: Callable[Params, Iterator[list[Any]]]) -> Callable[Params, Iterator[list[Any]]]:
@@ -71,7 +93,7 @@ def in_turn(answer: Callable[..., Any], line: FairLock = _lock) -> Callable[...,
     @wraps(answer)
     async def wait_and_answer(*args: Any, **kwargs: Any) -> Any:
         is_there = presence()
-        turn = line.of(_visitor())
+        turn = line.of(current_session())
         with with_worded_errors():
             if line.waiting(turn.key) >= _MOST_OF_ONE:
                 raise MemvizError(
@@ -88,11 +110,6 @@ def in_turn(answer: Callable[..., Any], line: FairLock = _lock) -> Callable[...,
             line.leave(turn)
 
     return wait_and_answer
-
-
-def _visitor() -> str:
-    """Return Gradio's name of the window or program whose event this is."""
-    return getattr(LocalContext.request.get(None), "session_hash", None) or ""
 
 
 class FairQueueBlocks(gr.Blocks):

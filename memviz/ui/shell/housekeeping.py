@@ -100,11 +100,8 @@ class Housekeeping:
         """Close connections that send no request: each takes one of the few that a server may have."""
         state = getattr(getattr(self._page, "server", None), "server_state", None)
         now = time.monotonic()
-        waiting = (
-            {id(connection): connection for connection in list(state.connections) if _is_half_open(connection)}
-            if state
-            else {}
-        )
+        connections = list(state.connections) if state else []
+        waiting = {id(connection): connection for connection in connections if _is_half_open(connection)}
         self._silent = {key: self._silent.get(key, now) for key in waiting}
         for key, since in self._silent.items():
             if now - since > _HALF_OPEN_SECONDS:

@@ -7,7 +7,7 @@
 // The timeline hears `memviz:light` and `memviz:go`, and says `memviz:state` (see its README). The address is kept in
 // address.js, what a click on one of many traces shows at once in ahead.js, the back button in steps.js, menus in menus.js,
 // where the keyboard stands after what it pressed is gone in focus.js, and what a narrow screen does otherwise in narrow.js.
-import { isTyping, nearest, say } from "../components/base.js";
+import { all, isTyping, nearest, say } from "../components/base.js";
 import { followView } from "./address.js";
 import { listenToRows } from "./ahead.js";
 import { listenToFocus } from "./focus.js";
@@ -94,8 +94,7 @@ function shortcut(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.target)) return;
   if (event.key === "?") keys()?.showModal();
   if (event.key !== "/") return;
-  const fields = /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll(FIND));
-  const field = [...fields].find((shown) => shown.offsetParent);
+  const field = all(FIND).find((shown) => shown.offsetParent);
   if (!field) return;
   event.preventDefault();
   field.focus();

@@ -118,14 +118,14 @@ def foot_html() -> Html:
         "dialog",
         tag("h2", "Keys, with the timeline in focus"),
         tag("table", *rows),
-        tag("button", "Close", type="button", data_mv_close=True),
+        button("Close", None, None, data_mv_close=True),
         id="mv-keys",
         aria_label="Keys",
     )
     return tag(
         "div",
         button("Samples", "home", None),
-        tag("button", "Keys ", tag("kbd", "?"), type="button", data_mv_keys=True),
+        button(joined("Keys ", tag("kbd", "?")), None, None, data_mv_keys=True),
         dark_html(),
         dialog,
         class_="mv-foot",
@@ -140,26 +140,20 @@ def actions_html(session: Session, exports: Mapping[str, str]) -> Html:
     current = session.current
     if current is None or session.home:
         return Html("")
-    pictures = [
-        tag("button", f"Timeline as {kind.upper()}", type="button", data_mv_picture=kind) for kind in ("png", "svg")
-    ]
+    pictures = [button(f"Timeline as {kind.upper()}", None, None, data_mv_picture=kind) for kind in ("png", "svg")]
     files = [button(label, "export", None, data_kind=kind) for kind, label in exports.items()]
     menu = tag("details", tag("summary", "Export"), tag("div", *pictures, *files), class_="mv-menu")
     link, explored = link_name(current), timeline_key(current)
-    return tag("div", *_link_buttons(current), menu, class_="mv-actions", data_mv_link=link, data_mv_explored=explored)
-
-
-def _link_buttons(current: Opened) -> tuple[Html, Html]:
-    """For whom the link of what is seen works; the page's script shows one of them (address.js)."""
-    every, own = (
-        {"data_mv_share": "all", "hidden": not current.sample},
-        {"data_mv_share": "own", "hidden": bool(current.sample)},
+    # For whom the link of what is seen works; the page's script shows one of them (address.js).
+    links = (
+        ("all", "Share link", "A link that works for everybody"),
+        ("own", "Link for this browser alone", "Others cannot open it: send them the report, under Export"),
     )
-    why = "Others cannot open it: send them the report, under Export"
-    return (
-        tag("button", "Share link", type="button", title="A link that works for everybody", **every),
-        tag("button", "Link for this browser alone", type="button", title=why, **own),
-    )
+    shares = [
+        button(words, None, None, title=title, data_mv_share=whose, hidden=(whose == "all") != bool(current.sample))
+        for whose, words, title in links
+    ]
+    return tag("div", *shares, menu, class_="mv-actions", data_mv_link=link, data_mv_explored=explored)
 
 
 def traces_html(session: Session, find: Find, table: NamedRanks | None = None) -> Html:
@@ -202,25 +196,21 @@ def _trace_row(
     if current is not None:
         trace, device = current
         kind = "" if trace.about.origin == "measured" else " mv-dashed"
-        picture = tag("img", src=_picture(trace, device), alt="", class_=f"mv-thumb{kind}", width=46, height=26)
+        source = cached_on(trace, (thumbnail, device.name), lambda: data_address(thumbnail(trace, device)))
+        picture = tag("img", src=source, alt="", class_=f"mv-thumb{kind}", width=46, height=26)
         peak = timeline(device).peak_bytes
         facts = f"{bytes_text(peak)} · {trace.about.label}"
         if highest:
             bar = tag("i", class_="mv-peakline", style=f"width:{100 * peak / highest:.1f}%")
             ahead = timeline_key(opened) if len(device.events) <= _MOST_AHEAD else None
-    badge = _compare_letter(opened, session)
+    # A lone trace is compared with nothing, so it is no A.
+    is_compared = len(session.compared) > 1 and opened.key in session.compared
+    badge = letter(session.compared.index(opened.key)) if is_compared else ""
     label = tag("span", tag("b", name), tag("small", facts), bar)
+    shown = {"title": opened.name, "aria_current": "true" if chosen else None}
     return tag(
         "div",
-        button(
-            joined(picture, label),
-            "choose",
-            None,
-            data_key=opened.key,
-            data_mv_timeline=ahead,
-            title=opened.name,
-            aria_current="true" if chosen else None,
-        ),
+        button(joined(picture, label), "choose", None, data_key=opened.key, data_mv_timeline=ahead, **shown),
         tag("i", badge, class_="mv-badge", title=f"{badge} in Compare") if badge else "",
         _close_button(opened.key, opened.name),
         _devices(opened) if len(opened.devices) > 1 else "",
@@ -228,30 +218,13 @@ def _trace_row(
     )
 
 
-def _compare_letter(opened: Opened, session: Session) -> str:
-    """A lone trace is compared with nothing, so it is no A."""
-    is_compared = len(session.compared) > 1 and opened.key in session.compared
-    return letter(session.compared.index(opened.key)) if is_compared else ""
-
-
 def _devices(opened: Opened) -> Html:
     """A device or rank is chosen in the trace's own row, and only where there is more than one."""
-    buttons = [
-        button(
-            name,
-            "device",
-            None,
-            data_key=opened.key,
-            data_device=name,
-            aria_pressed="true" if name == opened.device else "false",
-        )
-        for name in opened.devices[:64]
-    ]
+    buttons = []
+    for name in opened.devices[:64]:
+        is_pressed = "true" if name == opened.device else "false"
+        buttons.append(button(name, "device", None, data_key=opened.key, data_device=name, aria_pressed=is_pressed))
     return tag("div", "device ", *buttons, class_="mv-devices", role="group", aria_label=f"Devices of {opened.name}")
-
-
-def _picture(trace: Trace, device: DeviceTrace) -> str:
-    return cached_on(trace, (thumbnail, device.name), lambda: data_address(thumbnail(trace, device)))
 
 
 def refused_html(session: Session) -> Html:
@@ -259,18 +232,14 @@ def refused_html(session: Session) -> Html:
         return Html("")
     others = len(session.opened)
     safe = f" Your {others} open trace{'s are' if others > 1 else ' is'} untouched." if others else ""
-    rows = [
-        tag(
-            "p",
-            tag("b", f"{refusal.name} was not opened. "),
-            f"{refusal.reason} Nothing in the file was run.{safe}",
-            data_refused=refusal.turn,
-        )
-        for refusal in session.refused
-    ]
+    rows = []
+    for refusal in session.refused:
+        head = tag("b", f"{refusal.name} was not opened. ")
+        text = f"{refusal.reason} Nothing in the file was run.{safe}"
+        rows.append(tag("p", head, text, data_refused=refusal.turn))
     return tag("div", *rows, button("Dismiss", "dismiss", None), class_="mv-band", role="alert")
 
 
 def missing_trace_html() -> Html:
     text = "This link's trace is not open in your session. Ask the sender for the file."
-    return joined(tag("div", tag("p", text), class_="mv-band", role="status"))
+    return tag("div", tag("p", text), class_="mv-band", role="status")

@@ -115,7 +115,7 @@ class _CachedResponse:
         return cls(Response(body, headers=headers), packed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        takes_packed = self.packed and "gzip" in Headers(scope=scope).get("accept-encoding", "")
+        takes_packed = "gzip" in Headers(scope=scope).get("accept-encoding", "")
         await (self.packed if self.packed and takes_packed else self.plain)(scope, receive, send)
 
 

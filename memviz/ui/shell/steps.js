@@ -2,7 +2,7 @@
 // The back button undoes: each action of a visitor that leads to another view, choice, tab or trace is one entry of the
 // browser's history, however many answers carry it out. What passes on the way there, as in a drag or a row of turns of
 // the wheel, is none. The samples before anything is open are an entry too, so that going back from the first trace stays here.
-import { onSaid, say } from "../components/base.js";
+import { all, onSaid, say } from "../components/base.js";
 
 const REST_MS = 700;
 const TAB = '#tabs [role="tab"]';
@@ -28,7 +28,7 @@ let hasActed = false;
 let isGoing = false;
 
 const isHome = () => !document.querySelector("[data-mv-link]");
-const tabs = () => [.../** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll(TAB))];
+const tabs = () => all(TAB);
 const tabName = (/** @type {HTMLElement | undefined} */ tab) => tab?.textContent?.trim() || "";
 const shownTab = () => tabName(tabs().find((tab) => tab.getAttribute("aria-selected") === "true"));
 
@@ -71,8 +71,7 @@ function goBackTo(view) {
   const isThere = document.querySelector(`#timeline .mvt[data-key="${CSS.escape(view.key)}"]`);
   if (isThere) say("memviz:back", view);
   if (isThere && !isHome()) return;
-  const rows = /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll('#traces [data-act="choose"]'));
-  const row = [...rows].find(({ dataset }) => dataset.key && view.key.startsWith(dataset.key));
+  const row = all('#traces [data-act="choose"]').find(({ dataset }) => dataset.key && view.key.startsWith(dataset.key));
   awaited = row && !isThere ? view : null;
   isGoing = Boolean(row) && isHome();
   row?.click();

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from gradio.context import LocalContext
@@ -30,16 +30,10 @@ def visitor_of(scope: Scope) -> str:
         return direct
     forwarded = [value.decode("latin-1") for name, value in scope.get("headers", ()) if name == b"x-forwarded-for"]
     for address in reversed(",".join(forwarded).split(",")):
-        if _is_public(address.strip()):
-            return address.strip()
+        with suppress(ValueError):
+            if ipaddress.ip_address(address.strip()).is_global:
+                return address.strip()
     return direct
-
-
-def _is_public(text: str) -> bool:
-    try:
-        return ipaddress.ip_address(text).is_global
-    except ValueError:
-        return False
 
 
 def presence() -> Callable[[], bool]:
@@ -105,7 +99,7 @@ class Windows:
         """The browser of each session, by a name that only this browser knows."""
 
     def begin(self, browser: str) -> None:
-        self._browsers[_current_request()] = browser
+        self._browsers[current_session()] = browser
 
     def forget(self, name: str) -> None:
         self._browsers.pop(name, None)
@@ -117,18 +111,17 @@ class Windows:
 
     def opened_in_browser(self, current: Session) -> list[list[str]]:
         """Return the traces open in this window and in the browser's other windows."""
-        asking = _current_request()
+        asking = current_session()
         browser = self._browsers.get(asking)
-        opened = {opened_trace.key: opened_trace for opened_trace in current.opened}
+        opened = {trace.key: trace for trace in current.opened}
         for name, session in self._others(asking):
             if browser and self._browsers.get(name) == browser:
-                opened |= {
-                    opened_trace.key: opened_trace for opened_trace in session.opened if opened_trace.key not in opened
-                }
+                for trace in session.opened:
+                    opened.setdefault(trace.key, trace)
         return [[trace.key, trace.sample] for trace in opened.values()]
 
     def is_open_in_other_window(self, key: str) -> bool:
-        return any(session.of(key) is not None for _, session in self._others(_current_request()))
+        return any(session.of(key) is not None for _, session in self._others(current_session()))
 
     def _others(self, asking: str) -> Iterator[tuple[str, Session]]:
         """Yield the sessions of other open windows; Gradio keeps those of closed ones for a while."""
@@ -136,7 +129,6 @@ class Windows:
         return ((name, session) for name, session in self.sessions() if name != asking and is_open(name))
 
 
-def _current_request() -> str:
-    """The session of the event that is being answered."""
-    request: Any = LocalContext.request.get(None)
-    return getattr(request, "session_hash", None) or ""
+def current_session() -> str:
+    """Return Gradio's name of the window or program whose event is being answered."""
+    return getattr(LocalContext.request.get(None), "session_hash", None) or ""

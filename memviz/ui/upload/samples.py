@@ -16,8 +16,9 @@ from typing import Any
 from memviz.analysis.devices import choose_device
 from memviz.analysis.timeline import timeline
 from memviz.figures.packed_timeline import data_address, thumbnail
-from memviz.text import Html, tag
+from memviz.text import Html, joined, tag
 from memviz.trace.load import load_trace
+from memviz.ui.html.elements import button
 from memviz.units import bytes_text, delta_text
 
 _INSTALLED = Path(__file__).parents[2] / "sample_traces"
@@ -107,13 +108,10 @@ def _saved_cards() -> dict[str, dict[str, Any]]:
 
 def write_cards() -> None:
     cards = {sample.name: draw_card(sample) for sample in OFFERED_SAMPLES}
-    rows = {
-        name: {
-            "peaks": card.peaks,
-            "pictures": [base64.b64encode(picture).decode("ascii") for picture in card.pictures],
-        }
-        for name, card in cards.items()
-    }
+    rows = {}
+    for name, card in cards.items():
+        pictures = [base64.b64encode(picture).decode("ascii") for picture in card.pictures]
+        rows[name] = {"peaks": card.peaks, "pictures": pictures}
     _CARDS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
@@ -132,7 +130,7 @@ def welcome_html() -> Html:
 
 
 def record_html() -> Html:
-    copy = tag("button", "Copy", type="button", data_mv_copy=RECORD)
+    copy = button("Copy", None, None, data_mv_copy=RECORD)
     safe = tag("p", "Reading a file never runs code from it. No GPU needed here.", class_="mv-soft")
     head = tag("h2", "No snapshot yet? Record one", copy)
     return tag("section", head, tag("pre", RECORD, tabindex="0"), safe, class_="mv-record")
@@ -151,18 +149,13 @@ def _card_html(sample: OfferedSample, tab: str) -> Html:
     first, last = card.peaks[0], card.peaks[-1]
     change = f"{delta_text(last - first)}" if len(card.peaks) > 1 else f"{bytes_text(first)} peak"
     where = "" if tab else f"{sample.tab.replace('-', ' ').capitalize()} · "
-    return tag(
-        "button",
+    words = joined(
         tag("span", *pictures, class_="mv-pictures"),
         tag("b", sample.title),
         tag("span", sample.text),
         tag("small", f"{where}{change} · predicted"),
-        type="button",
-        data_act="sample",
-        data_sample=sample.name,
-        data_tab=tab or None,
-        class_="mv-sample",
     )
+    return button(words, "sample", "mv-sample", data_sample=sample.name, data_tab=tab or None)
 
 
 if __name__ == "__main__":

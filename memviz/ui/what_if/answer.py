@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from memviz.ui.payloads.segment_view import map_value
 from memviz.ui.payloads.timelines import LinkedTrace, linked_values
 from memviz.ui.shell.session import Context, Session, open_derived_trace
 from memviz.ui.shell.temporary_files import file_stem, file_with, page_file
-from memviz.ui.what_if.plots import MapSide, map_sides, moment_that_matters, plot_label, plot_value
+from memviz.ui.what_if.plots import map_sides, moment_that_matters, plot_label, plot_value
 from memviz.ui.what_if.question import ParsedQuestion, Question, WhatIfState, parse_question
 from memviz.ui.what_if.replays import UNASKED_SECONDS, Replays, Terms, TooLong, most_seconds, within
 from memviz.ui.what_if.saved_page import what_if_page
@@ -98,7 +97,12 @@ class WhatIfAnswers:
     def recorded_memory(self, key: str) -> KnownMemory:
         """Return the memory that the process could use, if the recording shows it by an OOM or by freed segments."""
         pair = self.context.find(key)
-        if pair is None or not _shows_a_limit(pair[1]) or self.replays.is_slow(key):
+        if pair is None or self.replays.is_slow(key):
+            return KnownMemory(None)
+        events = pair[1].events
+        gives_back = np.isin(events.action, (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP, Action.OOM))
+        # Long recordings are left out, since a replay takes too long.
+        if pair[1].kind != "gpu" or len(events) > _LONGEST_UNASKED or not gives_back.any():
             return KnownMemory(None)
         try:
             replayer = self.replays.replayer(key)
@@ -127,8 +131,13 @@ class WhatIfAnswers:
             return None
         trace, device, outcome = displayed
         if kind == "snapshot":
+
+            def write(path: Path) -> None:
+                with path.open("wb") as file:
+                    write_pickle(outcome.replayed.trace, file)
+
             name = file_stem(trace_name(outcome.replayed.trace.about.source))
-            return file_with(f"{name}-replayed.pickle", partial(_write_snapshot, outcome.replayed.trace))
+            return file_with(f"{name}-replayed.pickle", write)
         searched = self.replays.known_search(state.key, terms_of(parse_question(state.question)))
         return page_file("what-if.html", what_if_page(trace, device, outcome, searched))
 
@@ -156,36 +165,21 @@ class WhatIfAnswers:
         return {"head": segments_head_html(event_number, matters=matters), "maps": self._maps(state.key, answer)}
 
     def _maps(self, key: str, answer: Answer) -> dict[str, Any]:
-        return {"maps": [self._map(key, side) for side in map_sides(answer)]}
-
-    def _map(self, key: str, side: MapSide) -> dict[str, Any]:
-        name = key if side.is_recording else self.replays.key_of(side.replayed)
-        return {"caption": side.caption, "map": map_value(side.device, name, at=side.at)}
+        maps = []
+        for side in map_sides(answer):
+            name = key if side.is_recording else self.replays.key_of(side.replayed)
+            maps.append({"caption": side.caption, "map": map_value(side.device, name, at=side.at)})
+        return {"maps": maps}
 
     def _timelines(self, state: WhatIfState, outcome: WhatIf, device: DeviceTrace) -> dict[str, Any]:
         pair = self.context.find(state.key)
         if not state.with_blocks or pair is None or outcome.replayed is outcome.recorded:
             return {"recorded": {}, "replayed": {}}
-        replayed = outcome.replayed
-        key, label = self.replays.key_of(replayed), replayed.trace.about.label
-        recorded, after = linked_values(
-            (
-                LinkedTrace("A", state.key, "as recorded", *pair),
-                LinkedTrace("B", key, label, replayed.trace, replayed.trace.devices[0]),
-            )
-        )
-        return {"recorded": recorded, "replayed": after}
-
-
-def _write_snapshot(trace: Trace, path: Path) -> None:
-    with path.open("wb") as file:
-        write_pickle(trace, file)
-
-
-def _shows_a_limit(device: DeviceTrace) -> bool:
-    """Return True if the recording may show its memory limit; long ones are left out, since a replay takes too long."""
-    gives_back = np.isin(device.events.action, (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP, Action.OOM))
-    return device.kind == "gpu" and len(device.events) <= _LONGEST_UNASKED and bool(gives_back.any())
+        trace = outcome.replayed.trace
+        before = LinkedTrace("A", state.key, "as recorded", *pair)
+        key = self.replays.key_of(outcome.replayed)
+        after = LinkedTrace("B", key, trace.about.label, trace, trace.devices[0])
+        return dict(zip(("recorded", "replayed"), linked_values((before, after)), strict=True))
 
 
 def first_question(trace: Trace, device: DeviceTrace, known_memory: KnownMemory) -> Question:

@@ -12,9 +12,10 @@ from memviz.allocator.replayer import WhatIf
 from memviz.analysis.lifetimes import clock, has_times
 from memviz.analysis.timeline import ReplayedBytes, ReservedLines, by_event, by_time, reserved_lines, timeline
 from memviz.results.replay_headline import settings_name
+from memviz.text import when
 from memviz.trace.model import DeviceTrace
 from memviz.ui.what_if.verdict import Answer, caption
-from memviz.units import bytes_text, count_text
+from memviz.units import bytes_text
 
 COLUMNS = 900
 
@@ -36,19 +37,14 @@ def plot_value(device: DeviceTrace, outcome: WhatIf, *, at: int, label: str) -> 
         "at": at,
         "names": [replay.name for replay in replays],
         "stops": _stops(outcome),
-        "ends": _ends(device, replays, has_reserved=has_reserved),
+        # Bytes after the last event, where a column of the axes may hold many events; none of what ran out before,
+        # nor of what the file does not tell.
+        "ends": {
+            "live": timeline(device).end_bytes,
+            "recorded": int(timeline(device).reserved[-1]) if has_reserved else None,
+            "lines": [None if replay.stopped else int(replay.reserved[-1]) for replay in replays],
+        },
         "axes": axes,
-    }
-
-
-def _ends(device: DeviceTrace, replays: list[ReplayedBytes], *, has_reserved: bool) -> dict[str, Any]:
-    """Bytes after the last event, where a column of the axes may hold many events; none of what ran out before, nor of
-    what the file does not tell."""
-    recorded = timeline(device)
-    return {
-        "live": recorded.end_bytes,
-        "recorded": int(recorded.reserved[-1]) if has_reserved else None,
-        "lines": [None if replay.stopped else int(replay.reserved[-1]) for replay in replays],
     }
 
 
@@ -56,14 +52,13 @@ def lines(device: DeviceTrace, outcome: WhatIf) -> list[ReplayedBytes]:
     """Return lines for the replay and its rival, without those that equal the recording, which has its own line."""
     replayed, rival = outcome.replayed, outcome.compared_with
     is_recording = replayed is outcome.base and not outcome.divergence
-    curves = [] if is_recording else [_line(device, replayed, _name_of(replayed, outcome))]
+    shown = [] if is_recording else [replayed]
     if rival is not replayed and outcome.why_not_as_recorded:
-        curves.append(_line(device, rival, _name_of(rival, outcome)))
-    return curves
-
-
-def _line(device: DeviceTrace, replayed: Replayed, name: str) -> ReplayedBytes:
-    return ReplayedBytes(name, reserved_after_events(replayed, len(device.events)), replayed.oom is not None)
+        shown.append(rival)
+    count = len(device.events)
+    return [
+        ReplayedBytes(_name_of(one, outcome), reserved_after_events(one, count), one.oom is not None) for one in shown
+    ]
 
 
 def _name_of(replayed: Replayed, outcome: WhatIf) -> str:
@@ -85,7 +80,7 @@ def _stops(outcome: WhatIf) -> list[dict[str, Any]]:
         {
             "event": event,
             "reserved": ending.peak_reserved_bytes,
-            "text": f"out of memory, {_when(event)}{_whose(ending, outcome) if len(ended) > 1 else ''}",
+            "text": f"out of memory, {when(event)}{_whose(ending, outcome) if len(ended) > 1 else ''}",
         }
         for event, ending in sorted(ended.items())
     ]
@@ -95,10 +90,6 @@ def _whose(replayed: Replayed, outcome: WhatIf) -> str:
     if replayed is outcome.base and not outcome.divergence:
         return " as recorded"
     return f" with {settings_name(replayed.settings) if replayed is outcome.replayed else _name_of(replayed, outcome)}"
-
-
-def _when(event: int) -> str:
-    return f"event {count_text(event)}" if event >= 0 else "before the first event"
 
 
 def _axis(lines: ReservedLines, *, has_reserved: bool) -> dict[str, Any]:
@@ -148,15 +139,10 @@ def map_sides(answer: Answer) -> list[MapSide]:
     ran_out = outcome.base.oom is not None and answer.at <= outcome.base.oom.event
     left, replayed = outcome.base if ran_out else outcome.recorded, outcome.replayed
     has_more = replayed is not left and (replayed.oom is None or answer.at <= replayed.oom.event)
-    return [_map_side(side, answer) for side in ([left, replayed] if has_more else [left])]
-
-
-def _map_side(replayed: Replayed, answer: Answer) -> MapSide:
-    is_recording = replayed is answer.what_if.recorded
-    return MapSide(
-        replayed=replayed,
-        is_recording=is_recording,
-        device=answer.device if is_recording else replayed.trace.devices[0],
-        at=answer.at if is_recording else event_in(replayed, answer.at),
-        caption=caption(replayed, is_recording=is_recording),
-    )
+    sides = []
+    for side in [left, replayed] if has_more else [left]:
+        is_recording = side is outcome.recorded
+        device = answer.device if is_recording else side.trace.devices[0]
+        at = answer.at if is_recording else event_in(side, answer.at)
+        sides.append(MapSide(side, is_recording, device, at, caption(side, is_recording=is_recording)))
+    return sides

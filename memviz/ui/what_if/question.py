@@ -76,9 +76,10 @@ def question_of(form: Mapping[str, Any]) -> Question:
 
 
 def parse_question(question: Question) -> ParsedQuestion:
-    release = _release(question.release)
+    release = next((release for release in RELEASES if question.release == f"{release[0]}.{release[1]}"), NEWEST)
     faults: dict[str, str] = {}
-    card, overhead = _card(question, faults), _overhead(question, faults)
+    overhead = _bytes(question.overhead or "0", "overhead", faults) or 0
+    card = _card(question, overhead, faults)
     settings = _settings(question, release, faults)
     if settings is not None and card is None and settings.per_process_memory_fraction < 1:
         faults["more"] = f"{_SHARE} is a share of the card's memory: say how large the card is."
@@ -106,18 +107,14 @@ def _settings(question: Question, release: Release, faults: dict[str, str]) -> S
         return None
 
 
-def _card(question: Question, faults: dict[str, str]) -> CardMemory | None:
+def _card(question: Question, overhead: int, faults: dict[str, str]) -> CardMemory | None:
     if question.card.isdigit():
-        card = CardMemory(int(question.card) * GiB, _overhead(question, faults))
+        card = CardMemory(int(question.card) * GiB, overhead)
         if not card.usable_bytes:
             faults["overhead"] = f"A card of {card.name} has nothing left then. Name a larger card, or less than that."
         return card
     memory = _bytes(question.memory, "memory", faults) if question.memory else None
     return None if memory is None else CardMemory(memory, 0)
-
-
-def _overhead(question: Question, faults: dict[str, str]) -> int:
-    return _bytes(question.overhead or "0", "overhead", faults) or 0
 
 
 def _bytes(text: str, field: str, faults: dict[str, str]) -> int | None:
@@ -132,10 +129,6 @@ def _bytes(text: str, field: str, faults: dict[str, str]) -> int | None:
         faults[field] = "No process runs in nothing. Leave it empty for memory without end."
         return None
     return size
-
-
-def _release(text: str) -> Release:
-    return next((release for release in RELEASES if text == f"{release[0]}.{release[1]}"), NEWEST)
 
 
 def _parts(text: str) -> list[str]:
@@ -158,9 +151,9 @@ def what_if_query(question: Question) -> str:
     """Only what differs from PyTorch's defaults."""
     usual = asdict(Question())
     differs = {name: value for name, value in asdict(question).items() if value != usual[name]}
-    return urlencode(
-        {"tab": TAB, **{name: _SWITCHED_ON if value is True else value for name, value in differs.items()}}
-    )
+    if "expandable" in differs:
+        differs["expandable"] = _SWITCHED_ON
+    return urlencode({"tab": TAB, **differs})
 
 
 def question_in(query: Mapping[str, str]) -> Question:

@@ -92,7 +92,7 @@ def form_html(question: Question, overhead_bytes: int, known_memory: KnownMemory
 
 def pasted_html(line: str) -> Html:
     """It may break where a person would break it."""
-    copy = tag("button", "Copy", type="button", data_mv_copy=line)
+    copy = button("Copy", None, None, data_mv_copy=line)
     parts = [part for piece in re.split("(?<=[=,])", line) for part in (piece, Html("<wbr>"))]
     return joined(tag("p", tag("span", "Paste before starting Python"), copy), tag("code", *parts))
 

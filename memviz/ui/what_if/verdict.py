@@ -12,7 +12,7 @@ from memviz.analysis.timeline import timeline
 from memviz.results.replay_headline import event_text, replay_headline, settings_name
 from memviz.text import Html, exact, joined, rounded, tag, when
 from memviz.trace.model import DeviceTrace
-from memviz.ui.html.elements import button, facts_html, table
+from memviz.ui.html.elements import button, facts_html, number, table
 from memviz.ui.html.labels import headline_html
 from memviz.units import bytes_text, count_text, percent_text
 
@@ -272,8 +272,8 @@ def _table(answer: Answer, search: Search, live: int) -> Html:
     where = f"In {bytes_text(card.usable_bytes)}" if card else "Without limit"
     heads = (("Setting", None), ("", "mv-scale"), ("Reserved", "mv-number"), ("Retries", "mv-number"))
     rows = list(ranked_rows(answer.what_if, search))
-    most = max(max(outcome.reserved_bytes for outcome in rows), card.usable_bytes if card else 0)
-    body = [_row(outcome, answer, live=live, most=most) for outcome in rows]
+    most = max(max(row.reserved_bytes for row in rows), card.usable_bytes if card else 0)
+    body = [_row(row, answer, live=live, most=most) for row in rows]
     ranked = table((*heads, ("Fits on", None), (where, None)), body, "mv-table mv-tried")
     return tag("div", ranked, class_="mv-scroll")
 
@@ -281,14 +281,16 @@ def _table(answer: Answer, search: Search, live: int) -> Html:
 def _row(row: RankedRow, answer: Answer, *, live: int, most: int) -> Html:
     outcome = answer.what_if
     settings = row.tried.settings if row.tried else None
+    sign, kind = ("✓", "mv-good") if row.fits else ("✗", "mv-bad")
+    fate = "" if row.fits is None else tag("span", sign, class_=kind, aria_hidden="true")
     return tag(
         "tr",
         tag("td", _name(row)),
         tag("td", _bar(row, outcome.card, live=live, most=most) if row.knows_reserved else "", class_="mv-scale"),
-        tag("td", rounded(row.reserved_bytes) if row.knows_reserved else row.reserved, class_="mv-number"),
-        tag("td", row.retries if row.retries != "0" else "–", class_="mv-number"),
+        number(rounded(row.reserved_bytes) if row.knows_reserved else row.reserved),
+        number(row.retries if row.retries != "0" else "–"),
         tag("td", "no card" if row.fits_on == "none" else row.fits_on),
-        tag("td", *_fate(row)),
+        tag("td", fate, row.ends if row.fits is None else f" {row.ends}"),
         aria_current="true" if settings == outcome.replayed.settings else None,
     )
 
@@ -315,10 +317,3 @@ def _bar(row: RankedRow, card: CardMemory | None, *, live: int, most: int) -> Ht
         class_="mv-reach",
         title=exact(row.reserved_bytes),
     )
-
-
-def _fate(row: RankedRow) -> tuple[Html | str, str]:
-    if row.fits is None:
-        return "", row.ends
-    sign, kind = ("✓", "mv-good") if row.fits else ("✗", "mv-bad")
-    return tag("span", sign, class_=kind, aria_hidden="true"), f" {row.ends}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memviz.analysis.breakdown import breakdown
-from memviz.analysis.leaks import never_freed
+from memviz.analysis.leaks import never_freed, never_freed_rows
 from memviz.analysis.lifetimes import live_rows
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
@@ -22,7 +22,6 @@ from memviz.ui.explore.answer import (
     details,
     events_value,
     full_table,
-    never_freed_rows,
     segments_value,
 )
 from memviz.ui.explore.state import ExploreState

@@ -14,7 +14,7 @@ from memviz.analysis.timeline import timeline
 from memviz.figures.colouring import colouring
 from memviz.text import tag
 from memviz.trace.model import Trace
-from memviz.ui.compare.controls import switch_html
+from memviz.ui.html.elements import switch
 from memviz.ui.saved.document import SavedLinks
 from memviz.ui.saved.report import report_page
 from memviz.ui.saved.timeline import SavedSpans, all_spans, largest_spans, saved_pieces
@@ -130,8 +130,8 @@ def test_the_highlighted_rows_are_noted_and_paths_only_lit_where_they_are_saved(
 
 def test_a_switch_without_a_choice_left_is_dropped() -> None:
     off = {"module": "No module is recorded."}
-    choices = (("category", "Category"), ("site", "Site"), ("module", "Module"))
+    choices = {"category": "Category", "site": "Site", "module": "Module"}
     with SavedLinks(follow_grouping):
-        assert switch_html("colour", "Colours", choices, "category", disabled=off) == ""
-        rows = switch_html("by", "Rows", choices, "site", disabled=off)
+        assert switch("colour", "Colours", choices, "category", "mvt-switch", off) == ""
+        rows = switch("by", "Rows", choices, "site", "mvt-switch", off)
     assert len(elements(rows, "button")) == 3

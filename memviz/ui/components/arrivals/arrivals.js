@@ -88,10 +88,19 @@ class Arrival {
   hear(message) {
     /** @type {Record<string, () => void>} */
     const acts = {
-      waits: () => this.waits(),
+      waits: () => {
+        this.say("waiting for a place", 0);
+        this.draw({ live: [0], share: 0, words: `${this.file.name} waits for a place: many files are being read here.` });
+      },
       begun: () => (this.isBegun = true),
-      reading: () => this.reading(message),
-      curve: () => this.curve(message),
+      reading: () => {
+        this.say(`reading, ${Math.round(100 * message.share)} %`, message.share);
+        this.draw(message);
+      },
+      curve: () => {
+        this.say("drawing", 1);
+        this.draw({ ...message, share: 1 });
+      },
       piece: () => say("memviz:piece", message),
       opened: () => this.opened(message),
       refused: () => this.refused(message.reason),
@@ -99,23 +108,6 @@ class Arrival {
       ended: () => this.failed(),
     };
     if (!this.isOver) acts[message.kind]?.();
-  }
-
-  waits() {
-    this.say("waiting for a place", 0);
-    this.draw({ live: [0], share: 0, words: `${this.file.name} waits for a place: many files are being read here.` });
-  }
-
-  /** @param {any} message */
-  reading(message) {
-    this.say(`reading, ${Math.round(100 * message.share)} %`, message.share);
-    this.draw(message);
-  }
-
-  /** @param {any} message */
-  curve(message) {
-    this.say("drawing", 1);
-    this.draw({ ...message, share: 1 });
   }
 
   /** @param {string} words @param {number} share */

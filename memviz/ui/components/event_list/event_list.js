@@ -1,7 +1,7 @@
 // @ts-check
 // Every event of one device as a list that stays fluid: only the rows in sight are in the page, their texts come a
 // page at a time. README.md beside this file says what comes in and what goes out.
-import { clamp, Component, el, mounting, nearest, onSaid, plainKey, say } from "../base.js";
+import { actOnKey, clamp, Component, el, mounting, nearest, onSaid, refusalWords, say } from "../base.js";
 import { grouped } from "../words.js";
 import { columnsWithin, emptyCell, eventOf, headerCell, lookOf, write, writeWaiting } from "./columns.js";
 import { Scale } from "./scale.js";
@@ -125,10 +125,9 @@ class EventList extends Component {
 
   /** @param {Value} value */
   start(value) {
-    Object.assign(this, { key: value.key, value, heard: -Infinity, at: value.at, actions: [], text: "", scale: null });
+    Object.assign(this, { key: value.key, value, heard: -Infinity, at: value.at, actions: [], text: "", scale: null, shown: [] });
     this.find.value = "";
     this.showKinds(value);
-    this.forgetColumns();
     this.renew({ count: value.count, row: Math.max(value.at, 0), is_there: value.at >= 0 }, value);
   }
 
@@ -185,7 +184,7 @@ class EventList extends Component {
 
   /** @param {unknown} error */
   refused(error) {
-    this.total.textContent = `The events could not be read (${error instanceof Error ? error.message : error}). Open the trace again.`;
+    this.total.textContent = refusalWords("The events could not be read", error);
   }
 
   /** Another list: other rows under the same numbers.
@@ -281,10 +280,6 @@ class EventList extends Component {
   }
 
   // -- drawing
-
-  forgetColumns() {
-    this.shown = [];
-  }
 
   /** @param {Value} value */
   showColumns(value) {
@@ -407,12 +402,7 @@ class EventList extends Component {
     if (!scale) return;
     const page = Math.max(Math.floor(this.view / this.row) - 1, 1);
     const step = (/** @type {number} */ by) => () => this.step(by, scale);
-    /** @type {Record<string, () => void>} */
-    const acts = { ArrowDown: step(1), ArrowUp: step(-1), PageDown: step(page), PageUp: step(-page), Home: step(-Infinity), End: step(Infinity), Enter: () => this.take() };
-    const act = acts[plainKey(event)];
-    if (!act) return;
-    event.preventDefault();
-    act();
+    actOnKey(event, { ArrowDown: step(1), ArrowUp: step(-1), PageDown: step(page), PageUp: step(-page), Home: step(-Infinity), End: step(Infinity), Enter: () => this.take() });
   }
 
   /** @param {number} by @param {Scale} scale */

@@ -1,6 +1,6 @@
 // @ts-check
 // What a LitPanel does in the browser; `__init__.py` beside this file says which attributes it looks for.
-import { nearest, onSaid, saveFile, say } from "../base.js";
+import { all, nearest, onSaid, saveFile, say } from "../base.js";
 import { mount as mountPanel } from "../panel.js";
 
 /** @typedef {{ by?: string, group?: string }} Light */
@@ -47,7 +47,7 @@ function keep(light) {
 
 /** For the timeline's chip: what is kept, in words. */
 function tellKept() {
-  const row = panels.flatMap(({ element }) => [.../** @type {NodeListOf<HTMLElement>} */ (element.querySelectorAll(ROW))]).find(isKept);
+  const row = panels.flatMap(({ element }) => all(ROW, element)).find(isKept);
   say("memviz:kept", memory.kept && { ...memory.kept, words: row?.querySelector("[data-keep]")?.textContent || memory.kept.group });
 }
 
@@ -97,7 +97,7 @@ class LitPanel {
   }
 
   mark() {
-    for (const row of /** @type {NodeListOf<HTMLElement>} */ (this.element.querySelectorAll(ROW))) {
+    for (const row of all(ROW, this.element)) {
       row.classList.toggle("mv-kept", isKept(row));
       row.querySelector("[data-keep]")?.setAttribute("aria-pressed", String(isKept(row)));
     }
@@ -128,8 +128,7 @@ class LitPanel {
       memory.kept = null;
     }
     // Grouped otherwise, nobody would see what is kept.
-    const rows = /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll(ROW));
-    const shown = new Set([...rows].map((row) => row.dataset.lightBy));
+    const shown = new Set(all(ROW).map((row) => row.dataset.lightBy));
     if (shown.size && !shown.has(memory.kept?.by)) memory.kept = null;
     tellKept();
     this.mark();
@@ -141,7 +140,7 @@ class LitPanel {
   // -- the icicle
 
   boxes() {
-    return [.../** @type {NodeListOf<HTMLElement>} */ (this.element.querySelectorAll(BOX))];
+    return all(BOX, this.element);
   }
 
   /** @param {KeyboardEvent} event */

@@ -3,23 +3,18 @@
 // are likely to come next are asked for meanwhile, one trace at a time.
 import { FIRST_MEANING, piecesAsked } from "./data.js";
 import { isAtHand, keepPiece, piecesOf } from "./kept.js";
+import { Part } from "./part.js";
 
-/** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
 /** @typedef {import("./timeline.js").Value} Value */
 
 /** Characters of the keys last asked for, which the page's element tells of: a test waits for its own. */
 const MOST_NAMED = 1_000;
 
-export class Ahead {
+export class Ahead extends Part {
   /** Keys; the last one is wanted most.
    * @type {string[]} */
   wanted = [];
   isAsking = false;
-
-  /** @param {MemoryTimeline} timeline */
-  constructor(timeline) {
-    this.timeline = timeline;
-  }
 
   /** The page's own value follows, with what only the server knows: until then nothing is told of this trace.
    * @param {string} key */

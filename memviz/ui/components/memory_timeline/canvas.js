@@ -1,6 +1,7 @@
 // @ts-check
 // Every allocation as pixels, what is reserved above them hatched, and which allocation a pixel shows.
 import { clamp, el, isDark, pixelOf, pixelRatio } from "../base.js";
+import { Part } from "./part.js";
 import { columnInstants, columnInstantsByTime, paint } from "./raster.js";
 
 const MOST_COLUMNS = 2400;
@@ -9,7 +10,6 @@ const SHARES = [1, 1 / 2, 1 / 3];
 const HATCH_PERIOD = 5;
 const NONE = -1;
 
-/** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
 /** @typedef {import("./viewport.js").Viewport} Viewport */
 /** @typedef {import("./data.js").TimelineData} TimelineData */
 /** @typedef {import("../base.js").Point} Point */
@@ -21,31 +21,27 @@ export function instantsOf(spans, viewport, stretch) {
   return times ? columnInstantsByTime(spans, times, stretch) : columnInstants(spans, stretch);
 }
 
-export class PlotCanvas {
-  /** @param {MemoryTimeline} timeline */
-  constructor(timeline) {
-    this.timeline = timeline;
-    this.node = el("canvas", { class: "mvt-canvas", "aria-hidden": "true" });
-    /** Where the trace begins in the plot, and how much of it that takes. */
-    this.left = 0;
-    this.wide = 0;
-    /** What each column shows. */
-    this.instants = new Int32Array(0);
-    this.columns = 1;
-    this.rows = 1;
-    /** Which allocation each pixel shows, from the lowest row. */
-    this.grid = new Int32Array(0);
-    this.image = new ImageData(1, 1);
-    /** Whether each group of the colours is in sight, as of the last full picture. */
-    this.seen = new Uint8Array(0);
-    /** Of the columns, that there is time for while a gesture runs. */
-    this.share = 1;
-  }
+export class PlotCanvas extends Part {
+  node = el("canvas", { class: "mvt-canvas", "aria-hidden": "true" });
+  /** Where the trace begins in the plot, and how much of it that takes. */
+  left = 0;
+  wide = 0;
+  /** What each column shows. */
+  instants = new Int32Array(0);
+  columns = 1;
+  rows = 1;
+  /** Which allocation each pixel shows, from the lowest row. */
+  grid = new Int32Array(0);
+  image = new ImageData(1, 1);
+  /** Whether each group of the colours is in sight, as of the last full picture. */
+  seen = new Uint8Array(0);
+  /** Of the columns, that there is time for while a gesture runs. */
+  share = 1;
 
   /** While a gesture runs, a crowded picture is drawn in as many columns as there is time for; once it rests, in full.
    * @param {boolean} isSharp @param {TimelineData} data */
   draw(isSharp, data) {
-    const { viewport } = this.timeline;
+    const { viewport } = this;
     const scale = isSharp ? pixelRatio() : 1;
     this.measure(isSharp ? scale : this.share, scale);
     const started = performance.now();
@@ -64,7 +60,7 @@ export class PlotCanvas {
 
   /** @param {number} perPixel columns @param {number} scale */
   measure(perPixel, scale) {
-    const { viewport } = this.timeline;
+    const { viewport } = this;
     const own = viewport.own();
     this.left = clamp(viewport.xOf(own.first), 0, viewport.width);
     this.wide = Math.max(clamp(viewport.xOf(own.last), 0, viewport.width) - this.left, 0);
@@ -86,7 +82,7 @@ export class PlotCanvas {
    * @param {Uint32Array} pixels @param {TimelineData} data @param {number} scale */
   hatch(pixels, { spans }, scale) {
     const { columns, rows } = this;
-    const { bottom, top } = this.timeline.viewport;
+    const { bottom, top } = this.viewport;
     const rowOf = (/** @type {number} */ bytes) => clamp(((bytes - bottom) / (top - bottom)) * rows, 0, rows);
     const line = pixelOf(this.timeline.colour("--mv-hatch"));
     const period = Math.round(HATCH_PERIOD * scale);
@@ -126,13 +122,13 @@ export class PlotCanvas {
    * @param {Point} at */
   rowAt({ x, y }) {
     const column = Math.floor(((x - this.left) / this.wide) * this.columns);
-    const row = Math.floor((1 - y / this.timeline.viewport.height) * this.rows);
+    const row = Math.floor((1 - y / this.viewport.height) * this.rows);
     if (!(column >= 0) || column >= this.columns || row < 0 || row >= this.rows) return NONE;
     return this.grid[row * this.columns + column];
   }
 
   bytesPerPixel() {
-    const { bottom, top } = this.timeline.viewport;
+    const { bottom, top } = this.viewport;
     return (top - bottom) / this.rows;
   }
 
@@ -140,7 +136,7 @@ export class PlotCanvas {
    * @param {Point} at @param {TimelineData} data @returns {{ count: number, bytes: number }} */
   insidePixel({ x, y }, data) {
     const high = this.bytesPerPixel();
-    const { bottom, height } = this.timeline.viewport;
+    const { bottom, height } = this.viewport;
     const low = bottom + Math.floor((1 - y / height) * this.rows) * high;
     let [sum, count, bytes] = [0, 0, 0];
     for (const row of data.stackAt(this.instants[this.columnAt(x)], this.timeline.order !== "age")) {
@@ -158,7 +154,7 @@ export class PlotCanvas {
   /** An allocation's outline, from the columns where it can be seen; "" where it cannot.
    * @param {number} row @param {TimelineData} data */
   outlineOf(row, { spans }) {
-    const [wide, high] = [this.wide / this.columns, this.timeline.viewport.height / this.rows];
+    const [wide, high] = [this.wide / this.columns, this.viewport.height / this.rows];
     const pieces = [];
     let upper = "";
     let lower = "";

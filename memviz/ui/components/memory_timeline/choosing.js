@@ -1,17 +1,12 @@
 // @ts-check
 // What people choose on the plot: a moment, a range, an allocation; and where other parts of the page point.
 import { clamp } from "../base.js";
+import { Part } from "./part.js";
 
-/** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
 /** Each is optional: an event, an allocation, a span of events.
  * @typedef {{ at?: number, pin?: number, from?: number, to?: number }} Place */
 
-export class Choosing {
-  /** @param {MemoryTimeline} timeline */
-  constructor(timeline) {
-    this.timeline = timeline;
-  }
-
+export class Choosing extends Part {
   /** The moment that everything answers for: of a range its peak, which may be any of its instants. */
   get answered() {
     const { range, data, moment } = this.timeline;

@@ -3,16 +3,17 @@
 // a chip that says so and ends it, and stays when the colours come to mean something else.
 import { button, el, onSaid, say } from "../base.js";
 import { cutMiddle } from "../words.js";
+import { Part } from "./part.js";
 
 const LONGEST_CHIP = 36;
 
-/** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
 /** @typedef {import("./data.js").TimelineData} TimelineData */
 /** @typedef {import("./data.js").Light} Light */
 /** A group of the legend, of the colours as they were when it was chosen.
  * @typedef {{ meaning: string, group: number, words: string, mask: Uint8Array }} Kept */
 
-export class Filters {
+export class Filters extends Part {
+  node = el("div", { class: "mvt-chips" });
   /** @type {Kept | null} */
   kept = null;
   /** What a row or box elsewhere on the page keeps lit: here, only its words.
@@ -28,12 +29,6 @@ export class Filters {
   pointed = null;
   /** @type {number | null} */
   pointedGroup = null;
-
-  /** @param {MemoryTimeline} timeline */
-  constructor(timeline) {
-    this.timeline = timeline;
-    this.node = el("div", { class: "mvt-chips" });
-  }
 
   listen() {
     onSaid("memviz:kept", (row) => {

@@ -2,6 +2,7 @@
 // What pointer, wheel and fingers do on the plot, and what the tooltip says of what they point at.
 import { clamp, newTip, showTip, tipLines } from "../base.js";
 import { bytesText, eventText, grouped } from "../words.js";
+import { Part } from "./part.js";
 import { ENDS } from "./tools.js";
 
 const WHEEL_LINE = 24;
@@ -13,27 +14,18 @@ const FINGERS_APART = 24;
 /** As far a pointer may move in a click. */
 export const STILL_PIXELS = 3;
 
-/** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
 /** @typedef {import("./data.js").TimelineData} TimelineData */
 /** @typedef {import("../base.js").Point} Point */
 
-export class Interaction {
-  /** @param {MemoryTimeline} timeline */
-  constructor(timeline) {
-    this.timeline = timeline;
-    this.tip = newTip();
-    /** Where the tooltip was asked for.
-     * @type {Point | null} */
-    this.tipAt = null;
-    /** Pointers that are down, by their numbers.
-     * @type {Map<number, Point>} */
-    this.fingers = new Map();
-    this.isDragging = false;
-  }
-
-  get viewport() {
-    return this.timeline.viewport;
-  }
+export class Interaction extends Part {
+  tip = newTip();
+  /** Where the tooltip was asked for.
+   * @type {Point | null} */
+  tipAt = null;
+  /** Pointers that are down, by their numbers.
+   * @type {Map<number, Point>} */
+  fingers = new Map();
+  isDragging = false;
 
   /** @param {HTMLElement} plot */
   listen(plot) {

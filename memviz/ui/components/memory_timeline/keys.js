@@ -2,6 +2,7 @@
 // What the keys do while the plot has the focus.
 import { clamp, plainKey } from "../base.js";
 import { bytesText } from "../words.js";
+import { Part } from "./part.js";
 import { ZOOM } from "./viewport.js";
 
 export const KEYS_HELP =
@@ -10,25 +11,15 @@ const PAN = 0.1;
 const FAR = 1e9;
 const NOWHERE = -1;
 
-/** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
 /** @typedef {import("./data.js").TimelineData} TimelineData */
 
-export class Keys {
-  /** @param {MemoryTimeline} timeline */
-  constructor(timeline) {
-    this.timeline = timeline;
-    /** Where in the stack of the moment a person has walked to, and which allocation that is. */
-    this.place = NOWHERE;
-    this.walked = NOWHERE;
-    /** The range that was marked last. It goes as the moment moves on, to where its other end shall be.
-     * @type {[number, number] | null} */
-    this.marked = null;
-  }
-
-  /** @param {HTMLElement} plot */
-  listen(plot) {
-    plot.addEventListener("keydown", (event) => this.press(event));
-  }
+export class Keys extends Part {
+  /** Where in the stack of the moment a person has walked to, and which allocation that is. */
+  place = NOWHERE;
+  walked = NOWHERE;
+  /** The range that was marked last. It goes as the moment moves on, to where its other end shall be.
+   * @type {[number, number] | null} */
+  marked = null;
 
   /** The trace is another one. */
   start() {
@@ -77,24 +68,17 @@ export class Keys {
       f: () => this.fit(),
       v: () => timeline.moves.fitHeight(),
       b: () => timeline.tools.take("box"),
-      m: () => this.measure(),
+      m: () => {
+        timeline.tools.take("ruler");
+        timeline.ruler.begin();
+      },
       p: () => timeline.choosing.toPeak(),
-      t: () => this.turnAxis(),
+      t: () => !timeline.value?.linked && timeline.setAxis(timeline.viewport.axis === "event" ? "time" : "event"),
       "[": () => this.mark(0),
       "]": () => this.mark(1),
-      Enter: () => this.pinWalked(),
+      Enter: () => this.walked >= 0 && timeline.choosing.togglePin(this.walked),
       Escape: () => timeline.choosing.undo(),
     };
-  }
-
-  measure() {
-    this.timeline.tools.take("ruler");
-    this.timeline.ruler.begin();
-  }
-
-  turnAxis() {
-    const { timeline } = this;
-    if (!timeline.value?.linked) timeline.setAxis(timeline.viewport.axis === "event" ? "time" : "event");
   }
 
   /** What is chosen fills the plot. */
@@ -151,9 +135,5 @@ export class Keys {
     timeline.live.textContent = words;
     const x = clamp(timeline.viewport.xOfInstant(timeline.choosing.answered), 0, timeline.viewport.width);
     timeline.interaction.showTip({ x, y: 10 }, [[words]]);
-  }
-
-  pinWalked() {
-    if (this.walked >= 0) this.timeline.choosing.togglePin(this.walked);
   }
 }

@@ -3,6 +3,7 @@
 import { byteRules, failureMark, groundLine, peakMark, sideLabels, steppedPath, tickAt } from "../axes.js";
 import { clamp, shape } from "../base.js";
 import { bytesText, eventText } from "../words.js";
+import { Part } from "./part.js";
 
 const LETTER = 6.1;
 
@@ -11,10 +12,10 @@ const LETTER = 6.1;
 /** @typedef {import("./viewport.js").Viewport} Viewport */
 /** @typedef {import("../axes.js").Label} Label */
 
-export class Labels {
+export class Labels extends Part {
   /** @param {MemoryTimeline} timeline */
   constructor(timeline) {
-    this.timeline = timeline;
+    super(timeline);
     this.node = shape("svg", { class: "mvt-svg", "aria-hidden": "true" });
     /** What keeps lines of bytes within the plot. */
     this.inside = shape("rect", { x: 0, y: 0 });
@@ -26,10 +27,6 @@ export class Labels {
     this.ruler = shape("g", {});
     /** @type {number | null} */
     this.rulerBytes = null;
-  }
-
-  get viewport() {
-    return this.timeline.viewport;
   }
 
   resize() {

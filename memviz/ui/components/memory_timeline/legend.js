@@ -2,6 +2,7 @@
 // Above the plot: what every colour in sight means, with bytes at the moment. What has no room stands behind "n more".
 import { el, isDark } from "../base.js";
 import { bytesText, cutMiddle, grouped } from "../words.js";
+import { Part } from "./part.js";
 
 const LONGEST = 30;
 
@@ -9,10 +10,10 @@ const LONGEST = 30;
 /** @typedef {import("./data.js").TimelineData} TimelineData */
 /** @typedef {{ group: number, label: string, bytes: number }} Item */
 
-export class Legend {
+export class Legend extends Part {
   /** @param {MemoryTimeline} timeline */
   constructor(timeline) {
-    this.timeline = timeline;
+    super(timeline);
     this.row = el("div", { class: "mvt-legend", role: "group", "aria-label": "What the colours mean, with bytes at the moment" });
     this.more = el("button", { type: "button", class: "mvt-key mvt-more", "aria-expanded": "false", onclick: () => this.open(Boolean(this.list.hidden)) });
     this.list = el("div", { class: "mvt-more-list", role: "group", "aria-label": "The other colours", hidden: "" });

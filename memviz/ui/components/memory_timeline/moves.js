@@ -1,28 +1,20 @@
 // @ts-check
 // How the view moves: where to, how fast, and that linked timelines hear of it.
 import { clamp, say } from "../base.js";
+import { Part } from "./part.js";
 
 const GLIDE_MS = 160;
 /** Of the height, left free above and below what it is fitted to. */
 const MARGIN = 0.15;
 
-/** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
 /** @typedef {import("./viewport.js").Axis} Axis */
 /** @typedef {import("./viewport.js").Height} Height */
 /** @typedef {import("./viewport.js").Sight} Sight */
 /** What a linked timeline tells the others: places in the measure of `align`, and bytes, or `null` for all of them.
  * @typedef {{ axis: Axis, first: number, last: number, height: Height | null }} SharedView */
 
-export class Moves {
-  /** @param {MemoryTimeline} timeline */
-  constructor(timeline) {
-    this.timeline = timeline;
-    this.gliding = 0;
-  }
-
-  get viewport() {
-    return this.timeline.viewport;
-  }
+export class Moves extends Part {
+  gliding = 0;
 
   // -- to where
 

@@ -3,6 +3,7 @@
 import { clamp, el, pixelRatio } from "../base.js";
 import { instantsOf } from "./canvas.js";
 import { STILL_PIXELS } from "./interaction.js";
+import { Part } from "./part.js";
 
 export const OVERVIEW = 30;
 /** Above the highest peak. */
@@ -13,10 +14,10 @@ const LEAST_WINDOW = 6;
 /** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
 /** @typedef {import("./data.js").TimelineData} TimelineData */
 
-export class Overview {
+export class Overview extends Part {
   /** @param {MemoryTimeline} timeline */
   constructor(timeline) {
-    this.timeline = timeline;
+    super(timeline);
     this.canvas = el("canvas", { class: "mvt-overview", "aria-hidden": "true" });
     this.window = el("div", { class: "mvt-window", "aria-hidden": "true" });
     this.node = el("div", { class: "mvt-overview-row" }, this.canvas, this.window);
@@ -35,7 +36,7 @@ export class Overview {
     Object.assign(this.canvas, { width: width * scale, height: OVERVIEW * scale });
     const pen = /** @type {CanvasRenderingContext2D} */ (this.canvas.getContext("2d"));
     pen.scale(scale, scale);
-    const { viewport } = this.timeline;
+    const { viewport } = this;
     const instants = instantsOf(spans, viewport, { ...viewport.whole(), columns: width });
     const most = Math.max(spans.live[spans.peak], 1);
     pen.fillStyle = this.timeline.colour("--mv-ink-3");
@@ -48,7 +49,7 @@ export class Overview {
 
   placeWindow() {
     if (!this.box) return;
-    const { viewport } = this.timeline;
+    const { viewport } = this;
     const whole = viewport.whole();
     const length = whole.last - whole.first || 1;
     const { left: begin, width } = this.box;

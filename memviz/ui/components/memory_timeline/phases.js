@@ -1,18 +1,13 @@
 // @ts-check
 // Above the plot: the phases of the run.
 import { el } from "../base.js";
+import { Part } from "./part.js";
 
 const MOST_PHASES = 400;
 const LETTER = 6.2;
 
-/** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
-
-export class Phases {
-  /** @param {MemoryTimeline} timeline */
-  constructor(timeline) {
-    this.timeline = timeline;
-    this.node = el("div", { class: "mvt-phases", "aria-hidden": "true" });
-  }
+export class Phases extends Part {
+  node = el("div", { class: "mvt-phases", "aria-hidden": "true" });
 
   draw() {
     const { value, viewport } = this.timeline;

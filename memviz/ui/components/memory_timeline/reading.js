@@ -1,21 +1,15 @@
 // @ts-check
 // While a file is being read: its total stands where the timeline will, until a piece of it has come by itself.
-import { isAtHand } from "./kept.js";
+import { Part } from "./part.js";
 
 const MOST_PATIENCE_MS = 3000;
 
-/** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
 /** @typedef {import("./total.js").Total} Total */
 
-export class Reading {
+export class Reading extends Part {
   /** What is drawn meanwhile.
    * @type {Total | null} */
   total = null;
-
-  /** @param {MemoryTimeline} timeline */
-  constructor(timeline) {
-    this.timeline = timeline;
-  }
 
   /** The total alone, in grey, of a trace that is not whole yet; see total.js.
    * @param {Total} total */
@@ -43,12 +37,6 @@ export class Reading {
     if (!this.total) return;
     this.over();
     this.timeline.load(null);
-  }
-
-  /** A piece of this trace has come by itself.
-   * @param {string} key */
-  hearOf(key) {
-    if (this.total?.key === key && isAtHand(key)) this.timeline.load({ key });
   }
 
   /** Resolves when this trace's allocations are on the screen, or some time later anyhow.

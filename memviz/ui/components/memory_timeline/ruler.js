@@ -3,6 +3,7 @@
 // the edges of allocations, so that what is measured is theirs to the byte.
 import { clamp, shape } from "../base.js";
 import { bytesText, durationText, grouped } from "../words.js";
+import { Part } from "./part.js";
 
 /** How far an edge draws an end. */
 const PULL_PIXELS = 5;
@@ -11,26 +12,16 @@ const KEY_STEP = 1 / 40;
 const LETTER = 6.1;
 const END_RADIUS = 3;
 
-/** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
 /** @typedef {import("./data.js").TimelineData} TimelineData */
 /** @typedef {import("../base.js").Point} Point */
 /** `us` is where it was put on the axis of time, which may be between two events; `null` where its instant says all.
  * @typedef {{ instant: number, us: number | null, bytes: number }} End */
 
-export class Ruler {
+export class Ruler extends Part {
   /** Where it began, and where it is drawn to.
    * @type {[End, End] | null} */
   ends = null;
   node = shape("g", {});
-
-  /** @param {MemoryTimeline} timeline */
-  constructor(timeline) {
-    this.timeline = timeline;
-  }
-
-  get viewport() {
-    return this.timeline.viewport;
-  }
 
   // -- its ends
 
@@ -109,7 +100,7 @@ export class Ruler {
       ArrowRight: () => this.step(1, isShift),
       ArrowUp: () => this.climb(1),
       ArrowDown: () => this.climb(-1),
-      Enter: () => this.beginAnew(),
+      Enter: () => this.moveFar((far) => far, true),
     };
   }
 
@@ -133,10 +124,6 @@ export class Ruler {
       const next = direction > 0 ? edges.find((edge) => edge > far.bytes) : edges.reverse().find((edge) => edge < far.bytes);
       return { ...far, bytes: next ?? far.bytes };
     });
-  }
-
-  beginAnew() {
-    this.moveFar((far) => far, true);
   }
 
   /** @param {(far: End, data: TimelineData) => End} move @param {boolean} [isAnew] the near end comes along */

@@ -38,8 +38,8 @@ export class Spans {
     /** @type {Uint32Array} */
     this.reservedAt = summed(columns.reserved_at);
     this.reserved = wide(columns.reserved_low, columns.reserved_high);
-    this._blockEnds = this._largestEnds();
-    this._blockPeaks = this._largestLive();
+    this._blockEnds = blockMaxima(this.end, ROW_BLOCK);
+    this._blockPeaks = blockMaxima(this.live, INSTANT_BLOCK);
     this.peak = this.largestIn(0, this.instants);
   }
 
@@ -58,24 +58,6 @@ export class Spans {
     }
     for (let i = 1; i < instants; i++) live[i] += live[i - 1];
     return live;
-  }
-
-  _largestEnds() {
-    const made = new Uint32Array(Math.ceil(this.count / ROW_BLOCK));
-    for (let i = 0; i < this.count; i++) {
-      const block = (i / ROW_BLOCK) | 0;
-      if (this.end[i] > made[block]) made[block] = this.end[i];
-    }
-    return made;
-  }
-
-  _largestLive() {
-    const made = new Float64Array(Math.ceil(this.instants / INSTANT_BLOCK)).fill(-1);
-    for (let i = 0; i < this.instants; i++) {
-      const block = (i / INSTANT_BLOCK) | 0;
-      if (this.live[i] > made[block]) made[block] = this.live[i];
-    }
-    return made;
   }
 
   /** First instant with most live bytes, from begin up to, not with, end.
@@ -133,6 +115,17 @@ export class Spans {
     stack.moveTo(this, group, instant, byGroup);
     return stack;
   }
+}
+
+/** The largest value of each block of so many.
+ * @param {Uint32Array | Float64Array} values @param {number} length of a block */
+function blockMaxima(values, length) {
+  const made = new Float64Array(Math.ceil(values.length / length)).fill(-1);
+  for (let i = 0; i < values.length; i++) {
+    const block = (i / length) | 0;
+    if (values[i] > made[block]) made[block] = values[i];
+  }
+  return made;
 }
 
 /** Index of the last value not after the wanted one in an ascending array; -1 if all are.

@@ -3,10 +3,10 @@
 import { clamp, latest, say } from "../base.js";
 import { bytesText } from "../words.js";
 import { isNumber } from "./choosing.js";
+import { Part } from "./part.js";
 
 const TELL_MS = 90;
 
-/** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
 /** @typedef {import("./viewport.js").Axis} Axis */
 /** @typedef {import("./data.js").Light} Light */
 /** Where to start, in events: -1 is before the first. `low` and `high` are bytes, where not all of the height is seen.
@@ -14,17 +14,13 @@ const TELL_MS = 90;
 
 /** @typedef {ReturnType<Telling["state"]>} Said */
 
-export class Telling {
-  /** @param {MemoryTimeline} timeline */
-  constructor(timeline) {
-    this.timeline = timeline;
-    this.waiting = 0;
-    /** Something was chosen in a trace of which the page does not know yet that it is shown. */
-    this.isHeldBack = false;
-    /** What Python was told last. */
-    this.told = "";
-    this.tell = latest((/** @type {any} */ state) => timeline.tell.select(state));
-  }
+export class Telling extends Part {
+  waiting = 0;
+  /** Something was chosen in a trace of which the page does not know yet that it is shown. */
+  isHeldBack = false;
+  /** What Python was told last. */
+  told = "";
+  tell = latest((state) => this.timeline.tell.select(state));
 
   /** Once it rests. */
   later() {

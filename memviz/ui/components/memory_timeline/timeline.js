@@ -1,7 +1,7 @@
 // @ts-check
 // One device's memory timeline: what it shows, what is chosen in it, and what it says to the rest of the page. Its parts
 // lie beside this file; README.md says which, what comes in and what goes out.
-import { Component, el, mounting, onModeChange, onSaid, say, token, isDark } from "../base.js";
+import { Component, el, mounting, onModeChange, onSaid, refusalWords, say, token, isDark } from "../base.js";
 import { cutMiddle } from "../words.js";
 import { Ahead } from "./ahead.js";
 import { PlotCanvas } from "./canvas.js";
@@ -10,7 +10,7 @@ import { Controls } from "./controls.js";
 import { FIRST_MEANING, TimelineData } from "./data.js";
 import { Filters } from "./filters.js";
 import { Interaction } from "./interaction.js";
-import { keepPiece } from "./kept.js";
+import { isAtHand, keepPiece } from "./kept.js";
 import { Keys, KEYS_HELP } from "./keys.js";
 import { Labels, momentWords } from "./labels.js";
 import { Legend } from "./legend.js";
@@ -71,14 +71,14 @@ export class MemoryTimeline extends Component {
   tokens = {};
 
   // What it is made of.
-  canvas = this.newCanvas();
-  labels = this.newLabels();
-  interaction = this.newInteraction();
-  keys = this.newKeys();
+  canvas = new this.kinds.Canvas(this);
+  labels = new this.kinds.Labels(this);
+  interaction = new this.kinds.Interaction(this);
+  keys = new Keys(this);
   reading = new Reading(this);
   ahead = new Ahead(this);
   moves = new Moves(this);
-  choosing = this.newChoosing();
+  choosing = new Choosing(this);
   telling = new Telling(this);
   ruler = new Ruler(this);
   tools = new Tools(this);
@@ -104,38 +104,30 @@ export class MemoryTimeline extends Component {
     this.listen();
   }
 
-  newCanvas() {
-    return new PlotCanvas(this);
-  }
-
-  newLabels() {
-    return new Labels(this);
-  }
-
-  newInteraction() {
-    return new Interaction(this);
-  }
-
-  newKeys() {
-    return new Keys(this);
-  }
-
-  newChoosing() {
-    return new Choosing(this);
+  /** Parts of which another timeline has kinds of its own. */
+  get kinds() {
+    return { Canvas: PlotCanvas, Labels, Interaction };
   }
 
   listen() {
     new ResizeObserver(() => this.resize()).observe(this.plot);
-    onModeChange(() => this.changeMode());
+    onModeChange(() => {
+      this.legend.forget();
+      this.redraw(true);
+      this.drawOverview();
+    });
     this.interaction.listen(this.plot);
-    this.keys.listen(this.plot);
+    this.plot.addEventListener("keydown", (event) => this.keys.press(event));
     this.tools.listen();
     this.filters.listen();
     const isLinkedAs = (/** @type {string} */ name) => Boolean(this.value?.linked) && this.value?.linked === name;
     const isAlone = () => this.value !== null && !this.value.linked;
     onSaid("memviz:export", ({ kind }) => this.value && this.host.offsetParent && this.save(kind));
     onSaid("memviz:light", (light) => isAlone() && this.root.isConnected && this.filters.lightUp(light));
-    onSaid("memviz:lit", ({ linked, masks }) => isLinkedAs(linked) && this.showBits((masks && this.value && masks[this.value.key]) || null));
+    onSaid("memviz:lit", ({ linked, masks }) => {
+      const bits = masks && this.value && masks[this.value.key];
+      if (isLinkedAs(linked) && this.data) this.filters.showLight(bits ? this.data.maskOfBits(bits) : null);
+    });
     onSaid("memviz:ruler", ({ linked, bytes }) => isLinkedAs(linked) && this.labels.showRuler(bytes));
     onSaid("memviz:go", (place) => isAlone() && this.choosing.go(place));
     onSaid("memviz:state", (state) => this.value?.follows === state.key && this.follow(state));
@@ -171,7 +163,7 @@ export class MemoryTimeline extends Component {
       this.waiting.textContent = "";
       this.start(value, data);
     } catch (error) {
-      if (ticket === this.ticket) this.waiting.textContent = `The timeline could not be drawn (${error instanceof Error ? error.message : error}). Open the trace again.`;
+      if (ticket === this.ticket) this.waiting.textContent = refusalWords("The timeline could not be drawn", error);
     }
   }
 
@@ -189,7 +181,7 @@ export class MemoryTimeline extends Component {
     this.filters.start();
     this.controls.meaning.select.value = data.meaning;
     this.telling.take(value.state || {});
-    this.controls.showAxis(viewport.axis);
+    this.controls.axes.show(viewport.axis);
     this.root.dataset.key = value.key;
     this.joinOthers();
     this.resize();
@@ -207,19 +199,15 @@ export class MemoryTimeline extends Component {
 
   /** More is said of the trace that is shown.
    * @param {Value} value */
-  update(value) {
+  async update(value) {
     const wasAhead = this.value?.isAhead;
     const isRecoloured = value.linked && JSON.stringify([value.colour, value.among]) !== JSON.stringify([this.value?.colour, this.value?.among]);
     this.take(wasAhead ? value : { ...this.value, ...value });
     this.telling.take(value.state || {});
     if (isRecoloured) this.setMeaning(value.colour || FIRST_MEANING);
     this.joinOthers();
-    if (wasAhead) this.beginAnswered(value);
-  }
-
-  /** What was drawn ahead is known to the page now.
-   * @param {Value} value */
-  async beginAnswered(value) {
+    if (!wasAhead) return;
+    // What was drawn ahead is known to the page now.
     const colour = value.state?.colour;
     if (colour && colour !== this.data?.meaning) await this.setMeaning(colour);
     if (value === this.value) this.telling.begun();
@@ -229,7 +217,8 @@ export class MemoryTimeline extends Component {
   take(value) {
     this.value = value;
     this.viewport.align = (value.linked && value.align) || null;
-    this.controls.allowTime(Boolean(value.has_times));
+    const { time } = this.controls.axes.buttons;
+    Object.assign(time, { disabled: !value.has_times, title: value.has_times ? "" : "This trace has no times" });
     this.plot.setAttribute("aria-label", `Memory timeline. ${value.label || ""}`);
   }
 
@@ -264,13 +253,6 @@ export class MemoryTimeline extends Component {
 
   // -- how it is shown
 
-  /** @param {string} order */
-  setOrder(order) {
-    this.order = order;
-    this.redraw();
-    this.say();
-  }
-
   /** @param {string} meaning of the colours */
   async setMeaning(meaning) {
     const { data } = this;
@@ -290,16 +272,10 @@ export class MemoryTimeline extends Component {
     if (axis === "time") await data.readTimes();
     viewport.times = data.times;
     viewport.turnTo(axis);
-    this.controls.showAxis(viewport.axis);
+    this.controls.axes.show(viewport.axis);
     this.drawOverview();
     this.redraw();
     this.say();
-  }
-
-  /** One bit per allocation, from somebody who asked for several timelines at once; null ends it.
-   * @param {ArrayLike<number> | null} bits */
-  showBits(bits) {
-    if (this.data) this.filters.showLight(bits && this.data.maskOfBits(bits));
   }
 
   /** @param {Uint8Array | null} mask */
@@ -319,20 +295,9 @@ export class MemoryTimeline extends Component {
     if (this.isAway || !this.data || !value) return;
     Object.assign(viewport, { width, height });
     this.labels.resize();
-    this.writeName(value.name || "", width);
-    this.redraw(true);
-    this.drawOverview();
-  }
-
-  /** Of linked ones, with what tells it from the others: names mostly differ at their ends.
-   * @param {string} name @param {number} width */
-  writeName(name, width) {
-    this.name.textContent = cutMiddle(name, Math.max(Math.floor(width / NAME_LETTER) - 4, 4));
-    this.name.title = name;
-  }
-
-  changeMode() {
-    this.legend.forget();
+    // Of linked ones, with what tells it from the others: names mostly differ at their ends.
+    this.name.title = value.name || "";
+    this.name.textContent = cutMiddle(this.name.title, Math.max(Math.floor(width / NAME_LETTER) - 4, 4));
     this.redraw(true);
     this.drawOverview();
   }
@@ -419,7 +384,7 @@ export const linked = (name) =>
 
 onSaid("memviz:piece", ({ key, piece, made }) => {
   keepPiece(key, piece, made);
-  for (const timeline of mounted) timeline.reading.hearOf(key);
+  for (const timeline of mounted) if (timeline.reading.total?.key === key && isAtHand(key)) timeline.load({ key });
 });
 
 const mountOne = mounting(MemoryTimeline);

@@ -1,7 +1,8 @@
 // @ts-check
 // What a drag on the plot does: it moves the view, chooses a range, zooms into a box
 // or draws a ruler; and the byte axis at the side, where a drag chooses the bytes that fill the height.
-import { el } from "../base.js";
+import { el, switchOf } from "../base.js";
+import { Part } from "./part.js";
 
 /** A box lower or narrower than this leaves that side of the view as it is. */
 const LEAST_BOX = 6;
@@ -15,10 +16,10 @@ const TOOLS = { move: "Move", box: "Box", ruler: "Ruler" };
 /** What happens as a pointer moves, once it is let go, and if it never comes to that.
  * @typedef {{ move: (here: Point) => void, end?: () => void, cancel?: () => void }} Drag */
 
-export class Tools {
+export class Tools extends Part {
   /** @param {MemoryTimeline} timeline */
   constructor(timeline) {
-    this.timeline = timeline;
+    super(timeline);
     /** @type {Tool} */
     this.tool = "move";
     this.box = el("div", { class: "mvt-box", hidden: "", "aria-hidden": "true" });
@@ -26,13 +27,8 @@ export class Tools {
     this.eventsAxis = el("div", { class: "mvt-events", "aria-hidden": "true", title: "A click chooses that moment" });
     const words = "Show the full height (0 shows all)";
     this.fullHeight = el("button", { type: "button", class: "mvt-button mvt-full", hidden: "", title: words, "aria-label": words, onclick: () => timeline.moves.showFullHeight(true) }, "↕ Full height");
-    this.buttons = Object.fromEntries(Object.entries(TOOLS).map(([tool, name]) => [tool, el("button", { type: "button", onclick: () => this.take(/** @type {Tool} */ (tool)) }, name)]));
-    this.node = el("div", { class: "mvt-switch", role: "group", "aria-label": "A drag on the plot" }, ...Object.values(this.buttons));
+    this.choice = switchOf("A drag on the plot", TOOLS, (tool) => this.take(tool));
     this.take("move");
-  }
-
-  get viewport() {
-    return this.timeline.viewport;
   }
 
   listen() {
@@ -49,7 +45,7 @@ export class Tools {
   take(tool) {
     this.tool = tool;
     this.timeline.ruler.end();
-    for (const [name, button] of Object.entries(this.buttons)) button.setAttribute("aria-pressed", String(name === tool));
+    this.choice.show(tool);
     this.timeline.root.dataset.tool = tool;
   }
 

@@ -22,25 +22,23 @@ export const ZOOM = 1.6;
 /** @typedef {Stretch & Height} Sight */
 
 export class Viewport {
-  constructor() {
-    /** @type {Axis} */
-    this.axis = "event";
-    this.instants = 1;
-    /** µs of each event, once they are known.
-     * @type {Float64Array | null} */
-    this.times = null;
-    /** For one that moves together with others.
-     * @type {Record<Axis, Alignment> | null} */
-    this.align = null;
-    this.first = 0;
-    this.last = 1;
-    /** Bytes at the edges, and at the upper one of all that there is. */
-    this.bottom = 0;
-    this.top = 1;
-    this.most = 1;
-    this.width = 0;
-    this.height = 0;
-  }
+  /** @type {Axis} */
+  axis = "event";
+  instants = 1;
+  /** µs of each event, once they are known.
+   * @type {Float64Array | null} */
+  times = null;
+  /** For one that moves together with others.
+   * @type {Record<Axis, Alignment> | null} */
+  align = null;
+  first = 0;
+  last = 1;
+  /** Bytes at the edges, and at the upper one of all that there is. */
+  bottom = 0;
+  top = 1;
+  most = 1;
+  width = 0;
+  height = 0;
 
   // -- what there is to see
 

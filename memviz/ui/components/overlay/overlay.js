@@ -5,9 +5,7 @@
 import { peakMark, spread } from "../axes.js";
 import { clamp, el, mounting, onSaid, pixelRatio, shape, showTip } from "../base.js";
 import { instantsOf, PlotCanvas } from "../memory_timeline/canvas.js";
-import { Choosing } from "../memory_timeline/choosing.js";
 import { Interaction } from "../memory_timeline/interaction.js";
-import { Keys } from "../memory_timeline/keys.js";
 import { Labels } from "../memory_timeline/labels.js";
 import { linked, MemoryTimeline } from "../memory_timeline/timeline.js";
 import { bytesText, deltaText } from "../words.js";
@@ -28,26 +26,15 @@ class Overlay extends MemoryTimeline {
   constructor(host, gradio) {
     super(host, gradio);
     onSaid("memviz:joined", (joined) => this.wanted && joined.linked === this.wanted.linked && this.gather(this.wanted));
+    // What only one trace's own timeline can answer.
+    Object.assign(this.choosing, { togglePin() {} });
+    Object.assign(this.keys, { walk() {}, mark() {}, fit() {} });
+    Object.assign(this.labels, { pinned: () => [], moment: () => [] });
   }
 
   /** @override */
-  newCanvas() {
-    return new Lines(this);
-  }
-
-  /** @override */
-  newLabels() {
-    return new Peaks(this);
-  }
-
-  /** @override */
-  newInteraction() {
-    return new Pointing(this);
-  }
-
-  /** @override */
-  newKeys() {
-    return new MovingKeys(this);
+  get kinds() {
+    return { Canvas: Lines, Labels: Peaks, Interaction: Pointing };
   }
 
   /** @override @param {any} value */
@@ -81,46 +68,34 @@ class Overlay extends MemoryTimeline {
   }
 
   /** @override */
-  newChoosing() {
-    return new NoPins(this);
-  }
-
-  // What only one trace's own timeline can answer.
-  /** @override */
   showLit() {}
 
   /** @override */
   say() {}
 }
 
-class NoPins extends Choosing {
-  /** @override */
-  togglePin() {}
-}
+/** @param {import("../memory_timeline/part.js").Part} part */
+const overlayOf = ({ timeline }) => /** @type {Overlay} */ (timeline);
 
 class Lines extends PlotCanvas {
-  /** @param {Overlay} overlay */
-  constructor(overlay) {
-    super(overlay);
-    this.overlay = overlay;
-    /** Most live bytes in each column of each side; NaN where it has nothing.
-     * @type {Float64Array[]} */
-    this.lines = [];
-  }
+  /** Most live bytes in each column of each side; NaN where it has nothing.
+   * @type {Float64Array[]} */
+  lines = [];
 
   /** @override */
   draw() {
-    const { width, height } = this.timeline.viewport;
+    const { width, height } = this.viewport;
+    const { sides, wanted } = overlayOf(this);
     const scale = pixelRatio();
     [this.left, this.wide] = [0, width];
-    this.lines = this.overlay.sides.map((side) => this.columnsOf(side, width));
+    this.lines = sides.map((side) => this.columnsOf(side, width));
     Object.assign(this.node, { width: Math.round(width * scale), height: Math.round(height * scale) });
     const pen = /** @type {Pen} */ (this.node.getContext("2d"));
     pen.scale(scale, scale);
     const [baseline, ...others] = this.lines;
     const colour = (/** @type {string} */ name) => this.timeline.colour(name);
     this.fill(pen, baseline, colour("--mv-ink-3"), 0.3);
-    const chosen = this.lines[this.overlay.wanted?.other ?? -1];
+    const chosen = this.lines[wanted?.other ?? -1];
     if (chosen) this.between(pen, baseline, chosen);
     this.stroke(pen, baseline, colour("--mv-ink-3"), 1);
     for (const line of others) if (line !== chosen) this.stroke(pen, line, colour("--mv-ink-2"), 1);
@@ -185,12 +160,6 @@ class Lines extends PlotCanvas {
 }
 
 class Peaks extends Labels {
-  /** @param {Overlay} overlay */
-  constructor(overlay) {
-    super(overlay);
-    this.overlay = overlay;
-  }
-
   /** @override */
   reservedLine() {
     return shape("path", { d: "", class: "mvt-reserved" });
@@ -204,7 +173,7 @@ class Peaks extends Labels {
     /** @type {import("../axes.js").Label[]} */
     const labels = [];
     const parts = [];
-    for (const { data, value, viewport: own } of this.overlay.sides) {
+    for (const { data, value, viewport: own } of overlayOf(this).sides) {
       if (!data) continue;
       const { peak, live } = data.spans;
       const place = own.axis === "event" ? peak + 0.5 : own.placeOf(peak);
@@ -217,28 +186,12 @@ class Peaks extends Labels {
     const words = spread(labels, height).map(([y, , text]) => shape("text", { x: width + 8, y: y + 4, class: "mvt-figure mvt-right" }, text));
     return [...parts, ...words];
   }
-
-  /** @override @returns {SVGElement[]} */
-  pinned() {
-    return [];
-  }
-
-  /** @override @returns {SVGElement[]} */
-  moment() {
-    return [];
-  }
 }
 
 class Pointing extends Interaction {
-  /** @param {Overlay} overlay */
-  constructor(overlay) {
-    super(overlay);
-    this.overlay = overlay;
-  }
-
   /** @override @param {PointerEvent} event */
   hover(event) {
-    const { sides, canvas } = this.overlay;
+    const { sides, canvas } = overlayOf(this);
     const lines = canvas instanceof Lines ? canvas.lines : [];
     if (!lines.length || this.isDragging || event.pointerType === "touch") return;
     const at = this.local(event);
@@ -257,18 +210,6 @@ export function changeWords(bytes, baseline) {
   if (!(bytes >= 0)) return "nothing here";
   if (!(baseline >= 0) || bytes === baseline) return bytesText(bytes);
   return `${bytesText(bytes)}, ${deltaText(bytes - baseline)}`;
-}
-
-/** Those that move the view; the rest ask for one trace's own timeline. */
-class MovingKeys extends Keys {
-  /** @override */
-  walk() {}
-
-  /** @override */
-  mark() {}
-
-  /** @override */
-  fit() {}
 }
 
 export const mount = mounting(Overlay);

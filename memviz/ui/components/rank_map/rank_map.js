@@ -31,7 +31,10 @@ class RankMap extends Component {
     this.bars = el("canvas", { class: "mvn-bars" });
     this.plot = el("div", { class: "mvn-plot", tabindex: "0", role: "slider", "aria-orientation": "vertical" }, this.picture, this.mark, this.tip);
     this.beside = el("div", { class: "mvn-beside" }, this.bars);
-    this.root = el("div", { class: "mvn", hidden: "" }, this.steps, this.names, this.plot, this.beside, this.scale());
+    this.most = el("span");
+    this.ramp = el("canvas", { class: "mvn-ramp", width: 255, height: 1 });
+    const scale = el("div", { class: "mvn-scale", "aria-hidden": "true" }, el("span", {}, "0"), this.ramp, this.most);
+    this.root = el("div", { class: "mvn", hidden: "" }, this.steps, this.names, this.plot, this.beside, scale);
     for (const area of [this.plot, this.beside]) {
       area.addEventListener("pointermove", (event) => this.point(event, area));
       area.addEventListener("pointerleave", () => (this.tip.hidden = true));
@@ -41,12 +44,6 @@ class RankMap extends Component {
     for (const change of ["focus", "blur"]) this.plot.addEventListener(change, () => this.showMark());
     onModeChange(() => this.draw());
     new ResizeObserver(() => this.draw()).observe(this.plot);
-  }
-
-  scale() {
-    this.most = el("span");
-    this.ramp = el("canvas", { class: "mvn-ramp", width: 255, height: 1 });
-    return el("div", { class: "mvn-scale", "aria-hidden": "true" }, el("span", {}, "0"), this.ramp, this.most);
   }
 
   /** @override @param {Value | null} value */
@@ -61,7 +58,7 @@ class RankMap extends Component {
     this.plot.setAttribute("aria-label", this.value.label);
     this.plot.setAttribute("aria-valuemin", "1");
     this.plot.setAttribute("aria-valuemax", String(this.value.ranks.length));
-    if (this.most) this.most.textContent = bytesText(this.value.highest);
+    this.most.textContent = bytesText(this.value.highest);
     this.draw();
   }
 
@@ -74,7 +71,7 @@ class RankMap extends Component {
     if (!value || !this.root.isConnected) return;
     const colours = shadesOf(isDark(), parseInt(token(this.root, "--mv-fill-2").slice(1), 16));
     this.paint(this.picture, value.steps.length * value.columns, this.shades, colours);
-    if (this.ramp) this.paint(this.ramp, 255, Uint8Array.from({ length: 255 }, (_, i) => i + 1), colours);
+    this.paint(this.ramp, 255, Uint8Array.from({ length: 255 }, (_, i) => i + 1), colours);
     this.root.style.setProperty("--mvn-high", `${value.ranks.length * this.height}px`);
     this.drawBars(value);
     this.label(value);

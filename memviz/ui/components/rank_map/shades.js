@@ -1,5 +1,6 @@
 // @ts-check
 // Which shade a share of the highest peak has, and how high a row is. No DOM in this file.
+import { pixel } from "../base.js";
 
 const LIGHT = [0xf4f6fa, 0xc3d6ea, 0x76a9d8, 0x2f6fb3, 0x0c2c59];
 const DARK = [0x191d24, 0x1f3a58, 0x2c6499, 0x64a5dc, 0xdcedff];
@@ -14,14 +15,11 @@ export function shadesOf(dark, nothing) {
   for (let i = 1; i < 256; i++) {
     const at = ((i - 1) / 254) * (stops.length - 1);
     const before = Math.min(Math.floor(at), stops.length - 2);
-    table[i] = asPixel(mixed(stops[before], stops[before + 1], at - before));
+    table[i] = pixel(mixed(stops[before], stops[before + 1], at - before));
   }
-  table[0] = asPixel(nothing);
+  table[0] = pixel(nothing);
   return table;
 }
-
-/** @param {number} rgb */
-const asPixel = (rgb) => (0xff000000 | ((rgb & 0xff) << 16) | (rgb & 0xff00) | (rgb >> 16)) >>> 0;
 
 /** @param {number} one @param {number} other @param {number} share */
 function mixed(one, other, share) {

@@ -2,7 +2,7 @@
 // Live bytes as an area, reserved bytes as lines over the same events: as recorded dashed, as replayed thick, the limit
 // red, and a mark where memory runs out. The value is made by memviz/ui/what_if/plots.py.
 import { byteRules, failureMark, groundLine, sideLabels, steppedPath, tickAt } from "../axes.js";
-import { clamp, Component, el, mounting, newTip, plainKey, shape } from "../base.js";
+import { actOnKey, clamp, Component, el, mounting, newTip, shape, showTip, switchOf } from "../base.js";
 import { lastNotAfter } from "../memory_timeline/spans.js";
 import { bytesText, eventText, grouped, roundStep, timeTick } from "../words.js";
 
@@ -34,8 +34,7 @@ class ReservedPlot extends Component {
   top = 1;
 
   legend = el("div", { class: "mvr-legend", role: "list", "aria-label": "What the lines mean" });
-  byEvent = el("button", { type: "button", onclick: () => this.setAxis("event") }, "Event");
-  byTime = el("button", { type: "button", onclick: () => this.setAxis("time") }, "Time");
+  axes = switchOf("Axis", { event: "Event", time: "Time" }, (axis) => this.setAxis(axis));
   svg = shape("svg", { class: "mvt-svg", "aria-hidden": "true" });
   over = shape("svg", { class: "mvt-svg", "aria-hidden": "true" });
   tip = newTip();
@@ -45,12 +44,11 @@ class ReservedPlot extends Component {
   /** @param {HTMLElement} host @param {import("../base.js").Gradio} gradio */
   constructor(host, gradio) {
     super(host, gradio);
-    const choice = el("div", { class: "mvt-switch", role: "group", "aria-label": "Axis" }, this.byEvent, this.byTime);
     const help = el("div", { class: "mvt-hidden", id: `mvr-keys-${this.id}` }, KEYS_HELP);
     this.plot.append(this.svg, this.over, this.tip);
     this.root.className = "mvt mvr";
     this.root.hidden = true;
-    this.root.append(el("div", { class: "mvt-bar" }, this.legend, choice), this.plot, help, this.live);
+    this.root.append(el("div", { class: "mvt-bar" }, this.legend, this.axes.node), this.plot, help, this.live);
     this.listen();
   }
 
@@ -70,8 +68,7 @@ class ReservedPlot extends Component {
     if (!this.value) return;
     const hasTime = Boolean(this.value.axes.time);
     if (!hasTime) this.axis = "event";
-    this.byTime.disabled = !hasTime;
-    this.byTime.title = hasTime ? "" : "This trace has no times";
+    Object.assign(this.axes.buttons.time, { disabled: !hasTime, title: hasTime ? "" : "This trace has no times" });
     this.ruler = NOWHERE;
     this.plot.setAttribute("aria-label", `Reserved memory over the run. ${this.value.label}`);
     this.showLegend(this.value);
@@ -128,8 +125,7 @@ class ReservedPlot extends Component {
     [this.width, this.height] = [Math.floor(this.plot.clientWidth), Math.floor(this.plot.clientHeight)];
     if (!value || !this.width || !this.height) return;
     this.root.classList.toggle("mvt-narrow", this.root.clientWidth < NARROW);
-    this.byEvent.setAttribute("aria-pressed", String(this.axis === "event"));
-    this.byTime.setAttribute("aria-pressed", String(this.axis === "time"));
+    this.axes.show(this.axis);
     const columns = this.columns(value);
     const most = (/** @type {number[]} */ values) => values.reduce((a, b) => Math.max(a, b), 0);
     this.top = Math.max(most(columns.live), most(columns.recorded), ...columns.lines.map(most), value.limit || 0, 1) * HEADROOM;
@@ -213,11 +209,8 @@ class ReservedPlot extends Component {
   showTip(column, value) {
     const columns = this.columns(value);
     const rows = figuresOf(column, value, columns).map(([figure, words]) => el("div", {}, el("b", {}, figure), ` ${words}`));
-    this.tip.replaceChildren(el("div", {}, columnWords(column, columns)), ...rows);
-    const x = this.xOf(column + 0.5, columns);
-    const wide = this.tip.offsetWidth;
-    this.tip.style.left = `${x + 14 + wide > this.width ? Math.max(x - 14 - wide, 0) : x + 14}px`;
-    this.tip.style.top = "8px";
+    // At the top, however high it is.
+    showTip(this.tip, { x: this.xOf(column + 0.5, columns), y: -6 }, { width: this.width, height: Infinity }, [el("div", {}, columnWords(column, columns)), ...rows]);
   }
 
   /** The event of a column that reserves most in it is not known here; its last one is the state that is left.
@@ -239,8 +232,7 @@ class ReservedPlot extends Component {
     const from = this.ruler < 0 ? columnOf(value.at, columns) : this.ruler;
     const step = event.shiftKey ? 10 : 1;
     const walk = (/** @type {number} */ column) => () => this.walk(clamp(column, 0, last), value);
-    /** @type {Record<string, () => void>} */
-    const acts = {
+    actOnKey(event, {
       ArrowLeft: walk(from - step),
       ArrowRight: walk(from + step),
       Home: walk(0),
@@ -248,11 +240,7 @@ class ReservedPlot extends Component {
       Enter: () => this.choose(from),
       Escape: () => this.point(NOWHERE),
       t: () => this.setAxis(this.axis === "event" ? "time" : "event"),
-    };
-    const act = acts[plainKey(event)];
-    if (!act) return;
-    event.preventDefault();
-    act();
+    });
   }
 
   /** @param {number} column @param {Value} value */

@@ -57,17 +57,8 @@ export class Moment {
 
   /** @param {number} tile @returns {string[][]} */
   words(tile) {
-    return this.tiles.kind[tile] === FREE ? this.freeWords(tile) : this.blockWords(tile);
-  }
-
-  /** @param {number} tile */
-  freeWords(tile) {
-    return [[`${bytesText(this.tiles.size[tile])} free`], [this.segmentWords(this.tiles.segment[tile])]];
-  }
-
-  /** @param {number} tile */
-  blockWords(tile) {
     const { tiles, header } = this;
+    if (tiles.kind[tile] === FREE) return [[`${bytesText(tiles.size[tile])} free`], [this.segmentWords(tiles.segment[tile])]];
     const [size, asked] = [tiles.size[tile], tiles.requested[tile]];
     const block = size === asked ? "its block is as large" : `in a block of ${grouped(size)} B`;
     return [

@@ -1,7 +1,7 @@
 // @ts-check
 // The allocator's map at one moment: what is asked for, the slider, the tooltip, the keys, figures and table.
 // README.md beside this file says what its parts are, what comes in and what goes out.
-import { button, clamp, Component, el, mounting, newTip, onModeChange, onSaid, plainKey, say, showTip, tipLines } from "../base.js";
+import { actOnKey, button, clamp, Component, el, mounting, newTip, onModeChange, onSaid, refusalWords, say, showTip, switchOf, tipLines } from "../base.js";
 import { bytesText, eventText, grouped } from "../words.js";
 import { MapCanvas } from "./canvas.js";
 import { chooseRowLength, drawingOrder, MOST_ROWS, placesOf, shelveWithin, sum, tilesIn } from "./layout.js";
@@ -53,8 +53,7 @@ export class SegmentMap extends Component {
   canvas = new MapCanvas(this.root);
   title = el("span", { class: "mvs-title" });
   note = el("span", { class: "mvs-note" });
-  bySize = el("button", { type: "button", onclick: () => this.orderBy("size") }, "By size");
-  byAddress = el("button", { type: "button", onclick: () => this.orderBy("address") }, "By address");
+  orders = switchOf("Order of the segments", { size: "By size", address: "By address" }, (by) => this.orderBy(by));
   rowText = el("span", { class: "mvs-row-text" });
   shorter = button("+", "Shorter rows: more detail", () => this.stretchRows(1 / 2));
   longer = button("−", "Longer rows: less detail", () => this.stretchRows(2));
@@ -70,14 +69,12 @@ export class SegmentMap extends Component {
   /** @param {HTMLElement} host @param {import("../base.js").Gradio} gradio */
   constructor(host, gradio) {
     super(host, gradio);
-    const order = el("div", { class: "mvt-switch", role: "group", "aria-label": "Order of the segments" }, this.bySize, this.byAddress);
-    const controls = el("div", { class: "mvs-controls" }, el("span", { class: "mvs-rows" }, this.rowText, this.longer, this.shorter), order);
+    const controls = el("div", { class: "mvs-controls" }, el("span", { class: "mvs-rows" }, this.rowText, this.longer, this.shorter), this.orders.node);
     const bar = el("div", { class: "mvs-bar" }, el("div", { class: "mvs-words" }, this.title, this.note), controls);
     const help = el("div", { class: "mvt-hidden", id: `mvs-keys-${this.id}` }, KEYS_HELP);
     this.root.className = "mvs";
     this.root.hidden = true;
     this.root.append(bar, this.slider, this.plot, help, this.live, this.figures, this.details);
-    this.showOrder();
     this.listen();
   }
 
@@ -152,7 +149,7 @@ export class SegmentMap extends Component {
       const moment = await Moment.of(answer);
       if (request.key === this.key) this.take(answer, moment, started);
     } catch (error) {
-      this.title.textContent = `The map could not be drawn (${error instanceof Error ? error.message : error}). Open the trace again.`;
+      this.title.textContent = refusalWords("The map could not be drawn", error);
     } finally {
       this.answered = words;
       this.isAsking = false;
@@ -240,13 +237,8 @@ export class SegmentMap extends Component {
   orderBy(by) {
     this.by = by;
     this.cursor = NOTHING;
-    this.showOrder();
+    this.orders.show(by);
     this.draw();
-  }
-
-  showOrder() {
-    this.bySize.setAttribute("aria-pressed", String(this.by === "size"));
-    this.byAddress.setAttribute("aria-pressed", String(this.by === "address"));
   }
 
   // -- what people do
@@ -297,8 +289,7 @@ export class SegmentMap extends Component {
   keyed(event) {
     const { drawn, layout } = this;
     if (!drawn || !layout) return;
-    /** @type {Record<string, () => void>} */
-    const acts = {
+    actOnKey(event, {
       ArrowRight: () => this.walk(1, drawn, layout),
       ArrowLeft: () => this.walk(-1, drawn, layout),
       ArrowDown: () => this.walkRow(1, drawn, layout),
@@ -307,11 +298,7 @@ export class SegmentMap extends Component {
       End: () => this.goTo(inOrder(drawn, layout).at(-1), drawn, layout),
       Enter: () => this.pinTile(this.cursor),
       Escape: () => this.undo(),
-    };
-    const act = acts[plainKey(event)];
-    if (!act) return;
-    event.preventDefault();
-    act();
+    });
   }
 
   /** @param {1 | -1} step @param {Moment} moment @param {Layout} layout */

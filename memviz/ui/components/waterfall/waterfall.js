@@ -5,7 +5,7 @@
 //   [data-take]                          a click saves the table or the whole comparison as a file
 //   [data-letter]                        a trace's badge: dragging it onto A, or Shift and the letter, makes it A
 // Which allocations a row has in each trace is asked of the server once for all of them.
-import { isTyping, nearest, saveFile, say } from "../base.js";
+import { all, isTyping, nearest, saveFile, say } from "../base.js";
 import { bytesOf, unpack } from "../memory_timeline/packed.js";
 import { mount as mountPanel } from "../panel.js";
 
@@ -22,7 +22,7 @@ const ROW = "[data-compare-row]";
  * @param {{ header: any, body: string, bits?: ArrayLike<number> }} packed @returns {Promise<ArrayLike<number>>} */
 const bitsOf = async ({ header, body, bits }) => bits || (await unpack(header, bytesOf(body))).bits;
 
-const rows = () => /** @type {HTMLElement[]} */ ([...document.querySelectorAll(ROW)]);
+const rows = () => all(ROW);
 
 /** @param {HTMLElement} node @returns {Named} */
 const named = ({ dataset }) => ({ by: dataset.compareBy || "", row: dataset.compareRow || "" });
