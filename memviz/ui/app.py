@@ -78,6 +78,7 @@ STYLES = (
     "what_if/what_if.css",
     "run/run.css",
     "run/fit.css",
+    "run/cards.css",
 )
 """In this order; the tokens that all others read are in the first."""
 COMPONENTS: tuple[type[Component], ...] = (
