@@ -28,6 +28,13 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 _MATMULS = {"mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm"}
 _KEEPS = ("nothing", "attention", "matmuls", "both")
+_IMPLEMENTATIONS = ("memviz", "library")
+_SWITCHES = (
+    ("activation_checkpointing_enable", "activation_checkpointing_disable"),
+    ("gradient_checkpointing_enable", "gradient_checkpointing_disable"),
+    ("enable_gradient_checkpointing", "disable_gradient_checkpointing"),
+)
+"""Methods of models of transformers, from the newest releases on, and of diffusers."""
 
 
 def _knob(default: Any, help: str, **more: Any) -> Any:
@@ -50,6 +57,9 @@ class Checkpointing:
         "your own way for chosen blocks: function(number, block, *args, **kwargs), or function(block, *args)",
         python_only=True,
     )
+    implementation: str = _knob(
+        "memviz", "this file, or the switch that models of transformers and diffusers have", choices=_IMPLEMENTATIONS
+    )
 
     name: ClassVar[str] = "checkpointing"
     title: ClassVar[str] = "Checkpoint blocks"
@@ -68,6 +78,11 @@ class Checkpointing:
             raise ValueError(f"keep is {self.keep!r}; it is one of {', '.join(_KEEPS)}.")
         if self.function is not None and (self.offload or self.keep != "nothing"):
             raise ValueError("A function of your own decides what is kept and where: leave keep and offload away.")
+        if self.implementation not in _IMPLEMENTATIONS:
+            raise ValueError(f"implementation is {self.implementation!r}; it is memviz or library.")
+        others = [getattr(self, knob.name) != knob.default for knob in fields(self) if knob.name != "implementation"]
+        if self.implementation == "library" and any(others):
+            raise ValueError("Libraries checkpoint every block whole: implementation=library has no other knob.")
         self._skipped()
 
     def chosen(self, count: int) -> tuple[int, ...]:
@@ -81,9 +96,15 @@ class Checkpointing:
         if not training:
             raise ValueError("Inference keeps nothing for backward: there is nothing to save. Train, or leave it out.")
         self._find_blocks(model)
+        if self.implementation == "library":
+            self._switch(model)
 
     def apply(self, model: nn.Module) -> Callable[[], None]:
         chosen = self._find_blocks(model)
+        if self.implementation == "library":
+            enable, disable = self._switch(model)
+            enable()
+            return disable
         kinds = {chosen[number]: (type(chosen[number]), number) for number in self.chosen(len(chosen))}
         for block, (plain, number) in kinds.items():
             block.__class__ = _checkpointed_class(plain, self, number)
@@ -97,11 +118,14 @@ class Checkpointing:
 
         return undo
 
-    def code(self) -> str:
-        knobs = [(knob.name, getattr(self, knob.name), knob.default) for knob in fields(self)]
-        texts = (f"{name}={getattr(value, '__name__', repr(value))}" for name, value, usual in knobs if value != usual)
-        construction = f"Checkpointing({', '.join(texts)})"
-        return f"from {__name__} import Checkpointing\n\nundo = {construction}.apply(model)"
+    def _switch(self, model: Any) -> tuple[Callable[[], None], Callable[[], None]]:
+        for enable, disable in _SWITCHES:
+            if hasattr(model, enable) and hasattr(model, disable):
+                return getattr(model, enable), getattr(model, disable)
+        raise ValueError(
+            f"{type(model).__name__} has no switch for gradient checkpointing, as models of transformers and diffusers "
+            "have: leave implementation=memviz."
+        )
 
     def _skipped(self) -> list[range]:
         ranges = []
