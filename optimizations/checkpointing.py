@@ -29,12 +29,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 _MATMULS = {"mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm"}
 _KEEPS = ("nothing", "attention", "matmuls", "both")
 _IMPLEMENTATIONS = ("memviz", "library")
-_SWITCHES = (
-    ("activation_checkpointing_enable", "activation_checkpointing_disable"),
-    ("gradient_checkpointing_enable", "gradient_checkpointing_disable"),
-    ("enable_gradient_checkpointing", "disable_gradient_checkpointing"),
-)
-"""Methods of models of transformers, from the newest releases on, and of diffusers."""
+_SWITCHES = ("activation_checkpointing_{}", "gradient_checkpointing_{}", "{}_gradient_checkpointing")
+"""Methods of models of transformers, in newer and older releases, and of diffusers."""
 
 
 def _knob(default: Any, help: str, **more: Any) -> Any:
@@ -74,12 +70,11 @@ class Checkpointing:
     def __post_init__(self) -> None:
         if self.every < 0:
             raise ValueError(f"every is {self.every}; it is 0 (no block), 1 (all), 2 (every second) and so on.")
-        if self.keep not in _KEEPS:
-            raise ValueError(f"keep is {self.keep!r}; it is one of {', '.join(_KEEPS)}.")
+        for name, choices in (("keep", _KEEPS), ("implementation", _IMPLEMENTATIONS)):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it is one of {', '.join(choices)}.")
         if self.function is not None and (self.offload or self.keep != "nothing"):
             raise ValueError("A function of your own decides what is kept and where: leave keep and offload away.")
-        if self.implementation not in _IMPLEMENTATIONS:
-            raise ValueError(f"implementation is {self.implementation!r}; it is memviz or library.")
         others = [getattr(self, knob.name) != knob.default for knob in fields(self) if knob.name != "implementation"]
         if self.implementation == "library" and any(others):
             raise ValueError("Libraries checkpoint every block whole: implementation=library has no other knob.")
@@ -97,12 +92,12 @@ class Checkpointing:
             raise ValueError("Inference keeps nothing for backward: there is nothing to save. Train, or leave it out.")
         self._find_blocks(model)
         if self.implementation == "library":
-            self._switch(model)
+            _switch(model)
 
     def apply(self, model: nn.Module) -> Callable[[], None]:
         chosen = self._find_blocks(model)
         if self.implementation == "library":
-            enable, disable = self._switch(model)
+            enable, disable = _switch(model)
             enable()
             return disable
         kinds = {chosen[number]: (type(chosen[number]), number) for number in self.chosen(len(chosen))}
@@ -117,15 +112,6 @@ class Checkpointing:
             kinds.clear()
 
         return undo
-
-    def _switch(self, model: Any) -> tuple[Callable[[], None], Callable[[], None]]:
-        for enable, disable in _SWITCHES:
-            if hasattr(model, enable) and hasattr(model, disable):
-                return getattr(model, enable), getattr(model, disable)
-        raise ValueError(
-            f"{type(model).__name__} has no switch for gradient checkpointing, as models of transformers and diffusers "
-            "have: leave implementation=memviz."
-        )
 
     def _skipped(self) -> list[range]:
         ranges = []
@@ -196,6 +182,13 @@ class Checkpointing:
         if wanted and not _uses_dropout(operator, args, kwargs):
             return CheckpointPolicy.MUST_SAVE
         return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _switch(model: Any) -> tuple[Callable[[], None], Callable[[], None]]:
+    for name in _SWITCHES:
+        if hasattr(model, name.format("enable")):
+            return getattr(model, name.format("enable")), getattr(model, name.format("disable"))
+    raise ValueError(f"{type(model).__name__} has no gradient checkpointing itself: leave implementation=memviz.")
 
 
 def blocks(model: nn.Module) -> dict[str, nn.Module]:

@@ -47,7 +47,7 @@ _DTYPES = {
     "fp32": torch.float32,
 }
 _SMALL, _WIDE = ("float8_e4m3fn", "float8_e5m2", "bf16", "fp16"), ("own", "bf16", "fp16", "fp32")
-_PIECES = ("leaf", "block", "model")
+_PIECES, _IMPLEMENTATIONS = ("leaf", "block", "model"), ("memviz", "library")
 _TRAINED = (
     "Updates smaller than a step of the storage dtype would be lost: freeze them with requires_grad_(False) and train "
     "adapters, or skip them; for inference, run under torch.no_grad()."
@@ -88,11 +88,12 @@ class LayerwiseCasting:
         metadata={"help": "cast the next piece up beside the computation, on a stream: two are up at once, less waits"},
     )
     implementation: str = field(
-        default="memviz", metadata={"help": "this file, or the hooks of diffusers", "choices": ("memviz", "library")}
+        default="memviz", metadata={"help": "this file, or the hooks of diffusers", "choices": _IMPLEMENTATIONS}
     )
 
     def __post_init__(self) -> None:
-        for knob, choices in (("storage", _SMALL), ("compute", _WIDE), ("granularity", _PIECES)):
+        knobs = {"storage": _SMALL, "compute": _WIDE, "granularity": _PIECES, "implementation": _IMPLEMENTATIONS}
+        for knob, choices in knobs.items():
             if getattr(self, knob) not in choices:
                 raise ValueError(f"{knob} cannot be {getattr(self, knob)!r}; it is one of {', '.join(choices)}.")
         for pattern in _listed(self.skip):
@@ -104,8 +105,6 @@ class LayerwiseCasting:
             raise ValueError("Of one piece there is no next one to cast ahead: choose granularity=leaf or block.")
         if self.compute != "own":
             _check_holds(_DTYPES[self.storage], _DTYPES[self.compute])
-        if self.implementation not in ("memviz", "library"):
-            raise ValueError(f"implementation is {self.implementation!r}; it is memviz or library.")
         if self.implementation == "library" and (self.granularity != "leaf" or self.ahead or self.skip_classes):
             raise ValueError("diffusers casts leaf by leaf: implementation=library has only storage, compute and skip.")
 
@@ -178,15 +177,13 @@ class LayerwiseCasting:
     def _apply_diffusers(self, model: nn.Module) -> Callable[[], None]:
         before = [(module, dict(vars(module))) for module in model.modules()]
         wide = {weight: weight.dtype for weight in model.parameters()}
-        own = next(weight.dtype for weight in self._sort(model)[0])
-        compute = own if self.compute == "own" else _DTYPES[self.compute]
+        compute = self._computes_in(next(iter(self._sort(model)[0])))
         _diffusers().apply_layerwise_casting(model, _DTYPES[self.storage], compute, tuple(self._patterns(model)))
 
         def undo() -> None:
-            for module, attributes in before:
-                for name in ("forward", "_diffusers_hook"):
-                    vars(module).pop(name, None)
-                    vars(module).update({name: attributes[name]} if name in attributes else {})
+            for module, given in before:
+                others = {name: value for name, value in vars(module).items() if name not in _HOOKED}
+                module.__dict__ = others | {name: given[name] for name in _HOOKED & given.keys()}
             for weight, dtype in wide.items():
                 _cast(weight, dtype)
 
@@ -247,12 +244,10 @@ def _diffusers() -> Any:
     try:
         return importlib.import_module("diffusers.hooks")
     except ImportError:
-        raise ValueError(
-            "implementation=library needs a library that is not installed: pip install diffusers, or leave "
-            "implementation=memviz."
-        ) from None
+        raise ValueError("implementation=library needs diffusers, which is not installed: pip install it.") from None
 
 
+_HOOKED = {"forward", "_diffusers_hook"}
 _Owner = tuple[str, nn.Module, str]
 """A module's path, the module, and what it calls the weight."""
 

@@ -34,6 +34,8 @@ from torch.utils._pytree import tree_leaves
 
 _PIECES = ("block", "leaf", "part", "model")
 _GIB = 1 << 30
+_IMPLEMENTATIONS = ("memviz", "library")
+_HOOKED = {"forward", "_diffusers_hook"}
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,7 @@ class WeightOffload:
         default="", metadata={"help": "where a model that is in host memory computes", "python_only": True}
     )
     implementation: str = field(
-        default="memviz",
-        metadata={"help": "this file, or group offloading of diffusers", "choices": ("memviz", "library")},
+        default="memviz", metadata={"help": "this file, or group offloading of diffusers", "choices": _IMPLEMENTATIONS}
     )
 
     name: ClassVar[str] = "weight_offload"
@@ -80,30 +81,23 @@ class WeightOffload:
     pins_host_memory: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.granularity not in _PIECES:
-            raise ValueError(f"granularity is {self.granularity!r}; it is one of {', '.join(_PIECES)}.")
+        for knob, choices in (("granularity", _PIECES), ("implementation", _IMPLEMENTATIONS)):
+            if getattr(self, knob) not in choices:
+                raise ValueError(f"{knob} is {getattr(self, knob)!r}; it is one of {', '.join(choices)}.")
         if self.ahead and self.granularity == "model":
             raise ValueError(
                 "Of one piece there is no next one to bring ahead: choose granularity=block, leaf or part."
             )
         if self.group < 1 or self.most_gib < 0:
             raise ValueError("group is 1 or more, most_gib is 0 or more.")
-        if self.implementation not in ("memviz", "library"):
-            raise ValueError(f"implementation is {self.implementation!r}; it is memviz or library.")
         if self.implementation == "library" and (self.granularity not in _PIECES[:2] or self.most_gib):
-            raise ValueError(
-                "Group offloading of diffusers has blocks and leaves: implementation=library goes with "
-                "granularity=block or leaf, and with no most_gib."
-            )
+            raise ValueError("implementation=library goes with granularity=block or leaf, and with no most_gib.")
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         if self.implementation == "library":
             _diffusers()
             if self.ahead and self._block_modules(model):
-                raise ValueError(
-                    "diffusers has no stream for blocks inside of other modules: take ahead=false, granularity=leaf or "
-                    "implementation=memviz."
-                )
+                raise ValueError("diffusers has no streams for nested blocks: take ahead=false, or granularity=leaf.")
         if training:
             raise ValueError(
                 "Autograd keeps the weights that backward needs on the device, so nothing would be saved: run "
@@ -163,10 +157,9 @@ class WeightOffload:
         )
 
         def undo() -> None:
-            for module, attributes in before:
-                for name in ("forward", "_diffusers_hook"):
-                    vars(module).pop(name, None)
-                    vars(module).update({name: attributes[name]} if name in attributes else {})
+            for module, given in before:
+                others = {name: value for name, value in vars(module).items() if name not in _HOOKED}
+                module.__dict__ = others | {name: given[name] for name in _HOOKED & given.keys()}
             for tensor, device in home.items():
                 tensor.data = tensor.data.to(device)
 
@@ -421,10 +414,7 @@ def _diffusers() -> Any:
         importlib.import_module("accelerate")
         return importlib.import_module("diffusers.hooks")
     except ImportError:
-        raise ValueError(
-            "implementation=library needs libraries that are not installed: pip install diffusers accelerate, or leave "
-            "implementation=memviz."
-        ) from None
+        raise ValueError("implementation=library needs diffusers and accelerate: pip install them.") from None
 
 
 def _pinned_bytes(tensor: Tensor) -> int:
