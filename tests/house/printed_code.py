@@ -179,7 +179,7 @@ def rows_and_weights(names: Names) -> tuple[int, Tensor]:
     if not names["rows"]:
         names["model"](**names["inputs"]).loss.backward()
         names["optimizer"].step()
-    weights = torch.cat([weight.detach().flatten() for weight in names["model"].parameters()])
+    weights = torch.cat([weight.detach().flatten().float() for weight in names["model"].parameters()])
     return max(names["rows"]), weights
 
 
@@ -266,6 +266,8 @@ def result_of(name: str, part: str, code: str, folder: Path) -> str:
         os.environ.pop(variable, None)
     make, measure, expected = effect(name, part)
     before, names = measure(names_for(make)), names_for(make)
+    if "kv_cache" in name or "weight_offload" in name:
+        names["model"].requires_grad_(False)  # they are for inference
     if "from_pretrained" in code:
         names["model"].save_pretrained(folder)
         names["model"].name_or_path = str(folder)
