@@ -74,9 +74,6 @@ class Optimization(Protocol):
     def apply(self, model: nn.Module) -> Callable[[], None]:
         """Changes the model in place and returns what changes it back."""
 
-    def code(self) -> str:
-        """Lines of Python that do the same in a script."""
-
 
 OPTIMIZATIONS: tuple[type[Optimization], ...] = (
     AllocatorSettings,

@@ -74,9 +74,6 @@ class ActivationOffload:
         undo.callback(model.register_forward_hook(mover.leave, always_call=True).remove)
         return undo.close
 
-    def code(self) -> str:
-        return f"from {__name__} import ActivationOffload\n\nundo = {self!r}.apply(model)"
-
 
 @dataclass(frozen=True)
 class HostBytes:

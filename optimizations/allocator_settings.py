@@ -70,9 +70,6 @@ class AllocatorSettings:
             )
         return lambda: None
 
-    def code(self) -> str:
-        return f"import os\n\nos.environ.update({dict(self.environment)!r})  # above `import torch`"
-
 
 def _options(conf: str) -> list[str]:
     return [part for part in _SEPARATE.split(re.sub(r"\s+", "", conf)) if part]

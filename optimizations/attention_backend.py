@@ -102,11 +102,6 @@ class AttentionBackend:
         wanted = ["math"] if self.backend == "math" else [self.backend, "efficient", "math"]
         return [_KERNELS[name] for name in dict.fromkeys(wanted[:1] if self.strict else wanted)]
 
-    def code(self) -> str:
-        arguments = f"{self.backend!r}" if self.strict else f"{self.backend!r}, strict=False"
-        construction = f"undo = AttentionBackend({arguments}).apply(model)"
-        return f"from {__name__} import AttentionBackend\n\n{construction}"
-
     def _refuse_dtype(self, dtype: torch.dtype) -> None:
         if dtype not in _SERVES[self.backend]:
             served = ", ".join(_word(backend) for backend in _SERVES[self.backend])

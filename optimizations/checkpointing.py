@@ -28,6 +28,9 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 _MATMULS = {"mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm"}
 _KEEPS = ("nothing", "attention", "matmuls", "both")
+_IMPLEMENTATIONS = ("memviz", "library")
+_SWITCHES = ("activation_checkpointing_{}", "gradient_checkpointing_{}", "{}_gradient_checkpointing")
+"""Methods of models of transformers, in newer and older releases, and of diffusers."""
 
 
 def _knob(default: Any, help: str, **more: Any) -> Any:
@@ -50,6 +53,9 @@ class Checkpointing:
         "your own way for chosen blocks: function(number, block, *args, **kwargs), or function(block, *args)",
         python_only=True,
     )
+    implementation: str = _knob(
+        "memviz", "this file, or the switch that models of transformers and diffusers have", choices=_IMPLEMENTATIONS
+    )
 
     name: ClassVar[str] = "checkpointing"
     title: ClassVar[str] = "Checkpoint blocks"
@@ -64,10 +70,14 @@ class Checkpointing:
     def __post_init__(self) -> None:
         if self.every < 0:
             raise ValueError(f"every is {self.every}; it is 0 (no block), 1 (all), 2 (every second) and so on.")
-        if self.keep not in _KEEPS:
-            raise ValueError(f"keep is {self.keep!r}; it is one of {', '.join(_KEEPS)}.")
+        for name, choices in (("keep", _KEEPS), ("implementation", _IMPLEMENTATIONS)):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it is one of {', '.join(choices)}.")
         if self.function is not None and (self.offload or self.keep != "nothing"):
             raise ValueError("A function of your own decides what is kept and where: leave keep and offload away.")
+        others = [getattr(self, knob.name) != knob.default for knob in fields(self) if knob.name != "implementation"]
+        if self.implementation == "library" and any(others):
+            raise ValueError("Libraries checkpoint every block whole: implementation=library has no other knob.")
         self._skipped()
 
     def chosen(self, count: int) -> tuple[int, ...]:
@@ -81,9 +91,15 @@ class Checkpointing:
         if not training:
             raise ValueError("Inference keeps nothing for backward: there is nothing to save. Train, or leave it out.")
         self._find_blocks(model)
+        if self.implementation == "library":
+            _switch(model)
 
     def apply(self, model: nn.Module) -> Callable[[], None]:
         chosen = self._find_blocks(model)
+        if self.implementation == "library":
+            enable, disable = _switch(model)
+            enable()
+            return disable
         kinds = {chosen[number]: (type(chosen[number]), number) for number in self.chosen(len(chosen))}
         for block, (plain, number) in kinds.items():
             block.__class__ = _checkpointed_class(plain, self, number)
@@ -96,12 +112,6 @@ class Checkpointing:
             kinds.clear()
 
         return undo
-
-    def code(self) -> str:
-        knobs = [(knob.name, getattr(self, knob.name), knob.default) for knob in fields(self)]
-        texts = (f"{name}={getattr(value, '__name__', repr(value))}" for name, value, usual in knobs if value != usual)
-        construction = f"Checkpointing({', '.join(texts)})"
-        return f"from {__name__} import Checkpointing\n\nundo = {construction}.apply(model)"
 
     def _skipped(self) -> list[range]:
         ranges = []
@@ -172,6 +182,13 @@ class Checkpointing:
         if wanted and not _uses_dropout(operator, args, kwargs):
             return CheckpointPolicy.MUST_SAVE
         return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _switch(model: Any) -> tuple[Callable[[], None], Callable[[], None]]:
+    for name in _SWITCHES:
+        if hasattr(model, name.format("enable")):
+            return getattr(model, name.format("enable")), getattr(model, name.format("disable"))
+    raise ValueError(f"{type(model).__name__} has no gradient checkpointing itself: leave implementation=memviz.")
 
 
 def blocks(model: nn.Module) -> dict[str, nn.Module]:

@@ -113,9 +113,6 @@ class ChunkedCrossEntropy:
 
         return undo
 
-    def code(self) -> str:
-        return f"from {__name__} import ChunkedCrossEntropy\n\nundo = {self!r}.apply(model)"
-
 
 def chunked_cross_entropy(
     hidden: Tensor,

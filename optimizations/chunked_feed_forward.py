@@ -87,9 +87,6 @@ class ChunkedFeedForward:
 
         return undo
 
-    def code(self) -> str:
-        return f"from {__name__} import ChunkedFeedForward\n\nundo = {self!r}.apply(model)"
-
     def run(self, function: Callable[..., Tensor], x: Tensor, *more: Tensor) -> Tensor:
         """Call `function` on all rows of `x`, some at a time, and of tensors with the same rows."""
         if x.dim() < 2 or x.numel() // x.shape[-1] <= self.tokens:

@@ -105,9 +105,6 @@ class EightBitStates:
                     packed = packed.to(weight.device, weight.dtype)
                 optimizer.state[weight][key] = packed
 
-    def code(self) -> str:
-        return f"from {__name__} import EightBitStates\n\nundo = {self!r}.apply(model)"
-
 
 @dataclass(frozen=True)
 class Packed:

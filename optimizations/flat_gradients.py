@@ -25,7 +25,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -85,12 +85,6 @@ class FlatGradients:
         undo.callback(model.register_forward_pre_hook(sums.before_forward).remove)
         undo.callback(model.register_forward_hook(sums.after_forward, always_call=True).remove)
         return undo.close
-
-    def code(self) -> str:
-        knobs = [(knob.name, getattr(self, knob.name), knob.default) for knob in fields(self)]
-        arguments = ", ".join(f"{name}={value!r}" for name, value, usual in knobs if value != usual)
-        construction = f"undo = FlatGradients({arguments}).apply(model)  # after a step each sum is p.main_grad"
-        return f"from {__name__} import FlatGradients\n\n{construction}"
 
 
 def flat_gradient(model: nn.Module) -> Tensor:

@@ -95,18 +95,6 @@ class GradientAccumulation:
                 cut = {key: _part(value, batch, rows, key) for key, value in inputs.items() if key not in shared}
                 yield {**inputs, **cut}, 1.0 if inputs.get("num_items_in_batch") is not None else share
 
-    def code(self) -> str:
-        lines = (
-            f"from {__name__} import GradientAccumulation",
-            "",
-            "# inputs: the keyword arguments of the model for one batch; the loss: a mean over it",
-            "optimizer.zero_grad()",
-            f"for piece, share in {self!r}.split(inputs):",
-            "    (model(**piece).loss * share).backward()",
-            "optimizer.step()",
-        )
-        return "\n".join(lines)
-
 
 def batch_of(inputs: Mapping[str, Any], shared: Sequence[str] = SHARED) -> int:
     """Return the number of rows of the first tensor that is not the same for all rows."""

@@ -97,9 +97,6 @@ class KvCache:
         handle = caching.register_forward_pre_hook(_GivesCache(self), with_kwargs=True)
         return handle.remove  # type: ignore[no-any-return]
 
-    def code(self) -> str:
-        return f"from {__name__} import KvCache\n\nundo = {self!r}.apply(model)"
-
     def _cache(self, config: Any) -> Any:
         """An empty one, of the classes of the library that the model is of."""
         caches: Any = importlib.import_module("transformers.cache_utils")

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -46,7 +47,7 @@ _DTYPES = {
     "fp32": torch.float32,
 }
 _SMALL, _WIDE = ("float8_e4m3fn", "float8_e5m2", "bf16", "fp16"), ("own", "bf16", "fp16", "fp32")
-_PIECES = ("leaf", "block", "model")
+_PIECES, _IMPLEMENTATIONS = ("leaf", "block", "model"), ("memviz", "library")
 _TRAINED = (
     "Updates smaller than a step of the storage dtype would be lost: freeze them with requires_grad_(False) and train "
     "adapters, or skip them; for inference, run under torch.no_grad()."
@@ -86,9 +87,13 @@ class LayerwiseCasting:
         default=False,
         metadata={"help": "cast the next piece up beside the computation, on a stream: two are up at once, less waits"},
     )
+    implementation: str = field(
+        default="memviz", metadata={"help": "this file, or the hooks of diffusers", "choices": _IMPLEMENTATIONS}
+    )
 
     def __post_init__(self) -> None:
-        for knob, choices in (("storage", _SMALL), ("compute", _WIDE), ("granularity", _PIECES)):
+        knobs = {"storage": _SMALL, "compute": _WIDE, "granularity": _PIECES, "implementation": _IMPLEMENTATIONS}
+        for knob, choices in knobs.items():
             if getattr(self, knob) not in choices:
                 raise ValueError(f"{knob} cannot be {getattr(self, knob)!r}; it is one of {', '.join(choices)}.")
         for pattern in _listed(self.skip):
@@ -100,6 +105,8 @@ class LayerwiseCasting:
             raise ValueError("Of one piece there is no next one to cast ahead: choose granularity=leaf or block.")
         if self.compute != "own":
             _check_holds(_DTYPES[self.storage], _DTYPES[self.compute])
+        if self.implementation == "library" and (self.granularity != "leaf" or self.ahead or self.skip_classes):
+            raise ValueError("diffusers casts leaf by leaf: implementation=library has only storage, compute and skip.")
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         for name, weight in model.named_parameters():
@@ -108,6 +115,8 @@ class LayerwiseCasting:
                     f"{name} is a {type(weight).__name__} of {weight.dtype}: this model is quantized or cast already. "
                     "Start from weights in bf16, fp16 or fp32."
                 )
+        if self.implementation == "library":
+            _diffusers()
         cast, skipped = self._sort(model)
         if not cast:
             by = ", ".join(skipped)
@@ -127,6 +136,8 @@ class LayerwiseCasting:
 
     def apply(self, model: nn.Module) -> Callable[[], None]:
         self.check(model, training=False)
+        if self.implementation == "library":
+            return self._apply_diffusers(model)
         cast, owners, storage = self._sort(model)[0], _owners(model), _DTYPES[self.storage]
         weights = {
             weight: _Weight(weight, owners[weight], storage, None if self.compute == "own" else _DTYPES[self.compute])
@@ -163,8 +174,20 @@ class LayerwiseCasting:
 
         return restore
 
-    def code(self) -> str:
-        return f"from {__name__} import LayerwiseCasting\n\nundo = {self!r}.apply(model)"
+    def _apply_diffusers(self, model: nn.Module) -> Callable[[], None]:
+        before = [(module, dict(vars(module))) for module in model.modules()]
+        wide = {weight: weight.dtype for weight in model.parameters()}
+        compute = self._computes_in(next(iter(self._sort(model)[0])))
+        _diffusers().apply_layerwise_casting(model, _DTYPES[self.storage], compute, tuple(self._patterns(model)))
+
+        def undo() -> None:
+            for module, given in before:
+                others = {name: value for name, value in vars(module).items() if name not in _HOOKED}
+                module.__dict__ = others | {name: given[name] for name in _HOOKED & given.keys()}
+            for weight, dtype in wide.items():
+                _cast(weight, dtype)
+
+        return undo
 
     def _computes_in(self, weight: Parameter) -> torch.dtype:
         return weight.dtype if self.compute == "own" else _DTYPES[self.compute]
@@ -197,13 +220,17 @@ class LayerwiseCasting:
                 (skipped_weights.setdefault(reason, {}) if reason else cast)[weight] = leaf
         return cast, skipped_weights
 
-    def _why_skipped(self, model: nn.Module) -> dict[str, str]:
-        """The pattern or class that each module, or one around it, meets; empty for none."""
-        patterns, classes = _listed(self.skip), {*_listed(self.skip_classes)}
+    def _patterns(self, model: nn.Module) -> list[str]:
+        patterns = _listed(self.skip)
         if "@declared" in patterns:
             patterns += getattr(model, "_skip_layerwise_casting_patterns", None) or ()
             fp32 = getattr(model, "_keep_in_fp32_modules", None) or ()
             patterns += [rf"(^|\.){re.escape(name)}(\.|$)" for name in fp32]
+        return patterns
+
+    def _why_skipped(self, model: nn.Module) -> dict[str, str]:
+        """The pattern or class that each module, or one around it, meets; empty for none."""
+        patterns, classes = self._patterns(model), {*_listed(self.skip_classes)}
         reasons: dict[str, str] = {}
         for path, module in model.named_modules():
             around = reasons.get(path.rpartition(".")[0], "")
@@ -213,6 +240,14 @@ class LayerwiseCasting:
         return reasons
 
 
+def _diffusers() -> Any:
+    try:
+        return importlib.import_module("diffusers.hooks")
+    except ImportError:
+        raise ValueError("implementation=library needs diffusers, which is not installed: pip install it.") from None
+
+
+_HOOKED = {"forward", "_diffusers_hook"}
 _Owner = tuple[str, nn.Module, str]
 """A module's path, the module, and what it calls the weight."""
 

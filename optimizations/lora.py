@@ -118,9 +118,6 @@ class Lora:
                     for weight in (one for one in adapter.parameters() if one.dtype in _HALVES):
                         weight.data = weight.data.to(torch.float32)
 
-    def code(self) -> str:
-        return f"from {__name__} import Lora\n\nundo = {self!r}.apply(model)"
-
     def _chosen(self, model: nn.Module) -> dict[nn.Module, list[str]]:
         """Layers to adapt, each with all its names."""
         if any(isinstance(module, Adapted) or _is_peft(module) for module in model.modules()):

@@ -88,11 +88,6 @@ class OptimizerInBackward:
         # Nobody need undo it for a model that is gone.
         return weakref.finalize(model, _let_go, steps)
 
-    def code(self) -> str:
-        arguments = "" if self.micro_batches == 1 else f"micro_batches={self.micro_batches}"
-        construction = f"undo = OptimizerInBackward({arguments}).apply(model)  # before the optimizer is made"
-        return f"from {__name__} import OptimizerInBackward\n\n{construction}"
-
 
 class _Steps:
     """The weights of one model, and which optimizer steps each."""

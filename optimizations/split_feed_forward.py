@@ -97,9 +97,6 @@ class SplitFeedForward:
 
         return undo
 
-    def code(self) -> str:
-        return f"from {__name__} import SplitFeedForward\n\nundo = {self!r}.apply(model)"
-
     def _chosen(self, model: nn.Module) -> dict[str, nn.Module]:
         modules = {name or "(the model)": module for name, module in feed_forwards(model)}
         chosen = {name: module for name, module in modules.items() if re.search(self.only, name)}

@@ -52,9 +52,6 @@ class VaeSlicing:
 
         return undo
 
-    def code(self) -> str:
-        return f"from {__name__} import VaeSlicing\n\nundo = VaeSlicing().apply(model)"
-
 
 def _autoencoders(model: nn.Module) -> list[Any]:
     having = [

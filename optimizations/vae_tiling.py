@@ -56,9 +56,6 @@ class VaeTiling:
 
         return undo
 
-    def code(self) -> str:
-        return f"from {__name__} import VaeTiling\n\nundo = VaeTiling().apply(model)"
-
 
 def _autoencoders(model: nn.Module) -> list[Any]:
     having = [

@@ -23,6 +23,7 @@ of a denoiser find its weights there. Nothing is computed otherwise. What to kno
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NoReturn
@@ -33,6 +34,8 @@ from torch.utils._pytree import tree_leaves
 
 _PIECES = ("block", "leaf", "part", "model")
 _GIB = 1 << 30
+_IMPLEMENTATIONS = ("memviz", "library")
+_HOOKED = {"forward", "_diffusers_hook"}
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,9 @@ class WeightOffload:
     onload_device: str = field(
         default="", metadata={"help": "where a model that is in host memory computes", "python_only": True}
     )
+    implementation: str = field(
+        default="memviz", metadata={"help": "this file, or group offloading of diffusers", "choices": _IMPLEMENTATIONS}
+    )
 
     name: ClassVar[str] = "weight_offload"
     title: ClassVar[str] = "Weights wait on the host"
@@ -75,16 +81,23 @@ class WeightOffload:
     pins_host_memory: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.granularity not in _PIECES:
-            raise ValueError(f"granularity is {self.granularity!r}; it is one of {', '.join(_PIECES)}.")
+        for knob, choices in (("granularity", _PIECES), ("implementation", _IMPLEMENTATIONS)):
+            if getattr(self, knob) not in choices:
+                raise ValueError(f"{knob} is {getattr(self, knob)!r}; it is one of {', '.join(choices)}.")
         if self.ahead and self.granularity == "model":
             raise ValueError(
                 "Of one piece there is no next one to bring ahead: choose granularity=block, leaf or part."
             )
         if self.group < 1 or self.most_gib < 0:
             raise ValueError("group is 1 or more, most_gib is 0 or more.")
+        if self.implementation == "library" and (self.granularity not in _PIECES[:2] or self.most_gib):
+            raise ValueError("implementation=library goes with granularity=block or leaf, and with no most_gib.")
 
     def check(self, model: nn.Module, *, training: bool) -> None:
+        if self.implementation == "library":
+            _diffusers()
+            if self.ahead and self._block_modules(model):
+                raise ValueError("diffusers has no streams for nested blocks: take ahead=false, or granularity=leaf.")
         if training:
             raise ValueError(
                 "Autograd keeps the weights that backward needs on the device, so nothing would be saved: run "
@@ -105,6 +118,8 @@ class WeightOffload:
 
     def apply(self, model: nn.Module) -> Callable[[], None]:
         self.check(model, training=False)
+        if self.implementation == "library":
+            return self._apply_diffusers(model)
         units = self._units(model)
         undo = contextlib.ExitStack()
         if self.onload_device:
@@ -129,11 +144,40 @@ class WeightOffload:
                 undo.callback(module.register_forward_hook(unit.leave, always_call=True).remove)
         return undo.close
 
-    def code(self) -> str:
-        return f"from {__name__} import WeightOffload\n\nundo = {self!r}.apply(model)"
+    def _apply_diffusers(self, model: nn.Module) -> Callable[[], None]:
+        before = [(module, dict(vars(module))) for module in model.modules()]
+        home = {tensor: tensor.device for tensor in (*model.parameters(), *model.buffers())}
+        _diffusers().apply_group_offloading(
+            model,
+            torch.device(self.onload_device or next(iter(home.values()))),
+            offload_type=f"{self.granularity}_level",
+            num_blocks_per_group=self.group,
+            use_stream=self.ahead,
+            block_modules=self._block_modules(model),
+        )
+
+        def undo() -> None:
+            for module, given in before:
+                others = {name: value for name, value in vars(module).items() if name not in _HOOKED}
+                module.__dict__ = others | {name: given[name] for name in _HOOKED & given.keys()}
+            for tensor, device in home.items():
+                tensor.data = tensor.data.to(device)
+
+        return undo
+
+    def _block_modules(self, model: nn.Module) -> list[str]:
+        """Return names of modules that hold blocks; diffusers finds by itself those that the model lists."""
+        if self.granularity != "block":
+            return []
+        inside = {block for blocks in self._pieces(model) for block in blocks}
+        paths = [name.split(".") for name, module in model.named_modules() if module in inside]
+        parents = {part for path in paths for part in path[:-2]}
+        return getattr(model, "_group_offload_block_modules", None) or sorted(parents)
 
     def offloaded(self, model: nn.Module) -> list[nn.Parameter]:
         """Return the weights that stay in host memory while their module does not compute."""
+        if self.implementation == "library":
+            return list(model.parameters())
         return list(dict.fromkeys(weight.parameter for unit in self._units(model) for weight in unit.weights))
 
     def _units(self, model: nn.Module) -> list[_Unit]:
@@ -166,8 +210,10 @@ class WeightOffload:
 def host_bytes(model: nn.Module) -> int:
     """Return the bytes of weights that stay in host memory while their module does not compute."""
     units = {unit for module in model.modules() if (unit := _unit_of(module)) is not None}
-    weights = {weight for unit in units for weight in unit.weights}
-    return sum(weight.parameter.numel() * weight.parameter.element_size() for weight in weights)
+    weights = {weight.parameter for unit in units for weight in unit.weights}
+    if any(hasattr(module, "_diffusers_hook") for module in model.modules()):
+        weights |= {weight for weight in model.parameters() if weight.device.type == "cpu"}
+    return sum(weight.numel() * weight.element_size() for weight in weights)
 
 
 class _Weight:
@@ -361,6 +407,14 @@ def _uncalled(model: nn.Module) -> list[str]:
 def _unit_of(module: nn.Module) -> _Unit | None:
     hooks = (getattr(hook, "__self__", None) for hook in module._forward_pre_hooks.values())
     return next((hook for hook in hooks if isinstance(hook, _Unit)), None)
+
+
+def _diffusers() -> Any:
+    try:
+        importlib.import_module("accelerate")
+        return importlib.import_module("diffusers.hooks")
+    except ImportError:
+        raise ValueError("implementation=library needs diffusers and accelerate: pip install them.") from None
 
 
 def _pinned_bytes(tensor: Tensor) -> int:

@@ -151,9 +151,6 @@ class WeightQuantization:
             parameter.data = parameter.data.new_empty(0)
         return undo
 
-    def code(self) -> str:
-        return f"from {__name__} import WeightQuantization\n\nundo = {self!r}.apply(model)"
-
     def _chosen(self, model: nn.Module) -> dict[str, nn.Linear]:
         """Return the linear layers to quantize, under each of their names."""
         if any(isinstance(module, Quantized) or _is_torchao(module) for module in model.modules()):

@@ -222,7 +222,11 @@ def read_value(kind: type, text: str) -> Any:
 def _single_knobs(kind: type, name: str, pairs: Mapping[str, str]) -> dict[str, str]:
     """Replace joined knobs, such as `resolution`, by their single knobs."""
     knobs: dict[str, str] = {}
+    choices = {one.name: one.metadata.get("choices", ()) for one in _turnable(kind)}
     for key, text in pairs.items():
+        # `by` is the older name where it chooses between this project's torch code and a library's.
+        if key == "implementation" and "torch" in choices.get("by", ()):
+            key, text = "by", dict(zip(("memviz", "library"), choices["by"], strict=False)).get(text.strip(), text)
         singles = _joined(kind).get(key, (key,))
         values = _BETWEEN_SIDES.split(text.strip()) if key in _joined(kind) else [text]
         if len(values) != len(singles):

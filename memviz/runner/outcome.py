@@ -6,11 +6,15 @@ import ast
 import builtins
 import platform
 import re
+import tomllib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from string import Formatter
 from typing import Any
 
 import numpy as np
@@ -33,8 +37,8 @@ from optimizations.weight_offload import host_bytes
 from optimizations.weight_quantization import Quantized
 
 _LIBRARIES = ("torch", "diffusers", "transformers")
-_UNDO = "\nundo = "
-_IMPORT = re.compile(r"from (?:memviz\.)?optimizations\.(\w+) import (\w+)\n\n")
+_WHOSE = {"implementation", "by", "onload_device"}
+"""Knobs that say whose code runs and where, and not what it does."""
 _MADE_WITH: dict[Optimizer, str] = {"adamw-fused": "fused=True", "adamw-for-loop": "foreach=False"}
 
 
@@ -137,6 +141,7 @@ def run_with(plan: Plan, mode: Any, device: str, values: dict[str, Any]) -> Run:
         provenance=provenance(plan),
         command=command_of(plan.request),
         code=code_of_plan(plan),
+        library_code=library_code_of(plan),
         claim=plan.claim,
         **values,
     )
@@ -155,28 +160,77 @@ def code_of(
 
     Variables come before all imports of torch, the loop last. Of several each has its own undo. After those in host
     memory the model moves to the card, unless an offload moves it. An optimizer is made where its options are not
-    torch's defaults.
+    torch's defaults, and after adapters, since one made before would not train them.
     """
     imports, first, then, loop = list[tuple[str, str]](), list[str](), list[str](), list[str]()
     brings_it = any(getattr(optimization, "onload_device", "") for optimization in optimizations)
-    codes = [optimization.code() for optimization in optimizations]
-    has_several = sum(_UNDO in f"\n{_IMPORT.sub('', code, count=1)}" for code in codes) > 1
-    for optimization, code in zip(optimizations, codes, strict=True):
-        module, body = _IMPORT.match(code), _IMPORT.sub("", code, count=1)
-        if has_several and body.startswith("undo = "):
-            body = f"undo_{optimization.name} = {body.removeprefix('undo = ')}"
-        if module:
-            imports.append((module[1], module[2]))
-        (loop if getattr(optimization, "changes_loop", False) else then if module else first).append(body)
+    scripts = list(map(_script, optimizations))
+    has_several = sum("undo = " in script for script in scripts) > 1
+    for optimization, script in zip(optimizations, scripts, strict=True):
+        body = script.replace("undo = ", f"undo_{optimization.name} = ") if has_several else script
+        if not optimization.environment:
+            imports.append((optimization.name, type(optimization).__name__))
+        changes_loop = getattr(optimization, "changes_loop", False)
+        (first if optimization.environment else loop if changes_loop else then).append(body)
         if on_host and optimization is on_host[-1] and not brings_it:
             then.append('model.to("cuda")')
-    if optimizer in _MADE_WITH:
-        construction = f"optimizer = AdamW(model.parameters(), {_MADE_WITH[optimizer]})"
-        then.append(f"from torch.optim import AdamW\n\n{construction}")
+    trains_others = any(getattr(optimization, "trains_others", False) for optimization in optimizations)
+    if optimizer in _MADE_WITH or (trains_others and optimizer != "none"):
+        kind = "SGD" if optimizer == "sgd" else "AdamW"
+        arguments = ", ".join(["model.parameters()", *filter(None, [_MADE_WITH.get(optimizer)])])
+        then.append(f"from torch.optim import {kind}\n\noptimizer = {kind}({arguments})")
     bodies = [*then, *loop]
     if names := _names_of_the_reader(bodies):
         bodies.insert(0, f"# Yours: {', '.join(names)}.")
     return "\n\n".join([*first, *_import_lines(imports), *bodies])
+
+
+@cache
+def _code_texts() -> Mapping[str, Any]:
+    return tomllib.loads(files(Optimization.__module__).joinpath("code.toml").read_text(encoding="utf-8"))
+
+
+def _script(change: Any) -> str:
+    """Return the lines that apply it, with the knobs that differ from their defaults."""
+    values = {knob: getattr(change, knob.name) for knob in fields(change) if knob.repr}
+    texts = (
+        f"{knob.name}={getattr(value, '__name__', repr(value))}"
+        for knob, value in values.items()
+        if value != knob.default or knob.metadata.get("always")
+    )
+    construction = f"{type(change).__name__}({', '.join(texts)})"
+    script: str = _code_texts().get(change.name, {}).get("script", "undo = {self}.apply(model)")
+    return script.strip().replace("{self}", construction).replace("{environment}", repr(dict(change.environment)))
+
+
+def library_code_of(plan: Plan) -> str:
+    """Return the calls of libraries that do the same, in the order in which people make them; empty without any."""
+    texts, missing = list[tuple[int, str]](), list[str]()
+    for change in plan.optimizations:
+        call = _library_call(change, plan)
+        if call is None:
+            missing.append(change.name)
+        else:
+            texts.append((call.get("place", 0), f"# {call['name']}\n{call['code']}"))
+    if missing and texts:
+        texts.append((2, f"# No library has {', '.join(missing)}: take memviz's code."))
+    return "\n\n".join(text for _, text in sorted(texts, key=lambda one: one[0]))
+
+
+def _library_call(change: Any, plan: Plan) -> Mapping[str, Any] | None:
+    """Return the first call of `code.toml` for such a model that does what these knobs do."""
+    library = getattr(plan.workload, "library", "")
+    values = {knob.name: getattr(change, knob.name) for knob in fields(change)}
+    changed = {knob.name for knob in fields(change) if values[knob.name] != knob.default} - _WHOSE
+    values |= {"workload": plan.workload.name, "optimizer": plan.request.optimizer}
+    for call in _code_texts().get(change.name, {}).get("library", ()):
+        when: Mapping[str, Any] = call.get("when", {})
+        named = {name for _, name, _, _ in Formatter().parse(call["code"]) if name}
+        is_expressed = changed <= {*when, *named, *call.get("ignores", ())}
+        is_wanted = all(values[name] in (one if isinstance(one, list) else [one]) for name, one in when.items())
+        if is_expressed and is_wanted and library in call.get("of", [library]):
+            return {**call, "code": call["code"].strip().format(**values)}
+    return None
 
 
 def _import_lines(imports: Sequence[tuple[str, str]]) -> Iterator[str]:

@@ -95,6 +95,8 @@ class Run:
     """Nothing takes as much after the model is loaded and converted."""
     warnings: tuple[str, ...] = ()
     """Dtypes that it used and the card has no hardware for, such as bf16 on a T4, in a sentence each."""
+    library_code: str = ""
+    """Calls of diffusers, transformers, peft and others that do the same; empty where they have none."""
 
     def as_json(self) -> dict[str, Any]:
         error = self.expected_error

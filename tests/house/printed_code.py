@@ -1,7 +1,8 @@
 """A separate program: run code that memviz printed on small models, and report the results.
 
 It is given {name: code} as JSON and a folder with a folder for each name, whose files lie next to the code. It imports
-nothing of this repository, so that what the code finds is what its reader's environment has.
+nothing of this repository, so that what the code finds is what its reader's environment has. A name is that of an
+optimization, of several with + between them, or "library of MODEL: " and those for calls of libraries.
 """
 
 from __future__ import annotations
@@ -42,6 +43,14 @@ def autoencoder() -> Any:
     return AutoencoderKL(down_block_types=downs, up_block_types=ups, sample_size=32, **sizes)
 
 
+def ltx() -> Any:
+    from diffusers import LTXVideoTransformer3DModel
+
+    torch.manual_seed(0)
+    heads: dict[str, Any] = {"num_attention_heads": 2, "attention_head_dim": 16, "cross_attention_dim": 32}
+    return LTXVideoTransformer3DModel(in_channels=8, out_channels=8, num_layers=2, caption_channels=16, **heads)
+
+
 class Operators(TorchDispatchMode):
     """Notes the name and the shape of each result."""
 
@@ -65,12 +74,19 @@ def operators(names: Names) -> list[tuple[str, torch.Size]]:
 
 def forward(names: Names) -> Any:
     model = names["model"]
-    given = (
-        {"sample": torch.ones(2, 3, 64, 64)}
-        if hasattr(model, "enable_tiling")
-        else {"input_ids": TOKENS, "labels": TOKENS}
-    )
-    return model(**given)
+    output = model(**inputs_of(model))
+    assert torch.isfinite(output["loss"] if "loss" in output else output["sample"]).all()
+    return output
+
+
+def inputs_of(model: Any) -> Names:
+    if hasattr(model, "enable_tiling"):
+        return {"sample": torch.ones(2, 3, 64, 64)}
+    if hasattr(model, "caption_projection"):
+        text = {"encoder_hidden_states": torch.ones(1, 6, 16), "encoder_attention_mask": torch.ones(1, 6) > 0}
+        sides = {"num_frames": 2, "height": 2, "width": 2}
+        return {"hidden_states": torch.ones(1, 8, 8), "timestep": torch.tensor([5]), **text, **sides}
+    return {"input_ids": TOKENS, "labels": TOKENS}
 
 
 def trained(names: Names) -> int:
@@ -163,12 +179,22 @@ def rows_and_weights(names: Names) -> tuple[int, Tensor]:
     if not names["rows"]:
         names["model"](**names["inputs"]).loss.backward()
         names["optimizer"].step()
-    weights = torch.cat([weight.detach().flatten() for weight in names["model"].parameters()])
+    weights = torch.cat([weight.detach().flatten().float() for weight in names["model"].parameters()])
     return max(names["rows"]), weights
 
 
 def same_step_in_rows(before: Any, after: Any) -> bool:
-    return (before[0], after[0]) == (2, 1) and torch.allclose(before[1], after[1], atol=1e-6)
+    others = before[1].shape != after[1].shape  # adapters, codes
+    return (before[0], after[0]) == (2, 1) and (others or torch.allclose(before[1], after[1], atol=1e-6))
+
+
+def from_library(names: Names) -> bool:
+    """Return whether an optimizer, a weight or a module is of a library, or its call has given a result."""
+    model, optimizer = names["model"], names["optimizer"]
+    kinds = {type(one).__module__.partition(".")[0] for one in (optimizer, *model.parameters(), *model.modules())}
+    has_hooks = any(hasattr(module, "_diffusers_hook") for module in model.modules())
+    forward(names)
+    return bool({"torchao", "bitsandbytes"} & kinds or has_hooks or {"output", "arguments"} & names.keys())
 
 
 def less(before: Any, after: Any) -> bool:
@@ -209,30 +235,53 @@ EFFECTS: dict[str, tuple[Callable[[], Any], Callable[[Names], Any], Callable[[An
 }
 
 
+OF_LIBRARIES = "weight_quantization weight_offload kv_cache activation_offload gradient_accumulation eight_bit_states"
+NO_WHOLE_STEP = {"gradient_accumulation+flat_gradients", "gradient_accumulation+optimizer_in_backward"}
+"""They count passes, and the effect of the second is measured in one."""
+
+
+def effect(name: str, part: str) -> tuple[Callable[[], Any], Callable[[Names], Any], Callable[[Any, Any], bool]]:
+    make, measure, expected = EFFECTS[part]
+    if name.startswith("library of "):
+        make = {"llama": llama, "vae": autoencoder, "ltx_video": ltx}[name.split()[2].rstrip(":")]
+        return (make, from_library, more) if part in OF_LIBRARIES.split() else (make, measure, expected)
+    return autoencoder if "vae_" in name else make, measure, expected
+
+
 def names_for(make: Callable[[], Any]) -> Names:
     """Return the names that the printed code expects from its reader."""
     model, labels, rows = make(), TOKENS.clone(), list[int]()
     labels[0, :12] = -100
-    model.register_forward_pre_hook(lambda _model, _args, given: rows.append(len(given["labels"])), with_kwargs=True)
-    if make is autoencoder:
-        model._forward_pre_hooks.clear()
-    inputs = {"input_ids": TOKENS, "labels": labels}
+    if make is llama:
+        model.register_forward_pre_hook(
+            lambda _, _args, given: rows.append(len(given.get("labels", ""))), with_kwargs=True
+        )
+    inputs = {"input_ids": TOKENS, "labels": labels} if make is llama else inputs_of(model)
     return {"model": model, "inputs": inputs, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "rows": rows}
 
 
-def result_of(name: str, code: str, folder: Path) -> str:
-    make, measure, expected = EFFECTS[name]
+def result_of(name: str, part: str, code: str, folder: Path) -> str:
+    """Return the module that the code has taken the optimization from, or what is wrong with its effect."""
+    for variable in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):
+        os.environ.pop(variable, None)
+    make, measure, expected = effect(name, part)
     before, names = measure(names_for(make)), names_for(make)
+    if "kv_cache" in name or "weight_offload" in name:
+        names["model"].requires_grad_(False)  # they are for inference
+    if "from_pretrained" in code:
+        names["model"].save_pretrained(folder)
+        names["model"].name_or_path = str(folder)
     sys.path.insert(0, str(folder))
     try:
         exec(compile(code, f"{name}, as printed", "exec"), names)
         after = measure(names)
-        names.get("undo", lambda: None)()
     finally:
         sys.path.remove(str(folder))
-    if not expected(before, after):
+        for undo in [names[each] for each in reversed(names) if each.startswith("undo")]:
+            undo()
+    if not expected(before, after) and name not in NO_WHOLE_STEP:
         return f"{before} before, {after} after"
-    kinds = [kind for kind in names.values() if isinstance(kind, type) and kind.__module__.endswith(name)]
+    kinds = [kind for kind in names.values() if isinstance(kind, type) and kind.__module__.endswith(part)]
     return kinds[0].__module__ if kinds else ""
 
 
@@ -242,7 +291,8 @@ def main() -> None:
     results = {}
     for name, code in given.items():
         try:
-            results[name] = result_of(name, code, folder / name)
+            parts = name.split(" with ")[0].split(": ")[-1].split("+")
+            results[name] = " ".join(result_of(name, part, code, folder / name) for part in parts)
         except Exception:
             results[name] = traceback.format_exc()
     sys.stdout.write(json.dumps(results))

@@ -17,6 +17,7 @@ import pytest
 
 from optimizations import OPTIMIZATIONS
 from tests.house.repository import ROOT
+from tests.runner.test_take_away import request_of
 
 pytestmark = pytest.mark.slow
 
@@ -147,34 +148,18 @@ def test_what_was_not_installed_is_named_with_what_brings_it(
     )
 
 
-KNOBS: dict[str, dict[str, str]] = {
-    "activation_offload": {"least_mib": "0"},
-    "attention_backend": {"backend": "math"},
-    "chunked_cross_entropy": {"tokens": "4"},
-    "chunked_feed_forward": {"tokens": "4"},
-}
-SETTINGS = {"kv_cache": {"cache": "true"}, "gradient_accumulation": {"batch": "2"}}
 PRINT = """
 import json, sys
 from memviz.runner.outcome import code_of
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Request
-plans = {name: plan_of(Request(**given)) for name, given in json.load(sys.stdin).items()}
+plans = {name: plan_of(Request.from_json(given)) for name, given in json.load(sys.stdin).items()}
 print(json.dumps({name: code_of(plan.optimizations) for name, plan in plans.items()}))
 """
 
 
-def requests() -> dict[str, dict[str, object]]:
-    """Return a request for each optimization, on a workload that it has an effect on."""
-    made = {}
-    for kind in OPTIMIZATIONS:
-        training = kind.needs != "inference"
-        workload = "vae" if kind.name.startswith("vae") else "llama"
-        settings = {"mode": "training" if training else "inference", **SETTINGS.get(kind.name, {})}
-        chosen = [[kind.name, KNOBS.get(kind.name, {})]]
-        optimizer = "adamw" if training else "none"
-        made[kind.name] = {"workload": workload, "settings": settings, "optimizations": chosen, "optimizer": optimizer}
-    return made
+def requests() -> dict[str, object]:
+    return {kind.name: request_of(kind.name).as_json() for kind in OPTIMIZATIONS}
 
 
 def answer(command: list[str], given: object, cwd: Path, *paths: Path) -> dict[str, str]:

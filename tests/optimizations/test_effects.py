@@ -85,7 +85,7 @@ def case_of(name: str) -> Case:
 
 
 def words(value: Any) -> str:
-    return value if isinstance(value, str) else " ".join(change.code().rpartition("undo = ")[2] for change in value)
+    return value if isinstance(value, str) else " ".join(map(repr, value))
 
 
 def results(case: Case, *, training: bool) -> dict[str, Tensor]:

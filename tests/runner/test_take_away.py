@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import re
 import shlex
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from memviz.commands import run as command
-from memviz.runner.outcome import code_of
+from memviz.runner.outcome import code_of, library_code_of
 from memviz.runner.plan import command_of, plan_of
 from memviz.runner.request import Request
 from memviz.runner.step import make_optimizer
-from optimizations import OPTIMIZATIONS
-from tests.optimizations.tiny import autoencoder, llama
+from optimizations import OPTIMIZATIONS, check_together
+from optimizations.kv_cache import KvCache
+from tests import forked
+from tests.house.repository import ROOT
+from tests.optimizations.tiny import llama
+from tests.second_process import OF_RUNS
 
 CHANGED: dict[str, dict[str, str]] = {
     "checkpointing": {"every": "2"},
@@ -24,13 +35,65 @@ CHANGED: dict[str, dict[str, str]] = {
     "attention_backend": {"backend": "math"},
 }
 
-FOR: dict[str, tuple[str, Any, dict[str, str]]] = {
-    "vae_slicing": ("vae", autoencoder, {}),
-    "vae_tiling": ("vae", autoencoder, {}),
-    "kv_cache": ("llama", llama, {"cache": "true"}),
-    "gradient_accumulation": ("llama", llama, {"batch": "2"}),
+PROGRAM = ROOT / "tests" / "house" / "printed_code.py"
+KNOBS: dict[str, dict[str, str]] = {
+    "activation_offload": {"least_mib": "0"},
+    "attention_backend": {"backend": "math"},
+    "chunked_cross_entropy": {"tokens": "4"},
+    "chunked_feed_forward": {"tokens": "4"},
 }
-"""Workloads of optimizations that do not apply to every language model."""
+"""With an effect on a small model."""
+NO_EFFECT_ON_A_VAE = {"split_feed_forward", "chunked_feed_forward", "weight_quantization"}
+NEEDS = {"weight_offload": "accelerate", "gradient_accumulation": "accelerate", "from_pretrained": "bitsandbytes"}
+
+
+def request_of(*names: str, workload: str = "", knobs: Mapping[str, Mapping[str, str]] = KNOBS) -> Request:
+    """A request for these together, on a workload that they have an effect on."""
+    kinds = [kind for kind in OPTIMIZATIONS if kind.name in names]
+    training = all(kind.needs != "inference" for kind in kinds)
+    settings = {"mode": "training" if training else "inference"}
+    settings |= {"cache": "true"} if "kv_cache" in names else {}
+    settings |= {"batch": "2"} if "gradient_accumulation" in names else {}
+    workload = workload or ("vae" if any(name.startswith("vae") for name in names) else "llama")
+    chosen = tuple((name, knobs.get(name, {})) for name in names)
+    return Request(workload, settings, chosen, optimizer="adamw" if training else "none")
+
+
+def code_for(*names: str) -> str:
+    plan = plan_of(request_of(*names))
+    return code_of(plan.optimizations, plan.on_host, plan.request.optimizer)
+
+
+def pairs() -> Iterator[tuple[str, ...]]:
+    """Yield what goes together. Weights that are cast are trained by adapters alone."""
+    for one, other in combinations(OPTIMIZATIONS, 2):
+        names = {one.name, other.name}
+        needs = {one.needs, other.needs}
+        try:
+            check_together([one(), other()])
+        except ValueError:
+            continue
+        of_vae = any(name.startswith("vae") for name in names)
+        if needs == {"training", "inference"} or (of_vae and names & {"kv_cache", *NO_EFFECT_ON_A_VAE}):
+            continue
+        adapted = "layerwise_casting" in names and "training" in needs
+        yield tuple(kind.name for kind in OPTIMIZATIONS if kind.name in names | ({"lora"} if adapted else set()))
+
+
+def wrong(codes: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Run each code in a script outside of the checkout, and return what was wrong with its effect."""
+    # There is no other device here.
+    texts = {name: re.sub("(['\"])cuda\\1", "'cpu'", code) for name, code in codes.items()}
+    given = folder / "codes.json"
+    given.write_text(json.dumps(texts))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    with given.open() as file:
+        done = forked.run([str(PROGRAM), str(folder)], of=OF_RUNS, stdin=file, cwd=folder, env=environment)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout.splitlines()[-1])
+    assert results.keys() == codes.keys()
+    is_module = re.compile(r"(memviz\.optimizations\.\w+ ?| )*").fullmatch
+    return {name: result for name, result in results.items() if not is_module(result)}
 
 
 def parsed(line: str) -> Request:
@@ -61,23 +124,57 @@ def test_the_shown_command_asks_for_the_same_run(name: str, optimizer: Any) -> N
     assert parsed(line) == request
 
 
-@pytest.mark.parametrize("knobs", [True, False])
-@pytest.mark.parametrize("kind", OPTIMIZATIONS, ids=lambda kind: kind.name)
-def test_the_shown_code_runs_on_a_model(kind: Any, knobs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
-        monkeypatch.setenv(name, "")
-    knobs_on = CHANGED.get(kind.name, {}) if knobs else {}
-    training = kind.needs != "inference"
-    workload, tiny, settings = FOR.get(kind.name, ("llama", llama, {}))
-    settings = {"mode": "training" if training else "inference", **settings}
-    optimizer: Any = "adamw" if training else "none"
-    request = Request(workload, settings, ((kind.name, knobs_on),), optimizer=optimizer)
-    code = code_of(plan_of(request).optimizations)
-    model, tokens = tiny().model, torch.arange(8).reshape(2, 4)
-    names: dict[str, Any] = {"model": model, "inputs": {"input_ids": tokens, "labels": tokens}}
-    names["optimizer"] = torch.optim.SGD(model.parameters(), lr=0.1)
-    exec(compile(code, kind.name, "exec"), names)
-    names.get("undo", lambda: None)()
+def test_the_shown_code_runs_in_a_fresh_script(tmp_path: Path) -> None:
+    several = (
+        ("lora", "weight_quantization", "checkpointing"),
+        ("lora", "gradient_accumulation"),
+        ("eight_bit_states",),
+    )
+    assert wrong({"+".join(names): code_for(*names) for names in several}, tmp_path) == {}
+
+
+@pytest.mark.slow
+def test_the_shown_code_of_all_and_of_all_pairs_runs_in_a_fresh_script(tmp_path: Path) -> None:
+    several = [*((kind.name,) for kind in OPTIMIZATIONS if kind.name != "layerwise_casting"), *pairs()]
+    assert len(several) > 100
+    assert wrong({"+".join(names): code_for(*names) for names in several}, tmp_path) == {}
+
+
+def is_installed(name: str, code: str) -> bool:
+    imported = re.findall(r"^(?:from|import) (\w+)", code, re.MULTILINE)
+    wanted = {*imported, *(NEEDS[key] for key in NEEDS if key in name + code)}
+    return all(find_spec(module) is not None for module in wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", ["llama", "ltx_video", "vae"])
+def test_the_calls_of_libraries_run_in_a_fresh_script(workload: str, tmp_path: Path) -> None:
+    more: tuple[tuple[str, dict[str, str]], ...] = (
+        *(("weight_offload", {"granularity": "leaf"}), ("weight_quantization", {"codes": "float8"})),
+        *(("kv_cache", {"kind": "static"}), ("weight_quantization", {"bits": "4"})),
+    )
+    several = [("lora", "weight_quantization", "checkpointing"), ("layerwise_casting", "weight_offload")]
+    requests = {"+".join(names): request_of(*names, workload=workload) for names in several}
+    requests |= {kind.name: request_of(kind.name, workload=workload) for kind in OPTIMIZATIONS if kind is not KvCache}
+    if workload == "llama":
+        requests |= {f"{name} with {knobs}": request_of(name, knobs={name: knobs}) for name, knobs in more}
+    codes = {f"library of {workload}: {name}": library_code_of(plan_of(one)) for name, one in requests.items()}
+    codes = {name: code for name, code in codes.items() if code and is_installed(name, code)}
+    assert len(codes) >= 3
+    assert wrong(codes, tmp_path) == {}
+
+
+def test_calls_of_libraries_are_given_where_they_do_the_same() -> None:
+    def calls(workload: str, *names: str, **knobs: str) -> str:
+        return library_code_of(plan_of(request_of(*names, workload=workload, knobs={names[-1]: knobs})))
+
+    assert "enable_model_cpu_offload()" in calls("flux_pipeline", "weight_offload", granularity="part")
+    assert "every_n_layers=2" in calls("llama", "checkpointing", every="2")
+    assert calls("flux", "checkpointing", every="2") == calls("llama", "checkpointing", keep="attention") == ""
+    both = calls("llama", "lora", "chunked_feed_forward", tokens="4")
+    assert both.startswith("# peft\n") and both.endswith("# No library has chunked_feed_forward: take memviz's code.")
+    places = [calls("llama", "lora", "weight_quantization").index(name) for name in ("torchao", "peft")]
+    assert places == sorted(places)
 
 
 def test_the_shown_code_of_several_names_what_is_its_readers_and_takes_its_step_last() -> None:

@@ -41,6 +41,7 @@ CLIP_WORDS, T5_WORDS, UMT5_WORDS = 49_408, 32_128, 256_384
 class PipelineModel(FromConfiguration):
     """A pipeline whose knobs have the names of those of its denoiser alone."""
 
+    library = "pipeline"
     holds = ("an autoencoder",)
     together: ClassVar[dict[str, tuple[str, ...]]] = DiffusionModel.together
     denoiser: ClassVar[type[DiffusionModel]]

@@ -386,6 +386,7 @@ class ConfiguredModel(FromConfiguration):
     name = FILE
     title = "A model of your own (config.json)"
     sentence = "Any model that transformers can build from its config.json, with random weights."
+    library = "transformers"
     holds = None
     depths = ()
 
