@@ -34,7 +34,7 @@ settings.register_profile(
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,
-    max_examples=50,
+    max_examples=20,
 )
 # `pytest --hypothesis-profile thorough` runs more examples, for changes to the code under test.
 settings.register_profile("thorough", settings.get_profile("house"), derandomize=False, max_examples=1000)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from memviz.allocator.settings import parse_settings
@@ -45,7 +45,6 @@ segments = st.fixed_dictionaries(
 @pytest.mark.parametrize(
     ("text", "memory"), [(None, None), ("expandable_segments:True", None), ("max_split_size_mb:20", 50 * MiB)]
 )
-@settings(max_examples=60, deadline=None)
 @given(events=st.lists(events, max_size=20), segments=st.lists(segments, max_size=3))
 def test_whatever_a_file_says_a_replay_comes_to_an_end(text, memory, events, segments):
     try:

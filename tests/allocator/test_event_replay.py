@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memviz.allocator import replay
@@ -23,7 +23,8 @@ from tests.allocator.driver import MiB
 from tests.allocator.programs import SETTINGS, programs, take
 from tests.allocator.recording import Recorder
 
-SAMPLES = sorted((Path(__file__).parents[2] / "sample_traces").glob("*.pickle.gz"))
+FOLDER = Path(__file__).parents[2] / "sample_traces"
+SAMPLES_AND_SETTINGS = [("late-start", "expandable_segments:True"), ("training", ""), ("out-of-memory", "")]
 
 
 @contextmanager
@@ -58,7 +59,6 @@ def outcomes(trace: Trace, text: str, card: CardMemory | None) -> list[object]:
     return [recorded, all_of(kept), all_of(anew), source.figures(wanted, card, afresh=True)]
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(SETTINGS),
     st.sampled_from(SETTINGS[:5]),
@@ -78,17 +78,22 @@ def test_random_programs_end_alike(text, recorded_with, memory, left_out, progra
             assert quickly == outcomes(trace, text, card)
 
 
-@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name)
-@pytest.mark.parametrize("text", ["", "expandable_segments:True", "max_split_size_mb:21"])
-def test_recordings_end_alike(path, text):
-    trace = load_trace(path)
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("late-start", "max_split_size_mb:21"),
+        *(pytest.param(name, text, marks=pytest.mark.slow) for name, text in SAMPLES_AND_SETTINGS),
+    ],
+)
+def test_recordings_end_alike(name, text):
+    trace = load_trace(FOLDER / f"{name}.pickle.gz")
     quickly = outcomes(trace, text, CardMemory(2048 * MiB, 0))
     with step_by_step():
         assert quickly == outcomes(trace, text, CardMemory(2048 * MiB, 0))
 
 
 def test_nearly_all_of_a_recording_goes_the_quick_way(monkeypatch):
-    trace = load_trace(next(path for path in SAMPLES if path.name == "training.pickle.gz"))
+    trace = load_trace(FOLDER / "training.pickle.gz")
     slow = 0
     for name in ("malloc", "free"):
         step = getattr(RequestReplay, name) if name == "free" else getattr(replay.OtherSettings, name)

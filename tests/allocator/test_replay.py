@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memviz.allocator.replay_result import Agreement, RanOut
@@ -74,7 +74,6 @@ def test_a_whole_history_by_hand():
     assert result.trace.devices[0].blocks == trace.devices[0].blocks
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(SETTINGS), st.sampled_from([90 * MiB, 2000 * MiB]), programs)
 def test_what_the_model_recorded_is_replayed_exactly(text, card, program):
     run, live = Recorder(text, card=card), []
@@ -85,7 +84,6 @@ def test_what_the_model_recorded_is_replayed_exactly(text, card, program):
         agrees(run.trace())
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(SETTINGS), programs, st.integers(0, 100))
 def test_so_is_what_it_recorded_late(text, program, last):
     run, live = Recorder(text, card=4000 * MiB), []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memviz.allocator.blocks import Block
@@ -37,7 +37,6 @@ def test_reserved_bytes_follow_the_recorded_events(growing):
     assert (stopped.tolist()[-2:], len(stopped)) == ([100 * MiB, 0], 7)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.sampled_from(SETTINGS), st.sampled_from(["", "expandable_segments:True", "max_split_size_mb:24"]), programs)
 def test_a_replay_is_a_sound_trace_with_the_same_live_bytes(recorded_with, text, program):
     run, live = Recorder(recorded_with, card=4000 * MiB), []
@@ -178,7 +177,6 @@ def test_the_smallest_card_is_the_first_on_which_it_ends():
     assert source.smallest_card(overhead_bytes=2 * GiB) == CardMemory(11 * GiB, 2 * GiB)
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.sampled_from(SETTINGS), st.sampled_from([None, 90 * MiB, 300 * MiB]), programs)
 def test_figures_alone_are_those_of_the_whole_replay(text, memory, program):
     run, live = Recorder(card=4000 * MiB), []
@@ -193,7 +191,6 @@ def test_figures_alone_are_those_of_the_whole_replay(text, memory, program):
         )
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.sampled_from(SETTINGS), programs)
 def test_a_tally_counts_bytes_as_the_whole_statistics_do(text, program):
     runs = [Driver(text, card=4000 * MiB) for _ in range(2)]

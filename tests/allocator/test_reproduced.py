@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memviz.allocator.recorded_replay import ensure_replayed
@@ -73,7 +73,6 @@ def test_the_sample_that_runs_out_is_as_recorded_in_its_own_memory() -> None:
     assert Replayer(trace).what_if(card=CardMemory(2400 * MiB, 0)).divergence == ""
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(["", "expandable_segments:True", "max_split_size_mb:24"]), st.integers(40, 200), programs)
 def test_what_is_called_as_recorded_has_the_recorded_history(text: str, mebibytes: int, program: list) -> None:
     """The replayed history has the same actions and sizes in the same order."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memviz.analysis.comparing.changes import Change, Changes, Moment
@@ -62,7 +62,6 @@ def test_each_bar_of_a_waterfall_begins_where_the_one_above_ends():
     assert notes(drawing) == ["A 4.00 MiB", "B 6.00 MiB"]
 
 
-@settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 2**40)), max_size=50))
 def test_bars_add_up_to_the_difference_of_the_peaks(sizes):
     result = comparison([(f"site {i}", a, b) for i, (a, b) in enumerate(sizes)])

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -108,7 +108,6 @@ def test_it_computes_with_weights_rounded_once_and_with_nothing_else(storage, gr
 
 
 @given(st.lists(st.floats(-448, 448, width=32), min_size=1, max_size=40), st.sampled_from(["bf16", "fp16", "fp32"]))
-@settings(deadline=None)
 @torch.no_grad()
 def test_after_the_first_rounding_casting_up_and_down_loses_nothing(values, compute):
     layer = nn.Linear(len(values), 1, bias=False)
@@ -196,7 +195,6 @@ def test_what_a_models_class_asks_for_is_left_alone_where_skip_says_so():
 
 
 @given(st.lists(st.sampled_from(["up", "down", r"blocks\.1", "mix", "proj", "norm"])), st.sampled_from([*SMALL]))
-@settings(deadline=None, max_examples=40)
 def test_what_is_skipped_is_all_that_is_missing_from_the_saving_without_skips(patterns, storage):
     every, some = model(torch.float32), model(torch.float32)
     LayerwiseCasting(storage, skip="").apply(every)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -69,7 +69,6 @@ def test_outputs_and_gradients_are_equal_up_to_rounding(activation, as_published
     bias=st.booleans(),
     batch=st.sampled_from([(), (3,), (2, 3), (2, 1, 3)]),
 )
-@settings(deadline=None, max_examples=60)
 def test_any_number_of_splits_that_divides_gives_the_same(activation, splits, width, dim_out, bias, batch):
     model = layer(activation, dim=6, dim_out=dim_out, inner_dim=splits * width, bias=bias).double()
     x = torch.randn(*batch, 6, dtype=torch.float64)

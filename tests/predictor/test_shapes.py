@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memviz.predictor.shapes import SHAPE_RULES, ResultCache, shape_key
@@ -57,14 +57,12 @@ def _listed(value: Any) -> list[torch.Tensor]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-@settings(max_examples=25, deadline=None)
 @given(pairs())
 def test_sums_and_products_of_two(both: tuple[torch.Tensor, torch.Tensor]) -> None:
     same(aten.mul.Tensor, *both)
     same(aten.div.Tensor, *both)
 
 
-@settings(max_examples=40, deadline=None)
 @given(tensors())
 def test_one_to_one(tensor: torch.Tensor) -> None:
     for func in (aten.gelu.default, aten.neg.default, aten.relu.default, aten.sqrt.default):
@@ -74,7 +72,6 @@ def test_one_to_one(tensor: torch.Tensor) -> None:
     same(aten.pow.Tensor_Scalar, tensor, 2)
 
 
-@settings(max_examples=40, deadline=None)
 @given(tensors(), st.data())
 def test_reductions(tensor: torch.Tensor, data: st.DataObject) -> None:
     if tensor.dim():

@@ -181,7 +181,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", WHOLE)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 @given(place=st.floats(0, 1, exclude_max=True), value=st.integers(0, 255), count=st.integers(1, 8))
 def test_a_flipped_byte_ends_in_a_trace_or_a_refusal(
     tmp_path_factory: pytest.TempPathFactory, kind: str, place: float, value: int, count: int
@@ -193,7 +193,7 @@ def test_a_flipped_byte_ends_in_a_trace_or_a_refusal(
     trace_or_refusal(path)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100)
 @given(raw=st.binary(max_size=200))
 def test_noise_is_refused(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
     trace_or_refusal(written(tmp_path_factory.getbasetemp(), b"\x80\x04" + raw, "noise"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import memviz
@@ -226,7 +226,6 @@ ROWS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40)
 @given(st.lists(st.one_of(ROWS, st.sampled_from(rows()), VALUES), max_size=8))
 def test_odd_values_end_in_a_trace_or_a_refusal(tmp_path_factory: pytest.TempPathFactory, events: list[Any]):
     path = tmp_path_factory.getbasetemp() / "odd.json"

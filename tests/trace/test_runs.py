@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memviz.errors import TraceError
@@ -149,14 +149,12 @@ def python_dumps(value: Any) -> bytes:
 
 
 @pytest.mark.parametrize("write", [*(partial(pickle.dumps, protocol=number) for number in range(6)), python_dumps])
-@settings(max_examples=40, deadline=None)
 @given(history=histories())
 def test_runs_give_what_reading_one_by_one_gives(history: list[dict[str, Any]], write: Callable[[Any], bytes]) -> None:
     with_runs, without = both(write(snapshot(history)))
     assert described(with_runs) == described(without)
 
 
-@settings(max_examples=40, deadline=None)
 @given(history=histories())
 def test_the_pickler_inside_pytorch_gives_the_same(history: list[dict[str, Any]]) -> None:
     small = [each for each in history if each.get("addr", 0) < 2**63]
@@ -205,7 +203,6 @@ def _annotation(rnd: random.Random, anew: bool, numbers: list[int]) -> dict[str,
 
 
 @pytest.mark.parametrize("write", [*(partial(pickle.dumps, protocol=number) for number in (1, 2, 3, 4)), cpp_dumps])
-@settings(max_examples=30, deadline=None)
 @given(end=ends())
 def test_rows_of_blocks_and_annotations_are_what_reading_one_by_one_gives(
     end: dict[str, Any], write: Callable[[Any], bytes]

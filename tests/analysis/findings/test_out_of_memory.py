@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memviz.analysis.findings.finding import FindingKind
@@ -63,7 +63,7 @@ def test_activations_are_found_though_the_exception_lets_them_go():
     assert finding.bytes == 180 * MiB
 
 
-@pytest.mark.parametrize("seed", range(COUNT))
+@pytest.mark.parametrize("seed", range(0, COUNT, 4))
 def test_every_made_history_with_a_failed_request_has_a_finding(seed):
     trace = made(seed)
     for device in trace.devices:
@@ -82,7 +82,6 @@ SIZES = st.integers(1, 1 << 36)
     device_free=st.none() | st.integers(0, 1 << 37),
     reserved=st.integers(0, 1 << 38),
 )
-@settings(max_examples=60, deadline=None)
 def test_any_history_that_ends_in_a_failed_request_has_a_finding(requests, asked, device_free, reserved):
     events = [event("segment_alloc", 0, reserved)] if reserved else []
     for number, (has_stack, size, is_freed) in enumerate(requests):

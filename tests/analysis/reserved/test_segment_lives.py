@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memviz.analysis import segments as module
@@ -69,7 +69,6 @@ def test_neighbours_that_come_and_go_at_other_times_stay_apart_and_mapped_pages_
     assert lives(trace) == [(0, 3, 0, 2 * MiB, 0.3333, 3 * MiB), (1, 3, 2 * MiB, 2 * MiB, 0.25, 3 * MiB)]
 
 
-@settings(max_examples=60)
 @given(simulations(), st.integers(0, 10_000))
 def test_at_every_event_they_add_up_to_what_is_reserved(allocator: Allocator, cut: int) -> None:
     drop = cut % (len(allocator.events) + 1)
@@ -81,7 +80,6 @@ def test_at_every_event_they_add_up_to_what_is_reserved(allocator: Allocator, cu
         assert ((used >= 0) & (used <= 1 + 1e-9)).all()
 
 
-@settings(max_examples=60)
 @given(st.lists(anything, min_size=1, max_size=12), st.lists(st.tuples(addresses, st.integers(0, 4 * MiB)), max_size=3))
 def test_contradictory_files_too(events: list[Any], held: list[tuple[int, int]]) -> None:
     trace = trace_of(events, [segment(low, size, []) for low, size in held])

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memviz.analysis.lifetimes import lifetimes
@@ -200,7 +200,6 @@ def simulations(draw: st.DrawFn) -> Allocator:
     return allocator
 
 
-@settings(max_examples=100)
 @given(simulations())
 def test_a_complete_history_gives_the_allocators_own_map_at_every_event(allocator: Allocator) -> None:
     if not allocator.events:
@@ -211,7 +210,6 @@ def test_a_complete_history_gives_the_allocators_own_map_at_every_event(allocato
         assert [(a + BASE, *more) for a, *more in tiles(trace, at)] == truth.tiles
 
 
-@settings(max_examples=60)
 @given(simulations(), st.integers(0, 10_000))
 def test_a_late_history_adds_up_at_every_event(allocator: Allocator, cut: int) -> None:
     drop = cut % (len(allocator.events) + 1)
@@ -237,7 +235,6 @@ anything = st.builds(
 )
 
 
-@settings(max_examples=60)
 @given(st.lists(anything, min_size=1, max_size=12), st.lists(st.tuples(addresses, st.integers(0, 4 * MiB)), max_size=3))
 def test_contradictory_files_are_still_tiled_to_the_byte(events: list[Any], held: list[tuple[int, int]]) -> None:
     trace = trace_of(events, [segment(low, size, []) for low, size in held])
