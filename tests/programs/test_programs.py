@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.contracts.cases import GOLDEN, RELEASES
+from tests.contracts.workplace import releases
 from tests.second_process import predict
 
 HERE = Path(__file__).parent
@@ -53,7 +55,9 @@ CASES = {
     "vae": Case(steps=4),
     "workers": Case(steps=8),
 }
-"""Their peaks are pinned in tests/contracts/golden/program-peaks.json."""
+PEAKS = json.loads((GOLDEN / "program-peaks.json").read_text(encoding="utf-8"))
+"""Their pinned peaks; `python -m tests.contracts` writes them."""
+QUICK = {"hand_adamw", "kv_cache", "lora", "nano_gpt", "parallel_step", "profiling", "smaller_batch", "workers"}
 OTHER_CASES = {
     "amp_with_prefetching": Case(steps=8),
     "cuda_graph": Case(steps=4),
@@ -66,7 +70,10 @@ def last_line(stdout: str) -> dict[str, Any]:
     return json.loads(stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("name", [*CASES, *OTHER_CASES])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in (*CASES, *OTHER_CASES)],
+)
 def test_a_program_comes_to_its_end_and_its_own_arithmetic_holds(name: str, tmp_path: Path) -> None:
     case = (CASES | OTHER_CASES)[name]
     done = predict("--json", *case.options, HERE / f"{name}.py", *case.arguments, folder=tmp_path)
@@ -84,28 +91,30 @@ def test_a_program_comes_to_its_end_and_its_own_arithmetic_holds(name: str, tmp_
     assert said["fits"] is (case.failures == 0 if "--card" in case.options else None)
     assert all(place["where"].startswith(str(HERE / name)) for place in said["assumed"] if place["where"])
     assert not any("went on" in note for note in said["notes"])
+    if name in CASES and json.loads(RELEASES.read_text(encoding="utf-8")) == releases():
+        assert {kind: said[f"peak_{kind}_bytes"] for kind in ("requested", "allocated", "reserved")} == PEAKS[name]
+    if name == "hand_adamw":
+        # Four layers of a norm of 128 and three matrices of 128 * 512, in 4 bytes.
+        assert said["by_category"]["parameter"] == 4 * (128 + 3 * 128 * 512) * 4
+    if name == "profiling":
+        expect_windows(said)
 
 
-def test_every_program_here_has_a_case() -> None:
-    assert {path.stem for path in HERE.glob("*.py")} == {*CASES, *OTHER_CASES, "test_programs", "__init__"}
-
-
-def test_no_program_imports_memviz() -> None:
-    for name in (*CASES, *OTHER_CASES):
-        assert "memviz" not in (HERE / f"{name}.py").read_text()
-
-
-def test_the_weights_of_a_program_are_found_by_category(tmp_path: Path) -> None:
-    said = last_line(predict("--json", HERE / "hand_adamw.py", folder=tmp_path).stdout)
-    # Four layers of a norm of 128 and three matrices of 128 * 512, in 4 bytes.
-    assert said["by_category"]["parameter"] == 4 * (128 + 3 * 128 * 512) * 4
-
-
-def test_windows_of_a_programs_own_history_are_reported(tmp_path: Path) -> None:
-    said = last_line(predict("--json", HERE / "profiling.py", "dumps", folder=tmp_path).stdout)
+def expect_windows(said: dict[str, Any]) -> None:
+    """The program's own history has two windows."""
     assert [window["file"] for window in said["windows"]] == ["dumps/warm.pickle", "dumps/steady.pickle"]
     warm, steady = said["windows"]
     assert warm["events"] > steady["events"] > 20
     for window in said["windows"]:
         figures = [window[f"peak_{kind}_bytes"] for kind in ("requested", "allocated", "reserved")]
         assert 0 < figures[0] <= figures[1] <= figures[2] <= said["peak_reserved_bytes"]
+
+
+def test_every_program_here_has_a_case() -> None:
+    assert {path.stem for path in HERE.glob("*.py")} == {*CASES, *OTHER_CASES, "test_programs", "__init__"}
+    assert PEAKS.keys() == CASES.keys()
+
+
+def test_no_program_imports_memviz() -> None:
+    for name in (*CASES, *OTHER_CASES):
+        assert "memviz" not in (HERE / f"{name}.py").read_text()
