@@ -88,20 +88,31 @@ class _Learned:
     """
 
     def __init__(self, features: Floats, small: Floats) -> None:
-        self._features, self._weighted = features, features / small
-        self._unknown: Floats = (features * self._weighted).sum(axis=1)
+        self._features = features
+        weighted = features / small
+        # By term: a candidate has few of them, and only their columns are read.
+        self._weighted = np.ascontiguousarray(weighted.T)
+        self._unknown: Floats = (features * weighted).sum(axis=1)
         """Variance that is left at each candidate."""
-        self._shares: Floats = np.empty((0, len(features)))
-        """Contribution of each known value to each candidate, beyond those before it."""
+        self._rows: Floats = np.empty((16, len(features)))
+        """Contribution of each known value to each candidate, beyond those before it; room for more of them."""
         self._inverse: Floats = np.empty((0, 0))
 
+    @property
+    def _shares(self) -> Floats:
+        return self._rows[: len(self._inverse)]
+
     def add(self, number: int) -> None:
+        known = len(self._inverse)
+        if known == len(self._rows):
+            self._rows = np.vstack([self._rows, np.empty_like(self._rows)])
         before = self._shares[:, number]
         own = np.sqrt(max(self._unknown[number], 0.0) + _NOISE)
-        share = (self._weighted @ self._features[number] - before @ self._shares) / own
+        alike = self._weighted[self._features[number] > 0].sum(axis=0)
+        share = (alike - before @ self._shares) / own
         self._unknown = self._unknown - share**2
         row = np.append(-(before @ self._inverse), 1.0) / own
-        self._shares = np.vstack([self._shares, share])
+        self._rows[known] = share
         self._inverse = np.vstack([np.pad(self._inverse, ((0, 0), (0, 1))), row])
 
     def of(self, places: npt.NDArray[np.intp], values: Floats) -> tuple[Floats, Floats, Floats]:
@@ -110,7 +121,7 @@ class _Learned:
         # Unit: distance of each observed value from its prediction by the others.
         precision = (self._inverse**2).sum(axis=0)[:, None]
         unit = np.sqrt((((self._inverse.T @ solved) ** 2) / precision).mean(axis=0))
-        return self._shares[:, places].T @ solved, np.maximum(self._unknown[places], 0.0), unit
+        return (self._shares.T @ solved)[places], np.maximum(self._unknown[places], 0.0), unit
 
 
 def _features(sizes: Sequence[int], places: npt.NDArray[np.intp]) -> tuple[Floats, Floats]:
@@ -295,7 +306,7 @@ def search(
         tell(trial, len(tried), min(count, possible()))
 
     def possible() -> int:
-        return sum(place in tried or not points.is_refused(place) for place in candidates)
+        return points.count_allowed() + sum(map(points.is_refused, tried))
 
     def others(request: Request) -> list[Request]:
         if plan.parallel.gpus > 1:
@@ -407,8 +418,9 @@ class _NextPoints:
     """Chooses the combination to try next. What a model refuses alone is not tried together with anything."""
 
     def __init__(self, space: Space, count: int, before: Sequence[Point] = ()) -> None:
-        self._left = count
+        self._left, self._space = count, space
         self._refused: set[tuple[int, int]] = set()
+        self._allowed: tuple[int, int] = (0, len(space.candidates))
         first = list(dict.fromkeys([*space.first(), *before]))
         sizes = [len(options) for options in space.options]
         self._guesses = None if count >= len(space.candidates) else Guesses(sizes, list(space.candidates), first)
@@ -424,6 +436,13 @@ class _NextPoints:
 
     def is_refused(self, place: Point) -> bool:
         return not self._refused.isdisjoint(changes_at(place))
+
+    def count_allowed(self) -> int:
+        """Return how many combinations are not refused; counted anew only once more changes are."""
+        refused = len(self._refused)
+        if self._allowed[0] != refused:
+            self._allowed = refused, sum(not self.is_refused(place) for place in self._space.candidates)
+        return self._allowed[1]
 
     def learn(self, place: Point, value: tuple[float, float] | None) -> None:
         changes = changes_at(place)
