@@ -45,10 +45,8 @@ class ActivationOffload:
     )
 
     name: ClassVar[str] = "activation_offload"
-    title: ClassVar[str] = "Activations wait on the host"
-    sentence: ClassVar[str] = (
-        "Copies what is kept for backward to host memory and back. Costs the time of both copies over the bus."
-    )
+    title: ClassVar[str] = "Activation offload"
+    sentence: ClassVar[str] = "Keep saved activations in pinned CPU memory until backward."
     not_with: ClassVar[Mapping[str, str]] = {}
     claim: ClassVar[Literal["bitwise"]] = "bitwise"
     """Bits come back as they went."""

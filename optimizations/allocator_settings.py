@@ -39,9 +39,7 @@ class AllocatorSettings:
 
     name: ClassVar[str] = "allocator_settings"
     title: ClassVar[str] = "Allocator settings"
-    sentence: ClassVar[str] = (
-        "How the allocator cuts up memory: less reserved for what is live. Must be set before CUDA starts."
-    )
+    sentence: ClassVar[str] = "Expandable segments, split limits, rounding (PYTORCH_CUDA_ALLOC_CONF)."
     not_with: ClassVar[Mapping[str, str]] = {}
     claim: ClassVar[Literal["bitwise"]] = "bitwise"
     """Outputs stay bitwise equal: an address is no input of any kernel."""

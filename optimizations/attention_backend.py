@@ -60,8 +60,8 @@ class AttentionBackend:
     )
 
     name: ClassVar[str] = "attention_backend"
-    title: ClassVar[str] = "Attention kernel"
-    sentence: ClassVar[str] = "One kernel for all attention. All but math never hold the table of scores."
+    title: ClassVar[str] = "Attention backend"
+    sentence: ClassVar[str] = "Choose the SDPA kernel: flash, memory-efficient, cuDNN, math."
     not_with: ClassVar[Mapping[str, str]] = {}
     claim: ClassVar[Literal["rounding"]] = "rounding"
     """The same sums in another order."""

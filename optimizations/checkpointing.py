@@ -58,8 +58,8 @@ class Checkpointing:
     )
 
     name: ClassVar[str] = "checkpointing"
-    title: ClassVar[str] = "Checkpoint blocks"
-    sentence: ClassVar[str] = "Blocks keep only their inputs and compute the rest again: up to one more forward a step."
+    title: ClassVar[str] = "Gradient checkpointing"
+    sentence: ClassVar[str] = "Recompute activations in the backward pass instead of keeping them."
     not_with: ClassVar[Mapping[str, str]] = {}
     claim: ClassVar[Literal["bitwise"]] = "bitwise"
     """The same kernels run on the same inputs, and random numbers are drawn again from the same state."""

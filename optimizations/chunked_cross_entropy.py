@@ -65,11 +65,8 @@ class ChunkedCrossEntropy:
     )
 
     name: ClassVar[str] = "chunked_cross_entropy"
-    title: ClassVar[str] = "Loss in pieces"
-    sentence: ClassVar[str] = (
-        "Computes head and loss of a language model a few tokens at a time, so that all logits never exist at once. "
-        "The output then has a loss and no logits."
-    )
+    title: ClassVar[str] = "Chunked cross-entropy"
+    sentence: ClassVar[str] = "Compute logits and loss in chunks; never hold all logits."
     not_with: ClassVar[Mapping[str, str]] = {}
     claim: ClassVar[Literal["rounding"]] = "rounding"
     """The same sums, chunk by chunk; in a bf16 model each chunk rounds the head's gradient once more."""

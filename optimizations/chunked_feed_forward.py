@@ -50,11 +50,8 @@ class ChunkedFeedForward:
     only: str = field(default="", metadata={"help": "only modules whose name this pattern is found in"})
 
     name: ClassVar[str] = "chunked_feed_forward"
-    title: ClassVar[str] = "Feed-forwards some tokens at a time"
-    sentence: ClassVar[str] = (
-        "Calls each feed-forward on some tokens after the other, so that its wide inner tensor never exists for all. "
-        "In training each piece is computed again for backward."
-    )
+    title: ClassVar[str] = "Chunked feed-forward"
+    sentence: ClassVar[str] = "Run the feed-forward over chunks of the sequence."
     not_with: ClassVar[Mapping[str, str]] = {
         "split_feed_forward": "both cut the same feed-forwards, one by tokens and one by channels.",
     }

@@ -52,11 +52,8 @@ class EightBitStates:
     by: str = field(default="torch", metadata={"help": "what packs and steps: this file, or a library", "choices": _BY})
 
     name: ClassVar[str] = "eight_bit_states"
-    title: ClassVar[str] = "Optimizer states in 8 bits"
-    sentence: ClassVar[str] = (
-        "What the optimizer remembers rests in a byte a number, with a scale for each 256. "
-        "Every step rounds it, so training goes another way."
-    )
+    title: ClassVar[str] = "8-bit optimizer"
+    sentence: ClassVar[str] = "Store AdamW states in 8 bits."
     not_with: ClassVar[Mapping[str, str]] = {}
     claim: ClassVar[Literal["training"]] = "training"
     """Outputs and gradients are what they were for the same weights. The steps between are not."""

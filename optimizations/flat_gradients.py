@@ -57,7 +57,7 @@ class FlatGradients:
 
     name: ClassVar[str] = "flat_gradients"
     title: ClassVar[str] = "Flat fp32 gradients"
-    sentence: ClassVar[str] = "Micro-batches are added up in one flat fp32 buffer. Costs 4 bytes a parameter, no copy."
+    sentence: ClassVar[str] = "Accumulate fp32 gradients in one flat buffer, without torch.cat."
     not_with: ClassVar[Mapping[str, str]] = {}
     claim: ClassVar[Literal["bitwise"]] = "bitwise"
     """Outputs and losses: gradients are read after they have been computed."""

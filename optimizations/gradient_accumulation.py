@@ -48,11 +48,8 @@ class GradientAccumulation:
     )
 
     name: ClassVar[str] = "gradient_accumulation"
-    title: ClassVar[str] = "Batch in pieces (gradient accumulation)"
-    sentence: ClassVar[str] = (
-        "Takes the batch of a step in pieces whose gradients add up, so that activations exist for one piece at a "
-        "time. Each piece launches all kernels and reads all weights again, and gradients wait for the last."
-    )
+    title: ClassVar[str] = "Gradient accumulation"
+    sentence: ClassVar[str] = "Run the batch as several micro-batches before one optimizer step."
     not_with: ClassVar[Mapping[str, str]] = {}
     claim: ClassVar[Literal["rounding"]] = "rounding"
     """The same sums in another order, for a loss that is a mean over rows or targets."""

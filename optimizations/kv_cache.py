@@ -52,11 +52,8 @@ class KvCache:
     by: str = field(default="fp8", metadata={"help": "what quantizes: transformers, or a library", "choices": _BY})
 
     name: ClassVar[str] = "kv_cache"
-    title: ClassVar[str] = "Cache of keys and values"
-    sentence: ClassVar[str] = (
-        "Keeps the keys and values of a language model in 8 bits, for the last tokens only, or in room made once. "
-        "Tokens that come after the prompt see rounded ones, or fewer."
-    )
+    title: ClassVar[str] = "KV cache"
+    sentence: ClassVar[str] = "Static, sliding-window or quantized key/value cache."
     not_with: ClassVar[Mapping[str, str]] = {}
     environment: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "inference"

@@ -58,11 +58,8 @@ _SKIP = "pos_embed,patch_embed,norm,^proj_in$,^proj_out$,lora_,@declared"
 @dataclass(frozen=True)
 class LayerwiseCasting:
     name: ClassVar[str] = "layerwise_casting"
-    title: ClassVar[str] = "Store weights in a small dtype"
-    sentence: ClassVar[str] = (
-        "Weights rest in 8 or 16 bits, rounded for good, and are cast up just while their layer computes. "
-        "In training only frozen weights can be cast, and that saves only under checkpointing."
-    )
+    title: ClassVar[str] = "Layerwise casting (fp8)"
+    sentence: ClassVar[str] = "Store weights in fp8; cast each layer up when it runs."
     not_with: ClassVar[Mapping[str, str]] = {}
     claim: ClassVar[Literal["lossy"]] = "lossy"
     environment: ClassVar[Mapping[str, str]] = {}

@@ -44,11 +44,8 @@ class Lora:
     )
 
     name: ClassVar[str] = "lora"
-    title: ClassVar[str] = "Train adapters (LoRA)"
-    sentence: ClassVar[str] = (
-        "Freezes all weights and trains two narrow matrices beside each linear layer of the blocks. "
-        "Gradients and optimizer states are for those only; what is trained is another model."
-    )
+    title: ClassVar[str] = "LoRA"
+    sentence: ClassVar[str] = "Freeze the base weights; train low-rank adapters."
     not_with: ClassVar[Mapping[str, str]] = {
         "split_feed_forward": "it reads the matrices of a feed-forward and would miss what adapters add to them.",
     }

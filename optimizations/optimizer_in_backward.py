@@ -51,11 +51,8 @@ class OptimizerInBackward:
     micro_batches: int = field(default=1, metadata={"help": "backward passes that make one step", "least": 1})
 
     name: ClassVar[str] = "optimizer_in_backward"
-    title: ClassVar[str] = "Optimizer steps in backward"
-    sentence: ClassVar[str] = (
-        "Steps each weight as soon as its gradient is there and lets the gradient go, so that they never all exist. "
-        "Gradients cannot be clipped by the norm of all."
-    )
+    title: ClassVar[str] = "Optimizer step in backward"
+    sentence: ClassVar[str] = "Update each parameter as its gradient arrives; free the gradient."
     not_with: ClassVar[Mapping[str, str]] = {
         "flat_gradients": "one keeps all gradients until they are summed, the other none.",
     }

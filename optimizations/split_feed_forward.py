@@ -37,11 +37,8 @@ Slice = tuple[Rows, Rows | None, Tensor]
 @dataclass(frozen=True)
 class SplitFeedForward:
     name: ClassVar[str] = "split_feed_forward"
-    title: ClassVar[str] = "Split feed-forwards"
-    sentence: ClassVar[str] = (
-        "Computes each feed-forward in slices and adds them up, so that its wide inner tensor never exists whole. "
-        "In training all slices are kept for the backward pass, so there it saves little without checkpointing."
-    )
+    title: ClassVar[str] = "Split feed-forward"
+    sentence: ClassVar[str] = "Compute the hidden dimension in slices, like tensor parallelism on one GPU."
     not_with: ClassVar[Mapping[str, str]] = {}
     claim: ClassVar[Literal["rounding"]] = "rounding"
     environment: ClassVar[Mapping[str, str]] = {}

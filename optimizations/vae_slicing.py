@@ -23,11 +23,8 @@ class VaeSlicing:
     """`undo = VaeSlicing().apply(vae)`, then `vae.decode(latents)` as before."""
 
     name: ClassVar[str] = "vae_slicing"
-    title: ClassVar[str] = "Autoencoder in slices"
-    sentence: ClassVar[str] = (
-        "An autoencoder decodes the pictures of a batch one after the other, so that activations exist for one of "
-        "them. It costs nothing where one picture fills the GPU."
-    )
+    title: ClassVar[str] = "VAE slicing"
+    sentence: ClassVar[str] = "Decode one image of the batch at a time."
     not_with: ClassVar[Mapping[str, str]] = {}
     claim: ClassVar[Literal["rounding"]] = "rounding"
     """The same convolutions, though kernels may be others for one picture."""

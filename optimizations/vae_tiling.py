@@ -26,11 +26,8 @@ class VaeTiling:
     """`undo = VaeTiling().apply(vae)`, then `vae.decode(latents)` as before."""
 
     name: ClassVar[str] = "vae_tiling"
-    title: ClassVar[str] = "Autoencoder in tiles"
-    sentence: ClassVar[str] = (
-        "An autoencoder decodes a picture in tiles that overlap, so that activations exist for one of them. "
-        "It costs the overlaps, about as much work again, and tones may change from tile to tile."
-    )
+    title: ClassVar[str] = "VAE tiling"
+    sentence: ClassVar[str] = "Decode the image in overlapping tiles."
     not_with: ClassVar[Mapping[str, str]] = {}
     claim: ClassVar[Literal["lossy"]] = "lossy"
     """Norms and attention see a tile."""

@@ -68,11 +68,8 @@ class WeightOffload:
     )
 
     name: ClassVar[str] = "weight_offload"
-    title: ClassVar[str] = "Weights wait on the host"
-    sentence: ClassVar[str] = (
-        "Weights lie in pinned host memory and come to the device just while their module computes. "
-        "Every forward pass copies them over the bus."
-    )
+    title: ClassVar[str] = "CPU offload (weights)"
+    sentence: ClassVar[str] = "Keep weights in CPU memory; move each block in when it runs."
     not_with: ClassVar[Mapping[str, str]] = {}
     claim: ClassVar[Literal["bitwise"]] = "bitwise"
     """Bits come as they went."""

@@ -58,11 +58,8 @@ class WeightQuantization:
     )
 
     name: ClassVar[str] = "weight_quantization"
-    title: ClassVar[str] = "Weights in 8 or 4 bits"
-    sentence: ClassVar[str] = (
-        "Weights of linear layers rest as whole numbers with a scale for each group, and are unpacked when their layer "
-        "computes. They are rounded, and training needs adapters."
-    )
+    title: ClassVar[str] = "Weight-only quantization"
+    sentence: ClassVar[str] = "Store linear weights as int8 or int4 with scales."
     not_with: ClassVar[Mapping[str, str]] = {
         "split_feed_forward": "it reads the matrices of a feed-forward, and there are codes instead.",
         "layerwise_casting": "both store the same weights in fewer bits.",

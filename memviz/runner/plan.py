@@ -233,7 +233,7 @@ def label_of(optimizations: tuple[Optimization, ...]) -> str:
 
 
 def title_of(optimizations: tuple[Optimization, ...]) -> str:
-    """Return titles as on the page: "Checkpoint blocks, every 2nd block + Flat gradients", or "Baseline"."""
+    """Return titles as on the page: "Gradient checkpointing, every 2nd block + Flat gradients", or "Baseline"."""
     titles = []
     for change in optimizations:
         changed, texts = as_text(change), as_text(change, everything=True)

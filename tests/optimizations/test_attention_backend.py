@@ -1,4 +1,4 @@
-"""Attention kernels, identified by the tensors saved for backward, and refusals of unsupported inputs."""
+"""Attention backends, identified by the tensors saved for backward, and refusals of unsupported inputs."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_bitwise_as_claimed(training):
     verdict = compared(copied, "bitwise", training=training).verdict
     assert (verdict.ok, verdict.words, verdict.place) == (True, "bitwise equal, as claimed", "")
     assert verdict.short == "bitwise equal"
-    assert verdict.sentence("Checkpoint blocks") == "Checkpoint blocks: bitwise equal, as claimed."
+    assert verdict.sentence("Gradient checkpointing") == "Gradient checkpointing: bitwise equal, as claimed."
 
 
 def test_more_than_claimed():
