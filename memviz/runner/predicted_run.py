@@ -101,9 +101,14 @@ def predict(
 
 
 def _has_equal_passes(plan: Plan) -> bool:
-    """Return False for a user's own program, and where a pass prefetches in the order learned from the one before."""
+    """Return False for a user's own program, and where a pass learns from another or hooks take its gradients."""
     learns = any(getattr(optimization, "ahead", False) for optimization in plan.optimizations)
-    return isinstance(plan.workload, FromConfiguration) and not learns
+    moves_gradients = any(optimization.name in _MOVES_GRADIENTS for optimization in plan.optimizations)
+    return isinstance(plan.workload, FromConfiguration) and not learns and not moves_gradients
+
+
+_MOVES_GRADIENTS = ("flat_gradients", "optimizer_in_backward")
+"""Optimizations whose hooks take gradients away in a backward pass, which a repeated pass does not call."""
 
 
 def _record_steps(

@@ -194,7 +194,7 @@ def _trains(knobs: Mapping[str, str]) -> bool:
 
 def price_of(name: str, base_run: Run, run: Run) -> Price:
     """Compare the base with the run in which one optimization was switched."""
-    before, after = _cost(base_run), _cost(run)
+    before, after = run_cost(base_run), run_cost(run)
     return Price(
         name,
         reserved_bytes=run.peak_reserved_bytes - base_run.peak_reserved_bytes,
@@ -229,7 +229,8 @@ def _outputs(name: str, base_run: Run, run: Run) -> str:
     return _OUTPUTS.get(name, "bitwise")
 
 
-def _cost(run: Run) -> Cost:
+def run_cost(run: Run) -> Cost:
+    """Return what a step costs: its work, and its time as an estimate where the card's speed is known."""
     card, parallel = card_named(run.request.card), parallel_of(run.request.parallel)
     dtype = _dtype_of(run.request)
     work = Work(run.flops or 0, run.bytes_moved or 0, run.host_bytes or 0, run.link_bytes or 0)

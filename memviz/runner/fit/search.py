@@ -339,7 +339,7 @@ class _Twins:
         self._predictions: dict[Point, Prediction] = {}
         self._idle: set[tuple[int, int]] = set()
         self._by_program: dict[Point, Prediction] = {}
-        """By the place without idle options."""
+        """Keep configurations by their place without idle options."""
 
     def learn(self, place: Point, prediction: Prediction) -> None:
         if prediction.refused:

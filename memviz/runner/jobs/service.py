@@ -75,7 +75,6 @@ class Job(Generic[Status]):
         self.stopped = threading.Event()
         self.why = ""
         """Why it was stopped."""
-        self.may_run_unseen = False
         self.thread: threading.Thread | None = None
         self._changed = threading.Condition()
         self._status = status
@@ -151,6 +150,8 @@ class Variant:
     where: str = ""
     amiss: str = ""
     """Problem besides good figures, for example that they could not be saved."""
+    is_pinned: bool = False
+    """True if it stays on the page while the form changes."""
 
     @property
     def is_over(self) -> bool:
@@ -186,6 +187,8 @@ class Order(Job[OrderStatus]):
         self.worker: AnyWorker | None = None
         self.place: Turn | None = None
         """Place of its first run in the queue."""
+        self.left_at: float | None = None
+        """When its owner left it to end by itself."""
 
     @property
     def is_waiting(self) -> bool:
@@ -200,6 +203,10 @@ class Order(Job[OrderStatus]):
         worker = self.worker
         if worker is not None:
             worker.cancel()
+
+    def check(self) -> None:
+        if self.left_at is not None and time.monotonic() - self.left_at > _LEFT_SECONDS:
+            self.stop()
 
     def change(self, number: int, **changes: Any) -> None:
         variants = list(self._status.variants)
@@ -316,6 +323,8 @@ _LARGEST_SPARE = 1 << 30
 """A process that holds more after its run is ended; a fresh one holds a third of it."""
 _IDLE_SECONDS = 600.0
 _JOIN_SECONDS = 5.0
+_LEFT_SECONDS = 3.0
+"""Time in which a run may end whose order was left: a new process takes as long to start."""
 _TICK_SECONDS = 1.0
 _TIDY_SECONDS = 30.0
 
@@ -382,7 +391,7 @@ class Jobs(Generic[AnyJob, Status]):
         for job in list(self._jobs.values()):
             if job.status.is_over:
                 continue
-            if job.may_run_unseen or job.unpolled_seconds(now) <= self._patience:
+            if job.unpolled_seconds(now) <= self._patience:
                 job.check()
             else:
                 job.stop(UNPOLLED)
@@ -467,9 +476,17 @@ class Scheduler(Jobs[Order, OrderStatus]):
         owner: str = "",
         *,
         replaces: bool = True,
+        known: Sequence[Variant | None] = (),
     ) -> OrderStatus:
-        """Queue an order and return at once. By default it replaces waiting orders of the same owner."""
-        variants = tuple(Variant(*pair) for pair in zip(requests, labels, strict=True))
+        """Queue an order and return at once. By default it replaces waiting orders of the same owner.
+
+        Where `known` has a variant of a request, that is its result, or its figures until it has run.
+        """
+        made = known or [None] * len(requests)
+        variants = tuple(
+            Variant(request, label) if variant is None else replace(variant, request=request, label=label)
+            for request, label, variant in zip(requests, labels, made, strict=True)
+        )
         with self._lock:
             self._check_open()
             self._tidy(time.monotonic())
@@ -481,21 +498,25 @@ class Scheduler(Jobs[Order, OrderStatus]):
             if len(others) >= self._most_waiting:
                 raise Crowded(f"{len(others)} others wait for this device already. Try it again in some minutes.")
             order = Order(variants, self._scratch.new(), finished, owner)
-            # Queued here, not in its thread: orders are served as they were placed, whichever thread begins first.
-            order.place = self.line.of(owner)
-            self.line.stand_in(order.place)
+            if not order.status.is_over:
+                # Queued here, not in its thread: orders are served as they were placed, whichever thread begins first.
+                order.place = self.line.of(owner)
+                self.line.stand_in(order.place)
             self._start(order, self._carry_out)
         for replaced in own if replaces else ():
             self.leave(replaced.status.id)
         return order.status
 
     def leave(self, id: str, *, stops: bool = True) -> None:
-        """Mark an order as abandoned and notify its listeners. Without `stops` it may still run to its end."""
+        """Mark an order as abandoned and notify its listeners.
+
+        Without `stops` what runs may end, if that takes seconds only: its process then serves the next order.
+        """
         order = self._jobs.get(id)
-        if order is not None:
-            order.may_run_unseen = not stops
+        if order is not None and not order.status.is_over:
+            order.left_at = None if stops else time.monotonic()
             order.set(is_left=True)
-            if stops:
+            if stops or order.is_waiting:
                 order.stop()
 
     def warm_up(self) -> None:
@@ -530,12 +551,13 @@ class Scheduler(Jobs[Order, OrderStatus]):
     def _carry_out(self, order: Order) -> None:
         phase, what = "", "cancelled"
         try:
-            for number in range(len(order.status.variants)):
-                turn = self.line.of(order.owner) if number else order.place
+            pending = [number for number, variant in enumerate(order.status.variants) if not variant.is_over]
+            for number in pending:
+                turn = order.place if number == pending[0] else self.line.of(order.owner)
                 with self.line.turn(
                     lambda before: order.set(before=before), order.stopped.is_set, place=turn
                 ) as entered:
-                    if not entered or order.stopped.is_set():
+                    if not entered or order.stopped.is_set() or order.left_at is not None:
                         break
                     order.begin()
                     self._run_one(order, number)

@@ -77,10 +77,11 @@ def test_only_so_many_wait(endless: Request) -> None:
         assert not again.is_over
 
 
-def test_what_is_left_may_run_to_its_end_unseen(scheduler: Scheduler, endless: Request) -> None:
-    order = scheduler.submit([DONE], ["a"])
+def test_what_does_not_end_by_itself_is_stopped(scheduler: Scheduler, endless: Request) -> None:
+    order = scheduler.submit([endless], ["endless"])
+    running(scheduler, order, 0)
     scheduler.leave(order.id, stops=False)
-    assert over(scheduler, order).variants[0].state == "done"
+    assert over(scheduler, order).variants[0].what == "cancelled"
 
 
 def test_a_page_that_ends_leaves_nothing(endless: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
