@@ -38,9 +38,10 @@ def what_if(page: Any) -> None:
 
 def run(page: Any) -> None:
     page.get_by_role("tab", name="Run").click()
-    page.get_by_role("button", name="Checkpoint every").click()
-    page.locator(".mv-run-pictures li").nth(3).wait_for()
-    page.locator("#run-cancel button").wait_for(state="detached")
+    page.locator("#run-cards [data-story=checkpointing]").click()
+    page.locator("#run-B .mvt[data-drawn]").wait_for()
+    page.locator("#run-progress button").wait_for(state="detached")
+    page.locator(".mv-differences").wait_for()
 
 
 PICTURES = {"explore": explore, "compare": compare, "what-if": what_if, "run": run}

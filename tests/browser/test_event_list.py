@@ -11,7 +11,7 @@ from memviz.ui.components.tables import EventList, page_server, place_server
 from memviz.ui.payloads.event_rows import list_value
 from tests.browser.conftest import rest
 from tests.browser.mounting import Mounted, mount
-from tests.traces import alloc, event, frame, free, trace_of
+from tests.traces import alloc, frame, free, trace_of
 
 BAD = '<img src=x onerror="window.hit=1">${value}{{x}}'
 MILLION = 1_000_000
@@ -103,13 +103,6 @@ def test_the_wheel_moves_a_long_list_as_far_as_any_other(page):
     assert top(page) == pytest.approx(12e6 + 240, abs=2)
 
 
-def test_the_scroll_bar_goes_by_shares_of_the_whole(page):
-    long_list(page)
-    page.locator(".mve-scroll").evaluate("(bar) => { bar.scrollTop = (bar.scrollHeight - bar.clientHeight) / 2; }")
-    page.wait_for_function("document.getElementById('host').memviz.top > 1e6")
-    assert top(page) / 24 == pytest.approx(MILLION / 2, rel=1e-3)
-
-
 def test_scrolling_past_pages_does_not_ask_for_them(page):
     made = long_list(page)
     page.evaluate("""async () => { const bar = document.querySelector('.mve-scroll');
@@ -168,24 +161,6 @@ def test_a_filtered_line_goes_to_its_own_event(page):
     assert made.heard == [{"at": 8}]
 
 
-def test_texts_from_a_file_are_texts(page):
-    made = shown(page, trace_of([event(BAD, 0, 5), alloc(0, 9, frames=[frame(BAD, "bad.py", 1)])]))
-    page.wait_for_function("document.querySelectorAll('.mve-rows .mve-site')[1].textContent.includes('bad.py')")
-    assert page.locator(".mve-rows .mve-action").first.inner_text() == BAD
-    assert page.locator(".mve-rows .mve-site").nth(1).inner_text() == f"bad.py:1 {BAD}"
-    assert BAD in page.locator(".mve-kind").nth(1).inner_text()
-    assert page.evaluate("window.hit === undefined && !document.querySelector('#host img')")
-    assert made.errors == []
-
-
-def test_a_narrow_page_keeps_number_action_bytes_and_site(page):
-    page.set_viewport_size({"width": 400, "height": 800})
-    shown(page, small())
-    assert page.evaluate("document.documentElement.scrollWidth <= 400")
-    assert page.locator(".mve-header > span").all_inner_texts()[:3] == ["Event", "Action", "Bytes"]
-    assert page.locator(".mve-rows .mve-site").first.is_visible()
-
-
 def test_another_trace_starts_afresh_at_its_moment(page):
     made = shown(page, small(), at=250)
     page.get_by_role("button", name="alloc 101", exact=True).click()
@@ -196,15 +171,3 @@ def test_another_trace_starts_afresh_at_its_moment(page):
     page.evaluate("window.give({})")
     assert page.locator(".mve").is_hidden()
     assert made.errors == []
-
-
-def test_an_echo_of_an_old_moment_is_no_news(page):
-    made = shown(page, small())
-    value = list_value(small(), small().devices[0], "k", 20)
-    # What comes within seconds is an echo, and a busy machine may take longer.
-    page.evaluate("() => { const now = performance.now(); performance.now = () => now; }")
-    made.say(key="k", at=290)
-    page.wait_for_function("document.querySelector('.mve-moment .mve-event')?.textContent === '290'")
-    page.evaluate("(value) => window.give(value)", value)
-    rest(page, 100)
-    assert "290" in lines(page)

@@ -54,7 +54,7 @@ def test_a_finding_leads_to_a_run_with_what_helps_on_and_says_which_model_stands
     assert workload.locator("option:checked").inner_text() in note.inner_text()
     playwright.expect(explored.get_by_role("tab", name="Run")).to_have_attribute("aria-selected", "true")
     playwright.expect(explored.locator("#run-form [name='o:checkpointing']")).to_be_checked()
-    playwright.expect(explored.locator("#run-form [data-part='idle:checkpointing']")).to_be_empty()
+    playwright.expect(explored.locator("#run-form [data-part='price:checkpointing'] b")).to_be_visible()
     assert explored.locator("#run-form [name='w:mode']").input_value() == "training"
     # Of another model it is no longer so.
     workload.select_option("llama")

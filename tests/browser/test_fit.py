@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.test_run import PAGE, PATIENCE_MS, field, opened, press, row, verdict
+from tests.browser.test_run import PAGE, PATIENCE_MS, choose_model, field, opened, press, row, verdict
 from tests.server import ROOT, started
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
@@ -61,7 +61,6 @@ def test_a_configuration_is_chosen_as_a_file_and_run(tab: Any, tmp_path: Path) -
     expect(fault).to_be_empty()
     field(tab, "w:sequence").fill("64")
     field(tab, "w:mode").select_option("lora")
-    press(tab, "Predict")
     expect(row(tab, 0)).to_contain_text("fits")
     expect(tab.locator("#run-head")).to_contain_text("LlamaForCausalLM of config.json")
     expect(tab.locator("#run-head")).to_contain_text("training step of LoRA")
@@ -85,10 +84,11 @@ def search(tab: Any, **fields: str) -> None:
     for name, value in fields.items():
         field(tab, f"fit:{name}").select_option(value)
     field(tab, "fit:grid").check()
-    press(tab, "Find it")
+    press(tab, "Find a configuration that fits")
 
 
 def test_the_way_that_fits_is_found_and_each_point_leads_to_its_code_and_its_timeline(tab: Any) -> None:
+    choose_model(tab, "feed_forward", "activation")
     tab.locator("#run-form .mv-more").first.evaluate("(each) => (each.open = true)")
     for name, text in (("sequence", "460000"), ("dim", "1024"), ("layers", "1"), ("batch", "1")):
         field(tab, f"w:{name}").fill(text)
@@ -99,7 +99,7 @@ def test_the_way_that_fits_is_found_and_each_point_leads_to_its_code_and_its_tim
     front = tab.locator("#run-fit .mv-fit-front").first
     expect(front).to_be_visible()
     tab.locator("#run-fit .mv-point.mv-on-front").last.click()
-    expect(tab.locator("#run-fit .mv-fit-way")).to_contain_text("Split feed-forwards")
+    expect(tab.locator("#run-fit .mv-fit-way")).to_contain_text("Split feed-forward")
     expect(verdict(tab)).to_contain_text(re.compile(r"It fits with .*: [\d.]+ GiB reserved\. Its outputs stay"))
     expect(verdict(tab)).to_contain_text("The largest batch this way is 1; 2 does not fit.")
     assert tab.locator("#run-fit .mv-point:not(.mv-fits)").count() >= 1
@@ -117,8 +117,7 @@ def test_the_way_that_fits_is_found_and_each_point_leads_to_its_code_and_its_tim
 
 
 def test_a_search_can_be_cancelled_and_shows_what_it_found_until_then(tab: Any) -> None:
-    field(tab, "workload").select_option("gpt2")
-    expect(field(tab, "w:sequence")).to_have_value("1024")
+    choose_model(tab, "gpt2", "dropout")
     field(tab, "w:sequence").fill("256")
     tab.locator("#run-form .mv-more").first.evaluate("(each) => (each.open = true)")
     field(tab, "w:layers").fill("2")

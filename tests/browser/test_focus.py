@@ -78,12 +78,14 @@ def test_an_answer_that_turns_the_page_takes_the_keyboard_along(page: Any, serve
     expect_to_stand_on(page, "Overlay")
 
 
-def test_the_button_that_cancels_and_the_one_that_runs_give_way_to_each_other(page: Any, server: str) -> None:
+def test_a_switch_keeps_the_keyboard_while_its_answer_comes(page: Any, server: str) -> None:
     at_home(page, server)
     page.get_by_role("tab", name="Run").click()
-    press(page, page.locator("#run-form [data-act=run]"))
-    page.locator("#run-results [data-act]").first.wait_for()
-    expect_to_stand_on(page, "Predict")
+    switch = page.locator("#run-form [name='o:allocator_settings']")
+    switch.focus()
+    page.keyboard.press("Space")
+    page.locator("#run-results .mv-variant").nth(1).wait_for()
+    assert switch.evaluate("(each) => each === document.activeElement")
 
 
 def test_who_points_at_things_is_put_nowhere(dropped: Any) -> None:

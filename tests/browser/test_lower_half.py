@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import at_home, new_visitor, playwright
+from tests.browser.conftest import at_home, playwright
 from tests.traces import MiB, alloc, block, event, frame, free, segment, snapshot
 
 EVIL = "<img src=x onerror=\"document.title='pwned'\">${document.title='pwned'}{{value}}</script><b>"
@@ -223,21 +223,3 @@ def test_a_menu_closes_with_escape_with_a_click_elsewhere_and_with_a_choice(run)
     with run.expect_download():
         run.get_by_role("button", name="Timeline as SVG").click()
     playwright.expect(opened).to_have_count(0)
-
-
-def test_what_is_sent_to_somebody_else_has_the_trace_inside(run, watched, browser, tmp_path):
-    run.get_by_text("Export", exact=True).click()
-    with run.expect_download() as download:
-        run.get_by_role("button", name="Report as one HTML page").click()
-    sent = tmp_path / "sent.html"
-    download.value.save_as(sent)
-    other = watched(new_visitor(browser))
-    other.goto(sent.as_uri())
-    other.get_by_text("The peak is 4.00 MiB").first.wait_for()
-    other.context.close()
-
-
-def test_a_link_to_a_visitors_own_trace_says_that_it_is_theirs_alone(run):
-    run.get_by_role("button", name="Link for this browser alone").click()
-    run.get_by_role("button", name="Copied").wait_for()
-    assert "trace=" in run.evaluate("navigator.clipboard.readText()")

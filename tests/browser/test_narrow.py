@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 
-from memviz.ui.app import page_style
-from memviz.ui.shell.page_frame import refused_html
-from memviz.ui.shell.session import Refused, Session
 from tests.browser.conftest import new_visitor
 from tests.browser.mounting import load
 
@@ -69,15 +66,6 @@ def test_one_that_its_visitor_opens_as_soon_as_it_is_there_stays_open(narrow: An
     assert is_open(narrow)
 
 
-def test_in_a_window_that_is_wide_again_nothing_is_closed(narrow: Any) -> None:
-    narrow.evaluate("memviz.narrow.closeDrawer()")
-    narrow.set_viewport_size({"width": 1200, "height": 844})
-    narrow.evaluate(DRAWER)
-    narrow.evaluate(OPEN)
-    narrow.clock.run_for(6_000)
-    assert is_open(narrow)
-
-
 def test_a_sample_that_is_tapped_far_down_shows_its_headline(page: Any, server: str) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto(server)
@@ -86,17 +74,3 @@ def test_a_sample_that_is_tapped_far_down_shows_its_headline(page: Any, server: 
     page.locator("#samples [data-sample=late-start]").click()
     page.locator("#verdict h1").wait_for()
     page.wait_for_function("document.querySelector('#verdict h1').getBoundingClientRect().top >= 0 && scrollY === 0")
-
-
-def test_the_mode_that_is_offered_is_the_other_one(page: Any, server: str) -> None:
-    page.goto(f"{server}?__theme=dark")
-    page.get_by_role("button", name="Light", exact=True).click()
-    page.get_by_role("button", name="Dark", exact=True).click()
-    page.get_by_role("button", name="Light", exact=True).wait_for()
-
-
-def test_a_call_in_a_refusal_is_broken_where_the_screen_ends(page: Any) -> None:
-    call = "torch.cuda.memory._record_memory_history(max_entries=1_000_000)"
-    page.set_viewport_size({"width": 390, "height": 844})
-    page.set_content(f"<style>{page_style()}</style>{refused_html(Session(refused=(Refused('run.pickle', call),)))}")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390

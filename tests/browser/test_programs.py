@@ -62,18 +62,3 @@ def test_what_a_question_takes_is_a_sound_schema(client: Any) -> None:
         for parameter in about["parameters"]:
             jsonschema.Draft202012Validator.check_schema(parameter["type"])
             assert '"$ref"' not in json.dumps(parameter["type"]), (name, parameter["parameter_name"])
-
-
-def test_a_file_is_named_by_its_address_here_and_no_other(client: Any, server: str) -> None:
-    opened = client.predict(gradio_client.handle_file(TRAINING), api_name="/open")
-    assert client.predict(gradio_client.handle_file(opened["file"]), api_name="/findings")["findings"]
-    for address in (f"{server}gradio_api/file=/etc/passwd", f"{server}config", "http://169.254.169.254/latest"):
-        with pytest.raises(Exception, match="fetches nothing from other addresses"):
-            client.predict(gradio_client.handle_file(address), api_name="/summary")
-
-
-def test_a_broken_file_is_an_error_in_words(client: Any, tmp_path: Path) -> None:
-    path = tmp_path / "broken.pickle"
-    path.write_bytes(b"hello")
-    with pytest.raises(Exception, match="broken.pickle: It is neither a pickle nor JSON"):
-        client.predict(gradio_client.handle_file(path), api_name="/summary")

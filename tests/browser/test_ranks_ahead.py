@@ -94,17 +94,6 @@ def test_a_rank_that_was_dropped_is_drawn_before_the_server_answers(dropped: Any
     expect_answered(dropped, "120 MiB")
 
 
-def test_what_is_chosen_in_it_meanwhile_is_answered_afterwards(dropped: Any) -> None:
-    with nobody_answers(dropped):
-        row(dropped, HIGHEST).click()
-        expect_shown_ahead(dropped, HIGHEST)
-        dropped.locator("#timeline .mvt-plot").focus()
-        dropped.keyboard.press("Shift+ArrowLeft")
-        dropped.locator("#timeline .mvt-pilltext", has_text=BEFORE_THE_PEAK).wait_for()
-    expect_answered(dropped, "136 MiB")
-    dropped.locator("#lower-head", has_text=BEFORE_THE_PEAK).wait_for()
-
-
 def test_an_answer_that_is_overtaken_on_its_way_is_not_what_stays(dropped: Any) -> None:
     held: list[tuple[Any, Any]] = []
 
@@ -129,16 +118,6 @@ def test_an_answer_that_is_overtaken_on_its_way_is_not_what_stays(dropped: Any) 
     dropped.locator("#lower-head", has_text=BEFORE_THE_PEAK).wait_for()
 
 
-def test_the_same_moment_of_a_rank_that_is_alike_is_answered_too(dropped: Any) -> None:
-    for rank in (0, 1):
-        row(dropped, rank).click()
-        expect_answered(dropped, "120 MiB")
-        dropped.locator("#lower-head", has_text="event 7 ").wait_for()
-        dropped.locator("#timeline .mvt-plot").focus()
-        dropped.keyboard.press("Shift+ArrowLeft")
-        dropped.locator("#lower-head", has_text="event 6 ").wait_for()
-
-
 def test_after_a_reload_what_the_mouse_rests_on_and_its_neighbours_are_asked_for(dropped: Any) -> None:
     reload(dropped)
     dropped.locator("#timeline .mvt[data-drawn]").wait_for()
@@ -155,13 +134,6 @@ def test_after_a_reload_what_the_mouse_rests_on_and_its_neighbours_are_asked_for
         row(dropped, 2).evaluate("(node) => node.click()")
         expect_shown_ahead(dropped, 2)
     expect_answered(dropped, "120 MiB")
-
-
-def test_whoever_has_two_traces_asks_for_nothing_ahead(page: Any, server: str, files: list[Path]) -> None:
-    at_home(page, server)
-    page.set_input_files("#first-files input[type=file]", files[:2])
-    page.locator(".mv-trace").nth(1).wait_for()
-    assert page.locator("[data-mv-timeline]").count() == 0
 
 
 def test_what_is_at_hand_stays_within_its_bytes(page: Any) -> None:

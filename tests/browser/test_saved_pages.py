@@ -9,17 +9,14 @@ from typing import Any
 
 import pytest
 
-from memviz.allocator.replayer import CardMemory, Replayer
 from memviz.trace.load import load_trace
 from memviz.ui.saved.report import report_page
-from memviz.ui.what_if.saved_page import what_if_page
 from tests.browser.conftest import playwright
 from tests.house.repository import ROOT
 from tests.traces import alloc, frame, trace_of
 
 expect = playwright.expect
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028\ud800<b>"
-MiB = 1 << 20
 
 
 @cache
@@ -118,15 +115,6 @@ def test_the_tables_of_a_report_are_sorted_grouped_and_light_the_timeline(opened
     assert not page.locator("[data-act]:not([data-set]), [data-csv], [data-take]").count(), "a button that does nothing"
 
 
-def test_the_icicle_of_a_report_is_zoomed_into_and_back(opened: Any) -> None:
-    page = opened(report_page([sample("training")]))
-    page.locator("#live-set .mv-icicle button").nth(2).click()
-    crumbs = page.locator("#live-set .mv-crumbs")
-    expect(crumbs).to_be_visible()
-    crumbs.get_by_role("button", name="all").click()
-    expect(crumbs).to_have_count(0)
-
-
 def test_a_saved_comparison_has_every_way_of_looking_at_it(opened: Any) -> None:
     page = opened(report_page([sample("training"), sample("training-checkpointed")]))
     expect(page.locator(".mv-linked .mvt")).to_have_count(2)
@@ -157,16 +145,6 @@ def test_a_saved_page_is_dark_where_the_system_is_and_fits_a_phone(opened: Any, 
     page.get_by_role("tab", name="A training").click()
     expect(page.locator("#timeline .mvt-plot")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-
-
-def test_a_saved_what_if_has_its_plot_and_its_maps(opened: Any) -> None:
-    trace, device = sample("out-of-memory")
-    page = opened(what_if_page(trace, device, Replayer(trace, device).what_if(card=CardMemory(2400 * MiB, 0))))
-    expect(page.locator("h1")).to_contain_text("In 2,400 MiB this run stops")
-    expect(page.locator("#what-if-plot")).to_contain_text("limit")
-    expect(page.locator("#what-if-maps .mvp-side:visible").first).to_contain_text("segments")
-    page.locator("#what-if-maps summary").first.click()
-    expect(page.locator("#what-if-maps table").first).to_be_visible()
 
 
 def test_text_of_a_trace_does_nothing_in_a_saved_page(opened: Any) -> None:

@@ -11,13 +11,11 @@ from memviz.figures.colouring import colouring, pixel_palette
 from memviz.trace.model import Trace
 from memviz.ui.components.plots import SegmentMap, moment_server
 from memviz.ui.payloads.segment_view import map_value
-from tests.browser.conftest import rest
 from tests.browser.mounting import Mounted, load, mount
 from tests.traces import MiB, alloc, block, event, frame, segment, trace_of
 
 LAYOUT_MODULE = "segment_map/layout.js"
 BAD = '<img src=x onerror="window.hit=1">${value}{{x}}'
-MAP = "document.getElementById('host').memviz"
 
 SLOW = """() => {
   const map = document.getElementById('host').memviz;
@@ -207,17 +205,6 @@ def test_pointing_at_free_memory_names_its_segment(page):
     assert tip(page) == ["10.0 MiB free", "in a segment of 40.0 MiB at 0x0, large pool"]
 
 
-def test_what_shares_a_pixel_is_counted(page):
-    pieces = [block(i * 512, 512) for i in range(2000)]
-    shown(page, trace_of([alloc(64 * MiB, 5)], [segment(0, 2 * MiB, pieces), segment(64 * MiB, 400 * MiB, [])]), at=0)
-    page.evaluate(f"{MAP}.stretchRows(4)")
-    page.mouse.move(*centre(page, 1))
-    first, second = tip(page)
-    assert first.endswith("together")
-    assert int(first.split(" blocks")[0].replace(",", "")) > 100
-    assert second == "shorter rows tell them apart"
-
-
 def test_a_click_pins_and_the_pin_is_outlined(page):
     made = shown(page, two_segments())
     page.mouse.click(*centre(page, 1))
@@ -229,19 +216,6 @@ def test_a_click_pins_and_the_pin_is_outlined(page):
     drawn(page, 0)
     assert page.locator(".mvs-pinned").count() == 0
     assert "the pinned allocation is not live here" in page.inner_text(".mvs-words")
-
-
-def test_of_what_lies_in_no_map_it_is_not_said_to_be_freed(page):
-    made = shown(page, trace_of([alloc(0, 10 * MiB, time_us=10)]), at=0)
-    made.say(key="k", at=0, pin=0)
-    page.wait_for_function(f"{MAP}.pin === 0")
-    assert "not live" not in page.inner_text(".mvs-words")
-
-
-def test_free_memory_cannot_be_pinned(page):
-    made = shown(page, two_segments())
-    page.mouse.click(*centre(page, 2))
-    assert made.heard == []
 
 
 def test_the_keyboard_walks_blocks_and_pins(page):
@@ -280,14 +254,6 @@ def test_the_last_picture_stays_until_the_newest_is_there(page):
     assert [each["at"] for each in made.asked[asked:]] == [0, 2]
 
 
-def test_another_traces_moment_changes_nothing(page):
-    made = shown(page, two_segments())
-    made.say(key="another", at=0, pin=0)
-    rest(page, 100)
-    assert page.locator(".mvs").get_attribute("data-at") == "4"
-    assert len(made.asked) == 1
-
-
 def test_the_table_is_there_for_those_who_cannot_see_the_map(page):
     made = shown(page, two_segments())
     assert [each["table"] for each in made.asked] == [False]
@@ -295,45 +261,3 @@ def test_the_table_is_there_for_those_who_cannot_see_the_map(page):
     page.wait_for_selector(".mvs-table tbody tr")
     assert page.locator(".mvs-table tbody tr").count() == 2
     assert "62,914,560 B" in page.inner_text(".mvs-table tfoot")
-
-
-def test_order_and_row_length_can_be_changed(page):
-    shown(page, two_segments())
-    before = page.evaluate(f"{MAP}.layout.rows")
-    page.get_by_role("button", name="Shorter rows").click()
-    assert page.evaluate(f"{MAP}.layout.rows") > before
-    page.get_by_role("button", name="By address").click()
-    assert page.get_by_role("button", name="By address").get_attribute("aria-pressed") == "true"
-
-
-def test_expandable_and_private_memory_is_named(page):
-    pools = [
-        segment(0, 20 * MiB, [], is_expandable=True),
-        segment(64 * MiB, 20 * MiB, [], segment_pool_id=(0, 2)),
-    ]
-    shown(page, trace_of([alloc(900 * MiB, 5)], pools), at=0)
-    heads = page.locator(".mvs-head").all_inner_texts()
-    assert heads == ["default pool · expandable 1 mapped range, 20.0 MiB", "private pool 0, 2 1 segment, 20.0 MiB"]
-
-
-def test_texts_from_a_file_are_texts(page):
-    made = shown(page, two_segments())
-    page.mouse.move(*centre(page, 0))
-    assert tip(page)[0] == f"10.0 MiB model.py:3 {BAD}"
-    assert page.evaluate("window.hit === undefined && !document.querySelector('#host img')")
-    assert made.errors == []
-
-
-def test_nothing_reserved_is_no_fault(page):
-    segments = [segment(0, 2 * MiB, [block(0, 512)])]
-    made = shown(page, trace_of([event("segment_alloc", 0, 2 * MiB), alloc(0, 512)], segments), at=-1)
-    assert page.inner_text(".mvs-title") == "before the first event · 0 segments · 0 B reserved, 0 B free inside"
-    assert made.errors == []
-
-
-def test_a_file_without_segments_is_no_fault(page):
-    """Reserved memory is shown as unknown instead of as zero."""
-    made = shown(page, trace_of([alloc(0, 5)]), at=0)
-    assert page.inner_text(".mvs-title") == "event 0 · no segments in the file"
-    assert "what is reserved is not known" in page.inner_text(".mvs")
-    assert made.errors == []

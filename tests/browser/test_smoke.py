@@ -71,16 +71,18 @@ def test_ranks_says_which_of_the_files_dropped_together_needs_most(home: Any, tm
     home.locator("#ranks-map .mvn[data-drawn]").wait_for()
 
 
-def test_run_predicts_a_preset_with_an_optimization_and_compares_both(home: Any) -> None:
+def test_run_predicts_a_preset_as_it_is_switched_and_draws_both(home: Any) -> None:
     home.get_by_role("tab", name="Run").click()
     form = home.locator("#run-form")
+    form.locator("[name='workload']").select_option("feed_forward")
+    expect(form.locator("[name='w:activation']")).to_have_count(1)
     form.locator(".mv-more").first.evaluate("(each) => (each.open = true)")
     for name, text in {"sequence": "256", "layers": "2"}.items():
         form.locator(f"[name='w:{name}']").fill(text)
     form.locator("[name='o:split_feed_forward']").check()
-    form.get_by_role("button", name="Predict 2 variants").click()
     expect(home.locator("#run-results .mv-is-done")).to_have_count(2)
-    expect(home.locator("#run-head h1")).to_contain_text(re.compile("[Ss]plit feed-forwards"))
+    expect(home.locator("#run-head h1")).to_contain_text(re.compile("[Ss]plit feed-forward"))
+    home.locator("#run-B .mvt[data-drawn]").wait_for()
 
 
 def test_a_report_opens_from_its_file(page: Any, tmp_path: Path) -> None:

@@ -8,12 +8,10 @@ from typing import Any
 from memviz.trace.load import load_trace
 from memviz.ui.saved.report import report_page
 from tests.browser.conftest import at_home, playwright
-from tests.house.repository import ROOT
-from tests.ranks.files import write_ranks, written
+from tests.ranks.files import written
 from tests.traces import MiB
 
 expect = playwright.expect
-SAMPLES = ROOT / "sample_traces"
 FALSE_HEADS = """() => {
   const arrows = { ascending: ["↑"], descending: ["↓"], other: ["↓", "↑"] };
   const heads = [...document.querySelectorAll("table thead")].filter((head) => head.getClientRects().length);
@@ -113,26 +111,12 @@ def test_in_what_if(page: Any, server: str) -> None:
     expect_true_heads(page, "#what-if-table")
 
 
-def test_in_ranks(page: Any, server: str, tmp_path: Path) -> None:
-    at_home(page, server)
-    files = sorted(write_ranks(tmp_path / "job", 6, rank4=16 * MiB).iterdir())
-    page.set_input_files("#first-files input[type=file]", files)
-    expect(page.locator("#traces .mv-trace")).to_have_count(6)
-    page.get_by_role("tab", name="Ranks").click()
-    expect_true_heads(page, "#tabs", ".mv-ranktable")
-
-
 def saved(page: Any, folder: Path, *files: Path) -> None:
     traces = [load_trace(file) for file in files]
     path = folder / "saved.html"
     path.write_text(report_page([(trace, trace.devices[0]) for trace in traces]), encoding="utf-8")
     page.goto(path.as_uri())
     page.wait_for_function("document.body.dataset.saved === 'ready'")
-
-
-def test_in_a_saved_comparison(page: Any, tmp_path: Path) -> None:
-    saved(page, tmp_path, *(SAMPLES / f"{name}.pickle.gz" for name in ("training", "training-checkpointed")))
-    sort_by_every_head(page, "#differences", turns=False)
 
 
 def test_in_a_saved_report(page: Any, tmp_path: Path) -> None:

@@ -94,27 +94,6 @@ def test_a_burst_of_zooms_is_one_step_and_each_step_is_undone_and_done_again(ope
     assert entries(opened) == before + 3, "going back and forth makes no steps of its own"
 
 
-def test_a_tab_is_a_step(opened: Any) -> None:
-    before = entries(opened)
-    opened.get_by_role("tab", name="What if").click()
-    expect_entries(opened, before + 1)
-    opened.evaluate("history.back()")
-    playwright.expect(opened.get_by_role("tab", name="Explore")).to_have_attribute("aria-selected", "true")
-    rest(opened, RESTS_MS)
-    opened.evaluate("history.forward()")
-    playwright.expect(opened.get_by_role("tab", name="What if")).to_have_attribute("aria-selected", "true")
-
-
-def test_another_trace_is_a_step(opened: Any) -> None:
-    first = view(opened)
-    open_sample(opened, "late-start")
-    second = view(opened)
-    assert second["key"] != first["key"]
-    back(opened, first)
-    assert opened.locator("#traces .mv-chosen b").inner_text() == "training"
-    back(opened, second, forward=True)
-
-
 def shown_tab(page: Any, name: str) -> None:
     playwright.expect(page.get_by_role("tab", name=name)).to_have_attribute("aria-selected", "true")
 

@@ -124,18 +124,18 @@ def test_a_broken_file_is_explained_and_nothing_open_is_lost(
     alert.wait_for(state="hidden")
 
 
-def test_ten_uploads_at_once_leave_the_page_answering(server: str, tmp_path: Path) -> None:
+def test_six_uploads_at_once_leave_the_page_answering(server: str, tmp_path: Path) -> None:
     client = pytest.importorskip("gradio_client")
     path = tmp_path / "large.pickle"
-    events = [alloc(512 * i, 512, time_us=i + 1, frames=[frame("f", "m.py", i % 9)]) for i in range(20_000)]
+    events = [alloc(512 * i, 512, time_us=i + 1, frames=[frame("f", "m.py", i % 9)]) for i in range(5_000)]
     path.write_bytes(pickle.dumps(snapshot(events)))
 
     def ask(_: int) -> int:
         answer = program(server).predict(client.handle_file(path), api_name="/summary")
         return int(answer["devices"][0]["peak_bytes"])
 
-    with ThreadPoolExecutor(10) as pool:
-        waiting = [pool.submit(ask, i) for i in range(10)]
+    with ThreadPoolExecutor(6) as pool:
+        waiting = [pool.submit(ask, i) for i in range(6)]
         slowest, begun = 0.0, time.monotonic()
         while not all(each.done() for each in waiting):
             started = time.monotonic()
@@ -143,6 +143,6 @@ def test_ten_uploads_at_once_leave_the_page_answering(server: str, tmp_path: Pat
                 answer.read()
             slowest = max(slowest, time.monotonic() - started)
             time.sleep(0.1)
-        assert [each.result() for each in waiting] == [20_000 * 512] * 10
+        assert [each.result() for each in waiting] == [5_000 * 512] * 6
     # Not a measure of speed: only that it never hangs until the others are done, however long they take here.
     assert slowest < max(20, (time.monotonic() - begun) / 2)

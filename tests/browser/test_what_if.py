@@ -92,24 +92,6 @@ def test_whoever_goes_to_another_tab_meanwhile_stays_there(same_page: Any, serve
     expect(verdict(page)).to_contain_text("In 2,400 MiB this run stops at event 6,194.")
 
 
-def test_every_change_is_answered_by_itself_and_nonsense_refused(tab: Any) -> None:
-    field(tab, "expandable").uncheck()
-    expect(facts(tab)).to_contain_text("replayed with PyTorch's default settings")
-    field(tab, "card").select_option("24")
-    expect(verdict(tab)).to_contain_text("In 23.50 GiB this run fits")
-    assert field(tab, "memory").input_value() == "23.5 GiB"
-    field(tab, "memory").fill("1900")
-    expect(verdict(tab)).to_contain_text("It does not fit in 1,900 MiB under any setting")
-    assert field(tab, "card").input_value() == ""
-    tab.locator("#what-if-form select[data-for=max_split]").select_option("128")
-    pasted = tab.locator("#what-if-form .mv-pasted code")
-    expect(pasted).to_have_text("PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128")
-    field(tab, "max_split").fill("2")
-    refusal = tab.locator("#what-if-form [data-fault=max_split]")
-    expect(refusal).to_have_text("CachingAllocator option max_split_size_mb too small, must be >= 20")
-    expect(tab.locator("#what-if-form .mv-pasted")).to_be_hidden()
-
-
 def test_a_row_of_the_ranking_fills_the_form_and_stays_while_one_looks_elsewhere(tab: Any) -> None:
     rows = tab.locator(".mv-tried tbody tr")
     # The recording itself is the first.
@@ -127,21 +109,6 @@ def test_a_row_of_the_ranking_fills_the_form_and_stays_while_one_looks_elsewhere
     expect(tab.locator(".mv-tried tr[aria-current]")).to_contain_text("max_split_size_mb:128")
     tab.locator("#what-if-form").get_by_role("button", name="Copy").click()
     assert tab.evaluate("navigator.clipboard.readText()") == "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128"
-
-
-def test_blocks_of_both_move_together_and_the_answer_can_be_saved(tab: Any) -> None:
-    tab.get_by_role("button", name="Show blocks").click()
-    drawn = tab.locator("#what-if-recorded .mvt[data-drawn], #what-if-replayed .mvt[data-drawn]")
-    expect(drawn).to_have_count(2)
-    tab.locator("#what-if-recorded .mvt-plot").focus()
-    tab.keyboard.press("+")
-    tab.wait_for_function(
-        """[...document.querySelectorAll('#what-if-recorded *, #what-if-replayed *')]
-          .filter((each) => each.memviz?.data && each.memviz.viewport.first > 0).length === 2"""
-    )
-    with tab.expect_download() as download:
-        tab.get_by_role("button", name="Save as one HTML page").click()
-    assert download.value.suggested_filename == "what-if.html"
 
 
 def test_the_replay_is_a_trace_to_save_to_explore_and_to_compare(tab: Any, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from memviz.units import bytes_text, count_text, delta_text, duration_text
+from memviz.units import bytes_text, delta_text, duration_text
 from tests.browser.mounting import load
 
 WORDS = "words.js"
@@ -51,11 +51,6 @@ def test_changes_have_the_same_words_in_the_browser(page: Any) -> None:
 def test_times_have_the_same_words_in_the_browser(page: Any) -> None:
     values = [*numbers(40), *range(0, 20_000, 7), *(10**k + near for k in range(3, 9) for near in range(-600, 600))]
     assert said_by_browser(page, "durationText", values) == [duration_text(value) for value in values]
-
-
-def test_counts_have_the_same_words_in_the_browser(page: Any) -> None:
-    values = [sign * number for number in numbers(52) if number < 1 << 53 for sign in (1, -1)]
-    assert said_by_browser(page, "grouped", values) == [count_text(value) for value in values]
 
 
 def test_neighbouring_ticks_of_a_time_axis_never_read_the_same(page: Any) -> None:

@@ -157,19 +157,6 @@ def test_keys_come_to_one_block_of_512_bytes_above_32_gibibytes(page: Any) -> No
     assert mounted.errors == []
 
 
-def test_shift_with_arrows_moves_in_the_height_and_stops_at_its_ends(page: Any) -> None:
-    shown(page)
-    page.locator(".mvt-plot").focus()
-    page.keyboard.press("w")
-    before = sight(page)
-    page.keyboard.press("Shift+ArrowUp")
-    after = sight(page)
-    assert after["bottom"] == pytest.approx(before["bottom"] + (before["top"] - before["bottom"]) / 10)
-    for _ in range(20):
-        page.keyboard.press("Shift+ArrowUp")
-    assert sight(page)["top"] == pytest.approx(most(page))
-
-
 def test_two_fingers_above_each_other_zoom_the_height(browser: Any, page: Any) -> None:
     context = browser.new_context(has_touch=True, viewport={"width": 900, "height": 700})
     try:
@@ -207,17 +194,6 @@ def test_what_is_seen_of_the_height_is_said_and_taken_back_from_a_link(page: Any
     assert peak["high"] - peak["low"] == pytest.approx(GiB, abs=2)
     page.keyboard.press("0")
     page.wait_for_function("window.states.at(-1).low === null && window.states.at(-1).high === null")
-
-
-def test_what_does_not_fit_the_seen_height_is_not_drawn_outside_the_plot(page: Any) -> None:
-    """Lines of reserved and peak memory are above the view: no label is drawn for a hidden height."""
-    shown(page, {"low": 8 * GiB, "high": 9 * GiB})
-    rest(page, RESTS_MS)
-    assert page.locator(".mvt-peakline").count() == 0
-    assert page.locator(".mvt-figure", has_text="GiB").count() == 0
-    box = plot(page)
-    drawn = page.locator(".mvt-grid").evaluate_all("(all) => all.map((each) => each.getBoundingClientRect().top)")
-    assert all(box["y"] - 1 <= y <= box["y"] + box["height"] + 1 for y in drawn)
 
 
 @pytest.mark.parametrize("axis", ["event", "time"])

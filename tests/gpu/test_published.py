@@ -123,7 +123,7 @@ def rows_of(seed: str) -> list[dict[str, Any]]:
 def test_measured_peaks_of_a_table_are_the_predicted_ones(
     table: Table, gpu: Gpu, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(published, "card", lambda: gpu.card)
+    monkeypatch.setattr(published, "card_named", lambda name: gpu.card)
     monkeypatch.setattr(published, "RELEASE", gpu.release)
     predicted = rows_of(table.seed)
     monkeypatch.setattr(published, "PredictedDevice", partial(MeasuredDevice, accelerator))

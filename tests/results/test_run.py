@@ -55,7 +55,7 @@ def check(variants: tuple[Variant, ...]) -> None:
     if subject is None:
         assert not any(variant.run for variant in variants)
         return
-    shown = results_html(status)
+    shown = results_html(status, number)
     assert subject.command in shown
     assert not [variant for variant in variants if variant.run not in (None, subject) and variant.run.command in shown]
     base = variants[0].run

@@ -52,10 +52,12 @@ def controls_html(controls: Controls) -> Html:
         legend,
         tag(
             "div",
-            "" if state.overlay else switch("colour", "Colours", meanings, state.colour, "mvt-switch", no_modules),
+            ""
+            if state.overlay
+            else switch("colour", "Colours", meanings, state.colour, kind="mvt-switch", disabled=no_modules),
             _align(controls),
-            switch("overlay", "Layout", {"side": "Side by side", "overlay": "Overlay"}, layout, "mvt-switch"),
-            switch("axis", "Axis", {"event": "Event", "time": "Time"}, axis, "mvt-switch", no_times),
+            switch("overlay", "Layout", {"side": "Side by side", "overlay": "Overlay"}, layout, kind="mvt-switch"),
+            switch("axis", "Axis", {"event": "Event", "time": "Time"}, axis, kind="mvt-switch", disabled=no_times),
             class_="mv-controls",
         ),
         class_="mv-comparebar",

@@ -125,7 +125,7 @@ def build(context: Context, session: gr.State, tabs: gr.Tabs, tab: gr.Tab) -> Co
     )
     _wire(context, session, parts)
     inputs = [session, parts.state, parts.drawn]
-    while_seen(tabs, tab, parts.traces, parts.looked_at, partial(draw, context), inputs, parts.drawing)
+    while_seen(tabs, tab, parts.traces, parts.looked_at, partial(draw, context), inputs=inputs, outputs=parts.drawing)
     return parts
 
 

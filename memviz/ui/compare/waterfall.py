@@ -150,7 +150,7 @@ def _title(fall: Waterfall, letter: str, around: Surroundings) -> Html:
         tag("h2", f"From peak A to peak {letter}"),
         tag("span", text, class_="mv-soft"),
         tag("span", around.why_by, class_="mv-why") if around.why_by else "",
-        switch("by", "Rows by", _CHOICES, fall.by, "mvt-switch", why),
+        switch("by", "Rows by", _CHOICES, fall.by, kind="mvt-switch", disabled=why),
         class_="mv-falltitle",
     )
 

@@ -37,6 +37,7 @@ from memviz.ui.explore.icicle import icicle_html
 from memviz.ui.explore.inspector import allocation_html, moment_html, source_line
 from memviz.ui.explore.live_set import (
     BYTES,
+    CHURN_ROWS,
     Measure,
     TableLook,
     colours_of,
@@ -44,6 +45,7 @@ from memviz.ui.explore.live_set import (
     lifetime_total_html,
     matches_html,
     moment_total_html,
+    never_freed_html,
     paint_of,
     range_html,
     recoloured,
@@ -53,7 +55,6 @@ from memviz.ui.explore.live_set import (
     weights_by_count,
     weights_by_lifetime,
 )
-from memviz.ui.explore.never_freed import CHURN_ROWS, never_freed_html
 from memviz.ui.explore.state import Chosen, ExploreState, chosen_of
 from memviz.ui.html.elements import button, facts_html
 from memviz.ui.html.labels import headline_html

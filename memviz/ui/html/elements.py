@@ -23,6 +23,7 @@ def switch(
     label: str,
     choices: Mapping[str, str],
     chosen: str,
+    *,
     kind: str = "mv-switch",
     disabled: Mapping[str, str] = MappingProxyType({}),
 ) -> Html:

@@ -78,7 +78,9 @@ def _wire(context: Context, session: gr.State, tabs: gr.Tabs, parts: RanksTab) -
         return draw(context, current, _rank(clicked(event)))
 
     inputs = [session, parts.chosen]
-    while_seen(tabs, parts.tab, parts.shown, parts.looked_at, partial(draw, context), inputs, parts.drawing)
+    while_seen(
+        tabs, parts.tab, parts.shown, parts.looked_at, partial(draw, context), inputs=inputs, outputs=parts.drawing
+    )
     parts.picture.select(choose, [session], [parts.one, parts.chosen], **PRIVATE)
     parts.lists.click(jump, [session], parts.drawing, **PRIVATE)
 

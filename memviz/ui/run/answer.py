@@ -1,4 +1,4 @@
-"""Orders, estimates and kept runs of the Run tab, between its form and its view, and how much one visitor may order."""
+"""Orders, prices and kept runs of the Run tab, between its form and its view, and how much one visitor may order."""
 
 from __future__ import annotations
 
@@ -17,19 +17,23 @@ from memviz.allocator.context import overhead_on
 from memviz.allocator.replayer import CardMemory
 from memviz.errors import MemvizError, TraceError, UsageError
 from memviz.predictor.cards import card_named
+from memviz.results.run import base_of
 from memviz.runner.jobs.kept_runs import KeptRuns, default_folder
 from memviz.runner.jobs.limits import TIMEOUT_SECONDS, most_bytes, most_seconds
 from memviz.runner.jobs.service import OrderStatus, Scheduler, Searches, SearchOrder, SearchStatus, Variant
 from memviz.runner.jobs.worker_process import listing
 from memviz.runner.jobs.zero_gpu import LENT_DEVICE, is_zero_gpu
 from memviz.runner.parallel.parallelism import file_of_rank
+from memviz.runner.request import Request
 from memviz.runner.run import load_run
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
-from memviz.ui.run.estimates import Estimates, changes
+from memviz.ui.payloads.timelines import LinkedTrace, linked_values
 from memviz.ui.run.form import FormFields, RunRequests, field_of_refusal, form_fields_of, requests_of
+from memviz.ui.run.form_html import PriceList
+from memviz.ui.run.predictions import Predictions, changes, request_key
 from memviz.ui.run.published_examples import PublishedTables
-from memviz.ui.run.results import RunPictures
+from memviz.ui.run.results import MOST_COMPARED
 from memviz.ui.shell.session import Refused, Session, open_once
 from memviz.ui.shell.store import TraceStore
 
@@ -44,8 +48,8 @@ class RunLimits:
     """Limit of this machine's memory for each variant; without it a default that suits the machine."""
     patience_seconds: float = 120.0
     """How long an order that no page follows continues: a reloaded page resumes it."""
-    estimate_seconds: float = 20.0
-    """Time limit of an estimate."""
+    price_seconds: float = 20.0
+    """Time limit of a prediction that is made for a price."""
     waiting: int = 32
     """Visitors at once."""
     searches: int = 8
@@ -53,7 +57,7 @@ class RunLimits:
 
 
 AT_HOME = RunLimits()
-ON_A_SPACE = RunLimits(variants=12, seconds=240.0, estimate_seconds=10.0, waiting=24, patience_seconds=30.0, searches=2)
+ON_A_SPACE = RunLimits(variants=12, seconds=240.0, price_seconds=10.0, waiting=24, patience_seconds=30.0, searches=2)
 
 
 def run_limits(environment: Mapping[str, str] = os.environ) -> RunLimits:
@@ -62,7 +66,6 @@ def run_limits(environment: Mapping[str, str] = os.environ) -> RunLimits:
     return replace(usual, seconds=most_seconds(usual.seconds, environment), memory_bytes=most_bytes(environment))
 
 
-MOST_COMPARED = 8
 _MOST_CHOSEN = 512
 """Orders of which a choice is remembered."""
 
@@ -73,9 +76,12 @@ _LOOKS_AHEAD_SECONDS = 4.0
 _LOOK_SECONDS = 0.5
 
 
-def refused(requests: RunRequests, variant: Variant) -> RunRequests:
-    """Add the reason for which a run or an estimate was refused as a fault of its field."""
-    if variant.what != "refused":
+MOST_PINNED = 8
+
+
+def refused(requests: RunRequests, variant: Variant | None) -> RunRequests:
+    """Add the reason for which a run was refused as a fault of its field."""
+    if variant is None or variant.what != "refused":
         return requests
     return replace(requests, faults={field_of_refusal(variant.phase, requests): variant.phase, **requests.faults})
 
@@ -94,10 +100,47 @@ class RunState:
     opening: str = ""
     """The order whose trace is to be opened as soon as it is done."""
     story: str = ""
+    pinned: tuple[tuple[Request, str], ...] = ()
+    """Variants that stay in the table while the form changes, with their labels."""
+    by_saving: bool = False
+    """Sort optimizations by what they save."""
     drawn: int = 0
     """Version of the form."""
     finding: str = ""
     """The kind of a finding that led here, until the form says what helps against it."""
+    stands_in: bool = False
+    """The model of the form stands in for that of a recording, until the form is changed."""
+
+
+def with_measured(requests: RunRequests) -> RunRequests:
+    """Put a measured run after each predicted one."""
+    pairs = list(zip(requests.requests, requests.labels, strict=True))
+    wanted = [
+        pair
+        for request, label in pairs
+        for pair in ((replace(request, numerics=False), label), (replace(request, on="cuda"), f"{label}, measured"))
+    ]
+    return RunRequests(tuple(request for request, _ in wanted), tuple(label for _, label in wanted))
+
+
+def timeline_values(traces: Sequence[LinkedTrace], status: OrderStatus) -> list[dict[str, Any]]:
+    """Return the values of both timelines, on one scale with the line of the card."""
+    if not traces:
+        return [{}, {}]
+    values = linked_values(traces)
+    run = next((variant.run for variant in status.variants if variant.run is not None), None)
+    usable = run.fit.usable_bytes if run is not None and run.fit is not None else 0
+    top = values[0]["top"]
+    if usable and usable <= _CARD_IN_SIGHT * top:
+        card = card_named(run.request.card).name if run is not None else ""
+        line = {"bytes": usable, "text": card.removeprefix("NVIDIA ").removeprefix("GeForce "), "is_limit": True}
+        top = max(top, usable * _ABOVE_CARD)
+        values = [{**value, "ruler": line, "top": top} for value in values]
+    values = [{**value} for value in values]
+    return [*values, *[{}] * (2 - len(values))]
+
+
+_CARD_IN_SIGHT, _ABOVE_CARD = 2.5, 1.04
 
 
 class RunAnswers:
@@ -133,9 +176,8 @@ class RunAnswers:
             memory=limits.memory_bytes,
             most=limits.searches,
         )
-        self.estimates = Estimates(limits.estimate_seconds, limits.memory_bytes)
+        self.predictions = Predictions(store, limits.price_seconds, limits.memory_bytes)
         self.tables = PublishedTables()
-        self.pictures = RunPictures()
         self._folder = folder or default_folder()
         self._listing: dict[str, Any] | None = None
         self._looks_ahead: threading.Timer | None = None
@@ -144,6 +186,8 @@ class RunAnswers:
         self._lists = threading.Lock()
         """Held for seconds while the list is fetched; only callers of `listing` wait for it."""
         self._chosen: OrderedDict[str, int] = OrderedDict()
+        self._turns: OrderedDict[str, int] = OrderedDict()
+        """The latest event of each visitor that asked for an answer: answers to earlier ones are not shown."""
 
     def look_ahead(self) -> None:
         """Fetch the listing before a visitor comes to the tab: the first time takes seconds."""
@@ -168,7 +212,7 @@ class RunAnswers:
                 self._looks_ahead.cancel()
         self.searches.close()
         self.scheduler.close()
-        self.estimates.scheduler.close()
+        self.predictions.close()
 
     def listing(self) -> dict[str, Any]:
         """The available workloads and optimizations: the same for every visitor, constant while the page is up."""
@@ -179,13 +223,13 @@ class RunAnswers:
             return self._listing
 
     def parse(self, fields: Mapping[str, Any]) -> tuple[FormFields, RunRequests]:
-        """Return the form and its requests, with the fault for which an estimate of the same was refused."""
+        """Return the form and its requests, with the fault for which a run of the same was refused."""
         form = form_fields_of(fields, self.listing())
         if not form.card:
             form = replace(form, card=self._default_card())
         requests = requests_of(form, self.listing(), self.limits.variants)
-        cached = self.estimates.known(requests)
-        return form, requests if cached is None else refused(requests, cached)
+        known = self.predictions.refusal(requests.requests[-1]) if requests.count else None
+        return form, refused(requests, known)
 
     def _default_card(self) -> str:
         names: list[str] = [card["name"] for card in self.listing()["cards"]]
@@ -194,15 +238,61 @@ class RunAnswers:
     def kept(self, visitor: str) -> KeptRuns:
         return KeptRuns(self._folder, visitor)
 
-    def begin(self, requests: RunRequests, visitor: str, instead_of: str = "") -> OrderStatus:
-        """Start the runs. Their results are stored at once, even if the visitor has left."""
-        self.estimates.stop_all()
-        self.scheduler.leave(instead_of)
-        store = partial(_store_run, self.kept(visitor))
-        return self.scheduler.submit(requests.requests, requests.labels, store, visitor)
+    def begin(self, requests: RunRequests, visitor: str, *, keeps: bool = True) -> OrderStatus:
+        """Start the runs that are not known yet, instead of what this visitor has under way.
+
+        With `keeps` their results are stored at once, even if the visitor has left.
+        """
+        self._make_way(visitor)
+        known = [self.predictions.known(request) for request in requests.requests]
+        kept = self.kept(visitor) if keeps else None
+        if kept is not None:
+            for variant, label in zip(known, requests.labels, strict=True):
+                if variant is not None and variant.is_over:
+                    _store_run(kept, replace(variant, label=label))
+        finished = partial(self._finished, kept)
+        return self.scheduler.submit(requests.requests, requests.labels, finished, visitor, known=known)
+
+    def _finished(self, kept: KeptRuns | None, variant: Variant) -> str:
+        self.predictions.keep(variant)
+        return "" if kept is None else _store_run(kept, variant)
+
+    def begin_turn(self, visitor: str, turn: int = 0) -> Callable[[], bool]:
+        """Leave what this visitor has under way; return a function that is true until a later turn begins.
+
+        `turn` orders events that overtake each other; without one it is the latest.
+        """
+        with self._lock:
+            latest = self._turns.get(visitor, 0)
+            turn = turn or latest + 1
+            if turn < latest:
+                return lambda: False
+            self._turns[visitor] = turn
+            self._turns.move_to_end(visitor)
+            while len(self._turns) > _MOST_CHOSEN:
+                self._turns.popitem(last=False)
+        self._make_way(visitor)
+        return lambda: self._turns.get(visitor) == turn
+
+    def cancel(self, visitor: str) -> None:
+        for jobs in (self.scheduler, self.searches):
+            newest = jobs.newest_of(visitor)
+            if newest is not None:
+                jobs.cancel(newest.id)
+
+    def _make_way(self, visitor: str) -> None:
+        self.predictions.leave(visitor)
+        newest = self.scheduler.newest_of(visitor)
+        if newest is not None:
+            self.scheduler.leave(newest.id, stops=any(variant.request.on == "cuda" for variant in newest.variants))
+
+    def keep_variant(self, status: OrderStatus, number: int, visitor: str) -> str:
+        """Copy a prediction among the kept runs; return what went wrong."""
+        variant = status.variants[number]
+        return _store_run(self.kept(visitor), variant) if visitor else ""
 
     def search(self, order: SearchOrder, visitor: str) -> SearchStatus:
-        self.estimates.stop_all()
+        self._make_way(visitor)
         return self.searches.submit(order, visitor)
 
     def follow_search(self, id: str, is_there: Callable[[], bool] = lambda: True) -> Iterator[SearchStatus]:
@@ -240,24 +330,60 @@ class RunAnswers:
 
     def follow(self, order: str, is_there: Callable[[], bool] = lambda: True) -> Iterator[OrderStatus]:
         """Yield each change of an order, until it ends, its owner starts another, or its visitor leaves."""
-        return changes(self.scheduler, order, is_there)
+        for status in changes(self.scheduler, order, is_there):
+            for variant in status.variants:
+                self.predictions.keep_failure(variant)
+            yield status
 
     def status(self, order: str) -> OrderStatus | None:
         return self.scheduler.status(order) if order else None
 
     def choose(self, order: str, number: int) -> None:
-        """The variant whose code and command are shown, instead of the headline's."""
+        """Show this variant beside the baseline, instead of the last one."""
         with self._lock:
             self._chosen[order] = number
             while len(self._chosen) > _MOST_CHOSEN:
                 self._chosen.popitem(last=False)
 
-    def chosen(self, order: str) -> int | None:
-        return self._chosen.get(order)
+    def with_pinned(self, requests: RunRequests, pinned: Sequence[tuple[Request, str]]) -> RunRequests:
+        """Put pinned variants after the baseline. Outputs are checked in the background."""
+        own = {request_key(request) for request in requests.requests}
+        pairs = list(zip(requests.requests, requests.labels, strict=True))
+        pairs[1:1] = [pin for pin in pinned if request_key(pin[0]) not in own]
+        wanted = tuple(replace(request, numerics=False) for request, _ in pairs)
+        return RunRequests(wanted, tuple(label for _, label in pairs))
 
-    def estimate(self, requests: RunRequests, owner: str) -> Iterator[Variant]:
-        """None of it while something runs."""
-        return iter(()) if self.scheduler.is_busy else self.estimates.of(requests, owner)
+    def price_list(self, requests: RunRequests, *, by_saving: bool) -> PriceList:
+        if requests.faults or not requests.count:
+            return PriceList(by_saving=by_saving)
+        prices, flops = self.predictions.prices(requests.requests[-1], self.listing())
+        return PriceList(prices, by_saving, flops)
+
+    def checked(self, status: OrderStatus, pinned: Sequence[tuple[Request, str]] = ()) -> OrderStatus:
+        """Return the status with the output checks that were made since, and with what is pinned."""
+        keys = {request_key(request) for request, _ in pinned}
+        variants = self.predictions.with_checks(status.variants)
+        marked = (replace(variant, is_pinned=request_key(variant.request) in keys) for variant in variants)
+        return replace(status, variants=tuple(marked))
+
+    def in_background(self, status: OrderStatus, requests: RunRequests, visitor: str) -> Iterator[None]:
+        if requests.faults or not requests.count:
+            return iter(())
+        base = requests.requests[-1]
+        return self.predictions.in_background(status.variants, base, self.listing(), visitor, checks=base.numerics)
+
+    def shown_pair(self, status: OrderStatus) -> list[LinkedTrace]:
+        """Return the traces of the baseline and of the chosen variant, as far as both have run."""
+        number = self.shown(status)
+        base = base_of(status.variants, number)
+        pair = [status.variants[base], *([status.variants[number]] if number != base else [])]
+        return self.predictions.traces(pair)
+
+    def shown(self, status: OrderStatus) -> int:
+        """Return the number of the variant beside the baseline: the chosen one, or else the last."""
+        chosen = self._chosen.get(status.id)
+        last = len(status.variants) - 1
+        return last if chosen is None or chosen > last else chosen
 
     def opened(self, session: Session, order: str, numbers: list[int] | None = None) -> Session:
         """The traces of these variants, or of all, as open traces; the first few are compared, baseline first."""

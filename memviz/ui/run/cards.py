@@ -33,7 +33,7 @@ from memviz.ui.run.published_examples import STORIES
 _FILE = Path(__file__).with_name("cards.json")
 _MIB, _GIB = 1 << 20, 1 << 30
 _POINTS, _HEIGHT, _ROOM = 80, 120, 1.06
-"""Of a picture: points of a line, its height in units, and its height over what is highest in it."""
+"""Points of a line in a picture, the height of the picture, and its ratio to the highest value."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ comes from a browser, so only what the listing names is accepted.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -131,8 +132,8 @@ SEARCH_KEEPS = (
     ("nothing", "nothing; weights may be stored in fewer bits"),
 )
 SEARCH_LARGEST = (("", "nothing more"), ("batch", "the largest batch that fits"), ("sequence", "the longest sequence"))
-MOST_UNASKED = 8
-"""More variants than these need a confirmation."""
+MOST_LIVE = 8
+"""More variants than these are not predicted by themselves."""
 MOST_VARIANTS = 32
 GENERAL = ("run", "knobs")
 """Places of faults that are of no field of their own."""
@@ -140,6 +141,7 @@ BASELINE = "Baseline"
 OTHER_CARD = "other"
 """In the menu of cards: one that is stated by its memory."""
 FIRST_MEMORY = "24GiB"
+_FIRST_WORKLOAD = "llama"
 _OPTIONS = ("optimizer", "warmup", "steps", "load", "torch")
 
 
@@ -182,8 +184,8 @@ class RunRequests:
 def form_fields_of(fields: Mapping[str, Any], listing: Mapping[str, Any]) -> FormFields:
     """`w:batch`, `o:checkpointing` and `o:checkpointing:every` are the names of knobs in the form."""
     workload = str(fields.get("workload", ""))
-    workload_name = workload if _row(listing["workloads"], workload) else listing["workloads"][0]["name"]
-    return FormFields(
+    workload_name = workload if _row(listing["workloads"], workload) else default_workload(listing)
+    form = FormFields(
         workload=workload_name,
         config=str(fields.get("config", "")),
         knobs={key[2:]: knob_text(value) for key, value in fields.items() if key.startswith("w:")},
@@ -201,6 +203,22 @@ def form_fields_of(fields: Mapping[str, Any], listing: Mapping[str, Any]) -> For
         parallel=_parallel_texts(fields),
         search={key: value for key, value in fields.items() if key.startswith("fit:")},
     )
+    return replace(form, options={**form.options, "optimizer": _optimizer_of(form, listing)})
+
+
+def default_workload(listing: Mapping[str, Any]) -> str:
+    """Return the first function of the owner's program, or else Llama."""
+    names = [str(row["name"]) for row in listing["workloads"]]
+    is_owners = ":" in names[0]
+    return names[0] if is_owners or _FIRST_WORKLOAD not in names else _FIRST_WORKLOAD
+
+
+def _optimizer_of(form: FormFields, listing: Mapping[str, Any]) -> str:
+    """A training step has AdamW unless another one or none is chosen; a forward pass has none."""
+    modes = modes_of(form, listing)
+    if modes == ["inference"]:
+        return "none"
+    return form.options.get("optimizer", "adamw" if modes == ["training"] else "none")
 
 
 def _upgrade_fields(fields: Mapping[str, Any]) -> dict[str, str]:
@@ -373,7 +391,7 @@ def _workload_label(knob: Mapping[str, Any], settings: Mapping[str, str]) -> str
 
 def _conflicts(form: FormFields, listing: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the optimizations that conflict with others or with the mode, and why. None is disabled: it says why."""
-    modes = _modes(form, listing)
+    modes = modes_of(form, listing)
     for row in _chosen_rows(form, listing):
         name = row["name"]
         others = [mode for mode in modes if row["needs"] not in ("any", mode)]
@@ -401,7 +419,7 @@ def search_order(fields: Mapping[str, Any], requests: RunRequests) -> SearchOrde
 
 def without_effect(form: FormFields, listing: Mapping[str, Any]) -> dict[str, str]:
     """Return, by name, why an optimization that is off would have no effect."""
-    modes, workload = _modes(form, listing), _row(listing["workloads"], form.workload)
+    modes, workload = modes_of(form, listing), _row(listing["workloads"], form.workload)
     holds = workload.get("holds") if workload is not None else None
     rows = [row for row in listing["optimizations"] if row["name"] not in form.chosen]
     reasons = {row["name"]: _why_idle(row, modes, holds) for row in rows}
@@ -410,10 +428,13 @@ def without_effect(form: FormFields, listing: Mapping[str, Any]) -> dict[str, st
 
 def _why_idle(row: Mapping[str, Any], modes: Sequence[str], holds: Sequence[str] | None) -> str:
     if holds is not None and row.get("only_on") and row["only_on"] not in holds:
-        return f"Has an effect on {row['only_on']} only."
+        return f"{_WITHOUT_ARTICLE.sub('', row['only_on'])} only"
     if modes and row["needs"] not in ("any", *modes):
-        return f"Has an effect in {row['needs']} only."
+        return f"{row['needs']} only"
     return ""
+
+
+_WITHOUT_ARTICLE = re.compile(r"^an? | that .*$")
 
 
 def changed(
@@ -426,7 +447,7 @@ def changed(
     # A menu becomes checkboxes, or checkboxes a menu.
     is_redrawn = any(fields.get(name) in (EVERY_CHOICE, "") for name in _with_choices(now, listing))
     is_redrawn = is_redrawn or (fields.get("card") == OTHER_CARD) != (before.get("card") == OTHER_CARD)
-    return dict(fields), is_redrawn or now.on != then.on
+    return dict(fields), is_redrawn or modes_of(now, listing) != modes_of(then, listing)
 
 
 def _with_choices(form: FormFields, listing: Mapping[str, Any]) -> Iterator[str]:
@@ -454,7 +475,7 @@ def field_of_refusal(refusal: str, requests: RunRequests) -> str:
     return f"o:{name}:{knob}" if knob in own_knobs else f"o:{name}"
 
 
-def _modes(form: FormFields, listing: Mapping[str, Any]) -> list[str]:
+def modes_of(form: FormFields, listing: Mapping[str, Any]) -> list[str]:
     """training, inference or both; none where the workload does not let one choose."""
     row = _row(listing["workloads"], form.workload)
     knob = _row(row["knobs"], "mode") if row else None

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from memviz.results.run import reserved_bytes
 from memviz.runner.config_source import FILE as CONFIG
 from memviz.runner.config_source import hub_is_on
-from memviz.runner.jobs.service import Variant
 from memviz.runner.parallel.parallelism import GPUS
-from memviz.text import Html, joined, tag
+from memviz.runner.prices import Price
+from memviz.text import Html, cut, joined, tag
 from memviz.ui.html.elements import button, checkbox, fault_place, labelled, menu, text_input
 from memviz.ui.run.form import (
     EVERY_CHOICE,
     FIRST_MEMORY,
     GENERAL,
-    MOST_UNASKED,
+    MOST_LIVE,
     OTHER_CARD,
     PREFIX,
     SEARCH_KEEPS,
@@ -26,6 +25,7 @@ from memviz.ui.run.form import (
     RunRequests,
     active_parallel,
     knob_text,
+    modes_of,
     parallel_label,
     values_of,
     without_effect,
@@ -56,14 +56,14 @@ class _Field:
 
 _OPTIMIZER = _Field(
     "optimizer",
-    "Optimizer, of a training step",
-    "none",
+    "Optimizer",
+    "adamw",
     (
-        ("none", "no optimizer, gradients add up"),
-        ("sgd", "SGD"),
-        ("adamw", "AdamW, foreach"),
+        ("adamw", "AdamW"),
         ("adamw-fused", "AdamW, fused"),
         ("adamw-for-loop", "AdamW, one parameter at a time"),
+        ("sgd", "SGD"),
+        ("none", "none, gradients add up"),
     ),
 )
 _STEP = (
@@ -84,8 +84,8 @@ _STEP = (
     ),
 )
 _SEARCH = (
-    _Field("fit:keep", "What must stay", "outputs", SEARCH_KEEPS),
-    _Field("fit:largest", "And then look for", "", SEARCH_LARGEST),
+    _Field("fit:keep", "Must not change", "outputs", SEARCH_KEEPS),
+    _Field("fit:largest", "Also find", "", SEARCH_LARGEST),
 )
 
 
@@ -103,46 +103,70 @@ _AXES = (
 )
 _GPU_COUNTS = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512, 1024)
 _PARALLEL_HELP = (
-    "As training scripts do it: FSDP2 shards block by block, DDP copies, DTensor parts matrices, 1F1B runs stages. "
-    "The batch is that of one GPU. One rank of each class of equal ones is predicted. "
-    "Where no axis is set, the search for the way that fits tries them all."
+    "FSDP2 shards block by block, DDP copies, DTensor splits matrices, 1F1B runs stages. The batch is that of one GPU; "
+    "one rank of each class of equal ones is predicted. Where no axis is set, the search tries them all."
 )
-_FIRST = ("batch", "frames", "height", "width", "sequence", "tokens", "dtype", "mode", "size", "activation", "layers")
+_FIRST = ("mode", "batch", "frames", "height", "width", "sequence", "tokens", "dtype", "size", "activation", "layers")
 """Knobs that are always visible, in this order; the others are folded."""
-_MOST_FIRST = 6
+_MOST_FIRST = 5
 _CLAIMS = {
-    "bitwise": "Same output, bit for bit.",
-    "rounding": "Same output up to rounding.",
-    "training": "Same output for the same weights; training goes another way.",
-    "lossy": "The output changes: lossy.",
+    "bitwise": ("=", "Outputs stay the same, bit for bit."),
+    "rounding": ("≈", "Outputs stay the same up to rounding."),
+    "training": ("≈", "Outputs stay the same for the same weights; training takes another path."),
+    "lossy": ("≠", "Outputs change."),
 }
 _SET_BY_THE_WORKLOAD = ("micro_batches",)
 """Knobs of optimizations whose own default would be shown while the workload's number runs."""
-NO_DEVICE = "No CUDA device here, so measuring is off. A prediction runs the real code on tensors without data."
-STORIES = {
-    "split-feed-forward": "Split feed-forward",
-    "checkpointing": "Checkpoint every k-th block",
-    "flat-gradients": "Flat gradients",
-    "layerwise-casting": "Weights in fp8",
+NO_DEVICE = "No CUDA device here: predictions run the real code on tensors without data."
+GROUPS: Mapping[str, Sequence[str]] = {
+    "Activations": (
+        "checkpointing",
+        "activation_offload",
+        "split_feed_forward",
+        "chunked_feed_forward",
+        "attention_backend",
+        "vae_tiling",
+        "vae_slicing",
+        "kv_cache",
+    ),
+    "Loss and batch": ("chunked_cross_entropy", "gradient_accumulation"),
+    "Weights": ("lora", "weight_quantization", "layerwise_casting", "weight_offload"),
+    "Optimizer and gradients": ("eight_bit_states", "optimizer_in_backward", "flat_gradients"),
+    "Allocator": ("allocator_settings",),
 }
+"""Optimizations by what they save. One that is in no group comes last."""
+
+
+@dataclass(frozen=True)
+class PriceList:
+    """Prices by optimization, None while one is predicted, and how they are sorted."""
+
+    prices: Mapping[str, Price | None] = field(default_factory=dict)
+    by_saving: bool = False
+    flops: int = 0
+    """FLOPs of the run that the prices change; 0 before the first answer."""
 
 
 def form_value(
-    form: FormFields, requests: RunRequests, listing: Mapping[str, Any], *, version: str, status: Html | str = ""
+    form: FormFields,
+    requests: RunRequests,
+    listing: Mapping[str, Any],
+    *,
+    version: str,
+    status: Html | str = "",
+    prices: PriceList | None = None,
 ) -> dict[str, Any]:
-    """The value of the form's component. Only another `version` redraws the fields, so typing is not interrupted.
-
-    `said` is shown above the button.
-    """
+    """The value of the form's component. Only another `version` redraws the fields, so typing is not interrupted."""
+    prices = prices or PriceList()
     return {
         "version": version,
-        "html": form_html(form, listing),
+        "html": form_html(form, listing, prices),
         "faults": dict(requests.faults),
         "parts": {
-            "count": variant_count_text(requests),
             "parallel": parallel_label(active_parallel(form.parallel, form.on)),
-            "buttons": joined(_messages(requests, status), buttons_html(form, requests)),
-            **{f"idle:{name}": reason for name, reason in without_effect(form, listing).items()},
+            "buttons": joined(_messages(requests, status), buttons_html(form, requests, listing)),
+            **{f"chip:{row['name']}": _chip_text(row, form) for row in listing["optimizations"]},
+            **_price_parts(form, listing, prices),
         },
     }
 
@@ -155,15 +179,14 @@ def stand_in_note(form: FormFields, listing: Mapping[str, Any]) -> str:
     return f"{model} stands in: the snapshot does not name its model. {on} is on. Choose a model like yours."
 
 
-def form_html(form: FormFields, listing: Mapping[str, Any]) -> Html:
+def form_html(form: FormFields, listing: Mapping[str, Any], prices: PriceList | None = None) -> Html:
     row = next(workload for workload in listing["workloads"] if workload["name"] == form.workload)
-    stories = [button(label, "story", None, data_story=name) for name, label in STORIES.items()]
     return joined(
-        tag("p", tag("span", "Try"), *stories, class_="mv-stories"),
+        tag("div", *_model_fields(form, row, listing), class_="mv-run-question"),
         tag(
             "details",
-            tag("summary", "Workload and optimizations"),
-            *_fields(form, row, listing),
+            tag("summary", "Optimizations"),
+            *_price_list(form, listing, prices or PriceList()),
             class_="mv-fields",
             open=True,
         ),
@@ -171,7 +194,7 @@ def form_html(form: FormFields, listing: Mapping[str, Any]) -> Html:
     )
 
 
-def _fields(form: FormFields, row: Mapping[str, Any], listing: Mapping[str, Any]) -> list[Html]:
+def _model_fields(form: FormFields, row: Mapping[str, Any], listing: Mapping[str, Any]) -> list[Html]:
     knobs = {knob["name"]: knob for knob in row["knobs"]}
     first = [knobs[name] for name in _FIRST if name in knobs][:_MOST_FIRST]
     rest = [knob for knob in row["knobs"] if knob not in first]
@@ -181,22 +204,59 @@ def _fields(form: FormFields, row: Mapping[str, Any], listing: Mapping[str, Any]
         checkbox("keep_output", form.keep_output, "The warm-up's output stays alive"),
         checkbox("numerics", form.numerics, "Check outputs on a reduced model"),
     ]
+    fields = [_knob("w", knob, form.knobs.get(knob["name"])) for knob in first]
+    if modes_of(form, listing) != ["inference"]:
+        # Visible, because whether a step fits depends on it.
+        fields.append(_OPTIMIZER.html(form.options.get("optimizer")))
+    more = [
+        *(_knob("w", knob, form.knobs.get(knob["name"])) for knob in rest),
+        *_parallel_fields(form),
+        *step,
+    ]
     return [
-        labelled("Workload", menu("workload", form.workload, names), class_="mv-wide mv-big"),
+        tag(
+            "div",
+            labelled("Model", menu("workload", form.workload, names, title=row["sentence"])),
+            *_card_field(form, listing["cards"]),
+            class_="mv-model-card",
+        ),
         tag("p", data_part="stand-in", class_="mv-note mv-stand-in"),
-        tag("p", row["sentence"], class_="mv-soft"),
         fault_place("workload"),
         config_field_html(form.config) if form.workload == CONFIG else Html(""),
-        tag("div", *(_knob("w", knob, form.knobs.get(knob["name"])) for knob in first), class_="mv-knobs"),
-        _fold("More about the model", [_knob("w", knob, form.knobs.get(knob["name"])) for knob in rest]),
-        _device_fields(form, listing),
-        # Visible, because whether a step fits depends on it.
-        _OPTIMIZER.html(form.options.get("optimizer")),
-        _fold("The step, and what its peak counts", step),
-        search_fields_html(form.search),
-        tag("h3", "Optimizations ", tag("small", data_part="count"), class_="mv-run-head"),
-        *(_optimization(row, form) for row in sorted(listing["optimizations"], key=lambda row: row["offered"])),
+        tag("div", *fields, class_="mv-knobs mv-first-knobs"),
+        tag("details", tag("summary", "More"), tag("div", *more, class_="mv-knobs"), class_="mv-more"),
     ]
+
+
+def _price_list(form: FormFields, listing: Mapping[str, Any], prices: PriceList) -> list[Html]:
+    rows = {row["name"]: row for row in listing["optimizations"]}
+    sort = button(
+        "by group" if prices.by_saving else "by saving", "sort", "mv-link", title="Change the order of this list"
+    )
+    head = tag(
+        "p",
+        tag("b", "Optimizations"),
+        sort,
+        tag("span", "peak", title="Reserved peak with it, against without it; everything else as it is set"),
+        tag("span", "compute", title="Floating-point work of a step with it, against without it"),
+        class_="mv-price-head",
+    )
+    if prices.by_saving:
+        order = sorted(rows, key=lambda name: _saved(prices.prices.get(name)))
+        return [head, *(_optimization(rows[name], form) for name in order)]
+    grouped = {name for names in GROUPS.values() for name in names}
+    groups = {**GROUPS, "Others": [name for name in rows if name not in grouped]}
+    parts = [head]
+    for title, names in groups.items():
+        members = [_optimization(rows[name], form) for name in names if name in rows]
+        if members:
+            parts.append(tag("fieldset", tag("legend", title), *members, class_="mv-price-group"))
+    return parts
+
+
+def _saved(price: Price | None) -> int:
+    """Change of the peak, for sorting: what cannot be used comes last."""
+    return 1 << 62 if price is None or price.reserved_bytes is None else price.reserved_bytes
 
 
 def config_field_html(text: str) -> Html:
@@ -219,12 +279,6 @@ def config_field_html(text: str) -> Html:
     )
 
 
-def _fold(summary: str, fields: Sequence[Html]) -> Html:
-    if not fields:
-        return Html("")
-    return tag("details", tag("summary", summary), tag("div", *fields, class_="mv-knobs"), class_="mv-more")
-
-
 def _knob(prefix: str, knob: Mapping[str, Any], text: str | None) -> Html:
     """A field for a knob of the listing."""
     name, label = f"{prefix}:{knob['name']}", knob["name"].replace("_", " ").capitalize()
@@ -244,29 +298,11 @@ def _knob(prefix: str, knob: Mapping[str, Any], text: str | None) -> Html:
     return _Field(name, label, options=tuple(options), help=help).html(value)
 
 
-def _device_fields(form: FormFields, listing: Mapping[str, Any]) -> Html:
-    device = listing.get("device")
-    modes = (
-        ("cuda", f"Measured on {device}" if device else "Measured on a GPU", bool(device)),
-        ("predict", "Predicted for a card", True),
-    )
-    switch = [
-        tag("label", tag("input", type="radio", name_="on", value=on, checked=form.on == on, disabled=not can), label)
-        for on, label, can in modes
-    ]
-    return joined(
-        tag("p", "Device", class_="mv-device", id="run-device"),
-        tag("div", *switch, class_="mv-way", role="radiogroup", aria_labelledby="run-device"),
-        Html("") if device else tag("p", NO_DEVICE, class_="mv-soft"),
-        _card_fields(form, listing["cards"]) if form.on != "cuda" else Html(""),
-    )
-
-
-def _card_fields(form: FormFields, cards: Sequence[Mapping[str, Any]]) -> Html:
-    """Cards by their kind, a field for the memory of one that is not listed, the number of GPUs, and its axes."""
+def _card_field(form: FormFields, cards: Sequence[Mapping[str, Any]]) -> list[Html]:
+    """Cards by their kind, and a field for the memory of one that is not listed."""
     kinds: dict[str, list[Html]] = {}
     for card in cards:
-        label = f"{card['name'].removeprefix('NVIDIA ')}, {bytes_text(card['memory_bytes'])}"
+        label = f"{card['name'].removeprefix('NVIDIA ').removeprefix('GeForce ')}, {bytes_text(card['memory_bytes'])}"
         unproven = ", unproven" if card.get("unproven") else ""
         option = tag("option", f"{label}{unproven}", value=card["name"], selected=card["name"] == form.card)
         kinds.setdefault(card.get("kind", ""), []).append(option)
@@ -276,73 +312,132 @@ def _card_fields(form: FormFields, cards: Sequence[Mapping[str, Any]]) -> Html:
     memory = _Field(
         "memory", "Memory", help="48GiB, or a card with another memory: RTX 4090, 48GiB", placeholder=FIRST_MEMORY
     )
+    return [
+        labelled("Card", tag("select", *groups, name_="card")),
+        memory.html("" if form.card == OTHER_CARD else form.card) if is_other else Html(""),
+    ]
+
+
+def _parallel_fields(form: FormFields) -> list[Html]:
     counts = [(str(count), count_text(count)) for count in _GPU_COUNTS]
     gpus = menu(PREFIX + GPUS, form.parallel.get(GPUS, "1"), counts)
     axes = [axis.html(form.parallel.get(axis.name.removeprefix(PREFIX))) for axis in _AXES]
-    return joined(
-        tag(
-            "div",
-            labelled("Card", tag("select", *groups, name_="card")),
-            labelled("GPUs", gpus),
-            class_="mv-card-count",
-        ),
-        memory.html("" if form.card == OTHER_CARD else form.card) if is_other else Html(""),
-        fault_place(PREFIX + GPUS),
-        tag(
-            "details",
-            tag("summary", "Parallel ", tag("span", data_part="parallel")),
-            tag("p", _PARALLEL_HELP, class_="mv-soft"),
-            tag("div", *axes, class_="mv-knobs mv-axes"),
-            class_="mv-more",
-        ),
-    )
-
-
-def search_fields_html(fields: Mapping[str, Any]) -> Html:
-    return tag(
-        "details",
-        tag("summary", "Find a configuration that fits"),
-        tag(
-            "p",
-            "Tries combinations of the optimizations for this model and card: which are cheapest for their memory?",
-            class_="mv-soft",
-        ),
-        *(field.html(fields.get(field.name)) for field in _SEARCH),
-        checkbox("fit:grid", fields.get("fit:grid") is True, "Map batch × sequence with it"),
-        tag("p", button("Find it", "fit", data_act_above=True), class_="mv-buttons"),
-        class_="mv-more mv-fit-fields",
-    )
+    return [
+        labelled("GPUs", gpus, fault_place(PREFIX + GPUS), title=_PARALLEL_HELP),
+        *axes,
+        tag("p", data_part="parallel", class_="mv-soft mv-several"),
+    ]
 
 
 def _optimization(row: Mapping[str, Any], form: FormFields) -> Html:
+    """One line of the price list; its knobs open in place."""
     name, on = row["name"], row["name"] in form.chosen
     knobs = [
         _knob(f"o:{name}", knob, form.their_knobs.get((name, knob["name"])))
         for knob in row["knobs"]
         if knob["name"] not in _SET_BY_THE_WORKLOAD
     ]
-    box = tag("input", type="checkbox", name_=f"o:{name}", checked=on)
+    mark, meaning = _CLAIMS[row["claim"]]
+    box = tag("input", type="checkbox", role="switch", name_=f"o:{name}", checked=on)
+    chip = tag(
+        "details",
+        tag("summary", tag("span", data_part=f"chip:{name}"), aria_label=f"Settings of {row['title']}"),
+        tag("div", *knobs, class_="mv-knobs mv-opt-knobs"),
+        class_="mv-chip",
+    )
     return tag(
         "div",
-        tag("label", box, tag("b", row["title"]), class_="mv-opt-head"),
-        tag("p", data_part=f"idle:{name}", class_="mv-idle"),
-        tag("p", row["sentence"], " ", _CLAIMS[row["claim"]]),
+        tag("label", box, tag("span", row["title"]), class_="mv-opt-head", title=row["sentence"]),
+        chip if knobs else Html(""),
+        tag("span", data_part=f"price:{name}", class_="mv-price"),
+        tag("abbr", mark, title=meaning, class_="mv-opt-claim"),
         fault_place(f"o:{name}"),
-        tag("div", *knobs, class_="mv-knobs mv-opt-knobs") if knobs else Html(""),
-        class_="mv-opt" + (" mv-on" if on else ""),
+        class_="mv-opt",
     )
+
+
+def _chip_text(row: Mapping[str, Any], form: FormFields) -> str:
+    """Values that differ from the defaults, or else the first one."""
+    knobs = [knob for knob in row["knobs"] if knob["name"] not in _SET_BY_THE_WORKLOAD]
+    values = {knob["name"]: form.their_knobs.get((row["name"], knob["name"])) for knob in knobs}
+    changed = [knob for knob in knobs if values[knob["name"]] not in (None, knob_text(knob["default"]))]
+    texts = []
+    for knob in changed or knobs[:1]:
+        value = values[knob["name"]] or knob_text(knob["default"])
+        texts.append(value if knob["type"] == "text" else f"{knob['name'].replace('_', ' ')} {value}")
+    return cut(", ".join(texts), _LONGEST_CHIP)
+
+
+_LONGEST_CHIP = 18
+
+
+def _price_parts(form: FormFields, listing: Mapping[str, Any], prices: PriceList) -> dict[str, Html]:
+    idle = without_effect(form, listing)
+    changes = [abs(price.reserved_bytes) for price in prices.prices.values() if price and price.reserved_bytes]
+    largest = max(changes, default=0)
+    return {
+        f"price:{row['name']}": _price_html(
+            prices, prices.prices.get(row["name"]), idle.get(row["name"], ""), largest, is_on=row["name"] in form.chosen
+        )
+        for row in listing["optimizations"]
+    }
+
+
+def _price_html(prices: PriceList, price: Price | None, reason: str, largest: int, *, is_on: bool) -> Html:
+    reason = reason or (price.reason if price is not None else "")
+    if reason:
+        return tag("small", reason, class_="mv-price-reason")
+    if price is None or price.reserved_bytes is None:
+        return tag("i", class_="mv-shimmer", title="predicting …") if prices.flops else Html("")
+    share = 100 * abs(price.reserved_bytes) / largest if largest else 0.0
+    kind = "mv-price-bar" if price.reserved_bytes <= 0 else "mv-price-bar mv-price-more"
+    # Relative to the run without it, as in the table of variants.
+    without = prices.flops - (price.flops or 0) * is_on
+    work = price.flops / without if price.flops is not None and without > 0 and prices.flops else None
+    return joined(
+        tag("i", class_=kind, style=f"--mv-share:{share:.1f}%", aria_hidden="true"),
+        tag("b", change_text(price.reserved_bytes)),
+        tag("small", "" if work is None else f"{work:+.0%}".replace("-", "\N{MINUS SIGN}").replace("%", " %")),
+    )
+
+
+def change_text(count: int) -> str:
+    sign = "" if not count else "\N{MINUS SIGN}" if count < 0 else "+"
+    return f"{sign}{bytes_text(abs(count))}"
 
 
 def variant_count_text(requests: RunRequests) -> str:
     return counted(requests.count, "variant") if requests.count else ""
 
 
-def buttons_html(form: FormFields, requests: RunRequests) -> Html:
-    verb = "Measure" if form.on == "cuda" else "Predict"
-    label = f"{verb} {variant_count_text(requests)}" if requests.count > 1 else verb
-    above = 0 < requests.count <= MOST_UNASKED and not requests.faults
-    run = tag("button", label, type="submit", class_="mv-primary", data_act="run", data_act_above=above)
-    return tag("p", run, class_="mv-buttons")
+def buttons_html(form: FormFields, requests: RunRequests, listing: Mapping[str, Any]) -> Html:
+    device = listing.get("device")
+    many = requests.count > MOST_LIVE and not requests.faults
+    predict = button(f"Predict {variant_count_text(requests)}", "run", "mv-primary", data_act_above=True)
+    search = [field.html(str(form.search.get(field.name, field.default))) for field in _SEARCH]
+    return joined(
+        tag(
+            "details",
+            tag("summary", "Search options"),
+            *search,
+            checkbox("fit:grid", form.search.get("fit:grid") is True, "Map batch × sequence with it"),
+            class_="mv-more mv-fit-fields",
+        ),
+        tag(
+            "p",
+            predict if many else Html(""),
+            button("Find a configuration that fits", "fit", "mv-quiet mv-find-fit", data_act_above=True),
+            button(
+                "Measure on GPU",
+                "measure",
+                "mv-quiet",
+                data_act_above=True,
+                disabled=not device,
+                title=f"Run it on {device}" if device else NO_DEVICE,
+            ),
+            class_="mv-buttons",
+        ),
+    )
 
 
 def _messages(requests: RunRequests, status: Html | str) -> Html:
@@ -351,28 +446,16 @@ def _messages(requests: RunRequests, status: Html | str) -> Html:
     return tag("div", status, *general, id="run-said")
 
 
-def cancel_html() -> Html:
-    """Shown in place of the button while something runs."""
-    return tag("p", button("Cancel", "cancel", "mv-primary"), class_="mv-buttons mv-cancel")
+def progress_html(text: str) -> Html:
+    """Shown above the answer while something runs; the answer of before is faded as long as this is there."""
+    return tag(
+        "p",
+        tag("i", class_="mv-working"),
+        tag("span", text, role="status"),
+        button("Cancel", "cancel", "mv-link"),
+        class_="mv-progress",
+    )
 
 
 def refused_html(words: str) -> Html:
     return tag("p", words, class_="mv-fault", role="alert")
-
-
-def estimate_html(variant: Variant) -> Html:
-    """The estimate of everything switched on. A failed one is empty: refusals are shown at their fields."""
-    if variant.state == "failed":
-        return Html("")
-    if variant.run is None:
-        return tag("p", "estimating …", class_="mv-soft")
-    run = variant.run
-    words = f"{variant.label}: {bytes_text(reserved_bytes(run))} reserved"
-    fits = {"": "", "yes": ", fits", "no": ", does not fit", "close": ", close"}[run.fit.word if run.fit else ""]
-    return tag("p", "Estimate. ", tag("b", words), fits, class_="mv-soft")
-
-
-def confirm_many_html(requests: RunRequests) -> Html:
-    count = count_text(requests.count)
-    run = button(f"Run all {count}", "run-all", data_act_above=True)
-    return tag("p", f"These are {count} variants, one after the other. ", run, class_="mv-soft")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 import gradio as gr
@@ -16,20 +17,21 @@ import gradio as gr
 from memviz.errors import MemvizError
 from memviz.runner.jobs.service import OrderStatus, SearchStatus
 from memviz.text import Html, tag
-from memviz.ui.components.component import Panel, PlainForm, clicked, form_fields
-from memviz.ui.run.answer import RunAnswers, RunState, refused
+from memviz.ui.components.component import Panel, PlainForm, clicked, form_fields, turn_of
+from memviz.ui.components.plots import MemoryTimeline
+from memviz.ui.run.answer import MOST_PINNED, RunAnswers, RunState, refused, timeline_values, with_measured
+from memviz.ui.run.cards import cards_html
 from memviz.ui.run.fit_results import fit_head_html, fit_html
-from memviz.ui.run.form import GENERAL, MOST_UNASKED, RunRequests, changed, search_order
+from memviz.ui.run.form import GENERAL, MOST_LIVE, RunRequests, changed, search_order
 from memviz.ui.run.form_html import (
-    cancel_html,
-    confirm_many_html,
-    estimate_html,
     form_value,
+    progress_html,
     refused_html,
     stand_in_note,
 )
+from memviz.ui.run.predictions import request_key
 from memviz.ui.run.published_examples import STAND_INS, published_table_html, stand_in_fields, story_fields
-from memviz.ui.run.results import head_html, kept_runs_value, results_html
+from memviz.ui.run.results import head_html, kept_runs_value, progress_text, results_html
 from memviz.ui.shell.gradio_events import IN_PARTS, in_parts
 from memviz.ui.shell.session import Context, Session
 from memviz.ui.shell.visitors import presence
@@ -39,14 +41,18 @@ LABEL = "Run"
 _LOOKING = tag(
     "p", "PyTorch is starting, to say what can be run here. This takes some seconds.", class_="mv-soft", role="status"
 )
-_PARTS = ("state", "head", "form", "cancel", "fit", "results", "table", "kept")
+_PARTS = ("state", "progress", "head", "cards", "form", "A", "B", "fit", "results", "table", "kept")
 
 
 @dataclass(frozen=True)
 class RunTab:
+    progress: Panel
     head: Panel
+    cards: Panel
+    """Examples, until something is run."""
     form: PlainForm
-    cancel: Panel
+    timelines: tuple[MemoryTimeline, ...]
+    """The baseline, and the variant that is shown beside it."""
     fit: Panel
     results: Panel
     table: Panel
@@ -60,23 +66,28 @@ class RunTab:
 
     @property
     def answer(self) -> list[Any]:
-        return [getattr(self, name) for name in _PARTS]
+        above = [self.state, self.progress, self.head, self.cards, self.form]
+        return [*above, *self.timelines, self.fit, self.results, self.table, self.kept]
 
 
 def build(context: Context, tab: gr.Tab) -> RunTab:
     answers = RunAnswers(context.store, programs=context.programs, is_busy=context.reading.is_used)
-    head = Panel(elem_id="run-head")
     with gr.Row(elem_classes="mv-what-if mv-run"):
         with gr.Column(elem_classes="mv-what-if-form", scale=0, min_width=264):
             form = PlainForm(elem_id="run-form")
-            cancel = Panel(elem_id="run-cancel")
         with gr.Column(elem_classes="mv-what-if-answer", min_width=320):
+            progress = Panel(elem_id="run-progress")
+            head = Panel(elem_id="run-head")
+            cards = Panel(elem_id="run-cards")
+            with gr.Row(elem_classes="mv-linked mv-run-timelines"):
+                timelines = tuple(MemoryTimeline(context.find, elem_id=f"run-{letter}") for letter in "AB")
             fit = Panel(elem_id="run-fit")
             results = Panel(elem_id="run-results")
             table = Panel(elem_id="run-table")
             kept = PlainForm(elem_id="run-kept")
     visitor = gr.BrowserState("", storage_key="memviz-visitor", secret="memviz")
-    parts = RunTab(head, form, cancel, fit, results, table, kept, gr.State(RunState()), visitor, answers)
+    state = gr.State(RunState())
+    parts = RunTab(progress, head, cards, form, timelines, fit, results, table, kept, state, visitor, answers)
     return replace(parts, fit_clicked=_RunEvents(parts).wire(tab))
 
 
@@ -95,10 +106,11 @@ class _RunEvents:
         inputs = [parts.state, parts.visitor]
         tab.select(self._looked_at, inputs, [parts.visitor, *parts.answer], **IN_PARTS)
         parts.form.input(self._changed, inputs, parts.answer, **IN_PARTS)
-        parts.form.click(self._pressed, inputs, parts.answer, **IN_PARTS)
-        parts.cancel.click(self._cancel, inputs, None, **IN_PARTS)
+        for pressed in (parts.form, parts.cards):
+            pressed.click(self._pressed, inputs, parts.answer, **IN_PARTS)
+        parts.progress.click(self._cancel, [parts.visitor], None, **IN_PARTS)
         parts.kept.click(self._kept, inputs, parts.answer, **IN_PARTS)
-        parts.results.click(self._chosen, [parts.state], parts.answer, **IN_PARTS)
+        parts.results.click(self._act_on_row, inputs, parts.answer, **IN_PARTS)
         parts.table.click(self._table, [parts.state], parts.answer, **IN_PARTS)
         return parts.fit.click(self._way, inputs, parts.answer, **IN_PARTS)
 
@@ -107,60 +119,45 @@ class _RunEvents:
         """Wait on the first visit for PyTorch's listing; then warm up a process ahead."""
         secret = visitor or secrets.token_urlsafe(18)
         if not state.drawn:
-            yield [secret, *_values(head=head_html(None), results=_LOOKING)]
+            yield [secret, *_values(head="", results=_LOOKING)]
             order = self.answers.scheduler.newest_of(secret)
             searched = self.answers.searches.newest_of(secret)
             state = replace(state, drawn=1, order=order.id if order else "", search=searched.id if searched else "")
-        is_led = bool(state.finding)
-        if is_led:
-            fields = stand_in_fields(state.finding, state.fields)
-            state = replace(state, fields=fields, drawn=state.drawn + 1, story="", finding="")
+        finding = state.finding
+        if finding:
+            fields = stand_in_fields(finding, state.fields)
+            state = replace(state, fields=fields, drawn=state.drawn + 1, story="", finding="", stands_in=True)
         try:
-            form = self._form(state, is_stand_in=is_led)
+            form = self._form(state)
         except MemvizError as error:
             yield [secret, *_values(results=refused_html(str(error)))]
             return
         self.answers.scheduler.warm_up()
         status = self.answers.status(state.order)
-        yield [
-            secret,
-            *_values(
-                state=state,
-                head=head_html(status),
-                form=form,
-                fit=self._fit_value(state),
-                results=""
-                if state.search and status is None
-                else self._results(status, self.answers.chosen(state.order)),
-            ),
-        ]
+        is_empty = status is None and not state.search and not finding
+        shown = self._answer_values(state, status) if status is not None and not state.search else {"results": ""}
+        values = {"state": state, "form": form, "cards": cards_html() if is_empty else "", **shown}
+        yield [secret, *_values(**values, fit=self._fit_value(state))]
         # By itself: with the form it would take so long to be sent that a click could change the list meanwhile.
         yield [gr.skip(), *_values(kept=self._kept_value(secret))]
-        if state.search:
-            for part in self._searched(state):
-                yield [gr.skip(), *part]
-        if status is not None and not status.is_over:
-            for values in self._followed(state, secret):
-                yield [gr.skip(), *values]
+        parts: Iterator[list[Any]] = iter(())
+        if finding:
+            parts = self._live(state, secret)
+        elif state.search:
+            parts = self._searched(state)
+        elif status is not None and not status.is_over:
+            parts = self._followed(state, secret)
+        for values_of_part in parts:
+            yield [gr.skip(), *values_of_part]
 
-    def _results(self, status: OrderStatus | None, chosen: int | None) -> Html:
-        return results_html(status, chosen, self.answers.pictures.of(status.variants) if status else {})
-
-    def _form(self, state: RunState, status: Html | str = "", *, is_stand_in: bool = False) -> dict[str, Any]:
+    def _form(self, state: RunState, status: Html | str = "") -> dict[str, Any]:
         form, requests = self.answers.parse(state.fields)
         listing = self.answers.listing()
-        value = form_value(form, requests, listing, version=str(state.drawn), status=status)
-        if is_stand_in:
+        prices = self.answers.price_list(requests, by_saving=state.by_saving)
+        value = form_value(form, requests, listing, version=str(state.drawn), status=status, prices=prices)
+        if state.stands_in:
             value["parts"]["stand-in"] = stand_in_note(form, listing)
         return value
-
-    def _marked(self, state: RunState, status: OrderStatus) -> Any:
-        """Mark the fields that the run refused."""
-        form, requests = self.answers.parse(state.fields)
-        bad = [variant for variant in status.variants if variant.what == "refused"]
-        if not bad:
-            return gr.skip()
-        return form_value(form, refused(requests, bad[0]), self.answers.listing(), version=str(state.drawn))
 
     def _kept_value(self, visitor: str, fault: str = "") -> dict[str, Any]:
         return kept_runs_value(self.answers.kept(visitor).all() if visitor else (), fault)
@@ -170,41 +167,140 @@ class _RunEvents:
     @in_parts
     def _changed(self, state: RunState, visitor: str, event: gr.EventData) -> Iterator[list[Any]]:
         fields, is_redrawn = changed(form_fields(event), state.fields, self.answers.listing())
-        state = replace(state, fields=fields, drawn=state.drawn + is_redrawn)
-        _, requests = self.answers.parse(fields)
-        if self.answers.estimates.is_ordered(requests, visitor) and not is_redrawn:
-            # The button was pressed at the same moment; its status stays.
-            yield _values()
-            return
-        # What was estimated is not true of the new fields.
-        yield _values(state=state, form=self._form(state))
-        for estimate in self.answers.estimate(requests, visitor):
-            yield _values(form=self._form(state, estimate_html(estimate)))
+        state = replace(state, fields=fields, drawn=state.drawn + is_redrawn, stands_in=False)
+        yield from self._live(state, visitor, turn_of(event))
 
     @in_parts
     def _pressed(self, state: RunState, visitor: str, event: gr.EventData) -> Iterator[list[Any]]:
-        fields = form_fields(event)
-        act, story = fields.pop("act", ""), fields.pop("story", "")
-        self.answers.estimates.order(self.answers.parse(fields)[1], visitor)
+        data = form_fields(event)
+        act, story = data.pop("act", ""), data.pop("story", "")
+        fields = state.fields if act == "story" else data
         yield _values()
         if act == "story":
-            state = replace(state, fields=story_fields(story, fields), drawn=state.drawn + 1, story=story)
-            yield from self._run(state, visitor)
+            fields = story_fields(story, fields)
+            state = replace(state, fields=fields, drawn=state.drawn + 1, story=story, stands_in=False)
+            is_many = self.answers.parse(state.fields)[1].count > MOST_LIVE
+            yield from self._run(state, visitor, measures=False) if is_many else self._live(state, visitor)
         elif act == "fit":
             yield from self._search(replace(state, fields=fields, story=""), visitor)
-        elif act == "run-all":
-            yield from self._run(replace(state, fields=fields, story=""), visitor)
-        elif act == "run":
-            state = replace(state, fields=fields, story="")
-            _, requests = self.answers.parse(fields)
-            if requests.count > MOST_UNASKED and not requests.faults:
-                yield _values(state=state, form=self._form(state, confirm_many_html(requests)))
-            else:
-                yield from self._run(state, visitor)
+        elif act in ("run", "measure"):
+            yield from self._run(replace(state, fields=fields, story=""), visitor, measures=act == "measure")
+        elif act == "sort":
+            state = replace(state, fields=fields, by_saving=not state.by_saving, drawn=state.drawn + 1)
+            yield _values(state=state, form=self._form(state))
 
-    def _cancel(self, state: RunState, visitor: str) -> None:
-        self.answers.scheduler.cancel(state.order)
+    def _cancel(self, visitor: str) -> None:
+        self.answers.cancel(visitor)
+
+    # -- the answer, which follows the form by itself
+
+    def _live(self, state: RunState, visitor: str, turn: int = 0) -> Iterator[list[Any]]:
+        """Predict what the form describes, unless it has faults or too many variants."""
+        is_current = self.answers.begin_turn(visitor, turn)
+        if not is_current():
+            yield _values()
+            return
+        _, requests = self.answers.parse(state.fields)
+        many = requests.count > MOST_LIVE
+        if requests.faults or not requests.count or many:
+            yield _values(state=state, form=self._form(state), progress="")
+            return
+        wanted = self.answers.with_pinned(requests, state.pinned)
+        yield from takewhile(lambda _: is_current(), self._begun(state, visitor, wanted, keeps=False))
+
+    def _run(self, state: RunState, visitor: str, *, measures: bool) -> Iterator[list[Any]]:
+        """Run what a button asks for; what is predicted is listed beside what is measured."""
+        _, requests = self.answers.parse(state.fields)
+        if requests.faults or not requests.count:
+            own = requests.faults.keys() - set(GENERAL)
+            fault = refused_html("Fix the marked fields first." if own else "Nothing to run.")
+            yield _values(state=state, form=self._form(state, fault))
+            return
+        wanted = with_measured(requests) if measures else requests
+        is_current = self.answers.begin_turn(visitor)
+        yield from takewhile(lambda _: is_current(), self._begun(state, visitor, wanted, keeps=True))
+
+    def _begun(self, state: RunState, visitor: str, requests: RunRequests, *, keeps: bool) -> Iterator[list[Any]]:
+        try:
+            begun = self.answers.begin(requests, visitor, keeps=keeps)
+        except MemvizError as error:
+            yield _values(state=state, form=self._form(state, refused_html(str(error))), progress="")
+            return
         self.answers.searches.cancel(state.search)
+        before = state.order or state.search
+        state = replace(state, order=begun.id, search="", way=None)
+        first = {} if before else {"results": ""}
+        yield _values(
+            state=state,
+            form=self._form(state),
+            cards="",
+            fit="",
+            table=published_table_html(state.story, None),
+            progress="" if begun.is_over else progress_html("predicting …"),
+            **first,
+        )
+        yield from self._followed(state, visitor, keeps=keeps, has_before=bool(before))
+
+    def _followed(
+        self, state: RunState, visitor: str, *, keeps: bool = True, has_before: bool = False
+    ) -> Iterator[list[Any]]:
+        """Show each change; while the answer of before is there, the new one comes when all of it has figures."""
+        status = None
+        for status in self.answers.follow(state.order, presence()):
+            is_ready = all(variant.run is not None or variant.is_over for variant in status.variants)
+            progress = "" if status.is_over else progress_html(progress_text(status))
+            if is_ready or not has_before:
+                yield _values(progress=progress, **self._answer_values(state, status, draws=status.is_over))
+            else:
+                yield _values(progress=progress)
+        if status is None or not status.is_over or status.is_left:
+            return
+        yield _values(form=self._marked(state, status), kept=self._kept_value(visitor) if keeps else gr.skip())
+        _, requests = self.answers.parse(state.fields)
+        for _ in self.answers.in_background(status, requests, visitor):
+            yield _values(form=self._form(state), **self._answer_values(state, status, draws=False))
+
+    def _answer_values(self, state: RunState, status: OrderStatus, *, draws: bool = True) -> dict[str, Any]:
+        """`draws` the timelines, which need the traces of runs that are over."""
+        status = self.answers.checked(status, state.pinned)
+        shown = self.answers.shown(status)
+        values: dict[str, Any] = {"head": head_html(status), "results": results_html(status, shown)}
+        if draws:
+            values |= dict(zip("AB", timeline_values(self.answers.shown_pair(status), status), strict=True))
+        return values
+
+    def _marked(self, state: RunState, status: OrderStatus) -> dict[str, Any]:
+        """Mark the fields that the run refused."""
+        value = self._form(state)
+        bad = next((variant for variant in status.variants if variant.what == "refused"), None)
+        if bad is not None:
+            _, requests = self.answers.parse(state.fields)
+            value["faults"] |= dict(refused(requests, bad).faults)
+        return value
+
+    @in_parts
+    def _act_on_row(self, state: RunState, visitor: str, event: gr.EventData) -> Iterator[list[Any]]:
+        """Show a variant beside the baseline, pin it, or take it out."""
+        data, status = clicked(event), self.answers.status(state.order)
+        act, number = data.get("act"), data.get("number", "")
+        yield _values()
+        if not number.isdigit() or status is None or int(number) >= len(status.variants):
+            return
+        variant = status.variants[int(number)]
+        pin = (replace(variant.request, label=""), variant.label)
+        if act == "choose":
+            self.answers.choose(state.order, int(number))
+            yield _values(**self._answer_values(state, status))
+        elif act == "pin" and len(state.pinned) < MOST_PINNED:
+            fault = self.answers.keep_variant(status, int(number), visitor)
+            state = replace(state, pinned=(*state.pinned, pin))
+            yield _values(state=state, kept=self._kept_value(visitor, fault))
+            yield from self._live(state, visitor)
+        elif act == "unpin":
+            key = request_key(variant.request)
+            state = replace(state, pinned=tuple(one for one in state.pinned if request_key(one[0]) != key))
+            yield _values(state=state)
+            yield from self._live(state, visitor)
 
     # -- the way that fits
 
@@ -215,9 +311,8 @@ class _RunEvents:
         except MemvizError as error:
             yield _values(state=state, form=self._form(state, refused_html(str(error))))
             return
-        self.answers.scheduler.leave(state.order)
         state = replace(state, order="", search=begun.id, way=None, opening="")
-        yield _values(state=state, form=self._form(state), results="", table="")
+        yield _values(state=state, form=self._form(state), cards="", results="", table="", A={}, B={})
         yield from self._searched(state)
 
     def _searched(self, state: RunState) -> Iterator[list[Any]]:
@@ -225,7 +320,7 @@ class _RunEvents:
             yield _values(
                 head=fit_head_html(status, self._usable(status)),
                 fit=fit_html(status, self._usable(status), state.way),
-                cancel="" if status.is_over else cancel_html(),
+                progress="" if status.is_over else progress_html("searching …"),
             )
 
     def _usable(self, status: SearchStatus) -> int:
@@ -255,49 +350,6 @@ class _RunEvents:
         done = last.variants[0].state == "done"
         message = "" if done else last.variants[0].phase
         yield _values(state=replace(state, opening=begun.id if done else ""), fit=self._fit_value(state, message))
-
-    def _run(self, state: RunState, visitor: str) -> Iterator[list[Any]]:
-        _, requests = self.answers.parse(state.fields)
-        begun = self._begin(requests, visitor, state)
-        if not isinstance(begun, str):
-            self.answers.searches.cancel(state.search)
-            state = replace(state, order=begun.id, search="", way=None)
-        # What does not go together explains itself where it stands; nothing else is changed.
-        fault = begun if isinstance(begun, str) else ""
-        yield _values(state=state, form=self._form(state, refused_html(fault) if fault else ""))
-        if not isinstance(begun, str):
-            yield _values(table=published_table_html(state.story, None), fit="")
-            yield from self._followed(state, visitor)
-
-    def _begin(self, requests: RunRequests, visitor: str, state: RunState) -> Any:
-        """Return the order's status, or why it was not started."""
-        if requests.faults or not requests.count:
-            own = requests.faults.keys() - set(GENERAL)
-            return "Nothing was run: what is marked above does not go." if own else "Nothing was run."
-        try:
-            return self.answers.begin(requests, visitor, instead_of=state.order)
-        except MemvizError as error:
-            return str(error)
-
-    def _followed(self, state: RunState, visitor: str) -> Iterator[list[Any]]:
-        for status in self.answers.follow(state.order, presence()):
-            over = status.is_over
-            yield _values(
-                head=head_html(status),
-                results=self._results(status, self.answers.chosen(state.order)),
-                form=self._marked(state, status) if over else gr.skip(),
-                cancel="" if over else cancel_html(),
-                kept=self._kept_value(visitor) if over else gr.skip(),
-            )
-
-    def _chosen(self, state: RunState, event: gr.EventData) -> list[Any]:
-        """Show the results with another variant in the headline."""
-        data, status = clicked(event), self.answers.status(state.order)
-        number = data.get("number", "")
-        if data.get("act") != "choose" or not number.isdigit() or status is None:
-            return _values()
-        self.answers.choose(state.order, int(number))
-        return _values(results=self._results(status, int(number)))
 
     # -- what was published, and what was kept
 

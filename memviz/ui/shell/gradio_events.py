@@ -37,9 +37,15 @@ IN_PARTS: dict[str, Any] = {**PRIVATE, "trigger_mode": "multiple"}
 
 
 def while_seen(
-    tabs: gr.Tabs, tab: gr.Tab, changed: gr.State, looked_at: gr.State, draw: Callable[..., list[Any]],
-    inputs: list[Any], outputs: list[Any],
-) -> None:  # fmt: skip
+    tabs: gr.Tabs,
+    tab: gr.Tab,
+    changed: gr.State,
+    looked_at: gr.State,
+    draw: Callable[..., list[Any]],
+    *,
+    inputs: list[Any],
+    outputs: list[Any],
+) -> None:
     """Draw a tab when it is turned to, and when what it shows has `changed` meanwhile.
 
     Gradio reports leaving it only through `tabs`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memviz.analysis.breakdown import Breakdown, Dominant
 from memviz.analysis.groups import Group, Groups
 from memviz.analysis.leaks import Growth, GrowthRow
-from memviz.ui.explore.never_freed import churn_html, growth_html, never_freed_html, sites_html
+from memviz.ui.explore.live_set import churn_html, growth_html, never_freed_html, sites_html
 from memviz.ui.explore.state import ExploreState
 from tests.traces import MiB
 from tests.ui.page import HOSTILE, elements, rows, tags, words

@@ -75,7 +75,7 @@ def test_a_full_disk_costs_only_the_kept_copy(tmp_path: Path) -> None:
     try:
         done = over(answers, answers.begin(asked("Baseline"), "ann"))
         assert done.variants[0].state == "done"
-        assert "It is not among the kept runs" in words(results_html(done))
+        assert "It is not among the kept runs" in words(results_html(done, 0))
         assert answers.opened(Session(), done.id, [0]).current is not None
     finally:
         answers.close()

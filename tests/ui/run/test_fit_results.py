@@ -11,8 +11,8 @@ from memviz.errors import UsageError
 from memviz.runner.jobs.service import SearchOrder, SearchStatus
 from memviz.runner.request import Request
 from memviz.ui.run.fit_results import fit_head_html, fit_html, map_html, picture_html
-from memviz.ui.run.form import RunRequests, search_order
-from memviz.ui.run.form_html import search_fields_html
+from memviz.ui.run.form import FormFields, RunRequests, search_order
+from memviz.ui.run.form_html import buttons_html
 from tests.results.test_fit import told
 from tests.runner.fit.ways import way as tried
 from tests.ui.page import HOSTILE, elements, rows, words
@@ -149,7 +149,7 @@ def test_what_is_no_search_is_refused(fields: dict[str, Any], asked: RunRequests
 
 
 def test_what_was_chosen_stays_chosen_when_the_form_is_drawn_anew() -> None:
-    html = search_fields_html({"fit:keep": "nothing", "fit:grid": True})
+    html = buttons_html(FormFields(search={"fit:keep": "nothing", "fit:grid": True}), RunRequests(), {})
     chosen = [element["value"] for element in elements(html, "option") if "selected" in element]
     assert chosen == ["nothing", ""]
     assert "checked" in elements(html, "input")[0]

@@ -21,7 +21,7 @@ from memviz.ui.run.form import (
     requests_of,
     without_effect,
 )
-from memviz.ui.run.form_html import form_html, form_value, refused_html
+from memviz.ui.run.form_html import buttons_html, form_html, form_value, refused_html
 from memviz.ui.run.published_examples import story_fields
 from tests.ui.page import elements, words
 
@@ -86,7 +86,7 @@ def runs(found: RunRequests) -> list[tuple[str, dict[str, str], dict[str, dict[s
 
 
 def test_every_field_that_can_be_wrong_has_a_place_for_its_fault() -> None:
-    form = form_fields_of({"workload": "tiny", "o:split": True}, LISTING)
+    form = form_fields_of({"workload": "tiny", "w:mode": "training", "o:split": True}, LISTING)
     html = form_html(form, LISTING)
     for name in ("w:batch", "w:mode", "o:split:parts", "warmup", "steps", "optimizer"):
         assert f'data-fault="{name}"' in html
@@ -197,9 +197,24 @@ def test_only_what_the_listing_names_is_taken() -> None:
 
 
 def test_a_card_and_the_step_are_handed_on() -> None:
-    (request,) = asked(optimizer="adamw", steps="3", load="device", keep_output=True, numerics=False).requests
-    assert (request.card, request.optimizer, request.steps, request.load) == ("NVIDIA Y", "adamw", 3, "device")
+    (request,) = asked(
+        w__mode="training", optimizer="sgd", steps="3", load="device", keep_output=True, numerics=False
+    ).requests
+    assert (request.card, request.optimizer, request.steps, request.load) == ("NVIDIA Y", "sgd", 3, "device")
     assert (request.keep_output, request.numerics, request.on) == (True, False, "predict")
+
+
+@pytest.mark.parametrize(
+    ("fields", "optimizer"),
+    [
+        ({"w__mode": "training"}, "adamw"),
+        ({"w__mode": "training", "optimizer": "none"}, "none"),
+        ({"w__mode": "inference", "optimizer": "adamw"}, "none"),
+        ({"workload": "other"}, "none"),
+    ],
+)
+def test_a_training_step_has_adamw_unless_another_is_chosen(fields: dict[str, str], optimizer: str) -> None:
+    assert {request.optimizer for request in asked(**fields).requests} == {optimizer}
 
 
 @pytest.mark.parametrize("conversion, load", [("before", "host"), ("on-host", "host"), ("measured", "device")])
@@ -239,31 +254,34 @@ def test_the_form_shows_what_there_is_and_escapes_it() -> None:
     html = form_html(form, LISTING)
     assert "Another &lt;model&gt;." in html
     assert 'value="&lt;i&gt;"' in html
-    assert "No CUDA device here, so measuring is off." in html
-    with_device = form_html(form, {**LISTING, "device": "NVIDIA Z"})
-    assert "Measured on NVIDIA Z" in with_device
-    assert "No CUDA device" not in with_device
+    requests = requests_of(form, LISTING)
+    without, with_device = (
+        elements(buttons_html(form, requests, listing), "button", data_act="measure")[0]
+        for listing in (LISTING, {**LISTING, "device": "NVIDIA Z"})
+    )
+    assert "disabled" in without and "No CUDA device" in str(without["title"])
+    assert "disabled" not in with_device and with_device["title"] == "Run it on NVIDIA Z"
 
 
 @pytest.mark.parametrize(
     "fields, idle",
     [
-        ({"workload": "tiny"}, {"idle:checkpoint": "Has an effect in training only."}),
-        ({"workload": "tiny", "w:mode": "training"}, {}),
-        ({"workload": "tiny", "w:mode": "inference,training"}, {}),
-        ({"workload": "tiny", "o:checkpoint": True}, {}),
-        ({"workload": "other"}, {}),
+        ({"workload": "tiny"}, "training only"),
+        ({"workload": "tiny", "w:mode": "training"}, ""),
+        ({"workload": "tiny", "w:mode": "inference,training"}, ""),
+        ({"workload": "tiny", "o:checkpoint": True}, ""),
+        ({"workload": "other"}, ""),
     ],
 )
-def test_what_would_do_nothing_says_so_before_it_is_switched_on(fields: dict[str, Any], idle: dict[str, str]) -> None:
+def test_what_would_do_nothing_says_so_before_it_is_switched_on(fields: dict[str, Any], idle: str) -> None:
     form = form_fields_of(fields, LISTING)
     parts = form_value(form, requests_of(form, LISTING), LISTING, version="1")["parts"]
-    assert {name: said for name, said in parts.items() if name.startswith("idle:")} == idle
+    assert words(parts["price:checkpoint"]) == idle
 
 
 def test_what_changes_a_kind_of_model_that_is_not_there_says_so() -> None:
     split = {**LISTING["optimizations"][0], "name": "tiles", "only_on": "an autoencoder"}
-    for holds, said in (([], "Has an effect on an autoencoder only."), (["an autoencoder"], None), (None, None)):
+    for holds, said in (([], "autoencoder only"), (["an autoencoder"], None), (None, None)):
         workloads = [{**LISTING["workloads"][0], "holds": holds}]
         listing = {**LISTING, "workloads": workloads, "optimizations": [{**split, "needs": "any", "not_with": {}}]}
         assert without_effect(FormFields(workload=workloads[0]["name"]), listing).get("tiles") == said
@@ -273,7 +291,7 @@ def test_what_is_said_and_what_has_no_field_stand_above_the_button() -> None:
     form = form_fields_of({"workload": "tiny"}, LISTING)
     refused = replace(requests_of(form, LISTING), faults={"run": "Too many.", "knobs": "Too large.", "w:batch": "x"})
     value = form_value(form, refused, LISTING, version="1", status=refused_html("Nothing was run."))
-    assert words(value["parts"]["buttons"]) == "Nothing was run. Too many. Too large. Predict"
+    assert words(value["parts"]["buttons"]).startswith("Nothing was run. Too many. Too large.")
     assert [field for field in ("run", "knobs") if elements(value["html"], "p", data_fault=field)] == []
     assert elements(value["html"], "p", data_fault="w:batch")
 
@@ -299,7 +317,7 @@ def test_a_knob_with_choices_is_a_menu_or_boxes_to_tick() -> None:
     ("before", "fields", "is_redrawn"),
     [
         ({}, {"workload": "tiny", "w:batch": "2"}, False),
-        ({"workload": "tiny"}, {"workload": "tiny", "on": "cuda"}, True),
+        ({"workload": "tiny"}, {"workload": "tiny", "w:mode": "training"}, True),
         ({"workload": "other"}, {"workload": "other", "w:way": "*"}, True),
         ({"workload": "other", "w:way": "*"}, {"workload": "other", "w:way": "fast"}, False),
         ({"workload": "other", "w:way": "fast"}, {"workload": "other", "w:way": ""}, True),

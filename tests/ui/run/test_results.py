@@ -1,18 +1,13 @@
-"""Tests of results: the verdict, a row for each variant, pictures, and no text as markup."""
+"""Tests of results: the verdict, a row for each variant, output differences, and no text as markup."""
 
 from __future__ import annotations
 
-import base64
-import pickle
 import re
-import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from memviz.predictor.expected_error import ExpectedError, Fit
@@ -20,15 +15,21 @@ from memviz.results.headline import Headline
 from memviz.results.run import variants_headline
 from memviz.runner.jobs.kept_runs import KeptRun
 from memviz.runner.jobs.service import OrderStatus, Variant
+from memviz.runner.output_check.difference import MARGIN
 from memviz.runner.parallel.parallelism import RankClass
 from memviz.runner.request import Request
 from memviz.runner.run import Run, Seconds
-from memviz.ui.run.form_html import estimate_html, refused_html
+from memviz.ui.run.differences import differences_html
+from memviz.ui.run.form_html import refused_html
 from memviz.ui.run.published_examples import published_table_html
-from memviz.ui.run.results import RunPictures, head_html, kept_runs_value, pictures_html, results_html
+from memviz.ui.run.results import head_html, kept_runs_value
+from memviz.ui.run.results import results_html as html_of_results
 from tests.runner.runs import GIB, run
-from tests.traces import MiB, alloc, frame, free, snapshot
 from tests.ui.page import rows, words
+
+
+def results_html(status: OrderStatus, shown: int | None = None) -> str:
+    return html_of_results(status, len(status.variants) - 1 if shown is None else shown)
 
 
 def headline(variants: Sequence[Variant]) -> Headline:
@@ -167,8 +168,7 @@ def test_each_size_has_a_baseline_of_its_own() -> None:
     )
     assert headline(variants).answer == "2: Half saves 10.00 GiB, 50 % of what is reserved."
     html = words(results_html(OrderStatus("x", variants)))
-    assert html.count("baseline") == 2
-    assert "\N{MINUS SIGN}2,048 MiB reserved" in html and "\N{MINUS SIGN}10.00 GiB reserved" in html
+    assert "6,144 MiB \N{MINUS SIGN}2,048 MiB" in html and "10.00 GiB \N{MINUS SIGN}10.00 GiB" in html
 
 
 def copied_texts(variants: tuple[Variant, ...], chosen: int | None = None) -> tuple[str, str]:
@@ -185,19 +185,12 @@ def with_commands(variants: tuple[Variant, ...]) -> tuple[Variant, ...]:
     )
 
 
-def test_code_and_command_are_those_of_the_variant_that_the_headline_names() -> None:
-    assert headline(LTX).answer.startswith("Every 4th makes")
-    assert copied_texts(with_commands(LTX)) == ("code 1", "command 1")
-    nothing = (variant("Baseline", predicted(10, 100)), variant("Worse", predicted(12, 100)))
-    assert copied_texts(with_commands(nothing)) == ("", "command 0")
-
-
-def test_another_variant_can_be_chosen_by_its_name_and_its_bar() -> None:
+def test_code_and_command_are_those_of_the_variant_that_is_shown() -> None:
     assert [copied_texts(with_commands(LTX), at)[1] for at in range(3)] == ["command 0", "command 1", "command 2"]
+    assert [copied_texts(with_commands(LTX), at)[0] for at in range(3)] == ["", "code 1", "code 2"]
     html = results_html(OrderStatus("x", LTX), 2)
     pressed = re.findall(r'data-act="choose" data-number="(\d)" aria-pressed="(\w+)"', html)
     assert pressed == [("0", "false"), ("1", "false"), ("2", "true")]
-    assert len(re.findall(r'mv-variant-middle" data-act="choose" data-number="(\d)"', html)) == 3
 
 
 def test_what_fits_is_said_with_its_optimizer() -> None:
@@ -209,7 +202,7 @@ def test_what_fits_is_said_with_its_optimizer() -> None:
         )
 
     assert headline(stepping("adamw")).answer == "Every 4th makes the step fit, with AdamW."
-    assert "the step has AdamW" in words(head_html(OrderStatus("x", stepping("adamw"))))
+    assert "with AdamW" in words(head_html(OrderStatus("x", stepping("adamw"))))
     assert words(results_html(OrderStatus("x", LTX))).count("to spare, no optimizer") == 2
     assert "no optimizer" not in words(results_html(OrderStatus("x", stepping("adamw"))))
 
@@ -223,7 +216,7 @@ def test_on_a_card_that_it_nearly_fills_it_says_what_is_reserved_there() -> None
         "where it gives back what is cached and reserves 22.69 GiB."
     )
     shown = words(results_html(OrderStatus("x", only)))
-    assert "reserved on the card 22.69 GiB without a limit 25.14 GiB" in shown
+    assert "22.69 GiB without a limit 25.14 GiB" in shown
 
 
 def test_what_the_context_decides_is_called_close() -> None:
@@ -231,48 +224,57 @@ def test_what_the_context_decides_is_called_close() -> None:
     assert headline(only).reason == "It is close, with no optimizer: 23.50 GiB to 23.75 GiB usable."
     html = results_html(OrderStatus("x", only))
     assert "≈ close 23.50 GiB to 23.75 GiB usable" in words(html)
-    assert re.search(r'class="mv-limit" style="left:9\d\.\d+%;width:1\.\d+%"', html)
     sure = results_html(OrderStatus("x", (variant("Baseline", in_doubt(20, "yes")),)))
     assert "✓ fits" in words(sure) and "close" not in words(sure)
 
 
-def test_how_true_it_is_likely_to_be_is_a_sentence_and_an_interval_on_the_bar() -> None:
+def test_the_expected_error_is_a_sentence_and_an_interval() -> None:
     error = ExpectedError(0.0, 0.5, 2.0, 13, 0, "training")
     status = OrderStatus("x", (variant("Baseline", in_doubt(20, "yes", expected_error=error)),))
     assert error.sentence in words(head_html(status)) and "reserved ± 2.0 % (13" in error.sentence
     html = results_html(status)
-    assert 'title="Likely reserved: 19.60 GiB to 20.40 GiB"' in html and "how far it may be off" in words(html)
+    assert 'title="Likely reserved: 19.60 GiB to 20.40 GiB"' in html
     exact = replace(error, allocated=0.0, reserved=0.0)
     known = OrderStatus("x", (variant("Baseline", in_doubt(20, "yes", expected_error=exact)),))
-    assert "mv-doubt" not in results_html(known)
+    assert "Likely reserved" not in results_html(known)
 
 
-def test_variants_with_equal_outputs_share_a_row() -> None:
-    verdict = {
-        "verdict": {"ok": True, "words": "bitwise equal, as claimed"},
-        "outputs": [{"difference": {"absmax": 0}}],
-    }
-    alike = tuple(variant(name, predicted(9, 1, numerics=verdict)) for name in ("Every 4th", "Every 2nd"))
-    html = results_html(OrderStatus("x", (LTX[0], *alike)))
-    assert [row[0] for row in rows(html)[1:]] == ["same run twice", "Every 4th, Every 2nd"]
-    assert words(html).count("output bitwise equal") == 2
+def compared(**numerics: Any) -> Run:
+    return predicted(9, 1, numerics={"verdict": {"ok": True, "words": "equal up to rounding"}, **numerics})
 
 
-def test_absmax_stands_beside_its_share_of_the_largest_value() -> None:
-    """In runs saved by earlier versions absmax was a figure of its own, too."""
-    sizes = {"absmax": 1.5e-4, "reference_absmax": 5e-4, "relative_l2": 0.008}
-    verdict = {"verdict": {"ok": True, "words": "equal"}, "outputs": [{"difference": sizes}]}
-    html = results_html(OrderStatus("x", (LTX[0], variant("Split", predicted(9, 1, numerics=verdict)))))
-    assert rows(html)[-1][:4] == ["Split", "1.5e-04", "3.0e-01", "8.0e-03"]
+def dots(html: str) -> list[tuple[float, bool]]:
+    """Return the place of each dot in percent, and whether it is beyond rounding."""
+    found = re.findall(r'mv-diff-dot( mv-beyond)?" style="left:([\d.]+)%"', html)
+    return [(float(place), bool(beyond)) for beyond, place in found]
+
+
+def test_each_output_has_a_line_with_the_band_that_rounding_explains() -> None:
+    def output(name: str, relative: float, expected: float) -> dict[str, Any]:
+        return {"name": name, "difference": {"relative_l2": relative}, "rounding": {"expected": expected}, "noise": {}}
+
+    weights = [output("a", 0.0, 1e-6), output("b", 1e-3, 1e-6)]
+    run = compared(outputs=[output("logits", 1e-6, 1e-6), output("loss", 0.0, 1e-6)], gradients={"parameters": weights})
+    html = differences_html(variant("Split", run))
+    # Nine decades: 1e-6 is a third of the way, 1e-3 two thirds. Eight times what is expected is explained.
+    assert dots(html) == [(33.33, False), (0.0, False), (66.67, True)]
+    assert re.findall(r'mv-diff-band" style="width:([\d.]+)%"', html) == ["43.37"] * 3
+    assert "1.0e-06 relative" in words(html) and "at b" in words(html) and "identical" in words(html)
+    assert MARGIN == 8
+
+
+def test_losses_of_the_steps_are_a_line_with_the_step_that_differs_most() -> None:
+    losses = {"reference": [8.0, 4.0], "again": [8.0, 4.0], "ours": [8.0, 4.4], "updates": 1e-6}
+    html = differences_html(variant("Lora", compared(losses=losses)))
+    assert "1.0e-01 relative at step 2" in words(html) and len(dots(html)) == 2
 
 
 def test_what_was_not_exercised_has_no_figures_and_no_tick() -> None:
     verdict = {"ok": None, "words": "not exercised: the picture is one tile", "short": "not exercised"}
     numerics = {"verdict": verdict, "outputs": [{"difference": {"absmax": 0, "relative_l2": 0}}]}
     html = results_html(OrderStatus("x", (LTX[0], variant("Tiles", predicted(9, 1, numerics=numerics)))))
-    assert rows(html)[-1][:4] == ["Tiles", "–", "–", "–"]
-    assert rows(html)[-1][4].startswith("not exercised: the picture is one tile")
-    assert "output not exercised" in words(html)
+    assert rows(html)[-1][6] == "not exercised" and not dots(html)
+    assert "not exercised: the picture is one tile" in words(html)
 
 
 def test_times_that_differ_by_less_than_their_steps_do_are_called_about_the_same() -> None:
@@ -302,7 +304,7 @@ def test_every_state_has_its_row(tmp_path: Path) -> None:
         variant("stops", None, state="failed", what="exception", phase="boom", file=tmp_path / "c"),
     )
     html = results_html(OrderStatus("x", variants))
-    assert html.count("<li ") == len(variants)
+    assert html.count('<tr class="mv-variant ') == len(variants)
     for each in ("does not fit", "3,072 MiB too much", "1,536 MiB to spare", "waiting", "building the model …"):
         assert each in html
     for each in ("its process died", "SIGKILL", "last words", "Open what was recorded", "Compare both"):
@@ -325,11 +327,17 @@ def test_what_models_say_never_becomes_markup() -> None:
     known = predicted(9, 100, numerics=numerics, describes=bad, device=bad, notes=(bad,), command=bad, code=bad)
     died = variant("b", None, state="failed", what="killed", phase=bad, where=bad)
     status = OrderStatus("x", (variant(bad, known, amiss=bad), died))
-    estimate = estimate_html(variant(bad, known))
     kept = kept_runs_value((KeptRun("1", bad, replace(known, device=bad), Path("x")),))["html"]
     row = {"case": bad, "figure": bad, "published": None, "ours": 1.0, "difference_percent": None, "note": bad}
     table = published_table_html("checkpointing", [row], fault=bad)
-    for html in (head_html(status), results_html(status), estimate, refused_html(bad), kept, table):
+    for html in (
+        head_html(status),
+        results_html(status),
+        differences_html(status.variants[0]),
+        refused_html(bad),
+        kept,
+        table,
+    ):
         assert "<img" not in html
         assert "&lt;img" in html
 
@@ -340,7 +348,7 @@ def test_what_models_say_never_becomes_markup() -> None:
 )
 def test_odd_numerics_break_nothing(numerics: dict[str, Any]) -> None:
     """A run read from a file can hold any value."""
-    assert "<li" in results_html(OrderStatus("x", (LTX[0], variant("odd", predicted(9, 1, numerics=numerics)))))
+    assert "mv-variant " in results_html(OrderStatus("x", (LTX[0], variant("odd", predicted(9, 1, numerics=numerics)))))
 
 
 def test_of_many_gpus_the_classes_stand_below_each_with_its_timeline(tmp_path: Path) -> None:
@@ -365,18 +373,12 @@ def test_of_many_gpus_the_classes_stand_below_each_with_its_timeline(tmp_path: P
 def test_a_peak_of_loading_is_marked_wherever_it_is_shown() -> None:
     only = (variant("Cast", predicted(22.5, 100, peak_while_loading=True)),)
     assert "at its peak, while loading" in headline(only).answer
-    assert re.search(r"allocated [\d.]+ GiB while loading", words(results_html(OrderStatus("x", only))))
+    assert re.search(r"[\d.]+ GiB while loading", words(results_html(OrderStatus("x", only))))
     plain = OrderStatus("x", (variant("Cast", predicted(22.5, 100)),))
     assert "while loading" not in words(results_html(plain)) + words(head_html(plain))
 
 
-def test_weights_that_stay_on_the_host_take_nothing_of_the_bar() -> None:
-    known = predicted(2, 100, weights_bytes=22 * GIB, weights_at_peak_bytes=0)
-    parts = re.findall(r'mv-kind" style="[^"]*width:([\d.]+)%', results_html(OrderStatus("x", (variant("A", known),))))
-    assert float(parts[0]) == 0 < float(parts[1])
-
-
-def test_bar_and_interval_end_at_what_is_reserved_on_the_card() -> None:
+def test_the_interval_is_of_what_is_reserved_on_the_card() -> None:
     """Without the limit the interval would pass the card's line, next to the verdict that it fits."""
     error = ExpectedError(0.0, 0.5, 2.0, 13, 0, "training")
     fit = Fit(int(23.5 * GIB), True, int(22.69 * GIB), None, None, None, int(1.64 * GIB))
@@ -392,63 +394,3 @@ def test_where_what_is_not_counted_makes_it_close_that_is_said() -> None:
     assert error.uncounted_words in said and "23.50 GiB to 23.75 GiB usable" in said
     near = replace(in_doubt(23.2, "close"), expected_error=error)
     assert "not counted" not in headline((variant("Baseline", near),)).reason
-
-
-def recorded_variant(folder: Path, label: str, peak: int) -> Variant:
-    file = folder / f"{label}.pickle"
-    file.write_bytes(pickle.dumps(snapshot([alloc(at * MiB, MiB) for at in range(peak)])))
-    return Variant(Request("feed_forward"), label, state="done", run=predicted(peak, 1), file=file)
-
-
-def heights_shown(variants: list[Variant], pictures: RunPictures) -> list[float]:
-    """Return the height of each box that is coloured in its last column."""
-    html = pictures_html(variants, pictures.of(variants))
-    images = re.findall(r'<img src="([^"]*)"[^>]*style="height:([0-9.]+)%"', html)
-    return [_share_drawn(address) * float(height) / 100 for address, height in images]
-
-
-def _share_drawn(address: str) -> float:
-    """Return the coloured share of the picture's last column."""
-    png = base64.b64decode(address.partition(",")[2])
-    width, height = struct.unpack(">II", png[16:24])
-    body = png[png.index(b"IDAT") + 4 :]
-    rows = np.frombuffer(zlib.decompressobj().decompress(body), np.uint8).reshape(height, 1 + 4 * width)
-    return float((rows[:, -1] > 0).mean())
-
-
-def test_they_stand_on_one_scale_the_highest_just_below_the_edge(tmp_path: Path) -> None:
-    variants = [recorded_variant(tmp_path, "Baseline", 100), recorded_variant(tmp_path, "Half", 50)]
-    pictures = RunPictures()
-    found = pictures.of(variants)
-    assert {number: each.live_bytes for number, each in found.items()} == {0: 100 * MiB, 1: 50 * MiB}
-    assert np.allclose(heights_shown(variants, pictures), [1 / 1.04, 0.5 / 1.04], atol=0.02)
-
-
-def test_its_legend_names_what_is_drawn_also_what_is_gone_at_the_peak(tmp_path: Path) -> None:
-    file = tmp_path / "step.pickle"
-    engine = frame("torch::autograd::Engine::thread_main()", "??", 0)
-    brief = [alloc(0, 40 * MiB, frames=[engine]), *free(0, 40 * MiB)]
-    file.write_bytes(pickle.dumps(snapshot([*brief, alloc(1 << 40, 50 * MiB)])))
-    step = Variant(Request("feed_forward"), "Baseline", state="done", run=predicted(50, 1), file=file)
-    (picture,) = RunPictures().of([step]).values()
-    assert (picture.live_bytes, picture.kinds) == (50 * MiB, {"temporary", "unknown"})
-    assert "temporary" in words(pictures_html([step], {0: picture}))
-
-
-def test_a_higher_one_that_arrives_later_moves_the_scale_of_all(tmp_path: Path) -> None:
-    pictures, one = RunPictures(), recorded_variant(tmp_path, "Baseline", 50)
-    (alone,) = heights_shown([one], pictures)
-    both = heights_shown([one, recorded_variant(tmp_path, "More", 100)], pictures)
-    assert np.isclose(both[0] * 2, alone, atol=0.04)
-
-
-def test_what_is_not_there_has_no_picture_and_names_stay_text(tmp_path: Path) -> None:
-    evil = recorded_variant(tmp_path, "Baseline", 3)
-    evil = Variant(evil.request, "<img src=x onerror=alert(1)>", state="done", run=evil.run, file=evil.file)
-    gone = Variant(evil.request, "gone", state="done", run=evil.run, file=tmp_path / "gone.pickle")
-    waiting = Variant(evil.request, "waiting")
-    variants = [evil, gone, waiting]
-    html = pictures_html(variants, RunPictures().of(variants))
-    assert re.findall(r'data-number="(\d+)"', html) == ["0"]
-    assert "<img src=x" not in html and "&lt;img src=x" in html
-    assert pictures_html(variants, {}) == ""

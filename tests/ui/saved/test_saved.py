@@ -132,6 +132,6 @@ def test_a_switch_without_a_choice_left_is_dropped() -> None:
     off = {"module": "No module is recorded."}
     choices = {"category": "Category", "site": "Site", "module": "Module"}
     with SavedLinks(follow_grouping):
-        assert switch("colour", "Colours", choices, "category", "mvt-switch", off) == ""
-        rows = switch("by", "Rows", choices, "site", "mvt-switch", off)
+        assert switch("colour", "Colours", choices, "category", kind="mvt-switch", disabled=off) == ""
+        rows = switch("by", "Rows", choices, "site", kind="mvt-switch", disabled=off)
     assert len(elements(rows, "button")) == 3

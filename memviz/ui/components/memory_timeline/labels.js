@@ -106,10 +106,11 @@ export class Labels extends Part {
     const { width } = this.viewport;
     const y = this.viewport.yOf(ruler.bytes);
     // In the baseline itself its own peak says the same.
-    if (ruler.bytes !== live) labels.push([y, "", ruler.text]);
+    if (ruler.bytes !== live) labels.push([y, ruler.is_limit ? bytesText(ruler.bytes) : "", ruler.text]);
+    const looks = ruler.is_limit ? "mvt-ruler mvt-limit" : "mvt-ruler";
     return [
-      shape("line", { x1: 0, x2: width, y1: y, y2: y, class: "mvt-ruler" }),
-      shape("line", { x1: width, x2: width + 20, y1: y, y2: y, class: "mvt-ruler mvt-ruler-on" }),
+      shape("line", { x1: 0, x2: width, y1: y, y2: y, class: looks }),
+      shape("line", { x1: width, x2: width + 20, y1: y, y2: y, class: `${looks} mvt-ruler-on` }),
     ];
   }
 

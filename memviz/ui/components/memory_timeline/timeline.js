@@ -36,7 +36,7 @@ const NAME_LETTER = 7;
  *   key: string, label?: string, has_times?: boolean, phases?: [name: string, first: number, last: number][],
  *   ooms?: { event: number, reserved: number, text: string }[], state?: State,
  *   isAhead?: boolean, linked?: string, plain?: boolean, badge?: string, name?: string, top?: number, band?: boolean, axis?: Axis,
- *   of?: string, follows?: string, ruler?: { bytes: number, text: string }, colour?: string, among?: string[], align?: Record<Axis, import("./viewport.js").Alignment>,
+ *   of?: string, follows?: string, ruler?: { bytes: number, text: string, is_limit?: boolean }, colour?: string, among?: string[], align?: Record<Axis, import("./viewport.js").Alignment>,
  * }} Value */
 
 export class MemoryTimeline extends Component {

@@ -150,9 +150,10 @@ class PlainForm extends Component {
     this.tell.click({ ...this.values(), ...button.dataset });
   }
 
+  /** With `turn`, by which the server tells which of two was told last: they can overtake each other. */
   values() {
     /** @type {Record<string, string | boolean>} */
-    const values = {};
+    const values = { turn: String(Date.now()) };
     for (const field of this.fields()) {
       if (!field.name || (field.type === "radio" && !field.checked)) continue;
       if ("several" in field.dataset) {

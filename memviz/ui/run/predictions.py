@@ -1,0 +1,256 @@
+"""Predictions that are known already, with their traces, and the prices of optimizations that idle time predicts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from memviz.errors import MemvizError
+from memviz.runner.jobs.service import OrderStatus, Scheduler, Scratch, Variant
+from memviz.runner.prices import Price, load_prices, price_of, price_requests, refused_price
+from memviz.runner.request import Request
+from memviz.runner.run import Run
+from memviz.trace.load import load_trace
+from memviz.ui.payloads.timelines import LinkedTrace
+from memviz.ui.shell.session import Opened, open_trace, timeline_key
+from memviz.ui.shell.store import TraceStore
+
+_REMEMBERED = 1024
+_MOST_TRACES = 48
+_MOST_TRACE_BYTES = 1 << 30
+_LARGEST_TRACE = 64 << 20
+"""A larger trace is drawn when it is opened, not by itself."""
+_MOST_WAITING = 24
+_PATIENCE_SECONDS = 1.0
+_BETWEEN_SECONDS = 0.4
+"""Between two drawings of the prices."""
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class Predictions:
+    """Figures by request, and traces of the newest ones. A prediction is the same for every visitor."""
+
+    def __init__(self, store: TraceStore, seconds: float, memory: int | None = None) -> None:
+        self.scheduler = Scheduler(timeout=seconds, memory=memory, most_waiting=_MOST_WAITING)
+        """For prices: a process of its own beside that of answers."""
+        self._store = store
+        self._scratch = Scratch()
+        self._folder: Path | None = None
+        self._lock = threading.Lock()
+        self._figures: OrderedDict[str, Variant] = OrderedDict()
+        """Without traces, by a request without its output check."""
+        self._complete: OrderedDict[str, Variant] = OrderedDict()
+        self._checks: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
+        """Output checks, by the request without one."""
+        self._opened: OrderedDict[Path, Opened] = OrderedDict()
+
+    def close(self) -> None:
+        self.scheduler.close()
+        self._scratch.close()
+
+    def known(self, request: Request) -> Variant | None:
+        """Return a prediction with its trace; else its figures, to be shown until it has run; else None."""
+        with self._lock:
+            complete = self._complete.get(_key(request))
+            figures = self._figures.get(request_key(request))
+        if complete is not None and complete.file is not None and complete.file.exists():
+            return complete
+        return None if figures is None or figures.run is None else replace(figures, state="waiting")
+
+    def refusal(self, request: Request) -> Variant | None:
+        with self._lock:
+            figures = self._figures.get(request_key(request))
+        return figures if figures is not None and figures.run is None else None
+
+    def keep(self, variant: Variant) -> None:
+        """Remember a finished or refused prediction. A full disk costs the trace alone."""
+        if variant.request.on == "cuda":
+            return
+        with self._lock:
+            _remember(self._figures, request_key(variant.request), replace(variant, file=None))
+            if variant.run is not None and variant.run.numerics is not None:
+                _remember(self._checks, request_key(variant.request), variant.run.numerics)
+        if variant.file is None or variant.state != "done":
+            return
+        with suppress(OSError, MemvizError):
+            self._keep_trace(variant, variant.file)
+
+    def _keep_trace(self, variant: Variant, file: Path) -> None:
+        with self._lock:
+            self._folder = self._folder or self._scratch.new()
+            copy = self._folder / f"{len(self._complete)}-{file.parent.name}-{file.name}"
+            try:
+                os.link(file, copy)
+            except OSError:
+                shutil.copyfile(file, copy)
+            _remember(self._complete, _key(variant.request), replace(variant, file=copy))
+            sizes = [kept.file.stat().st_size for kept in self._complete.values() if kept.file and kept.file.exists()]
+            total = sum(sizes)
+            while len(self._complete) > _MOST_TRACES or (total > _MOST_TRACE_BYTES and len(self._complete) > 1):
+                _, gone = self._complete.popitem(last=False)
+                if gone.file is not None and gone.file.exists():
+                    total -= gone.file.stat().st_size
+                    gone.file.unlink()
+
+    def traces(self, variants: Sequence[Variant | None]) -> list[LinkedTrace]:
+        """Return what the two timelines draw, without variants whose trace is missing or too large."""
+        found = []
+        for letter, variant in zip("AB", variants, strict=False):
+            opened = self._open(variant.file) if variant is not None and variant.file is not None else None
+            trace = self._store.get(opened.key) if opened is not None else None
+            if opened is None or trace is None or variant is None:
+                continue
+            device = next(device for device in trace.devices if device.name == opened.device)
+            found.append(LinkedTrace(letter, timeline_key(opened), variant.label, trace, device))
+        return found
+
+    def _open(self, file: Path) -> Opened | None:
+        with self._lock:
+            opened = self._opened.get(file)
+        if opened is not None and self._store.get(opened.key) is not None:
+            return opened
+        try:
+            if file.stat().st_size > _LARGEST_TRACE:
+                return None
+            opened = open_trace(self._store, load_trace(file))
+        except (OSError, MemvizError):
+            return None
+        with self._lock:
+            _remember(self._opened, file, opened)
+        return opened
+
+    def with_checks(self, variants: Sequence[Variant]) -> tuple[Variant, ...]:
+        """Return the variants with the output checks that were made in the background."""
+        return tuple(map(self._with_check, variants))
+
+    def _with_check(self, variant: Variant) -> Variant:
+        if variant.run is None or variant.run.numerics is not None or variant.request.on == "cuda":
+            return variant
+        with self._lock:
+            numerics = self._checks.get(request_key(variant.request))
+        # Live answers leave the check to the background; whoever runs the command wants it.
+        command = variant.run.command.replace(" --no-numerics", "")
+        return replace(variant, run=replace(variant.run, numerics=numerics, command=command))
+
+    # -- in the background
+
+    def prices(self, base: Request, listing: Mapping[str, Any]) -> tuple[dict[str, Price | None], int]:
+        """Return the price of every optimization, None where it is not known yet, and the FLOPs of the base."""
+        known = self.known(base)
+        run = known.run if known is not None else None
+        shipped = {price.name: price for price in load_prices(base) or ()}
+        prices: dict[str, Price | None] = {}
+        for one in price_requests(base, listing):
+            if one.request is None:
+                prices[one.name] = one.price
+                continue
+            figures = self.known(one.request) or self.refusal(one.request)
+            if run is not None and figures is not None:
+                prices[one.name] = _price(one.name, figures, run, is_on=one.is_on)
+            else:
+                prices[one.name] = shipped.get(one.name)
+        return prices, run.flops or 0 if run is not None else 0
+
+    def in_background(
+        self, answered: Sequence[Variant], base: Request, listing: Mapping[str, Any], owner: str, *, checks: bool
+    ) -> Iterator[None]:
+        """Check the outputs of what was answered, then predict what prices need. Yield after each of these."""
+        self.leave(owner)
+        requests = list(self._unchecked(answered)) if checks else []
+        if self.known(base) is not None:
+            prices, _ = self.prices(base, listing)
+            wanted = price_requests(base, listing)
+            requests += [plain(one.request) for one in wanted if one.request is not None and prices[one.name] is None]
+        if not requests:
+            return
+        try:
+            begun = self.scheduler.submit(requests, [""] * len(requests), self._note, owner)
+        except MemvizError:
+            return
+        done, yielded = 0, 0.0
+        for status in changes(self.scheduler, begun.id):
+            over = [variant for variant in status.variants if variant.is_over]
+            for variant in over[done:]:
+                self.keep_failure(variant)
+            is_due = status.is_over or time.monotonic() - yielded >= _BETWEEN_SECONDS
+            if len(over) > done and is_due:
+                yielded = time.monotonic()
+                yield
+            done = len(over)
+
+    def keep_failure(self, variant: Variant) -> None:
+        """Remember what cannot be predicted, except where its owner went on to something else."""
+        if variant.state == "failed" and variant.what == "refused":
+            with self._lock:
+                _remember(self._figures, request_key(variant.request), replace(variant, file=None))
+
+    def _unchecked(self, answered: Sequence[Variant]) -> Iterator[Request]:
+        for variant in answered:
+            if variant.run is not None and variant.request.optimizations and variant.request.on != "cuda":
+                with self._lock:
+                    is_checked = request_key(variant.request) in self._checks
+                if not is_checked and variant.run.numerics is None:
+                    yield replace(plain(variant.request), numerics=True)
+
+    def leave(self, owner: str) -> None:
+        """Stop prices that are still to be predicted. The process stays."""
+        newest = self.scheduler.newest_of(owner)
+        if newest is not None:
+            self.scheduler.leave(newest.id, stops=False)
+
+    def _note(self, variant: Variant) -> str:
+        """Remember the figures, and delete the trace."""
+        if variant.file is not None:
+            variant.file.unlink(missing_ok=True)
+        self.keep(replace(variant, file=None))
+        return ""
+
+
+def _remember(among: OrderedDict[Key, Value], key: Key, value: Value) -> None:
+    among[key] = value
+    among.move_to_end(key)
+    while len(among) > _REMEMBERED:
+        among.popitem(last=False)
+
+
+def changes(scheduler: Scheduler, order: str, is_there: Callable[[], bool] = lambda: True) -> Iterator[OrderStatus]:
+    """Each change of an order until it is over, until its owner looks at another, or until they are gone."""
+    status, seen = scheduler.status(order), -1
+    while status is not None and not status.is_left and is_there():
+        if status.version != seen:
+            yield status
+        if status.is_over:
+            return
+        seen = status.version
+        status = scheduler.status(order, newer_than=seen, wait=_PATIENCE_SECONDS)
+
+
+def _price(name: str, variant: Variant, run: Run, *, is_on: bool) -> Price:
+    """Return what an optimization changes; where it is on, what it has changed."""
+    if variant.run is None:
+        return refused_price(name, variant.phase)
+    return price_of(name, *((variant.run, run) if is_on else (run, variant.run)))
+
+
+def request_key(request: Request) -> str:
+    """Return the same key for requests with the same figures."""
+    return _key(plain(request))
+
+
+def plain(request: Request) -> Request:
+    return replace(request, numerics=False, on="predict", label="")
+
+
+def _key(request: Request) -> str:
+    return json.dumps(replace(request, label="").as_json(), sort_keys=True)
