@@ -19,7 +19,7 @@ import numpy.typing as npt
 from memviz.analysis.lifetimes import BEFORE, Lifetimes, lifetimes
 from memviz.analysis.timeline import timeline
 from memviz.figures.colouring import Colouring, colouring, pixel_palette
-from memviz.figures.raster import NOTHING, PixelSpans, View, allocation_grid, colour_grid, column_instants
+from memviz.figures.raster import PixelSpans, View, allocation_grid, colour_grid, column_instants
 from memviz.trace.model import DeviceTrace, Ints4, Ints8, Trace
 
 _LONGEST = 160
@@ -126,19 +126,10 @@ _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 def thumbnail(trace: Trace, device: DeviceTrace, *, width: int = 92, height: int = 52, top: int | None = None) -> bytes:
     """A PNG with a transparent background, for light and dark pages. `top` makes several share one scale."""
-    return thumbnail_with_labels(trace, device, width=width, height=height, top=top)[0]
-
-
-def thumbnail_with_labels(
-    trace: Trace, device: DeviceTrace, *, width: int, height: int, top: int | None = None
-) -> tuple[bytes, frozenset[str]]:
-    """Return the PNG and the labels of the groups visible in it."""
     line, colours = timeline(device), colouring(trace, device)
     view = View(0, len(line.live), width, height, float(top or max(line.peak_bytes, 1)))
     grid = allocation_grid(spans(lifetimes(device), colours), column_instants(line.live, view), view)
-    pixels = colour_grid(grid, colours.group, pixel_palette(colours, dark=False), _CLEAR)
-    visible = np.unique(colours.group[grid[grid != NOTHING]]).tolist()
-    return _png(pixels), frozenset(colours.labels[group] for group in visible)
+    return _png(colour_grid(grid, colours.group, pixel_palette(colours, dark=False), _CLEAR))
 
 
 def data_address(picture: bytes) -> str:

@@ -7,7 +7,8 @@ A page lists them without PyTorch in its own process: `price_requests` names the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -287,15 +288,11 @@ def _presets() -> Mapping[str, Any]:
 
 
 def _releases() -> dict[str, str]:
-    return dict(_releases_of(_LIBRARIES))
-
-
-def _releases_of(names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    for name in names:
-        try:
-            yield name, version(name).partition("+")[0]
-        except PackageNotFoundError:
-            continue
+    releases = {}
+    for name in _LIBRARIES:
+        with suppress(PackageNotFoundError):
+            releases[name] = version(name).partition("+")[0]
+    return releases
 
 
 Predict = Callable[[Request], "Run | str"]

@@ -190,7 +190,7 @@ def _json(stream: BinaryIO, budget: Budget) -> Any:
     except RecursionError:
         fault = "nested too deep"
     except ValueError as error:
-        # Python's own words are for whoever may change its limit.
+        # Python's own message is about its limit of digits, which a reader cannot change.
         is_long = "set_int_max_str_digits" in str(error)
         fault = "a number has thousands of digits" if is_long else str(error)[:200]
     raise TraceError(f"It starts like JSON but is not sound JSON ({fault}).", remedy=AGAIN)

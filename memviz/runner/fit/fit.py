@@ -286,7 +286,7 @@ def short_label(trial: Trial, label: Named = label_of) -> str:
     parts += [trial.candidate.layout] if trial.candidate.layout else []
     parts += [text for name, text in _other_settings(trial).items() if name == "dtype"]
     more = len(parts) - _MOST_NAMED
-    # Another optimizer is always named: nobody expects it to change.
+    # Another optimizer is always named, since a search changes it unasked.
     optimizer = [request.optimizer] if request.optimizer != original.optimizer else []
     together = " + ".join([*parts[:_MOST_NAMED], *optimizer]) or trial_label(trial, label)
     return f"{together} and {more} more" if more > 0 else together

@@ -16,7 +16,7 @@ from typing import Any
 from memviz.allocator.context import overhead_on
 from memviz.allocator.replayer import CardMemory
 from memviz.errors import MemvizError, TraceError, UsageError
-from memviz.predictor.cards import card_named
+from memviz.predictor.cards import card_named, short_name
 from memviz.results.run import base_of
 from memviz.runner.jobs.kept_runs import KeptRuns, default_folder
 from memviz.runner.jobs.limits import TIMEOUT_SECONDS, most_bytes, most_seconds
@@ -129,14 +129,12 @@ def timeline_values(traces: Sequence[LinkedTrace], status: OrderStatus) -> list[
         return [{}, {}]
     values = linked_values(traces)
     run = next((variant.run for variant in status.variants if variant.run is not None), None)
-    usable = run.fit.usable_bytes if run is not None and run.fit is not None else 0
     top = values[0]["top"]
-    if usable and usable <= _CARD_IN_SIGHT * top:
-        card = card_named(run.request.card).name if run is not None else ""
-        line = {"bytes": usable, "text": card.removeprefix("NVIDIA ").removeprefix("GeForce "), "is_limit": True}
+    if run is not None and run.fit is not None and 0 < run.fit.usable_bytes <= _CARD_IN_SIGHT * top:
+        usable = run.fit.usable_bytes
+        line = {"bytes": usable, "text": short_name(card_named(run.request.card).name), "is_limit": True}
         top = max(top, usable * _ABOVE_CARD)
         values = [{**value, "ruler": line, "top": top} for value in values]
-    values = [{**value} for value in values]
     return [*values, *[{}] * (2 - len(values))]
 
 

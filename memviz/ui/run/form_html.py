@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from memviz.predictor.cards import short_name
 from memviz.runner.config_source import FILE as CONFIG
 from memviz.runner.config_source import hub_is_on
 from memviz.runner.parallel.parallelism import GPUS
@@ -302,7 +303,7 @@ def _card_field(form: FormFields, cards: Sequence[Mapping[str, Any]]) -> list[Ht
     """Cards by their kind, and a field for the memory of one that is not listed."""
     kinds: dict[str, list[Html]] = {}
     for card in cards:
-        label = f"{card['name'].removeprefix('NVIDIA ').removeprefix('GeForce ')}, {bytes_text(card['memory_bytes'])}"
+        label = f"{short_name(card['name'])}, {bytes_text(card['memory_bytes'])}"
         unproven = ", unproven" if card.get("unproven") else ""
         option = tag("option", f"{label}{unproven}", value=card["name"], selected=card["name"] == form.card)
         kinds.setdefault(card.get("kind", ""), []).append(option)

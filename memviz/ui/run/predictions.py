@@ -73,6 +73,9 @@ class Predictions:
             figures = self._figures.get(request_key(request))
         return figures if figures is not None and figures.run is None else None
 
+    def _figures_of(self, request: Request) -> Variant | None:
+        return self.known(request) or self.refusal(request)
+
     def keep(self, variant: Variant) -> None:
         """Remember a finished or refused prediction. A full disk costs the trace alone."""
         if variant.request.on == "cuda":
@@ -139,7 +142,7 @@ class Predictions:
             return variant
         with self._lock:
             numerics = self._checks.get(request_key(variant.request))
-        # Live answers leave the check to the background; whoever runs the command wants it.
+        # A live answer leaves the check to the background, but its command should make it.
         command = variant.run.command.replace(" --no-numerics", "")
         return replace(variant, run=replace(variant.run, numerics=numerics, command=command))
 
@@ -155,7 +158,7 @@ class Predictions:
             if one.request is None:
                 prices[one.name] = one.price
                 continue
-            figures = self.known(one.request) or self.refusal(one.request)
+            figures = self._figures_of(one.request)
             if run is not None and figures is not None:
                 prices[one.name] = _price(one.name, figures, run, is_on=one.is_on)
             else:
@@ -169,9 +172,10 @@ class Predictions:
         self.leave(owner)
         requests = list(self._unchecked(answered)) if checks else []
         if self.known(base) is not None:
-            prices, _ = self.prices(base, listing)
-            wanted = price_requests(base, listing)
-            requests += [plain(one.request) for one in wanted if one.request is not None and prices[one.name] is None]
+            shipped = {price.name for price in load_prices(base) or ()}
+            for one in price_requests(base, listing):
+                if one.request is not None and one.name not in shipped and self._figures_of(one.request) is None:
+                    requests.append(plain(one.request))
         if not requests:
             return
         try:

@@ -108,7 +108,7 @@ class _RunEvents:
         parts.form.input(self._changed, inputs, parts.answer, **IN_PARTS)
         for pressed in (parts.form, parts.cards):
             pressed.click(self._pressed, inputs, parts.answer, **IN_PARTS)
-        parts.progress.click(self._cancel, [parts.visitor], None, **IN_PARTS)
+        parts.progress.click(self.answers.cancel, [parts.visitor], None, **IN_PARTS)
         parts.kept.click(self._kept, inputs, parts.answer, **IN_PARTS)
         parts.results.click(self._act_on_row, inputs, parts.answer, **IN_PARTS)
         parts.table.click(self._table, [parts.state], parts.answer, **IN_PARTS)
@@ -188,9 +188,6 @@ class _RunEvents:
         elif act == "sort":
             state = replace(state, fields=fields, by_saving=not state.by_saving, drawn=state.drawn + 1)
             yield _values(state=state, form=self._form(state))
-
-    def _cancel(self, visitor: str) -> None:
-        self.answers.cancel(visitor)
 
     # -- the answer, which follows the form by itself
 
