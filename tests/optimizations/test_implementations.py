@@ -19,7 +19,7 @@ from tests.optimizations.tiny import autoencoder, bert, flux, llama
 from tests.optimizations.whole import Whole
 
 LLAMA = ("llama", {"layers": "2", "sequence": "256", "batch": "1"})
-FLUX = ("flux", {"double_layers": "1", "single_layers": "2", "height": "128", "width": "128"})
+FLUX = ("flux", {"double_layers": "2", "single_layers": "2", "height": "128", "width": "128"})
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from memviz.runner.predicted_run import predict
 from memviz.runner.request import Optimizer, Request
 
 _SMALL = {"layers": "2"}
-_FLUX = {"double_layers": "1", "single_layers": "1"}
+_FLUX = {"double_layers": "2", "single_layers": "2"}
 
 
 def _both(monkeypatch: pytest.MonkeyPatch, request: Request) -> tuple[Outcome, Outcome, int]:
