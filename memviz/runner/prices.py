@@ -7,7 +7,7 @@ A page lists them without PyTorch in its own process: `price_requests` names the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -37,15 +37,6 @@ _INFERENCE = (
     *("vae_slicing", "chunked_feed_forward", "split_feed_forward", "attention_backend"),
 )
 """Allocator settings first, since a replay of the base answers at once; then what usually saves most."""
-_OUTPUTS = {
-    **dict.fromkeys(("attention_backend", "chunked_cross_entropy", "chunked_feed_forward"), "rounding"),
-    **dict.fromkeys(("gradient_accumulation", "split_feed_forward", "vae_slicing"), "rounding"),
-    **dict.fromkeys(("eight_bit_states", "kv_cache", "layerwise_casting", "lora"), "lossy"),
-    **dict.fromkeys(("vae_tiling", "weight_quantization"), "lossy"),
-}
-"""Effect on the outputs of those that do not keep them to the bit."""
-_OF_CLAIM = {"training": "lossy"}
-"""Weights that train differently are other outputs after a step."""
 NEEDS_OPTIMIZER = ("eight_bit_states", "optimizer_in_backward")
 _NEEDS_CACHE = ("kv_cache",)
 _NEEDS_FROZEN_WEIGHTS = ("layerwise_casting", "weight_quantization")
@@ -87,8 +78,6 @@ class Price:
     seconds_low: float | None = None
     seconds_high: float | None = None
     """Change of the ends of the estimated interval of a step; None on a card whose speed is unknown."""
-    outputs: str = "bitwise"
-    """"bitwise", "rounding" or "lossy"."""
     reason: str = ""
     """Why it cannot be used, in at most four words."""
 
@@ -112,7 +101,7 @@ class PriceRequest:
     @property
     def price(self) -> Price | None:
         """The price, where no prediction is needed."""
-        return None if self.request is not None else unusable(self.name, self.reason)
+        return None if self.request is not None else Price(self.name, reason=self.reason)
 
 
 def price_requests(base: Request, listing: Mapping[str, Any]) -> list[PriceRequest]:
@@ -155,11 +144,8 @@ def _reason_by_mode(
     row: Mapping[str, Any], workload: Mapping[str, Any], knobs: Mapping[str, str], base: Request
 ) -> str:
     name, trains = row["name"], _trains(knobs)
-    if row["needs"] not in ("any", "training" if trains else "inference"):
-        return f"{row['needs']} only"
-    holds = workload.get("holds")
-    if holds is not None and row["only_on"] and row["only_on"] not in holds:
-        return "autoencoders only" if "autoencoder" in row["only_on"] else "language models only"
+    if reason := reason_by_model(row, workload, ["training" if trains else "inference"]):
+        return reason
     if name in NEEDS_OPTIMIZER and base.optimizer == "none":
         return "needs an optimizer"
     if name in _NEEDS_CACHE and knobs.get("cache", "true") == "false":
@@ -169,6 +155,16 @@ def _reason_by_mode(
         return "needs LoRA"
     if name == "gradient_accumulation" and int(knobs.get("batch", "2")) < 2:
         return "needs larger batch"
+    return ""
+
+
+def reason_by_model(row: Mapping[str, Any], workload: Mapping[str, Any] | None, modes: Sequence[str]) -> str:
+    """Return why an optimization has no effect on this model in any of these modes; else an empty text."""
+    if modes and row["needs"] not in ("any", *modes):
+        return f"{row['needs']} only"
+    holds = workload.get("holds") if workload is not None else None
+    if holds is not None and row.get("only_on") and row["only_on"] not in holds:
+        return "autoencoders only" if "autoencoder" in row["only_on"] else "language models only"
     return ""
 
 
@@ -203,7 +199,6 @@ def price_of(name: str, base_run: Run, run: Run) -> Price:
         flops=(run.flops or 0) - (base_run.flops or 0),
         seconds_low=_difference(after.seconds_low, before.seconds_low),
         seconds_high=_difference(after.seconds_high, before.seconds_high),
-        outputs=_outputs(name, base_run, run),
     )
 
 
@@ -212,22 +207,10 @@ def _difference(after: float | None, before: float | None) -> float | None:
     return None if after is None or before is None else round(after - before, 9)
 
 
-def unusable(name: str, reason: str) -> Price:
-    return Price(name, outputs=_OUTPUTS.get(name, "bitwise"), reason=reason)
-
-
 def refused_price(name: str, text: str) -> Price:
     """Return the price of an optimization whose prediction failed with this message."""
     lowered = text.lower()
-    return unusable(name, next((words for part, words in _REASONS if part in lowered), "not for this model"))
-
-
-def _outputs(name: str, base_run: Run, run: Run) -> str:
-    """Return the effect on outputs; where it is the only optimization, its claim depends on its knobs."""
-    for one in (run, base_run):
-        if [other for other, _ in one.request.optimizations] == [name]:
-            return _OF_CLAIM.get(one.claim, one.claim)
-    return _OUTPUTS.get(name, "bitwise")
+    return Price(name, reason=next((words for part, words in _REASONS if part in lowered), "not for this model"))
 
 
 def run_cost(run: Run) -> Cost:
@@ -303,7 +286,9 @@ def preset_entry(row: Mapping[str, Any], listing: Mapping[str, Any], predict: Pr
     """Predict what `prices.json` holds for one preset."""
     settings = {knob["name"]: _none_or_text(knob["default"]) for knob in row["knobs"]}
     optimizer: Optimizer = PRESET_OPTIMIZER if _trains(settings) else "none"
-    base = Request(row["name"], optimizer=optimizer, numerics=False)
+    # The time of a step depends on the dtype, which a run names only where it was asked for.
+    asked = {name: settings[name] for name in ("dtype",) if name in settings}
+    base = Request(row["name"], asked, optimizer=optimizer, numerics=False)
     base_run = predict(base)
     if isinstance(base_run, str):
         raise UsageError(f"{row['name']} cannot be predicted: {base_run}")
@@ -319,7 +304,7 @@ def _none_or_text(value: Any) -> str:
 
 def _predicted_price(wanted: PriceRequest, base_run: Run, predict: Predict) -> Price:
     if wanted.request is None:
-        return unusable(wanted.name, wanted.reason)
+        return Price(wanted.name, reason=wanted.reason)
     run = predict(wanted.request)
     return refused_price(wanted.name, run) if isinstance(run, str) else price_of(wanted.name, base_run, run)
 

@@ -6,8 +6,7 @@ comes from a browser, so only what the listing names is accepted.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import product
@@ -21,6 +20,7 @@ from memviz.runner.config_source import checked_config, fetch_config, hub_is_on,
 from memviz.runner.jobs.service import SearchOrder
 from memviz.runner.knobs import label_of_value
 from memviz.runner.parallel.parallelism import AXES, GPUS, parallel_of
+from memviz.runner.prices import reason_by_model
 from memviz.runner.request import Request, load_of
 
 _MOST_LETTERS = 1 << 20
@@ -420,21 +420,9 @@ def search_order(fields: Mapping[str, Any], requests: RunRequests) -> SearchOrde
 def without_effect(form: FormFields, listing: Mapping[str, Any]) -> dict[str, str]:
     """Return, by name, why an optimization that is off would have no effect."""
     modes, workload = modes_of(form, listing), _row(listing["workloads"], form.workload)
-    holds = workload.get("holds") if workload is not None else None
     rows = [row for row in listing["optimizations"] if row["name"] not in form.chosen]
-    reasons = {row["name"]: _why_idle(row, modes, holds) for row in rows}
+    reasons = {row["name"]: reason_by_model(row, workload, modes) for row in rows}
     return {name: reason for name, reason in reasons.items() if reason}
-
-
-def _why_idle(row: Mapping[str, Any], modes: Sequence[str], holds: Sequence[str] | None) -> str:
-    if holds is not None and row.get("only_on") and row["only_on"] not in holds:
-        return f"{_WITHOUT_ARTICLE.sub('', row['only_on'])} only"
-    if modes and row["needs"] not in ("any", *modes):
-        return f"{row['needs']} only"
-    return ""
-
-
-_WITHOUT_ARTICLE = re.compile(r"^an? | that .*$")
 
 
 def changed(

@@ -92,6 +92,9 @@ class Predictions:
     def _keep_trace(self, variant: Variant, file: Path) -> None:
         with self._lock:
             self._folder = self._folder or self._scratch.new()
+            replaced = self._complete.pop(_key(variant.request), None)
+            if replaced is not None and replaced.file is not None:
+                replaced.file.unlink(missing_ok=True)
             copy = self._folder / f"{len(self._complete)}-{file.parent.name}-{file.name}"
             try:
                 os.link(file, copy)

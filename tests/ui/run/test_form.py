@@ -281,7 +281,7 @@ def test_what_would_do_nothing_says_so_before_it_is_switched_on(fields: dict[str
 
 def test_what_changes_a_kind_of_model_that_is_not_there_says_so() -> None:
     split = {**LISTING["optimizations"][0], "name": "tiles", "only_on": "an autoencoder"}
-    for holds, said in (([], "autoencoder only"), (["an autoencoder"], None), (None, None)):
+    for holds, said in (([], "autoencoders only"), (["an autoencoder"], None), (None, None)):
         workloads = [{**LISTING["workloads"][0], "holds": holds}]
         listing = {**LISTING, "workloads": workloads, "optimizations": [{**split, "needs": "any", "not_with": {}}]}
         assert without_effect(FormFields(workload=workloads[0]["name"]), listing).get("tiles") == said

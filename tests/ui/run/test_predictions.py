@@ -140,3 +140,15 @@ def test_a_full_disk_costs_the_trace_alone(answers: RunAnswers, tmp_path: Path) 
     known = answers.predictions.known(asked(dim="192").requests[0])
     assert known is not None and (known.state, known.file) == ("waiting", None)
     assert known.run == status.variants[0].run
+
+
+def test_a_trace_that_is_kept_again_leaves_no_second_file(answers: RunAnswers, tmp_path: Path) -> None:
+    variant = answered(answers, asked(dim="160"), "fay").variants[0]
+    kept = answers.predictions.known(variant.request)
+    assert kept is not None and kept.file is not None
+    another = tmp_path / "again.pickle.gz"
+    another.write_bytes(kept.file.read_bytes())
+    answers.predictions.keep(replace(kept, state="done", file=another))
+    again = answers.predictions.known(variant.request)
+    assert again is not None and again.file is not None and again.file.exists()
+    assert not kept.file.exists() or kept.file == again.file
