@@ -251,7 +251,7 @@ def _print_least(answer: FitAnswer, room: str) -> None:
         print(f"The least is {short_label(least)}: {bytes_text(least.peak_reserved_bytes)} reserved.")
     _print_largest(answer)
     if answer.largest is not None:
-        from memviz.runner.plan import command_of
+        from memviz.runner.request import command_of
 
         print(printable(command_of(answer.largest.request)))
     elif answer.keep != "nothing" and not answer.stopped:

@@ -27,9 +27,9 @@ from memviz.predictor.device import PredictedDevice
 from memviz.predictor.group.ranks import Layout
 from memviz.predictor.ledger import live_changes
 from memviz.runner.measure.cuda_device import CudaDevice
-from memviz.runner.plan import Plan, command_of
+from memviz.runner.plan import Plan
 from memviz.runner.record.log import EventsByAddress
-from memviz.runner.request import Optimizer
+from memviz.runner.request import Optimizer, command_of
 from memviz.runner.run import Run
 from memviz.trace.model import Action, Category, Trace
 from optimizations import OPTIMIZATIONS, Optimization

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
 from memviz.errors import UsageError
-from memviz.predictor.cards import KnownCard, card_named, memory_args
+from memviz.predictor.cards import KnownCard, card_named
 from memviz.runner.knobs import as_text, described, label_of_value, with_knobs
-from memviz.runner.parallel.parallelism import ALONE, GPUS, Parallel, parallel_of
+from memviz.runner.parallel.parallelism import ALONE, Parallel, parallel_of
 from memviz.runner.request import Request
 from memviz.runner.workloads import Workload, make_workload
 from memviz.runner.workloads.transformers_model import configured_workload
@@ -241,26 +240,3 @@ def title_of(optimizations: tuple[Optimization, ...]) -> str:
         knobs = [label_of_value(knob.name, texts[knob.name], knob.says) for knob in visible]
         titles.append(", ".join([change.title, *knobs]))
     return " + ".join(titles) or "Baseline"
-
-
-def command_of(request: Request) -> str:
-    """Return the command line of the same run."""
-    arguments = ["python", "-m", "memviz", "run", request.workload]
-    for key, text in request.settings.items():
-        arguments += ["--set", f"{key}={text}"]
-    for name, knobs in request.optimizations:
-        pairs = ",".join(f"{key}={text}" for key, text in knobs.items())
-        arguments += ["--with", f"{name}:{pairs}" if pairs else name]
-    arguments += ["--on", request.on]
-    if request.on != "cuda":
-        arguments += memory_args(request.card)
-    # Whether a step fits depends on the optimizer, so it is named even where it is the usual one.
-    arguments += ["--optimizer", request.optimizer]
-    for flag in ("warmup", "steps", "load", "torch"):
-        if getattr(request, flag) != getattr(Request, flag):
-            arguments += [f"--{flag}", str(getattr(request, flag))]
-    for key, text in request.parallel.items():
-        arguments += ["--gpus", text] if key == GPUS else ["--parallel", f"{key}={text}"]
-    arguments += ["--keep-output"] if request.keep_output else []
-    arguments += [] if request.numerics else ["--no-numerics"]
-    return shlex.join(arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
@@ -9,6 +10,8 @@ from typing import Any, Literal, get_args
 from memviz.allocator.context import DEFAULT_CARD
 from memviz.allocator.settings import known_release
 from memviz.errors import UsageError
+from memviz.predictor.cards import memory_args
+from memviz.runner.parallel.parallelism import GPUS
 
 On = Literal["auto", "predict", "cuda"]
 Optimizer = Literal["none", "sgd", "adamw", "adamw-fused", "adamw-for-loop"]
@@ -81,3 +84,26 @@ class Request:
         values = {attribute.name: value[attribute.name] for attribute in fields(cls) if attribute.name in value}
         pairs = tuple((name, dict(knobs)) for name, knobs in values.pop("optimizations", ()))
         return cls(**{"load": load_of(value.get("conversion", "before")), **values, "optimizations": pairs})
+
+
+def command_of(request: Request) -> str:
+    """Return the command line of the same run."""
+    arguments = ["python", "-m", "memviz", "run", request.workload]
+    for key, text in request.settings.items():
+        arguments += ["--set", f"{key}={text}"]
+    for name, knobs in request.optimizations:
+        pairs = ",".join(f"{key}={text}" for key, text in knobs.items())
+        arguments += ["--with", f"{name}:{pairs}" if pairs else name]
+    arguments += ["--on", request.on]
+    if request.on != "cuda":
+        arguments += memory_args(request.card)
+    # Whether a step fits depends on the optimizer, so it is named even where it is the usual one.
+    arguments += ["--optimizer", request.optimizer]
+    for flag in ("warmup", "steps", "load", "torch"):
+        if getattr(request, flag) != getattr(Request, flag):
+            arguments += [f"--{flag}", str(getattr(request, flag))]
+    for key, text in request.parallel.items():
+        arguments += ["--gpus", text] if key == GPUS else ["--parallel", f"{key}={text}"]
+    arguments += ["--keep-output"] if request.keep_output else []
+    arguments += [] if request.numerics else ["--no-numerics"]
+    return shlex.join(arguments)

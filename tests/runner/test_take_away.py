@@ -18,8 +18,8 @@ import torch
 
 from memviz.commands import run as command
 from memviz.runner.outcome import code_of, library_code_of
-from memviz.runner.plan import command_of, plan_of
-from memviz.runner.request import Request
+from memviz.runner.plan import plan_of
+from memviz.runner.request import Request, command_of
 from memviz.runner.step import make_optimizer
 from optimizations import OPTIMIZATIONS, check_together
 from optimizations.kv_cache import KvCache

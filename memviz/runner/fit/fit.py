@@ -15,8 +15,8 @@ from memviz.runner.fit.search import OnTrial, Searched, Stop, Trial, cheapest_th
 from memviz.runner.fit.space import KEEPS, Keep, space_of
 from memviz.runner.knobs import described
 from memviz.runner.parallel.parallelism import parallel_of
-from memviz.runner.plan import command_of, label_of, plan_of, title_of
-from memviz.runner.request import Request
+from memviz.runner.plan import label_of, plan_of, title_of
+from memviz.runner.request import Request, command_of
 from memviz.text import nearest
 from optimizations import Optimization
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from memviz.errors import MemvizError
 from memviz.runner.jobs.service import OrderStatus, Scheduler, Scratch, Variant
 from memviz.runner.prices import Price, load_prices, price_of, price_requests, refused_price
-from memviz.runner.request import Request
+from memviz.runner.request import Request, command_of
 from memviz.runner.run import Run
 from memviz.trace.load import load_trace
 from memviz.ui.payloads.timelines import LinkedTrace
@@ -146,7 +146,7 @@ class Predictions:
         with self._lock:
             numerics = self._checks.get(request_key(variant.request))
         # A live answer leaves the check to the background, but its command should make it.
-        command = variant.run.command.replace(" --no-numerics", "")
+        command = command_of(replace(variant.run.request, numerics=True))
         return replace(variant, run=replace(variant.run, numerics=numerics, command=command))
 
     # -- in the background
