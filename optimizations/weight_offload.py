@@ -181,7 +181,7 @@ class WeightOffload:
         """Return the units that may be offloaded, from the first on."""
         units, weights, waiting = [], dict[nn.Parameter, _Weight](), 0
         for modules in self._pieces(model):
-            own = dict.fromkeys(parameter for module in modules for parameter in module.parameters())
+            own = dict.fromkeys(parameter for module in modules for parameter in self._weights_of(module))
             new = [weight for weight in own if weight not in weights]
             size = sum(_pinned_bytes(weight) for weight in new)
             if self.most_gib and waiting + size > self.most_gib * _GIB:
@@ -190,6 +190,14 @@ class WeightOffload:
             weights.update({weight: _Weight(weight, self.onload_device, copies=self.from_host) for weight in new})
             units.append(_Unit(modules, [weights[weight] for weight in own]))
         return units
+
+    def _weights_of(self, module: nn.Module) -> Iterator[nn.Parameter]:
+        """Return the weights that a call of the module reads: of a leaf those of its own, where it calls its children.
+
+        Modules of torch such as MultiheadAttention read weights of children that they do not call.
+        """
+        calls = "forward" not in vars(module) and not type(module).__module__.startswith("torch.")
+        return module.parameters(recurse=not (self.granularity == "leaf" and calls))
 
     def _pieces(self, model: nn.Module) -> Iterator[list[nn.Module]]:
         if self.granularity == "model":

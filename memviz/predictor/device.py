@@ -48,7 +48,7 @@ from memviz.predictor.hooks import (
 from memviz.predictor.ledger import HistoryPart, PhaseMark, trace_of
 from memviz.predictor.modes import AllocationMode, follow_cuda
 from memviz.predictor.recorder import AllocationRecorder, MoveTo, move_model
-from memviz.predictor.repetition import PassRepeater
+from memviz.predictor.repetition import BlockRepeater, PassRepeater
 from memviz.predictor.rules import COLLECTIVES, Unproven, unseen_by
 from memviz.predictor.run_device import TakesInputs
 from memviz.predictor.saved_files import follow_files
@@ -118,6 +118,7 @@ class PredictedDevice:
         )
         self._marks: list[PhaseMark] = []
         self.passes = PassRepeater(self.recorder, self._marks)
+        self.blocks = BlockRepeater(self.recorder, self._marks)
         self.children = ChildProcesses(self.recorder)
         self.limited = limited
         self._patches = Patches()
@@ -157,7 +158,7 @@ class PredictedDevice:
         patches.enter_context(without_collection())
         recorder, position, assumptions = self.recorder, self.recorder.position, self.recorder.assumptions
         phases = ProgramPhases(self._mark, position)
-        follow_modules(patches, recorder, phases)
+        follow_modules(patches, recorder, phases, self.blocks)
         follow_optimizers(patches, recorder, phases)
         follow_backward(patches, phases)
         follow_resizing(patches, recorder)

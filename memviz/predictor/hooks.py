@@ -39,6 +39,7 @@ from memviz.predictor.compat import Patches, without_functions, without_modes
 from memviz.predictor.cuda.machine import on_card
 from memviz.predictor.position import NO_TASK, ProgramPosition, frames
 from memviz.predictor.recorder import AllocationRecorder
+from memviz.predictor.repetition import BlockRepeater
 from memviz.predictor.shapes import tensors_among
 from memviz.trace.model import Stage
 
@@ -82,7 +83,9 @@ class ProgramPhases:
         self._open = ""
 
 
-def follow_modules(patches: Patches, recorder: AllocationRecorder, phases: ProgramPhases) -> None:
+def follow_modules(
+    patches: Patches, recorder: AllocationRecorder, phases: ProgramPhases, blocks: BlockRepeater
+) -> None:
     """Follow calls of modules. Forward is the call of an outermost module with weights; a loss has none."""
     position, assumptions = recorder.position, recorder.assumptions
     call = nn.Module.__call__
@@ -93,7 +96,7 @@ def follow_modules(patches: Patches, recorder: AllocationRecorder, phases: Progr
             assumptions.say(_NOT_COMPILED)
         assumptions.module_called(self)
         with position.inside(self):
-            out = call(self, *args, **kwargs)
+            out = blocks.run(self, args, kwargs, call)
         if not position.modules:
             recorder.model_returned(out)
         return out

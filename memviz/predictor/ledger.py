@@ -242,6 +242,10 @@ class CategoryColumn:
             handed_on = call and call not in open_calls
             self.values[number] = Category.ACTIVATION if handed_on else Category.TEMPORARY
 
+    def call_of(self, number: int) -> int:
+        """Return the module call that made an allocation whose category is open, else 0."""
+        return self._undecided.get(number, 0)
+
     def mark_saved(self) -> None:
         """Treat live allocations of the forward pass as saved for backward."""
         for number, call in self._undecided.items():

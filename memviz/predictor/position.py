@@ -15,7 +15,7 @@ import os
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -194,6 +194,15 @@ class StackTable:
             frame = frame.f_back
         return self._interner.stack_of(numbers) if numbers else NO_STACK
 
+    def place(self) -> Hashable:
+        """Return what tells the current stack from others, without adding it."""
+        places = []
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            places.append((frame.f_code, frame.f_lasti))
+            frame = frame.f_back
+        return tuple(places)
+
     def _number_of(self, frame: FrameType) -> int:
         code = frame.f_code
         if code.co_filename.startswith(_UNSEEN):
@@ -220,6 +229,9 @@ class NoStacks:
 
     def here(self, operator: str = "", node: str = "") -> int:
         return NO_STACK
+
+    def place(self) -> Hashable:
+        return None
 
 
 _PHASES = {"forward": Phase.FORWARD, "backward": Phase.BACKWARD, "optimizer step": Phase.STEP}
@@ -251,6 +263,8 @@ class ProgramPosition:
         self._node = required(torch._C, "_current_autograd_node")
         self._next_number = required(torch.autograd, "_get_sequence_nr")
         self._text = interner.string
+        self._texts: dict[int, str] = {}
+        """Paths of modules by their numbers."""
         self.here = _InThread(self._next_number)
         self.phases: list[str] = []
         self._call_numbers = count(1)
@@ -278,6 +292,25 @@ class ProgramPosition:
     def module(self) -> int:
         modules = self.here.modules
         return modules[-1] if modules else 0
+
+    @property
+    def path(self) -> str:
+        """Path of the innermost module entered."""
+        return self._texts.get(self.module, "")
+
+    def paths_from(self, path: str) -> Callable[[int], int]:
+        """Return a function that moves paths of modules below `path` to below the current module."""
+        here = self.path
+        moved: dict[int, int] = {}
+
+        def move(number: int) -> int:
+            if number not in moved:
+                text = self._texts.get(number, "")
+                is_below = text == path or text.startswith(f"{path}.")
+                moved[number] = self._text(here + text[len(path) :]) if is_below else number
+            return moved[number]
+
+        return move
 
     @property
     def phase(self) -> Phase:
@@ -318,7 +351,9 @@ class ProgramPosition:
     def name_modules(self, model: nn.Module) -> None:
         """Name modules by their paths, and the model itself by its class."""
         for path, module in model.named_modules():
-            self._paths[module] = self._text(path or type(model).__name__)
+            text = path or type(model).__name__
+            number = self._paths[module] = self._text(text)
+            self._texts[number] = text
 
     @contextmanager
     def inside(self, module: nn.Module) -> Iterator[None]:

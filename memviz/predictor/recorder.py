@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -155,9 +155,7 @@ class AllocationRecorder:
         if position.nodes_are_new():
             self._stack = self.stacks.here(treatment.name)
             position.assign_nodes(self._stack)
-        for argument in args:
-            if type(argument) is Parameter:
-                self._uses(argument)
+        self.uses(argument for argument in args if type(argument) is Parameter)
 
     def after_op(self, treatment: Treatment, args: Any, kwargs: Any, out: Any, shapes: ShapeKey | None = None) -> None:
         """Record the memory and the work of an operator; `shapes` of its arguments allow to reuse the count of work."""
@@ -255,6 +253,11 @@ class AllocationRecorder:
             return None
         allocation = self.ledger.allocation_of(tensor.untyped_storage())
         return None if allocation is None else allocation.number
+
+    def uses(self, parameters: Iterable[Parameter]) -> None:
+        """Label weights that an operator uses."""
+        for parameter in parameters:
+            self._uses(parameter)
 
     def _uses(self, parameter: Parameter) -> None:
         if parameter not in self._watched:

@@ -1,22 +1,27 @@
-"""Passes of a step that repeat an earlier one: their allocations are made again without running an operator.
+"""Passes and blocks that repeat an earlier one: their allocations are made again without running an operator.
 
 A forward or backward that starts with the same live memory and equal inputs asks for the same memory in the same order.
-So only the first of equal passes runs; of the others, mallocs, frees, labels, phases and work are repeated. What leaves
-other memory behind than gradients and outputs, or uses more than one stream, runs each time.
+So only the first of equal passes runs; of the others, mallocs, frees, labels, phases and work are repeated. The same
+holds within a forward pass without gradients for the layers of a list that are built alike and get inputs of the same
+kinds. What leaves other memory behind than gradients and outputs, or uses more than one stream, runs each time.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
+from torch import nn
 
 from memviz.predictor.compat import without_functions, without_modes
 from memviz.predictor.ledger import LiveAllocation, PhaseMark
 from memviz.predictor.recorder import AllocationRecorder
 from memviz.predictor.rules import OperatorTotals
+from memviz.predictor.shapes import tensors_among
 from memviz.trace.model import Action, Category
 
 RunPass = Callable[[Hashable, Sequence[torch.Tensor], Callable[[], Any]], Any]
@@ -37,30 +42,121 @@ class _Gradient:
 
 
 @dataclass(frozen=True)
-class _RecordedPass:
+class _Recording:
+    """What ran once: its part of the history, and what it counted."""
+
     events: range
     """Entries of the history."""
     numbers: range
     """Allocations made."""
     marks: tuple[PhaseMark, ...]
-    gradients: tuple[_Gradient, ...]
     work: tuple[int, ...]
     """Totals that it added."""
     arrived_bytes: int
     """Copied to the host."""
 
 
-class PassRepeater:
-    """Runs passes of one program on one stream, and repeats those that are equal to an earlier one."""
+@dataclass(frozen=True)
+class _RecordedPass:
+    recording: _Recording
+    gradients: tuple[_Gradient, ...]
+
+
+class _Repeater:
+    """Records what runs on one stream, and repeats its mallocs and frees."""
 
     def __init__(self, recorder: AllocationRecorder, marks: list[PhaseMark]) -> None:
         self._recorder = recorder
         self._ledger = recorder.ledger
         self._marks = marks
+        self.repeated = 0
+
+    def _state(self) -> Mapping[str, Any]:
+        recorder, ledger = self._recorder, self._ledger
+        return {
+            "events": len(ledger.history),
+            "numbers": ledger.count,
+            "marks": len(self._marks),
+            "emptied": len(ledger.emptied),
+            "work": astuple(recorder.totals),
+            "arrived": recorder.host.arrived_bytes,
+            "pinned": recorder.pinned.used,
+        }
+
+    def _recording(self, start: Mapping[str, Any]) -> _Recording | None:
+        """Return what ran since `start`; None where it cannot be repeated."""
+        end, history = self._state(), self._ledger.history
+        if end["emptied"] != start["emptied"] or end["pinned"] != start["pinned"]:
+            return None
+        events, numbers = range(start["events"], end["events"]), range(start["numbers"], end["numbers"])
+        if self._recorder.position.follows_streams or any(history.stream[events.start : events.stop]):
+            return None
+        if set(history.pool[events.start : events.stop]) - {_DEFAULT_POOL}:
+            return None
+        if any(number not in numbers for number in history.cause[events.start : events.stop]):
+            # It freed what was there before.
+            return None
+        work = tuple(after - first for after, first in zip(end["work"], start["work"], strict=True))
+        marks = tuple(self._marks[start["marks"] :])
+        return _Recording(events, numbers, marks, work, end["arrived"] - start["arrived"])
+
+    def _kept(self, recording: _Recording) -> set[int] | None:
+        """Return the allocations that were not freed within it, but workspaces; None where a workspace is gone."""
+        history, categories = self._ledger.history, self._recorder.categories.values
+        kept = set(recording.numbers)
+        for event in recording.events:
+            if history.action[event] == Action.FREE_COMPLETED:
+                kept.discard(history.cause[event])
+        workspaces = {number for number in kept if categories[number] == Category.WORKSPACE}
+        live = {allocation.number for allocation in self._recorder.workspaces.live}
+        return None if workspaces - live else kept - workspaces
+
+    def _repeat_events(
+        self, recording: _Recording, allocate: Callable[[int, int], LiveAllocation | None]
+    ) -> dict[int, LiveAllocation]:
+        """Allocate and free as recorded; return the allocations that live on, by the recorded number."""
+        recorder, ledger, history = self._recorder, self._ledger, self._ledger.history
+        made: dict[int, LiveAllocation] = {}
+        marks, next_mark = recording.marks, 0
+        times = ledger.times
+        for event in recording.events:
+            while next_mark < len(marks) and marks[next_mark][2] < times[event]:
+                self._mark(marks[next_mark])
+                next_mark += 1
+            action, number = history.action[event], history.cause[event]
+            if action == Action.ALLOC:
+                allocation = allocate(event, number)
+                if allocation is not None:
+                    made[number] = allocation
+            elif action == Action.FREE_COMPLETED:
+                ledger.free(made.pop(number), ledger.stacks[event])
+        for mark in marks[next_mark:]:
+            self._mark(mark)
+        for name, added in zip(_TOTALS, recording.work, strict=True):
+            setattr(recorder.totals, name, getattr(recorder.totals, name) + added)
+        recorder.host.arrived_bytes += recording.arrived_bytes
+        self.repeated += 1
+        return made
+
+    def _copy_labels(self, number: int, module: int) -> None:
+        columns = self._recorder.columns
+        columns.module.append(module)
+        columns.phase.append(columns.phase[number])
+        columns.rule.append(columns.rule[number])
+        columns.forward_stack.append(columns.forward_stack[number])
+
+    def _mark(self, mark: PhaseMark) -> None:
+        self._marks.append((mark[0], mark[1], self._ledger.mark()))
+
+
+class PassRepeater(_Repeater):
+    """Runs passes of one program, and repeats those that are equal to an earlier one."""
+
+    def __init__(self, recorder: AllocationRecorder, marks: list[PhaseMark]) -> None:
+        super().__init__(recorder, marks)
         self._recorded: dict[Hashable, _RecordedPass] = {}
         self.is_on = True
         """Set to False where reference cycles hold memory, since they are collected at other times."""
-        self.repeated = 0
 
     def run(self, key: Hashable, weights: Sequence[torch.Tensor], take: Callable[[], Any]) -> Any:
         """Run a pass, or repeat an equal one. An empty key is equal to no other."""
@@ -76,44 +172,11 @@ class PassRepeater:
         start = self._state()
         out = take()
         with without_functions():
-            recording = self._record(start, before, weights)
-        if recording is not None:
-            self._recorded[full_key] = recording
+            recording = self._recording(start)
+            gradients = None if recording is None else self._gradients(before, weights, recording.numbers)
+        if recording is not None and gradients is not None:
+            self._recorded[full_key] = _RecordedPass(recording, gradients)
         return out
-
-    def _state(self) -> Mapping[str, Any]:
-        recorder, ledger = self._recorder, self._ledger
-        return {
-            "events": len(ledger.history),
-            "numbers": ledger.count,
-            "marks": len(self._marks),
-            "emptied": len(ledger.emptied),
-            "work": astuple(recorder.totals),
-            "arrived": recorder.host.arrived_bytes,
-            "pinned": recorder.pinned.used,
-        }
-
-    def _record(
-        self, start: Mapping[str, Any], before: list[torch.Tensor | None], weights: Sequence[torch.Tensor]
-    ) -> _RecordedPass | None:
-        """Return what a pass did since `start`; None where it cannot be repeated."""
-        end, history = self._state(), self._ledger.history
-        if end["emptied"] != start["emptied"] or end["pinned"] != start["pinned"]:
-            return None
-        events, numbers = range(start["events"], end["events"]), range(start["numbers"], end["numbers"])
-        if self._recorder.position.follows_streams or any(history.stream[events.start : events.stop]):
-            return None
-        if set(history.pool[events.start : events.stop]) - {_DEFAULT_POOL}:
-            return None
-        if any(number not in numbers for number in history.cause[events.start : events.stop]):
-            # It freed what was there before.
-            return None
-        gradients = self._gradients(before, weights, numbers)
-        if gradients is None:
-            return None
-        work = tuple(after - first for after, first in zip(end["work"], start["work"], strict=True))
-        marks = tuple(self._marks[start["marks"] :])
-        return _RecordedPass(events, numbers, marks, gradients, work, end["arrived"] - start["arrived"])
 
     def _gradients(
         self, before: list[torch.Tensor | None], weights: Sequence[torch.Tensor], numbers: range
@@ -139,57 +202,33 @@ class PassRepeater:
 
     def _outputs(self, recorded: _RecordedPass) -> list[int] | None:
         """Return what the pass left to its caller, in the order in which it was freed later; None if any lives."""
-        history, numbers, events = self._ledger.history, recorded.numbers, recorded.events
-        freed = set()
-        for event in events:
-            if history.action[event] == Action.FREE_COMPLETED:
-                freed.add(history.cause[event])
-        categories = self._recorder.categories.values
-        kept = {number for number in numbers if number not in freed}
-        workspaces = {number for number in numbers if categories[number] == Category.WORKSPACE}
-        if workspaces - kept:
+        history = self._ledger.history
+        kept = self._kept(recorded.recording)
+        if kept is None:
             return None
-        kept -= workspaces
         later = [
             history.cause[event]
-            for event in range(events.stop, len(history))
+            for event in range(recorded.recording.events.stop, len(history))
             if history.action[event] == Action.FREE_COMPLETED and history.cause[event] in kept
         ]
-        live = {allocation.number for allocation in self._recorder.workspaces.live}
-        if len(later) < len(kept) or workspaces - live:
+        if len(later) < len(kept):
             return None
         gradients = {gradient.number for gradient in recorded.gradients}
         return [number for number in later if number not in gradients]
 
     def _repeat(self, recorded: _RecordedPass, weights: Sequence[torch.Tensor], outputs: list[int]) -> Any:
-        recorder, ledger, history = self._recorder, self._ledger, self._ledger.history
         gradients = {gradient.number: gradient for gradient in recorded.gradients}
-        made: dict[int, LiveAllocation] = {}
-        marks, next_mark = recorded.marks, 0
-        times = ledger.times
-        for event in recorded.events:
-            while next_mark < len(marks) and marks[next_mark][2] < times[event]:
-                self._mark(marks[next_mark])
-                next_mark += 1
-            action, number = history.action[event], history.cause[event]
-            if action == Action.ALLOC:
-                allocation = self._allocate(event, number)
-                if allocation is None:
-                    continue
-                made[number] = allocation
-                if number in gradients:
-                    gradient = gradients[number]
-                    with without_functions():
-                        weights[gradient.weight].grad = self._owner(gradient.like, allocation)
-            elif action == Action.FREE_COMPLETED:
-                ledger.free(made.pop(number), ledger.stacks[event])
-        for mark in marks[next_mark:]:
-            self._mark(mark)
-        for name, added in zip(_TOTALS, recorded.work, strict=True):
-            setattr(recorder.totals, name, getattr(recorder.totals, name) + added)
-        recorder.host.arrived_bytes += recorded.arrived_bytes
-        self.repeated += 1
-        return _Output(ledger, [made[number] for number in outputs])
+
+        def allocate(event: int, number: int) -> LiveAllocation | None:
+            allocation = self._allocate(event, number)
+            if number in gradients and allocation is not None:
+                gradient = gradients[number]
+                with without_functions():
+                    weights[gradient.weight].grad = self._owner(gradient.like, allocation)
+            return allocation
+
+        made = self._repeat_events(recorded.recording, allocate)
+        return _Output(self._ledger, [made[number] for number in outputs])
 
     def _allocate(self, event: int, number: int) -> LiveAllocation | None:
         """Repeat an allocation with its labels; None for a workspace, which lives on."""
@@ -198,10 +237,7 @@ class PassRepeater:
         if category == Category.WORKSPACE:
             return None
         columns.category.values.append(category)
-        columns.module.append(columns.module[number])
-        columns.phase.append(columns.phase[number])
-        columns.rule.append(columns.rule[number])
-        columns.forward_stack.append(columns.forward_stack[number])
+        self._copy_labels(number, columns.module[number])
         return ledger.malloc(ledger.history.size[event], ledger.stacks[event])
 
     def _owner(self, like: torch.Tensor, allocation: LiveAllocation) -> torch.Tensor:
@@ -211,8 +247,194 @@ class PassRepeater:
             self._ledger.own(tensor.untyped_storage(), allocation)
         return tensor
 
-    def _mark(self, mark: PhaseMark) -> None:
-        self._marks.append((mark[0], mark[1], self._ledger.mark()))
+
+@dataclass(frozen=True)
+class _OutputTensor:
+    """A tensor that a block returned."""
+
+    number: int
+    """Its allocation; -1 where it is an argument's memory."""
+    argument: int
+    """Place of the argument whose memory it is, else -1."""
+    like: torch.Tensor
+    """A tensor of its shape, strides and offset."""
+
+
+@dataclass(frozen=True)
+class _RecordedBlock:
+    recording: _Recording
+    path: str
+    """Of its module."""
+    outputs: tuple[_OutputTensor, ...]
+    is_tuple: bool
+    used: tuple[int, ...]
+    """Places of the parameters on the device that operators took."""
+    undecided: Mapping[int, int]
+    """Calls that made the allocations whose category was open at the end."""
+
+
+class BlockRepeater(_Repeater):
+    """Runs the layers of lists in a forward pass without gradients, and repeats those that are equal to another."""
+
+    def __init__(self, recorder: AllocationRecorder, marks: list[PhaseMark]) -> None:
+        super().__init__(recorder, marks)
+        self._blocks: WeakKeyDictionary[nn.Module, Hashable] = WeakKeyDictionary()
+        """Structures of the layers that may be equal to another, without their weights."""
+        self._recorded: dict[Hashable, _RecordedBlock | None] = {}
+
+    def follow(self, model: nn.Module) -> None:
+        """Find the lists of three or more layers of one class."""
+        for module in model.modules():
+            if isinstance(module, nn.ModuleList | nn.Sequential):
+                kinds = Counter(map(type, module))
+                for layer in module:
+                    if kinds[type(layer)] > 2 and next(layer.children(), None) is not None:
+                        self._blocks[layer] = _structure(layer)
+
+    def run(self, module: nn.Module, args: Any, kwargs: Any, call: Callable[..., Any]) -> Any:
+        """Call a module, or repeat the call of an equal one."""
+        structure = self._blocks.get(module)
+        if structure is None or torch.is_grad_enabled():
+            return call(module, *args, **kwargs)
+        with without_functions():
+            arguments = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+            key = self._key(module, structure, args, kwargs)
+        if key is None:
+            return call(module, *args, **kwargs)
+        recorded = self._recorded.get(key)
+        if recorded is not None and self._kept(recorded.recording) is not None:
+            return self._repeat(recorded, module, arguments)
+        if recorded is None and key in self._recorded:
+            return call(module, *args, **kwargs)
+        start = self._state()
+        out = call(module, *args, **kwargs)
+        with without_functions():
+            self._recorded[key] = self._record(start, module, arguments, out)
+        return out
+
+    def _key(self, module: nn.Module, structure: Hashable, args: Any, kwargs: Mapping[str, Any]) -> Hashable:
+        known = self._recorder.host.known
+        inputs = key_of_inputs((*args, *kwargs.values()), mutable=False)
+        if inputs is None:
+            return None
+        tensors = list(tensors_among((args, kwargs)))
+        # Equal memory under other names, or other known values, would be other inputs.
+        storages = [tensor.untyped_storage()._cdata for tensor in tensors]
+        shared = tuple(storages.index(storage) for storage in storages)
+        values = tuple(storage for storage, tensor in zip(storages, tensors, strict=True) if tensor in known)
+        weights = tuple(map(self._place_of, (*module.parameters(), *module.buffers())))
+        autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+        caller = self._recorder.stacks.place()
+        return structure, inputs, tuple(kwargs), shared, values, weights, autocast, caller
+
+    def _place_of(self, weight: torch.Tensor) -> Hashable:
+        is_here = self._ledger.allocation_of(weight.untyped_storage()) is not None
+        return tuple(weight.shape), weight.stride(), weight.dtype, type(weight), is_here
+
+    def _record(
+        self, start: Mapping[str, Any], module: nn.Module, arguments: list[torch.Tensor], out: Any
+    ) -> _RecordedBlock | None:
+        recording = self._recording(start)
+        kept = None if recording is None else self._kept(recording)
+        outputs = self._outputs(arguments, out)
+        if recording is None or outputs is None or recording.marks:
+            return None
+        if kept != {output.number for output in outputs if output.argument < 0}:
+            return None
+        undecided = {number: self._recorder.categories.call_of(number) for number in recording.numbers}
+        used = tuple(place for place, weight in enumerate(module.parameters()) if self._is_labelled(weight))
+        path = self._recorder.position.path
+        return _RecordedBlock(recording, path, outputs, isinstance(out, tuple), used, undecided)
+
+    def _is_labelled(self, weight: torch.Tensor) -> bool:
+        allocation = self._ledger.allocation_of(weight.untyped_storage())
+        return allocation is not None and self._recorder.categories.values[allocation.number] == Category.PARAMETER
+
+    def _outputs(self, arguments: list[torch.Tensor], out: Any) -> tuple[_OutputTensor, ...] | None:
+        tensors = list(out) if type(out) is tuple else [out]
+        storages = [argument.untyped_storage()._cdata for argument in arguments]
+        known = self._recorder.host.known
+        outputs = []
+        for tensor in tensors:
+            if type(tensor) is not torch.Tensor or not tensor.is_floating_point() or tensor in known:
+                return None
+            storage = tensor.untyped_storage()
+            allocation = self._ledger.allocation_of(storage)
+            if allocation is None:
+                return None
+            argument = storages.index(storage._cdata) if storage._cdata in storages else -1
+            with without_modes():
+                like = torch.empty(0, dtype=tensor.dtype, device="meta")
+                like.set_(
+                    _memory(storage.nbytes()),
+                    int(tensor.storage_offset()),
+                    tensor.size(),
+                    tensor.stride(),
+                )
+            outputs.append(_OutputTensor(allocation.number, argument, like))
+        return tuple(outputs)
+
+    def _repeat(self, recorded: _RecordedBlock, module: nn.Module, arguments: list[torch.Tensor]) -> Any:
+        paths = self._recorder.position.paths_from(recorded.path)
+        with without_functions():
+            parameters = list(module.parameters())
+            self._recorder.uses(parameters[place] for place in recorded.used)
+
+        def allocate(event: int, number: int) -> LiveAllocation | None:
+            columns, ledger = self._recorder.columns, self._ledger
+            category = Category(columns.category.values[number])
+            if category is Category.WORKSPACE:
+                return None
+            call = recorded.undecided[number]
+            columns.category.allocated(Category.UNKNOWN if call else category, may_be_saved=bool(call), call=call)
+            self._copy_labels(number, paths(columns.module[number]))
+            return ledger.malloc(ledger.history.size[event], ledger.stacks[event])
+
+        made = self._repeat_events(recorded.recording, allocate)
+        storages: dict[int, torch.UntypedStorage] = {}
+        results = []
+        with without_functions(), without_modes():
+            for output in recorded.outputs:
+                if output.argument >= 0:
+                    storage = arguments[output.argument].untyped_storage()
+                elif output.number in storages:
+                    storage = storages[output.number]
+                else:
+                    storage = _memory(output.like.untyped_storage().nbytes())
+                    self._ledger.own(storage, made[output.number])
+                    storages[output.number] = storage
+                like = output.like
+                tensor = torch.empty(0, dtype=like.dtype, device="meta")
+                results.append(tensor.set_(storage, like.storage_offset(), like.size(), like.stride()))
+        return tuple(results) if recorded.is_tuple else results[0]
+
+
+def _memory(size: int) -> torch.UntypedStorage:
+    return torch.UntypedStorage(size, device="meta")  # type: ignore[no-untyped-call]
+
+
+_OF_PLACE = ("layer_idx", "layer_id", "layer_number", "block_idx", "idx", "index")
+"""Attributes by which alike layers differ."""
+
+
+def _structure(layer: nn.Module) -> Hashable:
+    """Return what memory depends on in a layer besides its weights: classes, settings and hooks."""
+    return tuple((name, _settings(module)) for name, module in layer.named_modules())
+
+
+def _settings(value: Any) -> Hashable:
+    """Return the class and the plain attributes of a module, or of what computes for it."""
+    attributes = sorted(vars(value).items()) if hasattr(value, "__dict__") else []
+    plain = tuple((name, held) for name, held in attributes if _is_plain(held) and name not in _OF_PLACE)
+    others = tuple((name, type(held)) for name, held in attributes if not _is_plain(held))
+    hooks = [hooks for name, hooks in attributes if name.endswith("_hooks") and isinstance(hooks, Mapping)]
+    return type(value), plain, others, tuple(map(len, hooks))
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str | torch.dtype)
 
 
 _TOTALS = tuple(OperatorTotals.__dataclass_fields__)
@@ -231,15 +453,20 @@ class _Output:
                 self._ledger.free(allocation, self._ledger.stack_of_free())
 
 
-def key_of_inputs(value: Any) -> Hashable:
-    """Return what memory depends on in the inputs of a pass; None where that is unknown."""
+def key_of_inputs(value: Any, *, mutable: bool = True) -> Hashable:
+    """Return what memory depends on in the inputs of a pass; None where that is unknown.
+
+    With `mutable=False`, lists and dicts with contents are unknown too: what gets them may write to them.
+    """
     if isinstance(value, torch.Tensor):
         return (tuple(value.shape), value.stride(), value.dtype, value.device.type, value.requires_grad)
     if value is None or isinstance(value, bool | int | float | str | torch.dtype):
         return ("value", value)
+    if not mutable and isinstance(value, list | Mapping) and value:
+        return None
     if isinstance(value, Mapping):
         value = [part for name in value for part in (name, value[name])]
     if not isinstance(value, list | tuple):
         return None
-    parts = tuple(map(key_of_inputs, value))
+    parts = tuple(key_of_inputs(part, mutable=mutable) for part in value)
     return None if None in parts else (type(value).__name__, parts)

@@ -123,6 +123,8 @@ def _record_steps(
 
         model, passes = prepare_rank(plan, device, model, tell)
     weights_bytes, loaded_bytes = own_bytes(model), device.peak_allocated_bytes
+    if device.passes.is_on:
+        device.blocks.follow(model)
     trace = take_steps(plan, device, model, tell, warmed=warmed, make_passes=passes, run_pass=device.passes.run)
     return trace, weights_bytes, loaded_bytes
 

@@ -7,8 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
-from memviz.predictor.repetition import PassRepeater, key_of_inputs
+from memviz.predictor.cards import card_named
+from memviz.predictor.device import PredictedDevice
+from memviz.predictor.repetition import BlockRepeater, PassRepeater, key_of_inputs
 from memviz.runner.outcome import Outcome
 from memviz.runner.plan import plan_of
 from memviz.runner.predicted_run import predict
@@ -18,16 +22,18 @@ _SMALL = {"layers": "2"}
 _FLUX = {"double_layers": "2", "single_layers": "2"}
 
 
-def _both(monkeypatch: pytest.MonkeyPatch, request: Request) -> tuple[Outcome, Outcome, int]:
-    """Predict with and without repetition, and count the repeated passes."""
+def _both(
+    monkeypatch: pytest.MonkeyPatch, request: Request, kind: type[PassRepeater | BlockRepeater] = PassRepeater
+) -> tuple[Outcome, Outcome, int]:
+    """Predict with and without repetition, and count the repeated passes or blocks."""
     counts = []
-    plain = PassRepeater._repeat
+    plain = kind._repeat
 
-    def counted(self: PassRepeater, *args: Any) -> Any:
+    def counted(self: Any, *args: Any) -> Any:
         counts.append(1)
         return plain(self, *args)
 
-    monkeypatch.setattr(PassRepeater, "_repeat", counted)
+    monkeypatch.setattr(kind, "_repeat", counted)
     repeated = predict(plan_of(request), lambda phase: None)
     return repeated, predict(plan_of(request), lambda phase: None, repeats=False), len(counts)
 
@@ -87,3 +93,84 @@ def test_repeated_passes_look_as_if_they_had_run(
 def test_inputs_of_unknown_kinds_have_no_key() -> None:
     assert key_of_inputs({"x": [1, "a", None]}) == key_of_inputs({"x": [1, "a", None]})
     assert key_of_inputs({"x": [1, object()]}) is None
+
+
+_FOUR = {"double_layers": "4", "single_layers": "4"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("request_", "least"),
+    [
+        (_request("flux", _FOUR, "none"), 5),
+        (_request("flux", _FOUR, "none", ("weight_quantization", {})), 5),
+        (_request("flux", _FOUR, "none", ("layerwise_casting", {})), 0),
+        (_request("flux_pipeline", {**_FOUR, "text_layers": "4"}, "none", ("weight_offload", {})), 10),
+        (_request("ltx_pipeline", {"layers": "4", "text_layers": "4"}, "none", ("vae_tiling", {})), 10),
+        (
+            _request(
+                "ltx_video", {"layers": "4", "mode": "inference"}, "none", ("weight_offload", {"granularity": "leaf"})
+            ),
+            3,
+        ),
+        (_request("wan_pipeline", {"layers": "4", "text_layers": "4"}, "none"), 5),
+        (_request("sdxl", {}, "none"), 5),
+        (_request("llama", {"layers": "4", "mode": "inference"}, "none", ("split_feed_forward", {})), 3),
+    ],
+    ids=lambda value: " ".join([value.workload, *dict(value.optimizations)]) if isinstance(value, Request) else "",
+)
+def test_repeated_blocks_look_as_if_they_had_run(
+    monkeypatch: pytest.MonkeyPatch, request_: Request, least: int
+) -> None:
+    repeated, run, count = _both(monkeypatch, request_, BlockRepeater)
+    _assert_equal(repeated, run)
+    assert count >= least and (count > 0) == (least > 0)
+
+
+class _Layer(nn.Module):
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1024, 1024)
+        self.scale = scale
+
+    def forward(self, x: Tensor, seen: list[int] | None = None) -> Tensor:
+        if seen is not None:
+            seen.append(1)
+        out: Tensor = x + self.linear(x) * self.scale
+        return out
+
+
+def _repeated(layers: list[nn.Module], call: Any) -> tuple[int, int]:
+    """Return how many layers were repeated, and the peak."""
+    device = PredictedDevice(card_named("RTX 4090"))
+    with device:
+        model = device.place(nn.ModuleList(layers))
+        device.blocks.follow(model)
+        x = torch.randn(512, 1024, device="cuda")
+        with torch.no_grad():
+            for layer in model:
+                x = call(layer, x)
+        return device.blocks.repeated, device.peak_allocated_bytes
+
+
+def test_layers_that_differ_in_a_setting_run() -> None:
+    alike: list[nn.Module] = [_Layer() for _ in range(5)]
+    repeated, peak = _repeated(alike, lambda layer, x: layer(x))
+    assert repeated == 4
+    differing: list[nn.Module] = [_Layer(scale) for scale in (1.0, 1.0, 2.0, 2.0, 1.0)]
+    assert _repeated(differing, lambda layer, x: layer(x)) == (3, peak)
+    assert _repeated([_Layer(scale) for scale in (1.0, 2.0, 3.0, 4.0, 5.0)], lambda layer, x: layer(x)) == (0, peak)
+
+
+def test_a_layer_that_gets_a_list_to_write_to_runs() -> None:
+    seen: list[int] = [0]
+    assert _repeated([_Layer() for _ in range(5)], lambda layer, x: layer(x, seen))[0] == 0
+    assert seen == [0, 1, 1, 1, 1, 1]
+
+
+def test_layers_run_where_gradients_are_kept() -> None:
+    def call(layer: nn.Module, x: Tensor) -> Any:
+        with torch.enable_grad():
+            return layer(x)
+
+    assert _repeated([_Layer() for _ in range(5)], call)[0] == 0

@@ -90,8 +90,11 @@ class FitAnswer:
 
     @property
     def shown(self) -> Keep:
-        """The class whose front leads on: that of what was chosen, else the weakest that was allowed."""
-        return self.keep if self.chosen is None else self.chosen.candidate.keeps
+        """The class whose front leads on: that of what was chosen, else the weakest that was allowed and tried."""
+        if self.chosen is not None:
+            return self.chosen.candidate.keeps
+        tried = {trial.candidate.keeps for trial in self.searched.ways}
+        return next((keep for keep in reversed(allowed(self.keep)) if keep in tried), self.keep)
 
 
 def find_fit(
