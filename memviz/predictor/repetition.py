@@ -9,8 +9,11 @@ kinds. What leaves other memory behind than gradients and outputs, or uses more 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from functools import partial
+from itertools import chain
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -284,12 +287,13 @@ class BlockRepeater(_Repeater):
 
     def follow(self, model: nn.Module) -> None:
         """Find the lists of three or more layers of one class."""
+        seen: dict[int, Hashable] = {}
         for module in model.modules():
             if isinstance(module, nn.ModuleList | nn.Sequential):
                 kinds = Counter(map(type, module))
                 for layer in module:
                     if kinds[type(layer)] > 2 and next(layer.children(), None) is not None:
-                        self._blocks[layer] = _structure(layer)
+                        self._blocks[layer] = _structure(layer, seen)
 
     def run(self, module: nn.Module, args: Any, kwargs: Any, call: Callable[..., Any]) -> Any:
         """Call a module, or repeat the call of an equal one."""
@@ -413,28 +417,48 @@ def _memory(size: int) -> torch.UntypedStorage:
     return torch.UntypedStorage(size, device="meta")  # type: ignore[no-untyped-call]
 
 
-_OF_PLACE = ("layer_idx", "layer_id", "layer_number", "block_idx", "idx", "index")
-"""Attributes by which alike layers differ."""
+_NO_EFFECT = frozenset({"layer_idx", "_modules", "_parameters", "_buffers"})
+"""The place in a cache of keys and values, since a call with a cache is not repeated; and what is compared apart."""
+_DEPTH = 3
+"""Of attributes, and of what hooks hold."""
 
 
-def _structure(layer: nn.Module) -> Hashable:
+def _structure(layer: nn.Module, seen: dict[int, Hashable]) -> Hashable:
     """Return what memory depends on in a layer besides its weights: classes, settings and hooks."""
-    return tuple((name, _settings(module)) for name, module in layer.named_modules())
+    parts = []
+    for name, module in layer.named_modules():
+        settings = [(key, held) for key, held in vars(module).items() if key not in _NO_EFFECT]
+        parts.append((name, type(module), tuple((key, _settings(held, _DEPTH, seen)) for key, held in settings)))
+    return tuple(parts)
 
 
-def _settings(value: Any) -> Hashable:
-    """Return the class and the plain attributes of a module, or of what computes for it."""
-    attributes = sorted(vars(value).items()) if hasattr(value, "__dict__") else []
-    plain = tuple((name, held) for name, held in attributes if _is_plain(held) and name not in _OF_PLACE)
-    others = tuple((name, type(held)) for name, held in attributes if not _is_plain(held))
-    hooks = [hooks for name, hooks in attributes if name.endswith("_hooks") and isinstance(hooks, Mapping)]
-    return type(value), plain, others, tuple(map(len, hooks))
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str | torch.dtype)
+def _settings(value: Any, depth: int, seen: dict[int, Hashable]) -> Hashable:
+    """Return plain values and the code of functions, down to a depth; of others the type."""
+    if value is None or isinstance(value, bool | int | float | str | type | torch.dtype | CodeType):
+        return value
+    if isinstance(value, torch.Tensor):
+        return key_of_inputs(value)
+    if not depth or isinstance(value, nn.Module):
+        return type(value)
+    if id(value) in seen:
+        # Configurations are shared by all modules.
+        return seen[id(value)]
+    parts: Iterable[Any]
+    if isinstance(value, Mapping):
+        # Hooks are listed by numbers that no two modules share.
+        parts = value.values() if all(isinstance(key, int) for key in value) else chain(*value.items())
+    elif isinstance(value, tuple | list | set | frozenset):
+        parts = value
+    elif isinstance(value, MethodType):
+        parts = (value.__func__, value.__self__)
+    elif isinstance(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+        parts = (value.__code__, *cells, *(value.__defaults__ or ()))
+    else:
+        parts = chain((value.func, value.args) if isinstance(value, partial) else (), getattr(value, "__dict__", ()))
+        parts = chain(parts, getattr(value, "__dict__", {}).values())
+    result = seen[id(value)] = type(value), tuple(_settings(part, depth - 1, seen) for part in parts)
+    return result
 
 
 _TOTALS = tuple(OperatorTotals.__dataclass_fields__)
