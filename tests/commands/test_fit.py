@@ -103,6 +103,18 @@ def test_where_nothing_fits_it_says_so_and_what_comes_nearest(
     assert "`--keep training` lets more be changed." in words
 
 
+def test_a_search_that_was_stopped_before_the_weakest_class_lists_what_it_tried(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tried = (way(3, 20 << 30),)
+    answer = FitAnswer(
+        tried[0].candidate.request, "training", 14 << 30, Searched(tried, 1, 9), None, stopped="time limit"
+    )
+    assert answer.listed == tried
+    fit_command._print(answer)
+    assert "20.00 GiB" in capsys.readouterr().out
+
+
 def test_that_it_fits_as_it_is_is_said_beside_what_is_cheaper(capsys: pytest.CaptureFixture[str]) -> None:
     ways = (way(3, 12 << 30), way(2, 2 << 30, "split_feed_forward"))
     request = ways[0].candidate.request
