@@ -57,7 +57,7 @@ def tab(page: Any, runs: Any) -> Any:
 def opened(page: Any, address: str) -> Any:
     page.goto(address)
     page.get_by_role("tab", name="Run").click()
-    expect(page.locator("#run-form .mv-opt").first).to_be_visible()
+    expect(page.locator("#run-form .mv-price-head")).to_be_visible()
     return page
 
 

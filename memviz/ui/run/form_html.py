@@ -197,7 +197,9 @@ def form_html(form: FormFields, listing: Mapping[str, Any], prices: PriceList | 
 
 def _model_fields(form: FormFields, row: Mapping[str, Any], listing: Mapping[str, Any]) -> list[Html]:
     knobs = {knob["name"]: knob for knob in row["knobs"]}
-    first = [knobs[name] for name in _FIRST if name in knobs][:_MOST_FIRST]
+    # Of a function of the owner's file its own parameters come first, as the listing has them.
+    order = ("mode", *knobs) if ":" in row["name"] else _FIRST
+    first = [knobs[name] for name in dict.fromkeys(order) if name in knobs][:_MOST_FIRST]
     rest = [knob for knob in row["knobs"] if knob not in first]
     names = [(workload["name"], workload["title"]) for workload in listing["workloads"]]
     step = [field.html(form.options.get(field.name)) for field in _STEP]
@@ -405,7 +407,9 @@ def _price_parts(form: FormFields, listing: Mapping[str, Any], prices: PriceList
 
 def _price_html(prices: PriceList, price: Price | None, largest: int, *, is_on: bool) -> Html:
     if price is None or price.reserved_bytes is None:
-        return tag("i", class_="mv-shimmer", title="predicting …") if prices.flops else Html("")
+        # Before the first answer nothing is being predicted.
+        waits = bool(prices.flops)
+        return tag("i", class_="mv-shimmer" if waits else None, title="predicting …" if waits else None)
     share = 100 * abs(price.reserved_bytes) / largest if largest else 0.0
     kind = "mv-price-bar" if price.reserved_bytes <= 0 else "mv-price-bar mv-price-more"
     # Relative to the run without it, as in the table of variants.
@@ -456,6 +460,11 @@ def progress_html(text: str) -> Html:
         button("Cancel", "cancel", "mv-link"),
         class_="mv-progress",
     )
+
+
+def stale_html(text: str) -> Html:
+    """Shown above an answer to an earlier form, which is faded as long as this is there."""
+    return tag("p", text, class_="mv-progress", role="status")
 
 
 def refused_html(words: str) -> Html:

@@ -31,6 +31,7 @@ from memviz.text import Html, cut, joined, rounded, tag
 from memviz.ui.html.elements import button, fault_place, table
 from memviz.ui.run.differences import differences_html
 from memviz.ui.run.form_html import change_text
+from memviz.ui.run.predictions import request_key
 from memviz.units import bytes_text, count_text, duration_text
 
 MOST_COMPARED = 8
@@ -243,11 +244,9 @@ def _row(variants: Sequence[Variant], number: int, *, is_shown: bool, is_marked:
     """With `is_marked` an estimated time says that it is one."""
     variant, at = variants[number], base_of(variants, number)
     run, base = variant.run, None if at == number else variants[at].run
-    cells = (
-        _cells(variant, run, base, is_marked=is_marked)
-        if run and variant.state != "failed"
-        else [_state(variant, number)]
-    )
+    cells = [_state(variant, number)]
+    if run is not None and variant.state != "failed":
+        cells = _cells(variant, run, base, _predicted(variants, variant), is_marked=is_marked)
     rank = tag("small", rank_text(run)) if run is not None and rank_text(run) else Html("")
     acts = _actions(variant, number, is_baseline=at == number, is_shown=is_shown)
     actions = tag("small", *acts, class_="mv-variant-actions") if acts else Html("")
@@ -259,14 +258,34 @@ def _row(variants: Sequence[Variant], number: int, *, is_shown: bool, is_marked:
     )
 
 
-def _cells(variant: Variant, run: Run, base: Run | None, *, is_marked: bool) -> list[Html]:
+def _predicted(variants: Sequence[Variant], measured: Variant) -> Run | None:
+    """Return the prediction of the same run, of one that was measured."""
+    if measured.request.on != "cuda":
+        return None
+    key = request_key(measured.request)
+    same = (variant.run for variant in variants if variant.request.on != "cuda" and request_key(variant.request) == key)
+    return next(same, None)
+
+
+def _difference(run: Run, predicted: Run, name: str) -> Html:
+    """Show how far a measured figure is from the predicted one."""
+    measured, expected = getattr(run, name), getattr(predicted, name)
+    return tag("small", f"{100 * (measured - expected) / expected:+.1f} % of predicted") if expected else Html("")
+
+
+def _cells(
+    variant: Variant, run: Run, base: Run | None, predicted: Run | None, *, is_marked: bool
+) -> list[Html]:
     reserved = [tag("b", rounded(reserved_bytes(run)))]
-    if base is not None:
+    if predicted is not None:
+        reserved.append(_difference(run, predicted, "peak_reserved_bytes"))
+    elif base is not None:
         reserved.append(tag("small", change_text(run.peak_reserved_bytes - base.peak_reserved_bytes)))
     if reserved_on_card(run) is not None:
         reserved.append(tag("small", "without a limit ", rounded(run.peak_reserved_bytes)))
     allocated = [rounded(run.peak_allocated_bytes)]
     allocated += [tag("small", "while loading")] if run.peak_while_loading else []
+    allocated += [_difference(run, predicted, "peak_allocated_bytes")] if predicted is not None else []
     if run.pinned_host_bytes:
         allocated.append(tag("small", "pinned on the host ", rounded(run.pinned_host_bytes)))
     # The column says already that it is work.
