@@ -292,3 +292,12 @@ def test_the_list_can_be_sorted_by_what_is_saved(tab: Any) -> None:
     expect(tab.get_by_role("button", name="by group")).to_be_visible()
     names = [each.get_attribute("name") for each in tab.locator("#run-form .mv-opt-head input").all()]
     assert names[0] != "o:checkpointing" and len(names) == 18
+    # An answer to the form of before, which comes late, draws no other list.
+    tab.evaluate(
+        """() => {
+          const host = [...document.querySelectorAll("#run-form, #run-form *")].find((each) => each.memviz);
+          host.memviz.load(JSON.stringify({ version: "0", html: "<p>older</p>", faults: {}, parts: { idle: "late" } }));
+        }"""
+    )
+    expect(tab.get_by_role("button", name="by group")).to_be_visible()
+    expect(tab.locator("[data-part='idle']")).to_have_text("late")

@@ -68,7 +68,7 @@ def answered(tab: Any) -> None:
     choose_model(tab, "gpt2", "dropout")
     field(tab, "w:mode").select_option("training")
     expect(field(tab, "optimizer")).to_be_visible()
-    fill(tab, sequence="64", layers="1")
+    fill(tab, sequence="64", layers="2")
     tab.locator("#run-form .mv-more").first.evaluate("(each) => (each.open = false)")
     switch(tab, "checkpointing").check()
     expect(row(tab, 1)).to_contain_text("bitwise equal")

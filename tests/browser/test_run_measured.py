@@ -47,6 +47,11 @@ def tab(page: Any, tmp_path: Any) -> Iterator[Any]:
         yield opened(page, server.address)
 
 
+def mib(cell: str) -> float:
+    figure, unit = cell.replace(",", "").split()[:2]
+    return float(figure) * {"KiB": 1 / 1024, "MiB": 1, "GiB": 1024}[unit]
+
+
 def test_what_is_measured_stands_beside_what_was_predicted(tab: Any) -> None:
     small(tab)
     # The processor takes its time for a step of a GPU.
@@ -59,11 +64,11 @@ def test_what_is_measured_stands_beside_what_was_predicted(tab: Any) -> None:
     expect(row(tab, 1)).to_contain_text("Baseline, measured")
     expect(row(tab, 3)).to_contain_text("Split feed-forward, measured")
     for number in (1, 3):
-        cells = row(tab, number).locator("td").all_inner_texts()
-        reserved, allocated = (re.search(r"([+-][\d.]+) % of predicted", cell) for cell in cells[:2])
-        assert reserved and allocated
-        assert abs(float(allocated[1])) < 5
-        assert "ms" in cells[4]
-        assert "of predicted" not in row(tab, number - 1).inner_text()
+        cells, predicted = (row(tab, at).locator("td").all_inner_texts() for at in (number, number - 1))
+        for measured, expected in zip(cells[:2], predicted[:2], strict=True):
+            difference = re.search(r"([+-][\d.]+) % of predicted", measured)
+            assert difference and "of predicted" not in expected
+            assert float(difference[1]) == pytest.approx(100 * (mib(measured) / mib(expected) - 1), abs=1)
+        assert re.search(r"[\d.]+ ms", cells[4]) and "estimated" not in cells[4]
     expect(row(tab, 2)).to_contain_text("estimated")
     expect(verdict(tab)).to_contain_text("plit feed-forward")

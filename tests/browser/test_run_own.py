@@ -173,5 +173,4 @@ def test_a_configuration_has_prices_a_check_and_a_true_command(tab: Any, tmp_pat
 def test_where_no_hub_is_allowed_a_name_on_it_is_refused_in_words(tab: Any) -> None:
     own_model(tab).fill("meta-llama/Llama-3.2-1B")
     fault = tab.locator("#run-form [data-fault='config']")
-    expect(fault).not_to_be_empty()
-    assert "MEMVIZ_HUB" in fault.inner_text()
+    expect(fault).to_contain_text("Nothing is asked of the Hugging Face hub here")

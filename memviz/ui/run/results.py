@@ -273,9 +273,7 @@ def _difference(run: Run, predicted: Run, name: str) -> Html:
     return tag("small", f"{100 * (measured - expected) / expected:+.1f} % of predicted") if expected else Html("")
 
 
-def _cells(
-    variant: Variant, run: Run, base: Run | None, predicted: Run | None, *, is_marked: bool
-) -> list[Html]:
+def _cells(variant: Variant, run: Run, base: Run | None, predicted: Run | None, *, is_marked: bool) -> list[Html]:
     reserved = [tag("b", rounded(reserved_bytes(run)))]
     if predicted is not None:
         reserved.append(_difference(run, predicted, "peak_reserved_bytes"))
