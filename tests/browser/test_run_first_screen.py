@@ -1,4 +1,4 @@
-"""The first 900 pixels of Run: few words and controls, all reachable by keys, readable for axe; on phones the answer first."""
+"""The first 900 pixels of Run: few words, few controls, all reached by keys; on phones the answer comes first."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ COUNT = r"""() => {
     }
   }
   const controls = "a[href], button, input, select, textarea, summary, [tabindex]:not([tabindex='-1'])";
-  const seen = [...document.querySelectorAll(controls)].filter((each) =>
-    each.type !== "hidden" && !each.closest("[aria-hidden='true']") && isSeen(each) && isIn(each.getBoundingClientRect()));
+  const seen = [...document.querySelectorAll(controls)].filter((each) => each.type !== "hidden"
+    && !each.closest("[aria-hidden='true']") && isSeen(each) && isIn(each.getBoundingClientRect()));
   return { words, controls: seen.map((each) => each.name || each.ariaLabel || each.textContent.trim()) };
 }"""
 FOCUSED = """() => {

@@ -1,4 +1,4 @@
-"""The button that measures: progress, and each measured row beside what was predicted, with the difference in percent."""
+"""The button that measures: each measured row stands below what was predicted, with the difference in percent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Run tab with the owner's own models: functions of a file, and a config.json, with prices, answers and commands."""
+"""The Run tab with models of its owner: functions of a file, and a config.json, with prices and true commands."""
 
 from __future__ import annotations
 
