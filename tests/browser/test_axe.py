@@ -116,5 +116,5 @@ def test_what_if(opened: Any) -> None:
 
 def test_run(home: Any) -> None:
     turn_to(home, "Run")
-    home.locator("#run-form .mv-opt").first.wait_for()
+    home.locator("#run-form .mv-price-head").wait_for()
     expect_nothing_serious(home)

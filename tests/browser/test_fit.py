@@ -80,7 +80,7 @@ def test_a_file_that_is_dropped_on_the_field_is_read_there(tab: Any) -> None:
 
 
 def search(tab: Any, **fields: str) -> None:
-    tab.locator("#run-form .mv-fit-fields summary").click()
+    tab.locator("#run-form .mv-more").first.evaluate("(each) => (each.open = true)")
     for name, value in fields.items():
         field(tab, f"fit:{name}").select_option(value)
     field(tab, "fit:grid").check()

@@ -57,7 +57,7 @@ def tab(page: Any, runs: Any) -> Any:
 def opened(page: Any, address: str) -> Any:
     page.goto(address)
     page.get_by_role("tab", name="Run").click()
-    expect(page.locator("#run-form .mv-opt").first).to_be_visible()
+    expect(page.locator("#run-form .mv-price-head")).to_be_visible()
     return page
 
 
@@ -152,7 +152,7 @@ def test_a_switch_answers_by_itself_with_timelines_prices_and_an_output_check(ta
 
 def test_the_last_change_wins_and_what_is_wrong_is_marked_where_it_is(tab: Any) -> None:
     small(tab)
-    facts = tab.locator("#run-head .mv-facts")
+    facts = tab.locator("#run-results .mv-about-run")
     expect(facts).to_contain_text("2 layers of 4096 x 16384 gelu, 2 x 256 tokens")
     for sequence in ("512", "1024", "2048", "65536"):
         field(tab, "w:sequence").fill(sequence)
@@ -164,6 +164,8 @@ def test_the_last_change_wins_and_what_is_wrong_is_marked_where_it_is(tab: Any) 
     expect(facts).to_contain_text("2 x 256 tokens")
     reason = tab.locator("#run-form [data-fault='o:checkpointing']")
     expect(tab.locator("[data-part='price:checkpointing']")).to_have_text("training only")
+    expect(switch(tab, "checkpointing")).to_be_hidden()
+    tab.locator(".mv-idle").get_by_text("not usable here").click()
     switch(tab, "checkpointing").check()
     expect(reason).to_have_text("It has an effect in training only, and this is inference.")
     expect(tab.locator("#run-results .mv-variant")).to_have_count(1)
@@ -290,3 +292,12 @@ def test_the_list_can_be_sorted_by_what_is_saved(tab: Any) -> None:
     expect(tab.get_by_role("button", name="by group")).to_be_visible()
     names = [each.get_attribute("name") for each in tab.locator("#run-form .mv-opt-head input").all()]
     assert names[0] != "o:checkpointing" and len(names) == 18
+    # An answer to the form of before, which comes late, draws no other list.
+    tab.evaluate(
+        """() => {
+          const host = [...document.querySelectorAll("#run-form, #run-form *")].find((each) => each.memviz);
+          host.memviz.load(JSON.stringify({ version: "0", html: "<p>older</p>", faults: {}, parts: { idle: "late" } }));
+        }"""
+    )
+    expect(tab.get_by_role("button", name="by group")).to_be_visible()
+    expect(tab.locator("[data-part='idle']")).to_have_text("late")

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from memviz.analysis.devices import choose_device
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.timeline import by_event, sum_of_spans
 from memviz.figures.colouring import colouring
-from memviz.predictor.cards import card_named
 from memviz.runner.request import Request
 from memviz.text import Html, joined, tag
 from memviz.trace.model import Trace
@@ -58,7 +56,7 @@ _LINKS = {"flat-gradients": "flat fp32 gradients", "layerwise-casting": "layerwi
 
 
 def cards_html() -> Html:
-    key = tag("span", "predicted; faint: baseline, red: the card", class_="mv-soft")
+    key = tag("span", "predicted, reserved; faint: baseline, red: card", class_="mv-soft")
     links = [button(title, "story", "mv-link", data_story=name) for name, title in _LINKS.items()]
     return tag(
         "section",
@@ -77,12 +75,8 @@ def _card_html(name: str, card: Card) -> Html:
 
 
 def _facts(stored: Mapping[str, Any]) -> str:
-    before, after = stored["runs"]
-    change = f"{before['reserved_bytes'] / _GIB:.1f} → {after['reserved_bytes'] / _GIB:.1f} GiB reserved"
-    # Where both fit, the card is not what the example is about.
-    if (before["fit"], after["fit"]) != ("no", "yes"):
-        return change
-    return f"{change}, fits {ceil(card_named(stored['card']).memory_gib)} GB"
+    before, after = (run["reserved_bytes"] / _GIB for run in stored["runs"])
+    return f"{before:.1f} → {after:.1f} GiB"
 
 
 def _picture(stored: Mapping[str, Any]) -> Html:

@@ -42,11 +42,15 @@ def config_of(text: str) -> tuple[str, str]:
 @lru_cache(maxsize=32)
 def _checked(text: str, from_the_hub: bool) -> str:
     # Cached, because a form is read again with each letter that is typed.
+    # By its form alone: whether such a file is on this machine is not for visitors to know.
+    if not from_the_hub and _LIKE_HUB_ID.fullmatch(text):
+        raise UsageError(f"Nothing is asked of the Hugging Face hub here: paste the {CONFIG} of {text} instead.")
     if from_the_hub and is_hub_id(text):
         return checked_config(fetch_config(text), text)
     return checked_config(text)
 
 
+_LIKE_HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 EVERY_CHOICE = "*"
 """Value of a knob with choices that selects all of them."""
 _COUNTS = {"warmup": (0, "Warm-up steps are 0 to 100"), "steps": (1, "Steps are 1 to 100")}

@@ -118,7 +118,7 @@ _CLAIMS = {
 }
 _SET_BY_THE_WORKLOAD = ("micro_batches",)
 """Knobs of optimizations whose own default would be shown while the workload's number runs."""
-NO_DEVICE = "No CUDA device here: predictions run the real code on tensors without data."
+NO_DEVICE = "No CUDA device here: nothing can be measured."
 GROUPS: Mapping[str, Sequence[str]] = {
     "Activations": (
         "checkpointing",
@@ -197,7 +197,9 @@ def form_html(form: FormFields, listing: Mapping[str, Any], prices: PriceList | 
 
 def _model_fields(form: FormFields, row: Mapping[str, Any], listing: Mapping[str, Any]) -> list[Html]:
     knobs = {knob["name"]: knob for knob in row["knobs"]}
-    first = [knobs[name] for name in _FIRST if name in knobs][:_MOST_FIRST]
+    # Of a function of the owner's file its own parameters come first, as the listing has them.
+    order = ("mode", *knobs) if ":" in row["name"] else _FIRST
+    first = [knobs[name] for name in dict.fromkeys(order) if name in knobs][:_MOST_FIRST]
     rest = [knob for knob in row["knobs"] if knob not in first]
     names = [(workload["name"], workload["title"]) for workload in listing["workloads"]]
     step = [field.html(form.options.get(field.name)) for field in _STEP]
@@ -213,6 +215,8 @@ def _model_fields(form: FormFields, row: Mapping[str, Any], listing: Mapping[str
         *(_knob("w", knob, form.knobs.get(knob["name"])) for knob in rest),
         *_parallel_fields(form),
         *step,
+        _search_fields(form),
+        Html("") if listing.get("device") else tag("p", NO_DEVICE, class_="mv-soft mv-several"),
     ]
     return [
         tag(
@@ -229,6 +233,12 @@ def _model_fields(form: FormFields, row: Mapping[str, Any], listing: Mapping[str
     ]
 
 
+def _search_fields(form: FormFields) -> Html:
+    fields = [field.html(str(form.search.get(field.name, field.default))) for field in _SEARCH]
+    grid = checkbox("fit:grid", form.search.get("fit:grid") is True, "Map batch × sequence with it")
+    return tag("fieldset", tag("legend", "Search for what fits"), *fields, grid, class_="mv-fit-fields")
+
+
 def _price_list(form: FormFields, listing: Mapping[str, Any], prices: PriceList) -> list[Html]:
     rows = {row["name"]: row for row in listing["optimizations"]}
     sort = button(
@@ -242,9 +252,16 @@ def _price_list(form: FormFields, listing: Mapping[str, Any], prices: PriceList)
         tag("span", "compute", title="Floating-point work of a step with it, against without it"),
         class_="mv-price-head",
     )
+    # The rows themselves are folded, each in its place, so that one that becomes usable needs no other form.
+    idle = tag(
+        "details",
+        tag("summary", tag("span", data_part="idle")),
+        tag("small", "They are grey above, with the reason."),
+        class_="mv-idle",
+    )
     if prices.by_saving:
         order = sorted(rows, key=lambda name: _saved(prices.prices.get(name)))
-        return [head, *(_optimization(rows[name], form) for name in order)]
+        return [head, *(_optimization(rows[name], form) for name in order), idle]
     grouped = {name for names in GROUPS.values() for name in names}
     groups = {**GROUPS, "Others": [name for name in rows if name not in grouped]}
     parts = [head]
@@ -252,7 +269,7 @@ def _price_list(form: FormFields, listing: Mapping[str, Any], prices: PriceList)
         members = [_optimization(rows[name], form) for name in names if name in rows]
         if members:
             parts.append(tag("fieldset", tag("legend", title), *members, class_="mv-price-group"))
-    return parts
+    return [*parts, idle]
 
 
 def _saved(price: Price | None) -> int:
@@ -376,20 +393,23 @@ def _price_parts(form: FormFields, listing: Mapping[str, Any], prices: PriceList
     idle = without_effect(form, listing)
     changes = [abs(price.reserved_bytes) for price in prices.prices.values() if price and price.reserved_bytes]
     largest = max(changes, default=0)
-    return {
-        f"price:{row['name']}": _price_html(
-            prices, prices.prices.get(row["name"]), idle.get(row["name"], ""), largest, is_on=row["name"] in form.chosen
-        )
-        for row in listing["optimizations"]
-    }
+    parts, unusable = {}, 0
+    for row in listing["optimizations"]:
+        name, price, is_on = row["name"], prices.prices.get(row["name"]), row["name"] in form.chosen
+        reason = idle.get(name, "") or (price.reason if price is not None else "")
+        unusable += bool(reason) and not is_on
+        if reason:
+            parts[f"price:{name}"] = tag("small", reason, class_="mv-price-reason")
+        else:
+            parts[f"price:{name}"] = _price_html(prices, price, largest, is_on=is_on)
+    return {**parts, "idle": tag("span", f"{unusable} not usable here") if unusable else Html("")}
 
 
-def _price_html(prices: PriceList, price: Price | None, reason: str, largest: int, *, is_on: bool) -> Html:
-    reason = reason or (price.reason if price is not None else "")
-    if reason:
-        return tag("small", reason, class_="mv-price-reason")
+def _price_html(prices: PriceList, price: Price | None, largest: int, *, is_on: bool) -> Html:
     if price is None or price.reserved_bytes is None:
-        return tag("i", class_="mv-shimmer", title="predicting …") if prices.flops else Html("")
+        # Before the first answer nothing is being predicted.
+        waits = bool(prices.flops)
+        return tag("i", class_="mv-shimmer" if waits else None, title="predicting …" if waits else None)
     share = 100 * abs(price.reserved_bytes) / largest if largest else 0.0
     kind = "mv-price-bar" if price.reserved_bytes <= 0 else "mv-price-bar mv-price-more"
     # Relative to the run without it, as in the table of variants.
@@ -415,29 +435,13 @@ def buttons_html(form: FormFields, requests: RunRequests, listing: Mapping[str, 
     device = listing.get("device")
     many = requests.count > MOST_LIVE and not requests.faults
     predict = button(f"Predict {variant_count_text(requests)}", "run", "mv-primary", data_act_above=True)
-    search = [field.html(str(form.search.get(field.name, field.default))) for field in _SEARCH]
-    return joined(
-        tag(
-            "details",
-            tag("summary", "Search options"),
-            *search,
-            checkbox("fit:grid", form.search.get("fit:grid") is True, "Map batch × sequence with it"),
-            class_="mv-more mv-fit-fields",
-        ),
-        tag(
-            "p",
-            predict if many else Html(""),
-            button("Find a configuration that fits", "fit", "mv-quiet mv-find-fit", data_act_above=True),
-            button(
-                "Measure on GPU",
-                "measure",
-                "mv-quiet",
-                data_act_above=True,
-                disabled=not device,
-                title=f"Run it on {device}" if device else NO_DEVICE,
-            ),
-            class_="mv-buttons",
-        ),
+    measure = button("Measure on GPU", "measure", data_act_above=True, title=f"Run it on {device}")
+    return tag(
+        "p",
+        predict if many else Html(""),
+        button("Find a configuration that fits", "fit", "mv-quiet mv-find-fit", data_act_above=True),
+        measure if device else Html(""),
+        class_="mv-buttons",
     )
 
 
@@ -456,6 +460,11 @@ def progress_html(text: str) -> Html:
         button("Cancel", "cancel", "mv-link"),
         class_="mv-progress",
     )
+
+
+def stale_html(text: str) -> Html:
+    """Shown above an answer to an earlier form, which is faded as long as this is there."""
+    return tag("p", text, class_="mv-progress", role="status")
 
 
 def refused_html(words: str) -> Html:

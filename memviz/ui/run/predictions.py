@@ -53,6 +53,8 @@ class Predictions:
         self._complete: OrderedDict[str, Variant] = OrderedDict()
         self._checks: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
         """Output checks, by the request without one."""
+        self._unpriced: OrderedDict[str, str] = OrderedDict()
+        """Why a price could not be predicted, besides a refusal, by its request."""
         self._opened: OrderedDict[Path, Opened] = OrderedDict()
 
     def close(self) -> None:
@@ -164,8 +166,11 @@ class Predictions:
             figures = self._figures_of(one.request)
             if run is not None and figures is not None:
                 prices[one.name] = _price(one.name, figures, run, is_on=one.is_on)
+            elif one.name in shipped:
+                prices[one.name] = shipped[one.name]
             else:
-                prices[one.name] = shipped.get(one.name)
+                reason = self._unpriced.get(request_key(one.request))
+                prices[one.name] = Price(one.name, reason=reason) if reason else None
         return prices, run.flops or 0 if run is not None else 0
 
     def in_background(
@@ -177,7 +182,9 @@ class Predictions:
         if self.known(base) is not None:
             shipped = {price.name for price in load_prices(base) or ()}
             for one in price_requests(base, listing):
-                if one.request is not None and one.name not in shipped and self._figures_of(one.request) is None:
+                if one.request is None or one.name in shipped or request_key(one.request) in self._unpriced:
+                    continue
+                if self._figures_of(one.request) is None:
                     requests.append(plain(one.request))
         if not requests:
             return
@@ -185,22 +192,37 @@ class Predictions:
             begun = self.scheduler.submit(requests, [""] * len(requests), self._note, owner)
         except MemvizError:
             return
-        done, yielded = 0, 0.0
+        # One that is run again is over after later ones.
+        noted: set[int] = set()
+        is_new, yielded = False, 0.0
         for status in changes(self.scheduler, begun.id):
-            over = [variant for variant in status.variants if variant.is_over]
-            for variant in over[done:]:
-                self.keep_failure(variant)
-            is_due = status.is_over or time.monotonic() - yielded >= _BETWEEN_SECONDS
-            if len(over) > done and is_due:
-                yielded = time.monotonic()
+            for number, variant in enumerate(status.variants):
+                if variant.is_over and number not in noted:
+                    noted.add(number)
+                    self._keep_background_failure(variant)
+                    is_new = True
+            if is_new and (status.is_over or time.monotonic() - yielded >= _BETWEEN_SECONDS):
+                is_new, yielded = False, time.monotonic()
                 yield
-            done = len(over)
 
     def keep_failure(self, variant: Variant) -> None:
         """Remember what cannot be predicted, except where its owner went on to something else."""
         if variant.state == "failed" and variant.what == "refused":
             with self._lock:
                 _remember(self._figures, request_key(variant.request), replace(variant, file=None))
+
+    def _keep_background_failure(self, variant: Variant) -> None:
+        """Remember a failed price, or a failed check, whose figures stay."""
+        if variant.state != "failed" or variant.what == "cancelled":
+            return
+        key = request_key(variant.request)
+        with self._lock:
+            if variant.request.numerics:
+                _remember(self._checks, key, {"error": variant.phase or variant.what})
+            elif variant.what != "refused":
+                _remember(self._unpriced, key, "took too long" if variant.what == "timeout" else "prediction failed")
+        if not variant.request.numerics:
+            self.keep_failure(variant)
 
     def _unchecked(self, answered: Sequence[Variant]) -> Iterator[Request]:
         for variant in answered:

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memviz.predictor.expected_error import Fit
+from memviz.predictor.cards import short_name
+from memviz.predictor.expected_error import ExpectedError, Fit
 from memviz.results.run import (
     base_of,
     close_fit_text,
     cost_change_text,
     gpus_of,
-    is_training,
     optimizer_text,
     rank_list,
     rank_text,
@@ -31,6 +31,7 @@ from memviz.text import Html, cut, joined, rounded, tag
 from memviz.ui.html.elements import button, fault_place, table
 from memviz.ui.run.differences import differences_html
 from memviz.ui.run.form_html import change_text
+from memviz.ui.run.predictions import request_key
 from memviz.units import bytes_text, count_text, duration_text
 
 MOST_COMPARED = 8
@@ -100,12 +101,24 @@ def verdict_of(numerics: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def _notes_html(variants: Sequence[Variant]) -> Html:
+    """What the figures are of, how far they may be off, and what they leave out."""
     run = next((variant.run for variant in variants if variant.run is not None), None)
-    if run is None or not run.notes:
+    if run is None:
         return Html("")
-    title = "Not included in the prediction" if run.mode == "predicted" else "What to know about this measurement"
+    usable = f" ({usable_text(run.fit)})" if run.fit else ""
+    about = [run.describes, f"{run.device.removeprefix('NVIDIA ')}{usable}", f"Counted: {run.window}"]
+    errors = (variant.run.expected_error for variant in variants if variant.run)
+    sentences = dict.fromkeys(error.sentence for error in errors if error)
+    is_predicted = run.mode == "predicted"
+    left_out = "Not included in the prediction" if is_predicted else "What to know about this measurement"
     notes = [tag("li", note) for note in run.notes]
-    return tag("section", tag("h2", title, class_="mv-h2"), tag("ul", *notes, class_="mv-unseen"))
+    return tag(
+        "details",
+        tag("summary", tag("h2", f"About this {'prediction' if is_predicted else 'measurement'}", class_="mv-h2")),
+        *(tag("p", text, class_="mv-soft") for text in (" · ".join(about), *sentences)),
+        *([tag("h3", left_out), tag("ul", *notes, class_="mv-unseen")] if notes else []),
+        class_="mv-about-run mv-more-of-run",
+    )
 
 
 def _commands(variant: Variant) -> Html:
@@ -118,7 +131,12 @@ def _commands(variant: Variant) -> Html:
         parts.insert(0, code_html(f"In your own script: {cut(variant.label)}", run.code))
     if run.library_code:
         parts.insert(1, code_html("The same with the libraries", run.library_code))
-    return tag("section", *parts, class_="mv-take-away", aria_live="polite")
+    return tag(
+        "details",
+        tag("summary", tag("h2", "Code and command", class_="mv-h2")),
+        tag("div", *parts, class_="mv-take-away", aria_live="polite"),
+        class_="mv-more-of-run",
+    )
 
 
 def code_html(title: str, text: str) -> Html:
@@ -137,14 +155,14 @@ def results_html(status: OrderStatus, shown: int) -> Html:
     compare = Html("")
     if ready > 1:
         words = "Compare both" if ready == 2 else f"Compare {min(ready, MOST_COMPARED)}"
-        compare = button(words, "compare", "mv-link")
+        compare = button("Compare", "compare", "mv-link", aria_label=words, title=words)
     return joined(
         variants_table(variants, shown),
         tag("p", compare, class_="mv-run-compare") if ready > 1 else Html(""),
         differences_html(selected),
         rank_classes_html(selected, variants.index(selected)),
-        _notes_html(variants),
         _commands(selected),
+        _notes_html(variants),
     )
 
 
@@ -175,20 +193,26 @@ def progress_text(status: OrderStatus) -> str:
 
 
 def _facts(status: OrderStatus) -> Html:
-    """One line: for which card, of what, and how far a prediction may be off."""
-    run = next((variant.run for variant in status.variants if variant.run is not None), None)
-    if run is None:
+    """One line: for which card, and how far a prediction may be off; `_notes_html` has the rest."""
+    runs = [variant.run for variant in status.variants if variant.run is not None]
+    if not runs:
         return Html("")
-    where = "predicted for" if run.mode == "predicted" else "measured on"
-    usable = f" ({usable_text(run.fit)})" if run.fit else ""
-    optimizer = [f"with {optimizer_text(run)}"] if is_training(run) else []
-    texts = [f"{where} {run.device.removeprefix('NVIDIA ')}{usable}", run.describes, *optimizer]
-    errors = [variant.run.expected_error for variant in status.variants if variant.run and variant.run.expected_error]
-    sentences = dict.fromkeys(error.sentence for error in errors)
-    return joined(
-        tag("p", " · ".join(texts), class_="mv-facts", title=f"Counted: {run.window}"),
-        *(tag("p", sentence, class_="mv-soft mv-truth") for sentence in sentences),
-    )
+    where = "predicted for" if runs[0].mode == "predicted" else "measured on"
+    parts = [tag("span", f"{where} {short_name(runs[0].device)}", title=f"Counted: {runs[0].window}")]
+    error = next((run.expected_error for run in runs if run.expected_error), None)
+    if error is not None:
+        parts.append(tag("span", _error_text(error), title=error.sentence))
+    return tag("p", *parts, class_="mv-facts")
+
+
+def _error_text(error: ExpectedError) -> str:
+    """The widest error of the recordings like this, unless something in the run is in none of them."""
+    if error.is_lower_bound:
+        return "lower bound"
+    if not error.recordings and not error.published:
+        return "expected error unknown"
+    text = f"expected error ± {100 * error.share:.1f} %"
+    return text if error.covered else f"{text} of what is recorded"
 
 
 def _fit_of(variants: Sequence[Variant]) -> Fit | None:
@@ -200,45 +224,70 @@ def variants_table(variants: Sequence[Variant], shown: int) -> Html:
     fit = _fit_of(variants)
     run = next((variant.run for variant in variants if variant.run is not None), None)
     step = step_word(run) if run else "step"
+    is_estimated = not any(variant.run.seconds for variant in variants if variant.run)
     heads = (
         ("Variant", None),
         ("Reserved", "mv-number"),
-        ("Peak allocated", "mv-number"),
+        ("Allocated", "mv-number"),
         (f"Fits {bytes_text(fit.usable_bytes)}" if fit else "Fits", None),
         (f"Compute / {step}", "mv-number"),
-        (step[:1].upper() + step[1:], "mv-number"),
+        (f"{step[:1].upper()}{step[1:]}{' (est.)' if is_estimated else ''}", "mv-number"),
         ("Outputs", None),
-        (tag("span", "Actions", class_="mv-hidden"), None),
     )
-    rows = [_row(variants, number, is_shown=number == shown) for number in range(len(variants))]
+    rows = [
+        _row(variants, number, is_shown=number == shown, is_marked=not is_estimated) for number in range(len(variants))
+    ]
     return tag("div", table(heads, rows, "mv-table mv-variants"), class_="mv-variants-frame")
 
 
-def _row(variants: Sequence[Variant], number: int, *, is_shown: bool) -> Html:
+def _row(variants: Sequence[Variant], number: int, *, is_shown: bool, is_marked: bool) -> Html:
+    """With `is_marked` an estimated time says that it is one."""
     variant, at = variants[number], base_of(variants, number)
     run, base = variant.run, None if at == number else variants[at].run
-    cells = _cells(variant, run, base) if run and variant.state != "failed" else [_state(variant, number)]
+    cells = [_state(variant, number)]
+    if run is not None and variant.state != "failed":
+        cells = _cells(variant, run, base, _predicted(variants, variant), is_marked=is_marked)
     rank = tag("small", rank_text(run)) if run is not None and rank_text(run) else Html("")
+    acts = _actions(variant, number, is_baseline=at == number, is_shown=is_shown)
+    actions = tag("small", *acts, class_="mv-variant-actions") if acts else Html("")
     return tag(
         "tr",
-        tag("th", _chooser(variant, number, is_shown), rank, scope="row"),
+        tag("th", _chooser(variant, number, is_shown), rank, actions, scope="row"),
         *cells,
-        tag("td", *_actions(variant, number, is_baseline=at == number), class_="mv-variant-actions"),
         class_=f"mv-variant mv-is-{variant.state}{' mv-chosen' if is_shown else ''}",
     )
 
 
-def _cells(variant: Variant, run: Run, base: Run | None) -> list[Html]:
+def _predicted(variants: Sequence[Variant], measured: Variant) -> Run | None:
+    """Return the prediction of the same run, of one that was measured."""
+    if measured.request.on != "cuda":
+        return None
+    key = request_key(measured.request)
+    same = (variant.run for variant in variants if variant.request.on != "cuda" and request_key(variant.request) == key)
+    return next(same, None)
+
+
+def _difference(run: Run, predicted: Run, name: str) -> Html:
+    """Show how far a measured figure is from the predicted one."""
+    measured, expected = getattr(run, name), getattr(predicted, name)
+    return tag("small", f"{100 * (measured - expected) / expected:+.1f} % of predicted") if expected else Html("")
+
+
+def _cells(variant: Variant, run: Run, base: Run | None, predicted: Run | None, *, is_marked: bool) -> list[Html]:
     reserved = [tag("b", rounded(reserved_bytes(run)))]
-    if base is not None:
+    if predicted is not None:
+        reserved.append(_difference(run, predicted, "peak_reserved_bytes"))
+    elif base is not None:
         reserved.append(tag("small", change_text(run.peak_reserved_bytes - base.peak_reserved_bytes)))
     if reserved_on_card(run) is not None:
         reserved.append(tag("small", "without a limit ", rounded(run.peak_reserved_bytes)))
     allocated = [rounded(run.peak_allocated_bytes)]
     allocated += [tag("small", "while loading")] if run.peak_while_loading else []
+    allocated += [_difference(run, predicted, "peak_allocated_bytes")] if predicted is not None else []
     if run.pinned_host_bytes:
         allocated.append(tag("small", "pinned on the host ", rounded(run.pinned_host_bytes)))
-    change = cost_change_text(base, run) if base is not None else ""
+    # The column says already that it is work.
+    change = cost_change_text(base, run).removesuffix(" work") if base is not None else ""
     outputs = [tag("small", cut(variant.amiss, _MOST_WORDS), class_="mv-amiss")] if variant.amiss else []
     if variant.state == "running":
         outputs.append(tag("small", f"{variant.phase} …", class_="mv-phase"))
@@ -247,7 +296,7 @@ def _cells(variant: Variant, run: Run, base: Run | None) -> list[Html]:
         tag("td", *allocated, class_="mv-number"),
         tag("td", _fit(run)),
         tag("td", f"{run.flops / 1e12:,.1f} TFLOP" if run.flops else "–", tag("small", change), class_="mv-number"),
-        tag("td", *_time(run), class_="mv-number"),
+        tag("td", *_time(run, is_marked=is_marked), class_="mv-number"),
         tag("td", _output_html(run, base), *outputs),
     ]
 
@@ -261,13 +310,14 @@ def _chooser(variant: Variant, number: int, is_shown: bool) -> Html:
     return button(cut(variant.label), "choose", "mv-choose", data_number=number, aria_pressed=pressed, title=title)
 
 
-def _actions(variant: Variant, number: int, *, is_baseline: bool) -> list[Html]:
+def _actions(variant: Variant, number: int, *, is_baseline: bool, is_shown: bool) -> list[Html]:
+    """Those of the row that is shown; what is pinned can always be taken out."""
     if variant.run is None or variant.file is None:
         return []
-    actions = [_open_button("Open", variant, number)]
+    actions = [_open_button("Open", variant, number)] if is_shown else []
     if variant.is_pinned:
         actions.append(button("Unpin", "unpin", "mv-link", data_number=number, aria_label=f"Unpin {variant.label}"))
-    elif not is_baseline:
+    elif not is_baseline and is_shown:
         title = "Keep this row while settings change, and the run among the kept ones"
         actions.append(button("Pin", "pin", "mv-link", data_number=number, title=title))
     return actions
@@ -287,7 +337,7 @@ def _open_button(label: str, variant: Variant, number: int) -> Html:
     return button(label, "open", "mv-link", data_number=number, aria_label=f"{label}: {variant.label}")
 
 
-def _time(run: Run) -> list[Html | str]:
+def _time(run: Run, *, is_marked: bool) -> list[Html | str]:
     """Measured, or the estimate's interval."""
     if run.seconds is not None:
         median = run.seconds.median
@@ -297,7 +347,7 @@ def _time(run: Run) -> list[Html | str]:
     if cost is None or cost.seconds_low is None or cost.seconds_high is None:
         return ["–"]
     low, high = (duration_text(round(seconds * 1e6)) for seconds in (cost.seconds_low, cost.seconds_high))
-    return [f"{low} to {high}", tag("small", "estimated")]
+    return [f"{low}–{high}", *([tag("small", "estimated")] if is_marked else [])]
 
 
 def _fit(run: Run) -> Html:
@@ -308,10 +358,10 @@ def _fit(run: Run) -> Html:
         return joined(tag("b", "≈ ", class_="mv-warn"), tag("b", "close"), tag("small", close_fit_text(run)))
     if fit.fits:
         spare = bytes_text(max(0, fit.usable_bytes - fit.peak_reserved_bytes))
-        detail = f"{spare} to spare{', no optimizer' if optimizer_text(run) == 'no optimizer' else ''}"
+        detail = f"{spare} free{', no optimizer' if optimizer_text(run) == 'no optimizer' else ''}"
         return joined(tag("b", "✓ ", class_="mv-good"), tag("b", "fits"), tag("small", detail))
     too_much = max(fit.too_much_bytes, 0)
-    detail = f"{bytes_text(too_much)} too much" if too_much else f"runs out at event {count_text(fit.event or 0)}"
+    detail = f"{bytes_text(too_much)} over" if too_much else f"runs out at event {count_text(fit.event or 0)}"
     return joined(tag("b", "✗ ", class_="mv-bad"), tag("b", "does not fit"), tag("small", detail))
 
 

@@ -27,6 +27,7 @@ from memviz.ui.run.form_html import (
     form_value,
     progress_html,
     refused_html,
+    stale_html,
     stand_in_note,
 )
 from memviz.ui.run.predictions import request_key
@@ -200,7 +201,10 @@ class _RunEvents:
         _, requests = self.answers.parse(state.fields)
         many = requests.count > MOST_LIVE
         if requests.faults or not requests.count or many:
-            yield _values(state=state, form=self._form(state), progress="")
+            has_answer = bool(state.order or state.search)
+            text = "Press Predict for these variants." if many else "Fix the marked fields."
+            stale = stale_html(f"{text} Below is the answer of before.") if has_answer else ""
+            yield _values(state=state, form=self._form(state), progress=stale)
             return
         wanted = self.answers.with_pinned(requests, state.pinned)
         yield from takewhile(lambda _: is_current(), self._begun(state, visitor, wanted, keeps=False))

@@ -12,7 +12,7 @@ from memviz.runner.jobs.service import SearchOrder, SearchStatus
 from memviz.runner.request import Request
 from memviz.ui.run.fit_results import fit_head_html, fit_html, map_html, picture_html
 from memviz.ui.run.form import FormFields, RunRequests, search_order
-from memviz.ui.run.form_html import buttons_html
+from memviz.ui.run.form_html import form_html
 from tests.results.test_fit import told
 from tests.runner.fit.ways import way as tried
 from tests.ui.page import HOSTILE, elements, rows, words
@@ -149,10 +149,13 @@ def test_what_is_no_search_is_refused(fields: dict[str, Any], asked: RunRequests
 
 
 def test_what_was_chosen_stays_chosen_when_the_form_is_drawn_anew() -> None:
-    html = buttons_html(FormFields(search={"fit:keep": "nothing", "fit:grid": True}), RunRequests(), {})
+    form = FormFields(workload="a", search={"fit:keep": "nothing", "fit:grid": True})
+    row = {"name": "a", "title": "A", "sentence": "A.", "knobs": []}
+    html = form_html(form, {"workloads": [row], "optimizations": [], "cards": []})
     chosen = [element["value"] for element in elements(html, "option") if "selected" in element]
-    assert chosen == ["nothing", ""]
-    assert "checked" in elements(html, "input")[0]
+    assert chosen[-2:] == ["nothing", ""]
+    (grid,) = elements(html, "input", name="fit:grid")
+    assert "checked" in grid
 
 
 def test_the_axis_ends_at_the_costs_that_the_list_says() -> None:

@@ -21,7 +21,7 @@ from memviz.ui.run.form import (
     requests_of,
     without_effect,
 )
-from memviz.ui.run.form_html import buttons_html, form_html, form_value, refused_html
+from memviz.ui.run.form_html import NO_DEVICE, buttons_html, form_html, form_value, refused_html
 from memviz.ui.run.published_examples import story_fields
 from tests.ui.page import elements, words
 
@@ -255,12 +255,20 @@ def test_the_form_shows_what_there_is_and_escapes_it() -> None:
     assert "Another &lt;model&gt;." in html
     assert 'value="&lt;i&gt;"' in html
     requests = requests_of(form, LISTING)
-    without, with_device = (
-        elements(buttons_html(form, requests, listing), "button", data_act="measure")[0]
-        for listing in (LISTING, {**LISTING, "device": "NVIDIA Z"})
-    )
-    assert "disabled" in without and "No CUDA device" in str(without["title"])
-    assert "disabled" not in with_device and with_device["title"] == "Run it on NVIDIA Z"
+    with_device = {**LISTING, "device": "NVIDIA Z"}
+    assert not elements(buttons_html(form, requests, LISTING), "button", data_act="measure")
+    (measure,) = elements(buttons_html(form, requests, with_device), "button", data_act="measure")
+    assert measure["title"] == "Run it on NVIDIA Z"
+    assert NO_DEVICE in html and NO_DEVICE not in form_html(form, with_device)
+
+
+def test_what_is_not_usable_is_counted_unless_it_is_on() -> None:
+    def count(**fields: Any) -> str:
+        form = form_fields_of({"workload": "tiny", **fields}, LISTING)
+        return words(form_value(form, requests_of(form, LISTING), LISTING, version="1")["parts"]["idle"])
+
+    assert count() == "1 not usable here"
+    assert count(**{"o:checkpoint": True}) == count(**{"w:mode": "training"}) == ""
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,24 @@ def test_outputs_are_checked_in_the_background(answers: RunAnswers) -> None:
     assert "--no-numerics" not in checked.command
 
 
+def test_a_check_and_a_price_that_take_too_long_are_over_and_say_so(tmp_path: Path) -> None:
+    hurried = RunAnswers(TraceStore(), tmp_path, replace(AT_HOME, price_seconds=0.01))
+    try:
+        requests = asked(SPLIT, dim="112", numerics=True)
+        live = RunRequests(tuple(replace(one, numerics=False) for one in requests.requests), requests.labels)
+        status = answered(hurried, live, "eve")
+        for _ in hurried.in_background(status, requests, "eve"):
+            pass
+        checked = hurried.checked(status).variants[1].run
+        assert checked is not None and "took longer" in checked.numerics["error"]  # type: ignore[index]
+        prices = hurried.price_list(requests, by_saving=False).prices
+        assert None not in prices.values()
+        settings = prices["allocator_settings"]
+        assert settings is not None and (settings.reason, settings.reserved_bytes) == ("took too long", None)
+    finally:
+        hurried.close()
+
+
 def test_a_refusal_is_remembered_and_marks_its_field(answers: RunAnswers) -> None:
     fields = {"workload": "ltx_video", "w:frames": "80"}
     status = answered(answers, answers.parse(fields)[1], "ann")

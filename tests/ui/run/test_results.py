@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from html import unescape as html_unescape
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,7 @@ def test_what_fits_is_said_with_its_optimizer() -> None:
 
     assert headline(stepping("adamw")).answer == "Every 4th makes the step fit, with AdamW."
     assert "with AdamW" in words(head_html(OrderStatus("x", stepping("adamw"))))
-    assert words(results_html(OrderStatus("x", LTX))).count("to spare, no optimizer") == 2
+    assert words(results_html(OrderStatus("x", LTX))).count("free, no optimizer") == 2
     assert "no optimizer" not in words(results_html(OrderStatus("x", stepping("adamw"))))
 
 
@@ -231,12 +232,29 @@ def test_what_the_context_decides_is_called_close() -> None:
 def test_the_expected_error_is_a_sentence_and_an_interval() -> None:
     error = ExpectedError(0.0, 0.5, 2.0, 13, 0, "training")
     status = OrderStatus("x", (variant("Baseline", in_doubt(20, "yes", expected_error=error)),))
-    assert error.sentence in words(head_html(status)) and "reserved ± 2.0 % (13" in error.sentence
     html = results_html(status)
+    assert error.sentence in words(html) and "reserved ± 2.0 % (13" in error.sentence
     assert 'title="Likely reserved: 19.60 GiB to 20.40 GiB"' in html
     exact = replace(error, allocated=0.0, reserved=0.0)
     known = OrderStatus("x", (variant("Baseline", in_doubt(20, "yes", expected_error=exact)),))
     assert "Likely reserved" not in results_html(known)
+
+
+@pytest.mark.parametrize(
+    ("changes", "short"),
+    [
+        ({}, "expected error ± 2.0 %"),
+        ({"not_covered": ("fft",)}, "expected error ± 2.0 % of what is recorded"),
+        ({"like_card": False}, "expected error ± 2.0 % of what is recorded"),
+        ({"not_counted": ("cuDNN workspaces",)}, "lower bound"),
+        ({"recordings": 0}, "expected error unknown"),
+    ],
+)
+def test_the_short_error_promises_no_more_than_the_recordings_show(changes: dict[str, Any], short: str) -> None:
+    error = replace(ExpectedError(0.0, 0.5, 2.0, 13, 0, "training"), **changes)
+    head = head_html(OrderStatus("x", (variant("Baseline", in_doubt(20, "yes", expected_error=error)),)))
+    assert words(head).endswith(f"predicted for RTX 4090 {short}")
+    assert error.sentence in html_unescape(head)
 
 
 def compared(**numerics: Any) -> Run:
@@ -273,7 +291,7 @@ def test_what_was_not_exercised_has_no_figures_and_no_tick() -> None:
     verdict = {"ok": None, "words": "not exercised: the picture is one tile", "short": "not exercised"}
     numerics = {"verdict": verdict, "outputs": [{"difference": {"absmax": 0, "relative_l2": 0}}]}
     html = results_html(OrderStatus("x", (LTX[0], variant("Tiles", predicted(9, 1, numerics=numerics)))))
-    assert rows(html)[-1][6] == "not exercised" and not dots(html)
+    assert rows(html)[-1][6].startswith("not exercised Output") and not dots(html)
     assert "not exercised: the picture is one tile" in words(html)
 
 
@@ -305,7 +323,7 @@ def test_every_state_has_its_row(tmp_path: Path) -> None:
     )
     html = results_html(OrderStatus("x", variants))
     assert html.count('<tr class="mv-variant ') == len(variants)
-    for each in ("does not fit", "3,072 MiB too much", "1,536 MiB to spare", "waiting", "building the model …"):
+    for each in ("does not fit", "3,072 MiB over", "1,536 MiB free", "waiting", "building the model …"):
         assert each in html
     for each in ("its process died", "SIGKILL", "last words", "Open what was recorded", "Compare both"):
         assert each in html

@@ -9,6 +9,10 @@ const narrow = matchMedia("(max-width: 1000px)");
 /** @typedef {HTMLInputElement & Pick<HTMLSelectElement, "selectedIndex" | "selectedOptions">} Field */
 /** @typedef {{ html: string, version: string, faults: Record<string, string>, parts: Record<string, string> }} Value */
 
+/** Of two answers the older may come last, as prices still do after the list was sorted; its parts are as good.
+ * @param {string} version @param {string | null} shown */
+const isOlder = (version, shown) => /^\d+$/.test(version) && /^\d+$/.test(shown || "") && Number(version) < Number(shown);
+
 class PlainForm extends Component {
   form = el("form", { class: "mv-settings", novalidate: "" });
   /** @type {string | null} */
@@ -37,7 +41,7 @@ class PlainForm extends Component {
     const value = text ? /** @type {Value} */ (JSON.parse(text)) : null;
     this.form.hidden = !value || !value.html;
     if (!value) return;
-    if (value.version !== this.version) this.draw(value);
+    if (value.version !== this.version && !isOlder(value.version, this.version)) this.draw(value);
     for (const node of this.within("[data-fault]")) this.refuse(node, value.faults[node.dataset.fault || ""] || "");
     for (const node of this.within("[data-part]")) this.fill(node, value.parts[node.dataset.part || ""] || "");
   }

@@ -1,0 +1,142 @@
+"""The first 900 pixels of Run: few words, few controls, all reached by keys; on phones the answer comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.browser.test_axe import RESTS, SERIOUS, TWO_FRAMES, violations
+from tests.browser.test_run import PATIENCE_MS, choose_model, done, field, fill, opened, page_of, row, switch
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+expect = playwright.expect
+__all__ = ["PATIENCE_MS"]
+
+MOST_WORDS, MOST_CONTROLS = 140, 40
+# A figure with its unit is no word; Gradio keeps copies of the tabs for narrow windows, which are never shown.
+COUNT = r"""() => {
+  const isIn = (box) => box.width > 0.5 && box.height > 0.5 && box.top < 900 && box.bottom > 0 && box.left < innerWidth;
+  const isSeen = (each) => each.checkVisibility({ opacityProperty: true, visibilityProperty: true })
+    && !each.closest(".mv-hidden, .mvt-hidden, #tabs > [aria-hidden='true'], #tabs .tab-container[aria-hidden='true']");
+  const words = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode, owner = node.parentElement;
+    if (owner.closest("script, style, option, noscript, textarea") || !isSeen(owner)) continue;
+    const range = document.createRange();
+    for (const found of node.data.matchAll(/\S+/g)) {
+      range.setStart(node, found.index);
+      range.setEnd(node, found.index + found[0].length);
+      if (!/\p{L}/u.test(found[0]) || /^([KMGT]?i?B|TFLOP|[\d.,]*m?s)$/.test(found[0])) continue;
+      if ([...range.getClientRects()].some(isIn)) words.push(found[0]);
+    }
+  }
+  const controls = "a[href], button, input, select, textarea, summary, [tabindex]:not([tabindex='-1'])";
+  const seen = [...document.querySelectorAll(controls)].filter((each) => each.type !== "hidden"
+    && !each.closest("[aria-hidden='true']") && isSeen(each) && isIn(each.getBoundingClientRect()));
+  return { words, controls: seen.map((each) => each.name || each.ariaLabel || each.textContent.trim()) };
+}"""
+FOCUSED = """() => {
+  const each = document.activeElement, style = getComputedStyle(each);
+  const ring = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0;
+  return [each.name || each.className || each.id, ring || style.boxShadow !== "none"];
+}"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with page_of(tmp_path_factory.mktemp("runs")) as server:
+        yield server
+
+
+@pytest.fixture
+def tab(page: Any, runs: Any) -> Any:
+    page.set_viewport_size({"width": 1440, "height": 900})
+    return opened(page, runs.address)
+
+
+def expect_few(tab: Any) -> None:
+    found = tab.evaluate(COUNT)
+    assert len(found["words"]) <= MOST_WORDS, (len(found["words"]), " ".join(found["words"]))
+    assert len(found["controls"]) <= MOST_CONTROLS, (len(found["controls"]), found["controls"])
+
+
+def answered(tab: Any) -> None:
+    """A training step, whose prices and output check are all there."""
+    choose_model(tab, "gpt2", "dropout")
+    field(tab, "w:mode").select_option("training")
+    expect(field(tab, "optimizer")).to_be_visible()
+    fill(tab, sequence="64", layers="2")
+    tab.locator("#run-form .mv-more").first.evaluate("(each) => (each.open = false)")
+    switch(tab, "checkpointing").check()
+    expect(row(tab, 1)).to_contain_text("bitwise equal")
+    done(tab, 2)
+    expect(tab.locator(".mv-shimmer")).to_have_count(0)
+
+
+def expect_nothing_serious(tab: Any, *, is_dark: bool) -> None:
+    tab.evaluate("(isDark) => document.body.classList.toggle('dark', isDark)", is_dark)
+    tab.evaluate(TWO_FRAMES)
+    tab.wait_for_function(RESTS)
+    found = violations(tab, "html")
+    serious = [(rule["id"], node["target"]) for rule in found if rule["impact"] in SERIOUS for node in rule["nodes"]]
+    assert serious == []
+
+
+def test_the_first_visit_has_few_words_and_controls(tab: Any) -> None:
+    expect(tab.locator("#run-cards .mv-case")).to_have_count(6)
+    expect(tab.locator(".mv-idle")).to_contain_text("not usable here")
+    expect_few(tab)
+
+
+def test_an_answer_has_few_words_and_controls_and_nothing_that_axe_calls_serious(tab: Any) -> None:
+    answered(tab)
+    expect_few(tab)
+    for summary in tab.locator("#run-results summary, .mv-idle summary").all():
+        summary.click()
+    for is_dark in (False, True):
+        expect_nothing_serious(tab, is_dark=is_dark)
+
+
+def test_keys_reach_switches_chips_variants_and_timelines_with_a_visible_focus(tab: Any) -> None:
+    answered(tab)
+    switch(tab, "checkpointing").focus()
+    reached = []
+    for _ in range(60):
+        name, is_visible = tab.evaluate(FOCUSED)
+        assert is_visible, name
+        reached.append(name)
+        if tab.evaluate("document.activeElement.matches('#run-results summary')"):
+            break
+        tab.keyboard.press("Tab")
+    usable = [each.get_attribute("name") for each in tab.locator("#run-form [role=switch]:visible").all()]
+    assert set(usable) <= set(reached)
+    assert reached.count("mvt-plot") == 2
+    tab.locator(".mv-chip summary:visible").press("Enter")
+    expect(tab.locator("[name='o:checkpointing:every']")).to_be_visible()
+    tab.keyboard.press("Tab")
+    assert tab.evaluate(FOCUSED)[0] == "o:checkpointing:every"
+    row(tab, 1).get_by_role("button", name="Pin").press("Enter")
+    expect(row(tab, 1).get_by_role("button", name="Unpin")).to_be_visible()
+    switch(tab, "activation_offload").press("Space")
+    expect(row(tab, 2)).to_contain_text("Activation offload")
+    switch(tab, "activation_offload").press("Space")
+    expect(switch(tab, "activation_offload")).not_to_be_checked()
+
+
+def test_on_a_phone_the_answer_comes_before_the_list_and_its_headline_stays(tab: Any) -> None:
+    answered(tab)
+    tab.set_viewport_size({"width": 390, "height": 844})
+    parts = ("[name='workload']", "#run-head h1", "#run-A .mvt-plot", ".mv-variants", ".mv-price-head", ".mv-find-fit")
+    tops = [tab.locator(part).bounding_box()["y"] for part in parts]
+    assert tops == sorted(tops)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+    switch(tab, "activation_offload").scroll_into_view_if_needed()
+    switch(tab, "activation_offload").check()
+    expect(row(tab, 1)).to_contain_text("Activation offload")
+    headline = tab.locator("#run-head h1")
+    expect(headline).to_contain_text("ctivation offload")
+    box = headline.bounding_box()
+    assert 0 <= box["y"] < 60 and switch(tab, "activation_offload").bounding_box()["y"] > box["y"] + box["height"]

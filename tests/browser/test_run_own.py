@@ -1,0 +1,176 @@
+"""The Run tab with models of its owner: functions of a file, and a config.json, with prices and true commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.test_fit import TINY, own_model
+from tests.browser.test_run import PATIENCE_MS, done, field, fill, opened, row, switch, verdict
+from tests.server import ROOT, started
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+expect = playwright.expect
+__all__ = ["PATIENCE_MS"]
+
+PAGE = """
+import os
+from pathlib import Path
+from memviz.ui.app import build_app, launch_options
+from tests import forked
+
+forked.runs_from_here()
+build_app(programs=[Path(os.environ["OWN_PROGRAM"])]).launch(**launch_options())
+"""
+PROGRAM = '''
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x):
+        return x + self.layers(x)
+
+
+def stack(depth: int = 8, width: int = 512, rows: int = 4096, small=False):
+    """A stack of mine."""
+    if small:
+        depth, width, rows = 2, 32, 8
+    return nn.Sequential(*(Block(width) for _ in range(depth))), {"input": torch.randn(rows, width)}
+
+
+def alone(width: int = 512):
+    """A layer of mine, without a reduced model."""
+    return nn.Linear(width, width), {"input": torch.randn(64, width)}
+'''
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("programs") / "train.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, program: Path) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("runs")
+    known = {"MEMVIZ_RUNS": str(folder), "PYTHONPATH": str(ROOT), "OWN_PROGRAM": str(program)}
+    with started(known, 0, ("-c", PAGE), quickly=True) as server:
+        yield server
+
+
+@pytest.fixture
+def tab(page: Any, runs: Any) -> Any:
+    return opened(page, runs.address)
+
+
+def command(tab: Any) -> str:
+    texts = tab.locator(".mv-code-block pre").all_text_contents()
+    found: str = next(text for text in texts if text.startswith("python -m memviz run"))
+    return found
+
+
+def peak_of(command: str, folder: Path) -> int:
+    """Return the reserved peak of the command that the page shows, run as it is."""
+    arguments = [*shlex.split(command)[3:], "--json", "--no-numerics"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(
+        [sys.executable, "-m", "memviz", *arguments], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    found: int = json.loads(result.stdout)["run"]["peak_reserved_bytes"]
+    return found
+
+
+def reserved_mib(tab: Any, number: int) -> float:
+    text = row(tab, number).locator("td b").first.inner_text().replace(",", "")
+    figure, unit = text.split()
+    return float(figure) * {"MiB": 1, "GiB": 1024}[unit]
+
+
+def prices_are_known(tab: Any) -> None:
+    expect(tab.locator(".mv-shimmer")).to_have_count(0, timeout=2 * PATIENCE_MS)
+
+
+def test_a_function_of_the_file_has_prices_a_check_and_a_true_command(tab: Any, program: Path) -> None:
+    expect(field(tab, "workload")).to_have_value(f"{program}:stack")
+    # Its own parameters come first.
+    names = [each.get_attribute("name") for each in tab.locator(".mv-first-knobs [name]").all()]
+    assert names[:4] == ["w:mode", "w:depth", "w:width", "w:rows"]
+    field(tab, "w:mode").select_option("training")
+    field(tab, "w:depth").fill("6")
+    expect(verdict(tab)).to_contain_text("with AdamW")
+    switch(tab, "checkpointing").check()
+    done(tab, 2)
+    prices_are_known(tab)
+    price = tab.locator("[data-part='price:checkpointing'] b")
+    expect(row(tab, 1).locator("td").first).to_contain_text(price.inner_text())
+    assert tab.locator(".mv-price b").count() >= 4
+    expect(row(tab, 1)).to_contain_text("bitwise equal")
+    expect(tab.locator(".mv-differences li")).not_to_have_count(0)
+    expect(tab.locator(".mv-take-away")).to_contain_text("Checkpointing().apply(model)")
+    row(tab, 1).get_by_role("button", name="Pin").click()
+    switch(tab, "checkpointing").uncheck()
+    switch(tab, "activation_offload").check()
+    expect(row(tab, 2)).to_contain_text("Activation offload")
+    expect(row(tab, 1)).to_contain_text("Gradient checkpointing")
+    done(tab, 3)
+    shown = command(tab)
+    assert f"{program}:stack" in shown and "--set depth=6" in shown and "--with activation_offload" in shown
+    assert peak_of(shown, ROOT) / (1 << 20) == pytest.approx(reserved_mib(tab, 2), abs=0.6)
+
+
+def test_without_a_reduced_model_it_says_how_to_make_one(tab: Any, program: Path) -> None:
+    field(tab, "workload").select_option(f"{program}:alone")
+    expect(field(tab, "w:width")).to_have_value("512")
+    expect(field(tab, "w:depth")).to_have_count(0)
+    switch(tab, "allocator_settings").check()
+    done(tab, 2)
+    expect(row(tab, 1)).to_contain_text("Give it a parameter small=False")
+
+
+def test_faults_mark_the_answer_as_one_of_before(tab: Any) -> None:
+    field(tab, "w:depth").fill("2")
+    done(tab, 1)
+    field(tab, "w:depth").fill("two")
+    said = tab.locator("#run-progress")
+    expect(said).to_contain_text("Fix the marked fields")
+    expect(tab.locator("#run-head")).to_have_css("opacity", "0.5")
+    field(tab, "w:depth").fill("3")
+    expect(said).to_be_empty()
+    expect(tab.locator("#run-head")).to_have_css("opacity", "1")
+
+
+def test_a_configuration_has_prices_a_check_and_a_true_command(tab: Any, tmp_path: Path) -> None:
+    own_model(tab).fill(json.dumps(TINY))
+    expect(tab.locator("#run-form [data-fault='config']")).to_be_empty()
+    fill(tab, sequence="512")
+    switch(tab, "chunked_cross_entropy").check()
+    done(tab, 2)
+    prices_are_known(tab)
+    expect(row(tab, 1)).to_contain_text(re.compile("equal up to rounding|bitwise equal"))
+    expect(tab.locator(".mv-take-away")).to_contain_text("ChunkedCrossEntropy")
+    shown = command(tab)
+    assert "memviz run config.json" in shown
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    assert peak_of(shown, tmp_path) / (1 << 20) == pytest.approx(reserved_mib(tab, 1), abs=0.6)
+
+
+def test_where_no_hub_is_allowed_a_name_on_it_is_refused_in_words(tab: Any) -> None:
+    own_model(tab).fill("meta-llama/Llama-3.2-1B")
+    fault = tab.locator("#run-form [data-fault='config']")
+    expect(fault).to_contain_text("Nothing is asked of the Hugging Face hub here")
