@@ -6,6 +6,7 @@ comes from a browser, so only what the listing names is accepted.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
