@@ -29,7 +29,7 @@ COUNT = r"""() => {
     for (const found of node.data.matchAll(/\S+/g)) {
       range.setStart(node, found.index);
       range.setEnd(node, found.index + found[0].length);
-      if (!/\p{L}/u.test(found[0]) || /^([KMGT]?i?B|TFLOP|[\d.,]*m?s)$/.test(found[0])) continue;
+      if (!/\p{L}/u.test(found[0]) || /^([KMGT]?i?B|TFLOP|m?s|[\d.,]+(e-?\d+|m?s)?)$/.test(found[0])) continue;
       if ([...range.getClientRects()].some(isIn)) words.push(found[0]);
     }
   }
@@ -87,7 +87,7 @@ def expect_nothing_serious(tab: Any, *, is_dark: bool) -> None:
 
 def test_the_first_visit_has_few_words_and_controls(tab: Any) -> None:
     expect(tab.locator("#run-cards .mv-case")).to_have_count(6)
-    expect(tab.locator(".mv-idle")).to_contain_text("not usable here")
+    expect(tab.locator(".mv-idle")).to_contain_text("not usable")
     expect_few(tab)
 
 
@@ -103,6 +103,9 @@ def test_an_answer_has_few_words_and_controls_and_nothing_that_axe_calls_serious
 def test_keys_reach_switches_chips_variants_and_timelines_with_a_visible_focus(tab: Any) -> None:
     answered(tab)
     switch(tab, "checkpointing").focus()
+    # By keys from here on, which is what shows the focus.
+    tab.keyboard.press("Shift+Tab")
+    tab.keyboard.press("Tab")
     reached = []
     for _ in range(60):
         name, is_visible = tab.evaluate(FOCUSED)
@@ -113,7 +116,7 @@ def test_keys_reach_switches_chips_variants_and_timelines_with_a_visible_focus(t
         tab.keyboard.press("Tab")
     usable = [each.get_attribute("name") for each in tab.locator("#run-form [role=switch]:visible").all()]
     assert set(usable) <= set(reached)
-    assert reached.count("mvt-plot") == 2
+    assert sum("mvt-plot" in name for name in reached) == 2, reached
     tab.locator(".mv-chip summary:visible").press("Enter")
     expect(tab.locator("[name='o:checkpointing:every']")).to_be_visible()
     tab.keyboard.press("Tab")

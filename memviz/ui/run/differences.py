@@ -44,11 +44,11 @@ def differences_html(variant: Variant) -> Html:
         "section",
         tag(
             "h2",
-            "Output differences ",
-            tag("small", f"{cut(variant.label)} against the baseline; grey: explained by rounding"),
+            "Output differences",
+            title=f"{variant.label} against the baseline; grey is explained by rounding",
             class_="mv-h2",
         ),
-        tag("p", *words, class_="mv-diff-verdict"),
+        Html("") if lines and verdict.get("ok") and not caution else tag("p", *words, class_="mv-diff-verdict"),
         tag("ul", *map(_line_html, lines), class_="mv-diffs") if lines else Html(""),
         scale if lines else Html(""),
         tag("p", f"Reduced model: {numerics['on']}", class_="mv-soft") if "on" in numerics else Html(""),
@@ -84,7 +84,7 @@ def _loss_lines(losses: Mapping[str, Any], outputs: Sequence[Mapping[str, Any]])
     expected = max((_float((output.get("rounding") or {}).get("expected")) for output in outputs), default=0.0)
     if gaps:
         explained = _MARGIN * max(expected, *noise)
-        yield _Line(f"loss, steps 1 to {len(gaps)}", max(gaps), explained, f"at step {gaps.index(max(gaps)) + 1}")
+        yield _Line(f"loss, {len(gaps)} steps", max(gaps), explained, f"at step {gaps.index(max(gaps)) + 1}")
     if losses.get("updates") is not None:
         yield _Line("weight updates", _float(losses["updates"]), 0.0)
 
@@ -97,7 +97,7 @@ def _line_html(line: _Line) -> Html:
     is_beyond = 0 < line.explained < line.relative
     band = tag("i", class_="mv-diff-band", style=f"width:{_place(line.explained):.2f}%") if line.explained else Html("")
     dot = tag("i", class_=f"mv-diff-dot{' mv-beyond' if is_beyond else ''}", style=f"left:{_place(line.relative):.2f}%")
-    text = "identical" if not line.relative else f"{line.relative:.1e} relative"
+    text = "0" if not line.relative else f"{line.relative:.1e} relative"
     where = f" {cut(line.where)}" if line.where and line.relative else ""
     explained = f"; rounding explains up to {line.explained:.1e}" if line.explained else ""
     return tag(

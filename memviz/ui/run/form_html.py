@@ -402,7 +402,7 @@ def _price_parts(form: FormFields, listing: Mapping[str, Any], prices: PriceList
             parts[f"price:{name}"] = tag("small", reason, class_="mv-price-reason")
         else:
             parts[f"price:{name}"] = _price_html(prices, price, largest, is_on=is_on)
-    return {**parts, "idle": tag("span", f"{unusable} not usable here") if unusable else Html("")}
+    return {**parts, "idle": tag("span", f"{unusable} not usable") if unusable else Html("")}
 
 
 def _price_html(prices: PriceList, price: Price | None, largest: int, *, is_on: bool) -> Html:

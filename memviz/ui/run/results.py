@@ -211,7 +211,7 @@ def _error_text(error: ExpectedError) -> str:
         return "lower bound"
     if not error.recordings and not error.published:
         return "expected error unknown"
-    text = f"expected error ± {100 * error.share:.1f} %"
+    text = f"± {100 * error.share:.1f} %"
     return text if error.covered else f"{text} of what is recorded"
 
 

@@ -267,7 +267,7 @@ def test_what_is_not_usable_is_counted_unless_it_is_on() -> None:
         form = form_fields_of({"workload": "tiny", **fields}, LISTING)
         return words(form_value(form, requests_of(form, LISTING), LISTING, version="1")["parts"]["idle"])
 
-    assert count() == "1 not usable here"
+    assert count() == "1 not usable"
     assert count(**{"o:checkpoint": True}) == count(**{"w:mode": "training"}) == ""
 
 

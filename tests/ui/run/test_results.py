@@ -243,9 +243,9 @@ def test_the_expected_error_is_a_sentence_and_an_interval() -> None:
 @pytest.mark.parametrize(
     ("changes", "short"),
     [
-        ({}, "expected error ± 2.0 %"),
-        ({"not_covered": ("fft",)}, "expected error ± 2.0 % of what is recorded"),
-        ({"like_card": False}, "expected error ± 2.0 % of what is recorded"),
+        ({}, "± 2.0 %"),
+        ({"not_covered": ("fft",)}, "± 2.0 % of what is recorded"),
+        ({"like_card": False}, "± 2.0 % of what is recorded"),
         ({"not_counted": ("cuDNN workspaces",)}, "lower bound"),
         ({"recordings": 0}, "expected error unknown"),
     ],
