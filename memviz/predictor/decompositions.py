@@ -354,9 +354,9 @@ def _efficient_takes(call: AttentionCall, card: KnownCard) -> bool:
 def _cudnn_takes(call: AttentionCall, card: KnownCard) -> bool:
     if card.architecture < 80 or call.query.dtype not in _HALVES or torch.are_deterministic_algorithms_enabled():
         return False
-    if call.dropout * 16 % 1 or call.key.size(-2) == 1 or (call.dropout and call.query.size(-2) == 1):
+    if call.key.size(-2) == 1 or (call.dropout and call.query.size(-2) == 1):
         return False
-    widest = 256 if card.capability == (9, 0) and not call.trains else 128
+    widest = 256 if card.capability == (9, 0) else 128
     return all(width % 8 == 0 and width <= widest for width in call.widths)
 
 
@@ -410,11 +410,13 @@ def _aligned_mask(mask: Tensor, call: AttentionCall) -> Tensor:
 
 
 def seeds_on_host(func: Any, release: tuple[int, int]) -> Callable[[Any, Any, Any], Any] | None:
-    """Return how to run a kernel that leaves the state of its random numbers on the host, unlike torch's shapes.
+    """Return how to run a kernel whose results are unlike torch's shapes: most leave their random state on the host.
 
-    The efficient kernel's backward reads them there (read), but for graphs that are captured. The flash kernel's are
+    The efficient kernel's backward reads it there (read), but for graphs that are captured. The flash kernel's is
     one tensor of the card from torch 2.7 on (read; before, none was recorded).
     """
+    if func is aten._scaled_dot_product_cudnn_attention.default:
+        return _cudnn_attention
     places, until = _SEEDS.get(func, ((), _NEVER))
     if release > until:
         return None
@@ -426,6 +428,14 @@ def seeds_on_host(func: Any, release: tuple[int, int]) -> Callable[[Any, Any, An
         return tuple(out)
 
     return run
+
+
+def _cudnn_attention(func: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
+    """Keep no logarithms of sums where none are asked for, unlike torch's shapes (measured)."""
+    out = list(func(*args, **kwargs))
+    if not args[4]:
+        out[1] = None
+    return tuple(out)
 
 
 _NEVER, _EVER = (0, 0), (99, 0)

@@ -141,8 +141,12 @@ def _flash_width(width: int) -> int:
 
 
 def flash_backward(call: OperatorCall) -> Sizes:
-    """Row sums, the queries' gradient in fp32, and for grouped heads those of keys and values unsummed (read)."""
+    """Row sums, the queries' gradient in fp32, and for grouped heads those of keys and values unsummed (measured).
+
+    The output and its gradient are copied unless they lie rows before heads.
+    """
     query, key = call.args[1:3]
+    yield from (each.nbytes for each in (call.args[0], call.args[4]) if not each.transpose(1, 2).is_contiguous())
     batch, heads, rows, width = query.shape
     sums = batch * heads * _round_up(rows, 128) * _SINGLE
     yield from (sums, sums * _flash_width(width))
@@ -170,12 +174,44 @@ def efficient_forward(call: OperatorCall) -> Sizes:
 
 
 def efficient_backward(call: OperatorCall) -> Sizes:
-    """Row sums (read), and for halves the queries' gradient in fp32 (estimated)."""
-    query = call.args[1]
+    """Row sums, and the queries' gradient in fp32 by tiles, each with a header (measured)."""
+    gradient, query = call.args[:2]
     batch, heads, rows, width = query.shape
-    yield batch * heads * rows * _SINGLE
-    if query.dtype in _HALVES:
-        yield batch * heads * _round_up(rows, 64) * _round_up(width, 64) * _SINGLE
+    half = query.dtype in _HALVES
+    sums = batch * heads * rows * _SINGLE
+    if not half:
+        # The sums are taken of a product, and copied.
+        yield (gradient.nbytes, sums, sums)
+    yield sums
+    high, wide = (128 if half and 64 < width <= 128 else 64), (64 if width <= 64 else 128)
+    tiles = batch * heads * ceil(rows / high) * ceil(width / wide)
+    yield tiles * (high * wide * _SINGLE + _TILE_HEADER)
+
+
+_TILE_HEADER = 16
+
+
+def cudnn_forward(call: OperatorCall) -> Sizes:
+    """A header (measured)."""
+    return (_CUDNN_HEADER,)
+
+
+def cudnn_backward(call: OperatorCall) -> Sizes:
+    """In one buffer what flash attention takes, but with no spare rows, and a header (measured)."""
+    query, key, value = call.args[1:4]
+    batch, heads, rows, width = query.shape
+    size = batch * heads * rows * (1 + width) * _SINGLE + _CUDNN_HEADER
+    if key.size(1) != heads:
+        size += batch * heads * key.size(2) * (width + value.size(-1)) * query.element_size()
+    return (size,)
+
+
+_CUDNN_HEADER = 256
+
+
+def softmax_backward(call: OperatorCall) -> Sizes:
+    """The product of gradient and result."""
+    return (call.args[0].nbytes, *contiguous_copies(call))
 
 
 def heads_first(rule: Temporaries, first: int) -> Temporaries:

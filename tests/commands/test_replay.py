@@ -120,12 +120,12 @@ def test_as_text_it_says_where_it_ends_what_was_assumed_and_what_to_set(capsys):
     said = capsys.readouterr().out
     assert said.startswith("In 23.50 GiB this run fits, with 20.97 GiB to spare.")
     assert "replayed with max_split_size_mb:128, in 23.50 GiB of a card of 24 GiB: 512 MiB are taken to go to" in said
-    assert "Replay of the recording exact, 0 of 2,312 addresses differ." in said
+    assert "Replay of the recording exact, 0 of 2,408 addresses differ." in said
     assert "  fits on    a card of 4 GiB or more, of which 512 MiB are set aside" in said
     assert main(["replay", str(OOM), "--memory", "2400MiB", "--overhead", "0", "--search"]) == 0
     advised = capsys.readouterr().out
     assert advised.endswith("it runs out of memory.\nPYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n")
-    assert "out of memory at event 6,194: 144 MiB asked, which needs 144 MiB more" in advised
+    assert "out of memory at event 6,482: 144 MiB asked, which needs 144 MiB more" in advised
     assert "(14 %) of it above what is ever allocated" in advised
     assert main(["replay", str(OOM), "--memory", "2400MiB", "--overhead", "0"]) == 0
     assert capsys.readouterr().out.endswith("With --search it says which settings would have carried it through.\n")
@@ -161,7 +161,7 @@ def test_or_as_a_page_to_send(tmp_path):
     path = tmp_path / "what-if.html"
     assert main(["replay", str(OOM), "--memory", "2400MiB", "--overhead", "0", "--search", "-o", str(path)]) == 0
     page = path.read_text()
-    assert ">In 2,400 MiB this run stops at event 6,194. <span>" in page
+    assert ">In 2,400 MiB this run stops at event 6,482. <span>" in page
     assert "Set expandable_segments:True: with it this run fits" in page
     assert "https://" not in page
 

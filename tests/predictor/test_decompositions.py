@@ -71,9 +71,9 @@ def test_a_program_may_try_a_kernel_and_take_another() -> None:
         ("T4", call(HALF), EFFICIENT),
         ("T4", call(BRAIN), MATH),
         ("H200", call(), CUDNN),
-        ("H200", call(dropout=0.1), FLASH),
+        ("H200", call(dropout=0.1), CUDNN),
         ("H200", call(mask=True), CUDNN),
-        ("H200", call(width=256), FLASH),
+        ("H200", call(width=256), CUDNN),
         ("B200", call(keys=1), FLASH),
     ],
 )
@@ -113,6 +113,8 @@ def test_flash_keeps_a_number_a_row_and_sums_the_queries_gradient_in_fp32() -> N
         (forward, IN),
         (forward, ROW),
         *[(backward, IN)] * 3,
+        # The gradient of a sum is one number for all, and copied.
+        (backward, IN),
         (backward, ROW),
         (backward, 2 * IN),
     ]
@@ -137,12 +139,27 @@ def test_grouped_heads_are_predicted_where_torchs_formula_refuses_them(monkeypat
     assert flops(2) == flops(8) == 2 * 2 * 2 * 8 * 256 * 256 * 64
 
 
+@pytest.mark.parametrize(("heads", "size"), [(8, 4_260_096), (2, 8_454_400)], ids=["plain", "grouped"])
+def test_cudnn_takes_what_it_took_on_an_h200(heads: int, size: int) -> None:
+    forward, backward = "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_cudnn_attention_backward"
+    with PredictedDevice(card_named("H200"), release=(2, 11)) as device:
+        q, k, v = (
+            torch.empty(2, n, 1024, 64, dtype=BRAIN, device="cuda", requires_grad=True) for n in (8, heads, heads)
+        )
+        before = len(allocations(device.finish()))
+        out = functional.scaled_dot_product_attention(q, k, v, enable_gqa=heads < 8)
+        out.backward(torch.empty_like(out))
+        rows = [(row.operator, row.size) for row in allocations(device.finish())[before:]]
+    assert [bytes_ for operator, bytes_ in rows if operator == forward and bytes_ >= 256] == [q.nbytes, 65_536, 256]
+    assert [bytes_ for operator, bytes_ in rows if operator == backward] == [q.nbytes, k.nbytes, v.nbytes, size]
+
+
 def test_math_keeps_scores_of_every_pair_in_fp32() -> None:
     pairs = 2 * 4 * 256 * 256 * 4
     found = attended(SDPBackend.MATH, is_causal=True)
     scores = [operator for operator, size in found if size == pairs]
     # The mask is added in place; in backward each has a gradient.
-    assert scores == ["bmm", "_softmax", "bmm", "_softmax_backward_data"]
+    assert scores == ["bmm", "_softmax", "bmm", "_softmax_backward_data", "_softmax_backward_data"]
     mask = torch.zeros(256, 256, dtype=BRAIN, device="meta")
     assert [operator for operator, size in attended(SDPBackend.MATH, attn_mask=mask) if size == pairs] == scores
 

@@ -50,8 +50,14 @@ def test_a_language_model_takes_the_same_bytes_in_each_step() -> None:
     words = torch.randint(0, 503, (2, 32))
     # The CPU's kernel has a buffer of its own there.
     own = ("native_layer_norm_backward", "resize_")
-    truth = Counter(size for around, size in real(Language, words, words) if around[-2:] != own and size > _SCALAR)
-    ours = Counter(size for _, size in predicted(Language, words, words) if size > _SCALAR)
+    # The card's one multiplies into a buffer first.
+    softmax = "_softmax_backward_data"
+    truth = Counter(
+        size
+        for around, size in real(Language, words, words)
+        if around[-2:] != own and softmax not in around and size > _SCALAR
+    )
+    ours = Counter(size for name, size in predicted(Language, words, words) if name != softmax and size > _SCALAR)
     assert ours == truth
     assert sum(ours.values()) > 100
 
