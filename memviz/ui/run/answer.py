@@ -17,6 +17,7 @@ from memviz.allocator.context import overhead_on
 from memviz.allocator.replayer import CardMemory
 from memviz.errors import MemvizError, TraceError, UsageError
 from memviz.predictor.cards import card_named, short_name
+from memviz.results.fit import cheapest_fitting
 from memviz.results.run import base_of
 from memviz.runner.jobs.kept_runs import KeptRuns, default_folder
 from memviz.runner.jobs.limits import TIMEOUT_SECONDS, most_bytes, most_seconds
@@ -29,7 +30,7 @@ from memviz.runner.run import load_run
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from memviz.ui.payloads.timelines import LinkedTrace, linked_values
-from memviz.ui.run.form import FormFields, RunRequests, field_of_refusal, form_fields_of, requests_of
+from memviz.ui.run.form import BASELINE, FormFields, RunRequests, field_of_refusal, form_fields_of, requests_of
 from memviz.ui.run.form_html import PriceList
 from memviz.ui.run.predictions import Predictions, changes, request_key
 from memviz.ui.run.published_examples import PublishedTables
@@ -186,6 +187,8 @@ class RunAnswers:
         self._chosen: OrderedDict[str, int] = OrderedDict()
         self._turns: OrderedDict[str, int] = OrderedDict()
         """The latest event of each visitor that asked for an answer: answers to earlier ones are not shown."""
+        self._best: OrderedDict[str, tuple[str, str]] = OrderedDict()
+        """By search: the title of its best configuration so far, and the order that runs it."""
 
     def look_ahead(self) -> None:
         """Fetch the listing before a visitor comes to the tab: the first time takes seconds."""
@@ -305,21 +308,43 @@ class RunAnswers:
             seen = status.version
             status = self.searches.status(id, newer_than=seen, wait=1.0)
 
+    def best_of(self, search: SearchStatus, visitor: str) -> OrderStatus | None:
+        """Return the runs of the request and of the best configuration so far; begin them where that changed.
+
+        The search goes on meanwhile, so runs of an earlier best end before those of a better one begin.
+        """
+        number = cheapest_fitting(search.ways)
+        title, order = self._best.get(search.id, ("", ""))
+        status = self.status(order)
+        if number is None or title == search.ways[number]["title"] or (status is not None and not status.is_over):
+            return status
+        point, base = search.ways[number], replace(search.order.request, numerics=False)
+        best = _request_of(search, point)
+        requests = RunRequests((base, best), (BASELINE, str(point["title"])))
+        if request_key(best) == request_key(base):
+            requests = RunRequests((base,), (BASELINE,))
+        try:
+            status = self.begin(requests, visitor, keeps=False)
+        except MemvizError:
+            # Too many wait: the figures of the search are there without it.
+            return status
+        with self._lock:
+            self._best[search.id] = str(point["title"]), status.id
+            while len(self._best) > _MOST_CHOSEN:
+                self._best.popitem(last=False)
+        return status
+
+    def shown_order(self, state: RunState) -> str:
+        """Return the order whose runs are displayed: that of the form, or the best of a search."""
+        return state.order or self._best.get(state.search, ("", ""))[1]
+
     def timeline_of(self, id: str, number: int, visitor: str) -> OrderStatus:
         """Run one point of a search to get its trace; UsageError if the search is gone."""
         status = self.searches.status(id)
         if status is None or not 0 <= number < len(status.ways):
             raise UsageError("This search is gone. Search again.")
         point = status.ways[number]
-        chosen = tuple(
-            (change["name"], {knob: text for knob, text in change.items() if knob != "name"})
-            for change in point["optimizations"]
-        )
-        settings = {key: str(value) for key, value in point["settings"].items()}
-        request = replace(
-            status.order.request, optimizations=chosen, optimizer=point["optimizer"], settings=settings, numerics=False
-        )
-        return self.begin(RunRequests((request,), (str(point["title"]),)), visitor)
+        return self.begin(RunRequests((_request_of(status, point),), (str(point["title"]),)), visitor)
 
     def usable_bytes(self, card: str) -> int:
         """Return a card's memory less the largest overhead of its CUDA context."""
@@ -422,6 +447,18 @@ class RunAnswers:
         stored = self.kept(visitor).get(id)
         trace, _ = load_run(stored.path)
         return open_once(self.store, session.without_refused(), _with_name(trace, stored.name))
+
+
+def _request_of(search: SearchStatus, point: Mapping[str, Any]) -> Request:
+    """Return the request of a point of a search."""
+    chosen = tuple(
+        (change["name"], {knob: text for knob, text in change.items() if knob != "name"})
+        for change in point["optimizations"]
+    )
+    settings = {key: str(value) for key, value in point["settings"].items()}
+    return replace(
+        search.order.request, optimizations=chosen, optimizer=point["optimizer"], settings=settings, numerics=False
+    )
 
 
 def _with_name(trace: Trace, name: str) -> Trace:

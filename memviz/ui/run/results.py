@@ -147,8 +147,8 @@ def code_html(title: str, text: str) -> Html:
 _MOST_WORDS = 400
 
 
-def results_html(status: OrderStatus, shown: int) -> Html:
-    """`shown` is the variant beside the baseline, whose outputs, code and command follow the table."""
+def results_html(status: OrderStatus, shown: int, *, has_code: bool = True) -> Html:
+    """`shown` is the variant beside the baseline, whose outputs, notes, code and command follow the table."""
     variants = status.variants
     selected = variants[min(shown, len(variants) - 1)]
     ready = sum(variant.file is not None and variant.run is not None for variant in variants)
@@ -161,8 +161,7 @@ def results_html(status: OrderStatus, shown: int) -> Html:
         tag("p", compare, class_="mv-run-compare") if ready > 1 else Html(""),
         differences_html(selected),
         rank_classes_html(selected, variants.index(selected)),
-        _commands(selected),
-        _notes_html(variants),
+        *((_commands(selected), _notes_html(variants)) if has_code else ()),
     )
 
 

@@ -82,8 +82,8 @@ def build(context: Context, tab: gr.Tab) -> RunTab:
             cards = Panel(elem_id="run-cards")
             with gr.Row(elem_classes="mv-linked mv-run-timelines"):
                 timelines = tuple(MemoryTimeline(context.find, elem_id=f"run-{letter}") for letter in "AB")
-            fit = Panel(elem_id="run-fit")
             results = Panel(elem_id="run-results")
+            fit = Panel(elem_id="run-fit")
             table = Panel(elem_id="run-table")
             kept = PlainForm(elem_id="run-kept")
     visitor = gr.BrowserState("", storage_key="memviz-visitor", secret="memviz")
@@ -145,7 +145,7 @@ class _RunEvents:
         if finding:
             parts = self._live(state, secret)
         elif state.search:
-            parts = self._searched(state)
+            parts = self._searched(state, secret)
         elif status is not None and not status.is_over:
             parts = self._followed(state, secret)
         for values_of_part in parts:
@@ -282,7 +282,8 @@ class _RunEvents:
     @in_parts
     def _act_on_row(self, state: RunState, visitor: str, event: gr.EventData) -> Iterator[list[Any]]:
         """Show a variant beside the baseline, pin it, or take it out."""
-        data, status = clicked(event), self.answers.status(state.order)
+        order = self.answers.shown_order(state)
+        data, status = clicked(event), self.answers.status(order)
         act, number = data.get("act"), data.get("number", "")
         yield _values()
         if not number.isdigit() or status is None or int(number) >= len(status.variants):
@@ -290,8 +291,9 @@ class _RunEvents:
         variant = status.variants[int(number)]
         pin = (replace(variant.request, label=""), variant.label)
         if act == "choose":
-            self.answers.choose(state.order, int(number))
-            yield _values(**self._answer_values(state, status))
+            self.answers.choose(order, int(number))
+            values = self._answer_values(state, status) if state.order else self._best_values(state, status)
+            yield _values(**values)
         elif act == "pin" and len(state.pinned) < MOST_PINNED:
             fault = self.answers.keep_variant(status, int(number), visitor)
             state = replace(state, pinned=(*state.pinned, pin))
@@ -314,15 +316,50 @@ class _RunEvents:
             return
         state = replace(state, order="", search=begun.id, way=None, opening="")
         yield _values(state=state, form=self._form(state), cards="", results="", table="", A={}, B={})
-        yield from self._searched(state)
+        yield from self._searched(state, visitor)
 
-    def _searched(self, state: RunState) -> Iterator[list[Any]]:
+    def _searched(self, state: RunState, visitor: str) -> Iterator[list[Any]]:
+        """Show each change of a search, with the runs of its best configuration so far as a normal answer."""
+        status, drawn = None, None
         for status in self.answers.follow_search(state.search, presence()):
+            best = self.answers.best_of(status, visitor)
+            values: dict[str, Any] = {}
+            if best is not None and best.is_over and best.id != drawn:
+                values, drawn = self._best_values(state, best), best.id
             yield _values(
                 head=fit_head_html(status, self._usable(status)),
                 fit=fit_html(status, self._usable(status), state.way),
                 progress="" if status.is_over else progress_html("searching …"),
+                **values,
             )
+        if status is not None and status.is_over:
+            yield from self._best_at_the_end(state, status, visitor, drawn)
+
+    def _best_at_the_end(
+        self, state: RunState, search: SearchStatus, visitor: str, drawn: str | None
+    ) -> Iterator[list[Any]]:
+        last = None
+        # First the runs that are under way, which may be those of an earlier best.
+        for _ in range(2):
+            last = self.answers.best_of(search, visitor)
+            if last is None or last.id == drawn:
+                continue
+            drawn = last.id
+            for status in self.answers.follow(last.id, presence()):
+                last = status
+                values = self._best_values(state, status) if status.is_over else {}
+                yield _values(progress="" if status.is_over else progress_html(progress_text(status)), **values)
+        if last is not None and last.is_over:
+            _, requests = self.answers.parse(state.fields)
+            for _ in self.answers.in_background(last, requests, visitor):
+                yield _values(form=self._form(state), **self._best_values(state, last, draws=False))
+
+    def _best_values(self, state: RunState, best: OrderStatus, *, draws: bool = True) -> dict[str, Any]:
+        """Return its table and timelines; the headline and the code are those of the search."""
+        values = self._answer_values(state, best, draws=draws)
+        shown = self.answers.checked(best, state.pinned)
+        values["results"] = results_html(shown, self.answers.shown(shown), has_code=False)
+        return {name: value for name, value in values.items() if name != "head"}
 
     def _usable(self, status: SearchStatus) -> int:
         return self.answers.usable_bytes(status.order.request.card)
@@ -394,14 +431,14 @@ def open_clicked_traces(parts: RunTab, session: Session, state: RunState, event:
     """Clicks on results that open traces: the session then, and the tab to turn to."""
     data = clicked(event)
     act = data.get("act")
-    number = data.get("number", "")
+    number, order = data.get("number", ""), parts.answers.shown_order(state)
     if act == "compare":
-        return parts.answers.opened(session, state.order), "compare"
+        return parts.answers.opened(session, order), "compare"
     if act == "open" and number.isdigit():
         rank = data.get("rank", "")
         if rank.isdigit():
-            return parts.answers.opened_rank(session, state.order, int(number), int(rank)), "explore"
-        return parts.answers.opened(session, state.order, [int(number)]), "explore"
+            return parts.answers.opened_rank(session, order, int(number), int(rank)), "explore"
+        return parts.answers.opened(session, order, [int(number)]), "explore"
     return session, ID
 
 
