@@ -46,7 +46,7 @@ class _Gradient:
 
 @dataclass(frozen=True)
 class _Recording:
-    """What ran once: its part of the history, and what it counted."""
+    """A stretch that ran: its part of the history, and what it counted."""
 
     events: range
     """Entries of the history."""
@@ -439,7 +439,7 @@ def _settings(value: Any, depth: int, seen: dict[int, Hashable]) -> Hashable:
     if isinstance(value, torch.Tensor):
         return key_of_inputs(value)
     if not depth or isinstance(value, nn.Module):
-        return type(value)
+        return (type(value),)
     if id(value) in seen:
         # Configurations are shared by all modules.
         return seen[id(value)]
