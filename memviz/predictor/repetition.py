@@ -267,7 +267,7 @@ class _OutputTensor:
 class _RecordedBlock:
     recording: _Recording
     path: str
-    """Of its module."""
+    """Path of its module."""
     outputs: tuple[_OutputTensor, ...]
     is_tuple: bool
     used: tuple[int, ...]
@@ -420,7 +420,7 @@ def _memory(size: int) -> torch.UntypedStorage:
 _NO_EFFECT = frozenset({"layer_idx", "_modules", "_parameters", "_buffers"})
 """The place in a cache of keys and values, since a call with a cache is not repeated; and what is compared apart."""
 _DEPTH = 3
-"""Of attributes, and of what hooks hold."""
+"""How deep attributes, and what hooks hold, are compared."""
 
 
 def _structure(layer: nn.Module, seen: dict[int, Hashable]) -> Hashable:

@@ -188,7 +188,7 @@ class RunAnswers:
         self._turns: OrderedDict[str, int] = OrderedDict()
         """The latest event of each visitor that asked for an answer: answers to earlier ones are not shown."""
         self._best: OrderedDict[str, tuple[str, str]] = OrderedDict()
-        """By search: the title of its best configuration so far, and the order that runs it."""
+        """For each search, the title of its best configuration so far, and the order that runs it."""
 
     def look_ahead(self) -> None:
         """Fetch the listing before a visitor comes to the tab: the first time takes seconds."""

@@ -101,7 +101,7 @@ def verdict_of(numerics: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def _notes_html(variants: Sequence[Variant]) -> Html:
-    """What the figures are of, how far they may be off, and what they leave out."""
+    """Say for which run the figures are, how far they may be off, and what they leave out."""
     run = next((variant.run for variant in variants if variant.run is not None), None)
     if run is None:
         return Html("")
