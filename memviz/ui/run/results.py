@@ -247,11 +247,14 @@ def _row(variants: Sequence[Variant], number: int, *, is_shown: bool, is_marked:
     if run is not None and variant.state != "failed":
         cells = _cells(variant, run, base, _predicted(variants, variant), is_marked=is_marked)
     rank = tag("small", rank_text(run)) if run is not None and rank_text(run) else Html("")
+    # Beside one variant the baseline is drawn already, so there is nothing to choose.
+    is_beside = len(variants) == 2 and at == number and not is_shown
+    name = tag("span", cut(variant.label)) if is_beside else _chooser(variant, number, is_shown)
     acts = _actions(variant, number, is_baseline=at == number, is_shown=is_shown)
     actions = tag("small", *acts, class_="mv-variant-actions") if acts else Html("")
     return tag(
         "tr",
-        tag("th", _chooser(variant, number, is_shown), rank, actions, scope="row"),
+        tag("th", name, rank, actions, scope="row"),
         *cells,
         class_=f"mv-variant mv-is-{variant.state}{' mv-chosen' if is_shown else ''}",
     )
