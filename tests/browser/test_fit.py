@@ -104,6 +104,10 @@ def test_the_way_that_fits_is_found_and_each_point_leads_to_its_code_and_its_tim
     expect(verdict(tab)).to_contain_text("The largest batch this way is 1; 2 does not fit.")
     assert tab.locator("#run-fit .mv-point:not(.mv-fits)").count() >= 1
     expect(tab.locator("#run-fit .mv-fit-card")).to_contain_text("the card: 14.49 GiB")
+    # The best is a normal answer too: its row and timeline beside those of the baseline.
+    expect(row(tab, 0)).to_contain_text("does not fit")
+    expect(row(tab, 1)).to_contain_text("Split feed-forward")
+    expect(tab.locator("#run-B")).to_contain_text("Split feed-forward")
     expect(tab.locator("#run-fit .mv-fit-map tbody tr")).to_have_count(5)
     expect(tab.locator("#run-fit .mv-take-away")).to_contain_text("split_feed_forward")
     # Its point may lie under another; the list of all ways has it too.
@@ -125,6 +129,7 @@ def test_a_search_can_be_cancelled_and_shows_what_it_found_until_then(tab: Any) 
     expect(tab.locator("#run-fit .mv-point").first).to_be_visible()
     tab.get_by_role("button", name="Cancel").click()
     expect(tab.get_by_role("button", name="Cancel")).to_have_count(0)
+    expect(row(tab, 0)).to_contain_text("fits")
     expect(verdict(tab)).to_contain_text(re.compile(r"Cancelled\. \d+ of \d+ configurations were tried"))
     expect(tab.locator("#run-fit .mv-fit-front").first).to_be_visible()
     expect(tab.locator("#run-fit .mv-point").first).to_be_visible()

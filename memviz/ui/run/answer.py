@@ -276,10 +276,12 @@ class RunAnswers:
         return lambda: self._turns.get(visitor) == turn
 
     def cancel(self, visitor: str) -> None:
-        for jobs in (self.scheduler, self.searches):
-            newest = jobs.newest_of(visitor)
-            if newest is not None:
-                jobs.cancel(newest.id)
+        """Cancel a search, whose best is still run, or else what runs."""
+        search, order = self.searches.newest_of(visitor), self.scheduler.newest_of(visitor)
+        if search is not None and not search.is_over:
+            self.searches.cancel(search.id)
+        elif order is not None:
+            self.scheduler.cancel(order.id)
 
     def _make_way(self, visitor: str) -> None:
         self.predictions.leave(visitor)
@@ -316,7 +318,9 @@ class RunAnswers:
         number = cheapest_fitting(search.ways)
         title, order = self._best.get(search.id, ("", ""))
         status = self.status(order)
-        if number is None or title == search.ways[number]["title"] or (status is not None and not status.is_over):
+        newest = self.scheduler.newest_of(visitor)
+        is_busy = newest is not None and not newest.is_over and not newest.is_left
+        if number is None or title == search.ways[number]["title"] or is_busy:
             return status
         point, base = search.ways[number], replace(search.order.request, numerics=False)
         best = _request_of(search, point)
