@@ -109,11 +109,26 @@ def test_stored_prices_are_those_of_a_preset_as_it_is() -> None:
 STORED = tuple(prices._presets())
 
 
+_LARGE = ("flux", "flux_pipeline", "hunyuan_video", "ltx_pipeline", "sdxl_pipeline", "wan_pipeline")
+"""A prediction of these takes seconds, so only some of their prices are made again."""
+_SOME = {"allocator_settings", "weight_offload", "vae_tiling"}
+
+
 def _check_stored(name: str, rows: dict[str, Any]) -> None:
     if prices._stored()["libraries"] != prices._releases():
         pytest.skip("the stored prices are of other releases of the libraries")
     row = next(row for row in rows["workloads"] if row["name"] == name)
-    assert preset_entry(row, rows, predictor_here()) == prices._presets()[name]
+    predict = predictor_here()
+
+    def predict_some(request: Request) -> Any:
+        others = {optimization for optimization, _ in request.optimizations} - _SOME
+        return "left out" if name in _LARGE and others else predict(request)
+
+    made, stored = preset_entry(row, rows, predict_some), dict(prices._presets()[name])
+    if name in _LARGE:
+        for entry in (made, stored):
+            entry["prices"] = [price for price in entry["prices"] if price["name"] in _SOME]
+    assert made == stored
 
 
 def test_the_stored_prices_of_a_preset_are_what_is_predicted(rows: dict[str, Any]) -> None:
