@@ -199,14 +199,16 @@ def _single_run(run: Run) -> Headline:
         return Headline(first)
     squeezed = reserved_on_card(run)
     usable, less = bytes_texts(run.fit.usable_bytes, squeezed or 0)
+    # Said once: where there is an optimizer, the first sentence names it.
+    optimizer = with_optimizer(run) if run.request.optimizer == "none" else ""
     if squeezed is not None and run.fit.word != "close":
         first = f"Without a limit this {first.removeprefix('This ')}"
         less = f"where it gives back what is cached and reserves {less}"
-        return Headline(first, f"It fits in {usable}{with_optimizer(run)}, {less}.")
+        return Headline(first, f"It fits in {usable}{optimizer}, {less}.")
     if run.fit.word == "close":
-        return Headline(first, f"It is close{with_optimizer(run)}: {close_fit_text(run)}.")
+        return Headline(first, f"It is close{optimizer}: {close_fit_text(run)}.")
     fits = "fits" if run.fit.fits else "does not fit"
-    return Headline(first, f"It {fits} in {usable}{with_optimizer(run)}.")
+    return Headline(first, f"It {fits} in {usable}{optimizer}.")
 
 
 def close_fit_text(run: Run) -> str:

@@ -62,8 +62,8 @@ def test_a_configuration_is_chosen_as_a_file_and_run(tab: Any, tmp_path: Path) -
     field(tab, "w:sequence").fill("64")
     field(tab, "w:mode").select_option("lora")
     expect(row(tab, 0)).to_contain_text("fits")
-    expect(tab.locator("#run-head")).to_contain_text("LlamaForCausalLM of config.json")
-    expect(tab.locator("#run-head")).to_contain_text("training step of LoRA")
+    expect(tab.locator("#run-results")).to_contain_text("LlamaForCausalLM of config.json")
+    expect(tab.locator("#run-results")).to_contain_text("training step of LoRA")
     expect(verdict(tab)).to_contain_text("reserves")
 
 
@@ -107,7 +107,7 @@ def test_the_way_that_fits_is_found_and_each_point_leads_to_its_code_and_its_tim
     # The best is a normal answer too: its row and timeline beside those of the baseline.
     expect(row(tab, 0)).to_contain_text("does not fit")
     expect(row(tab, 1)).to_contain_text("Split feed-forward")
-    expect(tab.locator("#run-B")).to_contain_text("Split feed-forward")
+    expect(tab.locator("#run-B")).to_contain_text("Split feed-forw")
     expect(tab.locator("#run-fit .mv-fit-map tbody tr")).to_have_count(5)
     expect(tab.locator("#run-fit .mv-take-away")).to_contain_text("split_feed_forward")
     # Its point may lie under another; the list of all ways has it too.
