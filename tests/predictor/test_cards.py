@@ -8,8 +8,8 @@ from memviz.allocator.context import context_on
 from memviz.errors import UsageError
 from memviz.predictor.cards import CARDS, NATIVE_SINCE, KnownCard, card_named, card_text, dtype_warnings
 from memviz.predictor.device import PredictedDevice
-from memviz.runner.plan import command_of, plan_of
-from memviz.runner.request import Request
+from memviz.runner.plan import plan_of
+from memviz.runner.request import Request, command_of
 
 
 @pytest.mark.parametrize(

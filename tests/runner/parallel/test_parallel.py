@@ -9,8 +9,8 @@ import pytest
 
 from memviz.errors import UsageError
 from memviz.runner.parallel.parallelism import ALONE, Parallel, RankClass, parallel_of
-from memviz.runner.plan import command_of, plan_of
-from memviz.runner.request import Request
+from memviz.runner.plan import plan_of
+from memviz.runner.request import Request, command_of
 
 ACCUMULATED = (("gradient_accumulation", {"pieces": "2"}),)
 
