@@ -8,6 +8,7 @@ kinds. What leaves other memory behind than gradients and outputs, or uses more 
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -312,6 +313,10 @@ class BlockRepeater(_Repeater):
             return call(module, *args, **kwargs)
         start = self._state()
         out = call(module, *args, **kwargs)
+        if _is_held_elsewhere(out):
+            # A hook collects the outputs, as transformers does for hidden states.
+            self._recorded[key] = None
+            return out
         with without_functions():
             self._recorded[key] = self._record(start, module, arguments, out)
         return out
@@ -411,6 +416,14 @@ class BlockRepeater(_Repeater):
                 tensor = torch.empty(0, dtype=like.dtype, device="meta")
                 results.append(tensor.set_(storage, like.storage_offset(), like.size(), like.stride()))
         return tuple(results) if recorded.is_tuple else results[0]
+
+
+def _is_held_elsewhere(out: Any) -> bool:
+    """Return whether anything but the caller has a reference to what was returned."""
+    # That of the caller's variable, of the parameter here, and of the argument of getrefcount.
+    if sys.getrefcount(out) > 3:
+        return True
+    return type(out) is tuple and any(sys.getrefcount(out[place]) > 2 for place in range(len(out)))
 
 
 def _memory(size: int) -> torch.UntypedStorage:
