@@ -168,6 +168,15 @@ def test_a_layer_that_gets_a_list_to_write_to_runs() -> None:
     assert seen == [0, 1, 1, 1, 1, 1]
 
 
+def test_layers_run_whose_outputs_a_hook_collects() -> None:
+    collected: list[Tensor] = []
+    layers: list[nn.Module] = [_Layer() for _ in range(5)]
+    for layer in layers:
+        layer.register_forward_hook(lambda module, args, output: collected.append(output))
+    assert _repeated(layers, lambda layer, x: layer(x))[0] == 0
+    assert len(collected) == 5
+
+
 def test_layers_run_where_gradients_are_kept() -> None:
     def call(layer: nn.Module, x: Tensor) -> Any:
         with torch.enable_grad():
