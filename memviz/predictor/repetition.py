@@ -373,13 +373,7 @@ class BlockRepeater(_Repeater):
                 return None
             argument = storages.index(storage._cdata) if storage._cdata in storages else -1
             with without_modes():
-                like = torch.empty(0, dtype=tensor.dtype, device="meta")
-                like.set_(
-                    _memory(storage.nbytes()),
-                    int(tensor.storage_offset()),
-                    tensor.size(),
-                    tensor.stride(),
-                )
+                like = _like(tensor, _memory(storage.nbytes()))
             outputs.append(_OutputTensor(allocation.number, argument, like))
         return tuple(outputs)
 
@@ -412,9 +406,7 @@ class BlockRepeater(_Repeater):
                     storage = _memory(output.like.untyped_storage().nbytes())
                     self._ledger.own(storage, made[output.number])
                     storages[output.number] = storage
-                like = output.like
-                tensor = torch.empty(0, dtype=like.dtype, device="meta")
-                results.append(tensor.set_(storage, like.storage_offset(), like.size(), like.stride()))
+                results.append(_like(output.like, storage))
         return tuple(results) if recorded.is_tuple else results[0]
 
 
@@ -424,6 +416,12 @@ def _is_held_elsewhere(out: Any) -> bool:
     if sys.getrefcount(out) > 3:
         return True
     return type(out) is tuple and any(sys.getrefcount(out[place]) > 2 for place in range(len(out)))
+
+
+def _like(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
+    """Return a tensor of the same dtype, offset, shape and strides in other memory."""
+    empty = torch.empty(0, dtype=tensor.dtype, device="meta")
+    return empty.set_(storage, int(tensor.storage_offset()), tensor.size(), tensor.stride())
 
 
 def _memory(size: int) -> torch.UntypedStorage:
