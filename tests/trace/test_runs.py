@@ -72,6 +72,7 @@ def _events(trace: Trace, events: Events, stack_of: Callable[[int], Any]) -> lis
         map(trace.streams.__getitem__, events.stream.tolist()),
         events.time_us.tolist(),
         map(stack_of, events.stack.tolist()),
+        map(stack_of, events.forward_stack.tolist()),
         map(trace.strings.__getitem__, events.context.tolist()),
         map(trace.strings.__getitem__, events.metadata.tolist()),
         map(trace.pools.__getitem__, events.pool.tolist()),
@@ -97,6 +98,8 @@ integers = st.sampled_from(
 )
 FRAMES = [{"name": f"f{i}", "filename": "e" * i + "u", "line": i} for i in range(12)]
 STACKS = [FRAMES[i : i + n] for i in range(8) for n in (0, 1, 2, 5)]
+FORWARD = [["MulBackward0", "f1"], [], ["f2"], [*FRAMES[:2], "f2"]]
+"""torch writes these frames as texts."""
 TEXTS = ["", "N/A", "eu", "x" * 300, "Torch-Compiled Region: 0/0", "€uro"]
 
 
@@ -105,7 +108,8 @@ def histories(draw: st.DrawFn) -> list[dict[str, Any]]:
     known = ["time_us", "compile_context", "user_metadata", "pool_id", "frames"]
     keys = draw(st.sets(st.sampled_from(known)))
     of_tomorrow = draw(st.sampled_from([[], [], [1, 2**40], TEXTS, [None, 3, "x", True, 1.5]]))
-    left_out = draw(st.sets(st.sampled_from(known)))
+    left_out = draw(st.sets(st.sampled_from([*known, "forward_frames"])))
+    has_forward = draw(st.booleans())
     shared = draw(st.booleans())
     seed = draw(st.integers(0, 2**32))
     rnd = random.Random(seed)
@@ -131,6 +135,9 @@ def histories(draw: st.DrawFn) -> list[dict[str, Any]]:
         if "frames" in keys:
             stack = rnd.choice(STACKS)
             event["frames"] = stack if shared else list(stack)
+        if has_forward:
+            stack = rnd.choice(FORWARD)
+            event["forward_frames"] = stack if shared else list(stack)
         if of_tomorrow:
             event["tomorrow"] = rnd.choice(of_tomorrow)
         if event["action"].startswith("free"):
@@ -262,6 +269,16 @@ def test_rows_of_which_some_leave_out_their_frames_are_runs(write: Callable[[Any
     raw = write(snapshot(without_frames_of_frees(plain_history(5_000))))
     # The first 256 objects are numbered in one byte.
     assert sum(run_lengths(raw)) > 4_500
+    with_runs, without = both(raw)
+    assert described(with_runs) == described(without)
+
+
+def test_rows_of_which_some_have_frames_of_their_forward_pass_are_runs() -> None:
+    history = plain_history(5_000)
+    for event in history[1::3]:
+        event["forward_frames"] = FORWARD[0]
+    raw = pickle.dumps(snapshot(history))
+    assert sum(run_lengths(raw)) > 4_900
     with_runs, without = both(raw)
     assert described(with_runs) == described(without)
 

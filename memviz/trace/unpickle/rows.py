@@ -76,7 +76,7 @@ def _events(columns: Decoded, count: int, intern: Interner) -> Events:
         stream=translated(_number(columns, "stream", count), intern.stream).astype(np.int32),
         time_us=_number(columns, "time_us", count),
         stack=_code(columns, "frames", count, NO_STACK),
-        forward_stack=np.broadcast_to(np.int32(NO_STACK), count),
+        forward_stack=_code(columns, "forward_frames", count, NO_STACK),
         context=_code(columns, "compile_context", count, EMPTY_TEXT),
         metadata=_code(columns, "user_metadata", count, EMPTY_TEXT),
         pool=_code(columns, "pool_id", count),
@@ -116,9 +116,10 @@ EVENT = RowKind(
         "user_metadata": "text",
         "pool_id": "pool",
         "frames": "stack",
+        "forward_frames": "stack",
     },
     _events,
-    frozenset({"device_free", "forward_frames", "category"}),
+    frozenset({"device_free", "category"}),
 )
 BLOCK = RowKind(
     "block",
