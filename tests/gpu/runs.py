@@ -14,6 +14,7 @@ _SPLIT = ("split_feed_forward", {})
 _FP8 = ("layerwise_casting", {})
 _ALL = ("checkpointing", {})
 _EXPANDABLE = ("allocator_settings", {"conf": "expandable_segments:True"})
+_OFFLOAD = ("weight_offload", {})
 _SECOND = ("checkpointing", {"every": "2"})
 
 
@@ -80,4 +81,35 @@ RUNS = (
     Run("flux-whole-fp8", "flux", {}, (_FP8,), gib=26),
     Run("flux-fp8-ahead", "flux", _FLUX, (("layerwise_casting", {"ahead": "true"}),), gib=6),
     Run("flux-offload-ahead", "flux", _FLUX, (("weight_offload", {"ahead": "true"}),), gib=6),
+    Run("sdxl", "sdxl", gib=10),
+    Run("sdxl-train", "sdxl", {"mode": "training", "height": "512", "width": "512"}, gib=24),
+    Run("sdxl-train-checkpointed", "sdxl", {"mode": "training", "height": "512", "width": "512"}, (_ALL,), gib=20),
+    Run("vae", "vae", gib=10),
+    Run("vae-tiled", "vae", {}, (("vae_tiling", {}),), gib=6),
+    Run("vae-train", "vae", {"part": "whole", "mode": "training", "height": "512", "width": "512"}, gib=20),
+    Run("sdxl-pipeline", "sdxl_pipeline", gib=16),
+    Run("sdxl-8-gb", "sdxl_pipeline", {"tile": "512"}, (_OFFLOAD, ("vae_tiling", {})), gib=8),
+    Run("ltx-pipeline", "ltx_pipeline", gib=24),
+    Run("ltx-pipeline-offload", "ltx_pipeline", {}, (_OFFLOAD,), gib=24),
+    Run("wan", "wan", gib=10),
+    Run("wan-pipeline", "wan_pipeline", {"frames": "33"}, gib=26),
+    Run("hunyuan-video", "hunyuan_video", gib=32),
+    Run("flux-pipeline", "flux_pipeline", gib=38),
+    Run("flux-12-gb", "flux_pipeline", {}, (_OFFLOAD,), gib=8),
+    Run("qwen3", "qwen3", gib=24, library="transformers"),
+    Run("qwen3-generate", "qwen3", {"mode": "inference", "cache": "true", "new_tokens": "64"}, gib=12, library="transformers"),
+    Run("qwen3-static-cache", "qwen3", {"mode": "inference", "cache": "true", "new_tokens": "64"}, (("kv_cache", {"kind": "static"}),), gib=12, library="transformers"),
+    Run("mixtral", "mixtral", {"layers": "2", "sequence": "2048"}, gib=30, library="transformers"),
+    Run("bert", "bert", optimizer="adamw", gib=16, library="transformers"),
+    Run("vit", "vit", optimizer="adamw", gib=16, library="transformers"),
+    Run("llama-lora", "llama", _LLAMA, (("lora", {}), _ALL), "adamw", 12, library="transformers"),
+    Run("llama-chunked-loss", "llama", _LLAMA, (("chunked_cross_entropy", {}), _ALL), "adamw", 24, library="transformers"),
+    Run("llama-step-in-backward", "llama", _LLAMA, (("optimizer_in_backward", {}),), "adamw", 24, library="transformers"),
+    Run("llama-8-bit", "llama", _LLAMA, (("eight_bit_states", {}),), "adamw", 24, library="transformers"),
+    Run("llama-quantized", "llama", {**_LLAMA, "mode": "inference"}, (("weight_quantization", {}),), gib=12, library="transformers"),
+    Run("llama-quantized-4", "llama", {**_LLAMA, "mode": "inference"}, (("weight_quantization", {"bits": "4"}),), gib=12, library="transformers"),
+    Run("llama-pieces", "llama", {**_LLAMA, "batch": "4"}, (("gradient_accumulation", {}),), "adamw", 36, library="transformers"),
+    Run("llama-activations-on-host", "llama", _LLAMA, (("activation_offload", {}),), gib=20, library="transformers"),
+    Run("llama-chunked", "llama", _LLAMA, (("chunked_feed_forward", {}),), gib=20, library="transformers"),
+    Run("llama-8b-lora", "llama", {"size": "8b", "sequence": "4096"}, (("lora", {}), _ALL, ("chunked_cross_entropy", {})), "adamw", 24, library="transformers"),
 )  # fmt: skip
