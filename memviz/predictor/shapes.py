@@ -8,6 +8,7 @@ decide; a test compares them. cuDNN works channels last where the input or the w
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -15,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
 
 # Tensors in the arguments and results of operators: in lists, tuples and dicts, however nested.
 
@@ -159,6 +162,27 @@ class ResultCache:
                 self._known.clear()
             self._known[shapes] = _maker(out, args, kwargs)
         return out
+
+
+class KnownResults(TorchDispatchMode):
+    """Runs operators on tensors without data once for each combination of shapes: torch's own shape rules are slow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._results: defaultdict[Any, ResultCache] = defaultdict(ResultCache)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        shapes = shape_key(args, kwargs) if self._depends_on_shapes(func) and "out" not in kwargs else None
+        if shapes is None:
+            return func(*args, **kwargs)
+        return self._results[func].of(func, args, kwargs, shapes, lambda func, args, kwargs: func(*args, **kwargs))
+
+    @staticmethod
+    @cache
+    def _depends_on_shapes(func: Any) -> bool:
+        """Return False for views, and for what changes its argument's shape."""
+        return isinstance(func, OpOverload) and not func.is_view and torch.Tag.inplace_view not in func.tags
 
 
 def _maker(out: Any, args: Any, kwargs: Any) -> Make | None:

@@ -16,6 +16,7 @@ from memviz.predictor.accuracy import expected_error, fit_of_replay, fit_on, unp
 from memviz.predictor.device import PredictedDevice
 from memviz.predictor.group.ranks import GroupRank
 from memviz.predictor.ledger import trains
+from memviz.predictor.shapes import KnownResults
 from memviz.runner.outcome import (
     Outcome,
     check,
@@ -60,7 +61,8 @@ def predict(
         # The first of its kind imports its library.
         model = plan.workload.build()
     check(plan, model)
-    convert_on_host(plan, model)
+    with KnownResults():
+        convert_on_host(plan, model)
     # On a rank only its part is left of it.
     model_sizes = {} if rank is None else sizes_of(model)
     settings = settings_from_environment(plan.environment)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.predictor.shapes import SHAPE_RULES, ResultCache, shape_key
+from memviz.predictor.shapes import SHAPE_RULES, KnownResults, ResultCache, shape_key
 from memviz.runner.plan import plan_of
 from memviz.runner.predicted_run import predict
 from memviz.runner.request import Request
@@ -183,6 +183,21 @@ def test_what_lies_on_the_host_or_has_a_generator_is_never_remembered() -> None:
 
 
 @pytest.mark.slow
+def test_a_second_conversion_in_host_memory_gives_what_the_first_gave() -> None:
+    def converted() -> list[Any]:
+        weight = torch.empty(6, 8, device="meta")
+        groups = weight.unflatten(1, (-1, 4))
+        codes = (groups / groups.abs().amax(-1, keepdim=True).clamp(min=1)).round_().clamp_(-7, 7).to(torch.uint8)
+        narrow = torch.empty(2, 3, device="meta")
+        narrow.resize_(5).unsqueeze_(0)
+        made = [codes, weight.where(weight > 0, 1), *weight.split(3), narrow, torch.zeros(2).add_(1), weight.t_()]
+        return [(each.shape, each.stride(), each.dtype, each.device, each.untyped_storage().nbytes()) for each in made]
+
+    with KnownResults():
+        first, second = converted(), converted()
+    assert first == second == converted()
+
+
 def test_figures_alone_are_those_of_the_whole_prediction() -> None:
     knobs = {"layers": "2", "mode": "training"}
     plan = plan_of(Request("gpt2", knobs, (("checkpointing", {}), ("chunked_cross_entropy", {})), optimizer="adamw"))

@@ -457,11 +457,14 @@ class Scheduler(Jobs[Order, OrderStatus]):
         memory: int | None = None,
         most_waiting: int = MOST_WAITING,
         patience: float = math.inf,
+        keeps_traces: bool = True,
     ) -> None:
         super().__init__(patience)
         self._timeout = timeout
         self._memory = memory
         self._most_waiting = most_waiting
+        self._keeps_traces = keeps_traces
+        """Without traces a prediction takes less time. One with an output check has a trace in any case."""
         self.line = FairLock()
         """The queue for this machine's time, in which searches wait as well."""
         self._scratch = Scratch()
@@ -587,7 +590,9 @@ class Scheduler(Jobs[Order, OrderStatus]):
             order.worker = worker
             if order.stopped.is_set():
                 worker.cancel()
-            for event in worker.run([order.status.variants[number].request], first=number):
+            request = order.status.variants[number].request
+            figures_only = not self._keeps_traces and request.on == "predict" and not request.numerics
+            for event in worker.run([request], first=number, figures_only=figures_only):
                 if event.what == "killed" and retry:
                     return False
                 retry = False

@@ -218,7 +218,9 @@ class RunError(MemvizError):
 class AnyWorker(Protocol):
     """Executor of requests, in order: a subprocess or a lent GPU."""
 
-    def run(self, requests: Sequence[Request], first: int = 0) -> Iterator[RunEvent]: ...
+    def run(
+        self, requests: Sequence[Request], first: int = 0, *, figures_only: bool = False
+    ) -> Iterator[RunEvent]: ...
 
     def cancel(self) -> None: ...
 

@@ -179,7 +179,7 @@ class ZeroGpuWorker:
         self.folder = folder
         self._cancelled = threading.Event()
 
-    def run(self, requests: Sequence[Request], first: int = 0) -> Iterator[RunEvent]:
+    def run(self, requests: Sequence[Request], first: int = 0, *, figures_only: bool = False) -> Iterator[RunEvent]:
         for number, request in enumerate(requests, first):
             if self._cancelled.is_set():
                 yield RunEvent("failed", number, what="cancelled", text="Cancelled.")

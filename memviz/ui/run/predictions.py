@@ -42,7 +42,7 @@ class Predictions:
     """Figures by request, and traces of the newest ones. A prediction is the same for every visitor."""
 
     def __init__(self, store: TraceStore, seconds: float, memory: int | None = None) -> None:
-        self.scheduler = Scheduler(timeout=seconds, memory=memory, most_waiting=_MOST_WAITING)
+        self.scheduler = Scheduler(timeout=seconds, memory=memory, most_waiting=_MOST_WAITING, keeps_traces=False)
         """For prices: a process of its own beside that of answers."""
         self._store = store
         self._scratch = Scratch()
@@ -239,7 +239,7 @@ class Predictions:
             self.scheduler.leave(newest.id, stops=False)
 
     def _note(self, variant: Variant) -> str:
-        """Remember the figures, and delete the trace."""
+        """Remember the figures. An output check left a trace as well."""
         if variant.file is not None:
             variant.file.unlink(missing_ok=True)
         self.keep(replace(variant, file=None))
