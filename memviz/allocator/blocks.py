@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Literal, Protocol, get_args
 
 from memviz.trace.model import Action
 from memviz.trace.rounding import MiB
@@ -286,12 +287,167 @@ class PendingFrees:
             self.complete(block)
 
 
-_FIRST_ADDRESS = 0x7F0000000000
-_GRANULE = 2 * MiB
+_TOP_ADDRESS = 0x7F0000000000
+_GRANULE, _CHUNK = 2 * MiB, 32 * MiB
 _UPPER_HALF = 1 << 62
 """Some devices hand out addresses up there, far from where ours begin."""
 _UNKNOWN_CARD = 1 << 40
 """Address space for an expandable segment is reserved by the card's size; without one, more than any has."""
+Platform = Literal["linux", "wsl", "windows"]
+PLATFORMS: tuple[Platform, ...] = get_args(Platform)
+
+
+class AddressSpace(Protocol):
+    """Chooses the addresses of new segments, which decide between cached blocks of equal size."""
+
+    def take(self, size: int) -> int: ...
+
+    def give_back(self, address: int, size: int) -> None: ...
+
+    def begin_beside(self, segments: Sequence[tuple[int, int]], room: int) -> None:
+        """Leave out segments, by address and size, that are there already, with room for what expands."""
+
+
+def address_space(platform: Platform) -> AddressSpace:
+    return LinuxAddresses() if platform == "linux" else AscendingAddresses()
+
+
+class AscendingAddresses:
+    """As the driver of Windows hands them out, which WSL uses too: each above the last."""
+
+    def __init__(self, first: int = _TOP_ADDRESS) -> None:
+        self._next = first
+
+    def take(self, size: int) -> int:
+        address = self._next
+        self._next += -(-size // _GRANULE) * _GRANULE
+        return address
+
+    def give_back(self, address: int, size: int) -> None:
+        pass
+
+    def begin_beside(self, segments: Sequence[tuple[int, int]], room: int) -> None:
+        highest = max((address + size for address, size in segments if address < _UPPER_HALF), default=0)
+        self._next = max(self._next, (highest + room) & -_GRANULE)
+
+
+class LinuxAddresses:
+    """As the driver of native Linux hands them out: all of 2,096 calls of cudaMalloc on an H100 with driver 580.
+
+    Address space is taken in chunks, multiples of 32 MiB: the highest gap that is larger, at its upper end. Within
+    the newest chunk that has room, the smallest hole is used, the lowest of equal ones. An empty chunk goes back.
+    """
+
+    def __init__(self) -> None:
+        self._chunks: list[_Chunk] = []
+        """By address."""
+        self._top = _TOP_ADDRESS
+        self._newest = 0
+        self._open: dict[int, list[int]] = {}
+        """By the size of the largest hole, the ages of chunks in ascending order."""
+        self._by_age: dict[int, _Chunk] = {}
+
+    def take(self, size: int) -> int:
+        size = -(-size // _GRANULE) * _GRANULE
+        newest = max((ages[-1] for room, ages in self._open.items() if room >= size and ages), default=0)
+        chunk = self._by_age[newest] if newest else self._new_chunk(-(-size // _CHUNK) * _CHUNK)
+        self._close(chunk)
+        address = chunk.take(size)
+        self._reopen(chunk)
+        return address
+
+    def give_back(self, address: int, size: int) -> None:
+        at = bisect_right(self._chunks, address, key=_begin) - 1
+        if at < 0 or address >= self._chunks[at].end:
+            return
+        chunk = self._chunks[at]
+        self._close(chunk)
+        chunk.give_back(address, address + -(-size // _GRANULE) * _GRANULE)
+        if chunk.holes == [(chunk.begin, chunk.end)]:
+            del self._chunks[at], self._by_age[chunk.age]
+        else:
+            self._reopen(chunk)
+
+    def begin_beside(self, segments: Sequence[tuple[int, int]], room: int) -> None:
+        spans: list[list[int]] = []
+        for address, size in sorted(segments, reverse=True):
+            begin, end = address // _CHUNK * _CHUNK, -(-(address + size) // _CHUNK) * _CHUNK
+            if spans and spans[-1][0] < end:
+                spans[-1][0] = min(begin, spans[-1][0])
+            else:
+                spans.append([begin, end])
+        for begin, end in spans:
+            self._add(begin, end)
+        for address, size in segments:
+            chunk = self._chunks[bisect_right(self._chunks, address, key=_begin) - 1]
+            self._close(chunk)
+            chunk.fill(address, address + -(-size // _GRANULE) * _GRANULE)
+            self._reopen(chunk)
+        self._top = spans[0][1] if spans else self._top
+
+    def _new_chunk(self, size: int) -> _Chunk:
+        end = self._top
+        for chunk in reversed(self._chunks):
+            if end - chunk.end > size:
+                break
+            end = chunk.begin
+        return self._add(end - size, end)
+
+    def _add(self, begin: int, end: int) -> _Chunk:
+        self._newest += 1
+        chunk = self._by_age[self._newest] = _Chunk(begin, end, self._newest, [(begin, end)])
+        insort(self._chunks, chunk, key=_begin)
+        self._reopen(chunk)
+        return chunk
+
+    def _reopen(self, chunk: _Chunk) -> None:
+        if chunk.holes:
+            insort(self._open.setdefault(chunk.room, []), chunk.age)
+
+    def _close(self, chunk: _Chunk) -> None:
+        if chunk.holes:
+            ages = self._open[chunk.room]
+            del ages[bisect_left(ages, chunk.age)]
+            if not ages:
+                del self._open[chunk.room]
+
+
+@dataclass
+class _Chunk:
+    begin: int
+    end: int
+    age: int
+    """Its number: that of a newer one is larger."""
+    holes: list[tuple[int, int]]
+    """Begin and end, by address."""
+
+    @property
+    def room(self) -> int:
+        return max(end - begin for begin, end in self.holes)
+
+    def take(self, size: int) -> int:
+        fitting = (hole for hole in self.holes if hole[1] - hole[0] >= size)
+        begin, end = min(fitting, key=lambda hole: hole[1] - hole[0])
+        self.fill(begin, begin + size)
+        return begin
+
+    def fill(self, begin: int, end: int) -> None:
+        self.holes = [
+            part
+            for hole in self.holes
+            for part in ((hole[0], min(hole[1], begin)), (max(hole[0], end), hole[1]))
+            if part[0] < part[1]
+        ]
+
+    def give_back(self, begin: int, end: int) -> None:
+        before = [hole for hole in self.holes if hole[1] < begin]
+        after = [hole for hole in self.holes if hole[0] > end]
+        beside = [hole for hole in self.holes if hole[1] >= begin and hole[0] <= end]
+        begin, end = min([begin, *(hole[0] for hole in beside)]), max([end, *(hole[1] for hole in beside)])
+        self.holes = [*before, (begin, end), *after]
+
+
+_begin = attrgetter("begin")
 
 
 class AllocationFailed(Exception):
@@ -312,12 +468,14 @@ class AllocationFailed(Exception):
 class DeviceMemory:
     """`memory` is what this process can have of it, in bytes; None is without limit."""
 
-    def __init__(self, memory: int | None = None, *, total: int | None = None) -> None:
+    def __init__(
+        self, memory: int | None = None, *, total: int | None = None, addresses: AddressSpace | None = None
+    ) -> None:
         self.memory = memory
         self.total = memory if total is None else total
         """The card's whole size, of which memory fractions and address space are counted."""
         self.in_use = 0
-        self._next_address = _FIRST_ADDRESS
+        self._addresses = LinuxAddresses() if addresses is None else addresses
 
     @property
     def free_bytes(self) -> int:
@@ -331,14 +489,16 @@ class DeviceMemory:
         """cudaMalloc: an address, or None where there is not enough left."""
         if not self.map(size):
             return None
-        return self._new_range(size)
+        return self._addresses.take(size)
 
-    def free(self, size: int) -> None:
+    def free(self, address: int, size: int) -> None:
+        """cudaFree."""
         self.in_use -= size
+        self._addresses.give_back(address, size)
 
     def reserve(self, size: int) -> tuple[int, int]:
         """Address space alone costs nothing: where it begins, and how much it is."""
-        return self._new_range(size), size
+        return self._addresses.take(size), size
 
     def map(self, size: int) -> bool:
         """Puts memory behind reserved addresses: all of it or nothing."""
@@ -347,15 +507,13 @@ class DeviceMemory:
         self.in_use += size
         return True
 
-    def begin_after(self, addresses: Iterable[int]) -> None:
-        """Give out addresses above these from now on, with room for what expands below."""
-        highest = max((address for address in addresses if address < _UPPER_HALF), default=0)
-        self._next_address = max(self._next_address, (highest + 2 * self.card_bytes) & -_GRANULE)
+    def unmap(self, size: int) -> None:
+        """Take memory from reserved addresses, which stay reserved."""
+        self.in_use -= size
 
-    def _new_range(self, size: int) -> int:
-        address = self._next_address
-        self._next_address += (size + _GRANULE - 1) & -_GRANULE
-        return address
+    def begin_beside(self, segments: Sequence[tuple[int, int]]) -> None:
+        """Leave out these segments, by address and size, from now on."""
+        self._addresses.begin_beside(segments, 2 * self.card_bytes)
 
 
 Record = Callable[[Action, int, int, int, PoolId], None]

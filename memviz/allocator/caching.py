@@ -131,7 +131,7 @@ def unmap_range(allocator: CachingAllocator, block: Block, first: int, last: int
     block.mapped = False
     merged, _ = merge(block)
     pool.add_unmapped(merged)
-    allocator.device.free(last - first)
+    allocator.device.unmap(last - first)
     allocator.statistics.reserved_bytes.decrease(pool.kind, last - first)
     allocator.statistics.num_device_free += 1
     allocator.record(Action.SEGMENT_UNMAP, first, last - first, block.stream, pool.owner.id)
@@ -191,7 +191,7 @@ def release_segment(allocator: CachingAllocator, block: Block) -> None:
     pool, statistics, most = block.pool, allocator.statistics, allocator.settings.max_split_size
     statistics.num_device_free += 1
     allocator.record(Action.SEGMENT_FREE, block.address, block.size, block.stream, pool.owner.id)
-    allocator.device.free(block.size)
+    allocator.device.free(block.address, block.size)
     pool.owner.segments -= 1
     statistics.segment.decrease(pool.kind, 1)
     statistics.reserved_bytes.decrease(pool.kind, block.size)

@@ -9,7 +9,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from memviz.allocator.blocks import AllocationFailed, Block, DeviceMemory, ExpandableSegment, PoolId
+from memviz.allocator.blocks import (
+    AllocationFailed,
+    AscendingAddresses,
+    Block,
+    DeviceMemory,
+    ExpandableSegment,
+    PoolId,
+)
 from memviz.allocator.caching import add_expandable, map_block, release_segment, segment_size, unmap_range
 from memviz.allocator.event_replay import Progress, RequestReplay
 from memviz.allocator.recorded_requests import ReplayStep, Source
@@ -28,8 +35,7 @@ class RecordedDevice(DeviceMemory):
     """Device memory at recorded addresses; a request without a recorded segment gets an address that no device has."""
 
     def __init__(self, spaces: AddressSpaces, memory: int | None = None, *, total: int | None = None) -> None:
-        super().__init__(memory, total=total)
-        self._next_address = _BEYOND_REAL_ADDRESSES
+        super().__init__(memory, total=total, addresses=AscendingAddresses(_BEYOND_REAL_ADDRESSES))
         self._spaces = spaces
         self._offered: deque[Entry] = deque()
 

@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from memviz.allocator.blocks import DEFAULT_POOL, PoolId
+from memviz.allocator.blocks import DEFAULT_POOL, Platform, PoolId, address_space
 from memviz.allocator.settings import Settings, settings_of
 from memviz.allocator.start_layout import StartLayout, address_spaces, start_layout
 from memviz.errors import UsageError
@@ -321,6 +321,43 @@ class AllocatorCalls:
     """The event from which peaks count."""
 
 
+_MOST_SEGMENTS, _NEARLY_ALL = 4096, 0.95
+_LOWEST_ON_LINUX = 1 << 40
+"""There the driver takes addresses from the process, which are far above."""
+
+
+def platform_of(device: DeviceTrace) -> Platform:
+    """Return the platform whose order of addresses the recorded segments have, else whose addresses they have."""
+    events = device.events
+    rows = np.flatnonzero((events.action == Action.SEGMENT_ALLOC) | (events.action == Action.SEGMENT_FREE))
+    rows = rows[:_MOST_SEGMENTS]
+    recorded = list(zip(*(part[rows].tolist() for part in (events.action, events.address, events.size)), strict=True))
+    linux, windows = _agreement(recorded, "linux"), _agreement(recorded, "windows")
+    if linux != windows:
+        segments = sum(action == Action.SEGMENT_ALLOC for action, _, _ in recorded)
+        # On Linux, segments that fill holes below others ascend for a while.
+        return "windows" if linux < windows and windows >= _NEARLY_ALL * segments else "linux"
+    addresses = device.segments.address
+    return "windows" if len(addresses) and 0 <= addresses.min() < _LOWEST_ON_LINUX else "linux"
+
+
+def _agreement(recorded: Iterable[tuple[int, int, int]], platform: Platform) -> int:
+    """Return how many new segments lie on the recorded side of the one before of their size."""
+    space, agreed = address_space(platform), 0
+    live: dict[int, int] = {}
+    newest: dict[int, tuple[int, int]] = {}
+    for action, address, size in recorded:
+        if action == Action.SEGMENT_FREE:
+            if address in live:
+                space.give_back(live.pop(address), size)
+            continue
+        here = live[address] = space.take(size)
+        there, then = newest.get(size, (address, here))
+        agreed += (address > there) == (here > then)
+        newest[size] = (address, here)
+    return agreed
+
+
 class Source:
     """Requests of one device's recording, and what all replays derive from them once."""
 
@@ -345,6 +382,10 @@ class Source:
         """Calls of a predicted program; None where they are derived from what was released."""
         self.pools: Ints4 = pools_of_events(trace, device)
         self.set_start_sizes({})
+
+    @cached_property
+    def platform(self) -> Platform:
+        return platform_of(self.device)
 
     @cached_property
     def releases(self) -> ReleaseCauses:

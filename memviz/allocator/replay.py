@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from memviz.allocator.blocks import AllocationFailed, DeviceMemory, PoolId, Record, unrecorded
+from memviz.allocator.blocks import AllocationFailed, DeviceMemory, PoolId, Record, address_space, unrecorded
 from memviz.allocator.caching import CachingAllocator, release_cached
 from memviz.allocator.event_replay import Progress, RequestReplay
 from memviz.allocator.recorded_replay import Entry, RecordedDevice, ensure_replayed
@@ -31,7 +31,8 @@ class OtherSettings(RequestReplay):
         self, source: Source, settings: Settings, *, memory: int | None, total: int | None, afresh: bool = False
     ) -> None:
         """`afresh` even where the settings would allow the recorded layout: to compare with some that do not."""
-        super().__init__(source, settings, DeviceMemory(memory, total=total))
+        device = DeviceMemory(memory, total=total, addresses=address_space(source.platform))
+        super().__init__(source, settings, device)
         if source.steps.before_mallocs:
             # A replay as recorded finds which of these releases were the program's own.
             ensure_replayed(source)
@@ -67,7 +68,7 @@ class OtherSettings(RequestReplay):
 
     def _start_as_recorded(self) -> None:
         memory, self.device.memory = self.device.memory, None
-        self.device.begin_after(segment.end for segment in self.source.layout.segments)
+        self.device.begin_beside([(segment.address, segment.size) for segment in self.source.layout.segments])
         self.live = lay_out_as_recorded(self.allocator, self.source.layout, self.source.spaces)
         self.device.memory = memory
         if self._holds_too_much():

@@ -18,7 +18,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from memviz.allocator.blocks import DeviceMemory
+from memviz.allocator.blocks import DeviceMemory, Platform, address_space
 from memviz.allocator.context import overhead_on
 from memviz.allocator.recorded_requests import AllocatorCalls
 from memviz.allocator.replayer import CardMemory
@@ -88,6 +88,7 @@ class PredictedDevice:
         limited: bool = False,
         rank: GroupRank | None = None,
         figures_only: bool = False,
+        platform: Platform = "linux",
     ) -> None:
         """`release` is the torch release whose kernel choices are followed, as (2, 6); by default the installed one.
 
@@ -95,6 +96,7 @@ class PredictedDevice:
         `limited`: limit memory to what a process gets on the card.
         `rank` is the predicted process of a group; the others are simulated.
         `figures_only`: leave out the stacks of allocations, which only a viewer of the trace needs.
+        `platform`: order the addresses of segments as its driver does.
         """
         self.card = card
         self.rank = rank
@@ -106,13 +108,13 @@ class PredictedDevice:
         self.torch_device = CUDA_0
         self._interner = Interner()
         memory = CardMemory(card.memory_bytes, overhead_on(card.name))
-        limit = DeviceMemory(memory.usable_bytes, total=memory.total_bytes) if limited else None
+        limits = (memory.usable_bytes, memory.total_bytes) if limited else (None, None)
         self.recorder = AllocationRecorder(
             card,
             self.settings,
             self._interner,
             Assumptions(assume),
-            limit,
+            DeviceMemory(limits[0], total=limits[1], addresses=address_space(platform)),
             release=self.release,
             figures_only=figures_only,
         )

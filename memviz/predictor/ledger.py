@@ -67,9 +67,9 @@ class StorageRef(weakref.ref["torch.UntypedStorage"]):
 class Ledger:
     """`number_of_stack` is called once for each free."""
 
-    def __init__(self, settings: Settings, number_of_stack: Callable[[], int], device: DeviceMemory | None) -> None:
+    def __init__(self, settings: Settings, number_of_stack: Callable[[], int], device: DeviceMemory) -> None:
         self.history = ModelHistory()
-        self.allocator = CachingAllocator(settings, DeviceMemory() if device is None else device, self.history.add)
+        self.allocator = CachingAllocator(settings, device, self.history.add)
         self.live: dict[int, LiveAllocation] = {}
         """Live allocations by the address of the storage's C++ object, which is unique while the storage lives."""
         self.count = 0

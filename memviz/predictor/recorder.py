@@ -104,7 +104,7 @@ class AllocationRecorder:
         settings: Settings,
         interner: Interner,
         assumptions: Assumptions,
-        memory: DeviceMemory | None,
+        memory: DeviceMemory,
         *,
         release: tuple[int, int],
         figures_only: bool,

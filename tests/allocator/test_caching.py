@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.allocator.blocks import AllocationFailed, DeviceMemory
+from memviz.allocator.blocks import AllocationFailed, AscendingAddresses, DeviceMemory, LinuxAddresses
 from memviz.allocator.caching import CachingAllocator, rounding, segment_size
 from memviz.allocator.settings import parse_settings
 from memviz.errors import UsageError
@@ -129,8 +129,9 @@ def test_the_smallest_block_that_fits_is_taken_and_among_equals_the_lowest_addre
     run = Driver()
     held = [run.malloc(size * MiB) for size in (40, 20, 30, 20)]
     run.free(*reversed(held))
-    assert run.malloc(18 * MiB).address == held[1].address
-    assert run.malloc(20 * MiB).address == held[3].address
+    # The driver of Linux puts the second of the two below the first.
+    assert run.malloc(18 * MiB).address == held[3].address < held[1].address
+    assert run.malloc(20 * MiB).address == held[1].address
 
 
 def test_memory_stays_with_its_stream():
@@ -375,10 +376,13 @@ def test_gaps_of_address_space_are_filled_and_stay_where_memory_runs_out():
     run.free(first)
     run.allocator.empty_cache()
     assert (run.reserved, second.size) == (40 * MiB, 40 * MiB)
+    held = run.malloc(20 * MiB)
+    assert held.address == first.address
     with pytest.raises(AllocationFailed):
         run.malloc(80 * MiB)
-    assert run.reserved == 40 * MiB
-    assert run.malloc(20 * MiB).address == first.address
+    assert run.reserved == 60 * MiB
+    run.free(held)
+    assert run.malloc(18 * MiB).address == first.address
 
 
 def test_a_request_beyond_the_reserved_address_space_fails():
@@ -441,3 +445,38 @@ def test_oversize_blocks_are_counted():
     run.free(block)
     run.allocator.empty_cache()
     assert (run.stat("oversize_allocations.freed"), run.stat("oversize_segments.freed")) == (1, 1)
+
+
+# -- addresses of segments
+
+
+def test_linux_takes_chunks_of_32_mib_from_above_and_fills_the_newest_first():
+    space = LinuxAddresses()
+    top = space.take(20 * MiB) + 32 * MiB
+    below = [(top - address) // MiB for address in map(space.take, (20 * MiB, 2 * MiB, 70 * MiB, 20 * MiB, 12 * MiB))]
+    # The newest chunk has 26 MiB left for the 20, and then 6; the second has 10, and the first has 12.
+    assert below == [64, 44, 160, 90, 12]
+
+
+def test_linux_gives_an_empty_chunk_back_and_takes_the_highest_gap_that_is_larger():
+    space = LinuxAddresses()
+    held = [space.take(32 * MiB) for _ in range(4)]
+    space.give_back(held[1], 32 * MiB)
+    # A gap of the same size is passed over, as the driver does.
+    assert space.take(32 * MiB) == held[3] - 32 * MiB
+    space.give_back(held[2], 32 * MiB)
+    assert space.take(32 * MiB) == held[1]
+
+
+@given(st.lists(st.tuples(st.integers(1, 60), st.booleans(), st.integers(0, 1000)), max_size=80))
+def test_addresses_in_use_never_overlap(steps: list[tuple[int, bool, int]]):
+    for space in (LinuxAddresses(), AscendingAddresses()):
+        held: list[tuple[int, int]] = []
+        for pages, frees, which in steps:
+            if frees and held:
+                space.give_back(*held.pop(which % len(held)))
+                continue
+            size = 2 * pages * MiB
+            address = space.take(size)
+            assert all(address + size <= other or other + other_size <= address for other, other_size in held)
+            held.append((address, size))

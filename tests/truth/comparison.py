@@ -57,7 +57,8 @@ def compare(name: str) -> Comparison:
     """Predict a recorded program, in the window of its dumped history if it dumped one."""
     recorded = recording(name)
     card = card_named(recorded.card)
-    with TemporaryDirectory() as folder, chdir(folder), PredictedDevice(card, release=recorded.release) as device:
+    told = PredictedDevice(card, release=recorded.release, platform=recorded.platform)
+    with TemporaryDirectory() as folder, chdir(folder), told as device:
         PROGRAMS[name]()
         if device.windows:
             (window,) = device.windows

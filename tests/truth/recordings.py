@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
+
+from memviz.allocator.blocks import Platform
 
 _NUMBERS = Path(__file__).parent / "numbers"
 
@@ -25,6 +28,8 @@ class Recording:
     card: str
     """A card of its class: the recordings do not name the exact one."""
     release: tuple[int, int]
+    platform: Platform
+    """Told by the order of its segments' addresses."""
     peaks: Peaks
     before: int
     """Bytes that were live before the first event and never freed after it."""
@@ -51,6 +56,7 @@ def recording(name: str) -> Recording:
         source=facts["source"],
         card=facts["card"],
         release=(int(major), int(minor)),
+        platform=cast(Platform, facts.get("platform", "linux")),
         peaks=Peaks(*_numbers(facts["peaks"])),
         before=int(facts.get("before", 0)),
         freed=_numbers(facts.get("freed", "")),
