@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol
 
 from memviz.trace.model import Action
 from memviz.trace.rounding import MiB
@@ -287,14 +287,14 @@ class PendingFrees:
             self.complete(block)
 
 
-_TOP_ADDRESS = 0x7F0000000000
+_TOP_ADDRESS, _FIRST_ADDRESS = 0x7F0000000000, 0x700000000
+"""On Linux and on Windows."""
 _GRANULE, _CHUNK = 2 * MiB, 32 * MiB
 _UPPER_HALF = 1 << 62
 """Some devices hand out addresses up there, far from where ours begin."""
 _UNKNOWN_CARD = 1 << 40
 """Address space for an expandable segment is reserved by the card's size; without one, more than any has."""
 Platform = Literal["linux", "wsl", "windows"]
-PLATFORMS: tuple[Platform, ...] = get_args(Platform)
 
 
 class AddressSpace(Protocol):
@@ -315,7 +315,7 @@ def address_space(platform: Platform) -> AddressSpace:
 class AscendingAddresses:
     """As the driver of Windows hands them out, which WSL uses too: each above the last."""
 
-    def __init__(self, first: int = _TOP_ADDRESS) -> None:
+    def __init__(self, first: int = _FIRST_ADDRESS) -> None:
         self._next = first
 
     def take(self, size: int) -> int:

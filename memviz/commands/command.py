@@ -67,6 +67,14 @@ def count(text: str) -> int:
     return number
 
 
+def add_platform(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--platform", choices=("linux", "wsl", "windows"), default="linux",
+        help="whose driver orders the addresses of segments, which decide between cached blocks of equal size "
+        "(default: %(default)s)",
+    )  # fmt: skip
+
+
 def add_memory(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory", metavar="SIZE",

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memviz.commands.command import Command, add_json, add_memory, add_script, pair, positive
+from memviz.commands.command import Command, add_json, add_memory, add_platform, add_script, pair, positive
 from memviz.commands.terminal import print_line, progress
 from memviz.errors import UsageError
 from memviz.memory import without_collection
@@ -67,7 +67,7 @@ device; its memory is counted as the card's allocator would. Where the script as
 it gets a natural answer, which is noted, or is stopped with exit status 3: state the answer with --assume then.
 Exit status 4 says that the memory is not known, as processes that the script started had the card, if anything did.
 """
-_RARELY_A_SCRIPTS = ("--card", "--assume", "--settings", "--with", "--torch")
+_RARELY_A_SCRIPTS = ("--card", "--assume", "--settings", "--with", "--torch", "--platform")
 """Options of memviz that are reported among the script's arguments, as scripts seldom have one of that name."""
 
 
@@ -78,6 +78,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--card", help="by a part of its name; its memory is the limit then (default: no limit)")
     add_memory(parser)
     parser.add_argument("--torch", default="", metavar="RELEASE", help="with the kernels of another release, as in 2.6")
+    add_platform(parser)
     parser.add_argument("--settings", help="as in PYTORCH_CUDA_ALLOC_CONF, which holds by default")
     parser.add_argument(
         "--with", dest="optimizations", action="append", default=[], metavar="NAME[:KNOB=VALUE,...]",
@@ -125,6 +126,7 @@ def _predict(args: argparse.Namespace) -> int:
     order = ScriptOrder(
         card=card_text(args.card, args.memory) or None,
         torch=args.torch,
+        platform=args.platform,
         settings=args.settings,
         steps=args.steps,
         assume=_assumed_byprint_line(args.assume),

@@ -18,6 +18,7 @@ from memviz.commands.command import (
     add_memory,
     add_optimizer,
     add_parallel,
+    add_platform,
     print_json,
     print_table,
     printable,
@@ -56,6 +57,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--torch", default="", metavar="RELEASE",
         help="predict with the kernels of another release, as in 2.6 (default: those of the installed one)",
     )  # fmt: skip
+    add_platform(parser)
     add_parallel(parser)
     parser.add_argument("--keep-output", action="store_true", help="the warm-up's output stays alive")
     parser.add_argument("--no-numerics", action="store_true", help="do not compare outputs on a reduced model")
@@ -96,6 +98,7 @@ def _request(args: argparse.Namespace) -> Request:
         keep_output=args.keep_output,
         numerics=not args.no_numerics,
         torch=args.torch,
+        platform=args.platform,
     )
 
 

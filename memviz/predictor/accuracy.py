@@ -11,11 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from memviz.allocator.blocks import Platform
 from memviz.allocator.context import context_on
+from memviz.allocator.recorded_requests import AllocatorCalls
 from memviz.allocator.replayer import CardMemory, Doubt, Replayer, always_had_room
 from memviz.allocator.settings import Settings
 from memviz.predictor.cards import KnownCard, card_named
@@ -218,4 +220,20 @@ def doubt_on(card: KnownCard, error: ExpectedError | None) -> Doubt:
     context = context_on(card.name)
     if error is None:
         return Doubt(context)
-    return Doubt(context, error.share + error.least_growth, error.share, error.uncounted_bytes or 0)
+    more_bytes = (error.uncounted_bytes or 0) + error.more_elsewhere
+    return Doubt(context, error.share + error.least_growth, error.share, more_bytes)
+
+
+def reserved_elsewhere(
+    trace: Trace,
+    calls: AllocatorCalls,
+    platform: Platform,
+    peak_reserved_bytes: int,
+    settings: Settings | None = None,
+) -> dict[str, Any]:
+    """Return what an expected error says of the platforms that order segments' addresses the other way."""
+    replayer = Replayer(trace, trace.devices[0])
+    replayer.calls, is_linux = calls, platform == "linux"
+    replayer.platform = "windows" if is_linux else "linux"
+    change = replayer.figures(settings).peak_reserved_bytes - peak_reserved_bytes
+    return {"elsewhere_bytes": change, "elsewhere": ("Windows and WSL" if is_linux else "Linux") if change else ""}

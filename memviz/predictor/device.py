@@ -100,6 +100,7 @@ class PredictedDevice:
         """
         self.card = card
         self.rank = rank
+        self.platform = platform
         self.layout = Layout()
         """Process groups of the program, as seen from this rank."""
         major, minor = str(torch.__version__).split(".")[:2]

@@ -6,14 +6,15 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from memviz.allocator.blocks import Platform
 from memviz.allocator.context import CudaContext, context_on, context_sentence
 from memviz.allocator.replayer import FitWord, Replayer
 from memviz.errors import UsageError
-from memviz.predictor.accuracy import doubt_on, expected_error, fit_on
+from memviz.predictor.accuracy import doubt_on, expected_error, fit_on, reserved_elsewhere
 from memviz.predictor.assumptions import Assumption
 from memviz.predictor.cards import KnownCard, card_named, common_cards
 from memviz.predictor.cuda.memory import HistoryWindow
@@ -66,6 +67,10 @@ class Estimate:
     """Process groups of the program, as seen from this rank."""
     commands: Mapping[str, int] = field(default_factory=dict)
     """Other processes of Python that the program started, with how often: what they take is not predicted."""
+    platform: Platform = "linux"
+    """Whose driver orders the addresses of segments."""
+    elsewhere: Mapping[str, Any] = field(default_factory=dict)
+    """What the expected error says of platforms with another order."""
     children_used_the_card: bool = False
     """True if a fork of the program allocated on the predicted card; its bytes are in no peak."""
     _fit: dict[str, Fit] = field(default_factory=dict, repr=False, compare=False)
@@ -130,6 +135,7 @@ class Estimate:
     def expected_error(self) -> ExpectedError:
         """Expected error, from recordings of the same class."""
         error = expected_error(self.operators, trains=trains(self.trace), card=self.card, unproven=self.unproven)
+        error = replace(error, **self.elsewhere)
         if not self.commands and not self.children_used_the_card:
             return error
         return replace(error, not_counted=(*error.not_counted, "processes that it started"), estimates_all=False)
@@ -188,6 +194,10 @@ def requests_of(trace: Trace) -> str:
 
 
 def estimate_of(device: PredictedDevice, trace: Trace, *, steps: int = 0) -> Estimate:
+    elsewhere: Mapping[str, Any] = {}
+    if not device.memory_stats()["num_alloc_retries"] and not device.out_of_memory:
+        peak = device.highest_reserved_bytes
+        elsewhere = reserved_elsewhere(trace, replace(device.allocator_calls, reset=0), device.platform, peak)
     about_the_card = () if device.limited else (context_sentence(device.card.name),)
     return Estimate(
         card=device.card,
@@ -210,5 +220,7 @@ def estimate_of(device: PredictedDevice, trace: Trace, *, steps: int = 0) -> Est
         unproven=device.unproven(),
         layout=device.layout,
         commands=dict(device.children.commands),
+        platform=device.platform,
+        elsewhere=elsewhere,
         children_used_the_card=device.children.used_the_card,
     )

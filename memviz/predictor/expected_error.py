@@ -34,6 +34,10 @@ class ExpectedError:
     """An estimate of the bytes that are not counted, of all kinds at once; None where no kind has an estimate."""
     estimates_all: bool = True
     """True if every uncounted kind has an estimate."""
+    elsewhere_bytes: int = 0
+    """Reserved more, or less, where the driver orders segments' addresses the other way."""
+    elsewhere: str = ""
+    """Names of the platforms where it does."""
 
     @property
     def covered(self) -> bool:
@@ -51,10 +55,24 @@ class ExpectedError:
     def reserved_interval(self, reserved: int) -> tuple[int, int]:
         """Bytes that a card may reserve, from the least to the most, where `reserved` are predicted."""
         more = max(round(self.least_growth * reserved), self.uncounted_bytes or 0)
-        return round(reserved * (1 - self.share)), round(reserved * (1 + self.share)) + more
+        less = min(0, self.elsewhere_bytes)
+        return round(reserved * (1 - self.share)) + less, round(
+            reserved * (1 + self.share)
+        ) + more + self.more_elsewhere
+
+    @property
+    def more_elsewhere(self) -> int:
+        return max(0, self.elsewhere_bytes)
 
     @property
     def sentence(self) -> str:
+        if not self.elsewhere_bytes:
+            return self._sentence
+        change = f"{bytes_text(abs(self.elsewhere_bytes))} {'more' if self.elsewhere_bytes > 0 else 'less'}"
+        return f"{self._sentence} On {self.elsewhere} the driver orders segments otherwise, and {change} is reserved."
+
+    @property
+    def _sentence(self) -> str:
         if not self.recordings and not self.published:
             text = f"No recording of {self._steps} shows the expected error."
             return f"{text} The peak is a lower bound: {self.uncounted_words}." if self.is_lower_bound else text
@@ -108,9 +126,11 @@ class ExpectedError:
         values = {**{name: value[name] for name in names}, "kind": value["class"]}
         values["uncounted_bytes"] = value.get("uncounted_bytes")
         values["estimates_all"] = value.get("estimates_all", True)
+        values["elsewhere_bytes"] = value.get("elsewhere_bytes", 0)
+        values["elsewhere"] = str(value.get("elsewhere", ""))
         listed: Any = {name: tuple(map(str, value[name])) for name in ("not_covered", "not_counted")}
         flags = ("like_card", "estimates_all")
-        numbers = (value for name, value in values.items() if name not in ("kind", *flags))
+        numbers = (value for name, value in values.items() if name not in ("kind", "elsewhere", *flags))
         are_flags = all(isinstance(values[name], bool) for name in flags)
         if not (isinstance(values["kind"], str) and are_flags and all(map(_is_number, numbers))):
             raise TypeError("not an expected error")

@@ -164,11 +164,11 @@ class ResultCache:
         return out
 
 
-class KnownResults(TorchDispatchMode):
+class KnownResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs operators on tensors without data once for each combination of shapes: torch's own shape rules are slow."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._results: defaultdict[Any, ResultCache] = defaultdict(ResultCache)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

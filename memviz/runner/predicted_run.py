@@ -12,7 +12,7 @@ from torch import nn
 from memviz.allocator.replayer import Replayer
 from memviz.allocator.settings import settings_from_environment
 from memviz.memory import without_collection
-from memviz.predictor.accuracy import expected_error, fit_of_replay, fit_on, unproven_sentence
+from memviz.predictor.accuracy import expected_error, fit_of_replay, fit_on, reserved_elsewhere, unproven_sentence
 from memviz.predictor.device import PredictedDevice
 from memviz.predictor.group.ranks import GroupRank
 from memviz.predictor.ledger import trains
@@ -34,7 +34,7 @@ from memviz.runner.workloads.workload import FromConfiguration
 from memviz.trace.model import Trace
 
 _OF_WHAT_IT_DOES = (
-    *("flops", "bytes_moved", "host_bytes", "weights_bytes", "parameters", "seconds", "expected_error", "notes"),
+    *("flops", "bytes_moved", "host_bytes", "weights_bytes", "parameters", "seconds", "notes"),
     *("weights_at_peak_bytes", "link_bytes", "pinned_host_bytes", "peak_while_loading", "warnings"),
 )
 """Figures in which allocator settings have no part."""
@@ -67,7 +67,10 @@ def predict(
     model_sizes = {} if rank is None else sizes_of(model)
     settings = settings_from_environment(plan.environment)
     release = plan.request.release
-    predicted = PredictedDevice(plan.card, settings=settings, release=release, rank=rank, figures_only=figures_only)
+    platform = plan.request.platform
+    predicted = PredictedDevice(
+        plan.card, settings=settings, release=release, rank=rank, figures_only=figures_only, platform=platform
+    )
     predicted.passes.is_on = repeats and rank is None and _has_equal_passes(plan)
     with kernels_of_its_own(), predicted as device:
         before: dict[str, int] = {}
@@ -87,6 +90,8 @@ def predict(
         }
         operators, unproven = device.recorder.operators, device.unproven()
     error = expected_error(operators, trains=trains(trace), card=plan.card, unproven=unproven)
+    said, peak = device.allocator_calls, results["peak_reserved_bytes"]
+    error = replace(error, **reserved_elsewhere(trace, said, platform, peak))
     fit = fit_on(trace, plan.card, device.highest_reserved_bytes, error)
     took = time.perf_counter() - begun
     results |= {
@@ -99,7 +104,7 @@ def predict(
         "weights_at_peak_bytes": weights_at_peak(model, trace),
     }
     run = run_with(plan, "predicted", plan.card.name, results)
-    return Outcome(run, trace, device.allocator_calls, device.layout)
+    return Outcome(run, trace, said, device.layout)
 
 
 def _has_equal_passes(plan: Plan) -> bool:
@@ -139,15 +144,20 @@ def predict_again(plan: Plan, done: Outcome) -> Run:
     begun = time.perf_counter()
     settings, replayer = settings_from_environment(plan.environment), Replayer(done.trace, done.trace.devices[0])
     assert done.said is not None
-    replayer.calls = done.said
+    replayer.calls, platform = done.said, plan.request.platform
+    replayer.platform = platform
     figures = replayer.figures(settings)
-    replayer.calls = replace(done.said, reset=0)
     run, error = done.run, done.run.expected_error
+    if error is not None:
+        elsewhere = reserved_elsewhere(done.trace, done.said, platform, figures.peak_reserved_bytes, settings)
+        error = replace(error, **elsewhere)
+    replayer.calls = replace(done.said, reset=0)
     results = {
         "peak_allocated_bytes": figures.peak_allocated_bytes,
         "peak_reserved_bytes": figures.peak_reserved_bytes,
         "peak_requested_bytes": figures.peak_requested_bytes,
         "fit": fit_of_replay(replayer, settings, plan.card, None, error),
         **{name: getattr(run, name) for name in _OF_WHAT_IT_DOES},
+        "expected_error": error,
     }
     return run_with(plan, "predicted", plan.card.name, results | {"took_seconds": time.perf_counter() - begun})

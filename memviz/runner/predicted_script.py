@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from torch import nn
 from torch._C import _nn
 
+from memviz.allocator.blocks import Platform
 from memviz.allocator.context import DEFAULT_CARD
 from memviz.allocator.settings import parse_settings, settings_from_environment
 from memviz.errors import UsageError
@@ -121,6 +122,7 @@ def predicting(
     card: str | None = None,
     *,
     torch: str = "",
+    platform: Platform = "linux",
     settings: str | None = None,
     assume: Mapping[str, Any] | None = None,
     steps: int | None = None,
@@ -134,6 +136,7 @@ def predicting(
             no more; without one memory is not limited, kernels are chosen as for an RTX 4090, and `fits` has to be
             told a card.
         torch: The release whose kernels are followed, as in "2.6"; by default the installed one.
+        platform: "linux", "wsl" or "windows": whose driver orders the addresses of segments.
         settings: As in PYTORCH_CUDA_ALLOC_CONF, which holds by default.
         assume: Answers where the program asks for values that nobody computes, by line: {"train.py:12": 3.0}; several
             in a tuple are taken in turn.
@@ -148,7 +151,7 @@ def predicting(
     if world_size is None and rank:
         raise UsageError("rank says which process of a group; say of how many with world_size.")
     group_rank = None if world_size is None else GroupRank(rank, world_size)
-    device = device_for(card, torch=torch, settings=settings, assume=assume, rank=group_rank)
+    device = device_for(card, torch=torch, platform=platform, settings=settings, assume=assume, rank=group_rank)
     done = Predicting(device)
     with device, OptimizerSteps(steps) as counted:
         try:
@@ -166,6 +169,7 @@ def predict(
     *args: Any,
     card: str | None = None,
     torch: str = "",
+    platform: Platform = "linux",
     settings: str | None = None,
     assume: Mapping[str, Any] | None = None,
     world_size: int | None = None,
@@ -173,7 +177,9 @@ def predict(
     **kwargs: Any,
 ) -> Estimate:
     """Predict the memory of `function(*args, **kwargs)` on a card; its result is discarded."""
-    context = predicting(card, torch=torch, settings=settings, assume=assume, world_size=world_size, rank=rank)
+    context = predicting(
+        card, torch=torch, platform=platform, settings=settings, assume=assume, world_size=world_size, rank=rank
+    )
     with context as predicted:
         function(*args, **kwargs)
     assert predicted.estimate is not None
@@ -184,6 +190,7 @@ def device_for(
     card: str | None,
     *,
     torch: str = "",
+    platform: Platform = "linux",
     settings: str | None = None,
     assume: Mapping[str, Any] | None = None,
     rank: GroupRank | None = None,
@@ -192,6 +199,7 @@ def device_for(
         card_named(card or DEFAULT_CARD),
         settings=settings_from_environment(os.environ) if settings is None else parse_settings(settings),
         release=release_of(torch),
+        platform=platform,
         assume=assume,
         limited=card is not None,
         rank=rank,
@@ -375,6 +383,7 @@ _ONLY_OWN = "which are not predicted: predict the script that they run, with --w
 class ScriptOrder:
     card: str | None = None
     torch: str = ""
+    platform: Platform = "linux"
     settings: str | None = None
     steps: int | None = None
     assume: Mapping[str, Any] = field(default_factory=dict)
@@ -439,7 +448,12 @@ def predict_script(
     if order.output is not None:
         free_path(order.output, overwrite=order.overwrite)
     device = device_for(
-        order.card, torch=order.torch, settings=order.settings_text, assume=order.assume, rank=order.rank
+        order.card,
+        torch=order.torch,
+        platform=order.platform,
+        settings=order.settings_text,
+        assume=order.assume,
+        rank=order.rank,
     )
     changes = ModelChanges(order.optimizations, device.recorder.assumptions)
     process = os.getpid()
@@ -512,6 +526,7 @@ def script_json(done: ScriptPrediction, output: Path | None = None) -> dict[str,
     return {
         "card": estimate.card.name,
         "torch": estimate.torch,
+        "platform": estimate.platform,
         "exit_status": done.exit_status,
         "not_known": done.not_known or None,
         "rank": None if estimate.rank is None else estimate.rank.number,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
+from memviz.allocator.blocks import Platform
 from memviz.allocator.context import DEFAULT_CARD
 from memviz.allocator.settings import known_release
 from memviz.errors import UsageError
@@ -57,6 +58,8 @@ class Request:
     numerics: bool = True
     torch: str = ""
     """Torch release whose kernels a prediction follows, as in 2.6; empty for the installed one."""
+    platform: Platform = "linux"
+    """Operating system whose driver orders the addresses of segments."""
     config: str = ""
     """Text of the config.json that `workload` names; empty for every other workload."""
     parallel: Mapping[str, str] = field(default_factory=dict)
@@ -65,7 +68,7 @@ class Request:
     """Title of this variant; made from the optimizations where empty."""
 
     def __post_init__(self) -> None:
-        for name, kind in (("on", On), ("optimizer", Optimizer), ("load", Load)):
+        for name, kind in (("on", On), ("optimizer", Optimizer), ("load", Load), ("platform", Platform)):
             if getattr(self, name) not in get_args(kind):
                 raise UsageError(f"{name} is one of {', '.join(get_args(kind))}; not {getattr(self, name)}.")
         release_of(self.torch)
@@ -99,7 +102,7 @@ def command_of(request: Request) -> str:
         arguments += memory_args(request.card)
     # Whether a step fits depends on the optimizer, so it is named even where it is the usual one.
     arguments += ["--optimizer", request.optimizer]
-    for flag in ("warmup", "steps", "load", "torch"):
+    for flag in ("warmup", "steps", "load", "torch", "platform"):
         if getattr(request, flag) != getattr(Request, flag):
             arguments += [f"--{flag}", str(getattr(request, flag))]
     for key, text in request.parallel.items():

@@ -14,6 +14,10 @@ _SPLIT = ("split_feed_forward", {})
 _FP8 = ("layerwise_casting", {})
 _ALL = ("checkpointing", {})
 _EXPANDABLE = ("allocator_settings", {"conf": "expandable_segments:True"})
+_HUB = "transformers"
+_GENERATE = {"mode": "inference", "cache": "true", "new_tokens": "64"}
+_READ = {**_LLAMA, "mode": "inference"}
+_LOSS, _LORA = ("chunked_cross_entropy", {}), ("lora", {})
 _OFFLOAD = ("weight_offload", {})
 _SECOND = ("checkpointing", {"every": "2"})
 
@@ -55,21 +59,21 @@ RUNS = (
     Run("flux", "flux", _FLUX, gib=6),
     Run("flux-fp8", "flux", _FLUX, (_FP8,), gib=6),
     Run(
-        "gpt2", "gpt2", optimizer="adamw", gib=13, library="transformers"
+        "gpt2", "gpt2", optimizer="adamw", gib=13, library=_HUB
     ),
     Run(
-        "gpt2-expandable", "gpt2", {}, (_EXPANDABLE,), "adamw", 13, library="transformers",
+        "gpt2-expandable", "gpt2", {}, (_EXPANDABLE,), "adamw", 13, library=_HUB,
     ),
     Run("block-math", "transformer_block", {}, (_attention("math"),), gib=7, library=""),
     Run("block-cudnn", "transformer_block", {}, (_attention("cudnn"),), gib=7, library=""),
     Run("ltx-math", "ltx_video", {"layers": "2"}, (_attention("math"),), gib=14),
     Run("ltx-efficient", "ltx_video", _LTX, (_attention("efficient"),), gib=10),
     Run("flux-flash", "flux", _FLUX, (_attention("flash"),), gib=6),
-    Run("gpt2-fused", "gpt2", optimizer="adamw-fused", gib=13, library="transformers"),
-    Run("gpt2-checkpointed", "gpt2", {}, (_ALL,), "adamw", 13, library="transformers"),
-    Run("llama", "llama", _LLAMA, gib=15, library="transformers"),
-    Run("llama-checkpointed", "llama", _LLAMA, (_ALL,), gib=15, library="transformers"),
-    Run("llama-split", "llama", _LLAMA, (_SPLIT, _ALL), gib=15, library="transformers"),
+    Run("gpt2-fused", "gpt2", optimizer="adamw-fused", gib=13, library=_HUB),
+    Run("gpt2-checkpointed", "gpt2", {}, (_ALL,), "adamw", 13, library=_HUB),
+    Run("llama", "llama", _LLAMA, gib=15, library=_HUB),
+    Run("llama-checkpointed", "llama", _LLAMA, (_ALL,), gib=15, library=_HUB),
+    Run("llama-split", "llama", _LLAMA, (_SPLIT, _ALL), gib=15, library=_HUB),
     Run("cogvideox", "cogvideox", gib=7),
     Run("cogvideox-split", "cogvideox", {}, (_SPLIT,), gib=7),
     Run("cogvideox-fp8", "cogvideox", {}, (_FP8,), gib=7),
@@ -96,20 +100,20 @@ RUNS = (
     Run("hunyuan-video", "hunyuan_video", gib=32),
     Run("flux-pipeline", "flux_pipeline", gib=38),
     Run("flux-12-gb", "flux_pipeline", {}, (_OFFLOAD,), gib=8),
-    Run("qwen3", "qwen3", gib=24, library="transformers"),
-    Run("qwen3-generate", "qwen3", {"mode": "inference", "cache": "true", "new_tokens": "64"}, gib=12, library="transformers"),
-    Run("qwen3-static-cache", "qwen3", {"mode": "inference", "cache": "true", "new_tokens": "64"}, (("kv_cache", {"kind": "static"}),), gib=12, library="transformers"),
-    Run("mixtral", "mixtral", {"layers": "2", "sequence": "2048"}, gib=30, library="transformers"),
-    Run("bert", "bert", optimizer="adamw", gib=16, library="transformers"),
-    Run("vit", "vit", optimizer="adamw", gib=16, library="transformers"),
-    Run("llama-lora", "llama", _LLAMA, (("lora", {}), _ALL), "adamw", 12, library="transformers"),
-    Run("llama-chunked-loss", "llama", _LLAMA, (("chunked_cross_entropy", {}), _ALL), "adamw", 24, library="transformers"),
-    Run("llama-step-in-backward", "llama", _LLAMA, (("optimizer_in_backward", {}),), "adamw", 24, library="transformers"),
-    Run("llama-8-bit", "llama", _LLAMA, (("eight_bit_states", {}),), "adamw", 24, library="transformers"),
-    Run("llama-quantized", "llama", {**_LLAMA, "mode": "inference"}, (("weight_quantization", {}),), gib=12, library="transformers"),
-    Run("llama-quantized-4", "llama", {**_LLAMA, "mode": "inference"}, (("weight_quantization", {"bits": "4"}),), gib=12, library="transformers"),
-    Run("llama-pieces", "llama", {**_LLAMA, "batch": "4"}, (("gradient_accumulation", {}),), "adamw", 36, library="transformers"),
-    Run("llama-activations-on-host", "llama", _LLAMA, (("activation_offload", {}),), gib=20, library="transformers"),
-    Run("llama-chunked", "llama", _LLAMA, (("chunked_feed_forward", {}),), gib=20, library="transformers"),
-    Run("llama-8b-lora", "llama", {"size": "8b", "sequence": "4096"}, (("lora", {}), _ALL, ("chunked_cross_entropy", {})), "adamw", 24, library="transformers"),
+    Run("qwen3", "qwen3", gib=24, library=_HUB),
+    Run("qwen3-generate", "qwen3", _GENERATE, gib=12, library=_HUB),
+    Run("qwen3-static-cache", "qwen3", _GENERATE, (("kv_cache", {"kind": "static"}),), gib=12, library=_HUB),
+    Run("mixtral", "mixtral", {"layers": "2", "sequence": "2048"}, gib=30, library=_HUB),
+    Run("bert", "bert", optimizer="adamw", gib=16, library=_HUB),
+    Run("vit", "vit", optimizer="adamw", gib=16, library=_HUB),
+    Run("llama-lora", "llama", _LLAMA, (_LORA, _ALL), "adamw", 12, library=_HUB),
+    Run("llama-chunked-loss", "llama", _LLAMA, (_LOSS, _ALL), "adamw", 24, library=_HUB),
+    Run("llama-step-in-backward", "llama", _LLAMA, (("optimizer_in_backward", {}),), "adamw", 24, library=_HUB),
+    Run("llama-8-bit", "llama", _LLAMA, (("eight_bit_states", {}),), "adamw", 24, library=_HUB),
+    Run("llama-quantized", "llama", _READ, (("weight_quantization", {}),), gib=12, library=_HUB),
+    Run("llama-quantized-4", "llama", _READ, (("weight_quantization", {"bits": "4"}),), gib=12, library=_HUB),
+    Run("llama-pieces", "llama", {**_LLAMA, "batch": "4"}, (("gradient_accumulation", {}),), "adamw", 36, library=_HUB),
+    Run("llama-activations-on-host", "llama", _LLAMA, (("activation_offload", {}),), gib=20, library=_HUB),
+    Run("llama-chunked", "llama", _LLAMA, (("chunked_feed_forward", {}),), gib=20, library=_HUB),
+    Run("llama-8b-lora", "llama", {"size": "8b", "sequence": "4096"}, (_LORA, _ALL, _LOSS), "adamw", 24, library=_HUB),
 )  # fmt: skip

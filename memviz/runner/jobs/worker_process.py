@@ -218,9 +218,7 @@ class RunError(MemvizError):
 class AnyWorker(Protocol):
     """Executor of requests, in order: a subprocess or a lent GPU."""
 
-    def run(
-        self, requests: Sequence[Request], first: int = 0, *, figures_only: bool = False
-    ) -> Iterator[RunEvent]: ...
+    def run(self, requests: Sequence[Request], first: int = 0, *, figures_only: bool = False) -> Iterator[RunEvent]: ...
 
     def cancel(self) -> None: ...
 

@@ -147,7 +147,7 @@ OTHER_CARD = "other"
 """In the menu of cards: one that is stated by its memory."""
 FIRST_MEMORY = "24GiB"
 _FIRST_WORKLOAD = "llama"
-_OPTIONS = ("optimizer", "warmup", "steps", "load", "torch")
+_OPTIONS = ("optimizer", "warmup", "steps", "load", "torch", "platform")
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,13 @@ _STEP = (
         (("", "as installed"), ("2.6", "2.6, as when the examples were published")),
         "Of a prediction: newer releases fuse what older ones did in several steps",
     ),
+    _Field(
+        "platform",
+        "Driver",
+        "linux",
+        (("linux", "of Linux"), ("wsl", "of WSL"), ("windows", "of Windows")),
+        "Orders the addresses of segments, which decide between cached blocks of equal size",
+    ),
 )
 _SEARCH = (
     _Field("fit:keep", "Must not change", "outputs", SEARCH_KEEPS),
