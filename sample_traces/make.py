@@ -61,7 +61,7 @@ def trace_of(sample: Recipe) -> Trace:
         "what": f"A small GPT in float32 with AdamW: {sample.about}.",
         "again": "python -m sample_traces.make",
     }
-    with PredictedDevice(CARD, release=RELEASE) as device:
+    with PredictedDevice(CARD, release=RELEASE, platform="wsl") as device:
         trace = train(sample.lengths, device.finish, checkpointed=sample.checkpointed, step_range=device.phase)
     trace = replace(trace, about=replace(trace.about, facts={**trace.about.facts, **facts}))
     if sample.memory is not None:  # The predictor's own memory has no end.
