@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memviz.allocator.blocks import Block, DeviceMemory, PoolId
+from memviz.allocator.blocks import Block, DeviceMemory, Platform, PoolId, address_space
 from memviz.allocator.caching import CachingAllocator
 from memviz.allocator.settings import parse_settings
 from memviz.trace.model import Action
@@ -14,9 +14,10 @@ GiB = 1 << 30
 class Driver:
     """An allocator with its history, and short names for values that tests check."""
 
-    def __init__(self, settings: str = "", *, card: int | None = None) -> None:
+    def __init__(self, settings: str = "", *, card: int | None = None, platform: Platform = "linux") -> None:
         self.history: list[tuple[str, int]] = []
-        self.allocator = CachingAllocator(parse_settings(settings), DeviceMemory(card), self._record)
+        device = DeviceMemory(card, addresses=address_space(platform))
+        self.allocator = CachingAllocator(parse_settings(settings), device, self._record)
 
     def _record(self, action: Action, address: int, size: int, stream: int, pool: PoolId) -> None:
         self.history.append((action.name.lower(), size))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from memviz.allocator.blocks import Block, PoolId
+from memviz.allocator.blocks import Block, Platform, PoolId
 from memviz.trace.model import Action, Trace
 from tests.allocator.driver import Driver, blocks_of
 from tests.traces import read
@@ -14,10 +14,10 @@ from tests.traces import read
 class Recorder(Driver):
     """A driver that keeps what torch.cuda.memory would have written down."""
 
-    def __init__(self, settings: str = "", *, card: int | None = None) -> None:
+    def __init__(self, settings: str = "", *, card: int | None = None, platform: Platform = "linux") -> None:
         self.events: list[dict[str, Any]] = []
         self.line = 0
-        super().__init__(settings, card=card)
+        super().__init__(settings, card=card, platform=platform)
 
     def _record(self, action: Action, address: int, size: int, stream: int, pool: PoolId) -> None:
         super()._record(action, address, size, stream, pool)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from memviz.allocator.blocks import Platform
 from memviz.allocator.recorded_replay import ensure_replayed
-from memviz.allocator.recorded_requests import Memory, ReleaseCauses, ReplayStep, Steps, steps_of
+from memviz.allocator.recorded_requests import Memory, ReleaseCauses, ReplayStep, Steps, platform_of, steps_of
 from memviz.allocator.replayer import Replayer
 from memviz.allocator.settings import parse_settings
 from tests.allocator.driver import MiB
@@ -169,3 +170,12 @@ def test_stacks_of_the_malloc_say_that_memory_was_short_whatever_was_reserved_be
     run.malloc(80 * MiB)
     found = freed(run)
     assert (len(found.emptied), found.retries, found.memory) == (1, 1, None)
+
+
+@pytest.mark.parametrize("platform", ["linux", "windows"])
+@pytest.mark.parametrize("last", [None, 1], ids=["from the first event", "without its segments' events"])
+def test_the_platform_is_told_by_the_addresses_of_segments(platform: Platform, last: int | None) -> None:
+    run = Recorder(platform=platform)
+    for size in (20, 2, 20, 0.5, 40, 20, 70, 40):
+        run.malloc(size * MiB)
+    assert platform_of(run.trace(last).devices[0]) == platform

@@ -47,3 +47,21 @@ def test_a_choice_of_kernels_ends_with_its_run() -> None:
         peak(("attention_backend", {"backend": "flash"}), card="T4")
     assert peak() == before
     assert torch.backends.cuda.math_sdp_enabled() and torch.backends.cuda.flash_sdp_enabled()
+
+
+def test_segments_are_ordered_as_the_platforms_driver_does_and_the_interval_covers_both() -> None:
+    """The reserved peak was measured on an H200 under Linux, where a model with ascending addresses gives 10,166 MiB."""
+    peaks = {}
+    for platform, other in (("linux", "Windows and WSL"), ("wsl", "Linux")):
+        lists = (("flat_gradients", {"how": "list_then_cat"}),)
+        request = Request("transformer_block", {}, lists, card="H200", torch="2.11", platform=platform, numerics=False)
+        run = predict(plan_of(request), lambda phase: None).run
+        assert run.expected_error is not None
+        peaks[platform] = run.peak_reserved_bytes
+        least, most = run.expected_error.reserved_interval(run.peak_reserved_bytes)
+        there = run.peak_reserved_bytes + run.expected_error.elsewhere_bytes
+        assert least < there < most
+        assert run.expected_error.elsewhere == other
+        peaks[other] = there
+    assert peaks["linux"] == peaks["Linux"] == 12_988 << 20
+    assert peaks["wsl"] == peaks["Windows and WSL"] == 10_166 << 20
