@@ -13,12 +13,15 @@ ROOT = Path(__file__).parents[1]
 
 
 def memviz(
-    *arguments: object, folder: Path | None = None, of: Callable[[], forked.ForkServer] = forked.light
+    *arguments: object,
+    folder: Path | None = None,
+    of: Callable[[], forked.ForkServer] = forked.light,
+    module: str = "memviz",
 ) -> subprocess.CompletedProcess[str]:
     """`python -m memviz ARGUMENTS`, waited for."""
     # A script that is predicted runs in the very process.
     is_of_runs = of is forked.with_torch and arguments[0] != "predict"
-    command = ["-m", *(["tests.forking"] if is_of_runs else []), "memviz", *map(str, arguments)]
+    command = ["-m", *(["tests.forking"] if is_of_runs else []), module, *map(str, arguments)]
     more = {"cwd": folder or ROOT, "env": {**os.environ, "PYTHONPATH": str(ROOT)}, "stdin": subprocess.DEVNULL}
     return forked.run(command, of=of, **more)
 

@@ -41,15 +41,6 @@ def test_without_segments_what_is_reserved_is_not_said_to_be_nothing(tmp_path: P
     assert [rank["reserved_is_known"] for rank in both["ranks"]] == [False, True]
 
 
-def test_summary_names_each_failed_allocation(tmp_path: Path) -> None:
-    oom = {"action": "oom", "device_free": 7, "size": 2**30, "stream": 0}
-    path = written(tmp_path, "oom.pickle", [alloc(0, 100), oom])
-    assert answer("summary", path)["devices"][0]["oom"] == [
-        {"event": 1, "requested_bytes": 2**30, "device_free_bytes": 7, "live_bytes": 100, "reserved_bytes": 0}
-    ]
-    assert "out of memory at event 1: 1,024 MiB asked, 7 B free on the device" in memviz("summary", path).stdout
-
-
 @requires_real
 @pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
 def test_summary_equals_the_independent_count(path: Path) -> None:

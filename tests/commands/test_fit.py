@@ -262,16 +262,6 @@ def test_a_limit_of_time_or_tries_ends_the_search_with_what_it_found(
     assert "memviz: Stopped by --time-limit." in capsys.readouterr().err or answer["tried"] == answer["planned"]
 
 
-def test_the_largest_batch_is_sought_below_one_that_does_not_fit(fit: Asked) -> None:
-    huge = ["feed_forward", "--set", "batch=200", *EASY[3:]]
-    answer = fit(*huge, "--largest", "batch", "--tries", "3")
-    assert answer["chosen"] is None
-    largest = answer["largest"]
-    assert 1 <= largest["value"] < 200 and largest["next_fails"] and largest["fit"] in ("yes", "close")
-    command = shlex.split(largest["command"])
-    assert f"batch={largest['value']}" in command
-
-
 def test_a_card_can_be_stated_by_its_memory(fit: Asked, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["fit", *EASY, "--tries", "1", "--processes", "1", "--json"]
     assert main([*asked, "--memory", "48GiB"]) == 0

@@ -91,7 +91,8 @@ class Workplace:
     def memviz(self, words: list[str]) -> Any:
         """`python -m memviz WORDS` in the folder."""
         runs = words[0] in ("run", "fit", "predict", "reproduce")
-        return memviz(*words, folder=self.folder, **({"of": OF_RUNS} if runs else {}))
+        module = "tests.contracts.narrow" if words[0] == "reproduce" else "memviz"
+        return memviz(*words, folder=self.folder, module=module, **({"of": OF_RUNS} if runs else {}))
 
     @cached_property
     def client(self) -> Any:

@@ -12,6 +12,8 @@ from collections import Counter, defaultdict
 from functools import cache
 from pathlib import PurePosixPath
 
+import pytest
+
 from tests.house.journeys import JOURNEYS
 from tests.house.repository import ROOT, python_files, text_of
 
@@ -95,6 +97,7 @@ def docstrings(name: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_no_journey_enters_more_modules() -> None:
     command = [sys.executable, "-m", "tests.house.journeys"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

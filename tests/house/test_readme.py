@@ -199,7 +199,16 @@ ELSEWHERE = (SERVING, NEEDS_GPU, PREDICTING, MANY_RANKS)
 WITH_PYTORCH = ("config", "fit", "reproduce", "run")
 
 
-@pytest.mark.parametrize("line", [each for each in commands_in_readme() if not each.startswith(ELSEWHERE)])
+SLOW = ("fit", "reproduce")
+
+
+def command_case(line: str) -> Any:
+    return pytest.param(line, marks=[pytest.mark.slow] * (line.split()[3] in SLOW))
+
+
+@pytest.mark.parametrize(
+    "line", [command_case(each) for each in commands_in_readme() if not each.startswith(ELSEWHERE)]
+)
 def test_command_in_the_readme_does_what_it_says(line, folder):
     _, _, _, name, *arguments = shlex.split(line)
     done = memviz(name, *arguments, folder=folder, of=OF_RUNS if name in WITH_PYTORCH else forked.light)

@@ -97,7 +97,7 @@ def llama(**more: Any) -> Case:
 
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "vocab_size": 64}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    return _language_model(LlamaForCausalLM, LlamaConfig(**sizes, **heads, **more))
+    return _language_model(LlamaForCausalLM, LlamaConfig(**{**sizes, **heads, **more}))
 
 
 def mixtral() -> Case:

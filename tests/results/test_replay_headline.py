@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from memviz.allocator.replay_result import exactness
@@ -35,67 +33,6 @@ def words(run: Recorder, mebibytes: int | None = None, text: str | None = None, 
 
 
 EXPANDABLE = "expandable_segments:True"
-
-
-@pytest.mark.parametrize(
-    ("mebibytes", "text", "answer"),
-    [
-        (
-            120,
-            EXPANDABLE,
-            "In 120 MiB this run stops at event 18. "
-            "Expandable segments would carry it through, with 20.0 MiB to spare.",
-        ),
-        (
-            120,
-            "roundup_power2_divisions:4",
-            "In 120 MiB this run stops at event 18. With roundup_power2_divisions:4 it stops at event 18.",
-        ),
-        (
-            120,
-            None,
-            "In 120 MiB this run stops at event 18. "
-            "60.0 MiB are asked for then; 26.0 MiB are cached, in no piece that it could take.",
-        ),
-        (90, EXPANDABLE, "It does not fit in 90.0 MiB under any setting: 97.0 MiB are live at once."),
-        (
-            300,
-            EXPANDABLE,
-            "In 300 MiB this run fits, with 144 MiB to spare. "
-            "Expandable segments would reserve 100 MiB at the peak, 56.0 MiB less.",
-        ),
-        (
-            None,
-            EXPANDABLE,
-            "Expandable segments would reserve 100 MiB at the peak, 56.0 MiB less. "
-            "97.0 MiB are live at once, and no setting goes below that.",
-        ),
-        (
-            None,
-            None,
-            "This run reserves 156 MiB at its peak; 59.0 MiB (38 %) of it are beyond what it ever holds. "
-            "97.0 MiB are live at once, and no setting goes below that.",
-        ),
-    ],
-)
-def test_where_it_ends_and_what_helps(growing, mebibytes, text, answer):
-    assert words(growing, mebibytes, text) == answer
-
-
-def test_a_search_says_what_helps_without_being_told(growing):
-    assert words(growing, 120, searched=True).endswith(
-        "Expandable segments would carry it through, with 20.0 MiB to spare."
-    )
-    assert words(growing, 300, searched=True).endswith(
-        "Expandable segments would reserve 56.0 MiB less without a limit."
-    )
-
-
-def test_where_nothing_helps_that_is_said():
-    run = Recorder()
-    held = [run.malloc(30 * MiB) for _ in range(4)]
-    assert words(run, 300, searched=True).endswith("No setting tried reserves noticeably less without a limit.")
-    assert len(held) == 4
 
 
 def test_a_recording_that_failed_itself():
@@ -179,19 +116,6 @@ def test_where_the_program_emptied_its_cache_the_replay_is_as_recorded():
     assert words(run) == (
         "This run reserves 80.0 MiB at its peak; 0 B (0 %) of it are beyond what it ever holds. "
         "80.0 MiB are live at once, and no setting goes below that."
-    )
-
-
-def test_of_several_devices_the_one_meant_is_named():
-    run = Recorder()
-    run.malloc(30 * MiB)
-    one = run.trace()
-    two = replace(one, devices=(one.devices[0], replace(one.devices[0], device=1)))
-    assert headline(Replayer(two, two.devices[1]).what_if()).answer.startswith(
-        "On device 1, this run reserves 30.0 MiB"
-    )
-    assert headline(Replayer(two, two.devices[1]).what_if(card=CardMemory(50 * MiB, 0))).answer.startswith(
-        "On device 1, in 50.0 MiB"
     )
 
 

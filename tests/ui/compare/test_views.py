@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from memviz.analysis.comparing.align import PEAK, START, Alignment
 from memviz.analysis.comparing.changes import ComparisonSummary, Setting, scores
 from memviz.figures.colouring import colouring
@@ -33,43 +31,6 @@ def sentences(*traces: Trace, by: str = "site") -> str:
     names = ("fp32", "bf16", "int8")[: len(traces)]
     pairs = [(trace, trace.devices[0]) for trace in traces]
     return str(comparison_headline(ComparisonSummary(found(*traces, by=by), pairs), names))
-
-
-@pytest.mark.parametrize(
-    ("traces", "said"),
-    [
-        (
-            (run(9, 5), run(20, 1)),
-            "bf16 peaks 7.00 MiB higher than fp32. model.py:0 mm adds 11.0 MiB, the rest gives 4.00 MiB back.",
-        ),
-        (
-            (run(9, 5), run(2, 5)),
-            "bf16 peaks 7.00 MiB lower than fp32. model.py:0 mm holds 7.00 MiB less; all else is equal.",
-        ),
-        (
-            (run(9, 5), run(2, 0, 5)),
-            "bf16 peaks 7.00 MiB lower than fp32. mm at two sites holds 12.0 MiB less, the rest 5.00 MiB more.",
-        ),
-        (
-            (run(1, 1), run(9, 9, operator="_to_copy")),
-            "bf16 peaks 16.0 MiB higher than fp32. _to_copy at two sites adds 18.0 MiB, the rest gives 2.00 MiB back.",
-        ),
-        ((run(5, 5), run(2, 8)), "Both peak at 10.0 MiB. One site grew by 3.00 MiB, one shrank by as much."),
-        ((run(5), run(5)), "Both peak at 5.00 MiB. Every site holds as many bytes in both."),
-        (
-            (run(5), run(2), run(9)),
-            "bf16 peaks lowest of the three, at 2.00 MiB, 3.00 MiB less than A. "
-            "The highest, int8, takes 4.00 MiB more than A.",
-        ),
-        (
-            (run(9), run(2), run(5)),
-            "bf16 peaks lowest of the three, at 2.00 MiB, 7.00 MiB less than A. A, fp32, is the highest.",
-        ),
-        ((run(5), run(5), run(5)), "All three peak at 5.00 MiB."),
-    ],
-)
-def test_the_verdict_says_who_by_how_much_and_what_makes_it(traces, said):
-    assert sentences(*traces) == said
 
 
 def test_a_name_that_has_its_letter_is_not_given_it_twice():
