@@ -91,7 +91,7 @@ def variants_headline(variants: Sequence[Variant]) -> RunHeadline:
         if bad is not None and is_bug(bad):
             verdict = (bad.numerics or {}).get("verdict", {})
             reason = f"It {verdict['finding']}" if verdict.get("finding") else f"{verdict.get('words', '')}."
-            return RunHeadline(Headline(f"{variants[number].label} does not keep its word.", reason), number)
+            return RunHeadline(Headline(f"{variants[number].label} changes the outputs more than it claims.", reason), number)
     if not finished:
         failed = [variant for variant in variants if variant.state == "failed"]
         return RunHeadline(_failure_headline(failed), 0)
@@ -281,7 +281,7 @@ def _cost_clause(base: Run, run: Run) -> str:
 
 
 def cost_change_text(base: Run, run: Run) -> str:
-    """'+8 % work' for a row."""
+    """'+8 % compute' for a row."""
     change = _cost_change(base, run)
     if change is None:
         return ""
@@ -306,7 +306,7 @@ def _cost_change(base: Run, run: Run) -> _CostChange | None:
     if base.seconds and run.seconds and base.seconds.median:
         (low, high), (least, most) = _middle_half(base.seconds), _middle_half(run.seconds)
         return _CostChange(run.seconds.median / base.seconds.median - 1, "time", low <= most and least <= high)
-    return _CostChange(run.flops / base.flops - 1, "work") if base.flops and run.flops else None
+    return _CostChange(run.flops / base.flops - 1, "compute") if base.flops and run.flops else None
 
 
 def _middle_half(seconds: Seconds) -> tuple[float, float]:

@@ -49,8 +49,8 @@ class RunLimits:
     """Limit of this machine's memory for each variant; without it a default that suits the machine."""
     patience_seconds: float = 120.0
     """How long an order that no page follows continues: a reloaded page resumes it."""
-    price_seconds: float = 20.0
-    """Time limit of a prediction that is made for a price."""
+    price_seconds: float = 40.0
+    """Time limit of a prediction that is made for a price, and of an output check."""
     waiting: int = 32
     """Visitors at once."""
     searches: int = 8
@@ -407,9 +407,11 @@ class RunAnswers:
         return self.predictions.traces(pair)
 
     def shown(self, status: OrderStatus) -> int:
-        """Return the number of the variant beside the baseline: the chosen one, or else the last."""
+        """Return the number of the variant beside the baseline: the chosen one, or else the last that has run."""
         chosen = self._chosen.get(status.id)
         last = len(status.variants) - 1
+        if not status.is_over:
+            last = max((number for number, one in enumerate(status.variants) if one.run is not None), default=last)
         return last if chosen is None or chosen > last else chosen
 
     def opened(self, session: Session, order: str, numbers: list[int] | None = None) -> Session:

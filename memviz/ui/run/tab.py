@@ -32,7 +32,7 @@ from memviz.ui.run.form_html import (
 )
 from memviz.ui.run.predictions import request_key
 from memviz.ui.run.published_examples import STAND_INS, published_table_html, stand_in_fields, story_fields
-from memviz.ui.run.results import head_html, kept_runs_value, progress_text, results_html
+from memviz.ui.run.results import head_html, kept_runs_value, legend_html, progress_text, results_html
 from memviz.ui.shell.gradio_events import IN_PARTS, in_parts
 from memviz.ui.shell.session import Context, Session
 from memviz.ui.shell.visitors import presence
@@ -42,7 +42,7 @@ LABEL = "Run"
 _LOOKING = tag(
     "p", "PyTorch is starting, to say what can be run here. This takes some seconds.", class_="mv-soft", role="status"
 )
-_PARTS = ("state", "progress", "head", "cards", "form", "A", "B", "fit", "results", "table", "kept")
+_PARTS = ("state", "progress", "head", "cards", "form", "A", "B", "legend", "fit", "results", "table", "kept")
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class RunTab:
     form: PlainForm
     timelines: tuple[MemoryTimeline, ...]
     """The baseline, and the variant that is shown beside it."""
+    legend: Panel
     fit: Panel
     results: Panel
     table: Panel
@@ -68,7 +69,7 @@ class RunTab:
     @property
     def answer(self) -> list[Any]:
         above = [self.state, self.progress, self.head, self.cards, self.form]
-        return [*above, *self.timelines, self.fit, self.results, self.table, self.kept]
+        return [*above, *self.timelines, self.legend, self.fit, self.results, self.table, self.kept]
 
 
 def build(context: Context, tab: gr.Tab) -> RunTab:
@@ -82,13 +83,16 @@ def build(context: Context, tab: gr.Tab) -> RunTab:
             cards = Panel(elem_id="run-cards")
             with gr.Row(elem_classes="mv-linked mv-run-timelines"):
                 timelines = tuple(MemoryTimeline(context.find, elem_id=f"run-{letter}") for letter in "AB")
+                legend = Panel(elem_id="run-legend")
             results = Panel(elem_id="run-results")
             fit = Panel(elem_id="run-fit")
             table = Panel(elem_id="run-table")
             kept = PlainForm(elem_id="run-kept")
     visitor = gr.BrowserState("", storage_key="memviz-visitor", secret="memviz")
     state = gr.State(RunState())
-    parts = RunTab(progress, head, cards, form, timelines, fit, results, table, kept, state, visitor, answers)
+    parts = RunTab(
+        progress, head, cards, form, timelines, legend, fit, results, table, kept, state, visitor, answers
+    )
     return replace(parts, fit_clicked=_RunEvents(parts).wire(tab))
 
 
@@ -245,13 +249,19 @@ class _RunEvents:
     def _followed(
         self, state: RunState, visitor: str, *, keeps: bool = True, has_before: bool = False
     ) -> Iterator[list[Any]]:
-        """Show each change; while the answer of before is there, the new one comes when all of it has figures."""
-        status = None
+        """Show each change; while the answer of before is there, the new one comes when all of it has figures.
+
+        Timelines are drawn again when one more variant has its trace.
+        """
+        status, drawn = None, 0
         for status in self.answers.follow(state.order, presence()):
             is_ready = all(variant.run is not None or variant.is_over for variant in status.variants)
-            progress = "" if status.is_over else progress_html(progress_text(status))
-            if is_ready or not has_before:
-                yield _values(progress=progress, **self._answer_values(state, status, draws=status.is_over))
+            is_new = is_ready or not has_before
+            progress = "" if status.is_over else progress_html(progress_text(status), is_new=is_new)
+            if is_new:
+                traces = sum(variant.run is not None and variant.file is not None for variant in status.variants)
+                draws, drawn = status.is_over or traces > drawn, traces
+                yield _values(progress=progress, **self._answer_values(state, status, draws=draws))
             else:
                 yield _values(progress=progress)
         if status is None or not status.is_over or status.is_left:
@@ -267,7 +277,8 @@ class _RunEvents:
         shown = self.answers.shown(status)
         values: dict[str, Any] = {"head": head_html(status), "results": results_html(status, shown)}
         if draws:
-            values |= dict(zip("AB", timeline_values(self.answers.shown_pair(status), status), strict=True))
+            traces = self.answers.shown_pair(status)
+            values |= dict(zip("AB", timeline_values(traces, status), strict=True), legend=legend_html(traces))
         return values
 
     def _marked(self, state: RunState, status: OrderStatus) -> dict[str, Any]:
@@ -315,7 +326,7 @@ class _RunEvents:
             yield _values(state=state, form=self._form(state, refused_html(str(error))))
             return
         state = replace(state, order="", search=begun.id, way=None, opening="")
-        yield _values(state=state, form=self._form(state), cards="", results="", table="", A={}, B={})
+        yield _values(state=state, form=self._form(state), cards="", results="", table="", B={})
         yield from self._searched(state, visitor)
 
     def _searched(self, state: RunState, visitor: str) -> Iterator[list[Any]]:

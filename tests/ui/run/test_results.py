@@ -85,10 +85,10 @@ LTX = (
 @pytest.mark.parametrize(
     ("variants", "verdict"),
     [
-        (LTX, ("Every 4th makes the step fit, with no optimizer.", "It saves 4,608 MiB for 8.4 % more work.")),
+        (LTX, ("Every 4th makes the step fit, with no optimizer.", "It saves 4,608 MiB for 8.4 % more compute.")),
         (
             (variant("Baseline", predicted(20, 100)), variant("Half", predicted(10, 100))),
-            ("Half saves 10.00 GiB, 50 % of what is reserved.", "It costs no more work."),
+            ("Half saves 10.00 GiB, 50 % of what is reserved.", "It costs no more compute."),
         ),
         (
             (variant("Baseline", predicted(30, 100)), variant("Half", predicted(25, 100))),
@@ -104,7 +104,7 @@ LTX = (
         ((LTX[0],), ("This step reserves 26.50 GiB at its peak.", "It does not fit in 23.50 GiB, with no optimizer.")),
         (
             (variant("Baseline", predicted(26, 100, window="2 forward passes")), variant("Half", predicted(9, 100))),
-            ("Half makes the forward pass fit.", "It saves 17.00 GiB for no more work."),
+            ("Half makes the forward pass fit.", "It saves 17.00 GiB for no more compute."),
         ),
         ((variant("Baseline", None),), ("", "")),
         (
@@ -133,7 +133,7 @@ LTX = (
         ),
         (
             (LTX[0], variant("Split", predicted(9, 100, numerics={"verdict": WRONG}))),
-            ("Split does not keep its word.", "It claims equal output up to rounding, but layer 0 differs."),
+            ("Split changes the outputs more than it claims.", "It claims equal output up to rounding, but layer 0 differs."),
         ),
         (
             (
@@ -152,7 +152,7 @@ LTX = (
                 variant("Tight", in_doubt(23.4, "close", flops=90)),
                 variant("Roomy", in_doubt(9, "yes", flops=120)),
             ),
-            ("Roomy makes the step fit, with no optimizer.", "It saves 21.00 GiB for 20 % more work."),
+            ("Roomy makes the step fit, with no optimizer.", "It saves 21.00 GiB for 20 % more compute."),
         ),
     ],
 )
