@@ -109,6 +109,8 @@ class RunState:
     """Version of the form."""
     finding: str = ""
     """The kind of a finding that led here, until the form says what helps against it."""
+    is_linked: bool = False
+    """The fields are those of a link, which is to be answered."""
     stands_in: bool = False
     """The model of the form stands in for that of a recording, until the form is changed."""
 
@@ -257,6 +259,11 @@ class RunAnswers:
     def _finished(self, kept: KeptRuns | None, variant: Variant) -> str:
         self.predictions.keep(variant)
         return "" if kept is None else _store_run(kept, variant)
+
+    def is_answer(self, order: OrderStatus, fields: Mapping[str, Any]) -> bool:
+        """Return whether an order has the runs that the form describes."""
+        has = {request_key(variant.request) for variant in order.variants}
+        return all(request_key(request) in has for request in self.parse(fields)[1].requests)
 
     def begin_turn(self, visitor: str, turn: int = 0) -> Callable[[], bool]:
         """Leave what this visitor has under way; return a function that is true until a later turn begins.

@@ -208,10 +208,8 @@ def fit_head_html(status: SearchStatus, usable_bytes: int) -> Html:
         ("keeps", status.order.keep),
     ]
     if status.is_over and status.answer is not None:
-        answer = status.answer
-        facts.append(
-            (f"{count_text(answer['tried'])} of {count_text(answer['of'])} configurations in", f"{status.seconds:.0f} s")
-        )
+        tried, of = (count_text(status.answer[name]) for name in ("tried", "of"))
+        facts.append((f"{tried} of {of} configurations in", f"{status.seconds:.0f} s"))
     return tag("header", headline_html(headline), facts_html(facts))
 
 

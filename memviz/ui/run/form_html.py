@@ -192,6 +192,7 @@ def form_html(form: FormFields, listing: Mapping[str, Any], prices: PriceList | 
             open=True,
         ),
         tag("div", data_part="buttons"),
+        tag("span", data_part="link"),
     )
 
 
@@ -313,10 +314,9 @@ def _knob(prefix: str, knob: Mapping[str, Any], text: str | None) -> Html:
     options = [(choice, choice) for choice in choices]
     if len(options) > 1:
         options.append((EVERY_CHOICE, "several …"))
-    # A field without a value of its own says in its title what is used instead.
-    blank = knob["default"] is None and value == knob_text(None) and not options
-    placeholder = "default" if blank else None
-    return _Field(name, label, options=tuple(options), help=help, placeholder=placeholder).html("" if blank else value)
+    # Blank is the default, which the title describes.
+    value = "" if knob["default"] is None and value == knob_text(None) and not options else value
+    return _Field(name, label, options=tuple(options), help=help, placeholder="default").html(value)
 
 
 def _card_field(form: FormFields, cards: Sequence[Mapping[str, Any]]) -> list[Html]:

@@ -218,7 +218,6 @@ class Predictions:
         key = request_key(variant.request)
         with self._lock:
             if variant.request.numerics:
-                # The limit of a check is its own, which no setting changes.
                 error = "the check took too long" if variant.what == "timeout" else variant.phase or variant.what
                 _remember(self._checks, key, {"error": error})
             elif variant.what != "refused":

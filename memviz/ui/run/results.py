@@ -31,7 +31,7 @@ from memviz.runner.prices import run_cost
 from memviz.runner.run import Run
 from memviz.text import Html, cut, joined, rounded, tag
 from memviz.ui.html.elements import button, fault_place, table
-from memviz.ui.html.labels import swatch
+from memviz.ui.html.labels import RESERVED_KEYS, colour_style, mark
 from memviz.ui.payloads.timelines import LinkedTrace
 from memviz.ui.run.differences import differences_html
 from memviz.ui.run.form_html import change_text
@@ -41,8 +41,6 @@ from memviz.units import bytes_text, count_text, duration_text
 MOST_COMPARED = 8
 _MOST = 64
 _FITS = {"yes": ("✓ ", "fits", "mv-good"), "no": ("✗ ", "does not fit", "mv-bad"), "close": ("≈ ", "close", "mv-warn")}
-_LEAST_SHARE = 0.002
-"""Of a peak: a kind with less is a hairline in the timelines."""
 _CLASS_HEADS = (
     ("Ranks", None),
     ("allocated", "mv-number"),
@@ -176,8 +174,7 @@ def head_html(status: OrderStatus | None) -> Html:
     if status is None:
         return Html("")
     headline = variants_headline(status.variants).headline
-    if not headline.answer:
-        # The line above says what is running, or the rows that it was cancelled.
+    if not headline.answer:  # the line above says what is running
         return Html("")
     run = status.variants[-1].run
     is_too_much = run is not None and run.fit is not None and run.fit.word == "no"
@@ -229,19 +226,11 @@ def _fit_of(variants: Sequence[Variant]) -> Fit | None:
 
 def legend_html(traces: Sequence[LinkedTrace]) -> Html:
     """The kinds that are visible in the timelines, from the bottom of the stack up."""
-    if not traces:
-        return Html("")
     pairs = [trace.pair for trace in traces]
-    shown = {
-        kind
-        for score in scores(pairs)
-        for kind, count in score.highest.items()
-        if count > _LEAST_SHARE * max(score.live_bytes, 1)
-    }
-    keys = [joined(swatch(kind), kind) for kind in colouring(*pairs[0]).labels if kind in shown]
-    for look, text in (("mv-hatched mv-square", "cached"), ("mv-rule", "reserved")):
-        keys.append(joined(tag("i", class_=look, aria_hidden="true"), text))
-    return tag("div", *(tag("span", key, class_="mv-key") for key in keys), class_="mv-legend")
+    shown = {kind for score in scores(pairs) for kind in score.visible}
+    order = colouring(*pairs[0]).labels
+    keys = [mark("mv-kind mv-square", kind, colour_style(kind)) for kind in order if kind in shown]
+    return tag("div", *keys, *RESERVED_KEYS, class_="mv-legend")
 
 
 def variants_table(variants: Sequence[Variant], shown: int) -> Html:
@@ -373,8 +362,7 @@ def _time(run: Run, *, is_marked: bool) -> list[Html | str]:
         return [text, tag("small", run.seconds.spread_words)]
     cost = run_cost(run) if run.flops else None
     if cost is None or cost.seconds_low is None or cost.seconds_high is None:
-        why = f"No data sheet of {short_name(run.device)} is known" if run.flops else None
-        return [tag("span", "–", title=why)]
+        return [tag("span", "–", title=f"No speed of {short_name(run.device)} is known" if run.flops else None)]
     low, high = (duration_text(round(seconds * 1e6)) for seconds in (cost.seconds_low, cost.seconds_high))
     return [f"{low}–{high}", *([tag("small", "estimated")] if is_marked else [])]
 

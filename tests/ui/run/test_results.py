@@ -133,7 +133,10 @@ LTX = (
         ),
         (
             (LTX[0], variant("Split", predicted(9, 100, numerics={"verdict": WRONG}))),
-            ("Split changes the outputs more than it claims.", "It claims equal output up to rounding, but layer 0 differs."),
+            (
+                "Split changes the outputs more than it claims.",
+                "It claims equal output up to rounding, but layer 0 differs.",
+            ),
         ),
         (
             (
