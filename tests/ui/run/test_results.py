@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from html import unescape as html_unescape
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from memviz.runner.output_check.difference import MARGIN
 from memviz.runner.parallel.parallelism import RankClass
 from memviz.runner.request import Request
 from memviz.runner.run import Run, Seconds
+from memviz.ui.run.answer import RunAnswers
 from memviz.ui.run.differences import differences_html
 from memviz.ui.run.form_html import refused_html
 from memviz.ui.run.published_examples import published_table_html
@@ -415,3 +417,11 @@ def test_where_what_is_not_counted_makes_it_close_that_is_said() -> None:
     assert error.uncounted_words in said and "23.50 GiB to 23.75 GiB usable" in said
     near = replace(in_doubt(23.2, "close"), expected_error=error)
     assert "not counted" not in headline((variant("Baseline", near),)).reason
+
+
+def test_while_variants_run_the_newest_that_is_done_is_shown() -> None:
+    waits = variant("Every 2nd", None, state="waiting")
+    answers = SimpleNamespace(_chosen={})
+    assert RunAnswers.shown(answers, OrderStatus("x", (*LTX[:2], waits))) == 1  # type: ignore[arg-type]
+    assert RunAnswers.shown(answers, OrderStatus("x", LTX)) == len(LTX) - 1  # type: ignore[arg-type]
+    assert head_html(OrderStatus("x", (variant("Baseline", None, state="running"),))) == ""
