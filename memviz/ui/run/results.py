@@ -225,12 +225,12 @@ def _fit_of(variants: Sequence[Variant]) -> Fit | None:
 
 
 def legend_html(traces: Sequence[LinkedTrace]) -> Html:
-    """The kinds that are visible in the timelines, from the bottom of the stack up."""
+    """The kinds that are visible in the timelines, from the bottom of the stack up; lines have their labels."""
     pairs = [trace.pair for trace in traces]
     shown = {kind for score in scores(pairs) for kind in score.visible}
     order = colouring(*pairs[0]).labels
     keys = [mark("mv-kind mv-square", kind, colour_style(kind)) for kind in order if kind in shown]
-    return tag("div", *keys, *RESERVED_KEYS, class_="mv-legend")
+    return tag("div", *keys, RESERVED_KEYS[0], class_="mv-legend")
 
 
 def variants_table(variants: Sequence[Variant], shown: int) -> Html:
@@ -245,7 +245,7 @@ def variants_table(variants: Sequence[Variant], shown: int) -> Html:
         # What decides comes first: a narrow window shows the other columns by scrolling.
         ("Outputs", None),
         ("Allocated", "mv-number"),
-        (f"Compute / {step}", "mv-number"),
+        ("Compute", "mv-number"),
         (f"{step[:1].upper()}{step[1:]}{' (est.)' if is_estimated else ''}", "mv-number"),
     )
     rows = [
