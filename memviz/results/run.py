@@ -91,7 +91,9 @@ def variants_headline(variants: Sequence[Variant]) -> RunHeadline:
         if bad is not None and is_bug(bad):
             verdict = (bad.numerics or {}).get("verdict", {})
             reason = f"It {verdict['finding']}" if verdict.get("finding") else f"{verdict.get('words', '')}."
-            return RunHeadline(Headline(f"{variants[number].label} does not keep its word.", reason), number)
+            return RunHeadline(
+                Headline(f"{variants[number].label} changes the outputs more than it claims.", reason), number
+            )
     if not finished:
         failed = [variant for variant in variants if variant.state == "failed"]
         return RunHeadline(_failure_headline(failed), 0)
@@ -270,18 +272,19 @@ def _nothing_fits(pairs: Sequence[_Pair], *, others_fit: bool) -> RunHeadline:
 
 
 def _cost_clause(base: Run, run: Run) -> str:
-    change = _cost_change(base, run)
+    change, copied = _cost_change(base, run), (run.host_bytes or 0) - (base.host_bytes or 0)
     if change is None:
         return ""
     if abs(change.share) < 0.0005:
-        return f" for no more {change.what}"
+        # Copies may take longer than all the compute.
+        return f" for no more {change.what}{f' and {bytes_text(copied)} copied from the host' if copied > 0 else ''}"
     if change.is_within_spread:
         return f" for about the same {change.what}"
     return f" for {percent_text(abs(change.share), 1)} {'more' if change.share > 0 else 'less'} {change.what}"
 
 
 def cost_change_text(base: Run, run: Run) -> str:
-    """'+8 % work' for a row."""
+    """'+8 % compute' for a row."""
     change = _cost_change(base, run)
     if change is None:
         return ""
@@ -306,7 +309,7 @@ def _cost_change(base: Run, run: Run) -> _CostChange | None:
     if base.seconds and run.seconds and base.seconds.median:
         (low, high), (least, most) = _middle_half(base.seconds), _middle_half(run.seconds)
         return _CostChange(run.seconds.median / base.seconds.median - 1, "time", low <= most and least <= high)
-    return _CostChange(run.flops / base.flops - 1, "work") if base.flops and run.flops else None
+    return _CostChange(run.flops / base.flops - 1, "compute") if base.flops and run.flops else None
 
 
 def _middle_half(seconds: Seconds) -> tuple[float, float]:

@@ -61,7 +61,7 @@ def functions_of(file: str) -> list[Function]:
     """Return the functions whose names do not begin with an underscore."""
     functions = [function for function in _functions(file) if not function.name.startswith("_")]
     if not functions:
-        raise UsageError(f"{file} has no function at its top level; write {_EXPECTED}.")
+        raise UsageError(f"{file} has no function at its top level; write {_EXPECTED}. For a script: memviz predict.")
     return functions
 
 

@@ -255,7 +255,7 @@ class _Page:
         self.compare.traces.change(self._traces, [self.session], [self.traces], **PRIVATE)
         saving: dict[str, Any] = {"api_visibility": "private", "trigger_mode": "always_last", **IN_TURN}
         self.actions.click(in_turn(self._export), [self.session], self.saved, **saving).then(None, js=_SAVE)
-        begun = [*outputs, self.compare.state, what_if_state, self.browser_name]
+        begun = [*outputs, self.compare.state, what_if_state, self.run.state, self.browser_name]
         begins = page.load(self._begin, [self.browser, self.browser_name], begun, **PRIVATE)
         begins.then(None, js=PAGE_READY)
 
@@ -352,7 +352,7 @@ class _Page:
         browser = browser or secrets.token_urlsafe(18)
         self.windows.begin(browser)
         self.run.answers.look_ahead()
-        return [*self._first(kept, request), browser]
+        return [*self._first(kept, request), run.state_from_link(request.query_params) or gr.skip(), browser]
 
     def _first(self, kept: list[list[str]] | None, request: gr.Request) -> list[Any]:
         """Return the values of a new page: the traces this browser had open, and the view that the link names."""
@@ -368,7 +368,8 @@ class _Page:
         if linked is not None:
             return [*self._shown(linked, state=view_state(query)), gr.skip(), gr.skip()]
         is_missing = bool(query.get("trace")) or "traces" in query
-        tab = ranks.ID if self.context.given_ranks is not None and not is_missing else None
+        given = ranks.ID if self.context.given_ranks is not None and not is_missing else None
+        tab = run.ID if query.get("tab") == run.ID else given
         values = self._shown(replace(session, home=is_missing or not session.opened), tab=tab)
         values[3] = missing_trace_html() if is_missing else values[3]
         return [*values, gr.skip(), gr.skip()]

@@ -195,6 +195,21 @@ def test_a_pinned_variant_stays_and_is_kept_for_its_visitor(tab: Any) -> None:
     expect(tab.locator("#run-results .mv-variant")).to_have_count(2)
 
 
+def test_a_link_answers_in_another_browser_as_in_the_first(browser: Any, tab: Any, watched: Callable[..., Any]) -> None:
+    small(tab)
+    switch(tab, "split_feed_forward").check()
+    done(tab, 2)
+    expect(tab.locator("#run-legend")).to_contain_text("parameter")
+    tab.wait_for_function("location.search.includes('split_feed_forward')")
+    other = watched(new_visitor(browser))
+    other.goto(tab.url)
+    expect(verdict(other)).to_have_text(verdict(tab).inner_text())
+    expect(field(other, "w:sequence")).to_have_value(SMALL["sequence"])
+    expect(row(other, 1).locator("td b").first).to_have_text(row(tab, 1).locator("td b").first.inner_text())
+    tab.get_by_role("tab", name="Explore").click()
+    tab.wait_for_function("!location.search")
+
+
 def test_many_variants_wait_for_a_button(tab: Any) -> None:
     small(tab)
     field(tab, "w:activation").select_option("several …")

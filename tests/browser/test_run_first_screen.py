@@ -136,6 +136,7 @@ def test_on_a_phone_the_answer_comes_before_the_list_and_its_headline_stays(tab:
     tops = [tab.locator(part).bounding_box()["y"] for part in parts]
     assert tops == sorted(tops)
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+    assert tab.get_by_text("Optimizations", exact=True).filter(visible=True).count() == 1
     switch(tab, "activation_offload").scroll_into_view_if_needed()
     switch(tab, "activation_offload").check()
     expect(row(tab, 1)).to_contain_text("Activation offload")

@@ -197,6 +197,9 @@ def _places(rows: Sequence[Change]) -> list[tuple[int, int, bool]]:
     return [(before, after, first and second) for before, after, first, second in places.values()]
 
 
+_LEAST_SHARE = 0.002
+
+
 @dataclass(frozen=True)
 class Score:
     kinds: tuple[tuple[str, int], ...]
@@ -211,6 +214,11 @@ class Score:
     """Live, over the baseline's."""
     duration_us: int | None
     """From the first event to the last; None where the file has no times."""
+
+    @property
+    def visible(self) -> set[str]:
+        """Kinds that are more than a hairline in the timeline at some moment."""
+        return {kind for kind, count in self.highest.items() if count > _LEAST_SHARE * max(self.live_bytes, 1)}
 
     @property
     def knows_reserved(self) -> bool:

@@ -11,11 +11,10 @@ from memviz.figures.colouring import SharedHue
 from memviz.text import Html, cut, cut_middle, joined, tag
 from memviz.ui.compare.state import COLOURS, LETTERS, CompareState
 from memviz.ui.html.elements import button, switch
-from memviz.ui.html.labels import colour_style, style_of, swatch
+from memviz.ui.html.labels import RESERVED_KEYS, colour_style, mark, style_of, swatch
 
 NO_MODULES = {"module": "None of these files says which module made what"}
 """Why rows and colours cannot be modules."""
-_LEAST_SHARE = 0.002
 _MOST_NAME = 44
 _MOST_LABEL = 34
 
@@ -68,28 +67,18 @@ def controls_html(controls: Controls) -> Html:
 
 
 def _shared_legend(hues: Sequence[SharedHue]) -> Html:
-
-    def key(style: str, words: str, title: str | None = None) -> Html:
-        square = tag("i", class_="mv-kind mv-square", style=style, aria_hidden="true")
-        return tag("span", square, words, class_="mv-key", title=title)
-
-    keys = [key(style_of(hue.shades), cut_middle(hue.label, _MOST_LABEL), hue.label) for hue in hues]
-    return tag("div", *keys, key(colour_style("unknown"), "other"), *_RESERVED, class_="mv-legend")
+    look = "mv-kind mv-square"
+    keys = [mark(look, cut_middle(hue.label, _MOST_LABEL), style_of(hue.shades), hue.label) for hue in hues]
+    return tag("div", *keys, mark(look, "other", colour_style("unknown")), *RESERVED_KEYS, class_="mv-legend")
 
 
 def _legend(scores: Sequence[Score], order: Sequence[str]) -> Html:
-    """List categories that are visible in the timelines: more than a hairline at some moment."""
-    shown = {
-        kind
-        for score in scores
-        for kind, count in score.highest.items()
-        if count > _LEAST_SHARE * max(score.live_bytes, 1)
-    }
+    shown = {kind for score in scores for kind in score.visible}
     keys = []
     for kind in (kind for kind in order if kind in shown):
         lights = {"data_compare_by": "category", "data_compare_row": kind}
         keys.append(button(joined(swatch(kind), kind), None, "mv-key", **lights, aria_pressed="false"))
-    return tag("div", *keys, *_RESERVED, class_="mv-legend")
+    return tag("div", *keys, *RESERVED_KEYS, class_="mv-legend")
 
 
 def _overlay_legend(controls: Controls) -> Html:
@@ -97,19 +86,12 @@ def _overlay_legend(controls: Controls) -> Html:
     first, *others = (f"{LETTERS[i]} {cut(name, _MOST_NAME)}" for i, name in enumerate(controls.names))
     return tag(
         "div",
-        _mark("mv-square mv-silhouette", first),
-        *(_mark("mv-rule" if i == controls.other else "mv-rule mv-faint", name) for i, name in enumerate(others, 1)),
-        _mark("mv-square mv-grown", f"{letter} above A"),
-        _mark("mv-square mv-shrunk", f"{letter} below A"),
+        mark("mv-square mv-silhouette", first),
+        *(mark("mv-rule" if i == controls.other else "mv-rule mv-faint", name) for i, name in enumerate(others, 1)),
+        mark("mv-square mv-grown", f"{letter} above A"),
+        mark("mv-square mv-shrunk", f"{letter} below A"),
         class_="mv-legend",
     )
-
-
-def _mark(look: str, text: str) -> Html:
-    return tag("span", tag("i", class_=look, aria_hidden="true"), text, class_="mv-key")
-
-
-_RESERVED = (_mark("mv-hatched mv-square", "cached"), _mark("mv-rule", "reserved"))
 
 
 def _align(controls: Controls) -> Html:

@@ -14,7 +14,7 @@ from memviz.ui.shell.session import Opened
 from memviz.units import bytes_text, duration_text, percent_text
 
 NOT_IN_FILE = "not in file"
-FACT_COLUMNS = (("step time", "Step"), ("work", "Work"), ("output difference", "Output vs A"), ("loss", "Loss"))
+FACT_COLUMNS = (("step time", "Step"), ("work", "Compute"), ("output difference", "Output vs A"), ("loss", "Loss"))
 """Columns from `About.facts`, which our own runs write; a column that all traces leave empty is left out."""
 _MOST_NAME = 34
 

@@ -35,6 +35,13 @@ def swatch(kind: str) -> Html:
     return tag("i", class_="mv-kind mv-square", style=colour_style(kind), aria_hidden="true")
 
 
+def mark(look: str, text: str, style: str | None = None, title: str | None = None) -> Html:
+    return tag("span", tag("i", class_=look, style=style, aria_hidden="true"), text, class_="mv-key", title=title)
+
+
+RESERVED_KEYS = (mark("mv-hatched mv-square", "cached"), mark("mv-rule", "reserved"))
+
+
 def _category_colour(look: Palette, kind: str) -> str:
     return look.before if kind == BEFORE_RECORDING else look.category(_CATEGORIES[kind])
 

@@ -49,8 +49,8 @@ class RunLimits:
     """Limit of this machine's memory for each variant; without it a default that suits the machine."""
     patience_seconds: float = 120.0
     """How long an order that no page follows continues: a reloaded page resumes it."""
-    price_seconds: float = 20.0
-    """Time limit of a prediction that is made for a price."""
+    price_seconds: float = 40.0
+    """Time limit of a prediction that is made for a price, and of an output check."""
     waiting: int = 32
     """Visitors at once."""
     searches: int = 8
@@ -109,6 +109,8 @@ class RunState:
     """Version of the form."""
     finding: str = ""
     """The kind of a finding that led here, until the form says what helps against it."""
+    is_linked: bool = False
+    """The fields are those of a link, which is to be answered."""
     stands_in: bool = False
     """The model of the form stands in for that of a recording, until the form is changed."""
 
@@ -257,6 +259,11 @@ class RunAnswers:
     def _finished(self, kept: KeptRuns | None, variant: Variant) -> str:
         self.predictions.keep(variant)
         return "" if kept is None else _store_run(kept, variant)
+
+    def is_answer(self, order: OrderStatus, fields: Mapping[str, Any]) -> bool:
+        """Return whether an order has the runs that the form describes."""
+        has = {request_key(variant.request) for variant in order.variants}
+        return all(request_key(request) in has for request in self.parse(fields)[1].requests)
 
     def begin_turn(self, visitor: str, turn: int = 0) -> Callable[[], bool]:
         """Leave what this visitor has under way; return a function that is true until a later turn begins.
@@ -407,9 +414,11 @@ class RunAnswers:
         return self.predictions.traces(pair)
 
     def shown(self, status: OrderStatus) -> int:
-        """Return the number of the variant beside the baseline: the chosen one, or else the last."""
+        """Return the number of the variant beside the baseline: the chosen one, or else the last that has run."""
         chosen = self._chosen.get(status.id)
         last = len(status.variants) - 1
+        if not status.is_over:
+            last = max((number for number, one in enumerate(status.variants) if one.run is not None), default=last)
         return last if chosen is None or chosen > last else chosen
 
     def opened(self, session: Session, order: str, numbers: list[int] | None = None) -> Session:

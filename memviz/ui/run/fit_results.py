@@ -80,7 +80,7 @@ def _short(count: int) -> str:
 _ROOM = 1.06
 _FEW_TICKS = 4
 _GIB = 1 << 30
-_KEEPS = {"outputs": "keeps outputs", "training": "trains otherwise", "nothing": "changes outputs"}
+_KEEPS = {"outputs": "keeps outputs", "training": "changes training", "nothing": "changes outputs"}
 
 FitPoint = Mapping[str, Any]
 
@@ -103,7 +103,7 @@ class _Scale:
 def picture_html(ways: Sequence[FitPoint], usable_bytes: int, chosen: int | None) -> Html:
     """`chosen` is the point whose code is shown below."""
     if not ways:
-        return tag("p", "Points come as ways are predicted.", class_="mv-soft")
+        return tag("p", "No configuration predicted yet.", class_="mv-soft")
     costs = [cost_rank(point) for point in ways]
     most = _ROOM * max(usable_bytes, *(point["peak_reserved_bytes"] for point in ways))
     scale = _Scale(min(costs), max(costs), most)
@@ -122,7 +122,7 @@ def picture_html(ways: Sequence[FitPoint], usable_bytes: int, chosen: int | None
         tag("div", *_costs(scale, ways), class_="mv-fit-costs"),
         _legend(ways, usable_bytes),
         class_="mv-fit-picture",
-        aria_label=f"{len(ways)} ways by cost and by memory; {len(front.numbers)} of them are on the front",
+        aria_label=f"{len(ways)} configurations by cost and by memory; {len(front.numbers)} on the Pareto front",
     )
 
 
@@ -185,7 +185,7 @@ def _costs(scale: _Scale, ways: Sequence[FitPoint]) -> list[Html]:
     in_seconds, per = ways[0]["cost"]["seconds_low"] is not None, ways[0]["cost"]["per"]
     ends = [scale.low, scale.high] if scale.high > scale.low else [scale.low]
     texts = [duration_text(round(end * 1e6)) if in_seconds else work_text(end) for end in ends]
-    what = f"a {per}, the middle of its estimate" if in_seconds else cost_unit(ways[0])
+    what = f"time of a {per}, middle of the estimate" if in_seconds else cost_unit(ways[0])
     return [tag("span", texts[0]), tag("span", what, class_="mv-soft"), *(tag("span", text) for text in texts[1:])]
 
 
@@ -195,7 +195,7 @@ def _legend(ways: Sequence[FitPoint], usable: int) -> Html:
     if any(not point["fits"] for point in ways):
         parts.append(tag("span", tag("i", class_=f"mv-point-key mv-is-{kinds[0]}"), "does not fit"))
     parts.append(
-        tag("span", tag("i", class_="mv-point-key-line"), f"the front of what {_KEEPS[front_of_trials(ways).keeps]}")
+        tag("span", tag("i", class_="mv-point-key-line"), f"Pareto front ({_KEEPS[front_of_trials(ways).keeps]})")
     )
     return tag("figcaption", *parts)
 
@@ -208,10 +208,8 @@ def fit_head_html(status: SearchStatus, usable_bytes: int) -> Html:
         ("keeps", status.order.keep),
     ]
     if status.is_over and status.answer is not None:
-        answer = status.answer
-        facts.append(
-            (f"{count_text(answer['tried'])} of {count_text(answer['of'])} ways in", f"{status.seconds:.0f} s")
-        )
+        tried, of = (count_text(status.answer[name]) for name in ("tried", "of"))
+        facts.append((f"{tried} of {of} configurations in", f"{status.seconds:.0f} s"))
     return tag("header", headline_html(headline), facts_html(facts))
 
 
@@ -264,10 +262,10 @@ def _tables(ways: Sequence[FitPoint]) -> Html:
     every = sorted(range(len(ways)), key=lambda number: (cost_rank(ways[number]), number))
     in_order = [number for number in every if number in listed]
     return joined(
-        _points_table(ways, in_order, "The front, cheapest first"),
+        _points_table(ways, in_order, "Pareto front, cheapest first"),
         tag(
             "details",
-            tag("summary", f"All {count_text(len(ways))} ways that run"),
+            tag("summary", f"All {count_text(len(ways))} configurations that run"),
             _points_table(ways, every, "Cheapest first"),
             class_="mv-more mv-fit-all",
         ),

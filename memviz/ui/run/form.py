@@ -6,6 +6,7 @@ comes from a browser, so only what the listing names is accepted.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import Any
+from urllib.parse import urlencode
 
 from memviz.errors import UsageError
 from memviz.predictor.cards import card_named
@@ -209,6 +211,14 @@ def form_fields_of(fields: Mapping[str, Any], listing: Mapping[str, Any]) -> For
         search={key: value for key, value in fields.items() if key.startswith("fit:")},
     )
     return replace(form, options={**form.options, "optimizer": _optimizer_of(form, listing)})
+
+
+def link_of(fields: Mapping[str, Any]) -> str:
+    """Return the query of an address that fills the form; empty where a server could refuse so long a one."""
+    told = {key: value for key, value in fields.items() if value not in (False, "") or key == "numerics"}
+    told = {key: value for key, value in told.items() if key.count(":") < 2 or told.get(key.rpartition(":")[0]) is True}
+    text = urlencode({"tab": "run", "run": json.dumps(told, separators=(",", ":"))})
+    return text if len(text) <= 8000 else ""
 
 
 def default_workload(listing: Mapping[str, Any]) -> str:

@@ -199,6 +199,7 @@ def form_html(form: FormFields, listing: Mapping[str, Any], prices: PriceList | 
             open=True,
         ),
         tag("div", data_part="buttons"),
+        tag("span", data_part="link"),
     )
 
 
@@ -320,7 +321,9 @@ def _knob(prefix: str, knob: Mapping[str, Any], text: str | None) -> Html:
     options = [(choice, choice) for choice in choices]
     if len(options) > 1:
         options.append((EVERY_CHOICE, "several …"))
-    return _Field(name, label, options=tuple(options), help=help).html(value)
+    # Blank is the default, which the title describes.
+    value = "" if knob["default"] is None and value == knob_text(None) and not options else value
+    return _Field(name, label, options=tuple(options), help=help, placeholder="default").html(value)
 
 
 def _card_field(form: FormFields, cards: Sequence[Mapping[str, Any]]) -> list[Html]:
@@ -458,14 +461,14 @@ def _messages(requests: RunRequests, status: Html | str) -> Html:
     return tag("div", status, *general, id="run-said")
 
 
-def progress_html(text: str) -> Html:
-    """Shown above the answer while something runs; the answer of before is faded as long as this is there."""
+def progress_html(text: str, *, is_new: bool = False) -> Html:
+    """Shown above the answer while something runs; an answer that is not `is_new` is faded as long as this is there."""
     return tag(
         "p",
         tag("i", class_="mv-working"),
         tag("span", text, role="status"),
         button("Cancel", "cancel", "mv-link"),
-        class_="mv-progress",
+        class_="mv-progress mv-new" if is_new else "mv-progress",
     )
 
 

@@ -218,7 +218,8 @@ class Predictions:
         key = request_key(variant.request)
         with self._lock:
             if variant.request.numerics:
-                _remember(self._checks, key, {"error": variant.phase or variant.what})
+                error = "the check took too long" if variant.what == "timeout" else variant.phase or variant.what
+                _remember(self._checks, key, {"error": error})
             elif variant.what != "refused":
                 _remember(self._unpriced, key, "took too long" if variant.what == "timeout" else "prediction failed")
         if not variant.request.numerics:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from memviz.analysis.comparing.changes import scores
+from memviz.figures.colouring import colouring
 from memviz.predictor.cards import short_name
 from memviz.predictor.expected_error import ExpectedError, Fit
 from memviz.results.run import (
@@ -29,6 +31,8 @@ from memviz.runner.prices import run_cost
 from memviz.runner.run import Run
 from memviz.text import Html, cut, joined, rounded, tag
 from memviz.ui.html.elements import button, fault_place, table
+from memviz.ui.html.labels import RESERVED_KEYS, colour_style, mark
+from memviz.ui.payloads.timelines import LinkedTrace
 from memviz.ui.run.differences import differences_html
 from memviz.ui.run.form_html import change_text
 from memviz.ui.run.predictions import request_key
@@ -170,11 +174,12 @@ def head_html(status: OrderStatus | None) -> Html:
     if status is None:
         return Html("")
     headline = variants_headline(status.variants).headline
-    answer = headline.answer or progress_text(status)
+    if not headline.answer:  # the line above says what is running
+        return Html("")
     run = status.variants[-1].run
     is_too_much = run is not None and run.fit is not None and run.fit.word == "no"
     kind = "mv-verdict mv-does-not-fit" if is_too_much else "mv-verdict"
-    title = tag("h1", answer, " ", tag("span", headline.reason), class_=kind)
+    title = tag("h1", headline.answer, " ", tag("span", headline.reason), class_=kind)
     return tag("header", title, _facts(status), _warnings(status))
 
 
@@ -219,6 +224,15 @@ def _fit_of(variants: Sequence[Variant]) -> Fit | None:
     return next((variant.run.fit for variant in variants if variant.run and variant.run.fit), None)
 
 
+def legend_html(traces: Sequence[LinkedTrace]) -> Html:
+    """The kinds that are visible in the timelines, from the bottom of the stack up; lines have their labels."""
+    pairs = [trace.pair for trace in traces]
+    shown = {kind for score in scores(pairs) for kind in score.visible}
+    order = colouring(*pairs[0]).labels
+    keys = [mark("mv-kind mv-square", kind, colour_style(kind)) for kind in order if kind in shown]
+    return tag("div", *keys, RESERVED_KEYS[0], class_="mv-legend")
+
+
 def variants_table(variants: Sequence[Variant], shown: int) -> Html:
     fit = _fit_of(variants)
     run = next((variant.run for variant in variants if variant.run is not None), None)
@@ -227,11 +241,12 @@ def variants_table(variants: Sequence[Variant], shown: int) -> Html:
     heads = (
         ("Variant", None),
         ("Reserved", "mv-number"),
-        ("Allocated", "mv-number"),
         (f"Fits {bytes_text(fit.usable_bytes)}" if fit else "Fits", None),
-        (f"Compute / {step}", "mv-number"),
-        (f"{step[:1].upper()}{step[1:]}{' (est.)' if is_estimated else ''}", "mv-number"),
+        # What decides comes first: a narrow window shows the other columns by scrolling.
         ("Outputs", None),
+        ("Allocated", "mv-number"),
+        ("Compute", "mv-number"),
+        (f"{step[:1].upper()}{step[1:]}{' (est.)' if is_estimated else ''}", "mv-number"),
     )
     rows = [
         _row(variants, number, is_shown=number == shown, is_marked=not is_estimated) for number in range(len(variants))
@@ -288,18 +303,18 @@ def _cells(variant: Variant, run: Run, base: Run | None, predicted: Run | None, 
     allocated += [_difference(run, predicted, "peak_allocated_bytes")] if predicted is not None else []
     if run.pinned_host_bytes:
         allocated.append(tag("small", "pinned on the host ", rounded(run.pinned_host_bytes)))
-    # The column says already that it is work.
-    change = cost_change_text(base, run).removesuffix(" work") if base is not None else ""
+    # The column says already that it is compute.
+    change = cost_change_text(base, run).removesuffix(" compute") if base is not None else ""
     outputs = [tag("small", cut(variant.amiss, _MOST_WORDS), class_="mv-amiss")] if variant.amiss else []
     if variant.state == "running":
         outputs.append(tag("small", f"{variant.phase} …", class_="mv-phase"))
     return [
         tag("td", *reserved, class_="mv-number", title=_interval_text(run)),
-        tag("td", *allocated, class_="mv-number"),
         tag("td", _fit(run)),
+        tag("td", _output_html(run, base), *outputs),
+        tag("td", *allocated, class_="mv-number"),
         tag("td", f"{run.flops / 1e12:,.1f} TFLOP" if run.flops else "–", tag("small", change), class_="mv-number"),
         tag("td", *_time(run, is_marked=is_marked), class_="mv-number"),
-        tag("td", _output_html(run, base), *outputs),
     ]
 
 
@@ -347,7 +362,7 @@ def _time(run: Run, *, is_marked: bool) -> list[Html | str]:
         return [text, tag("small", run.seconds.spread_words)]
     cost = run_cost(run) if run.flops else None
     if cost is None or cost.seconds_low is None or cost.seconds_high is None:
-        return ["–"]
+        return [tag("span", "–", title=f"No speed of {short_name(run.device)} is known" if run.flops else None)]
     low, high = (duration_text(round(seconds * 1e6)) for seconds in (cost.seconds_low, cost.seconds_high))
     return [f"{low}–{high}", *([tag("small", "estimated")] if is_marked else [])]
 

@@ -6,8 +6,10 @@ is done is kept in the visitor's own folder and opens like any other trace.
 
 from __future__ import annotations
 
+import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
@@ -22,7 +24,7 @@ from memviz.ui.components.plots import MemoryTimeline
 from memviz.ui.run.answer import MOST_PINNED, RunAnswers, RunState, refused, timeline_values, with_measured
 from memviz.ui.run.cards import cards_html
 from memviz.ui.run.fit_results import fit_head_html, fit_html
-from memviz.ui.run.form import GENERAL, MOST_LIVE, RunRequests, changed, search_order
+from memviz.ui.run.form import GENERAL, MOST_LIVE, RunRequests, changed, link_of, search_order
 from memviz.ui.run.form_html import (
     form_value,
     progress_html,
@@ -32,7 +34,7 @@ from memviz.ui.run.form_html import (
 )
 from memviz.ui.run.predictions import request_key
 from memviz.ui.run.published_examples import STAND_INS, published_table_html, stand_in_fields, story_fields
-from memviz.ui.run.results import head_html, kept_runs_value, progress_text, results_html
+from memviz.ui.run.results import head_html, kept_runs_value, legend_html, progress_text, results_html
 from memviz.ui.shell.gradio_events import IN_PARTS, in_parts
 from memviz.ui.shell.session import Context, Session
 from memviz.ui.shell.visitors import presence
@@ -42,7 +44,7 @@ LABEL = "Run"
 _LOOKING = tag(
     "p", "PyTorch is starting, to say what can be run here. This takes some seconds.", class_="mv-soft", role="status"
 )
-_PARTS = ("state", "progress", "head", "cards", "form", "A", "B", "fit", "results", "table", "kept")
+_PARTS = ("state", "progress", "head", "cards", "form", "A", "B", "legend", "fit", "results", "table", "kept")
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class RunTab:
     form: PlainForm
     timelines: tuple[MemoryTimeline, ...]
     """The baseline, and the variant that is shown beside it."""
+    legend: Panel
     fit: Panel
     results: Panel
     table: Panel
@@ -68,7 +71,7 @@ class RunTab:
     @property
     def answer(self) -> list[Any]:
         above = [self.state, self.progress, self.head, self.cards, self.form]
-        return [*above, *self.timelines, self.fit, self.results, self.table, self.kept]
+        return [*above, *self.timelines, self.legend, self.fit, self.results, self.table, self.kept]
 
 
 def build(context: Context, tab: gr.Tab) -> RunTab:
@@ -82,13 +85,14 @@ def build(context: Context, tab: gr.Tab) -> RunTab:
             cards = Panel(elem_id="run-cards")
             with gr.Row(elem_classes="mv-linked mv-run-timelines"):
                 timelines = tuple(MemoryTimeline(context.find, elem_id=f"run-{letter}") for letter in "AB")
+                legend = Panel(elem_id="run-legend")
             results = Panel(elem_id="run-results")
             fit = Panel(elem_id="run-fit")
             table = Panel(elem_id="run-table")
             kept = PlainForm(elem_id="run-kept")
     visitor = gr.BrowserState("", storage_key="memviz-visitor", secret="memviz")
     state = gr.State(RunState())
-    parts = RunTab(progress, head, cards, form, timelines, fit, results, table, kept, state, visitor, answers)
+    parts = RunTab(progress, head, cards, form, timelines, legend, fit, results, table, kept, state, visitor, answers)
     return replace(parts, fit_clicked=_RunEvents(parts).wire(tab))
 
 
@@ -123,8 +127,11 @@ class _RunEvents:
             yield [secret, *_values(head="", results=_LOOKING)]
             order = self.answers.scheduler.newest_of(secret)
             searched = self.answers.searches.newest_of(secret)
+            if state.is_linked and not (order and self.answers.is_answer(order, state.fields)):
+                order = searched = None
             state = replace(state, drawn=1, order=order.id if order else "", search=searched.id if searched else "")
         finding = state.finding
+        begins = bool(finding) or (state.is_linked and not state.order)
         if finding:
             fields = stand_in_fields(finding, state.fields)
             state = replace(state, fields=fields, drawn=state.drawn + 1, story="", finding="", stands_in=True)
@@ -135,14 +142,14 @@ class _RunEvents:
             return
         self.answers.scheduler.warm_up()
         status = self.answers.status(state.order)
-        is_empty = status is None and not state.search and not finding
+        is_empty = status is None and not state.search and not begins
         shown = self._answer_values(state, status) if status is not None and not state.search else {"results": ""}
         values = {"state": state, "form": form, "cards": cards_html() if is_empty else "", **shown}
         yield [secret, *_values(**values, fit=self._fit_value(state))]
         # By itself: with the form it would take so long to be sent that a click could change the list meanwhile.
         yield [gr.skip(), *_values(kept=self._kept_value(secret))]
         parts: Iterator[list[Any]] = iter(())
-        if finding:
+        if begins:
             parts = self._live(state, secret)
         elif state.search:
             parts = self._searched(state, secret)
@@ -158,6 +165,8 @@ class _RunEvents:
         value = form_value(form, requests, listing, version=str(state.drawn), status=status, prices=prices)
         if state.stands_in:
             value["parts"]["stand-in"] = stand_in_note(form, listing)
+        if state.order:
+            value["parts"]["link"] = tag("i", data_mv_query=link_of(state.fields))
         return value
 
     def _kept_value(self, visitor: str, fault: str = "") -> dict[str, Any]:
@@ -246,12 +255,15 @@ class _RunEvents:
         self, state: RunState, visitor: str, *, keeps: bool = True, has_before: bool = False
     ) -> Iterator[list[Any]]:
         """Show each change; while the answer of before is there, the new one comes when all of it has figures."""
-        status = None
+        status, drawn = None, 0
         for status in self.answers.follow(state.order, presence()):
             is_ready = all(variant.run is not None or variant.is_over for variant in status.variants)
-            progress = "" if status.is_over else progress_html(progress_text(status))
-            if is_ready or not has_before:
-                yield _values(progress=progress, **self._answer_values(state, status, draws=status.is_over))
+            is_new = is_ready or not has_before
+            progress = "" if status.is_over else progress_html(progress_text(status), is_new=is_new)
+            if is_new:
+                traces = sum(variant.run is not None and variant.file is not None for variant in status.variants)
+                draws, drawn = status.is_over or traces > drawn, traces
+                yield _values(progress=progress, **self._answer_values(state, status, draws=draws))
             else:
                 yield _values(progress=progress)
         if status is None or not status.is_over or status.is_left:
@@ -267,7 +279,9 @@ class _RunEvents:
         shown = self.answers.shown(status)
         values: dict[str, Any] = {"head": head_html(status), "results": results_html(status, shown)}
         if draws:
-            values |= dict(zip("AB", timeline_values(self.answers.shown_pair(status), status), strict=True))
+            traces = self.answers.shown_pair(status)
+            values |= zip("AB", timeline_values(traces, status), strict=True)
+            values["legend"] = legend_html(traces) if traces else ""
         return values
 
     def _marked(self, state: RunState, status: OrderStatus) -> dict[str, Any]:
@@ -315,7 +329,7 @@ class _RunEvents:
             yield _values(state=state, form=self._form(state, refused_html(str(error))))
             return
         state = replace(state, order="", search=begun.id, way=None, opening="")
-        yield _values(state=state, form=self._form(state), cards="", results="", table="", A={}, B={})
+        yield _values(state=state, form=self._form(state), cards="", results="", table="", B={})
         yield from self._searched(state, visitor)
 
     def _searched(self, state: RunState, visitor: str) -> Iterator[list[Any]]:
@@ -419,6 +433,15 @@ class _RunEvents:
 
 def _values(**values: Any) -> list[Any]:
     return [values.get(name, gr.skip()) for name in _PARTS]
+
+
+def state_from_link(query: Mapping[str, str]) -> RunState | None:
+    """Return the form that a link describes, without the knobs of what is off; None for another link."""
+    with suppress(ValueError, RecursionError):
+        fields = json.loads(query.get(ID, "")) if query.get("tab") == ID else None
+        if isinstance(fields, dict) and all(isinstance(value, str | bool) for value in fields.values()):
+            return RunState(fields=fields, is_linked=True)
+    return None
 
 
 def with_finding(state: RunState, finding: str) -> RunState:

@@ -9,18 +9,21 @@ const OF_THE_TIMELINE = ["at", "from", "to", "low", "high", "pin", "order", "col
 const OURS = [
   ...["trace", ...OF_THE_TIMELINE, "tab"],
   ...["traces", "other", "by", "sort", "align", "step", "name", "overlay"],
+  "run",
   ...["memory", "card", "overhead", "expandable", "max_split", "roundup", "threshold", "more", "release"],
 ];
 const COMPARE = "Compare";
 const SAMPLE = "sample:";
 /** What Gradio draws anew that the address or a tab's number depends on. */
-const WATCHED = "#traces, #actions, #compare-place, #what-if-form, .tab-container";
+const WATCHED = "#traces, #actions, #compare-place, #what-if-form, #run-form, .tab-container";
 const QUIET_MS = 120;
 const JOINED_MS = 50;
 
 /** Of the trace that is explored: its timeline's key, and what that has said last; null where it says nothing yet.
  * @type {{ key: string, said: Record<string, string> | null }} */
 let explored = { key: "", said: null };
+/** The address is that of a run. */
+let wasRun = false;
 
 /** A link is for everybody where everybody has what it names: the samples, and what is made of them again.
  * @param {string[]} names */
@@ -37,12 +40,15 @@ export function followView(isAsked = false) {
   const named = query.get("trace");
   const saidOfIt = explored.key === key ? explored.said : null;
   const said = new URLSearchParams(seen ? seen.dataset.mvQuery : saidOfIt || {});
-  sayForWhom((said.get("traces") || link || "").split(","));
+  // What Run answers is predicted again for whoever opens the link.
+  const isRun = said.has("run");
+  sayForWhom(isRun ? [SAMPLE] : (said.get("traces") || link || "").split(","));
   // Untouched, the address stays as it was typed; but it never speaks of another tab or trace than what is seen.
-  const isLeft = !link && explored.key !== "";
+  const isLeft = (!link && explored.key !== "") || wasRun;
   if (!seen && !isLeft && !(link && (isAsked || saidOfIt || query.has("tab") || (named && named !== link)))) return;
+  wasRun = isRun;
   for (const key of OURS) query.delete(key);
-  if (link && !said.has("traces")) query.set("trace", link);
+  if (link && !isRun && !said.has("traces")) query.set("trace", link);
   for (const [key, value] of said) query.set(key, value);
   history.replaceState(history.state, "", String(query) ? `${location.pathname}?${query}` : location.pathname);
   if (named !== query.get("trace")) noteAddress();

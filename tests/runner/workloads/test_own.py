@@ -118,7 +118,7 @@ def test_what_lies_beside_it_can_be_imported(file, tmp_path):
             "",
             {},
             "{file} has no function at its top level; write a function that returns (model, inputs) or "
-            "(model, inputs, loss).",
+            "(model, inputs, loss). For a script: memviz predict.",
         ),
         ("def broken(:\n", "", {}, "{file}, line 1 is not Python: invalid syntax."),
     ],
