@@ -174,7 +174,8 @@ def head_html(status: OrderStatus | None) -> Html:
     if status is None:
         return Html("")
     headline = variants_headline(status.variants).headline
-    if not headline.answer:  # the line above says what is running
+    if not headline.answer:
+        # The line above says what is running.
         return Html("")
     run = status.variants[-1].run
     is_too_much = run is not None and run.fit is not None and run.fit.word == "no"
