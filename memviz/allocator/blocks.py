@@ -340,11 +340,11 @@ class LinuxAddresses:
 
     def __init__(self) -> None:
         self._chunks: list[_Chunk] = []
-        """By address."""
+        """In order of their addresses."""
         self._top = _TOP_ADDRESS
         self._newest = 0
         self._open: dict[int, list[int]] = {}
-        """By the size of the largest hole, the ages of chunks in ascending order."""
+        """Ages of chunks in ascending order, by the size of the largest hole."""
         self._by_age: dict[int, _Chunk] = {}
 
     def take(self, size: int) -> int:

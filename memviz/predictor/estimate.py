@@ -68,9 +68,9 @@ class Estimate:
     commands: Mapping[str, int] = field(default_factory=dict)
     """Other processes of Python that the program started, with how often: what they take is not predicted."""
     platform: Platform = "linux"
-    """Whose driver orders the addresses of segments."""
+    """Operating system whose driver orders the addresses of segments."""
     elsewhere: Mapping[str, Any] = field(default_factory=dict)
-    """What the expected error says of platforms with another order."""
+    """Part of the expected error: how much is reserved on platforms with another order."""
     children_used_the_card: bool = False
     """True if a fork of the program allocated on the predicted card; its bytes are in no peak."""
     _fit: dict[str, Fit] = field(default_factory=dict, repr=False, compare=False)

@@ -9,11 +9,6 @@ from tests.truth.comparison import compare
 from tests.truth.recordings import recording, recordings
 
 DIFFERENCES: dict[str, tuple[tuple[bool, bool, bool], int | None, str]] = {
-    "forward-bf16": (
-        (True, False, True),
-        None,
-        "Casts that autocast kept go in the order of a hash of addresses, which decides what lies next to what.",
-    ),
     "forward-many-segments": ((True, False, False), None, "Some fifty steps were before it, here one."),
     "train-weights-first": ((True, False, False), None, "Some forty steps were before it, here one."),
 }
