@@ -287,8 +287,8 @@ class PendingFrees:
             self.complete(block)
 
 
-_TOP_ADDRESS, _FIRST_ADDRESS = 0x7F0000000000, 0x700000000
-"""On Linux and on Windows."""
+_FIRST_ADDRESS = 0x7F0000000000
+"""On Linux the first segment ends there, elsewhere it begins there."""
 _GRANULE, _CHUNK = 2 * MiB, 32 * MiB
 _UPPER_HALF = 1 << 62
 """Some devices hand out addresses up there, far from where ours begin."""
@@ -341,7 +341,7 @@ class LinuxAddresses:
     def __init__(self) -> None:
         self._chunks: list[_Chunk] = []
         """In order of their addresses."""
-        self._top = _TOP_ADDRESS
+        self._top = _FIRST_ADDRESS
         self._newest = 0
         self._open: dict[int, list[int]] = {}
         """Ages of chunks in ascending order, by the size of the largest hole."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memviz.allocator.blocks import Platform
+from memviz.allocator.blocks import AscendingAddresses, DeviceMemory, Platform
 from memviz.allocator.recorded_replay import ensure_replayed
 from memviz.allocator.recorded_requests import Memory, ReleaseCauses, ReplayStep, Steps, platform_of, steps_of
 from memviz.allocator.replayer import Replayer
@@ -173,9 +173,17 @@ def test_stacks_of_the_malloc_say_that_memory_was_short_whatever_was_reserved_be
 
 
 @pytest.mark.parametrize("platform", ["linux", "windows"])
-@pytest.mark.parametrize("last", [None, 1], ids=["from the first event", "without its segments' events"])
-def test_the_platform_is_told_by_the_addresses_of_segments(platform: Platform, last: int | None) -> None:
+def test_the_platform_is_told_by_the_order_of_segments(platform: Platform) -> None:
     run = Recorder(platform=platform)
     for size in (20, 2, 20, 0.5, 40, 20, 70, 40):
         run.malloc(size * MiB)
-    assert platform_of(run.trace(last).devices[0]) == platform
+    assert platform_of(run.trace().devices[0]) == platform
+
+
+@pytest.mark.parametrize(("address", "platform"), [(0x7F0000000000, "linux"), (0x500000000, "windows")])
+def test_without_events_of_segments_their_addresses_tell_the_platform(address: int, platform: Platform) -> None:
+    run = Recorder()
+    run.allocator.device = DeviceMemory(addresses=AscendingAddresses(address))
+    run.malloc(20 * MiB)
+    run.malloc(2 * MiB)
+    assert platform_of(run.trace(1).devices[0]) == platform
