@@ -308,19 +308,23 @@ class AddressSpace(Protocol):
         """Leave out segments, by address and size, that are there already, with room for what expands."""
 
 
+def _round_up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
+
+
 def address_space(platform: Platform) -> AddressSpace:
     return LinuxAddresses() if platform == "linux" else AscendingAddresses()
 
 
 class AscendingAddresses:
-    """As the driver of Windows hands them out, which WSL uses too: each above the last."""
+    """Addresses as the driver of Windows chooses them, for WSL too: each above the one before."""
 
     def __init__(self, first: int = _FIRST_ADDRESS) -> None:
         self._next = first
 
     def take(self, size: int) -> int:
         address = self._next
-        self._next += -(-size // _GRANULE) * _GRANULE
+        self._next += _round_up(size, _GRANULE)
         return address
 
     def give_back(self, address: int, size: int) -> None:
@@ -332,7 +336,7 @@ class AscendingAddresses:
 
 
 class LinuxAddresses:
-    """As the driver of native Linux hands them out: all of 2,096 calls of cudaMalloc on an H100 with driver 580.
+    """Addresses as the driver of Linux chooses them, checked against 2,096 calls of cudaMalloc (H100, driver 580).
 
     Address space is taken in chunks, multiples of 32 MiB: the highest gap that is larger, at its upper end. Within
     the newest chunk that has room, the smallest hole is used, the lowest of equal ones. An empty chunk goes back.
@@ -348,9 +352,9 @@ class LinuxAddresses:
         self._by_age: dict[int, _Chunk] = {}
 
     def take(self, size: int) -> int:
-        size = -(-size // _GRANULE) * _GRANULE
-        newest = max((ages[-1] for room, ages in self._open.items() if room >= size and ages), default=0)
-        chunk = self._by_age[newest] if newest else self._new_chunk(-(-size // _CHUNK) * _CHUNK)
+        size = _round_up(size, _GRANULE)
+        newest = max((ages[-1] for room, ages in self._open.items() if room >= size), default=0)
+        chunk = self._by_age[newest] if newest else self._new_chunk(_round_up(size, _CHUNK))
         self._close(chunk)
         address = chunk.take(size)
         self._reopen(chunk)
@@ -362,7 +366,7 @@ class LinuxAddresses:
             return
         chunk = self._chunks[at]
         self._close(chunk)
-        chunk.give_back(address, address + -(-size // _GRANULE) * _GRANULE)
+        chunk.give_back(address, address + _round_up(size, _GRANULE))
         if chunk.holes == [(chunk.begin, chunk.end)]:
             del self._chunks[at], self._by_age[chunk.age]
         else:
@@ -371,7 +375,7 @@ class LinuxAddresses:
     def begin_beside(self, segments: Sequence[tuple[int, int]], room: int) -> None:
         spans: list[list[int]] = []
         for address, size in sorted(segments, reverse=True):
-            begin, end = address // _CHUNK * _CHUNK, -(-(address + size) // _CHUNK) * _CHUNK
+            begin, end = address // _CHUNK * _CHUNK, _round_up(address + size, _CHUNK)
             if spans and spans[-1][0] < end:
                 spans[-1][0] = min(begin, spans[-1][0])
             else:
@@ -381,7 +385,7 @@ class LinuxAddresses:
         for address, size in segments:
             chunk = self._chunks[bisect_right(self._chunks, address, key=_begin) - 1]
             self._close(chunk)
-            chunk.fill(address, address + -(-size // _GRANULE) * _GRANULE)
+            chunk.fill(address, address + _round_up(size, _GRANULE))
             self._reopen(chunk)
         self._top = spans[0][1] if spans else self._top
 

@@ -55,10 +55,8 @@ class ExpectedError:
     def reserved_interval(self, reserved: int) -> tuple[int, int]:
         """Bytes that a card may reserve, from the least to the most, where `reserved` are predicted."""
         more = max(round(self.least_growth * reserved), self.uncounted_bytes or 0)
-        less = min(0, self.elsewhere_bytes)
-        return round(reserved * (1 - self.share)) + less, round(
-            reserved * (1 + self.share)
-        ) + more + self.more_elsewhere
+        least, most = round(reserved * (1 - self.share)), round(reserved * (1 + self.share)) + more
+        return least + min(0, self.elsewhere_bytes), most + self.more_elsewhere
 
     @property
     def more_elsewhere(self) -> int:

@@ -40,7 +40,7 @@ export function followView(isAsked = false) {
   const named = query.get("trace");
   const saidOfIt = explored.key === key ? explored.said : null;
   const said = new URLSearchParams(seen ? seen.dataset.mvQuery : saidOfIt || {});
-  // What Run answers is predicted again for whoever opens the link.
+  // A link to a run has no traces: the form that it describes is predicted again.
   const isRun = said.has("run");
   sayForWhom(isRun ? [SAMPLE] : (said.get("traces") || link || "").split(","));
   // Untouched, the address stays as it was typed; but it never speaks of another tab or trace than what is seen.
