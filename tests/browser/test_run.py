@@ -233,8 +233,8 @@ def test_a_run_that_is_killed_half_way_says_so_and_the_others_go_on(tab: Any, ru
     choose_model(tab, "gpt2", "dropout")
     # The first variant is long enough to be killed in time.
     fill(tab, sequence="256", layers="200, 1, 2")
-    # A process that dies before it has begun is replaced.
-    expect(row(tab, 0).locator(".mv-phase")).to_contain_text("warm-up")
+    # A process that dies before it has begun is replaced, and so is the run of a form that has changed since.
+    expect(tab.locator("#run-progress")).to_contain_text(re.compile("layers 200.*(warm-up|step|reading)"))
     for pid in workers(runs):
         os.kill(pid, signal.SIGKILL)
     expect(row(tab, 0)).to_contain_text("its process died")

@@ -94,6 +94,8 @@ class RunState:
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the form, as sent by the browser."""
     order: str = ""
+    is_answered: bool = False
+    """The page shows figures, of this order or of an earlier one."""
     search: str = ""
     """Search for a configuration that fits, if displayed."""
     way: int | None = None

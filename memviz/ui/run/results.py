@@ -194,7 +194,8 @@ def progress_text(status: OrderStatus) -> str:
     if status.before:
         others = "order" if status.before == 1 else "orders"
         return f"Waiting for the device: {count_text(status.before)} {others} of others first."
-    return f"Running variant {min(done + 1, len(status.variants))} of {len(status.variants)}."
+    now = next((f": {each.label}, {each.phase}" for each in status.variants if each.state == "running"), "")
+    return f"Running variant {min(done + 1, len(status.variants))} of {len(status.variants)}{now}"
 
 
 def _facts(status: OrderStatus) -> Html:

@@ -237,9 +237,9 @@ class _RunEvents:
             yield _values(state=state, form=self._form(state, refused_html(str(error))), progress="")
             return
         self.answers.searches.cancel(state.search)
-        before = state.order or state.search
-        state = replace(state, order=begun.id, search="", way=None)
-        first = {} if before else {"results": ""}
+        has_before = state.is_answered or bool(state.search)
+        state = replace(state, order=begun.id, is_answered=has_before, search="", way=None)
+        first = {} if has_before else {"results": ""}
         yield _values(
             state=state,
             form=self._form(state),
@@ -249,12 +249,11 @@ class _RunEvents:
             progress="" if begun.is_over else progress_html("predicting …"),
             **first,
         )
-        yield from self._followed(state, visitor, keeps=keeps, has_before=bool(before))
+        yield from self._followed(state, visitor, keeps=keeps)
 
-    def _followed(
-        self, state: RunState, visitor: str, *, keeps: bool = True, has_before: bool = False
-    ) -> Iterator[list[Any]]:
+    def _followed(self, state: RunState, visitor: str, *, keeps: bool = True) -> Iterator[list[Any]]:
         """Show each change; while the answer of before is there, the new one comes when all of it has figures."""
+        has_before = state.is_answered
         status, drawn = None, 0
         for status in self.answers.follow(state.order, presence()):
             is_ready = all(variant.run is not None or variant.is_over for variant in status.variants)
@@ -263,7 +262,8 @@ class _RunEvents:
             if is_new:
                 traces = sum(variant.run is not None and variant.file is not None for variant in status.variants)
                 draws, drawn = status.is_over or traces > drawn, traces
-                yield _values(progress=progress, **self._answer_values(state, status, draws=draws))
+                state = replace(state, is_answered=state.is_answered or traces > 0 or is_ready)
+                yield _values(state=state, progress=progress, **self._answer_values(state, status, draws=draws))
             else:
                 yield _values(progress=progress)
         if status is None or not status.is_over or status.is_left:
